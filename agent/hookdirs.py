@@ -225,7 +225,8 @@ class SetAside:
         self._visit: Iterator[None] = iter(())
         self._visiting = ""
         """The directory that is visited; empty: none is."""
-        self._visited: set[str] = set()
+        self._last = ""
+        """The directory that was visited last: the next one by name follows, so all get a turn."""
         self._kept: dict[str, str] = {}
 
     def clear(self, again: bool, now: Callable[[], float]) -> Cleared:  # noqa: FBT001 -- for an Offload
@@ -251,7 +252,7 @@ class SetAside:
         return Cleared(more=more, kept=len(self._kept), why=next(iter(self._kept.values()), ""))
 
     def _choose(self) -> bool:
-        """Choose the next directory, those not visited in this round first; False: none is left."""
+        """Choose the next directory; False: none is left."""
         if self._visiting:
             return True
         with contextlib.ExitStack() as open_directories:
@@ -265,13 +266,9 @@ class SetAside:
                 names = set(filter(ASIDE.fullmatch, listed))
         self._kept = {name: why for name, why in self._kept.items() if name in names}
         left = names - self._kept.keys()
-        self._visited &= left
-        if left == self._visited:
-            self._visited.clear()
         if not left:
             return False
-        self._visiting = min(left - self._visited)
-        self._visited.add(self._visiting)
+        self._visiting = self._last = min(left, key=lambda name: (name <= self._last, name))
         self._visit = itertools.islice(self._dissolve(self._visiting), VISIT)
         return True
 

@@ -7,13 +7,11 @@ import math
 from collections.abc import (
     Awaitable,
     Callable,
-    Collection,
     Coroutine,
-    Iterator,
     Mapping,
     Sequence,
 )
-from typing import Final, NoReturn, TypeVar
+from typing import Final, NoReturn
 
 import msgspec
 import structlog
@@ -43,7 +41,6 @@ from agent.model import (
     SharedGpu,
     SharingSettings,
     SliceGroup,
-    SliceId,
     SliceList,
     listed_ids,
     registered_core_percent,
@@ -342,64 +339,25 @@ def _sentence(error: AgentError | TimeoutError | None, step: AllocateStep) -> st
 
 # Makes the slice lists for the kubelet from the inventory and the held ids.
 
-T = TypeVar("T")
 
-_Wanted = tuple[int, tuple[SliceId, ...]]
-"""The split count of a GPU and its held ids, which decide its listed ids."""
-
-
-class Listing:
-    """Publishes a SliceList when the inventory or the held ids change.
+def slice_list(inventory: Inventory, held: Held, before: SliceList) -> SliceList:
+    """The list for the kubelet; `before` itself if nothing in it changed.
 
     Every GPU of the inventory is listed with all ids in use and the lowest free ids up to the
     split count. All slices of a GPU have the same health.
     """
-
-    def __init__(
-        self, inventory: Cell[Inventory], held: Cell[Held], slices: Cell[SliceList]
-    ) -> None:
-        self._inventory = inventory
-        self._held = held
-        self._slices = slices
-        self._basis: tuple[Inventory, Held] | None = None
-        self._ids: dict[GpuUuid, tuple[_Wanted, tuple[SliceId, ...]]] = {}
-
-    async def run(self) -> None:
-        """Follow inventory and held ids until both cells close."""
-
-        async def follow(cell: Cell[T]) -> None:
-            async for _ in cell.follow():
-                self.refresh()
-
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(follow(self._inventory))
-            tasks.create_task(follow(self._held))
-
-    def refresh(self) -> None:
-        """Publish a list if the inventory or the held ids changed since the last one."""
-        inventory, held, old = self._inventory.value, self._held.value, self._slices.value
-        if self._basis == (inventory, held) or inventory.generation == 0:
-            return  # before the first scan, an empty list would take every slice from the kubelet
-        self._basis = inventory, held
-        self._ids = {uuid: ids for uuid, ids in self._ids.items() if inventory.find(uuid)}
-        groups = list[SliceGroup]()
-        for gpu in inventory.gpus:
-            # A node can have thousands of ids: those of a GPU are made only when they change.
-            wanted = gpu.split_count, held.get(gpu.uuid, ())
-            if gpu.uuid not in self._ids or self._ids[gpu.uuid][0] != wanted:
-                self._ids[gpu.uuid] = wanted, listed_ids(gpu.uuid, *wanted)
-            numa = gpu.gpu.numa if gpu.numa_hint else None
-            ids = self._ids[gpu.uuid][1]
-            groups.append(SliceGroup(gpu.uuid, ids, inventory.offers(gpu), numa))
-        if old.generation > 0 and tuple(groups) == old.groups:
-            return
-        self._slices.set(SliceList(old.generation + 1, tuple(groups)))
-        log.info(
-            "list.changed",
-            generation=old.generation + 1,
-            slices=sum(len(group.ids) for group in groups),
-            healthy=sum(len(group.ids) for group in groups if group.healthy),
+    groups = tuple(
+        SliceGroup(
+            gpu.uuid,
+            listed_ids(gpu.uuid, gpu.split_count, held.get(gpu.uuid, ())),
+            inventory.offers(gpu),
+            gpu.gpu.numa if gpu.numa_hint else None,
         )
+        for gpu in inventory.gpus
+    )
+    if before.generation > 0 and groups == before.groups:
+        return before
+    return SliceList(before.generation + 1, groups)
 
 
 # Keeps the inventory: combines scans, health, held slices and settings into one value.
@@ -421,7 +379,10 @@ NODE_OF_MIG: Final = (
 
 
 class InventoryKeeper:
-    """Sole writer of the inventory. Every method publishes at most once; all but run() at once.
+    """Sole writer of the inventory and of `slices`, the list for the kubelet.
+
+    Every method publishes at most once; all but run() at once, the list before the inventory, so
+    that the kubelet hears of an unhealthy GPU before anybody else acts on it.
 
     - `held`: the slices in use. `left_out`: the GPUs that are not shared, and why.
     - A GPU that the driver lists but cannot describe keeps its last known facts.
@@ -440,16 +401,18 @@ class InventoryKeeper:
         recalled: Mapping[GpuUuid, Health] | None = None,
         edits: Cell[EditSettings] | None = None,
         names: Callable[[Sequence[str]], Awaitable[frozenset[str] | None]] | None = None,
+        slices: Cell[SliceList] | None = None,
     ) -> None:
-        self.held: Cell[Held] = Cell({})
         self.left_out: Cell[tuple[GpuFault, ...]] = Cell(())
         self._inventory = inventory
+        self._slices = slices or Cell(SliceList())
         self._settings = settings
         self._edits = edits or Cell(EditSettings())
         self._names = names
         self._defined: frozenset[str] | None = None
         self._is_unread = names is not None
         self._clock = clock
+        self._held: Held = {}
         self._health: dict[GpuUuid, Health] = dict(recalled or {})
         self._facts: dict[GpuUuid, Gpu] = {}
         self._scan: Scan | None = None
@@ -493,15 +456,15 @@ class InventoryKeeper:
 
     def hold(self, held: Held) -> None:
         """Replace the set of slices in use."""
-        self.held.set(held)
+        self._held = held
         self.refresh()
 
     def refresh(self) -> None:
-        """Compute the inventory again and publish it if it changed."""
-        settings = self._settings.value
+        """Compute inventory and list again, and publish what changed."""
+        # Before the first scan, an empty list would take every slice from the kubelet.
         if self._scan is None or (self._is_unread and looks_up_cdi(self._edits.value)):
             return
-        old, held = self._inventory.value, frozenset(self.held.value)
+        old = self._inventory.value
         # GPUs that are remembered as not ok, and those that the driver never described. A GPU whose
         # health checks are switched off does not count.
         unwell = {gpu.uuid for gpu in old.gpus if not gpu.gpu.name} | {
@@ -511,31 +474,14 @@ class InventoryKeeper:
         }
         # The GPUs that neither this scan nor an earlier one has named.
         seen = {*(gpu.uuid for gpu in self._scan.gpus), *(one.gpu for one in self._scan.faults)}
-        scan = with_uuids(self._scan, (held | unwell) - seen - self._facts.keys())
-        offer = _SharedGpus(scan, settings, self._facts)
-        shared = {gpu.uuid: self._share(gpu, settings) for gpu in offer.shared()}
-        offer.faults += [
-            GpuFault(gpu.uuid, gpu.obstacle, index=gpu.gpu.index)
-            for gpu in shared.values()
-            if not gpu.present
-        ]
-        for gpu in tuple(offer.absent(sorted(held - shared.keys()), unwell - shared.keys())):
-            absent = self._share(gpu, settings)
-            is_unknown = not gpu.name and gpu.uuid not in held
-            shared[gpu.uuid] = msgspec.structs.replace(
-                absent,
-                split_count=0 if is_unknown else absent.split_count,
-                present=False,
-                there=gpu.uuid in offer.here,
-                obstacle=next((fault.text for fault in offer.faults if fault.gpu == gpu.uuid), ""),
-                wanted=offer.wants(gpu),
-            )
-        self._facts = {u: gpu for u, gpu in self._facts.items() if u in shared or u in offer.here}
-        before, faults = self.left_out.value, tuple(offer.faults)
-        self.left_out.set(faults)
-        for fault in faults:
-            if fault not in before:
+        scan = with_uuids(self._scan, (self._held.keys() | unwell) - seen - self._facts.keys())
+        shared, left_out = self._shared(scan, unwell)
+        listed = {gpu.uuid for gpu in scan.gpus} | {one.gpu for one in scan.faults if not one.lost}
+        self._facts = {u: gpu for u, gpu in self._facts.items() if u in shared or u in listed}
+        for fault in left_out:
+            if fault not in self.left_out.value:
                 log.warning("inventory.gpu_left_out", gpu=fault.gpu, err=fault.text)
+        self.left_out.set(left_out)
         new = Inventory(
             generation=old.generation,
             gpus=tuple(
@@ -547,13 +493,68 @@ class InventoryKeeper:
             driver_version=scan.driver_version,
             withheld=self._withheld,
         )
-        if new == old:
-            return
-        self._gone |= {gpu.uuid: gpu for gpu in old.gpus if gpu.uuid not in shared}
-        kept = [pair for pair in self._gone.items() if pair[0] not in shared]
-        self._gone = dict(kept[-MOST_GONE:])
-        log.debug("inventory.changed", generation=old.generation + 1, gpus=sorted(shared))
-        self._inventory.set(msgspec.structs.replace(new, generation=old.generation + 1))
+        if new != old:
+            new = msgspec.structs.replace(new, generation=old.generation + 1)
+            self._gone |= {gpu.uuid: gpu for gpu in old.gpus if gpu.uuid not in shared}
+            kept = [pair for pair in self._gone.items() if pair[0] not in shared]
+            self._gone = dict(kept[-MOST_GONE:])
+            log.debug("inventory.changed", generation=new.generation, gpus=sorted(shared))
+        slices = slice_list(new, self._held, self._slices.value)
+        if self._slices.set(slices):
+            log.info(
+                "list.changed",
+                generation=slices.generation,
+                slices=sum(len(group.ids) for group in slices.groups),
+                healthy=sum(len(group.ids) for group in slices.groups if group.healthy),
+            )
+        self._inventory.set(new)
+
+    def _shared(
+        self, scan: Scan, unwell: set[GpuUuid]
+    ) -> tuple[dict[GpuUuid, SharedGpu], tuple[GpuFault, ...]]:
+        """The GPUs of the inventory; and those that are not shared, and why."""
+        settings = self._settings.value
+        described = {gpu.uuid: gpu for gpu in scan.gpus}
+        faults = {GpuUuid(fault.gpu): fault for fault in scan.faults}
+        shared: dict[GpuUuid, SharedGpu] = {}
+        left_out: dict[GpuUuid, GpuFault] = {}
+        for uuid in dict.fromkeys((*described, *faults, *sorted(self._held))):
+            fault, is_held = faults.get(uuid), uuid in self._held
+            # A GPU that the driver cannot describe has its last known facts. Of one from before the
+            # start, only the UUID is known, and perhaps the index.
+            known = described.get(uuid) or self._facts.get(uuid)
+            index = fault.index if fault else NO_INDEX
+            gpu = known or Gpu(uuid, index=index, name="", memory_mib=None, pci="")
+            is_filtered = settings.filters(gpu)
+            obstacle = _obstacle(gpu, settings) if known and not is_filtered else ""
+            is_wanted = not (is_filtered or (obstacle and gpu.name))
+            is_lost = fault is not None and fault.lost
+            is_there = uuid in described or (fault is not None and not is_lost)
+            is_present = known is not None and is_there and not (is_filtered or obstacle)
+            # The index of a fault may be another GPU's: alone it hides no fault.
+            is_quiet = is_filtered if known else uuid in settings.filter_uuids
+            if fault and not is_quiet and not is_present:
+                text = obstacle or f"{fault.text}; {fault.remedy}"
+                left_out[uuid] = msgspec.structs.replace(fault, text=text)
+            elif obstacle and uuid in described:
+                left_out[uuid] = GpuFault(uuid, obstacle, index=gpu.index)
+            is_missed = is_lost if known else uuid in unwell
+            if not (is_present or is_held or (is_missed and is_wanted)):
+                continue
+            one = shared[uuid] = self._share(gpu, settings)
+            if is_present and one.obstacle:
+                left_out[uuid] = GpuFault(uuid, one.obstacle, index=gpu.index)
+            elif not is_present:
+                shared[uuid] = msgspec.structs.replace(
+                    one,
+                    # Nothing was ever offered of a GPU that nobody knows and nobody holds.
+                    split_count=one.split_count if known or is_held else 0,
+                    present=False,
+                    there=is_there,
+                    obstacle=left_out[uuid].text if uuid in left_out else "",
+                    wanted=is_wanted,
+                )
+        return shared, tuple(left_out.values())
 
     def _share(self, gpu: Gpu, settings: SharingSettings) -> SharedGpu:
         if gpu.uuid not in self._health:
@@ -573,69 +574,12 @@ class InventoryKeeper:
         )
 
 
-class _SharedGpus:
-    """Decides which GPUs of a scan are shared; `faults`: why others are not."""
-
-    def __init__(self, scan: Scan, settings: SharingSettings, facts: Mapping[GpuUuid, Gpu]) -> None:
-        self._scan = scan
-        self._settings = settings
-        self._facts = facts
-        self.faults: list[GpuFault] = []
-        self.here = {
-            *(gpu.uuid for gpu in scan.gpus),
-            *(fault.gpu for fault in scan.faults if not fault.lost),
-        }
-        """The GPUs that the driver still lists."""
-
-    def shared(self) -> Iterator[Gpu]:
-        """The GPUs to share. A GPU that the driver cannot describe has its last known facts."""
-        for gpu in self._scan.gpus:
-            reason = self._obstacle(gpu)
-            if reason:
-                self.faults.append(GpuFault(gpu.uuid, reason, index=gpu.index))
-            elif not self._settings.filters(gpu):
-                yield gpu
-        for fault in self._scan.faults:
-            known = self._facts.get(GpuUuid(fault.gpu))
-            if fault.gpu in self._settings.filter_uuids or (
-                known and self._settings.filters(known)
-            ):
-                continue
-            reason = self._obstacle(known) if known else ""
-            if known and not fault.lost and not reason:
-                yield known
-            else:
-                text = reason or f"{fault.text}; {fault.remedy}"
-                self.faults.append(msgspec.structs.replace(fault, text=text))
-
-    def absent(self, held: Collection[GpuUuid], unwell: Collection[GpuUuid]) -> Iterator[Gpu]:
-        """The GPUs to keep as not present.
-
-        These are held GPUs, lost GPUs with known facts, and `unwell` GPUs without known facts.
-        """
-        faults = {GpuUuid(fault.gpu): fault for fault in self._scan.faults}
-        for uuid in dict.fromkeys((*faults, *held)):
-            gpu = known = self._facts.get(uuid)
-            if gpu is None:
-                # It is from before the start: only its UUID is known, and perhaps its index.
-                index = faults[uuid].index if uuid in faults else NO_INDEX
-                gpu = Gpu(uuid, index=index, name="", memory_mib=None, pci="")
-            is_missed = uuid in unwell if known is None else uuid in faults and faults[uuid].lost
-            if uuid in held or (is_missed and self.wants(gpu)):
-                yield gpu
-
-    def wants(self, gpu: Gpu) -> bool:
-        """Whether the settings and the known facts allow the agent to share the GPU."""
-        return not (self._settings.filters(gpu) or (gpu.name and self._obstacle(gpu)))
-
-    def _obstacle(self, gpu: Gpu) -> str:
-        """Why the GPU cannot be shared. Empty: it can, or the operator filtered it out."""
-        if self._settings.filters(gpu):
-            return ""
-        if not gpu.name:
-            return "the driver does not report its name, which schedulers need"
-        if gpu.mig_enabled or self._settings.mode == MIG_MODE:
-            return IN_MIG_MODE if gpu.mig_enabled else NODE_OF_MIG
-        if registered_mib(gpu.memory_mib, self._settings) is None:
-            return "the driver does not report its memory; set sharing.preconfiguredMemoryMiB"
-        return ""
+def _obstacle(gpu: Gpu, settings: SharingSettings) -> str:
+    """Why a GPU that the driver described cannot be shared. Empty: it can."""
+    if not gpu.name:
+        return "the driver does not report its name, which schedulers need"
+    if gpu.mig_enabled or settings.mode == MIG_MODE:
+        return IN_MIG_MODE if gpu.mig_enabled else NODE_OF_MIG
+    if registered_mib(gpu.memory_mib, settings) is None:
+        return "the driver does not report its memory; set sharing.preconfiguredMemoryMiB"
+    return ""

@@ -339,7 +339,7 @@ class Row(msgspec.Struct, frozen=True):
     - `epoch`: the last kubelet instance that was answered or has booked the answer; `confirmed`:
       it has booked the answer.
     - `adopted`: another plugin answered; the row only keeps the ids in use.
-    - `resource`: the requested resource name; empty in files of older agents.
+    - `resource`: the requested resource name.
     - `live_limits`: a share for each of `shares`, which an agent of an earlier version let an
       operator set since the answer: its container has them. Empty: never. No agent sets them now.
 
@@ -509,14 +509,6 @@ class Ledger(msgspec.Struct, frozen=True, dict=True):
         """Without the rows of these containers."""
         gone = frozenset(keys)
         rows = tuple(row for row in self.rows if row.key not in gone)
-        return msgspec.structs.replace(self, rows=rows)
-
-    def named(self, resource: str) -> "Ledger":
-        """With `resource` in rows that have none: an older agent wrote them."""
-        rows = tuple(
-            row if row.resource else msgspec.structs.replace(row, resource=resource)
-            for row in self.rows
-        )
         return msgspec.structs.replace(self, rows=rows)
 
     def held_ids(self) -> Held:

@@ -2,6 +2,7 @@
 
 import datetime as dt
 import enum
+import functools
 import itertools
 import re
 from collections.abc import Iterable, Mapping
@@ -478,10 +479,12 @@ def split_slice_id(text: str) -> tuple[GpuUuid, int] | None:
     return (GpuUuid(match[1]), int(match[2])) if match else None
 
 
-def listed_ids(uuid: GpuUuid, split_count: int, held: Iterable[SliceId]) -> tuple[SliceId, ...]:
+@functools.lru_cache(maxsize=256)
+def listed_ids(uuid: GpuUuid, split_count: int, held: tuple[SliceId, ...]) -> tuple[SliceId, ...]:
     """The ids to list for a GPU: all held ones, then the lowest free ones up to the split count.
 
-    A lower split count never removes a held id.
+    A lower split count never removes a held id. A node can have thousands of ids, and each answer
+    asks again for those of all its GPUs; so the last ones are kept.
     """
     pairs = map(split_slice_id, held)
     numbers = {pair[1] for pair in pairs if pair is not None and pair[0] == uuid}

@@ -1,13 +1,20 @@
 """Keeps the report on the Node true, and tells people: Events and the condition of the Node."""
 
 import asyncio
-import contextlib
 import datetime as dt
 import enum
 import random
 from collections import deque
-from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator
-from typing import Final, NoReturn
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Collection,
+    Iterable,
+    Iterator,
+    Mapping,
+)
+from typing import Any, Final, NoReturn, TypeVar
 
 import msgspec
 import structlog
@@ -28,8 +35,8 @@ from agent.cluster import (
 from agent.errors import ApiError, ApiThrottled
 from agent.hami.register import NodeReport, ReportSettings, encode_reported, report_of
 from agent.health.judge import past
-from agent.kit.cell import Cell
-from agent.kit.tasks import Backoff
+from agent.kit.cell import Cell, News
+from agent.kit.tasks import Allowance, Backoff
 from agent.kit.timing import Tally
 from agent.ledger import Ledger
 from agent.model import (
@@ -43,17 +50,21 @@ from agent.model import (
     Trouble,
 )
 from agent.node.devices import cordon_events, read_cordon
-from agent.ports import Clock, NodeApi, PodApi
+from agent.ports import Clock, NodeApi
 
 # Posts Events about this Node in order, with best effort. An Event is never the only record.
 
 log = structlog.get_logger(__name__)
+T = TypeVar("T")
 
 LIMIT = 256
 """Events that may wait. When more come, the oldest is dropped and counted."""
 
 AGAIN = 5.0
 """Seconds until a post that failed is tried again."""
+
+WARN_PERIOD = 60.0
+"""Seconds between two warnings that Events are refused: a tenant can cause many."""
 
 
 class NodeEventQueue:
@@ -63,6 +74,7 @@ class NodeEventQueue:
         self._noted = noted
         self._line: deque[NodeEvent] = deque()
         self._news = asyncio.Event()
+        self._refused = Allowance(1, WARN_PERIOD)
         self.unposted = Tally(
             "events_unposted_total",
             "Events that no API server keeps, by what became of them instead.",
@@ -79,85 +91,59 @@ class NodeEventQueue:
         self._noted(event)
         self._news.set()
 
-    async def first(self) -> NodeEvent:
-        """Wait for the first event in the queue; it stays in the queue."""
-        while not self._line:
-            self._news.clear()
-            await self._news.wait()
-        return self._line[0]
-
     @property
     def waiting(self) -> tuple[NodeEvent, ...]:
         """All events in the queue, the first one first."""
         return tuple(self._line)
 
-    def done(self, event: NodeEvent, outcome: str = "") -> None:
-        """Remove the event if it is the first one in the queue.
-
-        `outcome`: what happened to an event that was not posted; empty: it was posted.
-        """
-        if outcome:
-            self.unposted.add(event.reason, outcome)
-        if self._line and self._line[0] is event:
-            self._line.popleft()
-
-
-class Announcer:
-    """Posts the queued events; without an API server to post them to it logs them."""
-
-    def __init__(self, api: PodApi | None, notices: NodeEventQueue) -> None:
-        self._api = api
-        self._notices = notices
-
-    async def run(self) -> NoReturn:
-        """Post one event after the other, for ever."""
+    async def post_all(self, post: Callable[[NodeEvent], Awaitable[None]] | None) -> NoReturn:
+        """Post one event after the other, for ever; None: log them, there is no API server."""
         while True:
-            event = await self._notices.first()
-            if self._api is None:
-                level = log.warning if event.warning else log.info
-                of = {"ns": event.namespace, "pod": event.pod} if event.pod else {}
-                level("event.logged", reason=event.reason, **of, text=event.text)
-                self._notices.done(event, "logged")
-                continue
+            while not self._line:
+                self._news.clear()
+                await self._news.wait()
+            event, outcome = self._line[0], ""
             try:
-                await self._api.post_event(event)
-            except ApiError as error:
-                if error.status in range(400, 500) and error.status != 429:
-                    log.warning("event.refused", reason=event.reason, err=str(error))
-                    self._notices.done(event, "refused")
+                if post is not None:
+                    await post(event)
                 else:
+                    level = log.warning if event.warning else log.info
+                    of = {"ns": event.namespace, "pod": event.pod} if event.pod else {}
+                    level("event.logged", reason=event.reason, **of, text=event.text)
+                    outcome = "logged"
+            except ApiError as error:
+                if error.status not in range(400, 500) or error.status == 429:
+                    if event.pod and self._line and self._line[0] is event:
+                        self._line.rotate(-1)  # its namespace alone may take no Event now
                     await asyncio.sleep(error.retry_after or AGAIN)
-            else:
-                self._notices.done(event)
+                    continue
+                if (others := self._refused.admit()) is not None:
+                    text = str(error)
+                    log.warning("event.refused", reason=event.reason, others=others, err=text)
+                outcome = "refused"
+            if outcome:  # the API server keeps, and its client counts, what was posted
+                self.unposted.add(event.reason, outcome)
+            # A full queue may have dropped it meanwhile.
+            if self._line and self._line[0] is event:
+                self._line.popleft()
 
 
-# Writes an Event when a GPU of this Node is cordoned or uncordoned, by whatever program.
+async def follow_cordons(
+    node: Cell[NodeView | None],
+    inventory: Cell[Inventory],
+    say: Callable[[NodeEvent], None],
+) -> None:
+    """Write an Event when a GPU is cordoned or uncordoned, by whatever program.
 
-
-class CordonEvents:
-    """Follows the cordon annotation of the Node. What it is at the first look makes no Event."""
-
-    def __init__(
-        self,
-        node: Cell[NodeView | None],
-        inventory: Cell[Inventory],
-        say: Callable[[NodeEvent], None],
-    ) -> None:
-        self._node = node
-        self._inventory = inventory
-        self._say = say
-
-    async def run(self) -> None:
-        """Follow the Node until the cell closes."""
-        before: frozenset[str] | None = None
-        async for node in self._node.follow():
-            if node is None:
-                continue
-            now = frozenset(read_cordon(node.annotations.get(CORDON)))
-            for event in cordon_events(
-                now if before is None else before, now, self._inventory.value.gpus
-            ):
-                self._say(event)
+    The cordon annotation of the Node as it is first seen makes no Event. Ends with the cell.
+    """
+    before: frozenset[str] | None = None
+    async for view in node.follow():
+        if view is not None:
+            now = frozenset(read_cordon(view.annotations.get(CORDON)))
+            old = now if before is None else before
+            for event in cordon_events(old, now, inventory.value.gpus):
+                say(event)
             before = now
 
 
@@ -375,140 +361,104 @@ WAKING: Final = 30.0
 """Seconds without an answer before a GPU is reported as left out: it may be initialising."""
 
 
-class GpuEvents:
-    """Writes Events for the differences from one inventory to the next.
+async def _values(cell: Cell[T], due: Mapping[Any, float]) -> AsyncIterator[T]:
+    """The values of the cell, and its present one again at each of the loop times in `due`."""
+    values = cell.follow()
+    while True:
+        try:
+            async with asyncio.timeout_at(min(due.values(), default=None)):
+                value = await anext(values)
+        except TimeoutError:
+            value = cell.value
+        except StopAsyncIteration:
+            return
+        yield value
+
+
+async def follow_gpus(
+    inventory: Cell[Inventory],
+    ledger: Cell[Ledger],
+    pods: Cell[PodTable],
+    left_out: Cell[tuple[GpuFault, ...]],
+    say: Callable[[NodeEvent], None],
+) -> None:
+    """Write Events for the differences from one inventory to the next; end with its cell.
 
     The first inventory makes no Event, so a restarted agent does not repeat Events. `left_out`: the
-    GPUs about which LeftOut writes Events.
+    GPUs about which follow_left_out() writes Events.
     """
-
-    def __init__(
-        self,
-        inventory: Cell[Inventory],
-        ledger: Cell[Ledger],
-        pods: Cell[PodTable],
-        left_out: Cell[tuple[GpuFault, ...]],
-        say: Callable[[NodeEvent], None],
-    ) -> None:
-        self._inventory = inventory
-        self._ledger = ledger
-        self._pods = pods
-        self._left_out = left_out
-        self._say = say
-        self._said: Inventory | None = None
-        self._unsaid: dict[GpuUuid, float] = {}
-        """The GPUs whose Events are held back, and since when (loop time)."""
-
-    async def run(self) -> None:
-        """Follow the inventory until the cell closes."""
-        changes = self._inventory.follow()
-        loop = asyncio.get_running_loop()
-        while True:
-            due = min(self._unsaid.values()) + CALM if self._unsaid else None
-            try:
-                async with asyncio.timeout_at(due):
-                    inventory = await anext(changes)
-            except TimeoutError:
-                inventory = self._inventory.value
-            except StopAsyncIteration:
-                return
-            if inventory.generation == 0:  # the driver was not asked yet
-                continue
-            said, now = self._said or inventory, loop.time()
-            began = {uuid: self._unsaid.get(uuid, now) for uuid in turning(said, inventory)}
-            self._unsaid = {uuid: since for uuid, since in began.items() if now < since + CALM}
-            self._said = believed(said, inventory, self._unsaid)
-            left_out = {fault.gpu for fault in self._left_out.value}
-            # A row stays for a while after its pod has ended.
-            rows, pods = self._ledger.value.rows, self._pods.value
-            holding = Ledger(tuple(row for row in rows if takes_room(row, pods)))
-            for event in gpu_events(said, self._said, holding, left_out):
-                self._say(event)
+    said: Inventory | None = None
+    unsaid: dict[GpuUuid, float] = {}
+    """The GPUs whose Events are held back, and until when (loop time)."""
+    async for found in _values(inventory, unsaid):
+        if found.generation == 0:  # the driver was not asked yet
+            continue
+        before, now = said or found, asyncio.get_running_loop().time()
+        turns = {uuid: unsaid.get(uuid, now + CALM) for uuid in turning(before, found)}
+        unsaid.clear()
+        unsaid.update((uuid, until) for uuid, until in turns.items() if now < until)
+        said = believed(before, found, unsaid)
+        explained = {fault.gpu for fault in left_out.value}
+        # A row stays for a while after its pod has ended.
+        rows = (row for row in ledger.value.rows if takes_room(row, pods.value))
+        for event in gpu_events(before, said, Ledger(tuple(rows)), explained):
+            say(event)
 
 
-class LeftOut:
-    """Writes an Event for each GPU that is left out, and another when the reason changes.
+async def follow_left_out(
+    left_out: Cell[tuple[GpuFault, ...]],
+    inventory: Cell[Inventory],
+    say: Callable[[NodeEvent], None],
+) -> None:
+    """Write an Event for each GPU that is left out, and another when the reason changes.
 
     - For a GPU that does not answer, it waits WAKING seconds: GPUs take seconds to initialise.
-    - A lost or unhealthy GPU that is still in the inventory gets no Event here, because GpuEvents
-      has written one. Exception: health checks are off.
+    - A lost or unhealthy GPU that is still in the inventory gets no Event here, because
+      follow_gpus() has written one. Exception: health checks are off.
     """
-
-    def __init__(
-        self,
-        left_out: Cell[tuple[GpuFault, ...]],
-        inventory: Cell[Inventory],
-        say: Callable[[NodeEvent], None],
-    ) -> None:
-        self._left_out = left_out
-        self._inventory = inventory
-        self._say = say
-
-    async def run(self) -> None:
-        """Follow what is left out until the cell closes."""
-        seen: frozenset[GpuFault] = frozenset()
-        async with asyncio.TaskGroup() as tasks:
-            waiting: set[asyncio.Task[None]] = set()
-            async for faults in self._left_out.follow():
-                for fault in faults:
-                    if fault in seen:
-                        continue
-                    if fault.trouble is Trouble.SILENT:
-                        waiting.add(task := tasks.create_task(self._tell_later(fault)))
-                        task.add_done_callback(waiting.discard)
-                    else:
-                        self._tell(fault)
-                seen = frozenset(faults)
-            for task in waiting:
-                task.cancel()
-
-    async def _tell_later(self, fault: GpuFault) -> None:
-        await asyncio.sleep(WAKING)
-        if fault in self._left_out.value:
-            self._tell(fault)
-
-    def _tell(self, fault: GpuFault) -> None:
-        known = self._inventory.value.find(GpuUuid(fault.gpu))
-        if (
-            known is not None
-            and known.health.cause != Cause.OFF
-            and (fault.lost or not known.health.serving)
-        ):
-            return  # GpuEvents has told it
-        text = f"GPU {fault.gpu} is not shared: {fault.text} [GpuLeftOut]"
-        self._say(NodeEvent("GpuLeftOut", text, warning=True))
+    seen: frozenset[GpuFault] = frozenset()
+    unsaid: dict[GpuFault, float] = {}
+    async for faults in _values(left_out, unsaid):
+        now = asyncio.get_running_loop().time()
+        due = {fault: at for fault, at in unsaid.items() if fault in faults}
+        for fault in faults:
+            if fault not in seen:
+                due[fault] = now + (WAKING if fault.trouble is Trouble.SILENT else 0.0)
+        seen = frozenset(faults)
+        unsaid.clear()
+        unsaid.update((fault, at) for fault, at in due.items() if now < at)
+        for fault in due:
+            known = inventory.value.find(GpuUuid(fault.gpu))
+            is_said = (
+                known is not None
+                and known.health.cause != Cause.OFF
+                and (fault.lost or not known.health.serving)
+            )
+            if fault not in unsaid and not is_said:
+                text = f"GPU {fault.gpu} is not shared: {fault.text} [GpuLeftOut]"
+                say(NodeEvent("GpuLeftOut", text, warning=True))
 
 
-class GpuCondition:
-    """Keeps the Node condition GpuDegraded up to date. `write` creates or replaces it."""
+async def keep_condition(
+    write: Callable[[NodeCondition], Awaitable[None]], inventory: Cell[Inventory], clock: Clock
+) -> None:
+    """Keep the Node condition GpuDegraded up to date; `write` creates or replaces it.
 
-    def __init__(
-        self,
-        write: Callable[[NodeCondition], Awaitable[None]],
-        inventory: Cell[Inventory],
-        clock: Clock,
-    ) -> None:
-        self._write = write
-        self._inventory = inventory
-        self._clock = clock
-        self._written: NodeCondition | None = None
-
-    async def run(self) -> None:
-        """Follow the inventory until the cell closes. Raises ApiError; it can be started again.
-
-        It does not write a condition that differs only in `since`.
-        """
-        async for inventory in self._inventory.follow():
-            if inventory.generation == 0:
+    A condition that differs only in `since` is not written. Ends with the cell. Raises ApiError; it
+    can be started again.
+    """
+    written: NodeCondition | None = None
+    async for found in inventory.follow():
+        if found.generation == 0:  # the driver was not asked yet
+            continue
+        wanted = gpu_degraded(found, clock.now())
+        if written is not None:
+            if (wanted.status, wanted.message) == (written.status, written.message):
                 continue
-            wanted, written = gpu_degraded(inventory, self._clock.now()), self._written
-            if written is not None:
-                if (wanted.status, wanted.message) == (written.status, written.message):
-                    continue
-                if wanted.status == written.status:  # it has lasted since then
-                    wanted = msgspec.structs.replace(wanted, since=written.since)
-            await self._write(wanted)
-            self._written = wanted
+            if wanted.status == written.status:  # it has lasted since then
+                wanted = msgspec.structs.replace(wanted, since=written.since)
+        await write(wanted)
+        written = wanted
 
 
 # Keeps the Node's register annotation equal to the inventory.
@@ -591,7 +541,11 @@ class DueWrite(msgspec.Struct, frozen=True):
 
 
 class Reporter:
-    """Writes the annotation. `writes` counts by reason, `failures` by HTTP status."""
+    """Writes the annotation. `writes` counts by reason, `failures` by HTTP status.
+
+    If it `observes`, it writes nothing, and `pending` has what it would write: annotations, None
+    removes one. Stamps are not among them.
+    """
 
     def __init__(
         self,
@@ -601,7 +555,10 @@ class Reporter:
         say: Callable[[NodeEvent], None],
         clock: Clock,
         random: random.Random,
+        *,
+        observes: bool = False,
     ) -> None:
+        self.pending: Mapping[str, str | None] = {}
         self.writes = Tally(
             "report_writes_total", "Writes of the register annotation.", ("reason",)
         )
@@ -614,8 +571,10 @@ class Reporter:
         self._say = say
         self._clock = clock
         self._random = random
+        self._observes = observes
         self._backoff = Backoff(DELAYS, JITTER, random)
-        self._news = asyncio.Event()
+        self._returns = cells.returns.value
+        """The returns of the API server that were taken into account."""
         self._written: Target | None = None
         self._due: float | None = None
         self._stamped: float | None = None
@@ -623,56 +582,53 @@ class Reporter:
         self._rounds: deque[float] = deque()
         self._truce: tuple[Target, float] | None = None
 
-    async def run(self) -> None:
+    async def run(self) -> NoReturn:
         """Keep the annotation equal to the inventory for ever."""
-        async with asyncio.TaskGroup() as group:
-            group.create_task(self._notice(self._cells.inventory))
-            group.create_task(self._notice(self._cells.node))
-            group.create_task(self._notice(self._cells.settings))
-            group.create_task(self._come_back())
-            group.create_task(self._keep())
-
-    async def _notice(
-        self, cell: Cell[Inventory] | Cell[NodeView | None] | Cell[ReportSettings]
-    ) -> None:
-        async for _ in cell.follow():
-            self._news.set()
-
-    async def _come_back(self) -> None:
-        """Repeat a failed write soon after the API server is back, unless it asked to wait."""
-        async for _ in self._cells.returns.follow():
-            if self._failed is None:
-                continue
-            target, error, retry_at = self._failed
-            if not _asks_to_wait(error):
-                soon = asyncio.get_running_loop().time() + self._random.uniform(0.0, SPREAD)
-                self._failed = target, error, min(retry_at, soon)
-                self._backoff.reset()
-                self._news.set()
-
-    async def _keep(self) -> NoReturn:
-        loop = asyncio.get_running_loop()
+        loop, cells = asyncio.get_running_loop(), self._cells
+        news = News(cells.inventory, cells.node, cells.settings, cells.returns)
         while True:
-            self._news.clear()
-            need = self._need()
-            if isinstance(need, str):
+            if cells.returns.value != self._returns:
+                self._returns = cells.returns.value
+                self._retry_soon()
+            need, left = self._need(), None
+            if self._observes:
+                self._show(need)
+            elif isinstance(need, str):
                 self._rest(need)
-                await self._news.wait()
-                continue
-            if need.reason is Reason.STAMP and self._failed is None:
-                self._rest("")
-            left = self._turn(need, loop.time()) - loop.time()
-            if left < TICK:
-                await self._write(need)
-                continue
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(left):
-                    await self._news.wait()
+            else:
+                if need.reason is Reason.STAMP and self._failed is None:
+                    self._rest("")
+                left = self._turn(need, loop.time()) - loop.time()
+                if left < TICK:
+                    await self._write(need)
+                    continue
+            await news.wait(left)
+
+    def _retry_soon(self) -> None:
+        """Repeat a failed write soon: the API server is back. But wait if it asked for that."""
+        if self._failed is None:
+            return
+        target, error, retry_at = self._failed
+        if not _asks_to_wait(error):
+            soon = asyncio.get_running_loop().time() + self._random.uniform(0.0, SPREAD)
+            self._failed = target, error, min(retry_at, soon)
+            self._backoff.reset()
 
     def _rest(self, reason: str) -> None:
         """Publish that nothing differs (`reason` is empty), or why there is no report yet."""
         self._cells.state.set(ReportState(reported=not reason, reason=reason))
         self._due = None
+
+    def _show(self, need: DueWrite | str) -> None:
+        """Log what would be written, if that is news. The Node counts as reported."""
+        self._rest(need if isinstance(need, str) else "")
+        node, pending = self._cells.node.value, {}
+        if node is not None and isinstance(need, DueWrite) and need.reason is not Reason.STAMP:
+            held, changes = node.annotations, need.report.changes
+            pending = {key: text for key, text in changes.items() if held.get(key) != text}
+            if pending != self.pending:
+                log.info("observe.would_write", node=node.name, annotations=pending)
+        self.pending = pending
 
     def _need(self) -> DueWrite | str:
         """The write that is due, or why there is no report yet (empty: nothing differs)."""
@@ -750,15 +706,12 @@ class Reporter:
         self._failed = self._due = None
         self._backoff.reset()
         self._stamped = loop.time()
-        is_written = bool(node.resource_version)  # else the agent only observes
-        if is_written:
-            self.writes.add(need.reason.value)
+        self.writes.add(need.reason.value)
         if need.reason is not Reason.STAMP:
             if need.reason is Reason.FOREIGN:
                 self._rounds.append(self._stamped)
             self._written = need.target
-            if is_written:
-                log.info("report.written", reason=need.reason.value, node_uid=need.uid)
+            log.info("report.written", reason=need.reason.value, node_uid=need.uid)
             if SCORE in changes and need.report.lopsided:
                 pairs = ", ".join(f"{one} and {other}" for one, other in need.report.lopsided)
                 text = f"a link may be broken, because only one of its two GPUs reports it: {pairs}"

@@ -256,13 +256,11 @@ def several(*words: str) -> ValueType:
 
 def text_like(form: re.Pattern[str], example: str) -> ValueType:
     """Text of the form `form`. Messages show `example`."""
-
-    def read(value: object) -> str:
-        if not isinstance(value, str) or not form.fullmatch(value):
-            raise WrongValue(f"expected text like {example}")
-        return value
-
-    return ValueType(read, {"type": "string", "pattern": f"^{form.pattern}$"})
+    return text_where(
+        lambda found: form.fullmatch(found) is not None,
+        f"expected text like {example}",
+        {"pattern": f"^{form.pattern}$"},
+    )
 
 
 def _indexes(value: object) -> tuple[str, ...]:

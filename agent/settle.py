@@ -9,7 +9,7 @@ import datetime as dt
 import enum
 import random
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NoReturn
 
 import msgspec
@@ -36,7 +36,6 @@ from agent.errors import (
     ApiForbidden,
     ApiInvalid,
     ApiNotFound,
-    ApiThrottled,
 )
 from agent.hami.pod import consume, held_lock
 from agent.kit.cell import Cell, News
@@ -79,16 +78,14 @@ class EffectKind(enum.StrEnum):
 
     SETTLE_POD = "settle-pod"
     RELEASE_LOCK = "release-lock"
-    POST_EVENT = "post-event"
 
 
 class Effect(msgspec.Struct, frozen=True):
-    """What is owed to a pod, to the scheduler or to people. `due`: not before this time.
+    """What is owed to a pod or to the scheduler. `due`: not before this time.
 
     - settle-pod: `phase` (success, failed, or empty while containers are missing) and `groups` (the
-      consumed positions) for the pod; `value`: the exact text of a lock to remove afterwards.
-    - release-lock: `value` is the lock's exact text.
-    - post-event: `reason`, and the text in `value`.
+      consumed positions) for the pod; `lock`: the exact text of a lock to remove afterwards.
+    - release-lock: `lock` is the exact text.
     """
 
     kind: EffectKind
@@ -98,38 +95,34 @@ class Effect(msgspec.Struct, frozen=True):
     due: dt.datetime
     phase: str = ""
     groups: tuple[int, ...] = ()
-    value: str = ""
-    reason: str = ""
+    lock: str = ""
 
     @property
     def frees_lock(self) -> bool:
         """Whether it removes a lock, for which the scheduler waits."""
-        return self.kind is EffectKind.RELEASE_LOCK or (
-            self.kind is EffectKind.SETTLE_POD and bool(self.value)
-        )
+        return bool(self.lock)
 
     @property
-    def identity(self) -> tuple[EffectKind, PodUid, str, str]:
+    def identity(self) -> tuple[EffectKind, PodUid, str]:
         """Effects of equal identity are tried again as one, at growing intervals."""
-        return self.kind, self.pod_uid, self.value, self.reason
+        return self.kind, self.pod_uid, self.lock
 
     @property
     def place(self) -> tuple[EffectKind, PodUid, str]:
         """What is in flight once at most. Two patches of a pod could arrive in the other order."""
-        is_patch = self.kind is EffectKind.SETTLE_POD
-        return self.kind, self.pod_uid, "" if is_patch else f"{self.reason}\0{self.value}"
+        return self.kind, self.pod_uid, "" if self.kind is EffectKind.SETTLE_POD else self.lock
 
     @property
     def is_rationed(self) -> bool:
         """Whether it only notes a refusal on a pod and has no lock: see REFUSED."""
-        is_patch = self.kind is EffectKind.SETTLE_POD
-        return is_patch and not self.value and self.phase == PHASE_FAILED
+        return self.phase == PHASE_FAILED and not self.lock
 
 
 class SettlementFacts(msgspec.Struct, frozen=True):
     """The facts that settlement reads.
 
     `standing`: for how long the agent has seen this lock while it followed the pods without a gap.
+    `tried`: pods of which a patch was tried; it failed, or no watch shows it yet.
     """
 
     table: PodTable
@@ -137,6 +130,7 @@ class SettlementFacts(msgspec.Struct, frozen=True):
     lock: NodeLock | None
     now: dt.datetime
     standing: dt.timedelta = dt.timedelta(0)
+    tried: frozenset[PodUid] = frozenset()
 
 
 def refusal_text(pod: PodView) -> str:
@@ -189,38 +183,27 @@ def _for_answered(facts: SettlementFacts) -> Iterator[Effect]:
         if frees and lock is not None and (pod.reusable_name or not is_there):
             # Another pod of this name may have taken over the lock. The patch of the pod has the
             # UID, so it fails in that case, and the lock stays.
-            yield msgspec.structs.replace(settle, value=lock.value)
+            yield msgspec.structs.replace(settle, lock=lock.value)
         else:
             if frees and lock is not None:
                 yield _release(lock, uid, last.answered_at)
             if is_there and _changes(pod, settle):
                 yield settle
-        for row in rows if is_there else ():
-            if row.mismatched and row.confirmed:
-                yield Effect(
-                    EffectKind.POST_EVENT,
-                    uid,
-                    pod.namespace,
-                    pod.name,
-                    facts.now,
-                    value=str(mismatch(row)),
-                    reason=MISMATCH_EVENT,
-                )
 
 
 def _for_refused(facts: SettlementFacts) -> Iterator[Effect]:
-    """Settle each pod that the agent refused as failed, and post an Event with the reason."""
+    """Settle each pod that the agent refused as failed."""
     begun: Counter[str] = Counter()
     for pod in facts.table.pods.values():
-        if begun[pod.namespace] >= REFUSED_AT_ONCE:
+        is_tried = pod.uid in facts.tried
+        if begun[pod.namespace] >= REFUSED_AT_ONCE and not is_tried:
             continue
-        text = refusal_text(pod)
-        if not text or pod.static or pod.annotations.get(BIND_PHASE) == PHASE_FAILED:
+        is_noted = pod.annotations.get(BIND_PHASE) == PHASE_FAILED
+        if pod.static or is_noted or not refusal_text(pod):
             continue
-        begun[pod.namespace] += 1
+        begun[pod.namespace] += not is_tried  # a patch that fails for good hides no other pod
         where = pod.uid, pod.namespace, pod.name, facts.now
         yield Effect(EffectKind.SETTLE_POD, *where, phase=PHASE_FAILED)
-        yield Effect(EffectKind.POST_EVENT, *where, reason=REFUSED_EVENT, value=text)
 
 
 def _for_lock(facts: SettlementFacts) -> tuple[Effect, ...]:
@@ -245,7 +228,7 @@ def _for_lock(facts: SettlementFacts) -> tuple[Effect, ...]:
     if owner is None and answered is not None and is_young and not facts.table.stale:
         # Its pod went while no agent ran: the patch with its UID shows whether the name is free.
         # If another pod has it, the patch fails for ever, and the lock goes by its age, as below.
-        return (Effect(EffectKind.SETTLE_POD, answered, *lock.owner, facts.now, value=lock.value),)
+        return (Effect(EffectKind.SETTLE_POD, answered, *lock.owner, facts.now, lock=lock.value),)
     if owner is None or not (owner.gpu_containers or owner.terminal):
         is_left = not facts.table.stale and not is_young
         return (_release(lock, NOBODY, facts.now),) if is_left else ()
@@ -256,11 +239,11 @@ def _for_lock(facts: SettlementFacts) -> tuple[Effect, ...]:
             return (_release(lock, owner.uid, facts.now),)
     phase = PHASE_FAILED if refusal_text(owner) else ""
     where = owner.uid, owner.namespace, owner.name, facts.now
-    return (Effect(EffectKind.SETTLE_POD, *where, phase=phase, value=lock.value),)
+    return (Effect(EffectKind.SETTLE_POD, *where, phase=phase, lock=lock.value),)
 
 
 def _release(lock: NodeLock, uid: PodUid, due: dt.datetime) -> Effect:
-    return Effect(EffectKind.RELEASE_LOCK, uid, lock.namespace, lock.name, due, value=lock.value)
+    return Effect(EffectKind.RELEASE_LOCK, uid, lock.namespace, lock.name, due, lock=lock.value)
 
 
 def _is_answered(pod: PodView, facts: SettlementFacts) -> bool:
@@ -283,6 +266,24 @@ def _is_answered(pod: PodView, facts: SettlementFacts) -> bool:
     return last is None or not dt.timedelta(0) <= facts.now - last < ANSWERED_GRACE
 
 
+def events_of(effects: Iterable[Effect], facts: SettlementFacts) -> Iterator[NodeEvent]:
+    """What people are told: why a pod was refused, and that one was given another GPU."""
+
+    def event(pod: PodView, reason: str, text: str) -> NodeEvent:
+        where = pod.namespace, pod.name, pod.uid
+        return NodeEvent(reason, text, True, *where)
+
+    pods = facts.table.pods
+    for effect in effects:
+        if effect.is_rationed:
+            pod = pods[effect.pod_uid]
+            yield event(pod, REFUSED_EVENT, refusal_text(pod))
+    for row in facts.ledger.rows:
+        shown = pods.get(row.pod_uid)
+        if row.mismatched and row.confirmed and shown and not (shown.static or shown.terminal):
+            yield event(shown, MISMATCH_EVENT, str(mismatch(row)))
+
+
 def _changes(pod: PodView, effect: Effect) -> dict[str, str | None]:
     """The annotations of the pod that the effect has to change."""
     changes: dict[str, str | None] = {}
@@ -299,8 +300,9 @@ def _changes(pod: PodView, effect: Effect) -> dict[str, str | None]:
 # Performs what is owed, and retries it until it is done.
 #
 # - Locks come first, because the scheduler waits for them.
-# - An effect on a lock or a pod is done when the API server accepted it or can never accept it.
-# - Events may be lost. They are dropped when they are refused, older than 1 h, or more than 64.
+# - An effect on a lock or a pod is done when the API server accepted it or can never accept it. A
+#   patch of a pod that is still shown is tried again later: a webhook may have refused it.
+# - An Event is handed on once, and posted beside this. It may be lost.
 
 PERIOD = 1.0
 """Seconds between two looks while the node is locked: the grace period ends without an event."""
@@ -312,6 +314,9 @@ LOCK_DELAYS = (0.1, 0.5, 1.0, 2.0, 4.0)
 """The same for a lock. Until a lock is free, the scheduler places nothing on this node. It must be
 free 5 s after the API server is back, jitter included."""
 
+REJECTED_AGAIN = 300.0
+"""Seconds after which a patch that can never be accepted is tried again, if its pod is shown."""
+
 PARALLEL = 4
 """The most effects in flight. One place is reserved for locks, so that requests for pods that hang
 do not delay locks."""
@@ -321,15 +326,6 @@ GRAIN = 0.001
 
 HORIZON = dt.timedelta(seconds=5)
 """No effect is due later than this. A later due time was set before the clock was set back."""
-
-EVENTS = 64
-"""The most Events that may wait; older ones are dropped."""
-
-EVENT_LIFE = dt.timedelta(hours=1)
-"""An Event that could not be posted for this long is dropped."""
-
-WARN_PERIOD = 60.0
-"""Seconds between two warnings about dropped Events with the same reason."""
 
 REFUSED = 220
 REFUSED_REFILL = 2.0
@@ -350,8 +346,8 @@ class _Trouble(msgspec.Struct, eq=False):
 class Settlement:
     """Derives what is owed and performs it.
 
-    Sole writer of `outlived`: locks, each with the UID of its answered pod, that were still held
-    when that pod was deleted.
+    `say` takes the Events about pods. Sole writer of `outlived`: locks, each with the UID of its
+    answered pod, that were still held when that pod was deleted.
     """
 
     def __init__(
@@ -363,6 +359,7 @@ class Settlement:
         outlived: Cell[Mapping[str, PodUid]],
         node_api: NodeApi,
         pod_api: PodApi,
+        say: Callable[[NodeEvent], None],
         clock: Clock,
         random: random.Random,
     ) -> None:
@@ -372,6 +369,7 @@ class Settlement:
         self._outlived = outlived
         self._node_api = node_api
         self._pod_api = pod_api
+        self._say = say
         self._clock = clock
         self._random = random
         self._sighting: tuple[str, float] | None = None
@@ -380,9 +378,10 @@ class Settlement:
         self._done: frozenset[Effect] = frozenset()
         """Effects that are done, while the views do not show it yet."""
         self._active: Cell[frozenset[Effect]] = Cell(frozenset())
-        self._trouble: dict[tuple[object, ...], _Trouble] = {}
+        self._trouble: dict[tuple[EffectKind, PodUid, str], _Trouble] = {}
+        self._failures = Cell(0)
         self._ration = Allowance(REFUSED, REFUSED_REFILL)
-        self._warned: dict[str, float] = {}
+        self._told: set[NodeEvent] = set()
         self.results = Tally(
             "outbox_effects_total",
             "Effects that followed an answer, by kind and result.",
@@ -395,20 +394,10 @@ class Settlement:
         async with asyncio.TaskGroup() as group:
             group.create_task(self._follow())
             while True:
-                events = [each for each in self._open() if each.kind is EffectKind.POST_EVENT]
-                if len(events) > EVENTS:
-                    oldest = sorted(events, key=lambda each: each.due)[: len(events) - EVENTS]
-                    self._done |= frozenset(oldest)
-                    self.results.add(EffectKind.POST_EVENT.value, "dropped", amount=len(oldest))
-                    self._warn("", count=len(oldest), err=f"more than {EVENTS} Events wait")
-                # Locks first, Events last; what failed behind what was not tried yet.
+                # Locks first; what failed behind what was not tried yet.
                 for effect in sorted(
                     self._open(),
-                    key=lambda each: (
-                        not each.frees_lock,
-                        each.kind is EffectKind.POST_EVENT,
-                        each.identity in self._trouble,
-                    ),
+                    key=lambda each: (not each.frees_lock, each.identity in self._trouble),
                 ):
                     most = PARALLEL if effect.frees_lock else PARALLEL - 1
                     is_free = effect.place not in {each.place for each in self._active.value}
@@ -421,8 +410,11 @@ class Settlement:
                 await news.wait(min(waits, default=None))
 
     async def _follow(self) -> NoReturn:
-        """Derive effects after each change of pods, Node or ledger; each second while locked."""
-        news = News(self._pods, self._node, self._ledger)
+        """Derive effects after each change of pods, Node or ledger; each second while locked.
+
+        Also after each failure: see REFUSED_AT_ONCE.
+        """
+        news = News(self._pods, self._node, self._ledger, self._failures)
         while True:
             lock = held_lock(self._node.value)
             self._derive(lock)
@@ -437,8 +429,14 @@ class Settlement:
         elif self._sighting is None or self._sighting[0] != lock.value:
             self._sighting = lock.value, elapsed
         stood = elapsed - self._sighting[1] if self._sighting else 0.0
+        tried = (*self._trouble, *(each.identity for each in self._done))
         facts = SettlementFacts(
-            table, self._ledger.value, lock, self._clock.now(), dt.timedelta(seconds=stood)
+            table,
+            self._ledger.value,
+            lock,
+            self._clock.now(),
+            dt.timedelta(seconds=stood),
+            frozenset(uid for kind, uid, *_ in tried if kind is EffectKind.SETTLE_POD),
         )
         before = {each.identity: each for each in self._owed.value}
         found: list[Effect] = []
@@ -451,16 +449,11 @@ class Settlement:
                 log.info(
                     "settlement.owed", kind=effect.kind.value, ns=effect.namespace, pod=effect.pod
                 )
-        known = {each.identity for each in found}
-        # A refused pod whose patch shows is still told why.
-        found += [
-            each
-            for each in self._owed.value
-            if each.reason == REFUSED_EVENT
-            and each.identity not in known
-            and each not in self._done
-            and each.pod_uid in table.pods
-        ]
+        for event in events_of(found, facts):
+            if event not in self._told:
+                self._told.add(event)
+                self._say(event)
+        self._told = {event for event in self._told if event.pod_uid in table.pods}
         current = frozenset(found)
         # A pod is settled once for each answer: who writes its annotations again is not fought.
         self._done = frozenset(
@@ -492,10 +485,7 @@ class Settlement:
         try:
             result = await self._done_with(effect)
         except ApiError as error:
-            delays = LOCK_DELAYS if effect.frees_lock else DELAYS
-            trouble = self._trouble.setdefault(
-                effect.identity, _Trouble(Backoff(delays, 0.2, self._random))
-            )
+            trouble = self._trouble_of(effect)
             delay = max(trouble.backoff.next(), error.retry_after or 0.0)
             trouble.until = asyncio.get_running_loop().time() + delay
             self.results.add(effect.kind.value, "failed")
@@ -508,57 +498,47 @@ class Settlement:
             )
         else:
             self.results.add(effect.kind.value, result)
+            is_patch = effect.kind is EffectKind.SETTLE_POD
+            if result == "dropped" and is_patch and effect.pod_uid in self._pods.value.pods:
+                # The view is late, or a webhook refuses what is right: that may pass, and until it
+                # does, no pod behind this one has to wait.
+                self._trouble_of(effect).until = asyncio.get_running_loop().time() + REJECTED_AGAIN
+                return
             self._done |= {effect}
-            if effect.kind is EffectKind.SETTLE_POD:
+            if is_patch:
                 # The same patch without the lock: the watch of the Node may be the quicker one.
-                self._done |= {msgspec.structs.replace(effect, value="")}
+                self._done |= {msgspec.structs.replace(effect, lock="")}
             self._trouble.pop(effect.identity, None)
         finally:
             self._active.set(self._active.value - {effect})
 
+    def _trouble_of(self, effect: Effect) -> _Trouble:
+        self._failures.set(self._failures.value + 1)
+        backoff = Backoff(LOCK_DELAYS if effect.frees_lock else DELAYS, 0.2, self._random)
+        return self._trouble.setdefault(effect.identity, _Trouble(backoff))
+
     async def _done_with(self, effect: Effect) -> str:
         """The result for the metric. Raises ApiError: try again."""
         try:
-            match effect.kind:
-                case EffectKind.RELEASE_LOCK:
-                    if effect.pod_uid == NOBODY:
-                        await self._require_unclaimed(effect)
-                    await self._release(effect)
-                case EffectKind.SETTLE_POD:
-                    return await self._settle(effect)
-                case EffectKind.POST_EVENT:
-                    event = NodeEvent(
-                        reason=effect.reason,
-                        text=effect.value,
-                        warning=True,
-                        namespace=effect.namespace,
-                        pod=effect.pod,
-                        pod_uid=effect.pod_uid,
-                    )
-                    await self._pod_api.post_event(event)
+            if effect.kind is EffectKind.SETTLE_POD:
+                return await self._settle(effect)
+            if effect.pod_uid == NOBODY:
+                await self._require_unclaimed(effect)
+            return await self._release(effect)
         except ApiNotFound:
             return "dropped"  # the pod or the Node is gone
         except ApiInvalid as error:
             log.info("settlement.invalid", kind=effect.kind.value, pod=effect.pod, err=str(error))
-            # The lock is gone or has another text; or the pod of that name has another UID.
-            return "not-ours" if effect.frees_lock else "dropped"
-        except ApiError as error:
-            if effect.kind is EffectKind.SETTLE_POD and isinstance(
-                error, ApiConflict | ApiForbidden
-            ):
-                # The pod is gone? A 403 also comes for a pod on another node, a 409 also from a
-                # concurrent write. So the pod table decides.
-                table = self._pods.value
-                if table.synced and effect.pod_uid not in table.pods:
-                    return "dropped"
-            if effect.kind is not EffectKind.POST_EVENT:
-                raise
-            is_refused = 400 <= error.status < 500 and not isinstance(error, ApiThrottled)
-            if not is_refused and self._clock.now() - effect.due <= EVENT_LIFE:
-                raise
-            self._warn(effect.reason, pod=effect.pod, err=str(error))
+            # The pod of that name has another UID, or something refuses the patch.
             return "dropped"
-        return "done"
+        except (ApiConflict, ApiForbidden):
+            # The pod is gone? A 403 also comes for a pod on another node, a 409 also from a
+            # concurrent write. So the pod table decides.
+            table = self._pods.value
+            is_gone = table.synced and effect.pod_uid not in table.pods
+            if effect.kind is EffectKind.SETTLE_POD and is_gone:
+                return "dropped"
+            raise
 
     async def _settle(self, effect: Effect) -> str:
         """Patch the pod once (remove the consumed groups, set the phase), then release its lock.
@@ -569,19 +549,19 @@ class Settlement:
         pod = self._pods.value.pods.get(effect.pod_uid)
         is_ended = pod is None or (pod.terminal and effect.phase == PHASE_SUCCESS)
         changes = {} if pod is None or is_ended else _changes(pod, effect)
-        if not effect.value and (is_ended or not changes):
+        if not effect.lock and (is_ended or not changes):
             return "dropped" if is_ended else "unchanged"
         was_here = True
         try:
             await self._pod_api.annotate_pod(effect.namespace, effect.pod, effect.pod_uid, changes)
         except ApiNotFound:
-            if not effect.value:
+            if not effect.lock:
                 raise
             was_here = False
-        if not effect.value:
+        if not effect.lock:
             return "done"
-        await self._release(effect)
-        if was_here:
+        result = await self._release(effect)
+        if was_here and result == "done":
             # Was the pod deleted since the patch? Then the next pod of that name may have taken the
             # lock meanwhile. One that was deleted before the patch does not matter: a tenant can
             # replace an answered pod at any time.
@@ -593,9 +573,9 @@ class Settlement:
                 )
             else:
                 if now is None or now.uid != effect.pod_uid:
-                    noted = {**self._outlived.value, effect.value: effect.pod_uid}
+                    noted = {**self._outlived.value, effect.lock: effect.pod_uid}
                     self._outlived.set(dict(list(noted.items())[-OUTLIVED:]))
-        return "done"
+        return result
 
     async def _require_unclaimed(self, effect: Effect) -> None:
         """Raise ApiError if the owner of a lock that seemed to be nobody's is here after all."""
@@ -612,14 +592,11 @@ class Settlement:
         except ApiForbidden:
             return None  # a node's identity may not read a pod that is gone or not bound to it yet
 
-    async def _release(self, effect: Effect) -> None:
-        """Remove the lock if it still has this text."""
-        await self._node_api.release_lock(MUTEX_LOCK, effect.value)
+    async def _release(self, effect: Effect) -> str:
+        """Remove the lock if it still has this text. Returns the result for the metric."""
+        try:
+            await self._node_api.release_lock(MUTEX_LOCK, effect.lock)
+        except ApiInvalid:
+            return "not-ours"  # it is gone, or has another text
         log.info("lock.released", ns=effect.namespace, pod=effect.pod)
-
-    def _warn(self, reason: str, **fields: object) -> None:
-        """Log at most one warning per reason and WARN_PERIOD."""
-        elapsed = asyncio.get_running_loop().time()
-        if elapsed - self._warned.get(reason, -WARN_PERIOD) >= WARN_PERIOD:
-            self._warned[reason] = elapsed
-            log.warning("settlement.event_dropped", reason=reason, **fields)
+        return "done"

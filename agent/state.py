@@ -51,25 +51,29 @@ class _Envelope(msgspec.Struct, frozen=True):
 
 _Shape = TypeVar("_Shape")
 
+VERSION = 1
+"""Of all files that this agent writes."""
 
-def seal(kind: str, version: int, data: bytes) -> bytes:
-    """Put `data`, which is JSON, into the envelope."""
+
+def seal(kind: str, value: object) -> bytes:
+    """Encode `value` and put it into the envelope."""
+    data = msgspec.json.encode(value)
     checksum = hashlib.sha256(data).hexdigest()
-    head = f'{{"kind":"{kind}","version":{version},"checksum":"{checksum}","data":'
+    head = f'{{"kind":"{kind}","version":{VERSION},"checksum":"{checksum}","data":'
     return b"".join((head.encode(), data, b"}\n"))
 
 
-def unseal(content: bytes, kind: str, version: int, shape: type[_Shape]) -> _Shape:
-    """Decode the data of a file of that kind; `version` is the one that this agent writes.
+def unseal(content: bytes, kind: str, shape: type[_Shape]) -> _Shape:
+    """Decode the data of a file of that kind.
 
     Raises StateCorrupt, which says what is wrong.
     """
     file = _decode(content, _Envelope)
     if file.kind != kind:
         raise StateCorrupt(f"it is not a file of kind {kind}: its kind is {cap(file.kind, 40)}")
-    if file.version not in (version, version + 1):
+    if file.version not in (VERSION, VERSION + 1):
         raise StateCorrupt(
-            f"it has version {file.version}; this agent reads versions {version} and {version + 1}"
+            f"it has version {file.version}; this agent reads versions {VERSION} and {VERSION + 1}"
         )
     raw = bytes(file.data)
     if hashlib.sha256(raw).hexdigest() != file.checksum:
@@ -87,17 +91,16 @@ def _decode(content: bytes, shape: type[_Shape]) -> _Shape:
 # The last good copy of the settings: the files' raw bytes, in the state directory's envelope.
 
 LAST_GOOD_KIND = "hami-agent-settings"
-VERSION = 1
 
 
 def encode_last_good(copy: LastGood) -> bytes:
     """Encode the copy; the files' bytes are base64."""
-    return seal(LAST_GOOD_KIND, VERSION, msgspec.json.encode(copy))
+    return seal(LAST_GOOD_KIND, copy)
 
 
 def decode_last_good(content: bytes) -> LastGood:
     """Decode the copy. Raises StateCorrupt, which says what is wrong."""
-    return unseal(content, LAST_GOOD_KIND, VERSION, LastGood)
+    return unseal(content, LAST_GOOD_KIND, LastGood)
 
 
 # The checkpoint: the ledger and the health memory, in an envelope with a checksum.
@@ -188,44 +191,46 @@ class _StateData(msgspec.Struct, frozen=True):
     booted_at: dt.datetime | None = None
 
 
-class StateEncoder:
-    """Encodes successive states. A row of the last one is not encoded again."""
+KnownRows = dict[int, tuple[Row, msgspec.Raw]]
+"""The rows of the last state with their bytes. By identity: hashing a row takes longer than
+encoding it, and the entry keeps the row alive."""
 
-    def __init__(self) -> None:
-        self._known: dict[int, tuple[Row, msgspec.Raw]] = {}
 
-    def encode(self, state: State) -> bytes:
-        """Encode a state; equal states give equal bytes."""
-        ledger, health = state.ledger, state.health
-        before = self._known
-        # By identity: hashing a row takes longer than encoding it. The entry keeps the row alive.
-        self._known = {
-            id(row): before.get(id(row)) or (row, msgspec.Raw(msgspec.json.encode(_written(row))))
-            for row in ledger.rows
-        }
-        rows: dict[Decider, list[msgspec.Raw]] = {decider: [] for decider in Decider}
-        for row in ledger.rows:
-            rows[row.decided_by].append(self._known[id(row)][1])
-        data = msgspec.json.encode(
-            {
-                "generation": state.generation,
-                "boot_id": state.boot_id,
-                "machine_id": state.machine_id,
-                "ledger": {
-                    "rows": rows[Decider.SCHEDULER],
-                    "outbox": (),  # an agent of the version before looks for one
-                    "plain": rows[Decider.KUBELET],
-                },
-                "health": {str(uuid): health[uuid] for uuid in sorted(health)},
-                "booted_at": state.booted_at,
-            }
-        )
-        return seal(KIND, VERSION, data)
+def encode_state(state: State, known: KnownRows | None = None) -> bytes:
+    """Encode the state; equal states give equal bytes.
+
+    A row in `known` is not encoded again, so that an answer costs the same on a full node.
+    `known` is then of this state.
+    """
+    before = known or {}
+    encoded = {
+        id(row): before.get(id(row)) or (row, msgspec.Raw(msgspec.json.encode(_written(row))))
+        for row in state.ledger.rows
+    }
+    if known is not None:
+        known.clear()
+        known.update(encoded)
+    rows: dict[Decider, list[msgspec.Raw]] = {decider: [] for decider in Decider}
+    for row in state.ledger.rows:
+        rows[row.decided_by].append(encoded[id(row)][1])
+    value = {
+        "generation": state.generation,
+        "boot_id": state.boot_id,
+        "machine_id": state.machine_id,
+        "ledger": {
+            "rows": rows[Decider.SCHEDULER],
+            "outbox": (),  # an agent of the version before looks for one
+            "plain": rows[Decider.KUBELET],
+        },
+        "health": {str(uuid): state.health[uuid] for uuid in sorted(state.health)},
+        "booted_at": state.booted_at,
+    }
+    return seal(KIND, value)
 
 
 def decode_state(content: bytes) -> State:
     """Decode the state in `content`. Raises StateCorrupt, which says what is wrong."""
-    data = unseal(content, KIND, VERSION, _StateData)
+    data = unseal(content, KIND, _StateData)
     found = data.ledger
     return State(
         generation=data.generation,
@@ -235,21 +240,6 @@ def decode_state(content: bytes) -> State:
         health={GpuUuid(uuid): health for uuid, health in data.health.items()},
         booted_at=data.booted_at,
     )
-
-
-# The journal on disk, in the state directory's envelope.
-
-JOURNAL_KIND = "hami-agent-journal"
-
-
-def encode_journal(record: JournalRecord) -> bytes:
-    """Encode the record."""
-    return seal(JOURNAL_KIND, VERSION, msgspec.json.encode(record))
-
-
-def decode_journal(content: bytes) -> JournalRecord:
-    """Decode the record. Raises StateCorrupt, which says what is wrong."""
-    return unseal(content, JOURNAL_KIND, VERSION, JournalRecord)
 
 
 # The durable state: sole writer of the ledger. It writes to disk before it publishes.
@@ -380,7 +370,7 @@ class StateService:
 
     def __init__(self, *, disk: Disk, recovered: State, boot_id: str, limit: int = 1024) -> None:
         self._disk = disk
-        self._encoder = StateEncoder()
+        self._known: KnownRows = {}
         self._state = msgspec.structs.replace(recovered, boot_id=boot_id)
         self._waiting: deque[_WaitingCommit] = deque()
         self._health: Mapping[GpuUuid, Health] | None = None
@@ -488,7 +478,7 @@ class StateService:
                 self._state, generation=generation, ledger=ledger, health=health
             )
             with self._lag.alarm(COMMIT_DEADLINE, lambda _: self._tell_late(batch)):
-                content = self._encoder.encode(state)
+                content = encode_state(state, self._known)
                 await self._disk.replace(CURRENT, content, keep=PREVIOUS)
             self._state, self._is_late = state, False
             if self.error.set(""):
@@ -523,6 +513,7 @@ def _resolve(batch: list[_WaitingCommit], error: StateError | None) -> None:
 
 # Keeps what happened on this node in the last 24 h, for people to read.
 
+JOURNAL_KIND: Final = "hami-agent-journal"
 FILE: Final = "journal.json"
 KEPT: Final = dt.timedelta(hours=24)
 LIMIT: Final = 500
@@ -556,33 +547,17 @@ class NodeJournal:
 
     def changed(self, event: NodeEvent) -> None:
         """Record an Event of the agent."""
+        entry = JournalEntry(self._clock.now(), event.reason, event.text, event.warning)
         self._changes.append(
-            JournalEntry(
-                self._clock.now(),
-                event.reason,
-                event.text,
-                event.warning,
-                event.namespace,
-                event.pod,
-            )
+            msgspec.structs.replace(entry, namespace=event.namespace, pod=event.pod)
         )
         self._news.set()
 
     def refused(self, refusal: Refusal, row: Row | None) -> None:
         """Record a refusal. `row`: what would have been answered, if it is known."""
-        holder = row.holder if row else None
-        names = (holder.namespace, holder.pod, holder.container) if holder else ("", "", "")
-        namespace, pod, container = names
-        self._refusals.append(
-            JournalEntry(
-                self._clock.now(),
-                refusal.gate.value,
-                refusal.sentence,
-                namespace=namespace,
-                pod=pod,
-                container=container,
-            )
-        )
+        holder = row.holder if row and row.holder else Holder("", "", "")
+        entry = JournalEntry(self._clock.now(), refusal.gate.value, refusal.sentence)
+        self._refusals.append(msgspec.structs.replace(entry, **msgspec.structs.asdict(holder)))
         self._news.set()
 
     @property
@@ -599,7 +574,7 @@ class NodeJournal:
         """Read what an earlier process kept. What cannot be read is logged, and begins anew."""
         try:
             content = await self._disk.read(FILE)
-            record = None if content is None else decode_journal(content)
+            record = None if content is None else unseal(content, JOURNAL_KIND, JournalRecord)
         except StateError as error:
             log.warning("journal.unreadable", file=FILE, err=str(error))
             return
@@ -627,7 +602,7 @@ class NodeJournal:
             self.since, tuple(reversed(self.changes)), tuple(reversed(self.refusals))
         )
         try:
-            await self._disk.replace(FILE, encode_journal(record))
+            await self._disk.replace(FILE, seal(JOURNAL_KIND, record))
         except StateError as error:
             log.info("journal.unwritten", file=FILE, err=str(error))
 

@@ -7,7 +7,7 @@ from typing import Annotated, Final, TypeAlias, TypeVar
 
 import msgspec
 
-from agent.allocate.candidates import pair_groups
+from agent.allocate.match import pair_groups
 from agent.allocate.room import RoomClaim, gpu_use, is_past_init, promised, takes_room
 from agent.cluster import CORDON, MUTEX_LOCK, REGISTER, NodeView, PodTable, PodView, Role
 from agent.errors import MalformedText, Refusal, cap

@@ -275,7 +275,8 @@ def limit_event(row: Row, full: ContainerGpuUse, label: str) -> NodeEvent:
 
 # Samples what each container uses of its GPUs every 5 s, and keeps it for 15 minutes in memory.
 #
-# After each round the limits of containers that share a GPU are switched.
+# After each round the limits of containers that share a GPU are switched, and people are told once
+# of each container that has filled its memory limit.
 
 log = structlog.get_logger(__name__)
 
@@ -308,6 +309,9 @@ class ContainerUsage:
     The first round releases all that an earlier process held back, also without a row. With
     `observes` it only logs them. `switches`: also hold back and limit containers. All are released
     when run() ends, and while they or all regions cannot be read.
+
+    `say` posts an Event about a pod. A container that was full before the agent started gets none.
+    Nor does any in plain mode, where no pod is known.
     """
 
     def __init__(
@@ -317,6 +321,7 @@ class ContainerUsage:
         pods: Cell[PodTable],
         inventory: Cell[Inventory],
         clock: Clock,
+        say: Callable[[NodeEvent], None],
         *,
         switches: bool,
         observes: bool = False,
@@ -326,6 +331,7 @@ class ContainerUsage:
         self._pods = pods
         self._inventory = inventory
         self._clock = clock
+        self._say = say
         self._switches = switches
         self._observes = observes
         self._origin = clock.now() - dt.timedelta(seconds=_loop_time())
@@ -336,6 +342,9 @@ class ContainerUsage:
         self._kept: dict[ContainerKey, tuple[tuple[GpuUuid, ...], Ring]] = {}
         self._worked: dict[ContainerKey, dt.datetime] = {}
         self._feedback = Feedback()
+        self._unseen = {row.key for row in ledger.value.rows}
+        """The containers of an earlier agent that were not looked at yet."""
+        self._full: set[ContainerKey] = set()
         self._troubles: dict[tuple[str, str], tuple[str, float]] = {}
 
     @property
@@ -385,6 +394,7 @@ class ContainerUsage:
         keys = {row.key for row in self._rows.values()}
         self._kept = {key: kept for key, kept in self._kept.items() if key in keys}
         self._worked = {key: at for key, at in self._worked.items() if key in keys}
+        self._full &= keys
         self._troubles = {
             (event, name): trouble
             for (event, name), trouble in self._troubles.items()
@@ -465,7 +475,18 @@ class ContainerUsage:
                     kept = self._kept[row.key] = uuids, Ring(ROWS, 1 + 2 * len(uuids))
                 numbers = ((gpu.memory.total // MIB, gpu.sm_percent) for gpu in use.gpus)
                 kept[1].add(now, *itertools.chain.from_iterable(numbers))
+            self._tell_full(row, use)
         self._newest, self._newest_at = newest, now
+
+    def _tell_full(self, row: Row, use: ContainerUse) -> None:
+        for gpu in use.gpus if row.pod_uid and row.key not in self._full else ():
+            if gpu.memory_limit and gpu.memory.total >= FULL * gpu.memory_limit:
+                self._full.add(row.key)
+                if row.key not in self._unseen:
+                    label = self._inventory.value.label(GpuUuid(gpu.uuid))
+                    self._say(limit_event(row, gpu, label))
+                break
+        self._unseen.discard(row.key)
 
     def _report(self, event: str, reason: str, directory: str = "") -> None:
         """Log why a region, or without a directory all of them, failed, until the reason changes.
@@ -483,54 +504,3 @@ class ContainerUsage:
 
 def _loop_time() -> float:
     return asyncio.get_running_loop().time()
-
-
-# Reports once for each container that it has filled its memory limit.
-
-PRESSURE_PERIOD: Final = 5.0
-
-
-class MemoryPressure:
-    """Looks at the newest use of each container.
-
-    - A container that was full before the agent started gets no second Event.
-    - In plain mode no pod is known, so there is no Event.
-    """
-
-    def __init__(
-        self,
-        newest: Callable[[ContainerKey], ContainerUse | None],
-        ledger: Cell[Ledger],
-        inventory: Cell[Inventory],
-        say: Callable[[NodeEvent], None],
-    ) -> None:
-        self._newest = newest
-        self._ledger = ledger
-        self._inventory = inventory
-        self._say = say
-        self._unseen = {row.key for row in ledger.value.rows}
-        """The containers of an earlier agent that were not looked at yet."""
-        self._told = set[ContainerKey]()
-
-    async def run(self) -> NoReturn:
-        """Look at each tick of PERIOD, for ever."""
-        while True:
-            rows = {row.key: row for row in self._ledger.value.rows if row.pod_uid}
-            self._told &= rows.keys()
-            for key in rows.keys() - self._told:
-                use = self._newest(key)
-                if use is None:
-                    continue
-                filled = (
-                    gpu
-                    for gpu in use.gpus
-                    if gpu.memory_limit and gpu.memory.total >= FULL * gpu.memory_limit
-                )
-                full = next(filled, None)
-                if full is not None:
-                    self._told.add(key)
-                    if key not in self._unseen:
-                        label = self._inventory.value.label(GpuUuid(full.uuid))
-                        self._say(limit_event(rows[key], full, label))
-                self._unseen.discard(key)
-            await asyncio.sleep(until_tick(PRESSURE_PERIOD))

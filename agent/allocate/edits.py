@@ -7,17 +7,15 @@ from collections.abc import Collection, Iterable, Sequence
 
 import msgspec
 
-from agent.cluster import ContainerView, PodUid
-from agent.errors import Refusal, RefusalReason, SettingsError, cap
+from agent.cluster import ContainerView
+from agent.errors import Refusal, RefusalReason, cap
 from agent.ledger import (
     CDI_ANNOTATIONS,
     CDI_CRI,
-    CDI_KIND,
-    CDI_PREFIX,
     ENVVAR,
-    STRATEGIES,
     VOLUME_MOUNTS,
     ContainerEdits,
+    ContainerKey,
     EditSettings,
     GrantedShare,
     HookFacts,
@@ -106,9 +104,6 @@ def _names(uuids: Sequence[GpuUuid], settings: EditSettings) -> tuple[str, ...]:
 # does not start a daemon. Source: NVIDIA k8s-device-plugin v0.19 internal/plugin/mps.go,
 # cmd/mps-control-daemon/mps/root.go.
 
-MODES = frozenset({"hami-core", "mps", ""})
-"""The operating modes that get HAMi-core's environment; empty means that none is set."""
-
 LOCK_DIRECTORY = "/tmp/vgpulock"  # noqa: S108 -- where libvgpu.so looks in the container
 PRELOAD_FILE = "/etc/ld.so.preload"
 CORE_POLICY_ENV = "GPU_CORE_UTILIZATION_POLICY"
@@ -120,26 +115,21 @@ CACHE_NAMES = uuid.UUID("8f1f6f0e-6e0e-5d0c-9a65-0c2f8b6d3a41")
 """The namespace of cache file names. It must never change: running containers map the files."""
 
 
-class EditRequest(msgspec.Struct, frozen=True):
-    """One container and its shares. `control_disabled`: it requests to run without HAMi-core."""
-
-    pod_uid: PodUid
-    container: str
-    control_disabled: bool
-    shares: tuple[GrantedShare, ...]
-
-
 def container_edits(
-    request: EditRequest, settings: EditSettings, facts: HookFacts
+    key: ContainerKey,
+    shares: Iterable[GrantedShare],
+    settings: EditSettings,
+    facts: HookFacts,
+    *,
+    control_disabled: bool = False,
 ) -> ContainerEdits:
-    """The whole answer for one container.
+    """The whole answer for one container. `control_disabled`: it asks to run without HAMi-core.
 
     Raises:
-        SettingsError: the mode or a device list strategy is not supported.
         Refusal: pod UID or container cannot name a directory.
     """
-    shares = cuda_order(request.shares)
-    gpus = gpu_edits(f"{request.pod_uid}/{request.container}", shares, settings, facts)
+    shares = cuda_order(shares)
+    gpus = gpu_edits(f"{key.pod_uid}/{key.container}", shares, settings, facts)
     hook = f"{facts.hook_path}/vgpu"
     # The variables that HAMi-core reads.
     envs = [("CUDA_DEVICE_SM_LIMIT", str(granted.share.core_percent)) for granted in shares[:1]]
@@ -149,7 +139,7 @@ def container_edits(
     if len({granted.share.uuid for granted in shares}) > 1:
         envs.append(("CUDA_DEVICE_ORDER", "PCI_BUS_ID"))
     policy = "disable" if settings.disable_core_limit else settings.core_policy
-    cache = cache_file(request.pod_uid, request.container)
+    cache = cache_file(key.pod_uid, key.container)
     envs.append(("CUDA_DEVICE_MEMORY_SHARED_CACHE", f"{hook}/{cache}"))
     if settings.memory_scaling > 1:
         envs.append(("CUDA_OVERSUBSCRIBE", "true"))
@@ -157,14 +147,14 @@ def container_edits(
         envs.append(("LIBCUDA_LOG_LEVEL", settings.cuda_log_level))
     if policy != "default":
         envs.append((CORE_POLICY_ENV, policy))
-    own = container_directory(request.pod_uid, request.container)
+    own = container_directory(key.pod_uid, key.container)
     mounts = [
         MountEdit(mounted_library(facts), facts.library, read_only=True),
         MountEdit(hook, f"{hook}/containers/{own}", read_only=False),
         # A lock directory of its own: through a shared one, a tenant could block others.
         MountEdit(LOCK_DIRECTORY, f"{hook}/containers/{own}", read_only=False),
     ]
-    if not request.control_disabled:
+    if not control_disabled:
         mounts.append(MountEdit(PRELOAD_FILE, f"{hook}/ld.so.preload", read_only=True))
     if facts.has_license:
         mounts += (
@@ -183,11 +173,7 @@ def gpu_edits(
 
     It has nothing for HAMi-core. `answer` is unique among the answers on this node. `shares` are in
     CUDA's order.
-
-    Raises:
-        SettingsError: the mode or a device list strategy is not supported.
     """
-    check_edit_settings(settings)
     uuids = tuple(dict.fromkeys(granted.share.uuid for granted in shares))
     strategies = set(settings.device_list_strategies)
     envs: list[tuple[str, str]] = []
@@ -230,35 +216,6 @@ def gpu_edits(
         annotations=annotations,
         cdi_names=named if CDI_CRI in strategies else (),
     )
-
-
-def check_edit_settings(settings: EditSettings) -> None:
-    """Check that answers can be made with these settings.
-
-    Raises:
-        SettingsError: the mode or a device list strategy is not supported, there is no strategy, or
-            a CDI name is malformed.
-    """
-    if settings.mode not in MODES:
-        raise SettingsError(
-            f"operating mode {cap(settings.mode)!r} is not supported; use hami-core"
-        )
-    strategies = settings.device_list_strategies
-    unknown = [name for name in strategies if name not in STRATEGIES]
-    if unknown or not strategies:
-        names = ", ".join(cap(name) for name in unknown) or "none"
-        raise SettingsError(
-            f"device list strategy {names} is not supported; use {', '.join(STRATEGIES)}"
-        )
-    if not CDI_KIND.fullmatch(settings.cdi_kind):
-        raise SettingsError(
-            f"CDI kind {cap(settings.cdi_kind)!r} is not vendor/class, such as nvidia.com/gpu"
-        )
-    if not CDI_PREFIX.fullmatch(settings.cdi_annotation_prefix):
-        prefix = cap(settings.cdi_annotation_prefix)
-        raise SettingsError(
-            f"CDI annotation prefix {prefix!r} is not a DNS name with a slash, such as cdi.k8s.io/"
-        )
 
 
 def check_library(facts: HookFacts, container: ContainerView | None = None) -> None:

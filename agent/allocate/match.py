@@ -1,36 +1,22 @@
-"""Decides an Allocate: a grant, a refusal, or the next question."""
+"""Decides which container an Allocate is for and what it gets, or returns the next question.
 
-from collections.abc import Iterable, Mapping
+An Allocate names no pod. The kubelet is the witness: it says which pod it admits. The node lock is
+the proof of right: writing it needs rights on the Node, while a tenant can write a pod's
+annotations. The caller asks the question, adds the answer to the evidence and decides again from
+the start, so that every decision uses the newest view.
+"""
+
+import dataclasses
+import datetime as dt
+import enum
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Annotated
 
 import msgspec
 
-from agent.allocate.candidates import (
-    ASKED_AFTER_DELETION,
-    UNREAD,
-    AskKubelet,
-    AwaitLock,
-    AwaitOthers,
-    Candidate,
-    CheckRunning,
-    Evidence,
-    Grant,
-    ListPods,
-    LookAtNode,
-    LookAtPod,
-    MatchSettings,
-    Question,
-    ReadRecords,
-    UnlockedPods,
-    admitted,
-    candidates,
-    is_alive,
-    is_at_admission,
-    pair_groups,
-    possible,
-    to_ask,
-)
 from agent.allocate.room import (
     GpuUse,
+    RequestRules,
     RoomClaim,
     Shortage,
     claim_of,
@@ -40,12 +26,815 @@ from agent.allocate.room import (
     scheduled_role,
     shortage,
 )
-from agent.cluster import ALLOCATED, VGPU_NODE, NodeLock, PodUid, PodView, Role
+from agent.cluster import (
+    ALLOCATED,
+    BIND_PHASE,
+    PHASE_SUCCESS,
+    VGPU_NODE,
+    ContainerView,
+    NodeLock,
+    PodKey,
+    PodTable,
+    PodUid,
+    PodView,
+    Role,
+)
 from agent.errors import Refusal, RefusalReason, cap
-from agent.ledger import Row
-from agent.model import Condition, GpuUuid, Share, SharedGpu
+from agent.ledger import ContainerKey, Holding, KubeletEpoch, Ledger, Row, is_over
+from agent.model import Condition, GpuUuid, Inventory, Share, SharedGpu
+from agent.setting import Field, choice, text
 
-# Decides whether a pod has a right to an answer: the node lock must name it.
+
+def decide(count: int, evidence: "Evidence", settings: "MatchSettings") -> "Question | Grant":
+    """Grant one container that asks for `count` slices, or return the next question.
+
+    Invariant: no container gets what belongs to another one. If the call may be for more than one
+    container, none is served. Raises Refusal with its gate and a sentence for the pod's owner.
+
+    1. Candidates: the pods of this node with a container that may be asking for `count` slices.
+    2. Witness: the kubelet says which of them it is admitting.
+    3. The kubelet is admitting exactly one of them.
+    4. It is still the same pod: no new pod has its name, and no pod came that the watch lacks.
+    5. The container is the next in order, or the only one that the kubelet can be asking for.
+    6. A container that was answered before gets the same answer, as long as its GPUs are there.
+    7. A first answer needs a right: the node lock names the pod.
+    8. A first answer needs room: the GPUs in the annotation are here and serving; the shares fit.
+    """
+    # Steps 1 to 3: one candidate, or a question.
+    pool = candidates(count, evidence, settings)
+    candidate = to_ask(pool, evidence, settings) or exactly_one(count, pool, evidence, settings)
+    if not isinstance(candidate, Candidate):
+        return candidate
+    # Step 4. The lock comes before the GET of the pod: its owner may wait longer for the API server
+    # (2 s in place of 0.15 s). A replay needs no lock, and no lock helps the hopeless.
+    pod, question = candidate.pod, None
+    is_first = candidate.row is None and is_at_admission(pod, evidence, settings.resource)
+    if is_first and pod.reusable_name and not hopeless(candidate, settings):
+        question = seek_lock(pod, evidence, settings)
+    question = question or _still_the_same(candidate, evidence, settings)
+    if question is not None:
+        return question
+    # Step 5.
+    asked = possible(pod, evidence, settings.resource)
+    if sum(each.container.count == candidate.container.count for each in asked) > 1:
+        raise Refusal(
+            RefusalReason.MANY_PODS_ADMITTED,
+            f"The kubelet lost its checkpoint and does not say which of several containers of pod "
+            f"{'/'.join(pod.key)} it starts again; delete the pod, and its controller makes a new "
+            "one.",
+        )
+    # Steps 6 to 8.
+    if candidate.row is not None:
+        return replay(candidate, candidate.row, evidence)
+    return right(candidate, evidence, settings) or check(candidate, evidence, settings)
+
+
+# What the operator chose.
+
+
+class UnlockedPods(enum.StrEnum):
+    """Which pods without a node lock are served: none, those for which HAMi takes none, or all.
+
+    HAMi up to and including 2.10 takes none where init containers alone request GPUs.
+    """
+
+    STRICT = "strict"
+    SCHEDULED = "scheduled"
+    UNIQUE = "unique"
+
+
+class MatchSettings(msgspec.Struct, frozen=True):
+    """Which pod an Allocate is for. `node`, `resource`: of Settings and SharingSettings."""
+
+    node: str
+    resource: str = "nvidia.com/gpu"
+    unlocked_pods: Annotated[
+        UnlockedPods,
+        Field(
+            "allocation.unlockedPods",
+            choice(*UnlockedPods),
+            "Which pods without a node lock are served, if the kubelet (1.34 or later) confirms "
+            "that they are being admitted. strict: none. scheduled: those for which HAMi's "
+            "scheduler takes none, because only init containers request GPUs; it must have bound "
+            "them, and the annotation must be what it makes of their requests. unique: all.",
+            flag="--unlocked-pods",
+            live=True,
+        ),
+    ] = UnlockedPods.SCHEDULED
+    scheduler_name: Annotated[
+        str,
+        Field(
+            "allocation.schedulerName",
+            text,
+            "spec.schedulerName of the pods that HAMi's scheduler places.",
+            live=True,
+        ),
+    ] = "hami-scheduler"
+    requests: RequestRules = RequestRules()
+
+
+# The evidence, the questions whose answers add to it, and the grant.
+
+ALWAYS = dt.datetime.min.replace(tzinfo=dt.UTC)
+"""Before any pod was made."""
+
+NOT_HERE = PodUid("")
+"""The result of a GET of a pod that is gone, or that this node may not read."""
+
+UNREAD = None
+"""The result of a GET that the API server did not answer in time."""
+
+
+class Candidate(msgspec.Struct, frozen=True):
+    """A pod that the kubelet may be admitting, and its next container.
+
+    `row`: the row to replay; None: the container was not answered before. `deleted`: the pod is a
+    tombstone. The kubelet still admits pods that were deleted while they queued.
+    """
+
+    pod: PodView
+    container: ContainerView
+    row: Row | None = None
+    deleted: bool = False
+
+
+class KubeletStart(msgspec.Struct, frozen=True):
+    """What the agent saw when this kubelet began to take its lists.
+
+    - `asks_since`: the kubelet asks for the containers of every pod that was made since then. Of
+      the pods before it may have admitted some without asking, if it had lost its checkpoint.
+    - `begun`: the pods that had a cgroup before the kubelet admitted its first pod; None: that is
+      not known. Of all others it asks for each container when it admits them.
+    """
+
+    asks_since: dt.datetime = ALWAYS
+    begun: frozenset[PodUid] | None = None
+
+
+class KubeletView(msgspec.Struct, frozen=True):
+    """What is known of the kubelet besides its PodResources answers.
+
+    - `recorded`: the containers in its checkpoint file, the only list with ordinary init
+      containers; None: not read, or unreadable.
+    - `alive`: the runtime ids of containers that run. After a reboot, the API server still reports
+      containers as running that are gone.
+    - `witnessed`: this kubelet serves Get; otherwise the agent uses the checkpoint file instead.
+    - `start`: what the agent saw of its start.
+    """
+
+    epoch: KubeletEpoch
+    recorded: frozenset[ContainerKey] | None = None
+    alive: frozenset[str] = frozenset()
+    witnessed: bool = True
+    start: KubeletStart = KubeletStart()
+
+
+class Evidence(msgspec.Struct, frozen=True):
+    """All facts that a decision uses.
+
+    - `ledger`: includes rows that are being written.
+    - `released_locks`: the former locks that still prove a right, the last one first.
+    - `used_locks`: the last locks with the pods that were answered under them. It remembers longer
+      than the rows. `outlived`: those of these locks that still stood when their pod was gone.
+    - `known`: the witness's answers in this call; None: it does not know the pod. A missing key:
+      it was not asked.
+    - `pod_uids_read`: the UIDs from GETs of pods; also NOT_HERE and UNREAD.
+    - `registered`: the greatest amounts registered in the last 60 s, if not the inventory's.
+    - `records_read`, `listed`, `waited`, `node_read`: the questions that were asked already.
+      `list_failed`: the LIST failed. `node_unread`: the GET of the Node failed. `checked`: the
+      runtime ids that were asked about.
+    - `claimed`: pods that cannot be asking: another call answers them, or they were refused.
+    - `absent`, `present`: names that the kubelet did not know, or knew, when it began this call's
+      container. `alone`: no other call came for a moment. `beside`: of each call that
+      was under way then, the names that the kubelet knew when it began, if that is known.
+    """
+
+    table: PodTable
+    ledger: Ledger
+    lock: NodeLock | None
+    inventory: Inventory
+    kubelet: KubeletView
+    now: dt.datetime
+    known: Mapping[PodKey, Holding | None]
+    released_locks: tuple[NodeLock, ...] = ()
+    used_locks: Mapping[str, PodUid] = msgspec.field(default_factory=dict)
+    outlived: Mapping[str, PodUid] = msgspec.field(default_factory=dict)
+    pod_uids_read: Mapping[PodKey, PodUid | None] = msgspec.field(default_factory=dict)
+    registered: Mapping[GpuUuid, GpuUse] = msgspec.field(default_factory=dict)
+    records_read: bool = False
+    checked: frozenset[str] = frozenset()
+    listed: bool = False
+    list_failed: bool = False
+    waited: bool = False
+    node_read: bool = False
+    node_unread: bool = False
+    claimed: frozenset[PodUid] = frozenset()
+    absent: frozenset[PodKey] = frozenset()
+    present: frozenset[PodKey] = frozenset()
+    alone: bool = False
+    beside: tuple[frozenset[PodKey] | None, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class AskKubelet:
+    """Ask PodResources for this pod, and then for `others` until the kubelet knows one of them."""
+
+    namespace: str
+    name: str
+    others: tuple[PodKey, ...] = dataclasses.field(default=(), compare=False)
+
+
+class ReadRecords(msgspec.Struct, frozen=True):
+    """Read the kubelet's checkpoint file, the only record of ordinary init containers."""
+
+
+class CheckRunning(msgspec.Struct, frozen=True):
+    """Ask which of these runtime ids have a live container. A pod's status can be stale."""
+
+    ids: frozenset[str]
+
+
+class ListPods(msgspec.Struct, frozen=True):
+    """LIST the pods of this node, because the watch may lag."""
+
+
+class LookAtPod(msgspec.Struct, frozen=True):
+    """GET this pod, because another pod may have its name now."""
+
+    namespace: str
+    name: str
+
+
+class AwaitLock(msgspec.Struct, frozen=True):
+    """Wait for the Node's watch to show this pod's lock."""
+
+    namespace: str
+    name: str
+
+
+class LookAtNode(msgspec.Struct, frozen=True):
+    """GET the Node, because its watch may lag or be broken."""
+
+
+class AwaitOthers(msgspec.Struct, frozen=True):
+    """Wait a moment for other calls: the new pod's own call comes if this one is not for it."""
+
+
+Question = (
+    AskKubelet
+    | ReadRecords
+    | CheckRunning
+    | ListPods
+    | LookAtPod
+    | AwaitLock
+    | LookAtNode
+    | AwaitOthers
+)
+
+
+class Grant(msgspec.Struct, frozen=True):
+    """The container that is served, its shares, and its position in `…-allocated`.
+
+    `lock`: the text of the node lock that names its pod; empty: none. `oversold`: the scheduler
+    promised more of this GPU than it has; None: it did not.
+    """
+
+    candidate: Candidate
+    group: int
+    shares: tuple[Share, ...]
+    lock: str = ""
+    oversold: Shortage | None = None
+
+    @property
+    def key(self) -> ContainerKey:
+        """The key of the container's row."""
+        return ContainerKey(self.candidate.pod.uid, self.candidate.container.name)
+
+    @property
+    def replay(self) -> Row | None:
+        """The row that is answered again; None: this is a first answer."""
+        return self.candidate.row
+
+
+# Step 1: the candidates, which are the pods of this node that the Allocate may be for.
+#
+# A pod is a candidate if it has a container that requests that many slices and has no row, or whose
+# row the kubelet has no record of. Annotations do not matter.
+#
+# The kubelet asks at two places. It *admits* one pod after the other: new pods, and after its start
+# all that were there before. There it asks in the order of the spec, stops at the first refusal and
+# rejects the pod. It asks for no container that it has a record of, and after a start for none that
+# ran at that moment by the runtime's word, even if it has died since. Later its *pod workers* start
+# dead containers again, in parallel and in any order; they ask where there is no record, and after
+# a refusal for the next container and for this one again some seconds later. So after a lost
+# checkpoint the order says something only while a pod is being admitted.
+# Source: kubernetes pkg/kubelet/cm/devicemanager/manager.go, devicesToAllocate.
+
+ASKED_AFTER_DELETION = dt.timedelta(seconds=60)
+"""How long after its deletion a pod may still be in the kubelet's queue."""
+
+ASKED_UNWITNESSED = dt.timedelta(seconds=10)
+"""The same without a PodResources Get. It is shorter, because each deleted pod is one more
+candidate, and two candidates cause a refusal."""
+
+STAMP = dt.timedelta(seconds=1)
+"""The resolution of times in a pod's status: an event may be this much later than its time."""
+
+
+def candidates(count: int, evidence: Evidence, settings: MatchSettings) -> tuple[Candidate, ...]:
+    """The candidates for `count` slices: pods that exist, oldest first, then deleted pods.
+
+    Without pods that another Allocate in flight has claimed or whose first Allocate was refused.
+    """
+    found = []
+    for pod, deleted in (
+        *((pod, False) for pod in _asking(count, evidence)),
+        *((pod, True) for pod in _deleted_pods(evidence)),
+    ):
+        if pod.uid in evidence.claimed or pod.key in evidence.absent:
+            continue
+        # While the agent has not asked PodResources about the pod, the call may be for any of its
+        # containers that wait, because records may be missing here.
+        is_asked = pod.key in evidence.known or not evidence.kubelet.witnessed
+        containers = (possible if is_asked else waiting)(pod, evidence, settings.resource)
+        for each in containers:
+            if each.container.count == count:
+                found.append(msgspec.structs.replace(each, deleted=deleted))
+                break
+    return tuple(found)
+
+
+def waiting(pod: PodView, evidence: Evidence, resource: str) -> tuple[Candidate, ...]:
+    """The containers of `pod` for which the kubelet may still send Allocate, in its order.
+
+    The order is init containers, then the others, as in the spec. The kubelet sends no Allocate for
+    a container that runs. It does for an ended init container, if it started without its records.
+    """
+    rows = {row.key.container: row for row in evidence.ledger.rows_of(pod.uid)}
+    return tuple(
+        Candidate(pod, container, rows.get(container.name))
+        for container in pod.asking(resource)
+        # Its status can be late, or from before a reboot: a live cgroup shows that it runs.
+        if container.running_id not in evidence.kubelet.alive
+        and not is_over(container, evidence.kubelet.epoch)
+        and not _is_held(pod, container, rows.get(container.name), evidence)
+    )
+
+
+def possible(pod: PodView, evidence: Evidence, resource: str) -> tuple[Candidate, ...]:
+    """The containers of `pod` for which the kubelet may be asking now, of any count."""
+    found = waiting(pod, evidence, resource)
+    if is_new(pod, evidence):
+        return found[:1]
+    first = next((place for place, one in enumerate(found) if _was_dead(one, evidence)), None)
+    if first is None:
+        return found
+    # It was dead when the kubelet started and has no record: the pod is being admitted.
+    return found[: first + 1]
+
+
+def is_at_admission(pod: PodView, evidence: Evidence, resource: str) -> bool:
+    """Whether the kubelet can ask for this pod only when it admits it, which it does serially."""
+    return is_new(pod, evidence) or any(
+        _was_dead(one, evidence) for one in waiting(pod, evidence, resource)
+    )
+
+
+def is_new(pod: PodView, evidence: Evidence) -> bool:
+    """Whether no kubelet before this one can have started a container of the pod."""
+    rows = evidence.ledger.rows_of(pod.uid)
+    return not pod.has_run and all(row.epoch == evidence.kubelet.epoch for row in rows)
+
+
+def _was_dead(candidate: Candidate, evidence: Evidence) -> bool:
+    """Whether the kubelet found the container dead when it started, and asks for it at admission.
+
+    Only a pod without a cgroup proves it. A status that says so may be out of date: the former
+    kubelet may have started the container again without telling. That nobody saw it run proves
+    nothing either: it can have died between the kubelet's look and the agent's.
+    """
+    kubelet, started = evidence.kubelet, candidate.container.started_at
+    has_begun_since = started is not None and started + STAMP > kubelet.epoch.since
+    begun = kubelet.start.begun
+    return begun is not None and candidate.pod.uid not in begun and not has_begun_since
+
+
+def _asking(count: int, evidence: Evidence) -> list[PodView]:
+    """The pods, oldest first, with a container for `count` slices that is not plainly booked.
+
+    Nearly all pods of a node are running. A call for each would make an Allocate slower with each.
+    """
+    kubelet, known = evidence.kubelet, evidence.known
+    booked = evidence.ledger.booked_by(kubelet.epoch) if kubelet.recorded is None else set()
+    pods = {
+        pod.uid: pod
+        for pod in evidence.table.pods.values()
+        for container in pod.containers
+        if container.count == count
+        and (
+            ContainerKey(pod.uid, container.name) not in booked
+            or (pod.namespace, pod.name) in known
+        )
+    }
+    present = [pod for pod in pods.values() if not pod.terminal]
+    return sorted(present, key=lambda pod: (pod.created, pod.namespace, pod.name))
+
+
+def _is_held(pod: PodView, container: ContainerView, row: Row | None, evidence: Evidence) -> bool:
+    """Whether the kubelet has a record of the container, as far as is known.
+
+    Without a record it may send Allocate, for the first time or again. It loses records if it is
+    killed before it writes its checkpoint, or if the checkpoint is lost. PodResources answers by
+    name and does not list ordinary init containers. The checkpoint has UIDs and all containers.
+    """
+    kubelet, holding = evidence.kubelet, evidence.known.get(pod.key)
+    if holding and holding.ids_of(container.name, container.resource):
+        return True
+    if kubelet.recorded is not None and ContainerKey(pod.uid, container.name) in kubelet.recorded:
+        return True
+    if container.role is Role.INIT or not kubelet.witnessed:
+        return kubelet.recorded is None and row is not None and row.epoch == kubelet.epoch
+    # If PodResources was asked, it named no ids; the row may be booked for a pod of the same name.
+    is_unasked = holding is None and kubelet.recorded is None
+    return is_unasked and row is not None and row.is_booked_by(kubelet.epoch)
+
+
+def _deleted_pods(evidence: Evidence) -> Iterator[PodView]:
+    """Deleted pods without an answer that the kubelet may still have in its queue.
+
+    - A pod that was answered before the kubelet lost its records is left out. It ends at once with
+      any answer, but as a candidate it would cost its successor an answer.
+    - A pod is left out if its successor has run, or this kubelet has sent Allocate for it.
+    - A deletion time in the future was taken before the clock was set back; the pod is left out.
+    """
+    kubelet, rows_of = evidence.kubelet, evidence.ledger.rows_of
+    life = ASKED_AFTER_DELETION if kubelet.witnessed else ASKED_UNWITNESSED
+    recent = [
+        stone.pod
+        for stone in evidence.table.tombstones
+        if dt.timedelta(0) <= evidence.now - stone.deleted_at <= life
+        and stone.pod.annotations.get(BIND_PHASE) != PHASE_SUCCESS
+    ]
+    for pod in recent:
+        if not pod.terminal and pod.gpu_containers and not rows_of(pod.uid):
+            successor = evidence.table.named(*pod.key)
+            rows = rows_of(successor.uid) if successor else ()
+            is_past = successor is not None and successor.has_run  # it admits them in their order
+            if not is_past and all(row.epoch != kubelet.epoch for row in rows):
+                yield pod
+
+
+# Step 2: the kubelet is asked about the candidates, to find the pod that it is admitting.
+#
+# PodResources Get knows a pod from just before its admission. So among the candidates, the pod
+# being admitted is the one that Get knows without device ids. PodResources has no UIDs; the
+# kubelet's checkpoint file has.
+
+MANY = 8
+"""With more candidates than this, the agent does not ask about all. After a reboot with a lost
+checkpoint there are up to 110, and the kubelet answers 100 calls a second."""
+
+
+def to_ask(
+    found: tuple[Candidate, ...], evidence: Evidence, settings: MatchSettings
+) -> Question | None:
+    """The next question that has to be answered before a candidate is taken; None: none is left.
+
+    The owner of the node lock is asked about first.
+    """
+    # The decision needs the kubelet's checkpoint file:
+    # - if Get is missing, or for init containers, which are listed nowhere else;
+    # - if this kubelet once named ids for a candidate's container and now does not: one of the two
+    #   answers was about another pod of that name;
+    # - with many candidates: those in the file need no PodResources Get.
+    if not evidence.records_read and (
+        len(found) > MANY
+        or any(
+            not evidence.kubelet.witnessed
+            or (each.row is not None and each.row.is_booked_by(evidence.kubelet.epoch))
+            or any(container.role is Role.INIT for container in each.pod.gpu_containers)
+            for each in found
+        )
+    ):
+        return ReadRecords()
+    containers = (container for each in found for container in each.pod.containers)
+    running = frozenset(each.running_id for each in containers if each.running_id)
+    unchecked = running - evidence.checked
+    if unchecked:
+        return CheckRunning(unchecked)
+    if not evidence.kubelet.witnessed:
+        return None
+    left = [each for each in found if each.pod.key not in evidence.known]
+    # The kubelet admits one pod after the other. So with many candidates, once one is known to be
+    # admitted, only those remain whose containers the kubelet may be restarting in parallel.
+    if len(found) > MANY and any(
+        not each.deleted and is_at_admission(each.pod, evidence, settings.resource)
+        for each in admitted(found, evidence, settings)
+    ):
+        left = [each for each in left if not is_at_admission(each.pod, evidence, settings.resource)]
+    if not left:
+        return None
+    # Static pods come last: a tenant can create mirror pods that no kubelet admits.
+    owner = evidence.lock.owner if evidence.lock else None
+    left.sort(key=lambda each: (each.pod.key != owner, each.pod.static))
+    first, *behind = left
+    return AskKubelet(*first.pod.key, tuple(each.pod.key for each in behind))
+
+
+def admitted(
+    found: tuple[Candidate, ...], evidence: Evidence, settings: MatchSettings
+) -> tuple[Candidate, ...]:
+    """The candidates that the kubelet is admitting by its own answer."""
+    return tuple(each for each in found if _is_admitted(each, evidence, settings))
+
+
+def _is_admitted(candidate: Candidate, evidence: Evidence, settings: MatchSettings) -> bool:
+    """Whether the kubelet knows the name, and its answer can be about this pod.
+
+    The answer must name all app containers of the pod and no container of another. If the pod is
+    new, the answer must have no ids for a later container, because the kubelet sends Allocate in
+    the order of the spec.
+    """
+    holding = evidence.known.get(candidate.pod.key)
+    if holding is None:
+        return False
+    named = {each.name for each in holding.containers}
+    known = {each.name for each in candidate.pod.containers}
+    apps = {each.name for each in candidate.pod.containers if each.role is Role.APP}
+    names = [each.name for each in candidate.pod.asking(settings.resource)]
+    later = names[names.index(candidate.container.name) + 1 :]
+    has_later_ids = any(holding.ids_of(name, settings.resource) for name in later)
+    return apps <= named <= known and not (is_new(candidate.pod, evidence) and has_later_ids)
+
+
+# Step 3: the one candidate that the kubelet is admitting. Between several it never guesses.
+
+
+def exactly_one(
+    count: int, found: tuple[Candidate, ...], evidence: Evidence, settings: MatchSettings
+) -> Candidate | Question:
+    """The candidate that the kubelet admits, or the question that has to be answered first.
+
+    PodResources answers by name, also for a pod that is deleted during its admission. If a deleted
+    and an existing pod have the name, the existing one is taken: the deleted one is being killed,
+    and a later Allocate for the existing one gets the same answer.
+
+    Raises:
+        Refusal: no pod or several pods are being admitted.
+    """
+    if not evidence.kubelet.witnessed:
+        return _sole_candidate(count, found, evidence)
+    known = admitted(found, evidence, settings)
+    present = [each for each in known if not each.deleted]
+    if len({each.pod.key for each in known}) == 1:
+        return present[0] if present else known[0]
+    if not present and evidence.ledger.rows and not evidence.records_read:
+        return ReadRecords()  # the checkpoint may show that a container counts as held but is not
+    if not evidence.listed:
+        # The pod table lags, or one of the pods has ended: kubelets before 1.34.7 and 1.35.4 still
+        # admit it. For the lock's owner the API server has longer, so the lock comes first if the
+        # one in view is of no pod that may be asking, and a newer one can be read.
+        owner = evidence.lock.owner if evidence.lock else None
+        is_nobodys = owner is None or evidence.known.get(owner, True) is None
+        is_lock_unseen = not known and is_nobodys and not evidence.node_read
+        return LookAtNode() if is_lock_unseen else ListPods()
+    if not known:
+        raise _nobody(count, evidence)
+    if not present:
+        return known[0]  # each of them is refused, for the same reason
+    newcomer = _beside_dead(known, evidence, settings)
+    if newcomer is None:
+        raise _several(known, evidence)
+    return newcomer
+
+
+def _beside_dead(
+    known: tuple[Candidate, ...], evidence: Evidence, settings: MatchSettings
+) -> Candidate | Question | None:
+    """The one new pod that asks beside dead containers, or the next question; None: not clear.
+
+    The others have dead containers whose records the kubelet lost. It asks for them every few
+    seconds, and in vain if nothing tells them apart. They must not cost every new pod its start:
+    the kubelet is admitting this one now, and the scheduler has just placed it.
+    """
+    new = [
+        each
+        for each in known
+        # A pod from before this kubelet took the lists may have been admitted without asking, and
+        # ask when its container dies.
+        if not each.deleted
+        and each.pod.created >= evidence.kubelet.start.asks_since
+        and is_at_admission(each.pod, evidence, settings.resource)
+    ]
+    if len(new) != 1 or new[0].row is not None:
+        return None
+    pod = new[0].pod
+    # A deleted pod does not matter if the new one has its name: see exactly_one.
+    if any(each.deleted and each.pod.key != pod.key for each in known):
+        return None
+    # A call beside this one may be the new pod's, unless the kubelet did not know the pod yet when
+    # that call came.
+    if any(names is None or pod.key in names for names in evidence.beside):
+        return None
+    # The kubelet answers by name: if a deleted pod of this name still runs, the answer may be about
+    # that one, and nothing tells the call of the new pod from those of the dead containers.
+    graves = (stone.pod for stone in evidence.table.tombstones if stone.pod.key == pod.key)
+    namesakes = {one.running_id for grave in graves for one in grave.containers if one.running_id}
+    if namesakes - evidence.checked:
+        return CheckRunning(frozenset(namesakes) - evidence.checked)
+    if namesakes & evidence.kubelet.alive:
+        return None
+    if not (lock_of(pod, evidence) or may_be_unlocked(pod, evidence, settings)):
+        return seek_lock(pod, evidence, settings)
+    is_first = pod.key in evidence.present and not evidence.beside
+    return new[0] if is_first or evidence.alone else AwaitOthers()
+
+
+def rejected_pod(count: int, evidence: Evidence, settings: MatchSettings) -> PodUid | None:
+    """The pod for which no further Allocate comes after this refusal; None: not known.
+
+    The kubelet rejects a pod if one of its containers is refused at its admission. For a pod that
+    has run, it sends Allocate again. If a deleted and an existing pod have the same name, the
+    Allocate was for the deleted one, which came first.
+    """
+    found, is_witnessed = candidates(count, evidence, settings), evidence.kubelet.witnessed
+    if is_witnessed:
+        if any(each.pod.key not in evidence.known for each in found):
+            return None  # the call may have been for the one of which the kubelet said nothing
+        found = admitted(found, evidence, settings)
+        if len({each.pod.key for each in found}) != 1:
+            return None
+    deleted = next((each for each in found if each.deleted), None)
+    if deleted is not None:
+        return deleted.pod.uid
+    # A kubelet before 1.34 confirms nobody: the call may have been that of a pod that is gone.
+    if not is_witnessed or len(found) != 1 or found[0].row is not None or found[0].pod.has_run:
+        return None
+    pod = found[0].pod
+    # A deleted pod of the name that an earlier kubelet answered is no candidate, but may ask again.
+    is_predecessor_possible = any(
+        stone.pod.key == pod.key
+        and evidence.now - stone.deleted_at <= ASKED_AFTER_DELETION
+        and any(
+            row.epoch != evidence.kubelet.epoch for row in evidence.ledger.rows_of(stone.pod.uid)
+        )
+        for stone in evidence.table.tombstones
+    )
+    return None if is_predecessor_possible else pod.uid
+
+
+def _sole_candidate(
+    count: int, found: tuple[Candidate, ...], evidence: Evidence
+) -> Candidate | Question:
+    """Kubelets before 1.34 have no Get: a sole candidate is served if it holds the node lock."""
+    if not evidence.listed:
+        return ListPods()  # the watch may not have shown the pod that the kubelet asks for
+    if not found or (evidence.list_failed and any(each.row is None for each in found)):
+        raise _nobody(count, evidence)
+    first = found[0]
+    if all(each.deleted for each in found):
+        return first  # each of them is refused, for the same reason
+    if len(found) == 1 and (first.row is None or lock_of(first.pod, evidence)):
+        return first  # for a first answer, step 7 waits for the lock
+    what = f"{len(found)} pods are possible; start GPU pods one at a time, or "
+    if len(found) == 1:
+        what = f"pod {'/'.join(first.pod.key)}, the only possible one, no longer holds the node "
+        what += "lock; delete the pod, or "
+    raise Refusal(
+        RefusalReason.WITNESS_SILENT,
+        f"This kubelet cannot say which pod it admits, and {what}upgrade the kubelet to 1.34.",
+        transient=True,
+    )
+
+
+def _several(known: tuple[Candidate, ...], evidence: Evidence) -> Refusal:
+    names = cap(", ".join(sorted({"/".join(each.pod.key) for each in known})))
+    if evidence.list_failed:
+        return _unknown(f"the kubelet may be admitting one of several pods ({names})")
+    if all(each.row is not None and not each.deleted for each in known):
+        return Refusal(
+            RefusalReason.MANY_PODS_ADMITTED,
+            f"The kubelet lost its records of several pods with dead containers ({names}) and does "
+            "not say which one it restarts, and the agent does not guess; delete all but one of "
+            "them.",
+        )
+    return Refusal(
+        RefusalReason.MANY_PODS_ADMITTED,
+        f"The kubelet is admitting several pods at once ({names}) and does not say which of them "
+        "this request is for, and the agent does not guess; create this pod again.",
+    )
+
+
+def _nobody(count: int, evidence: Evidence) -> Refusal:
+    """Why no pod could be found for the request."""
+    if evidence.listed and (evidence.list_failed or not evidence.table.synced):
+        return _unknown(f"no pod that it knows of asks for {count} slice(s) at this moment")
+    return Refusal(
+        RefusalReason.NO_POD_ADMITTED,
+        f"The kubelet asks for {count} slice(s), but no pod of this node that requests this "
+        "number is being admitted. Static pods and deleted pods cannot get GPUs; create the pod "
+        "through the API server.",
+    )
+
+
+def _unknown(what: str) -> Refusal:
+    """The refusal while the API server does not answer, and `what` makes its word necessary."""
+    return Refusal(
+        RefusalReason.PODS_UNKNOWN,
+        f"The agent could not ask the API server, and {what}; the kubelet or the pod's controller "
+        "starts it again; without a controller, create it again.",
+        transient=True,
+    )
+
+
+# Step 4: no other pod has taken its name, and none asks that no view shows.
+
+
+def _still_the_same(
+    candidate: Candidate, evidence: Evidence, settings: MatchSettings
+) -> Question | None:
+    """The question that must rule out a new pod that the watch has not shown; None: ruled out.
+
+    A pod whose name was not generated can be created again with another share. Once a container of
+    a pod was answered at its admission, the calls that follow are for the same pod. Raises Refusal.
+    """
+    pod = candidate.pod
+    # PodResources says "known, no devices" of a pod that is being admitted, of one that was started
+    # without an Allocate, and of one whose records are lost. The last two ask only when a container
+    # has died. Then a pod that no view shows may be asking instead.
+    is_newcomer_possible = not is_at_admission(pod, evidence, settings.resource)
+    if not evidence.listed and (candidate.deleted or is_newcomer_possible):
+        return ListPods()
+    if evidence.list_failed and is_newcomer_possible:
+        raise _unknown(
+            f"pod {'/'.join(pod.key)}, of which the kubelet has no record, may have run before, so "
+            "a pod that the agent does not know may be asking"
+        )
+    if not pod.reusable_name or candidate.deleted or _is_under_way(candidate, evidence):
+        return None
+    if pod.key not in evidence.pod_uids_read:
+        return None if evidence.listed and not evidence.list_failed else LookAtPod(*pod.key)
+    uid_read = evidence.pod_uids_read[pod.key]
+    if uid_read == pod.uid:
+        return None
+    if uid_read is UNREAD:  # a GET that failed proves nothing
+        if not evidence.records_read:
+            return ReadRecords()
+        # The kubelet names the pod's UID if PodResources has slices for a container that the
+        # checkpoint has under it. The file alone proves nothing: it keeps a rejected pod's until
+        # the kubelet allocates again.
+        known = evidence.known.get(pod.key)
+        if known is not None and any(
+            key.pod_uid == pod.uid and known.ids_of(key.container, settings.resource)
+            for key in evidence.kubelet.recorded or ()
+        ):
+            return None
+        raise _unknown(f"the name of pod {'/'.join(pod.key)} may be another pod's by now")
+    if evidence.list_failed:
+        raise _unknown(f"another pod now has the name {'/'.join(pod.key)}")
+    return None if evidence.listed else ListPods()
+
+
+def _is_under_way(candidate: Candidate, evidence: Evidence) -> bool:
+    """Whether an earlier container of the pod was answered at this admission.
+
+    PodResources must say that the kubelet holds it, or a new pod may have its name. Of ordinary
+    init containers it says nothing, so that they prove nothing.
+    """
+    epoch, known = evidence.kubelet.epoch, evidence.known.get(candidate.pod.key)
+    return candidate.row is None and any(
+        row.epoch == epoch
+        and (known is None or bool(known.ids_of(row.key.container, row.resource)))
+        for row in evidence.ledger.rows_of(candidate.pod.uid)
+    )
+
+
+# Step 6: a container that has a row is answered as before.
+
+
+def replay(candidate: Candidate, row: Row, evidence: Evidence) -> Question | Grant:
+    """The same answer again. Raises Refusal if one of its GPUs is gone, lost or in MIG mode.
+
+    A GPU that the operator has filtered out since still counts: its container may start again.
+    """
+    name = "/".join(candidate.pod.key)
+    for share in row.shares:
+        gpu = evidence.inventory.find(share.uuid)
+        # In MIG mode nothing can use the whole GPU.
+        is_whole = gpu is not None and gpu.there and not gpu.gpu.mig_enabled
+        if gpu is None or not is_whole or gpu.health.condition is Condition.LOST:
+            if not evidence.listed:
+                # A pod that the watch has not shown may ask, after this one was refused.
+                return ListPods()
+            raise Refusal(
+                RefusalReason.BAD_GPU,
+                f"Container {row.key.container} of pod {name} holds GPU {share.uuid}, which is "
+                "gone, lost or in MIG mode; delete the pod so that it is placed again.",
+            )
+    return Grant(candidate, row.group, row.shares)
+
+
+# Step 7: the node lock must name the pod.
 
 
 def right(candidate: Candidate, evidence: Evidence, settings: MatchSettings) -> Question | None:
@@ -68,12 +857,7 @@ def right(candidate: Candidate, evidence: Evidence, settings: MatchSettings) -> 
     name, lock = "/".join(pod.key), evidence.lock
     is_made_with_its_node = _is_made_with_its_node(pod)
     if evidence.node_unread and not is_made_with_its_node:
-        raise Refusal(
-            RefusalReason.PODS_UNKNOWN,
-            "The agent could not ask the API server whether HAMi's scheduler placed pod "
-            f"{name} on this node; the pod's controller starts it again.",
-            transient=True,
-        )
+        raise _unknown(f"no node lock that it knows of names pod {name}")
     if _takes_lock(pod) and lock is not None and lock.owner not in {None, pod.key}:
         raise Refusal(
             RefusalReason.NO_RIGHT,
@@ -146,9 +930,10 @@ def hopeless(candidate: Candidate, settings: MatchSettings) -> Refusal | None:
 
 def may_be_unlocked(pod: PodView, evidence: Evidence, settings: MatchSettings) -> bool:
     """Whether the pod needs no lock. A kubelet before 1.34 confirms no pod, so each needs one."""
-    if settings.unlocked_pods is UnlockedPods.SCHEDULED:
-        return evidence.kubelet.witnessed and _was_bound_without(pod, settings)
-    return evidence.kubelet.witnessed and settings.unlocked_pods is UnlockedPods.UNIQUE
+    is_allowed = settings.unlocked_pods is UnlockedPods.UNIQUE or (
+        settings.unlocked_pods is UnlockedPods.SCHEDULED and _was_bound_without(pod, settings)
+    )
+    return evidence.kubelet.witnessed and is_allowed
 
 
 def _was_bound_without(pod: PodView, settings: MatchSettings) -> bool:
@@ -204,207 +989,10 @@ def lock_of(pod: PodView, evidence: Evidence) -> NodeLock | None:
     return next(former, None)
 
 
-# Picks the one candidate that the kubelet is admitting. Between several it never guesses.
-
-
-def exactly_one(
-    count: int, found: tuple[Candidate, ...], evidence: Evidence, settings: MatchSettings
-) -> Candidate | Question:
-    """The candidate that the kubelet admits, or the question that has to be answered first.
-
-    PodResources answers by name, also for a pod that is deleted during its admission. If a deleted
-    and an existing pod have the name, the existing one is taken: the deleted one is being killed,
-    and a later Allocate for the existing one gets the same answer.
-
-    Raises:
-        Refusal: no pod or several pods are being admitted.
-    """
-    if not evidence.kubelet.witnessed:
-        return _unwitnessed(count, found, evidence)
-    known = admitted(found, evidence, settings)
-    present = [each for each in known if not each.deleted]
-    if len({each.pod.key for each in known}) == 1:
-        return present[0] if present else known[0]
-    if not present and evidence.ledger.rows and not evidence.records_read:
-        return ReadRecords()  # the checkpoint may show that a container counts as held but is not
-    if not evidence.listed:
-        # The pod table lags, or one of the pods has ended: kubelets before 1.34.7 and 1.35.4 still
-        # admit it. For the lock's owner the API server has longer, so the lock comes first if the
-        # one in view is of no pod that may be asking, and a newer one can be read.
-        owner = evidence.lock.owner if evidence.lock else None
-        is_nobodys = owner is None or evidence.known.get(owner, True) is None
-        is_lock_unseen = not known and is_nobodys and not evidence.node_read
-        return LookAtNode() if is_lock_unseen else ListPods()
-    # A pod from before may have been admitted without asking, and ask when its container starts.
-    new = [
-        each
-        for each in present
-        if each.pod.created >= evidence.kubelet.start.asks_since
-        and is_at_admission(each.pod, evidence, settings.resource)
-    ]
-    # A deleted pod does not matter if the new one has its name: see above.
-    is_clear = {each.pod.key for each in known if each.deleted} <= {
-        each.pod.key for each in new
-    } and all(
-        # That call may be the new pod's, unless the kubelet did not know it yet when the call came.
-        names is not None and not any(each.pod.key in names for each in new)
-        for names in evidence.beside
-    )
-    if len(new) == 1 and new[0].row is None and is_clear:
-        # The others have dead containers whose records the kubelet lost. It asks for them every few
-        # seconds, and in vain if nothing tells them apart. They must not cost every new pod its
-        # start: the kubelet is admitting this one now, and the scheduler has just placed it.
-        # A deleted pod of its name that still runs may be the one that the kubelet knows, though:
-        # then nothing tells its call from theirs.
-        graves = (stone.pod for stone in evidence.table.tombstones)
-        namesakes = [one for pod in graves if pod.key == new[0].pod.key for one in pod.containers]
-        unchecked = {one.running_id for one in namesakes if one.running_id} - evidence.checked
-        if unchecked:
-            return CheckRunning(frozenset(unchecked))
-        if any(is_alive(one, evidence.kubelet) for one in namesakes):
-            raise _several(known, evidence)
-        if lock_of(new[0].pod, evidence) or may_be_unlocked(new[0].pod, evidence, settings):
-            is_first = new[0].pod.key in evidence.present and not evidence.beside
-            is_asking = is_first or evidence.alone
-            return new[0] if is_asking else AwaitOthers()
-        if not (evidence.waited and evidence.node_read):
-            return LookAtNode() if evidence.waited else AwaitLock(*new[0].pod.key)
-    if present:
-        raise _several(known, evidence)
-    if known:
-        return known[0]
-    raise _nobody(count, evidence)
-
-
-def rejected_pod(count: int, evidence: Evidence, settings: MatchSettings) -> PodUid | None:
-    """The pod for which no further Allocate comes after this refusal; None: not known.
-
-    The kubelet rejects a pod if one of its containers is refused at its admission. For a pod that
-    has run, it sends Allocate again. If a deleted and an existing pod have the same name, the
-    Allocate was for the deleted one, which came first.
-    """
-    possible = candidates(count, evidence, settings)
-    is_witnessed = evidence.kubelet.witnessed
-    if is_witnessed:
-        if any(each.pod.key not in evidence.known for each in possible):
-            return None  # the call may have been for the one of which the kubelet said nothing
-        possible = admitted(possible, evidence, settings)
-    deleted = [each for each in possible if each.deleted]
-    if deleted and (not is_witnessed or len({each.pod.key for each in possible}) == 1):
-        return deleted[0].pod.uid
-    if len(possible) != 1 or possible[0].row is not None or possible[0].pod.has_run:
-        return None
-    for stone in evidence.table.tombstones:
-        is_late = evidence.now - stone.deleted_at > ASKED_AFTER_DELETION
-        if stone.pod.key == possible[0].pod.key and not is_late:
-            rows = evidence.ledger.rows_of(stone.pod.uid)
-            if any(row.epoch != evidence.kubelet.epoch for row in rows):
-                return None  # the call may have been for that pod, though it is no candidate
-    if not is_witnessed and lock_of(possible[0].pod, evidence) is None:
-        return None  # the call may have been that of a pod that is gone
-    return possible[0].pod.uid
-
-
-def _unwitnessed(
-    count: int, found: tuple[Candidate, ...], evidence: Evidence
-) -> Candidate | Question:
-    """Kubelets before 1.34: only a single candidate that holds the node lock is served."""
-    is_alone = len(found) == 1
-    if not evidence.listed:
-        return ListPods()  # the watch may not have shown the pod that the kubelet asks for
-    if evidence.list_failed and any(each.row is None for each in found):
-        raise _nobody(count, evidence)
-    if is_alone and lock_of(found[0].pod, evidence):
-        return found[0]
-    if not found:
-        raise _nobody(count, evidence)
-    if not evidence.waited:
-        return AwaitLock(*found[0].pod.key) if is_alone else AwaitLock()
-    if not evidence.node_read:
-        return LookAtNode()
-    if all(each.deleted for each in found) or (is_alone and found[0].row is None):
-        return found[0]  # the next gate refuses it with the reason
-    said = f"and {len(found)} pods are possible; upgrade the kubelet to 1.34 or later, or start "
-    said += "GPU pods one at a time."
-    if is_alone:
-        name = "/".join(found[0].pod.key)
-        said = f"and pod {name}, the only possible one, no longer holds the node lock; delete the "
-        said += "pod, or upgrade the kubelet to 1.34."
-    raise Refusal(
-        RefusalReason.WITNESS_SILENT,
-        f"This kubelet cannot say which pod it admits, {said}",
-        transient=True,
-    )
-
-
-def _several(known: tuple[Candidate, ...], evidence: Evidence) -> Refusal:
-    names = cap(", ".join(sorted({"/".join(each.pod.key) for each in known})))
-    if evidence.list_failed:
-        return Refusal(
-            RefusalReason.PODS_UNKNOWN,
-            f"The kubelet may admit one of several pods ({names}), but the API server does not "
-            "say which pods are on this node; the pod's controller or the kubelet starts it again; "
-            "if it has no controller, create it again.",
-            transient=True,
-        )
-    if all(each.row is not None and not each.deleted for each in known):
-        return Refusal(
-            RefusalReason.MANY_PODS_ADMITTED,
-            f"The kubelet lost its records of several pods with dead containers ({names}) and does "
-            "not say which one it restarts, and the agent does not guess; delete all but one of "
-            "them.",
-        )
-    return Refusal(
-        RefusalReason.MANY_PODS_ADMITTED,
-        f"The kubelet is admitting several pods at once ({names}) and does not say which of them "
-        "this request is for, and the agent does not guess; create this pod again.",
-    )
-
-
-def _nobody(count: int, evidence: Evidence) -> Refusal:
-    """Why no pod could be found for the request."""
-    if evidence.blind:
-        return Refusal(
-            RefusalReason.PODS_UNKNOWN,
-            "The agent could not ask the API server which pods are on this node, and no pod that "
-            f"it knows and that requests {count} slice(s) is being admitted; the pod's controller "
-            "starts it again.",
-            transient=True,
-        )
-    return Refusal(
-        RefusalReason.NO_POD_ADMITTED,
-        f"The kubelet asks for {count} slice(s), but no pod of this node that requests this "
-        "number is being admitted. Static pods and deleted pods cannot get GPUs; create the pod "
-        "through the API server.",
-    )
-
-
-# Decides whether a container may get what the scheduler's annotation says.
+# Step 8: the container may get what the scheduler's annotation says.
 #
 # Tenants can write annotations. So every GPU and amount is checked against the pod's request, which
 # nobody can change, the inventory and the ledger.
-
-
-def replay(candidate: Candidate, row: Row, evidence: Evidence) -> Question | Grant:
-    """The same answer again. Raises Refusal if one of its GPUs is gone, lost or in MIG mode.
-
-    A GPU that the operator has filtered out since still counts: its container may start again.
-    """
-    name = "/".join(candidate.pod.key)
-    for share in row.shares:
-        gpu = evidence.inventory.find(share.uuid)
-        # In MIG mode nothing can use the whole GPU.
-        is_whole = gpu is not None and gpu.there and not gpu.gpu.mig_enabled
-        if gpu is None or not is_whole or gpu.health.condition is Condition.LOST:
-            if not evidence.listed:
-                # A pod that the watch has not shown may ask, after this one was refused.
-                return ListPods()
-            raise Refusal(
-                RefusalReason.BAD_GPU,
-                f"Container {row.key.container} of pod {name} holds GPU {share.uuid}, which is "
-                "gone, lost or in MIG mode; delete the pod so that it is placed again.",
-            )
-    return Grant(candidate, row.group, row.shares)
 
 
 def check(candidate: Candidate, evidence: Evidence, settings: MatchSettings) -> Question | Grant:
@@ -442,6 +1030,19 @@ def check(candidate: Candidate, evidence: Evidence, settings: MatchSettings) -> 
         # The scheduler's watch may have shown a change that the agent's watch has not.
         return ListPods()
     raise _oversold(candidate, oversold)
+
+
+def _live(row: Row, evidence: Evidence) -> bool:
+    """Whether the row still counts: its pod is there, not terminal, and known to the kubelet.
+
+    A pod that the kubelet does not know is dead only if this kubelet instance was answered: a new
+    one may not have admitted the pod yet.
+    """
+    key = (row.namespace, row.pod)
+    is_forgotten = key in evidence.known and evidence.known[key] is None
+    return row.is_live(evidence.table) and not (
+        is_forgotten and row.epoch == evidence.kubelet.epoch
+    )
 
 
 def _require_requested(
@@ -501,19 +1102,6 @@ def _oversold(candidate: Candidate, short: Shortage, *, alone: bool = False) -> 
     )
 
 
-def _live(row: Row, evidence: Evidence) -> bool:
-    """Whether the row still counts: its pod is there, not terminal, and known to the kubelet.
-
-    A pod that the kubelet does not know is dead only if this kubelet instance was answered: a new
-    one may not have admitted the pod yet.
-    """
-    key = (row.namespace, row.pod)
-    is_forgotten = key in evidence.known and evidence.known[key] is None
-    return row.is_live(evidence.table) and not (
-        is_forgotten and row.epoch == evidence.kubelet.epoch
-    )
-
-
 def _assigned(candidate: Candidate, settings: MatchSettings) -> tuple[int, tuple[Share, ...]]:
     """The container's group number and shares in the annotation. Raises Refusal."""
     pod, container = candidate.pod, candidate.container
@@ -550,6 +1138,49 @@ def _assigned(candidate: Candidate, settings: MatchSettings) -> tuple[int, tuple
         f"HAMi's scheduler wrote no GPUs for container {container.name} of pod {name}; "
         "create it again.",
     )
+
+
+class Assignment(msgspec.Struct, frozen=True):
+    """The group at position `group_index` of the annotation belongs to this container."""
+
+    group_index: int
+    container: str
+    shares: tuple[Share, ...]
+
+
+def pair_groups(
+    groups: Sequence[tuple[Share, ...]], containers: Sequence[ContainerView]
+) -> tuple[Assignment, ...]:
+    """Pair the non-empty groups, in order, with the containers that request GPUs, in order.
+
+    `containers` are all of the pod's, init containers first. Positions in the annotation do not
+    matter, because schedulers up to and including 2.8 shift them. Those also write no groups for
+    init containers; then the groups belong to the regular containers.
+
+    Raises:
+        Refusal: COUNT_MISMATCH, if the numbers of groups and containers differ, or the number of
+            shares in a group and the number of slices that its container requests.
+    """
+    filled = [(index, group) for index, group in enumerate(groups) if group]
+    asking = [container for container in containers if container.count > 0]
+    regular = [container for container in asking if container.role is Role.APP]
+    all_asking = len(filled) == len(asking)
+    if not all_asking and (not regular or len(filled) != len(regular)):
+        raise Refusal(
+            RefusalReason.COUNT_MISMATCH,
+            f"the scheduler wrote GPUs for {len(filled)} containers, but {len(asking)} containers "
+            "of the pod request GPUs; delete the pod and create it again.",
+        )
+    paired = []
+    for (index, shares), container in zip(filled, asking if all_asking else regular, strict=True):
+        if len(shares) != container.count:
+            raise Refusal(
+                RefusalReason.COUNT_MISMATCH,
+                f"container {container.name} requests {container.count} GPUs, but the scheduler "
+                f"wrote {len(shares)} for it; delete the pod and create it again.",
+            )
+        paired.append(Assignment(index, container.name, shares))
+    return tuple(paired)
 
 
 def _usable(
@@ -589,121 +1220,3 @@ def _usable(
             core_percent=max(gpu.core_percent, recent.core_percent),
         )
     return gpus
-
-
-# Decides which container an Allocate is for and what it gets, or returns the next question.
-#
-# An Allocate names no pod. The kubelet is the witness: it says which pod it admits. The node lock
-# is the proof of right: writing it needs rights on the Node, while a tenant can write a pod's
-# annotations. The caller asks the question, adds the answer to the evidence and decides again from
-# the start, so that every decision uses the newest view.
-
-
-def decide(count: int, evidence: Evidence, settings: MatchSettings) -> Question | Grant:
-    """Grant one container that asks for `count` slices, or return the next question.
-
-    Invariant: no container gets what belongs to another one. If the call may be for more than one
-    container, none is served. Raises Refusal with its gate and a sentence for the pod's owner.
-
-    1. Candidates: the pods of this node with a container that may be asking for `count` slices.
-    2. Witness: the kubelet says which of them it is admitting.
-    3. The kubelet is admitting exactly one of them.
-    4. It is still the same pod: no new pod has its name, and no pod came that the watch lacks.
-    5. The container is the next in order, or the only one that the kubelet can be asking for.
-    6. A container that was answered before gets the same answer, as long as its GPUs are there.
-    7. A first answer needs a right: the node lock names the pod.
-    8. A first answer needs room: the GPUs in the annotation are here and serving; the shares fit.
-    """
-    pool = candidates(count, evidence, settings)
-    candidate = to_ask(pool, evidence, settings) or exactly_one(count, pool, evidence, settings)
-    if not isinstance(candidate, Candidate):
-        return candidate
-    pod, question = candidate.pod, None
-    is_first = candidate.row is None and is_at_admission(pod, evidence, settings.resource)
-    if is_first and pod.reusable_name and not hopeless(candidate, settings):
-        # The lock comes before the GET of the pod: its owner may wait longer for the API server. A
-        # replay needs no lock, no lock helps the hopeless, and the others are not read.
-        question = seek_lock(pod, evidence, settings)
-    question = question or _still_the_same(candidate, evidence, settings)
-    if question is not None:
-        return question
-    asked = possible(pod, evidence, settings.resource)
-    if sum(each.container.count == candidate.container.count for each in asked) > 1:
-        raise Refusal(
-            RefusalReason.MANY_PODS_ADMITTED,
-            f"The kubelet lost its checkpoint and does not say which of several containers of pod "
-            f"{'/'.join(pod.key)} it starts again; delete the pod, and its controller makes a new "
-            "one.",
-        )
-    if candidate.row is not None:
-        return replay(candidate, candidate.row, evidence)
-    return right(candidate, evidence, settings) or check(candidate, evidence, settings)
-
-
-def _still_the_same(
-    candidate: Candidate, evidence: Evidence, settings: MatchSettings
-) -> Question | None:
-    """The question that must rule out a new pod that the watch has not shown; None: ruled out.
-
-    A pod whose name was not generated can be created again with another share. Once a container of
-    a pod was answered at its admission, the calls that follow are for the same pod. Raises Refusal.
-    """
-    pod = candidate.pod
-    # PodResources says "known, no devices" of a pod that is being admitted, of one that was started
-    # without an Allocate, and of one whose records are lost. The last two ask only when a container
-    # has died. Then a pod that no view shows may be asking instead.
-    is_newcomer_possible = not is_at_admission(pod, evidence, settings.resource)
-    if not evidence.listed and (candidate.deleted or is_newcomer_possible):
-        return ListPods()
-    if evidence.list_failed and is_newcomer_possible:
-        raise _unknown(
-            f"The kubelet has no record of pod {'/'.join(pod.key)}, which may have run before, so "
-            "a pod that the agent does not know may be asking"
-        )
-    if not pod.reusable_name or candidate.deleted or _is_under_way(candidate, evidence):
-        return None
-    if pod.key not in evidence.pod_uids_read:
-        return None if evidence.listed and not evidence.list_failed else LookAtPod(*pod.key)
-    uid_read = evidence.pod_uids_read[pod.key]
-    if uid_read is UNREAD and not evidence.records_read:
-        return ReadRecords()
-    if uid_read == pod.uid:
-        return None
-    if uid_read is UNREAD:  # a GET that failed proves nothing
-        # The kubelet names the pod's UID if PodResources has slices for a container that the
-        # checkpoint has under it. The file alone proves nothing: it keeps a rejected pod's until
-        # the kubelet allocates again.
-        known = evidence.known.get(pod.key)
-        if known is not None and any(
-            key.pod_uid == pod.uid and known.ids_of(key.container, settings.resource)
-            for key in evidence.kubelet.recorded or ()
-        ):
-            return None
-        raise _unknown(f"The name of pod {'/'.join(pod.key)} may be another pod's by now")
-    if evidence.list_failed:
-        raise _unknown(f"Another pod now has the name {'/'.join(pod.key)}")
-    return None if evidence.listed else ListPods()
-
-
-def _unknown(what: str) -> Refusal:
-    return Refusal(
-        RefusalReason.PODS_UNKNOWN,
-        f"{what}, and the agent could not ask the API server which pods are on this node; the "
-        "pod's controller or the kubelet starts it again; if it has no controller, create it "
-        "again.",
-        transient=True,
-    )
-
-
-def _is_under_way(candidate: Candidate, evidence: Evidence) -> bool:
-    """Whether an earlier container of the pod was answered at this admission.
-
-    PodResources must say that the kubelet holds it, or a new pod may have its name. Of ordinary
-    init containers it says nothing, so that they prove nothing.
-    """
-    epoch, known = evidence.kubelet.epoch, evidence.known.get(candidate.pod.key)
-    return candidate.row is None and any(
-        row.epoch == epoch
-        and (known is None or bool(known.ids_of(row.key.container, row.resource)))
-        for row in evidence.ledger.rows_of(candidate.pod.uid)
-    )

@@ -1,5 +1,6 @@
 """Plain mode: the kubelet's ids decide what a container gets."""
 
+import dataclasses
 import random
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -7,7 +8,7 @@ from typing import Annotated
 
 import msgspec
 
-from agent.allocate.edits import EditRequest, check_library, container_edits, cuda_order, gpu_edits
+from agent.allocate.edits import check_library, container_edits, cuda_order, gpu_edits
 from agent.allocate.prefer import nearest
 from agent.allocate.service import AllocateCall, AllocateCalls, AllocateStep
 from agent.cluster import PodUid
@@ -133,14 +134,9 @@ def edits_of(
     edits: EditSettings,
     facts: HookFacts,
 ) -> ContainerEdits:
-    """The edits of an answer: the GPUs, and with `memory_limits` also HAMi-core and its limits.
-
-    Raises:
-        SettingsError: no answer can be made with these settings.
-    """
+    """The edits of an answer: the GPUs, and with `memory_limits` also HAMi-core and its limits."""
     if plain.memory_limits:
-        request = EditRequest(uid, PLAIN, control_disabled=False, shares=granted)
-        return container_edits(request, edits, facts)
+        return container_edits(ContainerKey(uid, PLAIN), granted, edits, facts)
     return gpu_edits(f"{uid}/{PLAIN}", granted, edits, facts)
 
 
@@ -175,36 +171,27 @@ RECORDS_BUDGET = 0.2
 """Seconds for reading the kubelet's checkpoint file. After that the call gets a new row."""
 
 
-class KubeletViews(msgspec.Struct, frozen=True):
-    """The facts that a decision reads. `edits` also has the resource name.
+@dataclasses.dataclass(eq=False, kw_only=True)
+class KubeletShares:
+    """A ShareSource: each slice that the kubelet names is a part of its GPU.
 
-    `epoch`: the present kubelet instance.
+    `edits` also has the resource name. `epoch`: the present kubelet instance. `lag`: extends the
+    deadlines of all calls.
     """
 
     inventory: Cell[Inventory]
     ledger: Cell[Ledger]
     edits: Cell[EditSettings]
     epoch: Callable[[], KubeletEpoch | None]
-
-
-class KubeletPeers(msgspec.Struct, frozen=True):
-    """The ports that a decision uses. `lag`: extends the deadlines of all calls."""
-
     records: KubeletRecords
     hooks: HookDirs
     clock: Clock
     chance: random.Random
-    lag: Lag = msgspec.field(default_factory=Lag)
+    settings: PlainSettings
+    lag: Lag = dataclasses.field(default_factory=Lag)
 
-
-class KubeletShares:
-    """A ShareSource: each slice that the kubelet names is a part of its GPU."""
-
-    def __init__(self, views: KubeletViews, peers: KubeletPeers, settings: PlainSettings) -> None:
-        self._views = views
-        self._peers = peers
-        self._settings = settings
-        self.calls = AllocateCalls(Turns(views.epoch), peers.lag)
+    def __post_init__(self) -> None:
+        self.calls = AllocateCalls(Turns(self.epoch), self.lag)
 
     async def decide(self, ids: tuple[SliceId, ...], call: AllocateCall) -> None:
         """Set the row of the call, unless another call overtook it. Raises Refusal."""
@@ -213,10 +200,10 @@ class KubeletShares:
         call.overlapped |= call.turn.doubted
         async with call.disk.within():
             with self.calls.waiting("hook-path"):
-                facts = await self._peers.hooks.facts()
+                facts = await self.hooks.facts()
         call.step = AllocateStep.CHECK
-        held = _ids_of(self.calls.with_pending(self._views.ledger.value).rows)
-        granted = grant(ids, self._views.inventory.value, held)
+        held = _ids_of(self.calls.with_pending(self.ledger.value).rows)
+        granted = grant(ids, self.inventory.value, held)
         if call.is_lost:
             return
         again = await self._asked_again(ids)
@@ -236,10 +223,10 @@ class KubeletShares:
         because the kubelet marks them as used only at the Allocate.
         """
         turn = self.calls.turns.begin()
-        epoch = self._views.epoch()
-        rows = self.calls.with_pending(self._views.ledger.value).rows
+        epoch = self.epoch()
+        rows = self.calls.with_pending(self.ledger.value).rows
         held = _ids_of(row for row in rows if row.confirmed or row.epoch == epoch)
-        gpus = {shared.uuid: shared.gpu for shared in self._views.inventory.value.gpus}
+        gpus = {shared.uuid: shared.gpu for shared in self.inventory.value.gpus}
         offered = self.calls.turns.offered()
         fresh = tuple(slice_id for slice_id in available if slice_id not in offered)
         chosen = nearest(fresh, must_include, size, gpus, held)
@@ -249,22 +236,22 @@ class KubeletShares:
 
     async def _asked_again(self, ids: tuple[SliceId, ...]) -> Row | None:
         """The row to answer again, with its new time and epoch, or None."""
-        epoch, taken = self._views.epoch(), self.calls.taken
-        free = (row for row in self._views.ledger.value.rows if row.key not in taken)
+        epoch, taken = self.epoch(), self.calls.taken
+        free = (row for row in self.ledger.value.rows if row.key not in taken)
         row = asked_again(ids, free, epoch) if epoch else None
         if epoch is None or row is None:
             return None
         taken.add(row.key)
         try:
             async with self.calls.lag.within(RECORDS_BUDGET):
-                recorded = await self._peers.records.read(self._views.edits.value.resource)
+                recorded = await self.records.read(self.edits.value.resource)
         except TimeoutError:
             return None
         finally:
             taken.discard(row.key)
         if recorded is None or frozenset(ids) in recorded.values():
             return None
-        return msgspec.structs.replace(row, answered_at=self._peers.clock.now(), epoch=epoch)
+        return msgspec.structs.replace(row, answered_at=self.clock.now(), epoch=epoch)
 
     def _first(
         self, ids: tuple[SliceId, ...], granted: tuple[GrantedShare, ...], facts: HookFacts
@@ -272,8 +259,8 @@ class KubeletShares:
         """A new row with its answer."""
         # A UID without dashes is not one of the API server's. So hami mode, which removes
         # directories of deleted pods, does not remove this one.
-        uid = PodUid(f"{self._peers.chance.getrandbits(128):032x}")
-        edits, has_limits = self._views.edits.value, self._settings.memory_limits
+        uid = PodUid(f"{self.chance.getrandbits(128):032x}")
+        edits, has_limits = self.edits.value, self.settings.memory_limits
         if has_limits:
             check_library(facts)
         return Row(
@@ -281,9 +268,9 @@ class KubeletShares:
             holder=None,
             shares=tuple(grant.share for grant in granted) if has_limits else (),
             slice_ids=tuple(sorted(ids)),
-            edits=edits_of(uid, granted, self._settings, edits, facts),
-            answered_at=self._peers.clock.now(),
-            epoch=self._views.epoch() or KubeletEpoch(),
+            edits=edits_of(uid, granted, self.settings, edits, facts),
+            answered_at=self.clock.now(),
+            epoch=self.epoch() or KubeletEpoch(),
             decided_by=Decider.KUBELET,
             resource=edits.resource,
         )

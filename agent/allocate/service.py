@@ -1,40 +1,140 @@
-"""Answers Allocate in both modes: claim the container's row, write it, answer."""
+"""Answers Allocate in both modes: decide, claim the container's row, write it, answer.
+
+Beside HAMi's scheduler an inquiry asks the kubelet and the API server until a decision can be made.
+Its answers are kept for one call only.
+"""
 
 import asyncio
 import contextlib
+import dataclasses
+import datetime as dt
 import enum
-from collections import deque
-from collections.abc import Awaitable, Callable, Collection, Iterator
-from typing import Final, Protocol
+import functools
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping
+from contextlib import AbstractAsyncContextManager
+from itertools import chain
+from typing import Final, NoReturn, Protocol, TypeVar
 
 import msgspec
 import structlog
 
-from agent.allocate.room import Shortage
-from agent.cluster import NodeEvent, PodTable, PodUid
-from agent.errors import Refusal, RefusalReason, StateError
+from agent.allocate.edits import check_library, container_edits, cuda_order
+from agent.allocate.match import (
+    NOT_HERE,
+    UNREAD,
+    AskKubelet,
+    AwaitLock,
+    AwaitOthers,
+    CheckRunning,
+    Evidence,
+    Grant,
+    KubeletStart,
+    KubeletView,
+    ListPods,
+    LookAtNode,
+    LookAtPod,
+    MatchSettings,
+    Question,
+    ReadRecords,
+    UnlockedPods,
+    decide,
+    pair_groups,
+    rejected_pod,
+)
+from agent.allocate.prefer import nearest, steer
+from agent.allocate.room import GpuUse, Shortage
+from agent.cluster import NodeEvent, NodeLock, NodeView, PodKey, PodTable, PodUid
+from agent.errors import (
+    AgentError,
+    ApiError,
+    KubeletError,
+    Refusal,
+    RefusalReason,
+    StateError,
+    WitnessThrottled,
+    WitnessUnsupported,
+)
+from agent.hami.pod import former_locks, held_lock
+from agent.kit.cell import Cell
+from agent.kit.tasks import Allowance, retry
 from agent.kit.timing import Budget, Durations, Lag, Starved, Tally
 from agent.kit.turns import Turn, Turns
 from agent.ledger import (
     ContainerEdits,
     ContainerKey,
     Decider,
+    EditSettings,
+    GrantedShare,
+    Holder,
+    Holding,
+    HookFacts,
     KubeletEpoch,
     Ledger,
     Row,
     container_directory,
 )
-from agent.model import SliceId
-from agent.ports import HookDirs
+from agent.model import GpuUuid, Inventory, Share, SliceId
+from agent.ports import Clock, Containers, HookDirs, KubeletRecords, Witness
+from agent.reconcile import DEADLINE, THROTTLED_PAUSE, Adoption
 from agent.settle import REFUSED_EVENT
 
 log = structlog.get_logger(__name__)
 
-# The steps of an Allocate, and the refusals when the node's disk fails in one of them.
+T = TypeVar("T")
+
+# How long an Allocate waits for whom, in seconds of running time of our loop.
+#
+# The kubelet sets no deadline, and a refusal fails the pod. But while it waits it starts, stops and
+# probes nothing on the whole node. So each peer has a time of its own for all waits of a call.
 
 DISK_BUDGET = 10.0
-"""Seconds that one Allocate waits for the node's disk: the kubelet sets no deadline, and a refusal
-fails the pod. When the disk is silent for longer, the node offers no slice."""
+"""For the node's disk. When it is silent for longer, the node offers no slice."""
+
+KUBELET_BUDGET = 10.0
+"""For all questions to the kubelet. A busy one is slow."""
+
+API_BUDGET = 0.6
+"""For all requests to the API server."""
+
+OWNER_BUDGET = 2.0
+"""The same for the pod that the node lock names, and while the watch may still show who asks. A
+refusal fails a good pod, and the kubelet's own watch can be that much ahead of ours."""
+
+LIST_PAUSE = 0.4
+"""For a LIST after the first one."""
+
+GET_PAUSE = 0.15
+"""For the GET of a pod. That of the Node has what is left: without it a pod is refused."""
+
+LOCK_PAUSE = 0.25
+"""For the Node's watch to catch up with the pods' watch."""
+
+OTHERS_PAUSE = 0.2
+"""In which the call of a pod that the kubelet is admitting comes. If it comes, the one that waits
+here is another's, and is refused as overtaken."""
+
+UNANSWERED_PAUSES = (0.01, 0.05)
+"""Until PodResources is asked again after a failure. A kubelet's restart breaks the connection
+once; that must not fail a pod."""
+
+PREFER_BUDGET = 0.2
+"""For GetPreferredAllocation. The kubelet calls it just before Allocate."""
+
+WATCH_PAUSE = 0.1
+"""Of these, for the agent's watches to show a pod that the kubelet's watch has shown already.
+Without this wait a preference would name any GPUs."""
+
+WAIT_BURST = 16
+WAIT_REFILL = 5.0
+"""Waits of calls that nothing came of, for the node: so many at once, and then one every five
+seconds. While a call waits the kubelet admits nobody, and a tenant can make pods without end that
+are waited for in vain."""
+
+MAX_QUESTIONS = 256
+"""More than the pods of any node. A decision that asks more has a defect and is refused."""
+
+
+# The steps of an Allocate, and the refusals when one of them fails or takes too long.
 
 
 class AllocateStep(enum.StrEnum):
@@ -82,16 +182,26 @@ def disk_refusal(error: TimeoutError | StateError, step: AllocateStep) -> Refusa
     )
 
 
-# The Allocates under way: the step of each, and its refusal when it fails or takes too long.
+def refusal_of(error: TimeoutError | StateError, step: AllocateStep) -> Refusal:
+    """The refusal when that step failed or took too long."""
+    if isinstance(error, Starved):
+        return starved_refusal()
+    if step is not AllocateStep.MATCH or isinstance(error, StateError):
+        return disk_refusal(error, step)
+    return Refusal(
+        RefusalReason.OUT_OF_TIME,
+        "The kubelet did not say in time which pod this is; its controller starts it again.",
+        transient=True,
+    )
+
+
+# The Allocates under way.
 
 BUCKETS: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0)
 
 SPENT = 256
 """Node locks remembered, each with the pod that was answered under it. The scheduler takes fewer
 in the 60 s in which a former lock proves a right."""
-
-OFFERS = 64
-"""Offers remembered: more than the containers of any pod. The kubelet uses each at once."""
 
 
 class AllocateCall(msgspec.Struct, eq=False):
@@ -100,6 +210,8 @@ class AllocateCall(msgspec.Struct, eq=False):
     - `turn`: says whether the kubelet has begun another container since.
     - `disk`: the time that it waits for the disk.
     - `row`: the row to answer; None: not known yet. `is_replay`: it was answered before.
+    - `rejected`: the pod for which no further Allocate comes if this one is refused; None: not
+      known.
     """
 
     turn: Turn
@@ -108,6 +220,7 @@ class AllocateCall(msgspec.Struct, eq=False):
     step: AllocateStep = AllocateStep.HOOK
     row: Row | None = None
     is_replay: bool = False
+    rejected: PodUid | None = None
     oversold: Shortage | None = None
 
     @property
@@ -120,10 +233,10 @@ class AllocateCalls(msgspec.Struct, eq=False):
     """The calls under way, and the rows that are being written to disk.
 
     - `taken`: the rows that a call is answering or the reconcile is closing. Both share this set.
-    - `rejected`: the pods that were refused when the kubelet instance `rejected_by` admitted them.
-      That instance never asks for them again; a later one may.
+    - `rejected`: the pods that were refused at their admission, by the kubelet instance that
+      admitted them. That instance never asks for them again; a later one may.
     - `used_locks`: for each of the last node locks, the pod that was answered under it.
-    - `offers`: the containers for which the kubelet was offered free ids of the right GPUs.
+    - `offer`: the container for which the kubelet was last offered free ids of the right GPUs.
     - `turns`: the order in which the kubelet began containers. `waits`: how long all calls waited
       for what is outside the agent; what is left of an Allocate is the agent's own work.
     - `lag`: extends the deadlines of all calls.
@@ -135,10 +248,9 @@ class AllocateCalls(msgspec.Struct, eq=False):
     active: list[AllocateCall] = msgspec.field(default_factory=list)
     pending: dict[ContainerKey, Row] = msgspec.field(default_factory=dict)
     taken: set[ContainerKey] = msgspec.field(default_factory=set)
-    rejected: frozenset[PodUid] = frozenset()
-    rejected_by: KubeletEpoch | None = None
+    rejected: dict[PodUid, KubeletEpoch] = msgspec.field(default_factory=dict)
     used_locks: dict[str, PodUid] = msgspec.field(default_factory=dict)
-    offers: deque[ContainerKey] = msgspec.field(default_factory=lambda: deque(maxlen=OFFERS))
+    offer: ContainerKey | None = None
     waits: Durations = msgspec.field(
         default_factory=lambda: Durations(
             "allocate_wait_seconds",
@@ -192,10 +304,10 @@ class AllocateCalls(msgspec.Struct, eq=False):
 
     def claimed(self, epoch: KubeletEpoch, table: PodTable) -> frozenset[PodUid]:
         """The pods that cannot be asking: pods of taken rows, and pods refused at admission."""
-        rejected = self.rejected if self.rejected_by == epoch else frozenset[PodUid]()
         # One that has run was not at its admission, though a late view showed it so.
-        ran = {uid for uid in rejected if (pod := table.pods.get(uid)) and pod.has_run}
-        return rejected - ran | {key.pod_uid for key in self.taken}
+        ran = {uid for uid in self.rejected if (pod := table.pods.get(uid)) and pod.has_run}
+        rejected = {uid for uid, by in self.rejected.items() if by == epoch}
+        return frozenset(rejected - ran | {key.pod_uid for key in self.taken})
 
     def mark_lock_used(self, row: Row) -> None:
         """Record that the row's lock was used: it proves no right for another pod."""
@@ -206,35 +318,18 @@ class AllocateCalls(msgspec.Struct, eq=False):
 
     def take_offer(self, key: ContainerKey) -> bool:
         """Whether an offer was made for the container. Forgets it: it counts for one answer."""
-        made = key in self.offers
-        while key in self.offers:
-            self.offers.remove(key)
-        return made
+        is_made = self.offer == key
+        self.offer = None
+        return is_made
 
     def mark_rejected(self, pod: PodUid, table: PodTable, epoch: KubeletEpoch) -> None:
         """Record that the pod was refused, for as long as the pod table knows it."""
-        graves = frozenset(tombstone.pod.uid for tombstone in table.tombstones)
-        known = self.rejected if self.rejected_by == epoch else frozenset[PodUid]()
-        self.rejected = (known | {pod}) & (table.pods.keys() | graves)
-        self.rejected_by = epoch
+        known = table.pods.keys() | {tombstone.pod.uid for tombstone in table.tombstones}
+        self.rejected[pod] = epoch
+        self.rejected = {uid: by for uid, by in self.rejected.items() if uid in known}
 
 
-def refusal_of(error: TimeoutError | StateError, call: AllocateCall) -> Refusal:
-    """The refusal when the call's step failed or took too long."""
-    if isinstance(error, Starved):
-        return starved_refusal()
-    if call.step is not AllocateStep.MATCH or isinstance(error, StateError):
-        return disk_refusal(error, call.step)
-    return Refusal(
-        RefusalReason.OUT_OF_TIME,
-        "The kubelet did not say in time which pod this is; its controller starts it again.",
-        transient=True,
-    )
-
-
-# Answers Allocate in both modes: decide, claim the row, commit it, answer.
-#
-# The host directory is made and the row is durable before the kubelet gets the answer.
+# Answers: the host directory is made and the row is durable before the kubelet gets the answer.
 
 OVERSOLD_EVENT = "GpuOversold"
 
@@ -311,7 +406,7 @@ class Allocation:
                 self._refused(refusal, call, len(ids))
                 raise
             except (TimeoutError, StateError) as error:
-                translated = refusal_of(error, call)
+                translated = refusal_of(error, call.step)
                 self._refused(translated, call, len(ids))
                 raise translated from error
         if call.oversold is not None:
@@ -368,28 +463,16 @@ class Allocation:
         If the kubelet will ask again, this waits until no other call is under way. Until then the
         kubelet begins no other container of the pod.
         """
-        row = call.row
+        row = call.row if call.row and call.row.holder else None
         # For a new pod the kubelet does not ask again: nothing is gained by waiting.
-        if call.is_replay or row is None or row.holder is None:
+        if call.is_replay or row is None:
             await self._calls.turns.until_alone(call.turn)  # each of them has its deadlines
-        if row is None or row.holder is None:
-            text = (
-                "The kubelet asks for several containers at once after it lost its checkpoint, and "
-                "this answer would crash it. It asks again in a few seconds for a container that "
-                "ran before; the controller of a new pod starts it again."
-            )
-        elif call.is_replay:
-            text = (
-                "The kubelet asks for several containers at once after it lost its checkpoint. It "
-                f"asks again for {row.key.container} of pod {row.namespace}/{row.pod} in a few "
-                "seconds."
-            )
-        else:
-            text = (
-                "The kubelet lost its checkpoint and began to start another container during the "
-                f"call for {row.key.container} of pod {row.namespace}/{row.pod}; this answer would "
-                "crash it. The pod's controller starts the pod again."
-            )
+        whose = f" for {row.key.container} of pod {row.namespace}/{row.pod}" if row else ""
+        text = (
+            "The kubelet lost its checkpoint and asks for several containers at once, so this "
+            f"answer would crash it. It asks again{whose} in a few seconds if the container ran "
+            "before; the controller of a new pod starts it again."
+        )
         return Refusal(RefusalReason.OVERLAP, text, transient=True)
 
     def _refused(self, refusal: Refusal, call: AllocateCall, count: int) -> None:
@@ -414,3 +497,540 @@ def _log_fields(row: Row) -> dict[str, str]:
     if row.holder is None:
         return {"uid": row.key.pod_uid}
     return {"ns": row.namespace, "pod": row.pod, "ctr": row.holder.container}
+
+
+# Hami mode: the annotation that HAMi's scheduler wrote decides what a container gets.
+
+PROMPT = dt.timedelta(seconds=0.5)
+"""A list that the kubelet begins to take this soon after its socket appeared comes before its first
+admission, 0.9 to 1.0 s after the socket."""
+
+LOOK_DEADLINE = 0.4
+"""Seconds for a look at the cgroups that must be over by then."""
+
+# After a lost kubelet checkpoint PodResources says "known, no slices" of a pod that runs, of one
+# whose container died, and of one that is being admitted. What the kubelet asks for depends on
+# what it saw when it started. The agent looks when the kubelet begins to take its list (run):
+#
+# - The kubelet takes the set of running containers from the runtime, 0.35 s before its socket
+#   appears. The agent reads the cgroups, if the list was taken within 0.5 s after the socket.
+# - It admits the pods that were there, one by one, from 0.9 s after its socket on, and asks in
+#   the order of the spec for each container that has no record and is not in that set, also if it
+#   has died since. A pod without a cgroup was dead: its first container that has not started
+#   since is next.
+# - It asks for nothing in an admission before it took the list: it starts those pods unasked.
+#   Only a pod that was made since then counts as new.
+# - It asks for any container that dies later, in parallel and in any order; after a refusal for
+#   the next one, and 8 to 10 s later again. All others are unknown: only a single possible
+#   container is served. A status proves no death: the former kubelet may have started the
+#   container again without telling.
+#
+# Refused (HA-2002): several possible containers of one count, in one pod or in several. A new pod
+# that holds the node lock is served all the same: the kubelet knew it when it began the call, and
+# no other is new. Refused (HA-2010) while the API server cannot be asked: a pod that has run, for
+# a pod that no view shows may be the one.
+
+
+class Refresh(Protocol):
+    """LISTs this node's pods. Raises ApiError."""
+
+    def __call__(self, *, is_owners: bool) -> Awaitable[PodTable]: ...  # noqa: D102
+
+
+@dataclasses.dataclass(eq=False, kw_only=True)
+class SchedulerShares:
+    """A ShareSource: the pod's annotation says what each container gets.
+
+    Only the number of the kubelet's ids counts. The ids themselves may differ after a restart,
+    which is never a reason to refuse. The facts that it reads, and the peers that it asks:
+
+    - `outlived`: the locks that still stood when the pod that was answered under them was gone.
+    - `match`, `edits`: how pods are matched and how answers are made.
+    - `registered`: the greatest amounts registered for each GPU in the last 60 s.
+    - `refresh`: makes the one LIST of this node's pods; `is_owners`: the lock's owner may need it.
+    - `look_at_pod`: GETs the UID of the pod that has a name now. `look_at_node`: GETs the Node.
+    - `epoch`: the present kubelet instance. `streams`: how many list streams it has open.
+    - `look`: opens the Node's watch at once if it is down. After an outage the scheduler and the
+      kubelet may be back before it.
+    - `lag`: extends the deadlines of all calls. They share `waits`.
+    """
+
+    pods: Cell[PodTable]
+    node: Cell[NodeView | None]
+    inventory: Cell[Inventory]
+    ledger: Cell[Ledger]
+    outlived: Cell[Mapping[str, PodUid]]
+    match: Cell[MatchSettings]
+    edits: Cell[EditSettings]
+    registered: Callable[[], Mapping[GpuUuid, GpuUse]] = dict
+    witness: Witness
+    records: KubeletRecords
+    containers: Containers
+    hooks: HookDirs
+    refresh: Refresh
+    look_at_pod: Callable[[str, str], Awaitable[PodUid]]
+    look_at_node: Callable[[], Awaitable[None]]
+    epoch: Callable[[], KubeletEpoch | None]
+    streams: Cell[int]
+    clock: Clock
+    look: Callable[[], None]
+    lag: Lag = dataclasses.field(default_factory=Lag)
+
+    def __post_init__(self) -> None:
+        self.calls = AllocateCalls(Turns(self.epoch), self.lag)
+        self.waits = Allowance(WAIT_BURST, WAIT_REFILL)
+        self._start = KubeletStart()
+        self._started: tuple[KubeletEpoch | None, str] = None, ""
+        """The kubelet instance of `_start`, and the resource that it began to take."""
+
+    async def run(self) -> NoReturn:
+        """See each kubelet begin to take the lists, for ever, and which pods have no cgroup then.
+
+        From then on it asks for the containers of each pod that it admits; before, if it has lost
+        its checkpoint, it does not know the resource, and starts them without asking. A new kubelet
+        starts no container before its first admission.
+        """
+        async for streams in self.streams.follow():
+            epoch, now = self.epoch(), self.clock.now()
+            kubelet = epoch, self.match.value.resource
+            if streams == 0 or epoch is None or kubelet == self._started:
+                continue
+            is_prompt = dt.timedelta(0) <= now - epoch.since < PROMPT
+            self._start = KubeletStart() if is_prompt else KubeletStart(asks_since=now)
+            self._started = kubelet
+            if is_prompt:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(LOOK_DEADLINE):
+                        self._start = KubeletStart(begun=await self.containers.begun())
+        raise AssertionError("the list streams are never closed")
+
+    def start(self) -> KubeletStart:
+        """What was seen of the present kubelet's start."""
+        epoch = self.instance()
+        if self._started == (epoch, self.match.value.resource):
+            return self._start
+        return KubeletStart(asks_since=epoch.since)  # such as one whose socket was only touched
+
+    def instance(self) -> KubeletEpoch:
+        """The present kubelet instance, or one that no row names."""
+        return self.epoch() or KubeletEpoch()
+
+    async def decide(self, ids: tuple[SliceId, ...], call: AllocateCall) -> None:
+        """Set the row of the call, from which its effects follow. Raises Refusal."""
+        inquiry = Inquiry(self, call)
+        try:
+            async with call.disk.within():
+                with self.calls.waiting("hook-path"):
+                    facts = await self.hooks.facts()
+            call.step = AllocateStep.MATCH
+            grant = await inquiry.grant(len(ids))
+        except (Refusal, StateError, TimeoutError):
+            call.rejected = rejected_pod(len(ids), inquiry.newest(), self.match.value)
+            raise
+        call.is_replay = call.turn.yields = grant.replay is not None
+        call.oversold = grant.oversold
+        offered = self.calls.take_offer(grant.key)
+        pod, container = grant.candidate.pod, grant.candidate.container
+        if grant.replay is not None:
+            # It keeps its answer, byte for byte, and gets the ids of this call.
+            call.row = msgspec.structs.replace(
+                grant.replay,
+                slice_ids=tuple(sorted(ids)),
+                answered_at=self.clock.now(),
+                epoch=self.instance(),
+                confirmed=False,
+                offered=offered,
+            )
+            return
+        first = self._first(Adoption(pod, container, ids), grant.group, grant.shares, facts)
+        call.row = msgspec.structs.replace(first, offered=offered, lock=grant.lock)
+        check_library(facts, container)
+
+    def refused(self, refusal: Refusal, call: AllocateCall) -> None:
+        """Exclude a pod that is refused at its admission: the kubelet does not ask for it again."""
+        uid, table, epoch = call.rejected, self.pods.value, self.epoch()
+        if call.row is not None and not call.is_replay:
+            uid = call.row.key.pod_uid
+        if uid is None or refusal.gate is RefusalReason.OVERLAP or epoch != call.turn.client:
+            return  # after an overlap, and of a new kubelet, it may come again
+        pod = table.pods.get(uid)
+        if pod is None or not pod.has_run:
+            self.calls.mark_rejected(uid, table, self.instance())
+
+    async def prefer(
+        self, available: tuple[SliceId, ...], must_include: tuple[SliceId, ...], size: int
+    ) -> tuple[SliceId, ...]:
+        """`size` of the available ids: on the annotated GPUs if possible, else on near ones."""
+        turn, inquiry, grant = self.calls.turns.begin(), Inquiry(self, None), None
+        try:
+            # The Allocate that follows is for the same container: of no pod that is not known now.
+            async with asyncio.timeout(PREFER_BUDGET):
+                turn.all_there = await inquiry.names()
+                grant = await inquiry.grant(size)
+        except (AgentError, TimeoutError) as error:
+            log.debug("prefer.unsteered", reason=str(error) or "out of time")
+        finally:
+            turn.present = frozenset(key for key, one in inquiry.known.items() if one is not None)
+            turn.absent = frozenset(inquiry.known) - turn.present
+        ledger = self.calls.with_pending(self.ledger.value)
+        held = frozenset(chain.from_iterable(ledger.held_ids().values()))
+        chosen = None
+        if grant is not None:
+            wanted = tuple(share.uuid for share in grant.shares)
+            chosen = steer(available, must_include, wanted, held)
+            self.calls.offer = None if chosen is None else grant.key
+        if chosen is None:
+            gpus = {shared.uuid: shared.gpu for shared in self.inventory.value.gpus}
+            chosen = nearest(available, must_include, size, gpus, held)
+        turn.ids = frozenset(chosen)
+        return chosen
+
+    async def adopt(self, found: Adoption) -> Row | None:
+        """The row of a container that was answered and that the ledger does not know.
+
+        Another agent answered it, or the ledger was lost. The scheduler's annotation says what it
+        holds. If the kubelet has no ids for it, the kubelet lost its checkpoint and may ask again.
+        None: the annotation cannot be read, or names a GPU that is not on this node.
+        """
+        try:
+            async with asyncio.timeout(DEADLINE):
+                facts = await self.hooks.facts()
+            paired = pair_groups(found.pod.groups or (), found.pod.asking(found.container.resource))
+            for pair in paired:
+                if pair.container == found.container.name:
+                    row = self._first(found, pair.group_index, pair.shares, facts)
+                    epoch = row.epoch if found.ids else KubeletEpoch()
+                    return msgspec.structs.replace(row, confirmed=bool(found.ids), epoch=epoch)
+        except (AgentError, TimeoutError) as error:
+            why = str(error) or "out of time"
+            log.warning("ledger.not_adopted", pod=found.pod.name, err=why)
+        return None
+
+    def _first(
+        self, found: Adoption, group: int, shares: tuple[Share, ...], facts: HookFacts
+    ) -> Row:
+        """A new row, with its edits: they are made once. `group`: its place in `…-allocated`."""
+        pod, container, named = found.pod, found.container, []
+        for share in shares:
+            gpu = self.inventory.value.find(share.uuid)
+            if gpu is None:  # the inventory changed between the decision and here
+                raise Refusal(
+                    RefusalReason.UNKNOWN_GPU,
+                    f"GPU {share.uuid} was removed during this call; create the pod again.",
+                    transient=True,
+                )
+            registered, minor = gpu.registered_mib, gpu.gpu.minor
+            named.append(GrantedShare(share, gpu.gpu.pci, registered, minor, gpu.gpu.index))
+        granted = cuda_order(named)
+        key = ContainerKey(pod.uid, container.name)
+        return Row(
+            key=key,
+            holder=Holder(pod.namespace, pod.name, container.name),
+            role=container.role,
+            group=group,
+            shares=tuple(grant.share for grant in granted),
+            slice_ids=tuple(sorted(found.ids)),
+            edits=container_edits(
+                key,
+                granted,
+                self.edits.value,
+                facts,
+                control_disabled=container.control_disabled,
+            ),
+            answered_at=self.clock.now(),
+            epoch=self.instance(),
+            resource=container.resource,
+            priority=container.priority,
+        )
+
+
+_PEERS: Final = {
+    AskKubelet: "kubelet",
+    ReadRecords: "kubelet",
+    AwaitOthers: "kubelet",
+    CheckRunning: "runtime",
+}
+"""What a question waits for, in the metric; all others wait for the API server."""
+
+
+class Inquiry:
+    """Asks until a decision can be made for one call, with answers that are kept for it alone.
+
+    Without a `call` it is a preference's, and asks no API server. `known`: what the kubelet said of
+    each pod that it was asked about.
+    """
+
+    def __init__(self, source: SchedulerShares, call: AllocateCall | None) -> None:
+        self._source = source
+        self._call = call
+        self._settings = source.match.value
+        self._api = Budget(source.lag, OWNER_BUDGET)
+        self._kubelet = Budget(source.lag, KUBELET_BUDGET)
+        self._disk = call.disk if call else Budget(source.lag, DISK_BUDGET)
+        self._watch = Budget(source.lag, WATCH_PAUSE)
+        self._is_starved = False
+        self._count = 0
+        self.known: dict[PodKey, Holding | None] = {}
+        self._seen = Evidence(
+            table=source.pods.value,
+            ledger=source.ledger.value,
+            lock=None,
+            inventory=source.inventory.value,
+            kubelet=KubeletView(KubeletEpoch(), start=source.start()),
+            now=source.clock.now(),
+            known=self.known,
+            # A preference gives nothing away: it needs no right where `unique` asks for none, and
+            # no GET of the Node.
+            waited=call is None and self._settings.unlocked_pods is UnlockedPods.UNIQUE,
+            node_read=call is None,
+        )
+        """The answers so far; the views in it are those of the last step."""
+
+    async def grant(self, count: int) -> Grant:
+        """The decision for `count` slices.
+
+        Raises:
+            Refusal: the decision's, or a preference would need the API server, because the watches
+                did not catch up.
+        """
+        self._count = count
+        for _ in range(MAX_QUESTIONS):
+            evidence = self.newest()
+            try:
+                step = decide(count, evidence, self._settings)
+            except Refusal as refusal:
+                # Which pod asks and by what right was not found out, for want of CPU.
+                if self._is_starved and refusal.gate.value.startswith("HA-2"):
+                    raise starved_refusal() from refusal
+                raise
+            if isinstance(step, Grant):
+                return step
+            if self._call:
+                with self._source.calls.waiting(_PEERS.get(type(step), "api-server")):
+                    await self._answer(step)
+            elif isinstance(step, AskKubelet | ReadRecords | CheckRunning):
+                await self._answer(step)  # not measured: the kubelet waits for Allocates
+            elif isinstance(step, LookAtPod):
+                pod = evidence.table.named(step.namespace, step.name)  # a preference binds nobody
+                self._learn_uid((step.namespace, step.name), pod.uid if pod else NOT_HERE)
+            elif not await self._caught_up(step, evidence):
+                break
+        raise Refusal(
+            RefusalReason.OUT_OF_TIME, "The agent could not decide; report this.", transient=True
+        )
+
+    async def names(self) -> frozenset[PodKey] | None:
+        """All names that the kubelet knows, if dead containers may be asking; None: not known."""
+        if not self._is_restarting(self.newest()):
+            return None
+        try:
+            found = await retry(self._source.witness.list, WitnessThrottled, THROTTLED_PAUSE)
+        except KubeletError:
+            return None
+        self.known.update({(one.namespace, one.pod): one for one in found})
+        return frozenset(self.known)
+
+    def _is_restarting(self, evidence: Evidence) -> bool:
+        """Whether the kubelet may be restarting containers after it lost its checkpoint.
+
+        It then starts several at once, and crashes when the earlier of two requests is granted.
+        """
+        rows = evidence.ledger.rows_by(Decider.SCHEDULER)
+        return any(row.epoch != evidence.kubelet.epoch for row in rows)
+
+    def newest(self) -> Evidence:
+        """The newest views, with the answers to this call."""
+        source, node = self._source, self._source.node.value
+        epoch, turn = source.instance(), self._call.turn if self._call else None
+        beside = tuple(one.all_there for one in turn.beside) if turn else ()
+        if turn and turn.overtaken:
+            beside = (None,)  # it is not known what was under way when the call began
+        self._seen = msgspec.structs.replace(
+            self._seen,
+            table=source.pods.value,
+            ledger=source.calls.with_pending(source.ledger.value),
+            lock=held_lock(node),
+            released_locks=former_locks(node, asyncio.get_running_loop().time()),
+            inventory=source.inventory.value,
+            kubelet=msgspec.structs.replace(self._seen.kubelet, epoch=epoch),
+            now=source.clock.now(),
+            registered=source.registered(),
+            claimed=source.calls.claimed(epoch, source.pods.value),
+            used_locks=source.calls.used_locks,
+            outlived=source.outlived.value,
+            absent=turn.absent if turn else frozenset(),
+            present=turn.present if turn else frozenset(),
+            beside=beside,
+        )
+        return self._seen
+
+    def _learn(self, **answers: object) -> None:
+        self._seen = msgspec.structs.replace(self._seen, **answers)
+
+    def _learn_of_kubelet(self, **answers: object) -> None:
+        self._learn(kubelet=msgspec.structs.replace(self._seen.kubelet, **answers))
+
+    def _learn_uid(self, key: PodKey, uid: PodUid | None) -> None:
+        self._learn(pod_uids_read={**self._seen.pod_uids_read, key: uid})
+
+    async def _answer(self, question: Question) -> None:
+        match question:
+            case AskKubelet():
+                async with self._kubelet.within():
+                    for key in ((question.namespace, question.name), *question.others):
+                        await self._ask(*key)
+                        # The first one that it knows may be enough for a decision.
+                        if self.known.get(key) is not None or not self._seen.kubelet.witnessed:
+                            break
+            case ReadRecords():
+                async with self._from_disk("the kubelet's checkpoint"):
+                    read = await self._source.records.read(self._settings.resource)
+                self._learn_of_kubelet(recorded=None if read is None else frozenset(read))
+                self._learn(records_read=True)
+            case CheckRunning():
+                async with self._from_disk("the containers' cgroups"):
+                    alive = await self._source.containers.running(question.ids)
+                alive = question.ids if alive is None else alive  # silence proves no death
+                self._learn_of_kubelet(alive=self._seen.kubelet.alive | alive)
+                self._learn(checked=self._seen.checked | question.ids)
+            case ListPods():
+                await self._list()
+            case LookAtPod():
+                key, lock = (question.namespace, question.name), self._lock()
+                uid, name = UNREAD, "/".join(key)
+                is_owners = lock is not None and lock.owner == key
+                async with self._asking(
+                    "pods.get_failed", GET_PAUSE, is_owners=is_owners, pod=name
+                ):
+                    uid = await self._source.look_at_pod(*key)
+                self._learn_uid(key, uid)
+            case AwaitLock():
+                await self._await_lock((question.namespace, question.name))
+            case LookAtNode():
+                failed = True
+                async with self._asking("node.get_failed", API_BUDGET):
+                    await self._source.look_at_node()
+                    failed = False
+                self._learn(node_read=True, node_unread=failed)
+            case AwaitOthers():
+                await asyncio.sleep(OTHERS_PAUSE)
+                self._learn(alone=True)
+
+    @contextlib.asynccontextmanager
+    async def _from_disk(self, what: str) -> AsyncIterator[None]:
+        try:
+            async with self._disk.within():
+                yield
+        except Starved:
+            raise
+        except TimeoutError as error:
+            raise Refusal(
+                RefusalReason.OUT_OF_TIME,
+                f"The node did not let the agent read {what} in time; ask the operator to check "
+                "the node and its disk, and the pod's controller starts it again.",
+                transient=True,
+            ) from error
+
+    async def _ask(self, namespace: str, name: str) -> None:
+        get = functools.partial(self._source.witness.get, namespace, name)
+        for pause in (*UNANSWERED_PAUSES, None):
+            try:
+                self.known[(namespace, name)] = await retry(get, WitnessThrottled, THROTTLED_PAUSE)
+                break
+            except WitnessUnsupported:
+                self._learn_of_kubelet(witnessed=False)
+                break
+            except KubeletError as error:
+                if pause is None:
+                    raise Refusal(
+                        RefusalReason.WITNESS_SILENT,
+                        f"The kubelet does not say which pod it is admitting ({error}); the pod's "
+                        "controller starts it again.",
+                        transient=True,
+                    ) from error
+                await asyncio.sleep(pause)
+
+    @contextlib.asynccontextmanager
+    async def _asking(
+        self, event: str, most: float, *, is_owners: bool = False, **said: str
+    ) -> AsyncIterator[None]:
+        """Bound a request to `most` seconds and the rest of API_BUDGET; log a failure as `event`.
+
+        For the owner of the node lock only the rest of OWNER_BUDGET bounds it. The kubelet's
+        earlier answers still hold: while it waits for us, it admits no other pod.
+        """
+        left = self._api.left - OWNER_BUDGET + API_BUDGET
+        try:
+            async with self._api.within(None if is_owners else min(most, left)):
+                yield
+        except (ApiError, TimeoutError) as error:
+            self._is_starved |= isinstance(error, Starved)
+            log.warning(event, err=str(error) or "out of time", **said)
+
+    async def _list(self) -> None:
+        """LIST the pods. If that fails, a watch that is late may still show who asks."""
+        seen, failed, is_owners = self._source.pods.value, True, self._may_be_the_owners()
+        most = LIST_PAUSE if seen.synced else API_BUDGET
+        async with self._asking("pods.list_failed", most, is_owners=is_owners):
+            await self._source.refresh(is_owners=is_owners)
+            failed = False
+        if not (failed or seen.synced):
+            return  # this may be the first LIST, which began before the call
+        if failed and seen.synced and not seen.stale:
+            time, known = self._api.within(), seen.pods.keys()
+            if await self._shown(
+                time, self._source.pods, lambda table: bool(table.pods.keys() - known)
+            ):
+                return
+        self._learn(listed=True, list_failed=failed)
+
+    def _may_be_the_owners(self) -> bool:
+        """Whether the owner of the node lock may be asking, as far as views and kubelet tell."""
+        lock = self._lock()
+        if lock is None or lock.owner is None:
+            return lock is not None
+        pod = self._source.pods.value.named(*lock.owner)
+        is_known = self.known.get(lock.owner, True) is not None
+        return is_known and (
+            pod is None or any(one.count == self._count for one in pod.gpu_containers)
+        )
+
+    async def _await_lock(self, owner: PodKey) -> None:
+        def is_there(node: NodeView | None) -> bool:
+            lock = held_lock(node)
+            return lock is not None and lock.owner == owner
+
+        self._learn(waited=True)
+        self._source.look()
+        await self._shown(self._source.lag.within(LOCK_PAUSE), self._source.node, is_there)
+
+    async def _caught_up(self, step: Question, seen: Evidence) -> bool:
+        """Whether the watch that `step` needs shows a change from `seen` within WATCH_PAUSE."""
+        if isinstance(step, AwaitOthers) or self._is_restarting(seen):
+            return False  # while a preference waits, a whole other request could pass
+        if isinstance(step, ListPods):
+            pods = self._source.pods
+            return await self._shown(self._watch.within(), pods, lambda now: now != seen.table)
+        self._source.look()
+        node = self._source.node
+        return await self._shown(
+            self._watch.within(), node, lambda now: held_lock(now) != seen.lock
+        )
+
+    async def _shown(
+        self, time: AbstractAsyncContextManager[object], cell: Cell[T], holds: Callable[[T], bool]
+    ) -> bool:
+        """Whether `holds` becomes true in `time`; False at once after too many waits in vain."""
+        loop, waits = asyncio.get_running_loop(), self._source.waits
+        if not waits.allows(loop.time()):
+            return False
+        try:
+            async with time:
+                await cell.until(holds)
+        except TimeoutError:
+            waits.spend(loop.time())
+            return False
+        return True
+
+    def _lock(self) -> NodeLock | None:
+        return held_lock(self._source.node.value)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from agent.allocate.candidates import MatchSettings
+from agent.allocate.match import MatchSettings
 from agent.cluster import NodeView, PodTable, PodUid
 from agent.hami.register import ReportSettings
 from agent.hookdirs import HostHookDirs

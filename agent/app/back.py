@@ -9,31 +9,29 @@ from pathlib import Path
 
 import msgspec
 
-from agent.allocate.inquiry import AllocationPeers, AllocationViews, SchedulerShares
-from agent.allocate.plain import KubeletPeers, KubeletShares, KubeletViews, PlainSettings
-from agent.allocate.service import Allocation
+from agent.allocate.plain import KubeletShares, PlainSettings
+from agent.allocate.service import Allocation, SchedulerShares
 from agent.app.adapters import Adapters
-from agent.app.front import EXPECTED, POLICIES, Front
+from agent.app.front import DELAYS, EXPECTED, Front
 from agent.cluster import PodTable
 from agent.errors import DirectoryLost, SettingsError
 from agent.host.node import CgroupContainers
 from agent.kit.cell import Cell, News
-from agent.kit.tasks import Task, supervise
+from agent.kit.tasks import Backoff, Task, supervise
 from agent.kit.timing import Lag, Tally, until_tick
-from agent.kube.api import KubeNode, KubePods, ObservedNode
+from agent.kube.api import KubeNode, KubePods
 from agent.kube.client import Connection, KubeSession
 from agent.kube.events import EventPoster
 from agent.kube.watches import NodeWatch, PodWatch
 from agent.kubelet.register import RegistrationState
 from agent.node.findings import Check
-from agent.ports import NodeApi, ServiceNotifier
-from agent.reconcile.rules import judge_by_kubelet, judge_by_scheduler
-from agent.reconcile.service import Reconcile, ReconcilePeers, ReconcileRule, ReconcileViews, unread
+from agent.ports import ServiceNotifier
+from agent.reconcile import Reconcile
 from agent.regions import ContainerProcesses, HostRegions
-from agent.report import Announcer, GpuCondition, ReportCells, Reporter, ReportState
+from agent.report import NodeEventQueue, ReportCells, Reporter, ReportState, keep_condition
 from agent.settings.schema import Settings
 from agent.settle import Settlement
-from agent.usage import ContainerUsage, MemoryPressure
+from agent.usage import ContainerUsage
 from agent.witness import KubeletRecordsFile, PodResourcesWitness
 
 OPEN_DEADLINE = 2.0
@@ -66,17 +64,15 @@ async def open_back(
     """Open the clients of API server and kubelet, join the services; close all at the end."""
     facts, state, clock, paths = front.facts, front.state, adapters.clock, settings.paths
     async with contextlib.AsyncExitStack() as stack:
-        session = KubeSession(connection, adapters.random)
+        session = KubeSession(connection, adapters.random, observes=settings.observe)
         stack.push_async_callback(session.close)
         events = EventPoster(session, settings.node, clock)
         witness = PodResourcesWitness(paths.pod_resources_socket)
         stack.callback(witness.close)
         records = KubeletRecordsFile(paths.plugins, adapters.worker)
         resource, observes = settings.sharing.resource, settings.observe
-        pod_api = KubePods(session, settings.node, resource, events, observes=observes)
-        node_api: NodeApi = KubeNode(session, settings.node)
-        if observes:
-            node_api = ObservedNode(node_api)
+        pod_api = KubePods(session, settings.node, resource, events)
+        node_api = KubeNode(session, settings.node)
         # Before the first answer: its LIST has no time to load the client. The watches report a bad
         # connection and try again.
         with contextlib.suppress(SettingsError, TimeoutError):
@@ -85,41 +81,40 @@ async def open_back(
         node = NodeWatch(node_api, facts.node, adapters.random)
         pods = PodWatch(pod_api, facts.pods, clock, adapters.random, facts.resource)
         source = SchedulerShares(
-            AllocationViews(
-                facts.pods,
-                facts.node,
-                facts.inventory,
-                state.ledger,
-                facts.outlived,
-                facts.match,
-                facts.edits,
-                front.knowing.recent.greatest,
-            ),
-            AllocationPeers(
-                witness=witness,
-                records=records,
-                containers=CgroupContainers(paths.cgroup, adapters.worker),
-                hooks=adapters.hooks,
-                refresh=pods.refresh,
-                look_at_pod=pods.look,
-                look_at_node=node.refresh,
-                epoch=front.knowing.kubelet.now,
-                streams=front.server.traffic.streams,
-                clock=clock,
-                look=node.look,
-                lag=front.allocator.lag,
-            ),
+            pods=facts.pods,
+            node=facts.node,
+            inventory=facts.inventory,
+            ledger=state.ledger,
+            outlived=facts.outlived,
+            match=facts.match,
+            edits=facts.edits,
+            registered=front.knowing.recent.greatest,
+            witness=witness,
+            records=records,
+            containers=CgroupContainers(paths.cgroup, adapters.worker),
+            hooks=adapters.hooks,
+            refresh=pods.refresh,
+            look_at_pod=pods.look,
+            look_at_node=node.refresh,
+            epoch=front.knowing.kubelet.now,
+            streams=front.server.traffic.streams,
+            clock=clock,
+            look=node.look,
+            lag=front.allocator.lag,
         )
         reconcile = Reconcile(
-            views=ReconcileViews(
-                facts.pods,
-                state.ledger,
-                front.knowing.kubelet.epoch,
-                source.calls.taken,
-                front.rivals.gone,
-            ),
-            peers=ReconcilePeers(witness, records, adapters.hooks, clock, front.allocator.calls),
-            rule=ReconcileRule(judge_by_scheduler, lambda: facts.resource.value, source.adopt),
+            pods=facts.pods,
+            ledger=state.ledger,
+            epoch=front.knowing.kubelet.epoch,
+            taken=source.calls.taken,
+            rivals=front.rivals.gone,
+            calls=front.allocator.calls,
+            witness=witness,
+            records=records,
+            hooks=adapters.hooks,
+            clock=clock,
+            resource=lambda: facts.resource.value,
+            adopt=source.adopt,
             commit=state.commit,
         )
         reported = Cell(ReportState())
@@ -130,7 +125,11 @@ async def open_back(
             front.notices.say,
             clock,
             adapters.random,
+            observes=observes,
         )
+        # Beside those about the Node: Events that tenants can cause must not hide a bad GPU.
+        pod_events = NodeEventQueue()
+        pod_events.unposted = front.notices.unposted
         settlement = Settlement(
             pods=facts.pods,
             node=facts.node,
@@ -138,14 +137,16 @@ async def open_back(
             outlived=facts.outlived,
             node_api=node_api,
             pod_api=pod_api,
+            say=pod_events.say,
             clock=clock,
             random=adapters.random,
         )
         runs: dict[str, Run] = {}
         if settings.node_condition:
-            write = KubeNode(session, settings.node).set_condition
-            runs["condition"] = GpuCondition(write, facts.inventory, clock).run
-        usage, pressure = _join_usage(settings, adapters, front)
+            write = node_api.set_condition
+            runs["condition"] = partial(keep_condition, write, facts.inventory, clock)
+        post_event = None if observes else pod_api.post_event
+        usage = _join_usage(settings, adapters, front)
 
         async def report_labelled() -> None:
             # The Node's labels come before the first report: profiles may depend on them.
@@ -155,10 +156,10 @@ async def open_back(
         def checks() -> tuple[Check, ...]:
             now = reported.value
             check = Check("report", now.reported, now.reason, required=False)
-            if not isinstance(node_api, ObservedNode):
+            if not observes:
                 return (check,)
-            text = f"would write {', '.join(sorted(node_api.pending))}; the log says what"
-            return check, Check("observed", not node_api.pending, text, required=False)
+            text = f"would write {', '.join(sorted(report.pending))}; the log says what"
+            return check, Check("observed", not report.pending, text, required=False)
 
         yield Back(
             allocation=Allocation(
@@ -173,10 +174,10 @@ async def open_back(
                 "kubelet_start": source.run,
                 "reconcile": reconcile.run,
                 "settlement": settlement.run,
-                "announcer": Announcer(pod_api, front.notices).run,
+                "announcer": partial(front.notices.post_all, post_event),
+                "pod_announcer": partial(pod_events.post_all, post_event),
                 "report": report_labelled,
                 "usage": usage.run,
-                "pressure": pressure.run,
             },
             checks=checks,
             tallies=(
@@ -203,31 +204,33 @@ async def open_plain(
     witness = PodResourcesWitness(settings.paths.pod_resources_socket)
     records = KubeletRecordsFile(settings.paths.plugins, adapters.worker)
     source = KubeletShares(
-        KubeletViews(facts.inventory, state.ledger, facts.edits, front.knowing.kubelet.now),
-        KubeletPeers(records, adapters.hooks, adapters.clock, adapters.random, front.allocator.lag),
-        plain,
+        inventory=facts.inventory,
+        ledger=state.ledger,
+        edits=facts.edits,
+        epoch=front.knowing.kubelet.now,
+        records=records,
+        hooks=adapters.hooks,
+        clock=adapters.clock,
+        chance=adapters.random,
+        settings=plain,
+        lag=front.allocator.lag,
     )
     reconcile = Reconcile(
-        views=ReconcileViews(
-            Cell(PodTable(synced=True)),
-            state.ledger,
-            front.knowing.kubelet.epoch,
-            source.calls.taken,
-            front.rivals.gone,
-        ),
-        peers=ReconcilePeers(
-            witness, records, adapters.hooks, adapters.clock, front.allocator.calls
-        ),
-        rule=ReconcileRule(
-            judge_by_kubelet,
-            resource=lambda: facts.resource.value,
-            adopt=unread,
-            within=None,
-            sweeps=False,
-        ),
+        pods=Cell(PodTable(synced=True)),
+        ledger=state.ledger,
+        epoch=front.knowing.kubelet.epoch,
+        taken=source.calls.taken,
+        rivals=front.rivals.gone,
+        calls=front.allocator.calls,
+        witness=witness,
+        records=records,
+        hooks=adapters.hooks,
+        clock=adapters.clock,
+        resource=lambda: facts.resource.value,
+        adopt=None,
         commit=state.commit,
     )
-    usage, pressure = _join_usage(settings, adapters, front)
+    usage = _join_usage(settings, adapters, front)
     with contextlib.closing(witness):
         yield Back(
             allocation=Allocation(
@@ -237,28 +240,24 @@ async def open_plain(
             usage=usage,
             runs={
                 "reconcile": reconcile.run,
-                "announcer": Announcer(None, front.notices).run,
+                "announcer": partial(front.notices.post_all, None),
                 "usage": usage.run,
-                "pressure": pressure.run,
             },
         )
 
 
-def _join_usage(
-    settings: Settings, adapters: Adapters, front: Front
-) -> tuple[ContainerUsage, MemoryPressure]:
-    """Join what is known about the use of containers: samples, and the Event at a limit."""
-    facts, ledger, paths = front.facts, front.state.ledger, settings.paths
-    usage = ContainerUsage(
+def _join_usage(settings: Settings, adapters: Adapters, front: Front) -> ContainerUsage:
+    facts, paths = front.facts, settings.paths
+    return ContainerUsage(
         HostRegions(settings.hook_path, adapters.regions, ContainerProcesses(paths.cgroup)),
-        ledger,
+        front.state.ledger,
         facts.pods,
         facts.inventory,
         adapters.clock,
+        front.notices.say,
         switches=settings.feedback and not settings.observe,
         observes=settings.observe,
     )
-    return usage, MemoryPressure(usage.newest, ledger, facts.inventory, front.notices.say)
 
 
 # Standing tasks in tiers. The doors stop first, then what observes the host, then the state.
@@ -301,11 +300,10 @@ def tiers(
         "settings": front.settings.run,
         "journal": front.journal.run,
         "inventory": knowing.keeper.run,
-        "left_out": knowing.left_out.run,
-        "gpu_events": knowing.gpu_events.run,
-        "cordons": knowing.cordons.run,
+        "left_out": knowing.left_out,
+        "gpu_events": knowing.gpu_events,
+        "cordons": knowing.cordons,
         "held": front.follow_held,
-        "listing": knowing.listing.run,
         "discovery": discover,
         "health": knowing.health.run,
         "samples": knowing.samples.run,
@@ -329,7 +327,7 @@ def tiers(
 
     def supervised(services: Mapping[str, Run]) -> list[Task]:
         return [
-            Task(name, partial(supervise, name, run, POLICIES[name], chance, EXPECTED))
+            Task(name, partial(supervise, name, run, Backoff(*DELAYS[name], chance), EXPECTED))
             for name, run in services.items()
         ]
 
@@ -340,13 +338,13 @@ def tiers(
     )
 
 
-async def met(state: Cell[RegistrationState], within: float = MEETING) -> None:
-    """Wait for the first result at the kubelet, `within` seconds at most.
+async def met(state: Cell[RegistrationState]) -> None:
+    """Wait for the first result at the kubelet, MEETING seconds at most.
 
     Then the kubelet registered or refused the plugin's socket, or there is no kubelet.
     """
     with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(within):
+        async with asyncio.timeout(MEETING):
             await state.until(lambda now: now != RegistrationState())
 
 

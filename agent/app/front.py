@@ -2,7 +2,8 @@
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from functools import partial
 
 import msgspec
 
@@ -17,23 +18,21 @@ from agent.inventory import (
     Cue,
     Discovery,
     InventoryKeeper,
-    Listing,
     NodeCheck,
     Samples,
     Withholder,
 )
 from agent.kit.cell import Cell
-from agent.kit.tasks import RestartPolicy, supervise
+from agent.kit.tasks import Backoff, supervise
 from agent.kit.timing import Lag, Lull
 from agent.kube.watches import RecentlyRegistered
 from agent.kubelet.door import PluginServer, SliceAllocator, check_directory
 from agent.kubelet.register import KubeletWatch, Registration, Rival, Rivals
 from agent.ledger import ContainerEdits, LastGood, Row
-from agent.model import GpuUuid, Health, Scan, SliceId
+from agent.model import GpuUuid, Scan, SliceId
 from agent.ports import ServiceNotifier
-from agent.reconcile.rules import check_start
-from agent.reconcile.service import Clearing
-from agent.report import CordonEvents, GpuEvents, LeftOut, NodeEventQueue
+from agent.reconcile import Clearing, check_start
+from agent.report import NodeEventQueue, follow_cordons, follow_gpus, follow_left_out
 from agent.settings.reading import SourcesRead
 from agent.settings.schema import Settings
 from agent.settings.sources import Sources
@@ -44,20 +43,12 @@ from agent.state import NodeJournal, Recovered, StateService
 EXPECTED: tuple[type[Exception], ...] = (AgentError, TimeoutError, OSError)
 """Failures of the outside world, logged in one line. Any other exception is a defect."""
 
-DEFECTS = 3
-"""Defects of one task within its window before the process gives up."""
+_LOCAL = (0.1, 0.5, 1.0, 5.0), 0.0
+_DRIVER = (0.5, 1.0, 5.0, 30.0), 0.0
+_WEB = (0.5, 1.0, 10.0, 30.0), 0.0
+_API = (1.0, 2.0, 5.0, 15.0, 60.0), 0.3
 
-
-def _policy(*delays: float, jitter: float = 0.0) -> RestartPolicy:
-    return RestartPolicy(delays=delays, jitter=jitter, bug_budget=DEFECTS)
-
-
-_LOCAL = _policy(0.1, 0.5, 1.0, 5.0)
-_DRIVER = _policy(0.5, 1.0, 5.0, 30.0)
-_WEB = _policy(0.5, 1.0, 10.0, 30.0)
-_API = _policy(1.0, 2.0, 5.0, 15.0, 60.0, jitter=0.3)
-
-POLICIES: Mapping[str, RestartPolicy] = {
+DELAYS: Mapping[str, tuple[tuple[float, ...], float]] = {
     "state": _LOCAL,
     "notify": _LOCAL,
     "settings": _LOCAL,
@@ -70,29 +61,29 @@ POLICIES: Mapping[str, RestartPolicy] = {
     "withholder": _LOCAL,
     "clearing": _LOCAL,
     "room": _LOCAL,
-    "listing": _LOCAL,
     "discovery": _DRIVER,
     "health": _DRIVER,
     "samples": _DRIVER,
     "usage": _LOCAL,
-    "pressure": _LOCAL,
     "node": _API,
     "pods": _API,
     "report": _API,
     "settlement": _API,
     "kubelet_start": _LOCAL,
-    "reconcile": _policy(1.0, 5.0, 15.0, 60.0),
-    "plugin": _policy(0.1, 0.5, 1.0, 10.0),
-    "registration": _policy(0.05, 0.1, 0.5, 1.0, 10.0, jitter=0.2),
-    "rival": _policy(0.1, 0.5, 1.0, 10.0),
+    "reconcile": ((1.0, 5.0, 15.0, 60.0), 0.0),
+    "plugin": ((0.1, 0.5, 1.0, 10.0), 0.0),
+    "registration": ((0.05, 0.1, 0.5, 1.0, 10.0), 0.2),
+    "rival": ((0.1, 0.5, 1.0, 10.0), 0.0),
     "announcer": _API,
+    "pod_announcer": _API,
     "condition": _API,
     "recent": _LOCAL,
-    "kubelet": _policy(0.1, 0.5, 1.0, 5.0),
+    "kubelet": ((0.1, 0.5, 1.0, 5.0), 0.0),
     "heartbeat": _LOCAL,
     "web": _WEB,
     "web_socket": _WEB,
 }
+"""Seconds before each restart of a task, the last of them repeatedly, and their jitter."""
 
 
 class HostFacts(msgspec.Struct, frozen=True):
@@ -112,14 +103,16 @@ class HostFacts(msgspec.Struct, frozen=True):
     stored: LastGood | None = None
 
 
+Run = Callable[[], Coroutine[object, object, None]]
+
+
 class KnowledgeServices(msgspec.Struct, frozen=True):
     """Services that observe the host."""
 
     keeper: InventoryKeeper
-    left_out: LeftOut
-    gpu_events: GpuEvents
-    cordons: CordonEvents
-    listing: Listing
+    left_out: Run
+    gpu_events: Run
+    cordons: Run
     discovery: Discovery
     health: HealthWatch
     samples: Samples
@@ -194,7 +187,8 @@ class Front(msgspec.Struct, frozen=True):
         runs = {"plugin": self.server.run, "registration": register, "rival": self.rivals.run}
         async with asyncio.TaskGroup() as group:
             for name, run in runs.items():
-                group.create_task(supervise(name, run, POLICIES[name], self.random, EXPECTED))
+                backoff = Backoff(*DELAYS[name], self.random)
+                group.create_task(supervise(name, run, backoff, EXPECTED))
 
 
 def join_front(settings: Settings, adapters: Adapters, host: HostFacts) -> Front:
@@ -211,6 +205,7 @@ def join_front(settings: Settings, adapters: Adapters, host: HostFacts) -> Front
         state.health,
         facts.edits,
         adapters.cdi.names,
+        facts.slices,
     )
     keeper.hold(state.ledger.value.held_ids())
     outside = SettingsPorts(
@@ -289,18 +284,6 @@ def _services(
             keeper.found(listed)
         health.scanned(scan)
 
-    listing = Listing(facts.inventory, keeper.held, facts.slices)
-
-    def judged(verdicts: Mapping[GpuUuid, Health]) -> None:
-        """Update the list at once, before the other followers of the inventory run."""
-        keeper.judged(verdicts)
-        listing.refresh()
-
-    def withhold(is_withheld: bool) -> None:  # noqa: FBT001 -- as Withholder calls it
-        """Update the list at once, as above."""
-        keeper.withhold(is_withheld)
-        listing.refresh()
-
     def is_ill(uuid: GpuUuid) -> bool:
         shared = facts.inventory.value.find(uuid)
         return shared is not None and shared.health.ill
@@ -310,7 +293,7 @@ def _services(
     health = HealthWatch(
         driver=adapters.driver,
         inventory=facts.inventory,
-        judged=judged,
+        judged=keeper.judged,
         remember=state.remember,
         changed=discovery.rescan,
         settings=settings.health,
@@ -320,12 +303,11 @@ def _services(
     )
     return KnowledgeServices(
         keeper=keeper,
-        left_out=LeftOut(keeper.left_out, facts.inventory, notices.say),
-        gpu_events=GpuEvents(
-            facts.inventory, state.ledger, facts.pods, keeper.left_out, notices.say
+        left_out=partial(follow_left_out, keeper.left_out, facts.inventory, notices.say),
+        gpu_events=partial(
+            follow_gpus, facts.inventory, state.ledger, facts.pods, keeper.left_out, notices.say
         ),
-        cordons=CordonEvents(facts.node, facts.inventory, notices.say),
-        listing=listing,
+        cordons=partial(follow_cordons, facts.node, facts.inventory, notices.say),
         discovery=discovery,
         health=health,
         samples=Samples(adapters.driver, facts.inventory, clock),
@@ -333,7 +315,7 @@ def _services(
         recent=RecentlyRegistered(facts.inventory),
         withholder=Withholder(
             _node_checks(settings, adapters, state.error),
-            withhold,
+            keeper.withhold,
             notices.say,
             _cues(settings, adapters, state.error),
         ),

@@ -307,8 +307,6 @@ async def _recover(process: Process, disk: Disk) -> _Memory:
             )
         start = msgspec.structs.replace(start, plan=last, refusal=held)
         settings = last.settings(NodeFacts())
-    state = msgspec.structs.replace(recovered.state, ledger=ledger.named(settings.sharing.resource))
-    recovered = msgspec.structs.replace(recovered, state=state)
     return _Memory(boot, recovered, stored, start, settings)
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Final
 
 from agent import __version__
-from agent.cli.connections import Unreachable, add_socket, call
-from agent.cli.main import INCOMPLETE, OK, UNREACHABLE, UNWRITTEN, Subparsers, fail
+from agent.cli.connections import add_socket, call
+from agent.cli.main import INCOMPLETE, OK, UNWRITTEN, Subparsers, fail
 from agent.host.process import SystemClock
 
 DEADLINE: Final = 10.0
@@ -56,15 +56,12 @@ def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     path = args.file or Path(f"hami-agent-{now:%Y%m%dT%H%M%SZ}.tgz")
     files: dict[str, bytes] = {}
     missing: list[str] = []
-    try:
-        for name, target in PARTS.items():
-            status, text = call(args.socket, "GET", target, DEADLINE)
-            if status in FOUND:
-                files[name] = text.encode()
-            else:
-                missing.append(f"{name}: {target} answered {status}")
-    except Unreachable as error:
-        return fail("bundle", str(error), UNREACHABLE)
+    for name, target in PARTS.items():
+        status, text = call(args.socket, "GET", target, DEADLINE)
+        if status in FOUND:
+            files[name] = text.encode()
+        else:
+            missing.append(f"{name}: {target} answered {status}")
     files["bundle.txt"] = f"hami-agent {__version__}\n".encode()
     try:
         # Never over an archive that is there, and for its owner alone: it names pods.

@@ -1,110 +1,43 @@
-"""`hami-agent completion bash|zsh`: prints a script that completes command lines of hami-agent."""
+"""`hami-agent completion bash|zsh|fish`: completes command lines of hami-agent.
+
+The script asks this verb at each tab, so that it fits the program whatever its version.
+"""
 
 import argparse
-import shlex
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
-import msgspec
+from agent.cli.main import OK, VERBS, Subparsers, parser_of
 
-from agent.cli.main import OK, Subparsers, whole_parser
-
-BASH: Final = """\
+SCRIPTS: Final = {
+    "bash": """\
 # Completes hami-agent in bash. Load it with: source <(hami-agent completion bash)
-_hami_agent() {{
-    local cur=${{COMP_WORDS[COMP_CWORD]}} prev=${{COMP_WORDS[COMP_CWORD-1]}} path="" word
-    COMPREPLY=()
-    for word in "${{COMP_WORDS[@]:1:COMP_CWORD-1}}"; do
-        case "$path $word" in
-            {paths}) path="${{path:+$path }}$word" ;;
-        esac
-    done
-    case "$path:$prev" in
-{values}
-    esac
-    local options="" words=""
-    case "$path" in
-{commands}
-    esac
-    if [[ $cur == -* ]]; then words=$options; fi
-    COMPREPLY=($(compgen -W "$words" -- "$cur"))
-}}
+_hami_agent() {
+    local typed=("${COMP_WORDS[@]:1:COMP_CWORD}") found
+    found=$("${COMP_WORDS[0]}" completion bash -- -- "${typed[@]}" 2>/dev/null)
+    COMPREPLY=($(compgen -W "$found" -- "${COMP_WORDS[COMP_CWORD]}"))
+}
 complete -o default -F _hami_agent hami-agent
-"""
-ZSH: Final = """\
+""",
+    "zsh": """\
 #compdef hami-agent
 # Completes hami-agent in zsh. Load it with: source <(hami-agent completion zsh)
-_hami_agent() {{
-    local cur=${{words[CURRENT]}} prev=${{words[CURRENT-1]}} at="" word options="" choices=""
-    for word in "${{(@)words[2,CURRENT-1]}}"; do
-        case "$at $word" in
-            ({paths}) at="${{at:+$at }}$word" ;;
-        esac
-    done
-    case "$at:$prev" in
-{values}
-    esac
-    case "$at" in
-{commands}
-    esac
-    if [[ $cur == -* ]]; then choices=$options; fi
-    if [[ -n $choices ]]; then compadd -- ${{=choices}}; else _files; fi
-}}
-compdef _hami_agent hami-agent
-"""
-SHELLS: Final = {
-    "bash": (
-        BASH,
-        '        {keys}) COMPREPLY=($(compgen -W {words} -- "$cur")); return ;;',
-        "        {keys}) return ;;",
-        "        {path}) options={options} words={words} ;;",
-    ),
-    "zsh": (
-        ZSH,
-        "        ({keys}) compadd -- {each}; return ;;",
-        "        ({keys}) _files; return ;;",
-        "        ({path}) options={options} choices={words} ;;",
-    ),
+_hami_agent() {
+    local found=$("${words[1]}" completion zsh -- -- "${(@)words[2,CURRENT]}" 2>/dev/null)
+    if [[ -n $found ]]; then compadd -- "${(@f)found}"; else _files; fi
 }
-"""Of each shell: the script, and its cases for options with choices, with any value, for words."""
-
-
-class CommandWords(msgspec.Struct, frozen=True):
-    """The words after one command. `path`: its verbs, for example `config show`; empty: none yet.
-
-    - `verbs`: the verbs that may follow. `places`: the values of its arguments that have choices.
-    - `switches`: options that may stand alone.
-    - `options`: those that need a value, each with its choices; none: any value.
-    """
-
-    path: str
-    verbs: tuple[str, ...]
-    places: tuple[str, ...]
-    switches: tuple[str, ...]
-    options: Mapping[str, tuple[str, ...]]
-
-
-def command_words(parser: argparse.ArgumentParser, path: str = "") -> Iterator[CommandWords]:
-    """The words of the parser's command, then those of each command below it."""
-    every = parser._actions  # noqa: SLF001 -- argparse has no public list
-    actions = [one for one in every if one.help != argparse.SUPPRESS]
-    below = [one for one in actions if isinstance(one, argparse._SubParsersAction)]  # noqa: SLF001 -- argparse names no public type
-    verbs = {name: verb for action in below for name, verb in action.choices.items()}
-    options: dict[str, tuple[str, ...]] = {}
-    switches: list[str] = []
-    places: list[str] = []
-    for action in actions:
-        choices = () if action in below else tuple(map(str, action.choices or ()))
-        if not action.option_strings:
-            places += choices
-        elif action.nargs == 0 or (action.nargs == "?" and not choices):
-            switches += action.option_strings
-        else:
-            options |= dict.fromkeys(action.option_strings, choices)
-    yield CommandWords(path, tuple(verbs), tuple(places), tuple(switches), options)
-    for name, verb in verbs.items():
-        yield from command_words(verb, f"{path} {name}".lstrip())
+compdef _hami_agent hami-agent
+""",
+    "fish": """\
+# Completes hami-agent in fish. Load it with: hami-agent completion fish | source
+function __hami_agent
+    set -l words (commandline -opc) (commandline -ct)
+    $words[1] completion fish -- -- $words[2..] 2>/dev/null
+end
+complete -c hami-agent -a '(__hami_agent)'
+""",
+}
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -112,37 +45,50 @@ def add_parser(subparsers: Subparsers) -> None:
     parser = subparsers.add_parser(
         "completion",
         help="print a script that completes command lines",
-        description="Prints a script for bash or zsh that completes the verbs, options and their "
-        "values of this program.",
+        description="Prints a script for bash, zsh or fish that completes the verbs, options and "
+        "their values of this program. At each tab it calls the program.",
         epilog="example: source <(hami-agent completion bash)",
     )
-    parser.add_argument("shell", choices=tuple(SHELLS))
+    parser.add_argument("shell", choices=tuple(SCRIPTS))
+    parser.add_argument("words", nargs="*", help=argparse.SUPPRESS)
 
 
 def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
-    """Print the script; return the exit code."""
+    """Print the script, or what may stand for the last of the words; return the exit code."""
     del environ
-    script, choices_case, value_case, words_case = SHELLS[args.shell]
-    paths, values, cases = [], [], []
-    for command in command_words(whole_parser()):
-        # A command, and the verb that may follow it.
-        paths += [shlex.quote(f"{command.path} {verb}") for verb in command.verbs]
-        groups: dict[tuple[str, ...], list[str]] = {}
-        for option, choices in command.options.items():
-            groups.setdefault(choices, []).append(shlex.quote(f"{command.path}:{option}"))
-        for choices, keys in groups.items():
-            each = " ".join(map(shlex.quote, choices))
-            form = choices_case if choices else value_case
-            values.append(form.format(keys="|".join(keys), words=_quoted(choices), each=each))
-        options = _quoted((*command.switches, *command.options))
-        words = _quoted((*command.verbs, *command.places))
-        path = _quoted((command.path,))
-        cases.append(words_case.format(path=path, options=options, words=words))
-    sys.stdout.write(
-        script.format(paths="|".join(paths), values="\n".join(values), commands="\n".join(cases))
-    )
+    # argparse removes the first `--` of the words, or none in later versions of Python.
+    if words := args.words[args.words[:1] == ["--"] :]:
+        sys.stdout.writelines(f"{word}\n" for word in may_follow(words))
+    else:
+        sys.stdout.write(SCRIPTS[args.shell])
     return OK
 
 
-def _quoted(words: Iterable[str]) -> str:
-    return "'" + " ".join(words).replace("'", "'\\''") + "'"
+def may_follow(words: Sequence[str]) -> list[str]:
+    """What may stand for the last of the words that are typed; nothing: any value, or a file."""
+    *before, typed = words
+    if not before:
+        return list(VERBS)
+    if before[0] not in VERBS:
+        return []
+    actions = _shown(parser_of(before[0]))
+    for word in before:
+        sub = [one for one in actions if isinstance(one, argparse._SubParsersAction)]  # noqa: SLF001 -- argparse names no public type
+        if sub and word in sub[0].choices:
+            actions = _shown(sub[0].choices[word])
+    for action in actions:
+        choices = [str(choice) for choice in action.choices or ()]
+        # A switch may stand alone, so another word may follow it.
+        takes_value = action.nargs != 0 and (action.nargs != "?" or choices)
+        if before[-1] in action.option_strings and takes_value:
+            return choices
+    if typed.startswith("-"):
+        return [option for action in actions for option in action.option_strings]
+    places = [action.choices or () for action in actions if not action.option_strings]
+    return [str(choice) for choices in places for choice in choices]
+
+
+def _shown(parser: argparse.ArgumentParser) -> list[argparse.Action]:
+    """The options and arguments in the help of the parser."""
+    every = parser._actions  # noqa: SLF001 -- argparse has no public list
+    return [action for action in every if action.help != argparse.SUPPRESS]

@@ -12,17 +12,13 @@ from typing import Final
 
 from typing_extensions import override
 
-from agent.errors import AgentError
+from agent.cli.main import Unreachable
 from agent.kube.client import Connection, KubeSession, check
 
 # The agent's unix socket.
 
 DEFAULT_SOCKET: Final = Path("/run/hami-agent/api.sock")
 ANSWER_LIMIT: Final = 8 * 1024 * 1024
-
-
-class Unreachable(AgentError):  # noqa: N818 -- the state, not the call, is the error
-    """The agent does not answer at the socket."""
 
 
 class _UnixConnection(http.client.HTTPConnection):

@@ -7,7 +7,6 @@ import argparse
 import asyncio
 import contextlib
 import os
-import random
 import sys
 import textwrap
 from collections import Counter
@@ -18,18 +17,27 @@ from typing import Final
 import msgspec
 
 import agent
-from agent.allocate.edits import looks_up_cdi
+from agent.allocate.edits import looks_up_cdi, misnamed
 from agent.app.adapters import cdi_directories, open_driver
-from agent.cli.connections import Unreachable, call
+from agent.cli.connections import call, open_session
 from agent.cli.logs import configure
-from agent.cli.main import INCOMPLETE, OK, PROBLEM, TABLE, WARNED, Subparsers, add_output, nearest
-from agent.cli.output import UNFOLDED, document, terminal_width
+from agent.cli.main import (
+    INCOMPLETE,
+    OK,
+    PROBLEM,
+    TABLE,
+    WARNED,
+    Subparsers,
+    Unreachable,
+    add_output,
+    nearest,
+)
+from agent.cli.output import UNFOLDED, Paint, document, painter, terminal_width
 from agent.cli.settings_args import add_settings, looked, sources, started
-from agent.cluster import HANDSHAKE, MUTEX_LOCK, REGISTER
+from agent.cluster import REGISTER
 from agent.errors import (
     AgentError,
     ApiError,
-    ApiNotFound,
     DriverMissing,
     KubeletError,
     SettingsError,
@@ -45,33 +53,19 @@ from agent.host.node import (
     look_at,
     plugin_sockets,
     uncompiled,
+    unkept,
     waiting_agents,
 )
 from agent.host.process import LockFile, SystemClock, Worker
 from agent.inventory import InventoryKeeper
 from agent.kit.cell import Cell
-from agent.kube.api import KubeNode
-from agent.kube.client import Connection, KubeSession
-from agent.kube.reader import NodeReader, NodeSight
+from agent.kube.client import Connection
+from agent.kube.reader import NodeReader
 from agent.model import Inventory, Scan, Trouble
 from agent.node import preflight, scheduling
-from agent.node.devices import judge_access, judge_library_files
-from agent.node.findings import (
-    ALL_GROUPS,
-    CHECKS,
-    FROM_API,
-    CheckGroup,
-    Finding,
-    PreflightCheck,
-    PreflightVerdict,
-    consequence,
-    counted,
-    group_of,
-    in_groups,
-    traced,
-)
-from agent.node.preflight import ClusterAnswer, PluginSocket, Right
-from agent.node.scheduling import AgentAnswer, NamedNode
+from agent.node.findings import ALL_GROUPS, CHECKS, FROM_API, Finding, counted, in_groups, traced
+from agent.node.preflight import PluginSocket, Right
+from agent.node.scheduling import AgentAnswer, ClusterAnswer, NodeSight
 from agent.ports import Clock
 from agent.settings.reading import DEVICE_CONFIG, NODE_CONFIG
 from agent.settings.schema import Settings, check_shares
@@ -81,14 +75,16 @@ from agent.witness import PodResourcesWitness
 
 LARGEST: Final = 3
 """How many of the container directories that are too large have a line."""
+UNKEPT: Final = "so no limit would be enforced"
+UNDEFINED: Final = "no single CDI specification"
+"""Words of the agent about HAMi-core's files (`check_library`), about CDI (`undefined`)."""
 ANSWER_SECONDS: Final = 5.0
 DRIVER_SECONDS: Final = 15.0
 """8 GPUs that initialise one after the other take 12 s."""
 LOOK_SECONDS: Final = 1.0
-NODE_SECONDS: Final = 5.0
-"""A Node that exists comes with the first frame of its watch."""
 
-_GROUPS: Final = ", ".join(CheckGroup)
+COLOURS: Final = {"WRONG": "red", "note": "yellow", "unknown": "yellow", "ok": "green"}
+_GROUPS: Final = ", ".join(CHECKS)
 _INDENT: Final = 20
 _LONGEST: Final = 1024
 """Characters of a text; some come from the cluster."""
@@ -100,12 +96,12 @@ def add_parser(subparsers: Subparsers) -> None:
         "doctor",
         help="check how this node is set up, and what the scheduler reads of it",
         description="Checks this node with the settings of `run`, and changes nothing. Each line "
-        "says what was checked and what was found; if something is wrong, also what it means for "
-        "pods, what to do, and the entry of the runbook. With --pre it checks what the agent "
-        "needs before it starts; without, also the agent that runs, and what Node, kubelet and "
-        f"scheduler show of it. Groups: {_GROUPS}. Exits 0 if nothing is wrong, 1 if something "
-        "is, 5 if nothing is but something could not be checked, 6 with --strict if there are "
-        "notes alone.",
+        "says what was checked and what was found, what that means for pods, what to do, and the "
+        "entry of the runbook. What is well is only counted; -o wide lists it. With --pre it "
+        "checks what the agent needs before it starts; without, also the agent that runs, and "
+        f"what Node, kubelet and scheduler show of it. Groups: {_GROUPS}. Exits 0 if nothing is "
+        "wrong, 1 if something is, 5 if nothing is but something could not be checked, 6 with "
+        "--strict if there are notes alone.",
         epilog="example: hami-agent doctor --only kubelet,scheduler --config "
         "/etc/hami-agent/config.yaml -o json",
     )
@@ -129,7 +125,7 @@ def add_parser(subparsers: Subparsers) -> None:
         action="store_true",
         help="do not check the rights to write, for an account that may only read",
     )
-    add_output(parser)
+    add_output(parser, forms=(TABLE, "wide", "json", "yaml"))
     add_settings(parser)
 
 
@@ -138,32 +134,34 @@ def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     configure("error", "auto", environ)
     groups = args.only or (ALL_GROUPS - args.skip if args.skip else ALL_GROUPS)
     findings = asyncio.run(_findings(args, environ, groups))
-    if args.output == TABLE:
-        write_lines(findings, terminal_width(environ, UNFOLDED), before=args.pre)
+    if args.output in {TABLE, "wide"}:
+        columns, every = terminal_width(environ, UNFOLDED), args.output == "wide"
+        lines = finding_lines(findings, columns, painter(environ), every=every)
+        sys.stdout.writelines(f"{line}\n" for line in lines)
     else:
-        kind, data = document_of(findings, before=args.pre)
-        sys.stdout.write(document(kind, data, args.output, SystemClock().now()))
+        kind = "Preflight" if args.pre else "Checkup"
+        data, now = document_of(findings), SystemClock().now()
+        sys.stdout.write(document(kind, data, args.output, now))
     verdicts = {one.verdict for one in findings}
-    if PreflightVerdict.WRONG in verdicts:
+    if "WRONG" in verdicts:
         return PROBLEM
-    if PreflightVerdict.UNKNOWN in verdicts:
+    if "unknown" in verdicts:
         return INCOMPLETE
-    return WARNED if args.strict and PreflightVerdict.NOTE in verdicts else OK
+    return WARNED if args.strict and "note" in verdicts else OK
 
 
-def _groups(text: str) -> frozenset[CheckGroup]:
+def _groups(text: str) -> frozenset[str]:
     words = [word.strip() for word in text.split(",")]
-    known = {group.value: group for group in CheckGroup}
     for word in words:
-        if word not in known:
-            hint = nearest(word, known)
+        if word not in CHECKS:
+            hint = nearest(word, CHECKS)
             said = f"there is no group {cap(word, 64)!r}{hint or f'; the groups are {_GROUPS}'}"
             raise argparse.ArgumentTypeError(said)
-    return frozenset(known[word] for word in words)
+    return frozenset(words)
 
 
 async def _findings(
-    args: argparse.Namespace, environ: Mapping[str, str], groups: frozenset[CheckGroup]
+    args: argparse.Namespace, environ: Mapping[str, str], groups: frozenset[str]
 ) -> Sequence[Finding]:
     """What is wrong with the settings; if they can be used, also what the other checks find."""
     origin, read = sources(args, environ), None
@@ -188,7 +186,7 @@ async def _findings(
         groups,
         agent=None if args.pre else _ask_agent(settings.paths.run / "api.sock"),
         config=tuple(config),
-        names=plan.names(),
+        names=dict.fromkeys(plan.names()),
         files=", ".join(file.name for file in files if file is not None) or "settings",
         reader=args.read_only,
     )
@@ -197,18 +195,18 @@ async def _findings(
 
 def _refused(error: SettingsError) -> Finding:
     advice = "correct it; `hami-agent config check` prints what each node would get"
-    return Finding.wrong(PreflightCheck.SETTINGS, "settings", str(error), advice)
+    return Finding("P-SETTINGS", "WRONG", "settings", str(error), advice)
 
 
 def _config_findings(plan: NodeValues, settings: Settings, *, before: bool) -> list[Finding]:
     values = plan.resolve(NodeFacts(settings.node))
-    main = Finding.ok(PreflightCheck.SETTINGS, "settings", f"accepted, for Node {settings.node}")
+    main = Finding("P-SETTINGS", "ok", "settings", f"accepted, for Node {settings.node}")
     try:
         check_shares(values)
     except SettingsError as error:
-        main = Finding.wrong(PreflightCheck.SETTINGS, "settings", str(error))
+        main = Finding("P-SETTINGS", "WRONG", "settings", str(error))
     notes = [
-        Finding.note(PreflightCheck.SETTINGS, "settings", text, "it changes nothing here")
+        Finding("P-SETTINGS", "note", "settings", text, "it changes nothing here")
         for text in plan.warnings
     ]
     read = plan.sources
@@ -248,43 +246,40 @@ class NodeSeen(msgspec.Struct, eq=False):
 
     - `agent`: the answer of the agent's readiness page; None: before the first start.
     - `config`: the findings about the settings.
-    - `names`: the Nodes that the settings name; `files`: where they do.
+    - `names`: the Nodes that the settings name, each with whether it exists, if it was asked;
+      `files`: where they do.
     - `reader`: the account may only read, and is not the agent's.
     - `device_files`, `processes`: /dev and /proc.
     - `cluster`: None: no API server is asked in plain mode, nor for other groups.
-    - `node`: the Node beside a running agent; None: it was not shown, and `cluster` says why.
-    - `excess`: granted rights that the agent does not need; None: not asked.
-    - `named`: whether the Nodes that the settings name exist, as far as they were asked for.
     - `scan`: None: the driver was not asked, or gave none.
+    - `repaired`: see `judge_agent`.
     """
 
     settings: Settings
     environ: Mapping[str, str]
     clock: Clock
-    groups: frozenset[CheckGroup] = ALL_GROUPS
+    groups: frozenset[str] = ALL_GROUPS
     agent: AgentAnswer | None = None
     config: tuple[Finding, ...] = ()
-    names: tuple[str, ...] = ()
+    names: dict[str, bool | None] = msgspec.field(default_factory=dict)
     files: str = "settings"
     reader: bool = False
     device_files: Path = Path("/dev")
     processes: Path = Path("/proc")
     cluster: ClusterAnswer | None = None
-    node: NodeSight | None = None
-    excess: tuple[Right, ...] | None = None
-    named: dict[str, NamedNode] = msgspec.field(default_factory=dict)
     scan: Scan | None = None
     sockets: tuple[PluginSocket, ...] = ()
+    repaired: dict[str, str] = msgspec.field(default_factory=dict)
 
 
 async def examine(seen: NodeSeen) -> tuple[Finding, ...]:
     """All findings of the chosen groups, in their order. Each look has a deadline of its own."""
     paths, groups = seen.settings.paths, seen.groups
     seen.sockets = plugin_sockets(paths.plugins, paths.kubelet_socket.name)
-    if seen.settings.plain is None and groups & {*FROM_API, CheckGroup.CONFIG}:
-        await _see_cluster(seen)
+    if seen.settings.plain is None and groups & {*FROM_API, "config"}:
+        seen.cluster = await _ask_cluster(seen)
     findings = [*seen.config]
-    for needed_by, find in CHECKS_OF:
+    for needed_by, find in LOOKS:
         if groups & needed_by:
             findings += await find(seen)
     if seen.agent is not None:
@@ -297,39 +292,80 @@ def _unseen(seen: NodeSeen, findings: Sequence[Finding]) -> Iterator[Finding]:
     if seen.cluster is None:
         return
     # There is nothing to say of the monitor without HAMi's plugin.
-    made = {one.point for one in findings} | {PreflightCheck.MONITOR}
+    made = {one.check for one in findings} | {"P-MONITOR"}
     for group in FROM_API:
         missing = [check for check in CHECKS[group] if check not in made]
         if missing:
-            said = f"not checked: {', '.join(check.value for check in missing)}"
+            said = f"not checked: {', '.join(missing)}"
             advice = "repair what is said of the API server, and run this check again"
-            yield Finding.unknown(missing[0], seen.cluster.server, said, advice)
+            yield Finding(missing[0], "unknown", seen.cluster.server, said, advice)
 
 
-# The checks.
+async def _ask_cluster(seen: NodeSeen) -> ClusterAnswer:
+    """Ask all questions in one session: the rights of this account, the plugins here, the Node.
+
+    What a right is missing for is not asked.
+    """
+    settings, node = seen.settings, seen.settings.node
+    kubeconfig = Path(settings.kubeconfig) if settings.kubeconfig else None
+    connection = Connection(kubeconfig=kubeconfig, environment=seen.environ)
+    server = f"API server by {connection.source}"
+    plugins: tuple[str, ...] = ()
+    exists: bool | None = None
+    sight: NodeSight | None = None
+    try:
+        async with open_session(connection, "hami-agent") as session:
+            reader = NodeReader(session, node)
+            wanted = preflight.rights(node, node_condition=settings.node_condition)
+            unasked = tuple(right for right in wanted if seen.reader and not right.reads)
+            asked = [right for right in wanted if right not in unasked]
+            denied = [right for right in asked if not await reader.granted(right)]
+            words = {right.words for right in denied}
+            if "list pods" not in words:
+                neighbours = await reader.neighbours()
+                plugins = neighbours.plugins
+                pods = map(preflight.right_to_get, neighbours.pods[:1])
+                denied += [right for right in pods if not await reader.granted(right)]
+            if "get nodes" not in words:
+                sight = await reader.look(settings.sharing.resource, seen.clock)
+                exists = sight is not None
+            excess: list[Right] = []
+            if seen.agent is not None:
+                excess = [right for right in preflight.UNNEEDED if await reader.granted(right)]
+                for name in [name for name in seen.names if name != node][: scheduling.ASKED]:
+                    seen.names[name] = await reader.named(name)
+    except (ApiError, SettingsError) as error:
+        failure, remedy = _failure_of(error)
+        return ClusterAnswer(server, failure=failure, remedy=remedy)
+    return ClusterAnswer(
+        server, exists, sight, tuple(denied), unasked, tuple(excess), plugins=plugins
+    )
+
+
+# The looks of the table.
 
 
 async def _entries(seen: NodeSeen) -> Iterable[Finding]:
     if seen.agent is None:
         return []
-    names = dict.fromkeys(seen.names, NamedNode.UNSEEN) | seen.named
-    if seen.settings.node in names:
-        names[seen.settings.node] = NamedNode.THERE
-    return scheduling.judge_entries(seen.settings.node, names, seen.files)
+    node = seen.settings.node
+    names = {name: True if name == node else exists for name, exists in seen.names.items()}
+    return scheduling.judge_entries(node, names, seen.files)
 
 
 async def _paths(seen: NodeSeen) -> Iterable[Finding]:
     """The directories that the agent writes to."""
     paths, home = seen.settings.paths, seen.settings.hook_path / "vgpu"
-    hook, inner = (
-        look_at(seen.settings.hook_path),
-        [look_at(path) for path in (home, home / "containers")],
-    )
-    if inner[0].kind:  # a pod mounts only this directory, and its root is read-only
-        hook = msgspec.structs.replace(hook, writable=inner[0].writable)
+    hook, inner = look_at(seen.settings.hook_path), look_at(home)
+    if inner.kind:  # a pod mounts only this directory, and its root is read-only
+        hook = msgspec.structs.replace(hook, writable=inner.writable)
     made = [preflight.judge_path(look_at(path), made=True) for path in (paths.state, paths.run)]
-    below = [preflight.judge_path(place, made=True) for place in inner if place.kind]
-    wrong = [finding for finding in below if finding.verdict is not PreflightVerdict.OK]
+    below = [
+        preflight.judge_path(place, made=True)
+        for place in (inner, look_at(home / "containers"))
+        if place.kind
+    ]
+    wrong = [finding for finding in below if finding.verdict != "ok"]
     findings = [*made, preflight.judge_path(hook, made=False), *wrong]
     if seen.agent is not None:
         with contextlib.suppress(OSError):  # the lines above say what is wrong with the directories
@@ -343,15 +379,18 @@ async def _paths(seen: NodeSeen) -> Iterable[Finding]:
 
 async def _agent(seen: NodeSeen) -> Iterable[Finding]:
     """The agent that runs, and whether it is alone and was compiled when it was installed."""
-    home, modules = str(Path(agent.__file__).parent), list(sys.modules.values())
-    compiled = preflight.judge_bytecode(home, uncompiled(modules))
-    if seen.agent is None:
-        return [compiled]
     run = seen.settings.paths.run
     holder = LockFile(run / "lock").holder().strip()
+    missing = uncompiled(list(sys.modules.values()))
+    pid = holder.removeprefix("pid ")
+    lost = unkept(missing, seen.processes / pid) if seen.agent and pid.isdigit() else None
+    home = str(Path(agent.__file__).parent)
+    compiled = preflight.judge_bytecode(home, len(missing), lost)
+    if seen.agent is None:
+        return [compiled]
     waiting = waiting_agents(run, holder, seen.processes)
     alone = scheduling.judge_instances(look_at(run / "lock"), holder, waiting, seen.sockets)
-    return [*scheduling.judge_agent(seen.agent), alone, compiled]
+    return [*scheduling.judge_agent(seen.agent, seen.repaired), alone, compiled]
 
 
 async def _library(seen: NodeSeen) -> Iterable[Finding]:
@@ -370,7 +409,9 @@ async def _library(seen: NodeSeen) -> Iterable[Finding]:
     if facts.missing or not needed:
         return [there]
     library, preload = library_file(Path(facts.library)), library_file(home / "ld.so.preload")
-    return [there, *judge_library_files(library, preload, facts)]
+    if facts.loadable and facts.preload is not None and not misnamed(facts):
+        seen.repaired[UNKEPT] = "HAMi-core's files are there and containers load them"
+    return [there, *preflight.judge_library_files(library, preload, facts)]
 
 
 async def _driver(seen: NodeSeen) -> Iterable[Finding]:
@@ -388,10 +429,13 @@ async def _driver(seen: NodeSeen) -> Iterable[Finding]:
                     defined = await cdi.names(settings.edits.cdi_spec_dirs)
         sharing, gpus = settings.sharing, seen.scan.gpus if seen.scan else ()
         shared = [gpu.uuid for gpu in gpus if not (sharing.filters(gpu) or gpu.mig_enabled)]
-        findings.append(preflight.judge_cdi(shared, settings.edits, defined))
+        found = preflight.judge_cdi(shared, settings.edits, defined)
+        findings.append(found)
+        if found.verdict == "ok":
+            seen.repaired[UNDEFINED] = "the CDI specifications define its GPUs"
     if seen.agent is not None and settings.driver.simulate is None:
         described = None if seen.scan is None else len(seen.scan.gpus) + len(seen.scan.faults)
-        findings += judge_access(device_nodes(seen.device_files), described)
+        findings += preflight.judge_access(device_nodes(seen.device_files), described)
     return findings
 
 
@@ -446,8 +490,8 @@ async def _kubelet(seen: NodeSeen) -> Iterable[Finding]:
     """The kubelet's socket, and what it answers by PodResources."""
     paths = seen.settings.paths
     socket = preflight.judge_kubelet(look_at(paths.plugins), look_at(paths.kubelet_socket))
-    path = seen.settings.paths.pod_resources_socket
-    witness = PodResourcesWitness(path, deadline=2.0)  # a person waits for this, and no pod
+    # A person waits for this, and no pod.
+    witness = PodResourcesWitness(paths.pod_resources_socket, deadline=2.0)
     held: int | None = None
     failure = ""
     asks = True
@@ -462,60 +506,59 @@ async def _kubelet(seen: NodeSeen) -> Iterable[Finding]:
     finally:
         witness.close()
     serving = seen.agent is not None and not seen.agent.failure
-    return [socket, preflight.judge_witness(str(path), held, failure, asks=asks, serving=serving)]
+    path = str(paths.pod_resources_socket)
+    return [socket, preflight.judge_witness(path, held, failure, asks=asks, serving=serving)]
 
 
 async def _plugins(seen: NodeSeen) -> Iterable[Finding]:
-    answer, sockets = seen.cluster, seen.sockets
+    answer, sockets, reported = seen.cluster, seen.sockets, False
     if seen.agent is not None:
         # The register annotation is the agent's own then, and no sign of HAMi's plugin; a socket
         # that nobody listens on is one of the leftovers.
-        answer = answer and msgspec.structs.replace(answer, annotations={})
         sockets = tuple(one for one in sockets if one.alive)
-    place, takeover = look_at(seen.settings.paths.plugins), seen.settings.takeover
-    return preflight.judge_plugins(place, sockets, answer, takeover=takeover)
+    elif answer is not None and answer.node is not None:
+        reported = REGISTER in answer.node.annotations
+    return preflight.judge_plugins(
+        look_at(seen.settings.paths.plugins),
+        sockets,
+        answer.plugins if answer is not None else (),
+        reported=reported,
+        takeover=seen.settings.takeover,
+    )
 
 
 async def _cluster(seen: NodeSeen) -> Iterable[Finding]:
     if seen.cluster is None:
         return []
-    answer = seen.cluster
-    if answer.failure and seen.agent is not None:
-        advice = answer.remedy or "repair the connection, and run this check again"
-        return [Finding.unknown(PreflightCheck.NODE, answer.server, answer.failure, advice)]
-    findings = list(preflight.judge_cluster(seen.settings.node, answer))
-    if seen.excess is not None:
-        findings.append(preflight.judge_excess(answer.server, seen.excess))
-    if seen.node is not None:
-        findings.append(preflight.judge_clock(answer.server, seen.node.skew))
-    return findings
+    running = seen.agent is not None
+    return scheduling.judge_cluster(seen.settings.node, seen.cluster, running=running)
 
 
 async def _scheduler(seen: NodeSeen) -> Iterable[Finding]:
     """What HAMi's scheduler reads of the Node, and what the kubelet offers beside it."""
-    if seen.cluster is None:
+    settings = seen.settings
+    if seen.cluster is None or seen.cluster.node is None:
         return []
-    settings, name, node = seen.settings, seen.settings.node, seen.node
-    annotations = seen.cluster.annotations
+    node = seen.cluster.node
     differences: tuple[str, ...] = ()
-    if seen.scan is not None and REGISTER in annotations:
-        differences = report_differences(settings, seen.scan, annotations)
-        if seen.agent is None:
-            return [preflight.judge_report(name, differences)]
-    if node is None:
-        return []
-    traces, now, profile = node.traces, seen.clock.now(), settings.report.profile
-    report = scheduling.read_report(traces, differences)
-    handshake = annotations.get(HANDSHAKE, "")
-    stale = [one.path for one in seen.sockets if one.theirs and not one.alive]
+    if seen.scan is not None and REGISTER in node.annotations:
+        differences = report_differences(settings, seen.scan, node.annotations)
+    report, profile = scheduling.read_report(node, differences), settings.report.profile
+    if seen.agent is None:
+        compared = [scheduling.judge_report(node.name, report, None)]
+        return compared if report.is_there and seen.scan is not None else []
+    now, stale = (
+        seen.clock.now(),
+        [one.path for one in seen.sockets if one.theirs and not one.alive],
+    )
     scores = settings.report.topology_score
     return [
-        *scheduling.judge_offer(name, node.offer, report, now),
-        scheduling.judge_present_report(name, report, profile),
-        scheduling.judge_handshake(name, handshake, report, profile, now),
-        scheduling.judge_writer(traces, report),
-        scheduling.judge_lock(name, annotations.get(MUTEX_LOCK), now),
-        *scheduling.judge_leftovers(traces, stale, stamps=profile.stamps, scores=scores),
+        scheduling.judge_offer(node, settings.sharing.resource, report, now),
+        scheduling.judge_report(node.name, report, profile),
+        scheduling.judge_handshake(node, report, profile, now),
+        scheduling.judge_writer(node, report),
+        scheduling.judge_lock(node, now),
+        *scheduling.judge_leftovers(node, stale, stamps=profile.stamps, scores=scores),
     ]
 
 
@@ -535,154 +578,77 @@ def report_differences(
     return register_differences(report, annotations[REGISTER], faulty)
 
 
-CHECKS_OF: Final = (
-    ({CheckGroup.CONFIG}, _entries),
+LOOKS: Final = (
+    ({"config"}, _entries),
     # What the driver says is also held against the report that the scheduler reads.
-    ({CheckGroup.DRIVER, CheckGroup.SCHEDULER}, _driver),
-    ({CheckGroup.KUBELET}, _kubelet),
-    ({CheckGroup.KUBELET, CheckGroup.SCHEDULER}, _plugins),
-    ({CheckGroup.AGENT}, _agent),
-    ({CheckGroup.API, CheckGroup.SCHEDULER}, _cluster),
-    ({CheckGroup.KUBELET, CheckGroup.SCHEDULER}, _scheduler),
-    ({CheckGroup.LIBRARY}, _library),
-    ({CheckGroup.PATHS}, _paths),
+    ({"driver", "scheduler"}, _driver),
+    ({"kubelet"}, _kubelet),
+    ({"kubelet", "scheduler"}, _plugins),
+    # What the agent says of HAMi-core's files is held against those that are there now.
+    ({"library", "agent"}, _library),
+    ({"agent"}, _agent),
+    ({"api", "scheduler"}, _cluster),
+    ({"kubelet", "scheduler"}, _scheduler),
+    ({"paths"}, _paths),
 )
-"""The checks, each with the groups that need it. One that lacks what it needs finds nothing."""
-
-
-# What the API server says.
-
-
-async def _see_cluster(seen: NodeSeen) -> None:
-    """Ask all questions in one session."""
-    settings = seen.settings
-    kubeconfig = Path(settings.kubeconfig) if settings.kubeconfig else None
-    connection = Connection(kubeconfig=kubeconfig, environment=seen.environ)
-    server = f"API server by {connection.source}"
-    session = KubeSession(connection, random.SystemRandom())
-    try:
-        await session.open()
-        reader = NodeReader(session, settings.node)
-        seen.cluster = answer = await _ask(session, reader, seen, server)
-        if seen.agent is None:
-            return
-        excess = tuple([right for right in preflight.UNNEEDED if await reader.granted(right)])
-        unread = any(right.words == "get nodes" for right in answer.denied)
-        node = None
-        if answer.found is not False and not unread:
-            try:
-                node = await reader.look(settings.sharing.resource, seen.clock)
-            except ApiNotFound:
-                answer = msgspec.structs.replace(answer, found=False)
-        if node is not None:
-            answer = msgspec.structs.replace(
-                answer, found=True, labels=node.labels, annotations=node.traces.annotations
-            )
-            others = [name for name in seen.names if name != settings.node]
-            seen.named = {name: await reader.named(name) for name in others[: scheduling.ASKED]}
-        seen.cluster, seen.node, seen.excess = answer, node, excess
-    except (ApiError, SettingsError) as error:
-        failure, remedy = _failure_of(error)
-        seen.cluster = ClusterAnswer(server, failure=failure, remedy=remedy)
-        seen.named = {}
-    finally:
-        await session.close()
-
-
-async def _ask(
-    session: KubeSession, reader: NodeReader, seen: NodeSeen, server: str
-) -> ClusterAnswer:
-    """Ask for the rights of this account, the plugins on this node and the Node.
-
-    Raises ApiError, SettingsError.
-    """
-    settings = seen.settings
-    wanted = preflight.rights(settings.node, node_condition=settings.node_condition)
-    unasked = tuple(right for right in wanted if seen.reader and not right.reads)
-    asked = [right for right in wanted if right not in unasked]
-    denied = tuple([right for right in asked if not await reader.granted(right)])
-    if denied:  # the next requests would fail for the same reason
-        return ClusterAnswer(server, denied=denied)
-    neighbours = await reader.neighbours()
-    looks = [preflight.right_to_get(pod) for pod in neighbours.pods[:1]]
-    denied = tuple([right for right in looks if not await reader.granted(right)])
-    if denied:
-        return ClusterAnswer(server, denied=denied)
-    plugins = neighbours.plugins
-    # The Node as the agent's own watch first shows it.
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(NODE_SECONDS):
-            async for change in KubeNode(session, settings.node).watch_node():
-                if change.node is not None and not change.opened:
-                    labels, annotations = change.node.labels, change.node.annotations
-                    return ClusterAnswer(
-                        server, True, labels, annotations, unasked=unasked, plugins=plugins
-                    )
-                if not change.opened:
-                    break
-    return ClusterAnswer(server, found=False, unasked=unasked, plugins=plugins)
+"""The looks, each with the groups that need it. One that lacks what it needs finds nothing."""
 
 
 # Renders the findings: lines for people, data for programs.
 
 
-def write_lines(findings: Sequence[Finding], columns: int, *, before: bool) -> None:
-    """Print the lines of each finding and one with their numbers, folded at `columns`.
+def finding_lines(
+    findings: Sequence[Finding], columns: int, paint: Paint, *, every: bool
+) -> Iterator[str]:
+    """What is not well, or with `every` all, and a line with the numbers, folded at `columns`.
 
-    `before`: of `doctor --pre`, where each finding has one line.
+    Each finding has one line, then what it means and what to do.
     """
-    lines = []
-    for one in findings:
-        verdict, point = one.verdict, one.point.value
-        # Without what a terminal would obey: some texts come from the cluster.
-        said, advice = cap(f"{one.subject}: {one.said}", _LONGEST), cap(one.advice, _LONGEST)
-        runbook = "" if verdict is PreflightVerdict.OK else f" [RUNBOOK {point}]"
-        if before:
-            advice = f"; {advice}" if advice else ""
-            lines.append(f"{verdict.value:<6} {point:<11} {said}{advice}{runbook}")
-            continue
-        lines.append(f"{group_of(one.point).value:<10} {verdict.value:<8} {point:<12} {said}")
-        if verdict in {PreflightVerdict.WRONG, PreflightVerdict.NOTE}:
-            lines.append(f"means: {consequence(one)}")
-        if runbook:
-            lines.append(f"to do: {f'{advice}{runbook}'.lstrip()}")
-    counts = Counter(one.verdict for one in findings)
-    notes = counted(counts[PreflightVerdict.NOTE], "note")
-    lines.append(
-        f"{counts[PreflightVerdict.WRONG]} wrong, {notes}, {counts[PreflightVerdict.OK]} ok"
-    )
-    if counts[PreflightVerdict.UNKNOWN]:
-        lines[-1] += f", {counts[PreflightVerdict.UNKNOWN]} not checked"
-    indent = " " * min(_INDENT, columns // 4)
-    for line in lines:
-        parts = textwrap.wrap(
-            line,
+    margin = " " * min(_INDENT, columns // 4)
+
+    def folded(text: str, indent: str = "") -> list[str]:
+        return textwrap.wrap(
+            text,
             columns,
-            initial_indent=indent if line.startswith(("means: ", "to do: ")) else "",
-            subsequent_indent=f"{indent}  ",
+            initial_indent=indent,
+            subsequent_indent=f"{margin}  ",
             break_on_hyphens=False,
         )
-        sys.stdout.writelines(f"{part}\n" for part in parts)
 
-
-def document_of(findings: Sequence[Finding], *, before: bool) -> tuple[str, dict[str, object]]:
-    """The kind and the data of the findings for programs."""
-    verdicts = {one.verdict for one in findings}
-    data: dict[str, object] = {"ok": PreflightVerdict.WRONG not in verdicts}
-    if not before:
-        data["complete"] = PreflightVerdict.UNKNOWN not in verdicts
-    entries = []
     for one in findings:
-        entry = {
-            "id": one.point.value,
-            "verdict": one.verdict.value.lower(),
-            "subject": one.subject,
-            "said": one.said,
-            "advice": one.advice,
-        }
-        if not before:
-            means = "" if one.verdict is PreflightVerdict.OK else consequence(one)
-            entry |= {"group": group_of(one.point).value, "means": means}
-        entries.append(entry)
-    data["findings"] = entries
-    return "Preflight" if before else "Checkup", data
+        if one.verdict == "ok" and not every:
+            continue
+        # Without what a terminal would obey: some texts come from the cluster.
+        said, advice = cap(f"{one.subject}: {one.said}", _LONGEST), cap(one.advice, _LONGEST)
+        first, *rest = folded(f"{one.group:<10} {one.verdict:<8} {one.check:<12} {said}")
+        yield first.replace(one.verdict, paint(one.verdict, COLOURS[one.verdict]), 1)
+        yield from rest
+        if one.verdict in {"WRONG", "note"}:
+            yield from folded(f"means: {one.consequence}", margin)
+        if one.verdict != "ok":
+            yield from folded(f"to do: {f'{advice} [RUNBOOK {one.check}]'.lstrip()}", margin)
+    counts = Counter(one.verdict for one in findings)
+    total = f"{counts['WRONG']} wrong, {counted(counts['note'], 'note')}, {counts['ok']} ok"
+    total += f", {counts['unknown']} not checked" if counts["unknown"] else ""
+    yield from folded(total if every or not counts["ok"] else f"{total} (-o wide lists all)")
+
+
+def document_of(findings: Sequence[Finding]) -> dict[str, object]:
+    """The data of the findings for programs."""
+    verdicts = {one.verdict for one in findings}
+    return {
+        "ok": "WRONG" not in verdicts,
+        "complete": "unknown" not in verdicts,
+        "findings": [
+            {
+                "id": one.check,
+                "verdict": one.verdict.lower(),
+                "subject": one.subject,
+                "said": one.said,
+                "advice": one.advice,
+                "group": one.group,
+                "means": one.consequence,
+            }
+            for one in findings
+        ],
+    }

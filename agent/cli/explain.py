@@ -3,9 +3,9 @@
 import argparse
 import asyncio
 import datetime as dt
-import random
 import sys
 import textwrap
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, TypeAlias
 
@@ -25,193 +25,76 @@ from agent.cli.main import (
     add_output,
     fail,
 )
-from agent.cli.output import UNFOLDED, document, terminal_width, working
+from agent.cli.output import (
+    UNFOLDED,
+    Column,
+    Paint,
+    document,
+    painter,
+    table,
+    terminal_width,
+    working,
+)
 from agent.cluster import ALLOCATED
-from agent.errors import ApiError, ApiNotFound, MalformedText, SettingsError, cap
+from agent.errors import AgentError, ApiError, ApiNotFound, MalformedText, SettingsError, cap
 from agent.hami.pod import encode_stamp
 from agent.host.process import SystemClock
-from agent.kube.client import Connection, default_namespace
+from agent.kube.client import Connection, KubeSession, default_namespace
+from agent.kube.objects import EPOCH
 from agent.kube.reader import (
     ClusterReader,
     ClusterSnapshot,
     HeldUse,
     NodeReader,
-    NoSuchPod,
     RefusedPod,
 )
 from agent.ports import Clock
 from agent.sandbox.explain.decide import explain_pod
-from agent.sandbox.explain.gates import agent_sentence, refusal_id
-from agent.sandbox.explain.story import (
-    Explanation,
-    GateVerdict,
-    ago,
-)
+from agent.sandbox.explain.story import Explanation, GateVerdict
+from agent.sandbox.explain.words import TEXT, agent_sentence, refusal_id, when
 from agent.sandbox.scheduler.model import SchedulerSettings
 from agent.status import StatusDocument, counted, open_envelope, span
-
-# Reads what `explain` needs from the API server, by a kubeconfig alone.
 
 PROGRAM: Final = "hami-agent-explain"
 USE_DEADLINE: Final = 3.0
 """Seconds for the agent to say what the pod uses."""
-
-
-async def read_cluster(
-    connection: Connection, namespace: str, name: str, clock: Clock
-) -> ClusterSnapshot | NoSuchPod:
-    """Read the pod and the parts of the cluster that decide about it; nothing is written.
-
-    If there is no such pod, return the names that may have been meant.
-
-    Raises:
-        SettingsError: the files of the connection cannot be used.
-        ApiError: the pod cannot be read.
-    """
-    async with open_session(connection, PROGRAM) as session:
-        reader = ClusterReader(session, clock)
-        try:
-            found = await reader.snapshot(namespace, name)
-        except ApiNotFound:
-            return await reader.similar(namespace, name)
-        metadata, node = found.pod["metadata"], found.pod["spec"].get("nodeName", "")
-        is_running = found.pod["status"].get("phase") == "Running"
-        if not is_running or ALLOCATED not in (metadata.get("annotations") or {}):
-            return found
-        # Its agent says what it uses; without an answer in time the rest is told all the same.
-        try:
-            async with asyncio.timeout(USE_DEADLINE):
-                answer = await NodeReader(session, node).by_agent()
-            status, _ = open_envelope(answer, "Status", StatusDocument)
-        except (ApiError, MalformedText) as error:
-            return msgspec.structs.replace(found, use_unread=f"the agent was not read: {error}")
-        except TimeoutError:
-            text = f"the agent of {node} has not answered in {USE_DEADLINE:g} s"
-            return msgspec.structs.replace(found, use_unread=text)
-        uses = tuple(
-            HeldUse(one.container, share.uuid, share.used_mib, one.last_kernel)
-            for one in status.allocations or ()
-            for share in one.shares
-            if (one.namespace, one.pod) == (metadata.get("namespace"), metadata.get("name"))
-        )
-        return msgspec.structs.replace(found, uses=uses)
-
-
-async def read_refused(
-    connection: Connection, namespace: str, clock: Clock
-) -> tuple[RefusedPod, ...]:
-    """Read the pods that kubelets refused; `namespace` empty: of all namespaces.
-
-    Raises:
-        SettingsError: the files of the connection cannot be used.
-        ApiError: the pods cannot be read.
-    """
-    async with open_session(connection, PROGRAM) as session:
-        return await ClusterReader(session, clock).refused(namespace)
-
-
-# Renders an explanation as text for people, and as data for programs.
-
+KINDS: Final = {
+    **dict.fromkeys(("pod", "po"), "Pod"),
+    **dict.fromkeys(("deployment", "deploy"), "Deployment"),
+    **dict.fromkeys(("replicaset", "rs"), "ReplicaSet"),
+    **dict.fromkeys(("statefulset", "sts"), "StatefulSet"),
+    **dict.fromkeys(("daemonset", "ds"), "DaemonSet"),
+    **dict.fromkeys(("cronjob", "cj"), "CronJob"),
+    "job": "Job",
+}
+"""As people write them for kubectl."""
 NODES_SHOWN: Final = 5
 SHOWN: Final = 20
 """The last refusals that are shown; programs get all."""
-_SENTENCE: Final = 512
-_UNKNOWN: Final = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
+_WORDS: Final = {
+    GateVerdict.PASSED: ("ok", "green"),
+    GateVerdict.BLOCKED: ("NO", "red"),
+    GateVerdict.WAITING: ("wait", "yellow"),
+    GateVerdict.NOTED: ("note", "yellow"),
+    GateVerdict.NOT_REACHED: ("--", "faint"),
+    GateVerdict.UNKNOWN: ("??", "yellow"),
+}
+"""The word of a verdict, and its colour."""
+_GPU_COLUMNS: Final = (
+    Column("GPU"),
+    Column("FREE MiB", right=True),
+    Column("FREE CORES", right=True),
+    Column("SLICES", right=True),
+    Column("WHY NOT"),
+)
+_ENTRY: Final = "[RUNBOOK "
+_KEPT: Final = "[RUNBOOK\0"
 Lines: TypeAlias = Iterator[tuple[int, int, str]]
 """Indent, indent of what is folded, and text of each line."""
 
 
-def folded(lines_of: Lines, columns: int) -> str:
-    """The lines for people, folded at `columns`."""
-    lines: list[str] = []
-    for indent, hanging, text in lines_of:
-        lines += textwrap.wrap(
-            text,
-            columns,
-            initial_indent=" " * indent,
-            subsequent_indent=" " * min(hanging, columns // 3),
-            break_on_hyphens=False,
-        )
-    return "".join(f"{line}\n" for line in lines)
-
-
-def explanation_lines(explanation: Explanation, source: str, now: dt.datetime) -> Lines:
-    """The explanation for people."""
-    yield 0, 2, explanation.headline
-    for gate in explanation.gates:
-        reason = f" [RUNBOOK {gate.reason}]" if gate.reason else ""
-        yield 0, 5, f"{gate.verdict.value:<4} {gate.name:<10} {gate.said}{reason}"
-        for fact in gate.facts:
-            yield 7, 9, fact
-        if gate.name == "placement" and gate.verdict is GateVerdict.BLOCKED:
-            yield from _node_lines(explanation)
-        if gate.advice:
-            yield 7, 9, f"do: {gate.advice}"
-    if explanation.changes:
-        yield 0, 2, "Smallest changes that would place it (tried with the scheduler's model):"
-        for number, change in enumerate(explanation.changes, 1):
-            yield 2, 6, f"({number}) {change.said} -> {cap(change.node, 128)}"
-    for text in explanation.missing:
-        yield 0, 2, f"missing: {text}"
-    age = span((now - explanation.taken).total_seconds())
-    yield 0, 2, f"data: {cap(source, 256)}, read {age} ago"
-
-
-def _node_lines(explanation: Explanation) -> Lines:
-    shown = [node for node in explanation.nodes if not node.is_fit][:NODES_SHOWN]
-    for node in shown:
-        yield 7, 9, f"{cap(node.name, 128)}: {cap(node.said)}"
-        # One line for all GPUs of which the same is said.
-        alike: dict[str, list[str]] = {}
-        for gpu in node.gpus:
-            said = f"{gpu.reason}: {gpu.said}" if gpu.reason else ""
-            alike.setdefault(said, []).append(str(gpu.index))
-        for said, indexes in alike.items():
-            fits = "fits" if len(indexes) == 1 else "fit"
-            yield 9, 11, f"GPU {', '.join(indexes)} {said or fits}"
-        if node.biggest and node.gpus:
-            yield 9, 11, f"most is held by {', '.join(node.biggest)}"
-    reasons = explanation.reasons
-    if max(reasons.values(), default=0) > len(shown) or len(explanation.nodes) > len(shown):
-        told = ", ".join(f"{count:,} {reason}" for reason, count in reasons.items())
-        if told:
-            yield 7, 9, f"Nodes by reason: {told}"
-
-
-def explanation_data(explanation: Explanation) -> dict[str, object]:
-    """The explanation for programs."""
-    gates = [
-        msgspec.structs.asdict(gate) | {"verdict": gate.verdict.name.lower().replace("_", "-")}
-        for gate in explanation.gates
-    ]
-    return {
-        "namespace": explanation.namespace,
-        "pod": explanation.name,
-        "phase": explanation.phase,
-        "headline": explanation.headline,
-        "blocked": explanation.is_blocked,
-        "gates": gates,
-        "nodes": explanation.nodes,
-        "nodesByReason": explanation.reasons,
-        "changes": explanation.changes,
-        "missing": explanation.missing,
-    }
-
-
-def recent_lines(refused: Sequence[RefusedPod], source: str, now: dt.datetime) -> Lines:
-    """The last refusals, of all in `refused`, for people."""
-    if not refused:
-        yield 0, 2, "No kubelet has refused a pod that still exists."
-    for pod in refused[:SHOWN]:
-        name = f"{cap(pod.namespace, 64)}/{cap(pod.name, 256)}"
-        when = ago(pod.at, now) if pod.at else "at an unknown time"
-        identifier = refusal_id(pod.message)
-        entry = f" [RUNBOOK {identifier}]" if identifier else ""
-        yield 0, 2, f"{name} on {cap(pod.node, 128)}, {when}{entry}"
-        yield 2, 4, cap(agent_sentence(pod.message), _SENTENCE)
-    if len(refused) > SHOWN:
-        yield 0, 2, f"{counted(len(refused) - SHOWN, 'older refusal')} not shown: -o json has all"
-    yield 0, 2, f"data: {cap(source, 256)}, read now"
+class NoPod(AgentError):  # noqa: N818 -- names what happened
+    """There is no such pod, or no pod of such a workload."""
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -222,14 +105,20 @@ def add_parser(subparsers: Subparsers) -> None:
         description="Explains a pod gate by gate: admission, quota, placement with the figures "
         "of each GPU, binding with the node lock, allocation, start, and what it holds. Then "
         "it names at most three changes, each of which alone would place the pod, tried with a "
-        "model of HAMi's scheduler. It reads Pods, Nodes, Events and ResourceQuotas of the API "
-        "server, writes nothing and needs no agent. Exits 0 if nothing blocks the pod, 1 if "
+        "model of HAMi's scheduler. Of a workload, such as deployment/web, it explains the pod "
+        "that is furthest from running. It reads Pods, Nodes, Events and ResourceQuotas of the "
+        "API server, writes nothing and needs no agent. Exits 0 if nothing blocks the pod, 1 if "
         "something does, 3 if the API server cannot be read, 4 if there is no such pod, 5 if a "
         "part of the data is missing.",
         epilog="example: hami-agent explain team-a/train-0 --kubeconfig ~/.kube/config",
     )
     what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("pod", nargs="?", metavar="[NAMESPACE/]POD", help="the pod")
+    what.add_argument(
+        "pod",
+        nargs="?",
+        metavar="POD",
+        help="POD, NAMESPACE/POD, or KIND/NAME as for kubectl, such as deployment/web",
+    )
     what.add_argument(
         "--recent",
         action="store_true",
@@ -250,11 +139,15 @@ def add_parser(subparsers: Subparsers) -> None:
 def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     """Print the explanation and return the exit code."""
     configure("error", "auto", environ)
-    namespace, name = args.namespace or "", ""
+    namespace, kind, name = args.namespace or "", "Pod", ""
     if not args.recent:
         space, slash, name = args.pod.rpartition("/")
-        if not name or "/" in space or (slash and not space):
-            said = f"{cap(args.pod, 64)!r} is not a pod: write POD or NAMESPACE/POD"
+        words = (space.lower(), space.lower().removesuffix("s"))
+        known = next((KINDS[word] for word in words if word in KINDS), "")
+        if known:
+            kind, space = known, ""
+        if not name or "/" in space or (slash and not (space or known)):
+            said = f"{cap(args.pod, 64)!r} is not a pod: write POD, NAMESPACE/POD or KIND/NAME"
             return fail("explain", said, USAGE)
         if space and namespace and namespace != space:
             said = f"two namespaces: {cap(space, 64)} and {cap(namespace, 64)}"
@@ -263,60 +156,201 @@ def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     connection = connection_of(args, environ)
     if connection is None:
         return fail("explain", NO_KUBECONFIG, UNREACHABLE)
-    columns = terminal_width(environ, UNFOLDED)
+    source, clock = f"API server by {connection.source}", SystemClock()
+    code, data = OK, object()
     try:
         if args.recent:
-            return _recent(args, connection, namespace, columns)
-        return _explain(args, connection, namespace or default_namespace(connection), name, columns)
+            with working("reading pods and Events"):
+                refused = asyncio.run(read_refused(connection, namespace, clock))
+            kind, data, at = "Refusals", refused_data(refused), clock.now()
+            lines = recent_lines(refused, source, at)
+        else:
+            namespace = namespace or default_namespace(connection)
+            with working("reading the pod, Nodes and pods with GPUs"):
+                chosen, found = asyncio.run(read_pod(connection, namespace, kind, name, clock))
+            settings, at = SchedulerSettings(scheduler_name=args.scheduler_name), clock.now()
+            with working(f"trying changes on {len(found.nodes)} Nodes"):
+                explanation = explain_pod(found, at, settings)
+            kind, data = "Explanation", explanation
+            lines = explanation_lines(explanation, found.taken, source, at, chosen)
+            code = PROBLEM if explanation.blocked else OK
+            code = INCOMPLETE if explanation.missing else code
     except SettingsError as error:
         advice = ": give --kubeconfig, or set KUBECONFIG"
         return fail("explain", f"{error.said}{advice}", UNREACHABLE)
     except ApiError as error:
         return fail("explain", str(error), UNREACHABLE)
-
-
-def _explain(
-    args: argparse.Namespace, connection: Connection, namespace: str, name: str, columns: int
-) -> int:
-    """Print the explanation of one pod. Raises SettingsError, ApiError."""
-    clock = SystemClock()
-    with working("reading the pod, Nodes and pods with GPUs"):
-        found = asyncio.run(read_cluster(connection, namespace, name, clock))
-    if isinstance(found, NoSuchPod):
-        text = f"there is no pod {cap(name, 256)} in the namespace {cap(namespace, 64)}"
-        if found.elsewhere:
-            text += f"; one is in {', '.join(cap(space, 64) for space in found.elsewhere)}"
-        if found.nearest:
-            text += f"; the nearest names are {', '.join(cap(near, 256) for near in found.nearest)}"
-        if found.unread:
-            text += f"; no other name is known: {found.unread}"
-        return fail("explain", text, NOT_FOUND)
-    settings, now = SchedulerSettings(scheduler_name=args.scheduler_name), clock.now()
-    with working(f"trying changes on {len(found.nodes)} Nodes"):
-        ties = random.Random(0)  # noqa: S311 -- breaks ties
-        explanation = explain_pod(found, now, ties, settings)
-    source = f"API server by {connection.source}"
+    except NoPod as error:
+        return fail("explain", str(error), NOT_FOUND)
     if args.output == TABLE:
-        sys.stdout.write(folded(explanation_lines(explanation, source, now), columns))
+        columns = terminal_width(environ, UNFOLDED)
+        sys.stdout.write(folded(lines, columns, painter(environ)))
     else:
-        data = explanation_data(explanation)
-        sys.stdout.write(document("Explanation", data, args.output, found.taken, source))
-    if explanation.missing:
-        return INCOMPLETE
-    return PROBLEM if explanation.is_blocked else OK
+        sys.stdout.write(document(kind, data, args.output, at, source))
+    return code
 
 
-def _recent(args: argparse.Namespace, connection: Connection, namespace: str, columns: int) -> int:
-    """Print the pods that kubelets refused, the last first. Raises SettingsError, ApiError."""
-    clock = SystemClock()
-    with working("reading pods and Events"):
-        found = asyncio.run(read_refused(connection, namespace, clock))
-    refused = sorted(found, key=lambda pod: pod.at or _UNKNOWN, reverse=True)
-    source, now = f"API server by {connection.source}", clock.now()
-    if args.output == TABLE:
-        sys.stdout.write(folded(recent_lines(refused, source, now), columns))
-        return OK
-    data = [
+async def read_pod(
+    connection: Connection, namespace: str, kind: str, name: str, clock: Clock
+) -> tuple[str, ClusterSnapshot]:
+    """Read the pod and the parts of the cluster that decide about it; nothing is written.
+
+    Of a workload it is the pod that is furthest from running; the text says how it was chosen.
+
+    Raises:
+        SettingsError: the files of the connection cannot be used.
+        ApiError: the pod cannot be read.
+        NoPod: there is none of that name.
+    """
+    async with open_session(connection, PROGRAM) as session:
+        reader, chosen, where = ClusterReader(session, clock), "", cap(namespace, 64)
+        if kind != "Pod":
+            pods = await reader.owned(namespace, kind, name)
+            if not pods:
+                raise NoPod(f"no pod of {kind} {cap(name, 256)} is in the namespace {where}")
+            phases = Counter(pod.phase for pod in pods)
+            told = ", ".join(f"{count} {cap(phase, 32)}" for phase, count in phases.items())
+            chosen, name = f"{kind} {cap(name, 256)} has {told}: ", pods[0].name
+        try:
+            found = await reader.snapshot(namespace, name)
+        except ApiNotFound as missing:
+            near = await reader.similar(namespace, name)
+            text = f"there is no pod {cap(name, 256)} in the namespace {where}"
+            if near.elsewhere:
+                text += f"; one is in {', '.join(cap(space, 64) for space in near.elsewhere)}"
+            if near.nearest:
+                text += f"; the nearest names are {', '.join(cap(n, 256) for n in near.nearest)}"
+            text += f"; no other name is known: {near.unread}" if near.unread else ""
+            raise NoPod(text) from missing
+        return chosen, await _with_use(session, found)
+
+
+async def _with_use(session: KubeSession, found: ClusterSnapshot) -> ClusterSnapshot:
+    """The snapshot with what a running pod uses, as the agent of its Node says."""
+    metadata, node = found.pod["metadata"], found.pod["spec"].get("nodeName", "")
+    is_running = found.pod["status"].get("phase") == "Running"
+    if not is_running or ALLOCATED not in (metadata.get("annotations") or {}):
+        return found
+    # Without an answer in time the rest is told all the same.
+    try:
+        async with asyncio.timeout(USE_DEADLINE):
+            answer = await NodeReader(session, node).by_agent()
+        status, _ = open_envelope(answer, "Status", StatusDocument)
+    except (ApiError, MalformedText) as error:
+        return msgspec.structs.replace(found, use_unread=f"the agent was not read: {error}")
+    except TimeoutError:
+        text = f"the agent of {node} has not answered in {USE_DEADLINE:g} s"
+        return msgspec.structs.replace(found, use_unread=text)
+    key = metadata.get("namespace"), metadata.get("name")
+    uses = tuple(
+        HeldUse(one.container, share.uuid, share.used_mib, one.last_kernel)
+        for one in status.allocations or ()
+        for share in one.shares
+        if (one.namespace, one.pod) == key
+    )
+    return msgspec.structs.replace(found, uses=uses)
+
+
+async def read_refused(
+    connection: Connection, namespace: str, clock: Clock
+) -> Sequence[RefusedPod]:
+    """Read the pods that kubelets refused, the last first; `namespace` empty: of all namespaces.
+
+    Raises:
+        SettingsError: the files of the connection cannot be used.
+        ApiError: the pods cannot be read.
+    """
+    async with open_session(connection, PROGRAM) as session:
+        found = await ClusterReader(session, clock).refused(namespace)
+    return sorted(found, key=lambda pod: pod.at or EPOCH, reverse=True)
+
+
+# Renders the answers as text for people, and as data for programs.
+
+
+def folded(lines_of: Lines, columns: int, paint: Paint) -> str:
+    """The lines for people, folded at `columns`; the word of a verdict has its colour."""
+    colours = dict(_WORDS.values())
+    lines: list[str] = []
+    for indent, hanging, text in lines_of:
+        head, *rest = textwrap.wrap(
+            text.replace(_ENTRY, _KEPT),  # an id stays on one line with its mark
+            columns,
+            initial_indent=" " * indent,
+            subsequent_indent=" " * min(hanging, columns // 3),
+            break_on_hyphens=False,
+        )
+        word = text[:4].rstrip()
+        is_gate = not indent and word in colours
+        lines += [paint(word, colours[word]) + head[len(word) :] if is_gate else head, *rest]
+    return "".join(f"{line}\n" for line in lines).replace(_KEPT, _ENTRY)
+
+
+def explanation_lines(
+    explanation: Explanation, taken: dt.datetime, source: str, now: dt.datetime, chosen: str = ""
+) -> Lines:
+    """The explanation for people. `chosen`: how the pod was chosen among those of a workload."""
+    yield 0, 2, f"{chosen}{explanation.headline}"
+    rest = [gate.name for gate in explanation.gates if gate.verdict is GateVerdict.NOT_REACHED]
+    for gate in explanation.gates:
+        if gate.name in rest:
+            continue
+        reason = f" {_ENTRY}{gate.reason}]" if gate.reason else ""
+        yield 0, 5, f"{_WORDS[gate.verdict][0]:<4} {gate.name:<10} {gate.said}{reason}"
+        for fact in gate.facts:
+            yield 7, 9, fact
+        if gate.name == "placement" and gate.verdict is GateVerdict.BLOCKED:
+            yield from _node_lines(explanation)
+        if gate.advice:
+            yield 7, 9, f"do: {gate.advice}"
+    if rest:
+        yield 0, 5, f"--   not reached: {', '.join(rest)}"
+    if explanation.changes:
+        yield 0, 2, "Changes that would place it, each alone (tried with the scheduler's model):"
+    elif explanation.tried:
+        yield 0, 2, "No single change that was tried with the scheduler's model places it."
+    for number, change in enumerate(explanation.changes, 1):
+        yield 2, 6, f"({number}) {change.said} -> {cap(change.node, 128)}"
+        if change.paste:
+            yield 6, 8, change.paste
+    for text in explanation.missing:
+        yield 0, 2, f"missing: {text}"
+    age = span((now - taken).total_seconds())
+    yield 0, 2, f"data: {cap(source, 256)}, read {age} ago"
+
+
+def _node_lines(explanation: Explanation) -> Lines:
+    shown = [node for node in explanation.nodes if not node.is_fit][:NODES_SHOWN]
+    for node in shown:
+        yield 7, 9, f"{cap(node.name, 128)}: {cap(node.said)}"
+        # One line for all GPUs of which the same is said.
+        alike: defaultdict[tuple[str, ...], list[str]] = defaultdict(list)
+        for gpu in node.gpus:
+            why = f"{gpu.reason}: {gpu.said}" if gpu.said else gpu.reason or "fits"
+            cells = (
+                f"{gpu.registered_mib - gpu.promised_mib:,} of {gpu.registered_mib:,}",
+                f"{gpu.core_percent - gpu.promised_percent} of {gpu.core_percent} %",
+                f"{gpu.slots - gpu.used_slots} of {gpu.slots}",
+                why,
+            )
+            alike[cells].append(str(gpu.index))
+        rows = [(",".join(indexes), *cells) for cells, indexes in alike.items()]
+        for line in table(_GPU_COLUMNS, rows, UNFOLDED) if rows else ():
+            yield 9, 11, line
+        if node.biggest and node.gpus:
+            yield 9, 11, f"most is held by {', '.join(node.biggest)}"
+        for event in node.events:
+            yield 9, 11, event
+    reasons = explanation.nodes_by_reason
+    are_more = max(reasons.values(), default=0) > len(shown) or len(explanation.nodes) > len(shown)
+    if are_more and reasons:
+        told = ", ".join(f"{count:,} {reason}" for reason, count in reasons.items())
+        yield 7, 9, f"Nodes by reason: {told}"
+
+
+def refused_data(refused: Sequence[RefusedPod]) -> list[Mapping[str, str | None]]:
+    """The refusals for programs."""
+    return [
         {
             "namespace": pod.namespace,
             "pod": pod.name,
@@ -327,5 +361,18 @@ def _recent(args: argparse.Namespace, connection: Connection, namespace: str, co
         }
         for pod in refused
     ]
-    sys.stdout.write(document("Refusals", data, args.output, now, source))
-    return OK
+
+
+def recent_lines(refused: Sequence[RefusedPod], source: str, now: dt.datetime) -> Lines:
+    """The last refusals, of all in `refused`, for people."""
+    if not refused:
+        yield 0, 2, "No kubelet has refused a pod that still exists."
+    for pod in refused[:SHOWN]:
+        name = f"{cap(pod.namespace, 64)}/{cap(pod.name, 256)}"
+        identifier = refusal_id(pod.message)
+        entry = f" {_ENTRY}{identifier}]" if identifier else ""
+        yield 0, 2, f"{name} on {cap(pod.node, 128)}, {when(pod.at, now)}{entry}"
+        yield 2, 4, cap(agent_sentence(pod.message), TEXT)
+    if len(refused) > SHOWN:
+        yield 0, 2, f"{counted(len(refused) - SHOWN, 'older refusal')} not shown: -o json has all"
+    yield 0, 2, f"data: {cap(source, 256)}, read now"

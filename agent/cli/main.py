@@ -20,7 +20,7 @@ from typing_extensions import override
 from agent import __version__
 from agent.cli.inherited import Unwritten, drop_output
 from agent.cli.output import document
-from agent.errors import cap
+from agent.errors import AgentError, ApiError, ApiNotFound, SettingsError, cap
 from agent.host.process import SystemClock
 
 # Exit codes of the verbs, and how a verb fails. Those of the daemon are in agent.app.codes.
@@ -38,6 +38,23 @@ WARNED = 6
 UNWRITTEN = 74
 """The answer could not be written."""
 INTERRUPTED = 130
+
+
+class Unreachable(AgentError):  # noqa: N818 -- the state, not the call, is the error
+    """What the verb reads does not answer."""
+
+
+class NotThere(AgentError):  # noqa: N818 -- names what was found
+    """There is no such Node or GPU."""
+
+
+def code_of(error: AgentError) -> int:
+    """The exit code of a verb that ends with this error."""
+    if isinstance(error, NotThere | ApiNotFound):
+        return NOT_FOUND
+    # Without a status the API server did not answer. Settings: those of the way to it.
+    is_silent = isinstance(error, ApiError) and not error.status
+    return UNREACHABLE if is_silent or isinstance(error, Unreachable | SettingsError) else PROBLEM
 
 
 def fail(verb: str, text: str, code: int) -> int:
@@ -142,15 +159,17 @@ def _dispatch(argv: Sequence[str], environ: Mapping[str, str], program: str) -> 
     if module is None:
         parser.print_help()
         return USAGE
-    return module.main(args, environ)
+    try:
+        return module.main(args, environ)
+    except AgentError as error:
+        return fail(verb or "", str(error), code_of(error))
 
 
-def whole_parser(program: str = "hami-agent") -> argparse.ArgumentParser:
-    """The parser with the options of every verb; it imports all of them."""
-    parser, subparsers = _parser(program)
-    for path in dict.fromkeys(path for path, _ in VERBS.values()):
-        module: Verb = importlib.import_module(path)
-        module.add_parser(subparsers)
+def parser_of(verb: str) -> argparse.ArgumentParser:
+    """The parser with the options of this verb."""
+    parser, subparsers = _parser("hami-agent")
+    module: Verb = importlib.import_module(VERBS[verb][0])
+    module.add_parser(subparsers)
     return parser
 
 

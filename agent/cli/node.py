@@ -7,7 +7,6 @@ ask the running agent by its socket.
 import argparse
 import asyncio
 import json
-import random
 import re
 import sys
 from collections.abc import Callable, Mapping
@@ -17,11 +16,11 @@ from urllib.parse import quote
 
 from agent.cli.connections import (
     NO_KUBECONFIG,
-    Unreachable,
     add_cluster,
     add_socket,
     call,
     connection_of,
+    open_session,
 )
 from agent.cli.logs import configure
 from agent.cli.main import (
@@ -31,19 +30,20 @@ from agent.cli.main import (
     TABLE,
     UNREACHABLE,
     USAGE,
+    NotThere,
     Subparsers,
     add_output,
     fail,
 )
 from agent.cli.output import document
 from agent.cli.settings_args import looked
-from agent.cluster import CORDON, REGISTER
-from agent.errors import AgentError, ApiConflict, ApiError, ApiForbidden, SettingsError
+from agent.cluster import CORDON, HANDSHAKE, REGISTER, NodeView
+from agent.errors import ApiConflict, ApiForbidden, SettingsError
 from agent.hami.register import read_register
 from agent.host.process import SystemClock, host_name
 from agent.kube.api import KubeNode
-from agent.kube.client import Connection, KubeSession, check
-from agent.node.devices import CordonEdit, ReportedGpu, cordon_edit, find_gpu, known_gpus
+from agent.kube.client import Connection
+from agent.node.devices import ReportedGpu, read_cordon
 from agent.settings.sources import NodeFacts, Sources
 
 PROGRAM: Final = "hami-agent-cordon"
@@ -160,10 +160,7 @@ def _act(
     there is no such GPU.
     """
     target = f"/api/v1/gpus/{quote(args.gpu, safe='')}:{action}"
-    try:
-        status, text = call(args.socket, "POST", target, DEADLINES[action])
-    except Unreachable as error:
-        return fail(args.verb, str(error), UNREACHABLE)
+    status, text = call(args.socket, "POST", target, DEADLINES[action])
     if status != 200:
         return fail(args.verb, text.strip(), NOT_FOUND if status == 404 else PROBLEM)
     try:
@@ -221,58 +218,43 @@ def _release_text(data: Mapping[str, Any]) -> tuple[str, bool]:
 # `cordon` and `uncordon`.
 
 
-class NoSuchGpu(AgentError):  # noqa: N818 -- the state, not the call, is the error
-    """The Node, or the GPU on it, does not exist."""
-
-
 def _change(args: argparse.Namespace, environ: Mapping[str, str], *, cordon: bool) -> int:
     """Ask, write, print the result, and return the exit code."""
     configure("error", "auto", environ)
     if not args.yes and not sys.stdin.isatty():
         return fail(args.verb, "there is no terminal to ask on: give -y", USAGE)
+
+    def agreed(gpu: ReportedGpu) -> bool:
+        if args.yes:
+            return True
+        question = f"{args.verb.capitalize()} GPU {gpu.words} of Node {node}?"
+        sys.stderr.write(f"{question} {EFFECTS[cordon]} [y/N] ")
+        sys.stderr.flush()
+        return sys.stdin.readline().strip().lower() in {"y", "yes"}
+
+    node, connection = _place(args, environ)
     try:
-        node, connection = _place(args, environ)
-        edit = asyncio.run(edit_cordon(connection, node, args.gpu, cordon=cordon, write=False))
-        if edit.changes and not args.yes:
-            question = f"{args.verb.capitalize()} GPU {edit.gpu.words} of Node {node}?"
-            sys.stderr.write(f"{question} {EFFECTS[cordon]} [y/N] ")
-            sys.stderr.flush()
-            if sys.stdin.readline().strip().lower() not in {"y", "yes"}:
-                return fail(args.verb, "nothing was changed", PROBLEM)
-        if edit.changes:
-            agreed = edit.gpu.uuid  # an index may be another GPU's by now
-            edit = asyncio.run(edit_cordon(connection, node, agreed, cordon=cordon, write=True))
-    except AgentError as error:
-        text, code = str(error), PROBLEM
-        if isinstance(error, ApiForbidden):
-            text += (
-                ". This needs the rights `get nodes` and `patch nodes`, and the agent's own "
-                f"account may not write {CORDON}: name an operator's kubeconfig with --kubeconfig"
-            )
-        elif isinstance(error, NoSuchGpu):
-            code = NOT_FOUND
-        elif isinstance(error, SettingsError) or (isinstance(error, ApiError) and not error.status):
-            code = UNREACHABLE  # without a status the API server did not answer
-        return fail(args.verb, text, code)
+        gpu, is_changed = asyncio.run(edit_cordon(connection, node, args.gpu, agreed, on=cordon))
+    except ApiForbidden as error:
+        text = (
+            f"{error}. This needs the rights `get nodes` and `patch nodes`, and the agent's own "
+            f"account may not write {CORDON}: name an operator's kubeconfig with --kubeconfig"
+        )
+        return fail(args.verb, text, PROBLEM)
+    if is_changed is None:
+        return fail(args.verb, "nothing was changed", PROBLEM)
     if args.output == TABLE:
-        subject = f"GPU {edit.gpu.words} of Node {node}"
-        if edit.changes:
+        state = "was cordoned already" if cordon else "was not cordoned"
+        told = f"{state}; nothing was changed"
+        if is_changed:
             state = "cordoned" if cordon else "no longer cordoned"
-            told = f"{subject} is {state}. {EFFECTS[cordon]} This takes up to 15 s."
-        else:
-            state = "was cordoned already" if cordon else "was not cordoned"
-            told = f"{subject} {state}; nothing was changed"
-        sys.stdout.write(f"{told}\n")
+            told = f"is {state}. {EFFECTS[cordon]} This takes up to 15 s."
+        sys.stdout.write(f"GPU {gpu.words} of Node {node} {told}\n")
         return OK
-    data = {
-        "node": node,
-        "gpu": edit.gpu.index,
-        "uuid": edit.gpu.uuid,
-        "cordoned": cordon,
-        "changed": bool(edit.changes),
-    }
+    data = {"node": node, "gpu": gpu.index, "uuid": gpu.uuid, "cordoned": cordon}
     source = f"API server by {connection.source}"
-    sys.stdout.write(document("Cordon", data, args.output, SystemClock().now(), source))
+    whole = data | {"changed": is_changed}
+    sys.stdout.write(document("Cordon", whole, args.output, SystemClock().now(), source))
     return OK
 
 
@@ -290,50 +272,58 @@ def _place(args: argparse.Namespace, environ: Mapping[str, str]) -> tuple[str, C
             connection = Connection(Path(settings.kubeconfig), context=args.context)
     if connection is None:
         raise SettingsError(NO_KUBECONFIG)
-    check(connection)
     return node, connection
 
 
 async def edit_cordon(
-    connection: Connection, node: str, name: str, *, cordon: bool, write: bool
-) -> CordonEdit:
-    """Read the Node and decide what is due for a GPU, by index or UUID; with `write` write it.
+    connection: Connection, node: str, name: str, agreed: Callable[[ReportedGpu], bool], *, on: bool
+) -> tuple[ReportedGpu, bool | None]:
+    """Cordon the GPU of that index or UUID, or with `on` False end that; the GPU, if it changed.
 
-    Returns what is due, or was written: nothing if somebody else did so meanwhile. Raises
-    NoSuchGpu, ApiError, SettingsError; ApiConflict: the Node changed between each of five reads and
-    writes.
+    None instead: `agreed`, which is asked once, did not agree. A scheduler takes in a cordon only
+    when it reads the Node's report anew. Removing the handshake makes releases from 2.9 on do so
+    within 15 s (HAMi v2.10 pkg/device/devices.go, CheckHealth). Raises NotThere, ApiError,
+    SettingsError; ApiConflict: the Node changed between each of five reads and writes.
     """
-    session = KubeSession(connection, random.SystemRandom(), PROGRAM)
-    api, tries = KubeNode(session, node), TRIES
-    try:
+    is_agreed, tries = False, TRIES
+    async with open_session(connection, PROGRAM) as session:
+        api = KubeNode(session, node)
         while True:
             seen = await api.get_node()
             if seen is None:
                 said = f"the API server knows no Node {node}"
-                raise NoSuchGpu(said, remedy="name it with --node")
-            reported = read_register(seen.annotations.get(REGISTER))
-            gpus = known_gpus(
-                [ReportedGpu(gpu.uuid, gpu.index) for gpu in reported],
-                seen.annotations.get(CORDON),
-            )
-            gpu = find_gpu(gpus, name)
-            if gpu is None:
-                where = f"Node {node} has no GPU {name}"
-                if not gpus:
-                    raise NoSuchGpu(f"{where}: it has no readable {REGISTER}")
-                known = ", ".join(one.words for one in gpus)
-                raise NoSuchGpu(where, remedy=f"it has {known}")
-            edit = cordon_edit(gpu, seen.annotations, cordon=cordon)
-            if not edit.changes or not write:
-                return edit
+                raise NotThere(said, remedy="name it with --node")
+            gpu, listed = _named(seen, name), read_cordon(seen.annotations.get(CORDON))
+            if (gpu.uuid in listed) is on:
+                return gpu, False
+            if not (is_agreed or agreed(gpu)):
+                return gpu, None
+            is_agreed, name = True, gpu.uuid  # an index may be another GPU's by now
+            kept = (*listed, gpu.uuid) if on else [uuid for uuid in listed if uuid != gpu.uuid]
+            changes: dict[str, str | None] = {CORDON: ",".join(kept) or None}
+            changes |= {HANDSHAKE: None} if HANDSHAKE in seen.annotations else {}
             # The write is refused if the Node changed since: what others wrote in between is kept.
             try:
-                await api.annotate_as_seen(seen.resource_version, edit.changes)
+                await api.annotate_as_seen(seen.resource_version, changes)
             except ApiConflict:
                 tries -= 1
                 if not tries:
                     raise
             else:
-                return edit
-    finally:
-        await session.close()
+                return gpu, True
+
+
+def _named(node: NodeView, name: str) -> ReportedGpu:
+    """The GPU of that index or UUID, reported or only in the cordon. Raises NotThere."""
+    reported = read_register(node.annotations.get(REGISTER))
+    gpus = {gpu.uuid: ReportedGpu(gpu.uuid, gpu.index) for gpu in reported}
+    listed = read_cordon(node.annotations.get(CORDON))
+    gpus |= {uuid: ReportedGpu(uuid) for uuid in listed if uuid not in gpus}
+    for gpu in gpus.values():
+        index = "" if gpu.index is None else str(gpu.index)
+        if name == index or name.lower() == gpu.uuid.lower():
+            return gpu
+    where = f"Node {node.name} has no GPU {name}"
+    if not gpus:
+        raise NotThere(f"{where}: it has no readable {REGISTER}")
+    raise NotThere(where, remedy=f"it has {', '.join(gpu.words for gpu in gpus.values())}")

@@ -7,8 +7,8 @@ import re
 import shutil
 import sys
 import unicodedata
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Final
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Final, TextIO, TypeAlias
 
 import msgspec
 import yaml
@@ -37,10 +37,16 @@ class Column(msgspec.Struct, frozen=True):
     right: bool = False
 
 
-def table(columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int) -> Iterator[str]:
+def table(
+    columns: Sequence[Column],
+    rows: Sequence[Sequence[str]],
+    width: int,
+    paint: Callable[[int, str], str] = lambda _, line: line,
+) -> Iterator[str]:
     """Yield a line of titles and a line for each row, none wider than `width` if that is possible.
 
     It cuts flexible columns first, then leaves columns out by their rank, then cuts the lines.
+    `paint` gives the line of a row its colour; -1: the titles.
     """
     kept = list(range(len(columns)))
     while True:
@@ -59,13 +65,13 @@ def table(columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int) 
             break
         kept.remove(last)
     titles = [column.title for column in columns]
-    for row in (titles, *rows):
+    for number, row in enumerate((titles, *rows), -1):
         cells = []
         for place in kept:
             text = shorten(row[place], sizes[place])
             blank = " " * (sizes[place] - wide(text))
             cells.append(blank + text if columns[place].right else text + blank)
-        yield shorten(GAP.join(cells).rstrip(), width)
+        yield paint(number, shorten(GAP.join(cells).rstrip(), width))
 
 
 def wide(text: str) -> int:
@@ -106,6 +112,18 @@ def terminal_width(environ: Mapping[str, str], without: int = WITHOUT) -> int:
 def writes_utf8() -> bool:
     """Whether standard output takes characters beyond ASCII."""
     return (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
+
+
+Paint: TypeAlias = Callable[[str, str], str]
+"""Gives a text a colour (red, green, yellow or faint) where the terminal takes it."""
+_CODES: Final = {"red": 31, "green": 32, "yellow": 33, "faint": 2}
+
+
+def painter(environ: Mapping[str, str], out: TextIO | None = None) -> Paint:
+    """Paints on a terminal, unless NO_COLOR is set (https://no-color.org) or TERM is dumb."""
+    is_terminal = (out or sys.stdout).isatty()
+    plain = environ.get("NO_COLOR") or environ.get("TERM") == "dumb" or not is_terminal
+    return lambda text, colour: text if plain else f"\x1b[{_CODES[colour]}m{text}\x1b[0m"
 
 
 @contextlib.contextmanager

@@ -15,11 +15,9 @@ from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-import msgspec
-
 from agent.cli.logs import configure
 from agent.cli.main import OK, PROBLEM, TABLE, USAGE, Subparsers, add_output
-from agent.cli.output import document
+from agent.cli.output import Column, Paint, document, painter, shorten, table
 from agent.cli.settings_args import add_settings, looked, sources
 from agent.errors import AgentError
 from agent.host.process import SystemClock
@@ -51,8 +49,6 @@ from agent.settings.sources import NodeFacts
 
 WIDTH: Final = 80
 LOG_LINES: Final = 30
-TIME_WIDTH: Final = 9
-"""Characters of the longest time, 9999.99 s."""
 ID_WIDTH: Final = 20
 """Characters of a claim's id."""
 MEASURES: Final[Mapping[str, str]] = {
@@ -63,63 +59,47 @@ MEASURES: Final[Mapping[str, str]] = {
     "burst_to_decided": "burst with a SIGKILL in it → every pod decided",
     "sigterm_to_exit": "SIGTERM → exit",
 }
-_WORDS: Final = {True: "ok", False: "FAILED", None: ""}
-_COLOURS: Final = {True: "\x1b[32m", False: "\x1b[31m", None: "\x1b[2m"}
-_PLAIN: Final = "\x1b[0m"
+_WORDS: Final[Mapping[bool | None, tuple[str, str]]] = {
+    True: ("ok", "green"),
+    False: ("FAILED", "red"),
+    None: ("", "faint"),
+}
 
 
-class Style(msgspec.Struct, frozen=True):
-    """The width of a line, and whether it is coloured."""
-
-    width: int = WIDTH
-    colour: bool = False
-
-
-def cut(text: str, width: int) -> str:
-    """Cut a line to `width` characters."""
-    return text if len(text) <= width else text[: max(0, width - 1)] + "…"
-
-
-def moment_lines(moment: Moment, style: Style) -> Iterator[str]:
+def moment_lines(moment: Moment, width: int, paint: Paint) -> Iterator[str]:
     """Render an entry of the timeline; its detail follows on the line if it fits, else below."""
-    head = f"t+{moment.elapsed:6.2f}s  {_WORDS[moment.ok]:<6}  "
-    text, detail = moment.text, " ".join(moment.detail.split())
-    line = f"{text}: {detail}" if detail else text
-    fits = len(head) + len(line) <= style.width
-    room = style.width - len(head)
-    first, *rest = [line] if fits else [*textwrap.wrap(text, room), *textwrap.wrap(detail, room)]
-    yield (f"{_COLOURS[moment.ok]}{head}{_PLAIN}" if style.colour else head) + first
+    word, colour = _WORDS[moment.ok]
+    head = f"t+{moment.elapsed:6.2f}s  {word:<6}  "
+    detail = " ".join(moment.detail.split())
+    whole = f"{moment.text}: {detail}" if detail else moment.text
+    parts = [whole] if len(head) + len(whole) <= width else [moment.text, detail]
+    first, *rest = [line for part in parts for line in textwrap.wrap(part, width - len(head))]
+    yield paint(head, colour) + first
     yield from (f"{' ' * len(head)}{line}" for line in rest)
 
 
-def waiting_line(elapsed: float, awaited: str, style: Style) -> str:
-    """Render what the scenario waits for; the next line replaces it."""
-    return cut(f"t+{elapsed:6.2f}s  ...     {awaited}", style.width - 1)
-
-
 def summary_lines(
-    claims: Sequence[ScenarioClaim], measured: Mapping[str, float], style: Style
+    claims: Sequence[ScenarioClaim], measured: Mapping[str, float], width: int
 ) -> Iterator[str]:
     """Render the measured times, the claims that failed, and how many were true."""
     yield ""
-    times = {label: measured[name] for name, label in MEASURES.items() if name in measured}
-    if times:
-        width = min(max(map(len, times)), style.width - TIME_WIDTH - 2)
-        yield f"{'MEASURED':<{width}}  TIME"
-        for label, seconds in times.items():
-            time = f"{seconds * 1000:.0f} ms" if seconds < 1 else f"{seconds:.2f} s"
-            yield f"{cut(label, width):<{width}}  {time}"
-        yield ""
+    rows = [
+        (label, f"{seconds * 1000:.0f} ms" if seconds < 1 else f"{seconds:.2f} s")
+        for name, label in MEASURES.items()
+        if (seconds := measured.get(name)) is not None
+    ]
+    if rows:
+        yield from (*table((Column("MEASURED", flexible=True), Column("TIME")), rows, width), "")
     failed = [claim for claim in claims if not claim.ok and claim.measured != NOT_REACHED]
-    true = sum(claim.ok for claim in claims)
-    unchecked = len(claims) - true - len(failed)
     if failed:
         yield f"{'CLAIM':<{ID_WIDTH}}  FOUND"
     for claim in failed:
-        name = cut(claim.id, ID_WIDTH)
-        lines = textwrap.wrap(claim.measured, style.width - ID_WIDTH - 2) or [""]
-        yield f"{name:<{ID_WIDTH}}  {lines[0]}".rstrip()
-        yield from (f"{'':<{ID_WIDTH}}  {line}" for line in lines[1:])
+        head, margin = f"{shorten(claim.id, ID_WIDTH):<{ID_WIDTH}}  ", " " * (ID_WIDTH + 2)
+        yield from textwrap.wrap(
+            claim.measured or "-", width, initial_indent=head, subsequent_indent=margin
+        )
+    true = sum(claim.ok for claim in claims)
+    unchecked = len(claims) - true - len(failed)
     others = [f"{len(failed)} not"] * bool(failed) + [f"{unchecked} not checked"] * bool(unchecked)
     yield ", ".join([f"{true} of {len(claims)} claims checked and true", *others])
 
@@ -279,7 +259,8 @@ async def _run(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
                     group.create_task(tell_news(cluster, stage.record.note))
         log = [] if record.ok else cluster.log.last(LOG_LINES)
     if args.output == TABLE:
-        screen.end(record, log)
+        head = ["", f"the agent's last {len(log)} log lines:"] if log else []
+        screen.say(*head, *log, *summary_lines(record.claims, record.measured, screen.width))
     else:
         data = {
             "ok": record.ok,
@@ -299,20 +280,19 @@ class _Screen:
         self._out = sys.stderr if quiet else sys.stdout
         self._silent = quiet and not sys.stderr.isatty()
         self._live = self._out.isatty()
-        width = shutil.get_terminal_size().columns if self._live else WIDTH
-        self._style = Style(max(width, 40), self._live and not environ.get("NO_COLOR"))
+        self.width = max(40, shutil.get_terminal_size().columns if self._live else WIDTH)
+        self._paint = painter(environ, self._out)
 
-    def say(self, text: str) -> None:
-        """Print a text."""
+    def say(self, *lines: str) -> None:
+        """Print these lines, in place of the one about the wait."""
         if not self._silent:
             erase = "\r\x1b[K" if self._live else ""
-            self._out.write(f"{erase}{text}\n")
+            self._out.writelines(f"{erase}{line}\n" for line in lines)
             self._out.flush()
 
     def moment(self, moment: Moment) -> None:
         """Print one entry of the timeline."""
-        for line in moment_lines(moment, self._style):
-            self.say(line)
+        self.say(*moment_lines(moment, self.width, self._paint))
 
     @contextlib.asynccontextmanager
     async def waiting(self, record: ScenarioRecord) -> AsyncIterator[None]:
@@ -324,20 +304,10 @@ class _Screen:
             finally:
                 ticking.cancel()
 
-    def end(self, record: ScenarioRecord, log: list[str]) -> None:
-        """Print the agent's last log lines, if any, and the summary."""
-        if log:
-            self.say("")
-            self.say(f"the agent's last {len(log)} log lines:")
-            for line in log:
-                self.say(line)
-        for line in summary_lines(record.claims, record.measured, self._style):
-            self.say(line)
-
     async def _tick(self, record: ScenarioRecord) -> None:
         while self._live and not self._silent:
             await asyncio.sleep(_TICK)
             if record.awaited:
-                line = waiting_line(record.elapsed, record.awaited, self._style)
-                self._out.write(f"\r\x1b[K{line}")
+                line = f"t+{record.elapsed:6.2f}s  ...     {record.awaited}"
+                self._out.write(f"\r\x1b[K{shorten(line, self.width - 1)}")
                 self._out.flush()

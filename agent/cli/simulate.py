@@ -5,7 +5,7 @@ import asyncio
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from agent.cli.main import (
     NOT_FOUND,
@@ -29,13 +29,55 @@ DEADLINE: Final = 5.0
 _COLUMNS: Final = [
     Column(title) for title in ("GPU", "UUID", "MODEL", "MEMORY", "PCI", "NUMA", "STATE", "XIDS")
 ]
-_OF_ONE_GPU: Final = {
-    "lose": talk.LoseRequest,
-    "refuse": talk.RefuseRequest,
-    "restore": talk.RestoreRequest,
-    "remove": talk.RemoveRequest,
+_ACTIONS: Final[Mapping[str, tuple[type[talk.HardwareRequest], str, str]]] = {
+    "xid": (talk.XidRequest, "a GPU reports an XID; 79 takes it off the bus", "79 --gpu 1"),
+    "lose": (talk.LoseRequest, "a GPU stops answering, without an event", "--gpu 1"),
+    "refuse": (
+        talk.RefuseRequest,
+        "the driver refuses calls about a GPU until it is reset, without an event",
+        "--gpu 1",
+    ),
+    "restore": (talk.RestoreRequest, "a GPU or its slot is reset: it is healthy again", "--gpu 1"),
+    "remove": (talk.RemoveRequest, "a GPU is unplugged", "--gpu 1"),
+    "hang": (talk.HangRequest, "the driver answers nothing for a while", "30s"),
+    "add": (talk.AddRequest, "a GPU is plugged in", "--profile a100"),
+    "list": (talk.ListRequest, "show all GPUs", "-o json"),
 }
+"""The request, the help and the example of each action. A field of a request is an argument."""
 _FAILURES: Final = {"unknown-gpu": NOT_FOUND, "malformed": USAGE, "busy": UNREACHABLE}
+
+
+def _xid(text: str) -> int:
+    if text.isascii() and text.isdigit() and 1 <= int(text) <= 65535:
+        return int(text)
+    raise argparse.ArgumentTypeError(f"{text} is not an XID (1 to 65535)")
+
+
+def _seconds(text: str) -> float:
+    seconds = seconds_of(text)
+    if seconds is None:
+        seconds = decimal(text)
+    if 0 < seconds <= 86400:
+        return seconds
+    raise argparse.ArgumentTypeError(
+        f"{text} is not a duration such as 500ms, 2s, 10m or 1h (more than 0, at most 24h)"
+    )
+
+
+_ARGUMENTS: Final[Mapping[str, tuple[str, dict[str, Any]]]] = {
+    "xid": ("xid", {"type": _xid, "metavar": "number", "help": "the XID, 1 to 65535"}),
+    "gpu": ("--gpu", {"required": True, "metavar": "GPU", "help": "index or UUID"}),
+    "seconds": (
+        "seconds",
+        {
+            "type": _seconds,
+            "metavar": "DURATION",
+            "help": "at most 24h; a number alone is seconds",
+        },
+    ),
+    "profile": ("--profile", {"help": "h100, a100, t4 or rtx3090; like GPU 0 if absent"}),
+}
+"""The argument that gives each field of a request."""
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -49,24 +91,13 @@ def add_parser(subparsers: Subparsers) -> None:
     )
     _add_globals(parser, DEFAULT_SOCKET, TABLE)
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
-    xid = _action(actions, "xid", "a GPU reports an XID; 79 takes it off the bus", "79 --gpu 1")
-    xid.add_argument("number", type=_xid, help="the XID, 1 to 65535")
-    xid.add_argument("--gpu", required=True, metavar="GPU", help="index or UUID")
-    for name, text in (
-        ("lose", "a GPU stops answering, without an event"),
-        ("refuse", "the driver refuses calls about a GPU until it is reset, without an event"),
-        ("restore", "a GPU or its slot is reset: it is healthy again"),
-        ("remove", "a GPU is unplugged"),
-    ):
-        action = _action(actions, name, text, "--gpu 1")
-        action.add_argument("--gpu", required=True, metavar="GPU", help="index or UUID")
-    hang = _action(actions, "hang", "the driver answers nothing for a while", "30s")
-    hang.add_argument(
-        "seconds", type=_seconds, metavar="DURATION", help="at most 24h; a number alone is seconds"
-    )
-    add = _action(actions, "add", "a GPU is plugged in", "--profile a100")
-    add.add_argument("--profile", help="h100, a100, t4 or rtx3090; like GPU 0 if absent")
-    _action(actions, "list", "show all GPUs", "-o json")
+    for name, (form, text, words) in _ACTIONS.items():
+        example = f"example: hami-agent simulate {name} {words}"
+        action = actions.add_parser(name, help=text, description=text, epilog=example)
+        _add_globals(action, argparse.SUPPRESS, argparse.SUPPRESS)
+        for field in form.__struct_fields__:
+            flag, options = _ARGUMENTS[field]
+            action.add_argument(flag, **options)
 
 
 def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
@@ -80,18 +111,8 @@ async def run(args: argparse.Namespace) -> int:
 
     0 done, 1 refused, 2 wrong usage, 3 no answer at the socket, 4 no such GPU.
     """
-    request: talk.HardwareRequest
-    match args.action:
-        case "xid":
-            request = talk.XidRequest(gpu=args.gpu, xid=args.number)
-        case "hang":
-            request = talk.HangRequest(seconds=args.seconds)
-        case "add":
-            request = talk.AddRequest(profile=args.profile)
-        case "list":
-            request = talk.ListRequest()
-        case name:
-            request = _OF_ONE_GPU[name](gpu=args.gpu)
+    form, *_ = _ACTIONS[args.action]
+    request = form(**{name: vars(args)[name] for name in form.__struct_fields__})
     try:
         async with asyncio.timeout(DEADLINE):
             reply = await talk.ask(args.socket, request)
@@ -127,6 +148,7 @@ async def run(args: argparse.Namespace) -> int:
 
 
 def _add_globals(parser: argparse.ArgumentParser, socket: object, output: str) -> None:
+    """Add the options that stand before or after the name of an action."""
     parser.add_argument(
         "--socket",
         type=Path,
@@ -135,28 +157,3 @@ def _add_globals(parser: argparse.ArgumentParser, socket: object, output: str) -
         help=f"control socket of the simulation (default {DEFAULT_SOCKET})",
     )
     add_output(parser, output)
-
-
-def _action(actions: Subparsers, name: str, text: str, words: str) -> argparse.ArgumentParser:
-    """Add an action, which accepts the global options before and after its name."""
-    example = f"example: hami-agent simulate {name} {words}"
-    action = actions.add_parser(name, help=text, description=text, epilog=example)
-    _add_globals(action, argparse.SUPPRESS, argparse.SUPPRESS)
-    return action
-
-
-def _xid(text: str) -> int:
-    if text.isascii() and text.isdigit() and 1 <= int(text) <= 65535:
-        return int(text)
-    raise argparse.ArgumentTypeError(f"{text} is not an XID (1 to 65535)")
-
-
-def _seconds(text: str) -> float:
-    seconds = seconds_of(text)
-    if seconds is None:
-        seconds = decimal(text)
-    if 0 < seconds <= 86400:
-        return seconds
-    raise argparse.ArgumentTypeError(
-        f"{text} is not a duration such as 500ms, 2s, 10m or 1h (more than 0, at most 24h)"
-    )

@@ -1,50 +1,73 @@
 """`hami-agent status`: the node, its GPUs, who holds them, and what happened."""
 
 import argparse
+import asyncio
+import contextlib
 import datetime as dt
+import difflib
 import operator
+import re
+import stat
 import sys
+import tarfile
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+import zlib
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 import msgspec
 
-from agent.cli.connections import add_cluster, add_socket
+from agent.cli.connections import (
+    DEFAULT_SOCKET,
+    NO_KUBECONFIG,
+    add_cluster,
+    add_socket,
+    call,
+    connection_of,
+    open_session,
+)
 from agent.cli.logs import configure
 from agent.cli.main import (
     INCOMPLETE,
-    NOT_FOUND,
     OK,
     TABLE,
-    UNREACHABLE,
     USAGE,
+    NotThere,
     Subparsers,
+    Unreachable,
     add_output,
     fail,
     nearest,
 )
-from agent.cli.output import Column, document, table, terminal_width, writes_utf8
-from agent.cli.sources import (
-    NoSuchNode,
-    SourceUnreachable,
-    status_at,
-    status_in,
-    status_of,
+from agent.cli.output import (
+    Column,
+    Paint,
+    document,
+    painter,
+    table,
+    terminal_width,
+    working,
+    writes_utf8,
 )
-from agent.errors import AgentError, cap
+from agent.errors import ApiError, MalformedText, SettingsError, cap
 from agent.host.process import SystemClock
+from agent.kube.api import EndlessList
+from agent.kube.client import Connection, KubeSession
+from agent.kube.reader import NodeReader, nodes_with_gpus
 from agent.model import Condition, SharingSettings
 from agent.setting import seconds_of
 from agent.status import (
     AllocationStatus,
+    CheckStatus,
     Entry,
     GpuStatus,
     NodeStatus,
     ShareStatus,
     StatusDocument,
     names_of,
+    observed_status,
+    open_envelope,
 )
 
 # Renders the status of a node as text. Pure.
@@ -52,6 +75,7 @@ from agent.status import (
 GIB: Final = 1024
 OF_GPUS: Final = frozenset({"gpu_health", "cdi"})
 """The checks that repeat what the lines about the GPUs say."""
+SEVERE: Final = frozenset({Condition.BAD, Condition.LOST})
 BLOCKS: Final = " ▁▂▃▄▅▆▇█"
 ASCII_BLOCKS: Final = " .:-=+*%#"
 UNCUT: Final = 10_000
@@ -87,16 +111,32 @@ _POD_COLUMNS: Final = (
     Column("SINCE", rank=5, right=True),
     Column("KUBELET", rank=6),
 )
+_NODE_COLUMNS: Final = (
+    Column("NODE", flexible=True),
+    Column("GPUS", right=True),
+    Column("UNHEALTHY", right=True),
+    Column("CORDONED", rank=1, right=True),
+    Column("SLICES", right=True),
+    Column("PROMISED", right=True),
+    Column("SELLABLE", rank=2, right=True),
+)
 IDLE: Final = dt.timedelta(hours=1)
 """From then on a container without a kernel is pointed out."""
 
 
 class StatusStyle(msgspec.Struct, frozen=True):
-    """How to write. `width`: columns; `wide`: all columns, however wide."""
+    """How to write. `width`: columns; `wide`: all columns, however wide; `paint`: colours."""
 
     width: int = 80
     ascii: bool = False
     wide: bool = False
+    paint: Paint = lambda text, _: text
+
+    def alarm(self, text: str, *, severe: bool) -> list[str]:
+        """The text in lines that fit, in the colour of what needs a person."""
+        return [
+            self.paint(line, "red" if severe else "yellow") for line in wrapped(text, self.width)
+        ]
 
 
 def status_lines(found: StatusDocument, now: dt.datetime, style: StatusStyle) -> Iterator[str]:
@@ -152,7 +192,7 @@ def gpu_lines(gpus: Sequence[GpuStatus], style: StatusStyle) -> Iterator[str]:
     rows = []
     for gpu in gpus:
         condition = cap(gpu.condition, 16)
-        if condition in {Condition.BAD, Condition.LOST}:
+        if condition in SEVERE:
             condition = condition.upper()
         row = [
             "-" if gpu.index is None else str(gpu.index),
@@ -160,7 +200,7 @@ def gpu_lines(gpus: Sequence[GpuStatus], style: StatusStyle) -> Iterator[str]:
             f"{condition},cordoned" if gpu.cordoned else condition or "-",
             f"{gpu.slices_held}/{gpu.slices}",
             gib(gpu.promised_mib),
-            gib(gpu.sellable_mib),
+            gib(gpu.sellable_mib or None),  # 0: it was lost before this start, its size is unknown
             f"{gpu.promised_cores}/{gpu.sellable_cores}%",
             gib(gpu.used_mib),
             "-" if gpu.gpu_percent is None else f"{gpu.gpu_percent}%",
@@ -171,10 +211,15 @@ def gpu_lines(gpus: Sequence[GpuStatus], style: StatusStyle) -> Iterator[str]:
             cap(gpu.uuid, 64),
         ]
         rows.append(row)
-    if style.wide:
-        yield from table((*_GPU_COLUMNS, *_WIDE), rows, UNCUT)
-    else:
-        yield from table(_GPU_COLUMNS, rows, style.width)
+
+    def painted(number: int, line: str) -> str:
+        condition = gpus[number].condition if number >= 0 else Condition.OK
+        if condition == Condition.OK:
+            return line
+        return style.paint(line, "red" if condition in SEVERE else "yellow")
+
+    columns = (*_GPU_COLUMNS, *_WIDE) if style.wide else _GPU_COLUMNS
+    yield from table(columns, rows, UNCUT if style.wide else style.width, painted)
 
 
 def attention_lines(found: StatusDocument, now: dt.datetime, style: StatusStyle) -> Iterator[str]:
@@ -185,9 +230,11 @@ def attention_lines(found: StatusDocument, now: dt.datetime, style: StatusStyle)
             since = f" for {age(gpu.since, now)}" if gpu.since else ""
             act = f"; action: {cap(gpu.action)}" if gpu.action not in {"", "none"} else ""
             why = cap(gpu.text or gpu.cause, 1024)
-            yield from wrapped(f"{name} {cap(gpu.condition)}{since}: {why}{act}", style.width)
+            text = f"{name} {cap(gpu.condition)}{since}: {why}{act}"
+            yield from style.alarm(text, severe=gpu.condition in SEVERE)
         for obstacle in gpu.obstacles:
-            yield from wrapped(f"{name} is not offered: {cap(obstacle, 1024)}", style.width)
+            text = f"{name} is not offered: {cap(obstacle, 1024)}"
+            yield from style.alarm(text, severe=False)
         if gpu.cordoned:
             which = gpu.uuid if gpu.index is None else gpu.index
             act = f"`hami-agent uncordon {which} --node {cap(found.node.name)}` ends it"
@@ -210,14 +257,15 @@ def attention_lines(found: StatusDocument, now: dt.datetime, style: StatusStyle)
     for check in found.node.checks:
         if not check.ok and check.name not in OF_GPUS:
             word = "not ready" if check.required else "degraded"
-            yield from wrapped(f"{word}: {check.name}: {cap(check.text)}", style.width)
+            text = f"{word}: {check.name}: {cap(check.text)}"
+            yield from style.alarm(text, severe=check.required)
     if found.refusals:
         last = found.refusals[0]
         text = (
             f"refused: {len(found.refusals)} in 24 h, the last {age(last.at, now)} ago: "
             f"{cap(last.text, 1024)} [{cap(last.reason)}]"
         )
-        yield from wrapped(text, style.width)
+        yield from style.alarm(text, severe=False)
 
 
 def pod_lines(
@@ -304,15 +352,215 @@ def wrapped(text: str, width: int) -> list[str]:
     return lines or [""]
 
 
+# Where the status is read from; each answer names its source and its time.
+
+PROGRAM: Final = "hami-agent-status"
+NEAREST: Final = 3
 RESOURCE: Final = SharingSettings().resource
+R = TypeVar("R")
+DEADLINE: Final = 5.0
+MEMBER: Final = "hami-agent/status.json"
+LARGEST: Final = 8 * 1024 * 1024
+"""Bytes of the status in a bundle."""
+LARGEST_ARCHIVE: Final = LARGEST + (1 << 20)
+"""Bytes of a bundle that are read, packed and unpacked: the verb `bundle` writes MEMBER first."""
+CHUNK: Final = 4096
+"""Packed bytes that are unpacked at once: they are a thousand times as many then, at most."""
+MEMBERS: Final = 100
+FILE: Final = (tarfile.REGTYPE, tarfile.AREGTYPE)
+FOUND: Final = 200
+
+
+class StatusRead(msgspec.Struct, frozen=True):
+    """The status of a node. `at`: when the source made it. `missing`: what it does not know."""
+
+    found: StatusDocument
+    at: dt.datetime
+    source: str
+    missing: str = ""
+
+
+def status_at(socket: Path) -> StatusRead:
+    """The status by the agent's socket. Raises Unreachable."""
+    try:
+        status, text = call(socket, "GET", "/api/v1/status", DEADLINE)
+        if status != FOUND:
+            raise Unreachable(f"{socket}: {cap(text)}")
+        found, at = open_envelope(text.encode(), "Status", StatusDocument)
+    except MalformedText as error:
+        raise Unreachable(f"{socket} did not answer as an agent: {error}") from error
+    return StatusRead(found, at, str(socket))
+
+
+def status_in(bundle: Path) -> StatusRead:
+    """The status in an archive of `hami-agent bundle`. Raises Unreachable."""
+    try:
+        if not stat.S_ISREG(bundle.stat().st_mode):  # a pipe may block for ever
+            text = "is not a regular file; name an archive of `hami-agent bundle`"
+            raise Unreachable(f"{bundle} {text}")
+        found, at = open_envelope(_member_of(bundle), "Status", StatusDocument)
+    except OSError as error:
+        raise Unreachable(f"{bundle} cannot be read: {error.strerror or error}") from error
+    except (tarfile.TarError, zlib.error) as error:
+        raise Unreachable(f"{bundle} is not an archive of `hami-agent bundle`") from error
+    except MalformedText as error:
+        raise Unreachable(f"{bundle}: {error}") from error
+    return StatusRead(found, at, str(bundle))
+
+
+def _member_of(bundle: Path) -> bytes:
+    """The bytes of MEMBER. Raises Unreachable, OSError, TarError, zlib.error.
+
+    `gzip` and `tarfile` believe an archive that asks for GiB for a name. This reads a bounded part
+    of it, and only plain members, as the verb `bundle` writes them.
+    """
+    unpack, text = zlib.decompressobj(wbits=zlib.MAX_WBITS | 16), bytearray()
+    with bundle.open("rb") as file:
+        for _ in range(0, LARGEST_ARCHIVE, CHUNK):
+            packed = file.read(CHUNK)
+            text += unpack.decompress(packed, LARGEST_ARCHIVE - len(text))
+            if not packed or unpack.eof or len(text) == LARGEST_ARCHIVE:
+                break
+    at = 0
+    for _ in range(MEMBERS):
+        header = bytes(text[at : at + tarfile.BLOCKSIZE])
+        member = tarfile.TarInfo.frombuf(header, "utf-8", "surrogateescape")
+        at += tarfile.BLOCKSIZE
+        if member.name == MEMBER:
+            break
+        if member.type not in (*FILE, tarfile.DIRTYPE) or member.size < 0:
+            raise tarfile.ReadError("it has a member that `hami-agent bundle` does not write")
+        at += -(-member.size // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE
+    else:
+        raise tarfile.ReadError("it has more members than `hami-agent bundle` writes")
+    if member.type not in FILE or not 0 <= member.size <= LARGEST:
+        raise Unreachable(f"{bundle}: {MEMBER} is not a file of at most 8 MiB")
+    return bytes(memoryview(text)[at : at + member.size])
+
+
+def status_of(node: str, args: argparse.Namespace, environ: Mapping[str, str]) -> StatusRead:
+    """The status of a node of the cluster. Raises Unreachable, NotThere."""
+    with working(f"reading {cap(node, 64)}"):
+        return _ask(args, environ, lambda session, source: _read_node(session, source, node, args))
+
+
+def _ask(
+    args: argparse.Namespace,
+    environ: Mapping[str, str],
+    read: Callable[[KubeSession, str], Awaitable[R]],
+) -> R:
+    """What a session with the API server reads. Raises Unreachable, NotThere."""
+    connection = connection_of(args, environ)
+    if connection is None:
+        raise Unreachable(NO_KUBECONFIG)
+
+    async def asked(connection: Connection) -> R:
+        async with open_session(connection, PROGRAM) as session:
+            return await read(session, f"API server by {connection.source}")
+
+    try:
+        return asyncio.run(asked(connection))
+    except (SettingsError, ApiError) as error:
+        raise Unreachable(str(error)) from error
+
+
+async def _read_node(
+    session: KubeSession, source: str, node: str, args: argparse.Namespace
+) -> StatusRead:
+    """Read the agent of the node through the API server; where it does not answer, the objects.
+
+    With --objects the objects at once, which are what HAMi's scheduler reads. Raises NotThere (the
+    text has the nearest names), ApiError.
+    """
+    reader, resource, missing = NodeReader(session, node), args.resource or RESOURCE, ""
+    try:
+        if not args.objects:
+            found, at = open_envelope(await reader.by_agent(), "Status", StatusDocument)
+            return StatusRead(found, at, f"agent of {node} through the {source}")
+    except EndlessList:
+        raise  # its objects would not end either
+    except (ApiError, MalformedText) as error:
+        missing = f"only what its objects show, because the agent was not read: {error}"
+    at = SystemClock().now()
+    seen = await reader.node()
+    if seen is None:
+        known = await reader.names()
+        near = difflib.get_close_matches(node, known, n=NEAREST, cutoff=0.5) or known[:NEAREST]
+        there = f"; the nearest names are {', '.join(near)}" if near else ""
+        raise NotThere(f"the cluster has no Node {node}{there}")
+    pods = await reader.pods(resource)
+    try:
+        found = observed_status(seen, pods, resource, at)
+    except MalformedText as error:
+        raise ApiError(f"the register annotation of {node} cannot be read: {error}") from error
+    with contextlib.suppress(ApiError):  # without that right the changes are not known
+        events = [one for one in await reader.events() if one.last is not None]
+        changes = [
+            Entry(at=one.last, reason=one.reason, text=one.message, warning=one.kind == "Warning")
+            for one in sorted(events, key=lambda one: one.last or at, reverse=True)
+            if one.last is not None
+        ]
+        found = msgspec.structs.replace(found, changes=tuple(changes))
+    return StatusRead(found, at, f"objects of the {source}" if args.objects else source, missing)
+
+
+def by_number(name: str) -> list[tuple[str, int]]:
+    """A key that puts gpu-2 before gpu-10."""
+    parts = re.findall(r"([^0-9]*)([0-9]*)", name)
+    return [(text, int(number or 0)) for text, number in parts]
+
+
+def show_nodes(args: argparse.Namespace, environ: Mapping[str, str], silent: str) -> int:
+    """Print what the objects of all Nodes with GPUs show, where no agent answers (`silent`).
+
+    Raises Unreachable.
+    """
+    at = SystemClock().now()
+
+    async def read(session: KubeSession, source: str) -> tuple[list[StatusDocument], str]:
+        found = []
+        every = await nodes_with_gpus(session, RESOURCE)
+        for seen, pods in sorted(every, key=lambda one: by_number(one[0].name)):
+            try:
+                found.append(observed_status(seen, pods, RESOURCE, at))
+            except MalformedText:
+                text = "the register annotation cannot be read"
+                check = CheckStatus(name="report", ok=False, text=text)
+                node = NodeStatus(name=seen.name, resource=RESOURCE, checks=(check,))
+                found.append(StatusDocument(node=node, gpus=()))
+        return found, source
+
+    found, source = _ask(args, environ, read)
+    if args.output in {"json", "yaml"}:
+        sys.stdout.write(document("Nodes", found, args.output, at, source))
+    elif args.output == "name":
+        sys.stdout.writelines(f"node/{one.node.name}\n" for one in found)
+    else:
+        rows = [
+            [
+                cap(one.node.name),
+                "?" if one.node.checks else str(len(one.gpus)),
+                str(sum(gpu.condition != Condition.OK for gpu in one.gpus)),
+                str(sum(gpu.cordoned for gpu in one.gpus)),
+                f"{sum(gpu.slices_held for gpu in one.gpus)}/{sum(g.slices for g in one.gpus)}",
+                gib(sum(gpu.promised_mib for gpu in one.gpus)),
+                gib(sum(gpu.sellable_mib for gpu in one.gpus)),
+            ]
+            for one in found
+        ]
+        width = terminal_width(environ)
+        sys.stdout.writelines(f"{line}\n" for line in table(_NODE_COLUMNS, rows, width))
+        sys.stdout.writelines(f"{line}\n" for line in wrapped(f"source: {source}", width))
+    text = f"{silent} These are the Nodes of the cluster; --node NAME reads one"
+    return fail("status", text, INCOMPLETE)
+
+
+# The verb.
+
 OF_NODE: Final = ("objects", "resource", "kubeconfig", "context")
 """Options that only --node uses."""
 DAY: Final = 24 * 3600
 """Seconds for which an agent knows what happened."""
-
-
-class GpuNotFound(AgentError):  # noqa: N818 -- names what happened
-    """The node has no GPU of that name."""
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -323,7 +571,8 @@ def add_parser(subparsers: Subparsers) -> None:
         description="Shows the node as the running agent sees it: readiness, the health of each "
         "GPU and what to do, what was promised to pods and what is used, and the last refusal. "
         "With --since it also shows what was refused and what changed. With --node it reads a node "
-        "of the cluster by a kubeconfig, also one whose agent does not answer. Exits 3 if the "
+        "of the cluster by a kubeconfig, also one whose agent does not answer. Without an agent on "
+        "this machine it lists the Nodes with GPUs of the kubeconfig's cluster. Exits 3 if the "
         "source does not answer, 4 if there is no such GPU or node, and 5 if only the objects "
         "could be read.",
         epilog="example: hami-agent status --since 24h",
@@ -378,14 +627,17 @@ def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
         if args.bundle is not None:
             read = status_in(args.bundle)
         elif args.node is not None:
-            read = status_of(args.node, args.resource or RESOURCE, args, environ)
+            read = status_of(args.node, args, environ)
         else:
             read = status_at(args.socket)
         found = read.found if args.gpu is None else only(read.found, args.gpu)
-    except SourceUnreachable as error:
-        return fail("status", str(error), UNREACHABLE)
-    except (GpuNotFound, NoSuchNode) as error:
-        return fail("status", str(error), NOT_FOUND)
+    except Unreachable as error:
+        # Nobody named the socket, so this may be a workstation: its kubeconfig knows the Nodes.
+        named = args.bundle or args.node or args.gpu or args.socket != DEFAULT_SOCKET
+        if not named and connection_of(args, environ) is not None:
+            with contextlib.suppress(Unreachable):
+                return show_nodes(args, environ, str(error))
+        raise
     if args.output in {"json", "yaml"}:
         sys.stdout.write(document("Status", found, args.output, read.at, read.source))
     elif args.output == "name":
@@ -396,7 +648,10 @@ def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
         sys.stdout.writelines(f"{name}\n" for name in names)
     else:
         style = StatusStyle(
-            terminal_width(environ), args.ascii or not writes_utf8(), args.output == "wide"
+            terminal_width(environ),
+            args.ascii or not writes_utf8(),
+            args.output == "wide",
+            painter(environ),
         )
         sys.stdout.writelines(f"{line}\n" for line in _lines(found, args, read.at, style))
         seconds = max(0, round((SystemClock().now() - read.at).total_seconds()))
@@ -406,13 +661,13 @@ def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
 
 
 def only(found: StatusDocument, name: str) -> StatusDocument:
-    """The status of one GPU and of the pods that hold it. Raises GpuNotFound."""
+    """The status of one GPU and of the pods that hold it. Raises NotThere."""
     gpu = next((gpu for gpu in found.gpus if name in names_of(gpu)), None)
     if gpu is None:
         known = [str(gpu.uuid if gpu.index is None else gpu.index) for gpu in found.gpus]
         uuids = [gpu.uuid for gpu in found.gpus]
         there = ", ".join(known) or "none"
-        raise GpuNotFound(f"no GPU is named {cap(name, 64)}{nearest(name, uuids)}; GPUs: {there}")
+        raise NotThere(f"no GPU is named {cap(name, 64)}{nearest(name, uuids)}; GPUs: {there}")
     holds = [
         one
         for one in found.allocations or ()
@@ -434,8 +689,11 @@ def _lines(
     if args.since is not None:
         oldest = at - args.since
         for title, entries in (("refusals", found.refusals), ("changes", found.changes)):
-            recent = [entry for entry in entries or () if entry.at >= oldest]
             yield ""
+            if entries is None:
+                yield f"{title}: not known, because no agent was read"
+                continue
+            recent = [entry for entry in entries if entry.at >= oldest]
             yield from entry_lines(title, recent, at, style)
         if found.journal_since is not None and at >= found.journal_since > oldest:
             since = found.journal_since.astimezone(dt.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

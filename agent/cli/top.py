@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import Final
 
 from agent.cli.connections import add_socket
-from agent.cli.main import OK, UNREACHABLE, USAGE, Subparsers, fail
-from agent.cli.sources import SourceUnreachable, status_at
+from agent.cli.main import OK, USAGE, Subparsers, fail
+from agent.cli.status import status_at
 
 FASTEST: Final = 1.0
 SLOWEST: Final = 3600.0
@@ -45,10 +45,7 @@ def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
         return fail("top", f"{text} source directory, or use `hami-agent status`", USAGE)
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         return fail("top", "there is no terminal: use `hami-agent status`", USAGE)
-    try:
-        first = status_at(args.socket)
-    except SourceUnreachable as error:
-        return fail("top", str(error), UNREACHABLE)
+    first = status_at(args.socket)
     from agent.cli.top_screen import TopScreen  # noqa: PLC0415 -- only with the extra
 
     TopScreen(lambda: status_at(args.socket), first, interval=args.interval, plain=args.ascii).run()

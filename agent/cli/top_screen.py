@@ -9,8 +9,16 @@ from textual.binding import Binding, BindingType
 from textual.widgets import DataTable, Footer, Input, Static
 from typing_extensions import override
 
-from agent.cli.sources import SourceUnreachable, StatusRead
-from agent.cli.status import StatusStyle, attention_lines, gib, head_lines, pod_row, spark
+from agent.cli.main import Unreachable
+from agent.cli.status import (
+    StatusRead,
+    StatusStyle,
+    attention_lines,
+    gib,
+    head_lines,
+    pod_row,
+    spark,
+)
 from agent.errors import cap
 
 BAR: Final = 16
@@ -88,7 +96,7 @@ class TopScreen(App[None]):
         """Read the status, on a thread."""
         try:
             found = self._read()
-        except SourceUnreachable as error:
+        except Unreachable as error:
             self.call_from_thread(self._fail, str(error))
         else:
             self.call_from_thread(self._show, found)
@@ -141,7 +149,7 @@ class TopScreen(App[None]):
                 "-" if gpu.gpu_percent is None else f"{gpu.gpu_percent}%",
                 self._bar((gpu.gpu_percent or 0) / 100),
                 f"{gpu.slices_held}/{gpu.slices}",
-                f"{gib(gpu.promised_mib)} of {gib(gpu.sellable_mib)}",
+                f"{gib(gpu.promised_mib)} of {gib(gpu.sellable_mib or None)}",
                 self._bar(gpu.promised_mib / gpu.sellable_mib if gpu.sellable_mib else 0.0),
                 f"{gib(gpu.used_mib)} of {gib(gpu.memory_mib)}",
                 spark(gpu.history.gpu_percent if gpu.history else (), plain=self._plain),

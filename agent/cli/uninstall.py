@@ -3,7 +3,6 @@
 import argparse
 import asyncio
 import contextlib
-import random
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -11,8 +10,9 @@ from typing import Final
 
 import msgspec
 
+from agent.cli.connections import IN_CLUSTER, open_session
 from agent.cli.logs import configure
-from agent.cli.main import NOT_FOUND, OK, PROBLEM, TABLE, UNREACHABLE, USAGE, Subparsers, add_output
+from agent.cli.main import OK, PROBLEM, TABLE, USAGE, Subparsers, add_output, code_of
 from agent.cli.output import document
 from agent.cli.settings_args import add_settings, flags, sources, started
 from agent.errors import (
@@ -25,7 +25,7 @@ from agent.errors import (
 )
 from agent.hami.region import RegionChange
 from agent.host.process import LockFile, SystemClock, Worker
-from agent.kube.client import Connection, KubeSession, check
+from agent.kube.client import Connection
 from agent.kube.reader import KubeLeftovers, NodeLeftovers
 from agent.regions import HostRegions
 from agent.settings.schema import Settings
@@ -37,6 +37,7 @@ from agent.settings.sources import NodeFacts
 # is one that is just restarting, whose GPUs are all unhealthy, or of another resource: it writes
 # its report again.
 
+PROGRAM: Final = "hami-agent-uninstall"
 RESOURCE: Final = "nvidia.com/gpu"
 """The resource that agents serve by default."""
 WAIT: Final = 90.0
@@ -92,7 +93,8 @@ async def uninstall_here(
                     return (await api.node(settings.node),)
 
                 # The agent has just ended, so its kubelet may still report that it serves.
-                (node,) = await _vacated(seen, say)
+                async for (node,) in _looks(seen, say):  # noqa: B007 -- the last look counts
+                    pass
                 if node.served:
                     raise InUse(
                         f"a device plugin serves {settings.sharing.resource} on the Node "
@@ -108,20 +110,17 @@ async def uninstall_everywhere(
 ) -> None:
     """Clean every Node on which no agent and no plugin is left, also where pods have GPUs.
 
-    Raises SettingsError, ApiError: the pods or the Nodes cannot be read.
+    Each is cleaned as soon as it is free, and again if an agent wrote meanwhile. Raises
+    SettingsError, ApiError: the pods or the Nodes cannot be read.
     """
-    check(connection)
+    nodes: tuple[NodeLeftovers, ...] = ()
+    failed: set[str] = set()
     async with _opened(connection, resource) as api:
-        for node in await _vacated(lambda: api.nodes(namespace, selector), say):
-            if node.agent and node.has_kubelet:  # without a kubelet nothing runs the pod
-                failure = (
-                    f"its agent has not ended and would write again (pod {node.agent}): "
-                    "clean it by hand when the pod is gone: deploy/README.md, Uninstall"
-                )
-                told(Cleaned(node.name, failure=failure))
-            elif node.served and node.is_touched:
-                told(Cleaned(node.name, skipped=f"a device plugin serves {resource} there"))
-            elif node.is_touched:
+        async for nodes in _looks(lambda: api.nodes(namespace, selector), say):
+            for node in nodes:
+                is_free = node.is_touched and not (node.is_busy or node.served)
+                if not is_free or node.name in failed:
+                    continue
                 try:
                     await api.clean(node)
                 except ApiNotFound:  # it was deleted meanwhile
@@ -129,22 +128,32 @@ async def uninstall_everywhere(
                 except ApiError as error:
                     if not error.status:  # each of the others would wait for the API server
                         raise
+                    failed.add(node.name)
                     told(Cleaned(node.name, failure=str(error)))
                 else:
                     told(Cleaned(node.name, node.names))
+    for node in nodes:
+        if node.agent and node.has_kubelet:  # without a kubelet nothing runs the pod
+            failure = (
+                f"its agent has not ended and would write again (pod {node.agent}): "
+                "clean it by hand when the pod is gone: deploy/README.md, Uninstall"
+            )
+            told(Cleaned(node.name, failure=failure))
+        elif node.served and node.is_touched:
+            told(Cleaned(node.name, skipped=f"a device plugin serves {resource} there"))
 
 
-async def _vacated(
+async def _looks(
     read: Callable[[], Awaitable[tuple[NodeLeftovers, ...]]], say: Say
-) -> tuple[NodeLeftovers, ...]:
-    """The Nodes, once neither agent nor plugin is on those that must be cleaned, or after WAIT."""
+) -> AsyncIterator[tuple[NodeLeftovers, ...]]:
+    """The Nodes, again and again until neither agent nor plugin is on one, or WAIT has passed."""
     ends = asyncio.get_running_loop().time() + WAIT
     is_said = False
     while True:
-        nodes = await read()
+        yield (nodes := await read())
         busy = [node.name for node in nodes if node.is_busy]
         if not busy or asyncio.get_running_loop().time() >= ends:
-            return nodes
+            return
         if not is_said:
             say(
                 f"waiting up to {WAIT:.0f} s for the agents to end and the kubelets to report that "
@@ -152,6 +161,16 @@ async def _vacated(
             )
             is_said = True
         await asyncio.sleep(PAUSE)
+
+
+@contextlib.asynccontextmanager
+async def _opened(connection: Connection, resource: str) -> AsyncIterator[KubeLeftovers]:
+    """Reads and removes what agents left. Raises ApiError, also if the connection's files fail."""
+    try:
+        async with open_session(connection, PROGRAM) as session:
+            yield KubeLeftovers(session, resource)
+    except SettingsError as error:
+        raise ApiError(str(error)) from error
 
 
 async def _release(hook: Path, say: Say) -> None:
@@ -222,16 +241,6 @@ def _some(names: Iterable[str]) -> str:
     return ", ".join(known[:SHOWN]) + more
 
 
-@contextlib.asynccontextmanager
-async def _opened(connection: Connection, resource: str) -> AsyncIterator[KubeLeftovers]:
-    session = KubeSession(connection, random.SystemRandom(), "hami-agent-uninstall")
-    try:
-        yield KubeLeftovers(session, resource)
-    finally:
-        await session.close()
-
-
-IN_CLUSTER = "KUBERNETES_SERVICE_HOST"
 OF_USE = (
     "node.name",
     "node.kubeconfig",
@@ -273,7 +282,7 @@ def add_parser(subparsers: Subparsers) -> None:
     everywhere.add_argument(
         "--all-nodes",
         action="store_true",
-        help="clean all Nodes; it first waits up to 90 s until no agent serves",
+        help="clean all Nodes; it waits up to 90 s for agents that still serve",
     )
     everywhere.add_argument("--namespace", metavar="NAME", help="namespace of the agents' pods")
     everywhere.add_argument(
@@ -303,13 +312,9 @@ def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     try:
         host = asyncio.run(_uninstall(args, environ, told))
     except AgentError as error:
-        refusal = str(error)
-        is_silent = isinstance(error, ApiError) and not error.status
-        # With --all-nodes no settings are read: the error is about the way to the API server.
-        if is_silent or (args.all_nodes and isinstance(error, SettingsError)):
-            code = UNREACHABLE
-        else:
-            code = NOT_FOUND if isinstance(error, ApiNotFound) else PROBLEM
+        # Of the node's settings; those of the way to the API server became an ApiError.
+        is_refused = isinstance(error, SettingsError)
+        refusal, code = str(error), PROBLEM if is_refused else code_of(error)
     else:
         code = PROBLEM if any(node.failure for node in nodes) else OK
     if not as_text:

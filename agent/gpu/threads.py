@@ -358,6 +358,9 @@ class NvmlSession:
                 opening = self._opening or await self._begin_anew()
             async with asyncio.timeout(OPEN_DEADLINE):
                 opened = await asyncio.shield(opening)
+            # Its callback may not have run yet, if the session began while this caller waited for
+            # the lock. Without this, the caller would be told that the session is over.
+            self._on_begun(opening)
             self.check(opened)
             return opened
 
@@ -391,8 +394,10 @@ class NvmlSession:
         Raises DriverError when a call does not return from the library.
         """
         async with self._preparing:
-            if self._opening is not None:
-                await asyncio.wait([self._opening], timeout=self._deadline)
+            if (opening := self._opening) is not None:
+                await asyncio.wait([opening], timeout=self._deadline)
+                if opening.done():
+                    self._on_begun(opening)
             self.end(DriverError(why))
             with self._translated(None):
                 if not await self._is_alone():
@@ -446,7 +451,9 @@ class NvmlSession:
         return self._opening
 
     def _on_begun(self, opening: "asyncio.Future[OpenedSession]") -> None:
-        """Keep the new session, even if no caller waits for it."""
+        """Keep the new session, even if no caller waits for it; a second call does nothing."""
+        if self._opening is not opening:
+            return
         self._opening = None
         if opening.exception() is None and self.withheld != CLOSED:
             self.present = opening.result()

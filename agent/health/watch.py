@@ -31,7 +31,7 @@ from agent.health.judge import (
 )
 from agent.health.xids import HealthSettings, XidClass, xid_class, xid_label, xid_name
 from agent.kit.cell import Cell
-from agent.kit.tasks import Throttle
+from agent.kit.tasks import Allowance
 from agent.kit.timing import Lag, Tally, until_tick
 from agent.model import (
     Cause,
@@ -388,7 +388,7 @@ class HealthWatch:
         self._probe_now = asyncio.Event()
         self._probed_at = _loop_time()
         self._health_moved = asyncio.Event()
-        self._xid_lines = Throttle(LOG_PERIOD)
+        self._xid_lines = Allowance(1, LOG_PERIOD)
         if self._health and boot_changed:
             remember(dict(self._health))  # otherwise the next start would not see the boot
         if settings.switches.off:

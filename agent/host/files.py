@@ -272,7 +272,7 @@ def _state_errors(
 
 # Reads small files that people write, up to a size limit.
 #
-# Settings files may lie on a file system that hangs: TextFiles blocks only a thread of its own.
+# Settings files may lie on a file system that hangs: `offload` blocks only a thread of its own.
 
 R = TypeVar("R")
 
@@ -280,22 +280,17 @@ MISSING: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EBADF, errno.ELOO
 """The errors of stat() for a missing file; pathlib uses the same."""
 
 
-class TextFiles:
-    """Reads files. `offload` does so on a thread that does not delay an exit."""
+async def is_there(path: Path, offload: Offload) -> bool:
+    """False for a missing file. One that cannot be inspected exists; reading it fails."""
+    try:
+        return stat.S_ISREG((await offload.call(path.stat)).st_mode)
+    except OSError as error:
+        return error.errno not in MISSING
 
-    def __init__(self, offload: Offload) -> None:
-        self.offload = offload
 
-    async def is_there(self, path: Path) -> bool:
-        """False for a missing file. One that cannot be inspected exists; reading it fails."""
-        try:
-            return stat.S_ISREG((await self.offload.call(path.stat)).st_mode)
-        except OSError as error:
-            return error.errno not in MISSING
-
-    async def read(self, path: Path, limit: int) -> bytes:
-        """Return the content of a file of at most `limit` bytes. Raises SettingsError."""
-        return await self.offload.call(_text, path, limit)
+async def read_file(path: Path, limit: int, offload: Offload) -> bytes:
+    """Return the content of a file of at most `limit` bytes. Raises SettingsError."""
+    return await offload.call(_text, path, limit)
 
 
 def _text(path: Path, limit: int) -> bytes:

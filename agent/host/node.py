@@ -20,8 +20,7 @@ import yaml
 from agent.cluster import PodUid
 from agent.kit.disk import check_writable
 from agent.kit.tasks import Offload
-from agent.node.devices import CONTROL, DeviceNode, LibraryFile, NodeAccess
-from agent.node.preflight import PathFacts, PluginSocket
+from agent.node.preflight import CONTROL, DeviceNode, LibraryFile, PathFacts, PluginSocket
 
 # Reads CDI specifications as container runtimes do: which device names they define.
 #
@@ -280,12 +279,6 @@ _BYTECODE_HEAD: Final = struct.Struct("<4x3L")
 """Of a file with bytecode (PEP 552): flags; if they are 0, time and size of the source."""
 _NSPID: Final = re.compile("^NSpid:(.*)$", re.MULTILINE)
 _GPU: Final = re.compile(r"nvidia[0-9]+")
-_DENIALS: Final = {
-    # open(2): EACCES is the file's mode, EPERM a device cgroup that has no rule for it.
-    errno.EACCES: NodeAccess.DENIED,
-    errno.EPERM: NodeAccess.FORBIDDEN,
-    errno.ENOENT: NodeAccess.MISSING,
-}
 
 
 def device_nodes(directory: Path) -> tuple[DeviceNode, ...]:
@@ -299,14 +292,12 @@ def device_nodes(directory: Path) -> tuple[DeviceNode, ...]:
         try:
             os.close(os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK))
         except OSError as error:
-            access = _DENIALS.get(error.errno or 0, NodeAccess.FAILED)
-            reason = (error.strerror or "") if access is NodeAccess.FAILED else ""
-            nodes.append(DeviceNode(str(path), access, reason))
+            nodes.append(DeviceNode(str(path), error.errno or errno.EIO))
         else:
-            nodes.append(DeviceNode(str(path), NodeAccess.OPEN))
+            nodes.append(DeviceNode(str(path)))
     with contextlib.suppress(OSError):
         gpus = sorted(path for path in directory.iterdir() if _GPU.fullmatch(path.name))
-        nodes += [DeviceNode(str(path), NodeAccess.SEEN) for path in gpus]
+        nodes += [DeviceNode(str(path)) for path in gpus]
     return tuple(nodes)
 
 
@@ -331,28 +322,44 @@ def library_file(path: Path) -> LibraryFile:
     )
 
 
-def uncompiled(modules: Iterable[ModuleType]) -> int:
-    """How many of these modules have no valid bytecode on disk, so that each start compiles them.
+def uncompiled(modules: Iterable[ModuleType]) -> tuple[Path, ...]:
+    """The sources of those modules that have no valid bytecode on disk.
 
     Python writes it when it loads a module, unless it may not.
     """
-    missing = 0
+    missing = []
     for module in modules:
         spec = getattr(module, "__spec__", None)
         if not isinstance(spec, ModuleSpec) or not isinstance(spec.loader, SourceFileLoader):
             continue  # it needs no bytecode
         if spec.cached is None:
             continue
+        source = Path(spec.loader.path)
         try:
             with Path(spec.cached).open("rb") as file:
                 flags, date, size = _BYTECODE_HEAD.unpack(file.read(_BYTECODE_HEAD.size))
-            status = Path(spec.loader.path).stat()
+            status = source.stat()
         except (OSError, struct.error):
-            missing += 1
+            missing.append(source)
         else:
             now = (int(status.st_mtime) & 0xFFFFFFFF, status.st_size)
-            missing += not flags and (date, size) != now
-    return missing
+            missing += [source] if not flags and (date, size) != now else []
+    return tuple(missing)
+
+
+def unkept(sources: Iterable[Path], process: Path) -> int | None:
+    """How many of these sources a process cannot keep bytecode beside; None: it is not known.
+
+    `process`: its directory in /proc. Its environment and its mounts decide, not ours: a service
+    may see read-only what its administrator can write.
+    """
+    try:
+        words = (process / "environ").read_bytes().split(b"\0")
+        forbidden = any(re.match(rb"PYTHONDONTWRITEBYTECODE=.", word) for word in words)
+        seen = [process / "root" / source.parent.relative_to("/") for source in sources]
+        return sum(forbidden or is_read_only(directory) for directory in seen)
+    except OSError:
+        return None
 
 
 def waiting_agents(run: Path, holder: str, processes: Path) -> tuple[int, ...]:

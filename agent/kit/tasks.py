@@ -6,7 +6,7 @@ import contextlib
 import random
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import NoReturn, Protocol, TypeVar, TypeVarTuple
+from typing import Final, NoReturn, Protocol, TypeVar, TypeVarTuple
 
 import msgspec
 import structlog
@@ -60,15 +60,16 @@ async def retry(ask: Callable[[], Awaitable[T]], refused: type[Exception], pause
 
 
 class Allowance(msgspec.Struct):
-    """A token bucket: `burst` at once, then one every `refill` seconds.
+    """A token bucket, the limit of every rate: `burst` at once, then one every `refill` seconds.
 
-    `spent` tokens were missing at `since` (loop time).
+    `spent` tokens were missing at `since` (loop time). `left_out`: see admit().
     """
 
     burst: int
     refill: float
     spent: float = 0.0
     since: float = 0.0
+    left_out: int = 0
 
     def allows(self, now: float) -> bool:
         """Whether one more is allowed now."""
@@ -82,27 +83,18 @@ class Allowance(msgspec.Struct):
         """Take one."""
         self.spent, self.since = self._at(now) + 1, now
 
+    def admit(self) -> int | None:
+        """For log lines: how many were left out since the last one; None: leave this one out."""
+        now = asyncio.get_running_loop().time()
+        if not self.allows(now):
+            self.left_out += 1
+            return None
+        self.spend(now)
+        left_out, self.left_out = self.left_out, 0
+        return left_out
+
     def _at(self, now: float) -> float:
         return max(0.0, self.spent - (now - self.since) / self.refill)
-
-
-class Throttle:
-    """Admits one, then none for `period` seconds, and counts the ones left out: for log lines."""
-
-    def __init__(self, period: float) -> None:
-        self._period = period
-        self._next = 0.0
-        self._left_out = 0
-
-    def admit(self) -> int | None:
-        """How many were left out since the last admitted one; None: leave this one out."""
-        now = asyncio.get_running_loop().time()
-        if now < self._next:
-            self._left_out += 1
-            return None
-        self._next = now + self._period
-        left_out, self._left_out = self._left_out, 0
-        return left_out
 
 
 class Backoff:
@@ -141,7 +133,7 @@ LASTING = 300.0
 """Seconds for which a stream is asked for at least. The server ended a shorter one with all others,
 as when it stops."""
 HEALTHY_AFTER = 30.0
-"""Seconds: a stream that lasted so long resets the delays."""
+"""Seconds: a stream or an activity that lasted so long resets the delays."""
 
 
 class Reopening:
@@ -200,28 +192,13 @@ class Reopening:
         return lasted
 
 
-class RestartPolicy(msgspec.Struct, frozen=True):
-    """How often an activity may fail, and how long to wait before it runs again.
-
-    `delays` (seconds; the last one repeats) and `jitter`: see Backoff. At most `budget` restarts
-    are allowed within `window` seconds (None: any number), and at most `bug_budget` of them after
-    unexpected failures. A run of `healthy_after` seconds resets delays and counts.
-    """
-
-    delays: tuple[float, ...]
-    jitter: float = 0.0
-    budget: int | None = None
-    window: float = 300.0
-    healthy_after: float = 30.0
-    bug_budget: int | None = None
+DEFECTS: Final = 3
+"""An activity is given up after more unexpected failures in WINDOW seconds."""
+WINDOW: Final = 300.0
 
 
 class BudgetSpent(Exception):  # noqa: N818 -- names what happened
-    """An activity failed more often than its policy allows; its last error is the cause."""
-
-    def __init__(self, name: str) -> None:
-        super().__init__(f"{name} failed too often and was given up")
-        self.name = name
+    """An activity failed too often; its last error is the cause."""
 
 
 class TaskEnded(Exception):  # noqa: N818 -- names what happened
@@ -229,7 +206,6 @@ class TaskEnded(Exception):  # noqa: N818 -- names what happened
 
     def __init__(self, name: str) -> None:
         super().__init__(f"{name} ended although it must never end")
-        self.name = name
 
 
 class Task(msgspec.Struct, frozen=True):
@@ -260,21 +236,20 @@ async def apart(work: Awaitable[T]) -> T:
 async def supervise(
     name: str,
     run: Callable[[], Awaitable[None]],
-    policy: RestartPolicy,
-    random: random.Random,
-    expected: tuple[type[Exception], ...] = (),
+    backoff: Backoff,
+    expected: tuple[type[Exception], ...],
 ) -> NoReturn:
     """Run `run`, and again whenever it fails or returns. Cancellation ends it.
 
-    Failures of the types `expected` (alone or in groups) are logged as one line, all others with
-    their traceback.
+    Failures of the types `expected` (alone or in groups) are logged as one line and may repeat for
+    ever; all others are defects, and logged with their traceback. A run of HEALTHY_AFTER seconds
+    resets delays and counts.
 
     Raises:
-        BudgetSpent: the policy allows no further restart.
+        BudgetSpent: there were too many defects.
     """
     loop = asyncio.get_running_loop()
-    backoff = Backoff(policy.delays, policy.jitter, random)
-    failures: collections.deque[tuple[float, bool]] = collections.deque()
+    defects: collections.deque[float] = collections.deque()
     while True:
         started = loop.time()
         try:
@@ -283,29 +258,27 @@ async def supervise(
         except Exception as error:  # noqa: BLE001 -- every failure leads to a restart
             failure = error
         now = loop.time()
-        if now - started >= policy.healthy_after:
+        if now - started >= HEALTHY_AFTER:
             backoff.reset()
-            failures.clear()
-        if isinstance(failure, ExceptionGroup) and expected:
-            is_bug = failure.split(expected)[1] is not None
-        else:
-            is_bug = not isinstance(failure, expected)
-        failures.append((now, is_bug))
-        while failures[0][0] < now - policy.window:
-            failures.popleft()
+            defects.clear()
+        is_defect = not isinstance(failure, expected)
+        if isinstance(failure, ExceptionGroup):
+            is_defect = failure.split(expected)[1] is not None
+        if is_defect:
+            defects.append(now)
+        while defects and defects[0] < now - WINDOW:
+            defects.popleft()
         text = (str(failure) or type(failure).__name__)[:TEXT_LIMIT]
-        bugs = sum(was_bug for _, was_bug in failures)
-        for count, budget in ((len(failures), policy.budget), (bugs, policy.bug_budget)):
-            if budget is not None and count > budget:
-                log.error("service.given_up", service=name, err=text, exc_info=failure)
-                raise BudgetSpent(name) from failure
+        if len(defects) > DEFECTS:
+            log.error("service.given_up", service=name, err=text, exc_info=failure)
+            raise BudgetSpent(f"{name} failed too often and was given up") from failure
         delay = backoff.next()
         log.warning(
             "service.failed",
             service=name,
             err=text,
             again_in=round(delay, 3),
-            exc_info=failure if is_bug else None,
+            exc_info=failure if is_defect else None,
         )
         del failure  # it holds the frames of the ended run
         await asyncio.sleep(delay)

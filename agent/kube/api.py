@@ -11,7 +11,6 @@ import msgspec
 import structlog
 
 from agent.cluster import (
-    HANDSHAKE,
     NodeChange,
     NodeCondition,
     NodeEvent,
@@ -48,9 +47,7 @@ from agent.kube.objects import (
     read_object,
     read_page,
     read_page_head,
-    read_pod,
 )
-from agent.ports import NodeApi
 
 log = structlog.get_logger(__name__)
 T = TypeVar("T")
@@ -189,7 +186,7 @@ class Lists:
                 self._place = max(AFTER_ALL, self._place + 1)
                 continue
             read_all = functools.partial(_read, paged, read, is_dense)
-            page, items = await aside(body, read_all)
+            page, items = await aside(body, paged, read_all)
             budget.objects -= len(items)
             if budget.memory < math.inf:
                 budget.memory -= sum(map(size_of, items))
@@ -213,14 +210,15 @@ def _read(
     request: ApiRequest,
     read: Callable[[Raw], T],
     is_dense: bool,  # noqa: FBT001 -- called at once
-    body: bytearray,
+    body: bytes | bytearray,
 ) -> tuple[ListPage, list[T]]:
     try:
         page = read_page(body, one=is_dense)
         return page, [read(item) for item in page.items]
     except MalformedText as error:
-        kind = EndlessList if is_dense else ApiError
-        raise kind(f"{request.what}: {error}") from error
+        if not is_dense:
+            raise
+        raise EndlessList(f"{request.what}: {error}") from error
 
 
 def _skipped(request: ApiRequest, error: AnswerTooLong) -> ListPage:
@@ -239,6 +237,8 @@ def _skipped(request: ApiRequest, error: AnswerTooLong) -> ListPage:
 # Reads a watch: JSON frames, one a line, from an answer that lasts for minutes.
 
 LINE_LIMIT = BODY_LIMIT
+"""Bytes of a frame. No API server with etcd's own limits sends a longer one: the watch breaks, and
+when it has broken several times the pods are listed, without such an object."""
 
 
 class WatchTimes(msgspec.Struct, frozen=True):
@@ -273,73 +273,31 @@ async def frames(
         request, query=(*request.query, ("timeoutSeconds", str(max(1, round(lasting)))))
     )
     over_at = asyncio.get_running_loop().time() + lasting + pace.grace
-    lines = WatchLines(request)
-    async with session.stream(request) as chunks:
+    async with session.stream(request) as body:
         yield OPENED, None
         while True:
             left = over_at - asyncio.get_running_loop().time()
             reading = asyncio.timeout(min(pace.silence, left))
             try:
                 async with reading:
-                    chunk = await chunks.readany()
+                    line = await body.readuntil(b"\n", max_size=LINE_LIMIT)
             except TimeoutError:
                 if not reading.expired():  # the connection's own
                     raise
                 log.info("kube.watch_silent", resource=request.resource, silence=pace.silence)
                 return
-            if not chunk:
+            if not line.endswith(b"\n"):  # the watch has ended
                 return
-            session.received.add(request.resource, amount=len(chunk))
-            for line in lines.feed(chunk):
-                yield await aside(line, functools.partial(_frame, request, read))
+            session.received.add(request.resource, amount=len(line))
+            if line.strip():
+                yield await aside(line, request, functools.partial(_frame, request, read))
 
 
 def _frame(request: ApiRequest, read: Callable[[str, Raw], T], line: Raw) -> tuple[str, T | None]:
-    try:
-        kind, obj = read_frame(line)
-        if kind != "ERROR":
-            return kind, read(kind, obj)
-        status = read_object(obj)
-    except MalformedText as error:
-        raise ApiError(f"{request.what}: {error}") from error
-    raise error_frame(request.what, status)
-
-
-class WatchLines:
-    """Splits arriving bytes into lines; skips a line that is longer than any object.
-
-    No API server with etcd's own limits sends one. If it ended the watch, it would come again in
-    the next watch.
-    """
-
-    def __init__(self, request: ApiRequest) -> None:
-        self._request = request
-        self._rest = bytearray()
-        self._is_over = False
-
-    def feed(self, chunk: bytes) -> list[bytearray]:
-        """Return the lines that `chunk` completes."""
-        head, newline, tail = chunk.rpartition(b"\n")
-        if not newline:
-            self._keep(chunk)
-            return []
-        self._rest += head
-        lines = self._rest.split(b"\n")
-        if self._is_over:
-            del lines[0]
-            log.error("kube.frame_too_long", resource=self._request.resource, limit=LINE_LIMIT)
-        self._is_over = False
-        self._rest = bytearray()
-        self._keep(tail)
-        return [line for line in lines if line.strip()]
-
-    def _keep(self, part: bytes) -> None:
-        if self._is_over:
-            return
-        self._rest += part
-        if len(self._rest) > LINE_LIMIT:
-            self._is_over = True
-            self._rest.clear()
+    kind, obj = read_frame(line)
+    if kind == "ERROR":
+        raise error_frame(request.what, read_object(obj))
+    return kind, read(kind, obj)
 
 
 # The ports NodeApi and PodApi over the API server.
@@ -374,23 +332,20 @@ class KubeNode:
         """Send one GET; without a version the server answers from its storage, not from a cache."""
         request = ApiRequest("get", "nodes", path_of("nodes", self._node), accept=METADATA_ONLY)
         try:
-            return _node(request, await self._session.fetch(request))
+            return await self._session.fetch(request, read_node)
         except ApiNotFound:
             return None
 
     async def annotate_node(self, annotations: Mapping[str, str | None]) -> NodeView:
         """Send one merge patch of these annotations."""
-        body = {"metadata": {"annotations": dict(annotations)}}
-        request = self._patch(body, MERGE_PATCH)
-        return _node(request, await self._session.fetch(request))
+        return await self._annotate({"annotations": dict(annotations)})
 
     async def annotate_as_seen(self, version: str, annotations: Mapping[str, str | None]) -> None:
         """Do as annotate_node() if the Node still has this resourceVersion.
 
         Raises ApiConflict: it has another one; ApiError.
         """
-        body = {"metadata": {"resourceVersion": version, "annotations": dict(annotations)}}
-        await self._session.call(self._patch(body, MERGE_PATCH))
+        await self._annotate({"resourceVersion": version, "annotations": dict(annotations)})
 
     async def release_lock(self, key: str, value: str) -> None:
         """Send one JSON patch: nothing changes unless annotation `key` is exactly `value`."""
@@ -402,7 +357,7 @@ class KubeNode:
         await self._session.call(self._patch(body, JSON_PATCH))
 
     async def set_condition(self, condition: NodeCondition) -> None:
-        """Send one strategic merge patch, which merges conditions by their type."""
+        """Create or replace the condition of its type."""
         since = stamp(condition.since)
         entry = {
             "type": condition.kind,
@@ -412,29 +367,31 @@ class KubeNode:
             "lastHeartbeatTime": since,
             "lastTransitionTime": since,
         }
+        await self.patch_condition(entry)
+
+    async def patch_condition(self, entry: Mapping[str, str]) -> None:
+        """Send one strategic merge patch of one condition; `$patch: delete` removes it."""
         path = path_of("nodes", self._node, "status")
         body = {"status": {"conditions": [entry]}}
         request = ApiRequest("patch", "nodes/status", path, (), body, STRATEGIC_PATCH)
         await self._session.call(request)
 
+    async def _annotate(self, metadata: Mapping[str, object]) -> NodeView:
+        return await self._session.fetch(
+            self._patch({"metadata": metadata}, MERGE_PATCH), read_node
+        )
+
     def _patch(
         self, body: Mapping[str, object] | Sequence[object], content_type: str
     ) -> ApiRequest:
-        return ApiRequest(
-            "patch",
-            "nodes",
-            path_of("nodes", self._node),
-            body=body,
-            content_type=content_type,
-            accept=METADATA_ONLY,
-        )
+        path = path_of("nodes", self._node)
+        return ApiRequest("patch", "nodes", path, (), body, content_type, METADATA_ONLY)
 
 
 class KubePods:
     """The pods of this node at the API server (port PodApi).
 
-    `resource` is the extended resource whose requests the views count. If it `observes`, it logs
-    what it would write and writes nothing.
+    `resource` is the extended resource whose requests the views count.
     """
 
     def __init__(
@@ -444,8 +401,6 @@ class KubePods:
         resource: str,
         events: EventPoster,
         pace: WatchTimes = DEFAULT_PACE,
-        *,
-        observes: bool = False,
     ) -> None:
         self._session = session
         self._lists = Lists(session)
@@ -454,12 +409,11 @@ class KubePods:
         self._resource = resource
         self._events = events
         self._pace = pace
-        self._observes = observes
 
     async def list_pods(self) -> PodList:
         """Send one LIST, answered from the server's storage, in as many pages as needed."""
         request = ApiRequest("list", "pods", path_of("pods"), query=(self._selector,))
-        listed = await self._lists.fetch(request, lambda item: self._view(read_pod(item)))
+        listed = await self._lists.fetch(request, lambda item: self._view(read_object(item)))
         return PodList(tuple(pod for pod in listed.items if pod is not None), listed.version)
 
     async def get_pod(self, namespace: str, name: str) -> PodView | None:
@@ -467,12 +421,12 @@ class KubePods:
         path = path_of("namespaces", namespace, "pods", name)
         request = ApiRequest("get", "pods", path)
         try:
-            body = await self._session.call(request)
-            pod = await aside(body, lambda raw: decode_pod(read_pod(raw), self._resource))
+            # As Raw, as in a list: many braces in a text of its tenant are no values.
+            pod = await self._session.fetch(
+                request, lambda body: decode_pod(read_object(msgspec.Raw(body)), self._resource)
+            )
         except ApiNotFound:
             return None
-        except MalformedText as error:
-            raise ApiError(f"{request.what}: {error}") from error
         return pod if pod.node == self._node else None
 
     async def watch_pods(self, resource_version: str) -> AsyncIterator[PodChange]:
@@ -491,32 +445,18 @@ class KubePods:
         self, namespace: str, name: str, uid: PodUid, annotations: Mapping[str, str | None]
     ) -> None:
         """Send one merge patch to pods/status, which a node's own identity may patch."""
-        if self._observes:
-            keys = sorted(annotations)
-            log.info("observe.would_annotate", ns=namespace, pod=name, pod_uid=uid, keys=keys)
-            return
         body = {"metadata": {"uid": uid, "annotations": dict(annotations)}}
         path = path_of("namespaces", namespace, "pods", name, "status")
-        request = ApiRequest(
-            "patch",
-            "pods/status",
-            path,
-            body=body,
-            content_type=MERGE_PATCH,
-            accept=METADATA_ONLY,
-        )
+        request = ApiRequest("patch", "pods/status", path, (), body, MERGE_PATCH, METADATA_ONLY)
         await self._session.call(request)
 
     async def post_event(self, event: NodeEvent) -> None:
         """Create or update an Event; a too frequent one is only counted."""
-        if self._observes:
-            log.info("observe.would_post", reason=event.reason, text=event.text, pod=event.pod)
-            return
         await self._events.post(event)
 
     def _change(self, kind: str, obj: Raw) -> PodChange:
         """The change that one frame reports. Raises MalformedText."""
-        content = read_pod(obj)
+        content = read_object(obj)
         pod = None if kind == "BOOKMARK" else self._view(content)
         version = inside(content, "metadata").get("resourceVersion")
         if not isinstance(version, str):
@@ -531,76 +471,11 @@ class KubePods:
             return None
 
 
+def read_node(body: Raw) -> NodeView:
+    """Read a Node. Raises MalformedText."""
+    return decode_node(read_object(body))
+
+
 def _shown(kind: str, obj: Raw) -> NodeView | None:
     """The Node in one frame; None when it was deleted. Raises MalformedText."""
-    return decode_node(read_object(obj)) if kind in {"ADDED", "MODIFIED"} else None
-
-
-def _node(request: ApiRequest, obj: Mapping[str, Any]) -> NodeView:
-    try:
-        return decode_node(obj)
-    except MalformedText as error:
-        raise ApiError(f"{request.what}: {error}") from error
-
-
-# The port NodeApi of `run --observe`: reads pass, writes are only logged.
-#
-# Reads show the Node as it would be after the writes, so services find their writes done. They do
-# not show what other programs would do with those annotations.
-
-
-class ObservedNode:
-    """This Node without a write (port NodeApi)."""
-
-    def __init__(self, node: NodeApi) -> None:
-        self._inner = node
-        self._held: NodeView | None = None
-        self._written: dict[str, str | None] = {}
-
-    @property
-    def pending(self) -> Mapping[str, str | None]:
-        """The annotations that would be written to the Node now, without stamps; None removes."""
-        held = {} if self._held is None else self._held.annotations
-        return {
-            key: text
-            for key, text in self._written.items()
-            if key != HANDSHAKE and held.get(key) != text
-        }
-
-    async def watch_node(self) -> AsyncIterator[NodeChange]:
-        """Watch the Node, shown with the annotations not written."""
-        async for change in self._inner.watch_node():
-            if change.opened:
-                yield change
-                continue
-            if change.node is None or (self._held and change.node.uid != self._held.uid):
-                self._written.clear()
-            self._held = change.node
-            yield NodeChange(change.node and self._shown(change.node))
-
-    async def get_node(self) -> NodeView | None:
-        """Get the Node, shown with the annotations not written."""
-        node = await self._inner.get_node()
-        is_held = node is not None and self._held is not None and node.uid == self._held.uid
-        return self._shown(node) if node is not None and is_held else node
-
-    async def annotate_node(self, annotations: Mapping[str, str | None]) -> NodeView:
-        """Remember the write, and log it if it adds something to write. Raises ApiNotFound."""
-        if self._held is None:
-            raise ApiNotFound("the Node has not been seen yet", status=404)
-        before = self.pending
-        self._written.update(annotations)
-        pending = self.pending
-        if pending and pending != before:
-            log.info("observe.would_write", node=self._held.name, annotations=pending)
-        return self._shown(self._held)
-
-    async def release_lock(self, key: str, value: str) -> None:
-        """Log it; the lock stays."""
-        log.info("observe.would_release", key=key, value=value)
-
-    def _shown(self, node: NodeView) -> NodeView:
-        """The Node after the writes; without a version, which no server sent."""
-        annotations = {**node.annotations, **self._written}
-        kept = {key: text for key, text in annotations.items() if text is not None}
-        return msgspec.structs.replace(node, annotations=kept, resource_version="")
+    return read_node(obj) if kind in {"ADDED", "MODIFIED"} else None

@@ -2,11 +2,9 @@
 
 import asyncio
 import contextlib
-import functools
 import importlib
 import importlib.machinery
 import importlib.util
-import os
 import random
 import socket
 import stat
@@ -35,7 +33,7 @@ from agent.errors import (
     cap,
 )
 from agent.kit.timing import Lag, Tally
-from agent.kube.objects import WRITER, Raw, read_object
+from agent.kube.objects import WRITER, Raw
 
 if TYPE_CHECKING:  # loaded by load()
     from aiohttp import ClientResponse, StreamReader
@@ -120,7 +118,7 @@ def _collect() -> Library:
         load_incluster_config=_get(f"{ROOT}.config.incluster_config", "load_incluster_config"),
         http_session=_get("aiohttp.client", "ClientSession"),
         config_errors=(_get(f"{ROOT}.config.config_exception", "ConfigException"),),
-        http_errors=(exceptions.ClientError,),
+        http_errors=(exceptions.ClientError, _get("aiohttp.http_exceptions", "LineTooLong")),
         tls_errors=(exceptions.ClientSSLError,),
     )
 
@@ -291,17 +289,6 @@ def unusable(connection: Connection, error: Exception) -> SettingsError:
     return _unusable(Path(connection.source), reason)
 
 
-def fingerprint(configuration: Any) -> tuple[object, ...]:  # noqa: ANN401 -- untyped library
-    """The inputs of the TLS context: if they are equal, the open client is still right."""
-    fields = ("host", "verify_ssl", "tls_server_name", "proxy", "ssl_ca_cert", "cert_file")
-    parts: list[Any] = [getattr(configuration, field) for field in (*fields, "key_file")]
-    for path in filter(None, parts[-3:]):  # a rotated file has the same path
-        with contextlib.suppress(OSError):
-            status = os.stat(path)  # noqa: PTH116 -- three fields of one call
-            parts += [status.st_mtime_ns, status.st_size, status.st_ino]
-    return tuple(parts)
-
-
 def _unusable(path: Path, reason: str) -> SettingsError:
     return SettingsError(
         f"{path}: {reason}",
@@ -434,14 +421,20 @@ class KubeClient(msgspec.Struct):
 class KubeSession:
     """The connection to one API server; the first request opens it.
 
-    `requests` counts answers by verb, resource and code (`none`: no answer); `received` counts
-    bytes.
+    If it `observes`, it sends no request that writes. `requests` counts answers by verb, resource
+    and code (`none`: no answer); `received` counts bytes.
     """
 
     def __init__(
-        self, connection: Connection, random: random.Random, program: str = WRITER
+        self,
+        connection: Connection,
+        random: random.Random,
+        program: str = WRITER,
+        *,
+        observes: bool = False,
     ) -> None:
         self.random = random
+        self._observes = observes
         self._program = program
         """The client's name, which the API server records as field manager."""
         self.requests = Tally(
@@ -455,8 +448,6 @@ class KubeSession:
         self._connection = connection
         self._library: Library | None = None
         self._client: KubeClient | None = None
-        self._print: tuple[object, ...] = ()
-        """The fingerprint of the connection with which the client was made."""
         self._retired: KubeClient | None = None
         self._lag = Lag()
         self._closed = False
@@ -474,7 +465,6 @@ class KubeSession:
                 return
             library = await asyncio.to_thread(load)
             configuration = await configure(library, self._connection)
-            self._print = fingerprint(configuration)  # before the client reads the files
             self._client = self._connect(library, configuration)
             self._library = library
         log.info("kube.opened", server=configuration.host, source=self._connection.source)
@@ -499,6 +489,9 @@ class KubeSession:
         self, request: ApiRequest, at_most: int | None = None
     ) -> tuple[bytearray, Mapping[str, str]]:
         """Do as call(); also return the headers of the answer."""
+        if self._observes and request.method != "GET":
+            # No service of an observer writes. If one did, its mistake would change nothing.
+            raise ApiForbidden(f"{request.what}: not sent, because this agent only observes")
         limit = BODY_LIMIT if at_most is None else at_most
         kind = (request.verb, request.resource.partition("/")[0])
         room = self._rooms.setdefault(kind, asyncio.Semaphore(IN_FLIGHT))
@@ -512,9 +505,9 @@ class KubeSession:
         except self._failures() as error:
             raise self._unanswered(request, error) from error
 
-    async def fetch(self, request: ApiRequest) -> Mapping[str, Any]:
-        """Return the object in a successful answer. Raises ApiError."""
-        return await aside(await self.call(request), functools.partial(decode, request))
+    async def fetch(self, request: ApiRequest, read: Callable[[Raw], T]) -> T:
+        """Return the object in a successful answer, as read. Raises ApiError."""
+        return await aside(await self.call(request), request, read)
 
     @contextlib.asynccontextmanager
     async def stream(self, request: ApiRequest) -> AsyncIterator["StreamReader"]:
@@ -550,11 +543,11 @@ class KubeSession:
             answer = await self._send(client, request)
         except library.tls_errors:
             answer = None
-        if answer is not None and answer.status != UNAUTHORIZED:
-            return answer
         if answer is not None:
+            if answer.status != UNAUTHORIZED:
+                return answer
             answer.close()
-        await self._renew(seen)
+        await self._renew(seen, tls=answer is None)
         _, client = await self._ready(request)
         return await self._send(client, request)
 
@@ -608,10 +601,11 @@ class KubeSession:
             raise ApiError(f"{request.what}: the connection to the API server was closed")
         return self._library, self._client
 
-    async def _renew(self, seen: int) -> None:
+    async def _renew(self, seen: int, *, tls: bool) -> None:
         """Read the credentials again, unless another request did since renewal number `seen`.
 
-        The client before the new one stays open, so open watches keep their connection.
+        `tls`: the connection failed, not the identity. The client before the new one stays open,
+        so open watches keep their connection.
         """
         async with self._lock:
             library, old = self._library, self._client
@@ -619,12 +613,12 @@ class KubeSession:
                 return
             configuration = await configure(library, self._connection)
             self._renewals += 1
-            fresh = fingerprint(configuration)
-            if fresh == self._print:
+            # A token is sent with each request. Only a client certificate, as an identity, needs
+            # another TLS context: a server that does not accept it answers 401, too.
+            if not tls and not configuration.cert_file:
                 old.configuration = configuration
                 return
             self._client = self._connect(library, configuration)
-            self._print = fresh
             retired, self._retired = self._retired, old
             if retired is not None:
                 await retired.rest.close()
@@ -657,17 +651,15 @@ class KubeSession:
         )
 
 
-async def aside(body: bytearray, read: Callable[[bytearray], T]) -> T:
-    """Return `read(body)`; for a body of more than 1 MiB, run it on a thread."""
-    return await asyncio.to_thread(read, body) if len(body) > OFF_LOOP else read(body)
+async def aside(body: bytes | bytearray, request: ApiRequest, read: Callable[[Raw], T]) -> T:
+    """Return `read(body)`; for a body of more than 1 MiB, run it on a thread.
 
-
-def decode(request: ApiRequest, body: Raw) -> Mapping[str, Any]:
-    """Decode the JSON object in `body`. Raises ApiError."""
+    Raises ApiError, which names the request, for a MalformedText of `read`.
+    """
     try:
-        return read_object(body)
+        return await asyncio.to_thread(read, body) if len(body) > OFF_LOOP else read(body)
     except MalformedText as error:
-        raise ApiError(f"{request.what}: the answer is not a JSON object") from error
+        raise ApiError(f"{request.what}: {error}") from error
 
 
 def _is_success(answer: "ClientResponse") -> bool:

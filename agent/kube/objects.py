@@ -38,76 +38,10 @@ from agent.hami.pod import (
     validate,
 )
 
-# Reads JSON of the API server, and keeps only the fields that the agent uses.
-#
-# A pod may have 1.5 MiB of annotations, arguments and variables that the agent does not need. Only
-# the fields that this file and `agent.kube.reader` read are decoded, one object at a time.
+# Reads JSON of the API server; of a list and of a watch one object at a time.
 
 Raw = bytes | bytearray | msgspec.Raw
 """The JSON of one value."""
-
-
-class _Metadata(TypedDict, total=False):
-    uid: Any
-    name: Any
-    generateName: Any
-    namespace: Any
-    resourceVersion: Any
-    creationTimestamp: Any
-    deletionTimestamp: Any
-    annotations: Any
-
-
-class _Variable(TypedDict, total=False):
-    name: Any
-    value: Any
-    valueFrom: Any
-
-
-class _ContainerFields(TypedDict, total=False):
-    name: Any
-    resources: Any
-    restartPolicy: Any
-    restartPolicyRules: Any
-    env: list[_Variable] | None
-
-
-class _SpecFields(TypedDict, total=False):
-    nodeName: Any
-    schedulerName: Any
-    runtimeClassName: Any
-    restartPolicy: Any
-    initContainers: list[_ContainerFields] | None
-    containers: list[_ContainerFields] | None
-
-
-class _ContainerStatus(TypedDict, total=False):
-    name: Any
-    containerID: Any
-    restartCount: Any
-    state: Any
-    lastState: Any
-
-
-class _Condition(TypedDict, total=False):
-    type: Any
-    status: Any
-
-
-class _Status(TypedDict, total=False):
-    phase: Any
-    startTime: Any
-    reason: Any
-    message: Any
-    conditions: list[_Condition] | None
-    initContainerStatuses: list[_ContainerStatus] | None
-    containerStatuses: list[_ContainerStatus] | None
-
-
-class _PodFields(TypedDict, total=False):
-    metadata: _Metadata | None
-    spec: _SpecFields | None
-    status: _Status | None
 
 
 MOST_OBJECTS: Final = 150_000
@@ -134,7 +68,6 @@ class _Frame(msgspec.Struct):
     object: msgspec.Raw
 
 
-_POD: Final = msgspec.json.Decoder(_PodFields)
 _OBJECT: Final = msgspec.json.Decoder(dict[str, Any])
 _LIST: Final = msgspec.json.Decoder(_List)
 _ONE: Final = msgspec.json.Decoder(_ListOfOne)
@@ -164,18 +97,6 @@ def read_object(body: Raw) -> Mapping[str, Any]:
         return _OBJECT.decode(body)
     except _BROKEN as error:
         raise MalformedText("it is not a JSON object") from error
-
-
-def read_pod(body: Raw) -> Mapping[str, Any]:
-    """Read the fields that decode_pod() uses; the whole object if a field has another shape.
-
-    Raises MalformedText: it is not an object.
-    """
-    try:
-        fields: Mapping[str, Any] = _POD.decode(body)
-    except _BROKEN:
-        return read_object(body)
-    return fields
 
 
 def read_page(body: Raw, *, one: bool = False) -> ListPage:
@@ -222,6 +143,12 @@ def inside(parent: Mapping[str, object], key: str) -> Mapping[str, object]:
     """The object below `key`; an empty one if there is none."""
     value = parent.get(key)
     return value if isinstance(value, Mapping) else NOTHING
+
+
+def text_in(parent: Mapping[str, object], key: str) -> str:
+    """The text below `key`; empty if there is none."""
+    value = parent.get(key)
+    return value if isinstance(value, str) else ""
 
 
 def objects_in(parent: Mapping[str, object], key: str) -> tuple[Mapping[str, object], ...]:
@@ -359,27 +286,27 @@ def decode_pod(obj: Mapping[str, object], resource: str) -> PodView:
     waiting = annotations.get(TO_ALLOCATE)
     if waiting is not None and len(waiting) <= LENGTH_LIMIT:  # a longer one is no pod's
         kept[TO_ALLOCATE] = waiting
-    phase = _text(status, "phase") or Phase.PENDING
+    phase = text_in(status, "phase") or Phase.PENDING
     return PodView(
         uid=PodUid(uid),
-        namespace=_text(metadata, "namespace"),
+        namespace=text_in(metadata, "namespace"),
         name=name,
-        node=_text(spec, "nodeName"),
+        node=text_in(spec, "nodeName"),
         phase=next((known for known in Phase if known == phase), Phase.UNKNOWN),
-        created=_stamp(_text(metadata, "creationTimestamp")),
+        created=decode_moment(metadata.get("creationTimestamp")) or EPOCH,
         containers=tuple(_containers(spec, status, resource)),
         annotations=kept,
         static=MIRROR in annotations,
         scheduled=any(
-            _text(each, "type") == "PodScheduled" for each in objects_in(status, "conditions")
+            text_in(each, "type") == "PodScheduled" for each in objects_in(status, "conditions")
         ),
-        started=bool(_text(status, "startTime")),
-        scheduler=_text(spec, "schedulerName"),
-        runtime_class=_text(spec, "runtimeClassName"),
-        reusable_name=not _text(metadata, "generateName"),
-        reason=_text(status, "reason"),
-        message=_text(status, "message")[:TEXT_KEPT],
-        resource_version=_text(metadata, "resourceVersion"),
+        started=bool(text_in(status, "startTime")),
+        scheduler=text_in(spec, "schedulerName"),
+        runtime_class=text_in(spec, "runtimeClassName"),
+        reusable_name=not text_in(metadata, "generateName"),
+        reason=text_in(status, "reason"),
+        message=text_in(status, "message")[:TEXT_KEPT],
+        resource_version=text_in(metadata, "resourceVersion"),
         groups=groups,
         groups_error=groups_error,
     )
@@ -396,14 +323,14 @@ def decode_node(obj: Mapping[str, object]) -> NodeView:
     return NodeView(
         name=name,
         uid=uid,
-        resource_version=_text(metadata, "resourceVersion"),
+        resource_version=text_in(metadata, "resourceVersion"),
         annotations=_texts(metadata, "annotations"),
         labels=_texts(metadata, "labels"),
     )
 
 
 def _identity(metadata: Mapping[str, object], kind: str) -> tuple[str, str]:
-    uid, name = _text(metadata, "uid"), _text(metadata, "name")
+    uid, name = text_in(metadata, "uid"), text_in(metadata, "name")
     if not uid or not name:
         known = cap(name or uid) or "without a name"
         raise MalformedText(f"{kind} {known}: metadata.uid and metadata.name must both be texts")
@@ -417,17 +344,17 @@ def _containers(
     statuses = _statuses(status, "initContainerStatuses")
     for item in objects_in(spec, "initContainers"):
         is_sidecar = item.get("restartPolicy") == "Always"
-        own = statuses.get(_text(item, "name"), {})
+        own = statuses.get(text_in(item, "name"), {})
         container = _container(item, Role.SIDECAR if is_sidecar else Role.INIT, own, resource)
         ended = None if is_sidecar else _ended_at(own, "OnFailure")
         yield msgspec.structs.replace(container, ended_at=ended)
     statuses = _statuses(status, "containerStatuses")
-    restarts = _text(spec, "restartPolicy")
+    restarts = text_in(spec, "restartPolicy")
     for item in objects_in(spec, "containers"):
-        own = statuses.get(_text(item, "name"), {})
+        own = statuses.get(text_in(item, "name"), {})
         container = _container(item, Role.APP, own, resource)
         # A container's own policy wins, and its rules may start it again after any exit.
-        policy = "Always" if item.get("restartPolicyRules") else _text(item, "restartPolicy")
+        policy = "Always" if item.get("restartPolicyRules") else text_in(item, "restartPolicy")
         yield msgspec.structs.replace(container, ended_at=_ended_at(own, policy or restarts))
 
 
@@ -439,9 +366,9 @@ def _container(
 ) -> ContainerView:
     state, last = inside(status, "state"), inside(status, "lastState")
     is_running = isinstance(state.get("running"), Mapping)
-    container_id = _text(status, "containerID").rpartition("://")[2]
+    container_id = text_in(status, "containerID").rpartition("://")[2]
     starts = (
-        _text(inside(parent, kind), "startedAt")
+        text_in(inside(parent, kind), "startedAt")
         for parent in (state, last)
         for kind in ("running", "terminated")
     )
@@ -456,16 +383,16 @@ def _container(
             amount = decode_whole(text)
             others.append((name, NOT_WHOLE if amount is None else amount))
     return ContainerView(
-        name=_text(item, "name"),
+        name=text_in(item, "name"),
         role=role,
         count=max(0, decode_quantity(_requested(item, resource)) or 0),
         control_disabled=any(
-            _text(env, "name") == CONTROL_ENV and _text(env, "value") in GO_TRUE
+            text_in(env, "name") == CONTROL_ENV and text_in(env, "value") in GO_TRUE
             for env in objects_in(item, "env")
         ),
         running_id=container_id if is_running else None,
         has_run=bool(container_id) or "terminated" in state or "terminated" in last,
-        started_at=max((_stamp(text) for text in starts if text), default=None),
+        started_at=max((decode_moment(text) or EPOCH for text in starts if text), default=None),
         succeeded=any(inside(s, "terminated").get("exitCode") == 0 for s in (state, last)),
         priority=max(INT32[0], min(int(number[1]), INT32[1])) if number else 0,
         core_policy=_literal(item, CORE_POLICY_ENV),
@@ -476,17 +403,19 @@ def _container(
 
 def _literal(item: Mapping[str, object], name: str, absent: str = "") -> str:
     """The last entry of a variable counts; `absent`: none, or its value is taken from elsewhere."""
-    given = [env for env in objects_in(item, "env") if _text(env, "name") == name]
-    if not given or "valueFrom" in given[-1] or "$(" in _text(given[-1], "value"):
+    given = [env for env in objects_in(item, "env") if text_in(env, "name") == name]
+    if not given or "valueFrom" in given[-1] or "$(" in text_in(given[-1], "value"):
         return absent
-    return _text(given[-1], "value")
+    return text_in(given[-1], "value")
 
 
 def _ended_at(status: Mapping[str, object], restarts: str) -> dt.datetime | None:
     """When the container ended; None if it runs or the restart policy may start it again."""
     terminated = inside(inside(status, "state"), "terminated")
     is_over = restarts == "Never" or (restarts == "OnFailure" and terminated.get("exitCode") == 0)
-    return _stamp(_text(terminated, "finishedAt")) if terminated and is_over else None
+    if not terminated or not is_over:
+        return None
+    return decode_moment(terminated.get("finishedAt")) or EPOCH
 
 
 def _requested(item: Mapping[str, object], resource: str) -> str:
@@ -502,19 +431,15 @@ def _requested(item: Mapping[str, object], resource: str) -> str:
 
 
 def _statuses(status: Mapping[str, object], key: str) -> Mapping[str, Mapping[str, object]]:
-    return {_text(item, "name"): item for item in objects_in(status, key)}
+    return {text_in(item, "name"): item for item in objects_in(status, key)}
 
 
-def _stamp(text: str) -> dt.datetime:
+def decode_moment(text: object) -> dt.datetime | None:
+    """A time of the API server; None for any other value."""
     try:
-        return decode_stamp(text)
+        return decode_stamp(text) if isinstance(text, str) and text else None
     except MalformedText:
-        return EPOCH
-
-
-def _text(parent: Mapping[str, object], key: str) -> str:
-    value = parent.get(key)
-    return value if isinstance(value, str) else ""
+        return None
 
 
 def _texts(parent: Mapping[str, object], key: str) -> Mapping[str, str]:

@@ -1,5 +1,6 @@
 """Reads a cluster for the commands: nodes, pods and rights."""
 
+import contextlib
 import datetime as dt
 import difflib
 import email.utils
@@ -12,20 +13,22 @@ import msgspec
 from agent import cluster as annotations
 from agent.cluster import GPU_DEGRADED, REGISTER, NodeView, PodView
 from agent.errors import ApiError, ApiForbidden, ApiNotFound, MalformedText
-from agent.hami.pod import decode_stamp
+from agent.hami.pod import decode_node_lock
+from agent.hami.register import read_register
 from agent.kube.api import EndlessList, KubeNode, Lists, command_budget
 from agent.kube.client import (
-    MERGE_PATCH,
     METADATA_ONLY,
-    STRATEGIC_PATCH,
     ApiRequest,
     KubeSession,
-    decode,
+    aside,
     path_of,
 )
+from agent.kube.events import COMPONENT, NODE_NAMESPACE
 from agent.kube.objects import (
     WRITER,
     Raw,
+    decode_moment,
+    decode_node,
     decode_pod,
     decode_quantity,
     entries,
@@ -33,10 +36,10 @@ from agent.kube.objects import (
     objects_in,
     other_writer,
     read_object,
-    read_pod,
+    text_in,
 )
-from agent.node.preflight import Right, skew_of
-from agent.node.scheduling import NamedNode, NodeTraces, OfferSeen
+from agent.node.preflight import Right
+from agent.node.scheduling import NodeSight, skew_of
 from agent.ports import Clock
 
 # The part of a cluster that explains one pod: the pod, the nodes, who holds GPUs, quotas, Events.
@@ -88,7 +91,7 @@ class GpuHolder(msgspec.Struct, frozen=True):
 
 
 class PodEventView(msgspec.Struct, frozen=True):
-    """An Event about the pod. `last`: the last time; None if it cannot be read."""
+    """An Event. `last`: the last time; None if it cannot be read. `about`: its object's name."""
 
     kind: str
     reason: str
@@ -96,6 +99,7 @@ class PodEventView(msgspec.Struct, frozen=True):
     writer: str
     last: dt.datetime | None
     count: int = 1
+    about: str = ""
 
 
 class AgentPod(msgspec.Struct, frozen=True):
@@ -117,6 +121,17 @@ class RefusedPod(msgspec.Struct, frozen=True):
     node: str
     message: str
     at: dt.datetime | None
+
+
+class OwnedPod(msgspec.Struct, frozen=True, order=True):
+    """A pod of a workload; in order, the one to explain first is the first.
+
+    `rank`: 0 without a Node, 1 on a Node and not running, 2 running, 3 ended well or being deleted.
+    """
+
+    rank: int
+    name: str
+    phase: str
 
 
 class HeldUse(msgspec.Struct, frozen=True):
@@ -144,6 +159,10 @@ class ClusterSnapshot(msgspec.Struct, frozen=True):
     A part that is listed in `unread` is empty. `taken`: when the pod was read. `agents`: those pods
     of agents that were asked for; none for agents that are no pods. `uses`: of a running pod;
     `use_unread`: why its node's agent did not say.
+
+    `node_events`: what agents say of the pod's Node, or of all if one does not offer all its GPUs.
+    `owners`: the phase of each pod that holds a node lock and no GPU; empty if it does not exist.
+    `is_own_read`: the pods of the pod's namespace were read, if not those of the cluster.
     """
 
     pod: JsonObject
@@ -156,6 +175,9 @@ class ClusterSnapshot(msgspec.Struct, frozen=True):
     agents: tuple[AgentPod, ...] = ()
     uses: tuple[HeldUse, ...] = ()
     use_unread: str = ""
+    node_events: tuple[PodEventView, ...] = ()
+    owners: Mapping[tuple[str, str], str] = msgspec.field(default_factory=dict)
+    is_own_read: bool = True
 
     def has(self, part: str) -> bool:
         """Whether this part (nodes, pods, resourcequotas, events, agents) was read."""
@@ -211,16 +233,16 @@ def decode_cluster_node(body: Raw, labels: frozenset[str]) -> ClusterNode:
         if not _REPORT.isdisjoint(entry.annotations)
     )
     return ClusterNode(
-        name=_text(metadata, "name"),
-        annotations={key: _text(noted, key) for key in _NOTED if key in noted},
-        labels={key: _text(labelled, key) for key in labels if key in labelled},
+        name=text_in(metadata, "name"),
+        annotations={key: text_in(noted, key) for key in _NOTED if key in noted},
+        labels={key: text_in(labelled, key) for key in labels if key in labelled},
         taints=tuple(
-            Taint(_text(taint, "key"), _text(taint, "value"), _text(taint, "effect"))
+            Taint(text_in(taint, "key"), text_in(taint, "value"), text_in(taint, "effect"))
             for taint in objects_in(spec, "taints")
         ),
         is_closed=spec.get("unschedulable") is True,
         is_ready=not ready or ready[0].get("status") == "True",
-        slices=decode_quantity(_text(inside(status, "allocatable"), SLICES)) or 0,
+        slices=decode_quantity(text_in(inside(status, "allocatable"), SLICES)) or 0,
         reported=max((stamp for stamp in stamps if stamp is not None), default=None),
     )
 
@@ -231,7 +253,7 @@ def decode_holder(body: Raw) -> GpuHolder | None:
     Raises:
         MalformedText: it is not an object.
     """
-    pod = read_pod(body)
+    pod = read_object(body)
     metadata, spec, status = (inside(pod, part) for part in ("metadata", "spec", "status"))
     noted = inside(metadata, "annotations")
     if annotations.VGPU_NODE not in noted:
@@ -241,12 +263,12 @@ def decode_holder(body: Raw) -> GpuHolder | None:
         for one in objects_in(status, "initContainerStatuses")
     ]
     return GpuHolder(
-        uid=_text(metadata, "uid"),
-        namespace=_text(metadata, "namespace"),
-        name=_text(metadata, "name"),
-        node=_text(noted, annotations.VGPU_NODE),
-        shares=_text(noted, annotations.ALLOCATED),
-        phase=_text(status, "phase"),
+        uid=text_in(metadata, "uid"),
+        namespace=text_in(metadata, "namespace"),
+        name=text_in(metadata, "name"),
+        node=text_in(noted, annotations.VGPU_NODE),
+        shares=text_in(noted, annotations.ALLOCATED),
+        phase=text_in(status, "phase"),
         inits=len(objects_in(spec, "initContainers")),
         has_passed_init=bool(ended) and all(end.get("exitCode") == 0 for end in ended),
         is_deleted=bool(metadata.get("deletionTimestamp")),
@@ -262,7 +284,7 @@ def decode_quota(body: Raw) -> JsonObject:
         for key, value in inside(inside(quota, "spec"), "hard").items()
         if isinstance(value, str | int)
     }
-    names: dict[str, Any] = {key: _text(metadata, key) for key in ("namespace", "name")}
+    names: dict[str, Any] = {key: text_in(metadata, key) for key in ("namespace", "name")}
     return {"metadata": names, "spec": {"hard": hard}}
 
 
@@ -272,18 +294,20 @@ def decode_pod_event(body: Raw) -> PodEventView:
     series = inside(event, "series")
     count = series.get("count") or event.get("count") or 1
     stamps = (
-        _text(series, "lastObservedTime"),
-        _text(event, "lastTimestamp"),
-        _text(event, "eventTime"),
-        _text(inside(event, "metadata"), "creationTimestamp"),
+        text_in(series, "lastObservedTime"),
+        text_in(event, "lastTimestamp"),
+        text_in(event, "eventTime"),
+        text_in(inside(event, "metadata"), "creationTimestamp"),
     )
     return PodEventView(
-        kind=_text(event, "type"),
-        reason=_text(event, "reason"),
-        message=_text(event, "message"),
-        writer=_text(inside(event, "source"), "component") or _text(event, "reportingComponent"),
+        kind=text_in(event, "type"),
+        reason=text_in(event, "reason"),
+        message=text_in(event, "message"),
+        writer=text_in(inside(event, "source"), "component")
+        or text_in(event, "reportingComponent"),
         last=next((stamp for text in stamps if (stamp := decode_moment(text))), None),
         count=count if isinstance(count, int) else 1,
+        about=text_in(inside(event, "involvedObject"), "name"),
     )
 
 
@@ -294,7 +318,7 @@ def is_device_plugin(pod: Mapping[str, object]) -> bool:
     replace the device plugin of its node anyway.
     """
     volumes = objects_in(inside(pod, "spec"), "volumes")
-    paths = (_text(inside(volume, "hostPath"), "path") for volume in volumes)
+    paths = (text_in(inside(volume, "hostPath"), "path") for volume in volumes)
     return any(PurePosixPath(path).name == "device-plugins" for path in paths)
 
 
@@ -308,7 +332,7 @@ def decode_agent(body: Raw) -> AgentPod | None:
         return None
     metadata, spec, status = (inside(pod, part) for part in ("metadata", "spec", "status"))
     waits = (
-        _text(inside(inside(one, "state"), "waiting"), "reason")
+        text_in(inside(inside(one, "state"), "waiting"), "reason")
         for key in ("initContainerStatuses", "containerStatuses")
         for one in objects_in(status, key)
     )
@@ -316,11 +340,11 @@ def decode_agent(body: Raw) -> AgentPod | None:
         entry.get("type") == "Ready" and entry.get("status") == "True"
         for entry in objects_in(status, "conditions")
     )
-    phase = _text(status, "phase")
+    phase = text_in(status, "phase")
     not_ready = "Running, not ready" if phase == "Running" else phase
     return AgentPod(
-        node=_text(spec, "nodeName"),
-        name=f"{_text(metadata, 'namespace')}/{_text(metadata, 'name')}",
+        node=text_in(spec, "nodeName"),
+        name=f"{text_in(metadata, 'namespace')}/{text_in(metadata, 'name')}",
         state="Ready" if is_ready else next(filter(None, waits), not_ready),
     )
 
@@ -331,37 +355,45 @@ def decode_refused(body: Raw) -> RefusedPod | None:
     Raises:
         MalformedText: it is not an object.
     """
-    pod = read_pod(body)
+    pod = read_object(body)
     metadata, spec, status = (inside(pod, part) for part in ("metadata", "spec", "status"))
-    if _text(status, "reason") != REFUSED:
+    if text_in(status, "reason") != REFUSED:
         return None
     started = decode_moment(status.get("startTime"))
     return RefusedPod(
-        namespace=_text(metadata, "namespace"),
-        name=_text(metadata, "name"),
-        node=_text(spec, "nodeName"),
-        message=_text(status, "message"),
+        namespace=text_in(metadata, "namespace"),
+        name=text_in(metadata, "name"),
+        node=text_in(spec, "nodeName"),
+        message=text_in(status, "message"),
         at=started or decode_moment(metadata.get("creationTimestamp")),
     )
 
 
+GENERATED: Final = {"Deployment": "ReplicaSet", "CronJob": "Job"}
+"""What a workload makes that makes its pods; the name has one more word, without a hyphen."""
+_RANKS: Final = {"Running": 2, "Succeeded": 3}
+
+
+def decode_owned(body: Raw, kind: str, name: str) -> OwnedPod | None:
+    """Decode a pod; None if it is not of this workload. Raises MalformedText: not an object."""
+    pod = read_object(body)
+    metadata = inside(pod, "metadata")
+    for owner in objects_in(metadata, "ownerReferences"):
+        owner_kind, owner_name = text_in(owner, "kind"), text_in(owner, "name")
+        head, _, made = owner_name.rpartition("-")
+        is_made = owner_kind == GENERATED.get(kind) and head == name and bool(made)
+        if is_made or (owner_kind, owner_name) == (kind, name):
+            phase = text_in(inside(pod, "status"), "phase") or "Pending"
+            rank = _RANKS.get(phase, 1 if text_in(inside(pod, "spec"), "nodeName") else 0)
+            rank = 3 if metadata.get("deletionTimestamp") else rank
+            return OwnedPod(rank, text_in(metadata, "name"), phase)
+    return None
+
+
 def decode_name(body: Raw) -> tuple[str, str]:
     """Namespace and name of an object. Raises MalformedText: it is not an object."""
-    metadata = inside(read_pod(body), "metadata")
-    return _text(metadata, "namespace"), _text(metadata, "name")
-
-
-def decode_moment(text: object) -> dt.datetime | None:
-    """A time of the API server; None for any other value."""
-    try:
-        return decode_stamp(text) if isinstance(text, str) and text else None
-    except MalformedText:
-        return None
-
-
-def _text(parent: Mapping[str, object], key: str) -> str:
-    value = parent.get(key)
-    return value if isinstance(value, str) else ""
+    metadata = inside(read_object(body), "metadata")
+    return text_in(metadata, "namespace"), text_in(metadata, "name")
 
 
 # Reads one pod and the parts of the cluster that decide about it.
@@ -375,6 +407,8 @@ AGENTS: Final = "app.kubernetes.io/name=hami-agent"
 UNFINISHED: Final = "status.phase!=Succeeded,status.phase!=Failed"
 JSON_FORM: Final = "["
 """The first character of a register annotation for schedulers from 2.8 on."""
+OWNERS: Final = 16
+"""Owners of locks that are looked up. A lock stands for seconds, so there are few."""
 
 T = TypeVar("T")
 
@@ -412,20 +446,15 @@ class ClusterReader:
             ApiError: the pod cannot be read.
         """
         self._unread, self._is_silent = [], False
-        request = ApiRequest("get", "pods", path_of("namespaces", namespace, "pods", name))
+        path = path_of("namespaces", namespace, "pods", name)
+        request = ApiRequest("get", "pods", path)
         try:
-            pod = decode_target(await self._session.call(request))
+            pod = await self._session.fetch(request, decode_target)
         except ApiForbidden as error:
-            raise ApiForbidden(_right(request, error), status=error.status) from error
-        except MalformedText as error:
-            raise ApiError(f"{request.what}: {error}") from error
+            raise _right(request, error) from error
         taken = self._clock.now()
         labels = frozenset(_selected_labels(pod))
-        nodes = await self._part(
-            "nodes",
-            path_of("nodes"),
-            lambda raw: decode_cluster_node(raw, labels),
-        )
+        nodes = await self._part("nodes", "", lambda raw: decode_cluster_node(raw, labels))
         # Schedulers from 2.5 on label the pods with GPUs; 2.4 only annotates them.
         reports = (node.annotations.get(annotations.REGISTER, "") for node in nodes)
         is_labelled = all(report.startswith(JSON_FORM) for report in reports if report)
@@ -434,69 +463,91 @@ class ClusterReader:
             if is_labelled
             else ("fieldSelector", UNFINISHED)
         )
-        found = await self._part("pods", path_of("pods"), decode_holder, (query,))
-        holders = tuple(holder for holder in found if holder is not None)
-        quotas = await self._part(
-            "resourcequotas",
-            path_of("namespaces", namespace, "resourcequotas"),
-            decode_quota,
-        )
-        selector = f"involvedObject.uid={pod['metadata'].get('uid', '')}"
-        events = await self._part(
-            "events",
-            path_of("namespaces", namespace, "events"),
-            decode_pod_event,
-            (("fieldSelector", selector),),
-        )
+        holders = await self._part("pods", "", decode_holder, query)
+        is_own_read, failures = True, len(self._unread)
+        if any(unread.part == "pods" for unread in self._unread):
+            # Whoever may read one namespace alone can still be told what holds its quota.
+            holders = await self._part("pods", namespace, decode_holder, query)
+            is_own_read = len(self._unread) == failures
+            del self._unread[failures:]
+        quotas = await self._part("resourcequotas", namespace, decode_quota)
+        own = ("fieldSelector", f"involvedObject.uid={pod['metadata'].get('uid', '')}")
+        events = await self._part("events", namespace, decode_pod_event, own)
         agents: tuple[AgentPod, ...] = ()
         if any(_is_unregistered(node) for node in nodes):
             query = ("labelSelector", AGENTS)
-            pods = await self._part("pods", path_of("pods"), decode_agent, (query,), "agents")
-            agents = tuple(pod for pod in pods if pod is not None)
-        unread = tuple(self._unread)
-        return ClusterSnapshot(pod, taken, nodes, holders, quotas, events, unread, agents)
+            agents = await self._part("pods", "", decode_agent, query, part="agents")
+        about = "involvedObject.kind=Node"
+        if bound := pod["spec"].get("nodeName"):
+            about += f",involvedObject.name={bound}"
+        said: tuple[PodEventView, ...] = ()
+        if bound or any(_is_troubled(node) for node in nodes):
+            query, part = ("fieldSelector", about), "events of Nodes"
+            said = await self._part("events", "default", decode_pod_event, query, part=part)
+        return ClusterSnapshot(
+            pod,
+            taken,
+            nodes,
+            holders,
+            quotas,
+            events,
+            agents=agents,
+            owners=await self._owners(nodes, holders),
+            node_events=tuple(event for event in said if event.writer == WRITER),
+            unread=tuple(self._unread),
+            is_own_read=is_own_read,
+        )
+
+    async def _owners(
+        self, nodes: Iterable[ClusterNode], holders: Iterable[GpuHolder]
+    ) -> Mapping[tuple[str, str], str]:
+        """The phases of pods that hold a lock and no GPU yet; a pod that is unread is left out."""
+        owners: set[tuple[str, str]] = set()
+        for node in nodes:
+            with contextlib.suppress(MalformedText):  # also where there is no lock
+                lock = decode_node_lock(node.annotations.get(annotations.MUTEX_LOCK, ""))
+                owners |= {lock.owner} if lock.owner else set()
+        known = {(holder.namespace, holder.name) for holder in holders}
+        found: dict[tuple[str, str], str] = {}
+        for namespace, name in sorted(owners - known)[:OWNERS]:
+            path = path_of("namespaces", namespace, "pods", name)
+            try:
+                pod = await self._session.fetch(ApiRequest("get", "pods", path), decode_target)
+                found[namespace, name] = text_in(pod["status"], "phase") or "Pending"
+            except ApiNotFound:
+                found[namespace, name] = ""
+            except ApiError:
+                continue  # nothing is concluded from what could not be read
+        return found
+
+    async def owned(self, namespace: str, kind: str, name: str) -> tuple[OwnedPod, ...]:
+        """The pods of a workload, those without a Node first. Raises ApiError."""
+        pods = await self._list("pods", namespace, lambda raw: decode_owned(raw, kind, name))
+        return tuple(sorted(pods))
 
     async def refused(self, namespace: str) -> tuple[RefusedPod, ...]:
         """List the pods that kubelets refused; `namespace` empty: of all namespaces.
 
         Raises ApiError.
         """
-        path = path_of("namespaces", namespace, "pods") if namespace else path_of("pods")
-        query = (("fieldSelector", "status.phase=Failed"),)
-        request = ApiRequest("list", "pods", path, query=query)
-        try:
-            found = await self._list(request, decode_refused)
-        except ApiForbidden as error:
-            raise ApiForbidden(_right(request, error), status=error.status) from error
-        return tuple(pod for pod in found if pod is not None)
+        query = ("fieldSelector", "status.phase=Failed")
+        return await self._list("pods", namespace, decode_refused, query)
 
     async def similar(self, namespace: str, name: str) -> NoSuchPod:
         """Find the names that may have been meant."""
-        request = ApiRequest(
-            "list", "pods", path_of("namespaces", namespace, "pods"), accept=METADATA_LIST
-        )
-        named = ApiRequest(
-            "list",
-            "pods",
-            path_of("pods"),
-            query=(("fieldSelector", f"metadata.name={name}"),),
-            accept=METADATA_LIST,
-        )
+        named = ("fieldSelector", f"metadata.name={name}")
         try:
-            known = [other for _, other in await self._list(request, decode_name)]
-            same = await self._list(named, decode_name)
+            found = await self._list("pods", namespace, decode_name, accept=METADATA_LIST)
+            same = await self._list("pods", "", decode_name, named, accept=METADATA_LIST)
+            known = [other for _, other in found]
             nearest = difflib.get_close_matches(name, known, n=NEAREST, cutoff=0.5)
             if not (nearest or same):
                 # Pods with GPUs in all namespaces, named with their namespace.
-                query = (("labelSelector", annotations.VGPU_NODE),)
-                request = ApiRequest(
-                    "list", "pods", path_of("pods"), query=query, accept=METADATA_LIST
-                )
-                spaces = {other: space for space, other in await self._list(request, decode_name)}
+                query = ("labelSelector", annotations.VGPU_NODE)
+                found = await self._list("pods", "", decode_name, query, accept=METADATA_LIST)
+                spaces = {other: space for space, other in found}
                 near = difflib.get_close_matches(name, spaces, n=NEAREST, cutoff=0.6)
                 nearest = [f"{spaces[other]}/{other}" for other in near]
-        except ApiForbidden as error:
-            return NoSuchPod(unread=_right(request, error))
         except EndlessList:
             raise  # nor is it to be believed that there is no such pod
         except ApiError as error:
@@ -506,32 +557,50 @@ class ClusterReader:
     async def _part(
         self,
         resource: str,
-        path: str,
-        read: Callable[[Raw], T],
-        query: tuple[tuple[str, str], ...] = (),
+        namespace: str,
+        read: Callable[[Raw], T | None],
+        *query: tuple[str, str],
         part: str = "",
     ) -> tuple[T, ...]:
         """List a part, which is named by its resource unless `part` does."""
-        request = ApiRequest("list", resource, path, query=query)
-        if self._is_silent:
-            self._unread.append(
-                Unread(part or resource, "not asked, because the API server fell silent")
-            )
-            return ()
-        try:
-            return await self._list(request, read)
-        except ApiForbidden as error:
-            self._unread.append(Unread(part or resource, _right(request, error)))
-        except EndlessList:
-            raise  # no other part of what this server says is to be believed
-        except ApiError as error:
-            self._unread.append(Unread(part or resource, str(error)))
-            self._is_silent = not error.status
+        why = "not asked, because the API server fell silent"
+        if not self._is_silent:
+            try:
+                return await self._list(resource, namespace, read, *query)
+            except EndlessList:
+                raise  # no other part of what this server says is to be believed
+            except ApiError as error:
+                why = str(error)
+                self._is_silent = not error.status
+        self._unread.append(Unread(part or resource, why))
         return ()
 
-    async def _list(self, request: ApiRequest, read: Callable[[Raw], T]) -> tuple[T, ...]:
+    async def _list(
+        self,
+        resource: str,
+        namespace: str,
+        read: Callable[[Raw], T | None],
+        *query: tuple[str, str],
+        accept: str = "application/json",
+    ) -> tuple[T, ...]:
+        """What `read` makes of the objects; `namespace` empty: of the whole cluster.
+
+        Raises ApiError, which names a missing right.
+        """
+        path = path_of("namespaces", namespace, resource) if namespace else path_of(resource)
+        request = ApiRequest("list", resource, path, query, accept=accept)
         lists = Lists(self._session, whole=False, budget=lambda: self._budget)
-        return (await lists.fetch(request, read)).items
+        try:
+            listed = await lists.fetch(request, read)
+        except ApiForbidden as error:
+            raise _right(request, error) from error
+        return tuple(item for item in listed.items if item is not None)
+
+
+def _is_troubled(node: ClusterNode) -> bool:
+    """Whether the Node has, or had, GPUs and does not offer all of them."""
+    gpus = read_register(node.annotations.get(annotations.REGISTER))
+    return _is_unregistered(node) or not all(gpu.healthy for gpu in gpus)
 
 
 def _is_unregistered(node: ClusterNode) -> bool:
@@ -541,14 +610,16 @@ def _is_unregistered(node: ClusterNode) -> bool:
     return has_gpus and not (has_report and node.slices > 0)
 
 
-def _right(request: ApiRequest, error: ApiError) -> str:
-    """The missing right in one sentence."""
+def _right(request: ApiRequest, error: ApiError) -> ApiForbidden:
+    """The error that names the missing right in one sentence."""
     if error.status == 401:
-        return f"{request.what}: the API server does not accept the credentials; renew them"
+        text = f"{request.what}: the API server does not accept the credentials; renew them"
+        return ApiForbidden(text, status=error.status)
     scope = "in this namespace" if "/namespaces/" in request.path else "in the whole cluster"
-    return (
+    return ApiForbidden(
         f"this account may not {request.verb} {request.resource} {scope}; grant it the verb "
-        f"{request.verb} on the resource {request.resource}"
+        f"{request.verb} on the resource {request.resource}",
+        status=error.status,
     )
 
 
@@ -576,13 +647,6 @@ PLUGINS: Final = ("hami-device-plugin", "nvidia-device-plugin")
 """Names or components of pods of other plugins for NVIDIA GPUs contain one of these."""
 
 
-class NodeObjects(msgspec.Struct, frozen=True):
-    """The Node and the pods bound to it."""
-
-    node: NodeView
-    pods: tuple[PodView, ...]
-
-
 class Neighbours(msgspec.Struct, frozen=True):
     """The pods of this node, by namespace and name.
 
@@ -591,15 +655,6 @@ class Neighbours(msgspec.Struct, frozen=True):
 
     pods: tuple[tuple[str, str], ...]
     plugins: tuple[str, ...]
-
-
-class NodeSight(msgspec.Struct, frozen=True):
-    """The Node, the amounts in its status, and the skew of the API server's clock in seconds."""
-
-    traces: NodeTraces
-    offer: OfferSeen
-    labels: Mapping[str, str]
-    skew: float | None = None
 
 
 class NodeReader:
@@ -624,16 +679,21 @@ class NodeReader:
         path = path_of("namespaces", namespace, "pods", place, "proxy", *DOCUMENT)
         return bytes(await self._session.call(ApiRequest("get", "pods/proxy", path)))
 
-    async def objects(self, resource: str) -> NodeObjects | None:
-        """The Node and its pods; None: there is no such Node. `resource`: the name of slices.
+    async def node(self) -> NodeView | None:
+        """The Node; None: there is no such Node. Raises ApiError."""
+        return await KubeNode(self._session, self._node).get_node()
 
-        Raises ApiError.
-        """
-        node = await KubeNode(self._session, self._node).get_node()
-        if node is None:
-            return None
-        pods = await self._pods(lambda item: decode_pod(read_pod(item), resource))
-        return NodeObjects(node, pods)
+    async def pods(self, resource: str) -> tuple[PodView, ...]:
+        """The pods of the node. `resource`: the name of slices. Raises ApiError."""
+        return await self._pods(lambda item: decode_pod(read_object(item), resource))
+
+    async def events(self) -> tuple[PodEventView, ...]:
+        """The Events that agents posted about the Node. Raises ApiError."""
+        query = (("fieldSelector", f"involvedObject.kind=Node,involvedObject.name={self._node}"),)
+        path = path_of("namespaces", NODE_NAMESPACE, "events")
+        request = ApiRequest("list", "events", path, query=query)
+        listed = await Lists(self._session, budget=command_budget).fetch(request, decode_pod_event)
+        return tuple(event for event in listed.items if event.writer == COMPONENT)
 
     async def names(self) -> tuple[str, ...]:
         """The names of all Nodes. Raises ApiError."""
@@ -646,79 +706,101 @@ class NodeReader:
     async def granted(self, right: Right) -> bool:
         """True when this identity has the right; the right is not used. Raises ApiError."""
         resource, _, part = right.resource.partition("/")
-        attributes: dict[str, object] = {"verb": right.verb, "resource": resource}
-        attributes |= {"subresource": part} if part else {}
-        attributes |= {"name": right.name} if right.name else {}
-        attributes |= {"namespace": right.namespace} if right.namespace else {}
-        attributes |= {"fieldSelector": {"rawSelector": right.selector}} if right.selector else {}
+        words = {"verb": right.verb, "resource": resource, "subresource": part}
+        words |= {"name": right.name, "namespace": right.namespace}
+        attributes: dict[str, object] = {key: word for key, word in words.items() if word}
+        if right.selector:
+            attributes["fieldSelector"] = {"rawSelector": right.selector}
         body = {
             "apiVersion": "authorization.k8s.io/v1",
             "kind": "SelfSubjectAccessReview",
             "spec": {"resourceAttributes": attributes},
         }
         request = ApiRequest("create", "selfsubjectaccessreviews", REVIEWS, body=body)
-        status = (await self._session.fetch(request)).get("status")
-        return isinstance(status, Mapping) and status.get("allowed") is True
+        answer = await self._session.fetch(request, read_object)
+        return inside(answer, "status").get("allowed") is True
 
     async def neighbours(self) -> Neighbours:
         """List the pods of this node. Raises ApiError."""
-        metas = await self._pods(lambda item: read_object(item).get("metadata") or {})
-        names = tuple((meta.get("namespace", ""), meta.get("name", "")) for meta in metas)
+        metas = await self._pods(lambda item: inside(read_object(item), "metadata"))
         plugins: list[str] = []
         for metadata in metas:
-            labels = metadata.get("labels") or {}
-            words = (metadata.get("name", ""), labels.get("app.kubernetes.io/component", ""))
+            component = text_in(inside(metadata, "labels"), "app.kubernetes.io/component")
+            words = (text_in(metadata, "name"), component)
             if any(plugin in word for plugin in PLUGINS for word in words):
                 plugins.append(f"{metadata.get('namespace')}/{metadata.get('name')}")
-        return Neighbours(names, tuple(plugins))
+        names = ((text_in(one, "namespace"), text_in(one, "name")) for one in metas)
+        return Neighbours(tuple(names), tuple(plugins))
 
-    async def look(self, resource: str, clock: Clock) -> NodeSight:
-        """Get the Node. Raises ApiNotFound, ApiError."""
+    async def look(self, resource: str, clock: Clock) -> NodeSight | None:
+        """Get the Node; None: there is none. Raises ApiError."""
         request = ApiRequest("get", "nodes", path_of("nodes", self._node))
         before = clock.now()
-        body, headers = await self._session.exchange(request)
+        try:
+            body, headers = await self._session.exchange(request)
+        except ApiNotFound:
+            return None
         after = clock.now()
         try:
             sent = email.utils.parsedate_to_datetime(headers.get("Date", "")).astimezone(dt.UTC)
             skew = skew_of(sent, before, after)
         except ValueError:  # no time, or none that can be read
             skew = None
-        found = decode(request, body)
+        found = await aside(body, request, read_object)
         metadata, status = inside(found, "metadata"), inside(found, "status")
         if metadata.get("name") != self._node:
             raise ApiError(f"{request.what}: the answer has no name, or another one")
         managed = entries(metadata)
         agents = [entry for entry in managed if entry.writer == WRITER]
-        traces = NodeTraces(
-            self._node,
-            {key: str(value) for key, value in inside(metadata, "annotations").items()},
-            frozenset(key for entry in agents for key in entry.annotations),
-            max((entry.time for entry in agents), default=""),
-            other_writer(managed, REGISTER),
-        )
         offered, had = (
             max(0, decode_quantity(str(inside(status, part).get(resource, 0))) or 0)
             for part in ("allocatable", "capacity")
         )
-        labels = {key: str(value) for key, value in inside(metadata, "labels").items()}
-        return NodeSight(traces, OfferSeen(resource, offered, had), labels, skew)
+        return NodeSight(
+            name=self._node,
+            labels={key: str(value) for key, value in inside(metadata, "labels").items()},
+            annotations={key: str(value) for key, value in inside(metadata, "annotations").items()},
+            allocatable=offered,
+            capacity=had,
+            written=frozenset(key for entry in agents for key in entry.annotations),
+            last_written=max((entry.time for entry in agents), default=""),
+            reported_by=other_writer(managed, REGISTER),
+            skew=skew,
+        )
 
-    async def named(self, node: str) -> NamedNode:
-        """Look whether a Node of this name exists. Raises ApiError."""
+    async def named(self, node: str) -> bool | None:
+        """Whether a Node of this name exists; None: this account may not look. Raises ApiError."""
         request = ApiRequest("get", "nodes", path_of("nodes", node), accept=METADATA_ONLY)
         try:
             await self._session.call(request)
         except ApiNotFound:
-            return NamedNode.MISSING
+            return False
         except ApiForbidden:  # a node's own identity may read only its own Node
-            return NamedNode.UNSEEN
-        return NamedNode.THERE
+            return None
+        return True
 
     async def _pods(self, read: Callable[[Raw], T], *query: tuple[str, str]) -> tuple[T, ...]:
         """List the pods of this node. Raises ApiError."""
         query = (("fieldSelector", f"spec.nodeName={self._node}"), *query)
         request = ApiRequest("list", "pods", path_of("pods"), query=query)
         return (await Lists(self._session, budget=command_budget).fetch(request, read)).items
+
+
+async def nodes_with_gpus(
+    session: KubeSession, resource: str
+) -> list[tuple[NodeView, tuple[PodView, ...]]]:
+    """The Nodes that report GPUs, each with the pods that hold some. Raises ApiError."""
+    lists = Lists(session, whole=False, budget=command_budget)
+    request = ApiRequest("list", "nodes", path_of("nodes"), accept=METADATA_LIST)
+    nodes = await lists.fetch(request, lambda item: decode_node(read_object(item)))
+    query = (("labelSelector", annotations.VGPU_NODE),)
+    request = ApiRequest("list", "pods", path_of("pods"), query=query)
+    pods = await lists.fetch(request, lambda item: decode_pod(read_object(item), resource))
+    held: dict[str, list[PodView]] = {}
+    for pod in pods.items:
+        held.setdefault(pod.node, []).append(pod)
+    reporting = (node for node in nodes.items if node.annotations.get(REGISTER))
+    return [(node, tuple(held.get(node.name, ()))) for node in reporting]
 
 
 def _place(raw: Raw) -> tuple[bool, str, str] | None:
@@ -789,7 +871,10 @@ class KubeLeftovers:
         self._lists = Lists(session, whole=False, budget=command_budget)
 
     async def nodes(self, namespace: str, selector: str) -> tuple[NodeLeftovers, ...]:
-        """List all Nodes, with the agents' pods that this selector finds. Raises ApiError."""
+        """List all Nodes, with the agents' pods that this selector finds. Raises ApiError.
+
+        A pod that is not bound yet may begin on any Node: it has an entry of its own.
+        """
         query = (("labelSelector", selector),)
         request = ApiRequest("list", "pods", path_of("namespaces", namespace, "pods"), query=query)
 
@@ -801,49 +886,38 @@ class KubeLeftovers:
         agents = dict((await self._lists.fetch(request, place)).items)
         request = ApiRequest("list", "nodes", path_of("nodes"))
         # Each Node is read at once: the text of 5,000 is 100 MB.
-        listed = await self._lists.fetch(request, lambda item: self._read(read_object(item)))
-        return tuple(
+        listed = await self._lists.fetch(request, self._read)
+        nodes = [
             msgspec.structs.replace(node, agent=agents.get(node.name, "")) for node in listed.items
-        )
+        ]
+        if unbound := agents.get(""):
+            nodes.append(NodeLeftovers("no Node yet", has_kubelet=True, agent=unbound))
+        return tuple(nodes)
 
     async def node(self, name: str) -> NodeLeftovers:
         """Get one Node. Raises ApiNotFound, ApiError."""
         request = ApiRequest("get", "nodes", path_of("nodes", name))
-        return self._read(await self._session.fetch(request))
+        return await self._session.fetch(request, self._read)
 
     async def clean(self, node: NodeLeftovers) -> None:
         """Remove what `node` names, the report first. Raises ApiNotFound, ApiError."""
-        path = path_of("nodes", node.name)
+        api = KubeNode(self._session, node.name)
         if node.keys:
-            body = {"metadata": {"annotations": dict.fromkeys(node.keys)}}
-            await self._session.call(
-                ApiRequest("patch", "nodes", path, (), body, MERGE_PATCH, METADATA_ONLY)
-            )
+            await api.annotate_node(dict.fromkeys(node.keys))
         if node.degraded:
-            status = {"status": {"conditions": [{"type": GPU_DEGRADED, "$patch": "delete"}]}}
-            await self._session.call(
-                ApiRequest("patch", "nodes/status", f"{path}/status", (), status, STRATEGIC_PATCH)
-            )
+            await api.patch_condition({"type": GPU_DEGRADED, "$patch": "delete"})
 
     async def gpu_pods(self, node: str) -> tuple[str, ...]:
         """List the unfinished pods of this node that request GPUs, as namespace/name.
 
         Raises ApiError.
         """
-        query = (("fieldSelector", f"spec.nodeName={node}"),)
-        request = ApiRequest("list", "pods", path_of("pods"), query=query)
+        pods = await NodeReader(self._session, node).pods(self._resource)
+        using = (pod for pod in pods if pod.gpu_containers and not pod.terminal)
+        return tuple(sorted("/".join(pod.key) for pod in using))
 
-        def gpu_pod(item: Mapping[str, Any]) -> str:
-            try:
-                pod = decode_pod(item, self._resource)
-            except MalformedText:
-                return ""
-            return "/".join(pod.key) if pod.gpu_containers and not pod.terminal else ""
-
-        listed = await self._lists.fetch(request, lambda item: gpu_pod(read_object(item)))
-        return tuple(sorted(name for name in listed.items if name))
-
-    def _read(self, node: Mapping[str, Any]) -> NodeLeftovers:
+    def _read(self, body: Raw) -> NodeLeftovers:
+        node = read_object(body)
         metadata, status = inside(node, "metadata"), inside(node, "status")
         conditions = {
             one.get("type"): one.get("status") for one in objects_in(status, "conditions")

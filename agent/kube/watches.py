@@ -5,13 +5,13 @@ import contextlib
 import datetime as dt
 import random
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import NoReturn
 
 import msgspec
 import structlog
 
-from agent.allocate.candidates import NOT_HERE
+from agent.allocate.match import NOT_HERE
 from agent.allocate.room import GpuUse
 from agent.cluster import (
     BIND_PHASE,
@@ -27,17 +27,47 @@ from agent.cluster import (
 )
 from agent.errors import ApiError, ApiForbidden, ApiGone
 from agent.kit.cell import Cell
-from agent.kit.tasks import Allowance, Reopening, Throttle
+from agent.kit.tasks import Allowance, Reopening
 from agent.kit.timing import Lag, Tally
 from agent.model import GpuUuid, Inventory
 from agent.ports import Clock, NodeApi, PodApi
-
-# Follows this Node with one WATCH, which is opened again whenever it ends.
 
 log = structlog.get_logger(__name__)
 
 LOOK_PAUSE = 0.2
 """The least seconds between watches opened by `look`: each Allocate may cause one."""
+
+
+async def _keep_open(
+    watch: Reopening,
+    follow: Callable[[], Awaitable[None]],
+    broke: Callable[[ApiError], None],
+    wanted: asyncio.Event,
+) -> NoReturn:
+    """Run `follow`, which is one watch, again and again; `broke` takes each of its errors.
+
+    `wanted` ends the pause between two watches, but not before the time that the server asked for.
+    """
+    while True:
+        least = 0.0
+        watch.opening()
+        try:
+            await follow()
+        except ApiError as error:
+            least = error.retry_after or 0.0
+            delay = watch.gone() if isinstance(error, ApiGone) else watch.broke(at_least=least)
+            broke(error)
+        else:
+            delay = watch.ended()
+        wanted.clear()
+        least = max(least, min(LOOK_PAUSE, delay))
+        await asyncio.sleep(least)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(delay - least):
+                await wanted.wait()
+
+
+# Follows this Node with one WATCH, which is opened again whenever it ends.
 
 FORMER_LIFE = 60.0
 """Seconds for which a removed lock still proves the right of the pod that it named. A bind can wait
@@ -68,33 +98,12 @@ class NodeWatch:
         self._floor = 0
         """The version of the agent's last write since this watch began. Older frames are late."""
         self._failing = False
-        self._is_stale = False
-        """The API server answers again but has not sent the Node yet."""
+        """The API server was lost and has not sent the Node since."""
         self._wanted = asyncio.Event()
 
     async def run(self) -> NoReturn:
         """Keep the view up to date for ever."""
-        while True:
-            self._floor = 0
-            least = 0.0
-            self._watch.opening()
-            try:
-                await self._follow()
-            except ApiError as error:
-                if not self._failing:
-                    log.warning("node.lost", err=str(error))
-                self._failing = True
-                least = error.retry_after or 0.0
-                delay = self._watch.broke(at_least=least)
-            else:
-                delay = self._watch.ended()
-            # A `look` ends the wait, but not before the time that the server asked for.
-            self._wanted.clear()
-            least = max(least, min(LOOK_PAUSE, delay))
-            await asyncio.sleep(least)
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(delay - least):
-                    await self._wanted.wait()
+        await _keep_open(self._watch, self._follow, self._broke, self._wanted)
 
     def look(self) -> None:
         """Open the watch now if it is down."""
@@ -130,14 +139,11 @@ class NodeWatch:
     async def _follow(self) -> None:
         """Follow one watch to its end. Frames come in order; only the agent's writes overtake."""
         loop = asyncio.get_running_loop()
+        self._floor = 0
         unseen: asyncio.TimerHandle | None = None
         try:
             async for change in self._api.watch_node():
                 if change.opened:
-                    if self._failing:
-                        log.info("node.followed")
-                    self._is_stale = self._is_stale or self._failing
-                    self._failing = False
                     unseen = loop.call_later(UNSEEN_AFTER, self._unseen)
                     continue
                 if unseen is not None:
@@ -147,12 +153,18 @@ class NodeWatch:
                     self._node.set(None)
                 elif version_number(change.node.resource_version) >= self._floor:
                     self._set(change.node)
-                if self._is_stale:
-                    self._is_stale = False
+                if self._failing:
+                    self._failing = False
+                    log.info("node.followed")
                     self.returns.set(self.returns.value + 1)
         finally:
             if unseen is not None:
                 unseen.cancel()
+
+    def _broke(self, error: ApiError) -> None:
+        if not self._failing:
+            log.warning("node.lost", err=str(error))
+        self._failing = True
 
     def _unseen(self) -> None:
         """The open watch sends no Node: it was deleted while no watch was open."""
@@ -203,17 +215,19 @@ class PodWatch:
         self._watch = Reopening(self.restarts, random)
         self._version = ""
         """The resource version of the table; empty: a LIST is needed."""
-        self._asked = asyncio.Event()
-        self._answers: list[asyncio.Future[PodTable]] = []
+        self._asked: asyncio.Queue[asyncio.Future[PodTable]] = asyncio.Queue()
+        self._next: asyncio.Future[PodTable] | None = None
+        """The answer of the next LIST for callers, which has not begun."""
         self._lists = Allowance(LISTS, LISTS_REFILL)
         self._owners_lists = Allowance(LISTS, OWNERS_REFILL)
-        self._warnings = Throttle(WARN_PERIOD)
+        self._warnings = Allowance(1, WARN_PERIOD)
         self._lag = Lag()
 
     async def run(self) -> None:
         """Keep the table up to date for ever."""
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._keep())
+            keep = _keep_open(self._watch, self._follow, self._broke, asyncio.Event())
+            group.create_task(keep)
             group.create_task(self._answer())
             group.create_task(self._bury())
             if self._resource is not None:
@@ -225,7 +239,11 @@ class PodWatch:
         Concurrent callers share the LIST. The caller sets the deadline. `is_owners`: the owner of
         the node lock may be asking. Raises ApiError, also when the allowance is used up.
         """
-        if self._table.value.synced:
+        if not self._table.value.synced:
+            table = await self._table.until(lambda table: table.synced or table.stale)
+            if table.synced:
+                return table
+        else:
             lists = self._owners_lists if is_owners else self._lists
             now = asyncio.get_running_loop().time()
             if not lists.allows(now):
@@ -236,10 +254,10 @@ class PodWatch:
                     )
                 raise ApiError("too many requests by pods that the agent does not know")
             lists.spend(now)
-        answer: asyncio.Future[PodTable] = asyncio.get_running_loop().create_future()
-        self._answers.append(answer)
-        self._asked.set()
-        return await answer
+        if self._next is None:
+            self._next = asyncio.get_running_loop().create_future()
+            self._asked.put_nowait(self._next)
+        return await asyncio.shield(self._next)  # one caller may give up, and others wait
 
     async def look(self, namespace: str, name: str) -> PodUid:
         """The UID of the pod that has this name now. The caller sets the deadline.
@@ -257,36 +275,26 @@ class PodWatch:
             self._publish({**self._table.value.pods, pod.uid: self._counted(pod)})
         return pod.uid
 
-    async def _keep(self) -> NoReturn:
-        while True:
-            self._watch.opening()
-            try:
-                if not self._version:
-                    self._take(await self._api.list_pods())
-                await self._follow()
-            except ApiGone:  # the server no longer has what came after the table: LIST again
-                self._mark(stale=True)
-                self._version = ""
-                delay = self._watch.gone()
-                log.info("pods.gone", again_in=round(delay, 3))
-            except ApiError as error:
-                delay = self._watch.broke(at_least=error.retry_after or 0.0)
-                if self._watch.failures == 1:
-                    log.warning("pods.lost", err=str(error))
-                if self._watch.failures % PATIENCE == 0:
-                    self._version = ""
-                self._mark(stale=True)
-            else:
-                delay = self._watch.ended()
-            await asyncio.sleep(delay)
-
     async def _follow(self) -> None:
-        """Follow one watch to its end."""
+        """Follow one watch to its end; begin with a LIST if there is none to begin from."""
+        if not self._version:
+            self._take(await self._api.list_pods())
         async for change in self._api.watch_pods(self._version):
             if self._table.value.stale:
                 log.info("pods.followed", version=self._version)
                 self._mark(stale=False)
             self._apply(change)
+
+    def _broke(self, error: ApiError) -> None:
+        if isinstance(error, ApiGone):  # the server no longer has what came after the table
+            self._version = ""
+            log.info("pods.gone")
+        else:
+            if self._watch.failures == 1:
+                log.warning("pods.lost", err=str(error))
+            if self._watch.failures % PATIENCE == 0:
+                self._version = ""
+        self._mark(stale=True)
 
     def _mark(self, *, stale: bool) -> None:
         self._table.set(msgspec.structs.replace(self._table.value, stale=stale))
@@ -323,36 +331,27 @@ class PodWatch:
         before = self._table.value
         dead = tuple(pod for uid, pod in before.pods.items() if uid not in pods)
         self._publish(pods, dead=dead)
-        if not before.synced:
-            answers, self._answers = self._answers, []
-            _answer_all(answers, self._table.value)
         log.info("pods.listed", pods=len(pods), gone=len(dead))
 
     async def _answer(self) -> NoReturn:
         """LIST for the waiting callers. A LIST that hangs delays no later call."""
         async with asyncio.TaskGroup() as group:
             while True:
-                await self._asked.wait()
-                await self._table.until(lambda table: table.synced or table.stale)
-                self._asked.clear()
-                answers, self._answers = self._answers, []
-                group.create_task(self._list([one for one in answers if not one.done()]))
+                answer = await self._asked.get()
+                self._next = None
+                group.create_task(self._list(answer))
 
-    async def _list(self, waiting: list[asyncio.Future[PodTable]]) -> None:
-        """One LIST for these callers."""
-        if not waiting:
-            return
+    async def _list(self, answer: asyncio.Future[PodTable]) -> None:
+        """One LIST, which goes on if its callers give up: the table is newer after it."""
         try:
             async with self._lag.within(LIST_PATIENCE):
-                found = await self._api.list_pods()
+                self._take(await self._api.list_pods())
         except (ApiError, TimeoutError) as error:
             failure = error if isinstance(error, ApiError) else ApiError("out of time")
-            for answer in waiting:
-                if not answer.done():
-                    answer.set_exception(failure)
-            return
-        self._take(found)
-        _answer_all(waiting, self._table.value)
+            answer.set_exception(failure)
+            answer.exception()  # maybe nobody waits for it any more
+        else:
+            answer.set_result(self._table.value)
 
     async def _bury(self) -> NoReturn:
         """Forget deleted pods after KEEP."""
@@ -413,12 +412,6 @@ class PodWatch:
 
 def _is_newer(version: str, than: str) -> bool:
     return version_number(version) > version_number(than)
-
-
-def _answer_all(answers: Iterable[asyncio.Future[PodTable]], table: PodTable) -> None:
-    for answer in answers:
-        if not answer.done():
-            answer.set_result(table)
 
 
 # Remembers what each GPU registered lately, for pods that were placed before a change.

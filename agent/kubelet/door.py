@@ -11,7 +11,7 @@ import socket
 import stat
 from collections import defaultdict
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import aclosing
+from contextlib import AbstractContextManager, aclosing
 from pathlib import Path
 from typing import Any, Final, Protocol, TypeAlias
 
@@ -36,9 +36,9 @@ from agent.errors import (
     StateError,
     cap,
 )
-from agent.kit.cell import Cell, News
-from agent.kit.tasks import Throttle
-from agent.kit.timing import Durations, Lag, Tally
+from agent.kit.cell import Cell
+from agent.kit.tasks import Allowance
+from agent.kit.timing import Durations, Lag, Lull, Tally
 from agent.kit.unix import UnixChannel, peer_uid
 from agent.ledger import ContainerEdits
 from agent.model import LIST_BYTES, SliceId, SliceList
@@ -335,10 +335,8 @@ PREFER_DEADLINE = 0.5
 """Seconds for one GetPreferredAllocation; after this the answer is the first ids that fit."""
 
 PREFERENCE_FOLLOWED: Final = 0.5
-"""Seconds after a GetPreferredAllocation in which its Allocate comes; usually 1 ms."""
-
-ALLOCATE_FOLLOWED: Final = 0.1
-"""Seconds after an Allocate in which a next container's or pod's comes; usually 8 to 20 ms."""
+"""Seconds after a call of an admission in which the next one comes. It usually comes after 1 ms
+(the Allocate after GetPreferredAllocation) or 8 to 20 ms (the next container or pod)."""
 
 TEXT_LIMIT = 4096
 """Characters of an error's text, which the kubelet copies into the pod's status."""
@@ -380,47 +378,13 @@ class Traffic:
         )
 
 
-class AdmissionCalls:
-    """Tracks the calls of pod admissions, so that a server does not end between two of them.
-
-    For each container the kubelet calls GetPreferredAllocation, then Allocate. If the server ends
-    between two of these calls, the pod fails.
-    """
-
-    def __init__(self) -> None:
-        self.open: Cell[int] = Cell(0)
-        self._begun: Cell[int] = Cell(0)
-        self._expected_until = 0.0
-        self._lag = Lag()
-
-    @contextlib.contextmanager
-    def counted(self, followed: float) -> Iterator[None]:
-        """Count the block as a call; another may follow within `followed` seconds of its end."""
-        self._begun.set(self._begun.value + 1)
-        with _counted(self.open):
-            try:
-                yield
-            finally:
-                self._expected_until = _now() + followed
-
-    async def over(self) -> None:
-        """Return once no call is open and none is expected."""
-        while True:
-            await self.open.until(lambda count: count == 0)
-            left = self._expected_until - _now()
-            if left < 0.001:  # the clock's resolution
-                return
-            with contextlib.suppress(TimeoutError):
-                async with self._lag.within(left):
-                    # The next call counts even if it has ended meanwhile.
-                    await News(self._begun).wait()
-
-
 class DevicePlugin:
     """The handlers of one device plugin server. Closing the cell `lists` ends its list streams.
 
     `is_current`: whether the resource still has the name that this server registered. With a
-    `fence` the kubelet calls PreStartContainer before each start of a container.
+    `fence` the kubelet calls PreStartContainer before each start of a container. `calls`: those of
+    admissions. For each container the kubelet calls GetPreferredAllocation, then Allocate. While
+    `is_draining`, each new Allocate is refused, and open calls go on.
     """
 
     def __init__(
@@ -436,13 +400,9 @@ class DevicePlugin:
         self._traffic = traffic
         self._fence = fence
         self._is_current = is_current
-        self._draining = False
-        self.calls = AdmissionCalls()
+        self.is_draining = False
+        self.calls = Lull()
         self.streams: Cell[int] = Cell(0)
-
-    def drain(self) -> None:
-        """Refuse every new Allocate; open calls go on."""
-        self._draining = True
 
     async def get_device_plugin_options(self, _: Empty) -> DevicePluginOptions:
         """Return the options, which never change: preferences, and starts if there is a fence."""
@@ -495,7 +455,7 @@ class DevicePlugin:
         requests = message.container_requests
         if not requests or not all(request.devices_ids for request in requests):
             raise Refusal(RefusalReason.EMPTY_REQUEST, "The kubelet requested no slice.")
-        if self._draining or not self._is_current():
+        if self.is_draining or not self._is_current():
             sentence = (
                 "The GPU agent of this node is stopping, or its resource has another name now; "
                 "create the pod again, with the node's present resource name."
@@ -529,9 +489,9 @@ class DevicePlugin:
             "GetDevicePluginOptions": self._unary("options", self.get_device_plugin_options),
             "ListAndWatch": self._list_stream,
             "GetPreferredAllocation": self._unary(
-                "prefer", self.get_preferred_allocation, PREFERENCE_FOLLOWED
+                "prefer", self.get_preferred_allocation, self.calls.busy
             ),
-            "Allocate": self._unary("allocate", self.allocate, ALLOCATE_FOLLOWED),
+            "Allocate": self._unary("allocate", self.allocate, self.calls.busy),
             "PreStartContainer": self._unary("prestart", self.pre_start_container),
         }
         return {
@@ -543,13 +503,12 @@ class DevicePlugin:
         self,
         method: str,
         answer: Callable[[Any], Awaitable[Any]],
-        followed: float | None = None,
+        counted: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext,
     ) -> Serve:
-        """The handler of one request with one answer; `followed`: it belongs to an admission."""
+        """The handler of one request with one answer, counted while it is under way."""
 
         async def serve(stream: Stream[Any, Any]) -> None:
-            counted = contextlib.nullcontext() if followed is None else self.calls.counted(followed)
-            with counted, self._answered(method):
+            with counted(), self._answered(method):
                 await stream.send_message(await answer(await received(stream)))
 
         return serve
@@ -693,7 +652,7 @@ class Peer(H2Protocol):
     """
 
     def __init__(
-        self, plain: H2Protocol, peers: Cell[frozenset[asyncio.Transport]], refused: Throttle
+        self, plain: H2Protocol, peers: Cell[frozenset[asyncio.Transport]], refused: Allowance
     ) -> None:
         super().__init__(plain.handler, plain.config, plain.h2_config)
         self._peers = peers
@@ -739,7 +698,7 @@ class Incarnation(Server):
         self._bound = bound
         self._plugin = plugin
         self._peers: Cell[frozenset[asyncio.Transport]] = Cell(frozenset())
-        self._refused = Throttle(REFUSED_PERIOD)
+        self._refused = Allowance(1, REFUSED_PERIOD)
         self.lists = lists
 
     @property
@@ -773,17 +732,20 @@ class Incarnation(Server):
     async def stop(self) -> None:
         """Finish admissions, end the list streams, close, and delete the socket file.
 
-        In that order: the kubelet closes its connection, with all open calls, after the stream.
+        In that order: the kubelet closes its connection, with all open calls, after the stream. A
+        server that ended between two calls of an admission would fail the pod.
         """
+        calls, streams = self._plugin.calls, self._plugin.streams
         try:
-            if self._plugin.streams.value > 0:  # without a stream no kubelet is connected
+            if streams.value > 0:  # without a stream no kubelet is connected
                 with contextlib.suppress(TimeoutError):
                     async with Lag().within(LAST_CALLS):
-                        await self._plugin.calls.over()
-            self._plugin.drain()
-            await _zero(self._plugin.calls.open, DRAIN_DEADLINE, "plugin.drain_overdue")
+                        await calls.come(PREFERENCE_FOLLOWED)
+            self._plugin.is_draining = True
+            await _ended(calls.come(0), DRAIN_DEADLINE, "plugin.drain_overdue")
             self.lists.close()
-            await _zero(self._plugin.streams, STREAM_DEADLINE, "plugin.stream_overdue")
+            none_left = streams.until(lambda count: count == 0)
+            await _ended(none_left, STREAM_DEADLINE, "plugin.stream_overdue")
             if self._server is not None:
                 await self._hang_up()
         finally:
@@ -802,19 +764,15 @@ class Incarnation(Server):
             for transport in self._peers.value:
                 transport.abort()
         # From 3.12 on, wait_closed also waits for connections; all are closed by now.
-        try:
-            async with asyncio.timeout(CLOSE_DEADLINE):
-                await self.wait_closed()
-        except TimeoutError:
-            log.warning("plugin.close_overdue", deadline=CLOSE_DEADLINE)
+        await _ended(self.wait_closed(), CLOSE_DEADLINE, "plugin.close_overdue")
 
 
-async def _zero(count: Cell[int], deadline: float, overdue: str) -> None:
+async def _ended(end: Awaitable[object], deadline: float, overdue: str) -> None:
     try:
         async with Lag().within(deadline):
-            await count.until(lambda open_calls: open_calls == 0)
+            await end
     except TimeoutError:
-        log.warning(overdue, deadline=deadline, left=count.value)
+        log.warning(overdue, deadline=deadline)
 
 
 class PluginServer:

@@ -1,7 +1,6 @@
 """Registers the plugin at the kubelet, and watches for another plugin."""
 
 import asyncio
-import contextlib
 import os
 import random
 from collections.abc import Callable
@@ -28,9 +27,6 @@ from agent.wire.v1beta1 import DevicePluginOptions, RegisterRequest, Registratio
 
 API_VERSION = "v1beta1"
 
-REGISTER_DEADLINE = 15.0
-"""Seconds: during the call the kubelet connects to the plugin, for which it allows 10 s."""
-
 
 class KubeletRegistrar:
     """The Registrar port over the kubelet's unix socket.
@@ -38,19 +34,18 @@ class KubeletRegistrar:
     `fenced`: the kubelet shall call PreStartContainer before each container start.
     """
 
-    def __init__(
-        self, socket: Path, *, fenced: bool = False, deadline: float = REGISTER_DEADLINE
-    ) -> None:
+    def __init__(self, socket: Path, *, fenced: bool = False) -> None:
         self._socket = socket
         self._fenced = fenced
-        self._deadline = deadline
 
     async def register(self, endpoint: str, resource: str, *, preferred: bool) -> None:
         """Register the socket named `endpoint`, with the options of GetDevicePluginOptions.
 
+        The caller sets the deadline.
+
         Raises:
             RegistrationRefused: the kubelet refused; the text is the kubelet's.
-            KubeletError: the kubelet is not there, or did not answer in time.
+            KubeletError: the kubelet is not there, or the connection broke.
         """
         request = RegisterRequest(
             version=API_VERSION,
@@ -61,10 +56,7 @@ class KubeletRegistrar:
             ),
         )
         try:
-            async with (
-                asyncio.timeout(self._deadline),
-                UnixChannel(path=str(self._socket)) as channel,
-            ):
+            async with UnixChannel(path=str(self._socket)) as channel:
                 await apart(RegistrationStub(channel).register(request))
         except GRPCError as error:
             text = error.message or error.status.name
@@ -73,9 +65,6 @@ class KubeletRegistrar:
             raise KubeletError(f"{self._socket} is not there: is the kubelet running?") from error
         except ConnectionRefusedError as error:
             raise KubeletError(f"{self._socket} refuses connections: no kubelet listens") from error
-        except TimeoutError as error:
-            text = f"the kubelet did not answer Register within {self._deadline:g} s"
-            raise KubeletError(text) from error
         except (OSError, StreamTerminatedError, ProtocolError) as error:
             text = f"the connection to {self._socket} broke: {cap(str(error))}"
             raise KubeletError(text) from error
@@ -96,6 +85,9 @@ KUBELET_SOCKET = "kubelet.sock"
 
 DELAYS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 JITTER = 0.5
+
+REGISTER_DEADLINE = 15.0
+"""Seconds: during the call the kubelet connects to the plugin, for which it allows 10 s."""
 
 STREAM_DEADLINE = 5.0
 """Seconds from an accepted Register to the stream."""
@@ -180,14 +172,13 @@ class Registration:
         self._streams = streams
         self._chance = chance
         self._backoff = Backoff(DELAYS, JITTER, chance)
-        self._news: Cell[int] = Cell(0)
-        self._epoch: KubeletEpoch | None = None
+        self._changes: Cell[int] = Cell(0)
+        self._kubelet: KubeletEpoch | None = None
         self._trigger = "start"
-        self._served_since: float | None = None
-        self._accepted = False
-        self._ends = self._accepts = 0
         self._name_is_spent = False
-        self._register_at = self._rebind_at = self._fresh_until = 0.0
+        self._ends = self._accepts = 0
+        self._due = self._fresh_until = 0.0
+        """The loop times of the next attempt, and until when a new kubelet is tried quickly."""
         self.state: Cell[RegistrationState] = Cell(RegistrationState())
         self.registrations = Tally(
             "registrations_total", "Register calls that the kubelet accepted.", ("trigger",)
@@ -220,12 +211,12 @@ class Registration:
     def heard(self, name: str) -> None:
         """Take note that a file was created or removed in the kubelet's directory; empty: any."""
         if name in {"", KUBELET_SOCKET, self._serving.endpoint}:
-            self._news.set(self._news.value + 1)
+            self._changes.set(self._changes.value + 1)
 
     def _reset(self, trigger: str) -> None:
         self._trigger = trigger
         self._name_is_spent = True
-        self._news.set(self._news.value + 1)
+        self._changes.set(self._changes.value + 1)
 
     async def _follow_name(self) -> None:
         """Register a new name on a new socket; the former name ends with the old socket."""
@@ -239,79 +230,79 @@ class Registration:
         await anext(counts)
         async for count in counts:
             if count == 0:
-                # This also covers a stream that opened and ended between two steps.
-                self._ends += 1
-                self._not_accepted()
+                self._ends += 1  # also of a stream that opened and ended between two steps
             self.state.set(msgspec.structs.replace(self.state.value, stream=count > 0))
-            self._news.set(self._news.value + 1)
+            self._changes.set(self._changes.value + 1)
 
     async def _step(self) -> None:
         """Do the one thing that is due, or wait for a change."""
-        seen = self._news.value
-        epoch = self._watch.epoch()
-        endpoint = self._serving.endpoint
-        # Whether the server's socket file is where the kubelet would dial it.
-        bound = bool(endpoint) and not self._name_is_spent and self._watch.exists(endpoint)
-        serving = bound and self._streams.value > 0
-        if self._served_since is not None and not serving:
-            if _now() - self._served_since >= STABLE_AFTER:
-                self._backoff.reset()
-            self._served_since = None
-            self._accepted = False
-            lost = "stream_lost" if bound else "socket_lost"
-            # A cause that is known already, such as another plugin, tells more than its effect.
-            self._trigger = self._trigger or lost
-            self._register_at = _now() + self._backoff.next()
-            text = f"{_LOST.get(self._trigger, _LOST[lost])}, registering again"
-            self._say("registration.lost", text, problem=True)
-        if epoch is not None and epoch != self._epoch:
-            # A new kubelet instance: start over, without the delays of the former one. If a stream
-            # is open, only its socket file was touched: a kubelet that starts removes the agent's.
-            if self._epoch is not None:
-                self._trigger = "kubelet_restart"
-            self._epoch = epoch
-            self._accepted = False
-            self._register_at = self._rebind_at = _now()
-            self._fresh_until = _now() + FRESH_FOR
-            self._backoff.reset()
-        if serving:
-            if self._served_since is None:
-                self._served_since = _now()
-                self._trigger = ""
-                self._accepted = False
-            self._say(
-                "registration.serving", "registered, the kubelet takes our lists", registered=True
-            )
-            await self._wait(seen, until_tick(LOOK_AGAIN))
-        elif epoch is None:
+        kubelet = self._watch.epoch()
+        if kubelet is not None and kubelet != self._kubelet:
+            self._on_new_kubelet(kubelet)
+        if self._is_bound() and self._streams.value > 0:
+            await self._serve()
+        elif kubelet is None:
             self._say("registration.waiting", "waiting for the kubelet: its socket is not there")
-            await self._wait(seen, until_tick(LOOK_AGAIN))
-        elif not bound and await self._is_due(seen, self._rebind_at):
-            try:
-                async with asyncio.timeout(REBIND_DEADLINE):
-                    await self._serving.rebind()
-            except (AgentError, TimeoutError) as error:
-                self._rebind_at = _now() + self._backoff.next()
-                text = f"no socket serves: {_text(error)}"
-                self._say("registration.not_serving", text, problem=True)
-            else:
-                self._name_is_spent = False
-        elif bound and await self._is_due(seen, self._register_at):
+            await self._wait(until_tick(LOOK_AGAIN))
+        elif self._due - _now() >= 0.001:  # less is what a clock may not resolve
+            await self._wait(self._due - _now())
+        elif self._is_bound():
             await self._register()
+        else:
+            await self._bind()
+
+    def _on_new_kubelet(self, kubelet: KubeletEpoch) -> None:
+        """Start over, without the delays of the former kubelet instance."""
+        if self._kubelet is not None:
+            self._trigger = "kubelet_restart"
+        self._kubelet = kubelet
+        self._due, self._fresh_until = _now(), _now() + FRESH_FOR
+        self._backoff.reset()
+
+    def _is_bound(self) -> bool:
+        """Whether the server's socket file is where the kubelet would dial it."""
+        endpoint = self._serving.endpoint
+        return bool(endpoint) and not self._name_is_spent and self._watch.exists(endpoint)
+
+    async def _serve(self) -> None:
+        """Wait until the stream or the socket is lost.
+
+        A new kubelet socket alone is no reason to register: it was only touched, because a kubelet
+        that starts removes the agent's socket.
+        """
+        since, self._trigger = _now(), ""
+        text = "registered, the kubelet takes our lists"
+        self._say("registration.serving", text, registered=True)
+        while self._is_bound() and self._streams.value > 0:
+            await self._wait(until_tick(LOOK_AGAIN))
+        if _now() - since >= STABLE_AFTER:
+            self._backoff.reset()
+        # A cause that is known already, such as another plugin, tells more than its effect.
+        self._trigger = self._trigger or ("stream_lost" if self._is_bound() else "socket_lost")
+        self._due = _now() + self._backoff.next()
+        text = f"{_LOST[self._trigger]}, registering again"
+        self._say("registration.lost", text, problem=True)
+
+    async def _bind(self) -> None:
+        try:
+            async with asyncio.timeout(REBIND_DEADLINE):
+                await self._serving.rebind()
+        except (AgentError, TimeoutError) as error:
+            self._due = _now() + self._backoff.next()
+            text = f"no socket serves: {_text(error)}"
+            self._say("registration.not_serving", text, problem=True)
+        else:
+            self._name_is_spent = False
 
     async def _register(self) -> None:
-        if self._accepted:  # and STREAM_DEADLINE has passed without a stream
-            self._not_accepted()
-            text = f"registered, but the kubelet opened no stream in {STREAM_DEADLINE:g} s"
-            self._say("registration.no_stream", text, problem=True)
-            return
         ends = self._ends
         error = await self._call()
-        if error is not None:
-            if self._streams.value > 0:
-                return
-            refused = isinstance(error, RegistrationRefused)
-            text = _text(error)
+        if error is None:
+            self.registrations.add(self._trigger)
+            self._accepts += 1
+            await self._await_stream(ends)
+        elif self._streams.value == 0:
+            refused, text = isinstance(error, RegistrationRefused), _text(error)
             if refused and any(words in text for words in _FOR_GOOD):
                 delay = REFUSED_DELAY
             elif not refused and _now() < self._fresh_until:
@@ -320,22 +311,11 @@ class Registration:
                 delay = self._backoff.next()
             # The kubelet's record of this name may stay wrong for ever; a new name has none.
             self._name_is_spent = refused and _ALREADY in text
-            self._register_at = _now() + delay
+            self._due = _now() + delay
             text = f"registration with the kubelet failed: {text}"
             self._say("registration.failed", text, problem=True)
-            return
-        self.registrations.add(self._trigger)
-        self._accepts += 1
-        self._accepted = True
-        self._register_at = _now() + STREAM_DEADLINE
-        if self._ends != ends:
-            self._not_accepted()
-        if self._streams.value > 0:
-            return
-        text = "registered, waiting for the kubelet's stream"
-        self._say("registration.accepted", text, registered=True)
 
-    async def _call(self) -> AgentError | TimeoutError | None:
+    async def _call(self) -> Exception | None:
         """Make one Register; cancel it if the agent's socket file goes. Returns the error, or None.
 
         A kubelet that starts removes all sockets just before it accepts calls. It would dial the
@@ -343,33 +323,37 @@ class Registration:
         """
         endpoint = self._serving.endpoint
 
-        async def attempt() -> AgentError | TimeoutError | None:
-            try:
-                async with asyncio.timeout(REGISTER_DEADLINE):
-                    await self._registrar.register(endpoint, self._resource.value, preferred=True)
-            except (AgentError, TimeoutError) as error:
-                return error
-            return None
-
         async def until_gone() -> None:
             while self._watch.exists(endpoint):
-                await self._wait(self._news.value, SWEEP_LOOK)
+                await self._wait(SWEEP_LOOK)
+            raise KubeletError("the kubelet removed the agent's socket file during the call")
 
-        async with asyncio.TaskGroup() as group:
-            call = group.create_task(attempt())
-            gone = group.create_task(until_gone())
-            await asyncio.wait((call, gone), return_when=asyncio.FIRST_COMPLETED)
-            gone.cancel()
-            if not call.done():
-                call.cancel()
-        swept = KubeletError("the kubelet removed the agent's socket file during the call")
-        return swept if call.cancelled() else call.result()
+        error: Exception | None = None
+        try:
+            async with asyncio.timeout(REGISTER_DEADLINE), asyncio.TaskGroup() as group:
+                gone = group.create_task(until_gone())
+                await self._registrar.register(endpoint, self._resource.value, preferred=True)
+                gone.cancel()
+        except* (AgentError, TimeoutError) as failed:
+            error = failed.exceptions[0]
+        return error
 
-    def _not_accepted(self) -> None:
-        """Stop waiting for the stream of the last Register."""
-        if self._accepted:
-            self._accepted = False
-            self._register_at = _now() + self._backoff.next()
+    async def _await_stream(self, ends: int) -> None:
+        """Wait for the stream of an accepted Register. `ends`: the ends of streams before it."""
+        deadline = _now() + STREAM_DEADLINE
+        text = "registered, waiting for the kubelet's stream"
+        while self._is_bound() and self._watch.epoch() == self._kubelet:
+            if self._streams.value > 0:
+                return
+            if self._ends != ends:
+                break  # it came and went
+            if deadline - _now() < 0.001:
+                text = f"registered, but the kubelet opened no stream in {STREAM_DEADLINE:g} s"
+                self._say("registration.no_stream", text, problem=True)
+                break
+            self._say("registration.accepted", text, registered=True)
+            await self._wait(deadline - _now())
+        self._due = _now() + self._backoff.next()
 
     def _say(
         self, event: str, text: str, *, registered: bool = False, problem: bool = False
@@ -379,18 +363,9 @@ class Registration:
             tell = log.warning if problem else log.info
             tell(event, resource=self._resource.value, endpoint=self._serving.endpoint, text=text)
 
-    async def _is_due(self, seen: int, at: float) -> bool:
-        """Whether the loop time `at` has come. If not, wait for it or for a change; then False."""
-        left = at - _now()
-        if left < 0.001:  # less than a clock may resolve
-            return True
-        await self._wait(seen, left)
-        return False
-
-    async def _wait(self, seen: int, seconds: float) -> None:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await self._news.until(lambda news: news != seen)
+    async def _wait(self, seconds: float) -> None:
+        """Wait for a change, so long at most. What came before the call was looked at."""
+        await News(self._changes).wait(seconds)
 
 
 def _now() -> float:

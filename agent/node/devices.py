@@ -1,20 +1,17 @@
-"""Cordons, what changes only on a drained node, device files and HAMi-core's files."""
+"""Cordons of GPUs, and what may change only on a drained node."""
 
 import dataclasses
-import enum
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Final
 
 import msgspec
 
-from agent.allocate.edits import NOT_LOADABLE, misnamed, mounted_library
-from agent.cluster import CORDON, HANDSHAKE, NodeEvent
+from agent.cluster import NodeEvent
 from agent.errors import SettingsError, cap
-from agent.ledger import Decider, HookFacts, Ledger, Row
+from agent.ledger import Decider, Ledger, Row
 from agent.model import NO_INDEX, GpuUuid, SharedGpu
-from agent.node.findings import NO_OFFER, Finding, PreflightCheck, counted
 
-# Decides how the annotation `hami.io/device-cordon` of a Node changes.
+# Reads the annotation `hami.io/device-cordon` of a Node.
 #
 # It is a comma list of GPU UUIDs on which HAMi's scheduler, from 2.10 on, places no new pods.
 # Spaces around a UUID and empty parts do not count (HAMi v2.10 pkg/device/nvidia/device.go).
@@ -31,13 +28,6 @@ class ReportedGpu(msgspec.Struct, frozen=True):
         """The index with the UUID, for people; the text is safe to print."""
         uuid = cap(self.uuid, 64)
         return uuid if self.index is None else f"{self.index} ({uuid})"
-
-
-class CordonEdit(msgspec.Struct, frozen=True):
-    """What to write for one GPU. `changes` empty: the Node already says it; None removes."""
-
-    gpu: ReportedGpu
-    changes: Mapping[str, str | None]
 
 
 def read_cordon(text: str | None) -> tuple[GpuUuid, ...]:
@@ -57,36 +47,6 @@ def cordon_events(
             yield NodeEvent("GpuCordoned", text, warning=False)
         if gpu.uuid in before and gpu.uuid not in now:
             yield NodeEvent("GpuUncordoned", f"GPU {words} is no longer cordoned", warning=False)
-
-
-def known_gpus(reported: Iterable[ReportedGpu], cordon: str | None) -> tuple[ReportedGpu, ...]:
-    """The GPUs that can be named: those reported, then those that are only in the cordon."""
-    gpus = {gpu.uuid: gpu for gpu in reported}
-    gone = {uuid: ReportedGpu(uuid) for uuid in read_cordon(cordon) if uuid not in gpus}
-    return (*gpus.values(), *gone.values())
-
-
-def find_gpu(gpus: Sequence[ReportedGpu], name: str) -> ReportedGpu | None:
-    """The GPU of that index or UUID; None if there is none."""
-    by_index = (gpu for gpu in gpus if gpu.index is not None and str(gpu.index) == name)
-    by_uuid = (gpu for gpu in gpus if gpu.uuid.lower() == name.lower())
-    return next(by_index, None) or next(by_uuid, None)
-
-
-def cordon_edit(gpu: ReportedGpu, annotations: Mapping[str, str], *, cordon: bool) -> CordonEdit:
-    """What to write so that the GPU is cordoned, or with `cordon` False is not.
-
-    A scheduler takes in a cordon only when it reads the Node's report anew. Removing the handshake
-    makes releases from 2.9 on do so within 15 s (HAMi v2.10 pkg/device/devices.go, CheckHealth).
-    """
-    uuids = read_cordon(annotations.get(CORDON))
-    if (gpu.uuid in uuids) is cordon:
-        return CordonEdit(gpu, {})
-    kept = (*uuids, gpu.uuid) if cordon else tuple(uuid for uuid in uuids if uuid != gpu.uuid)
-    changes: dict[str, str | None] = {CORDON: ",".join(kept) or None}
-    if HANDSHAKE in annotations:
-        changes[HANDSHAKE] = None
-    return CordonEdit(gpu, changes)
 
 
 # Refuses another scheduler or resource name while containers hold slices.
@@ -152,122 +112,3 @@ def _value(row: Row, key: str) -> str:
     if row.adopted:
         return ""
     return "none" if row.decided_by is Decider.KUBELET else "hami"
-
-
-# Judges the device files of NVIDIA's driver: whether they exist and may be opened.
-
-CONTROL: Final = ("nvidiactl", "nvidia-uvm")
-"""The device files that every CUDA program opens."""
-
-
-class NodeAccess(enum.Enum):
-    """What a device file allows this process."""
-
-    OPEN = "can be opened"
-    SEEN = "exists"
-    """It was not opened: that would wake a GPU."""
-    MISSING = "does not exist"
-    DENIED = "may not be opened by this user"
-    FORBIDDEN = "may not be opened: the device cgroup forbids it"
-    FAILED = "cannot be opened"
-
-
-class DeviceNode(msgspec.Struct, frozen=True):
-    """A device file and what it allows. `reason`: the system's words for a failure."""
-
-    path: str
-    access: NodeAccess
-    reason: str = ""
-
-
-_ADVICE: Final = {
-    NodeAccess.MISSING: "load the module on the host (nvidia-modprobe -u -c 0), or pass the file "
-    "in",
-    NodeAccess.DENIED: "run this check as root",
-    NodeAccess.FORBIDDEN: "restart this container, because its rules for devices are older than "
-    "the driver's files (systemd: DeviceAllow of the unit)",
-    NodeAccess.FAILED: "look with nvidia-smi and for NVRM in the kernel's log (dmesg)",
-}
-
-
-def judge_access(nodes: Sequence[DeviceNode], gpus: int | None) -> Iterator[Finding]:
-    """Judge the device files. `gpus`: how many GPUs the driver describes; None: not known."""
-    check = PreflightCheck.ACCESS
-    control = [node for node in nodes if node.path.rpartition("/")[2] in CONTROL]
-    bad = [node for node in control if node.access not in {NodeAccess.OPEN, NodeAccess.SEEN}]
-    for node in bad:
-        said = node.access.value + (f" ({node.reason})" if node.reason else "")
-        judged = Finding.unknown if node.access is NodeAccess.DENIED else Finding.wrong
-        finding = judged(check, node.path, said, _ADVICE[node.access])
-        yield finding.because_of(PreflightCheck.DRIVER)
-    seen = len(nodes) - len(control)
-    if gpus is not None and seen < gpus:
-        yield Finding.note(
-            check,
-            "/dev/nvidiaN",
-            f"{counted(gpus, 'GPU')} in the driver, {counted(seen, 'device file')} here",
-            "pass all GPUs to this container (NVIDIA_VISIBLE_DEVICES=all), or create the missing "
-            "ones on the host: nvidia-modprobe -c N",
-        )
-    elif not bad:
-        said = f"can be opened; {counted(seen, 'file')} of GPUs"
-        yield Finding.ok(check, ", ".join(node.path for node in control), said)
-
-
-# Judges the files of HAMi-core that every container loads: their owner, mode and content.
-
-
-class LibraryFile(msgspec.Struct, frozen=True):
-    """A file of HAMi-core on the host.
-
-    - `ours`: its owner is root or the agent's user.
-    - `digest`: its SHA-256 in hexadecimal.
-    - `failure`: why it cannot be read.
-    """
-
-    path: str
-    owner: int = 0
-    mode: int = 0
-    ours: bool = True
-    digest: str = ""
-    failure: str = ""
-
-
-def judge_library_files(
-    library: LibraryFile, preload: LibraryFile, facts: HookFacts
-) -> tuple[Finding, ...]:
-    """Judge libvgpu.so and ld.so.preload, which exist: who may open them, and what containers load.
-
-    `facts`: what check_library() judges, too.
-    """
-    said = f"SHA-256 {library.digest}; {preload.path} names it; only its owner may write both"
-    faults = (*_access(library), *_access(preload), *_content(library, preload, facts))
-    return faults or (Finding.ok(PreflightCheck.PRELOAD, library.path, said),)
-
-
-def _access(file: LibraryFile) -> Iterator[Finding]:
-    check, path = PreflightCheck.PRELOAD, file.path
-    if file.failure:
-        yield Finding.unknown(check, path, file.failure, "run this check as root")
-    elif not file.ours or file.mode & 0o022:
-        yield Finding.wrong(
-            check,
-            path,
-            f"others than root may write it (uid {file.owner}, mode {file.mode:04o})",
-            f"chown root and chmod go-w {path}; then put HAMi-core's file there again",
-            "who may write this file can run code in every new container with a GPU",
-        )
-    elif not file.mode & 0o004:
-        said, means = "not everybody may read it", "containers of other users have no limits"
-        yield Finding.wrong(check, path, f"{said} (mode {file.mode:04o})", "make it 0644", means)
-
-
-def _content(library: LibraryFile, preload: LibraryFile, facts: HookFacts) -> Iterator[Finding]:
-    check, until = PreflightCheck.PRELOAD, "until then no slice is on offer (HA-5005)"
-    if not facts.loadable:
-        advice = f"put HAMi-core's file there; {until}"
-        yield Finding.wrong(check, library.path, NOT_LOADABLE, advice, NO_OFFER)
-    if names := misnamed(facts):
-        mounted = mounted_library(facts)
-        said, advice = f"names {names} and not {mounted}", f"make {mounted} its only line; {until}"
-        yield Finding.wrong(check, preload.path, said, advice, NO_OFFER)

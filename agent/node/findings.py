@@ -1,8 +1,7 @@
 """What checks of a node find: the lines of `doctor`, their order, and readiness."""
 
-import enum
-from collections.abc import Iterable, Mapping
-from typing import Final
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Final, Literal, TypeAlias
 
 import msgspec
 
@@ -36,208 +35,165 @@ def degraded(checks: Iterable[Check]) -> tuple[Check, ...]:
 
 # The lines of `hami-agent doctor`: what was checked, what was found, and what to do about it.
 
+CheckId: TypeAlias = Literal[
+    "P-SETTINGS",
+    "P-HAMI",
+    "P-ENTRIES",
+    "P-DRIVER",
+    "P-ACCESS",
+    "P-CDI",
+    "P-KUBELET",
+    "P-WITNESS",
+    "P-PLUGIN",
+    "P-OFFER",
+    "P-AGENT",
+    "P-SECOND",
+    "P-BYTECODE",
+    "P-NODE",
+    "P-RIGHTS",
+    "P-EXCESS",
+    "P-CLOCK",
+    "P-LABEL",
+    "P-REPORT",
+    "P-HANDSHAKE",
+    "P-WRITER",
+    "P-LOCK",
+    "P-LEFTOVERS",
+    "P-MONITOR",
+    "P-LIBRARY",
+    "P-PRELOAD",
+    "P-PATHS",
+]
+"""A check of `doctor`, by the id that the runbook explains."""
 
-class PreflightCheck(enum.Enum):
-    """A check of `doctor`. The value is the id that the runbook explains."""
-
-    SETTINGS = "P-SETTINGS"
-    HAMI_FILES = "P-HAMI"
-    ENTRIES = "P-ENTRIES"
-    DRIVER = "P-DRIVER"
-    ACCESS = "P-ACCESS"
-    CDI = "P-CDI"
-    KUBELET = "P-KUBELET"
-    WITNESS = "P-WITNESS"
-    PLUGIN = "P-PLUGIN"
-    OFFER = "P-OFFER"
-    AGENT = "P-AGENT"
-    SECOND = "P-SECOND"
-    BYTECODE = "P-BYTECODE"
-    NODE = "P-NODE"
-    RIGHTS = "P-RIGHTS"
-    EXCESS = "P-EXCESS"
-    CLOCK = "P-CLOCK"
-    LABEL = "P-LABEL"
-    REPORT = "P-REPORT"
-    HANDSHAKE = "P-HANDSHAKE"
-    WRITER = "P-WRITER"
-    LOCK = "P-LOCK"
-    LEFTOVERS = "P-LEFTOVERS"
-    MONITOR = "P-MONITOR"
-    LIBRARY = "P-LIBRARY"
-    PRELOAD = "P-PRELOAD"
-    PATHS = "P-PATHS"
-
-
-class PreflightVerdict(enum.Enum):
-    """The result of a check. A note keeps no agent from serving."""
-
-    OK = "ok"
-    NOTE = "note"
-    UNKNOWN = "unknown"
-    """The check could not be made."""
-    WRONG = "WRONG"
-
+Verdict: TypeAlias = Literal["ok", "note", "unknown", "WRONG"]
+"""The result of a check. A note keeps no agent from serving; unknown: it could not be made."""
 
 OF_ONE_GPU: Final = "no new pod gets this GPU; pods that hold it may fail"
 """What a fault of one GPU means for pods."""
+NO_OFFER: Final = "no new pod gets a GPU of this node; pods that run go on"
+_SERVED: Final = "new pods with GPUs may be refused on this node; pods that run go on"
+
+CHECKS: Final[Mapping[str, Mapping[CheckId, str]]] = {
+    "config": {
+        "P-SETTINGS": "the agent does not start with these settings, or shares "
+        "otherwise than they say",
+        "P-HAMI": "GPUs are shared by other settings than those of HAMi's release",
+        "P-ENTRIES": "the node that was meant shares its GPUs by other settings",
+    },
+    "driver": {
+        "P-DRIVER": NO_OFFER,
+        "P-ACCESS": "CUDA programs in containers, or the agent, cannot reach the GPU",
+        "P-CDI": "no new pod gets such a GPU; pods that run go on",
+    },
+    "kubelet": {
+        "P-KUBELET": NO_OFFER,
+        "P-WITNESS": _SERVED,
+        "P-PLUGIN": "the kubelet may ask the other plugin for the GPUs of a pod",
+        "P-OFFER": "pods stay Pending, or fail after they are placed here",
+    },
+    "agent": {
+        "P-AGENT": NO_OFFER,
+        "P-SECOND": "the kubelet asks the agent that registered last, and the other "
+        "one does not know those pods",
+        "P-BYTECODE": "no pod is affected; each start takes more than twice as long",
+    },
+    "api": {
+        "P-NODE": "the scheduler learns nothing new of this node's GPUs",
+        "P-RIGHTS": _SERVED,
+        "P-EXCESS": "no pod is affected; who takes over the agent gets these rights, too",
+        "P-CLOCK": "ages of locks and time stamps of the scheduler are misjudged",
+    },
+    "scheduler": {
+        "P-LABEL": "a DaemonSet that selects by this label does not run here",
+        "P-REPORT": "HAMi's scheduler places pods by these numbers",
+        "P-HANDSHAKE": "HAMi's scheduler may place pods by an older report, or none here",
+        "P-WRITER": "HAMi's scheduler places pods by numbers that are not the agent's",
+        "P-LOCK": "HAMi's scheduler binds no other pod with GPUs to this node",
+        "P-LEFTOVERS": "pods are not affected while the agent serves",
+        "P-MONITOR": "pods get their GPUs; what the monitor kept is not kept",
+    },
+    "library": {
+        "P-LIBRARY": NO_OFFER,
+        "P-PRELOAD": "limits of memory and compute may not hold in new containers",
+    },
+    "paths": {"P-PATHS": NO_OFFER},
+}
+"""The checks by group, in the order of the output, each with what its failure means for pods."""
+GROUPS: Final = {check: group for group, checks in CHECKS.items() for check in checks}
+ALL_GROUPS: Final = frozenset(CHECKS)
+FROM_API: Final = ("kubelet", "api", "scheduler")
+"""The groups that ask the API server."""
 
 
 class Finding(msgspec.Struct, frozen=True):
     """One line of the result: what was checked, what was found, and what to do about it.
 
-    - `means`: the consequence for pods; empty: that of the check (`CONSEQUENCES`).
+    - `means`: the consequence for pods; empty: that of the check (`CHECKS`).
     - `causes`: the checks that, if they are wrong, explain why this one is.
     """
 
-    point: PreflightCheck
-    verdict: PreflightVerdict
+    check: CheckId
+    verdict: Verdict
     subject: str
     said: str
     advice: str = ""
     means: str = ""
-    causes: tuple[PreflightCheck, ...] = ()
+    causes: tuple[CheckId, ...] = ()
 
-    @classmethod
-    def ok(cls, point: PreflightCheck, subject: str, said: str) -> "Finding":
-        """The check passed."""
-        return cls(point, PreflightVerdict.OK, subject, said)
+    @property
+    def group(self) -> str:
+        """The group of its check."""
+        return GROUPS[self.check]
 
-    @classmethod
-    def note(
-        cls, point: PreflightCheck, subject: str, said: str, advice: str = "", means: str = ""
-    ) -> "Finding":
-        """The agent serves, but the operator should know this."""
-        return cls(point, PreflightVerdict.NOTE, subject, said, advice, means)
-
-    @classmethod
-    def unknown(cls, point: PreflightCheck, subject: str, said: str, advice: str = "") -> "Finding":
-        """The check could not be made."""
-        return cls(point, PreflightVerdict.UNKNOWN, subject, said, advice)
-
-    @classmethod
-    def wrong(
-        cls, point: PreflightCheck, subject: str, said: str, advice: str = "", means: str = ""
-    ) -> "Finding":
-        """The agent does not start, or does not serve as it should."""
-        return cls(point, PreflightVerdict.WRONG, subject, said, advice, means)
-
-    def because_of(self, *causes: PreflightCheck) -> "Finding":
-        """The same finding; if one of `causes` is wrong, it is only a consequence."""
-        return msgspec.structs.replace(self, causes=causes)
+    @property
+    def consequence(self) -> str:
+        """What the finding means for pods; empty: nothing is wrong."""
+        return "" if self.verdict == "ok" else self.means or CHECKS[self.group][self.check]
 
 
-def traced(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+class When(msgspec.Struct, frozen=True):
+    """A row of a rule: if it holds, this is the finding."""
+
+    holds: bool
+    verdict: Verdict
+    said: str
+    advice: str = ""
+    means: str = ""
+    causes: tuple[CheckId, ...] = ()
+
+
+def judged(check: CheckId, subject: str, well: str, *rows: When) -> Finding:
+    """The finding of the first row that holds; without one the check passed: `well`."""
+    for row in rows:
+        if row.holds:
+            return Finding(check, row.verdict, subject, row.said, row.advice, row.means, row.causes)
+    return Finding(check, "ok", subject, well)
+
+
+def traced(findings: Iterable[Finding]) -> Iterator[Finding]:
     """Make a note of each finding that follows from a wrong one, and name that one in it.
 
     So a fault is wrong in one line, and its consequences say where they come from.
     """
     every = tuple(findings)
-    wrong = {one.point for one in every if one.verdict is PreflightVerdict.WRONG}
-    told = []
+    wrong = {one.check for one in every if one.verdict == "WRONG"}
     for one in every:
-        causes = [cause.value for cause in one.causes if cause in wrong - {one.point}]
-        if causes and one.verdict in {PreflightVerdict.WRONG, PreflightVerdict.NOTE}:
+        causes = [cause for cause in one.causes if cause in wrong - {one.check}]
+        if causes and one.verdict in {"WRONG", "note"}:
             said = f"{one.said} (follows from {', '.join(causes)})"
-            told.append(msgspec.structs.replace(one, verdict=PreflightVerdict.NOTE, said=said))
+            yield msgspec.structs.replace(one, verdict="note", said=said)
         else:
-            told.append(one)
-    return tuple(told)
+            yield one
+
+
+def in_groups(findings: Iterable[Finding], groups: frozenset[str]) -> tuple[Finding, ...]:
+    """The findings of these groups, in the order of groups and checks."""
+    order = list(GROUPS)
+    chosen = [one for one in findings if one.group in groups]
+    return tuple(sorted(chosen, key=lambda one: order.index(one.check)))
 
 
 def counted(number: int, thing: str) -> str:
     """A number with its noun, for example `2 GPUs`."""
     return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
-
-
-# The groups of the checks of `doctor`, and what each failed check means for pods.
-
-
-class CheckGroup(enum.StrEnum):
-    """A group of checks, as `--only` and `--skip` name it, in the order of the output."""
-
-    CONFIG = "config"
-    DRIVER = "driver"
-    KUBELET = "kubelet"
-    AGENT = "agent"
-    API = "api"
-    SCHEDULER = "scheduler"
-    LIBRARY = "library"
-    PATHS = "paths"
-
-
-ALL_GROUPS: Final = frozenset(CheckGroup)
-FROM_API: Final = (CheckGroup.KUBELET, CheckGroup.API, CheckGroup.SCHEDULER)
-"""The groups that ask the API server."""
-
-NO_OFFER: Final = "no new pod gets a GPU of this node; pods that run go on"
-_SERVED: Final = "new pods with GPUs may be refused on this node; pods that run go on"
-
-CHECKS: Final[Mapping[CheckGroup, Mapping[PreflightCheck, str]]] = {
-    CheckGroup.CONFIG: {
-        PreflightCheck.SETTINGS: "the agent does not start with these settings, or shares "
-        "otherwise than they say",
-        PreflightCheck.HAMI_FILES: "GPUs are shared by other settings than those of HAMi's release",
-        PreflightCheck.ENTRIES: "the node that was meant shares its GPUs by other settings",
-    },
-    CheckGroup.DRIVER: {
-        PreflightCheck.DRIVER: NO_OFFER,
-        PreflightCheck.ACCESS: "CUDA programs in containers, or the agent, cannot reach the GPU",
-        PreflightCheck.CDI: "no new pod gets such a GPU; pods that run go on",
-    },
-    CheckGroup.KUBELET: {
-        PreflightCheck.KUBELET: NO_OFFER,
-        PreflightCheck.WITNESS: _SERVED,
-        PreflightCheck.PLUGIN: "the kubelet may ask the other plugin for the GPUs of a pod",
-        PreflightCheck.OFFER: "pods stay Pending, or fail after they are placed here",
-    },
-    CheckGroup.AGENT: {
-        PreflightCheck.AGENT: NO_OFFER,
-        PreflightCheck.SECOND: "the kubelet asks the agent that registered last, and the other "
-        "one does not know those pods",
-        PreflightCheck.BYTECODE: "no pod is affected; each start takes more than twice as long",
-    },
-    CheckGroup.API: {
-        PreflightCheck.NODE: "the scheduler learns nothing new of this node's GPUs",
-        PreflightCheck.RIGHTS: _SERVED,
-        PreflightCheck.EXCESS: "no pod is affected; who takes over the agent gets these rights, "
-        "too",
-        PreflightCheck.CLOCK: "ages of locks and time stamps of the scheduler are misjudged",
-    },
-    CheckGroup.SCHEDULER: {
-        PreflightCheck.LABEL: "a DaemonSet that selects by this label does not run here",
-        PreflightCheck.REPORT: "HAMi's scheduler places pods by these numbers",
-        PreflightCheck.HANDSHAKE: "HAMi's scheduler may place pods by an older report, or none "
-        "here",
-        PreflightCheck.WRITER: "HAMi's scheduler places pods by numbers that are not the agent's",
-        PreflightCheck.LOCK: "HAMi's scheduler binds no other pod with GPUs to this node",
-        PreflightCheck.LEFTOVERS: "pods are not affected while the agent serves",
-        PreflightCheck.MONITOR: "pods get their GPUs; what the monitor kept is not kept",
-    },
-    CheckGroup.LIBRARY: {
-        PreflightCheck.LIBRARY: NO_OFFER,
-        PreflightCheck.PRELOAD: "limits of memory and compute may not hold in new containers",
-    },
-    CheckGroup.PATHS: {
-        PreflightCheck.PATHS: NO_OFFER,
-    },
-}
-"""The checks in the order of the output, and what it means for pods that one has failed."""
-_GROUPS: Final = {check: group for group, checks in CHECKS.items() for check in checks}
-
-
-def group_of(check: PreflightCheck) -> CheckGroup:
-    """The group of a check."""
-    return _GROUPS[check]
-
-
-def in_groups(findings: Iterable[Finding], groups: frozenset[CheckGroup]) -> tuple[Finding, ...]:
-    """The findings of these groups, in the order of groups and checks."""
-    order = list(_GROUPS)
-    chosen = [one for one in findings if group_of(one.point) in groups]
-    return tuple(sorted(chosen, key=lambda one: order.index(one.point)))
-
-
-def consequence(finding: Finding) -> str:
-    """What the finding means for pods."""
-    return finding.means or CHECKS[group_of(finding.point)][finding.point]

@@ -1,18 +1,27 @@
-"""What a node must have, checked before the agent serves and by `doctor`."""
+"""Rules of `doctor`: what a host must have for the agent, and the rights that the agent needs."""
 
-import datetime as dt
+import errno
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 import msgspec
 
-from agent.allocate.edits import undefined
-from agent.cluster import REGISTER
-from agent.ledger import EditSettings
+from agent.allocate.edits import NOT_LOADABLE, misnamed, mounted_library, undefined
+from agent.ledger import EditSettings, HookFacts
 from agent.model import GpuUuid, Scan
-from agent.node.findings import OF_ONE_GPU, Finding, PreflightCheck, PreflightVerdict, counted
+from agent.node.findings import (
+    NO_OFFER,
+    OF_ONE_GPU,
+    CheckId,
+    Finding,
+    Verdict,
+    When,
+    counted,
+    judged,
+)
 
-# The rights that the agent needs at the API server; judges those it does not, and the clock.
+# The rights at the API server.
 
 
 class Right(msgspec.Struct, frozen=True):
@@ -74,64 +83,18 @@ UNNEEDED: Final = (
     Right("impersonate", "users"),
 )
 """Rights that neither the agent's ClusterRole nor a node's own identity has."""
-SKEW_LIMIT: Final = 2.0
-"""Seconds."""
-_RESOLUTION: Final = dt.timedelta(seconds=1)
-"""Of the time in an HTTP header."""
 
-
-def judge_excess(server: str, granted: Sequence[Right]) -> Finding:
-    """Judge the rights of `UNNEEDED` that are granted."""
-    if not granted:
-        said = "none of the rights that the agent does not need is granted, as far as asked"
-        return Finding.ok(PreflightCheck.EXCESS, server, said)
-    return Finding.note(
-        PreflightCheck.EXCESS,
-        server,
-        f"wider than needed: {', '.join(right.words for right in granted)}",
-        "give the agent the chart's ClusterRole, or the kubeconfig of this node's own identity",
-    )
-
-
-def skew_of(server: dt.datetime, before: dt.datetime, after: dt.datetime) -> float:
-    """By how many seconds the API server's clock is certainly ahead of this node's; < 0: behind.
-
-    `server`: the time in an answer, cut to a second; `before` and `after`: this node's clock around
-    the request. 0: they may be equal.
-    """
-    least = (server - after).total_seconds()
-    most = (server + _RESOLUTION - before).total_seconds()
-    return max(least, 0.0) + min(most, 0.0)
-
-
-def judge_clock(server: str, skew: float | None) -> Finding:
-    """Judge the difference of the clocks; None: the answers had no time."""
-    check = PreflightCheck.CLOCK
-    if skew is None:
-        said = "its answers have no time (Date)"
-        return Finding.unknown(check, server, said, "compare `date -u` on both machines")
-    if abs(skew) <= SKEW_LIMIT:
-        said = f"its clock and this node's differ by at most {SKEW_LIMIT:g} s"
-        return Finding.ok(check, server, said)
-    order = "ahead of" if skew > 0 else "behind"
-    return Finding.note(
-        check,
-        server,
-        f"its clock is {abs(skew):.0f} s {order} this node's",
-        "synchronise both clocks (timedatectl, chronyc tracking)",
-    )
-
-
-# Judges what a node must have for the agent, with and without an agent that runs there.
-
-HAMI_LABEL: Final = ("gpu", "on")
-"""The label by which HAMi's and the agent's DaemonSet select nodes."""
+# Paths, the kubelet, other plugins, HAMi's files.
 
 MONITOR: Final = (
     "when HAMi's DaemonSet is switched off (devicePlugin.enabled=false), its vGPUmonitor goes with "
     "it, and the Service on port 31992"
 )
 
+_SAME_METRICS: Final = (
+    "the agent serves the same metrics; let Prometheus ask its port, or open 31992 again (see "
+    "deploy/README.md)"
+)
 _TAKE_OFF: Final = (
     "remove it from this node first: two plugins for one resource take it from each other"
 )
@@ -172,58 +135,47 @@ class PluginSocket(msgspec.Struct, frozen=True):
         return self.path.rpartition("/")[2].startswith("nvidia-")
 
 
-class ClusterAnswer(msgspec.Struct, frozen=True):
-    """The API server's answers about this node.
-
-    - `found`: whether the Node exists; None: not asked, because permissions are missing.
-    - `plugins`: pods of other device plugins for NVIDIA GPUs on this node.
-    - `failure`: why there are no further answers. `remedy`: what to do about it, if known.
-    """
-
-    server: str
-    found: bool | None = None
-    labels: Mapping[str, str] = msgspec.field(default_factory=dict)
-    annotations: Mapping[str, str] = msgspec.field(default_factory=dict)
-    denied: tuple[Right, ...] = ()
-    unasked: tuple[Right, ...] = ()
-    """Permissions that the agent's account has and this account need not have."""
-    plugins: tuple[str, ...] = ()
-    failure: str = ""
-    remedy: str | None = None
-
-
-def judge_path(
-    place: PathFacts, point: PreflightCheck = PreflightCheck.PATHS, *, made: bool
-) -> Finding:
+def judge_path(place: PathFacts, check: CheckId = "P-PATHS", *, made: bool) -> Finding:
     """Judge a directory that the agent writes to. `made`: the agent creates it if missing."""
-    if not place.kind and made and place.writable:
-        return Finding.ok(point, place.path, "does not exist: the agent creates it")
-    said = means = ""
-    advice = f"chown root and chmod 0755 {place.path}"
-    if not place.kind and made:
-        said, advice = "does not exist and cannot be created", "create it, or mount it read-write"
-    elif place.kind != "directory":
-        said = f"is a {place.kind}" if place.kind else "does not exist"
-        advice = "mount or create the directory there"
-    elif not place.ours or place.mode & 0o002:
-        said = f"belongs to uid {place.owner}"
-        if place.ours:
-            said = f"every user may write there (mode {place.mode:04o})"
-        means = "who may write there can replace the sockets, or the limits of containers"
-    elif not place.writable:
-        said = f"cannot be written (owner {place.owner}, mode {place.mode:04o})"
-        advice = "run as its owner, and mount it read-write"
-    elif place.full:
-        said, advice = "no space or no inodes are left", "free some space there"
-    else:
-        return Finding.ok(point, place.path, "can be written, only by its owner or a group")
-    return Finding.wrong(point, place.path, said, advice, means)
+    is_missing, chown = not place.kind and made, f"chown root and chmod 0755 {place.path}"
+    means = "who may write there can replace the sockets, or the limits of containers"
+    mode = f"mode {place.mode:04o}"
+    return judged(
+        check,
+        place.path,
+        "can be written, only by its owner or a group",
+        When(is_missing and place.writable, "ok", "does not exist: the agent creates it"),
+        When(
+            is_missing,
+            "WRONG",
+            "does not exist and cannot be created",
+            "create it, or mount it read-write",
+        ),
+        When(
+            place.kind != "directory",
+            "WRONG",
+            f"is a {place.kind}" if place.kind else "does not exist",
+            "mount or create the directory there",
+        ),
+        When(not place.ours, "WRONG", f"belongs to uid {place.owner}", chown, means),
+        When(
+            bool(place.mode & 0o002), "WRONG", f"every user may write there ({mode})", chown, means
+        ),
+        When(
+            not place.writable,
+            "WRONG",
+            f"cannot be written (owner {place.owner}, {mode})",
+            "run as its owner, and mount it read-write",
+        ),
+        When(place.full, "WRONG", "no space or no inodes are left", "free some space there"),
+    )
 
 
 def judge_size(path: str, size: int, entries: int) -> Finding:
     """Note a container directory that has more bytes or entries than HAMi-core can need."""
-    return Finding.note(
-        PreflightCheck.PATHS,
+    return Finding(
+        "P-PATHS",
+        "note",
         path,
         f"keeps {size / 2**20:,.0f} MiB or more in {counted(entries, 'file')}, or has one that may "
         "not be read; HAMi-core needs about 2 MiB",
@@ -232,31 +184,50 @@ def judge_size(path: str, size: int, entries: int) -> Finding:
     )
 
 
-def judge_bytecode(program: str, uncompiled: int) -> Finding:
-    """Judge how many of the modules that the program in `program` has loaded are not compiled."""
-    if not uncompiled:
-        return Finding.ok(PreflightCheck.BYTECODE, program, "its modules are compiled")
-    return Finding.note(
-        PreflightCheck.BYTECODE,
+def judge_bytecode(program: str, uncompiled: int, lost: int | None) -> Finding:
+    """Judge how many modules of the program in `program` are not compiled.
+
+    `lost`: those of them whose bytecode the agent cannot keep; None: it is not known.
+    """
+    modules = counted(uncompiled, "module")
+    advice = "run `python -m compileall` as the files' owner, for Python's own library too"
+    return judged(
+        "P-BYTECODE",
         program,
-        f"each start compiles {counted(uncompiled, 'module')} anew, and cannot keep the result",
-        "run `python -m compileall` as the files' owner, for Python's own library too",
+        f"{modules} not compiled yet; the agent's next start keeps the result"
+        if uncompiled
+        else "its modules are compiled",
+        When(
+            uncompiled > 0 and lost is None,
+            "note",
+            f"{modules} not compiled: a start that may not write there compiles them each time",
+            advice,
+        ),
+        When(
+            uncompiled > 0 and lost != 0,
+            "note",
+            f"each start compiles {modules} anew, and cannot keep the result",
+            advice,
+        ),
     )
 
 
 def judge_kubelet(directory: PathFacts, socket: PathFacts) -> Finding:
     """Judge the kubelet's device plugin directory and its socket."""
-    finding = judge_path(directory, PreflightCheck.KUBELET, made=False)
-    if finding.verdict is not PreflightVerdict.OK:
+    finding = judge_path(directory, "P-KUBELET", made=False)
+    if finding.verdict != "ok":
         return finding
-    if socket.kind != "socket":
-        return Finding.wrong(
-            PreflightCheck.KUBELET,
-            socket.path,
+    return judged(
+        "P-KUBELET",
+        socket.path,
+        "the kubelet's socket is there",
+        When(
+            socket.kind != "socket",
+            "WRONG",
             "no socket of a kubelet is there",
             "start the kubelet, or set paths.kubeletSocket to its socket",
-        )
-    return Finding.ok(PreflightCheck.KUBELET, socket.path, "the kubelet's socket is there")
+        ),
+    )
 
 
 def judge_witness(
@@ -266,25 +237,28 @@ def judge_witness(
 
     `serving`: an agent runs and knows these containers.
     """
-    if held is None:
-        return Finding.wrong(
-            PreflightCheck.WITNESS,
-            path,
-            failure,
-            "check that the kubelet runs and that paths.podResourcesSocket names its socket",
-        ).because_of(PreflightCheck.KUBELET)
     hold = "holds" if held == 1 else "hold"
-    known = f"the kubelet answers, and {counted(held, 'container')} {hold} slices"
+    known = f"the kubelet answers, and {counted(held or 0, 'container')} {hold} slices"
     if held and not serving:
         known += "; the agent takes them over with the ids that they have"
-    if not asks:
-        return Finding.note(
-            PreflightCheck.WITNESS,
-            path,
+    return judged(
+        "P-WITNESS",
+        path,
+        known,
+        When(
+            held is None,
+            "WRONG",
+            failure,
+            "check that the kubelet runs and that paths.podResourcesSocket names its socket",
+            causes=("P-KUBELET",),
+        ),
+        When(
+            not asks,
+            "note",
             f"{known}; it cannot say which pod it is admitting",
             "this kubelet is older than 1.34: start GPU pods one at a time (HA-2007)",
-        )
-    return Finding.ok(PreflightCheck.WITNESS, path, known)
+        ),
+    )
 
 
 def judge_driver(
@@ -296,36 +270,45 @@ def judge_driver(
     """
     if scan is None:
         advice = _REPAIR_DRIVER if remedy is None else remedy
-        yield Finding.wrong(PreflightCheck.DRIVER, library, failure, advice)
+        yield Finding("P-DRIVER", "WRONG", library, failure, advice)
         return
-    if not scan.gpus:
-        said = f"driver {scan.driver_version} answers but describes no GPU"
-        advice = "see the notes on each GPU below" if scan.faults else "look with nvidia-smi -L"
-        yield Finding.wrong(PreflightCheck.DRIVER, library, said, advice)
-    else:
-        models = ", ".join(sorted({gpu.name for gpu in scan.gpus}))
-        said = f"driver {scan.driver_version}, {counted(len(scan.gpus), 'GPU')}: {models}"
-        yield Finding.ok(PreflightCheck.DRIVER, library, said)
-    for gpu in scan.gpus:
-        if gpu.mig_enabled:
-            said = f"GPU {gpu.uuid} is in MIG mode"
-            yield Finding.note(
-                PreflightCheck.DRIVER, library, said, "it will not be shared", OF_ONE_GPU
-            )
-    for fault in scan.faults:
-        advice = f"it is not shared; {fault.remedy}"
-        yield Finding.note(PreflightCheck.DRIVER, library, fault.sentence, advice, OF_ONE_GPU)
+    models = ", ".join(sorted({gpu.name for gpu in scan.gpus}))
+    yield judged(
+        "P-DRIVER",
+        library,
+        f"driver {scan.driver_version}, {counted(len(scan.gpus), 'GPU')}: {models}",
+        When(
+            not scan.gpus,
+            "WRONG",
+            f"driver {scan.driver_version} answers but describes no GPU",
+            "see the notes on each GPU below" if scan.faults else "look with nvidia-smi -L",
+        ),
+    )
+    left = [
+        (f"GPU {gpu.uuid} is in MIG mode", "it will not be shared")
+        for gpu in scan.gpus
+        if gpu.mig_enabled
+    ]
+    left += [(fault.sentence, f"it is not shared; {fault.remedy}") for fault in scan.faults]
+    for said, advice in left:
+        yield Finding("P-DRIVER", "note", library, said, advice, OF_ONE_GPU)
 
 
 def judge_library(home: str, missing: Sequence[str], *, needed: bool) -> Finding:
     """Judge HAMi-core's files in `home`. `missing`: the names of those that do not exist."""
-    if not missing:
-        return Finding.ok(PreflightCheck.LIBRARY, home, "libvgpu.so and ld.so.preload are there")
     said = f"not there: {', '.join(missing)}"
-    if not needed:
-        return Finding.ok(PreflightCheck.LIBRARY, home, f"{said}; not needed with these settings")
-    advice = "put HAMi-core's files there; until then no slice is on offer (HA-5005)"
-    return Finding.wrong(PreflightCheck.LIBRARY, home, said, advice)
+    return judged(
+        "P-LIBRARY",
+        home,
+        "libvgpu.so and ld.so.preload are there",
+        When(
+            bool(missing) and needed,
+            "WRONG",
+            said,
+            "put HAMi-core's files there; until then no slice is on offer (HA-5005)",
+        ),
+        When(bool(missing), "ok", f"{said}; not needed with these settings"),
+    )
 
 
 def judge_cdi(
@@ -335,113 +318,48 @@ def judge_cdi(
 
     `defined`: the names that the specifications define; None: not known.
     """
-    directories, fault = ", ".join(settings.cdi_spec_dirs), undefined(gpus, settings, defined)
-    if defined is None:
-        said = "cannot be read, or is not mounted here, so GPUs are on offer whatever it defines"
-        advice = "mount the host's directories read-only at the same paths, or run this as root"
-        return Finding.unknown(PreflightCheck.CDI, directories, said, advice)
-    if fault is not None:
-        return Finding.wrong(PreflightCheck.CDI, directories, *fault)
-    return Finding.ok(PreflightCheck.CDI, directories, f"defines {counted(len(gpus), 'GPU')}")
-
-
-def judge_cluster(node: str, cluster: ClusterAnswer) -> Iterator[Finding]:
-    """Judge the Node, its label and the permissions."""
-    if cluster.failure:
-        advice = cluster.remedy
-        if advice is None:
-            advice = "repair the connection or the permissions, and run this check again"
-        yield Finding.wrong(PreflightCheck.NODE, cluster.server, cluster.failure, advice)
-    elif cluster.found is False:
-        yield Finding.wrong(
-            PreflightCheck.NODE,
-            f"Node {node}",
-            "the API server knows no such Node",
-            "set node.name (--node-name, NODE_NAME) to the Node's name in Kubernetes",
-        )
-    elif cluster.found:
-        registered = REGISTER in cluster.annotations
-        said = "exists, " + ("already registered" if registered else "not registered yet")
-        yield Finding.ok(PreflightCheck.NODE, f"Node {node}", said)
-        key, value = HAMI_LABEL
-        subject = f"label {key}={value} of Node {node}"
-        if cluster.labels.get(key) == value:
-            yield Finding.ok(PreflightCheck.LABEL, subject, "is set")
-        else:
-            advice = "by default, HAMi's DaemonSet and the agent's select nodes by it"
-            yield Finding.note(PreflightCheck.LABEL, subject, "is not set", advice)
-    if cluster.denied:
-        yield Finding.wrong(
-            PreflightCheck.RIGHTS,
-            cluster.server,
-            f"these are denied: {', '.join(right.words for right in cluster.denied)}",
-            "grant them to this account: the chart's ClusterRole lists them",
-        )
-    elif not cluster.failure and cluster.unasked:
-        unasked = ", ".join(right.words for right in cluster.unasked)
-        yield Finding.note(
-            PreflightCheck.RIGHTS,
-            cluster.server,
-            f"this account can read what the agent reads; these were not checked: {unasked}",
-            "the agent's account has them: run this check again as the agent once it is installed",
-        )
-    elif not cluster.failure:
-        said = "all permissions of the agent are granted"
-        yield Finding.ok(PreflightCheck.RIGHTS, cluster.server, said)
+    fault = undefined(gpus, settings, defined)
+    return judged(
+        "P-CDI",
+        ", ".join(settings.cdi_spec_dirs),
+        f"defines {counted(len(gpus), 'GPU')}",
+        When(
+            defined is None,
+            "unknown",
+            "cannot be read, or is not mounted here, so GPUs are on offer whatever it defines",
+            "mount the host's directories read-only at the same paths, or run this as root",
+        ),
+        When(fault is not None, "WRONG", *(fault or ("", ""))),
+    )
 
 
 def judge_plugins(
     directory: PathFacts,
     sockets: Sequence[PluginSocket],
-    cluster: ClusterAnswer | None,
+    pods: Sequence[str] = (),
     *,
+    reported: bool,
     takeover: bool,
 ) -> Iterator[Finding]:
     """Judge other plugins for these GPUs: running ones, sockets they left, HAMi's vGPUmonitor.
 
+    `pods`: those of other plugins here. `reported`: HAMi's plugin wrote its report on the Node.
     `takeover`: the agent is set to serve beside them.
     """
-    pods = cluster.plugins if cluster is not None else ()
-    running = [socket for socket in sockets if socket.theirs and socket.alive]
-    verdict = PreflightVerdict.NOTE if takeover else PreflightVerdict.WRONG
-    advice = _TAKE_OVER if takeover else _TAKE_OFF
-    for pod in pods:
-        said = "another device plugin runs on this node"
-        yield Finding(PreflightCheck.PLUGIN, verdict, f"pod {pod}", said, advice)
-    for socket in filter(lambda socket: socket.theirs, sockets):
-        if socket.alive:
-            said = "another device plugin answers here"
-            yield Finding(PreflightCheck.PLUGIN, verdict, socket.path, said, advice)
-        else:
-            said = "left behind by another device plugin"
-            rest = "no process listens there; remove it if that plugin will not come back"
-            yield Finding.note(PreflightCheck.PLUGIN, socket.path, said, rest)
-    if not pods and not running and directory.kind == "directory":
-        said = "no other plugin for these GPUs answers"
-        yield Finding.ok(PreflightCheck.PLUGIN, directory.path, said)
-    if pods or running or (cluster is not None and REGISTER in cluster.annotations):
-        yield Finding.note(
-            PreflightCheck.MONITOR,
-            "HAMi's vGPUmonitor",
-            MONITOR,
-            "the agent serves the same metrics; let Prometheus ask its port, or open 31992 again "
-            "(see deploy/README.md)",
-        )
-
-
-def judge_report(node: str, differences: Sequence[str]) -> Finding:
-    """Judge the differences between the Node's register annotation and the agent's."""
-    subject = f"{REGISTER} of Node {node}"
-    if not differences:
-        return Finding.ok(PreflightCheck.REPORT, subject, "says what the agent would write")
-    more = f", and {len(differences) - 1} more" if len(differences) > 1 else ""
-    return Finding.note(
-        PreflightCheck.REPORT,
-        subject,
-        differences[0] + more,
-        "unless you want this change, give the agent the settings of the plugin before it (HAMi's "
-        "ConfigMaps, report.profile)",
-    )
+    running = [(f"pod {pod}", "another device plugin runs on this node") for pod in pods]
+    theirs = [socket for socket in sockets if socket.theirs]
+    running += [(one.path, "another device plugin answers here") for one in theirs if one.alive]
+    verdict: Verdict = "note" if takeover else "WRONG"
+    for subject, said in running:
+        yield Finding("P-PLUGIN", verdict, subject, said, _TAKE_OVER if takeover else _TAKE_OFF)
+    for path in (one.path for one in theirs if not one.alive):
+        said = "left behind by another device plugin"
+        rest = "no process listens there; remove it if that plugin will not come back"
+        yield Finding("P-PLUGIN", "note", path, said, rest)
+    if not running and directory.kind == "directory":
+        yield judged("P-PLUGIN", directory.path, "no other plugin for these GPUs answers")
+    if running or reported:
+        yield Finding("P-MONITOR", "note", "HAMi's vGPUmonitor", MONITOR, _SAME_METRICS)
 
 
 def judge_hami_files(
@@ -466,6 +384,112 @@ def judge_hami_files(
     if unchecked:
         said += "; annotations are not checked against what their pods request"
         advice = advice or "to check them as HAMi after 2.10 does"
-    if not advice:
-        return Finding.ok(PreflightCheck.HAMI_FILES, subject, said)
-    return Finding.note(PreflightCheck.HAMI_FILES, subject, said, f"{advice}, mount its ConfigMaps")
+    row = When(bool(advice), "note", said, f"{advice}, mount its ConfigMaps")
+    return judged("P-HAMI", subject, said, row)
+
+
+# The device files of NVIDIA's driver: whether they exist and may be opened.
+
+CONTROL: Final = ("nvidiactl", "nvidia-uvm")
+"""The device files that every CUDA program opens."""
+_REFUSED: Final = {
+    errno.ENOENT: (
+        "does not exist",
+        "load the module on the host (nvidia-modprobe -u -c 0), or pass the file in",
+    ),
+    # open(2): EACCES is the file's mode, EPERM a device cgroup that has no rule for it.
+    errno.EACCES: ("may not be opened by this user", "run this check as root"),
+    errno.EPERM: (
+        "may not be opened: the device cgroup forbids it",
+        "restart this container: its device rules are older than the driver's files (DeviceAllow)",
+    ),
+}
+
+
+_GIVE_ALL: Final = (
+    "pass all GPUs to this container (NVIDIA_VISIBLE_DEVICES=all), or create the missing ones on "
+    "the host: nvidia-modprobe -c N"
+)
+
+
+class DeviceNode(msgspec.Struct, frozen=True):
+    """A device file. `error`: why it cannot be opened; 0: it can, or it was not tried."""
+
+    path: str
+    error: int = 0
+
+
+def judge_access(nodes: Sequence[DeviceNode], gpus: int | None) -> Iterator[Finding]:
+    """Judge the device files. `gpus`: how many GPUs the driver describes; None: not known."""
+    control = [node for node in nodes if node.path.rpartition("/")[2] in CONTROL]
+    bad = [node for node in control if node.error]
+    for node in bad:
+        said = f"cannot be opened ({os.strerror(node.error)})"
+        advice = "look with nvidia-smi and for NVRM in the kernel's log (dmesg)"
+        said, advice = _REFUSED.get(node.error, (said, advice))
+        verdict: Verdict = "unknown" if node.error == errno.EACCES else "WRONG"
+        yield Finding("P-ACCESS", verdict, node.path, said, advice, causes=("P-DRIVER",))
+    seen = len(nodes) - len(control)
+    if gpus is not None and seen < gpus:
+        said = f"{counted(gpus, 'GPU')} in the driver, {counted(seen, 'device file')} here"
+        yield Finding("P-ACCESS", "note", "/dev/nvidiaN", said, _GIVE_ALL)
+    elif not bad:
+        paths = ", ".join(node.path for node in control)
+        yield judged("P-ACCESS", paths, f"can be opened; {counted(seen, 'file')} of GPUs")
+
+
+# HAMi-core's files that every container loads: who may open them, and what they contain.
+
+
+class LibraryFile(msgspec.Struct, frozen=True):
+    """A file of HAMi-core on the host.
+
+    - `ours`: its owner is root or the agent's user.
+    - `digest`: its SHA-256 in hexadecimal.
+    - `failure`: why it cannot be read.
+    """
+
+    path: str
+    owner: int = 0
+    mode: int = 0
+    ours: bool = True
+    digest: str = ""
+    failure: str = ""
+
+
+def judge_library_files(
+    library: LibraryFile, preload: LibraryFile, facts: HookFacts
+) -> Sequence[Finding]:
+    """Judge libvgpu.so and ld.so.preload, which exist. `facts`: what check_library() judges."""
+    until, mounted = "until then no slice is on offer (HA-5005)", mounted_library(facts)
+    code = "who may write this file can run code in every new container with a GPU"
+    found = [
+        judged(
+            "P-PRELOAD",
+            file.path,
+            f"SHA-256 {library.digest}; {preload.path} names it; only its owner may write both",
+            When(bool(file.failure), "unknown", file.failure, "run this check as root"),
+            When(
+                not file.ours or bool(file.mode & 0o022),
+                "WRONG",
+                f"others than root may write it (uid {file.owner}, mode {file.mode:04o})",
+                f"chown root and chmod go-w {file.path}; then put HAMi-core's file there again",
+                code,
+            ),
+            When(
+                not file.mode & 0o004,
+                "WRONG",
+                f"not everybody may read it (mode {file.mode:04o})",
+                "make it 0644",
+                "containers of other users have no limits",
+            ),
+        )
+        for file in (library, preload)
+    ]
+    if not facts.loadable:
+        advice = f"put HAMi-core's file there; {until}"
+        found.append(Finding("P-PRELOAD", "WRONG", library.path, NOT_LOADABLE, advice, NO_OFFER))
+    if names := misnamed(facts):
+        said, advice = f"names {names} and not {mounted}", f"make {mounted} its only line; {until}"
+        found.append(Finding("P-PRELOAD", "WRONG", preload.path, said, advice, NO_OFFER))
+    return [one for one in found if one.verdict != "ok"] or found[:1]

@@ -1,8 +1,7 @@
-"""What the scheduler reads of a Node, and what runs there."""
+"""Rules of `doctor`: the agent that runs, and what API server, kubelet and scheduler show."""
 
 import datetime as dt
 import difflib
-import enum
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final, TypeVar
@@ -13,48 +12,196 @@ from agent.cluster import HANDSHAKE, MUTEX_LOCK, REGISTER, SCORE
 from agent.errors import MalformedText, cap
 from agent.hami.pod import decode_node_lock, decode_stamp
 from agent.hami.register import ReportProfile, decode_handshake, is_json_form, read_register
-from agent.node.findings import OF_ONE_GPU, Finding, PreflightCheck, PreflightVerdict, counted
-from agent.node.preflight import PathFacts, PluginSocket
-
-# Judges the names of Nodes in settings: whether such a Node exists.
+from agent.node.findings import OF_ONE_GPU, CheckId, Finding, Verdict, When, counted, judged
+from agent.node.preflight import PathFacts, PluginSocket, Right
 
 R = TypeVar("R")
 
+HAMI_LABEL: Final = ("gpu", "on")
+"""The label by which HAMi's and the agent's DaemonSet select nodes."""
+ASKED: Final = 32
+"""The most names of Nodes for which the API server is asked."""
 LIKENESS: Final = 0.8
 """From this ratio on, a name may be a misspelt name of this Node."""
-ASKED: Final = 32
-"""The most names for which the API server is asked."""
+SKEW_LIMIT: Final = 2.0
+"""Seconds."""
+_RESOLUTION: Final = dt.timedelta(seconds=1)
+"""Of the time in an HTTP header."""
+READ_WITHIN: Final = 60.0
+"""Seconds. HAMi's schedulers look at a Node every 15 s; those up to 2.7.1 drop it after 60 s."""
+KUBELET_WITHIN: Final = 15.0
+"""Seconds. The kubelet writes a changed status every 10 s (nodeStatusUpdateFrequency)."""
+LOCK_LONG: Final = 60.0
+LOCK_EXPIRES: Final = 300.0
+"""Seconds after which HAMi's scheduler takes a lock over, by its default."""
 
 
-class NamedNode(enum.Enum):
-    """Whether a Node of a name in the settings exists."""
+class NodeSight(msgspec.Struct, frozen=True):
+    """The Node, as one GET shows it.
 
-    THERE = "there"
-    MISSING = "missing"
-    UNSEEN = "unseen"
-    """This account may not look, or was not asked."""
+    - `allocatable`, `capacity`: the amounts of the agent's resource in its status.
+    - `written`: the annotations that an agent changed last.
+    - `last_written`: when an agent last wrote one of them, in UTC.
+    - `reported_by`: the writer other than an agent that last changed the register annotation, and
+      when (`kube.objects.other_writer`).
+    - `skew`: see `skew_of`; None: the answer had no time.
+    """
+
+    name: str
+    labels: Mapping[str, str] = msgspec.field(default_factory=dict)
+    annotations: Mapping[str, str] = msgspec.field(default_factory=dict)
+    allocatable: int = 0
+    capacity: int = 0
+    written: frozenset[str] = frozenset()
+    last_written: str = ""
+    reported_by: str = ""
+    skew: float | None = None
 
 
-def judge_entries(node: str, names: Mapping[str, NamedNode], where: str) -> Iterator[Finding]:
-    """Judge the names in nodeconfig and in profiles. `where`: the files, for messages."""
-    check = PreflightCheck.ENTRIES
-    lost = False
-    for name, state in names.items():
+class ClusterAnswer(msgspec.Struct, frozen=True):
+    """The API server's answers about this node.
+
+    - `exists`: whether the Node does; None: not asked, because permissions are missing.
+    - `denied`: permissions of the agent that this account lacks. `unasked`: those that the agent's
+      account has and this account need not have. `excess`: granted, and not needed by the agent.
+    - `plugins`: pods of other device plugins for NVIDIA GPUs on this node.
+    - `failure`: why there are no further answers. `remedy`: what to do about it, if known.
+    """
+
+    server: str
+    exists: bool | None = None
+    node: NodeSight | None = None
+    denied: tuple[Right, ...] = ()
+    unasked: tuple[Right, ...] = ()
+    excess: tuple[Right, ...] = ()
+    plugins: tuple[str, ...] = ()
+    failure: str = ""
+    remedy: str | None = None
+
+
+# The API server: whether it can be asked, this account's rights, its clock, the Node.
+
+
+def skew_of(server: dt.datetime, before: dt.datetime, after: dt.datetime) -> float:
+    """By how many seconds the API server's clock is certainly ahead of this node's; < 0: behind.
+
+    `server`: the time in an answer, cut to a second; `before` and `after`: this node's clock around
+    the request. 0: they may be equal.
+    """
+    least = (server - after).total_seconds()
+    most = (server + _RESOLUTION - before).total_seconds()
+    return max(least, 0.0) + min(most, 0.0)
+
+
+def judge_cluster(node: str, answer: ClusterAnswer, *, running: bool) -> Iterator[Finding]:
+    """Judge the Node, its label, the rights and the clock. `running`: an agent does."""
+    server, sight = answer.server, answer.node
+    if answer.failure:
+        advice = answer.remedy or "repair the connection or the permissions, and run this again"
+        # An agent that runs says itself what it lacks of the API server.
+        yield Finding("P-NODE", "unknown" if running else "WRONG", server, answer.failure, advice)
+        return
+    if answer.exists is not None:
+        has_report = sight is not None and REGISTER in sight.annotations
+        yield judged(
+            "P-NODE",
+            f"Node {node}",
+            "exists, already registered" if has_report else "exists, not registered yet",
+            When(
+                not answer.exists,
+                "WRONG",
+                "the API server knows no such Node",
+                "set node.name (--node-name, NODE_NAME) to the Node's name in Kubernetes",
+            ),
+        )
+    if sight is not None:
+        key, value = HAMI_LABEL
+        yield judged(
+            "P-LABEL",
+            f"label {key}={value} of Node {node}",
+            "is set",
+            When(
+                sight.labels.get(key) != value,
+                "note",
+                "is not set",
+                "by default, HAMi's DaemonSet and the agent's select nodes by it",
+            ),
+        )
+    yield judged(
+        "P-RIGHTS",
+        server,
+        "all permissions of the agent are granted",
+        When(
+            bool(answer.denied),
+            "WRONG",
+            f"these are denied: {_words(answer.denied)}",
+            "grant them to this account: the chart's ClusterRole lists them",
+        ),
+        When(
+            bool(answer.unasked),
+            "note",
+            "this account can read what the agent reads; these were not checked: "
+            f"{_words(answer.unasked)}",
+            "the agent's account has them: run this check again as the agent once it is installed",
+        ),
+    )
+    if running:
+        yield judged(
+            "P-EXCESS",
+            server,
+            "none of the rights that the agent does not need is granted, as far as asked",
+            When(
+                bool(answer.excess),
+                "note",
+                f"wider than needed: {_words(answer.excess)}",
+                "give the agent the chart's ClusterRole, or the kubeconfig of this node's own "
+                "identity",
+            ),
+        )
+    if running and sight is not None:
+        skew = sight.skew or 0.0
+        order = "ahead of" if skew > 0 else "behind"
+        yield judged(
+            "P-CLOCK",
+            server,
+            f"its clock and this node's differ by at most {SKEW_LIMIT:g} s",
+            When(
+                sight.skew is None,
+                "unknown",
+                "its answers have no time (Date)",
+                "compare `date -u` on both machines",
+            ),
+            When(
+                abs(skew) > SKEW_LIMIT,
+                "note",
+                f"its clock is {abs(skew):.0f} s {order} this node's",
+                "synchronise both clocks (timedatectl, chronyc tracking)",
+            ),
+        )
+
+
+def _words(rights: Sequence[Right]) -> str:
+    return ", ".join(right.words for right in rights)
+
+
+def judge_entries(node: str, names: Mapping[str, bool | None], where: str) -> Sequence[Finding]:
+    """Judge the names of Nodes in nodeconfig and in profiles. `where`: the files, for messages.
+
+    The value of a name: whether such a Node exists; None: this account may not look.
+    """
+    lost = []
+    for name, exists in names.items():
         alike = node not in names and is_alike(name, node)
-        if state is NamedNode.THERE or (state is NamedNode.UNSEEN and not alike):
-            continue
-        lost = True
-        meant = f"; did you mean {node}?" if alike else ""
-        said = f"an entry for {cap(name, 64)} matches no Node{meant}"
-        if state is NamedNode.UNSEEN:
-            said = f"an entry for {cap(name, 64)} does not match this Node{meant}"
-        advice = "write the Node's name as `kubectl get nodes` shows it, or remove the entry"
-        yield Finding.note(check, where, said, advice)
-    if not lost:
-        unseen = sum(state is NamedNode.UNSEEN for one, state in names.items() if one != node)
-        rest = f"whether {unseen} of them exist was not asked" if unseen else "each exists"
-        said = f"{counted(len(names), 'Node')} named; {rest}" if names else "no entry names a Node"
-        yield Finding.ok(check, where, said)
+        if exists is False or (exists is None and alike):
+            which = "matches no Node" if exists is False else "does not match this Node"
+            meant = f"; did you mean {node}?" if alike else ""
+            lost.append(f"an entry for {cap(name, 64)} {which}{meant}")
+    advice = "write the Node's name as `kubectl get nodes` shows it, or remove the entry"
+    unseen = sum(exists is None for name, exists in names.items() if name != node)
+    rest = f"whether {unseen} of them exist was not asked" if unseen else "each exists"
+    well = f"{counted(len(names), 'Node')} named; {rest}" if names else "no entry names a Node"
+    found = [Finding("P-ENTRIES", "note", where, said, advice) for said in lost]
+    return found or [judged("P-ENTRIES", where, well)]
 
 
 def is_alike(name: str, node: str) -> bool:
@@ -68,32 +215,30 @@ def is_alike(name: str, node: str) -> bool:
     return difflib.SequenceMatcher(None, one, other).ratio() >= LIKENESS
 
 
-# Judges the agent that runs on this node, by its own readiness page, and whether it is alone.
+# The agent that runs on this node, by its own readiness page, and whether it is alone.
 
 _LINE: Final = re.compile(r"\[([-+!])\](\S+) (?:ok|(?:failed|degraded): (.*))")
 _OURS: Final = re.compile(r".*/hami-(.+)-[0-9a-f]{8}\.sock")
 """The path of an agent's socket. Source: agent/kubelet/door.py, socket_name."""
-_CLUSTER: Final = (PreflightCheck.NODE, PreflightCheck.RIGHTS, PreflightCheck.SETTINGS)
-_CORE: Final = (PreflightCheck.LIBRARY, PreflightCheck.PRELOAD)
-_CAUSES: Final[Mapping[str, tuple[PreflightCheck, ...]]] = {
-    "state": (PreflightCheck.PATHS,),
-    "server": (PreflightCheck.KUBELET, PreflightCheck.PATHS),
-    "registered": (PreflightCheck.KUBELET, PreflightCheck.DRIVER),
-    "stream": (PreflightCheck.KUBELET,),
+_CLUSTER: Final = ("P-NODE", "P-RIGHTS", "P-SETTINGS")
+_CAUSES: Final[Mapping[str, tuple[CheckId, ...]]] = {
+    "state": ("P-PATHS",),
+    "server": ("P-KUBELET", "P-PATHS"),
+    "registered": ("P-KUBELET", "P-DRIVER"),
+    "stream": ("P-KUBELET",),
     "api": _CLUSTER,
     "api_synced": _CLUSTER,
-    "report": (*_CLUSTER, PreflightCheck.WRITER),
-    "settings": (PreflightCheck.SETTINGS,),
-    "inventory": (PreflightCheck.DRIVER,),
-    "driver": (PreflightCheck.DRIVER,),
-    "gpus": (PreflightCheck.DRIVER,),
-    "gpus_answering": (PreflightCheck.DRIVER,),
-    "cdi": (PreflightCheck.CDI,),
-    "offer": (*_CORE, PreflightCheck.PATHS, PreflightCheck.KUBELET),
+    "report": (*_CLUSTER, "P-WRITER"),
+    "settings": ("P-SETTINGS",),
+    "inventory": ("P-DRIVER",),
+    "driver": ("P-DRIVER",),
+    "gpus": ("P-DRIVER",),
+    "gpus_answering": ("P-DRIVER",),
+    "cdi": ("P-CDI",),
+    "offer": ("P-LIBRARY", "P-PRELOAD", "P-PATHS", "P-KUBELET"),
 }
 """The checks of the doctor that explain a failed check of the agent's readiness, by its name."""
-_OF_GPUS: Final = "run `hami-agent status`: it says of each GPU what to do"
-_READ: Final = "see /readyz?verbose in the runbook, Start here, and the agent's log"
+_LOOKS_AGAIN: Final = "the agent looks every 10 s: run this check again in 10 s"
 
 
 class AgentAnswer(msgspec.Struct, frozen=True):
@@ -109,37 +254,54 @@ class AgentAnswer(msgspec.Struct, frozen=True):
     denied: bool = False
 
 
-def judge_agent(answer: AgentAnswer) -> Iterator[Finding]:
-    """Judge the agent's readiness: one finding for each of its checks that fails."""
-    check = PreflightCheck.AGENT
-    if answer.denied:
-        advice = "run this check as root, or as the agent's user"
-        yield Finding.unknown(check, answer.path, answer.failure, advice)
-        return
-    if answer.failure:
-        advice = (
-            "start it (systemctl start hami-agent, or look at the DaemonSet's pod of this node), "
-            "and give this check the agent's settings (--run-dir)"
-        )
-        yield Finding.wrong(check, answer.path, f"no agent answers: {answer.failure}", advice)
-        return
+def judge_agent(answer: AgentAnswer, repaired: Mapping[str, str]) -> Sequence[Finding]:
+    """Judge the agent's readiness: one finding for each of its checks that fails.
+
+    `repaired`: words of the agent about the host that no longer hold, each with what was seen now:
+    the agent looks every 10 s, and one output must not contradict itself.
+    """
     lines = [match for match in map(_LINE.fullmatch, answer.text.splitlines()) if match]
-    if not lines or answer.status not in {200, 503}:
-        said = f"answers {answer.status}, but not as an agent"
-        yield Finding.wrong(check, answer.path, said, "give --run-dir of the agent")
-        return
-    failed = [match for match in lines if match[1] != "+"]
-    for sign, name, text in (match.groups() for match in failed):
-        is_of_gpus = name in {"gpu_health", "cdi"}
-        advice, said = _OF_GPUS if is_of_gpus else _READ, text or "fails"
-        finding = Finding.wrong(check, name, said, advice)
-        if sign != "-":
-            means = OF_ONE_GPU if is_of_gpus else ""
-            finding = Finding.note(check, name, said, advice, means)
-        yield finding.because_of(*_CAUSES.get(name, ()))
-    if not any(match[1] == "-" for match in failed):
-        said = f"the agent is ready; {counted(len(lines) - len(failed), 'check')} of it passed"
-        yield Finding.ok(check, answer.path, said)
+    is_agent = bool(lines) and answer.status in {200, 503}
+    whole = judged(
+        "P-AGENT",
+        answer.path,
+        f"the agent is ready; {counted(sum(match[1] == '+' for match in lines), 'check')} of it "
+        "passed",
+        When(
+            answer.denied,
+            "unknown",
+            answer.failure,
+            "run this check as root, or as the agent's user",
+        ),
+        When(
+            bool(answer.failure),
+            "WRONG",
+            f"no agent answers: {answer.failure}",
+            "start it (systemctl start hami-agent, or look at the DaemonSet's pod of this node), "
+            "and give this check the agent's settings (--run-dir)",
+        ),
+        When(
+            not is_agent,
+            "WRONG",
+            f"answers {answer.status}, but not as an agent",
+            "give --run-dir of the agent",
+        ),
+    )
+    if whole.verdict != "ok":
+        return [whole]
+    found = []
+    for sign, name, text in (match.groups() for match in lines if match[1] != "+"):
+        verdict: Verdict = "WRONG" if sign == "-" else "note"
+        said, means = text or "fails", ""
+        advice = "see /readyz?verbose in the runbook, Start here, and the agent's log"
+        if name in {"gpu_health", "cdi"}:
+            advice = "run `hami-agent status`: it says of each GPU what to do"
+            means = OF_ONE_GPU if verdict == "note" else ""
+        if seen := next((seen for words, seen in repaired.items() if words in said), ""):
+            said, advice = f"the agent has not seen yet that {seen}", _LOOKS_AGAIN
+        found.append(Finding("P-AGENT", verdict, name, said, advice, means, _CAUSES.get(name, ())))
+    is_ready = all(one.verdict == "note" for one in found)
+    return [*found, *([whole] if is_ready else [])]
 
 
 def judge_instances(
@@ -150,60 +312,37 @@ def judge_instances(
     `lock`: the lock file in the run directory; `holder`: what it says of its holder. `waiting`: the
     other processes of agents on this host. `sockets`: all in the kubelet's directory.
     """
-    check = PreflightCheck.SECOND
     serving = [one.path for one in sockets if one.alive and _OURS.fullmatch(one.path)]
-    if len(serving) > 1:
-        return Finding.wrong(
-            check,
-            ", ".join(serving),
+    # The text stays in the file when its holder has ended.
+    held = f"last taken by {holder}" if holder else "names no holder"
+    return judged(
+        "P-SECOND",
+        ", ".join(serving) if len(serving) > 1 else lock.path,
+        f"{held}; {counted(len(serving), 'live socket')} of agents at the kubelet",
+        When(
+            len(serving) > 1,
+            "WRONG",
             f"{counted(len(serving), 'agent')} serve the kubelet of this node",
             "stop all but one: the systemd service and the DaemonSet exclude each other",
-        )
-    if waiting:
-        pids = ", ".join(map(str, waiting))
-        return Finding.note(
-            check,
-            lock.path,
-            f"more agents run on this host (pid {pids}) than the one that holds the lock",
+        ),
+        When(
+            bool(waiting),
+            "note",
+            f"more agents run on this host (pid {', '.join(map(str, waiting))}) than the one that "
+            "holds the lock",
             "nothing during an update: the next agent waits there. Otherwise stop it, because it "
             "takes over as soon as the other one ends",
             "pods are not affected: only the agent that holds the lock serves",
-        )
-    # The text stays in the file when its holder has ended.
-    said = f"last taken by {holder}" if holder else "names no holder"
-    said = f"{said}; {counted(len(serving), 'live socket')} of agents at the kubelet"
-    return Finding(check, PreflightVerdict.OK, lock.path, said)
+        ),
+    )
 
 
-# Judges what HAMi's scheduler and the kubelet show of this node, as the API server has it.
+# What HAMi's scheduler and the kubelet show of this node, as the API server has it.
 
-READ_WITHIN: Final = 60.0
-"""Seconds. HAMi's schedulers look at a Node every 15 s; those up to 2.7.1 drop it after 60 s."""
-KUBELET_WITHIN: Final = 15.0
-"""Seconds. The kubelet writes a changed status every 10 s (nodeStatusUpdateFrequency)."""
-LOCK_LONG: Final = 60.0
-LOCK_EXPIRES: Final = 300.0
-"""Seconds after which HAMi's scheduler takes a lock over, by its default."""
 _READERS: Final[Mapping[ReportProfile, str]] = {
     ReportProfile.JSON: "2.8 and later",
     ReportProfile.COLON: "2.5 to 2.7.1",
 }
-
-
-class NodeTraces(msgspec.Struct, frozen=True):
-    """The annotations of a Node, and who wrote them.
-
-    - `written`: those that an agent changed last.
-    - `last_written`: when an agent last wrote one of them, in UTC.
-    - `reported_by`: the writer other than an agent that last changed the register annotation, and
-      when (`kube.objects.other_writer`).
-    """
-
-    name: str
-    annotations: Mapping[str, str] = msgspec.field(default_factory=dict)
-    written: frozenset[str] = frozenset()
-    last_written: str = ""
-    reported_by: str = ""
 
 
 class ReportSeen(msgspec.Struct, frozen=True):
@@ -224,14 +363,6 @@ class ReportSeen(msgspec.Struct, frozen=True):
     written: dt.datetime | None = None
 
 
-class OfferSeen(msgspec.Struct, frozen=True):
-    """The amounts of the agent's resource in the Node's status."""
-
-    resource: str
-    allocatable: int = 0
-    capacity: int = 0
-
-
 def _decoded(decode: Callable[[str], R], text: str | None) -> R | None:
     """What the text says; None if there is none, or it cannot be read."""
     try:
@@ -240,7 +371,7 @@ def _decoded(decode: Callable[[str], R], text: str | None) -> R | None:
         return None
 
 
-def read_report(node: NodeTraces, differences: tuple[str, ...]) -> ReportSeen:
+def read_report(node: NodeSight, differences: tuple[str, ...]) -> ReportSeen:
     """Read the Node's register annotation. `differences`: see ReportSeen."""
     text = node.annotations.get(REGISTER)
     if text is None:
@@ -252,191 +383,231 @@ def read_report(node: NodeTraces, differences: tuple[str, ...]) -> ReportSeen:
         gpus=len(gpus),
         healthy=sum(gpu.split_count for gpu in gpus if gpu.healthy),
         is_json=is_json_form(text),
-        differences=differences if gpus else (),
+        differences=differences,
         written=written,
     )
 
 
-def judge_offer(
-    node: str, offer: OfferSeen, report: ReportSeen, now: dt.datetime
-) -> Iterator[Finding]:
-    """Judge allocatable against the healthy slices of the register annotation, if it has any."""
-    check = PreflightCheck.OFFER
-    if not report.gpus:
-        return
-    subject = f"allocatable {offer.resource} of Node {node}"
-    if offer.allocatable == report.healthy:
-        said = f"{offer.allocatable} = healthy {report.healthy} (capacity {offer.capacity})"
-        yield Finding.ok(check, subject, said)
-        return
-    less = offer.allocatable < report.healthy
+def judge_offer(node: NodeSight, resource: str, report: ReportSeen, now: dt.datetime) -> Finding:
+    """Judge allocatable against the healthy slices of the register annotation."""
+    offered, less = node.allocatable, node.allocatable < report.healthy
     is_new = report.written is not None and (now - report.written).total_seconds() < KUBELET_WITHIN
-    judged = Finding.note if is_new else Finding.wrong
-    finding = judged(
-        check,
-        subject,
-        f"{offer.allocatable}, and the register annotation has {report.healthy} healthy slices",
-        "look again in 15 s: the kubelet reports every 10 s. If it stays, look at `registered`, "
-        "`stream` and `report` in the agent's /readyz?verbose",
-        "kube-scheduler counts fewer slices than HAMi's scheduler: pods stay Pending"
-        if less
-        else "HAMi's scheduler counts fewer slices than the kubelet offers: pods stay Pending",
-    )
-    yield finding.because_of(
-        PreflightCheck.AGENT,
-        PreflightCheck.KUBELET,
-        PreflightCheck.DRIVER,
-        PreflightCheck.SECOND,
-        PreflightCheck.PLUGIN,
+    return judged(
+        "P-OFFER",
+        f"allocatable {resource} of Node {node.name}",
+        f"{offered} = healthy {report.healthy} (capacity {node.capacity})",
+        When(
+            not report.gpus,
+            "note",
+            f"{offered}; there is no readable register annotation to compare it with",
+            "repair what is said of the annotation (P-REPORT) and of the agent (P-AGENT)",
+            causes=("P-REPORT", "P-AGENT"),
+        ),
+        When(
+            offered != report.healthy,
+            "note" if is_new else "WRONG",
+            f"{offered}, and the register annotation has {report.healthy} healthy slices",
+            "look again in 15 s: the kubelet reports every 10 s. If it stays, look at "
+            "`registered`, `stream` and `report` in the agent's /readyz?verbose",
+            "kube-scheduler counts fewer slices than HAMi's scheduler: pods stay Pending"
+            if less
+            else "HAMi's scheduler counts fewer slices than the kubelet offers: pods stay Pending",
+            ("P-AGENT", "P-KUBELET", "P-DRIVER", "P-SECOND", "P-PLUGIN"),
+        ),
     )
 
 
-def judge_present_report(node: str, report: ReportSeen, profile: ReportProfile) -> Finding:
-    """Judge the register annotation beside an agent with the report profile `profile`."""
-    check, subject = PreflightCheck.REPORT, f"{REGISTER} of Node {node}"
-    reader = f"HAMi's scheduler {_READERS[profile]}"
-    advice = "look at `report` in the agent's /readyz?verbose; the agent writes it within seconds"
-    if not report.is_there:
-        said, means = "does not exist", "HAMi's scheduler knows no GPU of this node"
-        means = f"{means} (node unregistered)"
-    elif not report.gpus:
-        said = "cannot be read"
-        means = "HAMi's scheduler keeps what it read before, or knows no GPU of this node"
-    elif report.is_json != (profile is ReportProfile.JSON):
-        said, means = f"does not have the form for {reader}, which the settings name", ""
-        advice = "set report.profile to the scheduler's release, and restart the agent"
-    elif report.differences:
-        more = len(report.differences) - 1
-        said = report.differences[0] + (f", and {more} more" if more else "")
-        advice = "give this check the agent's settings; if it has them, restart the agent"
-        return Finding.note(check, subject, said, advice)
-    else:
-        return Finding.ok(check, subject, f"says what the agent would write, for {reader}")
-    return Finding.wrong(check, subject, said, advice, means).because_of(
-        PreflightCheck.AGENT, PreflightCheck.RIGHTS, PreflightCheck.DRIVER, PreflightCheck.WRITER
+def judge_report(node: str, report: ReportSeen, running: ReportProfile | None) -> Finding:
+    """Judge the register annotation. `running`: the report profile of the agent; None: none runs.
+
+    Before the first start it is another plugin's, and only its content counts.
+    """
+    reader = f"HAMi's scheduler {_READERS[running]}" if running else ""
+    more = f", and {len(report.differences) - 1} more" if len(report.differences) > 1 else ""
+    look = "look at `report` in the agent's /readyz?verbose; the agent writes it within seconds"
+    causes: tuple[CheckId, ...] = ("P-AGENT", "P-RIGHTS", "P-DRIVER", "P-WRITER")
+    return judged(
+        "P-REPORT",
+        f"{REGISTER} of Node {node}",
+        "says what the agent would write" + (f", for {reader}" if running else ""),
+        When(
+            bool(running) and not report.is_there,
+            "WRONG",
+            "does not exist",
+            look,
+            "HAMi's scheduler knows no GPU of this node (node unregistered)",
+            causes,
+        ),
+        When(
+            bool(running) and not report.gpus,
+            "WRONG",
+            "cannot be read",
+            look,
+            "HAMi's scheduler keeps what it read before, or knows no GPU of this node",
+            causes,
+        ),
+        When(
+            bool(running) and report.is_json != (running is ReportProfile.JSON),
+            "WRONG",
+            f"does not have the form for {reader}, which the settings name",
+            "set report.profile to the scheduler's release, and restart the agent",
+            causes=causes,
+        ),
+        When(
+            bool(report.differences),
+            "note",
+            f"{''.join(report.differences[:1])}{more}",
+            "give this check the agent's settings; if it has them, restart the agent"
+            if running
+            else "unless you want this change, give the agent the settings of the plugin before it "
+            "(HAMi's ConfigMaps, report.profile)",
+        ),
     )
 
 
 def judge_handshake(
-    node: str, text: str, report: ReportSeen, profile: ReportProfile, now: dt.datetime
+    node: NodeSight, report: ReportSeen, profile: ReportProfile, now: dt.datetime
 ) -> Finding:
     """Judge by the handshake whether a scheduler has read the present report.
 
     With the profile `json` the agent removes the handshake with each report, and schedulers from
     2.9 on write it again when they read the report. With the others it stamps it every 30 s.
     """
-    check, subject = PreflightCheck.HANDSHAKE, f"{HANDSHAKE} of Node {node}"
-    said = _decoded(decode_handshake, text)
-    word = said.word.value if said else text.partition(" ")[0][:32]
-    if word == "Deleted":
-        return Finding.wrong(
-            check,
-            subject,
+    text = node.annotations.get(HANDSHAKE, "")
+    handshake = _decoded(decode_handshake, text)
+    word = handshake.word.value if handshake else text.partition(" ")[0][:32]
+    # Schedulers write their local time without a zone: only a stamp with one has an age.
+    stamp = handshake.stamp if handshake and handshake.stamp and handshake.stamp.tzinfo else now
+    stamped, written = (now - stamp).total_seconds(), report.written or now
+    age = (now - written).total_seconds()
+    return judged(
+        "P-HANDSHAKE",
+        f"{HANDSHAKE} of Node {node.name}",
+        "a scheduler has read the report since it was written",
+        When(
+            word == "Deleted",
+            "WRONG",
             f"the scheduler dropped this node's GPUs ({cap(text, 64)})",
             "restart HAMi's scheduler, which then reads the report again; with a scheduler up to "
             "2.7.1 set report.profile",
             "HAMi's scheduler places no pod on this node",
-        )
-    if profile.stamps:
-        return _judge_stamp(subject, word, said.stamp if said else None, now)
-    if word == "Requesting":
-        return Finding.ok(check, subject, "a scheduler has read the report since it was written")
-    if word:
-        return Finding.ok(check, subject, f"{word}: schedulers from 2.8 on do not use it")
-    age = None if report.written is None else (now - report.written).total_seconds()
-    if not report.is_there or (age is not None and age < READ_WITHIN):
-        return Finding.ok(check, subject, "absent: the report is new, or there is none")
-    # Schedulers from 2.10 on remove it when they drop a node whose slices are gone.
-    if report.gpus and not report.healthy:
-        return Finding.ok(check, subject, "absent: the report offers no slice to a scheduler")
-    finding = Finding.note(
-        check,
-        subject,
-        "absent: no scheduler has read the present report"
-        + ("" if age is None else f", which is {age:.0f} s old"),
-        "check that HAMi's scheduler runs; releases from 2.9 on write this within 15 s. Release "
-        "2.8 never does: after a change of memory or names alone, restart it",
+        ),
+        When(
+            profile.stamps and not word,
+            "WRONG",
+            "the agent's stamp is absent",
+            "look at `report` in the agent's /readyz?verbose",
+            "HAMi's scheduler drops this node after 60 s",
+            ("P-AGENT", "P-RIGHTS"),
+        ),
+        When(
+            profile.stamps and word == "Reported" and stamped > READ_WITHIN,
+            "note",
+            f"no scheduler has read the report of {stamped:.0f} s ago",
+            "check that HAMi's scheduler runs",
+        ),
+        When(profile.stamps, "ok", f"{word}: the agent's stamps are read"),
+        When(word not in {"", "Requesting"}, "ok", f"{word}: schedulers from 2.8 on do not use it"),
+        When(
+            not word and (not report.is_there or (report.written and age < READ_WITHIN) is True),
+            "ok",
+            "absent: the report is new, or there is none",
+        ),
+        # Schedulers from 2.10 on remove it when they drop a node whose slices are gone.
+        When(
+            not word and report.gpus > 0 and not report.healthy,
+            "ok",
+            "absent: the report offers no slice to a scheduler",
+        ),
+        When(
+            not word,
+            "note",
+            "absent: no scheduler has read the present report"
+            + (f", which is {age:.0f} s old" if report.written else ""),
+            "check that HAMi's scheduler runs; releases from 2.9 on write this within 15 s. "
+            "Release 2.8 never does: after a change of memory or names alone, restart it",
+            causes=("P-AGENT", "P-KUBELET", "P-DRIVER"),
+        ),
     )
-    return finding.because_of(PreflightCheck.AGENT, PreflightCheck.KUBELET, PreflightCheck.DRIVER)
 
 
-def _judge_stamp(subject: str, word: str, stamp: dt.datetime | None, now: dt.datetime) -> Finding:
-    check = PreflightCheck.HANDSHAKE
-    if not word:
-        advice = "look at `report` in the agent's /readyz?verbose"
-        means = "HAMi's scheduler drops this node after 60 s"
-        finding = Finding.wrong(check, subject, "the agent's stamp is absent", advice, means)
-        return finding.because_of(PreflightCheck.AGENT, PreflightCheck.RIGHTS)
-    # Schedulers write their local time without a zone: only a stamp with one has an age.
-    age = (now - stamp).total_seconds() if stamp and stamp.tzinfo else 0.0
-    if word == "Reported" and age > READ_WITHIN:
-        said = f"no scheduler has read the report of {age:.0f} s ago"
-        return Finding.note(check, subject, said, "check that HAMi's scheduler runs")
-    return Finding.ok(check, subject, f"{word}: the agent's stamps are read")
-
-
-def judge_writer(node: NodeTraces, report: ReportSeen) -> Finding:
+def judge_writer(node: NodeSight, report: ReportSeen) -> Finding:
     """Judge who wrote the register annotation last. The agent writes no equal one again."""
-    check, subject = PreflightCheck.WRITER, f"{REGISTER} of Node {node.name}"
-    if not node.reported_by:
-        return Finding.ok(check, subject, "no writer other than the agent is known")
     writer, _, when = cap(node.reported_by, 128).rpartition(" ")
-    if report.gpus and not report.differences:
-        said = f"{writer} wrote it at {when}, and the agent would write the same"
-        return Finding.ok(check, subject, said)
-    return Finding.note(
-        check,
-        subject,
-        f"{writer} changed it at {when}, after the agent",
-        "find this writer: nearly always it is a second device plugin of this node; stop it",
+    is_same = report.gpus > 0 and not report.differences
+    return judged(
+        "P-WRITER",
+        f"{REGISTER} of Node {node.name}",
+        "no writer other than the agent is known",
+        When(
+            bool(writer) and is_same,
+            "ok",
+            f"{writer} wrote it at {when}, and the agent would write the same",
+        ),
+        When(
+            bool(writer),
+            "note",
+            f"{writer} changed it at {when}, after the agent",
+            "find this writer: nearly always it is a second device plugin of this node; stop it",
+        ),
     )
 
 
-def judge_lock(node: str, text: str | None, now: dt.datetime) -> Finding:
-    """Judge the node lock. `text`: the annotation, None if it is absent."""
-    check, subject = PreflightCheck.LOCK, f"{MUTEX_LOCK} of Node {node}"
-    if text is None:
-        return Finding.ok(check, subject, "free")
+def judge_lock(node: NodeSight, now: dt.datetime) -> Finding:
+    """Judge the node lock."""
+    text = node.annotations.get(MUTEX_LOCK)
     lock = _decoded(decode_node_lock, text)
-    remove = f"kubectl annotate node {node} {MUTEX_LOCK}-"
-    if lock is None:
-        said = f"cannot be read ({cap(text, 64)}): no scheduler ever takes it over"
-        return Finding.wrong(check, subject, said, f"remove it: {remove}")
-    age = (now - lock.stamp).total_seconds()
-    owner = "an unnamed pod" if lock.owner is None else f"pod {cap('/'.join(lock.owner), 128)}"
-    said = f"held by {owner} for {age:.0f} s"
-    if age <= LOCK_LONG:
-        return Finding.ok(check, subject, said)
-    advice = (
-        "look at that pod's Events. The agent frees the lock of a pod that failed, ended or is "
-        f"gone within 35 s; if there is no such pod and the lock stays: {remove}"
+    age = (now - lock.stamp).total_seconds() if lock else 0.0
+    owner = f"pod {cap('/'.join(lock.owner), 128)}" if lock and lock.owner else "an unnamed pod"
+    remove = f"kubectl annotate node {node.name} {MUTEX_LOCK}-"
+    return judged(
+        "P-LOCK",
+        f"{MUTEX_LOCK} of Node {node.name}",
+        "free" if text is None else f"held by {owner} for {age:.0f} s",
+        When(
+            text is not None and lock is None,
+            "WRONG",
+            f"cannot be read ({cap(text or '', 64)}): no scheduler ever takes it over",
+            f"remove it: {remove}",
+        ),
+        When(
+            age > LOCK_LONG,
+            "WRONG" if age > LOCK_EXPIRES else "note",
+            f"held by {owner} for {age:.0f} s",
+            "look at that pod's Events. The agent frees the lock of a pod that failed, ended or "
+            f"is gone within 35 s; if there is no such pod and the lock stays: {remove}",
+            causes=("P-RIGHTS",),
+        ),
     )
-    finding = Finding.wrong if age > LOCK_EXPIRES else Finding.note
-    return finding(check, subject, said, advice).because_of(PreflightCheck.RIGHTS)
 
 
 def judge_leftovers(
-    node: NodeTraces, stale: Sequence[str], *, stamps: bool, scores: bool
-) -> Iterator[Finding]:
+    node: NodeSight, stale: Sequence[str], *, stamps: bool, scores: bool
+) -> Sequence[Finding]:
     """Judge what HAMi's plugin left: sockets without a process (`stale`), and annotations.
 
     `stamps`, `scores`: the agent's settings make it write the handshake, the score.
     """
-    check = PreflightCheck.LEFTOVERS
-    found = False
-    for path in stale:
-        found = True
-        said = "left by HAMi's or NVIDIA's plugin: no process listens there"
-        advice = f"rm {path}, if that plugin does not come back"
-        yield Finding.note(check, path, said, advice)
-    ours = {HANDSHAKE: stamps, SCORE: scores}
-    for key, is_ours in ours.items():
+    found = [
+        Finding(
+            "P-LEFTOVERS",
+            "note",
+            path,
+            "left by HAMi's or NVIDIA's plugin: no process listens there",
+            f"rm {path}, if that plugin does not come back",
+        )
+        for path in stale
+    ]
+    for key, is_ours in {HANDSHAKE: stamps, SCORE: scores}.items():
         text = node.annotations.get(key)
-        if text is None or is_ours or (key == HANDSHAKE and not text.startswith("Reported")):
-            continue
-        found = True
-        said = f"left by HAMi's plugin: these settings never write it ({cap(text, 48)})"
-        advice = f"kubectl annotate node {node.name} {key}-"
-        yield Finding.note(check, f"{key} of Node {node.name}", said, advice)
-    if not found:
-        yield Finding.ok(check, f"Node {node.name}", "nothing of HAMi's plugin is left")
+        if text is not None and not is_ours and (key == SCORE or text.startswith("Reported")):
+            finding = Finding(
+                "P-LEFTOVERS",
+                "note",
+                f"{key} of Node {node.name}",
+                f"left by HAMi's plugin: these settings never write it ({cap(text, 48)})",
+                f"kubectl annotate node {node.name} {key}-",
+            )
+            found.append(finding)
+    well = judged("P-LEFTOVERS", f"Node {node.name}", "nothing of HAMi's plugin is left")
+    return found or [well]

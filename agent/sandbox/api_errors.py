@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
+from typing_extensions import override
+
 Json = dict[str, Any]
 """A plain JSON object, as stored and as sent."""
 
@@ -12,6 +14,11 @@ class StatusError(Exception):
 
     code: ClassVar[int] = 500
     reason: ClassVar[str] = "InternalError"
+
+    @override
+    def __init_subclass__(cls, *, code: int, reason: str) -> None:
+        super().__init_subclass__()
+        cls.code, cls.reason = code, reason
 
     def __init__(self, message: str, headers: Mapping[str, str] | None = None) -> None:
         super().__init__(message)
@@ -31,64 +38,37 @@ class StatusError(Exception):
         }
 
 
-class BadRequestError(StatusError):
+class BadRequestError(StatusError, code=400, reason="BadRequest"):
     """The request cannot be understood."""
 
-    code = 400
-    reason = "BadRequest"
 
-
-class UnauthorizedError(StatusError):
+class UnauthorizedError(StatusError, code=401, reason="Unauthorized"):
     """No token, or an unknown one."""
 
-    code = 401
-    reason = "Unauthorized"
 
-
-class ForbiddenError(StatusError):
+class ForbiddenError(StatusError, code=403, reason="Forbidden"):
     """A known user without the permission."""
 
-    code = 403
-    reason = "Forbidden"
 
-
-class NotFoundError(StatusError):
+class NotFoundError(StatusError, code=404, reason="NotFound"):
     """No such object, or no such path."""
 
-    code = 404
-    reason = "NotFound"
 
-
-class AlreadyExistsError(StatusError):
+class AlreadyExistsError(StatusError, code=409, reason="AlreadyExists"):
     """An object of this name already exists."""
 
-    code = 409
-    reason = "AlreadyExists"
 
-
-class ConflictError(StatusError):
+class ConflictError(StatusError, code=409, reason="Conflict"):
     """A precondition (UID or resource version) does not hold."""
 
-    code = 409
-    reason = "Conflict"
 
-
-class GoneError(StatusError):
+class GoneError(StatusError, code=410, reason="Expired"):
     """The history no longer has the version that the request names."""
 
-    code = 410
-    reason = "Expired"
 
-
-class InvalidError(StatusError):
+class InvalidError(StatusError, code=422, reason="Invalid"):
     """The result would not be a valid object."""
 
-    code = 422
-    reason = "Invalid"
 
-
-class TooManyRequestsError(StatusError):
+class TooManyRequestsError(StatusError, code=429, reason="TooManyRequests"):
     """The server asks the client to try again later."""
-
-    code = 429
-    reason = "TooManyRequests"

@@ -12,7 +12,7 @@ import msgspec
 
 from agent import __version__
 from agent.errors import AgentError, SettingsError, StateCorrupt
-from agent.host.files import TextFiles, check_size
+from agent.host.files import check_size, is_there, read_file
 from agent.kit.tasks import Offload
 from agent.ledger import LastGood, SourceFile
 from agent.settings.schema import DEFAULT, Setting
@@ -64,20 +64,20 @@ async def look(sources: Sources, offload: Offload, good: Sources | None = None) 
     If a file of `good` is gone, everything is refused: settings do not fall back to defaults while
     pods run. `offload` reads files and parses YAML. A file that does not answer is refused.
     """
-    paths, files, current = [sources.file or DEFAULT_FILE], TextFiles(offload), sources
+    paths, current = [sources.file or DEFAULT_FILE], sources
     try:
         async with asyncio.timeout(DEADLINE):
             # Our own file, the environment and the flags come first: they say where HAMi's files
             # are. What was read is kept in `current` if the next read fails.
-            if sources.file is not None or await files.is_there(paths[0]):
-                own = SourceFile(str(paths[0]), await files.read(paths[0], MAX_YAML))
+            if sources.file is not None or await is_there(paths[0], offload):
+                own = SourceFile(str(paths[0]), await read_file(paths[0], MAX_YAML, offload))
                 current = msgspec.structs.replace(current, own=own)
             values = (await offload.call(make_plan, current)).resolve(NodeFacts())
             named = values[DEVICE_CONFIG], values[NODE_CONFIG]
             # Both are watched even if one is refused: the operator may have to change both.
             paths += [Path(str(one.value)) for one in named if one.value]
-            device_config = await _named(named[0], MAX_YAML, files, paths)
-            node_config = await _named(named[1], MAX_JSON, files, paths)
+            device_config = await _named(named[0], MAX_YAML, offload, paths)
+            node_config = await _named(named[1], MAX_JSON, offload, paths)
             current = msgspec.structs.replace(
                 current, device_config=device_config, node_config=node_config
             )
@@ -115,7 +115,7 @@ async def begin(sources: Sources, offload: Offload, state: Offload) -> SourcesRe
     else:
         return start
     # Our own file says where the copy is, if it is good; else environment and flags do.
-    file, last, files = None, None, TextFiles(state)
+    file = last = None
     ours = msgspec.structs.replace(start.sources, device_config=None, node_config=None)
     for known in (msgspec.structs.replace(ours, own=None), ours):
         with contextlib.suppress(SettingsError):
@@ -124,8 +124,8 @@ async def begin(sources: Sources, offload: Offload, state: Offload) -> SourcesRe
         raise refusal
     try:
         async with asyncio.timeout(DEADLINE):
-            if await files.is_there(file):
-                copy = decode_last_good(await files.read(file, MAX_COPY))
+            if await is_there(file, state):
+                copy = decode_last_good(await read_file(file, MAX_COPY, state))
                 last = recalled(copy, start.sources)
     except TimeoutError as error:
         raise _both(refusal, file, _unanswered(file)) from error
@@ -141,7 +141,7 @@ async def read_text(path: Path, offload: Offload) -> SourceFile:
 
     It has no deadline: the operator may be typing the text.
     """
-    text = SourceFile(str(path), await TextFiles(offload).read(path, MAX_JSON))
+    text = SourceFile(str(path), await read_file(path, MAX_JSON, offload))
     if not is_json(text):
         check_size(path, text.content, MAX_YAML)
     return text
@@ -184,16 +184,16 @@ def _unanswered(path: Path) -> SettingsError:
 
 
 async def _named(
-    setting: Setting, limit: int, files: TextFiles, paths: list[Path]
+    setting: Setting, limit: int, offload: Offload, paths: list[Path]
 ) -> SourceFile | None:
     """Read the file that the setting names. The default file need not exist."""
     if not setting.value:
         return None
     path = Path(str(setting.value))
     paths.append(path)
-    if setting.origin == DEFAULT and not await files.is_there(path):
+    if setting.origin == DEFAULT and not await is_there(path, offload):
         return None
-    return SourceFile(str(path), await files.read(path, limit))
+    return SourceFile(str(path), await read_file(path, limit, offload))
 
 
 def _both(refusal: SettingsError, file: Path, error: AgentError) -> SettingsError:

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Final, get_args
 
 import msgspec
 
-from agent.allocate.candidates import MatchSettings
+from agent.allocate.match import MatchSettings
 from agent.allocate.plain import PlainSettings
 from agent.errors import SettingsError
 from agent.hami.register import ReportSettings

@@ -22,7 +22,7 @@ from aiohttp import web
 
 from agent.errors import cap
 from agent.health.watch import ALL, GpuRelease, Recheck
-from agent.kit.tasks import Throttle
+from agent.kit.tasks import Allowance
 from agent.kit.unix import peer_uid
 from agent.model import NO_INDEX, ReaderPolicy, SharedGpu
 from agent.node.findings import STANDBY, Check, degraded, is_ready
@@ -236,7 +236,7 @@ class Actions(msgspec.Struct, eq=False):
     release: Callable[[str], Awaitable[GpuRelease | None]]
     gpus: Callable[[], Sequence[tuple[str, SharedGpu]]]
     left_out: Callable[[str], str] = lambda _: ""
-    refused: Throttle = msgspec.field(default_factory=lambda: Throttle(TELL_PERIOD))
+    refused: Allowance = msgspec.field(default_factory=lambda: Allowance(1, TELL_PERIOD))
 
     async def answer(self, request: web.BaseRequest) -> web.Response:
         """Do the action, or answer why not."""

@@ -6,10 +6,9 @@ series (`hami`), and the counts and durations of the services.
 
 import asyncio
 import datetime as dt
-import operator
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Final, TypeAlias, TypeVar
+from typing import Final, TypeAlias
 
 import msgspec
 from aiohttp import web
@@ -32,20 +31,20 @@ from typing_extensions import override
 
 from agent.allocate.edits import CORE_POLICY_ENV
 from agent.allocate.room import promised, takes_room
-from agent.cluster import PodTable
 from agent.hami.region import RegionState
-from agent.kit.timing import DurationRow, Durations, Tally
+from agent.kit.timing import Durations, Tally
 from agent.ledger import Holder, Row
 from agent.model import (
     MIB,
     NO_INDEX,
     Condition,
+    GpuSample,
     GpuUuid,
     HamiNames,
-    Inventory,
+    SharedGpu,
 )
 from agent.status import StatusFacts, gpu_labels, labelled
-from agent.usage import ContainerUse
+from agent.usage import ContainerGpuUse, ContainerUse
 from agent.web.api import BuildInfo
 
 PREFIX: Final = "hami_agent_"
@@ -66,7 +65,6 @@ UNKNOWN: Final = "unknown"
 
 Used = tuple[Holder, ContainerUse]
 """A container, and what it uses."""
-T = TypeVar("T", Tally, Durations)
 
 
 class Gauge(msgspec.Struct, frozen=True):
@@ -78,37 +76,163 @@ class Gauge(msgspec.Struct, frozen=True):
 
 
 class MetricSources(msgspec.Struct, frozen=True):
-    """The counts and numbers of services; tallies and durations of equal name are added up."""
+    """The counts and numbers of services, each name once."""
 
     tallies: Sequence[Tally] = ()
     durations: Sequence[Durations] = ()
     readings: Sequence[Gauge] = ()
 
 
-_Series: TypeAlias = tuple[str, str, tuple[str, ...]]
-"""Name, help and labels of one series."""
-_Value: TypeAlias = tuple[str, tuple[str, ...], float]
-"""The key of a series, the values of its labels, and the number."""
+_Labels: TypeAlias = tuple[str, ...]
+_Values: TypeAlias = Iterable[tuple[_Labels, float]]
+"""The values of the labels, and the number, of each series of a family."""
+_Series: TypeAlias = tuple[str, str, _Labels]
+"""Name, help and labels of one of HAMi's families."""
+_Value: TypeAlias = tuple[str, _Labels, float]
+"""The key of one of HAMi's families, the values of its labels, and the number."""
 
-_OWN: Final[tuple[_Series, ...]] = (
+
+class _Scrape(msgspec.Struct, frozen=True):
+    """What one rendering of the page shows.
+
+    - `labels`: the value of the label `gpu`. `gpus`: the GPUs of the inventory, each with it.
+    - `counted`: GPUs of which something is counted or held. Each has its series in gpu_info.
+    - `running`: the rows that take room. `given`: those with a holder, each with it. `newest`: the
+      newest of each holder: the agent has not seen yet that the other pod is gone.
+    - `used`: what the containers of `newest` use.
+    """
+
+    build: BuildInfo
+    facts: StatusFacts
+    labels: Mapping[GpuUuid, str]
+    gpus: Sequence[tuple[str, SharedGpu]]
+    counted: Collection[str]
+    running: Sequence[Row]
+    given: Sequence[tuple[Holder, Row]]
+    newest: Mapping[Holder, Row]
+    used: Sequence[Used]
+
+    @property
+    def samples(self) -> list[tuple[str, GpuSample]]:
+        """The newest sample of each GPU that has one, with the GPU's label."""
+        found = ((name, self.facts.newest(gpu.uuid)) for name, gpu in self.gpus)
+        return [(name, one.sample) for name, one in found if one is not None]
+
+    @property
+    def gpus_used(self) -> list[tuple[_Labels, ContainerGpuUse]]:
+        """What each container uses of each of its GPUs, with the labels of SHARE."""
+        return [(self.part(gpu.uuid, holder), gpu) for holder, use in self.used for gpu in use.gpus]
+
+    def part(self, uuid: str, holder: Holder) -> _Labels:
+        """The labels of SHARE."""
+        return (self.labels.get(GpuUuid(uuid), uuid), *astuple(holder))
+
+
+_Family: TypeAlias = tuple[str, str, _Labels, Callable[[_Scrape], _Values]]
+"""Name without prefix, help, labels and values. What is not known has no series."""
+
+
+def _gpu_info(at: _Scrape) -> _Values:
+    """Which GPU each label means: the GPUs of the inventory, and others that are `counted`."""
+    facts = at.facts
+    for shared in (*facts.inventory.gpus, *(one for one in facts.gone if one.uuid in at.counted)):
+        gpu, name = shared.gpu, at.labels[shared.uuid]
+        numa = "" if gpu.numa is None else str(gpu.numa)
+        yield (name, gpu.uuid, gpu.name, gpu.pci, numa, shared.mode), 1
+    # A row or a count may name a GPU that left before this process began: it has no other label.
+    for uuid in sorted(uuid for uuid in at.counted if uuid not in at.labels and uuid != UNKNOWN):
+        yield (uuid, uuid, "", "", "", ""), 1
+
+
+def _slices(at: _Scrape) -> _Values:
+    listed = {(group.uuid, group.healthy): len(group.ids) for group in at.facts.slices.groups}
+    for name, gpu in at.gpus:
+        yield (name, "healthy"), listed.get((gpu.uuid, True), 0)
+        yield (name, "unhealthy"), listed.get((gpu.uuid, False), 0)
+
+
+def _slices_allocated(at: _Scrape) -> _Values:
+    held = at.facts.ledger.living(at.facts.pods).held_ids()
+    return [((name,), len(held.get(gpu.uuid, ()))) for name, gpu in at.gpus]
+
+
+def _regions(at: _Scrape) -> _Values:
+    uses = (at.facts.used(row.key) for row in at.running)
+    count = Counter(use.state for use in uses if use is not None)
+    return [((state.value,), count[state]) for state in RegionState]
+
+
+def _memory_promised(at: _Scrape) -> _Values:
+    whole = {gpu.uuid: gpu.registered_mib for gpu in at.facts.inventory.gpus}
+    for holder, row in at.given:
+        for share in row.limits:
+            mib = share.memory_mib or whole.get(share.uuid, 0)
+            yield at.part(share.uuid, holder), mib * MIB
+
+
+def _limits(at: _Scrape) -> _Values:
+    """What keeps the limits of each container that has some, and by which policy."""
+    for holder, row in at.newest.items():
+        if not row.limits:
+            continue
+        pod = at.facts.pods.pods.get(row.key.pod_uid)
+        own = {one.name: one.core_policy for one in pod.containers} if pod else {}
+        given = own.get(holder.container) or dict(row.edits.envs).get(CORE_POLICY_ENV, "")
+        keeper = "unknown" if pod is None else "hami-core"
+        if pod and pod.unkept(holder.container):
+            keeper = "none"
+        policy = given.lower() if given in APPLIED else "default"
+        yield (*astuple(holder), keeper, policy), 1
+
+
+_OWN: Final[tuple[_Family, ...]] = (
     (
         "build_info",
         "Version and build of this agent; the value is 1.",
         ("version", "revision", "python", "profile"),
+        lambda at: [
+            ((at.build.version, at.build.revision, at.build.python, at.build.profile), 1),
+        ],
     ),
-    ("driver_info", "Version of the NVIDIA driver; the value is 1.", ("version",)),
-    ("ready", "1 for each condition of readiness that holds.", ("condition",)),
-    ("degraded", "1 for each failing check that pods do not notice.", ("reason",)),
+    (
+        "driver_info",
+        "Version of the NVIDIA driver; the value is 1.",
+        ("version",),
+        lambda at: [((version,), 1) for version in (at.facts.inventory.driver_version,) if version],
+    ),
+    (
+        "ready",
+        "1 for each condition of readiness that holds.",
+        ("condition",),
+        lambda at: [((one.name,), one.ok) for one in at.facts.checks if one.required],
+    ),
+    (
+        "degraded",
+        "1 for each failing check that pods do not notice.",
+        ("reason",),
+        lambda at: [((one.name,), not one.ok) for one in at.facts.checks if not one.required],
+    ),
     (
         "gpu_info",
         "One series per GPU; the label gpu is its index in all series.",
         ("gpu", "uuid", "model", "pci", "numa", "mode"),
+        _gpu_info,
     ),
-    ("gpu_health", "1 for the present condition of each GPU, else 0.", ("gpu", "state")),
+    (
+        "gpu_health",
+        "1 for the present condition of each GPU, else 0.",
+        ("gpu", "state"),
+        lambda at: [
+            ((name, condition.value), gpu.health.condition is condition)
+            for name, gpu in at.gpus
+            for condition in Condition
+        ],
+    ),
     (
         "gpu_health_since_timestamp_seconds",
         "Unix time at which the present condition of each GPU began.",
         GPU,
+        lambda at: [((name,), gpu.health.since.timestamp()) for name, gpu in at.gpus],
     ),
     (
         "gpu_served",
@@ -117,40 +241,96 @@ _OWN: Final[tuple[_Series, ...]] = (
             "look up."
         ),
         ("gpu", "condition", "cause", "action", "runbook"),
+        lambda at: [
+            ((name, one.condition.value, one.cause, one.action, one.runbook), one.serving)
+            for name, one in ((name, gpu.health) for name, gpu in at.gpus)
+        ],
     ),
-    ("slices", "Slices of each GPU in the kubelet's list by reported health.", ("gpu", "state")),
-    ("slices_allocated", "Slices of each GPU that containers hold.", GPU),
+    (
+        "slices",
+        "Slices of each GPU in the kubelet's list by reported health.",
+        ("gpu", "state"),
+        _slices,
+    ),
+    (
+        "slices_allocated",
+        "Slices of each GPU that containers hold.",
+        GPU,
+        _slices_allocated,
+    ),
     (
         "memory_promised_bytes",
         "Bytes of each GPU promised to pods that have not ended: what the next pod finds taken.",
         GPU,
+        lambda at: [
+            ((name,), promised(at.facts.ledger, at.facts.pods, gpu).memory_mib * MIB)
+            for name, gpu in at.gpus
+        ],
     ),
-    ("memory_sellable_bytes", "Bytes of each GPU that are registered, after scaling.", GPU),
-    ("gpu_utilization_ratio", "Share of the time in which a kernel ran, 0 to 1.", GPU),
+    (
+        "memory_sellable_bytes",
+        "Bytes of each GPU that are registered, after scaling.",
+        GPU,
+        lambda at: [((name,), gpu.registered_mib * MIB) for name, gpu in at.gpus],
+    ),
+    (
+        "gpu_utilization_ratio",
+        "Share of the time in which a kernel ran, 0 to 1.",
+        GPU,
+        lambda at: [
+            ((name,), one.gpu_percent / 100)
+            for name, one in at.samples
+            if one.gpu_percent is not None
+        ],
+    ),
     (
         "gpu_memory_utilization_ratio",
         "Share of the time in which memory was read or written, 0 to 1.",
         GPU,
+        lambda at: [
+            ((name,), one.memory_percent / 100)
+            for name, one in at.samples
+            if one.memory_percent is not None
+        ],
     ),
-    ("gpu_memory_used_bytes", "Bytes of each GPU's memory in use by any process.", GPU),
+    (
+        "gpu_memory_used_bytes",
+        "Bytes of each GPU's memory in use by any process.",
+        GPU,
+        lambda at: [
+            ((name,), one.used_mib * MIB) for name, one in at.samples if one.used_mib is not None
+        ],
+    ),
     (
         "container_regions",
         "Containers by the state of HAMi-core's shared region, which says what they use.",
         ("state",),
+        _regions,
     ),
 )
-_OF_CONTAINERS: Final[tuple[_Series, ...]] = (
+_OF_CONTAINERS: Final[tuple[_Family, ...]] = (
     (
         "container_memory_promised_bytes",
         "Bytes of each GPU's memory promised to a container; none: it has no limit.",
         SHARE,
+        _memory_promised,
     ),
     (
         "container_cores_promised_ratio",
         "Share of each GPU's compute promised to a container, 0 to 1; 0: it has no limit.",
         SHARE,
+        lambda at: [
+            (at.part(share.uuid, holder), share.core_percent / 100)
+            for holder, row in at.given
+            for share in row.limits
+        ],
     ),
-    ("container_slices_promised", "Slices of each GPU promised to a container.", SHARE),
+    (
+        "container_slices_promised",
+        "Slices of each GPU promised to a container.",
+        SHARE,
+        lambda at: [(at.part(uuid, holder), 1) for holder, row in at.given for uuid in row.gpus],
+    ),
     (
         "container_limits_info",
         (
@@ -159,33 +339,56 @@ _OF_CONTAINERS: Final[tuple[_Series, ...]] = (
             "disable); the value is 1."
         ),
         (*CONTAINER, "keeper", "policy"),
+        _limits,
     ),
     (
         "container_memory_used_bytes",
         "Bytes of each GPU's memory that a container uses, as HAMi-core counts them.",
         SHARE,
+        lambda at: [(part, gpu.memory.total) for part, gpu in at.gpus_used],
     ),
     (
         "container_memory_limit_bytes",
         "Bytes of each GPU's memory to which HAMi-core limits a container now.",
         SHARE,
+        lambda at: [(part, gpu.memory_limit) for part, gpu in at.gpus_used if gpu.memory_limit > 0],
     ),
     (
         "container_utilization_ratio",
         "Share of each GPU's compute that a container uses, 0 to 1.",
         SHARE,
+        lambda at: [(part, min(gpu.sm_percent, 100) / 100) for part, gpu in at.gpus_used],
     ),
     (
         "container_cores_limit_ratio",
         "Share of each GPU's compute to which HAMi-core limits a container now, 0 to 1.",
         SHARE,
+        lambda at: [
+            (part, gpu.core_limit / 100)
+            for part, gpu in at.gpus_used
+            if 0 < gpu.core_limit < UNLIMITED
+        ],
     ),
     (
         "container_idle_seconds",
         "Seconds since a process of a container last started a kernel.",
         CONTAINER,
+        lambda at: [
+            (astuple(holder), use.idle.total_seconds())
+            for holder, use in at.used
+            if use.idle is not None
+        ],
     ),
-    ("container_processes", "Processes of a container that use its GPUs.", CONTAINER),
+    (
+        "container_processes",
+        "Processes of a container that use its GPUs.",
+        CONTAINER,
+        lambda at: [
+            (astuple(holder), use.processes)
+            for holder, use in at.used
+            if use.state is RegionState.READABLE
+        ],
+    ),
 )
 
 
@@ -215,39 +418,35 @@ class AgentCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         """Yield all families, each once."""
         facts, series = self._facts(), self._series()
-        inventory, pods = facts.inventory, facts.pods
-        labels = gpu_labels(inventory, facts.gone)
-        running = tuple(row for row in facts.ledger.rows if takes_room(row, pods))
+        running = [row for row in facts.ledger.rows if takes_room(row, facts.pods)]
         rows = running if self._names_pods else ()
         given = [(row.holder, row) for row in rows if row.holder is not None and not row.adopted]
-        # Of two rows of one name the later counts: the agent has not seen yet that the other pod is
-        # gone.
         newest = dict(sorted(given, key=lambda one: one[1].answered_at))
-        used = [
-            (holder, use)
-            for holder, row in newest.items()
-            if (use := facts.used(row.key)) is not None
-        ]
-        # Every label `gpu` of another series has its series in gpu_info.
-        held = {uuid for _, row in given for uuid in row.gpus}
-        regions = Counter(use.state for row in running if (use := facts.used(row.key)) is not None)
-        values = (
-            *_of_node(self._build, facts, counted_gpus(series.tallies) | held),
-            *_of_gpus(facts),
-            *(("container_regions", (one.value,), regions[one]) for one in RegionState),
+        uses = ((holder, facts.used(row.key)) for holder, row in newest.items())
+        at = _Scrape(
+            self._build,
+            facts,
+            labels=gpu_labels(facts.inventory, facts.gone),
+            gpus=labelled(facts.inventory),
+            counted=counted_gpus(series.tallies) | {uuid for _, row in given for uuid in row.gpus},
+            running=running,
+            given=given,
+            newest=newest,
+            used=[(holder, use) for holder, use in uses if use is not None],
         )
-        yield from _gauges(_OWN, values)
-        if self._names_pods:
-            of_containers = (
-                *_promised(given, inventory, labels),
-                *_limits(newest, pods),
-                *_used(used, labels),
-            )
-            yield from _gauges(_OF_CONTAINERS, of_containers)
-        yield from hami_families(self._hami, self._build, facts, used)
+        for name, text, labels, values in (*_OWN, *(_OF_CONTAINERS if self._names_pods else ())):
+            # Two rows of one name: the agent has not seen yet that the other pod is gone.
+            sums: dict[_Labels, float] = {}
+            for of, number in values(at):
+                sums[of] = sums.get(of, 0) + number
+            family = GaugeMetricFamily(PREFIX + name, text, labels=labels)
+            for of, number in sums.items():
+                family.add_metric(of, number)
+            yield family
+        yield from hami_families(self._hami, self._build, facts, at.used)
         for reading in series.readings:
             yield GaugeMetricFamily(PREFIX + reading.name, reading.help, value=reading.read())
-        yield from counters(series.tallies, {str(uuid): label for uuid, label in labels.items()})
+        yield from counters(series.tallies, {str(uuid): name for uuid, name in at.labels.items()})
         yield from histograms(series.durations)
 
 
@@ -281,141 +480,14 @@ def _accepts_openmetrics(accept: str) -> bool:
     return False
 
 
-def _gauges(table: Iterable[_Series], values: Iterable[_Value]) -> Iterator[Metric]:
-    """Render every series of the table; values with equal labels are added up."""
-    sums: dict[str, dict[tuple[str, ...], float]] = {}
-    for key, labels, number in values:
-        # Two rows of one name: the agent has not seen yet that the other pod is gone.
-        of = sums.setdefault(key, {})
-        of[labels] = of.get(labels, 0) + number
-    for name, text, labels in table:
-        family = GaugeMetricFamily(PREFIX + name, text, labels=labels)
-        for names, number in sums.get(name, {}).items():
-            family.add_metric(names, number)
-        yield family
-
-
-def _of_node(build: BuildInfo, facts: StatusFacts, counted: Collection[str]) -> Iterator[_Value]:
-    """The agent and its checks, and which GPU each label means.
-
-    Those are the GPUs of the inventory, and others of which something is `counted`.
-    """
-    yield "build_info", (build.version, build.revision, build.python, build.profile), 1
-    if facts.inventory.driver_version:
-        yield "driver_info", (facts.inventory.driver_version,), 1
-    for check in facts.checks:
-        good = check.ok if check.required else not check.ok
-        yield "ready" if check.required else "degraded", (check.name,), int(good)
-    labels = gpu_labels(facts.inventory, facts.gone)
-    for shared in (*facts.inventory.gpus, *(one for one in facts.gone if one.uuid in counted)):
-        gpu, name = shared.gpu, labels[shared.uuid]
-        numa = "" if gpu.numa is None else str(gpu.numa)
-        yield "gpu_info", (name, gpu.uuid, gpu.name, gpu.pci, numa, shared.mode), 1
-    # A row or a count may name a GPU that left before this process began: it has no other label.
-    for uuid in sorted(uuid for uuid in counted if uuid not in labels and uuid != UNKNOWN):
-        yield "gpu_info", (uuid, uuid, "", "", "", ""), 1
-
-
-def _of_gpus(facts: StatusFacts) -> Iterator[_Value]:
-    """The health of each GPU, its slices and its memory, and how much it is used.
-
-    Labels hold words of the agent alone. What the driver does not report has no series.
-    """
-    listed = {(group.uuid, group.healthy): len(group.ids) for group in facts.slices.groups}
-    held = facts.ledger.living(facts.pods).held_ids()
-    for name, gpu in labelled(facts.inventory):
-        health, one = gpu.health, (name,)
-        for condition in Condition:
-            yield "gpu_health", (name, condition.value), int(health.condition is condition)
-        yield "gpu_health_since_timestamp_seconds", one, health.since.timestamp()
-        why = (health.condition.value, health.cause, health.action, health.runbook)
-        yield "gpu_served", (name, *why), int(health.serving)
-        yield "slices", (name, "healthy"), listed.get((gpu.uuid, True), 0)
-        yield "slices", (name, "unhealthy"), listed.get((gpu.uuid, False), 0)
-        yield "slices_allocated", one, len(held.get(gpu.uuid, ()))
-        taken = promised(facts.ledger, facts.pods, gpu).memory_mib
-        yield "memory_promised_bytes", one, taken * MIB
-        yield "memory_sellable_bytes", one, gpu.registered_mib * MIB
-        sampled = facts.newest(gpu.uuid)
-        if sampled is None:
-            continue
-        sample = sampled.sample
-        for key, value, times, of in (
-            ("gpu_utilization_ratio", sample.gpu_percent, 1, 100),
-            ("gpu_memory_utilization_ratio", sample.memory_percent, 1, 100),
-            ("gpu_memory_used_bytes", sample.used_mib, MIB, 1),
-        ):
-            if value is not None:
-                yield key, one, value * times / of
-
-
-def _promised(
-    rows: Iterable[tuple[Holder, Row]], inventory: Inventory, labels: Mapping[GpuUuid, str]
-) -> Iterator[_Value]:
-    """The memory, compute and slices of each container; `labels`: the value of the label `gpu`."""
-    whole = {gpu.uuid: gpu.registered_mib for gpu in inventory.gpus}
-    for holder, row in rows:
-        for share in row.limits:
-            part = labels.get(share.uuid, share.uuid), *astuple(holder)
-            memory = (share.memory_mib or whole.get(share.uuid, 0)) * MIB
-            yield "container_memory_promised_bytes", part, memory
-            yield "container_cores_promised_ratio", part, share.core_percent / 100
-        for uuid in row.gpus:
-            yield "container_slices_promised", (labels.get(uuid, uuid), *astuple(holder)), 1
-
-
-def _limits(rows: Mapping[Holder, Row], pods: PodTable) -> Iterator[_Value]:
-    """What keeps the limits of each container that has some, and by which policy."""
-    for holder, row in rows.items():
-        if not row.limits:
-            continue
-        pod = pods.pods.get(row.key.pod_uid)
-        own = {one.name: one.core_policy for one in pod.containers} if pod else {}
-        given = own.get(holder.container) or dict(row.edits.envs).get(CORE_POLICY_ENV, "")
-        keeper = "unknown" if pod is None else "hami-core"
-        if pod and pod.unkept(holder.container):
-            keeper = "none"
-        policy = given.lower() if given in APPLIED else "default"
-        yield "container_limits_info", (*astuple(holder), keeper, policy), 1
-
-
-def _used(used: Iterable[Used], labels: Mapping[GpuUuid, str]) -> Iterator[_Value]:
-    """What each container uses of each GPU, and its present limits; `labels` as above."""
-    for holder, use in used:
-        one: tuple[str, ...] = astuple(holder)
-        for gpu in use.gpus:
-            part = labels.get(GpuUuid(gpu.uuid), gpu.uuid), *one
-            yield "container_memory_used_bytes", part, gpu.memory.total
-            if gpu.memory_limit > 0:
-                yield "container_memory_limit_bytes", part, gpu.memory_limit
-            yield "container_utilization_ratio", part, min(gpu.sm_percent, 100) / 100
-            if 0 < gpu.core_limit < UNLIMITED:
-                yield "container_cores_limit_ratio", part, gpu.core_limit / 100
-        if use.idle is not None:
-            yield "container_idle_seconds", one, use.idle.total_seconds()
-        if use.state is RegionState.READABLE:
-            yield "container_processes", one, use.processes
-
-
 def counters(tallies: Iterable[Tally], gpus: Mapping[str, str]) -> Iterator[Metric]:
-    """Render one counter per name; tallies of equal name are added up.
-
-    Tallies name a GPU by its UUID; `gpus` maps it to the value of the label `gpu`.
-    """
-    for name, group in _by_name(tallies).items():
-        labels = group[0].labels
-        family = CounterMetricFamily(PREFIX + name, group[0].help, labels=labels)
-        counts: dict[tuple[str, ...], int] = {}
-        for tally in group:
-            for raw, count in (*((values, 0) for values in tally.expected), *tally.items()):
-                values = tuple(
-                    gpus.get(value, value) if label == "gpu" else value
-                    for label, value in zip(labels, raw, strict=True)
-                )
-                counts[values] = counts.get(values, 0) + count
-        if not labels:
-            counts.setdefault((), 0)
-        for values, count in sorted(counts.items()):
+    """Render the counters. Tallies name a GPU by its UUID; `gpus` has the label for it."""
+    for tally in tallies:
+        family = CounterMetricFamily(PREFIX + tally.name, tally.help, labels=tally.labels)
+        counts = dict.fromkeys(tally.expected, 0) | dict(tally.items())
+        for raw, count in sorted(counts.items()):
+            named = zip(tally.labels, raw, strict=True)
+            values = [gpus.get(value, value) if label == "gpu" else value for label, value in named]
             family.add_metric(values, count)
         yield family
 
@@ -431,30 +503,14 @@ def counted_gpus(tallies: Iterable[Tally]) -> frozenset[str]:
 
 
 def histograms(durations: Iterable[Durations]) -> Iterator[Metric]:
-    """Render one histogram per name; those of equal name, with equal buckets, are added up."""
-    for name, group in _by_name(durations).items():
-        first = group[0]
-        family = HistogramMetricFamily(PREFIX + name, first.help, labels=first.labels)
-        rows: dict[tuple[str, ...], DurationRow] = {}
-        for row in (row for item in group for row in item.rows()):
-            other = rows.get(row.labels)
-            if other is None:
-                rows[row.labels] = row
-                continue
-            cumulative = map(operator.add, row.cumulative, other.cumulative)
-            rows[row.labels] = DurationRow(row.labels, tuple(cumulative), row.total + other.total)
-        bounds = [*map(str, first.buckets), "+Inf"]
-        for labels, row in sorted(rows.items()):
+    """Render the histograms."""
+    for one in durations:
+        family = HistogramMetricFamily(PREFIX + one.name, one.help, labels=one.labels)
+        bounds = [*map(str, one.buckets), "+Inf"]
+        for row in one.rows():
             buckets = list(zip(bounds, row.cumulative, strict=True))
-            family.add_metric(labels, buckets, sum_value=row.total)
+            family.add_metric(row.labels, buckets, sum_value=row.total)
         yield family
-
-
-def _by_name(items: Iterable[T]) -> dict[str, list[T]]:
-    groups: dict[str, list[T]] = {}
-    for item in items:
-        groups.setdefault(item.name, []).append(item)
-    return groups
 
 
 # Renders the series of HAMi's vGPUmonitor, by HAMi's names, labels and scales.

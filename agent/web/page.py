@@ -15,9 +15,10 @@ import base64
 import datetime as dt
 import hashlib
 import html
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from importlib import resources
-from typing import Final, TypeVar
+from typing import Final
 
 from aiohttp import web
 
@@ -63,7 +64,10 @@ TO_DO: Final = {
 }
 """Actions of a health in words."""
 
-T = TypeVar("T")
+HEADS: Final = ("Pod and container", "GPU", "Memory", "Cores", "Idle", "For")
+GPU_NAME: Final = re.compile(r"\bGPU (?:[0-9]+|GPU-[0-9a-f-]+)")
+ALSO: Final = 5
+"""Names beside the first one of equal entries."""
 
 
 def _asset(name: str) -> str:
@@ -159,6 +163,20 @@ def element(name: str, /, *children: str, **attributes: str | bool) -> Html:
     return Html(f"<{name}{given}>{join(*children)}{end}")
 
 
+LEGEND: Final = element(
+    "p",
+    "Memory: ",
+    element("b", "promised", class_="key p"),
+    " above, ",
+    element("b", "used", class_="key u"),
+    " below; ",
+    element("b", "the GPU's own", class_="key e"),
+    " ends at the mark. The line shows how busy it was.",
+    class_="legend",
+)
+"""What the drawings in the block of each GPU mean."""
+
+
 def page_html(status: StatusDocument, settings: Sequence[SettingStatus], now: dt.datetime) -> str:
     """The document."""
     node, since = status.node, status.journal_since
@@ -202,7 +220,9 @@ def page_html(status: StatusDocument, settings: Sequence[SettingStatus], now: dt
 
 def _header(status: StatusDocument, settings: int, now: dt.datetime) -> Html:
     node = status.node
-    state, kind = ("ready", "tag ok") if node.ready else ("not ready", "tag bad")
+    state, kind = ("not ready", "tag bad") if not node.ready else ("ready", "tag ok")
+    if node.ready and not all(gpu.serving for gpu in status.gpus):
+        kind = "tag watch"
     title = element("h1", node.name, " ", element("b", state, class_=kind))
     words = "Not live: reload for newer values,"  # until the script runs
     link = element("span", words, id="link", role="status", data_own=True)
@@ -225,10 +245,31 @@ def _header(status: StatusDocument, settings: int, now: dt.datetime) -> Html:
         "header",
         element("a", "Skip to the GPUs", href="#gpus", class_="skip"),
         element("div", title, live, class_="top"),
+        element("p", *_sentence(status.gpus), class_="sum") if status.gpus else "",
         element("dl", *_facts(node, now), class_="facts"),
         element("div", _checks(failing), class_=grave) if failing else "",
         element("nav", *links, aria_label="Parts of the page"),
     )
+
+
+def _sentence(gpus: Sequence[GpuStatus]) -> Iterator[str]:
+    """How many GPUs serve, and which do not, each with a link to its block."""
+    serving = sum(gpu.serving for gpu in gpus)
+    yield f"{serving} of {counted(len(gpus), 'GPU')} can be given to new containers."
+    for gpu in gpus:
+        if not gpu.serving or gpu.condition != "ok":
+            states = (gpu.condition, "" if gpu.serving else "not offered")
+            words = ", ".join(word for word in states if word not in {"", "ok"})
+            yield join(" ", element("a", _name(gpu), href=f"#{_anchor(gpu)}"), f": {words}.")
+
+
+def _name(gpu: GpuStatus) -> str:
+    return gpu.uuid if gpu.index is None else f"GPU {gpu.index}"
+
+
+def _anchor(gpu: GpuStatus) -> str:
+    """The name of the GPU's block in a link."""
+    return f"gpu-{gpu.uuid if gpu.index is None else gpu.index}"
 
 
 def _facts(node: NodeStatus, now: dt.datetime) -> Iterator[Html]:
@@ -263,13 +304,14 @@ def _facts(node: NodeStatus, now: dt.datetime) -> Iterator[Html]:
 def _gpus(gpus: Sequence[GpuStatus], now: dt.datetime) -> Html:
     if not gpus:
         return element("p", "There are no GPUs to share.", class_="none")
-    blocks = (_gpu(gpu, now) for gpu in gpus[:GPUS])
-    return join(element("div", *blocks, class_="gpus"), _more(gpus, GPUS, "api/v1/gpus"))
+    # What needs somebody comes first; the others keep their order.
+    first = sorted(gpus, key=lambda gpu: (gpu.serving, gpu.condition == "ok"))
+    blocks = (_gpu(gpu, now) for gpu in first[:GPUS])
+    return join(LEGEND, element("div", *blocks, class_="gpus"), _more(gpus, GPUS, "api/v1/gpus"))
 
 
 def _gpu(gpu: GpuStatus, now: dt.datetime) -> Html:
     """The block of one GPU: promised, used, the last 15 minutes, and its health with cause."""
-    name = gpu.uuid if gpu.index is None else f"GPU {gpu.index}"
     tags = [(gpu.condition, gpu.condition)]
     tags += [("cordoned", "watch")] if gpu.cordoned else []
     tags += [] if gpu.serving else [("not offered", "bad")]
@@ -295,7 +337,7 @@ def _gpu(gpu: GpuStatus, now: dt.datetime) -> Html:
         "article",
         element(
             "h3",
-            element("span", name),
+            element("span", _name(gpu)),
             " ",
             *(join(element("b", words, class_=f"tag {kind}"), " ") for words, kind in tags),
             element("small", gpu.model),
@@ -310,6 +352,7 @@ def _gpu(gpu: GpuStatus, now: dt.datetime) -> Html:
         _history(gpu.history),
         element("div", *notes, class_="why") if notes else "",
         element("p", " · ".join(filter(None, place)), class_="id"),
+        id=_anchor(gpu),
         class_=f"gpu {gpu.condition}",
     )
 
@@ -383,10 +426,13 @@ def _allocations(allocations: Sequence[AllocationStatus], now: dt.datetime) -> H
             age(one.since, now) if one.since else "",
         )
         named = element("th", pod, " ", element("i", one.container), *_doubts(one))
-        rows.append(element("tr", named, *(element("td", cell) for cell in cells)))
-    heads = ("Pod and container", "GPU", "Memory", "Cores", "Idle", "For")
+        # On a narrow screen each row is a box, in which each value has its head beside it.
+        named_cells = (
+            element("td", cell, data_head=head) for head, cell in zip(HEADS[1:], cells, strict=True)
+        )
+        rows.append(element("tr", named, *named_cells))
     more = _more(allocations, CONTAINERS, "api/v1/allocations")
-    return join(field, _table(heads, rows, id="rows"), more)
+    return join(field, _table(HEADS, rows, id="rows"), more)
 
 
 def _doubts(one: AllocationStatus) -> Iterator[Html]:
@@ -430,17 +476,31 @@ def _amounts(amounts: Sequence[str]) -> str:
 
 
 def _entries(name: str, entries: Sequence[Entry], now: dt.datetime, none: str) -> Html:
-    """Refusals or changes, the newest first."""
+    """Refusals or changes, the newest first; equal ones, but for pod or GPU, are one."""
     if not entries:
         return element("p", none, class_="none")
+    groups: dict[tuple[str, str], list[Entry]] = {}
+    for entry in entries:
+        groups.setdefault((entry.reason, GPU_NAME.sub("", entry.text, 1)), []).append(entry)
     rows = []
-    for entry in entries[:ENTRIES]:
-        about = "/".join(part for part in (entry.namespace, entry.pod, entry.container) if part)
-        reason = element("b", entry.reason, class_="tag watch" if entry.warning else "tag")
-        named = element("b", about, ": ") if about else ""
-        at = _time(f"{age(entry.at, now)} ago", entry.at)
-        rows.append(element("li", at, " ", reason, " ", element("span", named, entry.text)))
-    return join(element("ul", *rows, class_="entries"), _more(entries, ENTRIES, f"api/v1/{name}"))
+    for newest, *older in list(groups.values())[:ENTRIES]:
+        reason = element("b", newest.reason, class_="tag watch" if newest.warning else "tag")
+        times = element("b", f"{len(older) + 1} times", class_="tag") if older else ""
+        others = [name for name in dict.fromkeys(map(_about, older)) if name != _about(newest)]
+        also = f" Also: {', '.join(others[:ALSO])}" if others else ""
+        also += f" and {len(others) - ALSO} more" if len(others) > ALSO else ""
+        holder = element("b", _about(newest), ": ") if newest.pod else ""
+        said = element("span", holder, newest.text, also)
+        at = _time(f"{age(newest.at, now)} ago", newest.at)
+        rows.append(element("li", at, " ", reason, " ", times, " ", said))
+    return join(element("ul", *rows, class_="entries"), _more(groups, ENTRIES, f"api/v1/{name}"))
+
+
+def _about(entry: Entry) -> str:
+    """The pod and container, or the GPU that the text names."""
+    gpu = GPU_NAME.search(entry.text)
+    parts = (entry.namespace, entry.pod, entry.container)
+    return "/".join(filter(None, parts)) or (gpu[0] if gpu else "")
 
 
 def _checks(checks: Sequence[CheckStatus]) -> Html:
@@ -490,7 +550,7 @@ def _table(heads: Iterable[str], rows: Iterable[Html], **attributes: str) -> Htm
     return element("table", element("thead", head), body, class_="wide")
 
 
-def _more(items: Sequence[T], most: int, path: str) -> Html:
+def _more(items: Collection[object], most: int, path: str) -> Html:
     """Where items are left out: how many there are, and a link to all."""
     if len(items) <= most:
         return Html()

@@ -22,7 +22,7 @@ from aiohttp import HttpVersion10, HttpVersion11, web
 from typing_extensions import override
 
 from agent.errors import PermissionFault, host_port
-from agent.kit.tasks import Throttle
+from agent.kit.tasks import Allowance
 from agent.web.api import PREFIX
 
 log = structlog.get_logger(__name__)
@@ -229,7 +229,7 @@ class ConnectionGate(web.Server):
         self._quiet = logging.getLogger(f"{__name__}.clients")
         self._quiet.setLevel(logging.CRITICAL)
         self._guests: dict[web.RequestHandler, _Guest] = {}  # oldest first
-        self._full, self._slow, self._failed = (Throttle(TELL_PERIOD) for _ in range(3))
+        self._full, self._slow, self._failed = (Allowance(1, TELL_PERIOD) for _ in range(3))
 
     @override
     def __call__(self) -> web.RequestHandler:

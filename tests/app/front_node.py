@@ -5,6 +5,7 @@ import contextlib
 import dataclasses
 import types
 from collections.abc import AsyncIterator
+from functools import partial
 
 from agent.app.back import AgentParts
 from agent.app.front import Front, HostFacts, join_front
@@ -19,6 +20,7 @@ from agent.settings.sources import NodeFacts, Sources
 from agent.settings.values import make_plan
 from agent.state import Recovered
 from tests.app.settings_room import FakeWatch, SystemdSide, nothing_new, start_of
+from tests.fakes.apiserver import EventSink
 from tests.fakes.chance import Seeded
 from tests.fakes.clock import LoopClock
 from tests.fakes.disk import MemoryDisk
@@ -131,20 +133,18 @@ class FrontNode:
 @contextlib.asynccontextmanager
 async def running(front: Front) -> AsyncIterator[FrontNode]:
     """Everything of the front that follows the driver, at work."""
-    told: list[NodeEvent] = []
+    sink = EventSink()
     knowing = front.knowing
 
-    async def read_notices() -> None:
-        while True:
-            event = await front.notices.first()
-            told.append(event)
-            front.notices.done(event)
+    async def discover() -> None:
+        # Any driver takes longer for a scan than the node's checks take.
+        await asyncio.sleep(0.001)
+        await knowing.discovery.run()
 
     async with at_work(
         *(front.state.run, front.follow_held, knowing.withholder.run, knowing.keeper.run),
-        *(knowing.listing.run, knowing.discovery.run),
-        *(knowing.health.run, knowing.samples.run, knowing.gpu_events.run),
-        *(knowing.left_out.run, read_notices),
+        *(discover, knowing.health.run, knowing.samples.run, knowing.gpu_events),
+        *(knowing.left_out, partial(front.notices.post_all, sink.post_event)),
     ):
         await asyncio.sleep(0.1)
-        yield FrontNode(front, told)
+        yield FrontNode(front, sink.posted)

@@ -12,7 +12,7 @@ import structlog
 from agent.app.adapters import new_facts
 from agent.app.settings import SettingsPorts, SettingsService
 from agent.cluster import NodeEvent
-from agent.inventory import InventoryKeeper, Listing
+from agent.inventory import InventoryKeeper
 from agent.kit.cell import Cell
 from agent.kit.timing import Lull
 from agent.kube.watches import NodeWatch
@@ -219,7 +219,7 @@ async def a_settings_node(
         start = await begin(sources, Inline(), Inline())
         room = SettingsRoom(start, look=lambda good: look(sources, Inline(), good))
         facts = room.cells
-        keeper = InventoryKeeper(facts.inventory, facts.sharing, LoopClock())
+        keeper = InventoryKeeper(facts.inventory, facts.sharing, LoopClock(), slices=facts.slices)
         room.rebuild = keeper.refresh
         room.service.recall(stored)
         node = SettingsNode(root, room, keeper, api)
@@ -227,8 +227,7 @@ async def a_settings_node(
         state = Cell(ReportState())
         cells = ReportCells(facts.inventory, facts.node, watch.returns, facts.report, state)
         reporter = Reporter(api, cells, watch.saw, room.told.append, LoopClock(), Seeded())
-        listing = Listing(facts.inventory, keeper.held, facts.slices)
-        host = (keeper.run, room.service.run, listing.run, node.take_lists)
+        host = (keeper.run, room.service.run, node.take_lists)
         async with at_work(*host):
             await asyncio.sleep(0)
             if room.service.saw_gpus(scan):

@@ -10,7 +10,7 @@ import dataclasses
 import functools
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 
-from agent.allocate.candidates import UnlockedPods
+from agent.allocate.match import UnlockedPods
 from agent.cluster import BIND_PHASE, MUTEX_LOCK
 from agent.hami.pod import encode_node_lock
 from agent.ledger import Row

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from agent.allocate.candidates import UnlockedPods
+from agent.allocate.match import UnlockedPods
 from agent.cluster import PHASE_FAILED, PHASE_SUCCESS
 from tests.app.story import AllocationStory, a_story, told
 from tests.builders import NODE, a_uuid

@@ -16,7 +16,7 @@ import msgspec
 from agent.app.back import AgentParts, lost, tell_systemd, tiers
 from agent.kit.tasks import Heartbeat
 from agent.ledger import Ledger
-from agent.usage import ContainerUsage, MemoryPressure
+from agent.usage import ContainerUsage
 from tests.app.front_node import BEFORE, FrontPlaces, joined
 from tests.app.settings_room import SystemdSide
 from tests.builders import a_gpu, a_row
@@ -100,12 +100,10 @@ async def an_agent(ledger: Ledger, handed: Handed) -> AsyncIterator[None]:
         front.facts.pods,
         front.facts.inventory,
         LoopClock(),
+        front.notices.say,
         switches=True,
     )
-    pressure = MemoryPressure(
-        usage.newest, front.state.ledger, front.facts.inventory, front.notices.say
-    )
-    runs = {"usage": usage.run, "pressure": pressure.run}
+    runs = {"usage": usage.run}
     parts = AgentParts(front, types.SimpleNamespace(runs=runs))  # type: ignore[arg-type]
     nothing = asyncio.Event().wait
     own: dict[str, Any] = {

@@ -9,7 +9,7 @@ import pytest
 from agent import inventory as withholding
 from agent import state
 from agent.allocate import service
-from agent.allocate.candidates import UnlockedPods
+from agent.allocate.match import UnlockedPods
 from agent.allocate.service import DISK_BUDGET
 from agent.cluster import NodeEvent
 from agent.errors import DriverMissing, Refusal, RefusalReason, StateError

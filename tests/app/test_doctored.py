@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import json
 import os
 import socket
 from collections.abc import AsyncIterator, Iterable, Mapping
@@ -20,7 +19,7 @@ from agent.hami.register import RegisteredGpu, encode_register
 from agent.host.process import SystemClock
 from agent.ledger import SourceFile
 from agent.model import GpuFault, Scan
-from agent.node.findings import ALL_GROUPS, CheckGroup, Finding, PreflightCheck, PreflightVerdict
+from agent.node.findings import ALL_GROUPS, Finding
 from agent.node.scheduling import AgentAnswer
 from agent.sandbox.hardware import described
 from agent.sandbox.lab.child import child_environment
@@ -28,7 +27,7 @@ from agent.sandbox.lab.cluster import LabOptions, SandboxCluster, open_cluster
 from agent.settings.schema import Settings
 from agent.settings.sources import NodeFacts, Sources
 from agent.settings.values import make_plan
-from tests.fakes.http import a_session, stream
+from tests.fakes.http import a_session
 
 pytestmark = [
     pytest.mark.looptime(False),
@@ -58,17 +57,13 @@ class PreflightServer:
                 return web.json_response({"status": {"allowed": right not in self.denied}})
             case "GET", "/api/v1/pods":
                 return web.json_response({"metadata": {"resourceVersion": "7"}, "items": self.pods})
-            case "GET", "/api/v1/nodes":
-                return await stream(request, *self._frames())
+            case "GET", path if self.node is not None and path.startswith("/api/v1/nodes/"):
+                name = path.rpartition("/")[2]
+                metadata = {"name": name, "uid": "u", "resourceVersion": "7", "labels": self.node}
+                metadata |= {"annotations": self.annotations}
+                return web.json_response({"metadata": metadata})
             case _:
                 return web.json_response({}, status=404)
-
-    def _frames(self) -> Iterable[bytes]:
-        if self.node is not None:
-            metadata = {"name": "n", "uid": "u", "resourceVersion": "7", "labels": self.node}
-            metadata |= {"annotations": self.annotations}
-            frame = {"type": "ADDED", "object": {"metadata": metadata}}
-            yield json.dumps(frame).encode() + b"\n"
 
 
 @contextlib.asynccontextmanager
@@ -99,11 +94,11 @@ async def beside_server(
 
 
 def of(findings: Iterable[Finding], point: str) -> list[str]:
-    return [one.verdict.value for one in findings if one.point.value == point]
+    return [one.verdict for one in findings if one.check == point]
 
 
 def wrong(findings: Iterable[Finding]) -> set[str]:
-    return {one.point.value for one in findings if one.verdict is PreflightVerdict.WRONG}
+    return {one.check for one in findings if one.verdict == "WRONG"}
 
 
 THEIR_POD = {
@@ -127,7 +122,8 @@ THEIRS = {"P-MONITOR": ["note"]}
     ("server", "given", "faults", "lines", "said"),
     [
         ({}, {}, set(), ALL_WELL, ()),
-        ({"denied": {("patch", "nodes")}}, {}, {"P-RIGHTS"}, {"P-NODE": []}, ("patch nodes",)),
+        ({"denied": {("patch", "nodes")}}, {}, {"P-RIGHTS"}, NODE_SEEN, ("patch nodes",)),
+        ({"denied": {("get", "nodes")}}, {}, {"P-RIGHTS"}, {"P-NODE": []}, ("get nodes",)),
         ({"denied": {("list", "pods")}}, READER, {"P-RIGHTS"}, {}, ("list pods",)),
         (
             {"denied": WRITES},
@@ -150,7 +146,7 @@ async def test_what_the_api_server_says_is_told(
     flags = {"--takeover": "true"} if "takeover" in given else {}
     async with beside_server(model, tmp_path, **flags) as (_, chosen):
         found = await examine(chosen, reader="reader" in given)
-    rights = " ".join(one.said for one in found if one.point is PreflightCheck.RIGHTS)
+    rights = " ".join(one.said for one in found if one.check == "P-RIGHTS")
 
     assert faults == wrong(found)
     assert lines == {point: of(found, point) for point in lines}
@@ -175,6 +171,39 @@ async def test_every_right_is_asked_for(tmp_path: Path, condition: bool, number:
     assert {("pods", "status"), *([("nodes", "status")] if condition else [])} == {
         (one["resource"], one["subresource"]) for one in server.asked if "subresource" in one
     }
+
+
+LIBRARY_LOST = "HAMi-core is not installed on this node (x missing), so no limit would be enforced"
+NO_CDI = "GPU 0 no single CDI specification in /etc/cdi defines nvidia.com/gpu=GPU-1"
+
+
+async def test_what_the_agent_saw_before_a_repair_is_not_repeated(tmp_path: Path):
+    """One output must not say that a file is there and that it is missing."""
+    page = f"[+]state ok\n[!]offer degraded: {LIBRARY_LOST}\n[!]cdi degraded: {NO_CDI}\n"
+    answer, groups = AgentAnswer("/s", 200, page), frozenset({"agent", "driver", "library"})
+    (tmp_path / "gpus.yaml").write_text("cdiVersion: 0.5.0\nkind: nvidia.com/gpu\ndevices:\n")
+    with (tmp_path / "gpus.yaml").open("a") as file:
+        for gpu in described("h100:2").gpus:
+            file.write(f"- {{name: {gpu.uuid}, containerEdits: {{env: [A=1]}}}}\n")
+    cdi = {"--device-list-strategy": "cdi-cri", "--cdi-spec-dirs": str(tmp_path)}
+    async with a_node() as cluster:
+        chosen = settings(cluster, **cdi)
+        found = await examine(chosen, agent=answer, groups=groups)
+        (cluster.places.hook / "vgpu/libvgpu.so").unlink()
+        (tmp_path / "gpus.yaml").unlink()
+        gone = await examine(chosen, agent=answer, groups=groups)
+
+    def said(findings: Iterable[Finding]) -> dict[str, str]:
+        return {one.subject: one.said for one in findings if one.check == "P-AGENT"}
+
+    assert (["ok"], ["ok"], ["ok"]) == tuple(
+        of(found, check) for check in ("P-LIBRARY", "P-PRELOAD", "P-CDI")
+    )
+    assert "the agent has not seen yet that HAMi-core's files are there" in said(found)["offer"]
+    assert "the agent has not seen yet that the CDI" in said(found)["cdi"]
+    assert (["WRONG"], ["WRONG"]) == (of(gone, "P-LIBRARY"), of(gone, "P-CDI"))
+    assert said(gone)["offer"].startswith(LIBRARY_LOST)
+    assert said(gone)["cdi"].startswith(NO_CDI)
 
 
 async def test_hamis_plugin_is_found_by_its_socket(tmp_path: Path):
@@ -206,7 +235,7 @@ async def test_what_the_node_says_is_held_against_what_the_agent_would_say(tmp_p
         fewer = await examine(settings(cluster, **kubeconfig, **{"--split-count": "5"}))
 
     assert ["ok"] == of(same, "P-REPORT")
-    (note,) = (one for one in fewer if one.point is PreflightCheck.REPORT)
+    (note,) = (one for one in fewer if one.check == "P-REPORT")
     assert note.said.endswith(": slices 10, and the agent would say 5, and 1 more")
 
 
@@ -217,7 +246,7 @@ async def test_an_api_server_that_cannot_be_asked_hides_nothing_else(tmp_path: P
 
     assert {"P-NODE"} == wrong(found)
     assert ["ok"] == of(found, "P-KUBELET") == of(found, "P-LIBRARY")
-    (told,) = [one for one in found if one.point.value == "P-NODE"]
+    (told,) = [one for one in found if one.check == "P-NODE"]
     assert told.advice.startswith("give the path of a readable kubeconfig")
     assert "readable kubeconfig" not in told.said, "the remedy is said once"
 
@@ -257,12 +286,12 @@ async def test_an_empty_host_lacks_everything(bare: Settings, stub_path: Path):
 
     assert {"P-PATHS", "P-LIBRARY", "P-DRIVER", "P-KUBELET", "P-WITNESS"} >= wrong(found)
     assert {"P-PATHS", "P-DRIVER", "P-KUBELET", "P-WITNESS"} <= wrong(found)
-    (told,) = [one for one in found if one.point.value == "P-DRIVER"]
+    (told,) = [one for one in found if one.check == "P-DRIVER"]
     assert told.advice.startswith("correct --nvml-library")
     assert "mend" not in told.said, "the remedy is said once"
 
 
-async def beside(settings: Settings, path: Path, *groups: CheckGroup) -> list[tuple[str, str]]:
+async def beside(settings: Settings, path: Path, *groups: str) -> list[tuple[str, str]]:
     """What is found beside an agent that is ready."""
     (path / "hook").mkdir(mode=0o755, exist_ok=True)
     found = await examine(
@@ -272,18 +301,18 @@ async def beside(settings: Settings, path: Path, *groups: CheckGroup) -> list[tu
         device_files=path / "dev",
         processes=path / "proc",
     )
-    return [(one.point.value, one.verdict.value) for one in found]
+    return [(one.check, one.verdict) for one in found]
 
 
 async def test_the_device_files_are_held_against_the_gpus_of_the_driver(bare, stub, tmp_path: Path):
     stub.order([0, 1, 3])
     for name in ("nvidiactl", "nvidia-uvm", "nvidia0", "nvidia1"):
         (tmp_path / "dev" / name).touch()
-    fewer = await beside(bare, tmp_path, CheckGroup.DRIVER)
+    fewer = await beside(bare, tmp_path, "driver")
     (tmp_path / "dev/nvidia2").touch()
-    all_three = await beside(bare, tmp_path, CheckGroup.DRIVER)
+    all_three = await beside(bare, tmp_path, "driver")
     (tmp_path / "dev/nvidia-uvm").unlink()
-    without = await beside(bare, tmp_path, CheckGroup.DRIVER)
+    without = await beside(bare, tmp_path, "driver")
 
     assert [("P-DRIVER", "ok"), ("P-ACCESS", "note")] == fewer
     assert [("P-DRIVER", "ok"), ("P-ACCESS", "ok")] == all_three
@@ -295,7 +324,7 @@ async def test_without_a_driver_missing_device_files_are_its_consequence(
 ):
     await asyncio.to_thread(stub_path.unlink)
 
-    found = await beside(bare, tmp_path, CheckGroup.DRIVER)
+    found = await beside(bare, tmp_path, "driver")
 
     assert [("P-DRIVER", "WRONG"), ("P-ACCESS", "note"), ("P-ACCESS", "note")] == found
 
@@ -323,7 +352,7 @@ async def test_the_largest_container_directories_are_named_and_no_driver_is_aske
         for entry in range(entries):
             (leaf / f"{entry}").touch()
 
-    found = await beside(bare, tmp_path, CheckGroup.PATHS)
+    found = await beside(bare, tmp_path, "paths")
 
     assert 3 == found.count(("P-PATHS", "note"))
 
@@ -364,11 +393,11 @@ async def test_where_there_are_no_cdi_directories_it_matters_whether_this_is_a_p
         "--cdi-spec-dirs": f"{tmp_path}/etc,{tmp_path}/run",
     }
     given = make_plan(Sources(flags={**flags, **more}, host="n")).settings(NodeFacts())
-    seen = NodeSeen(given, environ, SystemClock(), frozenset({CheckGroup.DRIVER}))
+    seen = NodeSeen(given, environ, SystemClock(), frozenset({"driver"}))
     findings = await doctor.examine(seen)
 
     assert [("P-DRIVER", "ok"), ("P-CDI", verdict)] == [
-        (one.point.value, one.verdict.value) for one in findings
+        (one.check, one.verdict) for one in findings
     ]
 
 
@@ -381,6 +410,6 @@ async def test_gpus_that_are_not_shared_need_no_cdi_name(tmp_path: Path):
     }
     own = SourceFile("c.yaml", b"sharing: {filterIndexes: [0, 1]}")
     given = make_plan(Sources(own=own, flags=flags, host="n")).settings(NodeFacts())
-    findings = await examine(given, groups=frozenset({CheckGroup.DRIVER}))
+    findings = await examine(given, groups=frozenset({"driver"}))
 
-    assert "ok" == findings[-1].verdict.value
+    assert "ok" == findings[-1].verdict

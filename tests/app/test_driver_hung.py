@@ -7,12 +7,14 @@ import asyncio
 import contextlib
 import dataclasses
 from collections.abc import AsyncIterator
+from functools import partial
 
 import msgspec
 import pytest
 from aiohttp.test_utils import make_mocked_request
 
 from agent.app.front import Front
+from agent.cluster import NodeEvent
 from agent.errors import Refusal, RefusalReason
 from agent.health.judge import switched_off
 from agent.health.xids import FELL_OFF_THE_BUS
@@ -22,6 +24,7 @@ from agent.sandbox.hardware import Description, SimulatedHardware
 from agent.web.api import Probes
 from tests.app.front_node import joined, watched
 from tests.builders import NOON, a_gpu
+from tests.fakes.apiserver import EventSink
 from tests.fakes.hardware_driver import HardwareDriver
 from tests.services.allocation.allocating import G1, Desk, a_desk, ids, placed
 from tests.services.at_work import at_work
@@ -37,8 +40,13 @@ class HungNode:
     hardware: SimulatedHardware
     desk: Desk
     probes: Probes
-    told: list[str]
+    events: list[NodeEvent]
     pods: int = 0
+
+    @property
+    def told(self) -> list[str]:
+        """The reasons of what people are told."""
+        return [event.reason for event in self.events]
 
     async def allocate(self) -> None:
         """A pod of GPU 0 comes, and the kubelet asks for it. Raises Refusal."""
@@ -68,29 +76,23 @@ async def a_node() -> AsyncIterator[HungNode]:
     hardware = SimulatedHardware(Description("570", (a_gpu(index=0), a_gpu(index=1))))
     front = joined(HardwareDriver(hardware))
     subjects = watched(front)
-    told: list[str] = []
+    sink = EventSink()
 
     async def follow_inventory() -> None:
         async for inventory in front.facts.inventory.follow():
             if inventory.generation:
                 desk.inventory.set(inventory)
 
-    async def read_notices() -> None:
-        while True:
-            event = await front.notices.first()
-            told.append(event.reason)
-            front.notices.done(event)
-
     knowing = front.knowing
     runs = (
-        *(subjects.heartbeat.run, front.state.run, knowing.listing.run),
-        *(knowing.discovery.run, knowing.health.run, knowing.gpu_events.run),
-        *(follow_inventory, read_notices),
+        *(subjects.heartbeat.run, front.state.run),
+        *(knowing.discovery.run, knowing.health.run, knowing.gpu_events),
+        *(follow_inventory, partial(front.notices.post_all, sink.post_event)),
     )
     async with a_desk() as desk, at_work(*runs):
         await front.facts.slices.until(lambda listed: len(listed.groups) == 2)
         probes = Probes(heartbeat_age=subjects.heartbeat.age, checks=subjects.checks)
-        yield HungNode(front, hardware, desk, probes, told)
+        yield HungNode(front, hardware, desk, probes, sink.posted)
 
 
 def healthy(node: HungNode) -> list[bool]:

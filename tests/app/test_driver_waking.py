@@ -9,7 +9,6 @@ import pytest
 import structlog
 
 from agent.cli import doctor
-from agent.node.findings import PreflightVerdict
 from agent.node.preflight import judge_driver
 from tests.app.front_node import joined, running, watched
 from tests.fakes.nvml import until
@@ -80,7 +79,7 @@ async def test_a_look_before_the_start_waits_for_gpus_that_wake(stub_driver, stu
 
     assert len(scans) > 1
     assert (scans[-1], "") == (found, failure)
-    assert [PreflightVerdict.OK] == [one.verdict for one in judge_driver("NVML", found, failure)]
+    assert ["ok"] == [one.verdict for one in judge_driver("NVML", found, failure)]
 
 
 async def test_a_gpu_that_never_wakes_is_named_and_the_driver_is_not_said_to_be_missing(

@@ -251,7 +251,6 @@ async def test_a_verdict_makes_the_list_although_nobody_follows_the_inventory():
     knowing = front.knowing
     async with at_work(knowing.discovery.run, knowing.health.run):
         await asyncio.sleep(0.1)
-        knowing.listing.refresh()
         assert [True, True] == [one.healthy for one in front.facts.slices.value.groups]
 
         driver.xid(a_uuid(1), 48)

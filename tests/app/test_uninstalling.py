@@ -39,7 +39,7 @@ class LeftoverNodes:
         self.told: list[Cleaned] = []
         self.rounds = 0
         monkeypatch.setattr("agent.cli.uninstall.KubeLeftovers", lambda *_: self)
-        monkeypatch.setattr("agent.cli.uninstall.check", lambda _: None)
+        monkeypatch.setattr("agent.cli.connections.check", lambda _: None)
 
     async def nodes(self, namespace: str, selector: str) -> tuple[NodeLeftovers, ...]:
         assert ("gpus", "app=agent") == (namespace, selector)
@@ -57,7 +57,7 @@ class LeftoverNodes:
         if error := self.fails.get(found.name):
             raise error
         self.cleaned.append(found.name)
-        self.held[found.name] = node(found.name, keys=())
+        self.held[found.name] = msgspec.structs.replace(found, keys=(), degraded=False)
 
     async def uninstall(self, *nodes: NodeLeftovers) -> float:
         """Take the agents off these Nodes; how long that takes."""
@@ -93,7 +93,7 @@ async def test_agents_and_kubelets_have_time_and_the_wait_is_said_once(cluster: 
 
     assert 0 < await cluster.uninstall(*map(node, "abcde")) < WAIT
 
-    assert list("abcde") == cluster.cleaned
+    assert list("cdeba") == cluster.cleaned, "each as soon as it is free"
     (line,) = cluster.said
     assert line.startswith("waiting up to 90 s")
     assert line.endswith("that no plugin serves: a, b, c and 2 more")
@@ -120,6 +120,25 @@ async def test_plugins_on_dead_and_on_untouched_nodes_are_not_waited_for(cluster
     cluster.serving = {"a": EVER, "b": EVER}
 
     assert 0 == await cluster.uninstall(node("a", has_kubelet=False), node("b", keys=()))
+
+
+async def test_what_is_written_again_while_others_are_waited_for_is_removed_again(
+    cluster: LeftoverNodes, monkeypatch: pytest.MonkeyPatch
+):
+    plain, cluster.agents = cluster.clean, {"b": 3}
+
+    async def clean(found: NodeLeftovers) -> None:
+        await plain(found)
+        if cluster.rounds == 1:
+            cluster.held[found.name] = found
+
+    monkeypatch.setattr(cluster, "clean", clean)
+    cluster.fails = {"c": ApiForbidden("no", status=403)}
+
+    await cluster.uninstall(*map(node, "abc"))
+
+    assert ["a", "a", "b"] == cluster.cleaned
+    assert ["c"] == [one.node for one in cluster.told if one.failure], "a refusal is told once"
 
 
 async def test_a_refusal_for_one_node_stops_no_other_and_a_deleted_one_is_clean(

@@ -9,8 +9,7 @@ from itertools import pairwise
 import msgspec
 from grpclib import GRPCError
 
-from agent.allocate.inquiry import SchedulerShares
-from agent.allocate.service import AllocateCall, Allocation
+from agent.allocate.service import AllocateCall, Allocation, SchedulerShares
 from agent.kit.unix import UnixChannel
 from agent.kubelet.door import container_response
 from agent.ledger import State
@@ -21,7 +20,7 @@ from agent.sandbox.lab.cluster import NAMESPACE, SandboxCluster
 from agent.sandbox.lab.web import fetch, scrape
 from agent.sandbox.scenario.facts import is_locked, is_running, pod_facts
 from agent.sandbox.scenario.workloads import plain
-from agent.state import StateEncoder
+from agent.state import KnownRows, encode_state
 from agent.wire.v1beta1 import (
     AllocateRequest,
     AllocateResponse,
@@ -262,8 +261,8 @@ async def _took(desk: Desk) -> tuple[float, ...]:
     """Seconds for each of STEPS of one Allocate, for a pod that has just been bound."""
     source = _Timed(desk.shares)
     service = Allocation(source, desk.state.commit, desk.hooks, desk.said.append)
-    encoder = StateEncoder()
-    encoder.encode(State(ledger=desk.ledger))
+    known: KnownRows = {}
+    encode_state(State(ledger=desk.ledger), known)
     data = bytes(AllocateRequest([ContainerAllocateRequest([*ids(SLICES - 1)])]))
     desk.bind(placed(1_000_000, f"{G1},NVIDIA,1,0:;", reusable_name=False))
 
@@ -272,7 +271,7 @@ async def _took(desk: Desk) -> tuple[float, ...]:
     decoded = time.perf_counter()
     edits = await service.allocate(asked)
     allocated = time.perf_counter()
-    encoder.encode(State(ledger=desk.ledger))
+    encode_state(State(ledger=desk.ledger), known)
     stored = time.perf_counter()
     bytes(AllocateResponse([container_response(edits)]))
     answered = time.perf_counter()

@@ -56,14 +56,14 @@ async def test_an_xid_is_shown_while_the_page_is_open_and_disturbs_nobody(tab, n
     await tab.write("demo pair")
     await tab.evaluate("document.querySelector('details').open = true")
     await tab.evaluate(
-        "document.getElementById('allocations').scrollIntoView({behavior: 'instant'})"
+        "document.getElementById('h-allocations').scrollIntoView({behavior: 'instant'})"
     )
     place = await tab.evaluate(PLACE)
     assert "H-079" not in await tab.evaluate(TEXT)
 
     node.hardware.xid("1", 79)
 
-    assert await tab.until("document.querySelectorAll('.gpu')[1].innerText.includes('not offered')")
+    assert await tab.until("document.getElementById('gpu-1').innerText.includes('not offered')")
     assert await tab.until(f"{TEXT}.includes('fallen off the bus')")
     assert ["filter", "demo pair", True, 1] == await tab.evaluate(
         f"[{FOCUS}, document.activeElement.value, document.querySelector('details').open,"

@@ -43,7 +43,7 @@ def settings(command: list[str]) -> list[str]:
 def test_what_is_typed_in_the_agents_pods_is_typed_elsewhere():
     typed = [re.findall(r" -c agent -- hami-agent (.+)$", line) for line in lines()]
 
-    # tests/peers/test_switch.py types the first, tests/process/test_agent_doctor.py the second.
+    # tests/cli/test_doctor.py types the first, tests/process/test_agent_doctor.py the second.
     assert {"doctor --pre", "doctor"} == set(itertools.chain(*typed))
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from tests.chart.lab.helm import Helm, Object, container, host_paths, of_kind, pod_of, the
 from tests.chart.lab.values import MATRIX, Values, values
+from tests.fakes.explain_rig import EXPLAIN_RIGHTS
 
 TOKEN = "/var/run/secrets/kubernetes.io/serviceaccount"  # noqa: S105 -- where it is mounted
 HOST_PATHS = {
@@ -311,6 +312,21 @@ def test_who_cleans_up_may_do_nothing_else(helm: Helm):
     ] == role["agent-hami-agent-uninstall"]["rules"]
     assert [{"apiGroups": [""], "resources": ["pods"], "verbs": ["list"]}] == inside["rules"]
     assert {"post-delete"} == hooks
+
+
+def test_who_explains_may_read_and_is_bound_to_nobody(helm: Helm):
+    objects = helm.objects(values("least"))
+    role = of_kind(objects, "ClusterRole")["agent-hami-agent-explain"]
+    granted = {
+        (verb, resource)
+        for rule in role["rules"]
+        for verb in rule["verbs"]
+        for resource in rule["resources"]
+    }
+    bound = {one["roleRef"]["name"] for one in objects if "roleRef" in one}
+
+    assert EXPLAIN_RIGHTS == granted
+    assert role["metadata"]["name"] not in bound
 
 
 def test_who_cleans_up_is_not_taken_for_an_agent(helm: Helm):

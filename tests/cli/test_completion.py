@@ -3,6 +3,7 @@
 import shlex
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -25,7 +26,11 @@ words=({words})
 CURRENT=${{#words}}
 _hami_agent
 """
-SHELLS = {"bash": BASH, "zsh": ZSH}
+FISH = """
+source {script}
+complete --do-complete {line} | string split --fields 1 \\t
+"""
+SHELLS = {"bash": BASH, "zsh": ZSH, "fish": FISH}
 
 
 @pytest.fixture(params=SHELLS)
@@ -42,13 +47,17 @@ def offered(shell: str, typed: str, folder: Path, capsys: pytest.CaptureFixture[
     script = folder / "script"
     script.write_text(capsys.readouterr().out)
     words = " ".join(shlex.quote(word) for word in typed.split(" "))
-    command = SHELLS[shell].format(script=shlex.quote(str(script)), words=words)
+    line = shlex.quote(typed)
+    command = SHELLS[shell].format(script=shlex.quote(str(script)), words=words, line=line)
+    (folder / "hami-agent").write_text(f'#!/bin/sh\nexec "{sys.executable}" -m agent "$@"\n')
+    (folder / "hami-agent").chmod(0o755)
     ended = subprocess.run(  # noqa: S603 -- the shell of this machine
         [shutil.which(shell) or shell, "-c", command],
         capture_output=True,
         text=True,
         check=True,
         timeout=20,
+        env={"PATH": f"{folder}:/usr/bin:/bin", "HOME": str(folder)},
     )
     assert "" == ended.stderr
     return {line for line in ended.stdout.splitlines() if line}
@@ -60,7 +69,7 @@ def offered(shell: str, typed: str, folder: Path, capsys: pytest.CaptureFixture[
         ("hami-agent doc", {"doctor"}),
         ("hami-agent config ", {"show", "check", "schema"}),
         ("hami-agent config s", {"show", "schema"}),
-        ("hami-agent doctor --pre -o ", {"table", "json", "yaml"}),
+        ("hami-agent doctor --pre -o ", {"table", "wide", "json", "yaml"}),
         ("hami-agent doctor -o y", {"yaml"}),
         ("hami-agent config show -o ", {"table", "json", "yaml"}),
         ("hami-agent completion z", {"zsh"}),
@@ -69,6 +78,8 @@ def offered(shell: str, typed: str, folder: Path, capsys: pytest.CaptureFixture[
         ("hami-agent doctor --config ", set()),
         ("hami-agent cordon ", set()),
         ("hami-agent config check doctor --lab", {"--label"}),
+        ("hami-agent nothing ", set()),
+        ("hami-agent run --pass-device-specs --lo", {"--log-level", "--log-format"}),
     ],
 )
 def test_the_shell_offers_what_may_follow(shell, typed, expected, tmp_path: Path, capsys):
@@ -87,5 +98,5 @@ def test_an_option_that_is_accepted_and_not_shown_is_not_offered(shell, tmp_path
 
 
 def test_another_shell_is_wrong_usage(capsys: pytest.CaptureFixture[str]):
-    assert 2 == dispatch(["completion", "fish"], {})
+    assert 2 == dispatch(["completion", "tcsh"], {})
     assert "bash" in capsys.readouterr().err

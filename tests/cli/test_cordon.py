@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 
 from agent.cli.main import dispatch
-from agent.cli.node import edit_cordon
 from agent.cluster import CORDON, HANDSHAKE, REGISTER
 from agent.errors import ApiConflict
 from agent.hami.register import RegisteredGpu, encode_register
 from agent.kube.api import KubeNode
+from agent.model import GpuUuid
+from agent.node.devices import ReportedGpu
 from tests.builders import G1, G2, NODE
 from tests.fakes.kubeworld import ModelWorld, model_world
 
@@ -89,13 +90,17 @@ async def test_what_is_so_already_is_said_and_not_written(verb, notes, tmp_path:
 async def test_an_unknown_gpu_names_the_known_ones(tmp_path: Path, capsys):
     async with a_world(tmp_path) as world:
         assert 4 == await run(world, "cordon", "7")
-        world.edit_node({REGISTER: None})
+        world.edit_node({CORDON: "GPU-\x1b[2J"})
+        assert 4 == await run(world, "cordon", "None")
+        world.edit_node({REGISTER: None, CORDON: None})
         assert 4 == await run(world, "cordon", "7")
         world.delete_node()
         assert 4 == await run(world, "cordon", "7")
 
-    known, unreported, no_node = capsys.readouterr().err.splitlines()
+    known, odd, unreported, no_node = capsys.readouterr().err.splitlines()
     assert f"Node {NODE} has no GPU 7: it has 0 ({G1}), 1 ({G2})" in known
+    assert f"1 ({G2}), GPU-" in odd
+    assert "\x1b" not in odd, "nothing that a terminal obeys"
     assert f"no readable {REGISTER}" in unreported
     assert f"knows no Node {NODE}" in no_node
 
@@ -207,13 +212,12 @@ async def test_node_and_kubeconfig_come_from_the_agents_settings(tmp_path: Path,
 async def test_what_was_agreed_to_is_written_although_the_index_moves(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    async def after_a_restart(*words, write, **parts):
-        if write:
-            world.edit_node({REGISTER: RENUMBERED})
-        return await edit_cordon(*words, write=write, **parts)
+    def readline() -> str:
+        world.edit_node({REGISTER: RENUMBERED})
+        return "y\n"
 
-    monkeypatch.setattr("agent.cli.node.edit_cordon", after_a_restart)
-    monkeypatch.setattr("sys.stdin", Typing("y\n"))
+    monkeypatch.setattr("sys.stdin", typing := Typing())
+    monkeypatch.setattr(typing, "readline", readline)
     async with a_world(tmp_path) as world:
         assert 0 == await run(world, "cordon", "0", yes=False)
         assert G1 == world.node_annotations()[CORDON]
@@ -239,3 +243,8 @@ def test_without_any_kubeconfig_it_says_how_to_give_one(home, capsys):
 def test_a_name_that_no_gpu_can_have_is_wrong_usage(capsys):
     assert 2 == dispatch(["cordon", "a/b", "-y"], {})
     assert "'a/b' is not an index or a UUID" in capsys.readouterr().err
+
+
+def test_for_people_a_gpu_has_its_index_and_nothing_that_a_terminal_obeys():
+    assert f"1 ({G2})" == ReportedGpu(G2, 1).words
+    assert "\x1b" not in ReportedGpu(GpuUuid("GPU-\x1b[2J")).words

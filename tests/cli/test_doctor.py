@@ -29,14 +29,45 @@ def test_each_line_says_what_was_looked_at_and_where_to_read_on(flags, capsys):
     assert 1 == dispatch(["doctor", "--pre", *flags], {})
 
     *lines, total = capsys.readouterr().out.splitlines()
-    assert {"ok", "note", "WRONG"} == {line.split()[0] for line in lines}
-    assert all(
-        line.endswith(f" [RUNBOOK {line.split()[1]}]")
-        for line in lines
-        if not line.startswith("ok")
-    )
-    assert any("P-KUBELET" in line and "plugins: does not exist; " in line for line in lines)
-    assert f"{sum('WRONG' in line for line in lines)} wrong" == total.split(",")[0]
+    firsts = [line for line in lines if not line.startswith(" ")]
+    remedies = [line for line in lines if line.strip().startswith("to do: ")]
+    assert {"note", "WRONG"} == {line.split()[1] for line in firsts}
+    assert [f" [RUNBOOK {line.split()[2]}]" for line in firsts] == [
+        line[line.rindex(" [") :] for line in remedies
+    ]
+    assert any("P-KUBELET" in line and line.endswith("plugins: does not exist") for line in firsts)
+    assert f"{sum(' WRONG ' in line for line in firsts)} wrong" == total.split(",")[0]
+
+
+def test_what_is_well_is_counted_and_listed_only_when_asked(flags, capsys):
+    dispatch(["doctor", "--pre", *flags], {})
+    short = capsys.readouterr().out.splitlines()
+    dispatch(["doctor", "--pre", *flags, "-o", "wide"], {})
+    wide = capsys.readouterr().out.splitlines()
+
+    well = [line for line in wide if line[11:13] == "ok"]
+    assert short == [line for line in wide[:-1] if line not in well] + [
+        f"{wide[-1]} (-o wide lists all)"
+    ]
+    assert f", {len(well)} ok" in short[-1]
+
+
+@pytest.mark.parametrize(
+    ("environ", "is_terminal", "coloured"),
+    [
+        ({}, True, True),
+        ({"NO_COLOR": "1"}, True, False),
+        ({"TERM": "dumb"}, True, False),
+        ({}, False, False),
+    ],
+)
+def test_verdicts_have_colours_on_a_terminal(
+    flags, capsys, monkeypatch, environ, is_terminal, coloured
+):
+    monkeypatch.setattr("sys.stdout.isatty", lambda: is_terminal)
+    dispatch(["doctor", "--pre", *flags], environ)
+
+    assert coloured is ("\x1b[31mWRONG\x1b[0m" in capsys.readouterr().out)
 
 
 def test_nothing_is_changed(flags, tmp_path: Path):
@@ -53,25 +84,32 @@ def test_simulated_gpus_are_looked_at_without_a_place_to_write(flags, monkeypatc
 
     monkeypatch.setattr("tempfile.gettempdir", nowhere)
 
-    dispatch(["doctor", "--pre", *flags], {})
+    dispatch(["doctor", "--pre", "-o", "wide", *flags], {})
 
-    assert "ok     P-DRIVER    h100:2: driver " in capsys.readouterr().out
+    assert "ok       P-DRIVER     h100:2: driver " in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
     ("more", "said"),
     [
         (["--simulate", "unix:{}/gpus.sock"], "no simulated hardware answers at {}/gpus.sock"),
-        (["--operating-mode", "mig"], "WRONG  P-SETTINGS  settings: --operating-mode: "),
+        (["--operating-mode", "mig"], "WRONG    P-SETTINGS   settings: --operating-mode: "),
         (["--operating-mode", "mig"], "has no slices"),
         (["--nodeconfig", "{}/m.json"], "n is not among the nodes named"),
     ],
 )
 def test_what_the_flags_bring_is_told(flags, tmp_path: Path, capsys, more, said):
     (tmp_path / "m.json").write_text('{"nodeconfig": [{"name": "m", "devicesplitcount": 5}]}')
-    dispatch(["doctor", "--pre", *flags, *(word.format(tmp_path) for word in more)], {})
+    words = [word.format(tmp_path) for word in more]
+    dispatch(["doctor", "--pre", "-o", "wide", *flags, *words], {})
 
     assert said.format(tmp_path) in capsys.readouterr().out
+
+
+def test_the_node_is_named_as_in_other_verbs(flags, capsys):
+    dispatch(["doctor", "--pre", *flags, "--node", "other", "-o", "wide"], {})
+
+    assert "accepted, for Node other" in capsys.readouterr().out
 
 
 def test_the_same_as_json(flags, capsys):
@@ -85,7 +123,7 @@ def test_the_same_as_json(flags, capsys):
     )
     kubelet = next(one for one in document["data"]["findings"] if one["id"] == "P-KUBELET")
     assert "wrong" == kubelet["verdict"]
-    assert {"id", "verdict", "subject", "said", "advice"} == kubelet.keys()
+    assert {"id", "verdict", "subject", "said", "advice", "group", "means"} == kubelet.keys()
 
 
 def test_refused_settings_are_all_that_is_said(tmp_path: Path, capsys):
@@ -93,8 +131,8 @@ def test_refused_settings_are_all_that_is_said(tmp_path: Path, capsys):
 
     assert 1 == dispatch(["doctor", "--pre", "--config", str(tmp_path / "config.yaml")], {})
 
-    line, total = capsys.readouterr().out.splitlines()
-    assert line.startswith("WRONG  P-SETTINGS")
+    line, *_, total = capsys.readouterr().out.splitlines()
+    assert line.startswith("config     WRONG    P-SETTINGS")
     assert "config.yaml:1:" in line
     assert "1 wrong, 0 notes, 0 ok" == total
 
@@ -103,7 +141,7 @@ def test_refused_settings_are_all_that_is_said(tmp_path: Path, capsys):
 def test_hamis_files_do_not_miss_a_node_that_an_entry_may_apply_to(flags, tmp_path, capsys, name):
     file = tmp_path / "config.json"
     file.write_text(json.dumps({"nodeconfig": [{"name": "m"}, {"name": name}]}))
-    dispatch(["doctor", "--pre", *flags, "--nodeconfig", str(file)], {})
+    dispatch(["doctor", "--pre", "-o", "wide", *flags, "--nodeconfig", str(file)], {})
 
     assert "is not among the nodes named" not in capsys.readouterr().out
 
@@ -131,11 +169,12 @@ def test_without_an_agent_it_is_the_agent_that_is_wrong(flags, capsys):
 
 
 def test_the_groups_can_be_chosen_before_the_first_start_too(flags, capsys):
-    only = ("doctor", "--pre", *flags, "--only", "driver,config")
+    only = ("doctor", "--pre", *flags, "--only", "driver,config", "-o", "wide")
     assert 0 == dispatch(only, {})
     *lines, total = capsys.readouterr().out.splitlines()
+    firsts = [line for line in lines if not line.startswith(" ")]
 
-    assert {"P-SETTINGS", "P-HAMI", "P-DRIVER"} == {line.split()[1] for line in lines}
+    assert {"P-SETTINGS", "P-HAMI", "P-DRIVER"} == {line.split()[2] for line in firsts}
     assert "0 wrong, 1 note, 2 ok" == total
     assert 6 == dispatch((*only, "--strict"), {}), "with notes alone"
     capsys.readouterr()
@@ -179,7 +218,8 @@ def test_the_same_as_yaml(flags, capsys):
 
 def test_no_control_character_of_a_name_reaches_the_terminal(flags, tmp_path: Path, capsys):
     (tmp_path / "config.json").write_text(json.dumps({"nodeconfig": [{"name": "N\x1b[31m"}]}))
-    dispatch(["doctor", *flags, "--nodeconfig", str(tmp_path / "config.json")], {})
+    file = str(tmp_path / "config.json")
+    dispatch(["doctor", *flags, "--nodeconfig", file, "-o", "wide"], {})
 
     told = capsys.readouterr().out
     assert "P-ENTRIES" in told

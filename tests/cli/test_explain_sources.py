@@ -16,28 +16,27 @@ from aiohttp import web
 
 from agent.cli.explain import explanation_lines, folded
 from agent.cli.main import dispatch
-from agent.errors import ApiError
+from agent.errors import ApiError, ApiForbidden
+from agent.hami.pod import encode_stamp
 from agent.host.process import SystemClock
 from agent.kube.client import ApiRequest, KubeSession
 from agent.kube.reader import ClusterNode, ClusterSnapshot
 from agent.sandbox.explain.decide import explain_pod
 from agent.status import AllocationStatus, NodeStatus, ShareStatus, StatusDocument, envelope
-from tests.fakes.chance import Seeded
-from tests.fakes.explain_rig import REGISTER, TOKEN, ExplainRig, a_gpu, explain_rig, report_of
+from tests.fakes.explain_rig import (
+    EXPLAIN_RIGHTS,
+    REGISTER,
+    TOKEN,
+    ExplainRig,
+    a_gpu,
+    explain_rig,
+    report_of,
+)
 from tests.fakes.kubeworld import KUBECONFIG
 
 pytestmark = pytest.mark.looptime(False)
 
 GPU, MEMORY = "nvidia.com/gpu", "nvidia.com/gpumem"
-ALL = frozenset(
-    {
-        ("get", "pods"),
-        ("list", "pods"),
-        ("list", "nodes"),
-        ("list", "events"),
-        ("list", "resourcequotas"),
-    }
-)
 Capsys = pytest.CaptureFixture[str]
 
 
@@ -48,7 +47,7 @@ async def rig(tmp_path: Path, capsys: Capsys) -> AsyncIterator[ExplainRig]:
 
 
 async def test_the_five_rights_that_the_help_names_are_enough(tmp_path: Path, capsys: Capsys):
-    async with explain_rig(tmp_path, capsys, ALL) as rig:
+    async with explain_rig(tmp_path, capsys, EXPLAIN_RIGHTS) as rig:
         rig.node("n1", a_gpu("GPU-a"))
         rig.submit("p", {GPU: 1, MEMORY: 1000})
 
@@ -62,7 +61,7 @@ async def test_the_five_rights_that_the_help_names_are_enough(tmp_path: Path, ca
 async def test_a_missing_right_is_named_and_the_rest_is_told(
     resource: str, tmp_path: Path, capsys: Capsys
 ):
-    async with explain_rig(tmp_path, capsys, ALL - {("list", resource)}) as rig:
+    async with explain_rig(tmp_path, capsys, EXPLAIN_RIGHTS - {("list", resource)}) as rig:
         rig.node("n1", a_gpu("GPU-a"))
         rig.submit("p", {GPU: 1, MEMORY: 1000})
 
@@ -79,7 +78,7 @@ async def test_a_missing_right_is_named_and_the_rest_is_told(
 async def test_from_events_alone_the_reasons_are_those_of_the_scheduler(
     tmp_path: Path, capsys: Capsys
 ):
-    async with explain_rig(tmp_path, capsys, ALL - {("list", "nodes")}) as rig:
+    async with explain_rig(tmp_path, capsys, EXPLAIN_RIGHTS - {("list", "nodes")}) as rig:
         rig.node("n1", a_gpu("GPU-a"))
         rig.node("n2", a_gpu("GPU-b", healthy=False))
         rig.submit("p", {GPU: 1, MEMORY: 20_000})
@@ -89,8 +88,9 @@ async def test_from_events_alone_the_reasons_are_those_of_the_scheduler(
         answer = await rig.explain("p")
 
         assert 5 == answer.code
-        told = {node["name"]: node["codes"] for node in answer.data["nodes"]}
-        assert {"n1": ["CardInsufficientMemory"], "n2": ["CardNotHealth"]} == told
+        told = " ".join(answer.gate("placement")["facts"])
+        assert "1 nodes CardInsufficientMemory(n1)" in told
+        assert "1 nodes CardNotHealth(n2)" in told
         assert "placement" == answer.blocked[0]
         assert [] == answer.changes
 
@@ -119,6 +119,98 @@ async def test_a_server_that_falls_silent_is_not_asked_for_the_rest(
         answer.data["missing"][1:]
     )
     assert "unknown" == answer.gate("placement")["verdict"]
+
+
+@pytest.fixture
+def lead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rights in one namespace, as a Role gives them."""
+    plain = KubeSession.call
+
+    async def call(
+        session: KubeSession, request: ApiRequest, at_most: int | None = None
+    ) -> bytearray:
+        if "/namespaces/default/" not in request.path:
+            raise ApiForbidden("list: 403", status=403)
+        return await plain(session, request, at_most)
+
+    monkeypatch.setattr(KubeSession, "call", call)
+
+
+@pytest.mark.usefixtures("lead")
+async def test_rights_in_one_namespace_are_enough_for_the_words_of_schedulers_and_the_quota(
+    rig: ExplainRig,
+):
+    rig.node("n1", a_gpu("GPU-a"))
+    rig.holder("held", "n1", "GPU-a", 3000)
+    rig.submit("p", {GPU: 1, MEMORY: 15_000})
+    hard = {"limits.nvidia.com/gpumem": "50000"}
+    metadata = {"name": "team", "namespace": "default"}
+    rig.store.create("resourcequotas", {"metadata": metadata, "spec": {"hard": hard}})
+    async with rig.scheduling():
+        await rig.until_told("p", "FilteringFailed")
+
+    answer = await rig.explain("p")
+
+    assert (5, ("placement", "CardInsufficientMemory")) == (answer.code, answer.blocked)
+    assert ["nodes", "pods"] == [text.partition(":")[0] for text in answer.data["missing"]]
+    assert ["team: 3,000 MiB of 50,000 MiB are held"] == answer.gate("quota")["facts"]
+
+
+async def test_where_no_pod_can_be_listed_the_use_of_the_quota_is_not_known(
+    tmp_path: Path, capsys: Capsys
+):
+    async with explain_rig(tmp_path, capsys, EXPLAIN_RIGHTS - {("list", "pods")}) as rig:
+        rig.submit("p", {GPU: 1})
+        quota = {"metadata": {"name": "q", "namespace": "default"}}
+        spec = {"hard": {"limits.nvidia.com/gpucores": "50"}}
+        rig.store.create("resourcequotas", {**quota, "spec": spec})
+
+        answer = await rig.explain("p")
+
+        assert "unknown" == answer.gate("quota")["verdict"]
+        assert 1 == len(answer.data["missing"])
+
+
+@pytest.mark.parametrize(
+    ("owner", "verdict", "said"),
+    [("gone", "blocked", "that pod does not exist"), ("waits", "waiting", "normal for seconds")],
+)
+async def test_the_owner_of_a_lock_is_looked_up_where_it_holds_no_gpu_yet(
+    rig: ExplainRig, owner: str, verdict: str, said: str
+):
+    rig.node("n1", a_gpu("GPU-a"))
+    rig.lock_node("n1", owner, age=9)
+    for name in ("p", "waits"):
+        rig.submit(name, {GPU: 1, MEMORY: 1000})
+    rig.event("p", "BindingFailed", "node n1 has been locked within 5m0s")
+
+    gate = (await rig.explain("p")).gate("binding")
+
+    assert verdict == gate["verdict"]
+    assert said in gate["said"]
+
+
+@pytest.mark.parametrize("is_healthy", [True, False])
+async def test_what_agents_say_of_nodes_is_read_where_a_node_does_not_offer_all_its_gpus(
+    rig: ExplainRig, *, is_healthy: bool
+):
+    rig.node("n1", a_gpu("GPU-a", healthy=is_healthy))
+    rig.submit("p", {GPU: 1, MEMORY: 99_000})
+    rig.store.create(
+        "events",
+        {
+            "metadata": {"name": "e", "namespace": "default"},
+            "involvedObject": {"kind": "Node", "name": "n1"},
+            "reason": "GpuUnhealthy",
+            "message": "GPU 0: XID 48 [H-048]",
+            "source": {"component": "hami-agent"},
+            "lastTimestamp": encode_stamp(rig.now(-30)),
+        },
+    )
+
+    (node,) = (await rig.explain("p")).data["nodes"]
+
+    assert is_healthy == ("GpuUnhealthy: GPU 0: XID 48 [H-048]" not in "".join(node["events"]))
 
 
 async def test_without_the_right_to_read_the_pod_there_is_no_answer(tmp_path: Path, capsys: Capsys):
@@ -156,6 +248,71 @@ async def test_the_namespace_may_be_a_word_an_option_or_the_context_s(rig: Expla
     assert "a" == (await rig.explain("p")).data["namespace"]
     assert 2 == (await rig.explain("a/p", "-n", "b")).code
     assert 2 == (await rig.explain("a/b/c")).code
+
+
+@pytest.mark.parametrize("word", ["pod/p", "pods/p", "po/p", "Pod/p"])
+async def test_a_pod_is_named_as_for_kubectl(rig: ExplainRig, word: str):
+    rig.submit("p", {GPU: 1}, metadata={"namespace": "a"})
+
+    data = (await rig.explain(word, "-n", "a")).data
+
+    assert ("p", "a") == (data["pod"], data["namespace"])
+
+
+def owned(rig: ExplainRig, name: str, kind: str, owner: str, phase: str, node: str = "") -> None:
+    references = [{"apiVersion": "v1", "kind": kind, "name": owner, "uid": owner}]
+    rig.submit(name, {GPU: 1}, metadata={"ownerReferences": references})
+    rig.edit_pod(name, {"spec": {"nodeName": node}, "status": {"phase": phase}})
+
+
+@pytest.mark.parametrize(
+    ("word", "pod", "phases"),
+    [
+        ("deployment/web", "web-2", "2 Pending, 1 Running"),
+        ("deploy/web-api", "api", "1 Running"),
+        ("statefulsets/db", "db-0", "1 Pending, 1 Failed"),
+        ("rs/web-6f", "web-2", "2 Pending, 1 Running"),
+        ("job/once", "once-x", "1 Succeeded"),
+        ("cronjob/nightly", "nightly-1-x", "1 Failed"),
+    ],
+)
+async def test_of_a_workload_the_pod_that_is_furthest_from_running_is_explained(
+    rig: ExplainRig, word: str, pod: str, phases: str
+):
+    for name, kind, owner, phase, node in (
+        ("web-1", "ReplicaSet", "web-6f", "Running", "n1"),
+        ("web-2", "ReplicaSet", "web-6f", "Pending", ""),
+        ("web-3", "ReplicaSet", "web-6f", "Pending", "n1"),
+        ("api", "ReplicaSet", "web-api-77", "Running", "n1"),
+        ("db-0", "StatefulSet", "db", "Pending", "n1"),
+        ("db-1", "StatefulSet", "db", "Failed", "n1"),
+        ("once-x", "Job", "once", "Succeeded", "n1"),
+        ("nightly-1-x", "Job", "nightly-1", "Failed", "n1"),
+        ("other", "Job", "other", "Pending", ""),
+    ):
+        owned(rig, name, kind, owner, phase, node)
+
+    text = (await rig.explain(word, "-o", "table")).out
+
+    assert phases in text
+    assert f": Pod default/{pod} is " in text
+    assert 4 == (await rig.explain("daemonset/web")).code
+
+
+async def test_verdicts_have_colours_on_a_terminal_alone(
+    rig: ExplainRig, monkeypatch: pytest.MonkeyPatch
+):
+    rig.node("n1", a_gpu("GPU-a"))
+    rig.submit("p", {GPU: 1, MEMORY: 20_000})
+    environ = {"KUBECONFIG": str(rig.kubeconfig)}
+    plain = (await rig.explain("p", "-o", "table")).out
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+
+    coloured = (await rig.explain("p", "-o", "table", environ=environ)).out
+    without = (await rig.explain("p", "-o", "table", environ=environ | {"NO_COLOR": "1"})).out
+
+    assert "\x1b[31mNO\x1b[0m   placement" in coloured
+    assert ["\x1b" in text for text in (plain, without)] == [False, False]
 
 
 async def test_another_context_of_the_kubeconfig_is_used(rig: ExplainRig):
@@ -312,9 +469,13 @@ def test_no_line_is_longer_than_the_terminal(columns: int):
         )
         for number in range(7)
     )
-    explanation = explain_pod(ClusterSnapshot(pod, now, nodes), now, Seeded())
+    explanation = explain_pod(ClusterSnapshot(pod, now, nodes), now)
 
-    text = folded(explanation_lines(explanation, "API server by /etc/kubeconfig", now), columns)
+    text = folded(
+        explanation_lines(explanation, now, "API server by /etc/kubeconfig", now),
+        columns,
+        lambda text, _: text,
+    )
 
     assert columns >= max(len(line) for line in text.splitlines())
     assert "CardInsufficientMemory" in " ".join(text.split())
@@ -333,6 +494,7 @@ async def test_the_example_of_the_help_runs(rig: ExplainRig, capsys: Capsys):
 
 
 OFF = {"name": "CUDA_DISABLE_CONTROL", "value": "1"}
+ONE = {"limits": {GPU: 1}}
 HELD = "main: GPU 3 (GPU-a), 8,192 MiB, 20 % of the cores"
 
 
@@ -408,7 +570,7 @@ NOT_KEPT = "HAMi-core does not work under the runtime class"
             [f"{HELD}, not kept: {NOT_KEPT} kata-qemu"],
         ),
         (
-            *(a_status, {"containers": [{"name": "main", "env": [OFF]}]}),
+            *(a_status, {"containers": [{"name": "main", "env": [OFF], "resources": ONE}]}),
             [f"{HELD}, not kept: CUDA_DISABLE_CONTROL keeps HAMi-core"],
         ),
         (lambda: web.Response(status=403, text="forbidden"), {}, [HELD, UNREAD]),

@@ -177,7 +177,7 @@ async def test_what_went_wrong_is_said_and_has_its_exit_code(
     assert said in error
 
 
-@pytest.mark.parametrize("name", ["", "../x", "a:b", "x" * 65])
+@pytest.mark.parametrize("name", ["", "../x", "a:b", "x" * 65, "a\x1b[2J"])
 @pytest.mark.parametrize("verb", ["recheck", "release"])
 async def test_what_is_no_name_of_a_gpu_is_wrong_usage_and_nothing_is_asked(
     tmp_path, capsys, verb, name

@@ -1,27 +1,34 @@
 """What `hami-agent sandbox` shows fits the terminal, and words come before colours."""
 
-from agent.cli.sandbox import (
-    MEASURES,
-    Style,
-    moment_lines,
-    summary_lines,
-    waiting_line,
-)
+import io
+
+from agent.cli.output import painter
+from agent.cli.sandbox import MEASURES, summary_lines
+from agent.cli.sandbox import moment_lines as painted_lines
 from agent.sandbox.scenario.record import NOT_REACHED, Moment, ScenarioClaim
 
 LONG = "word " * 60
+
+
+class ColourTerminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def moment_lines(moment, width=80, out=None):
+    return painted_lines(moment, width, painter({}, out or io.StringIO()))
 
 
 def test_a_short_finding_stands_on_the_line():
     moment = Moment(1.234, "80 slices are allocatable", "80 on the Node", ok=True, claim="x")
 
     assert ["t+  1.23s  ok      80 slices are allocatable: 80 on the Node"] == [
-        *moment_lines(moment, Style())
+        *moment_lines(moment)
     ]
 
 
 def test_a_long_finding_stands_below_its_line():
-    lines = list(moment_lines(Moment(1, "a claim", LONG, ok=True), Style()))
+    lines = list(moment_lines(Moment(1, "a claim", LONG, ok=True)))
 
     assert "t+  1.00s  ok      a claim" == lines[0]
     assert LONG.split() == " ".join(lines[1:]).split()
@@ -32,24 +39,20 @@ def test_no_line_is_wider_than_the_terminal():
     moments = [Moment(1, LONG, LONG, ok=False), Moment(99999, LONG), Moment(0, "x", "y" * 500)]
     claims = [ScenarioClaim("a.very.long.name.of.a.claim", LONG, ok=False, measured=LONG)]
     for width in (40, 80, 132):
-        style = Style(width)
-        lines = [line for moment in moments for line in moment_lines(moment, style)]
-        lines += summary_lines(claims, {"exec_to_registered": 0.2, "xid_to_kubelet": 2}, style)
-        lines.append(waiting_line(3.5, LONG, style))
+        lines = [line for moment in moments for line in moment_lines(moment, width)]
+        lines += summary_lines(claims, {"exec_to_registered": 0.2, "xid_to_kubelet": 2}, width)
 
         assert width >= max(map(len, lines))
 
 
 def test_news_is_neither_ok_nor_failed():
-    assert ["t+  0.00s          agent started"] == [
-        *moment_lines(Moment(0, "agent started"), Style())
-    ]
+    assert ["t+  0.00s          agent started"] == [*moment_lines(Moment(0, "agent started"))]
 
 
 def test_colour_is_added_to_the_word_and_only_where_it_is_wanted():
     moment = Moment(0, "a claim", "", ok=False)
     (plain,), (coloured,) = (
-        list(moment_lines(moment, Style(colour=colour))) for colour in (False, True)
+        list(moment_lines(moment, out=out)) for out in (io.StringIO(), ColourTerminal())
     )
 
     assert "FAILED" in plain
@@ -62,7 +65,7 @@ def test_the_summary_counts_claims_and_names_those_that_are_not_true():
         ScenarioClaim("a", "a holds", ok=True, measured="1"),
         ScenarioClaim("b", "b holds", ok=False, measured="2"),
     ]
-    lines = list(summary_lines(claims, {"xid_to_kubelet": 0.0042, "unknown": 1}, Style()))
+    lines = list(summary_lines(claims, {"xid_to_kubelet": 0.0042, "unknown": 1}, 80))
 
     assert "1 of 2 claims checked and true, 1 not" == lines[-1]
     assert ["b", "2"] == lines[-2].split()
@@ -74,14 +77,14 @@ def test_a_claim_that_the_scenario_never_reached_is_not_counted_as_untrue():
         ScenarioClaim("a", "a holds", ok=False, measured="2"),
         ScenarioClaim("b", "b holds", ok=False, measured=NOT_REACHED),
     ]
-    lines = list(summary_lines(claims, {}, Style()))
+    lines = list(summary_lines(claims, {}, 80))
 
     assert "0 of 2 claims checked and true, 1 not, 1 not checked" == lines[-1]
     assert not any(line.startswith("b ") for line in lines)
 
 
 def test_a_summary_without_failures_names_none():
-    lines = list(summary_lines([ScenarioClaim("a", "a holds", ok=True, measured="1")], {}, Style()))
+    lines = list(summary_lines([ScenarioClaim("a", "a holds", ok=True, measured="1")], {}, 80))
 
     assert ["", "1 of 1 claims checked and true"] == lines
 
@@ -91,11 +94,9 @@ def test_forty_columns_lose_no_value():
         ScenarioClaim("burst.pods", "b holds", ok=False, measured="3 of 4 pods, one is Pending")
     ]
     times = dict.fromkeys(MEASURES, 1.25)
-    lines = list(summary_lines(claims, times, Style(40)))
+    lines = list(summary_lines(claims, times, 40))
 
     assert len(MEASURES) == sum(line.endswith("  1.25 s") for line in lines)
     assert "3 of 4 pods, one is Pending" in " ".join(" ".join(lines).split())
-    told = moment_lines(
-        Moment(1, "the agent registers with the kubelet", "5 ms", ok=True), Style(40)
-    )
+    told = moment_lines(Moment(1, "the agent registers with the kubelet", "5 ms", ok=True), 40)
     assert "the agent registers with the kubelet 5 ms" in " ".join(" ".join(told).split())

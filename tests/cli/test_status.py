@@ -3,13 +3,14 @@
 import datetime as dt
 import itertools
 import json
+import re
 from pathlib import Path
 
 import msgspec
 import pytest
 import yaml
 
-from agent.cli import sources
+from agent.cli import status
 from agent.cli.main import dispatch
 from agent.cli.status import (
     StatusStyle,
@@ -183,6 +184,19 @@ def test_what_people_see_is_as_it_was():
     assert GOLDEN.read_text(encoding="utf-8") == golden_text()
 
 
+def test_what_needs_a_person_has_a_colour_and_the_same_words():
+    painted = shown(ILL, paint=lambda text, colour: f"<{colour}>{text}</>")
+    lines = painted.split("\n")
+    marked = {line.partition(">")[0][1:]: line for line in lines if line.startswith("<")}
+
+    assert shown(ILL) == re.sub(r"<[a-z]*>|</>", "", painted)
+    assert {"red", "yellow"} == marked.keys()
+    assert any(line.startswith("<red>1 ") for line in lines), "the row of the GPU"
+    assert any(line.startswith("<red>not ready: state") for line in lines)
+    assert any(line.startswith("<yellow>degraded: api") for line in lines)
+    assert not any("> 0 " in line or ">GPU-x " in line for line in lines), "a good one has none"
+
+
 def test_ascii_is_ascii():
     assert shown(ascii=True, width=60).isascii()
 
@@ -225,7 +239,7 @@ def agent(monkeypatch):
         asked.append((str(path), method, target))
         return 200, envelope("Status", STATUS, NOON).decode()
 
-    monkeypatch.setattr(sources, "call", call)
+    monkeypatch.setattr(status, "call", call)
     return asked
 
 
@@ -307,7 +321,7 @@ def test_without_an_agent_the_exit_code_is_3_and_the_message_names_the_socket(
     cli, monkeypatch, tmp_path, answer, said
 ):
     if answer is not None:
-        monkeypatch.setattr(sources, "call", lambda *_: answer)
+        monkeypatch.setattr(status, "call", lambda *_: answer)
     socket = str(tmp_path / "no.sock") if answer is None else "/x"
     code, out, err = cli("status", "--since", "24h", "--socket", socket)
 

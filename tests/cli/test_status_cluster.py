@@ -7,6 +7,7 @@ import pytest
 from aiohttp import web
 
 from agent.cli.main import dispatch
+from agent.hami.pod import encode_stamp
 from agent.status import NodeStatus, StatusDocument, envelope
 from tests.builders import NOON
 from tests.fakes.explain_rig import TOKEN, a_gpu, explain_rig
@@ -148,3 +149,71 @@ async def test_a_pod_that_only_bears_the_agents_label_is_not_asked(tmp_path, cap
         await rig.run("status", "--node", "a")
 
     assert not any("/proxy/" in path for path in asked)
+
+
+async def test_without_the_agent_the_nodes_events_are_its_changes(tmp_path, capsys):
+    async with explain_rig(tmp_path, capsys) as rig:
+        rig.node("a", a_gpu("GPU-1"))
+        for number, writer in enumerate(("hami-agent", "kubelet")):
+            rig.store.create(
+                "events",
+                {
+                    "metadata": {"name": f"a.{number}", "namespace": "default"},
+                    "involvedObject": {"kind": "Node", "name": "a"},
+                    "source": {"component": writer},
+                    "type": "Warning",
+                    "reason": "GpuUnhealthy",
+                    "message": f"XID 79, says the {writer}",
+                    "lastTimestamp": encode_stamp(rig.now(-90)),
+                },
+            )
+        found = await rig.run("status", "--node", "a", "--since", "1h")
+        later = await rig.run("status", "--node", "a", "--since", "1m")
+        listed = await rig.run("status", "--node", "a", "-o", "json")
+
+    assert "changes:\n1m ago  GpuUnhealthy: XID 79, says the hami-agent" in found.out
+    assert "refusals: not known, because no agent was read" in found.out
+    assert "kubelet" not in found.out
+    assert "changes: none" in later.out
+    assert [("GpuUnhealthy", True)] == [
+        (one["reason"], one["warning"]) for one in listed.data["changes"]
+    ]
+
+
+async def test_changes_that_cannot_be_read_are_not_known(tmp_path, capsys):
+    async with explain_rig(tmp_path, capsys, READS) as rig:
+        rig.node("a", a_gpu("GPU-1"))
+        found = await rig.run("status", "--node", "a", "--since", "1h")
+
+    assert "changes: not known" in found.out
+    assert "none" not in found.out
+
+
+async def test_on_a_workstation_the_nodes_are_listed(tmp_path, capsys):
+    async with explain_rig(tmp_path, capsys) as rig:
+        rig.node("gpu-10", a_gpu("GPU-1"), a_gpu("GPU-2", 1, healthy=False))
+        rig.node("gpu-9", a_gpu("GPU-3"), annotations={"hami.io/device-cordon": "GPU-3"})
+        rig.node("plain")
+        rig.node("odd", annotations={"hami.io/node-nvidia-register": "[1]"})
+        rig.holder("train", "gpu-10", "GPU-1", mib=4096)
+        found = await rig.run("status")
+        names = await rig.run("status", "-o", "name")
+        listed = await rig.run("status", "-o", "json")
+
+    lines = [line.split() for line in found.out.splitlines()]
+    assert ["NODE", "GPUS", "UNHEALTHY", "CORDONED", "SLICES", "PROMISED", "SELLABLE"] == lines[0]
+    assert [["gpu-9", "1", "0", "1"], ["gpu-10", "2", "1", "0"]] == [one[:4] for one in lines[1:3]]
+    assert ["1/20", "4.0G"] == lines[2][4:6]
+    assert ["odd", "?"] == lines[3][:2]
+    assert "node/gpu-9\nnode/gpu-10\nnode/odd\n" == names.out
+    assert ["gpu-9", "gpu-10", "odd"] == [one["node"]["name"] for one in listed.data]
+    assert (5, True) == (found.code, "--node NAME reads one" in found.err)
+
+
+@pytest.mark.parametrize("words", [["0"], ["--socket", "/x/api.sock"]])
+async def test_what_only_an_agent_here_can_say_is_not_asked_of_a_cluster(tmp_path, capsys, words):
+    async with explain_rig(tmp_path, capsys) as rig:
+        rig.node("a", a_gpu("GPU-1"))
+        found = await rig.run("status", *words)
+
+    assert (3, "") == (found.code, found.out)

@@ -483,12 +483,25 @@ async def test_agents_pods_and_plugins_keep_their_nodes(
 
     assert 1 == await everywhere(two, "--resource-name", "gpus.example/one")
 
-    out = capsys.readouterr().out.splitlines()
+    out = sorted(capsys.readouterr().out.splitlines())
     assert out[0].startswith("a: something is left: its agent has not ended")
     assert "(pod agent-1): clean it by hand" in out[0]
     assert "c: skipped: a device plugin serves gpus.example/one there" == out[2]
     kept = [two.store.get("nodes", "", name)["metadata"]["annotations"] for name in "abc"]
     assert [NOTES, KEPT, NOTES] == kept
+
+
+async def test_an_agents_pod_without_a_node_is_waited_for(
+    two: ModelWorld, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setattr("agent.cli.uninstall.WAIT", 0.0)
+    create_pod(two, "agent-1", "")
+
+    assert 1 == await everywhere(two)
+
+    told = capsys.readouterr().out
+    assert "no Node yet: something is left: its agent has not ended" in told
+    assert "(pod agent-1)" in told
 
 
 async def test_an_untouched_node_costs_no_request_and_one_that_is_gone_is_told_apart(

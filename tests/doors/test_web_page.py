@@ -159,6 +159,12 @@ def test_an_ordinary_node_of_16_gpus_and_160_containers_is_shown_whole():
     assert "All of them" not in tree.text
 
 
+def distinct(entries, times):
+    """That many of each, no two of which say the same."""
+    many = enumerate((*entries,) * times)
+    return tuple(msgspec.structs.replace(one, reason=f"{one.reason}{n}") for n, one in many)
+
+
 def test_whatever_there_is_the_page_is_bounded_and_says_what_is_left_out():
     facts = busy(gpus=40, each=40, name=lambda number: f"{LONG}{number}", text=LONG)
     checks = tuple(Check(f"{LONG}{n}", ok=False, text=LONG) for n in range(50))
@@ -167,8 +173,8 @@ def test_whatever_there_is_the_page_is_bounded_and_says_what_is_left_out():
         facts,
         checks=checks,
         settings=lambda: many,
-        changes=(*facts.changes,) * 9,
-        refusals=(*facts.refusals,) * 9,
+        changes=distinct(facts.changes, 9),
+        refusals=distinct(facts.refusals, 9),
     )
 
     found = html_of(facts)
@@ -186,6 +192,28 @@ def test_whatever_there_is_the_page_is_bounded_and_says_what_is_left_out():
         assert f"The first {shown} of {count}. All of them: {path}" in text
 
 
+def test_equal_entries_are_one_with_their_number_and_what_else_they_are_about():
+    node = busy(gpus=2, each=1)
+    said = "GPU {} is lost: it does not answer [H-LOST]"
+    changes = [msgspec.structs.replace(node.changes[0], text=said.format(n)) for n in range(8)]
+    text = HtmlTree(html_of(msgspec.structs.replace(node, changes=tuple(changes)))).text
+
+    assert 1 == text.count("it does not answer")
+    lost = "GpuUnhealthy 8 times GPU 0 is lost: it does not answer [H-LOST]"
+    assert f"{lost} Also: GPU 1, GPU 2, GPU 3, GPU 4, GPU 5 and 2 more" in text
+    assert "12 times research/probe-0/main: " in text
+
+
+def test_gpus_that_need_somebody_come_first_and_the_sentence_links_to_them():
+    tree = HtmlTree(page(gpus=5, each=1))
+    blocks = [found["id"] for found in tree.of("article")]
+
+    assert ["gpu-1", "gpu-2", "gpu-0", "gpu-3", "gpu-4"] == blocks
+    assert "4 of 5 GPUs can be given to new containers. GPU 1: bad, not offered." in tree.text
+    assert {"#gpu-1", "#gpu-2"} <= {found["href"] for found in tree.of("a")}
+    assert [{"class": "tag watch"}] == [tree.elements[tree.tags.index("h1") + 1][1]]
+
+
 def test_an_empty_node_says_so_and_since_when_nothing_happened():
     facts = msgspec.structs.replace(busy(gpus=0), refusals=(), changes=())
     text = HtmlTree(html_of(facts)).text
@@ -199,7 +227,8 @@ def test_an_empty_node_says_so_and_since_when_nothing_happened():
 
 def test_bars_are_on_one_scale_and_a_gap_in_the_history_is_a_gap_in_its_line():
     tree = HtmlTree(page(gpus=5, each=4))
-    (promised, *_), (used, *_) = (tree.of("path", **{"class": kind}) for kind in "pu")
+    # The first two blocks are of GPUs that need somebody.
+    promised, used = (tree.of("path", **{"class": kind})[2] for kind in "pu")
     lines = [found["d"] for found in tree.of("path") if "class" not in found]
 
     assert f"M0 5H{round(1000 * (6144 + 8192 + 12288 + 4096) / 122_338)}" == promised["d"]

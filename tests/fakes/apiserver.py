@@ -253,3 +253,16 @@ class FakeApi:
     def _tell(self) -> None:
         news, self._news = self._news, asyncio.Event()
         news.set()
+
+
+class EventSink:
+    """Takes Events and nothing else; `answers` are errors for the next ones."""
+
+    def __init__(self, *answers: ApiError) -> None:
+        self.answers = list(answers)
+        self.posted: list[NodeEvent] = []
+
+    async def post_event(self, event: NodeEvent) -> None:
+        if self.answers:
+            raise self.answers.pop(0)
+        self.posted.append(event)

@@ -30,6 +30,15 @@ REGISTER = "hami.io/node-nvidia-register"
 CORDON = "hami.io/device-cordon"
 LOCK = "hami.io/mutex.lock"
 TOKEN = "a-token"  # noqa: S105 -- of a model
+EXPLAIN_RIGHTS = frozenset(
+    {
+        ("get", "pods"),
+        ("list", "pods"),
+        ("list", "nodes"),
+        ("list", "events"),
+        ("list", "resourcequotas"),
+    }
+)
 NO_RIGHTS: frozenset[tuple[str, str]] = frozenset()
 SCHEDULER = SchedulerSettings().quick()
 

@@ -22,10 +22,10 @@ from agent.host.node import (
     look_at,
     plugin_sockets,
     uncompiled,
+    unkept,
     waiting_agents,
 )
 from agent.host.process import SystemClock, boot_id, host_name, machine_id
-from agent.node.devices import NodeAccess
 from agent.node.preflight import PluginSocket
 
 RUN = Path("/run/hami-agent")
@@ -35,25 +35,21 @@ def test_control_files_are_opened_and_those_of_gpus_only_named(tmp_path: Path):
     (tmp_path / "nvidiactl").touch()
     for name in ("nvidia0", "nvidia12", "nvidia-modeset", "null"):
         (tmp_path / name).touch()
-    seen = {Path(one.path).name: one.access for one in device_nodes(tmp_path)}
+    (tmp_path / "nvidia0").chmod(0)  # it is not opened: that would wake the GPU
+    seen = {Path(one.path).name: one.error for one in device_nodes(tmp_path)}
 
-    assert {
-        "nvidiactl": NodeAccess.OPEN,
-        "nvidia-uvm": NodeAccess.MISSING,
-        "nvidia0": NodeAccess.SEEN,
-        "nvidia12": NodeAccess.SEEN,
-    } == seen
+    assert {"nvidiactl": 0, "nvidia-uvm": errno.ENOENT, "nvidia0": 0, "nvidia12": 0} == seen
 
 
 def test_a_control_file_of_another_kind_fails_with_the_systems_words(tmp_path: Path):
     (tmp_path / "nvidiactl").mkdir()
     first, *_ = device_nodes(tmp_path)
 
-    assert (NodeAccess.FAILED, os.strerror(21)) == (first.access, first.reason)
+    assert errno.EISDIR == first.error
 
 
 def test_no_directory_is_no_device_file(tmp_path: Path):
-    assert [NodeAccess.MISSING] * 2 == [one.access for one in device_nodes(tmp_path / "none")]
+    assert [errno.ENOENT] * 2 == [one.error for one in device_nodes(tmp_path / "none")]
 
 
 def test_a_file_has_owner_mode_and_digest(tmp_path: Path):
@@ -81,11 +77,11 @@ def a_module(source: Path) -> ModuleType:
 
 def test_a_module_without_bytecode_is_compiled_at_each_start(tmp_path: Path):
     module = a_module(tmp_path / "module.py")
-    assert 1 == uncompiled([module])
+    assert (tmp_path / "module.py",) == uncompiled([module])
 
     py_compile.compile(str(tmp_path / "module.py"), doraise=True)
 
-    assert 0 == uncompiled([module])
+    assert () == uncompiled([module])
 
 
 @pytest.mark.parametrize(
@@ -103,7 +99,7 @@ def test_bytecode_with_the_date_of_another_source_counts_only_if_no_date_is_look
 
     os.utime(tmp_path / "module.py", (0, 0))
 
-    assert number == uncompiled([module])
+    assert number == len(uncompiled([module]))
 
 
 def test_half_of_a_head_is_no_bytecode(tmp_path: Path):
@@ -113,11 +109,38 @@ def test_half_of_a_head_is_no_bytecode(tmp_path: Path):
 
     kept.write_bytes(kept.read_bytes()[:9])
 
-    assert 1 == uncompiled([module])
+    assert 1 == len(uncompiled([module]))
 
 
 def test_modules_without_a_source_need_no_bytecode():
-    assert 0 == uncompiled([sys, ModuleType("made")])
+    assert () == uncompiled([sys, ModuleType("made")])
+
+
+@pytest.mark.parametrize(
+    ("environment", "lost"),
+    [
+        ("A=1\0PYTHONDONTWRITEBYTECODE=1\0", 2),
+        ("PYTHONDONTWRITEBYTECODE=\0", 0),
+        ("XPYTHONDONTWRITEBYTECODE=1\0", 0),
+        (None, None),
+    ],
+)
+def test_the_environment_of_the_agent_decides_whether_it_keeps_bytecode(
+    tmp_path: Path, environment: str | None, lost: int | None
+):
+    (tmp_path / "root").symlink_to("/")
+    if environment is not None:
+        (tmp_path / "environ").write_text(environment)
+
+    assert lost == unkept([tmp_path / "a.py", tmp_path / "b.py"], tmp_path)
+
+
+@pytest.mark.skipif(not is_read_only(Path("/proc/sys")), reason="no read-only mount here")
+def test_the_mounts_of_the_agent_decide_too(tmp_path: Path):
+    (tmp_path / "root").symlink_to("/")
+    (tmp_path / "environ").touch()
+
+    assert 1 == unkept([tmp_path / "a.py", Path("/proc/sys/b.py")], tmp_path)
 
 
 def a_process(root: Path, pid: int, *words: str, status: str = "") -> None:

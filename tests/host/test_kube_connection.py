@@ -11,7 +11,7 @@ from aiohttp import ServerDisconnectedError
 
 from agent.errors import SettingsError
 from agent.kube import client as shim
-from agent.kube.client import Connection, check, configure, default_namespace, fingerprint
+from agent.kube.client import Connection, check, configure, default_namespace
 from tests.fakes.kubeworld import KUBECONFIG
 
 IN_CLUSTER = {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "KUBERNETES_SERVICE_PORT": "443"}
@@ -175,22 +175,6 @@ def test_a_broken_service_account_is_named(account: Path, name: str, content: by
         check(Connection(service_account=account, environment=IN_CLUSTER))
 
     assert str(raised.value).startswith(f"{path}: ")
-
-
-async def test_a_certificate_that_rotates_or_vanishes_changes_the_fingerprint_and_a_token_does_not(
-    account: Path,
-):
-    connection = Connection(service_account=account, environment=IN_CLUSTER)
-    first = fingerprint(await configure(shim.load(), connection))
-    (account / "token").write_text("second")
-    second = fingerprint(await configure(shim.load(), connection))
-    (account / "ca.crt").write_text("another certificate")
-    found = await configure(shim.load(), connection)
-    third = fingerprint(found)
-    (account / "ca.crt").unlink()
-
-    assert first == second
-    assert 3 == len({second, third, fingerprint(found)})
 
 
 # kubernetes_asyncio is loaded lazily, and plainly where that does not work.

@@ -1,27 +1,27 @@
 """Events at the API server: one object for a series, few of them, for the Node and for pods."""
 
+import asyncio
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from agent.cluster import NodeEvent, PodUid
 from agent.errors import ApiError
 from agent.kube import events as series
+from agent.kube.client import ApiRequest
 from agent.kube.events import (
     BURST,
     PODS_BURST,
     PODS_REFILL,
     REMEMBERED,
-    EventBook,
     EventPoster,
-    SeriesStep,
     event_name,
 )
 from tests.builders import NODE
 from tests.fakes.clock import START, ManualClock
 from tests.fakes.kubeworld import NAMESPACE, ModelWorld, model_world
-
-pytestmark = pytest.mark.looptime(False)
 
 ILL = NodeEvent("GpuUnhealthy", "XID 79\non GPU 1 " + "x" * 2000, warning=True)
 FALLEN = NodeEvent("GpuUnhealthy", "XID 79 on GPU 1", warning=True)
@@ -33,6 +33,7 @@ def a_poster(world: ModelWorld) -> EventPoster:
     return EventPoster(world.session, NODE, ManualClock())
 
 
+@pytest.mark.looptime(False)
 async def test_an_event_of_the_node_is_found_by_describe_node_and_a_pods_in_its_namespace(
     tmp_path: Path,
 ):
@@ -52,6 +53,7 @@ async def test_an_event_of_the_node_is_found_by_describe_node_and_a_pods_in_its_
     assert START.strftime("%Y-%m-%dT%H:%M:%SZ") == ill["firstTimestamp"]
 
 
+@pytest.mark.looptime(False)
 async def test_a_repeated_event_is_counted_and_the_series_updated_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -71,6 +73,7 @@ async def test_a_repeated_event_is_counted_and_the_series_updated_later(
         ) == poster.posted.items()
 
 
+@pytest.mark.looptime(False)
 async def test_after_a_restart_the_same_event_goes_on(tmp_path: Path):
     async with model_world(tmp_path) as world:
         await a_poster(world).post(REFUSED)
@@ -80,6 +83,7 @@ async def test_after_a_restart_the_same_event_goes_on(tmp_path: Path):
     assert 2 == event["count"]
 
 
+@pytest.mark.looptime(False)
 async def test_an_event_that_the_server_forgot_is_created_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -95,6 +99,7 @@ async def test_an_event_that_the_server_forgot_is_created_again(
     assert 2 == again["count"]
 
 
+@pytest.mark.looptime(False)
 async def test_an_event_that_could_not_be_written_is_written_by_the_next_try(tmp_path: Path):
     async with model_world(tmp_path) as world:
         poster = a_poster(world)
@@ -111,79 +116,106 @@ def about(number: int, pod: str = "one") -> NodeEvent:
     return NodeEvent("AllocationRefused", f"why {number}", True, "team-a", pod, PodUid("u"))
 
 
-def send(book: EventBook, event: NodeEvent, now: float) -> SeriesStep:
-    """Plan, and write where the plan says so."""
-    step, series = book.plan(event, event.pod or "node-1", now)
-    if step in {SeriesStep.CREATE, SeriesStep.UPDATE}:
-        book.sent(event, series, now)
-    return step
+class EventsApi:
+    """Takes the requests of a poster; `is_lost`: no answer comes."""
+
+    def __init__(self) -> None:
+        self.requests: list[Any] = []
+        self.is_lost = False
+
+    async def call(self, request: ApiRequest) -> None:
+        self.requests.append(request)
+        if self.is_lost:
+            raise ApiError("no answer")
 
 
-def test_a_series_is_created_then_counted_then_updated_once_a_minute():
-    book = EventBook()
+class Posting:
+    """A poster whose outcomes are looked at one by one, on virtual time."""
 
-    steps = [send(book, FALLEN, now) for now in (0, 1, 59, 60, 61, 121)]
+    def __init__(self) -> None:
+        self.api = EventsApi()
+        self.poster = EventPoster(self.api, "node-1", ManualClock())  # type: ignore[arg-type]
+
+    async def outcome(self, event: NodeEvent) -> str:
+        before = set(self.poster.posted.items())
+        await self.poster.post(event)
+        (((_, outcome), _),) = set(self.poster.posted.items()) - before
+        return outcome
+
+    async def outcomes(self, events: Iterable[NodeEvent]) -> list[str]:
+        return [await self.outcome(event) for event in events]
+
+
+async def test_a_series_is_created_then_counted_then_updated_once_a_minute():
+    posting, steps = Posting(), []
+    for seconds in (0, 1, 58, 1, 1, 60):
+        await asyncio.sleep(seconds)
+        steps.append(await posting.outcome(FALLEN))
 
     assert ["create", "count", "count", "update", "count", "update"] == steps
-    assert 7 == book.plan(FALLEN, "node-1", 122)[1].count
+    assert [1, 4, 6] == [request.body["count"] for request in posting.api.requests]
 
 
-def test_an_object_has_a_burst_and_then_one_every_five_minutes():
-    book = EventBook()
-    burst = [send(book, about(n), 0) for n in range(BURST + 10)]
-    later = [send(book, about(100 + n), 300 + n) for n in range(10)]
+async def test_an_object_has_a_burst_and_then_one_every_five_minutes():
+    posting = Posting()
+    burst = await posting.outcomes(about(n) for n in range(BURST + 10))
+    await asyncio.sleep(300)
+    later = await posting.outcomes(about(100 + n) for n in range(10))
 
-    assert [SeriesStep.CREATE] * BURST + [SeriesStep.DROP] * 10 == burst
-    assert [SeriesStep.CREATE] + [SeriesStep.DROP] * 9 == later
-
-
-def test_one_object_does_not_use_up_the_allowance_of_another():
-    book = EventBook()
-    for n in range(BURST + 1):
-        send(book, about(n), 0)
-
-    assert SeriesStep.CREATE == send(book, about(1, pod="two"), 0)
-    assert SeriesStep.CREATE == send(book, FALLEN, 0)
+    assert ["create"] * BURST + ["drop"] * 10 == burst
+    assert ["create"] + ["drop"] * 9 == later
 
 
-def test_pods_under_ever_new_names_share_an_allowance_and_take_nothing_of_the_nodes():
-    book = EventBook()
-    storm = [send(book, about(1, pod=f"pod-{n}"), 0) for n in range(PODS_BURST + 50)]
-    later = [send(book, about(1, pod=f"late-{n}"), 2 * PODS_REFILL) for n in range(10)]
+async def test_one_object_does_not_use_up_the_allowance_of_another():
+    posting = Posting()
+    await posting.outcomes(about(n) for n in range(BURST + 1))
 
-    assert [SeriesStep.CREATE] * PODS_BURST + [SeriesStep.DROP] * 50 == storm
-    assert [SeriesStep.CREATE] * 2 + [SeriesStep.DROP] * 8 == later
-    assert SeriesStep.CREATE == send(book, FALLEN, 0)
+    assert "create" == await posting.outcome(about(1, pod="two"))
+    assert "create" == await posting.outcome(FALLEN)
 
 
-def test_what_pods_make_us_say_of_the_node_hides_none_of_its_other_events():
-    book = EventBook()
+async def test_pods_under_ever_new_names_share_an_allowance_and_take_nothing_of_the_nodes():
+    posting = Posting()
+    storm = await posting.outcomes(about(1, pod=f"pod-{n}") for n in range(PODS_BURST + 50))
+    await asyncio.sleep(2 * PODS_REFILL)
+    later = await posting.outcomes(about(1, pod=f"late-{n}") for n in range(10))
+
+    assert ["create"] * PODS_BURST + ["drop"] * 50 == storm
+    assert ["create"] * 2 + ["drop"] * 8 == later
+    assert "create" == await posting.outcome(FALLEN)
+
+
+async def test_what_pods_make_us_say_of_the_node_hides_none_of_its_other_events():
+    posting = Posting()
     refused = [NodeEvent("AllocationRefused", f"asks for {n} slice(s)", True) for n in range(99)]
 
-    steps = [send(book, event, 0) for event in refused]
+    steps = await posting.outcomes(refused)
 
-    assert [SeriesStep.CREATE] * BURST + [SeriesStep.DROP] * (99 - BURST) == steps
-    assert SeriesStep.CREATE == send(book, FALLEN, 0)
+    assert ["create"] * BURST + ["drop"] * (99 - BURST) == steps
+    assert "create" == await posting.outcome(FALLEN)
 
 
-def test_a_failed_write_costs_nothing_and_is_no_occurrence():
-    book = EventBook()
+async def test_a_failed_write_costs_nothing_and_is_no_occurrence():
+    posting = Posting()
+    posting.api.is_lost = True
     for _ in range(BURST + 5):
-        step, series = book.plan(FALLEN, "node-1", 0)
-        book.failed(series)
-    step, series = book.plan(FALLEN, "node-1", 0)
+        with pytest.raises(ApiError):
+            await posting.poster.post(FALLEN)
+    posting.api.is_lost = False
 
-    assert (SeriesStep.CREATE, 1) == (step, series.count)
+    assert "create" == await posting.outcome(FALLEN)
+    assert 1 == posting.api.requests[-1].body["count"]
 
 
-def test_memory_is_bounded():
-    book = EventBook()
+async def test_memory_is_bounded():
+    posting = Posting()
     for n in range(REMEMBERED + 10):
-        send(book, about(n, pod=f"pod-{n}"), n * PODS_REFILL)
-    now = REMEMBERED * PODS_REFILL + 20
+        await posting.poster.post(about(n, pod=f"pod-{n}"))
+        await asyncio.sleep(PODS_REFILL)
+    last = REMEMBERED + 9
 
-    assert SeriesStep.CREATE == send(book, about(0, pod="pod-0"), now)
-    assert SeriesStep.COUNT == send(book, about(REMEMBERED + 9, pod=f"pod-{REMEMBERED + 9}"), now)
+    assert "create" == await posting.outcome(about(0, pod="pod-0"))
+    assert "count" == await posting.outcome(about(last, pod=f"pod-{last}"))
 
 
 def test_a_name_is_the_object_and_a_hash_and_the_same_after_a_restart():

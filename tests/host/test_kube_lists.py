@@ -294,6 +294,7 @@ async def test_a_pod_with_a_text_of_many_braces_hides_no_other(tmp_path: Path):
         found = await world.pod_api.list_pods()
 
         assert 1 == asked(world.session) - before
+        assert await world.pod_api.get_pod(NAMESPACE, "b") in found.pods
     assert ["a", "b", "c"] == sorted(pod.name for pod in found.pods)
 
 

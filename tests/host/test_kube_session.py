@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from agent.cluster import NodeCondition, NodeEvent, PodUid
+from agent.cluster import MUTEX_LOCK, NodeCondition, NodeEvent, PodUid
 from agent.errors import (
     ApiConflict,
     ApiError,
@@ -36,8 +36,8 @@ from agent.kube.client import (
     refused,
 )
 from agent.kube.events import EventPoster
+from agent.kube.objects import read_object
 from agent.kube.reader import NodeReader
-from agent.node.scheduling import NamedNode, OfferSeen
 from tests.builders import NODE, NOON, RESOURCE
 from tests.fakes.chance import NoChance
 from tests.fakes.clock import ManualClock
@@ -127,6 +127,31 @@ async def test_a_closed_session_says_so(tmp_path: Path):
         await world.session.close()
         with pytest.raises(ApiError, match="was closed"):
             await world.session.call(ASK)
+
+
+async def test_who_observes_reads_and_sends_no_request_that_writes(tmp_path: Path):
+    async with model_world(tmp_path) as world:
+        world.create_node({MUTEX_LOCK: "held"})
+        uid = PodUid(world.create_pod("one"))
+        session = KubeSession(Connection(world.kubeconfig), NoChance(), observes=True)
+        node, poster = KubeNode(session, NODE), EventPoster(session, NODE, ManualClock())
+        pods = KubePods(session, NODE, RESOURCE, poster)
+        for write in (
+            node.annotate_node({"a": "b"}),
+            node.release_lock(MUTEX_LOCK, "held"),
+            node.set_condition(degraded(status=True)),
+            pods.annotate_pod(NAMESPACE, "one", uid, {"a": "b"}),
+            pods.post_event(NodeEvent("ReportConflict", "a text", warning=True)),
+        ):
+            with pytest.raises(ApiForbidden, match="only observes"):
+                await write
+        seen = await node.get_node()
+        await session.close()
+
+        assert seen is not None
+        assert {MUTEX_LOCK: "held"} == world.node_annotations()
+        assert ([], {}) == (world.events(), world.pod_annotations("one"))
+        assert ((("get", "nodes", "200"), 1),) == session.requests.items()
 
 
 async def test_requests_one_after_another_share_a_connection(tmp_path: Path):
@@ -258,14 +283,14 @@ async def test_an_answer_that_is_too_long_is_refused(
 async def test_an_answer_that_is_no_object_is_refused(tmp_path: Path, body: bytes):
     async with a_session(answering(body), tmp_path) as session:
         with pytest.raises(ApiError, match="not a JSON object"):
-            await session.fetch(ASK)
+            await session.fetch(ASK, read_object)
 
 
 async def test_a_large_object_is_decoded_beside_the_loop(tmp_path: Path):
     large = b'{"text":"' + b"x" * (session_module.OFF_LOOP + 1) + b'"}'
 
     async with a_session(answering(large), tmp_path) as session:
-        found = await session.fetch(ASK)
+        found = await session.fetch(ASK, read_object)
 
         assert session_module.OFF_LOOP + 1 == len(found["text"])
         assert ((("nodes",), len(large)),) == session.received.items()
@@ -400,21 +425,20 @@ async def test_the_node_is_seen_with_its_amounts(tmp_path: Path):
         seen = await NodeReader(world.session, NODE).look(RESOURCE, SystemClock())
         other = await NodeReader(world.session, NODE).look("other.com/gpu", SystemClock())
 
-    assert OfferSeen(RESOURCE, 12, 20) == seen.offer
-    assert OfferSeen("other.com/gpu") == other.offer
-    assert NODE == seen.traces.name
+    assert (12, 20) == (seen.allocatable, seen.capacity)
+    assert (0, 0) == (other.allocatable, other.capacity)
+    assert NODE == seen.name
     assert 0.0 == seen.skew
 
 
 async def test_a_node_that_is_not_there_is_told_apart(tmp_path: Path):
     async with model_world(tmp_path) as world:
-        with pytest.raises(ApiNotFound):
-            await NodeReader(world.session, NODE).look(RESOURCE, SystemClock())
+        assert await NodeReader(world.session, NODE).look(RESOURCE, SystemClock()) is None
 
 
 @pytest.mark.parametrize(
     ("identity", "other"),
-    [(ACCOUNT, NamedNode.MISSING), (f"system:node:{NODE}", NamedNode.UNSEEN)],
+    [(ACCOUNT, False), (f"system:node:{NODE}", None)],
 )
 async def test_another_node_is_looked_for_by_name_if_the_account_may(
     identity, other, tmp_path: Path
@@ -423,7 +447,7 @@ async def test_another_node_is_looked_for_by_name_if_the_account_may(
         world.store.create("nodes", {"metadata": {"name": NODE}})
         sight = NodeReader(world.session, NODE)
 
-        assert [NamedNode.THERE, other] == [await sight.named(NODE), await sight.named("none")]
+        assert [True, other] == [await sight.named(NODE), await sight.named("none")]
 
 
 @pytest.mark.parametrize(
@@ -461,6 +485,9 @@ class TlsServer:
     def __init__(self) -> None:
         self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         self.token = "first"  # noqa: S105 -- a test
+        self.accepts = ""
+        """The name in the client's certificate; empty: the token counts."""
+        self.url = ""
         self.seen = 0
         self.drop: list[asyncio.BaseTransport] = []
 
@@ -475,6 +502,8 @@ class TlsServer:
         assert request.transport is not None
         self.drop.append(request.transport)
         right = request.headers.get("Authorization") == f"Bearer {self.token}"
+        if self.accepts:
+            right = self.accepts in str(request.transport.get_extra_info("peercert"))
         return web.json_response({}, status=200 if right else 401)
 
 
@@ -487,6 +516,7 @@ async def in_a_pod(account: Path) -> AsyncIterator[tuple[TlsServer, KubeSession]
     loop = asyncio.get_running_loop()
     listener = await loop.create_server(web_server, "127.0.0.1", 0, ssl=server.context)
     port = str(listener.sockets[0].getsockname()[1])
+    server.url = f"https://127.0.0.1:{port}"
     environment = {"KUBERNETES_SERVICE_HOST": "127.0.0.1", "KUBERNETES_SERVICE_PORT": port}
     session = KubeSession(Connection(service_account=account, environment=environment), NoChance())
     mount(account, "one", "first")
@@ -559,3 +589,29 @@ async def test_requests_that_fail_together_renew_once(
                 group.create_task(session.call(ASK))
 
     assert 2 == len(loads)
+
+
+async def test_a_client_certificate_that_rotates_is_shown_after_a_401(tmp_path: Path):
+    async with in_a_pod(tmp_path) as (server, _):
+        for name in ("one", "two"):
+            server.context.load_verify_locations(CERTIFICATES / f"{name}.crt")
+        server.context.verify_mode = ssl.CERT_OPTIONAL
+        server.accepts = "test server two"
+        for end in ("crt", "key"):
+            shutil.copy(CERTIFICATES / f"one.{end}", tmp_path / f"client.{end}")
+        kubeconfig = tmp_path / "kubeconfig"
+        text = KUBECONFIG.format(server=server.url, token="first")  # noqa: S106 -- a test
+        user = f"client-certificate: {tmp_path}/client.crt, client-key: {tmp_path}/client.key"
+        text = text.replace('token: "first"', user)
+        kubeconfig.write_text(
+            text.replace("server:", f"certificate-authority: {tmp_path}/ca.crt, server:")
+        )
+        session = KubeSession(Connection(kubeconfig), NoChance())
+        try:
+            with pytest.raises(ApiForbidden):
+                await session.call(ASK)
+            for end in ("crt", "key"):
+                shutil.copy(CERTIFICATES / f"two.{end}", tmp_path / f"client.{end}")
+            await session.call(ASK)
+        finally:
+            await session.close()

@@ -5,22 +5,18 @@ import os
 from pathlib import Path
 
 import pytest
-import structlog
 from aiohttp import web
-from hypothesis import given
-from hypothesis import strategies as st
 
 from agent.errors import ApiError, ApiGone
 from agent.kube import api as watch_module
-from agent.kube.api import KubeNode, KubePods, WatchLines, WatchTimes
-from agent.kube.client import ApiRequest, KubeSession
+from agent.kube.api import KubeNode, KubePods, WatchTimes
+from agent.kube.client import KubeSession
 from agent.kube.events import EventPoster
 from tests.builders import NODE
 from tests.fakes.clock import ManualClock
 from tests.fakes.http import a_session, stream, streaming
 from tests.fakes.kubeworld import RESOURCE
 
-WATCH = ApiRequest("watch", "pods", "/api/v1/pods")
 BOOKMARK = b'{"type":"BOOKMARK","object":{"metadata":{"resourceVersion":"7"}}}\n'
 GONE = b'{"type":"ERROR","object":{"code":410,"message":"too old"}}\n'
 OPEN, KEEPALIVE_TIMER = "01", "02"
@@ -43,9 +39,17 @@ def timers_of(port: int, server: int) -> list[tuple[str, float]]:
     return [(kind, int(left, 16) / os.sysconf("SC_CLK_TCK")) for kind, left in timers]
 
 
+async def watch(pods: KubePods, found: list[str]) -> None:
+    """Add the version of each change until the watch ends."""
+    async for change in pods.watch_pods("1"):
+        found.append(change.resource_version)  # noqa: PERF401 -- those before an error count
+
+
 async def versions(pods: KubePods) -> list[str]:
     """What the watch says until it ends."""
-    return [change.resource_version async for change in pods.watch_pods("1")]
+    found: list[str] = []
+    await watch(pods, found)
+    return found
 
 
 async def test_a_watch_asks_for_an_end_and_bookmarks_and_its_own_pods(tmp_path: Path):
@@ -171,28 +175,23 @@ async def test_a_node_without_a_uid_is_an_error(tmp_path: Path):
             await anext(watch)
 
 
-@given(st.lists(st.binary(max_size=5)), st.randoms(use_true_random=False))
-def test_lines_are_found_wherever_the_bytes_are_cut(parts, chance):
-    text = b"\n".join(part.replace(b"\n", b"") for part in parts) + b"\n"
-    lines, found, place = WatchLines(WATCH), [], 0
-    while place < len(text):
-        size = chance.randint(1, 4)
-        found += lines.feed(text[place : place + size])
-        place += size
-
-    assert [line for line in text.split(b"\n") if line.strip()] == found
+async def test_frames_are_found_wherever_the_bytes_are_cut(tmp_path: Path):
+    text = BOOKMARK + b"\n" + BOOKMARK.replace(b"7", b"8") + BOOKMARK.replace(b"7", b"9")
+    for size in (1, 7, 60, 200):
+        parts = (text[at : at + size] for at in range(0, len(text), size))
+        async with a_session(streaming(*parts), tmp_path) as session:
+            assert ["1", "7", "8", "9"] == await versions(pods_of(session))
+            assert ((("pods",), len(text)),) == session.received.items()
 
 
-def test_a_line_that_no_object_needs_is_passed_over_and_not_collected(
-    monkeypatch: pytest.MonkeyPatch,
+async def test_a_line_that_no_object_needs_ends_the_watch_and_is_not_collected(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(watch_module, "LINE_LIMIT", 100)
-    lines = WatchLines(WATCH)
-    assert [b"x" * 100, b"y"] == lines.feed(b"x" * 100 + b"\ny\n" + b"z" * 50)
+    monkeypatch.setattr(watch_module, "LINE_LIMIT", len(BOOKMARK))
+    found: list[str] = []
 
-    with structlog.testing.capture_logs() as log:
-        assert [] == lines.feed(b"z" * 51) == lines.feed(b"z" * 500)
-        assert [b"a", b"b"] == lines.feed(b"zz\na\nb\nc")
-        assert [b"cd"] == lines.feed(b"d\n")
+    async with a_session(streaming(BOOKMARK, *(b" " * 60,) * 9), tmp_path) as session:
+        with pytest.raises(ApiError, match=f"more than {len(BOOKMARK)} bytes"):
+            await watch(pods_of(session), found)
 
-    assert ["kube.frame_too_long"] == [line["event"] for line in log]
+    assert ["1", "7"] == found

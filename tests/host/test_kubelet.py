@@ -59,7 +59,8 @@ class RecordedRegistration(RegistrationBase):
 
 
 async def register(path: Path, *, deadline: float = 2.0) -> None:
-    await KubeletRegistrar(path, deadline=deadline).register(ENDPOINT, RESOURCE, preferred=True)
+    async with asyncio.timeout(deadline):
+        await KubeletRegistrar(path).register(ENDPOINT, RESOURCE, preferred=True)
 
 
 async def test_the_request_says_who_we_are_and_what_we_offer(tmp_path: Path):
@@ -112,11 +113,10 @@ async def test_the_socket_of_a_dead_kubelet_refuses(tmp_path: Path):
 async def test_a_kubelet_that_does_not_answer_is_given_up(tmp_path: Path):
     kubelet = RecordedRegistration(hangs=True)
     async with served(tmp_path / "kubelet.sock", kubelet):
-        with pytest.raises(KubeletError) as caught:
+        with pytest.raises(TimeoutError):
             await register(tmp_path / "kubelet.sock", deadline=0.1)
 
     assert 1 == len(kubelet.requests)
-    assert not isinstance(caught.value, RegistrationRefused)
 
 
 async def test_a_kubelet_that_dies_during_the_call_is_no_refusal(tmp_path: Path):

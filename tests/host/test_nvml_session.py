@@ -181,6 +181,22 @@ async def test_all_who_wait_share_one_beginning_and_its_failure(driver, library)
     assert 1 == library.calls["nvmlInit"]
 
 
+async def test_who_comes_as_the_session_has_just_begun_uses_it(library, tmp_path):
+    for turns in range(240):  # which of them meets the moment is chance
+        driver = NvmlDriver(library, sys_root=tmp_path)
+
+        async def ask(uuid: GpuUuid, driver=driver, turns=turns) -> None:
+            for _ in range(turns % 20):
+                await asyncio.sleep(0)
+            assert ProbeOutcome.PASSED is (await driver.probe(uuid)).outcome
+
+        async with asyncio.TaskGroup() as tasks:
+            for uuid in UUIDS:
+                tasks.create_task(ask(uuid))
+            tasks.create_task(driver.scan())
+        await driver.close()
+
+
 async def test_a_beginning_that_failed_while_nobody_waited_is_tried_again(driver, library):
     library.hanging.add(("nvmlInit", None))
     library.failures["nvmlInit", None] = 9

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from agent.errors import SettingsError
-from agent.host.files import TextFiles
+from agent.host.files import is_there, read_file
 from agent.host.process import Worker
 from tests.fakes.offload import Inline
 
 
 async def content(file: Path, limit: int = 10) -> bytes:
-    return await TextFiles(Inline()).read(file, limit)
+    return await read_file(file, limit, Inline())
 
 
 async def test_a_pipe_in_the_place_of_a_file_is_refused_and_not_waited_for(tmp_path):
@@ -60,7 +60,7 @@ async def test_a_file_that_cannot_be_looked_at_counts_as_one(tmp_path, name, the
     (tmp_path / "here").mkdir()
     (tmp_path / "loop").symlink_to("loop")
 
-    assert there is await TextFiles(Inline()).is_there(tmp_path / name)
+    assert there is await is_there(tmp_path / name, Inline())
 
 
 @pytest.mark.looptime(False)
@@ -68,7 +68,7 @@ async def test_all_steps_are_done_on_the_thread_that_is_lent(tmp_path):
     (tmp_path / "file").write_bytes(b"x")
     before = set(threading.enumerate())  # those of other tests may end meanwhile
     async with Worker("lent", 1) as worker:
-        assert b"x" == await TextFiles(worker).read(tmp_path / "file", 10)
+        assert b"x" == await read_file(tmp_path / "file", 10, worker)
         assert ["lent"] == [one.name for one in set(threading.enumerate()) - before]
 
 
@@ -89,6 +89,6 @@ async def test_a_read_that_hangs_is_given_up_and_holds_up_no_end(tmp_path):
                 hanging.cancel()
             with pytest.raises(TimeoutError):
                 async with asyncio.timeout(0.01):
-                    await TextFiles(worker).read(tmp_path / "file", 10)
+                    await read_file(tmp_path / "file", 10, worker)
     finally:
         over.set()

@@ -12,21 +12,20 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 from typing import NoReturn, TypeVar
 
-from agent.allocate.candidates import MatchSettings
-from agent.allocate.inquiry import AllocationPeers, AllocationViews, SchedulerShares
+from agent.allocate.match import MatchSettings
 from agent.allocate.room import RequestRules
-from agent.allocate.service import Allocation
+from agent.allocate.service import Allocation, SchedulerShares
 from agent.cluster import NodeView, PodTable, PodUid
 from agent.errors import AgentError
 from agent.hami.register import ReportSettings
-from agent.inventory import Listing
-from agent.kit.cell import Cell
+from agent.inventory import slice_list
+from agent.kit.cell import Cell, News
+from agent.kit.timing import Lull
 from agent.kube.watches import NodeWatch, PodWatch
 from agent.kubelet.door import container_response, grpc_error
 from agent.ledger import EditSettings, Ledger
-from agent.model import Held, SliceId, SliceList
-from agent.reconcile.rules import judge_by_scheduler
-from agent.reconcile.service import Reconcile, ReconcilePeers, ReconcileRule, ReconcileViews
+from agent.model import SliceId, SliceList
+from agent.reconcile import Reconcile
 from agent.report import ReportCells, Reporter, ReportState
 from agent.settle import Settlement
 from agent.state import StateService, recover
@@ -64,7 +63,6 @@ class AgentLife:
         self._host = host
         self._group = asyncio.TaskGroup()
         self._resource = Cell(RESOURCE)
-        self._held: Cell[Held] = Cell({})
         api = AgentApi(host.store, host.faults, host.chance, step)
         self.api = api
         self._node = NodeWatch(api, self.node, host.chance)
@@ -76,28 +74,24 @@ class AgentLife:
         match = Cell(MatchSettings(NODE, unlocked_pods=host.unlocked, requests=requests))
         outlived: Cell[Mapping[str, PodUid]] = Cell({})
         self.shares = SchedulerShares(
-            AllocationViews(
-                self.pods,
-                self.node,
-                host.inventory,
-                state.ledger,
-                outlived,
-                match,
-                Cell(EditSettings()),
-            ),
-            AllocationPeers(
-                witness=witness,
-                records=records,
-                containers=MachineRuntime(host, step),
-                hooks=hooks,
-                refresh=self._pods.refresh,
-                look_at_pod=self._pods.look,
-                look_at_node=self._node.refresh,
-                epoch=lambda: host.epoch.value,
-                streams=self.streams,
-                clock=host.clock,
-                look=self._node.look,
-            ),
+            pods=self.pods,
+            node=self.node,
+            inventory=host.inventory,
+            ledger=state.ledger,
+            outlived=outlived,
+            match=match,
+            edits=Cell(EditSettings()),
+            witness=witness,
+            records=records,
+            containers=MachineRuntime(host, step),
+            hooks=hooks,
+            refresh=self._pods.refresh,
+            look_at_pod=self._pods.look,
+            look_at_node=self._node.refresh,
+            epoch=lambda: host.epoch.value,
+            streams=self.streams,
+            clock=host.clock,
+            look=self._node.look,
         )
         self.allocation = Allocation(self.shares, self.commit, hooks, lambda _: None)
         self._settlement = Settlement(
@@ -107,16 +101,25 @@ class AgentLife:
             outlived=outlived,
             node_api=api,
             pod_api=api,
+            say=lambda _: None,
             clock=host.clock,
             random=host.chance,
         )
         self._reconcile = Reconcile(
-            views=ReconcileViews(self.pods, state.ledger, host.epoch, self.shares.calls.taken),
-            peers=ReconcilePeers(witness, records, hooks, host.clock),
-            rule=ReconcileRule(judge_by_scheduler, lambda: RESOURCE, self.shares.adopt),
+            pods=self.pods,
+            ledger=state.ledger,
+            epoch=host.epoch,
+            taken=self.shares.calls.taken,
+            rivals=Cell(0),
+            calls=Lull(),
+            witness=witness,
+            records=records,
+            hooks=hooks,
+            clock=host.clock,
+            resource=lambda: RESOURCE,
+            adopt=self.shares.adopt,
             commit=state.commit,
         )
-        self._listing = Listing(host.inventory, self._held, self.slices)
         settings, said = Cell(ReportSettings()), Cell(ReportState())
         cells = ReportCells(host.inventory, self.node, self._node.returns, settings, said)
         self._reporter = Reporter(
@@ -136,8 +139,7 @@ class AgentLife:
         async with self._group as group:
             for service in (
                 self.state.run,
-                self._follow_held,
-                self._listing.run,
+                self._list,
                 self.shares.run,
                 self._pods.run,
                 self._node.run,
@@ -160,10 +162,13 @@ class AgentLife:
         offered, required = tuple(map(SliceId, available)), tuple(map(SliceId, must_include))
         return await self._call(self.allocation.prefer(offered, required, size))
 
-    async def _follow_held(self) -> NoReturn:
-        async for ledger in self.state.ledger.follow():
-            self._held.set(ledger.held_ids())
-        raise AssertionError("the ledger is never closed")
+    async def _list(self) -> NoReturn:
+        """Keep the list for the kubelet, as the keeper of the inventory does."""
+        news = News(self._host.inventory, self.state.ledger)
+        while True:
+            inventory, held = self._host.inventory.value, self.state.ledger.value.held_ids()
+            self.slices.set(slice_list(inventory, held, self.slices.value))
+            await news.wait()
 
     async def _call(self, answer: Awaitable[T]) -> T:
         """One call of the kubelet, which dies with either of the two."""

@@ -8,7 +8,7 @@ import random
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import NoReturn, Protocol
 
-from agent.allocate.candidates import UnlockedPods
+from agent.allocate.match import UnlockedPods
 from agent.ports import Clock
 from agent.sandbox.api_errors import Json, NotFoundError, StatusError
 from agent.sandbox.kubelet.model import Timings

@@ -11,7 +11,7 @@ from agent.errors import AgentError, DriverError, GpuError, StateError
 from agent.health.judge import LATELY
 from agent.health.watch import HealthWatch
 from agent.health.xids import HealthSettings
-from agent.inventory import Discovery, InventoryKeeper, Listing
+from agent.inventory import Discovery, InventoryKeeper
 from agent.kit.cell import Cell
 from agent.kubelet.door import DevicePlugin, Traffic
 from agent.model import (
@@ -153,7 +153,11 @@ class GpuLife:
         state = StateService(disk=self.disk, recovered=before, boot_id=boot)
         inventory = Cell(Inventory())
         self.keeper = InventoryKeeper(
-            inventory, Cell(SharingSettings(split_count=SLICES)), self._clock, before.health
+            inventory,
+            Cell(SharingSettings(split_count=SLICES)),
+            self._clock,
+            before.health,
+            slices=self.slices,
         )
 
         def scanned(scan: Scan) -> None:
@@ -172,9 +176,8 @@ class GpuLife:
             recalled=before.health,
             boot_changed=bool(before.boot_id) and before.boot_id != boot,
         )
-        listing = Listing(inventory, self.keeper.held, self.slices)
         async with asyncio.TaskGroup() as group:
-            for run in (state.run, discovery.run, watch.run, listing.run):
+            for run in (state.run, discovery.run, watch.run):
                 group.create_task(run())
 
 

@@ -11,22 +11,27 @@ from typing import Any
 
 import msgspec
 
+from agent import reconcile
 from agent import settle as core_settlement
 from agent import settle as settlement
-from agent.allocate import candidates, inquiry
-from agent.allocate import candidates as witness
-from agent.allocate import match as grant
 from agent.allocate import match as matching
-from agent.allocate.candidates import UNREAD, Candidate, Evidence, Grant, LookAtPod, MatchSettings
-from agent.allocate.inquiry import Inquiry
+from agent.allocate import service
+from agent.allocate.match import (
+    UNREAD,
+    Candidate,
+    Evidence,
+    Grant,
+    LookAtPod,
+    MatchSettings,
+    exactly_one,
+)
 from agent.allocate.match import decide as decide_truly
-from agent.allocate.match import exactly_one
 from agent.allocate.room import RoomClaim
+from agent.allocate.service import Inquiry
 from agent.cluster import BIND_TIME, NodeLock, PodView
 from agent.errors import Refusal, RefusalReason
 from agent.ledger import ContainerKey, Ledger, Row
-from agent.reconcile import rules as reconcile
-from agent.reconcile.rules import ReconcileFacts
+from agent.reconcile import ReconcileFacts
 from agent.settle import Effect, EffectKind, SettlementFacts
 from agent.settle import owed as owed_truly
 from tests.machine.agent_life import AgentLife
@@ -99,7 +104,7 @@ def sums_unchecked() -> Mutant:
     def shortage(wanted: RoomClaim, live: object, gpus: object) -> None:
         return None
 
-    return Mutant(replaced(grant, "shortage", shortage), "promised beyond")
+    return Mutant(replaced(matching, "shortage", shortage), "promised beyond")
 
 
 def answered_before_fsync() -> Mutant:
@@ -133,14 +138,11 @@ def order_of_the_spec() -> Mutant:
     """
 
     def first(pod: PodView, evidence: Evidence, resource: str) -> tuple[Candidate, ...]:
-        return candidates.waiting(pod, evidence, resource)[:1]
+        return matching.waiting(pod, evidence, resource)[:1]
 
-    @contextlib.contextmanager
-    def patch() -> Iterator[None]:
-        with replaced(candidates, "possible", first), replaced(matching, "possible", first):
-            yield
-
-    return Mutant(patch(), "another one's directory|a good pod was refused")
+    return Mutant(
+        replaced(matching, "possible", first), "another one's directory|a good pod was refused"
+    )
 
 
 def silence_taken_for_no() -> Mutant:
@@ -151,7 +153,7 @@ def silence_taken_for_no() -> Mutant:
         try:
             await original(self, namespace, name)
         except Refusal:
-            self._known[(namespace, name)] = None
+            self.known[(namespace, name)] = None
 
     return Mutant(replaced(Inquiry, "_ask", ask), "another one's directory|a good pod was refused")
 
@@ -162,7 +164,7 @@ def dead_containers_in_the_way() -> Mutant:
     def only_one(
         count: int, found: tuple[Candidate, ...], evidence: Evidence, settings: MatchSettings
     ) -> object:
-        known = witness.admitted(found, evidence, settings)
+        known = matching.admitted(found, evidence, settings)
         if len({each.pod.key for each in known}) > 1 and evidence.listed:
             raise Refusal(RefusalReason.MANY_PODS_ADMITTED, "The kubelet admits several pods.")
         return exactly_one(count, found, evidence, settings)
@@ -189,7 +191,7 @@ def unread_name_taken_for_the_same() -> Mutant:
 
 
 def _decided_by(decide: object) -> contextlib.AbstractContextManager[None]:
-    return replaced(inquiry, "decide", decide)
+    return replaced(service, "decide", decide)
 
 
 MUTANTS = (
@@ -223,7 +225,7 @@ def bind_time_compared() -> Mutant:
                 )
         return step
 
-    return Mutant(replaced(inquiry, "decide", decide), "a good pod was refused")
+    return Mutant(replaced(service, "decide", decide), "a good pod was refused")
 
 
 def bind_time_compared_in_settlement() -> Mutant:
@@ -256,12 +258,12 @@ def returning_names_not_looked_at() -> Mutant:
             step = decide_truly(count, evidence, settings)
         return step
 
-    return Mutant(replaced(inquiry, "decide", decide), "another one's directory")
+    return Mutant(replaced(service, "decide", decide), "another one's directory")
 
 
 def locks_that_went_forgotten() -> Mutant:
     """Only the lock that stands proves a right: the judge excuses nobody for HAMi's own doing."""
-    return Mutant(replaced(inquiry, "former_locks", lambda *_: ()), "a good pod was refused")
+    return Mutant(replaced(service, "former_locks", lambda *_: ()), "a good pod was refused")
 
 
 def listed_for_good() -> Mutant:

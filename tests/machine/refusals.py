@@ -11,8 +11,8 @@ import enum
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 
-from agent.allocate.candidates import UnlockedPods
-from agent.allocate.inquiry import UNANSWERED_PAUSES
+from agent.allocate.match import UnlockedPods
+from agent.allocate.service import UNANSWERED_PAUSES
 from agent.cluster import ALLOCATED, BIND_PHASE, PHASE_SUCCESS, PodUid
 from agent.hami.pod import decode_pod_devices
 from agent.ledger import Decider, Holder, Ledger, Row

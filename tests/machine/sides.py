@@ -15,7 +15,7 @@ from typing import Any
 from grpclib.const import Status
 from grpclib.exceptions import GRPCError
 
-from agent.allocate.candidates import UnlockedPods
+from agent.allocate.match import UnlockedPods
 from agent.cluster import PodUid
 from agent.errors import StateError
 from agent.kit.cell import Cell

@@ -142,7 +142,7 @@ async def test_a_quota_without_room_is_named_and_less_memory_fits_it(cluster, ag
 
         assert (1, ("quota", "ResourceQuotaNotFit")) == (found.code, found.blocked)
         assert {"8/8 ResourceQuotaNotFit"} == found.reasons
-        assert ["peers: 8,000 MiB of 10,000 MiB are held"] == found.gate("quota")["facts"]
+        assert "peers: 8,000 MiB of 10,000 MiB are held" == found.gate("quota")["facts"][0]
         await runs_as_advised(cluster, pod, found.changes[0])
 
 

@@ -1,6 +1,5 @@
 """`allocation.fence: prestart`: who may start starts; who was booked another GPU is told so."""
 
-import pytest
 import pytest_asyncio
 
 from tests.peers.lab.agents import RESOURCE
@@ -136,23 +135,6 @@ async def event_of(cluster, name):
     return any(
         one["reason"] == "SliceMismatch" and one["involvedObject"]["name"] == name for one in found
     )
-
-
-@pytest.mark.long
-async def test_without_the_agent_no_container_starts_again_and_with_it_all_do(cluster, fenced):
-    await run(cluster, *(a_telling_pod(cluster, one) for one in ("dies", "lives")))
-    await until_told(cluster, "dies", "lives")
-    before = lives_of(cluster, ["lives"])
-
-    await fenced.part.kill()
-    await kill_container(cluster, "dies")
-    reason, message = await until_waiting(cluster, "dies")
-    await fenced.part.start()
-    await until_restarted(cluster, "dies", within=60.0)
-
-    assert "CreateContainerConfigError" == reason, message
-    assert expected_inside(cluster, "dies") == await seen_inside(cluster, "dies")
-    assert before == lives_of(cluster, ["lives"])
 
 
 async def test_after_a_lost_checkpoint_the_kubelet_does_not_ask_and_the_pod_must_be_made_anew(

@@ -13,7 +13,7 @@ import pytest
 
 from agent import cluster as annotations
 from agent.hami.register import RegisteredGpu, decode_register, decode_register_colon
-from agent.reconcile.rules import VANISHED_GRACE
+from agent.reconcile import VANISHED_GRACE
 from tests.peers.lab.agents import RESOURCE
 from tests.peers.lab.cluster import ACCOUNT
 from tests.peers.lab.control import counted
@@ -21,13 +21,11 @@ from tests.peers.lab.faces import answers, is_ready, page
 from tests.peers.lab.grants import (
     ONLY_LEDGER,
     disagreement,
-    environment_bytes,
     expected_inside,
     lost,
     oversold,
     rows,
     seen_inside,
-    seen_mounts,
 )
 from tests.peers.lab.identities import NODE_USER
 from tests.peers.lab.node_state import (
@@ -38,7 +36,7 @@ from tests.peers.lab.node_state import (
     until_offered,
     until_unlocked,
 )
-from tests.peers.lab.nodes import end_container, processes, until_at_rest
+from tests.peers.lab.nodes import processes, until_at_rest
 from tests.peers.lab.placement import (
     ALL_HEALTHY,
     REGISTERED,
@@ -51,11 +49,9 @@ from tests.peers.lab.placement import (
 from tests.peers.lab.pods import (
     a_pod,
     a_telling_pod,
-    forget_told,
     gpus_held,
     lives_of,
     run,
-    until_restarted,
     until_running,
     until_told,
 )
@@ -262,42 +258,6 @@ async def test_containerd_may_start_again_under_running_gpu_pods(cluster, agent)
 def processes_of(life):
     """The processes of a pod's containers."""
     return {name: processes(one.id) for name, one in life.items()}
-
-
-async def test_a_container_whose_record_the_kubelet_lost_starts_as_it_was(cluster, agent, table):
-    names = await run(
-        cluster,
-        a_telling_pod(cluster, "dies", gpus=2, memory=7000),
-        *(a_telling_pod(cluster, f"lives-{number}") for number in range(3)),
-    )
-    before = lives_of(cluster, names)
-    assert expected_inside(cluster, "dies") == await seen_inside(cluster, "dies")
-    inside = environment_bytes(cluster, "dies"), seen_mounts(cluster, "dies")
-
-    await cluster.kubelet.restart(lose_checkpoint=True)
-    await until_allocatable(cluster)
-    forget_told(cluster, "dies")
-    died = wall()
-    await end_container(before["dies"]["main"].id)
-    await run(cluster, a_telling_pod(cluster, "new", memory=500))
-    await until_told(cluster, "dies")
-    table.add("container dies, its record lost → it runs again", wall() - died)
-    await until_restarted(cluster, "dies")
-
-    assert inside == (environment_bytes(cluster, "dies"), seen_mounts(cluster, "dies"))
-    for name in ("dies", "new"):
-        assert expected_inside(cluster, name) == await seen_inside(cluster, name)
-    after = lives_of(cluster, names)
-    assert without(before, "dies") == without(after, "dies")
-    assert ["replay"] == [
-        one["result"] for one in agent.events("alloc.answered") if one["pod"] == "dies"
-    ][1:]
-    assert [] == lost(cluster)
-
-
-def without(mapping, key):
-    """The mapping less one key."""
-    return {one: value for one, value in mapping.items() if one != key}
 
 
 # A node where the agent starts: what the kubelet counts, what the scheduler is told, and how.

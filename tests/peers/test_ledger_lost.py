@@ -6,11 +6,9 @@ import datetime as dt
 import msgspec
 import pytest
 
-from agent import cluster as annotations
 from agent.cluster import Role
 from agent.errors import StateCorrupt
-from agent.state import StateEncoder, decode_state
-from tests.peers.lab.agents import RESOURCE
+from agent.state import decode_state, encode_state
 from tests.peers.lab.grants import (
     environment_bytes,
     expected_inside,
@@ -21,17 +19,12 @@ from tests.peers.lab.grants import (
     seen_mounts,
 )
 from tests.peers.lab.node_state import (
-    node_of,
-    registered,
     until_allocatable,
-    until_offered,
     until_unlocked,
 )
-from tests.peers.lab.nodes import dies, kill_container
-from tests.peers.lab.placement import place, share, wall
+from tests.peers.lab.nodes import dies
+from tests.peers.lab.placement import wall
 from tests.peers.lab.pods import (
-    PODS,
-    a_pod,
     a_telling_pod,
     as_seen,
     delete,
@@ -39,7 +32,6 @@ from tests.peers.lab.pods import (
     run,
     run_shapes,
     until_deleted,
-    until_running,
     until_settled,
     until_told,
 )
@@ -161,78 +153,6 @@ async def test_a_container_that_dies_after_both_lost_their_records_starts_as_it_
     assert {} == oversold(cluster)
 
 
-async def test_a_container_that_dies_after_both_were_lost_at_once_starts_as_it_was(cluster, agent):
-    await three_pods(cluster)
-    inside, asked = inside_of(cluster, "dies"), len(agent.events("alloc.answered"))
-
-    await agent.part.kill()
-    lose_state(cluster)
-    await cluster.kubelet.restart(lose_checkpoint=True)
-    await agent.part.start()
-    await until_allocatable(cluster)
-    await kill_container(cluster, "dies")
-    # It may ask before the first look at the directories is done; then its next try is served.
-    await until(lambda: len(agent.events("alloc.answered")) > asked, 60.0, agent.part.tail)
-
-    assert ["replay"] == [one["result"] for one in agent.events("alloc.answered")[asked:]]
-    await until_told(cluster, "dies")
-    assert inside == inside_of(cluster, "dies")
-
-
-async def test_what_cannot_be_read_is_left_alone_and_disturbs_nobody(cluster, agent):
-    names = await run(
-        cluster, *(a_telling_pod(cluster, name) for name in ("garbled", "foreign", "plain"))
-    )
-    await until_settled(cluster, *names)
-    await until_told(cluster, *names)
-    before, held = lives_of(cluster, names), await cluster.kubelet.held(RESOURCE)
-    present = directories(cluster)
-
-    await agent.part.kill()
-    lose_state(cluster)
-    told = {"garbled": ";;not,a,device", "foreign": "GPU-of-another-node,NVIDIA,3000,10:;"}
-    for name, text in told.items():
-        noted = {"metadata": {"annotations": {annotations.ALLOCATED: text}}}
-        await cluster.api.patch(f"{PODS}/{name}", noted)
-    await agent.part.start()
-    await until_allocatable(cluster)
-    await until(lambda: ("default/plain", "main") in listed(cluster), 30.0, agent.part.tail)
-    await run(cluster, a_telling_pod(cluster, "new"))
-    await dies(cluster, "garbled")
-
-    assert expected_inside(cluster, "new") == await seen_inside(cluster, "new")
-    assert held.items() < (await cluster.kubelet.held(RESOURCE)).items()
-    assert present < directories(cluster)
-    after = lives_of(cluster, names)
-    assert {**before, "garbled": after["garbled"]} == after
-    assert ["foreign"] == [one["pod"] for one in agent.events("ledger.not_adopted")][:1]
-
-
-async def test_slices_of_a_holder_that_cannot_be_read_stay_listed(cluster):
-    agent = await cluster.start_registered_agent("--split-count", "2", slices=16)
-    for name in ("first", "second"):
-        await place(cluster, a_pod(name), [[share(cluster, 4)]])
-        await until_running(cluster, name)
-        await until_unlocked(cluster)
-    held = await cluster.kubelet.held(RESOURCE)
-
-    await agent.part.stop()
-    lose_state(cluster)
-    for pod, _ in held:
-        noted = {"metadata": {"annotations": {annotations.ALLOCATED: None}}}
-        await cluster.api.patch(f"{PODS}/{pod.rpartition('/')[2]}", noted)
-    await cluster.start_agent("--split-count", "1")
-    await cluster.nodes.until(lambda: is_counted(cluster, 1), 20.0, "no register annotation")
-    await until_offered(cluster, 9)
-
-    assert frozenset().union(*held.values()) <= await cluster.kubelet.allocatable(RESOURCE)
-
-
-def is_counted(cluster, split):
-    """Whether the Node says so many slices of each GPU to HAMi's scheduler."""
-    return {split} == {gpu["count"] for gpu in registered(node_of(cluster))}
-
-
 def age(cluster):
     """All answers were given a day ago."""
     for path in state_directory(cluster).glob("state*.json"):
@@ -242,7 +162,7 @@ def age(cluster):
             for row in found.ledger.rows
         )
         ledger = msgspec.structs.replace(found.ledger, rows=aged)
-        path.write_bytes(StateEncoder().encode(msgspec.structs.replace(found, ledger=ledger)))
+        path.write_bytes(encode_state(msgspec.structs.replace(found, ledger=ledger)))
 
 
 def directories(cluster):

@@ -7,14 +7,12 @@ from collections import Counter
 import pytest
 
 from agent import cluster as annotations
-from agent.errors import RefusalReason
 from tests.peers.lab.agents import RESOURCE
 from tests.peers.lab.faces import answers
-from tests.peers.lab.grants import environment_bytes, expected_inside, lost, rows, seen_inside
+from tests.peers.lab.grants import expected_inside, lost, rows, seen_inside
 from tests.peers.lab.node_state import gpu_uuids, lock_held, node_of, notes_of, until_unlocked
-from tests.peers.lab.nodes import end_container, frozen
+from tests.peers.lab.nodes import frozen
 from tests.peers.lab.placement import (
-    ALL_HEALTHY,
     agent_said,
     annotate,
     bind,
@@ -22,26 +20,20 @@ from tests.peers.lab.placement import (
     lock,
     place,
     share,
-    until_kubelet_says,
-    until_taken_up,
     wall,
 )
 from tests.peers.lab.pods import (
     a_telling_pod,
     as_seen,
     create,
-    forget_told,
-    lives,
     lives_of,
     name_of,
     run,
     until_bind_phase,
-    until_restarted,
     until_running,
     until_settled,
     until_told,
 )
-from tests.peers.lab.space import until
 
 AWAY = 30.0
 """Seconds for which the API server is away."""
@@ -142,38 +134,4 @@ async def test_who_is_back_before_the_agent_after_an_outage_finds_it_ready(clust
         assert expected_inside(cluster, name) == await seen_inside(cluster, name)
         await until_unlocked(cluster)
     assert 3 == len(agent.events("lock.released"))
-    assert [] == lost(cluster)
-
-
-@pytest.mark.long
-@pytest.mark.timeout(300)
-async def test_an_agent_that_cannot_learn_of_the_pods_refuses_in_a_sentence_until_it_can(
-    cluster, agent, table
-):
-    (name,) = await run(cluster, a_telling_pod(cluster, "dies", gpus=2))
-    await until_told(cluster, name)
-    environment = environment_bytes(cluster, name)
-    began = wall()
-    await cluster.kubelet.restart(lose_checkpoint=True)
-    await until_taken_up(cluster, name, began)
-    await cluster.plane.apiserver.kill()
-    await agent.part.kill()
-    began = wall()
-    await agent.part.start()
-    await until_kubelet_says(cluster, ALL_HEALTHY, since=began)
-
-    forget_told(cluster, name)
-    await end_container(lives(as_seen(cluster, name))["main"].id)
-    await until(lambda: bool(agent.events("alloc.refused")), 30.0, agent.part.tail)
-    refused = agent.events("alloc.refused")[0]
-    assert RefusalReason.PODS_UNKNOWN.value == refused["gate"]
-    assert refused["reason"].startswith("The agent could not ask the API server")
-    back = wall()
-    await cluster.plane.apiserver.start()
-
-    await until_told(cluster, name, within=PATIENCE)
-    table.add("API server comes back → a container that was refused runs again", wall() - back)
-    assert environment == environment_bytes(cluster, name)
-    assert "replay" == agent.events("alloc.answered")[-1]["result"]
-    await until_restarted(cluster, name, within=PATIENCE)
     assert [] == lost(cluster)

@@ -2,7 +2,6 @@
 
 import pytest_asyncio
 
-from agent.sandbox.hardware_talk import XidRequest
 from tests.peers.lab.agents import RESOURCE
 from tests.peers.lab.cluster import ACCOUNT
 from tests.peers.lab.grants import seen_mounts, told_environment
@@ -12,15 +11,11 @@ from tests.peers.lab.node_state import (
     notes_of,
     remove_pods,
     until_allocatable,
-    until_offered,
 )
 from tests.peers.lab.nodes import end_container
 from tests.peers.lab.placement import wall
 from tests.peers.lab.plain import (
     plain_pod,
-    plain_rows,
-    refusal_of,
-    row_of,
     start_plain_agent,
     until_agrees,
     without_hami,
@@ -40,7 +35,6 @@ from tests.peers.lab.pods import (
     until_told,
 )
 from tests.peers.lab.space import until
-from tests.peers.lab.table import FAR_STARTING
 
 H100_MIB = 81559
 LIMIT = "CUDA_DEVICE_MEMORY_LIMIT_0"
@@ -163,51 +157,6 @@ def is_turned_away(cluster, name):
     )
 
 
-async def test_pods_run_on_without_the_agent_and_the_next_one_knows_them(cluster, table):
-    agent = await start_plain_agent(cluster, limits=True)
-    names = await run(cluster, *(plain_pod(cluster, f"p{n}", 1 + n) for n in range(3)))
-    await until_told(cluster, *names)
-    before, rows = lives_of(cluster, names), plain_rows(cluster)
-    inside = {name: (limits_told(cluster, name), directory_in(cluster, name)) for name in names}
-
-    await agent.part.kill()
-    forget_told(cluster, "p0")
-    await end_container(before["p0"]["c0"].id)
-    await until_told(cluster, "p0")
-    await until_restarted(cluster, "p0")
-    began = wall()
-    await agent.part.start()
-    await until_allocatable(cluster)
-    what = "plain mode: agent starts after SIGKILL → 80 slices"
-    table.hold(what, wall() - began, 1.0, far=FAR_STARTING)
-    await run(cluster, plain_pod(cluster, "new"))
-    await until_agrees(cluster)
-
-    assert {row.key for row in rows} < {row.key for row in plain_rows(cluster)}
-    assert inside == {
-        name: (limits_told(cluster, name), directory_in(cluster, name)) for name in names
-    }
-    after = lives_of(cluster, names)
-    assert {**before, "p0": after["p0"]} == after
-    assert {where for _, where in inside.values()} < directories(cluster)
-
-
-async def test_a_restarted_kubelet_asks_for_nobody_again(cluster):
-    agent = await start_plain_agent(cluster, limits=True)
-    names = await run(cluster, plain_pod(cluster, "p0"), plain_pod(cluster, "p1", 2, 1))
-    await until_agrees(cluster)
-    before, rows = lives_of(cluster, names), plain_rows(cluster)
-
-    await cluster.kubelet.restart()
-    await until_allocatable(cluster)
-    await run(cluster, plain_pod(cluster, "new"))
-    await until_agrees(cluster)
-
-    assert before == lives_of(cluster, names)
-    assert 4 == len(agent.events("alloc.answered"))
-    assert {row.key for row in rows} < {row.key for row in plain_rows(cluster)}
-
-
 async def test_a_container_that_dies_after_a_lost_checkpoint_gets_its_limits_again(cluster, table):
     agent = await start_plain_agent(cluster, limits=True)
     names = await run(cluster, plain_pod(cluster, "dies", 2), plain_pod(cluster, "lives", 1))
@@ -236,54 +185,3 @@ async def test_a_container_that_dies_after_a_lost_checkpoint_gets_its_limits_aga
     assert {old["lives"]} | fresh <= directories(cluster)
     assert before["lives"] == lives_of(cluster, ["lives"])["lives"]
     assert not agent.events("alloc.refused")
-
-
-async def test_a_lost_gpu_is_withdrawn_and_refused_and_its_pod_runs_on(cluster):
-    mark = cluster.plane.audit.mark()
-    agent = await start_plain_agent(cluster, gpus="h100:2", slices=20)
-    await run(cluster, plain_pod(cluster, "resident"))
-    await until_told(cluster, "resident")
-    (ill,) = visible(cluster, "resident")
-    before = lives_of(cluster, ["resident"])
-    ids = await cluster.kubelet.allocatable(RESOURCE)
-    free = next(one for one in sorted(ids, reverse=True) if gpu_of(one) == ill)
-
-    await agent.simulate(XidRequest(gpu=ill, xid=79))
-    await until_allocatable(cluster, 10)
-    await until_offered(cluster, 10)
-    names = await run(cluster, plain_pod(cluster, "two", 2), plain_pod(cluster, "three", 3))
-    await until_told(cluster, *names)
-
-    assert all(ill not in visible(cluster, name) for name in names)
-    assert before == lives_of(cluster, ["resident"])
-    said = await refusal_of(cluster, free)
-    assert f"({ill}) is lost: " in said
-    assert said.endswith("[HA-4002]")
-    said = await refusal_of(cluster, "GPU-of-nobody-3")
-    assert said.endswith("[HA-4001]")
-    assert 3 == len(agent.events("alloc.answered"))
-    await agent.part.stop()
-    assert [] == asked_since(cluster, mark)
-
-
-async def test_an_agent_that_lost_its_state_adopts_whoever_holds_slices(cluster):
-    agent = await start_plain_agent(cluster, limits=True)
-    names = await run(cluster, plain_pod(cluster, "p0", 2), plain_pod(cluster, "p1", 1))
-    await until_told(cluster, *names)
-    await until_agrees(cluster)
-    before, held = lives_of(cluster, names), await cluster.kubelet.held(RESOURCE)
-    places = {directory_in(cluster, name) for name in names}
-
-    await agent.part.kill()
-    for path in (cluster.space.view / "var/lib/hami-agent").glob("state*"):
-        path.unlink()
-    await agent.part.start()
-    await until_allocatable(cluster)
-    await until_agrees(cluster)
-    await run(cluster, plain_pod(cluster, "new"))
-    await until_agrees(cluster)
-
-    assert {True} == {row_of(cluster, name).adopted for name in names}
-    assert held.items() < (await cluster.kubelet.held(RESOURCE)).items()
-    assert before == lives_of(cluster, names)
-    assert places < directories(cluster)

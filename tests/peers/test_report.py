@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import json
 
 import pytest
 import pytest_asyncio
@@ -11,15 +10,12 @@ from agent import cluster as annotations
 from agent.sandbox.hardware_talk import XidRequest
 from tests.peers.lab.agents import RESOURCE
 from tests.peers.lab.cluster import is_ready
-from tests.peers.lab.faces import page
 from tests.peers.lab.identities import NODE
 from tests.peers.lab.node_state import (
     NODE_PATH,
     Told,
-    forget_events,
     gpu_uuids,
     gpus_of,
-    node_events,
     node_of,
     node_writes,
     notes_of,
@@ -27,7 +23,6 @@ from tests.peers.lab.node_state import (
     registered_health,
     text_of,
     until_allocatable,
-    until_node_event,
     until_node_writes,
     until_told,
     write_register,
@@ -43,18 +38,12 @@ from tests.peers.lab.settings import (
     with_node_config,
 )
 from tests.peers.lab.space import until
-from tests.peers.lab.table import FAR
 
 BOUND = 2.0
 """Seconds until the annotation is back; the agent spreads the writes of many nodes over one."""
 
 BACK_WITHIN = 90.0
 """Seconds until an agent has tried again after tries in vain, each of them later."""
-
-ROUNDS = 5
-"""Writes against another writer until the agent gives way."""
-
-CONFLICT = "ReportConflict"
 
 
 def hand_made(text):
@@ -111,30 +100,6 @@ def reasons(agent):
     return [line["reason"] for line in agent.events("report.written")]
 
 
-def otherwise_written(text):
-    """The same GPUs in another order; in JSON with other keys and spaces, too."""
-    if text.startswith("["):
-        return json.dumps([one | {"more": "keys"} for one in reversed(json.loads(text))], indent=1)
-    return text_of(gpus_of(text)[::-1], colon=True)
-
-
-async def test_what_means_the_same_is_left_as_somebody_wrote_it(cluster, agent):
-    text = await held_text(cluster)
-    other = otherwise_written(text)
-    mark = await mark_of_rest(cluster)
-
-    await write_register(cluster, other)
-    marks = {"example.com/note": "x", annotations.HANDSHAKE: "Requesting_2026-01-01 00:00:00"}
-    await cluster.api.patch(NODE_PATH, {"metadata": {"annotations": marks}})
-    await cluster.api.patch(NODE_PATH, {"metadata": {"labels": {"unrelated": "x"}}})
-    await asyncio.sleep(QUIET)  # what is claimed is about this time
-
-    assert 0 == node_writes(cluster, mark)
-    assert other == await held_text(cluster)
-    rest = {"annotations": {"example.com/note": None}, "labels": {"unrelated": None}}
-    await cluster.api.patch(NODE_PATH, {"metadata": rest})
-
-
 @contextlib.asynccontextmanager
 async def present_again(cluster):
     """Whatever happens in the block, afterwards there is a Node that takes pods."""
@@ -168,48 +133,6 @@ async def test_a_node_that_was_deleted_and_made_anew_is_told_by_one_write(cluste
     assert text == await held_text(cluster)
     assert 1 == node_writes(cluster, mark)
     assert ["missing", "node-created"] == reasons(agent)
-
-
-@contextlib.asynccontextmanager
-async def another_writer(cluster, text):
-    """Somebody writes that text each second, whatever is there."""
-
-    async def write():
-        while True:
-            await write_register(cluster, text)
-            await asyncio.sleep(1.0)
-
-    async with asyncio.TaskGroup() as group:
-        writing = group.create_task(write())
-        yield
-        writing.cancel()
-
-
-async def test_a_fight_with_another_writer_ends_after_five_rounds(cluster, table):
-    agent, files = await with_node_config(cluster, 10)
-    await forget_events(cluster, CONFLICT)
-    other = hand_made(register_text(cluster))
-    mark = await mark_of_rest(cluster)
-
-    began = wall()
-    async with another_writer(cluster, other):
-        event = await until_node_event(cluster, CONFLICT, 60.0)
-        told = agent_said(agent, "report.conflict", began)[0]
-        table.add("two writers, one each second → ReportConflict", told - began)
-        await asyncio.sleep(QUIET)  # what is claimed is about this time
-    assert "Warning" == event["type"]
-    assert ROUNDS == node_writes(cluster, mark)
-    assert other == await held_text(cluster)
-    _, text = await page(agent, "/readyz?verbose")
-    assert "[!]report degraded: another writer keeps changing the Node annotation" in text
-    assert 1 == len(agent.events("report.conflict"))
-
-    files.write(NODE_CONFIG, node_config(devicesplitcount=4))
-    ask_to_reload(agent)
-    await until_told(cluster, Told(8, 4), 0.0, FAR * BOUND)
-    await asyncio.sleep(QUIET)  # what is claimed is about this time
-    assert ROUNDS + 1 == node_writes(cluster, mark)
-    assert 1 == len(await node_events(cluster, CONFLICT))
 
 
 @pytest_asyncio.fixture(loop_scope="session")

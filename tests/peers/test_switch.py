@@ -4,14 +4,13 @@ HAMi's plugin is a stand-in of ours; see lab/hami_plugin.py.
 """
 
 import asyncio
-import json
 
 import pytest
 
 from agent import cluster as annotations
 from agent.allocate.edits import LOCK_DIRECTORY
 from agent.model import GpuUuid
-from tests.peers.lab.agents import RESOURCE, SOURCE, agent_command
+from tests.peers.lab.agents import RESOURCE
 from tests.peers.lab.cluster import ACCOUNT
 from tests.peers.lab.grants import (
     environment_bytes,
@@ -22,17 +21,14 @@ from tests.peers.lab.grants import (
     seen_mounts,
     told_environment,
 )
-from tests.peers.lab.identities import NODE_USER
 from tests.peers.lab.node_state import (
     gpu_uuids,
     node_of,
     notes_of,
     until_allocatable,
-    until_offered,
     until_unlocked,
 )
 from tests.peers.lab.nodes import dies
-from tests.peers.lab.part import Part
 from tests.peers.lab.placement import lock, now, place, share, wall
 from tests.peers.lab.pods import (
     PODS,
@@ -41,7 +37,6 @@ from tests.peers.lab.pods import (
     a_telling_pod,
     as_seen,
     delete,
-    gpu_of,
     lives_of,
     run,
     run_shapes,
@@ -51,7 +46,6 @@ from tests.peers.lab.pods import (
     until_settled,
     until_told,
 )
-from tests.peers.lab.settings import BOUND, RenamedFiles, open_files
 from tests.peers.lab.space import until, until_answer
 from tests.peers.lab.switch import (
     BACK,
@@ -66,7 +60,6 @@ from tests.peers.lab.switch import (
     until_adopted,
     until_serving,
 )
-from tests.peers.lab.table import FAR
 
 LARGE = a_container(memory=21560)
 
@@ -161,23 +154,6 @@ async def test_the_lock_of_a_pod_that_it_left_halfway_is_released(cluster, their
     await until_unlocked(cluster)
     await run(cluster, a_telling_pod(cluster, "next"))
     assert expected_inside(cluster, "next") == await seen_inside(cluster, "next")
-
-
-async def test_slices_that_are_held_stay_listed_when_the_agent_has_fewer(cluster, theirs):
-    names = await run(cluster, *(a_telling_pod(cluster, f"one-{number}") for number in range(3)))
-    await until_settled(cluster, *names)
-    held = frozenset().union(*(await cluster.kubelet.held(RESOURCE)).values())
-    gpus = len({gpu_of(text) for text in held})
-    await theirs.stop()
-
-    agent = await cluster.start_agent("--split-count", "1")
-    await until_adopted(cluster, agent, names)
-
-    async def are_listed():
-        return held <= (await cluster.kubelet.offered(RESOURCE) or frozenset())
-
-    await until_answer(are_listed, WITHIN, agent.part.tail)
-    await until_offered(cluster, 8 - gpus + len(held))
 
 
 # HAMi's device plugin beside the agent, and the way back to it, as it is and as it goes wrong.
@@ -284,115 +260,3 @@ async def test_started_before_the_agent_ends_it_must_be_started_again(cluster, t
     await theirs.stop()
     await theirs.start()
     await until_serving(cluster, theirs)
-
-
-async def doctor(cluster, *flags):
-    """What `doctor --pre` finds on the node: its exit code; by id, verdicts with what was said."""
-    kubeconfig = cluster.plane.kubeconfig(NODE_USER)
-    flags = (*cluster.release.flags, *flags)
-    *start, _ = agent_command(kubeconfig, "h100:8", flags)[:4]
-    words = (
-        *start,
-        "doctor",
-        "--pre",
-        "-o",
-        "json",
-        *agent_command(kubeconfig, "h100:8", flags)[4:],
-    )
-    environment = {"PYTHONPATH": str(SOURCE), "PATH": "/usr/bin:/bin"}
-    part = Part(
-        "doctor", words, cluster.root / "logs", space=cluster.space, environment=environment
-    )
-    part.log.unlink(missing_ok=True)
-    await part.start()
-    async with asyncio.timeout(WITHIN):
-        code = await part.wait()
-    found = {}
-    for one in json.loads(part.said())["data"]["findings"]:
-        found.setdefault(one["id"], []).append((one["verdict"], one["subject"], one["said"]))
-    return code, found
-
-
-async def test_the_doctor_tells_who_serves_what_is_held_and_what_is_left(cluster, theirs):
-    await run(cluster, a_telling_pod(cluster, "held"))
-    await until_settled(cluster, "held")
-    socket = "/var/lib/kubelet/device-plugins/nvidia-gpu.sock"
-
-    code, found = await doctor(cluster)
-    assert 1 == code
-    assert [("wrong", socket, "another device plugin answers here")] == found["P-PLUGIN"]
-    assert "1 container holds slices; the agent takes them over" in found["P-WITNESS"][0][2]
-    assert ["note"] == [verdict for verdict, *_ in found["P-MONITOR"]]
-    assert ["ok"] == [verdict for verdict, *_ in found["P-REPORT"]]
-
-    # As the documents tell: beside an agent that only observes.
-    observer = await cluster.start_agent("--observe", "--takeover", user=ACCOUNT)
-    await until(lambda: bool(observer.events("web.listening")), WITHIN, observer.part.tail)
-    code, found = await doctor(cluster, "--takeover", "--split-count", "5")
-    assert 0 == code
-    assert [("note", socket, "another device plugin answers here")] == found["P-PLUGIN"]
-    ((verdict, _, said),) = found["P-REPORT"]
-    assert "note" == verdict
-    assert said.endswith("slices 10, and the agent would say 5, and 7 more")
-
-    assert [] == observer.events("observe.would_write") + observer.events("plugin.serving")
-    assert ["held"] == allocated(theirs)
-
-    await theirs.kill()
-    code, found = await doctor(cluster)
-    assert 0 == code
-    assert ("note", socket, "left behind by another device plugin") in found["P-PLUGIN"]
-
-
-# The resource gets another name: it waits while a pod holds slices, and comes once it is gone.
-
-FORMER, PRESENT = RESOURCE, "example.com/vgpu"
-
-CLOSED = 90.0
-"""Seconds in which the row of a deleted pod is closed: it outlives it by a minute."""
-
-
-def asking_for(pod, resource):
-    """The same pod, whose containers ask for one slice by that name."""
-
-    def named(container):
-        limits = {resource: "1"}
-        return {**container, "resources": {"limits": limits}}
-
-    spec = pod["spec"]
-    return {**pod, "spec": {**spec, "containers": [named(one) for one in spec["containers"]]}}
-
-
-async def runs(cluster, pod, gpu):
-    """The pod is placed on that GPU and runs."""
-    await place(cluster, pod, [[share(cluster, gpu)]])
-    await until_running(cluster, pod["metadata"]["name"])
-    await until_settled(cluster, pod["metadata"]["name"])
-
-
-@pytest.mark.timeout(240)
-async def test_another_name_waits_for_the_last_pod_and_then_comes_by_itself(cluster):
-    files = open_files(cluster, RenamedFiles)
-    path = files.write("config.yaml", f"sharing: {{resourceName: {FORMER}}}\n")
-    agent = await cluster.start_registered_agent("--config", str(path))
-    await runs(cluster, a_telling_pod(cluster, "resident"), 0)
-
-    files.write("config.yaml", f"sharing: {{resourceName: {PRESENT}}}\n")
-    await until(
-        lambda: bool(agent.events("config.rejected")), FAR * BOUND, lambda: "nothing is refused"
-    )
-    (refused,) = agent.events("config.rejected")
-    assert f"cannot change from {FORMER} to {PRESENT} while" in refused["err"]
-    assert "slices are held by " in refused["err"]
-    assert "/resident;" in refused["err"]
-    await runs(cluster, a_telling_pod(cluster, "late"), 1)
-    assert 80 == len(await cluster.kubelet.allocatable(FORMER))
-    assert not await cluster.kubelet.allocatable(PRESENT)
-
-    for name in ("late", "resident"):
-        await delete(cluster, name, grace=0)
-        await until_deleted(cluster, name)
-    await until_allocatable(cluster, 80, CLOSED, PRESENT)
-    await until_allocatable(cluster, 0)
-    await runs(cluster, asking_for(a_telling_pod(cluster, "young"), PRESENT), 2)
-    assert [] == agent.events("alloc.refused")

@@ -13,7 +13,6 @@ from structlog.testing import capture_logs
 
 from agent.cli import doctor
 from agent.cluster import HANDSHAKE, REGISTER
-from agent.node.findings import PreflightCheck
 from agent.sandbox.apiserver_access import ACCOUNT_PREFIX
 from agent.sandbox.lab.cluster import NODE, SandboxCluster, kubeconfig, open_cluster
 from tests.process.agent_process import ENVIRON, PATIENCE, comes, copied_settings, options, started
@@ -84,7 +83,7 @@ def faults(findings: Iterable[dict]) -> list[tuple[str, str]]:
         for one in findings
         if one["verdict"] != "ok"
         and "(follows from " not in one["said"]
-        and one["id"] != PreflightCheck.BYTECODE.value
+        and one["id"] != "P-BYTECODE"
     ]
 
 

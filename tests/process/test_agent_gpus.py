@@ -17,7 +17,7 @@ from agent.sandbox.lab.cluster import LabOptions, SandboxCluster, open_cluster
 from agent.sandbox.lab.web import fetch
 from agent.sandbox.scenario.facts import is_running
 from agent.sandbox.scenario.workloads import Wish, Workload
-from agent.state import CURRENT, StateEncoder, decode_state
+from agent.state import CURRENT, decode_state, encode_state
 from tests.fakes.nvml_stub import NvmlStub
 from tests.process.agent_process import PATIENCE, comes, offers, options, run, started
 from tests.process.doctored_node import doctored
@@ -71,9 +71,7 @@ async def booted(cluster: SandboxCluster) -> None:
     assert 0 == await cluster.stop_agent()
     path = cluster.places.state / CURRENT
     state = decode_state(path.read_bytes())
-    path.write_bytes(
-        StateEncoder().encode(msgspec.structs.replace(state, boot_id="of the boot before"))
-    )
+    path.write_bytes(encode_state(msgspec.structs.replace(state, boot_id="of the boot before")))
 
 
 async def test_a_boot_ends_what_a_reset_would_and_a_restart_of_the_agent_does_not(library):

@@ -23,7 +23,7 @@ from agent.ledger import Ledger, State, container_directory
 from agent.sandbox.kubelet.services import PodResourcesLister
 from agent.sandbox.lab.cluster import NAMESPACE, RESOURCE, SandboxCluster, open_cluster
 from agent.sandbox.lab.web import fetch
-from agent.state import CURRENT, StateEncoder, decode_state
+from agent.state import CURRENT, decode_state, encode_state
 from agent.wire.v1 import GetPodResourcesRequest, GetPodResourcesResponse
 from tests.builders import G1, G2, NOON, a_row
 from tests.fakes.grpc_messages import GrpcPlugin
@@ -150,7 +150,7 @@ async def test_a_broken_directory_is_one_containers_trouble_and_not_the_nodes():
         leaf = containers / container_directory(good.key.pod_uid, good.key.container)
         leaf.write_text("")
         opened.places.state.mkdir(exist_ok=True)
-        (opened.places.state / "state.json").write_bytes(StateEncoder().encode(state))
+        (opened.places.state / "state.json").write_bytes(encode_state(state))
 
         cluster = await started(opened)
 
@@ -165,7 +165,7 @@ async def test_with_a_fence_the_kubelet_asks_before_a_start_and_is_answered_from
     async with open_cluster(options("--fence", "prestart")) as opened:
         state = State(machine_id=machine_id(), ledger=Ledger((row,)))
         opened.places.state.mkdir(parents=True, exist_ok=True)
-        (opened.places.state / "state.json").write_bytes(StateEncoder().encode(state))
+        (opened.places.state / "state.json").write_bytes(encode_state(state))
         cluster = await started(opened)
         (endpoint,) = sockets(cluster) - {"kubelet.sock"}
         plugin = GrpcPlugin(cluster.places.plugins / endpoint)

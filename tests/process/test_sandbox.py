@@ -13,7 +13,7 @@ from typing import IO, Any
 
 import pytest
 
-from agent.cli.main import dispatch, whole_parser
+from agent.cli.main import dispatch, parser_of
 from agent.cli.sandbox import MEASURES
 from agent.sandbox.scenario.record import promises
 from tests.process.agent_process import ENVIRON, ROOT, run
@@ -44,7 +44,7 @@ def greeting(output: IO[str]) -> list[str]:
 def commands(told: list[str]) -> list[str]:
     """The verbs of the command lines in it, each of which this program takes."""
     lines = [shlex.split(line) for line in told if f" {sys.executable} -m agent " in line]
-    return [whole_parser().parse_args(words).verb for _, _, _, *words in lines]
+    return [parser_of(words[0]).parse_args(words).verb for _, _, _, *words in lines]
 
 
 @pytest.mark.slow

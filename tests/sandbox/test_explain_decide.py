@@ -14,7 +14,7 @@ from agent.hami.pod import encode_pod_devices
 from agent.kube.reader import ClusterNode, ClusterSnapshot, GpuHolder, PodEventView
 from agent.model import GpuUuid, Share
 from agent.sandbox.explain.decide import explain_pod
-from agent.sandbox.explain.story import Explanation, GateVerdict
+from agent.sandbox.explain.story import GateVerdict, PlacingChange
 from agent.sandbox.scheduler.filter import filter_pod
 from agent.sandbox.scheduler.model import RegisteredNode, SchedulerSettings
 from agent.sandbox.scheduler.registry import read_offer
@@ -22,9 +22,8 @@ from agent.sandbox.scheduler.usage import Reservation, Usage
 from agent.status import span
 from tests.fakes.chance import Seeded
 from tests.fakes.explain_rig import REGISTER, a_gpu, report_of
+from tests.sandbox.explained import CORES, GPU, MEMORY, NOW, a_node, a_pod, event, told
 
-NOW = dt.datetime(2026, 1, 2, 12, tzinfo=dt.UTC)
-GPU, MEMORY, CORES = "nvidia.com/gpu", "nvidia.com/gpumem", "nvidia.com/gpucores"
 TYPE = "nvidia.com/use-gputype"
 ONE = {GPU: 1, MEMORY: 1}
 HANDSHAKE = "hami.io/node-handshake"
@@ -32,15 +31,7 @@ HANDSHAKE = "hami.io/node-handshake"
 
 def pod_of(limits: dict[str, int], annotations: dict[str, str] | None = None) -> dict[str, Any]:
     texts = {key: str(value) for key, value in limits.items()}
-    metadata = {"name": "p", "namespace": "d", "uid": "own", "labels": {}}
-    return {
-        "metadata": metadata | {"annotations": annotations or {}},
-        "spec": {
-            "schedulerName": "hami-scheduler",
-            "containers": [{"name": "main", "resources": {"limits": texts}}],
-        },
-        "status": {"phase": "Pending"},
-    }
+    return a_pod(limits=texts, metadata={"annotations": annotations or {}})
 
 
 class RandomCluster:
@@ -71,7 +62,9 @@ class RandomCluster:
     def snapshot(
         self, pod: dict[str, Any], events: tuple[PodEventView, ...] = ()
     ) -> ClusterSnapshot:
-        return ClusterSnapshot(pod, NOW, tuple(self.nodes), tuple(self.holders), events=events)
+        tried = (event("FilteringSucceed", "find fit node(n0), 0 nodes not fit", 20),)
+        nodes, holders = tuple(self.nodes), tuple(self.holders)
+        return ClusterSnapshot(pod, NOW, nodes, holders, events=events or tried)
 
     def placed(self, pod: dict[str, Any], without: str = "") -> bool:
         """Whether the model, asked without any part of `explain`, places the pod."""
@@ -88,10 +81,6 @@ class RandomCluster:
             registered[node.name] = offer.state(node.name, usage.loads(node.name))
         names = list(registered)
         return bool(filter_pod(pod, names, registered, SchedulerSettings(), Seeded()).nodes)
-
-
-def told(cluster: RandomCluster, pod: dict[str, Any]) -> Explanation:
-    return explain_pod(cluster.snapshot(pod), NOW, Seeded())
 
 
 def with_limit(pod: dict[str, Any], key: str, most: int) -> dict[str, Any]:
@@ -136,7 +125,7 @@ def test_the_explanation_is_the_models_answer_and_each_change_places_the_pod(
     cluster = RandomCluster(random.Random(seed), nodes)  # noqa: S311 -- hypothesis chose the seed
     pod = pod_of({GPU: count, MEMORY: memory, CORES: cores}, {TYPE: kind} if kind else {})
 
-    explanation = told(cluster, pod)
+    explanation = explain_pod(cluster.snapshot(pod), NOW)
 
     gate = explanation.gate("placement")
     assert cluster.placed(pod) == (gate.verdict is not GateVerdict.BLOCKED)
@@ -147,18 +136,7 @@ def test_the_explanation_is_the_models_answer_and_each_change_places_the_pod(
         assert changed(cluster, pod, change.said), change.said
 
 
-FREE = ClusterNode("n1", {REGISTER: report_of(a_gpu("GPU-a"))}, slices=10)
-
-
-def explained(pod: dict[str, Any], *events: PodEventView, **parts: Any) -> Explanation:
-    """The explanation of the pod beside one free GPU, unless `parts` have other Nodes."""
-    nodes = parts.pop("nodes", (FREE,))
-    return explain_pod(ClusterSnapshot(pod, NOW, nodes, events=events, **parts), NOW, Seeded())
-
-
-def event(reason: str, message: str, age: float = 40) -> PodEventView:
-    last = NOW - dt.timedelta(seconds=age)
-    return PodEventView("Warning", reason, message, "hami-scheduler", last)
+FREE = a_node()
 
 
 @pytest.mark.parametrize(
@@ -177,7 +155,7 @@ def test_a_report_is_called_known_only_after_two_rounds_of_the_scheduler(
 ):
     since = None if changed_ago is None else NOW - dt.timedelta(seconds=changed_ago)
     node = msgspec.structs.replace(FREE, reported=since)
-    found = explained(pod_of(ONE), event("FilteringFailed", message, age), nodes=(node,))
+    found = told(pod_of(ONE), event("FilteringFailed", message, age), nodes=(node,))
 
     assert reason == found.gate("placement").reason
 
@@ -202,43 +180,43 @@ def test_after_an_uncordon_the_scheduler_is_not_called_stale(handshake: str | No
         event("FilteringFailed", "no available node, 1 nodes do not meet", 40),
     )
 
-    gate = explained(pod_of(ONE), *events, nodes=(node,)).gate("placement")
+    gate = told(pod_of(ONE), *events, nodes=(node,)).gate("placement")
 
     assert (GateVerdict.WAITING, "E-RETRY") == (gate.verdict, gate.reason)
     assert said in gate.said
 
 
 def test_where_reasons_differ_the_advice_is_the_change_that_places_the_pod():
-    sick = [
-        ClusterNode(f"sick{n}", {REGISTER: report_of(a_gpu(f"GPU-s{n}", healthy=False))}, slices=10)
-        for n in range(3)
-    ]
-    small = ClusterNode("small", {REGISTER: report_of(a_gpu("GPU-a", 0, 16_000))}, slices=10)
+    sick = [a_node(f"sick{n}", a_gpu(f"GPU-s{n}", healthy=False)) for n in range(3)]
+    small = a_node("small", a_gpu("GPU-a", 0, 16_000))
 
-    gate = explained(pod_of({GPU: 1, MEMORY: 20_000}), nodes=(*sick, small)).gate("placement")
+    found = told(pod_of({GPU: 1, MEMORY: 20_000}), nodes=(*sick, small))
 
-    assert "CardNotHealth" == gate.reason
-    said = "ask for at most 16,000 MiB (nvidia.com/gpumem) instead of 20,000 MiB -> small"
-    assert said == gate.advice
+    assert "CardNotHealth" == found.gate("placement").reason
+    said = "ask for at most 16,000 MiB (nvidia.com/gpumem) instead of 20,000 MiB"
+    assert [PlacingChange(said, "small", "nvidia.com/gpumem: 16000")] == [*found.changes]
 
 
 def test_a_pod_that_wants_its_gpu_alone_by_a_policy_is_told_to_drop_the_policy():
     holder = GpuHolder("h", "d", "other", "n1", "GPU-a,NVIDIA,1000,10:;", "Running")
     mutex = {"hami.io/gpu-scheduler-policy": "mutex"}
 
-    found = explained(pod_of({**ONE, CORES: 5}, mutex), holders=(holder,))
+    found = told(pod_of({**ONE, CORES: 5}, mutex), holders=(holder,))
 
     gate = found.gate("placement")
     assert "ExclusiveDeviceAllocateConflict" == gate.reason
-    assert "drop the annotation hami.io/gpu-scheduler-policy -> n1" == gate.advice
-    assert "the pod wants it alone, and 1 of its slices is held" == found.nodes[0].gpus[0].said
+    assert ("drop the annotation hami.io/gpu-scheduler-policy", "n1") == (
+        found.changes[0].said,
+        found.changes[0].node,
+    )
+    assert (10, 1) == (found.nodes[0].gpus[0].slots, found.nodes[0].gpus[0].used_slots)
 
 
 def test_a_pod_with_scheduling_gates_is_blocked_by_them_and_by_nothing_that_a_change_opens():
     pod = pod_of(ONE)
     gated = {**pod, "spec": {**pod["spec"], "schedulingGates": [{"name": "queue/admission"}]}}
 
-    found = explained(gated)
+    found = told(gated)
 
     gate = found.gate("admission")
     assert (GateVerdict.BLOCKED, "E-GATED", ()) == (gate.verdict, gate.reason, found.changes)
@@ -251,14 +229,14 @@ def test_of_a_repeated_event_the_condition_has_what_the_last_attempt_said():
     pod["status"]["conditions"] = [{"type": "PodScheduled", "status": "False", "message": now}]
     first = event("FailedScheduling", "0/1 nodes are available: 1 Insufficient cpu.", 5)
 
-    gate = explained(pod, first).gate("placement")
+    gate = told(pod, first).gate("placement")
 
     assert (GateVerdict.WAITING, "E-RETRY") == (gate.verdict, gate.reason)
     assert (f"last attempt 5 s ago: {now}",) == gate.facts
 
 
 def test_a_refusal_before_a_later_success_is_history():
-    found = explained(
+    found = told(
         pod_of(ONE),
         event("FilteringFailed", "1 nodes CardInsufficientMemory(n1)", 40),
         event("FilteringSucceed", "find fit node(n1), 0 nodes not fit", 20),

@@ -6,51 +6,30 @@ from typing import Any
 import pytest
 
 from agent.hami.pod import encode_node_lock
-from agent.kube.reader import ClusterNode, ClusterSnapshot, GpuHolder, PodEventView, Taint, Unread
-from agent.sandbox.explain.decide import explain_pod
+from agent.kube.reader import ClusterNode, GpuHolder, Taint, Unread
 from agent.sandbox.explain.story import Explanation, Gate
 from agent.sandbox.explain.world import refuse_node
-from tests.fakes.chance import Seeded
-from tests.fakes.explain_rig import LOCK, REGISTER, a_gpu, report_of
+from tests.fakes.explain_rig import LOCK
+from tests.sandbox import explained
+from tests.sandbox.explained import NOW, Json, a_node, event
 
-NOW = dt.datetime(2026, 1, 2, 12, tzinfo=dt.UTC)
-Json = dict[str, Any]
-ALLOCATED = "hami.io/vgpu-devices-allocated"
+CHOSEN = event("FilteringSucceed", "find fit node(n1), 0 nodes not fit")
 
 
 def a_pod(node: str = "", status: Json | None = None, **marks: str) -> Json:
-    limits = {"nvidia.com/gpu": "1", "nvidia.com/gpumem": "1000"}
     noted = {f"hami.io/{key.replace('_', '-')}": text for key, text in marks.items()}
-    return {
-        "metadata": {
-            "name": "p",
-            "namespace": "d",
-            "uid": "own",
-            "labels": {},
-            "annotations": noted,
-            "creationTimestamp": "2026-01-02T11:00:00Z",
-        },
-        "spec": {
-            "schedulerName": "hami-scheduler",
-            "nodeName": node,
-            "containers": [{"name": "main", "resources": {"limits": limits}}],
-        },
-        "status": {"phase": "Pending"} | (status or {}),
-    }
+    return explained.a_pod(status, node, metadata={"annotations": noted})
 
 
 def told(pod: Json, lock: str | None = None, **parts: Any) -> Explanation:
-    marks = {REGISTER: report_of(a_gpu("GPU-a"))} | ({} if lock is None else {LOCK: lock})
-    nodes = (ClusterNode("n1", marks, slices=10),)
-    return explain_pod(ClusterSnapshot(pod, NOW, nodes, **parts), NOW, Seeded())
+    """The explanation of a pod for which the scheduler chose n1; nobody else is there."""
+    marks = {} if lock is None else {LOCK: lock}
+    parts = {"nodes": (a_node(marks=marks),), "owners": {("d", "other"): ""}} | parts
+    return explained.told(pod, *parts.pop("events", (CHOSEN,)), **parts)
 
 
 def seen(gate: Gate) -> tuple[str, str]:
     return gate.verdict.name, gate.reason
-
-
-def event(reason: str, message: str) -> PodEventView:
-    return PodEventView("Warning", reason, message, "x", NOW - dt.timedelta(seconds=9))
 
 
 def locked(owner: str, age: float) -> str:
@@ -75,10 +54,11 @@ FAILED = {
     **of_main(terminated={"startedAt": "2026-09-01T12:00:00Z"}),
 }
 OWN, OTHER, LONG = locked("p", 3), locked("other", 3), locked("other", 90)
+WAITS = {"owners": {("d", "other"): "Pending"}}
 PENDING, ENDED, UNREAD = (
-    {"holders": (holder("Pending"),)},
-    {"holders": (holder("Failed"),)},
-    {"unread": (Unread("pods", "no right"),)},
+    {"holders": (holder("Pending"),), "owners": {}},
+    {"holders": (holder("Failed"),), "owners": {}},
+    {"unread": (Unread("pods", "no right"),), "owners": {}},
 )
 CONTENDED = event("BindingFailed", "node n1 has been locked within 5m0s: contention")
 LATE = event("UnexpectedAdmissionError", "no room [HA-4003], which is unexpected")
@@ -92,6 +72,9 @@ LATE = event("UnexpectedAdmissionError", "no room [HA-4003], which is unexpected
         (a_pod(), {"lock": OTHER, **PENDING}, "binding", "WAITING E-LOCK", "normal for seconds"),
         (a_pod(), {"lock": LONG, **PENDING}, "binding", "BLOCKED E-LOCK", "too long"),
         (a_pod(), {"lock": OTHER, **ENDED}, "binding", "BLOCKED E-LOCK", "has ended (Failed)"),
+        # Its owner may have no GPU yet.
+        (a_pod(), {"lock": OTHER, **WAITS}, "binding", "WAITING E-LOCK", "normal for seconds"),
+        (a_pod(), {"lock": LONG, **WAITS}, "binding", "BLOCKED E-LOCK", "too long"),
         (a_pod(), {"lock": OTHER}, "binding", "BLOCKED E-LOCK", "that pod does not exist"),
         # Without the pods no owner of a lock is called dead.
         (a_pod(vgpu_node="n1"), {"lock": OTHER, **UNREAD}, "binding", "WAITING E-LOCK", "held by"),
@@ -162,8 +145,8 @@ def test_a_gate_after_the_search_says_what_is_known_and_guesses_nothing(
     [
         ({"nvidia.com/nouse-gputype": "T4"}, "NVIDIA-Tesla T4 found, T4 excluded"),
         ({"nvidia.com/vgpu-mode": "mig"}, "NVIDIA-Tesla T4 found, mode mig wanted"),
-        ({"nvidia.com/use-gpuuuid": "GPU-x,GPU-y"}, "GPU-a found, GPU-x or GPU-y wanted"),
-        ({"nvidia.com/nouse-gpuuuid": "GPU-a"}, "GPU-a found, GPU-a excluded"),
+        ({"nvidia.com/use-gpuuuid": "GPU-x,GPU-y"}, "GPU-x or GPU-y wanted"),
+        ({"nvidia.com/nouse-gpuuuid": "GPU-a"}, "GPU-a excluded"),
     ],
 )
 def test_what_the_pod_asks_of_a_gpu_stands_beside_what_was_found(marks: dict[str, str], words: str):
@@ -189,9 +172,8 @@ def test_to_wait_for_a_pod_that_is_being_deleted_is_the_smallest_change():
 def test_a_cluster_without_gpus_is_told_as_such():
     pod = a_pod()
     nodes = (ClusterNode("cpu-1"), ClusterNode("cpu-2"))
-    snapshot = ClusterSnapshot(pod, NOW, nodes)
 
-    gate = explain_pod(snapshot, NOW, Seeded()).gate("placement")
+    gate = told(pod, nodes=nodes, events=()).gate("placement")
 
     assert ("BLOCKED", "NodeUnregistered") == seen(gate)
     assert ("not counted: 2 Nodes without GPUs",) == gate.facts

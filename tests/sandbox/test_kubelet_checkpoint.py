@@ -13,10 +13,9 @@ from hypothesis import strategies as st
 from agent.sandbox.kubelet import checkpoint
 from agent.sandbox.kubelet.checkpoint import Checkpoint, CheckpointEntry, CheckpointError
 from agent.sandbox.kubelet.model import KubeletModel
-from agent.wire.v1beta1 import DevicePluginOptions
 from tests.fakes.chance import Seeded
 from tests.fakes.clock import ManualClock
-from tests.fakes.kubelet_rig import a_container_object, a_pod_object, a_rig, a_rig_with_plugin
+from tests.fakes.kubelet_rig import a_pod_object, a_rig, a_rig_with_plugin
 from tests.fakes.plugin import RESOURCE
 
 WHOLE = Checkpoint(
@@ -182,22 +181,6 @@ NOTHING_HEALTHY = (
 )
 
 
-async def test_recorded_ids_are_admitted_without_a_call_once_the_plugin_is_back(tmp_path):
-    async with a_rig_with_plugin(tmp_path) as (rig, plugin):
-        await rig.admit(a_pod_object(inits=[a_container_object("init")]))
-        held = rig.ids()
-
-        await rig.kubelet.reboot()
-        await rig.come_back(plugin)
-        await rig.until_seen("admitted", 2)
-
-        assert held == rig.ids()
-        assert 2 == len(plugin.allocated)
-        await rig.soon(rig.kubelet.until_running("u1", "main"))
-        starts = [event.container for event in rig.seen("container_started")]
-        assert ["init", "main"] * 2 == starts, "init containers run again"
-
-
 async def test_a_reboot_without_the_plugin_rejects_every_pod_that_holds_ids(tmp_path):
     async with a_rig_with_plugin(tmp_path) as (rig, _):
         for uid in ("u1", "u2"):
@@ -233,22 +216,6 @@ async def test_a_plugin_that_is_back_within_09_seconds_saves_every_pod(tmp_path)
 
         await rig.until_seen("admitted", 2)
         assert [] == rig.seen("rejected")
-
-
-async def test_until_the_plugin_registers_there_are_no_options_to_go_by(tmp_path):
-    async with a_rig_with_plugin(tmp_path) as (rig, plugin):
-        plugin.script.options = DevicePluginOptions(pre_start_required=True)
-        await plugin.register()
-        await rig.admit(a_pod_object())
-        await rig.until_seen("prestarted")
-        await rig.kubelet.restart()
-        await rig.until_seen("admitted", 2)
-
-        await rig.kubelet.container_died("u1", "main")
-
-        await rig.until_seen("container_started", 2)
-        assert 1 == len(plugin.pre_started), "skipped, and the recorded answer is used"
-        assert 1 == len(plugin.allocated)
 
 
 # What a kubelet does to its directories when it starts, and leaves when it goes.

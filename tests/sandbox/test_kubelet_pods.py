@@ -11,7 +11,6 @@ from agent.sandbox.kubelet.pods import read_pod
 from agent.wire.v1beta1 import (
     CdiDevice,
     ContainerAllocateResponse,
-    DevicePluginOptions,
     DeviceSpec,
     Mount,
 )
@@ -107,24 +106,6 @@ async def test_a_bound_pod_is_admitted_and_reported_running(tmp_path):
         ready = {c["type"]: c["status"] for c in status["conditions"]}
         names = ("PodScheduled", "Initialized", "ContainersReady", "Ready")
         assert dict.fromkeys(names, "True") == ready
-
-
-async def test_a_refused_pod_is_failed_with_the_plugins_words(tmp_path):
-    async with a_node_rig(tmp_path) as node:
-        node.plugin.script.refusals.append(GRPCError(Status.FAILED_PRECONDITION, "no [HA-1]"))
-        node.create("p")
-
-        await node.phases(p="Failed")
-        status = node.pod("p")["status"]
-        assert "UnexpectedAdmissionError" == status["reason"]
-        assert (
-            "Pod was rejected: Allocate failed due to rpc error: code = FailedPrecondition "
-            "desc = no [HA-1], which is unexpected"
-        ) == status["message"]
-
-        node.store.delete("pods", "default", "p")
-        await asyncio.sleep(1)
-        assert {} == node.rig.kubelet.node.pods
 
 
 async def test_a_rejection_right_after_the_kubelets_start_is_told_with_its_first_full_report(
@@ -333,25 +314,6 @@ async def test_a_forgotten_history_loses_no_pod(tmp_path):
         assert 1 == len(node.rig.kubelet.node.pods)
 
 
-async def test_a_container_that_waits_for_its_plugin_says_why(tmp_path):
-    async with a_node_rig(tmp_path) as node:
-        error = GRPCError(Status.INTERNAL, "cold")
-        node.plugin.script.options = DevicePluginOptions(pre_start_required=True)
-        node.plugin.script.pre_start_errors += [error]
-        await node.plugin.register()
-        node.create("p", inits=[a_container_object("init")])
-
-        def states() -> list[str]:
-            status = node.pod("p")["status"]
-            found = [*status.get("initContainerStatuses", ()), *status.get("containerStatuses", ())]
-            return [s["state"].get("waiting", {}).get("reason", "") for s in found]
-
-        await node.sees(lambda: states() == ["CreateContainerConfigError", "PodInitializing"])
-        assert "Pending" == node.phase("p")
-        await node.phases(p="Running")
-        assert ["", ""] == states()
-
-
 # The predicates come after the device manager: the plugin has answered before they refuse.
 
 
@@ -384,23 +346,6 @@ async def test_an_unpublished_resource_is_lacking_where_others_ask_for_what_they
         verdict = await rig.admit(a_pod_object("u2"))
 
         assert verdict.message.endswith("requested: 1, used: 1, capacity: 1")
-
-
-async def test_after_a_lost_checkpoint_an_unpublished_resource_kills_running_pods(tmp_path):
-    async with a_rig_with_plugin(tmp_path) as (rig, _):
-        await rig.admit(a_pod_object("u1"))
-        await rig.until_seen("container_started")
-        rig.kubelet.node.published[RESOURCE] = 0
-
-        await rig.kubelet.restart(lose_checkpoint=True)
-        await rig.until_seen("rejected")
-
-        verdict = rig.kubelet.pod("u1").admission
-        assert f"OutOf{RESOURCE}" == verdict.reason
-        assert (
-            f"Pod was rejected: Node didn't have enough resource: {RESOURCE}, "
-            "requested: 1, used: 0, capacity: 0"
-        ) == verdict.message
 
 
 async def test_what_other_active_pods_ask_for_counts_as_used(tmp_path):
@@ -444,22 +389,6 @@ async def a_call_is_held(rig: KubeletRig, plugin: ScriptedPlugin) -> asyncio.Eve
     await rig.soon(plugin.allocating.wait())
     plugin.script.gate = None
     return gate
-
-
-async def test_a_container_that_dies_is_started_again_without_a_call(tmp_path):
-    async with a_rig_with_plugin(tmp_path) as (rig, plugin):
-        await rig.admit(a_pod_object())
-        await rig.until_seen("container_started")
-        plugin.end_streams()
-        await rig.until_listed(0)
-
-        await rig.kubelet.container_died("u1", "main")
-        assert set() == rig.kubelet.pod("u1").running
-        await rig.soon(rig.kubelet.until_running("u1", "main"))
-
-        assert 1 == len(plugin.allocated)
-        died, started = rig.seen("disconnected")[0], rig.seen("container_started")[1]
-        assert 0.2 <= started.elapsed - died.elapsed <= 1.0
 
 
 async def test_refused_there_the_pod_lives_and_is_asked_again_after_8_to_10_seconds(tmp_path):
@@ -627,18 +556,6 @@ async def test_what_the_node_publishes_decides_in_the_kubelets_predicates(tmp_pa
 
         assert {RESOURCE: 3} == node.rig.kubelet.node.published
         assert "a" == node.rig.kubelet.node.labels["zone"]
-
-
-async def test_what_only_an_earlier_kubelet_knew_is_wholly_allocatable(tmp_path):
-    async with a_node_rig(tmp_path, count=4) as node:
-        await node.sees(lambda: "4" == node.count("allocatable"))
-        node.plugin.end_streams()
-        await node.sees(lambda: "0" == node.count("allocatable"))
-
-        await node.rig.kubelet.restart(lose_checkpoint=True)
-
-        await node.sees(lambda: "4" == node.count("allocatable"))
-        assert 0 == node.rig.kubelet.allocatable(RESOURCE)
 
 
 async def test_a_pod_that_asks_for_a_removed_resource_finds_none_of_it(tmp_path):

@@ -25,7 +25,7 @@ from agent.sandbox.scenario.facts import PodFacts, differences, parsed, promised
 from agent.sandbox.scenario.record import NOT_REACHED, Moment, ScenarioRecord
 from agent.sandbox.scenario.stage import DiskWatch
 from agent.sandbox.scenario.workloads import PLACED, Wish, Workload
-from agent.state import StateEncoder
+from agent.state import encode_state
 from agent.wire.v1beta1 import ContainerAllocateResponse, Mount
 from tests.builders import NOON, a_gpu, a_row
 from tests.process.agent_process import options
@@ -37,12 +37,6 @@ def answered(kind="allocated", ids=ROW.slice_ids):
     return KubeletEvent(NOON, 0.0, kind, pod=ROW.key.pod_uid, container=ROW.key.container, ids=ids)
 
 
-def watching(tmp_path, *rows):
-    (tmp_path / "state.json").write_bytes(StateEncoder().encode(State(ledger=Ledger(rows=rows))))
-    cluster: Any = SimpleNamespace(places=SimpleNamespace(state=tmp_path))
-    return DiskWatch(cluster)
-
-
 @pytest.mark.parametrize(
     ("rows", "event", "checks", "problems"),
     [
@@ -50,24 +44,21 @@ def watching(tmp_path, *rows):
         ((), answered(), 1, 1),
         ((ROW,), answered(ids=("GPU-x-1",)), 1, 1),
         ((), answered(kind="admitted"), 0, 0),  # only answers are looked for
+        (None, answered(), 1, 1),
+        (b"{", answered(), 1, 1),
     ],
-    ids=["on disk", "not there yet", "other ids", "no answer"],
+    ids=["on disk", "not there yet", "other ids", "no answer", "no file", "torn"],
 )
 def test_an_answer_whose_row_is_not_on_disk_is_told(tmp_path, rows, event, checks, problems):
-    disk = watching(tmp_path, *rows)
+    if isinstance(rows, tuple):
+        rows = encode_state(State(ledger=Ledger(rows=rows)))
+    if rows is not None:
+        (tmp_path / "state.json").write_bytes(rows)
+    cluster: Any = SimpleNamespace(places=SimpleNamespace(state=tmp_path))
+    disk = DiskWatch(cluster)
     disk.hear(event)
 
     assert (checks, problems) == (disk.checks, len(disk.problems))
-
-
-def test_a_missing_or_torn_file_is_told(tmp_path):
-    disk = watching(tmp_path, ROW)
-    (tmp_path / "state.json").write_bytes(b"{")
-    disk.hear(answered())
-    (tmp_path / "state.json").unlink()
-    disk.hear(answered())
-
-    assert 2 == len(disk.problems)
 
 
 # The scenario's own judgement: a container that has something else than was written is found.
@@ -156,13 +147,6 @@ def test_a_mount_that_is_missing_or_elsewhere_is_found(places, index):
     assert [True] == ["/elsewhere" in text for text in found(places, other)]
 
 
-def test_a_mount_too_many_is_found(places):
-    answer = an_answer(places)
-    answer.mounts.append(Mount("/root", "/root"))
-
-    assert ["/root" in text for text in found(places, answer)] == [True]
-
-
 @pytest.mark.parametrize(
     ("change", "said"), [(lambda leaf: leaf.chmod(0o755), "mode 755"), (Path.rmdir, "is not there")]
 )
@@ -172,19 +156,17 @@ def test_a_directory_that_is_missing_or_that_not_everybody_may_write_is_found(pl
     assert [True] == [said in text for text in found(places, an_answer(places))]
 
 
-def test_no_answer_for_a_container_that_asked_is_found(places):
-    assert ["pair/main got no answer"] == differences(a_placed_pod(), {}, GPUS, places)
-
-
-@pytest.mark.parametrize(
-    ("pod", "problem"),
-    [
+def test_answers_and_mounts_too_many_or_too_few_are_found(places):
+    answer = an_answer(places)
+    for pod, problem in (
         (a_placed_pod("", Wish("main")), "pair/main has no GPU and got an answer"),
         (a_placed_pod("GPU-a,NVIDIA,1000,30:;"), "pair/main requested 2 GPUs"),
-    ],
-)
-def test_an_answer_for_another_number_of_gpus_is_found(places, pod, problem):
-    assert [problem] == found(places, an_answer(places), pod)
+    ):
+        assert [problem] == found(places, answer, pod)
+    assert ["pair/main got no answer"] == differences(a_placed_pod(), {}, GPUS, places)
+
+    answer.mounts.append(Mount("/root", "/root"))
+    assert [True] == ["/root" in text for text in found(places, answer)]
 
 
 def test_groups_belong_to_the_containers_that_ask_init_containers_first():
@@ -211,44 +193,20 @@ def a_record() -> tuple[ScenarioRecord, list[Moment]]:
     return ScenarioRecord(PROMISED, told.append), told
 
 
-async def test_a_claim_that_was_not_reached_is_not_true():
-    record, _ = a_record()
+async def test_a_claim_is_true_once_it_was_checked_without_a_problem_and_never_again_after_one():
+    record, told = a_record()
     record.settle("a", "1")
-
     assert [("a", True, "1"), ("b", False, NOT_REACHED)] == [
         (claim.id, claim.ok, claim.measured) for claim in record.claims
     ]
-    assert not record.ok
-
-
-async def test_all_claims_checked_and_without_problems_are_true():
-    record, _ = a_record()
-    record.settle("a", "1")
+    assert not record.ok, "one was not reached"
     record.settle("b", "2")
-
     assert record.ok
 
-
-async def test_a_claim_with_a_problem_is_false_and_says_it():
-    record, told = a_record()
     record.settle("a", "1", ["this", "that"])
-
-    assert (False, "this; that") == (record.claims[0].ok, record.claims[0].measured)
-    assert [("a holds", "this; that", False)] == [(m.text, m.detail, m.ok) for m in told]
-
-
-async def test_a_false_claim_does_not_become_true_again():
-    record, _ = a_record()
-    record.settle("a", "", ["wrong"])
     record.settle("a", "fine")
-    record.settle("b", "fine")
-
     assert not record.ok
-
-
-async def test_a_claim_that_nobody_promised_is_a_mistake():
-    record, _ = a_record()
-
+    assert ("a holds", "this; that", False) == (told[2].text, told[2].detail, told[2].ok)
     with pytest.raises(KeyError):
         record.settle("c", "1")
 
@@ -276,49 +234,44 @@ def judged(workload, kinds, *pauses):
     return pod_requests(workload, calls, pauses)
 
 
-@pytest.mark.parametrize(
-    ("workload", "answers"),
-    [(ONE, "1 answer"), (PAIR, "1 answer"), (TRIO, "2 answers"), (PREPARED, "2 answers")],
-    ids=[one.name for one in PLACED],
-)
-def test_two_writes_one_read_and_one_more_are_told_by_kind(workload, answers):
-    told, wrong = judged(workload, USUAL)
-
-    assert f"{workload.name} ({answers}): 1 patch pods, 1 patch nodes, 2 get pods" == told
-    assert [] == wrong
-
-
-@pytest.mark.parametrize("workload", [TRIO, PREPARED], ids=["two containers", "init container"])
-def test_each_answer_may_have_a_read_before_it(workload):
-    assert [] == judged(workload, (*USUAL, "get pods"))[1]
-    assert ["trio: 1 get pods too many"] == judged(TRIO, (*USUAL, *["get pods"] * 2))[1]
-
-
-def test_a_second_answer_that_is_late_explains_one_more_write_and_is_named():
-    told, wrong = judged(PREPARED, (*USUAL, "patch pods"), 1.34)
-
-    assert "2 patch pods" in told
-    assert "(1 more: 1.3 s between two answers)" in told
-    assert [] == wrong
-
-
-def test_a_late_answer_without_one_more_write_is_nothing_to_tell():
-    assert "more" not in judged(TRIO, USUAL, 1.2)[0]
+COST = "1 patch pods, 1 patch nodes, 2 get pods"
+LATE = " (1 more: 1.3 s between two answers)"
 
 
 @pytest.mark.parametrize(
-    "more",
+    ("workload", "more", "pauses", "cost", "wrong"),
     [
-        "patch pods",
-        "patch nodes",
-        "get pods",
-        "get nodes",
-        "list pods",
-        "create events",
+        (ONE, (), (), f"one (1 answer): {COST}", []),
+        (PAIR, (), (), f"pair (1 answer): {COST}", []),
+        (TRIO, (), (1.2,), f"trio (2 answers): {COST}", []),
+        (PREPARED, (), (), f"prepared (2 answers): {COST}", []),
+        # Each answer may have a read before it.
+        (TRIO, ("get pods",), (), "", []),
+        (PREPARED, ("get pods",), (), "", []),
+        (TRIO, ("get pods",) * 2, (), "", ["trio: 1 get pods too many"]),
+        # A second answer that is late explains one more write.
+        (
+            PREPARED,
+            ("patch pods",),
+            (1.34,),
+            "prepared (2 answers): 2 patch pods, 1 patch nodes, 2 get pods" + LATE,
+            [],
+        ),
+        *(
+            (ONE, (kind,), (), "", [f"one: 1 {kind} too many"])
+            for kind in (
+                *("patch pods", "patch nodes", "get pods", "get nodes"),
+                *("list pods", "create events"),
+            )
+        ),
     ],
 )
-def test_what_nothing_explains_is_named_with_its_pod(more):
-    assert [f"one: 1 {more} too many"] == judged(ONE, (*USUAL, more))[1]
+def test_each_request_has_a_cause_or_is_named(workload, more, pauses, cost, wrong):
+    told, found = judged(workload, (*USUAL, *more), *pauses)
+
+    assert told.startswith(cost)
+    assert ("more" in told) == (LATE in cost)
+    assert wrong == found
 
 
 @pytest.mark.parametrize("missing", ["patch pods", "patch nodes"])
@@ -375,15 +328,20 @@ async def test_one_request_is_told_in_the_singular(stage):
 # The sandbox's copy of the agent's log: bounded, and what is looked up later stays.
 
 
-def test_where_the_web_door_is_stays_known_however_much_is_said_after_it():
-    log = AgentLog(lambda: None)
+def test_log_lines_are_parsed_where_they_are_json_and_cut_and_the_web_door_stays_known():
+    heard: list[int] = []
+    log = AgentLog(lambda: heard.append(1))
     log.add(0.0, 7, json.dumps({"event": "web.listening", "port": 1}).encode())
     for number in range(KEPT_LINES):
-        log.add(float(number), 7, json.dumps({"event": "other"}).encode())
+        log.add(float(number), 7, b'{"event": "other"}')
+    log.add(1.0, 8, b"Traceback \xff")
+    log.add(2.0, 8, b"[1]")
+    log.add(3.0, 8, b"x" * (MOST_BYTES + 1))
 
     assert [1] == [line.fields["port"] for line in log.of("web.listening", 7)]
     assert [] == log.of("web.listening", 8)
-    assert KEPT_LINES == len(list(log))
+    assert ["Traceback �", "[1]", "x" * MOST_BYTES] == log.last(3)
+    assert (KEPT_LINES, KEPT_LINES + 4) == (len(list(log)), len(heard))
 
 
 # Starting the agent: root gives up its capabilities where it has any to give up.
@@ -434,31 +392,13 @@ def test_the_directory_goes_with_the_sandbox_unless_it_is_kept():
     shutil.rmtree(kept.root)
 
 
-def test_log_lines_are_parsed_where_they_are_json():
-    heard: list[int] = []
-    log = AgentLog(lambda: heard.append(1))
-    log.add(1.0, 7, b'{"event": "agent.starting", "node": "n"}')
-    log.add(2.0, 8, b'{"event": "agent.starting"}')
-    log.add(3.0, 8, b"Traceback \xff")
-    log.add(4.0, 8, b"[1]")
-
-    assert [7, 8] == [line.pid for line in log.of("agent.starting")]
-    assert [{"event": "agent.starting", "node": "n"}] == [
-        line.fields for line in log.of("agent.starting", 7)
-    ]
-    assert ["Traceback �", "[1]"] == log.last(2)
-    assert 4 == len(heard)
-
-
-def test_an_endless_line_is_cut():
-    log = AgentLog(lambda: None)
-    log.add(1.0, 7, b"x" * (MOST_BYTES + 1))
-
-    assert [MOST_BYTES] == [len(line.text) for line in log]
-
-
-async def test_who_waits_looks_again_at_every_beat():
+async def test_who_waits_looks_again_at_every_beat_and_once_before():
     pulse, facts = Pulse(), list[int]()
+    async with asyncio.timeout(0.1):
+        await pulse.until(lambda: True)
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(5):
+            await pulse.until(lambda: False)
     async with asyncio.TaskGroup() as group:
         waiting = group.create_task(pulse.until(lambda: len(facts) == 2))
         for fact in (1, 2):
@@ -468,17 +408,6 @@ async def test_who_waits_looks_again_at_every_beat():
             pulse.beat()
 
     assert waiting.done()
-
-
-async def test_what_holds_already_is_not_waited_for():
-    async with asyncio.timeout(0.1):
-        await Pulse().until(lambda: True)
-
-
-async def test_waiting_ends_with_its_deadline():
-    with pytest.raises(TimeoutError):
-        async with asyncio.timeout(5):
-            await Pulse().until(lambda: False)
 
 
 @pytest.mark.looptime(False)
@@ -528,18 +457,11 @@ def test_a_profile_is_as_the_driver_describes_the_model(profile, name, memory, n
     assert 4 == len({gpu.uuid for gpu in gpus}) == len({gpu.pci for gpu in gpus})
 
 
-def test_only_neighbours_share_a_bridge():
-    assert [4, 0, 0] == [link.nvlinks for link in described("rtx3090:4").gpus[0].links]
-
-
-def test_the_same_words_always_give_the_same_gpus():
+def test_the_same_words_always_give_the_same_gpus_and_only_neighbours_share_a_bridge():
     assert described("h100:8") == described("h100:8")
     assert described("h100:8").gpus[0].uuid != described("a100:8").gpus[0].uuid
-
-
-def test_a_profile_alone_is_one_gpu_and_zero_is_a_node_without():
-    assert 1 == len(described("t4").gpus)
-    assert () == described("h100:0").gpus
+    assert [1, 0] == [len(described(words).gpus) for words in ("t4", "h100:0")]
+    assert [4, 0, 0] == [link.nvlinks for link in described("rtx3090:4").gpus[0].links]
 
 
 @pytest.mark.parametrize(

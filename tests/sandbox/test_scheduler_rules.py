@@ -274,26 +274,10 @@ async def test_a_restarted_scheduler_counts_what_was_placed_before() -> None:
 
         expected = "0/1 nodes are available: 1 1/1 CardInsufficientMemory."
         assert expected == cluster.condition("p2")
+        assert {"FilteringFailed", "FailedScheduling"} == set(cluster.reasons("p2"))
 
 
 # The scheduler as a whole: what becomes of pods in a store.
-
-
-async def test_a_pod_is_placed_locked_and_bound() -> None:
-    async with scheduling(FakeCluster("GPU-a", "GPU-b")) as cluster:
-        cluster.submit("p1")
-        await cluster.until(lambda: cluster.is_bound("p1"))
-
-        metadata = cluster.pod("p1")["metadata"]
-        assert "GPU-b,NVIDIA,1000,0:;" == metadata["annotations"]["hami.io/vgpu-devices-allocated"]
-        assert (
-            "GPU-b,NVIDIA,1000,0:;" == metadata["annotations"]["hami.io/vgpu-devices-to-allocate"]
-        )
-        assert "allocating" == metadata["annotations"]["hami.io/bind-phase"]
-        assert "n1" == metadata["labels"]["hami.io/vgpu-node"]
-        assert cluster.node()[LOCK].endswith(",default,p1")
-        await asyncio.sleep(1)  # Events come behind
-        assert {"FilteringSucceed", "BindingSucceed"} == set(cluster.reasons("p1"))
 
 
 async def test_a_second_pod_waits_for_the_lock_and_is_bound_after_its_release() -> None:
@@ -335,29 +319,6 @@ async def test_kube_scheduler_gives_up_after_30_seconds_and_hami_binds_all_the_s
         assert cluster.is_bound("p1")
 
 
-async def test_the_lock_of_a_deleted_pod_is_taken_over() -> None:
-    async with scheduling(FakeCluster("GPU-a")) as cluster:
-        cluster.submit("p1")
-        await cluster.until(lambda: cluster.is_bound("p1"))
-        cluster.store.delete("pods", "default", "p1", grace=0)
-
-        cluster.submit("p2")
-        await cluster.until(lambda: cluster.is_bound("p2"))
-
-        assert cluster.node()[LOCK].endswith(",default,p2")
-
-
-async def test_a_pod_that_cannot_fit_stays_pending_and_says_why() -> None:
-    async with scheduling(FakeCluster("GPU-a", "GPU-b")) as cluster:
-        cluster.submit("big", memory_mib=20000)
-        await cluster.until(lambda: cluster.condition("big") != "")
-
-        expected = "0/1 nodes are available: 1 2/2 CardInsufficientMemory."
-        assert expected == cluster.condition("big")
-        assert not cluster.is_bound("big")
-        assert {"FilteringFailed", "FailedScheduling"} == set(cluster.reasons("big"))
-
-
 async def test_a_pod_that_cannot_fit_is_not_tried_again_while_nothing_changes() -> None:
     async with scheduling(FakeCluster("GPU-a")) as cluster:
         cluster.submit("big", memory_mib=20000)
@@ -396,17 +357,6 @@ async def test_a_node_that_changes_while_a_pod_is_tried_places_it(turns: int) ->
             await asyncio.sleep(0)
         cluster.annotate_node(register=register_of("GPU-a"))
         await cluster.until(lambda: cluster.is_bound("early"), within=60)
-
-
-async def test_an_eager_scheduler_sees_a_changed_annotation_at_once() -> None:
-    async with scheduling(FakeCluster("GPU-a", eager=True)) as cluster:
-        await asyncio.sleep(1)
-        cluster.annotate_node(register=register_of("GPU-a", healthy=False))
-        await asyncio.sleep(0.1)
-        cluster.submit("p1")
-        await cluster.until(lambda: cluster.condition("p1") != "")
-
-        assert "0/1 nodes are available: 1 1/1 CardNotHealth." == cluster.condition("p1")
 
 
 async def test_a_pod_whose_request_hami_drops_is_bound_without_an_allocation() -> None:

@@ -8,21 +8,27 @@ from typing import Any
 
 import msgspec
 import pytest
-from structlog.testing import capture_logs
 
-from agent.cluster import NodeView, Phase, PodTable, PodUid, PodView, Tombstone
-from agent.errors import ApiConflict, ApiError, ApiForbidden, ApiInvalid, ApiThrottled
+from agent.cluster import NodeEvent, NodeView, Phase, PodTable, PodUid, PodView, Tombstone
+from agent.errors import (
+    ApiConflict,
+    ApiForbidden,
+    ApiInvalid,
+    ApiNotFound,
+    ApiThrottled,
+)
 from agent.kit.cell import Cell
 from agent.ledger import Ledger
 from agent.model import slice_id
 from agent.settle import (
-    EVENTS,
     LOCK_DELAYS,
     MISMATCH_EVENT,
     OUTLIVED,
     REFUSED,
+    REFUSED_AT_ONCE,
     REFUSED_EVENT,
     REFUSED_REFILL,
+    REJECTED_AGAIN,
     UNCLAIMED,
     Settlement,
 )
@@ -89,6 +95,7 @@ class SettlingDesk:
         self.node: Cell[NodeView | None] = Cell(None)
         self.ledger: Cell[Ledger] = Cell(Ledger())
         self.outlived: Cell[Mapping[str, PodUid]] = Cell({})
+        self.said: list[NodeEvent] = []
         self.see()
         self.settlement = Settlement(
             pods=self.pods,
@@ -97,6 +104,7 @@ class SettlingDesk:
             outlived=self.outlived,
             node_api=self.api,
             pod_api=self.api,
+            say=self.said.append,
             clock=self.clock,
             random=NoChance(),
         )
@@ -336,12 +344,12 @@ async def test_the_lock_of_an_answered_pod_goes_at_once_where_its_name_cannot_re
 async def test_the_lock_goes_before_everything_else():
     async with a_desk(POD, refused(1), lock=LOCK) as desk:
         order: list[str] = []
-        for name in ("release_lock", "annotate_pod", "post_event"):
+        for name in ("release_lock", "annotate_pod"):
             _note(desk.api, name, order)
         desk.answer(POD, lock=LOCK)
         await asyncio.sleep(1)
 
-        assert ["release_lock", "annotate_pod", "annotate_pod", "post_event"] == order
+        assert ["release_lock", "annotate_pod", "annotate_pod"] == order
 
 
 def _note(api: FakeApi, name: str, order: list[str]) -> None:
@@ -648,11 +656,39 @@ async def test_pods_that_may_never_be_patched_hold_up_no_other(monkeypatch):
         assert "failed" == desk.annotations(other)[PHASE]
 
 
+@pytest.mark.parametrize(
+    "error", [ApiInvalid("a webhook", status=422), ApiNotFound("no", status=404)]
+)
+async def test_a_patch_that_is_refused_for_a_pod_that_is_there_is_tried_again_and_hides_no_other(
+    monkeypatch, error
+):
+    pods = [refused(n) for n in range(1, 2 * REFUSED_AT_ONCE)]
+    async with a_desk(*pods) as desk:
+        annotate = desk.api.annotate_pod
+
+        async def refuse(namespace: str, name: str, *rest: Any) -> None:
+            if name != pods[-1].name and desk.clock.now() < NOON + dt.timedelta(minutes=20):
+                raise error
+            await annotate(namespace, name, *rest)
+
+        monkeypatch.setattr(desk.api, "annotate_pod", refuse)
+        await asyncio.sleep(5)
+        assert "failed" == desk.annotations(pods[-1])[PHASE]
+        await asyncio.sleep(2 * REJECTED_AGAIN)
+        assert "allocating" == desk.annotations(pods[0])[PHASE]
+
+        for _ in range(3):
+            await asyncio.sleep(10 * 60)
+            desk.see()
+        assert {"failed"} == {desk.annotations(pod)[PHASE] for pod in pods}
+        assert len(pods) == len(desk.said)
+
+
 # Events.
 
 
 def events(desk: SettlingDesk) -> list[tuple[str, str, bool, str]]:
-    return [(one.reason, one.text, one.warning, one.pod_uid) for one in desk.api.events]
+    return [(one.reason, one.text, one.warning, one.pod_uid) for one in desk.said]
 
 
 async def test_an_event_is_posted_on_a_refused_pod_and_on_one_that_got_another_gpu():
@@ -675,9 +711,6 @@ async def test_an_event_is_posted_on_a_refused_pod_and_on_one_that_got_another_g
         assert 2 == len(events(desk))
 
 
-DOWN = ApiError("no", status=500)
-
-
 async def test_each_of_many_refused_pods_is_told_though_its_patch_shows_first():
     pods = [refused(n, namespace=f"team-{n}") for n in range(1, 41)]
     async with a_desk(*pods) as desk:
@@ -687,93 +720,5 @@ async def test_each_of_many_refused_pods_is_told_though_its_patch_shows_first():
             desk.see()
         await asyncio.sleep(60)
 
-        assert {pod.uid for pod in pods} == {event.pod_uid for event in desk.api.events}
-        assert 80 == desk.api.writes
-
-
-async def test_a_refused_pod_that_is_gone_is_told_nothing_more():
-    async with a_desk(refused(1)) as desk:
-        desk.api.fail(ApiError("no answer"), count=3, call="post_event")
-        await asyncio.sleep(0.2)
-        desk.see()
-        desk.follow(pods={})
-        await asyncio.sleep(3600)
-
-        assert [] == desk.api.events
-
-
-@pytest.mark.parametrize(
-    ("error", "is_dropped"),
-    [
-        *((ApiError("no", status=status), True) for status in (400, 403, 405, 413)),
-        (ApiConflict("the object has been modified", status=409), True),
-        (ApiThrottled("busy", status=429), False),
-        (DOWN, False),
-    ],
-)
-async def test_an_event_that_is_refused_is_dropped_at_once_and_else_tried_again(error, is_dropped):
-    async with a_desk(refused()) as desk:
-        desk.api.fail(error, call="post_event")
-        await asyncio.sleep(5)
-
-        assert (0 if is_dropped else 1) == len(desk.api.events)
-        assert (1 if is_dropped else 2) == desk.api.calls["post_event"]
-        assert is_dropped == (("post-event", "dropped") in desk.results)
-
-
-async def test_an_event_is_given_up_after_an_hour():
-    async with a_desk(refused()) as desk:
-        desk.api.fail(DOWN, count=9999, call="post_event")
-        await asyncio.sleep(3500)
-        assert ("post-event", "dropped") not in desk.results
-
-        await asyncio.sleep(200)
-
-        assert 1 == desk.results["post-event", "dropped"]
-
-
-def refused_everywhere(count: int) -> dict[PodUid, PodView]:
-    """So many refused pods, each in a namespace of its own."""
-    return {pod.uid: pod for pod in (refused(n, namespace=f"team-{n}") for n in range(count))}
-
-
-async def test_the_oldest_of_too_many_events_are_dropped():
-    async with a_desk() as desk:
-        desk.api.begin_outage()
-        pods = refused_everywhere(EVENTS + 10)
-        desk.follow(pods=dict(list(pods.items())[:EVENTS]))
-        await asyncio.sleep(60)
-        desk.follow(pods=pods)
-        await asyncio.sleep(60)
-        assert 10 == desk.results["post-event", "dropped"]
-
-        desk.api.end_outage()
-        await asyncio.sleep(120)
-
-        assert EVENTS == len(desk.api.events)
-        assert set(list(pods)[-10:]) <= {event.pod_uid for event in desk.api.events}
-
-
-async def test_two_thousand_events_against_a_403_are_gone_soon_with_few_words():
-    async with a_desk() as desk:
-        desk.api.fail(ApiForbidden("may not", status=403), count=9999, call="post_event")
-        with capture_logs() as logs:
-            desk.follow(pods=refused_everywhere(2000))
-            await asyncio.sleep(1)
-
-        assert 2000 == desk.results["post-event", "dropped"]
-        assert EVENTS + 10 > desk.api.calls["post_event"]
-        reasons = [line["reason"] for line in logs if line["event"] == "settlement.event_dropped"]
-        assert ["", REFUSED_EVENT] == sorted(reasons)
-
-
-async def test_a_refusal_that_goes_on_is_told_once_a_minute():
-    async with a_desk() as desk:
-        desk.api.fail(ApiForbidden("may not", status=403), count=9999, call="post_event")
-        with capture_logs() as logs:
-            for pod in refused_everywhere(18).values():
-                desk.follow(pods={pod.uid: pod})
-                await asyncio.sleep(10)
-
-        assert 3 == sum(line["event"] == "settlement.event_dropped" for line in logs)
-        assert 18 == desk.results["post-event", "dropped"]
+        assert {pod.uid for pod in pods} == {event.pod_uid for event in desk.said}
+        assert (40, 40) == (len(desk.said), desk.api.writes)

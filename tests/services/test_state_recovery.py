@@ -14,8 +14,8 @@ from agent.state import (
     PREVIOUS,
     PREVIOUS_UNREADABLE,
     UNREADABLE,
-    StateEncoder,
     StateService,
+    encode_state,
     recover,
 )
 from tests.builders import G1, NOON, a_health, a_pod_uid, a_row
@@ -30,7 +30,7 @@ def a_state(generation, machine=MACHINE):
     return State(generation, "boot-1", machine, Ledger(rows))
 
 
-ENCODED = {generation: StateEncoder().encode(a_state(generation)) for generation in (1, 2)}
+ENCODED = {generation: encode_state(a_state(generation)) for generation in (1, 2)}
 
 
 FRESH = State(boot_id="boot-2", machine_id=MACHINE)
@@ -88,7 +88,7 @@ async def test_the_unusable_content_is_kept_aside():
     assert a_state(1) == (await recovered(disk)).state
 
 
-FOREIGN = StateEncoder().encode(a_state(2, machine="machine-9"))
+FOREIGN = encode_state(a_state(2, machine="machine-9"))
 
 
 @pytest.mark.parametrize(
@@ -128,7 +128,7 @@ async def test_what_cannot_be_used_or_kept_aside_is_said(generations, code, stat
     ids=["from a container to the host", "from the host to a container", "in containers"],
 )
 async def test_where_one_of_the_machines_has_no_name_the_state_is_taken(written, now, kept):
-    disk = await a_disk(StateEncoder().encode(a_state(2, machine=written)))
+    disk = await a_disk(encode_state(a_state(2, machine=written)))
 
     found = await recover(disk, boot_id="boot-2", machine_id=now)
 
@@ -242,7 +242,7 @@ async def test_a_clock_that_was_set_ends_no_rest_within_one_boot(boot):
     health = msgspec.structs.replace(ill, failures=(NOON,))
     step = dt.timedelta(hours=2)
     state = msgspec.structs.replace(a_state(1), health={G1: health}, booted_at=NOON)
-    disk = await a_disk(StateEncoder().encode(state))
+    disk = await a_disk(encode_state(state))
 
     found = await recover(disk, boot_id=boot, machine_id=MACHINE, booted_at=NOON + step)
 
@@ -262,7 +262,7 @@ async def test_a_clock_that_was_not_set_moves_nothing(before):
     state = msgspec.structs.replace(a_state(1), health={G1: health}, booted_at=before)
 
     found = await recover(
-        await a_disk(StateEncoder().encode(state)),
+        await a_disk(encode_state(state)),
         boot_id="boot-1",
         machine_id=MACHINE,
         booted_at=NOON,

@@ -14,7 +14,7 @@ from tests.shape import tree
 SUBJECTS = {
     "allocate": ("allocate/",),
     "settle": ("settle.py",),
-    "reconcile": ("reconcile/",),
+    "reconcile": ("reconcile.py",),
     "ledger": ("ledger.py", "state.py"),
     "witness": ("witness.py",),
     "hookdirs": ("hookdirs.py", "regions.py"),

@@ -7,8 +7,8 @@ from agent import __version__
 from agent.app import codes
 from agent.cli.main import VERBS
 from agent.errors import RefusalReason
-from agent.node.findings import PreflightCheck
-from agent.sandbox.explain.story import ADVICE
+from agent.node.findings import GROUPS
+from agent.sandbox.explain.placement import ADVICE
 from tests.shape import tree
 from tests.shape.typed import told
 
@@ -138,8 +138,8 @@ def test_the_runbook_explains_no_id_that_explain_never_prints():
 
 
 def test_the_runbook_explains_all_that_the_doctor_looks_at():
-    for point in PreflightCheck:
-        assert 1 == tree.text("RUNBOOK.md").count(f"### {point.value} "), point
+    for point in GROUPS:
+        assert 1 == tree.text("RUNBOOK.md").count(f"### {point} "), point
 
 
 def test_the_runbook_explains_every_exit_code():

@@ -6,7 +6,8 @@ import msgspec
 import pytest
 from textual.widgets import DataTable, Input, Static
 
-from agent.cli.sources import SourceUnreachable, StatusRead
+from agent.cli.main import Unreachable
+from agent.cli.status import StatusRead
 from agent.cli.top_screen import TopScreen
 from agent.status import AllocationStatus, GpuStatus, NodeStatus, ShareStatus, StatusDocument
 
@@ -84,7 +85,7 @@ async def test_new_values_replace_the_old_ones_and_the_cursor_stays():
 
 
 async def test_when_the_source_fails_the_last_values_stay_and_their_age_is_said():
-    answers = [SourceUnreachable("/run/x does not answer"), None]
+    answers = [Unreachable("/run/x does not answer"), None]
 
     def read():
         error = answers.pop(0)

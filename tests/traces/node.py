@@ -4,17 +4,16 @@ import asyncio
 import datetime as dt
 from collections.abc import Callable, Coroutine, Mapping
 
-from agent.allocate.candidates import MatchSettings
-from agent.allocate.inquiry import AllocationPeers, AllocationViews, SchedulerShares
+from agent.allocate.match import MatchSettings
 from agent.allocate.room import RequestRules
-from agent.allocate.service import Allocation
+from agent.allocate.service import Allocation, SchedulerShares
 from agent.cluster import NodeEvent, NodeView, PodTable, PodUid
 from agent.kit.cell import Cell
+from agent.kit.timing import Lull
 from agent.kube.watches import NodeWatch, PodWatch
 from agent.ledger import EditSettings, KubeletEpoch, State
 from agent.model import Inventory
-from agent.reconcile.rules import judge_by_scheduler
-from agent.reconcile.service import Reconcile, ReconcilePeers, ReconcileRule, ReconcileViews
+from agent.reconcile import Reconcile
 from agent.settle import Settlement
 from agent.state import StateService
 from tests.builders import a_gpu, a_shared_gpu, an_inventory
@@ -60,30 +59,26 @@ class TracedAgent:
         self._pods = PodWatch(api, pods, clock, chance, resource)
         outlived: Cell[Mapping[str, PodUid]] = Cell({})
         self.shares = SchedulerShares(
-            AllocationViews(
-                pods,
-                node,
-                Cell(_inventory(trace)),
-                ledger,
-                outlived,
-                Cell(
-                    MatchSettings(trace.node["metadata"]["name"], requests=RequestRules(known=True))
-                ),
-                Cell(EditSettings()),
+            pods=pods,
+            node=node,
+            inventory=Cell(_inventory(trace)),
+            ledger=ledger,
+            outlived=outlived,
+            match=Cell(
+                MatchSettings(trace.node["metadata"]["name"], requests=RequestRules(known=True))
             ),
-            AllocationPeers(
-                witness=kubelet,
-                records=kubelet,
-                containers=kubelet,
-                hooks=hooks,
-                refresh=self._pods.refresh,
-                look_at_pod=self._pods.look,
-                look_at_node=self._node.refresh,
-                epoch=lambda: epoch,
-                streams=Cell(1),
-                clock=clock,
-                look=self._node.look,
-            ),
+            edits=Cell(EditSettings()),
+            witness=kubelet,
+            records=kubelet,
+            containers=kubelet,
+            hooks=hooks,
+            refresh=self._pods.refresh,
+            look_at_pod=self._pods.look,
+            look_at_node=self._node.refresh,
+            epoch=lambda: epoch,
+            streams=Cell(1),
+            clock=clock,
+            look=self._node.look,
         )
         self.allocation = Allocation(self.shares, self.state.commit, hooks, self.said.append)
         self._settlement = Settlement(
@@ -93,15 +88,23 @@ class TracedAgent:
             outlived=outlived,
             node_api=api,
             pod_api=api,
+            say=lambda _: None,
             clock=clock,
             random=chance,
         )
         self._reconcile = Reconcile(
-            views=ReconcileViews(
-                pods, ledger, Cell[KubeletEpoch | None](epoch), self.shares.calls.taken
-            ),
-            peers=ReconcilePeers(kubelet, kubelet, hooks, clock),
-            rule=ReconcileRule(judge_by_scheduler, lambda: RESOURCE, self.shares.adopt),
+            pods=pods,
+            ledger=ledger,
+            epoch=Cell[KubeletEpoch | None](epoch),
+            taken=self.shares.calls.taken,
+            rivals=Cell(0),
+            calls=Lull(),
+            witness=kubelet,
+            records=kubelet,
+            hooks=hooks,
+            clock=clock,
+            resource=lambda: RESOURCE,
+            adopt=self.shares.adopt,
             commit=self.state.commit,
         )
 

@@ -8,9 +8,9 @@ import msgspec
 
 from agent import settle as decisions
 from agent import settle as settlement
-from agent.allocate import inquiry
 from agent.allocate import match as matching
-from agent.allocate.candidates import Evidence, Grant, MatchSettings, Question
+from agent.allocate import service
+from agent.allocate.match import Evidence, Grant, MatchSettings, Question
 from agent.cluster import BIND_TIME, PodUid
 from agent.errors import ApiError, Refusal, RefusalReason
 from agent.settle import Effect, EffectKind
@@ -42,7 +42,7 @@ def bound_before_the_lock() -> Plant:
                 )
         return step
 
-    return Plant(replaced(inquiry, "decide", decide), "serial", "refused: The lock was taken")
+    return Plant(replaced(service, "decide", decide), "serial", "refused: The lock was taken")
 
 
 def lock_left() -> Plant:
@@ -70,7 +70,7 @@ def lock_taken_by_name() -> Plant:
             namespace=lock.namespace,
             pod=lock.name,
             due=scene.now,
-            value=lock.value,
+            lock=lock.value,
         )
         return (*original(scene), release)
 

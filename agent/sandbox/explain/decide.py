@@ -6,48 +6,56 @@ kind of refusal, so that 5,000 Nodes cost little.
 
 import copy
 import datetime as dt
-import random
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 import msgspec
 
 from agent import cluster as annotations
 from agent.errors import cap
-from agent.kube.reader import ClusterSnapshot, GpuHolder, JsonObject, decode_moment
+from agent.kube.objects import decode_moment
+from agent.kube.reader import ClusterSnapshot, GpuHolder, JsonObject
 from agent.sandbox.explain.gates import (
+    ADMISSION,
+    READ_BY_HAMI,
     admission_gate,
     allocation_gate,
     asks_for_gpus,
     binding_gate,
+    deletion,
     quota_gate,
     running_gate,
     start_gate,
 )
 from agent.sandbox.explain.placement import (
     PLACEMENT,
-    ModelPlacement,
+    PodPlacement,
     chosen_gate,
     codes_of,
     foreign_gate,
-    held_mib,
-    is_mixed,
     place,
-    searched_gate,
-    told_by_events,
+    placement_gate,
 )
 from agent.sandbox.explain.story import (
     Explanation,
     Gate,
     GateVerdict,
     PlacingChange,
+    core_words,
     mib,
     request_words,
 )
-from agent.sandbox.explain.world import NO_EDIT, Edit, World, refuse_node
-from agent.sandbox.scheduler.filter import filter_pod
-from agent.sandbox.scheduler.model import SchedulerSettings
+from agent.sandbox.explain.words import Attempt, last_attempt
+from agent.sandbox.explain.world import (
+    NO_EDIT,
+    Edit,
+    World,
+    by_number,
+    held_by,
+)
+from agent.sandbox.scheduler.filter import NodeFit
+from agent.sandbox.scheduler.model import Load, SchedulerSettings
 from agent.sandbox.scheduler.requests import (
     CORES,
     COUNT,
@@ -57,7 +65,11 @@ from agent.sandbox.scheduler.requests import (
     BadWeightsError,
     all_containers,
     container_request,
+    init_count,
+    lookup,
+    parse_quantity,
 )
+from agent.sandbox.scheduler.usage import Reservation
 from agent.sandbox.scheduler.webhook import review_pod
 from agent.status import counted, span
 
@@ -74,10 +86,6 @@ _STEERING: Final = (
     "hami.io/gpu-scheduler-policy",
     WEIGHTS,
 )
-PLACING = frozenset({"admission", "quota", "placement"})
-"""The gates whose blocks a change of the pod or of the cluster can open."""
-_OWNERS = frozenset({"E-REQUEST", "E-GATED"})
-"""Only its owner knows what the request was to be, or when the pod is to start."""
 
 
 class _Trial(msgspec.Struct, frozen=True):
@@ -88,112 +96,204 @@ class _Trial(msgspec.Struct, frozen=True):
     pod: JsonObject
     edit: Edit = NO_EDIT
     nodes: tuple[str, ...] | None = None
+    paste: str = ""
 
 
-def smallest_changes(world: World, pod: JsonObject) -> tuple[PlacingChange, ...]:
-    """At most three changes with which the pod fits on some Node, the smallest first.
+class _Tries:
+    """The single changes of a pod that does not fit, tried on a few Nodes. `pod`: as it is."""
 
-    Raises BadWeightsError if the pod's weights stay bad.
-    """
-    names = _nodes_to_try(world, pod)
-    trials = [
-        *_cluster_trials(world, pod, names),
-        *_pod_trials(world, pod, names),
-        *_holder_trials(world, pod, names),
-    ]
-    found: list[PlacingChange] = []
-    for trial in sorted(trials, key=lambda trial: trial.size):
-        for name in names if trial.nodes is None else trial.nodes:
-            if world.fit(trial.pod, name, trial.edit).groups is not None:
-                found.append(PlacingChange(trial.said, name))
-                break
-        if len(found) == CHANGES_TOLD:
-            break
-    return tuple(found)
-
-
-def _nodes_to_try(world: World, pod: JsonObject) -> tuple[str, ...]:
-    """A few Nodes of each kind of refusal, those with most free memory first."""
-    kinds: defaultdict[tuple[str, ...], list[tuple[int, str]]] = defaultdict(list)
-    for name, node in world.nodes.items():
-        if world.has_gpus(node):
+    def __init__(self, world: World, pod: JsonObject, fits: Mapping[str, NodeFit]) -> None:
+        self._world = world
+        self._pod = pod
+        # A few Nodes of each kind of refusal, those with most free memory first.
+        kinds: defaultdict[tuple[str, ...], list[tuple[int, str]]] = defaultdict(list)
+        for name, fit in fits.items():
             state = world.registered(name)
             gpus = state.gpus if state else ()
             free = [gpu.capacity.registered_mib - gpu.load.memory_mib for gpu in gpus]
-            kind = codes_of(world.fit(pod, name).reason)
-            kinds[kind].append((-max(free, default=0), name))
-    return tuple(name for kind in kinds.values() for _, name in sorted(kind)[:NODES_PER_KIND])
+            kinds[codes_of(fit.reason)].append((-max(free, default=0), name))
+        self._names = [n for kind in kinds.values() for _, n in sorted(kind)[:NODES_PER_KIND]]
 
+    def smallest(self) -> tuple[PlacingChange, ...]:
+        """At most three changes with which the pod fits on some Node, the smallest first."""
+        trials = [*self._of_cluster(), *self._of_pod(), *self._of_holders()]
+        found: list[PlacingChange] = []
+        for trial in sorted(trials, key=lambda trial: trial.size):
+            fit = self._world.trial(trial.pod, trial.edit)
+            for name in self._names if trial.nodes is None else trial.nodes:
+                if fit(name).groups is not None:
+                    found.append(PlacingChange(trial.said, name, trial.paste))
+                    break
+            if len(found) == CHANGES_TOLD:
+                break
+        return tuple(found)
 
-def _cluster_trials(world: World, pod: JsonObject, names: Sequence[str]) -> Iterator[_Trial]:
-    for name in names:
-        node = world.nodes[name]
-        open_node = msgspec.structs.replace(node, is_closed=False)
-        if refuse_node(pod, node) and not refuse_node(pod, open_node):
-            opened = Edit(opened=frozenset({name}))
-            yield _Trial((1, 1), f"uncordon the Node {cap(name, 128)}", pod, opened, (name,))
-        state = world.registered(name)
-        for uuid in sorted(state.cordoned if state else ()):
-            edit = Edit(uncordoned=frozenset({uuid}))
-            said = f"uncordon the GPU {cap(uuid, 64)} of {cap(name, 128)}"
-            yield _Trial((1, 0), said, pod, edit, (name,))
-    if world.snapshot.quotas:
-        said = "raise the namespace's ResourceQuota"
-        yield _Trial((4, 0), said, pod, Edit(without_quotas=True))
+    def _of_cluster(self) -> Iterator[_Trial]:
+        for name in self._names:
+            shown = cap(name, 128)
+            if self._world.nodes[name].is_closed:
+                edit = Edit(opened=frozenset({name}))
+                said, paste = f"uncordon the Node {shown}", f"kubectl uncordon {shown}"
+                yield _Trial((1, 1), said, self._pod, edit, (name,), paste)
+            state = self._world.registered(name)
+            for uuid in sorted(state.cordoned if state else ()):
+                edit, gpu = Edit(uncordoned=frozenset({uuid})), cap(uuid, 64)
+                paste = f"hami-agent uncordon {gpu} --node {shown}"
+                said = f"uncordon the GPU {gpu} of {shown}"
+                yield _Trial((1, 0), said, self._pod, edit, (name,), paste)
+        yield from self._of_quotas()
 
-
-def _pod_trials(world: World, pod: JsonObject, names: Sequence[str]) -> Iterator[_Trial]:
-    spec = pod["spec"]
-    for key in _STEERING:
-        if key in (pod["metadata"].get("annotations") or {}):
-            yield _Trial((2, 0), f"drop the annotation {key}", _without(pod, key))
-    affinity = spec.get("affinity") or {}
-    parts = (
-        ("nodeSelector", spec.get("nodeSelector")),
-        ("nodeAffinity", affinity.get("nodeAffinity")),
-    )
-    selecting = [name for name, value in parts if value]
-    if selecting:
-        said = (
-            f"drop {' and '.join(selecting)}, which exclude{'s'[: 2 - len(selecting)]} other Nodes"
+    def _of_quotas(self) -> Iterator[_Trial]:
+        """Quotas that are raised to what the pod and the others hold together."""
+        world, quotas = self._world, self._world.snapshot.quotas
+        if not quotas:
+            return
+        free = world.trial(self._pod, Edit(quotas=()))
+        groups = next((g for g in (free(name).groups for name in self._names) if g), None)
+        if groups is None:
+            return
+        asked = Reservation("", groups, init_count(dict(self._pod))).loads().values()
+        need = sum(asked, world.held.held(world.namespace))
+        factor = max(world.settings.memory_factor, 1)
+        needs = dict(
+            zip(READ_BY_HAMI, (-(-need.memory_mib // factor), need.core_percent), strict=True)
         )
-        anywhere = {key: value for key, value in spec.items() if key != "nodeSelector"}
-        anywhere["affinity"] = {k: v for k, v in affinity.items() if k != "nodeAffinity"}
-        yield _Trial((3, 1), said, {**pod, "spec": anywhere})
-    for kind in (MEMORY, CORES, COUNT):
-        best, most = _greatest_cap(world, pod, names, kind)
-        if best:
-            size = (3, 1000 - 1000 * best // max(most, 1))
-            said = {
-                MEMORY: f"{mib(best)} ({MEMORY}) instead of {mib(most)}",
-                CORES: f"{best} % of the cores ({CORES}) instead of {most} %",
-                COUNT: f"{counted(best, 'GPU')} in one container ({COUNT}) instead of {most}",
-            }[kind]
-            edited = _capped(world, pod, kind, best)
-            yield _Trial(size, f"ask for at most {said}", edited)
+        raised, lines = [], []
+        for quota in quotas:
+            hard = dict(quota["spec"]["hard"])
+            for key, amount in needs.items():
+                has = parse_quantity(hard.get(key))
+                if has is not None and has < amount:
+                    hard[key] = str(amount)
+                    name = cap(quota["metadata"]["name"], 64)
+                    lines.append(
+                        (
+                            f"{key} of the ResourceQuota {name} from {has:,} to {amount:,}",
+                            f'{key}: "{amount}"',
+                        )
+                    )
+            raised.append({**quota, "spec": {"hard": hard}})
+        if lines:
+            said = f"raise {' and '.join(text for text, _ in lines)}"
+            paste = ", ".join(text for _, text in lines)
+            yield _Trial((4, 0), said, self._pod, Edit(quotas=tuple(raised)), None, paste)
+
+    def _of_pod(self) -> Iterator[_Trial]:
+        spec = self._pod["spec"]
+        noted = self._pod["metadata"].get("annotations") or {}
+        for key in _STEERING:
+            if key in noted:
+                paste = f"remove the line: {key}: {cap(noted[key], 128)}"
+                yield _Trial((2, 0), f"drop the annotation {key}", self._without(key), paste=paste)
+        affinity = spec.get("affinity") or {}
+        parts = (
+            ("nodeSelector", spec.get("nodeSelector")),
+            ("nodeAffinity", affinity.get("nodeAffinity")),
+        )
+        if selecting := [name for name, value in parts if value]:
+            exclude = "excludes" if len(selecting) == 1 else "exclude"
+            said = f"drop {' and '.join(selecting)}, which {exclude} other Nodes"
+            anywhere = {key: value for key, value in spec.items() if key != "nodeSelector"}
+            anywhere["affinity"] = {k: v for k, v in affinity.items() if k != "nodeAffinity"}
+            yield _Trial((3, 1), said, {**self._pod, "spec": anywhere})
+        for kind in (MEMORY, CORES, COUNT):
+            best, most = self._greatest_cap(kind)
+            if best:
+                said = {
+                    MEMORY: f"{mib(best)} ({MEMORY}) instead of {mib(most)}",
+                    CORES: f"{best} % of the cores ({CORES}) instead of {most} %",
+                    COUNT: f"{counted(best, 'GPU')} in one container ({COUNT}) instead of {most}",
+                }[kind]
+                paste = f"{kind}: {best}"
+                if kind == MEMORY and any(map(_is_whole, all_containers(dict(self._pod)))):
+                    paste += f"   # and no {CORES}: 100, the default of a whole GPU"
+                size = (3, 1000 - 1000 * best // max(most, 1))
+                edited = self._capped(kind, best)
+                yield _Trial(size, f"ask for at most {said}", edited, paste=paste)
+
+    def _without(self, key: str) -> JsonObject:
+        """The pod without one annotation."""
+        metadata = self._pod["metadata"]
+        noted = {name: text for name, text in metadata["annotations"].items() if name != key}
+        return {**self._pod, "metadata": {**metadata, "annotations": noted}}
+
+    def _of_holders(self) -> Iterator[_Trial]:
+        holders = [(held_by(one), one) for name in self._names for one in self._world.holders[name]]
+        holders.sort(key=lambda each: (each[0].memory_mib, each[0].core_percent, each[1].name))
+        ending = [each for each in holders if each[1].is_deleted]
+        staying = [each for each in holders if not each[1].is_deleted]
+        for rank, (load, holder) in enumerate((*_some(ending), *_some(staying))):
+            name = f"{cap(holder.namespace, 64)}/{cap(holder.name, 128)}"
+            ends = ", which is being deleted" if holder.is_deleted else " to end, or end it"
+            cores = f" and {core_words(load.core_percent)}" if load.core_percent else ""
+            held = f"it holds {mib(load.memory_mib)}{cores} on {cap(holder.node, 128)}"
+            edit, size = Edit(ended=frozenset({holder.uid})), (0 if holder.is_deleted else 6, rank)
+            yield _Trial(size, f"wait for {name}{ends} ({held})", self._pod, edit, (holder.node,))
+
+    def _greatest_cap(self, kind: str) -> tuple[int, int]:
+        """The greatest limit with which the pod fits somewhere, and what it asks for now.
+
+        The first is 0 if there is none. Percentages of memory are of the greatest GPU.
+        """
+        offers = (offer for offer in self._world.offers.values() if offer)
+        greatest = max((gpu.registered_mib for offer in offers for gpu in offer.gpus), default=0)
+        asked = [0]
+        for container in all_containers(dict(self._pod)):
+            if request := container_request(container, self._world.settings):
+                percent = greatest * min(request.memory_percent, 100) // 100
+                amounts = {
+                    MEMORY: request.memory_mib or percent,
+                    CORES: request.cores,
+                    COUNT: request.count,
+                }
+                asked.append(amounts[kind])
+        best, most = 0, max(asked)
+
+        def fits(limit: int, name: str) -> bool:
+            return self._world.trial(self._capped(kind, limit))(name).groups is not None
+
+        for name in self._names:
+            low, high = best, most - 1
+            if low >= high or not fits(low + 1, name):
+                continue
+            while low < high:  # a smaller request fits wherever a greater one does
+                middle = (low + high + 1) // 2
+                if fits(middle, name):
+                    low = middle
+                else:
+                    high = middle - 1
+            best = max(best, low)
+        return best, most
+
+    def _capped(self, kind: str, most: int) -> JsonObject:
+        """The pod whose containers ask for at most `most` of one resource."""
+        edited = copy.deepcopy(dict(self._pod))
+        for container in all_containers(edited):
+            request = container_request(container, self._world.settings)
+            if request is None:
+                continue
+            limits = dict((container.get("resources") or {}).get("limits") or {})
+            if kind == MEMORY:
+                # HAMi's webhook adds all cores to a request of a whole GPU, and to no other.
+                if _is_whole(container) and request.cores == 100:
+                    limits.pop(CORES, None)
+                limits.pop(MEMORY_PERCENT, None)
+                limits[MEMORY] = str(min(request.memory_mib or most, most))
+            elif kind == CORES:
+                limits[CORES] = str(min(request.core_percent, most))
+            else:
+                limits[COUNT] = str(min(request.count, most))
+            container["resources"] = {"limits": limits}
+        return edited
 
 
-def _without(pod: JsonObject, key: str) -> JsonObject:
-    """The pod without one annotation."""
-    noted = {name: text for name, text in pod["metadata"]["annotations"].items() if name != key}
-    return {**pod, "metadata": {**pod["metadata"], "annotations": noted}}
+def _is_whole(container: dict[str, object]) -> bool:
+    """Whether the container names no memory, so that it asks for whole GPUs."""
+    names_memory = any(lookup(container, key) is not None for key in (MEMORY, MEMORY_PERCENT))
+    return lookup(container, COUNT) is not None and not names_memory
 
 
-def _holder_trials(world: World, pod: JsonObject, names: Sequence[str]) -> Iterator[_Trial]:
-    holders = [holder for name in names for holder in world.holders(name)]
-    holders.sort(key=lambda holder: (held_mib(holder), holder.namespace, holder.name))
-    ending = [holder for holder in holders if holder.is_deleted]
-    staying = [holder for holder in holders if not holder.is_deleted]
-    for rank, holder in enumerate((*_some(ending), *_some(staying))):
-        name = f"{cap(holder.namespace, 64)}/{cap(holder.name, 128)}"
-        ends = ", which is being deleted" if holder.is_deleted else " to end, or end it"
-        held = f"it holds {mib(held_mib(holder))} on {cap(holder.node, 128)}"
-        edit = Edit(ended=frozenset({holder.uid}))
-        size = (0 if holder.is_deleted else 6, rank)
-        yield _Trial(size, f"wait for {name}{ends} ({held})", pod, edit, (holder.node,))
-
-
-def _some(holders: Sequence[GpuHolder]) -> Sequence[GpuHolder]:
+def _some(holders: Sequence[tuple[Load, GpuHolder]]) -> Sequence[tuple[Load, GpuHolder]]:
     """A few of the holders, from the smallest to the greatest."""
     if len(holders) <= HOLDERS_TRIED:
         return holders
@@ -201,117 +301,60 @@ def _some(holders: Sequence[GpuHolder]) -> Sequence[GpuHolder]:
     return [holders[round(place * step)] for place in range(HOLDERS_TRIED)]
 
 
-def _greatest_cap(
-    world: World, pod: JsonObject, names: Sequence[str], kind: str
-) -> tuple[int, int]:
-    """The greatest limit with which the pod fits somewhere, and what it asks for now.
-
-    The first is 0 if there is none. Percentages of memory are of the greatest GPU.
-    """
-    states = filter(None, map(world.registered, world.nodes))
-    sizes = (gpu.capacity.registered_mib for state in states for gpu in state.gpus)
-    greatest = max(sizes, default=0)
-    asked = [0]
-    for container in all_containers(dict(pod)):
-        request = container_request(container, world.settings)
-        if request is None:
-            continue
-        percent = greatest * min(request.memory_percent, 100) // 100
-        amounts = {
-            MEMORY: request.memory_mib or percent,
-            CORES: min(request.core_percent, 100),
-            COUNT: request.count,
-        }
-        asked.append(amounts[kind])
-    best, most = 0, max(asked)
-
-    def fits(limit: int, name: str) -> bool:
-        return world.fit(_capped(world, pod, kind, limit), name).groups is not None
-
-    for name in names:
-        low, high = best, most - 1
-        if low >= high or not fits(low + 1, name):
-            continue
-        while low < high:  # a smaller request fits wherever a greater one does
-            middle = (low + high + 1) // 2
-            if fits(middle, name):
-                low = middle
-            else:
-                high = middle - 1
-        best = max(best, low)
-    return best, most
-
-
-def _capped(world: World, pod: JsonObject, kind: str, most: int) -> JsonObject:
-    """The pod whose containers ask for at most `most` of one resource."""
-    edited = copy.deepcopy(dict(pod))
-    for container in all_containers(edited):
-        request = container_request(container, world.settings)
-        if request is None:
-            continue
-        limits = dict((container.get("resources") or {}).get("limits") or {})
-        if kind == MEMORY:
-            limits.pop(MEMORY_PERCENT, None)
-            limits[MEMORY] = str(min(request.memory_mib or most, most))
-        elif kind == CORES:
-            limits[CORES] = str(min(request.core_percent, most))
-        else:
-            limits[COUNT] = str(min(request.count, most))
-        container["resources"] = {"limits": limits}
-    return edited
-
-
 def explain_pod(
-    snapshot: ClusterSnapshot,
-    now: dt.datetime,
-    rng: random.Random,
-    settings: SchedulerSettings | None = None,
+    snapshot: ClusterSnapshot, now: dt.datetime, settings: SchedulerSettings | None = None
 ) -> Explanation:
-    """Explain the pod of the snapshot; `now` is for ages, `rng` breaks ties as HAMi's map order."""
-    world = World(snapshot, settings or SchedulerSettings())
-    pod = snapshot.pod
+    """Explain the pod of the snapshot: its gates in order, up to the one that blocks it."""
+    world, pod = World(snapshot, settings or SchedulerSettings()), snapshot.pod
+    attempt, has_node = last_attempt(snapshot), bool(pod["spec"].get("nodeName"))
+    placement: PodPlacement | None = None
+    changes: tuple[PlacingChange, ...] | None = None
+    after = [start_gate(world, pod, now), running_gate(world, pod, now)]
     if not asks_for_gpus(pod):
-        gates = [Gate("admission", GateVerdict.PASSED, "the pod asks for no GPU of HAMi")]
-        if pod["spec"].get("nodeName"):
+        gates = [Gate(ADMISSION, GateVerdict.PASSED, "the pod asks for no GPU of HAMi")]
+        if has_node:
             said = f"it is on {cap(pod['spec']['nodeName'], 128)}"
             gates.append(Gate(PLACEMENT, GateVerdict.PASSED, said))
+        elif deleting := deletion(pod, now):
+            gates = [Gate(ADMISSION, GateVerdict.BLOCKED, *deleting)]
         else:
-            gates.append(foreign_gate(world, now))
-        gates += [start_gate(pod), running_gate(world, pod, now)]
-        return _told(world, gates, None, (), now)
-    placement: ModelPlacement | None = None
-    changes: tuple[PlacingChange, ...] = ()
-    admitted, is_foreign = admission_gate(world, pod), _is_foreign(world, pod)
-    if admitted.verdict is GateVerdict.BLOCKED and (pod["spec"].get("nodeName") or is_foreign):
-        admitted = msgspec.structs.replace(admitted, verdict=GateVerdict.NOTED)
-    gates = [admitted]
-    if pod["spec"].get("nodeName") or gates[0].verdict is GateVerdict.BLOCKED:
-        not_reached = Gate(PLACEMENT, GateVerdict.NOT_REACHED, "not reached")
-        has_node = bool(pod["spec"].get("nodeName"))
-        gates.append(quota_gate(world, pod, is_refused=False))
-        gates.append(chosen_gate(pod) if has_node else not_reached)
+            gates.append(foreign_gate(world, attempt, now))
+        return _story(world, [*gates, *after], None, None, now)
+    admission, is_foreign = admission_gate(world, pod, now), _is_foreign(world, pod)
+    if is_foreign or has_node:  # what was wrong when it was created blocks it no more
+        admission = _noted(admission)
+    quota = quota_gate(world, is_refused=False)
+    searched = Gate(PLACEMENT, GateVerdict.NOT_REACHED, "not reached")
+    if has_node:
+        searched = chosen_gate(pod)
+    elif admission.verdict is GateVerdict.BLOCKED:
+        if admission.reason in {"E-WEBHOOK", "E-SCHEDULER"} and world.is_complete:
+            changes = _created_again(world, pod)
     elif is_foreign:
-        gates += [quota_gate(world, pod, is_refused=False), foreign_gate(world, now)]
+        searched = foreign_gate(world, attempt, now)
     else:
-        placement, (quota, searched) = _searched(world, pod, now)
-        gates += [quota, searched]
-    gates.append(binding_gate(world, pod, _next_node(world, pod, placement, rng), now))
-    gates += [allocation_gate(world, pod), start_gate(pod), running_gate(world, pod, now)]
-    blocked = next((gate for gate in gates if gate.verdict is GateVerdict.BLOCKED), None)
-    if blocked is None:
-        return _told(world, gates, placement, changes, now)
-    fits = placement is not None and bool(placement.fitting)
-    if blocked.name in PLACING and _is_complete(world) and not fits:
-        changes = _changes(world, pod, blocked)
-    # The advice of a gate's own reason stays if that is the only reason of the Nodes. If they have
-    # several, the reason of most Nodes may be one that no change removes.
-    has_several = placement is not None and is_mixed(placement)
-    place = gates.index(blocked)
-    if changes and (has_several or not blocked.advice):
-        advice = f"{changes[0].said} -> {cap(changes[0].node, 128)}"
-        gates[place] = msgspec.structs.replace(blocked, advice=advice)
-    later = [Gate(gate.name, GateVerdict.NOT_REACHED, "not reached") for gate in gates[place + 1 :]]
-    return _told(world, [*gates[: place + 1], *later], placement, changes, now)
+        try:
+            placement = place(world, pod, now) if world.is_complete else None
+            searched = placement_gate(world, placement, attempt, now)
+        except BadWeightsError as error:
+            said = f"HAMi's scheduler refuses the pod: {cap(str(error))}"
+            advice = f"write `{WEIGHTS}: slot=1,core=1,memory=1`, or drop the annotation"
+            searched = Gate(PLACEMENT, GateVerdict.BLOCKED, said, "E-REQUEST", advice)
+        if placement is not None and not placement.fitting:
+            quota = quota_gate(world, is_refused=placement.reason == "ResourceQuotaNotFit")
+            # No change of the pod or of a Node helps where the scheduler itself does not work.
+            if placement.is_judged and searched.reason not in {"E-ERROR", "E-UNTRIED"}:
+                changes = _Tries(world, pod, placement.fits).smallest()
+    chosen = _chosen_node(pod, placement, attempt)
+    binding = binding_gate(world, pod, chosen, attempt, now)
+    gates = [admission, quota, searched, binding, allocation_gate(world, pod, now), *after]
+    return _story(world, gates, placement, changes, now)
+
+
+def _noted(gate: Gate) -> Gate:
+    if gate.verdict is not GateVerdict.BLOCKED or gate.reason == "E-DELETED":
+        return gate
+    return msgspec.structs.replace(gate, verdict=GateVerdict.NOTED)
 
 
 def _is_foreign(world: World, pod: JsonObject) -> bool:
@@ -321,89 +364,37 @@ def _is_foreign(world: World, pod: JsonObject) -> bool:
     return not is_ours and not has_hami and world.snapshot.has("nodes")
 
 
-def _searched(
-    world: World, pod: JsonObject, now: dt.datetime
-) -> tuple[ModelPlacement | None, tuple[Gate, Gate]]:
-    """The placement of a pod without a Node; with the gates of quota and placement."""
-    quota = quota_gate(world, pod, is_refused=False)
-    if not _is_complete(world):
-        placement = told_by_events(world.snapshot.events)
-        if placement is None:
-            said = "the Nodes and the use of their GPUs could not be read, and no Event tells it"
-            return None, (quota, Gate(PLACEMENT, GateVerdict.UNKNOWN, said))
-        return placement, (quota, searched_gate(world, placement, now))
-    try:
-        placement = place(world, pod)
-    except BadWeightsError as error:
-        gate = Gate(
-            PLACEMENT,
-            GateVerdict.BLOCKED,
-            f"HAMi's scheduler refuses the pod: {cap(str(error))}",
-            "E-REQUEST",
-            "write slot=1,core=1,memory=1, or drop the annotation",
-        )
-        return None, (quota, gate)
-    if "ResourceQuotaNotFit" in placement.reasons and not placement.fitting:
-        without = Edit(without_quotas=True)
-        fits = any(
-            world.fit(pod, name, without).groups is not None
-            for name in world.nodes
-            if world.has_gpus(world.nodes[name])
-        )
-        if fits or set(placement.reasons) == {"ResourceQuotaNotFit"}:
-            quota = quota_gate(world, pod, is_refused=True)
-    return placement, (quota, searched_gate(world, placement, now))
-
-
-def _is_complete(world: World) -> bool:
-    """Whether the model can be run: Nodes and pods are known."""
-    return world.snapshot.has("nodes") and world.snapshot.has("pods")
-
-
-def _next_node(
-    world: World, pod: JsonObject, placement: ModelPlacement | None, rng: random.Random
-) -> str:
-    """The Node that the scheduler chose, or would choose now; empty if there is none."""
+def _chosen_node(pod: JsonObject, placement: PodPlacement | None, attempt: Attempt | None) -> str:
+    """The Node that the scheduler chose, or may choose now; empty if there is none."""
     noted: str = (pod["metadata"].get("annotations") or {}).get(annotations.VGPU_NODE, "")
-    if noted or placement is None or not placement.fitting:
-        return noted
-    states = {name: world.registered(name) for name in placement.fitting}
-    registered = {name: state for name, state in states.items() if state is not None}
-    quotas = world.quotas
-    filtered = filter_pod(dict(pod), list(registered), registered, world.settings, rng, quotas)
-    return next(iter(filtered.nodes), "")
+    fitting = placement.fitting if placement else []
+    told = (name for name in fitting if attempt and f"node({name})" in attempt.text)
+    return noted or next(told, next(iter(fitting), ""))
 
 
-def _changes(world: World, pod: JsonObject, blocked: Gate) -> tuple[PlacingChange, ...]:
-    if blocked.name != "admission":
-        try:
-            return smallest_changes(world, pod)
-        except BadWeightsError:
-            return _placed(world, _without(pod, WEIGHTS), f"drop the annotation {WEIGHTS}")
-    if blocked.reason in _OWNERS:
+def _created_again(world: World, pod: JsonObject) -> tuple[PlacingChange, ...]:
+    """The pod as HAMi's webhook would have changed it, if it fits on a Node then."""
+    review = review_pod({**pod, "spec": {**pod["spec"], "schedulerName": ""}}, world.settings)
+    if not review.is_allowed:
         return ()
-    spec = {**pod["spec"], "schedulerName": ""}
-    review = review_pod({**pod, "spec": spec}, world.settings, world.quotas)
+    fit = world.trial(review.pod)
+    fitting = (name for name in sorted(world.nodes, key=by_number) if fit(name).groups)
     said = "create the pod again without schedulerName, where HAMi's webhook sees it"
-    return _placed(world, review.pod, said) if review.is_allowed else ()
+    return tuple(PlacingChange(said, name) for name in fitting)[:1]
 
 
-def _placed(world: World, edited: JsonObject, said: str) -> tuple[PlacingChange, ...]:
-    """The change, if the edited pod fits on a Node."""
-    for name in sorted(world.nodes):
-        if world.fit(edited, name).groups is not None:
-            return (PlacingChange(said, name),)
-    return ()
-
-
-def _told(
+def _story(
     world: World,
-    gates: Sequence[Gate],
-    placement: ModelPlacement | None,
-    changes: tuple[PlacingChange, ...],
+    gates: list[Gate],
+    placement: PodPlacement | None,
+    changes: tuple[PlacingChange, ...] | None,
     now: dt.datetime,
 ) -> Explanation:
     snapshot, pod = world.snapshot, world.snapshot.pod
+    at = next((i for i, one in enumerate(gates) if one.verdict is GateVerdict.BLOCKED), len(gates))
+    if any(gate.verdict is GateVerdict.NOTED and gate.advice for gate in gates[:at]):
+        # What was wrong from the start comes first: the same pod would fail again.
+        gates[at : at + 1] = [msgspec.structs.replace(one, advice="") for one in gates[at : at + 1]]
     metadata, phase = pod["metadata"], str(pod["status"].get("phase") or "Pending")
     namespace, name = str(metadata.get("namespace", "")), str(metadata.get("name", ""))
     born = decode_moment(metadata.get("creationTimestamp"))
@@ -415,15 +406,17 @@ def _told(
         for container in all_containers(dict(pod))
         if (request := container_request(container, world.settings))
     ]
+    later = [Gate(one.name, GateVerdict.NOT_REACHED, "not reached") for one in gates[at + 1 :]]
     return Explanation(
         namespace=namespace,
-        name=name,
+        pod=name,
         phase=phase,
         headline=headline + (f" It asks for {'; '.join(asked)}." if asked else ""),
-        taken=snapshot.taken,
-        gates=tuple(gates),
+        blocked=at < len(gates),
+        gates=(*gates[: at + 1], *later),
         nodes=placement.nodes if placement else (),
-        reasons=placement.reasons if placement else {},
-        changes=changes,
+        nodes_by_reason=placement.reasons if placement else {},
+        changes=changes or (),
+        tried=changes is not None,
         missing=tuple(f"{unread.part}: {cap(unread.why, 512)}" for unread in snapshot.unread),
     )

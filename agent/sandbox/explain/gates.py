@@ -5,17 +5,29 @@ what the pod holds.
 """
 
 import datetime as dt
-import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from agent import cluster as annotations
-from agent.errors import MalformedText, cap
-from agent.hami.pod import decode_node_lock, decode_pod_devices
-from agent.kube.objects import decode_pod
-from agent.kube.reader import REFUSED, ClusterNode, JsonObject, PodEventView
-from agent.sandbox.explain.story import Gate, GateVerdict, ago, core_words, mib, when
-from agent.sandbox.explain.world import World
+from agent.allocate.match import pair_groups
+from agent.errors import MalformedText, Refusal, cap
+from agent.hami.pod import decode_node_lock
+from agent.kube.objects import decode_moment
+from agent.kube.reader import REFUSED, ClusterNode, JsonObject
+from agent.sandbox.explain.story import Gate, GateVerdict, core_words, mib
+from agent.sandbox.explain.words import (
+    TEXT,
+    Attempt,
+    AttemptStage,
+    agent_sentence,
+    agent_words,
+    last_event,
+    meaning,
+    refusal_id,
+    status_text,
+    when,
+)
+from agent.sandbox.explain.world import World, held_by
 from agent.sandbox.scheduler.requests import (
     CORES,
     COUNT,
@@ -32,19 +44,19 @@ from agent.status import span
 
 ADMISSION: Final = "admission"
 QUOTA: Final = "quota"
-_RESOURCES: Final = (COUNT, MEMORY, MEMORY_PERCENT, CORES)
 BINDING: Final = "binding"
-LONG: Final = 60.0
-"""Seconds after which a lock is no longer normal: it is held for seconds."""
-UNLOCK: Final = "if it stays, remove it: kubectl annotate node {node} hami.io/mutex.lock-"
 ALLOCATION: Final = "allocation"
 START: Final = "start"
 RUNNING: Final = "running"
-_ID: Final = re.compile(r"\[(HA-\d{4})\]")
-_WRAPPED: Final = re.compile(r"rpc error: code = \w+ desc = (.*?) *\[HA-\d{4}\]", re.DOTALL)
+RESOURCES: Final = (COUNT, MEMORY, MEMORY_PERCENT, CORES)
+READ_BY_HAMI: Final = (f"limits.{MEMORY}", f"limits.{CORES}")
+"""The names in a ResourceQuota that HAMi's scheduler reads."""
+HOLDERS_TOLD: Final = 3
+LONG: Final = 60.0
+"""Seconds after which a lock is no longer normal: it is held for seconds."""
+UNLOCK: Final = "if it stays, remove it: kubectl annotate node {node} hami.io/mutex.lock-"
 _NORMAL_WAITS: Final = frozenset({"", "ContainerCreating", "PodInitializing"})
-_TEXT: Final = 512
-"""Characters of a message: the sentence of a refusal with the id at its end fits."""
+_MEBI: Final = 2**20
 
 
 def asks_for_gpus(pod: JsonObject) -> bool:
@@ -52,33 +64,35 @@ def asks_for_gpus(pod: JsonObject) -> bool:
     return any(
         lookup(container, resource) is not None
         for container in all_containers(dict(pod))
-        for resource in _RESOURCES
+        for resource in RESOURCES
     )
 
 
-def admission_gate(world: World, pod: JsonObject) -> Gate:
-    """Who schedules the pod, and whether HAMi's webhook saw it."""
+def admission_gate(world: World, pod: JsonObject, now: dt.datetime) -> Gate:
+    """Who schedules the pod, whether it may be tried, and whether HAMi's webhook saw it."""
+    deleting = None if pod["spec"].get("nodeName") else deletion(pod, now)
+    if deleting is not None:
+        return Gate(ADMISSION, GateVerdict.BLOCKED, *deleting)
     wanted, found = world.settings.scheduler_name, pod["spec"].get("schedulerName") or ""
     shown = cap(found, 64) or "not set"
     if found != wanted:
         return _not_ours(world, pod, shown)
-    dropped = tuple(_dropped(world, pod))
-    if dropped:
+    if dropped := tuple(_dropped(world, pod)):
+        whose, meant = zip(*dropped, strict=True)
         return Gate(
             ADMISSION,
             GateVerdict.BLOCKED,
-            f"HAMi drops the whole GPU request of {', '.join(dropped)}: {MEMORY} is a number of "
+            f"HAMi drops the whole GPU request of {', '.join(whose)}: {MEMORY} is a number of "
             "MiB, and this value is too great or not whole",
             "E-REQUEST",
-            f"write {MEMORY} in MiB without a unit, such as 16000",
+            f"write MiB without a unit: `{MEMORY}: {next(filter(None, meant), 16000)}`",
         )
     if held := pod["spec"].get("schedulingGates"):
         names = ", ".join(cap(str(one.get("name", "")), 128) for one in held)
         said = f"kube-scheduler does not try the pod while it has scheduling gates: {names}"
         advice = "look at the program that set the gate, such as a job queue: it removes it"
         return Gate(ADMISSION, GateVerdict.BLOCKED, said, "E-GATED", advice)
-    left = tuple(_missing_defaults(world, pod))
-    if left:
+    if left := tuple(_missing_defaults(world, pod)):
         return Gate(
             ADMISSION,
             GateVerdict.NOTED,
@@ -87,21 +101,33 @@ def admission_gate(world: World, pod: JsonObject) -> Gate:
             "create the pod again where HAMi's webhook sees it",
             left,
         )
-    said = f"scheduler is {shown}, and the pod has the webhook's defaults"
-    return Gate(ADMISSION, GateVerdict.PASSED, said)
+    said = f"scheduler is {shown}, with the webhook's defaults"
+    facts = () if pod["spec"].get("nodeName") else tuple(_whole_gpus(world, pod))
+    return Gate(ADMISSION, GateVerdict.PASSED, said, facts=facts)
+
+
+def deletion(pod: JsonObject, now: dt.datetime) -> tuple[str, str, str] | None:
+    """Sentence, id and advice about a pod that is being deleted; None if it is not."""
+    deleted = decode_moment(pod["metadata"].get("deletionTimestamp"))
+    if deleted is None:
+        return None
+    finalizers = [cap(str(one), 128) for one in pod["metadata"].get("finalizers") or ()]
+    said = f"the pod was deleted {when(deleted, now)} and is still there"
+    if not finalizers:
+        return said, "E-DELETED", "its kubelet, or the API server, removes it"
+    advice = "look at the program that set the finalizer: it removes it when its work is done"
+    return f"{said}: finalizers keep it ({', '.join(finalizers)})", "E-DELETED", advice
 
 
 def _not_ours(world: World, pod: JsonObject, shown: str) -> Gate:
     wanted = cap(world.settings.scheduler_name, 64)
     if pod["spec"].get("schedulerName") not in (None, "", DEFAULT_SCHEDULER):
-        return Gate(
-            ADMISSION,
-            GateVerdict.BLOCKED,
-            f"the pod names the scheduler {shown}, and HAMi's is {wanted}",
-            "E-SCHEDULER",
-            f"set schedulerName: {wanted}, or leave it out",
-        )
-    review = review_pod({**pod, "spec": {**pod["spec"], "schedulerName": ""}}, world.settings)
+        said = f"the pod names the scheduler {shown}, and HAMi's is {wanted}"
+        advice = f"leave schedulerName out, or write `schedulerName: {wanted}`"
+        return Gate(ADMISSION, GateVerdict.BLOCKED, said, "E-SCHEDULER", advice)
+    # As it was created: the webhook sees a pod before it has a Node.
+    spec = {**pod["spec"], "schedulerName": "", "nodeName": ""}
+    review = review_pod({**pod, "spec": spec}, world.settings)
     denied = () if review.is_allowed else (f"it would refuse the pod: {cap(review.message)}",)
     label = f"label {REVIEWED.key}=ignore"
     why = (
@@ -120,12 +146,27 @@ def _not_ours(world: World, pod: JsonObject, shown: str) -> Gate:
     )
 
 
-def _dropped(world: World, pod: JsonObject) -> Iterator[str]:
-    """The containers that ask for GPUs and whose request HAMi drops."""
+def _dropped(world: World, pod: JsonObject) -> Iterator[tuple[str, int | None]]:
+    """The containers that ask for GPUs and whose request HAMi drops; the MiB that were meant."""
     for container in all_containers(dict(pod)):
         count = parse_quantity(lookup(container, COUNT))
         if count and count > 0 and container_request(container, world.settings) is None:
-            yield cap(str(container.get("name", "")), 64)
+            asked = parse_quantity(lookup(container, MEMORY))
+            meant = asked // _MEBI if asked and asked >= _MEBI else None
+            yield cap(str(container.get("name", "")), 64), meant
+
+
+def _whole_gpus(world: World, pod: JsonObject) -> Iterator[str]:
+    """The containers that ask for whole GPUs because their limits name no memory."""
+    noted = pod["metadata"].get("annotations") or {}
+    for container in all_containers(dict(pod)):
+        names_memory = any(lookup(container, key) is not None for key in (MEMORY, MEMORY_PERCENT))
+        if container_request(container, world.settings) is None or names_memory:
+            continue
+        ignored = [key for key in RESOURCES if key in noted]
+        also = f"; the annotation {', '.join(ignored)} is ignored" if ignored else ""
+        name = cap(str(container.get("name", "")), 64)
+        yield f"{name} asks for whole GPUs, because its limits have no {MEMORY}{also}"
 
 
 def _missing_defaults(world: World, pod: JsonObject) -> Iterator[str]:
@@ -140,194 +181,201 @@ def _missing_defaults(world: World, pod: JsonObject) -> Iterator[str]:
                 yield f"{cap(str(before.get('name', '')), 64)}: {key}: {value} is missing"
 
 
-def quota_gate(world: World, pod: JsonObject, *, is_refused: bool) -> Gate:
+def quota_gate(world: World, *, is_refused: bool) -> Gate:
     """Whether HAMi's quota has room. `is_refused`: a quota alone keeps the pod from fitting."""
-    if not world.snapshot.has("resourcequotas"):
+    snapshot, namespace = world.snapshot, cap(world.namespace, 64)
+    if not snapshot.has("resourcequotas"):
         return Gate(QUOTA, GateVerdict.UNKNOWN, "the ResourceQuotas could not be read")
-    namespace = cap(pod["metadata"].get("namespace", ""), 64)
-    held, factor = world.neighbours.held(namespace), max(world.settings.memory_factor, 1)
-    found: list[str] = []
-    for quota in world.snapshot.quotas:
+    held = world.held.held(world.namespace)
+    factor = max(world.settings.memory_factor, 1)
+    counted, unread = [], []
+    for quota in snapshot.quotas:
         hard, name = quota["spec"]["hard"], cap(quota["metadata"]["name"], 64)
-        memory = parse_quantity(hard.get(f"limits.{MEMORY}"))
-        cores = parse_quantity(hard.get(f"limits.{CORES}"))
+        memory, cores = (parse_quantity(hard.get(key)) for key in READ_BY_HAMI)
         if memory is not None:
-            found.append(f"{name}: {mib(held.memory_mib)} of {mib(memory * factor)} are held")
+            counted.append(f"{name}: {mib(held.memory_mib)} of {mib(memory * factor)} are held")
         if cores is not None:
-            found.append(f"{name}: {held.core_percent} % of {cores} % of cores are held")
-    facts = tuple(found)
-    if not facts:
-        said = f"no ResourceQuota limits GPU memory or cores in {namespace}"
-        return Gate(QUOTA, GateVerdict.PASSED, said)
+            counted.append(f"{name}: {held.core_percent} % of {cores} % of cores are held")
+        for key in hard:
+            # Kubernetes itself counts requests.nvidia.com/gpu, the number of slices.
+            if "nvidia.com/" in key and key not in (*READ_BY_HAMI, f"requests.{COUNT}"):
+                form = f"requests.{COUNT}" if key.endswith(COUNT) else READ_BY_HAMI["core" in key]
+                unread.append(f"{name}: HAMi does not read {cap(key, 128)}; what counts is {form}")
+    if counted and not snapshot.is_own_read:
+        said = "what pods hold of the ResourceQuota could not be read"
+        return Gate(QUOTA, GateVerdict.UNKNOWN, said, facts=tuple(unread))
     if is_refused:
         said = f"the ResourceQuota of {namespace} has no room for the pod"
+        most = sorted((-held_by(one).memory_mib, one.name) for one in world.neighbours)
+        told = [f"{cap(name, 128)} {mib(-total)}" for total, name in most[:HOLDERS_TOLD]]
+        counted += [f"most is held by {', '.join(told)}"] if told else []
+        facts = (*counted, *unread)
         return Gate(QUOTA, GateVerdict.BLOCKED, said, "ResourceQuotaNotFit", facts=facts)
-    said = f"the ResourceQuota of {namespace} has room"
-    return Gate(QUOTA, GateVerdict.PASSED, said, facts=facts)
+    said = f"no ResourceQuota limits GPU memory or cores in {namespace}"
+    said = f"the ResourceQuota of {namespace} has room" if counted else said
+    verdict = GateVerdict.NOTED if unread else GateVerdict.PASSED
+    reason = "E-QUOTA" if unread else ""
+    return Gate(QUOTA, verdict, said, reason, facts=(*counted, *unread))
 
 
-def binding_gate(world: World, pod: JsonObject, chosen: str, now: dt.datetime) -> Gate:
+def binding_gate(
+    world: World, pod: JsonObject, chosen: str, attempt: Attempt | None, now: dt.datetime
+) -> Gate:
     """Whether the Node `chosen` can be bound. `chosen` is empty if there is none yet."""
     if bound := pod["spec"].get("nodeName"):
         text = (pod["metadata"].get("annotations") or {}).get(annotations.BIND_TIME, "")
         since = ""
         if text.isascii() and text.isdecimal() and len(text) <= len("9999999999"):
-            since = f", {ago(dt.datetime.fromtimestamp(int(text), dt.UTC), now)}"
+            since = f", {when(dt.datetime.fromtimestamp(int(text), dt.UTC), now)}"
         return Gate(BINDING, GateVerdict.PASSED, f"bound to {cap(bound, 128)}{since}")
     node = world.nodes.get(chosen)
-    failure = last_event(world, "BindingFailed")
+    failure = last_event(world.snapshot.events, "BindingFailed")
+    said, at = (failure.message, failure.last) if failure else ("", None)
+    if not said and attempt is not None and attempt.stage is AttemptStage.CHOSEN:
+        said, at = attempt.text, attempt.at
+    facts = (f"last attempt {when(at, now)}: {cap(said, TEXT)}",) if said else ()
     if node is not None and annotations.MUTEX_LOCK in node.annotations:
-        return _locked(world, pod, node, failure, now)
-    is_of_lock = failure and ("locked" in failure.message or "node lock" in failure.message)
-    if failure is not None and not is_of_lock:
-        said = f"binding failed, {when(failure, now)}: {cap(failure.message)}"
+        return _locked(world, pod, node, facts, now)
+    is_of_lock = "locked" in said or "node lock" in said
+    if said and is_of_lock and not world.snapshot.has("nodes"):
+        advice = "who may read Nodes sees the holder: `hami-agent explain` with such an account"
+        text = f"binding failed, {when(at, now)}: {cap(said, TEXT)}"
+        return Gate(BINDING, GateVerdict.BLOCKED, text, "E-LOCK", advice)
+    if said and not is_of_lock and not said.startswith("find fit node"):
+        text = f"binding failed, {when(at, now)}: {cap(said, TEXT)}"
         advice = "kube-scheduler tries again; look at what the message names"
-        return Gate(BINDING, GateVerdict.BLOCKED, said, "E-BIND", advice)
+        return Gate(BINDING, GateVerdict.BLOCKED, text, "E-BIND", advice)
     if node is None:
         return Gate(BINDING, GateVerdict.NOT_REACHED, "not reached")
     return Gate(BINDING, GateVerdict.PASSED, f"no lock on {cap(node.name, 128)}")
 
 
-def last_event(world: World, *reasons: str) -> PodEventView | None:
-    """The last Event with one of the reasons."""
-    found: PodEventView | None = None
-    for event in world.snapshot.events:
-        if event.reason not in reasons or event.last is None:
-            continue
-        if found is None or found.last is None or event.last >= found.last:
-            found = event
-    return found
-
-
 def _locked(
-    world: World, pod: JsonObject, node: ClusterNode, failure: PodEventView | None, now: dt.datetime
+    world: World, pod: JsonObject, node: ClusterNode, facts: tuple[str, ...], now: dt.datetime
 ) -> Gate:
     name = cap(node.name, 128)
-    facts = (f"last attempt {when(failure, now)}: {cap(failure.message)}",) if failure else ()
-    text = node.annotations[annotations.MUTEX_LOCK]
     try:
-        lock = decode_node_lock(text)
+        lock = decode_node_lock(node.annotations[annotations.MUTEX_LOCK])
     except MalformedText as error:
         said = f"the lock of {name} cannot be read, so HAMi binds no pod there ({error})"
         return Gate(BINDING, GateVerdict.BLOCKED, said, "E-LOCK", UNLOCK.format(node=name), facts)
-    age = (now - lock.stamp).total_seconds()
-    owner = f"{cap(lock.namespace, 64)}/{cap(lock.name, 128)}"
-    owner = owner if lock.name else "no pod (it names none)"
-    held = f"the lock of {name} is held by {owner} for {span(age)}"
-    timeout = world.settings.lock_timeout
-    take_over = f"HAMi's scheduler takes it over when it is {span(timeout)} old"
-    metadata = pod["metadata"]
-    if (lock.namespace, lock.name) == (metadata.get("namespace"), metadata.get("name")):
+    age, key = (now - lock.stamp).total_seconds(), (lock.namespace, lock.name)
+    if key == (pod["metadata"].get("namespace"), pod["metadata"].get("name")):
         said = f"the pod itself holds the lock of {name} for {span(age)}"
         return Gate(BINDING, GateVerdict.WAITING, said, "E-LOCK", facts=facts)
-    gone = ""
-    if lock.name and world.snapshot.has("pods"):  # else its owner may release it
-        holder = world.by_name.get((lock.namespace, lock.name))
-        if holder is None:
-            gone = "that pod does not exist"
-        elif holder.phase in TERMINAL:
-            gone = f"that pod has ended ({holder.phase})"
-    if gone:
-        said = f"{held}, and {gone}"
+    owner = (
+        f"{cap(lock.namespace, 64)}/{cap(lock.name, 128)}"
+        if lock.name
+        else "no pod (it names none)"
+    )
+    held = f"the lock of {name} is held by {owner} for {span(age)}"
+    take_over = f"HAMi's scheduler takes it over when it is {span(world.settings.lock_timeout)} old"
+    # Nothing is concluded about an owner that could not be looked up.
+    phases = {(one.namespace, one.name): one.phase for one in world.snapshot.holders}
+    phase = (phases | {**world.snapshot.owners}).get(key)
+    if phase == "" or phase in TERMINAL:
+        gone = f"that pod has ended ({phase})" if phase else "that pod does not exist"
         advice = f"{take_over} or at its next attempt; {UNLOCK.format(node=name)}"
-        return Gate(BINDING, GateVerdict.BLOCKED, said, "E-LOCK", advice, facts)
+        return Gate(BINDING, GateVerdict.BLOCKED, f"{held}, and {gone}", "E-LOCK", advice, facts)
     if age < LONG:
         said = f"{held}; this is normal for seconds"
         return Gate(BINDING, GateVerdict.WAITING, said, "E-LOCK", facts=facts)
-    advice = f"{take_over}; look at why that pod's containers have no GPUs yet"
+    advice = f"{take_over}; see why its holder has no GPUs yet: `hami-agent explain {owner}`"
+    if phase is None:
+        advice = f"{take_over}; look at the agent's pod on {name}"
     return Gate(BINDING, GateVerdict.BLOCKED, f"{held}, too long", "E-LOCK", advice, facts)
 
 
-def refusal_id(message: str) -> str:
-    """The id in a refusal of the agent; empty if another program refused."""
-    found = _ID.search(message)
-    return found[1] if found else ""
-
-
-def agent_sentence(message: str) -> str:
-    """The agent's own sentence in a kubelet's message, without the id; else the message."""
-    found = _WRAPPED.search(message)
-    return found[1] if found else message
-
-
-def allocation_gate(world: World, pod: JsonObject) -> Gate:
-    """Whether the device plugin answered; a refusal with its id."""
+def allocation_gate(world: World, pod: JsonObject, now: dt.datetime) -> Gate:
+    """Whether the device plugin answered; a refusal with its id, or its cause by its text."""
+    status, node = pod["status"], str(pod["spec"].get("nodeName") or "")
     phase = (pod["metadata"].get("annotations") or {}).get(annotations.BIND_PHASE, "")
     # A refusal stands in the status, at a waiting container, or in an Event if the status is late.
-    texts = [str(pod["status"].get("message") or ""), *(message for *_, message in _waits(pod))]
-    if pod["status"].get("phase") in (None, "Pending", "Failed"):
-        event = last_event(world, REFUSED, "AllocationRefused")
+    texts = [str(status.get("message") or ""), *(message for *_, message in _waits(pod))]
+    if status.get("phase") in (None, "Pending", "Failed"):
+        event = last_event(world.snapshot.events, REFUSED, "AllocationRefused")
         texts += [event.message] if event else []
-    told = next(filter(refusal_id, texts), "")
-    refusal, identifier = "", refusal_id(told) or "E-ALLOCATE"
-    if told:
-        refusal = f"the agent refused the GPUs: {cap(agent_sentence(told), _TEXT)}"
-    elif pod["status"].get("reason") == REFUSED:
-        message = cap(str(pod["status"].get("message", "")), _TEXT)
-        refusal = f"the kubelet refused the pod: {message}"
-    elif phase == annotations.PHASE_FAILED:
-        refusal = "the pod's bind-phase is failed: the device plugin of the node refused it"
-    if refusal:
-        return Gate(ALLOCATION, GateVerdict.BLOCKED, refusal, identifier, _after(pod))
-    if not pod["spec"].get("nodeName"):
+    facts = agent_words(world.snapshot.node_events, now, node) if node else ()
+    stays = " The pod stays Failed." if status.get("phase") == "Failed" else ""
+    if told := next(filter(refusal_id, texts), ""):
+        said = f"the agent refused the GPUs: {cap(agent_sentence(told), TEXT)}"
+        reason = refusal_id(told)
+        return Gate(ALLOCATION, GateVerdict.BLOCKED, said, reason, stays.strip(), facts)
+    if status.get("reason") == REFUSED:
+        cause, remedy = meaning(texts[0], node)
+        said = f"the kubelet refused the pod: {cap(texts[0], TEXT)}"
+        facts = (*((cause,) if cause else ()), *facts)
+        advice = f"{remedy or 'look at what the message names'}.{stays}"
+        return Gate(ALLOCATION, GateVerdict.BLOCKED, said, "E-ALLOCATE", advice, facts)
+    if phase == annotations.PHASE_FAILED:
+        said = "the pod's bind-phase is failed: the device plugin of the node refused it"
+        advice = f"look at the agent's log on {cap(node, 128)}.{stays}"
+        return Gate(ALLOCATION, GateVerdict.BLOCKED, said, "E-ALLOCATE", advice, facts)
+    if not node:
         return Gate(ALLOCATION, GateVerdict.NOT_REACHED, "not reached")
-    statuses = pod["status"].get("containerStatuses") or ()
+    statuses = status.get("containerStatuses") or ()
     has_run = bool(statuses) and all(map(_is_started, statuses))
     if phase == annotations.PHASE_SUCCESS or has_run:
         return Gate(ALLOCATION, GateVerdict.PASSED, "every container has the agent's answer")
     said = "the kubelet has not asked for all containers yet, or the answer is not on the pod yet"
     advice = "if it stays, look at the agent's pod on that node"
-    return Gate(ALLOCATION, GateVerdict.WAITING, said, "E-ALLOCATE", advice)
+    return Gate(ALLOCATION, GateVerdict.WAITING, said, "E-ALLOCATE", advice, facts)
 
 
-def start_gate(pod: JsonObject) -> Gate:
-    """Whether the containers started."""
-    phase = pod["status"].get("phase")
+def start_gate(world: World, pod: JsonObject, now: dt.datetime) -> Gate:
+    """Whether the containers started; what kubelet, runtime and agent say if they did not."""
+    phase, node = pod["status"].get("phase"), str(pod["spec"].get("nodeName") or "")
     waits = [wait for wait in _waits(pod) if wait[1] not in _NORMAL_WAITS]
+    ended = tuple(_ends(pod))
+    facts = (*ended, *agent_words(world.snapshot.events, now))
     if waits:
         name, reason, message = waits[0]
-        text = f": {cap(message, _TEXT)}" if message else ""
+        text = f": {cap(message, TEXT)}" if message else ""
         said = f"container {cap(name, 64)} waits: {cap(reason, 64)}{text}"
-        advice = "kubectl describe pod and kubectl logs --previous say more"
-        return Gate(START, GateVerdict.BLOCKED, said, "E-START", advice)
+        cause, remedy = meaning(" ".join((message, *ended)), node)
+        facts = (cause, *facts) if cause else facts
+        advice = remedy or "kubectl describe pod and kubectl logs --previous say more"
+        return Gate(START, GateVerdict.BLOCKED, said, "E-START", advice, facts)
     if phase == "Failed" and not any(map(_is_started, _statuses(pod))):
-        message = str(pod["status"].get("message") or pod["status"].get("reason") or "")
-        said = f"no container has started: {cap(message, _TEXT) or 'no reason is told'}"
-        return Gate(START, GateVerdict.BLOCKED, said, "E-START", _after(pod))
-    if not pod["spec"].get("nodeName"):
+        text = f"{pod['status'].get('reason') or ''} {status_text(pod)}"
+        cause, remedy = meaning(text, node)
+        said = f"no container has started: {cap(status_text(pod), TEXT) or 'no reason is told'}"
+        advice = f"{remedy or 'remove what the message names'}. The pod stays Failed."
+        return Gate(START, GateVerdict.BLOCKED, said, "E-START", advice, (cause,) if cause else ())
+    if not node:
         return Gate(START, GateVerdict.NOT_REACHED, "not reached")
     if phase == "Pending":
         said = "the kubelet pulls images, mounts volumes or runs init containers"
-        return Gate(START, GateVerdict.WAITING, said, "E-START")
+        return Gate(START, GateVerdict.WAITING, said, "E-START", facts=facts)
     return Gate(START, GateVerdict.PASSED, "the containers have started")
 
 
 def running_gate(world: World, pod: JsonObject, now: dt.datetime) -> Gate:
     """What the pod holds and uses, and whether its GPUs are still well."""
     phase = pod["status"].get("phase") or "Pending"
-    held, sick = tuple(_held(world, pod, now)), tuple(_sick(world, pod))
+    held, words = tuple(_held(world, now)), agent_words(world.snapshot.events, now)
+    node = cap(str(pod["spec"].get("nodeName", "")), 128)
     if phase == "Running":
-        if sick:
-            said = "it runs on a GPU that its node reports as unhealthy"
-            node = cap(str(pod["spec"].get("nodeName", "")), 128)
+        if sick := tuple(_sick(world)):
+            said = "it runs on a GPU that its node does not report as healthy"
             advice = f"`hami-agent status --node {node}` says what the GPU has and what to do"
-            return Gate(RUNNING, GateVerdict.NOTED, said, "CardNotHealth", advice, (*held, *sick))
+            facts = (*held, *sick, *words)
+            return Gate(RUNNING, GateVerdict.NOTED, said, "CardNotHealth", advice, facts)
+        if deleting := deletion(pod, now):
+            return Gate(RUNNING, GateVerdict.NOTED, *deleting, (*held, *words))
         said = "it runs and holds:" if held else "it runs"
-        return Gate(RUNNING, GateVerdict.PASSED, said, facts=held)
-    if phase in ("Succeeded", "Failed"):
+        verdict = GateVerdict.NOTED if words else GateVerdict.PASSED
+        return Gate(RUNNING, verdict, said, "E-START" if words else "", facts=(*held, *words))
+    if phase in TERMINAL:
         said = f"it has ended ({phase}) and holds nothing"
-        verdict = GateVerdict.PASSED if phase == "Succeeded" else GateVerdict.BLOCKED
-        message = str(pod["status"].get("message") or pod["status"].get("reason") or "")
-        facts = (cap(message, _TEXT),) if message else ()
-        reason = "" if verdict is GateVerdict.PASSED else "E-START"
-        return Gate(RUNNING, verdict, said, reason, facts=facts)
+        facts = (*((cap(status_text(pod), TEXT),) if status_text(pod) else ()), *_ends(pod), *words)
+        if deleting := deletion(pod, now):
+            return Gate(RUNNING, GateVerdict.NOTED, *deleting, facts)
+        if phase == "Succeeded":
+            return Gate(RUNNING, GateVerdict.PASSED, said, facts=facts)
+        _, remedy = meaning(" ".join(facts), node)
+        return Gate(RUNNING, GateVerdict.BLOCKED, said, "E-START", remedy, facts)
     return Gate(RUNNING, GateVerdict.NOT_REACHED, "not reached", facts=held)
-
-
-def _after(pod: JsonObject) -> str:
-    if pod["status"].get("phase") == "Failed":
-        return "the pod stays Failed; its controller creates a new one, or create it again"
-    return "the runbook's entry says what to do"
 
 
 def _statuses(pod: JsonObject) -> Iterator[Mapping[str, Any]]:
@@ -345,30 +393,42 @@ def _waits(pod: JsonObject) -> Iterator[tuple[str, str, str]]:
             yield name, reason, message
 
 
+def _ends(pod: JsonObject) -> Iterator[str]:
+    """How containers that failed ended last."""
+    for status in _statuses(pod):
+        for key in ("state", "lastState"):
+            ended = (status.get(key) or {}).get("terminated") or {}
+            if ended.get("exitCode"):
+                text = str(ended.get("message") or ended.get("reason") or "")
+                name = cap(str(status.get("name", "")), 64)
+                said = f"{name} ended with exit code {ended['exitCode']}"
+                yield f"{said}: {cap(text, TEXT)}" if text else said
+                break
+
+
 def _is_started(status: Mapping[str, Any]) -> bool:
     state = status.get("state") or {}
     return "running" in state or "terminated" in state
 
 
-def _held(world: World, pod: JsonObject, now: dt.datetime) -> Iterator[str]:
+def _held(world: World, now: dt.datetime) -> Iterator[str]:
     """What the scheduler's annotation gives each container, and what it uses of that."""
-    text = (pod["metadata"].get("annotations") or {}).get(annotations.ALLOCATED)
-    if text is None:
+    view = world.view
+    if view is not None and view.groups_error:
+        yield f"the pod's devices annotation cannot be read: {view.groups_error}"
+    if view is None or not view.groups:
         return
     try:
-        groups, view = decode_pod_devices(text), decode_pod(pod, "")
-    except MalformedText as error:
-        yield f"the pod's devices annotation cannot be read: {error}"
-        return
-    indexes = {gpu.capacity.uuid: gpu.capacity.index for gpu in _gpus(world, pod)}
-    containers = all_containers(dict(pod))
-    for container, group in zip(containers, groups, strict=False):
+        paired = [(one.container, one.shares) for one in pair_groups(view.groups, view.containers)]
+    except Refusal as refusal:
+        yield cap(refusal.sentence, TEXT)
+        paired = [("a container", group) for group in view.groups if group]
+    offer = world.offers.get(view.node)
+    indexes = {gpu.uuid: f"GPU {gpu.index}" for gpu in offer.gpus} if offer else {}
+    for name, group in paired:
         for share in group:
-            index = indexes.get(share.uuid)
-            gpu = f"GPU {index}" if index is not None else "GPU"
-            name = str(container.get("name", ""))
             said = (
-                f"{cap(name, 64)}: {gpu} ({cap(share.uuid, 64)}), "
+                f"{cap(name, 64)}: {indexes.get(share.uuid, 'GPU')} ({cap(share.uuid, 64)}), "
                 f"{mib(share.memory_mib)}, {core_words(share.core_percent)}"
             )
             if unkept := view.unkept(name):
@@ -377,21 +437,19 @@ def _held(world: World, pod: JsonObject, now: dt.datetime) -> Iterator[str]:
                 if (use.container, use.uuid) == (name, share.uuid) and use.used_mib is not None:
                     said += f"; it uses {mib(use.used_mib)}"
                     if use.last_kernel:
-                        said += f", its last kernel ran {ago(use.last_kernel, now)}"
-                    break
+                        said += f", its last kernel ran {when(use.last_kernel, now)}"
             yield said
     if world.snapshot.use_unread:
-        yield f"what it uses of that is not known: {cap(world.snapshot.use_unread, _TEXT)}"
+        yield f"what it uses of that is not known: {cap(world.snapshot.use_unread, TEXT)}"
 
 
-def _sick(world: World, pod: JsonObject) -> Iterator[str]:
-    text = (pod["metadata"].get("annotations") or {}).get(annotations.ALLOCATED, "")
-    for gpu in _gpus(world, pod):
-        if not gpu.capacity.healthy and gpu.capacity.uuid in text:
-            yield f"GPU {gpu.capacity.index} ({cap(gpu.capacity.uuid, 64)}) is unhealthy"
-
-
-def _gpus(world: World, pod: JsonObject) -> tuple[Any, ...]:
-    node = pod["spec"].get("nodeName", "")
-    state = world.registered(node) if node in world.nodes else None
-    return state.gpus if state else ()
+def _sick(world: World) -> Iterator[str]:
+    """The GPUs of the pod that its Node reports as unhealthy, or does not report any more."""
+    groups, node = (world.view.groups or (), world.view.node) if world.view else ((), "")
+    offer = world.offers.get(node)
+    known = {gpu.uuid: gpu for gpu in offer.gpus} if offer else {}
+    for uuid in dict.fromkeys(share.uuid for group in groups for share in group):
+        if uuid not in known and node in world.nodes:
+            yield f"no Node reports GPU {cap(uuid, 64)} any more: it is lost, or was taken out"
+        elif uuid in known and not known[uuid].healthy:
+            yield f"GPU {known[uuid].index} ({cap(uuid, 64)}) is unhealthy"

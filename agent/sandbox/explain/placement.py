@@ -1,295 +1,208 @@
-"""The gate of placement: each Node and each GPU with the figures, by the scheduler's model."""
+"""The gate of placement: what the schedulers said last, beside the model's answer for each Node."""
 
 import datetime as dt
-import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import msgspec
 
 from agent import cluster as annotations
 from agent.allocate.room import ContainerRequest
-from agent.errors import MalformedText, cap
-from agent.hami.pod import decode_pod_devices
-from agent.kube.reader import GpuHolder, JsonObject, PodEventView
-from agent.sandbox.explain.gates import last_event
-from agent.sandbox.explain.story import (
-    ADVICE,
-    KUBE_SCHEDULER,
+from agent.errors import cap
+from agent.kube.objects import decode_moment
+from agent.kube.reader import JsonObject
+from agent.sandbox.explain.story import Gate, GateVerdict, GpuVerdict, NodeVerdict, mib
+from agent.sandbox.explain.words import (
     NODE_UNREGISTERED,
-    Gate,
-    GateVerdict,
-    GpuVerdict,
-    NodeVerdict,
-    mib,
-    refused_gpu,
+    TEXT,
+    Attempt,
+    AttemptStage,
+    agent_words,
     when,
 )
-from agent.sandbox.explain.world import UNREGISTERED, World, refuse_node, version_of
+from agent.sandbox.explain.world import (
+    UNJUDGED,
+    UNREGISTERED,
+    World,
+    by_number,
+    has_gpus,
+    held_by,
+    refuse_node,
+)
 from agent.sandbox.scheduler.filter import NodeFit
 from agent.sandbox.scheduler.model import GpuView
-from agent.sandbox.scheduler.registry import read_offer
 from agent.sandbox.scheduler.requests import Steering, pod_requests
-from agent.status import counted
+from agent.status import counted, span
 
+PLACEMENT: Final = "placement"
 NODES_TOLD: Final = 20
 HOLDERS_TOLD: Final = 3
-_TOKEN: Final = re.compile(r"(?:\d+/\d+ )?([A-Za-z]+)")
-_EVENT: Final = re.compile(r"(\d+) nodes (\w+)\((.*)\)", re.DOTALL)
-_SCHEDULER_TOTAL: Final = re.compile(r"no available node, (\d+) nodes do not meet")
-PLACEMENT: Final = "placement"
+FITTING_TOLD: Final = 3
+KUBE_SCHEDULER: Final = "E-NODE"
+NOT_JUDGED: Final = "E-UNJUDGED"
 INGESTED: Final = dt.timedelta(seconds=30)
 """Two rounds of 15 s in which the scheduler reads the Nodes: then it knows a change."""
+UNTRIED: Final = dt.timedelta(seconds=60)
+"""A scheduler tries a new pod within seconds."""
 RETRY_HOW: Final = (
     "kube-scheduler tries such a pod again after at most 5 min; a change of a Node or of the pod, "
     "such as kubectl label pod, makes it try now"
 )
+ADVICE: Final = {
+    "CardNotHealth": "`hami-agent status --node {node}` says what the GPU has and what to do",
+    "CardCordoned": "if the work on the GPU is done: `hami-agent uncordon GPU --node {node}`",
+    "CardTypeMismatch": "compare the pod's use-gputype, nouse-gputype and vgpu-mode with the GPUs",
+    "CardUuidMismatch": "compare the pod's use-gpuuuid and nouse-gpuuuid with the GPUs",
+    NODE_UNREGISTERED: "look at the agent's pod on {node}",
+    KUBE_SCHEDULER: "compare what the pod's spec asks of a Node with the Nodes",
+}
+"""Where to look. A change is advised only if the scheduler's model has verified it."""
 _DERIVED: Final = frozenset({"AllocatedCardsInsufficientRequest", "NumaNotFit"})
-_NOWHERE: Final = re.compile(r"\d+/\d+ nodes are available|no nodes available")
-_FOREIGN: Final = re.compile(
-    r"Insufficient (?!nvidia\.com/)|didn't (?:match|satisfy|find|have)|untolerated taint|"
-    r"volume|free ports|Too many pods"
+"""That too few GPUs fit follows from the reasons of the others, if there are others."""
+_FOREIGN: Final = (
+    *("Insufficient ", "didn't ", "untolerated taint", "volume", "free ports", "Too many pods"),
 )
-_REPORT_ONLY: Final = re.compile(
-    r"node unregistered|CardNotHealth|CardTypeMismatch|CardUuidMismatch|CardCordoned|"
-    r"NodeInsufficientDevice"
+REASONS: Final = frozenset(
+    {
+        *("CardNotHealth", "CardCordoned", "CardTypeMismatch", "CardUuidMismatch"),
+        *("CardTimeSlicingExhausted", "CardInsufficientMemory", "CardInsufficientCore"),
+        *("CardComputeUnitsExhausted", "ExclusiveDeviceAllocateConflict", "NumaNotFit"),
+        *("AllocatedCardsInsufficientRequest", "ResourceQuotaNotFit", "NodeInsufficientDevice"),
+        *(NODE_UNREGISTERED, KUBE_SCHEDULER),
+    }
+)
+"""The reasons of schedulers that the runbook explains."""
+_OF_CORES: Final = frozenset(
+    {"CardInsufficientCore", "CardComputeUnitsExhausted", "ExclusiveDeviceAllocateConflict"}
+)
+_REPORTED: Final = frozenset(
+    {
+        *(NODE_UNREGISTERED, "CardNotHealth", "CardTypeMismatch", "CardUuidMismatch"),
+        *("CardCordoned", "NodeInsufficientDevice"),
+    }
 )
 """Reasons that no other pod causes: only what the Node reports."""
 
 
-class ModelPlacement(msgspec.Struct, frozen=True):
-    """The answer for all Nodes. `fitting`: their names. `reasons`: Nodes by reason.
+class PodPlacement(msgspec.Struct, frozen=True):
+    """The model's answer for all Nodes with GPUs, by name.
 
-    `nodes`: the Nodes nearest to a fit, at most NODES_TOLD. `is_oversized`: even an empty GPU of
-    the cluster has less memory than a container asks for.
+    - `reason`: that of most Nodes; `reasons`: Nodes by reason.
+    - `nodes`: the Nodes nearest to a fit, at most NODES_TOLD.
     """
 
-    fitting: tuple[str, ...]
-    nodes: tuple[NodeVerdict, ...]
+    fits: Mapping[str, NodeFit]
+    reason: str
     reasons: Mapping[str, int]
-    refused: int
-    without_gpus: int
-    is_oversized: bool = False
+    nodes: tuple[NodeVerdict, ...]
+
+    @property
+    def fitting(self) -> list[str]:
+        """The Nodes on which the pod fits."""
+        return [name for name, fit in self.fits.items() if fit.groups is not None]
+
+    @property
+    def is_judged(self) -> bool:
+        """Whether the model covers the Nodes that have GPUs."""
+        return NOT_JUDGED not in self.reasons
 
 
-def place(world: World, pod: JsonObject) -> ModelPlacement:
-    """Try the pod on every Node. Raises BadWeightsError."""
-    fits = {name: world.fit(pod, name) for name in sorted(world.nodes)}
-    fitting = tuple(name for name, fit in fits.items() if fit.groups is not None)
-    bare = {
-        name
-        for name, fit in fits.items()
-        if fit.groups is None and not world.has_gpus(world.nodes[name])
-    }
-    refused = [name for name in fits if name not in bare and fits[name].groups is None]
-    reasons = Counter(code for name in refused for code in codes_of(fits[name].reason))
-    refused.sort(key=lambda name: (_distance(fits[name]), name))
-    told = [*fitting[:HOLDERS_TOLD], *_one_of_each_kind_first(refused, fits)][:NODES_TOLD]
-    requests = pod_requests(dict(pod), world.settings)
-    tried = [
-        (gpu.capacity.registered_mib, request)
-        for fit in fits.values()
-        if fit.gpus and (request := requests[fit.position]) is not None
-        for gpu in fit.gpus
-    ]
-    return ModelPlacement(
-        fitting=fitting,
-        nodes=tuple(_verdict(world, pod, name, fits[name], requests) for name in told),
-        reasons=dict(sorted(reasons.items())),
-        refused=len(refused),
-        without_gpus=len(bare),
-        is_oversized=bool(tried) and all(size < one.memory_on(size) for size, one in tried),
+def place(world: World, pod: JsonObject, now: dt.datetime) -> PodPlacement:
+    """Try the pod on every Node with GPUs. Raises BadWeightsError."""
+    fit, steering = world.trial(pod), world.steering(pod)
+    names = sorted((name for name, node in world.nodes.items() if has_gpus(node)), key=by_number)
+    fits = {name: fit(name) for name in names}
+    refused = [name for name in names if fits[name].groups is None]
+    nodes: Counter[str] = Counter()
+    gpus: Counter[str] = Counter()
+    for name in refused:
+        found = fits[name]
+        # Of the GPUs that the pod itself does not exclude, if there is one: it is about them.
+        wanted = [gpu.capacity.uuid for gpu in found.gpus if _is_wanted(gpu, steering)]
+        reasons = [found.refusals[uuid] for uuid in wanted if uuid in found.refusals]
+        nodes.update(frozenset(reasons or codes_of(found.reason)))
+        gpus.update(reasons)
+    fitting = [name for name in names if fits[name].groups is not None]
+    told = (*fitting[:FITTING_TOLD], *sorted(refused, key=lambda name: _distance(fits[name])))
+    by_reason = Counter(code for name in refused for code in codes_of(fits[name].reason))
+    return PodPlacement(
+        fits,
+        _main_reason(nodes, gpus),
+        dict(sorted(by_reason.items())),
+        tuple(_verdict(world, pod, name, fits[name], now) for name in told[:NODES_TOLD]),
     )
+
+
+def _main_reason(counts: Mapping[str, int], more: Mapping[str, int]) -> str:
+    """The reason with the greatest count, then in `more`, as an id of the runbook."""
+    reason = max(
+        sorted(counts),
+        key=lambda code: (code not in _DERIVED, counts[code], more.get(code, 0)),
+        default=KUBE_SCHEDULER,
+    )
+    # A word of the scheduler that the runbook does not have stands as it was said.
+    return reason if reason in REASONS else NOT_JUDGED
 
 
 def codes_of(reason: str) -> tuple[str, ...]:
     """The runbook's ids for the scheduler's text about one Node."""
-    if reason == UNREGISTERED:
-        return (NODE_UNREGISTERED,)
-    found = [_TOKEN.fullmatch(token) for token in reason.split(", ")]
-    if not all(found):
-        return (KUBE_SCHEDULER,)
-    return tuple(match[1] for match in found if match)
+    if reason in {UNREGISTERED, UNJUDGED}:
+        return (NODE_UNREGISTERED if reason == UNREGISTERED else NOT_JUDGED,)
+    words = [token.rpartition(" ")[2] for token in reason.split(", ")]
+    return tuple(words) if all(word in REASONS for word in words) else (KUBE_SCHEDULER,)
 
 
-def told_by_events(events: Iterable[PodEventView]) -> ModelPlacement | None:
-    """The placement as the scheduler's own Events tell it; None if they tell none."""
-    nodes: dict[str, list[str]] = {}
-    total = 0
-    for event in events:
-        if event.reason != "FilteringFailed":
-            continue
-        if all_nodes := _SCHEDULER_TOTAL.fullmatch(event.message):
-            total = max(total, int(all_nodes[1]))
-        if told := _EVENT.fullmatch(event.message):
-            for name in told[3].split(","):
-                if told[2] not in nodes.setdefault(name, []):
-                    nodes[name].append(told[2])
-    total = max(total, len(nodes))
-    if not total:
-        return None
-    verdicts = tuple(
-        NodeVerdict(
-            name=name,
-            is_fit=False,
-            reason=", ".join(codes),
-            said=f"{', '.join(codes)}, by the scheduler's Event; figures could not be read",
-            codes=tuple(codes),
+def placement_gate(
+    world: World, placement: PodPlacement | None, attempt: Attempt | None, now: dt.datetime
+) -> Gate:
+    """The gate of a pod without a Node. `placement`: None if the model could not be run."""
+    told = (attempt.said(now),) if attempt else ()
+    is_refused = attempt is not None and attempt.stage is AttemptStage.REFUSED
+    fitting = placement.fitting if placement else []
+    fits = f"it fits on {counted(len(fitting), 'Node')} now"
+    if fitting:
+        also = "" if len(fitting) == 1 else " and others"
+        fits += f" ({cap(fitting[0], 128)}{also})"
+    if attempt is not None and attempt.stage is AttemptStage.ERROR:
+        said = f"the scheduler failed, {when(attempt.at, now)}: {cap(attempt.text, TEXT)}"
+        advice = "look at HAMi's scheduler: its pod, its Service and its log"
+        facts = (f"by what the Nodes report, {fits}",) if fitting else ()
+        return Gate(PLACEMENT, GateVerdict.BLOCKED, said, "E-ERROR", advice, facts)
+    if placement is not None and not fitting and placement.is_judged:
+        return _nowhere(world, placement, told)
+    if attempt is None:
+        return _untried(world, fits if fitting else "", now)
+    if not is_refused:
+        said = fits if fitting else "the scheduler chose a Node, by its Event"
+        return Gate(PLACEMENT, GateVerdict.PASSED, said)
+    if not fitting:
+        said = "the scheduler places it nowhere; "
+        said += "GPUs in MIG or MPS mode are not judged" if placement else "Nodes cannot be read"
+        told = (*told, cap(attempt.named, TEXT)) if attempt.named != attempt.text else told
+        reason = _main_reason(attempt.reasons, {})
+        return Gate(PLACEMENT, GateVerdict.BLOCKED, said, reason, _advice(reason, placement), told)
+    return _refused(world, fitting, fits, attempt, now)
+
+
+def _refused(
+    world: World, fitting: Sequence[str], fits: str, attempt: Attempt, now: dt.datetime
+) -> Gate:
+    """The gate of a pod that fits by what the Nodes report, and that was refused last."""
+    told, foreign = (attempt.said(now),), _kube_reasons(attempt.text)
+    if slices := [reason for reason in foreign if "Insufficient nvidia.com/" in reason]:
+        said = f"{fits}, but the Nodes that were tried offered too few slices ({slices[0]})"
+        advice = (
+            "compare `kubectl describe node` (Allocated resources) with what the pod asks for: "
+            "kube-scheduler itself counts the slices"
         )
-        for name, codes in sorted(nodes.items())
-    )
-    reasons = Counter(code for verdict in verdicts for code in verdict.codes)
-    return ModelPlacement((), verdicts[:NODES_TOLD], dict(sorted(reasons.items())), total, 0)
-
-
-def _one_of_each_kind_first(names: Sequence[str], fits: Mapping[str, NodeFit]) -> list[str]:
-    """The Nodes in their order, but one of each kind of refusal before the others."""
-    kinds: set[tuple[str, ...]] = set()
-    firsts: list[str] = []
-    for name in names:
-        kind = codes_of(fits[name].reason)
-        if kind not in kinds:
-            kinds.add(kind)
-            firsts.append(name)
-    chosen = frozenset(firsts)
-    return [*firsts, *(name for name in names if name not in chosen)]
-
-
-def _distance(fit: NodeFit) -> tuple[int, int]:
-    """How far a Node is from a fit: first few kinds of reasons, then much free memory."""
-    is_closed = not fit.gpus
-    free = (gpu.capacity.registered_mib - gpu.load.memory_mib for gpu in fit.gpus)
-    return (len(codes_of(fit.reason)) + 100 * is_closed, -max(free, default=0))
-
-
-def _verdict(
-    world: World,
-    pod: JsonObject,
-    name: str,
-    fit: NodeFit,
-    requests: Sequence[ContainerRequest | None],
-) -> NodeVerdict:
-    if fit.groups is not None:
-        return NodeVerdict(name, is_fit=True, said="the pod fits")
-    request = requests[fit.position] if fit.gpus else None
-    gpus: tuple[GpuVerdict, ...] = ()
-    if request is not None and fit.refusals:  # else HAMi's scheduler has not looked at any
-        steering = world.steering(pod)
-        gpus = tuple(
-            _gpu(gpu, fit.refusals.get(gpu.capacity.uuid, ""), request, steering)
-            for gpu in sorted(fit.gpus, key=lambda gpu: gpu.capacity.index)
-        )
-    holders = [(-held_mib(one), f"{one.namespace}/{one.name}") for one in world.holders(name)]
-    biggest = sorted(holders)[:HOLDERS_TOLD]
-    return NodeVerdict(
-        name=name,
-        is_fit=False,
-        reason=fit.reason,
-        said=_said(world, pod, name, fit, request),
-        codes=codes_of(fit.reason),
-        gpus=gpus,
-        has_gpus=world.has_gpus(world.nodes[name]),
-        biggest=tuple(f"{cap(who, 128)} {mib(-held)}" for held, who in biggest),
-    )
-
-
-def _gpu(gpu: GpuView, reason: str, request: ContainerRequest, steering: Steering) -> GpuVerdict:
-    has, used = gpu.capacity, gpu.load
-    return GpuVerdict(
-        uuid=has.uuid,
-        index=has.index,
-        model=has.type_name,
-        reason=reason,
-        said=refused_gpu(reason, gpu, request, steering),
-        registered_mib=has.registered_mib,
-        promised_mib=used.memory_mib,
-        asked_mib=request.memory_on(has.registered_mib),
-        core_percent=has.core_percent,
-        promised_percent=used.core_percent,
-        asked_percent=min(request.core_percent, 100),
-        slots=has.split_count,
-        used_slots=used.slots,
-    )
-
-
-def _said(
-    world: World, pod: JsonObject, name: str, fit: NodeFit, request: ContainerRequest | None
-) -> str:
-    node = world.nodes[name]
-    if refusal := refuse_node(pod, node):
-        return refusal
-    if fit.reason == UNREGISTERED:
-        why = "its kubelet offers 0 slices of nvidia.com/gpu"
-        if read_offer(node.annotations, version_of(node)) is None:
-            why = "its register annotation is missing or cannot be read"
-        if agent := world.agents.get(name):
-            why += f"; its agent {cap(agent.name, 128)} is {cap(agent.state, 64)}"
-        elif world.agents:  # else agents are no pods in this cluster
-            why += "; no pod of the agent is on it"
-        return f"unregistered: {why}"
-    if fit.reason == "NodeInsufficientDevice" and request is not None:
-        gpus = counted(len(fit.gpus), "GPU")
-        return f"it has {gpus}, and one container asks for {request.count}"
-    return fit.reason
-
-
-def held_mib(holder: GpuHolder) -> int:
-    """The memory of all shares of the pod, in MiB; 0 if they cannot be read."""
-    try:
-        groups = decode_pod_devices(holder.shares)
-    except MalformedText:
-        return 0
-    return sum(share.memory_mib for group in groups for share in group)
-
-
-def chosen_gate(pod: JsonObject) -> Gate:
-    """The gate of a pod that has a Node."""
-    node = cap(pod["spec"]["nodeName"], 128)
-    noted = pod["metadata"].get("annotations") or {}
-    if annotations.VGPU_NODE in noted:
-        return Gate(PLACEMENT, GateVerdict.PASSED, f"HAMi's scheduler chose {node}")
-    said = f"the pod is on {node}, and HAMi's scheduler chose no GPUs for it"
-    return Gate(PLACEMENT, GateVerdict.NOTED, said, "E-SCHEDULER")
-
-
-def foreign_gate(world: World, now: dt.datetime) -> Gate:
-    """The gate of a pod that kube-scheduler places alone."""
-    event = _unscheduled(world)
-    if event is None:
-        said = "kube-scheduler alone places this pod, and it has told no failure"
-        return Gate(PLACEMENT, GateVerdict.WAITING, said)
-    said = f"kube-scheduler places it nowhere, {when(event, now)}: {cap(event.message)}"
-    return Gate(PLACEMENT, GateVerdict.BLOCKED, said, KUBE_SCHEDULER, ADVICE[KUBE_SCHEDULER])
-
-
-def searched_gate(world: World, placement: ModelPlacement, now: dt.datetime) -> Gate:
-    """The gate of a pod without a Node, by the model's answer for all Nodes."""
-    event = _last_refusal(world)
-    if not placement.fitting:
-        return _nowhere(placement, event, now)
-    kube = _unscheduled(world)
-    if kube is not None and _FOREIGN.search(kube.message):
-        nodes = counted(len(placement.fitting), "Node")
+        return Gate(PLACEMENT, GateVerdict.BLOCKED, said, KUBE_SCHEDULER, advice, told)
+    if foreign:
+        nodes = counted(len(fitting), "Node")
         said = f"HAMi's rules allow {nodes}, but kube-scheduler's own rules allow none"
-        told = (f"kube-scheduler, {when(kube, now)}: {cap(kube.message)}",)
         advice = "its message names what is missing besides GPUs"
         return Gate(PLACEMENT, GateVerdict.BLOCKED, said, KUBE_SCHEDULER, advice, told)
-    return _somewhere(world, placement, event, now)
-
-
-def _somewhere(
-    world: World, placement: ModelPlacement, event: PodEventView | None, now: dt.datetime
-) -> Gate:
-    fits = f"it fits on {counted(len(placement.fitting), 'Node')} now"
-    first = cap(placement.fitting[0], 128)
-    fits += f" ({first})" if len(placement.fitting) == 1 else f" ({first} and others)"
-    later = last_event(world, "FilteringSucceed", "BindingFailed")
-    has_passed = later and later.last and event and event.last and later.last >= event.last
-    if event is None or has_passed:
-        return Gate(PLACEMENT, GateVerdict.PASSED, fits)
-    told = (f"last attempt {when(event, now)}: {cap(event.message)}",)
-    if _is_stale(world, placement, event, now):
+    if _is_stale(world, fitting, attempt, now):
         said = f"{fits}, but the scheduler refused it after the Node's report had changed"
         advice = (
             "the scheduler uses an older report: restart HAMi's scheduler once; 2.8 and 2.9 read a "
@@ -297,90 +210,194 @@ def _somewhere(
         )
         return Gate(PLACEMENT, GateVerdict.BLOCKED, said, "E-STALE", advice, told)
     said, advice = f"{fits}; the scheduler has not tried since", RETRY_HOW
-    if _is_unread(world, placement):
+    if _is_unread(world, fitting):
         said = f"{fits}; the scheduler has not read it since"
         advice = f"wait until HAMi's scheduler has read it, which takes 15 s; {RETRY_HOW}"
     return Gate(PLACEMENT, GateVerdict.WAITING, said, "E-RETRY", advice, told)
 
 
-def _unscheduled(world: World) -> PodEventView | None:
-    """The Event of kube-scheduler's last failed attempt, with what that attempt said.
-
-    kube-scheduler counts a repeated Event and keeps its first text; the pod's condition has the
-    last one. Source: client-go 1.36 tools/events/event_broadcaster.go, getKey.
-    """
-    event = last_event(world, "FailedScheduling")
-    conditions = world.snapshot.pod["status"].get("conditions") or ()
-    told = (
-        str(one.get("message") or "")
-        for one in conditions
-        if one.get("type") == "PodScheduled" and one.get("status") == "False"
-    )
-    if event is None or not (text := next(told, "")):
-        return event
-    return msgspec.structs.replace(event, message=text)
-
-
-def _last_refusal(world: World) -> PodEventView | None:
-    """The scheduler's last Event that no Node fits; not one that a binding failed."""
-    filtered, kube = last_event(world, "FilteringFailed"), _unscheduled(world)
-    if kube is None or kube.last is None or not _NOWHERE.match(kube.message):
-        return filtered
-    if filtered is None or filtered.last is None:
-        return kube
-    return kube if kube.last > filtered.last else filtered
+def _untried(world: World, fits: str, now: dt.datetime) -> Gate:
+    """No scheduler has said a word about the pod."""
+    also = f"; by what the Nodes report, {fits}" if fits else ""
+    if not world.snapshot.has("events"):
+        said = f"the pod's Events could not be read, so no attempt to place it is known{also}"
+        return Gate(PLACEMENT, GateVerdict.UNKNOWN, said)
+    born = decode_moment(world.snapshot.pod["metadata"].get("creationTimestamp"))
+    age = now - born if born else dt.timedelta()
+    if age < UNTRIED:
+        said = f"no scheduler has said anything about the pod yet{also}"
+        return Gate(PLACEMENT, GateVerdict.WAITING, said, "E-UNTRIED")
+    said = f"no scheduler has said anything about the pod in {span(age.total_seconds())}{also}"
+    name = cap(world.snapshot.pod["spec"].get("schedulerName") or "default-scheduler", 64)
+    advice = f"look whether the scheduler {name} runs: its pods, its leader, its log"
+    return Gate(PLACEMENT, GateVerdict.BLOCKED, said, "E-UNTRIED", advice)
 
 
-def _nowhere(placement: ModelPlacement, event: PodEventView | None, now: dt.datetime) -> Gate:
-    told = (f"last attempt {when(event, now)}: {cap(event.message)}",) if event else ()
-    if placement.without_gpus:
-        told = (*told, f"not counted: {counted(placement.without_gpus, 'Node')} without GPUs")
-    if not placement.refused:
-        said = "no Node of the cluster reports GPUs to HAMi's scheduler"
-        advice = ADVICE["NodeUnregistered"]
-        return Gate(PLACEMENT, GateVerdict.BLOCKED, said, "NodeUnregistered", advice, told)
-    said = f"none of {placement.refused:,} Nodes with GPUs fits"
-    if placement.refused == 1:
+def chosen_gate(pod: JsonObject) -> Gate:
+    """The gate of a pod that has a Node."""
+    node = cap(pod["spec"]["nodeName"], 128)
+    if annotations.VGPU_NODE in (pod["metadata"].get("annotations") or {}):
+        return Gate(PLACEMENT, GateVerdict.PASSED, f"HAMi's scheduler chose {node}")
+    said = f"the pod is on {node}, and HAMi's scheduler chose no GPUs for it"
+    return Gate(PLACEMENT, GateVerdict.NOTED, said, "E-SCHEDULER")
+
+
+def foreign_gate(world: World, attempt: Attempt | None, now: dt.datetime) -> Gate:
+    """The gate of a pod that kube-scheduler places alone."""
+    if attempt is None:
+        return _untried(world, "", now)
+    said = f"kube-scheduler places it nowhere, {when(attempt.at, now)}: {cap(attempt.text, TEXT)}"
+    return Gate(PLACEMENT, GateVerdict.BLOCKED, said, KUBE_SCHEDULER, ADVICE[KUBE_SCHEDULER])
+
+
+def _nowhere(world: World, placement: PodPlacement, facts: tuple[str, ...]) -> Gate:
+    if bare := sum(not has_gpus(node) for node in world.nodes.values()):
+        facts = (*facts, f"not counted: {counted(bare, 'Node')} without GPUs")
+    reason, said = placement.reason, f"none of {len(placement.fits):,} Nodes with GPUs fits"
+    if len(placement.fits) == 1:
         said = "the only Node with GPUs does not fit"
-    # The reason of most Nodes; among equals, that of most GPUs of the nearest Node. That too few
-    # GPUs fit follows from the reasons of the others, if there are others.
-    gpus = Counter(gpu.reason for node in placement.nodes[:1] for gpu in node.gpus)
-    reason = max(
-        placement.reasons,
-        key=lambda code: (code not in _DERIVED, placement.reasons[code], gpus[code]),
-        default="",
-    )
-    if reason == "CardInsufficientMemory" and placement.is_oversized:
-        told = (*told, "no GPU of the cluster has so much memory, even without other pods")
-    return Gate(PLACEMENT, GateVerdict.BLOCKED, said, reason, ADVICE.get(reason, ""), told)
+    if not placement.fits:
+        reason, said = NODE_UNREGISTERED, "no Node of the cluster reports GPUs to HAMi's scheduler"
+    requests = pod_requests(dict(world.snapshot.pod), world.settings)
+    sizes = [gpu.registered_mib for offer in world.offers.values() if offer for gpu in offer.gpus]
+    if max((one.memory_mib for one in requests if one), default=0) > max(sizes, default=0) > 0:
+        facts = (*facts, "no GPU of the cluster has so much memory, even without other pods")
+    return Gate(PLACEMENT, GateVerdict.BLOCKED, said, reason, _advice(reason, placement), facts)
 
 
-def is_mixed(placement: ModelPlacement) -> bool:
-    """Whether the Nodes have several reasons, of which none follows from the others."""
-    return len(placement.reasons.keys() - _DERIVED) > 1
+def _advice(reason: str, placement: PodPlacement | None) -> str:
+    """Where to look, with the nearest Node of that reason."""
+    nodes = placement.nodes if placement else ()
+    name = next((cap(node.name, 128) for node in nodes if reason in node.codes), "NODE")
+    return ADVICE.get(reason, "").format(node=name)
 
 
-def _is_stale(
-    world: World, placement: ModelPlacement, event: PodEventView, now: dt.datetime
-) -> bool:
+def _kube_reasons(text: str) -> Sequence[str]:
+    """The reasons of kube-scheduler's message that are its own rules, not HAMi's answer."""
+    parts = text.partition(":")[2].partition("preemption:")[0].split(", ")
+    return [part.strip().rstrip(".") for part in parts if any(mark in part for mark in _FOREIGN)]
+
+
+def _is_stale(world: World, fitting: Sequence[str], attempt: Attempt, now: dt.datetime) -> bool:
     """Whether the scheduler refused a Node whose report it had to know by then.
 
     If another pod had ended since, kube-scheduler would have tried again within seconds. A reason
     that no pod causes needs no such wait.
     """
-    if event.last is None or _is_unread(world, placement):
+    if attempt.at is None or _is_unread(world, fitting):
         return False
-    reports = (world.nodes[name].reported for name in placement.fitting)
-    is_known = any(stamp is not None and stamp + INGESTED <= event.last for stamp in reports)
-    is_settled = now - event.last >= INGESTED or bool(_REPORT_ONLY.search(event.message))
-    return is_known and is_settled
+    reports = (world.nodes[name].reported for name in fitting)
+    is_known = any(stamp is not None and stamp + INGESTED <= attempt.at for stamp in reports)
+    return is_known and (now - attempt.at >= INGESTED or not _REPORTED.isdisjoint(attempt.reasons))
 
 
-def _is_unread(world: World, placement: ModelPlacement) -> bool:
+def _is_unread(world: World, fitting: Sequence[str]) -> bool:
     """Whether the scheduler has yet to read a Node of which a GPU was uncordoned.
 
     Schedulers that know cordons, 2.10 and later, write the handshake when they read the Node.
     """
     knows_cordons = any("CardCordoned" in event.message for event in world.snapshot.events)
-    nodes = (world.nodes[name] for name in placement.fitting)
+    nodes = (world.nodes[name] for name in fitting)
     return knows_cordons and any(annotations.HANDSHAKE not in node.annotations for node in nodes)
+
+
+# Nodes and GPUs with the figures.
+
+
+def _is_wanted(gpu: GpuView, steering: Steering) -> bool:
+    return steering.admits_type(gpu.capacity) and steering.admits_uuid(gpu.capacity)
+
+
+def _distance(fit: NodeFit) -> tuple[int, int]:
+    """How far a Node is from a fit: first few kinds of reasons, then much free memory."""
+    free = (gpu.capacity.registered_mib - gpu.load.memory_mib for gpu in fit.gpus)
+    return (len(codes_of(fit.reason)) + 100 * (not fit.gpus), -max(free, default=0))
+
+
+def _verdict(
+    world: World, pod: JsonObject, name: str, fit: NodeFit, now: dt.datetime
+) -> NodeVerdict:
+    if fit.groups is not None:
+        return NodeVerdict(name, is_fit=True, said="the pod fits")
+    request = pod_requests(dict(pod), world.settings)[fit.position] if fit.gpus else None
+    gpus: tuple[GpuVerdict, ...] = ()
+    if request is not None and fit.refusals:  # else HAMi's scheduler has not looked at any
+        steering = world.steering(pod)
+        ordered = sorted(fit.gpus, key=lambda gpu: gpu.capacity.index)
+        reasons = fit.refusals
+        gpus = tuple(
+            _gpu(gpu, reasons.get(gpu.capacity.uuid, ""), request, steering) for gpu in ordered
+        )
+    codes = codes_of(fit.reason)
+    of_cores = (
+        bool(_OF_CORES & {gpu.reason for gpu in gpus}) and "CardInsufficientMemory" not in codes
+    )
+    holders = []
+    for holder in world.holders.get(name, ()):
+        load = held_by(holder)
+        amount = load.core_percent if of_cores else load.memory_mib
+        text = f"{amount} %" if of_cores else mib(amount)
+        holders.append((-amount, f"{cap(f'{holder.namespace}/{holder.name}', 128)} {text}"))
+    node = world.nodes[name]
+    said = refuse_node(pod, node) or fit.reason
+    if fit.reason == UNREGISTERED:
+        said = "unregistered: its kubelet offers 0 slices of nvidia.com/gpu"
+        if world.offers[name] is None:
+            said = "unregistered: its register annotation is missing or cannot be read"
+        there = {agent.node: agent for agent in world.snapshot.agents}
+        if agent := there.get(name):
+            said += f"; its agent {cap(agent.name, 128)} is {cap(agent.state, 64)}"
+        elif there:  # else agents are no pods in this cluster
+            said += "; no pod of the agent is on it"
+    elif fit.reason == "NodeInsufficientDevice" and request is not None:
+        said = f"it has {counted(len(fit.gpus), 'GPU')}, and one container asks for {request.count}"
+    return NodeVerdict(
+        name=name,
+        is_fit=False,
+        reason=fit.reason,
+        said=said,
+        codes=codes,
+        gpus=gpus,
+        has_gpus=has_gpus(node),
+        biggest=tuple(text for amount, text in sorted(holders)[:HOLDERS_TOLD] if amount),
+        events=agent_words(world.snapshot.node_events, now, name),
+    )
+
+
+def _gpu(gpu: GpuView, reason: str, request: ContainerRequest, steering: Steering) -> GpuVerdict:
+    has, used = gpu.capacity, gpu.load
+    said = {
+        "CardTypeMismatch": f"{cap(has.type_name, 64)} found, "
+        + _wanted(steering.use_types, steering.avoid_types, steering.mode),
+        "CardUuidMismatch": _wanted(steering.use_uuids, steering.avoid_uuids, None),
+        "NumaNotFit": f"it fits, but too few GPUs of NUMA node {has.numa} do (numa-bind)",
+        "AllocatedCardsInsufficientRequest": f"it fits, but {request.count} are asked for",
+    }
+    return GpuVerdict(
+        uuid=has.uuid,
+        index=has.index,
+        model=has.type_name,
+        reason=reason,
+        said=said.get(reason, ""),
+        registered_mib=has.registered_mib,
+        promised_mib=used.memory_mib,
+        asked_mib=request.memory_on(has.registered_mib),
+        core_percent=has.core_percent,
+        promised_percent=used.core_percent,
+        asked_percent=request.cores,
+        slots=has.split_count,
+        used_slots=used.slots,
+    )
+
+
+def _wanted(
+    wanted: tuple[str, ...] | None, avoided: tuple[str, ...] | None, mode: str | None
+) -> str:
+    parts = []
+    if wanted is not None:
+        parts.append(f"{cap(' or '.join(wanted), 128) or 'none'} wanted")
+    if avoided is not None:
+        parts.append(f"{cap(' or '.join(avoided), 128) or 'none'} excluded")
+    if mode is not None:
+        parts.append(f"mode {cap(mode, 64)} wanted")
+    return ", ".join(parts) or "another wanted"

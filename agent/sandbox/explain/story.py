@@ -1,42 +1,25 @@
-"""The values of an explanation, sentences about reasons of HAMi's scheduler, and figures."""
+"""The values of an explanation, and its words for requests and amounts."""
 
-import datetime as dt
 import enum
 from collections.abc import Mapping
-from typing import Final
 
 import msgspec
 
 from agent.allocate.room import ContainerRequest
-from agent.errors import cap
-from agent.kube.reader import PodEventView
-from agent.sandbox.scheduler.model import GpuView
-from agent.sandbox.scheduler.requests import Steering
-from agent.status import span
-
-NODE_UNREGISTERED: Final = "NodeUnregistered"
-"""The runbook's id for HAMi's text `node unregistered`."""
-KUBE_SCHEDULER: Final = "E-NODE"
-ADVICE: Final = {
-    "CardNotHealth": "`hami-agent status --node NODE` says what the GPU has and what to do",
-    "CardCordoned": "if the work on the GPU is done: `hami-agent uncordon GPU --node NODE`",
-    "CardTypeMismatch": "compare the pod's use-gputype, nouse-gputype and vgpu-mode with the GPUs",
-    "CardUuidMismatch": "compare the pod's use-gpuuuid and nouse-gpuuuid with the GPUs",
-    NODE_UNREGISTERED: "look at the agent's pod on that node",
-    KUBE_SCHEDULER: "compare what the pod's spec asks of a Node with the Nodes",
-}
-"""Where to look. A change is advised only if the scheduler's model has verified it."""
 
 
 class GateVerdict(enum.Enum):
-    """What a gate says; the value is the word that people read."""
+    """What a gate says."""
 
-    PASSED = "ok"
-    BLOCKED = "NO"
-    WAITING = "wait"
-    NOTED = "note"
-    NOT_REACHED = "--"
-    UNKNOWN = "??"
+    PASSED = "passed"
+    BLOCKED = "blocked"
+    WAITING = "waiting"
+    """Another program has to act, and normally does so soon."""
+    NOTED = "noted"
+    """It blocks nothing."""
+    NOT_REACHED = "not-reached"
+    UNKNOWN = "unknown"
+    """The data for it could not be read."""
 
 
 class Gate(msgspec.Struct, frozen=True):
@@ -58,7 +41,8 @@ class Gate(msgspec.Struct, frozen=True):
 class GpuVerdict(msgspec.Struct, frozen=True, rename="camel"):
     """One GPU for the container that does not fit; `reason` is empty if the GPU fits.
 
-    `promised_…` is what other pods were given, whether they use it or not.
+    `promised_…` is what other pods were given, whether they use it or not. `said`: what the reason
+    and the figures do not say.
     """
 
     uuid: str
@@ -82,7 +66,8 @@ class NodeVerdict(msgspec.Struct, frozen=True, rename="camel"):
     - `reason`: the scheduler's text, such as `2/8 CardInsufficientMemory`.
     - `said`: the same in words. `codes`: the runbook's ids.
     - `has_gpus`: the Node has, or once had, something of GPUs.
-    - `biggest`: the pods with most memory there, as text.
+    - `biggest`: the pods that hold most of what is short there, as text.
+    - `events`: what the Node's agent said last.
     """
 
     name: str
@@ -93,79 +78,44 @@ class NodeVerdict(msgspec.Struct, frozen=True, rename="camel"):
     gpus: tuple[GpuVerdict, ...] = ()
     has_gpus: bool = True
     biggest: tuple[str, ...] = ()
+    events: tuple[str, ...] = ()
 
 
 class PlacingChange(msgspec.Struct, frozen=True, rename="camel"):
-    """A change with which the scheduler's model places the pod on `node`."""
+    """A change with which the scheduler's model places the pod on `node`.
+
+    `paste`: the command, or the line of YAML, that makes it; empty if there is none.
+    """
 
     said: str
     node: str
+    paste: str = ""
 
 
-class Explanation(msgspec.Struct, frozen=True):
+class Explanation(msgspec.Struct, frozen=True, rename="camel"):
     """All that is said of one pod.
 
-    - `headline`: one sentence: state, age and request.
-    - `nodes`: at most NODES_TOLD of the Nodes, nearest to a fit first; `reasons` counts all.
+    - `headline`: one sentence: state, age and request. `blocked`: a gate says no.
+    - `nodes`: a few of the Nodes, nearest to a fit first; `nodes_by_reason` counts all.
+    - `tried`: changes were tried, also where none is in `changes`.
     - `missing`: parts of the cluster that could not be read, each with why.
     """
 
     namespace: str
-    name: str
+    pod: str
     phase: str
     headline: str
-    taken: dt.datetime
+    blocked: bool
     gates: tuple[Gate, ...]
     nodes: tuple[NodeVerdict, ...] = ()
-    reasons: Mapping[str, int] = msgspec.field(default_factory=dict)
+    nodes_by_reason: Mapping[str, int] = msgspec.field(default_factory=dict)
     changes: tuple[PlacingChange, ...] = ()
+    tried: bool = False
     missing: tuple[str, ...] = ()
-
-    @property
-    def is_blocked(self) -> bool:
-        """Whether a gate says no."""
-        return any(gate.verdict is GateVerdict.BLOCKED for gate in self.gates)
 
     def gate(self, name: str) -> Gate:
         """The gate of that name. Raises StopIteration."""
         return next(gate for gate in self.gates if gate.name == name)
-
-
-def refused_gpu(reason: str, gpu: GpuView, request: ContainerRequest, steering: Steering) -> str:
-    """Why this GPU does not do for the container, with the figures; empty without a reason."""
-    if not reason:
-        return ""
-    has, used = gpu.capacity, gpu.load
-    free_mib = has.registered_mib - used.memory_mib
-    free_percent = has.core_percent - used.core_percent
-    types = _wanted(steering.use_types, steering.avoid_types, steering.mode)
-    uuids = _wanted(steering.use_uuids, steering.avoid_uuids, None)
-    sentences = {
-        "CardNotHealth": "the agent reports it as unhealthy",
-        "CardCordoned": "it is cordoned (hami.io/device-cordon)",
-        "CardTypeMismatch": f"{cap(has.type_name, 64)} found, {types}",
-        "CardUuidMismatch": f"{cap(has.uuid, 64)} found, {uuids}",
-        "CardTimeSlicingExhausted": f"{used.slots} of {has.split_count} slices are held",
-        "CardInsufficientMemory": (
-            f"{mib(free_mib)} free ({has.registered_mib:,} registered - {used.memory_mib:,} "
-            f"promised to others), {request.memory_on(has.registered_mib):,} asked"
-        ),
-        "CardInsufficientCore": (
-            f"{free_percent} % of cores free ({has.core_percent} registered - {used.core_percent} "
-            f"promised to others), {min(request.core_percent, 100)} asked"
-        ),
-        "CardComputeUnitsExhausted": (
-            f"all {has.core_percent} % of its cores are promised to others"
-        ),
-        "ExclusiveDeviceAllocateConflict": (
-            "the pod wants it alone, and "
-            f"{used.slots} of its slices {'is' if used.slots == 1 else 'are'} held"
-        ),
-        "NumaNotFit": f"it fits, but too few GPUs of NUMA node {has.numa} do (numa-bind)",
-        "AllocatedCardsInsufficientRequest": f"it fits, but {request.count} GPUs are asked for",
-        "ResourceQuotaNotFit": "the namespace's ResourceQuota has no room for this share",
-    }
-    return sentences[reason]
 
 
 def request_words(request: ContainerRequest) -> str:
@@ -187,26 +137,3 @@ def core_words(percent: int) -> str:
 def mib(number: int) -> str:
     """Memory with its unit."""
     return f"{number:,} MiB"
-
-
-def when(event: PodEventView, now: dt.datetime) -> str:
-    """How long ago the Event was last seen."""
-    return ago(event.last, now) if event.last else "at an unknown time"
-
-
-def ago(moment: dt.datetime, now: dt.datetime) -> str:
-    """How long ago it was."""
-    return f"{span((now - moment).total_seconds())} ago"
-
-
-def _wanted(
-    wanted: tuple[str, ...] | None, avoided: tuple[str, ...] | None, mode: str | None
-) -> str:
-    parts = []
-    if wanted is not None:
-        parts.append(f"{cap(' or '.join(wanted), 128) or 'none'} wanted")
-    if avoided is not None:
-        parts.append(f"{cap(' or '.join(avoided), 128) or 'none'} excluded")
-    if mode is not None:
-        parts.append(f"mode {cap(mode, 64)} wanted")
-    return ", ".join(parts) or "another wanted"

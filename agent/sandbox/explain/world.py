@@ -4,26 +4,41 @@ It runs the scheduler's model. Its flags are not in any object that can be read,
 are assumed. Before that, each Node is held to what kube-scheduler itself asks of it.
 """
 
+import contextlib
 import dataclasses
 import functools
+import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
 
 from agent import cluster as annotations
+from agent.cluster import PodView
+from agent.errors import MalformedText
+from agent.hami.pod import decode_pod_devices
 from agent.hami.register import SHORT, is_json_form
+from agent.kube.objects import decode_pod
 from agent.kube.reader import ClusterNode, ClusterSnapshot, GpuHolder, JsonObject, Taint
 from agent.sandbox.scheduler.filter import NodeFit, Wishes, fit_pod
-from agent.sandbox.scheduler.model import RegisteredNode, SchedulerSettings
+from agent.sandbox.scheduler.model import Load, RegisteredNode, SchedulerSettings
 from agent.sandbox.scheduler.registry import Version, read_offer
-from agent.sandbox.scheduler.requests import Steering, init_count, pod_requests, read_steering
-from agent.sandbox.scheduler.usage import TERMINAL, Quotas, Usage
+from agent.sandbox.scheduler.requests import (
+    COUNT,
+    Steering,
+    init_count,
+    pod_requests,
+    read_steering,
+)
+from agent.sandbox.scheduler.usage import TERMINAL, Quotas, Reservation, Usage
 
 _UNSCHEDULABLE: Final = "node.kubernetes.io/unschedulable"
 _EFFECTS: Final = frozenset({"NoSchedule", "NoExecute"})
 UNREGISTERED: Final = "node unregistered"
+UNJUDGED: Final = "not judged"
+MODELLED: Final = frozenset({"", "hami-core"})
+"""The modes of GPUs that the model covers. It has no profiles of MIG and no servers of MPS."""
 
 
 def refuse_node(pod: JsonObject, node: ClusterNode) -> str:
@@ -88,12 +103,15 @@ def _holds(rule: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
 
 
 class Edit(msgspec.Struct, frozen=True):
-    """A change of the cluster that is tried: what it opens, and whose shares it ignores."""
+    """A change of the cluster that is tried: what it opens, and whose shares it ignores.
+
+    `quotas`: those of the namespace in place of the present ones.
+    """
 
     opened: frozenset[str] = frozenset()
     uncordoned: frozenset[str] = frozenset()
     ended: frozenset[str] = frozenset()
-    without_quotas: bool = False
+    quotas: tuple[JsonObject, ...] | None = None
 
 
 NO_EDIT: Final = Edit()
@@ -103,90 +121,83 @@ class World:
     """Nodes, the use of their GPUs and the quotas. The pod itself counts nowhere."""
 
     def __init__(self, snapshot: ClusterSnapshot, settings: SchedulerSettings) -> None:
-        self.settings = settings
         self.snapshot = snapshot
+        self.settings = settings
+        metadata = snapshot.pod["metadata"]
+        self.view: PodView | None = None
+        with contextlib.suppress(MalformedText):  # a pod without a name or UID holds nothing
+            self.view = decode_pod(snapshot.pod, COUNT)
+        self.namespace = str(metadata.get("namespace", ""))
         self.nodes = {node.name: node for node in snapshot.nodes}
-        self._holders: defaultdict[str, list[GpuHolder]] = defaultdict(list)
-        self.by_name: dict[tuple[str, str], GpuHolder] = {}
-        own = snapshot.pod["metadata"].get("uid", "")
-        namespace = snapshot.pod["metadata"].get("namespace", "")
-        neighbours = Usage()
+        self.holders: defaultdict[str, list[GpuHolder]] = defaultdict(list)
+        """By Node, the pods that hold GPUs."""
         for holder in snapshot.holders:
-            self.by_name[holder.namespace, holder.name] = holder
-            if holder.uid == own or holder.phase in TERMINAL:
-                continue
-            self._holders[holder.node].append(holder)
-            if holder.namespace == namespace:
-                _count(neighbours, holder)
-        self.neighbours = neighbours
-        self.quotas = Quotas(neighbours, settings.memory_factor)
-        for quota in snapshot.quotas:
-            self.quotas.see("ADDED", dict(quota))
-        self.agents = {agent.node: agent for agent in snapshot.agents}
-        self._registered: dict[tuple[str, Edit], RegisteredNode | None] = {}
-        self._fits: dict[str, NodeFit] = {}
-        """The fits of the pod itself in the cluster as it is."""
-        self._wishes: tuple[JsonObject, Edit, Wishes] | None = None
-        """Those that were made last: one pod is tried on many Nodes."""
+            if holder.uid != metadata.get("uid", "") and holder.phase not in TERMINAL:
+                self.holders[holder.node].append(holder)
+        self.neighbours = [
+            holder
+            for holders in self.holders.values()
+            for holder in holders
+            if holder.namespace == self.namespace
+        ]
+        self.held = usage_of(self.neighbours)
+        """What the other pods of the namespace hold."""
+        self.offers = {
+            name: read_offer(node.annotations, version_of(node))
+            for name, node in self.nodes.items()
+        }
 
-    def holders(self, node: str) -> tuple[GpuHolder, ...]:
-        """The pods that hold GPUs of the Node."""
-        return tuple(self._holders.get(node, ()))
+    @property
+    def is_complete(self) -> bool:
+        """Whether the model can be run: Nodes and pods are known."""
+        return self.snapshot.has("nodes") and self.snapshot.has("pods")
 
     def registered(self, name: str, edit: Edit = NO_EDIT) -> RegisteredNode | None:
         """The Node as the scheduler has it registered; None if it has not."""
-        key = (name, edit)
-        if key not in self._registered:
+        offer = self.offers.get(name)
+        if offer is None or not offer.gpus or self.nodes[name].slices <= 0:
+            return None  # HAMi drops a node whose kubelet offers nothing
+        offer = dataclasses.replace(offer, cordoned=offer.cordoned - edit.uncordoned)
+        usage = usage_of(one for one in self.holders.get(name, ()) if one.uid not in edit.ended)
+        return offer.state(name, usage.loads(name))
+
+    def trial(self, pod: JsonObject, edit: Edit = NO_EDIT) -> Callable[[str], NodeFit]:
+        """What tries the pod on a Node, by the model. Raises BadWeightsError."""
+        plain, quotas = dict(pod), self.snapshot.quotas if edit.quotas is None else edit.quotas
+        wishes = Wishes(pod_requests(plain, self.settings), init_count(plain), self.steering(pod))
+        if quotas:
+            limits = Quotas(self.held, self.settings.memory_factor)
+            for quota in quotas:
+                limits.see("ADDED", dict(quota))
+            fits_quota = functools.partial(limits.fits, self.namespace)
+            wishes = dataclasses.replace(wishes, fits_quota=fits_quota)
+
+        def fit(name: str) -> NodeFit:
             node = self.nodes[name]
-            offer = read_offer(node.annotations, version_of(node))
-            if node.slices <= 0 or offer is None or not offer.gpus:
-                self._registered[key] = None  # HAMi drops a node whose kubelet offers nothing
-            else:
-                usage = Usage()
-                for holder in self._holders.get(name, ()):
-                    if holder.uid not in edit.ended:
-                        _count(usage, holder)
-                offer = dataclasses.replace(offer, cordoned=offer.cordoned - edit.uncordoned)
-                self._registered[key] = offer.state(name, usage.loads(name))
-        return self._registered[key]
+            if name in edit.opened:
+                taints = tuple(taint for taint in node.taints if taint.key != _UNSCHEDULABLE)
+                node = msgspec.structs.replace(node, is_closed=False, taints=taints)
+            if refusal := refuse_node(pod, node):
+                return NodeFit(None, refusal)
+            if (state := self.registered(name, edit)) is None:
+                return NodeFit(None, UNREGISTERED)
+            modelled = tuple(gpu for gpu in state.gpus if gpu.capacity.mode in MODELLED)
+            found = fit_pod(dataclasses.replace(state, gpus=modelled), wishes)
+            if found.groups is None and len(modelled) < len(state.gpus):
+                return NodeFit(None, UNJUDGED)
+            return found
 
-    def fit(self, pod: JsonObject, name: str, edit: Edit = NO_EDIT) -> NodeFit:
-        """Whether the pod fits on the Node, by the model. Raises BadWeightsError."""
-        is_plain = pod is self.snapshot.pod and edit == NO_EDIT
-        if is_plain and name in self._fits:
-            return self._fits[name]
-        refusal = "" if name in edit.opened else refuse_node(pod, self.nodes[name])
-        if refusal:
-            fit = NodeFit(None, refusal)
-        elif (state := self.registered(name, edit)) is None:
-            fit = NodeFit(None, UNREGISTERED)
-        else:
-            fit = fit_pod(state, self._wished(pod, edit))
-        if is_plain:
-            self._fits[name] = fit
         return fit
-
-    def _wished(self, pod: JsonObject, edit: Edit) -> Wishes:
-        """The pod's requests, as the model takes them. Raises BadWeightsError."""
-        if self._wishes is not None and self._wishes[0] is pod and self._wishes[1] == edit:
-            return self._wishes[2]
-        held = dict(pod)
-        wishes = Wishes(pod_requests(held, self.settings), init_count(held), self.steering(pod))
-        if self.snapshot.quotas and not edit.without_quotas:
-            namespace = pod["metadata"].get("namespace", "")
-            fits = functools.partial(self.quotas.fits, namespace)
-            wishes = dataclasses.replace(wishes, fits_quota=fits)
-        self._wishes = (pod, edit, wishes)
-        return wishes
 
     def steering(self, pod: JsonObject) -> Steering:
         """The pod's constraints. Raises BadWeightsError."""
         return read_steering(pod["metadata"].get("annotations") or {}, self.settings)
 
-    def has_gpus(self, node: ClusterNode) -> bool:
-        """Whether the Node has, or had, something of GPUs."""
-        keys = (annotations.REGISTER, annotations.HANDSHAKE)
-        return node.slices > 0 or any(key in node.annotations for key in keys)
+
+def has_gpus(node: ClusterNode) -> bool:
+    """Whether the Node has, or had, something of GPUs."""
+    keys = (annotations.REGISTER, annotations.HANDSHAKE)
+    return node.slices > 0 or any(key in node.annotations for key in keys)
 
 
 def version_of(node: ClusterNode) -> Version:
@@ -199,24 +210,23 @@ def version_of(node: ClusterNode) -> Version:
     return Version.V2_4 if is_short else Version.V2_7
 
 
-def _count(usage: Usage, holder: GpuHolder) -> None:
-    """Count the holder as HAMi does: when first seen, and again when it has passed its inits."""
-    ended: Mapping[str, Any] = {"state": {"terminated": {"exitCode": 0}}}
-    pod = {
-        "metadata": {
-            "uid": holder.uid,
-            "namespace": holder.namespace,
-            "annotations": {
-                annotations.VGPU_NODE: holder.node,
-                annotations.ALLOCATED: holder.shares,
-            },
-        },
-        "spec": {"initContainers": [{}] * holder.inits},
-        "status": {
-            "phase": holder.phase,
-            "initContainerStatuses": [ended] if holder.has_passed_init else [],
-        },
-    }
-    usage.observe(pod)
-    if holder.has_passed_init:
-        usage.observe(pod)
+def usage_of(holders: Iterable[GpuHolder]) -> Usage:
+    """What the pods hold, as HAMi counts it."""
+    usage = Usage()
+    for one in holders:
+        with contextlib.suppress(MalformedText):  # HAMi counts no pod that it cannot read
+            groups = decode_pod_devices(one.shares)
+            held = Reservation(one.node, groups, one.inits, one.has_passed_init, one.namespace)
+            usage.reserve(one.uid, held)
+    return usage
+
+
+def held_by(holder: GpuHolder) -> Load:
+    """What one pod holds on all GPUs."""
+    return usage_of([holder]).held(holder.namespace)
+
+
+def by_number(name: str) -> tuple[tuple[int, str], ...]:
+    """The order of names of Nodes: gpu-2 is before gpu-10."""
+    parts = re.findall(r"(\d+)|(\D+)", name)
+    return tuple((int(digits or 0), text) for digits, text in parts)

@@ -83,7 +83,7 @@ class KubeCluster:
 
     async def _send(self, request: ApiRequest) -> Json:
         try:
-            return dict(await self._session.fetch(request))
+            return dict(await self._session.fetch(request, read_object))
         except ApiError as error:
             raise REFUSALS.get(error.status, StatusError)(str(error)) from error
 
@@ -166,7 +166,8 @@ class Extender:
     async def _list(self, resource: str) -> str:
         """List all objects; return the version from which to watch."""
         await self._hami.queue.turn()
-        answer = await self._session.fetch(ApiRequest("list", resource, path_of(resource)))
+        request = ApiRequest("list", resource, path_of(resource))
+        answer = await self._session.fetch(request, read_object)
         items: list[Json] = answer.get("items") or []
         present = {item["metadata"]["uid"] for item in items}
         for uid, gone in tuple(self._seen[resource].items()):

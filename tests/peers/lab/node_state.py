@@ -279,13 +279,6 @@ async def until_node_events(
     await until_answer(are_there, within, lambda: f"not {count} Events {reason}")
 
 
-async def until_node_event(cluster: Cluster, reason: str, within: float = 20.0) -> Object:
-    """The one Event with that reason about the Node. Raises TimeoutError: there is none."""
-    await until_node_events(cluster, reason, 1, within)
-    (event,) = await node_events(cluster, reason)
-    return event
-
-
 # How many slices the kubelet offers, looked at all the time: gaps, and how long they were.
 
 _STEP: Final = 0.05

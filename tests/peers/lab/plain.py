@@ -5,12 +5,9 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Final
 
 import yaml
-from grpclib.client import Channel
-from grpclib.exceptions import GRPCError
 
 from agent.ledger import Row
 from agent.state import decode_state
-from agent.wire.v1beta1 import AllocateRequest, ContainerAllocateRequest, DevicePluginStub
 from tests.peers.lab.agents import RESOURCE, Agent
 from tests.peers.lab.api import Object
 from tests.peers.lab.cluster import Cluster
@@ -115,19 +112,3 @@ async def until_agrees(cluster: Cluster, within: float = 30.0) -> None:
         return {who: [ids] for who, ids in held.items()} == ids_by_holder(cluster)
 
     await until_answer(agrees, within, lambda: f"the rows differ: {ids_by_holder(cluster)}")
-
-
-async def refusal_of(cluster: Cluster, *ids: str) -> str:
-    """What the agent answers to an Allocate for these ids, as a kubelet with an old list asks it.
-
-    Raises:
-        AssertionError: it grants them.
-    """
-    (endpoint,) = cluster.kubelet.plugins.glob("hami*.sock")
-    request = AllocateRequest([ContainerAllocateRequest(devices_ids=list(ids))])
-    async with Channel(path=str(endpoint)) as channel:
-        try:
-            await DevicePluginStub(channel).allocate(request, timeout=5.0)
-        except GRPCError as error:
-            return f"{error.message}"
-    raise AssertionError(f"{ids} were granted")

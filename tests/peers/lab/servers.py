@@ -6,6 +6,7 @@ with two Nodes, a pod on each, and one without a node.
 
 import asyncio
 import contextlib
+import io
 import json
 import ssl
 from collections.abc import AsyncIterator, Mapping
@@ -98,7 +99,9 @@ class User:
             "Content-Type": kind or (MERGE if method == "PATCH" else "application/json"),
             "Accept": accept,
         }
-        data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
+        data = None
+        if body is not None:
+            data = io.BytesIO(body if isinstance(body, bytes) else json.dumps(body).encode())
         request = self._session.request(method, path, data=data, headers=headers)
         async with asyncio.timeout(_DEADLINE), request as answer:
             text = await answer.text()

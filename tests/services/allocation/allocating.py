@@ -7,9 +7,8 @@ from collections.abc import AsyncIterator, Callable, Mapping
 
 import msgspec
 
-from agent.allocate.candidates import NOT_HERE, MatchSettings, UnlockedPods
-from agent.allocate.inquiry import AllocationPeers, AllocationViews, SchedulerShares
-from agent.allocate.service import Allocation
+from agent.allocate.match import NOT_HERE, MatchSettings, UnlockedPods
+from agent.allocate.service import Allocation, SchedulerShares
 from agent.app.front import Front
 from agent.cluster import NodeEvent, NodeLock, NodeView, PodTable, PodUid, PodView, Tombstone
 from agent.hami.pod import held_lock
@@ -108,28 +107,24 @@ class Desk:
         self.node_gets = 0
         self.said: list[NodeEvent] = []
         self.shares = SchedulerShares(
-            AllocationViews(
-                self.pods,
-                self.node,
-                self.inventory,
-                self.state.ledger,
-                self.outlived,
-                Cell(MatchSettings(NODE, unlocked_pods=unlocked)),
-                self.edits,
-            ),
-            AllocationPeers(
-                self.witness,
-                self.records,
-                self.containers,
-                self.hooks,
-                self._refresh,
-                self._look_at_pod,
-                self._look_at_node,
-                lambda: self.epoch,
-                self.streams,
-                self.clock,
-                self._look,
-            ),
+            pods=self.pods,
+            node=self.node,
+            inventory=self.inventory,
+            ledger=self.state.ledger,
+            outlived=self.outlived,
+            match=Cell(MatchSettings(NODE, unlocked_pods=unlocked)),
+            edits=self.edits,
+            witness=self.witness,
+            records=self.records,
+            containers=self.containers,
+            hooks=self.hooks,
+            refresh=self._refresh,
+            look_at_pod=self._look_at_pod,
+            look_at_node=self._look_at_node,
+            epoch=lambda: self.epoch,
+            streams=self.streams,
+            clock=self.clock,
+            look=self._look,
         )
         noted = front.refused if front else lambda _refusal, _row: None
         self.service = Allocation(

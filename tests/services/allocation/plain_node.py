@@ -6,7 +6,7 @@ import itertools
 import random
 from collections.abc import AsyncIterator, Sequence
 
-from agent.allocate.plain import KubeletPeers, KubeletShares, KubeletViews, PlainSettings
+from agent.allocate.plain import KubeletShares, PlainSettings
 from agent.allocate.service import Allocation
 from agent.cluster import NodeEvent, PodTable
 from agent.kit.cell import Cell
@@ -22,8 +22,7 @@ from agent.ledger import (
     container_directory,
 )
 from agent.model import Inventory, SliceId
-from agent.reconcile.rules import judge_by_kubelet
-from agent.reconcile.service import Reconcile, ReconcilePeers, ReconcileRule, ReconcileViews, unread
+from agent.reconcile import Reconcile
 from agent.state import StateService
 from tests.builders import NOON, a_pod_uid, an_inventory
 from tests.fakes.clock import LoopClock
@@ -68,24 +67,31 @@ class PlainNode:
         self.edits = Cell(EditSettings())
         chance = random.Random(7)  # noqa: S311 -- a seed makes a test repeatable
         self.shares = KubeletShares(
-            KubeletViews(self.inventory, self.state.ledger, self.edits, lambda: self.epoch.value),
-            KubeletPeers(self.holds, self.hooks, self.clock, chance),
-            PlainSettings(memory_limits=limits),
+            inventory=self.inventory,
+            ledger=self.state.ledger,
+            edits=self.edits,
+            epoch=lambda: self.epoch.value,
+            records=self.holds,
+            hooks=self.hooks,
+            clock=self.clock,
+            chance=chance,
+            settings=PlainSettings(memory_limits=limits),
         )
         self.said: list[NodeEvent] = []
         self.service = Allocation(self.shares, self.state.commit, self.hooks, self.said.append)
         self.reconcile = Reconcile(
-            views=ReconcileViews(
-                Cell(PodTable(synced=True)), self.state.ledger, self.epoch, self.shares.calls.taken
-            ),
-            peers=ReconcilePeers(self.witness, self.holds, self.hooks, self.clock, self.calls),
-            rule=ReconcileRule(
-                judge_by_kubelet,
-                resource=lambda: self.edits.value.resource,
-                adopt=unread,
-                within=None,
-                sweeps=False,
-            ),
+            pods=Cell(PodTable(synced=True)),
+            ledger=self.state.ledger,
+            epoch=self.epoch,
+            taken=self.shares.calls.taken,
+            rivals=Cell(0),
+            calls=self.calls,
+            witness=self.witness,
+            records=self.holds,
+            hooks=self.hooks,
+            clock=self.clock,
+            resource=lambda: self.edits.value.resource,
+            adopt=None,
             commit=self.state.commit,
         )
 

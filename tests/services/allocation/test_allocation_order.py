@@ -7,12 +7,12 @@ import itertools
 import msgspec
 import pytest
 
-from agent.allocate.candidates import UnlockedPods
+from agent.allocate.match import UnlockedPods
 from agent.cluster import NodeView, Phase, Role
 from agent.errors import Refusal, RefusalReason
 from agent.kit.turns import BOOKING
 from agent.ledger import ContainerKey, KubeletEpoch
-from agent.reconcile.rules import Adoption
+from agent.reconcile import Adoption
 from agent.settle import EffectKind
 from agent.state import CURRENT, decode_state
 from tests.builders import NODE, a_container, a_lock
@@ -292,7 +292,7 @@ async def test_the_last_container_settles_the_pod_at_once_and_releases_its_lock(
         (release,) = desk.effects(EffectKind.RELEASE_LOCK)
         assert ("success", (0,), pod.uid) == (settle.phase, settle.groups, settle.pod_uid)
         assert desk.ledger.rows[0].answered_at == settle.due
-        assert a_lock(namespace="team-a", name="train-1").value == release.value
+        assert a_lock(namespace="team-a", name="train-1").value == release.lock
 
 
 async def test_a_container_before_the_last_settles_its_group_after_a_second_of_quiet():
@@ -385,7 +385,7 @@ async def test_an_answer_releases_the_lock_that_is_there_then_and_not_an_older_o
 
         await desk.service.allocate(ids(4))
 
-        assert [again.value] == [one.value for one in desk.effects(EffectKind.RELEASE_LOCK)]
+        assert [again.value] == [one.lock for one in desk.effects(EffectKind.RELEASE_LOCK)]
 
 
 async def test_an_answer_of_this_kubelet_counts_where_its_checkpoint_cannot_be_read():

@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from agent.allocate.candidates import UnlockedPods
-from agent.allocate.inquiry import PREFER_BUDGET, WATCH_PAUSE
+from agent.allocate.match import UnlockedPods
+from agent.allocate.service import PREFER_BUDGET, WATCH_PAUSE
 from agent.errors import KubeletError
 from agent.model import SliceId
 from tests import builders

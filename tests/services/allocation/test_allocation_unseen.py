@@ -5,7 +5,7 @@ import asyncio
 import msgspec
 import pytest
 
-from agent.allocate.inquiry import API_BUDGET, LOCK_PAUSE
+from agent.allocate.service import API_BUDGET, LOCK_PAUSE
 from agent.cluster import NodeView, Phase, PodTable
 from agent.errors import ApiError, Refusal, RefusalReason
 from agent.ledger import KubeletEpoch, Ledger, State
@@ -176,8 +176,8 @@ async def test_the_lock_of_a_pod_whose_name_can_return_goes_behind_the_patch_wit
 
         lock = a_lock(namespace=pod.namespace, name=pod.name).value
         (settle,) = desk.effects(EffectKind.SETTLE_POD)
-        released = [effect.value for effect in desk.effects(EffectKind.RELEASE_LOCK)]
-        assert (("", [lock]) if pod is NEW else (lock, [])) == (settle.value, released)
+        released = [effect.lock for effect in desk.effects(EffectKind.RELEASE_LOCK)]
+        assert (("", [lock]) if pod is NEW else (lock, [])) == (settle.lock, released)
 
 
 async def test_a_call_of_the_kubelet_before_uses_up_no_pod_of_the_next():

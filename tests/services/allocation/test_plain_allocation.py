@@ -13,7 +13,7 @@ from agent.hookdirs import LEFT_BEHIND, NAME
 from agent.kit.turns import BEGUN, CLOSE
 from agent.ledger import ContainerEdits, Holder
 from agent.model import Inventory
-from agent.reconcile.rules import PERIOD, QUIET
+from agent.reconcile import PERIOD, QUIET
 from tests.builders import NOON, a_row
 from tests.services.allocation.plain_node import a_node
 from tests.unit.core.allocation.plain_scene import EPOCH, HOLDER, NEXT, a_plain_row, ids

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 
 import msgspec
 import pytest
@@ -15,7 +16,7 @@ from agent.inventory import Discovery, InventoryKeeper
 from agent.kit.cell import Cell
 from agent.ledger import Ledger
 from agent.model import NO_INDEX, Condition, GpuFault, Inventory, Scan, SharingSettings, Trouble
-from agent.report import CALM, WAKING, GpuCondition, GpuEvents, LeftOut
+from agent.report import CALM, WAKING, follow_gpus, follow_left_out, keep_condition
 from tests.builders import (
     NOON,
     a_gpu,
@@ -42,15 +43,15 @@ def holding(*healths, generation: int = 1) -> Inventory:
     return an_inventory(gpus=gpus, generation=generation)
 
 
-def telling(inventory, say, rows=(), pods=None) -> GpuEvents:
-    """The Events about that inventory; `pods`: of the node, None: not listed yet."""
+def telling(inventory, say, rows=(), pods=None):
+    """What tells about that inventory; `pods`: of the node, None: not listed yet."""
     table = PodTable() if pods is None else PodTable({pod.uid: pod for pod in pods}, synced=True)
-    return GpuEvents(inventory, Cell(Ledger(tuple(rows))), Cell(table), Cell(()), say)
+    return partial(follow_gpus, inventory, Cell(Ledger(tuple(rows))), Cell(table), Cell(()), say)
 
 
 @contextlib.asynccontextmanager
-async def running(service) -> AsyncIterator[None]:
-    async with at_work(service.run):
+async def running(run) -> AsyncIterator[None]:
+    async with at_work(run):
         await asyncio.sleep(0.01)
         yield
 
@@ -110,7 +111,7 @@ async def test_telling_ends_with_the_inventory():
     inventory = Cell(holding(WELL))
     inventory.close()
 
-    await telling(inventory, lambda _: None).run()
+    await telling(inventory, lambda _: None)()
 
 
 class Status:
@@ -128,7 +129,7 @@ class Status:
 
 async def test_the_condition_is_written_at_the_start_and_when_it_says_something_else():
     status, inventory = Status(), Cell(Inventory())
-    async with running(GpuCondition(status.set_condition, inventory, LoopClock())):
+    async with running(partial(keep_condition, status.set_condition, inventory, LoopClock())):
         for generation, healths in enumerate([(WELL,), (WELL,), (BAD,), (BAD,), (WELL,)], 1):
             inventory.set(holding(*healths, generation=generation))
             await asyncio.sleep(0.01)
@@ -139,7 +140,7 @@ async def test_the_condition_is_written_at_the_start_and_when_it_says_something_
 async def test_what_the_condition_says_may_change_and_it_is_so_since_it_was_so_first():
     status, inventory = Status(), Cell(Inventory())
     gone = a_shared_gpu(gpu=a_gpu(index=1), present=False, there=False)
-    async with running(GpuCondition(status.set_condition, inventory, LoopClock())):
+    async with running(partial(keep_condition, status.set_condition, inventory, LoopClock())):
         inventory.set(an_inventory(gpus=(a_shared_gpu(), gone)))
         await asyncio.sleep(60)
         ill = a_shared_gpu(health=a_health(condition=Condition.BAD, since=NOON))
@@ -153,9 +154,9 @@ async def test_what_the_condition_says_may_change_and_it_is_so_since_it_was_so_f
 
 async def test_a_condition_that_was_not_written_is_written_when_the_service_starts_again():
     status, inventory = Status(ApiError("down")), Cell(holding(BAD))
-    service = GpuCondition(status.set_condition, inventory, LoopClock())
+    service = partial(keep_condition, status.set_condition, inventory, LoopClock())
     with pytest.raises(ApiError):
-        await service.run()
+        await service()
     async with running(service):
         pass
 
@@ -204,7 +205,9 @@ class LeftOutBench:
         self.events: list[NodeEvent] = []
         self.keeper = InventoryKeeper(self.inventory, Cell(SharingSettings()), ManualClock())
         self.discovery = Discovery(self.driver, self.keeper.found)
-        self.left_out = LeftOut(self.keeper.left_out, self.inventory, self.events.append)
+        self.left_out = partial(
+            follow_left_out, self.keeper.left_out, self.inventory, self.events.append
+        )
 
     @property
     def indexes(self) -> list[int]:
@@ -219,7 +222,7 @@ class LeftOutBench:
 async def leaving_out(*faults: GpuFault) -> AsyncIterator[LeftOutBench]:
     bench = LeftOutBench()
     bench.driver.faults = list(faults)
-    async with at_work(bench.keeper.run, bench.discovery.run, bench.left_out.run):
+    async with at_work(bench.keeper.run, bench.discovery.run, bench.left_out):
         await asyncio.sleep(1)
         yield bench
 
@@ -334,6 +337,6 @@ async def test_it_ends_with_its_cell():
     cell: Cell[tuple[GpuFault, ...]] = Cell((BROKEN, silent))
     cell.close()
 
-    await LeftOut(cell, Cell(Inventory()), said.append).run()
+    await follow_left_out(cell, Cell(Inventory()), said.append)
 
     assert 1 == len(said)

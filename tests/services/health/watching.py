@@ -5,7 +5,7 @@ from contextlib import asynccontextmanager
 
 from agent.health.watch import HealthWatch
 from agent.health.xids import HealthSettings
-from agent.inventory import InventoryKeeper, Listing
+from agent.inventory import InventoryKeeper
 from agent.kit.cell import Cell
 from agent.model import Health, Inventory, Scan, SharingSettings, SliceList
 from tests.builders import a_gpu, a_uuid
@@ -23,9 +23,10 @@ class HealthBench:
         self.driver = kwargs.get("driver") or ScriptedDriver()
         self.inventory = Cell(Inventory())
         clock = LoopClock()
-        self.keeper = InventoryKeeper(self.inventory, Cell(SharingSettings()), clock)
         self.slices = Cell(SliceList())
-        self.listing = Listing(self.inventory, self.keeper.held, self.slices)
+        self.keeper = InventoryKeeper(
+            self.inventory, Cell(SharingSettings()), clock, slices=self.slices
+        )
         self.verdicts: list[dict] = []
         self.memory: dict = {}
         self.scans_wanted = 0
@@ -65,6 +66,6 @@ class HealthBench:
 @asynccontextmanager
 async def running(*args, **kwargs):
     bench = HealthBench(*args, **kwargs)
-    async with at_work(bench.watch.run, bench.listing.run):
+    async with at_work(bench.watch.run):
         await asyncio.sleep(0.001)
         yield bench

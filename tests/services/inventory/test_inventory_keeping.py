@@ -8,7 +8,7 @@ import pytest
 
 from agent.hami.register import told
 from agent.health.judge import switched_off
-from agent.inventory import MOST_GONE, InventoryKeeper, Listing
+from agent.inventory import MOST_GONE, InventoryKeeper
 from agent.kit.cell import Cell
 from agent.model import (
     NO_INDEX,
@@ -41,13 +41,13 @@ class KeepingBench:
     ) -> None:
         self.inventory = Cell(Inventory())
         self.settings = Cell(settings or SharingSettings())
-        self.keeper = InventoryKeeper(self.inventory, self.settings, ManualClock(), recalled)
         self.slices = Cell(SliceList())
-        self.listing = Listing(self.inventory, self.keeper.held, self.slices)
+        self.keeper = InventoryKeeper(
+            self.inventory, self.settings, ManualClock(), recalled, slices=self.slices
+        )
 
     def scan(self, *gpus: Gpu, faults: tuple[GpuFault, ...] = ()) -> None:
         self.keeper.found(Scan("570.1", gpus, faults))
-        self.listing.refresh()
 
     def hold(self, *numbers: int) -> None:
         held = {a_uuid(n): (slice_id(a_uuid(n), 3),) for n in numbers}
@@ -103,7 +103,6 @@ def test_nothing_is_published_or_listed_before_the_first_scan():
     bench = KeepingBench()
     bench.keeper.judged({G0: BAD})
     bench.hold(0)
-    bench.listing.refresh()
 
     assert (Inventory(), SliceList()) == (bench.inventory.value, bench.slices.value)
     bench.hold()
@@ -365,17 +364,13 @@ def ids(bench: KeepingBench, gpu: int = 0) -> tuple[str, ...]:
     return bench.slices.value.groups[gpu].ids
 
 
-async def test_many_gpus_that_go_bad_at_once_are_one_list_and_what_no_list_shows_is_none():
+def test_many_gpus_that_go_bad_at_once_are_one_list_and_what_no_list_shows_is_none():
     bench = KeepingBench(SharingSettings(numa_topology=True))
     bench.scan(*gpus(0, 1, 2), a_gpu(index=3, numa=1))
     lists = [bench.slices.value]
-    async with at_work(bench.listing.run):
-        for number in range(3):
-            bench.keeper.judged({a_uuid(number): BAD})
-        await asyncio.sleep(1)
-        lists.append(bench.slices.value)
-        bench.keeper.judged({G0: a_health(condition=Condition.BAD, text="another text")})
-        await asyncio.sleep(1)
+    bench.keeper.judged({a_uuid(number): BAD for number in range(3)})
+    lists.append(bench.slices.value)
+    bench.keeper.judged({G0: a_health(condition=Condition.BAD, text="another text")})
 
     assert lists[-1] == bench.slices.value
     assert [1, 2] == [listed.generation for listed in lists]
@@ -385,18 +380,16 @@ async def test_many_gpus_that_go_bad_at_once_are_one_list_and_what_no_list_shows
     assert [0, 0, 0, 1] == [group.numa for group in lists[0].groups]
 
 
-async def test_a_list_can_be_had_at_once_and_ends_when_its_cells_close(bench):
+def test_the_list_is_there_before_any_follower_of_the_inventory_runs(bench):
+    lists: list[SliceList] = []
+    watched = bench.inventory.branch()
+    watched.set = lambda _: lists.append(bench.slices.value)
     bench.keeper.judged({G0: BAD})
-    bench.listing.refresh()
-    bench.listing.refresh()
-    listed = bench.slices.value
+    bench.keeper.refresh()
+    (listed,) = lists
+
     assert (2, [False, True]) == (listed.generation, [group.healthy for group in listed.groups])
     assert [None, None] == [group.numa for group in listed.groups]
-    bench.inventory.close()
-    bench.keeper.held.close()
-    await bench.listing.run()
-
-    assert 2 == bench.slices.value.generation
 
 
 def test_held_ids_stay_listed_when_the_split_count_falls_and_so_does_a_gpu_that_vanished(bench):

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from agent.gpu.driver import bus_id
-from agent.inventory import InventoryKeeper, Listing
+from agent.inventory import InventoryKeeper
 from agent.kit.cell import Cell
 from agent.kubelet.door import encode_list
 from agent.ledger import SourceFile
@@ -19,7 +19,6 @@ from agent.wire.v1beta1 import Device, ListAndWatchResponse
 from tests.builders import G1, NODE, a_gpu, a_health
 from tests.fakes.clock import ManualClock
 from tests.hami_vectors import Vector, cases, vectors
-from tests.services.at_work import at_work
 
 # Which GPUs HAMi's `filterdevices` keeps out: from its config.json to what is shared.
 
@@ -84,20 +83,17 @@ def shown(device: Device) -> dict[str, Any]:
 @pytest.mark.parametrize(
     "vector", cases("list_and_watch", without={BUS_IDS: "a path, tested below"}), ids=str
 )
-async def test_one_gpu_becomes_the_devices_that_hami_lists(vector: Vector):
+def test_one_gpu_becomes_the_devices_that_hami_lists(vector: Vector):
     given = vector.given
     settings = SharingSettings(
         split_count=given["deviceSplitCount"], numa_topology=given["enableNumaTopology"]
     )
     inventory, slices = Cell(Inventory()), Cell(SliceList())
-    keeper = InventoryKeeper(inventory, Cell(settings), ManualClock())
+    keeper = InventoryKeeper(inventory, Cell(settings), ManualClock(), slices=slices)
     gpu = a_gpu(uuid=given["uuid"], numa=given["numa"])
     assert "Unhealthy" == given["health"]
     keeper.judged({gpu.uuid: a_health(condition=Condition.BAD)})
     keeper.found(Scan("570.1", (gpu,)))
-
-    async with at_work(Listing(inventory, keeper.held, slices).run):
-        await slices.until(lambda listed: listed.generation > 0)
 
     frame = encode_list(slices.value)
     assert vector.expected == [

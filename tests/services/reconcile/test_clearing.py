@@ -10,7 +10,7 @@ import pytest
 from agent.cluster import NodeEvent
 from agent.errors import StateError
 from agent.hookdirs import Cleared, DiskRoom
-from agent.reconcile.service import CLEARING_DEADLINE, CLEARING_PERIOD, RETRY, ROOM_PERIOD, Clearing
+from agent.reconcile import CLEARING_DEADLINE, CLEARING_PERIOD, RETRY, ROOM_PERIOD, Clearing
 from tests.fakes.kubelet_side import FakeHookDirs
 from tests.services.at_work import at_work
 

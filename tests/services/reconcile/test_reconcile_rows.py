@@ -10,10 +10,10 @@ import pytest
 from agent.cluster import Phase, PodTable, Role
 from agent.errors import KubeletError, StateError, WitnessThrottled
 from agent.kit.cell import Cell
+from agent.kit.timing import Lull
 from agent.ledger import ContainerKey, Decider, KubeletEpoch, Ledger, State
 from agent.model import slice_id
-from agent.reconcile.rules import PERIOD, judge_by_scheduler
-from agent.reconcile.service import Reconcile, ReconcilePeers, ReconcileRule, ReconcileViews
+from agent.reconcile import PERIOD, Reconcile
 from agent.state import StateService
 from tests.builders import G1, G2, NOON, a_container, a_pod, a_pod_uid, a_row
 from tests.fakes.clock import LoopClock
@@ -50,9 +50,18 @@ class RowsScene:
     def a_reconcile(self) -> Reconcile:
         """A new one on what is there, as after a start."""
         return Reconcile(
-            views=ReconcileViews(self.pods, self.state.ledger, self.epoch, self.taken, self.rivals),
-            peers=ReconcilePeers(self.witness, self.records, self.hooks, self.clock),
-            rule=ReconcileRule(judge_by_scheduler, lambda: RESOURCE, self._adopt),
+            pods=self.pods,
+            ledger=self.state.ledger,
+            epoch=self.epoch,
+            taken=self.taken,
+            rivals=self.rivals,
+            calls=Lull(),
+            witness=self.witness,
+            records=self.records,
+            hooks=self.hooks,
+            clock=self.clock,
+            resource=lambda: RESOURCE,
+            adopt=self._adopt,
             commit=self.state.commit,
         )
 

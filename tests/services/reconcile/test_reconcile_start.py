@@ -11,8 +11,7 @@ from agent.cluster import Phase, PodTable, Tombstone
 from agent.errors import KubeletError, StateError
 from agent.ledger import Holder, KubeletEpoch, container_directory
 from agent.model import slice_id
-from agent.reconcile.rules import PERIOD, QUIET, THROTTLED_PAUSE
-from agent.reconcile.service import SWEEP_PERIOD
+from agent.reconcile import PERIOD, QUIET, SWEEP_PERIOD, THROTTLED_PAUSE
 from agent.state import COMMIT_DEADLINE
 from tests.builders import G1, NOON, a_pod, a_pod_uid, a_row
 from tests.services.reconcile.test_reconcile_rows import EPOCH, GROUPS, POD, ROW, SLICE, a_scene

@@ -4,14 +4,14 @@ import asyncio
 import contextlib
 import dataclasses
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, MutableMapping
+from typing import Any
 
 from agent.cluster import REGISTER, NodeEvent, NodeView
 from agent.hami.register import ReportProfile, ReportSettings, read_register, report_of
 from agent.kit.cell import Cell
 from agent.kube.watches import NodeWatch
 from agent.model import Inventory
-from agent.ports import NodeApi
 from agent.report import ReportCells, Reporter, ReportState
 from tests.builders import an_inventory
 from tests.fakes.apiserver import FakeApi
@@ -51,6 +51,7 @@ class Reporting:
     state: Cell[ReportState]
     reporter: Reporter
     events: list[NodeEvent]
+    log: list[MutableMapping[str, Any]] = dataclasses.field(default_factory=list)
 
     async def settled(self) -> None:
         """The server holds what the inventory says, and the reporter knows it."""
@@ -83,24 +84,24 @@ async def reporting(
     inventory: Inventory | None = None,
     settings: ReportSettings | None = None,
     chance: float = 0.0,
-    through: NodeApi | None = None,
+    observes: bool = False,
 ) -> AsyncIterator[Reporting]:
-    """Both services run while the block does, `through` another port to the Node.
+    """Both services run while the block does.
 
     Without an API server of the test's own the Node is bare.
     """
     if api is None:
         api = FakeApi()
         api.create_node()
-    port = through or api
     found = Cell(an_inventory() if inventory is None else inventory)
     view: Cell[NodeView | None] = Cell(None)
     state = Cell(ReportState())
     events: list[NodeEvent] = []
-    node = NodeWatch(port, view, Chance(chance))
+    node = NodeWatch(api, view, Chance(chance))
     chosen = Cell(ReportSettings() if settings is None else settings)
     cells = ReportCells(found, view, node.returns, chosen, state)
-    reporter = Reporter(port, cells, node.saw, events.append, LoopClock(), Chance(chance))
+    clock, dice = LoopClock(), Chance(chance)
+    reporter = Reporter(api, cells, node.saw, events.append, clock, dice, observes=observes)
     async with at_work(node.run, reporter.run):
         yield Reporting(api, found, view, chosen, state, reporter, events)
 

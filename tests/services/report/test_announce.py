@@ -2,39 +2,28 @@
 
 import asyncio
 from contextlib import AbstractAsyncContextManager
+from functools import partial
 
 import msgspec
 import pytest
 import structlog
 
 from agent.cluster import CORDON, NodeEvent, NodeView
-from agent.errors import ApiError, ApiForbidden
+from agent.errors import ApiConflict, ApiError, ApiForbidden, ApiThrottled
 from agent.kit.cell import Cell
 from agent.model import NO_INDEX
-from agent.report import LIMIT, Announcer, CordonEvents, NodeEventQueue
+from agent.report import LIMIT, NodeEventQueue, follow_cordons
 from tests.builders import a_gpu, a_shared_gpu, a_uuid, an_inventory
+from tests.fakes.apiserver import EventSink
 from tests.services.at_work import at_work
-
-
-class EventsApi:
-    """Takes Events; `answers` are errors for the next ones."""
-
-    def __init__(self, *answers: ApiError) -> None:
-        self.answers = list(answers)
-        self.posted: list[str] = []
-
-    async def post_event(self, event: NodeEvent) -> None:
-        if self.answers:
-            raise self.answers.pop(0)
-        self.posted.append(event.text)
 
 
 def event(text: str, reason: str = "GpuUnhealthy") -> NodeEvent:
     return NodeEvent(reason, text, warning=True)
 
 
-def announcing(api: EventsApi, notices: NodeEventQueue) -> AbstractAsyncContextManager[None]:
-    return at_work(Announcer(api, notices).run)  # type: ignore[arg-type]
+def announcing(api: EventSink, notices: NodeEventQueue) -> AbstractAsyncContextManager[None]:
+    return at_work(partial(notices.post_all, api.post_event))
 
 
 @pytest.mark.parametrize(
@@ -43,12 +32,14 @@ def announcing(api: EventsApi, notices: NodeEventQueue) -> AbstractAsyncContextM
         ([], "ab", {1: ["a", "b"]}),
         ([ApiError("down")], "ab", {4.9: [], 0.2: ["a", "b"]}),
         ([ApiForbidden("no", status=403)], "ab", {1: ["b"]}),
+        ([ApiConflict("no", status=409)], "ab", {1: ["b"]}),
+        ([ApiThrottled("busy", status=429)], "ab", {4.9: [], 0.2: ["a", "b"]}),
         ([], "aaa", {1: ["a"]}),
     ],
-    ids=["in order", "again before the next", "dropped where refused", "not twice in a row"],
+    ids=["in order", "again", "forbidden", "a conflict", "throttled", "not twice in a row"],
 )
 async def test_events_are_posted(answers, texts, posted) -> None:
-    api, notices = EventsApi(*answers), NodeEventQueue()
+    api, notices = EventSink(*answers), NodeEventQueue()
     first, *others = texts
     notices.say(event(first))
     async with announcing(api, notices):
@@ -56,7 +47,7 @@ async def test_events_are_posted(answers, texts, posted) -> None:
             notices.say(event(text))
         for seconds, expected in posted.items():
             await asyncio.sleep(seconds)
-            assert api.posted == expected
+            assert [one.text for one in api.posted] == expected
 
     if not answers:
         assert notices.unposted.items() == ()  # whoever posts counts them
@@ -65,7 +56,7 @@ async def test_events_are_posted(answers, texts, posted) -> None:
 async def test_without_an_api_server_events_are_said_in_the_log_and_counted() -> None:
     notices = NodeEventQueue()
     with structlog.testing.capture_logs() as said:
-        async with at_work(Announcer(None, notices).run):
+        async with at_work(partial(notices.post_all, None)):
             notices.say(event("a"))
             notices.say(msgspec.structs.replace(event("b"), warning=False))
             await asyncio.sleep(1)
@@ -74,14 +65,44 @@ async def test_without_an_api_server_events_are_said_in_the_log_and_counted() ->
     assert ((("GpuUnhealthy", "logged"), 2),) == notices.unposted.items()
 
 
+async def test_an_event_about_a_pod_whose_namespace_takes_none_now_holds_up_no_other() -> None:
+    api, notices = EventSink(ApiError("a webhook", status=500)), NodeEventQueue()
+    for text in "ab":
+        notices.say(msgspec.structs.replace(event(text), namespace="n", pod=text))
+    async with announcing(api, notices):
+        await asyncio.sleep(5.1)
+
+    assert [one.text for one in api.posted] == ["b", "a"]
+
+
+async def test_thousands_of_events_that_are_refused_are_gone_soon_with_one_line_a_minute() -> None:
+    api, notices = EventSink(*[ApiForbidden("may not", status=403)] * 2000), NodeEventQueue()
+    with structlog.testing.capture_logs() as said:
+        async with announcing(api, notices):
+            for number in range(200):
+                notices.say(event(str(number)))
+            await asyncio.sleep(59)
+            notices.say(event("late"))
+            await asyncio.sleep(2)
+            notices.say(event("later"))
+            await asyncio.sleep(1)
+
+    assert (((("GpuUnhealthy", "refused"), 202),), ()) == (
+        notices.unposted.items(),
+        notices.waiting,
+    )
+    lines = [one["others"] for one in said if one["event"] == "event.refused"]
+    assert [0, 200] == lines
+
+
 async def test_a_full_line_drops_the_oldest() -> None:
-    api, notices = EventsApi(), NodeEventQueue()
+    api, notices = EventSink(), NodeEventQueue()
     for number in range(LIMIT + 2):
         notices.say(event(str(number)))
     async with announcing(api, notices):
         await asyncio.sleep(1)
 
-    assert api.posted[0] == "2"
+    assert api.posted[0].text == "2"
     assert (("GpuUnhealthy", "dropped"), 2) in notices.unposted.items()
 
 
@@ -99,7 +120,7 @@ async def said(*views: NodeView | None, inventory=GPUS) -> list[tuple[str, str]]
     """Reason and text of the Events while the Node is seen like this, one view after another."""
     node: Cell[NodeView | None] = Cell(None)
     events: list[NodeEvent] = []
-    async with at_work(CordonEvents(node, Cell(inventory), events.append).run):
+    async with at_work(partial(follow_cordons, node, Cell(inventory), events.append)):
         for view in views:
             await asyncio.sleep(0)
             node.set(view)

@@ -15,7 +15,7 @@ from agent.errors import ApiError, ApiGone, DriverError
 from agent.hami.register import ReportSettings
 from agent.health.watch import HealthWatch
 from agent.health.xids import HealthSettings
-from agent.inventory import Discovery, InventoryKeeper, Listing
+from agent.inventory import Discovery, InventoryKeeper
 from agent.kit.cell import Cell
 from agent.kube.watches import NodeWatch
 from agent.model import DriverEvent, EventKind, Inventory, SharingSettings, SliceList
@@ -41,7 +41,7 @@ class IdleAgent:
         self.report = Cell(settings or ReportSettings())
         self.slices = Cell(SliceList())
         self.state = Cell(ReportState())
-        self.keeper = InventoryKeeper(inventory, self.sharing, clock)
+        self.keeper = InventoryKeeper(inventory, self.sharing, clock, slices=self.slices)
         self.discovery = Discovery(self.driver, self.keeper.found)
         self.health = HealthWatch(
             driver=self.driver,
@@ -54,7 +54,6 @@ class IdleAgent:
             recalled={},
             boot_changed=False,
         )
-        self.listing = Listing(inventory, self.keeper.held, self.slices)
         self.node = NodeWatch(api, view, Chance(0.5))
         cells = ReportCells(inventory, view, self.node.returns, self.report, self.state)
         self.reporter = Reporter(api, cells, self.node.saw, lambda _: None, clock, Chance(0.5))
@@ -65,7 +64,7 @@ async def running(agent: IdleAgent) -> AsyncIterator[IdleAgent]:
     """The agent, once it has reported."""
     async with at_work(
         *(agent.keeper.run, agent.discovery.run, agent.health.run),
-        *(agent.listing.run, agent.node.run, agent.reporter.run),
+        *(agent.node.run, agent.reporter.run),
     ):
         async with asyncio.timeout(60):
             await agent.state.until(lambda state: state.reported)

@@ -25,7 +25,7 @@ from agent.hami.register import (
     registered,
 )
 from agent.model import Condition, Inventory, Link, PciPath
-from agent.report import CONFLICT, DELAYS, SPREAD, ReportState
+from agent.report import CONFLICT, DELAYS, SPREAD, TICK, ReportState
 from tests.builders import a_gpu, a_health, a_shared_gpu, a_uuid, an_inventory
 from tests.fakes.apiserver import FakeApi
 from tests.fakes.clock import START
@@ -457,7 +457,7 @@ async def test_a_request_of_the_scheduler_is_answered_with_the_next_stamp():
         room.api.edit_node({HANDSHAKE: REQUESTING})
         await asyncio.sleep(19)
         assert REQUESTING == room.says(HANDSHAKE)
-        await asyncio.sleep(1)
+        await asyncio.sleep(1 + TICK)
 
         assert START + dt.timedelta(seconds=30) == stamp(room)
 

@@ -19,30 +19,24 @@ from agent.hami.region import (
 )
 from agent.kit.cell import Cell
 from agent.kit.timing import until_tick
-from agent.ledger import PLAIN, ContainerKey, Decider, Ledger, container_directory
+from agent.ledger import PLAIN, ContainerKey, Ledger, container_directory
 from agent.model import MIB, GpuUuid, Inventory, SharedGpu, slice_id
 from agent.usage import (
     DEADLINE,
     FRESH,
     KEPT,
     PERIOD,
-    PRESSURE_PERIOD,
     QUIET,
     ROWS,
     TURN,
     WRITE_DEADLINE,
     ContainerUsage,
-    ContainerUse,
-    MemoryPressure,
 )
 from tests.builders import (
     G1,
     G2,
-    NOON,
     POD_UID,
-    a_container_use,
     a_gpu,
-    a_gpu_use,
     a_pod,
     a_row,
     a_share,
@@ -76,7 +70,9 @@ class UsageBench:
         self.pods = Cell(PodTable())
         self.inventory = Cell(an_inventory(gpus=[gpu_of(G1), gpu_of(G2)]))
         self.usage = ContainerUsage(
-            self.regions, self.ledger, self.pods, self.inventory, LoopClock(), switches=False
+            *(self.regions, self.ledger, self.pods, self.inventory, LoopClock()),
+            lambda _: None,
+            switches=False,
         )
 
     def uses(self, key: ContainerKey, *memory: int, sm: int = 0, uuids: tuple[str, ...] = (G1,)):
@@ -290,37 +286,39 @@ async def test_a_pod_that_is_gone_or_has_ended_uses_nothing(pods):
 # The Event about a container that has filled its memory limit.
 
 
-ROW = a_row()
-FULL = a_container_use(a_gpu_use(mib=2960, limit_mib=3000))
-HALF = a_container_use(a_gpu_use(mib=1500, limit_mib=3000))
+ROW, BESIDE = a_row(), a_row(container="other")
+FULL, HALF, BELOW, NO_LIMIT = (2960, 3000), (1500, 3000), (2900, 3000), (5000, 0)
+"""MiB in use, and the limit."""
+SILENT, UNREADABLE = "no region answers", "this one cannot be read"
 
 
 class PressureScene:
-    """A service with its ledger, the use that it sees, and the Events that it posted."""
+    """The usage of one container at a time, and the Events that were posted."""
 
     def __init__(self, *before) -> None:
         self.ledger = Cell(Ledger(tuple(before)))
-        self.uses = {}
+        self.regions = MemoryRegions()
         self.said = []
         inventory: Cell[Inventory] = Cell(an_inventory(gpus=[a_shared_gpu(gpu=a_gpu(uuid=G1))]))
-        self.service = MemoryPressure(self.uses.get, self.ledger, inventory, self.said.append)
+        self.usage = ContainerUsage(
+            *(self.regions, self.ledger, Cell(PodTable()), inventory, LoopClock()),
+            self.said.append,
+            switches=False,
+        )
 
     async def shows(self, use, row=ROW) -> None:
         """Let the container use that much for a while."""
         self.ledger.set(Ledger((row,)))
-        self.uses[row.key] = use
-        await asyncio.sleep(2 * PRESSURE_PERIOD)
-
-    @contextlib.asynccontextmanager
-    async def running(self):
-        async with at_work(self.service.run):
-            yield self
-
-
-UNREADABLE = ContainerUse(NOON, RegionState.UNREADABLE, reason="it is a link")
-NO_LIMIT = a_container_use(a_gpu_use(mib=5000, limit_mib=0))
-BELOW = a_container_use(a_gpu_use(mib=2900, limit_mib=3000))
-BESIDE = a_row(container="other")
+        self.regions.unread = SILENT * (use == SILENT)
+        if use == UNREADABLE:
+            reading = RegionReading(RegionState.UNREADABLE, reason="it is a link")
+            self.regions.readings[directory(row.key)] = reading
+        elif use != SILENT:
+            mib, limit = use
+            gpus = (RegionGpu(0, row.gpus[0], limit * MIB, 30),)
+            region = a_region(gpus=gpus, processes=(a_process(mib * MIB),))
+            self.regions.put(directory(row.key), region)
+        await asyncio.sleep(2 * PERIOD)
 
 
 @pytest.mark.parametrize(
@@ -328,16 +326,17 @@ BESIDE = a_row(container="other")
     [
         ((), [(HALF, ROW), (FULL, ROW), (HALF, ROW), (FULL, ROW)], 1),
         ((), [(FULL, ROW), (FULL, BESIDE), (FULL, ROW)], 3),
-        ((ROW,), [(None, ROW), (FULL, ROW)], 0),
+        ((ROW,), [(SILENT, ROW), (FULL, ROW)], 0),
         ((ROW,), [(HALF, ROW), (FULL, ROW)], 1),
         ((), [(NO_LIMIT, ROW), (BELOW, ROW), (UNREADABLE, ROW)], 0),
         # In plain mode there is no pod to tell of.
-        ((), [(FULL, msgspec.structs.replace(ROW, decided_by=Decider.KUBELET))], 0),
+        ((), [(FULL, a_plain_row())], 0),
     ],
     ids=["once", "each", "full before the start", "full after it", "not full", "plain"],
 )
 async def test_a_container_that_fills_its_limit_is_told_of_once(before, shown, count):
-    async with PressureScene(*before).running() as scene:
+    scene = PressureScene(*before)
+    async with at_work(scene.usage.run):
         for use, row in shown:
             await scene.shows(use, row)
 
@@ -350,8 +349,9 @@ async def test_a_container_that_fills_its_limit_is_told_of_once(before, shown, c
 
 
 async def test_a_gpu_that_left_the_inventory_is_named_by_its_uuid():
-    async with PressureScene().running() as scene:
-        await scene.shows(a_container_use(a_gpu_use(G2, mib=3000)))
+    scene = PressureScene()
+    async with at_work(scene.usage.run):
+        await scene.shows(FULL, a_row(shares=(a_share(uuid=G2),)))
 
     assert G2 in scene.said[0].text
 
@@ -380,6 +380,7 @@ class FeedbackBench:
             Cell(PodTable()),
             Cell(Inventory()),
             self.clock,
+            lambda _: None,
             switches=switches,
             observes=observes,
         )

@@ -6,6 +6,7 @@ import json
 import pytest
 
 from agent.errors import MalformedText
+from agent.kube.objects import decode_moment
 from agent.kube.reader import (
     AgentPod,
     ClusterNode,
@@ -18,7 +19,6 @@ from agent.kube.reader import (
     decode_agent,
     decode_cluster_node,
     decode_holder,
-    decode_moment,
     decode_name,
     decode_pod_event,
     decode_quota,

@@ -4,7 +4,7 @@ import datetime as dt
 
 import pytest
 
-from agent.allocate.candidates import pair_groups
+from agent.allocate.match import pair_groups
 from agent.errors import MalformedText
 from agent.hami.pod import decode_pod_devices
 from agent.hami.register import (

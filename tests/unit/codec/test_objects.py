@@ -1,7 +1,6 @@
 """Pods and Nodes of the API server to views: each field, quantities, and who wrote what."""
 
 import datetime as dt
-import json
 from typing import Any
 
 import pytest
@@ -11,12 +10,7 @@ from hypothesis import strategies as st
 from agent.allocate.room import NOT_WHOLE
 from agent.cluster import (
     ALLOCATED,
-    BIND_PHASE,
-    BIND_TIME,
-    MIRROR,
     REGISTER,
-    TO_ALLOCATE,
-    VGPU_NODE,
     NodeView,
     Phase,
     PodView,
@@ -31,7 +25,6 @@ from agent.kube.objects import (
     entries,
     other_writer,
     read_page,
-    read_pod,
 )
 from tests.builders import G1, POD_UID, a_container, a_pod, a_share
 from tests.hami_vectors import vectors
@@ -412,119 +405,6 @@ def test_other_extended_resources_are_kept_because_ours_may_get_another_name():
     renamed = found.asking_by("example.com/vgpu")
     assert (2, "example.com/vgpu") == (renamed.count, renamed.resource)
     assert found == renamed.asking_by(GPU)
-
-
-# What is read of a pod field by field is what the agent looks at, and nothing else is kept.
-
-STATE = {
-    "running": {"startedAt": "2026-09-01T12:00:00Z"},
-    "terminated": {"exitCode": 0, "finishedAt": "2026-09-01T12:00:07Z"},
-}
-
-
-def full_container(name: str) -> dict[str, Any]:
-    return {
-        "name": name,
-        "image": "cuda",
-        "command": ["sh", "-c", "x" * 1000],
-        "restartPolicy": "Always",
-        "restartPolicyRules": [{"action": "Restart"}],
-        "env": [
-            {"name": "CUDA_DISABLE_CONTROL", "value": "true"},
-            {"name": "NODE", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}},
-            {
-                "name": "CUDA_TASK_PRIORITY",
-                "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}},
-            },
-            {"name": "GPU_CORE_UTILIZATION_POLICY", "value": "force"},
-        ],
-        "resources": {
-            "limits": {GPU: "2", "nvidia.com/gpumem": "99999999999", "other.com/x": 3},
-            "requests": {"cpu": "1"},
-        },
-    }
-
-
-def full_status(name: str) -> dict[str, Any]:
-    return {
-        "name": name,
-        "containerID": "containerd://abc",
-        "image": "cuda",
-        "state": STATE,
-        "lastState": STATE,
-    }
-
-
-POD: dict[str, Any] = {
-    "kind": "Pod",
-    "metadata": {
-        "uid": "u",
-        "name": "train-0",
-        "namespace": "team-a",
-        "generateName": "train-",
-        "resourceVersion": "7",
-        "creationTimestamp": "2026-09-01T12:00:00Z",
-        "annotations": {
-            ALLOCATED: f"{G1},NVIDIA,3000,30:;",
-            TO_ALLOCATE: f"{G1},NVIDIA,3000,30:;",
-            BIND_PHASE: "allocating",
-            BIND_TIME: "1788264000",
-            VGPU_NODE: "node-a",
-            MIRROR: "x",
-        },
-        "managedFields": [{"manager": "kubectl", "fieldsV1": {"f:spec": {}}}] * 50,
-    },
-    "spec": {
-        "nodeName": "node-a",
-        "schedulerName": "hami-scheduler",
-        "runtimeClassName": "gvisor",
-        "restartPolicy": "OnFailure",
-        "initContainers": [full_container("init")],
-        "containers": [full_container("main")],
-        "volumes": [{"name": "v"}] * 50,
-    },
-    "status": {
-        "phase": "Running",
-        "startTime": "2026-09-01T12:00:00Z",
-        "reason": "because",
-        "message": "of this",
-        "conditions": [{"type": "PodScheduled", "status": "True", "reason": "x"}],
-        "initContainerStatuses": [full_status("init")],
-        "containerStatuses": [full_status("main")],
-    },
-}
-
-
-def encoded(obj: object) -> bytes:
-    return json.dumps(obj).encode()
-
-
-def test_nothing_that_the_view_shows_is_passed_over():
-    # Fill in the field here that decode_pod learns to look at.
-    narrow = read_pod(encoded(POD))
-
-    assert decode_pod(POD, GPU) == decode_pod(narrow, GPU)
-    assert {"metadata", "spec", "status"} == set(narrow)
-    assert "managedFields" not in narrow["metadata"]
-    assert set(POD["spec"]) - {"volumes"} == set(narrow["spec"])
-    assert [{"type": "PodScheduled", "status": "True"}] == narrow["status"]["conditions"]
-    assert "command" not in narrow["spec"]["containers"][0]
-
-
-@pytest.mark.parametrize(
-    "part",
-    [
-        {"spec": None, "status": None},
-        {"spec": {"containers": "none", "nodeName": "node-a"}},
-        {"spec": {"containers": [7, {"name": "main", "env": {}}]}},
-        {"status": {"containerStatuses": {"name": "main"}}},
-        {"status": {"conditions": [7, {"type": "PodScheduled", "status": "True"}]}},
-    ],
-)
-def test_a_pod_of_an_odd_shape_is_read_as_before(part: dict[str, Any]):
-    odd = POD | part
-
-    assert decode_pod(odd, GPU) == decode_pod(read_pod(encoded(odd)), GPU)
 
 
 def test_an_empty_list_may_have_null_for_items():

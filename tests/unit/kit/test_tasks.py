@@ -8,14 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.kit.tasks import (
+    Allowance,
     Backoff,
     BudgetSpent,
     Heartbeat,
     Reopening,
-    RestartPolicy,
     Task,
     TaskEnded,
-    Throttle,
     run_tiers,
     supervise,
 )
@@ -42,7 +41,7 @@ def test_chance_is_that_of_the_seed():
 
 
 async def test_one_is_let_through_in_a_period_and_the_next_one_counts_the_rest():
-    throttle = Throttle(1.0)
+    throttle = Allowance(1, 1.0)
     said = [throttle.admit() for _ in range(4)]
     await asyncio.sleep(1.0)
 
@@ -74,32 +73,30 @@ class Flaky:
             raise self._end
 
 
-async def watch(flaky, policy=RestartPolicy((1.0,)), seconds=100.0, expected=()):  # noqa: B008
+async def watch(flaky, delays=(1.0,), seconds=100.0, expected=(ValueError, TaskEnded)):
     with structlog.testing.capture_logs() as logs:
         try:
             async with asyncio.timeout(seconds):
-                await supervise("demo", flaky.run, policy, Seeded(0), expected)
+                await supervise("demo", flaky.run, Backoff(delays, 0.0, Seeded(0)), expected)
         except TimeoutError:
             return logs
 
 
-GROWING = RestartPolicy((1.0, 2.0, 4.0))
+GROWING = (1.0, 2.0, 4.0)
 
 
 @pytest.mark.parametrize(
-    ("lives", "policy", "starts"),
+    ("lives", "starts"),
     [
-        ([0, 0, 0], GROWING, [0, 1, 3, 7]),
-        ([0, 0, 30, 0], GROWING, [0, 1, 3, 34, 36]),
-        ([0, 0, 29], GROWING, [0, 1, 3, 36]),
-        ([0, 0, 40, 0, 0], RestartPolicy((1.0,), budget=3), [0, 1, 2, 43, 44, 45]),
-        ([0] * 5, RestartPolicy((10.0,), budget=2, window=15.0), [0, 10, 20, 30, 40, 50]),
+        ([0, 0, 0], [0, 1, 3, 7]),
+        ([0, 0, 30, 0], [0, 1, 3, 34, 36]),
+        ([0, 0, 29], [0, 1, 3, 36]),
     ],
-    ids=["delays", "a long life", "a shorter life", "a budget after a long life", "the window"],
+    ids=["delays", "a long life", "a shorter life"],
 )
-async def test_a_failed_activity_runs_again_after_its_delay(lives, policy, starts):
+async def test_a_failed_activity_runs_again_after_its_delay(lives, starts):
     flaky = Flaky(*lives, end=NO)
-    await watch(flaky, policy)
+    await watch(flaky, GROWING)
 
     assert starts == flaky.starts
 
@@ -112,29 +109,40 @@ async def test_a_return_counts_as_a_failure():
     assert "demo ended although it must never end" == logs[0]["err"]
 
 
-async def test_a_spent_budget_raises_with_the_last_error_as_cause():
-    flaky = Flaky(*[0] * 9, end=NO)
-    with pytest.raises(BudgetSpent, match="demo") as caught:
-        await watch(flaky, RestartPolicy((1.0,), budget=3))
+@pytest.mark.parametrize(
+    ("lives", "delay", "starts"),
+    [
+        ([0] * 9, 1.0, [0, 1, 2, 3]),
+        ([0, 0, 0, 40, 0, 0, 0], 1.0, [0, 1, 2, 3, 44, 45, 46]),
+        ([0] * 9, 120.0, [0, 120, 240, 360, 480, 600, 720, 840, 960]),
+    ],
+    ids=["the budget", "a budget after a long life", "the window"],
+)
+async def test_unexpected_failures_have_a_budget_and_the_last_is_the_cause(lives, delay, starts):
+    flaky, bug = Flaky(*lives, end=TypeError("bug")), None
+    try:
+        await watch(flaky, (delay,), seconds=starts[-1] + 1, expected=(OSError,))
+    except BudgetSpent as error:
+        bug = error
 
-    assert [0, 1, 2, 3] == flaky.starts
-    assert (NO, "demo") == (caught.value.__cause__, caught.value.name)
-    with pytest.raises(BudgetSpent) as returned:
-        await watch(Flaky(0, 0), RestartPolicy((1.0,), budget=0))
-    assert isinstance(returned.value.__cause__, TaskEnded)
+    assert starts == flaky.starts
+    assert (delay == 120.0) == (bug is None)
+    if bug:
+        assert isinstance(bug.__cause__, TypeError)
+        assert "demo failed too often and was given up" == str(bug)
 
 
-async def test_unexpected_failures_have_a_budget_of_their_own():
-    policy = RestartPolicy((1.0,), bug_budget=1)
-    with pytest.raises(BudgetSpent):
-        await watch(Flaky(0, 0, end=TypeError("bug")), policy, expected=(OSError,))
-    await watch(Flaky(0, 0, 0, end=OSError("net")), policy, expected=(OSError,))
+async def test_expected_failures_have_none_and_a_return_is_unexpected():
+    await watch(Flaky(*[0] * 9, end=OSError("net")), expected=(OSError,))
+    with pytest.raises(BudgetSpent) as caught:
+        await watch(Flaky(*[0] * 9), expected=(OSError,))
+    assert isinstance(caught.value.__cause__, TaskEnded)
 
 
 async def test_cancellation_passes_and_starts_nothing_again():
     flaky = Flaky()
     async with asyncio.TaskGroup() as group:
-        task = group.create_task(supervise("demo", flaky.run, RestartPolicy((1.0,)), Seeded(0)))
+        task = group.create_task(supervise("demo", flaky.run, Backoff((1.0,), 0.0, Seeded(0)), ()))
         await asyncio.sleep(5)
         task.cancel()
 
@@ -171,7 +179,9 @@ async def test_an_error_that_comes_with_the_cancellation_does_not_hide_it():
             raise ConnectionError("closed while it was ended") from error
 
     async with asyncio.TaskGroup() as group:
-        task = group.create_task(supervise("demo", run, RestartPolicy((1.0,)), Seeded(0)))
+        task = group.create_task(
+            supervise("demo", run, Backoff((1.0,), 0.0, Seeded(0)), (ConnectionError,))
+        )
         await asyncio.sleep(1)
         task.cancel()
         await asyncio.wait([task], timeout=10)
@@ -196,7 +206,7 @@ async def test_cancellations_that_a_failure_leaves_are_not_of_the_next_run():
 
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(2.5):
-            await supervise("demo", run, RestartPolicy((1.0,)), Seeded(0))
+            await supervise("demo", run, Backoff((1.0,), 0.0, Seeded(0)), (ConnectionError,))
 
     assert [0, 0, 0] == counts
 

@@ -87,8 +87,14 @@ OWN = [
             ("allocation", "unlockedPods", "legacy", "one of strict, scheduled, unique"),
             ("allocation", "fence", "always", "one of none, prestart"),
             ("allocation", "mpsRoot", "here", "an absolute path"),
-            ("allocation", "cdiKind", "a b", "text like nvidia.com/gpu"),
-            ("allocation", "cdiAnnotationPrefix", "a b", "text like cdi"),
+            *(
+                ("allocation", "cdiKind", kind, "text like nvidia.com/gpu")
+                for kind in ("a b", "gpu", "nvidia.com/gpu=0")
+            ),
+            *(
+                ("allocation", "cdiAnnotationPrefix", prefix, "text like cdi")
+                for prefix in ("a b", "cdi.k8s.io", "a/b/")
+            ),
             ("allocation", "deviceListStrategy", "[x]", f"one or more of {STRATEGIES}, found 'x'"),
             ("allocation", "deviceListStrategy", "[]", f"one or more of {STRATEGIES}, found none"),
             ("report", "profile", "colon-7", "one of json, colon, found `colon-7`"),

@@ -3,15 +3,15 @@
 import msgspec
 import pytest
 
-from agent.allocate.candidates import (
+from agent.allocate.match import (
     Evidence,
     Grant,
     KubeletView,
     MatchSettings,
     Question,
     UnlockedPods,
+    decide,
 )
-from agent.allocate.match import decide
 from agent.cluster import Phase, PodTable, PodView, Tombstone
 from agent.errors import Refusal, RefusalReason
 from agent.ledger import ContainerHolding, ContainerKey, Holding, KubeletEpoch, Ledger, Row

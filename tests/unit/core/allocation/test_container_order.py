@@ -2,7 +2,7 @@
 
 import pytest
 
-from agent.allocate.candidates import Assignment, pair_groups
+from agent.allocate.match import Assignment, pair_groups
 from agent.cluster import ContainerView, Role
 from agent.errors import Refusal, RefusalReason
 from agent.hami.pod import consume, decode_pod_devices

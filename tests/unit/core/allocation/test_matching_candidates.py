@@ -5,7 +5,7 @@ import datetime as dt
 import msgspec
 import pytest
 
-from agent.allocate.candidates import (
+from agent.allocate.match import (
     AskKubelet,
     Evidence,
     KubeletStart,

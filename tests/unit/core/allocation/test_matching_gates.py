@@ -5,7 +5,7 @@ import dataclasses
 import msgspec
 import pytest
 
-from agent.allocate.candidates import Evidence, MatchSettings
+from agent.allocate.match import Evidence, MatchSettings
 from agent.allocate.room import RequestRules
 from agent.cluster import PodTable, PodView, Role
 from agent.errors import Refusal, RefusalReason

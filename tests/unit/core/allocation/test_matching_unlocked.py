@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import msgspec
 import pytest
 
-from agent.allocate.candidates import (
+from agent.allocate.match import (
     AwaitLock,
     Evidence,
     KubeletView,

@@ -6,8 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from agent.allocate.candidates import Evidence, Grant, MatchSettings, UnlockedPods
-from agent.allocate.match import decide
+from agent.allocate.match import Evidence, Grant, MatchSettings, UnlockedPods, decide
 from agent.cluster import BIND_TIME, MUTEX_LOCK, NodeLock, NodeView, Phase, PodTable, PodView
 from agent.errors import Refusal
 from agent.hami.pod import held_lock
@@ -119,7 +118,7 @@ def released(vector: Vector) -> list[str]:
     pod = a_pod(namespace="default", name="p", phase=Phase.FAILED, annotations=bound)
     table = PodTable({pod.uid: pod}, synced=True)
     effects = owed(SettlementFacts(table, Ledger(), lock_of(vector.given["lock"]), NOON))
-    return [one.value for one in effects if one.frees_lock]
+    return [one.lock for one in effects if one.frees_lock]
 
 
 @pytest.mark.parametrize("vector", cases("node_lock_release", without=OTHER_LOCKS), ids=str)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from agent.allocate.edits import cache_file
 from agent.allocate.plain import MOST_IDS, PlainSettings, asked_again, edits_of, grant, slice_mib
 from agent.cluster import PodUid
-from agent.errors import Refusal, RefusalReason, SettingsError
+from agent.errors import Refusal, RefusalReason
 from agent.ledger import PLAIN, EditSettings, Holder, HookFacts
 from agent.model import Condition, SliceId, slice_id
 from tests.builders import a_gpu, a_health, a_shared_gpu, an_inventory
@@ -161,13 +161,6 @@ def test_without_limits_the_answer_is_the_gpus_alone_by_every_strategy_that_is_s
     assert ["/dev/nvidiactl", "/dev/nvidia0"] == [one.container_path for one in edits.nodes]
     assert (f"nvidia.com/gpu={G0.uuid}", "nvidia.com/gds=all") == edits.cdi_names
     assert 1 == len(edits.annotations)
-
-
-@pytest.mark.parametrize("plain", [LIMITED, UNLIMITED])
-def test_settings_that_no_answer_can_be_made_with_are_said_so(plain):
-    settings = EditSettings(device_list_strategies=("smoke",))
-    with pytest.raises(SettingsError):
-        edits_of(UID, grant(ids(0), an_inventory(), ()), plain, settings, FACTS)
 
 
 def test_the_newest_unbooked_answer_to_an_earlier_kubelet_is_given_again():

@@ -21,6 +21,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from agent import reconcile as by_kubelet
 from agent.allocate.plain import asked_again, grant
 from agent.cluster import PodTable, PodUid
 from agent.ledger import (
@@ -35,8 +36,7 @@ from agent.ledger import (
     Row,
 )
 from agent.model import SliceId
-from agent.reconcile import rules as by_kubelet
-from agent.reconcile.rules import ReconcileFacts, judge_by_kubelet
+from agent.reconcile import ReconcileFacts, judge_by_kubelet
 from tests.builders import NOON, a_gpu, a_shared_gpu, an_inventory
 from tests.unit.core.allocation.plain_scene import RESOURCE, ids
 

@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 
-from agent.allocate.candidates import pair_groups
-from agent.allocate.edits import LOCK_DIRECTORY, EditRequest, cache_file, container_edits
+from agent.allocate.edits import LOCK_DIRECTORY, cache_file, container_edits
+from agent.allocate.match import pair_groups
 from agent.cluster import TO_ALLOCATE, PodView
 from agent.errors import AgentError
 from agent.hami.pod import consume, decode_pod_devices
 from agent.kube.objects import decode_pod
-from agent.ledger import ContainerEdits, EditSettings, GrantedShare, HookFacts
+from agent.ledger import ContainerEdits, ContainerKey, EditSettings, GrantedShare, HookFacts
 from tests.builders import G1, G2, NODE
 from tests.hami_vectors import Vector, cases, vectors
 
@@ -66,8 +66,8 @@ def answers(given: dict[str, Any]) -> tuple[list[ContainerEdits], str]:
             GrantedShare(share, PLACES[share.uuid][0], REGISTERED_MIB, PLACES[share.uuid][1])
             for share in one.shares
         )
-        request = EditRequest(pod.uid, one.container, view.control_disabled, shares)
-        found.append(container_edits(request, settings, facts))
+        key, is_disabled = ContainerKey(pod.uid, one.container), view.control_disabled
+        found.append(container_edits(key, shares, settings, facts, control_disabled=is_disabled))
         text = consume(text, {one.group_index})
     return found, text
 

@@ -10,17 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.allocate.edits import (
-    EditRequest,
     cache_file,
-    check_edit_settings,
     container_edits,
     cuda_order,
     gpu_edits,
     pci_key,
 )
-from agent.errors import Refusal, RefusalReason, SettingsError
+from agent.errors import Refusal, RefusalReason
 from agent.ledger import (
     ContainerEdits,
+    ContainerKey,
     EditSettings,
     GrantedShare,
     HookFacts,
@@ -31,6 +30,7 @@ from agent.ledger import (
 from tests.builders import G1, G2, POD_UID, a_share
 from tests.hami_vectors import vectors
 
+MAIN = ContainerKey(POD_UID, "main")
 FACTS = HookFacts(library="/usr/local/vgpu/libvgpu.so.2.10.0")
 
 
@@ -39,8 +39,8 @@ def granted(uuid_: str = G1, pci: str = "0000:10:00.0", mib: int = 3000) -> Gran
 
 
 def edits_of(*shares: GrantedShare, facts: HookFacts = FACTS, **settings: Any) -> ContainerEdits:
-    request = EditRequest(POD_UID, "main", control_disabled=False, shares=shares)
-    return container_edits(request, msgspec.structs.replace(EditSettings(), **settings), facts)
+    changed = msgspec.structs.replace(EditSettings(), **settings)
+    return container_edits(MAIN, shares, changed, facts)
 
 
 def test_the_group_is_ordered_by_bus_id_because_cuda_numbers_so():
@@ -88,8 +88,7 @@ def test_the_cache_file_follows_from_pod_and_container():
 def test_every_host_path_but_devices_lies_below_the_hook_path():
     facts = HookFacts(library="/opt/vgpu/libvgpu.so", has_license=True, hook_path="/opt")
     edits = edits_of(granted(), facts=facts, device_list_strategies=("envvar",))
-    request = EditRequest(POD_UID, "main", control_disabled=True, shares=(granted(),))
-    more = container_edits(request, EditSettings(), facts)
+    more = container_edits(MAIN, (granted(),), EditSettings(), facts, control_disabled=True)
     hosts = {one.host_path for one in (*edits.mounts, *more.mounts)}
     assert f"/opt/vgpu/containers/{POD_UID}_main" in hosts
     assert all(host.startswith("/opt/vgpu/") for host in hosts)
@@ -148,9 +147,9 @@ def test_a_container_may_write_neither_hami_core_nor_what_another_one_has_mounte
 def test_of_what_a_pods_author_writes_only_numbers_reach_the_environment(mib, cores, name):
     """Programs that run as root on the host read it: hooks of the container runtime."""
     share = GrantedShare(a_share(uuid=G1, memory_mib=mib, core_percent=cores), "0000:10:00.0", 7)
-    request = EditRequest(POD_UID, name, control_disabled=False, shares=(share,))
+    key = ContainerKey(POD_UID, name)
     try:
-        envs = dict(container_edits(request, EditSettings(), FACTS).envs)
+        envs = dict(container_edits(key, (share,), EditSettings(), FACTS).envs)
     except Refusal:
         return
     assert {
@@ -166,9 +165,8 @@ def test_of_what_a_pods_author_writes_only_numbers_reach_the_environment(mib, co
 def test_device_nodes_where_asked_for_are_those_for_control_and_one_per_gpu():
     facts = HookFacts(library="/x", device_nodes=("/dev/nvidiactl", "/dev/nvidia-uvm"))
     shares = (granted(), granted(), GrantedShare(a_share(uuid=G2), "0000:20:00.0", 1, minor=None))
-    request = EditRequest(POD_UID, "main", control_disabled=False, shares=shares)
-    assert () == container_edits(request, EditSettings(), facts).nodes
-    nodes = container_edits(request, EditSettings(pass_device_specs=True), facts).nodes
+    assert () == container_edits(MAIN, shares, EditSettings(), facts).nodes
+    nodes = container_edits(MAIN, shares, EditSettings(pass_device_specs=True), facts).nodes
     names = ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia1")
     assert tuple(NodeEdit(name, name, "rw") for name in names) == nodes
 
@@ -181,21 +179,6 @@ def test_device_nodes_lie_below_the_dev_root_of_the_host():
         {"container": one.container_path, "host": one.host_path, "permissions": one.permissions}
         for one in edits.nodes
     ]
-
-
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
-        (EditSettings(mode="mig"), "operating mode 'mig' is not supported"),
-        (EditSettings(device_list_strategies=("envvar", "cdi")), "strategy cdi is not"),
-        (EditSettings(device_list_strategies=()), "strategy none is not supported"),
-    ],
-)
-def test_settings_that_no_answer_can_be_made_for_are_refused(settings: EditSettings, words: str):
-    with pytest.raises(SettingsError, match=words):
-        check_edit_settings(settings)
-    with pytest.raises(SettingsError, match=words):
-        container_edits(EditRequest(POD_UID, "main", False, (granted(),)), settings, FACTS)
 
 
 def test_the_directory_is_named_by_pod_and_container():

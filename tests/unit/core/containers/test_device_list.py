@@ -1,20 +1,23 @@
 """How a container is told its GPUs, against HAMi v2.10 where its vectors speak."""
 
 import itertools
-from typing import Any
 
 import msgspec
 import pytest
 
 from agent.allocate.edits import (
-    EditRequest,
-    check_edit_settings,
     container_edits,
     looks_up_cdi,
     undefined,
 )
-from agent.errors import SettingsError
-from agent.ledger import STRATEGIES, ContainerEdits, EditSettings, GrantedShare, HookFacts
+from agent.ledger import (
+    STRATEGIES,
+    ContainerEdits,
+    ContainerKey,
+    EditSettings,
+    GrantedShare,
+    HookFacts,
+)
 from tests.builders import G1, G2, POD_UID, a_share
 from tests.hami_vectors import Vector, cases
 
@@ -28,8 +31,7 @@ def edits_of(settings: EditSettings, *uuids: str, container: str = "main") -> Co
         GrantedShare(a_share(uuid=one), f"0000:{place}0:00.0", 81559, minor=place)
         for place, one in enumerate(uuids, start=1)
     )
-    request = EditRequest(POD_UID, container, control_disabled=False, shares=shares)
-    return container_edits(request, settings, FACTS)
+    return container_edits(ContainerKey(POD_UID, container), shares, settings, FACTS)
 
 
 @pytest.mark.parametrize("vector", cases("cdi_response"), ids=str)
@@ -95,20 +97,6 @@ def test_the_annotation_is_the_containers_own_and_always_the_same():
 
     assert one == again != other
     assert len(one.removeprefix("cdi.k8s.io/")) <= 63
-
-
-@pytest.mark.parametrize(
-    ("changed", "words"),
-    [
-        ({"cdi_kind": "gpu"}, "CDI kind 'gpu' is not vendor/class"),
-        ({"cdi_kind": "nvidia.com/gpu=0"}, "is not vendor/class"),
-        ({"cdi_annotation_prefix": "cdi.k8s.io"}, "is not a DNS name with a slash"),
-        ({"cdi_annotation_prefix": "a/b/"}, "is not a DNS name"),
-    ],
-)
-def test_a_name_that_no_runtime_reads_is_refused(changed: dict[str, Any], words: str):
-    with pytest.raises(SettingsError, match=words):
-        check_edit_settings(msgspec.structs.replace(EditSettings(), **changed))
 
 
 # Whether a container runtime finds the GPUs of an answer by their CDI names.

@@ -3,9 +3,9 @@
 import msgspec
 import pytest
 
-from agent.allocate.edits import EditRequest, check_library, container_edits, misnamed
+from agent.allocate.edits import check_library, container_edits, misnamed
 from agent.errors import Refusal
-from agent.ledger import EditSettings, HookFacts
+from agent.ledger import ContainerKey, EditSettings, HookFacts
 from tests.builders import POD_UID, a_container
 
 FILE = "/etc/ld.so.preload"
@@ -84,8 +84,8 @@ def test_one_that_does_not_is_refused_with_what_it_names(hook: str, text: str, s
 
 @pytest.mark.parametrize("hook", ["/usr/local", "/opt/hami", "/var/lib/vgpu"])
 def test_the_path_that_must_be_named_is_the_one_that_the_answer_mounts(hook: str):
-    request = EditRequest(POD_UID, "main", control_disabled=False, shares=())
-    mounts = container_edits(request, EditSettings(), facts(None, hook)).mounts
+    key = ContainerKey(POD_UID, "main")
+    mounts = container_edits(key, (), EditSettings(), facts(None, hook)).mounts
     (library,) = [one.container_path for one in mounts if one.host_path.endswith("libvgpu.so")]
     (file,) = [one.host_path for one in mounts if one.container_path == FILE]
 

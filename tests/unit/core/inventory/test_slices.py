@@ -131,14 +131,15 @@ def test_ids_are_the_lowest_numbers_up_to_the_split_count():
 
 
 def test_held_ids_stay_listed_when_the_split_count_falls():
-    held = [SliceId(text) for text in (f"{G1}-7", f"{G1}-1", f"{G2}-0", "junk")]
+    texts = (f"{G1}-7", f"{G1}-1", f"{G2}-0", "junk")
+    held = tuple(map(SliceId, texts))
     assert (f"{G1}-1", f"{G1}-7") == listed_ids(G1, 1, held)
     assert (f"{G1}-0", f"{G1}-1", f"{G1}-7") == listed_ids(G1, 3, held)
 
 
 @given(st.integers(0, 50), st.sets(st.integers(0, 99)))
 def test_all_held_ids_are_listed_and_no_free_one_too_many(split_count: int, numbers: set[int]):
-    held = [slice_id(G1, number) for number in numbers]
+    held = tuple(slice_id(G1, number) for number in numbers)
     listed = listed_ids(G1, split_count, held)
     assert set(held) <= set(listed)
     assert max(split_count, len(held)) == len(listed) == len(set(listed))

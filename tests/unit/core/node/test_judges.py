@@ -4,29 +4,21 @@ A case is the findings and a line for each: id, verdict and what its text must s
 """
 
 import datetime as dt
+import errno
 from collections.abc import Iterable
 
 import pytest
 from msgspec.structs import replace
 
-from agent.cluster import HANDSHAKE, REGISTER, SCORE
+from agent.cluster import HANDSHAKE, MUTEX_LOCK, SCORE
 from agent.hami.pod import encode_node_lock
 from agent.hami.register import ReportProfile, encode_reported
 from agent.ledger import EditSettings, HookFacts
 from agent.model import GpuFault, Scan
-from agent.node import devices, preflight, scheduling
-from agent.node.devices import DeviceNode, LibraryFile, NodeAccess
+from agent.node import preflight, scheduling
 from agent.node.findings import Finding
-from agent.node.preflight import ClusterAnswer, PathFacts, PluginSocket, Right
-from agent.node.scheduling import (
-    AgentAnswer,
-    NamedNode,
-    NodeTraces,
-    OfferSeen,
-    ReportSeen,
-    judge_handshake,
-    judge_present_report,
-)
+from agent.node.preflight import DeviceNode, LibraryFile, PathFacts, PluginSocket, Right
+from agent.node.scheduling import AgentAnswer, ClusterAnswer, NodeSight, ReportSeen, judge_report
 from tests.builders import NODE, NOON, a_gpu
 
 Case = tuple[Finding | Iterable[Finding], list[str]]
@@ -37,8 +29,8 @@ def ago(seconds: float) -> dt.datetime:
 
 
 def text_of(one: Finding) -> str:
-    causes = " ".join(f"cause={cause.value}" for cause in one.causes)
-    words = (one.point.value, one.verdict.value, one.subject, one.said, one.advice, one.means)
+    causes = " ".join(f"cause={cause}" for cause in one.causes)
+    words = (one.check, one.verdict, one.subject, one.said, one.advice, one.means)
     return " ".join((*words, causes))
 
 
@@ -52,7 +44,7 @@ def check(found: Finding | Iterable[Finding], expected: list[str]) -> None:
         assert text.startswith(f"{head} "), text
         assert [] == [part for part in parts if part not in text], text
         assert one.said
-        assert one.advice or one.verdict.value == "ok", "a fault has a remedy"
+        assert one.advice or one.verdict == "ok", "a fault has a remedy"
         assert "\x1b" not in text, "nothing that a terminal obeys"
 
 
@@ -86,8 +78,10 @@ HOST: list[Case] = [
         ["P-PATHS WRONG|cannot be written"],
     ),
     (preflight.judge_path(replace(DIRECTORY, full=True), made=True), ["P-PATHS WRONG|no space"]),
-    (preflight.judge_bytecode("/agent", 0), ["P-BYTECODE ok"]),
-    (preflight.judge_bytecode("/agent", 2), ["P-BYTECODE note|2 modules"]),
+    (preflight.judge_bytecode("/agent", 0, 0), ["P-BYTECODE ok|its modules are compiled"]),
+    (preflight.judge_bytecode("/agent", 2, 0), ["P-BYTECODE ok|2 modules not compiled yet"]),
+    (preflight.judge_bytecode("/agent", 2, 1), ["P-BYTECODE note|2 modules|cannot keep"]),
+    (preflight.judge_bytecode("/agent", 2, None), ["P-BYTECODE note|a start that may not write"]),
     (preflight.judge_kubelet(DIRECTORY, SOCKET), ["P-KUBELET ok"]),
     (preflight.judge_kubelet(DIRECTORY, replace(SOCKET, kind="")), ["P-KUBELET WRONG|no socket"]),
     (preflight.judge_kubelet(DIRECTORY, replace(SOCKET, kind="file")), ["P-KUBELET WRONG"]),
@@ -123,14 +117,14 @@ HOST: list[Case] = [
     (preflight.judge_cdi(TWO, CDI, NAMES), [f"P-CDI ok {DIRS}"]),
 ]
 
-CONTROL = DeviceNode("/dev/nvidiactl", NodeAccess.OPEN)
-MEMORY = DeviceNode("/dev/nvidia-uvm", NodeAccess.OPEN)
-GPUS = [DeviceNode(f"/dev/nvidia{number}", NodeAccess.SEEN) for number in range(2)]
+CONTROL = DeviceNode("/dev/nvidiactl")
+MEMORY = DeviceNode("/dev/nvidia-uvm")
+GPUS = [DeviceNode(f"/dev/nvidia{number}") for number in range(2)]
 BOTH = "P-ACCESS ok /dev/nvidiactl, /dev/nvidia-uvm"
 
 
-def with_memory(access: NodeAccess, reason: str = "") -> list[Finding]:
-    return list(devices.judge_access([CONTROL, replace(MEMORY, access=access, reason=reason)], 0))
+def with_memory(error: int) -> list[Finding]:
+    return list(preflight.judge_access([CONTROL, replace(MEMORY, error=error)], 0))
 
 
 LIBRARY = LibraryFile("/h/vgpu/libvgpu.so", mode=0o644, digest="ab12")
@@ -141,12 +135,12 @@ UNREAD = {"failure": "cannot be read: denied"}
 
 def with_library(**change: object) -> tuple[Finding, ...]:
     """The library is changed so, then ld.so.preload."""
-    of_library = devices.judge_library_files(replace(LIBRARY, **change), PRELOAD, GOOD)
-    return (*of_library, *devices.judge_library_files(LIBRARY, replace(PRELOAD, **change), GOOD))
+    of_library = preflight.judge_library_files(replace(LIBRARY, **change), PRELOAD, GOOD)
+    return (*of_library, *preflight.judge_library_files(LIBRARY, replace(PRELOAD, **change), GOOD))
 
 
-def with_facts(**change: object) -> tuple[Finding, ...]:
-    return devices.judge_library_files(LIBRARY, PRELOAD, replace(GOOD, **change))
+def with_facts(**change: object) -> Iterable[Finding]:
+    return preflight.judge_library_files(LIBRARY, PRELOAD, replace(GOOD, **change))
 
 
 EACH_WRONG = ["P-PRELOAD WRONG /h/vgpu/libvgpu.so", "P-PRELOAD WRONG /h/vgpu/ld.so.preload"]
@@ -154,16 +148,16 @@ EACH_UNKNOWN = [line.replace("WRONG", "unknown") for line in EACH_WRONG]
 ONLY_LINE = [f"{EACH_WRONG[1]}|make /h/vgpu/libvgpu.so its only line|{NO_SLICE}"]
 
 FILES: list[Case] = [
-    (devices.judge_access([CONTROL, MEMORY, *GPUS], 2), [BOTH]),
-    (devices.judge_access([CONTROL, MEMORY], None), [BOTH]),
-    (devices.judge_access([CONTROL, MEMORY, GPUS[0]], 2), ["P-ACCESS note /dev/nvidiaN|2 GPUs"]),
-    (with_memory(NodeAccess.MISSING), ["P-ACCESS WRONG /dev/nvidia-uvm|cause=P-DRIVER"]),
-    (with_memory(NodeAccess.FORBIDDEN), ["P-ACCESS WRONG /dev/nvidia-uvm|device cgroup"]),
+    (preflight.judge_access([CONTROL, MEMORY, *GPUS], 2), [BOTH]),
+    (preflight.judge_access([CONTROL, MEMORY], None), [BOTH]),
+    (preflight.judge_access([CONTROL, MEMORY, GPUS[0]], 2), ["P-ACCESS note /dev/nvidiaN|2 GPUs"]),
+    (with_memory(errno.ENOENT), ["P-ACCESS WRONG /dev/nvidia-uvm|cause=P-DRIVER"]),
+    (with_memory(errno.EPERM), ["P-ACCESS WRONG /dev/nvidia-uvm|device cgroup"]),
     (
-        with_memory(NodeAccess.FAILED, "No such device"),
+        with_memory(errno.ENODEV),
         ["P-ACCESS WRONG /dev/nvidia-uvm|cannot be opened (No such device)|dmesg"],
     ),
-    (with_memory(NodeAccess.DENIED), ["P-ACCESS unknown /dev/nvidia-uvm"]),
+    (with_memory(errno.EACCES), ["P-ACCESS unknown /dev/nvidia-uvm"]),
     (with_facts(), ["P-PRELOAD ok /h/vgpu/libvgpu.so|SHA-256 ab12"]),
     (with_library(mode=0o664), EACH_WRONG),
     (with_library(mode=0o646), EACH_WRONG),
@@ -178,31 +172,43 @@ FILES: list[Case] = [
     (with_facts(loadable=False), [f"{EACH_WRONG[0]}|{NO_SLICE}"]),
     (with_library(**UNREAD), EACH_UNKNOWN),
     (
-        devices.judge_library_files(
+        preflight.judge_library_files(
             replace(LIBRARY, **UNREAD), replace(PRELOAD, **UNREAD), replace(GOOD, preload=None)
         ),
         EACH_UNKNOWN,
     ),
 ]
 
-LABELLED = ClusterAnswer("here", True, {"gpu": "on"})
+LABELLED = ClusterAnswer("here", True, NodeSight(NODE, labels={"gpu": "on"}))
 DENIED = ClusterAnswer("here", denied=(Right("patch", "pods/status"),))
 READS = ClusterAnswer("here", False, unasked=(Right("patch", "nodes"),))
 HAMI = PluginSocket("/d/nvidia-gpu.sock", alive=True)
 LEFT = replace(HAMI, alive=False)
 OTHER = PluginSocket("/d/rdma.sock", alive=True)
-THEIR_POD = ClusterAnswer("here", True, plugins=("hami/hami-device-plugin-x",))
-REGISTERED = ClusterAnswer("here", True, annotations={REGISTER: "[]"})
 MONITOR = "P-MONITOR note|vGPUmonitor|31992"
+THEIR_POD = "hami/hami-device-plugin-x"
 
 
 def plugins(
     *sockets: PluginSocket,
-    cluster: ClusterAnswer | None = None,
+    pod: str = "",
     place: PathFacts = DIRECTORY,
+    reported: bool = False,
     takeover: bool = False,
 ) -> list[Finding]:
-    return list(preflight.judge_plugins(place, sockets, cluster, takeover=takeover))
+    pods = [pod] * bool(pod)
+    found = preflight.judge_plugins(place, sockets, pods, reported=reported, takeover=takeover)
+    return list(found)
+
+
+def cluster(answer: ClusterAnswer, *, running: bool = False) -> list[Finding]:
+    return list(scheduling.judge_cluster(NODE, answer, running=running))
+
+
+def clock(skew: float | None, *excess: Right) -> Finding:
+    """What is judged last beside an agent: its account's rights, or the clock."""
+    answer = ClusterAnswer("here", True, NodeSight(NODE, skew=skew), excess=excess)
+    return cluster(answer, running=True)[-2 if excess else -1]
 
 
 def hami_files(*names: str, needed: bool = True, unchecked: bool = False, **there: bool) -> Finding:
@@ -211,46 +217,47 @@ def hami_files(*names: str, needed: bool = True, unchecked: bool = False, **ther
 
 
 SERVER: list[Case] = [
-    (preflight.judge_cluster(NODE, LABELLED), ["P-NODE ok", "P-LABEL ok", "P-RIGHTS ok"]),
+    (cluster(LABELLED), ["P-NODE ok", "P-LABEL ok", "P-RIGHTS ok"]),
     (
-        preflight.judge_cluster(NODE, replace(LABELLED, labels={})),
+        cluster(replace(LABELLED, node=NodeSight(NODE))),
         ["P-NODE ok", "P-LABEL note", "P-RIGHTS ok"],
     ),
-    (preflight.judge_cluster(NODE, ClusterAnswer("here", False)), ["P-NODE WRONG", "P-RIGHTS ok"]),
     (
-        preflight.judge_cluster(NODE, ClusterAnswer("here", failure="refused")),
-        ["P-NODE WRONG here refused"],
+        cluster(LABELLED, running=True),
+        ["P-NODE ok", "P-LABEL ok", "P-RIGHTS ok", "P-EXCESS ok", "P-CLOCK unknown"],
+    ),
+    (cluster(ClusterAnswer("here", False)), ["P-NODE WRONG", "P-RIGHTS ok"]),
+    (cluster(ClusterAnswer("here", failure="refused")), ["P-NODE WRONG here refused"]),
+    (
+        cluster(ClusterAnswer("here", failure="refused"), running=True),
+        ["P-NODE unknown here refused"],
     ),
     (
-        preflight.judge_cluster(NODE, ClusterAnswer("here", failure="no file", remedy="name one")),
+        cluster(ClusterAnswer("here", failure="no file", remedy="name one")),
         ["P-NODE WRONG here no file name one"],
     ),
-    (preflight.judge_cluster(NODE, DENIED), ["P-RIGHTS WRONG|patch pods/status"]),
-    (preflight.judge_cluster(NODE, READS), ["P-NODE WRONG", "P-RIGHTS note|patch nodes"]),
-    (preflight.judge_excess("here", ()), ["P-EXCESS ok"]),
+    (cluster(DENIED), ["P-RIGHTS WRONG|patch pods/status"]),
+    (cluster(READS), ["P-NODE WRONG", "P-RIGHTS note|patch nodes"]),
     (
-        preflight.judge_excess("here", preflight.UNNEEDED[:2]),
+        clock(0.0, *preflight.UNNEEDED[:2]),
         ["P-EXCESS note|wider than needed: list nodes, delete nodes"],
     ),
-    (preflight.judge_clock("here", None), ["P-CLOCK unknown|no time"]),
-    (preflight.judge_clock("here", 0.0), ["P-CLOCK ok|at most 2 s"]),
-    (preflight.judge_clock("here", -2.0), ["P-CLOCK ok|at most 2 s"]),
-    (preflight.judge_clock("here", 2.1), ["P-CLOCK note|2 s ahead of"]),
-    (preflight.judge_clock("here", -30.0), ["P-CLOCK note|30 s behind"]),
+    (clock(None), ["P-CLOCK unknown|no time"]),
+    (clock(0.0), ["P-CLOCK ok|at most 2 s"]),
+    (clock(-2.0), ["P-CLOCK ok|at most 2 s"]),
+    (clock(2.1), ["P-CLOCK note|2 s ahead of"]),
+    (clock(-30.0), ["P-CLOCK note|30 s behind"]),
     (plugins(), ["P-PLUGIN ok"]),
-    (plugins(OTHER, cluster=LABELLED), ["P-PLUGIN ok"]),
+    (plugins(OTHER), ["P-PLUGIN ok"]),
     (plugins(LEFT), ["P-PLUGIN note", "P-PLUGIN ok"]),
     (plugins(HAMI), ["P-PLUGIN WRONG", MONITOR]),
-    (plugins(cluster=THEIR_POD), ["P-PLUGIN WRONG", MONITOR]),
-    (plugins(cluster=REGISTERED), ["P-PLUGIN ok", MONITOR]),
-    (plugins(place=PathFacts("/d", ""), cluster=LABELLED), []),
+    (plugins(pod=THEIR_POD), ["P-PLUGIN WRONG", MONITOR]),
+    (plugins(reported=True), ["P-PLUGIN ok", MONITOR]),
+    (plugins(place=PathFacts("/d", "")), []),
     (
-        plugins(HAMI, cluster=THEIR_POD, takeover=True),
+        plugins(HAMI, pod=THEIR_POD, takeover=True),
         ["P-PLUGIN note|right after", "P-PLUGIN note|right after", MONITOR],
     ),
-    (preflight.judge_report(NODE, []), ["P-REPORT ok|says what the agent would write"]),
-    (preflight.judge_report(NODE, ["A: slices 5"]), ["P-REPORT note|A: slices 5 unless"]),
-    (preflight.judge_report(NODE, ["A", "B"]), ["P-REPORT note|A, and 1 more"]),
     (hami_files(), ["P-HAMI note HAMi's ConfigMaps|mount its ConfigMaps"]),
     (hami_files(a=False), ["P-HAMI note /a|not there: the agent's own settings"]),
     (hami_files(a=False, b=True), ["P-HAMI ok /b|read"]),
@@ -273,17 +280,18 @@ NONE_HEALTHY, UNREADABLE = replace(REPORT, healthy=0), ReportSeen(is_there=True)
 JSON, COLON = ReportProfile.JSON, ReportProfile.COLON
 OTHERWISE = replace(REPORT, differences=("a",))
 MORE = replace(REPORT, differences=("a", "b"))
-TRACES = NodeTraces(NODE)
-ANOTHER = NodeTraces(NODE, reported_by="other T")
+SIGHT = NodeSight(NODE, capacity=40)
+ANOTHER = NodeSight(NODE, reported_by="other T")
 
 
-def offer(allocatable: int, report: ReportSeen = REPORT) -> list[Finding]:
-    seen = OfferSeen("nvidia.com/gpu", allocatable, 40)
-    return list(scheduling.judge_offer(NODE, seen, report, NOON))
+def offer(allocatable: int, report: ReportSeen = REPORT) -> Finding:
+    sight = replace(SIGHT, allocatable=allocatable)
+    return scheduling.judge_offer(sight, "nvidia.com/gpu", report, NOON)
 
 
 def handshake(text: str, profile: ReportProfile, report: ReportSeen = REPORT) -> Finding:
-    return judge_handshake(NODE, text, report, profile, NOON)
+    sight = NodeSight(NODE, annotations={HANDSHAKE: text} if text else {})
+    return scheduling.judge_handshake(sight, report, profile, NOON)
 
 
 def a_lock(seconds: float) -> str:
@@ -291,35 +299,40 @@ def a_lock(seconds: float) -> str:
 
 
 def lock(text: str | None) -> Finding:
-    return scheduling.judge_lock(NODE, text, NOON)
+    sight = NodeSight(NODE, annotations={} if text is None else {MUTEX_LOCK: text})
+    return scheduling.judge_lock(sight, NOON)
 
 
 def left(*stale: str, stamps: bool = False, scores: bool = False, **notes: str) -> list[Finding]:
     keys = {"handshake": HANDSHAKE, "score": SCORE}
-    traces = replace(TRACES, annotations={keys[name]: text for name, text in notes.items()})
-    return list(scheduling.judge_leftovers(traces, stale, stamps=stamps, scores=scores))
+    sight = NodeSight(NODE, annotations={keys[name]: text for name, text in notes.items()})
+    return list(scheduling.judge_leftovers(sight, stale, stamps=stamps, scores=scores))
 
 
 SCHEDULER: list[Case] = [
     (offer(20), ["P-OFFER ok"]),
     (offer(12), ["P-OFFER WRONG|kube-scheduler counts fewer"]),
     (offer(30), ["P-OFFER WRONG|HAMi's scheduler counts fewer|cause=P-AGENT"]),
-    (offer(0, UNREADABLE), []),
+    (offer(5, UNREADABLE), ["P-OFFER note|5; there is no readable|cause=P-REPORT cause=P-AGENT"]),
+    (offer(0, ReportSeen()), ["P-OFFER note"]),
     (offer(12, replace(REPORT, written=ago(14))), ["P-OFFER note"]),  # the kubelet has 15 s
     (offer(12, replace(REPORT, written=ago(16))), ["P-OFFER WRONG"]),
-    (judge_present_report(NODE, REPORT, JSON), ["P-REPORT ok|HAMi's scheduler 2.8 and later"]),
+    (judge_report(NODE, REPORT, JSON), ["P-REPORT ok|HAMi's scheduler 2.8 and later"]),
     (
-        judge_present_report(NODE, ReportSeen(), JSON),
+        judge_report(NODE, ReportSeen(), JSON),
         ["P-REPORT WRONG|does not exist"],
     ),
-    (judge_present_report(NODE, UNREADABLE, JSON), ["P-REPORT WRONG|cannot be read"]),
+    (judge_report(NODE, UNREADABLE, JSON), ["P-REPORT WRONG|cannot be read"]),
     (
-        judge_present_report(NODE, REPORT, COLON),
+        judge_report(NODE, REPORT, COLON),
         ["P-REPORT WRONG|not have the form for HAMi's scheduler 2.5 to 2.7.1|cause=P-WRITER"],
     ),
-    (judge_present_report(NODE, replace(REPORT, is_json=False), COLON), ["P-REPORT ok|2.5 to 2.7"]),
-    (judge_present_report(NODE, OTHERWISE, JSON), ["P-REPORT note| a give this check"]),
-    (judge_present_report(NODE, MORE, JSON), ["P-REPORT note| a, and 1 more"]),
+    (judge_report(NODE, replace(REPORT, is_json=False), COLON), ["P-REPORT ok|2.5 to 2.7"]),
+    (judge_report(NODE, OTHERWISE, JSON), ["P-REPORT note| a give this check"]),
+    (judge_report(NODE, MORE, JSON), ["P-REPORT note| a, and 1 more"]),
+    (judge_report(NODE, REPORT, None), ["P-REPORT ok|says what the agent would write"]),
+    (judge_report(NODE, OTHERWISE, None), ["P-REPORT note| a unless"]),
+    (judge_report(NODE, MORE, None), ["P-REPORT note|a, and 1 more"]),
     (handshake("Deleted_x", JSON), ["P-HANDSHAKE WRONG|dropped this node's GPUs"]),
     (handshake("Deleted_x", COLON), ["P-HANDSHAKE WRONG|dropped this node's GPUs"]),
     (handshake("Requesting_2026.11.20 10:00:00", JSON), ["P-HANDSHAKE ok|has read the report"]),
@@ -336,7 +349,7 @@ SCHEDULER: list[Case] = [
     (handshake(encode_reported(ago(9)), COLON), ["P-HANDSHAKE ok|stamps are read"]),
     (handshake("Reported 2001-01-01 10:00:00", COLON), ["P-HANDSHAKE ok|stamps are read"]),
     (handshake("Requesting_2001.01.01 10:00:00", COLON), ["P-HANDSHAKE ok|stamps are read"]),
-    (scheduling.judge_writer(TRACES, OTHERWISE), ["P-WRITER ok"]),
+    (scheduling.judge_writer(SIGHT, OTHERWISE), ["P-WRITER ok"]),
     (scheduling.judge_writer(ANOTHER, REPORT), ["P-WRITER ok|would write the same"]),
     (scheduling.judge_writer(ANOTHER, OTHERWISE), ["P-WRITER note|other changed it at T"]),
     (scheduling.judge_writer(ANOTHER, replace(REPORT, gpus=0)), ["P-WRITER note"]),
@@ -359,11 +372,11 @@ SCHEDULER: list[Case] = [
     (left(), ["P-LEFTOVERS ok"]),
 ]
 
-THERE, MISSING, UNSEEN = NamedNode.THERE, NamedNode.MISSING, NamedNode.UNSEEN
+THERE, MISSING, UNSEEN = True, False, None
 HERE = "gpu-a07.example.org"
 
 
-def entries(**names: NamedNode) -> list[Finding]:
+def entries(**names: bool | None) -> list[Finding]:
     named = {name.replace("_", "-"): state for name, state in names.items()}
     return list(scheduling.judge_entries(HERE, named, "f"))
 
@@ -373,7 +386,7 @@ PAGE = "[+]state ok\n[+]registered ok\n"
 
 def answer(text: str = "", status: int = 200, **more: object) -> list[Finding]:
     given = replace(AgentAnswer("/s", status, text), **more)
-    return list(scheduling.judge_agent(given))
+    return list(scheduling.judge_agent(given, {"no limit would": "it is there"}))
 
 
 OURS = PluginSocket("/d/hami-gpu-0123abcd.sock", alive=True)
@@ -412,6 +425,13 @@ AGENT: list[Case] = [
         [
             "P-AGENT WRONG registered the kubelet is away|cause=P-KUBELET",
             "P-AGENT WRONG stream no",
+        ],
+    ),
+    (
+        answer("[!]offer degraded: x missing, so no limit would be enforced (HA-5005)\n"),
+        [
+            "P-AGENT note offer the agent has not seen yet that it is there|in 10 s",
+            "P-AGENT ok",
         ],
     ),
     (answer("[-]novelty failed: \n", 503), ["P-AGENT WRONG novelty fails"]),
@@ -488,6 +508,6 @@ def test_rights_are_asked_for_this_node_and_by_the_name_of_a_pod():
     ],
 )
 def test_only_a_difference_of_clocks_that_is_certain_counts(server, before, after, skew):
-    found = preflight.skew_of(ago(-server), ago(-before), ago(-after))
+    found = scheduling.skew_of(ago(-server), ago(-before), ago(-after))
 
     assert skew == pytest.approx(found)

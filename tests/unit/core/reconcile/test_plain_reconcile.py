@@ -9,14 +9,13 @@ import pytest
 from agent.cluster import PodTable, PodUid
 from agent.ledger import ContainerKey, Holder, Ledger
 from agent.model import SliceId
-from agent.reconcile.rules import (
+from agent.reconcile import (
     GONE_GRACE,
     LOST_GRACE,
     UNCONFIRMED_AFTER,
     UNREAD_GRACE,
     UNSEEN_GRACE,
     ReconcileFacts,
-    Stranger,
     judge_by_kubelet,
 )
 from tests.builders import G1, NOON, a_pod_uid
@@ -233,7 +232,7 @@ def test_two_answers_of_which_one_is_lived_by_both_stay():
 def test_a_holder_without_a_row_is_adopted():
     (found,) = look(holdings=[holds(HOLDER, *ids(3, 2))]).strangers
 
-    assert Stranger(HOLDER, ids(2, 3), RESOURCE) == found
+    assert (HOLDER, ids(2, 3), RESOURCE) == (found.holder, found.slice_ids, found.resource)
 
 
 @pytest.mark.parametrize(("late", "count"), [(False, 0), (True, 1)])

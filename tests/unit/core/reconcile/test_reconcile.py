@@ -9,13 +9,13 @@ import pytest
 from agent.cluster import Phase, PodTable, PodView, Role, Tombstone
 from agent.ledger import ContainerHolding, ContainerKey, Holder, Holding, KubeletEpoch, Ledger, Row
 from agent.model import SliceId
-from agent.reconcile.rules import (
+from agent.reconcile import (
     LEAKED_AFTER,
     Findings,
     ReconcileFacts,
-    Stranger,
     judge_by_scheduler,
     leaked,
+    stranger_row,
 )
 from tests.builders import G1, NOON, a_container, a_pod, a_pod_uid, a_row
 from tests.unit.core.allocation.matching_scene import NOW_KUBELET, OLD_KUBELET, RESOURCE, annotated
@@ -138,7 +138,8 @@ def test_the_row_of_a_failed_pod_is_over_after_a_minute_whatever_the_kubelet_lis
 def test_a_stranger_that_has_ended_keeps_no_ids_although_the_kubelet_lists_it(phase):
     stranger = a_pod(phase=phase)
     holder = Holder(stranger.namespace, stranger.name, "main")
-    kept = Stranger(holder, IDS, RESOURCE).row(NOON - 9 * MINUTE, NOW_KUBELET)
+    seen = ReconcileFacts(PodTable(), (), NOW_KUBELET, NOON - 9 * MINUTE, complete=True)
+    kept = stranger_row(holder, IDS, RESOURCE, seen)
     look = partial(
         found,
         pods=(stranger,),

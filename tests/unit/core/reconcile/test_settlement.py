@@ -14,6 +14,7 @@ from agent.settle import (
     UNCLAIMED,
     Effect,
     SettlementFacts,
+    events_of,
     owed,
     refusal_text,
 )
@@ -97,11 +98,13 @@ def test_only_the_refused_pod_is_settled_as_failed_and_told_why_until_it_shows(a
     ended = a_pod(uid=a_pod_uid(8), name="done", annotations=BOUND, phase=Phase.FAILED)
     refused = rejected(annotations=annotations)
 
-    settle, event = owed(a_scene(running, refused, ended, lock_stamp=None))
+    scene = a_scene(running, refused, ended, lock_stamp=None)
+    (settle,) = owed(scene)
+    (event,) = events_of((settle,), scene)
 
     assert {refused.uid} == {settle.pod_uid, event.pod_uid}
-    assert ["settle-pod failed", "post-event"] == told((settle, event))
-    assert ((), REFUSED_EVENT, SENTENCE) == (settle.groups, event.reason, event.value)
+    assert (["settle-pod failed"], ()) == (told((settle,)), settle.groups)
+    assert (REFUSED_EVENT, SENTENCE, True) == (event.reason, event.text, event.warning)
     settled = changed(refused, annotations={**annotations, PHASE: "failed"})
     assert () == owed(a_scene(settled, lock_stamp=None))
 
@@ -120,14 +123,16 @@ def test_the_lock_of_a_terminal_owner_goes_behind_a_patch_with_its_uid(phase, bi
     (effect,) = owed(a_scene(ended, lock_stamp=stamp))
 
     assert (PROVED, ended.uid) == (told([effect]), effect.pod_uid)
-    assert a_lock(stamp=stamp).value == effect.value
+    assert a_lock(stamp=stamp).value == effect.lock
     assert () == owed(a_scene(ended, lock_stamp=stamp, synced=False))
 
 
 def test_a_refused_owner_is_settled_told_and_its_lock_goes():
-    expected = ["settle-pod failed", "post-event", "settle-pod failed + lock"]
+    scene = a_scene(rejected())
+    effects = owed(scene)
 
-    assert expected == told(owed(a_scene(rejected())))
+    assert ["settle-pod failed", "settle-pod failed + lock"] == told(effects)
+    assert [SENTENCE] == [event.text for event in events_of(effects, scene)]
 
 
 def answered(*containers: str, lock: str = a_lock().value) -> Ledger:
@@ -146,7 +151,7 @@ def test_the_lock_of_a_pod_that_was_answered_in_full_goes_by_its_text_or_behind_
     scene = a_scene(POD, ledger=ledger, lock_stamp=stamp)
     (effect,) = (one for one in owed(scene) if one.frees_lock)
     assert (RELEASED if noted == text else PROVED) == told([effect])
-    assert text == effect.value
+    assert text == effect.lock
 
     # Its name may be another pod's by now, which took over the lock as it is.
     assert () == owed(a_scene(namesake, ledger=ledger, lock_stamp=stamp))

@@ -1,1 +1,0 @@
-"""The ledger beside what the kubelet and the API server say."""

@@ -1,0 +1,363 @@
+"""What schedulers, kubelets, runtimes and agents said decides over what the objects allow."""
+
+import pytest
+
+from agent.kube.reader import GpuHolder, PodEventView, Taint, Unread
+from tests.fakes.explain_rig import a_gpu
+from tests.sandbox.explained import (
+    CORES,
+    GPU,
+    MEMORY,
+    Json,
+    a_node,
+    a_pod,
+    blocked,
+    event,
+    said,
+    told,
+    words,
+)
+
+BOUND = event("BindingFailed", "pods is forbidden: not yours", 5)
+LOCKED = "running PreBind plugin: node n1 has been locked within 5m0s"
+REFUSED = "0/9 nodes are available: 7 3/8 CardNotHealth, 2 5/8 CardInsufficientCore."
+CORDONED = "0/1 nodes are available: 1 node(s) were unschedulable."
+PODS_UNREAD = {"nodes": (), "unread": (Unread("nodes", "no right"), Unread("pods", "no right"))}
+
+
+@pytest.mark.parametrize(
+    ("pod", "events", "parts", "gate", "quoted"),
+    [
+        # Without a word of a scheduler nothing is called well for longer than a minute.
+        (a_pod(age=70), (), {}, "placement E-UNTRIED", "in 70 s; by what the Nodes report, it"),
+        (a_pod(age=50), (), {}, " ", "no scheduler has said anything about the pod yet"),
+        (a_pod(age=70), (), PODS_UNREAD, "placement E-UNTRIED", "hami-scheduler runs"),
+        (a_pod(limits={GPU: 0}, age=999), (), {}, "placement E-UNTRIED", "hami-scheduler runs"),
+        # A Node that was chosen before the last refusal is history.
+        (
+            a_pod(limits={MEMORY: "900"}),
+            (
+                event("FilteringSucceed", "find fit node(n1)", 90),
+                event("FilteringFailed", "1 nodes CardFoo(n1)", 20),
+            ),
+            *({}, " ", "the scheduler has not tried since"),
+        ),
+        # Nothing that the pod asks for is changed where the scheduler itself fails.
+        (
+            *(a_pod(said("EOF"), limits={MEMORY: "99999"}), (), {}),
+            *("placement E-ERROR", "the scheduler failed"),
+        ),
+        # What it cannot decide is quoted, whatever the text is, and is no word about the Nodes.
+        (
+            *(a_pod(said("running Bind extender: EOF", "SchedulerError")), (BOUND,), {}),
+            *("binding E-BIND", "not yours"),
+        ),
+        (
+            *(a_pod(said("context deadline exceeded")), (), {}),
+            *("placement E-ERROR", "deadline exceeded"),
+        ),
+        (a_pod(), (event("FailedScheduling", "x509: expired"),), {}, "placement E-ERROR", "x509"),
+        # A pod that is being deleted is not placed, with and without a finalizer.
+        (
+            a_pod(metadata={"deletionTimestamp": "2026-01-02T11:58:00Z"}),
+            *((), {}, "admission E-DELETED", "was deleted 2 min ago"),
+        ),
+        (
+            a_pod(
+                limits={GPU: "0"},
+                metadata={"deletionTimestamp": "2026-01-02T11:58:00Z", "finalizers": ["a/b"]},
+            ),
+            *((), {}, "admission E-DELETED", "finalizers keep it (a/b)"),
+        ),
+        # With rights in one namespace the last attempt decides, by its greatest number.
+        (a_pod(said(REFUSED)), (), PODS_UNREAD, "placement CardInsufficientCore", "9 nodes"),
+        (a_pod(said(LOCKED)), (), PODS_UNREAD, "binding E-LOCK", "has been locked"),
+        (
+            *(a_pod(said("0/2 nodes are available: 2 Insufficient memory.")), (), PODS_UNREAD),
+            *("placement E-NODE", "2 Insufficient memory"),
+        ),
+        # The Nodes that were tried had too few slices; or they lack something besides GPUs.
+        (
+            a_pod(said("0/4 nodes are available: 4 Insufficient nvidia.com/gpu.")),
+            *((), {}, "placement E-NODE", "too few slices (4 Insufficient nvidia.com/gpu)"),
+        ),
+        (
+            a_pod(said("0/4 nodes are available: 4 Insufficient ephemeral-storage.")),
+            *((), {}, "placement E-NODE", "besides GPUs"),
+        ),
+        # A GPU in a mode that the model does not have is not judged.
+        (
+            *(a_pod(said("0/1 nodes are available: 1 1/1 CardFoo."), limits={MEMORY: "900"}), ()),
+            {"nodes": (a_node("n1", a_gpu("GPU-m", mode="mps")),)},
+            *("placement E-UNJUDGED", "1/1 CardFoo"),
+        ),
+        (
+            *(a_pod(said("0/1 nodes are available: 1 1/1 CardTypeMismatch.")), ()),
+            {"nodes": (a_node("n1", a_gpu("GPU-m", mode="mig")),)},
+            *("placement CardTypeMismatch", "not judged"),
+        ),
+        # The reason is that of the GPUs that the pod itself does not exclude.
+        (
+            a_pod(metadata={"annotations": {"nvidia.com/nouse-gpuuuid": "GPU-a,GPU-b,GPU-c"}}),
+            (event("FilteringFailed", "no available node, 1 nodes do not meet"),),
+            {
+                "nodes": (
+                    a_node("n1", *map(a_gpu, ("GPU-a", "GPU-b", "GPU-c")), a_gpu("GPU-d", 3, 500)),
+                )
+            },
+            *("placement CardInsufficientMemory", "no available node"),
+        ),
+        # Nodes are in the order of their numbers.
+        (
+            a_pod(said("0/2 nodes are available."), limits={MEMORY: "99999"}),
+            (),
+            {"nodes": (a_node("h10"), a_node("h9"))},
+            *("placement CardInsufficientMemory", "1/1 CardInsufficientMemory"),
+        ),
+        # What the agent said of the Node stands beside the Node.
+        (
+            a_pod(said("0/1 nodes are available: 1 node unregistered.")),
+            (),
+            {
+                "nodes": (a_node(slices=0),),
+                "node_events": (
+                    event("ConfigRejected", "old text", 90, "hami-agent", "n1"),
+                    event("ConfigRejected", "splitCount is no number", 40, "hami-agent", "n1"),
+                    event("Rebooted", "not ours", 10, "kubelet", "n1"),
+                ),
+            },
+            *("placement NodeUnregistered", "40 s ago: ConfigRejected: splitCount is no number"),
+        ),
+    ],
+)
+def test_the_words_of_schedulers_and_agents_decide_and_are_quoted(
+    pod: Json, events: tuple[PodEventView, ...], parts: Json, gate: str, quoted: str
+):
+    found = told(pod, *events, **parts)
+
+    assert gate == " ".join(blocked(found))
+    assert quoted in words(found)
+    assert "old text" not in words(found)
+    assert "not ours" not in words(found)
+    if gate != "placement CardInsufficientMemory":
+        assert () == found.changes
+
+
+def test_what_the_pod_itself_was_given_does_not_count_against_it():
+    own = GpuHolder("own", "d", "p", "n1", "GPU-a,NVIDIA,16000,0:;", "Pending")
+    chosen = event("FilteringSucceed", "find fit node(n1)", 9)
+
+    assert ("", "") == blocked(told(a_pod(), chosen, holders=(own,)))
+
+
+def test_nodes_are_ordered_by_number():
+    nodes = [a_node(f"rack{rack}-gpu{gpu}") for rack in (10, 9) for gpu in (11, 2)]
+
+    found = told(a_pod(limits={MEMORY: "99999"}), nodes=tuple(nodes))
+
+    assert ["rack9-gpu2", "rack9-gpu11", "rack10-gpu2", "rack10-gpu11"] == [
+        node.name for node in found.nodes
+    ]
+
+
+def test_the_holders_of_what_is_short_are_named():
+    held = [("big", 15_000, 0), ("busy", 100, 70), ("idle", 50, 0)]
+    holders = tuple(
+        GpuHolder(name, "d", name, "n1", f"GPU-a,NVIDIA,{mib},{cores}:;", "Running")
+        for name, mib, cores in held
+    )
+
+    cores = told(a_pod(limits={MEMORY: "10", CORES: "50"}), holders=holders)
+    memory = told(a_pod(limits={MEMORY: "9000", CORES: "10"}), holders=holders)
+
+    assert [("d/busy 70 %",)] == [node.biggest for node in cores.nodes]
+    assert "d/big 15,000 MiB" == memory.nodes[0].biggest[0]
+
+
+def of_main(waiting: Json | None = None, **state: Json) -> Json:
+    one = {"name": "main", "state": {"waiting": waiting} if waiting else {}} | state
+    return {"containerStatuses": [one]}
+
+
+REJECTED = {"phase": "Failed", "reason": "UnexpectedAdmissionError"}
+NVML = "Failed to initialize NVML: Unknown Error"
+KUBELET_TEXTS = {
+    "Allocate failed due to no healthy devices present, which is unexpected": "no healthy slice",
+    "requested number of devices unavailable for nvidia.com/gpu. Requested: 2, Available: 1": (
+        "all slices of the node were held"
+    ),
+    "Allocate failed due to rpc error: code = Unavailable desc = EOF": (
+        "the device plugin of the node ended"
+    ),
+    "Allocate failed due to rpc error: code = Internal desc = device 3 not found": (
+        "another device plugin than this agent"
+    ),
+}
+RUNTIME_TEXTS = {
+    "unresolvable CDI devices k8s.device-plugin.nvidia.com/gpu=GPU-2": "no CDI specification",
+    "nvml error: driver/library version mismatch: unknown": "the driver's files were replaced",
+    "stderr: nvidia-container-cli: device error: 1: unknown device": "NVIDIA's container runtime",
+    NVML: "has lost its GPU devices",
+}
+
+
+def test_each_known_text_of_kubelets_and_runtimes_has_a_cause_and_a_remedy_of_its_own():
+    crash = of_main(
+        {"reason": "CrashLoopBackOff", "message": "back-off"},
+        lastState={"terminated": {"exitCode": 1, "message": NVML}},
+    )
+    topology = {"phase": "Failed", "reason": "TopologyAffinityError", "message": "Resources cannot"}
+    cases = [
+        *((text, {**REJECTED, "message": text}, cause) for text, cause in KUBELET_TEXTS.items()),
+        *(
+            (text, of_main({"reason": "x", "message": text}), c)
+            for text, c in RUNTIME_TEXTS.items()
+        ),
+        ("Resources cannot", topology, "no NUMA node"),
+    ]
+    remedies = set()
+    for text, status, cause in cases:
+        found = told(a_pod(status, "n1"))
+        assert text in words(found)
+        assert cause in words(found), text
+        remedies |= {gate.advice for gate in found.gates if gate.verdict.value == "blocked"}
+
+    assert len(cases) == len(remedies)
+    assert "has lost its GPU devices" in words(told(a_pod(crash, "n1")))
+
+
+def test_what_the_agent_said_of_the_pod_is_quoted_the_newest_first():
+    events = [
+        event("MemoryLimitReached", f"container c{n} uses 99 %", n, "hami-agent") for n in (9, 3)
+    ] + [event("GpuDegradedForPod", "GPU 0: XID 94 [H-094]", 7, "hami-agent")]
+    held = "GPU-a,NVIDIA,1000,0:;"
+    metadata = {"annotations": {"hami.io/vgpu-devices-allocated": held}}
+    running = told(a_pod({"phase": "Running"}, "n1", metadata=metadata), *events).gate("running")
+
+    assert "noted" == running.verdict.value
+    assert [
+        "the agent, 3 s ago: MemoryLimitReached: container c3 uses 99 %",
+        "the agent, 7 s ago: GpuDegradedForPod: GPU 0: XID 94 [H-094]",
+    ] == [*running.facts[1:]]
+
+
+@pytest.mark.parametrize(
+    ("containers", "shares", "holders"),
+    [
+        (("", "web", "gpu"), "GPU-a,NVIDIA,2000,0:;", ["gpu"]),
+        (("gpu", "", "gpu2"), "GPU-a,NVIDIA,1,0:;GPU-b,NVIDIA,2,0:;", ["gpu", "gpu2"]),
+        (("", "", "gpu"), ";;GPU-a,NVIDIA,1,0:;", ["gpu"]),
+    ],
+)
+def test_shares_are_told_with_the_containers_that_ask_for_slices(containers, shares, holders):
+    limits = {"limits": {GPU: "1"}}
+    made = [
+        {"name": name or f"plain{place}", "resources": limits if "gpu" in name else {}}
+        for place, name in enumerate(containers)
+    ]
+    pod = a_pod(
+        {"phase": "Running"},
+        "n1",
+        initContainers=made[:1],
+        containers=made[1:],
+        metadata={"annotations": {"hami.io/vgpu-devices-allocated": shares}},
+    )
+
+    nodes = (a_node("n1", a_gpu("GPU-a"), a_gpu("GPU-b", 1)),)
+    facts = told(pod, nodes=nodes).gate("running").facts
+
+    assert holders == [fact.partition(":")[0] for fact in facts]
+
+
+def test_a_gpu_that_no_node_reports_any_more_is_not_called_well():
+    metadata = {"annotations": {"hami.io/vgpu-devices-allocated": "GPU-gone,NVIDIA,10,0:;"}}
+    gate = told(a_pod({"phase": "Running"}, "n1", metadata=metadata)).gate("running")
+
+    assert ("noted", "CardNotHealth") == (gate.verdict.value, gate.reason)
+    assert "no Node reports GPU GPU-gone any more" in gate.facts[-1]
+
+
+def a_quota(hard: Json) -> Json:
+    return {"metadata": {"name": "team", "namespace": "d"}, "spec": {"hard": hard}}
+
+
+def test_a_quota_is_raised_to_what_is_enough_and_its_holders_are_named():
+    hard = {f"limits.{MEMORY}": "3000", f"limits.{CORES}": "60"}
+    holder = GpuHolder("h", "d", "held", "n2", "GPU-b,NVIDIA,2500,40:;", "Running")
+    pod = a_pod(limits={MEMORY: "1000", CORES: "30"})
+
+    found = told(pod, holders=(holder,), quotas=(a_quota(hard),))
+
+    assert ("quota", "ResourceQuotaNotFit") == blocked(found)
+    assert "most is held by held 2,500 MiB" in words(found)
+    (change,) = found.changes
+    assert 'limits.nvidia.com/gpumem: "3500", limits.nvidia.com/gpucores: "70"' == change.paste
+    raised = {key: value for key, _, value in (p.partition(": ") for p in change.paste.split(", "))}
+    enough = a_quota({key: value.strip('"') for key, value in raised.items()})
+    assert "placement E-UNTRIED" == " ".join(
+        blocked(told(pod, holders=(holder,), quotas=(enough,)))
+    )
+
+
+@pytest.mark.parametrize(
+    ("key", "form"),
+    [
+        ("requests.nvidia.com/gpumem", "limits.nvidia.com/gpumem"),
+        ("limits.nvidia.com/gpumemory", "limits.nvidia.com/gpumem"),
+        ("nvidia.com/gpucores", "limits.nvidia.com/gpucores"),
+        ("limits.nvidia.com/gpu", "requests.nvidia.com/gpu"),
+        ("requests.nvidia.com/gpu", ""),
+        ("limits.cpu", ""),
+    ],
+)
+def test_a_quota_in_a_form_that_hami_does_not_read_is_named_with_the_form_that_counts(key, form):
+    gate = told(a_pod(), quotas=(a_quota({key: "5"}),)).gate("quota")
+
+    assert ("E-QUOTA" if form else "") == gate.reason
+    assert form in "".join(gate.facts)
+    assert ("what counts is" in "".join(gate.facts)) == bool(form)
+
+
+def test_a_container_that_asks_for_a_whole_gpu_is_told_to_name_its_memory():
+    holder = GpuHolder("h", "x", "held", "n1", "GPU-a,NVIDIA,6000,0:;", "Running")
+    pod = a_pod(metadata={"annotations": {CORES: "20"}})
+    pod["spec"]["containers"][0]["resources"]["limits"] = {GPU: "1", CORES: "100"}
+
+    found = told(pod, holders=(holder,))
+
+    assert "main asks for whole GPUs, because its limits have no nvidia.com/gpumem" in words(found)
+    assert "the annotation nvidia.com/gpucores is ignored" in words(found)
+    assert "nvidia.com/gpumem: 10000 " in found.changes[0].paste
+    limits = {GPU: "1", MEMORY: "10000"}
+    pod["spec"]["containers"][0]["resources"]["limits"] = limits
+    assert "E-UNTRIED" == blocked(told(pod, holders=(holder,)))[1]
+
+
+def test_a_cordoned_node_is_opened_with_its_taint_where_that_places_the_pod():
+    taint = Taint("node.kubernetes.io/unschedulable", "", "NoSchedule")
+    nodes = (a_node("n7", is_closed=True, taints=(taint,)), a_node("n8", is_closed=True))
+
+    (change, *_) = told(a_pod(said(CORDONED)), nodes=nodes).changes
+
+    assert ("uncordon the Node n7", "kubectl uncordon n7") == (change.said, change.paste)
+
+
+@pytest.mark.parametrize(
+    ("pod", "advice"),
+    [
+        (
+            a_pod(
+                {**REJECTED, "message": "main asks for 2Gi [HA-3006]"}, "n1", limits={MEMORY: "2Gi"}
+            ),
+            "write MiB without a unit: `nvidia.com/gpumem: 2048`",
+        ),
+        (
+            a_pod({**REJECTED, "message": "no lock [HA-2005]"}, "n1", schedulerName="volcano"),
+            "leave schedulerName out, or write `schedulerName: hami-scheduler`",
+        ),
+    ],
+)
+def test_of_a_request_that_fails_each_time_only_its_cause_is_advised(pod, advice):
+    found = told(pod)
+
+    assert [advice] == [gate.advice for gate in found.gates if gate.advice]
