@@ -346,18 +346,13 @@ def _node_checks(
         if with_core:
             await adapters.hooks.check()
 
-    async def sockets() -> None:
-        await adapters.worker.call(check_directory, settings.paths.plugins)
-
-    async def driver() -> None:
-        await adapters.worker.call(adapters.driver.check)
-
+    call, plugins = adapters.worker.call, settings.paths.plugins
     return (
         NodeCheck(AllocateStep.WRITE, state, turn=2),
-        NodeCheck(AllocateStep.HOOK, driver, turn=3),
+        NodeCheck(AllocateStep.HOOK, partial(call, adapters.driver.check), turn=3),
         NodeCheck(AllocateStep.HOOK, files, turn=3),
         NodeCheck(AllocateStep.DIRECTORY, directories, turn=3),
-        NodeCheck(AllocateStep.HOOK, sockets, turn=3),
+        NodeCheck(AllocateStep.HOOK, partial(call, check_directory, plugins), turn=3),
     )
 
 
