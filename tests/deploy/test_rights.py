@@ -17,6 +17,7 @@ OPTIONAL = {("patch", "nodes/status")}
 """The chart grants it only with `report.nodeCondition` (tests/chart/test_values.py)."""
 COMMANDS = Path("agent/kube/reader.py")
 """What commands ask with the rights of the operator who runs them."""
+ADAPTER_NODE = Path("agent/kube/api.py")
 UNINSTALL = "KubeLeftovers"
 """What of it the Job after `helm uninstall` asks, too, which has an account of its own."""
 RULE = re.compile(r"^ +resources: \[(.*)\]\n +verbs: \[(.*)\]$", re.MULTILINE)
@@ -65,8 +66,32 @@ def test_who_uninstalls_asks_for_what_it_is_granted_and_every_right_is_used():
         for node in tree.parsed(COMMANDS).body
         if isinstance(node, ast.ClassDef) and node.name == UNINSTALL
     )
+    # It writes by methods of the agent's own Node, which call others of that class.
+    (node,) = (
+        one
+        for one in tree.parsed(ADAPTER_NODE).body
+        if isinstance(one, ast.ClassDef) and one.name == "KubeNode"
+    )
+    methods = {
+        one.name: one
+        for one in node.body
+        if isinstance(one, ast.AsyncFunctionDef | ast.FunctionDef)
+    }
+    parts: dict[str, ast.AST] = {"": asks}
+    waiting = called_in(asks) & methods.keys()
+    assert waiting
+    while waiting:
+        name = waiting.pop()
+        parts[name] = methods[name]
+        waiting |= (called_in(methods[name]) & methods.keys()) - parts.keys()
     # A single Node is read where its own agent's identity asks; the Job lists all of them.
-    assert set(asked_in(asks)) - {("get", "nodes")} == given
+    assert {one for part in parts.values() for one in asked_in(part)} - {("get", "nodes")} == given
+
+
+def called_in(part: ast.AST) -> set[str]:
+    """The names of the methods that it calls."""
+    calls = (node.func for node in ast.walk(part) if isinstance(node, ast.Call))
+    return {func.attr for func in calls if isinstance(func, ast.Attribute)}
 
 
 def test_no_right_is_granted_twice():
