@@ -198,6 +198,8 @@ async def test_a_cordon_reaches_the_scheduler_and_is_told_beside_a_bad_gpu(clust
     await cluster.nodes.until(
         lambda: not registered_health(node_of(cluster)).get(ill, True), 20.0, "register"
     )
+    # A read under way, of the Node as it was, would answer the handshake that the cordon removes.
+    await until_taken_in(cluster)
 
     cordoned = await verb(cluster, "cordon", "0", "--node", NODE, "-y")
 

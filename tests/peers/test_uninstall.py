@@ -242,9 +242,10 @@ async def written_by_account(admin):
         await admin.have("PATCH", f"{path}/status", body, kind=STRATEGIC)
 
 
-async def left(admin):
-    """What of an agent's is on any Node, and conditions of its."""
+async def left(admin, *names):
+    """What of an agent's is on these Nodes, or on any: annotations and conditions."""
     nodes = (await admin.have("GET", NODES))["items"]
+    nodes = [node for node in nodes if not names or node["metadata"]["name"] in names]
     notes = [
         key
         for node in nodes
@@ -265,7 +266,7 @@ async def test_confined_the_verb_cleans_all_nodes(confined, admin, tmp_path):
     assert [] == await left(admin)
 
 
-async def test_the_documented_command_waits_for_the_agents_and_cleans_all_nodes(
+async def test_the_documented_command_waits_for_the_agent_of_a_node_and_cleans_all_nodes(
     confined, admin, tmp_path
 ):
     (line,) = [
@@ -276,7 +277,7 @@ async def test_the_documented_command_waits_for_the_agents_and_cleans_all_nodes(
     plane = confined.server.plane
     (tmp_path / "admin.kubeconfig").symlink_to(plane.kubeconfig(ADMIN))
     await written_by_account(admin)
-    before = await left(admin)
+    before = await left(admin, OTHER_NODE)
     pod = plain_pod("hami-agent-x", OTHER_NODE, namespace="kube-system")
     pod["metadata"]["labels"] = {"app.kubernetes.io/name": "hami-agent"}
     pod["spec"]["serviceAccountName"] = "hami-agent"
@@ -289,7 +290,7 @@ async def test_the_documented_command_waits_for_the_agents_and_cleans_all_nodes(
         return counted(plane.audit.since(mark, ADMIN, "hami-agent-uninstall"))["list pods"] > 1
 
     await until_answer(has_asked_twice, ENDS, lambda: "nobody waits for the agent's pod")
-    assert before == await left(admin)
+    assert before == await left(admin, OTHER_NODE)
     await admin.have("DELETE", f"{SYSTEM_PODS}/hami-agent-x", {"gracePeriodSeconds": 0})
     said, _ = await verb.communicate()
     assert 0 == verb.returncode, said.decode()

@@ -98,7 +98,7 @@ tests/process/test_agent_gpus.py test_all_gpus_that_were_released_are_taken_back
 tests/peers/test_uninstall.py test_with_the_nodes_own_identity_its_node_is_cleaned_and_no_other
     hami-agent uninstall
 tests/peers/test_uninstall.py \
-    test_the_documented_command_waits_for_the_agents_and_cleans_all_nodes
+    test_the_documented_command_waits_for_the_agent_of_a_node_and_cleans_all_nodes
     hami-agent uninstall --all-nodes --kubeconfig
 tests/peers/test_uninstall.py test_confined_the_verb_cleans_all_nodes
     hami-agent uninstall --all-nodes
