@@ -300,7 +300,9 @@ CONTROL_NODES = ("nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia-modeset"
 
 
 class HostHookDirs:
-    """The HookDirs port below `hook`, HAMi's HOOK_PATH, which must exist.
+    """HAMi-core's directories below `hook`, HAMi's HOOK_PATH, which must exist.
+
+    Link-safe; nothing outside is touched.
 
     `dev` holds the host's device nodes; `version` selects the libvgpu.so. `clearing` runs only
     clear() and room(); `offload` runs all others.

@@ -1,12 +1,12 @@
 """The Protocols of the outside world, on which services depend.
 
-host, gpu, kube, kubelet, hookdirs, regions and witness implement them.
+host, gpu, kube, kubelet and witness implement them.
 Every async method raises only errors of agent.errors. The caller sets deadlines
 (asyncio.timeout), except where a method says that it keeps its own.
 """
 
 import datetime as dt
-from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from typing import Protocol
 
 from agent.cluster import (
@@ -18,9 +18,7 @@ from agent.cluster import (
     PodUid,
     PodView,
 )
-from agent.hami.region import RegionChange, RegionSums
-from agent.hookdirs import Cleared, DiskRoom
-from agent.ledger import ContainerKey, Holding, HookFacts, KubeletEpoch
+from agent.ledger import ContainerKey, Holding, KubeletEpoch
 from agent.model import DriverEvent, GpuSample, GpuUuid, Probe, Scan, SliceId
 
 
@@ -220,93 +218,4 @@ class Disk(Protocol):
         `keep` names a file that receives the former content (a second durable generation).
         Raises StateError; then the old content is still there.
         """
-        ...
-
-
-class HookDirs(Protocol):
-    """HAMi-core's directories below the hook path. Link-safe; nothing outside is touched."""
-
-    async def facts(self) -> HookFacts:
-        """The present content of the hook directory. Raises StateError."""
-        ...
-
-    async def prepare(self, name: str, *, wipe: bool) -> None:
-        """Create the container directory `name`; replace anything else there. Raises StateError."""
-        ...
-
-    async def remove(self, name: str) -> None:
-        """Set the container directory `name` aside, if it exists. Raises StateError.
-
-        clear() removes its content.
-        """
-        ...
-
-    async def clear(self, *, again: bool) -> Cleared:
-        """Remove a bounded part of what was set aside. Raises StateError.
-
-        `again`: also try what could not be removed before.
-        """
-        ...
-
-    async def found(self) -> Mapping[str, dt.datetime]:
-        """The existing container directories, and when each changed. Raises StateError."""
-        ...
-
-    async def room(self) -> DiskRoom:
-        """The free space on their file system. Raises StateError."""
-        ...
-
-
-class Regions(Protocol):
-    """HAMi-core's shared regions in the container directories. Containers may write anything there.
-
-    A region that cannot be read is a reading with its reason, never an error.
-    """
-
-    async def read(self, names: Sequence[str]) -> Mapping[str, RegionSums]:
-        """Read the regions of these container directories, all in one go.
-
-        One that costs too much is read rarely. Meanwhile it is unreadable, with that reason.
-        Raises StateError if the directories as a whole cannot be used.
-        """
-        ...
-
-    async def held(self) -> Sequence[str]:
-        """All container directories whose region holds launches back. Raises StateError."""
-        ...
-
-    async def write(self, changes: Mapping[str, RegionChange]) -> Mapping[str, str]:
-        """Write each change into the region of that directory, if it is still a region.
-
-        Returns why not for each directory that was not written. Raises StateError as above.
-        """
-        ...
-
-
-class ServiceNotifier(Protocol):
-    """Notifies systemd, if it started the agent."""
-
-    def ready(self) -> None:
-        """The service has started."""
-        ...
-
-    def status(self, text: str) -> None:
-        """One line for `systemctl status`."""
-        ...
-
-    def stopping(self) -> None:
-        """The service is stopping."""
-        ...
-
-    def reloading(self) -> None:
-        """A reload has begun; ready() ends it."""
-        ...
-
-    def alive(self) -> None:
-        """The watchdog's sign of life."""
-        ...
-
-    @property
-    def watchdog(self) -> dt.timedelta | None:
-        """The longest time between two calls of alive(); None: no watchdog."""
         ...

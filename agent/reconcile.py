@@ -24,7 +24,7 @@ from agent.cluster import (
     Role,
 )
 from agent.errors import AgentError, Refusal, StateError, WitnessThrottled
-from agent.hookdirs import Cleared, DiskRoom, kept_event
+from agent.hookdirs import Cleared, DiskRoom, HostHookDirs, kept_event
 from agent.kit.cell import Cell, News
 from agent.kit.tasks import retry
 from agent.kit.timing import Lull, Tally, until_tick
@@ -42,7 +42,7 @@ from agent.ledger import (
     mismatch,
 )
 from agent.model import SliceId, has_passed, split_slice_id
-from agent.ports import Clock, HookDirs, KubeletRecords, Witness
+from agent.ports import Clock, KubeletRecords, Witness
 
 log = structlog.get_logger(__name__)
 
@@ -552,7 +552,7 @@ class Clearing:
     """
 
     def __init__(
-        self, hooks: HookDirs, set_aside: Cell[int], say: Callable[[NodeEvent], None]
+        self, hooks: HostHookDirs, set_aside: Cell[int], say: Callable[[NodeEvent], None]
     ) -> None:
         self._hooks = hooks
         self._set_aside = set_aside
@@ -651,7 +651,7 @@ class Reconcile:
         calls: Lull,
         witness: Witness,
         records: KubeletRecords,
-        hooks: HookDirs,
+        hooks: HostHookDirs,
         clock: Clock,
         resource: Callable[[], str],
         adopt: Callable[[Adoption], Awaitable[Row | None]] | None,

@@ -233,7 +233,10 @@ class _Cost(NamedTuple):
 
 
 class HostRegions:
-    """The Regions port below `hook`, HAMi's HOOK_PATH. All work is done on `offload`.
+    """HAMi-core's shared regions below `hook`, HAMi's HOOK_PATH. All work is done on `offload`.
+
+    Containers may write anything there. A region that cannot be read is a reading with its reason,
+    never an error. One that costs too much is read rarely.
 
     `processes`: tells which processes exist; without it nobody knows. `cpu`: the CPU seconds of the
     present thread.

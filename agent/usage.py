@@ -18,7 +18,8 @@ from agent.kit.cell import Cell
 from agent.kit.timing import Lag, Ring, until_tick
 from agent.ledger import ContainerKey, Ledger, Row, container_directory
 from agent.model import MIB, GpuSample, GpuUuid, Inventory, Sampled
-from agent.ports import Clock, Regions
+from agent.ports import Clock
+from agent.regions import HostRegions
 
 # What one container uses of each of its GPUs, summed over its live processes.
 
@@ -316,7 +317,7 @@ class ContainerUsage:
 
     def __init__(
         self,
-        regions: Regions,
+        regions: HostRegions,
         ledger: Cell[Ledger],
         pods: Cell[PodTable],
         inventory: Cell[Inventory],

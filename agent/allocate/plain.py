@@ -13,6 +13,7 @@ from agent.allocate.prefer import nearest
 from agent.allocate.service import AllocateCall, AllocateCalls, AllocateStep
 from agent.cluster import PodUid
 from agent.errors import Refusal, RefusalReason, cap
+from agent.hookdirs import HostHookDirs
 from agent.kit.cell import Cell
 from agent.kit.timing import Lag
 from agent.kit.turns import Turns
@@ -29,7 +30,7 @@ from agent.ledger import (
     Row,
 )
 from agent.model import Condition, GpuUuid, Inventory, Share, SharedGpu, SliceId, split_slice_id
-from agent.ports import Clock, HookDirs, KubeletRecords
+from agent.ports import Clock, KubeletRecords
 from agent.setting import Field, boolean
 
 # Makes plain mode's answers: the kubelet's ids decide what a container gets.
@@ -184,7 +185,7 @@ class KubeletShares:
     edits: Cell[EditSettings]
     epoch: Callable[[], KubeletEpoch | None]
     records: KubeletRecords
-    hooks: HookDirs
+    hooks: HostHookDirs
     clock: Clock
     chance: random.Random
     settings: PlainSettings

@@ -55,6 +55,7 @@ from agent.errors import (
     WitnessUnsupported,
 )
 from agent.hami.pod import former_locks, held_lock
+from agent.hookdirs import HostHookDirs
 from agent.kit.cell import Cell
 from agent.kit.tasks import Allowance, retry
 from agent.kit.timing import Budget, Durations, Lag, Starved, Tally
@@ -74,7 +75,7 @@ from agent.ledger import (
     container_directory,
 )
 from agent.model import GpuUuid, Inventory, Share, SliceId
-from agent.ports import Clock, Containers, HookDirs, KubeletRecords, Witness
+from agent.ports import Clock, Containers, KubeletRecords, Witness
 from agent.reconcile import DEADLINE, THROTTLED_PAUSE, Adoption
 from agent.settle import REFUSED_EVENT
 
@@ -375,7 +376,7 @@ class Allocation:
         self,
         source: ShareSource,
         commit: Callable[[Callable[[Ledger], Ledger]], Awaitable[None]],
-        hooks: HookDirs,
+        hooks: HostHookDirs,
         say: Callable[[NodeEvent], None],
         noted: Callable[[Refusal, Row | None], None] = lambda _refusal, _row: None,
     ) -> None:
@@ -566,7 +567,7 @@ class SchedulerShares:
     witness: Witness
     records: KubeletRecords
     containers: Containers
-    hooks: HookDirs
+    hooks: HostHookDirs
     refresh: Refresh
     look_at_pod: Callable[[str, str], Awaitable[PodUid]]
     look_at_node: Callable[[], Awaitable[None]]

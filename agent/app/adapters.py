@@ -7,9 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from agent.allocate.match import MatchSettings
 from agent.cluster import NodeView, PodTable, PodUid
-from agent.hami.register import ReportSettings
 from agent.hookdirs import HostHookDirs
 from agent.host.files import HostDisk, HostFileWatch
 from agent.host.node import CdiDirectories
@@ -17,8 +15,7 @@ from agent.host.process import SystemClock, Worker
 from agent.kit.cell import Cell
 from agent.kit.tasks import Offload
 from agent.kubelet.register import KubeletRegistrar
-from agent.ledger import EditSettings
-from agent.model import Inventory, SharingSettings, SliceList
+from agent.model import Inventory, SliceList
 from agent.ports import Driver
 from agent.settings.schema import Settings
 
@@ -132,40 +129,22 @@ async def open_driver(settings: Settings) -> AsyncIterator[Driver]:
         await driver.close()
 
 
-# The shared facts of the node, each in one cell with one writer.
-
-
-class SharedCells(msgspec.Struct, frozen=True):
-    """Cells that more than one room reads.
+class SharedCells:
+    """Cells that more than one room reads: the settings of the start, and nothing else known yet.
 
     Each has one writer: `app.settings` for sharing, resource, report, edits and match; `inventory`
     for inventory and slices; `kube.watches` for pods and node; `settle` for outlived. `state`,
     `kubelet.register` and `report` write cells of their own.
     """
 
-    sharing: Cell[SharingSettings]
-    resource: Cell[str]
-    report: Cell[ReportSettings]
-    edits: Cell[EditSettings]
-    match: Cell[MatchSettings]
-    inventory: Cell[Inventory]
-    slices: Cell[SliceList]
-    pods: Cell[PodTable]
-    node: Cell[NodeView | None]
-    outlived: Cell[Mapping[str, PodUid]]
-
-
-def new_facts(settings: Settings) -> SharedCells:
-    """Cells with the settings of the start, and nothing else known yet."""
-    return SharedCells(
-        sharing=Cell(settings.sharing),
-        resource=Cell(settings.sharing.resource),
-        report=Cell(settings.report),
-        edits=Cell(settings.edits),
-        match=Cell(settings.match),
-        inventory=Cell(Inventory()),
-        slices=Cell(SliceList()),
-        pods=Cell(PodTable()),
-        node=Cell(None),
-        outlived=Cell({}),
-    )
+    def __init__(self, settings: Settings) -> None:
+        self.sharing = Cell(settings.sharing)
+        self.resource = Cell(settings.sharing.resource)
+        self.report = Cell(settings.report)
+        self.edits = Cell(settings.edits)
+        self.match = Cell(settings.match)
+        self.inventory = Cell(Inventory())
+        self.slices = Cell(SliceList())
+        self.pods = Cell(PodTable())
+        self.node: Cell[NodeView | None] = Cell(None)
+        self.outlived: Cell[Mapping[str, PodUid]] = Cell({})

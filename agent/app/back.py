@@ -9,13 +9,14 @@ from pathlib import Path
 
 import msgspec
 
-from agent.allocate.plain import KubeletShares, PlainSettings
-from agent.allocate.service import Allocation, SchedulerShares
+from agent.allocate.plain import KubeletShares
+from agent.allocate.service import Allocation, SchedulerShares, ShareSource
 from agent.app.adapters import Adapters
-from agent.app.front import DELAYS, EXPECTED, Front
+from agent.app.front import EXPECTED, Front, delays
 from agent.cluster import PodTable
 from agent.errors import DirectoryLost, SettingsError
 from agent.host.node import CgroupContainers
+from agent.host.process import Systemd
 from agent.kit.cell import Cell, News
 from agent.kit.tasks import Backoff, Task, supervise
 from agent.kit.timing import Lag, Tally, until_tick
@@ -25,7 +26,6 @@ from agent.kube.events import EventPoster
 from agent.kube.watches import NodeWatch, PodWatch
 from agent.kubelet.register import RegistrationState
 from agent.node.findings import Check
-from agent.ports import ServiceNotifier
 from agent.reconcile import Reconcile
 from agent.regions import ContainerProcesses, HostRegions
 from agent.report import NodeEventQueue, ReportCells, Reporter, ReportState, keep_condition
@@ -61,203 +61,169 @@ class Back(msgspec.Struct, frozen=True):
 async def open_back(
     settings: Settings, connection: Connection, adapters: Adapters, front: Front
 ) -> AsyncIterator[Back]:
-    """Open the clients of API server and kubelet, join the services; close all at the end."""
-    facts, state, clock, paths = front.facts, front.state, adapters.clock, settings.paths
+    """Open the clients of the kubelet, and of the API server if there is a scheduler.
+
+    Joins the services that need them; closes all at the end.
+    """
+    facts, state, paths = front.facts, front.state, settings.paths
+    clock, chance, hooks = adapters.clock, adapters.random, adapters.hooks
+    name, observes, say = settings.node, settings.observe, front.notices.say
+    usage = ContainerUsage(
+        HostRegions(settings.hook_path, adapters.regions, ContainerProcesses(paths.cgroup)),
+        state.ledger,
+        facts.pods,
+        facts.inventory,
+        clock,
+        say,
+        switches=settings.feedback and not observes,
+        observes=observes,
+    )
+    records = KubeletRecordsFile(paths.plugins, adapters.worker)
+    runs: dict[str, Run] = {"usage": usage.run}
+    checks: Callable[[], tuple[Check, ...]] = tuple
+    tallies: tuple[Tally, ...] = ()
+    events = post_event = None
     async with contextlib.AsyncExitStack() as stack:
-        session = KubeSession(connection, adapters.random, observes=settings.observe)
-        stack.push_async_callback(session.close)
-        events = EventPoster(session, settings.node, clock)
         witness = PodResourcesWitness(paths.pod_resources_socket)
         stack.callback(witness.close)
-        records = KubeletRecordsFile(paths.plugins, adapters.worker)
-        resource, observes = settings.sharing.resource, settings.observe
-        pod_api = KubePods(session, settings.node, resource, events)
-        node_api = KubeNode(session, settings.node)
-        # Before the first answer: its LIST has no time to load the client. The watches report a bad
-        # connection and try again.
-        with contextlib.suppress(SettingsError, TimeoutError):
-            async with Lag().within(OPEN_DEADLINE):
-                await session.open()
-        node = NodeWatch(node_api, facts.node, adapters.random)
-        pods = PodWatch(pod_api, facts.pods, clock, adapters.random, facts.resource)
-        source = SchedulerShares(
-            pods=facts.pods,
-            node=facts.node,
-            inventory=facts.inventory,
-            ledger=state.ledger,
-            outlived=facts.outlived,
-            match=facts.match,
-            edits=facts.edits,
-            registered=front.knowing.recent.greatest,
-            witness=witness,
-            records=records,
-            containers=CgroupContainers(paths.cgroup, adapters.worker),
-            hooks=adapters.hooks,
-            refresh=pods.refresh,
-            look_at_pod=pods.look,
-            look_at_node=node.refresh,
-            epoch=front.knowing.kubelet.now,
-            streams=front.server.traffic.streams,
-            clock=clock,
-            look=node.look,
-            lag=front.allocator.lag,
-        )
-        reconcile = Reconcile(
-            pods=facts.pods,
-            ledger=state.ledger,
-            epoch=front.knowing.kubelet.epoch,
-            taken=source.calls.taken,
-            rivals=front.rivals.gone,
-            calls=front.allocator.calls,
-            witness=witness,
-            records=records,
-            hooks=adapters.hooks,
-            clock=clock,
-            resource=lambda: facts.resource.value,
-            adopt=source.adopt,
-            commit=state.commit,
-        )
-        reported = Cell(ReportState())
-        report = Reporter(
-            node_api,
-            ReportCells(facts.inventory, facts.node, node.returns, facts.report, reported),
-            node.saw,
-            front.notices.say,
-            clock,
-            adapters.random,
-            observes=observes,
-        )
-        # Beside those about the Node: Events that tenants can cause must not hide a bad GPU.
-        pod_events = NodeEventQueue()
-        pod_events.unposted = front.notices.unposted
-        settlement = Settlement(
-            pods=facts.pods,
-            node=facts.node,
-            ledger=state.ledger,
-            outlived=facts.outlived,
-            node_api=node_api,
-            pod_api=pod_api,
-            say=pod_events.say,
-            clock=clock,
-            random=adapters.random,
-        )
-        runs: dict[str, Run] = {}
-        if settings.node_condition:
-            write = node_api.set_condition
-            runs["condition"] = partial(keep_condition, write, facts.inventory, clock)
-        post_event = None if observes else pod_api.post_event
-        usage = _join_usage(settings, adapters, front)
+        if settings.plain is not None:
+            table, adopt = Cell(PodTable(synced=True)), None
+            source: ShareSource = KubeletShares(
+                inventory=facts.inventory,
+                ledger=state.ledger,
+                edits=facts.edits,
+                epoch=front.kubelet.now,
+                records=records,
+                hooks=hooks,
+                clock=clock,
+                chance=chance,
+                settings=settings.plain,
+                lag=front.allocator.lag,
+            )
+        else:
+            session = KubeSession(connection, chance, observes=observes)
+            stack.push_async_callback(session.close)
+            # Before the first answer: its LIST has no time to load the client. The watches report a
+            # bad connection and try again.
+            with contextlib.suppress(SettingsError, TimeoutError):
+                async with Lag().within(OPEN_DEADLINE):
+                    await session.open()
+            events = EventPoster(session, name, clock)
+            pod_api = KubePods(session, name, settings.sharing.resource, events)
+            node_api = KubeNode(session, name)
+            node = NodeWatch(node_api, facts.node, chance)
+            pods = PodWatch(pod_api, facts.pods, clock, chance, facts.resource)
+            source = shares = SchedulerShares(
+                pods=facts.pods,
+                node=facts.node,
+                inventory=facts.inventory,
+                ledger=state.ledger,
+                outlived=facts.outlived,
+                match=facts.match,
+                edits=facts.edits,
+                registered=front.recent.greatest,
+                witness=witness,
+                records=records,
+                containers=CgroupContainers(paths.cgroup, adapters.worker),
+                hooks=hooks,
+                refresh=pods.refresh,
+                look_at_pod=pods.look,
+                look_at_node=node.refresh,
+                epoch=front.kubelet.now,
+                streams=front.server.traffic.streams,
+                clock=clock,
+                look=node.look,
+                lag=front.allocator.lag,
+            )
+            table, adopt = facts.pods, shares.adopt
+            reported = Cell(ReportState())
+            report = Reporter(
+                node_api,
+                ReportCells(facts.inventory, facts.node, node.returns, facts.report, reported),
+                node.saw,
+                say,
+                clock,
+                chance,
+                observes=observes,
+            )
+            # Beside those about the Node: Events that tenants can cause must not hide a bad GPU.
+            pod_events = NodeEventQueue()
+            pod_events.unposted = front.notices.unposted
+            settlement = Settlement(
+                pods=facts.pods,
+                node=facts.node,
+                ledger=state.ledger,
+                outlived=facts.outlived,
+                node_api=node_api,
+                pod_api=pod_api,
+                say=pod_events.say,
+                clock=clock,
+                random=chance,
+            )
 
-        async def report_labelled() -> None:
-            # The Node's labels come before the first report: profiles may depend on them.
-            await front.settings.labelled.wait()
-            await report.run()
+            async def report_labelled() -> None:
+                # The Node's labels come before the first report: profiles may depend on them.
+                await front.settings.labelled.wait()
+                await report.run()
 
-        def checks() -> tuple[Check, ...]:
-            now = reported.value
-            check = Check("report", now.reported, now.reason, required=False)
-            if not observes:
-                return (check,)
-            text = f"would write {', '.join(sorted(report.pending))}; the log says what"
-            return check, Check("observed", not report.pending, text, required=False)
+            def checks() -> tuple[Check, ...]:
+                now = reported.value
+                check = Check("report", now.reported, now.reason, required=False)
+                if not observes:
+                    return (check,)
+                text = f"would write {', '.join(sorted(report.pending))}; the log says what"
+                return check, Check("observed", not report.pending, text, required=False)
 
-        yield Back(
-            allocation=Allocation(
-                source, state.commit, adapters.hooks, front.notices.say, front.refused
-            ),
-            reconcile=reconcile,
-            usage=usage,
-            runs=runs
-            | {
+            post_event = None if observes else pod_api.post_event
+            runs |= {
                 "node": node.run,
                 "pods": pods.run,
-                "kubelet_start": source.run,
-                "reconcile": reconcile.run,
+                "kubelet_start": shares.run,
                 "settlement": settlement.run,
-                "announcer": partial(front.notices.post_all, post_event),
                 "pod_announcer": partial(pod_events.post_all, post_event),
                 "report": report_labelled,
-                "usage": usage.run,
-            },
-            checks=checks,
-            tallies=(
+            }
+            if settings.node_condition:
+                write = node_api.set_condition
+                runs["condition"] = partial(keep_condition, write, facts.inventory, clock)
+            tallies = (
                 node.restarts,
                 pods.restarts,
-                reconcile.mismatches,
                 report.writes,
                 report.failures,
                 settlement.results,
                 events.posted,
                 session.requests,
                 session.received,
-            ),
-            events=events,
+            )
+        reconcile = Reconcile(
+            pods=table,
+            ledger=state.ledger,
+            epoch=front.kubelet.epoch,
+            taken=source.calls.taken,
+            rivals=front.rivals.gone,
+            calls=front.allocator.calls,
+            witness=witness,
+            records=records,
+            hooks=hooks,
+            clock=clock,
+            resource=lambda: facts.resource.value,
+            adopt=adopt,
+            commit=state.commit,
         )
-
-
-@contextlib.asynccontextmanager
-async def open_plain(
-    settings: Settings, plain: PlainSettings, adapters: Adapters, front: Front
-) -> AsyncIterator[Back]:
-    """Open the adapters of plain mode and join its services; close them at the end."""
-    facts, state = front.facts, front.state
-    witness = PodResourcesWitness(settings.paths.pod_resources_socket)
-    records = KubeletRecordsFile(settings.paths.plugins, adapters.worker)
-    source = KubeletShares(
-        inventory=facts.inventory,
-        ledger=state.ledger,
-        edits=facts.edits,
-        epoch=front.knowing.kubelet.now,
-        records=records,
-        hooks=adapters.hooks,
-        clock=adapters.clock,
-        chance=adapters.random,
-        settings=plain,
-        lag=front.allocator.lag,
-    )
-    reconcile = Reconcile(
-        pods=Cell(PodTable(synced=True)),
-        ledger=state.ledger,
-        epoch=front.knowing.kubelet.epoch,
-        taken=source.calls.taken,
-        rivals=front.rivals.gone,
-        calls=front.allocator.calls,
-        witness=witness,
-        records=records,
-        hooks=adapters.hooks,
-        clock=adapters.clock,
-        resource=lambda: facts.resource.value,
-        adopt=None,
-        commit=state.commit,
-    )
-    usage = _join_usage(settings, adapters, front)
-    with contextlib.closing(witness):
         yield Back(
-            allocation=Allocation(
-                source, state.commit, adapters.hooks, front.notices.say, front.refused
-            ),
+            allocation=Allocation(source, state.commit, hooks, say, front.refused),
             reconcile=reconcile,
             usage=usage,
             runs={
+                **runs,
                 "reconcile": reconcile.run,
-                "announcer": partial(front.notices.post_all, None),
-                "usage": usage.run,
+                "announcer": partial(front.notices.post_all, post_event),
             },
+            checks=checks,
+            tallies=tallies,
+            events=events,
         )
-
-
-def _join_usage(settings: Settings, adapters: Adapters, front: Front) -> ContainerUsage:
-    facts, paths = front.facts, settings.paths
-    return ContainerUsage(
-        HostRegions(settings.hook_path, adapters.regions, ContainerProcesses(paths.cgroup)),
-        front.state.ledger,
-        facts.pods,
-        facts.inventory,
-        adapters.clock,
-        front.notices.say,
-        switches=settings.feedback and not settings.observe,
-        observes=settings.observe,
-    )
 
 
 # Standing tasks in tiers. The doors stop first, then what observes the host, then the state.
@@ -288,27 +254,27 @@ def tiers(
     `own`: those of the process itself. "mounts" ends the process when it fails, because this
     process never sees the new mounts; the others start again.
     """
-    front, knowing = parts.front, parts.front.knowing
+    front = parts.front
     runs = dict(parts.back.runs)
 
     async def discover() -> None:
         # The Node's labels come before the first scan: the first list may depend on them.
         await front.settings.await_labels()
-        await knowing.discovery.run()
+        await front.discovery.run()
 
     facts: dict[str, Run] = {
         "settings": front.settings.run,
         "journal": front.journal.run,
-        "inventory": knowing.keeper.run,
-        "left_out": knowing.left_out,
-        "gpu_events": knowing.gpu_events,
-        "cordons": knowing.cordons,
+        "inventory": front.keeper.run,
+        "left_out": front.left_out,
+        "gpu_events": front.gpu_events,
+        "cordons": front.cordons,
         "held": front.follow_held,
         "discovery": discover,
-        "health": knowing.health.run,
-        "samples": knowing.samples.run,
-        "kubelet": knowing.kubelet.run,
-        "recent": knowing.recent.run,
+        "health": front.health.run,
+        "samples": front.samples.run,
+        "kubelet": front.kubelet.run,
+        "recent": front.recent.run,
     }
     doors = {name: own[name] for name in ("notify", "web", "web_socket")}
     if "report" in runs:
@@ -318,16 +284,16 @@ def tiers(
         facts |= {name: run for name, run in runs.items() if name in OBSERVING}
     else:
         facts |= {
-            "withholder": knowing.withholder.run,
-            "clearing": knowing.clearing.run,
-            "room": knowing.clearing.follow_room,
+            "withholder": front.withholder.run,
+            "clearing": front.clearing.run,
+            "room": front.clearing.follow_room,
             **runs,
         }
         served = [Task("endpoint", front.serve), Task("mounts", own["mounts"])]
 
     def supervised(services: Mapping[str, Run]) -> list[Task]:
         return [
-            Task(name, partial(supervise, name, run, Backoff(*DELAYS[name], chance), EXPECTED))
+            Task(name, partial(supervise, name, run, Backoff(*delays(name), chance), EXPECTED))
             for name, run in services.items()
         ]
 
@@ -359,7 +325,7 @@ async def lost(
     )
 
 
-async def tell_systemd(notifier: ServiceNotifier, parts: AgentParts) -> None:
+async def tell_systemd(notifier: Systemd, parts: AgentParts) -> None:
     """Send READY after the first result at the kubelet, then each new status line."""
     front = parts.front
     if not parts.observe:
@@ -380,7 +346,7 @@ async def tell_systemd(notifier: ServiceNotifier, parts: AgentParts) -> None:
 
 
 @contextlib.asynccontextmanager
-async def alive(notifier: ServiceNotifier) -> AsyncIterator[None]:
+async def alive(notifier: Systemd) -> AsyncIterator[None]:
     """Ping systemd's watchdog while the block runs, also while a standby waits."""
     if notifier.watchdog is None:
         yield

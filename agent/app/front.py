@@ -1,19 +1,19 @@
 """Joins what serves the kubelet: state, inventory, lists, node checks and the registration."""
 
 import asyncio
-import random
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 
 import msgspec
 
 from agent.allocate.edits import check_library
 from agent.allocate.service import AllocateStep
-from agent.app.adapters import Adapters, SharedCells, new_facts
+from agent.app.adapters import Adapters, SharedCells
 from agent.app.settings import SettingsPorts, SettingsService
 from agent.errors import AgentError, Refusal, StateError
 from agent.health.watch import HealthWatch
 from agent.host.files import DirectoryWatch, HostFileWatch
+from agent.host.process import Systemd
 from agent.inventory import (
     Cue,
     Discovery,
@@ -30,7 +30,6 @@ from agent.kubelet.door import PluginServer, SliceAllocator, check_directory
 from agent.kubelet.register import KubeletWatch, Registration, Rival, Rivals
 from agent.ledger import ContainerEdits, LastGood, Row
 from agent.model import GpuUuid, Scan, SliceId
-from agent.ports import ServiceNotifier
 from agent.reconcile import Clearing, check_start
 from agent.report import NodeEventQueue, follow_cordons, follow_gpus, follow_left_out
 from agent.settings.reading import SourcesRead
@@ -38,88 +37,61 @@ from agent.settings.schema import Settings
 from agent.settings.sources import Sources
 from agent.state import NodeJournal, Recovered, StateService
 
-# How often each task may fail, and the delays before its restarts.
-
 EXPECTED: tuple[type[Exception], ...] = (AgentError, TimeoutError, OSError)
 """Failures of the outside world, logged in one line. Any other exception is a defect."""
 
-_LOCAL = (0.1, 0.5, 1.0, 5.0), 0.0
 _DRIVER = (0.5, 1.0, 5.0, 30.0), 0.0
 _WEB = (0.5, 1.0, 10.0, 30.0), 0.0
 _API = (1.0, 2.0, 5.0, 15.0, 60.0), 0.3
 
-DELAYS: Mapping[str, tuple[tuple[float, ...], float]] = {
-    "state": _LOCAL,
-    "notify": _LOCAL,
-    "settings": _LOCAL,
-    "journal": _LOCAL,
-    "inventory": _LOCAL,
-    "left_out": _LOCAL,
-    "gpu_events": _LOCAL,
-    "cordons": _LOCAL,
-    "held": _LOCAL,
-    "withholder": _LOCAL,
-    "clearing": _LOCAL,
-    "room": _LOCAL,
+_DELAYS: Mapping[str, tuple[tuple[float, ...], float]] = {
     "discovery": _DRIVER,
     "health": _DRIVER,
     "samples": _DRIVER,
-    "usage": _LOCAL,
     "node": _API,
     "pods": _API,
     "report": _API,
     "settlement": _API,
-    "kubelet_start": _LOCAL,
+    "announcer": _API,
+    "pod_announcer": _API,
+    "condition": _API,
     "reconcile": ((1.0, 5.0, 15.0, 60.0), 0.0),
     "plugin": ((0.1, 0.5, 1.0, 10.0), 0.0),
     "registration": ((0.05, 0.1, 0.5, 1.0, 10.0), 0.2),
     "rival": ((0.1, 0.5, 1.0, 10.0), 0.0),
-    "announcer": _API,
-    "pod_announcer": _API,
-    "condition": _API,
-    "recent": _LOCAL,
-    "kubelet": ((0.1, 0.5, 1.0, 5.0), 0.0),
-    "heartbeat": _LOCAL,
     "web": _WEB,
     "web_socket": _WEB,
 }
-"""Seconds before each restart of a task, the last of them repeatedly, and their jitter."""
 
 
-class HostFacts(msgspec.Struct, frozen=True):
-    """The facts about the host before anything runs. `stop` ends the process.
+def delays(task: str) -> tuple[tuple[float, ...], float]:
+    """Seconds before each restart of a task, the last of them repeatedly, and their jitter."""
+    return _DELAYS.get(task, ((0.1, 0.5, 1.0, 5.0), 0.0))
 
-    `start`: the settings as they were read. `look` reads them again, at once when `asked` is set.
+
+class StartFacts(msgspec.Struct, frozen=True):
+    """What was found on the host before anything runs: the recovered state, and the settings.
+
+    `start`: the settings as they were read. `settings`: those that the rows of the state allow.
     `stored`: the last good settings on disk.
     """
 
     boot_id: str
     recovered: Recovered
     start: SourcesRead
-    look: Callable[[Sources], Awaitable[SourcesRead]]
-    asked: asyncio.Event
-    stop: asyncio.Event
-    notifier: ServiceNotifier
+    settings: Settings
     stored: LastGood | None = None
 
 
-Run = Callable[[], Coroutine[object, object, None]]
+class HostSignals(msgspec.Struct, frozen=True):
+    """How the process and the service manager talk to the services.
 
+    `asked`: set to request that the settings are read now. `stop`: set to end the process.
+    """
 
-class KnowledgeServices(msgspec.Struct, frozen=True):
-    """Services that observe the host."""
-
-    keeper: InventoryKeeper
-    left_out: Run
-    gpu_events: Run
-    cordons: Run
-    discovery: Discovery
-    health: HealthWatch
-    samples: Samples
-    kubelet: KubeletWatch
-    recent: RecentlyRegistered
-    withholder: Withholder
-    clearing: Clearing
+    asked: asyncio.Event
+    stop: asyncio.Event
+    notifier: Systemd
 
 
 class Allocator:
@@ -148,33 +120,108 @@ class Allocator:
             return await self.answers.prefer(available, must_include, size)
 
 
-class Front(msgspec.Struct, frozen=True):
-    """The services that need no API server. `notices`: Events that wait for the API server.
+class Front:
+    """The services that need no API server, around their cells and ports.
 
-    `journal`: what happened lately.
+    `look` reads the settings again. `notices`: Events that wait for the API server. `journal`: what
+    happened lately. `kubelet` and what follows it in `__init__` serve the kubelet, the others
+    observe the host.
     """
 
-    facts: SharedCells
-    state: StateService
-    knowing: KnowledgeServices
-    allocator: Allocator
-    server: PluginServer
-    registration: Registration
-    rivals: Rivals
-    random: random.Random
-    notices: NodeEventQueue
-    journal: NodeJournal
-    settings: SettingsService
+    def __init__(
+        self,
+        found: StartFacts,
+        adapters: Adapters,
+        signals: HostSignals,
+        look: Callable[[Sources], Awaitable[SourcesRead]],
+    ) -> None:
+        settings = found.settings
+        clock, self.random = adapters.clock, adapters.random
+        self.facts = facts = SharedCells(settings)
+        self.state = state = StateService(
+            disk=adapters.disk, recovered=found.recovered.state, boot_id=found.boot_id
+        )
+        self.allocator = Allocator()
+        self.journal = NodeJournal(clock, adapters.disk)
+        self.notices = NodeEventQueue(self.journal.changed)
+        say = self.notices.say
+        self.keeper = InventoryKeeper(
+            facts.inventory,
+            facts.sharing,
+            clock,
+            state.health,
+            facts.edits,
+            adapters.cdi.names,
+            facts.slices,
+        )
+        self.keeper.hold(state.ledger.value.held_ids())
+        outside = SettingsPorts(
+            look=look,
+            watch=adapters.files.follow,
+            asked=signals.asked,
+            disk=adapters.disk,
+            notifier=signals.notifier,
+            refresh=self.keeper.refresh,
+            say=say,
+            stop=signals.stop,
+            ledger=state.ledger,
+            calls=self.allocator.calls,
+        )
+        self.settings = SettingsService(found.start, settings, facts, outside)
+        self.settings.recall(found.stored)
+        self.discovery = Discovery(adapters.driver, self._scanned, ill=self._is_ill)
+        before = found.recovered.state.boot_id
+        self.health = HealthWatch(
+            driver=adapters.driver,
+            inventory=facts.inventory,
+            judged=self.keeper.judged,
+            remember=state.remember,
+            changed=self.discovery.rescan,
+            settings=settings.health,
+            clock=clock,
+            recalled=state.health,
+            boot_changed=bool(before) and before != found.boot_id,
+        )
+        left_out = self.keeper.left_out
+        self.left_out = partial(follow_left_out, left_out, facts.inventory, say)
+        self.gpu_events = partial(
+            follow_gpus, facts.inventory, state.ledger, facts.pods, left_out, say
+        )
+        self.cordons = partial(follow_cordons, facts.node, facts.inventory, say)
+        self.samples = Samples(adapters.driver, facts.inventory, clock)
+        self.recent = RecentlyRegistered(facts.inventory)
+        self.withholder = Withholder(
+            _node_checks(settings, adapters, state.error),
+            self.keeper.withhold,
+            say,
+            _cues(settings, adapters, state.error),
+        )
+        self.clearing = Clearing(adapters.hooks, adapters.hooks.set_aside, say)
+
+        plugins, resource = settings.paths.plugins, facts.resource
+        self._kubelet_name = settings.paths.kubelet_socket.name
+        directory = DirectoryWatch(plugins, self._sockets, self._kubelet_name)
+        self.kubelet = KubeletWatch(directory, self._heard)
+        fence = self._check_start if settings.fenced else None
+        self.server = PluginServer(
+            plugins, resource, facts.slices, self.allocator, self.random, fence
+        )
+        streams = self.server.traffic.streams
+        self.registration = Registration(
+            resource, self.server, directory, adapters.registrar, streams, self.random
+        )
+        self._rival = Rival(plugins, resource)
+        self.rivals = Rivals(self._rival, self.registration, say)
 
     async def follow_held(self) -> None:
         """Pass the ids in use to the inventory, so that they stay listed."""
         async for ledger in self.state.ledger.follow():
-            self.knowing.keeper.hold(ledger.held_ids())
+            self.keeper.hold(ledger.held_ids())
 
     def refused(self, refusal: Refusal, row: Row | None) -> None:
         """Record a refusal, and check whether the node would refuse every new pod."""
         self.journal.refused(refusal, row)
-        self.knowing.withholder.refused(str(refusal))
+        self.withholder.refused(str(refusal))
 
     async def serve(self) -> None:
         """Serve the kubelet and keep registered until cancelled."""
@@ -187,140 +234,32 @@ class Front(msgspec.Struct, frozen=True):
         runs = {"plugin": self.server.run, "registration": register, "rival": self.rivals.run}
         async with asyncio.TaskGroup() as group:
             for name, run in runs.items():
-                backoff = Backoff(*DELAYS[name], self.random)
+                backoff = Backoff(*delays(name), self.random)
                 group.create_task(supervise(name, run, backoff, EXPECTED))
 
-
-def join_front(settings: Settings, adapters: Adapters, host: HostFacts) -> Front:
-    """Build them around their cells and ports."""
-    facts = new_facts(settings)
-    state = StateService(disk=adapters.disk, recovered=host.recovered.state, boot_id=host.boot_id)
-    allocator = Allocator()
-    journal = NodeJournal(adapters.clock, adapters.disk)
-    notices = NodeEventQueue(journal.changed)
-    keeper = InventoryKeeper(
-        facts.inventory,
-        facts.sharing,
-        adapters.clock,
-        state.health,
-        facts.edits,
-        adapters.cdi.names,
-        facts.slices,
-    )
-    keeper.hold(state.ledger.value.held_ids())
-    outside = SettingsPorts(
-        look=host.look,
-        watch=adapters.files.follow,
-        asked=host.asked,
-        disk=adapters.disk,
-        notifier=host.notifier,
-        refresh=keeper.refresh,
-        say=notices.say,
-        stop=host.stop,
-        ledger=state.ledger,
-        calls=allocator.calls,
-    )
-    service = SettingsService(host.start, settings, facts, outside)
-    service.recall(host.stored)
-
-    def sockets() -> tuple[str, ...]:
-        """The names to watch in the kubelet's directory. They change."""
-        ours = filter(None, (server.endpoint, *rival.names))
-        return (settings.paths.kubelet_socket.name, *ours)
-
-    def heard(name: str) -> None:
-        """Take note that a socket came or went. The empty name stands for all."""
-        registration.heard(name)
-        rivals.heard(name)
-
-    directory = DirectoryWatch(settings.paths.plugins, sockets, settings.paths.kubelet_socket.name)
-    kubelet = KubeletWatch(directory, heard)
-    knowing = _services(settings, adapters, host, facts, state, service, keeper, kubelet, notices)
-
-    def check(ids: tuple[SliceId, ...]) -> None:
-        """Check that the container that holds these slices may start. Raises Refusal."""
-        check_start(state.ledger.value, ids)
-
-    plugins, resource, chance = settings.paths.plugins, facts.resource, adapters.random
-    fence = check if settings.fenced else None
-    server = PluginServer(plugins, resource, facts.slices, allocator, chance, fence)
-    registration = Registration(
-        resource, server, directory, adapters.registrar, server.traffic.streams, chance
-    )
-    rival = Rival(plugins, resource)
-    rivals = Rivals(rival, registration, notices.say)
-    return Front(
-        facts=facts,
-        state=state,
-        knowing=knowing,
-        allocator=allocator,
-        server=server,
-        registration=registration,
-        rivals=rivals,
-        random=chance,
-        notices=notices,
-        journal=journal,
-        settings=service,
-    )
-
-
-def _services(
-    settings: Settings,
-    adapters: Adapters,
-    host: HostFacts,
-    facts: SharedCells,
-    state: StateService,
-    service: SettingsService,
-    keeper: InventoryKeeper,
-    kubelet: KubeletWatch,
-    notices: NodeEventQueue,
-) -> KnowledgeServices:
-    clock = adapters.clock
-
-    def scanned(scan: Scan) -> None:
+    def _scanned(self, scan: Scan) -> None:
         """Update the settings first: they may depend on the GPUs."""
-        listed = service.saw_gpus(scan)
+        listed = self.settings.saw_gpus(scan)
         if listed is not None:
-            keeper.found(listed)
-        health.scanned(scan)
+            self.keeper.found(listed)
+        self.health.scanned(scan)
 
-    def is_ill(uuid: GpuUuid) -> bool:
-        shared = facts.inventory.value.find(uuid)
+    def _is_ill(self, uuid: GpuUuid) -> bool:
+        shared = self.facts.inventory.value.find(uuid)
         return shared is not None and shared.health.ill
 
-    discovery = Discovery(adapters.driver, scanned, ill=is_ill)
-    before = host.recovered.state.boot_id
-    health = HealthWatch(
-        driver=adapters.driver,
-        inventory=facts.inventory,
-        judged=keeper.judged,
-        remember=state.remember,
-        changed=discovery.rescan,
-        settings=settings.health,
-        clock=clock,
-        recalled=state.health,
-        boot_changed=bool(before) and before != host.boot_id,
-    )
-    return KnowledgeServices(
-        keeper=keeper,
-        left_out=partial(follow_left_out, keeper.left_out, facts.inventory, notices.say),
-        gpu_events=partial(
-            follow_gpus, facts.inventory, state.ledger, facts.pods, keeper.left_out, notices.say
-        ),
-        cordons=partial(follow_cordons, facts.node, facts.inventory, notices.say),
-        discovery=discovery,
-        health=health,
-        samples=Samples(adapters.driver, facts.inventory, clock),
-        kubelet=kubelet,
-        recent=RecentlyRegistered(facts.inventory),
-        withholder=Withholder(
-            _node_checks(settings, adapters, state.error),
-            keeper.withhold,
-            notices.say,
-            _cues(settings, adapters, state.error),
-        ),
-        clearing=Clearing(adapters.hooks, adapters.hooks.set_aside, notices.say),
-    )
+    def _sockets(self) -> tuple[str, ...]:
+        """The names to watch in the kubelet's directory. They change."""
+        return (self._kubelet_name, *filter(None, (self.server.endpoint, *self._rival.names)))
+
+    def _heard(self, name: str) -> None:
+        """Take note that a socket came or went. The empty name stands for all."""
+        self.registration.heard(name)
+        self.rivals.heard(name)
+
+    def _check_start(self, ids: tuple[SliceId, ...]) -> None:
+        """Check that the container that holds these slices may start. Raises Refusal."""
+        check_start(self.state.ledger.value, ids)
 
 
 def _node_checks(

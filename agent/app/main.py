@@ -21,7 +21,6 @@ from agent.app.back import (
     alive,
     lost,
     open_back,
-    open_plain,
     tell_systemd,
     tiers,
 )
@@ -34,7 +33,7 @@ from agent.app.codes import (
     OS_ERROR,
     RESTART,
 )
-from agent.app.front import HostFacts, join_front
+from agent.app.front import Front, HostSignals, StartFacts
 from agent.app.web import WebDoor, WebSubjects, open_web, serve_web
 from agent.cluster import NodeEvent
 from agent.errors import (
@@ -46,17 +45,17 @@ from agent.errors import (
     StateError,
 )
 from agent.host.node import WrittenDirectory
-from agent.host.process import LockFile, SystemClock, boot_id, machine_id, service_notifier
+from agent.host.process import LockFile, SystemClock, Systemd, boot_id, machine_id, service_notifier
 from agent.kit.cell import Cell
 from agent.kit.tasks import BudgetSpent, Heartbeat, Offload, run_tiers, show_thread_name
 from agent.kube.client import Connection, check
 from agent.kubelet.register import Rival
-from agent.ledger import LastGood, Ledger, container_directory
-from agent.ports import Disk, ServiceNotifier
+from agent.ledger import Ledger, container_directory
+from agent.ports import Disk
 from agent.settings.reading import COPY, SourcesRead, recalled
 from agent.settings.schema import Settings
 from agent.settings.sources import NodeFacts, Sources
-from agent.state import Recovered, decode_last_good, recover
+from agent.state import decode_last_good, recover
 
 log = structlog.get_logger(__name__)
 
@@ -88,16 +87,6 @@ class Process(msgspec.Struct, frozen=True):
     look: Callable[[Sources, Offload], Awaitable[SourcesRead]]
 
 
-class _Memory(msgspec.Struct, frozen=True):
-    """The recovered state, and settings that its rows allow."""
-
-    boot_id: str
-    recovered: Recovered
-    stored: LastGood | None
-    start: SourcesRead
-    settings: Settings
-
-
 async def run_agent(process: Process) -> int:
     """Run until SIGTERM or SIGINT; return the exit code. A second signal exits at once."""
     settings = process.settings
@@ -127,7 +116,7 @@ async def run_agent(process: Process) -> int:
 
 
 async def _run(
-    process: Process, notifier: ServiceNotifier, stop: asyncio.Event, reload: asyncio.Event
+    process: Process, notifier: Systemd, stop: asyncio.Event, reload: asyncio.Event
 ) -> None:
     settings = process.settings
     async with contextlib.AsyncExitStack() as stack:
@@ -137,43 +126,31 @@ async def _run(
             return
         stack.callback(lock.release)
         disk = await stack.enter_async_context(open_disk(settings))
-        memory = await _recover(process, disk)
-        settings = memory.settings
+        found = await _recover(process, disk)
+        settings = found.settings
         try:
             connection = _connection(settings, process)
         except SettingsError as error:
-            if memory.start.refusal is None:
+            if found.start.refusal is None:
                 raise
-            raise SettingsError(f"{error}; {memory.start.refusal}") from error
+            raise SettingsError(f"{error}; {found.start.refusal}") from error
         opening = open_adapters(settings, disk, process.environ)
         adapters = await stack.enter_async_context(opening)
         if settings.driver.on_no_driver == "exit":
             await adapters.driver.scan()
-        front = join_front(
-            settings,
+        front = Front(
+            found,
             adapters,
-            HostFacts(
-                boot_id=memory.boot_id,
-                recovered=memory.recovered,
-                start=memory.start,
-                look=lambda good: process.look(good, adapters.reader),
-                asked=reload,
-                stop=stop,
-                notifier=notifier,
-                stored=memory.stored,
-            ),
+            HostSignals(reload, stop, notifier),
+            lambda good: process.look(good, adapters.reader),
         )
         await front.journal.recall()
-        front.settings.tell_start(memory.start)
-        if memory.recovered.notice:
-            log.warning("state.recovered", notice=memory.recovered.notice)
-            front.notices.say(NodeEvent("StateRecovered", memory.recovered.notice, warning=True))
+        front.settings.tell_start(found.start)
+        if found.recovered.notice:
+            log.warning("state.recovered", notice=found.recovered.notice)
+            front.notices.say(NodeEvent("StateRecovered", found.recovered.notice, warning=True))
         await _prepare(front.state.ledger.value, adapters)
-        if settings.plain is None:
-            services = open_back(settings, connection, adapters, front)
-        else:
-            services = open_plain(settings, settings.plain, adapters, front)
-        back = await stack.enter_async_context(services)
+        back = await stack.enter_async_context(open_back(settings, connection, adapters, front))
         front.allocator.answers = back.allocation
         parts = AgentParts(front, back, observe=settings.observe)
         await _refuse_rival(settings, adapters, parts)
@@ -212,7 +189,7 @@ def _connection(settings: Settings, process: Process) -> Connection:
 
 
 async def _wait_to_be_alone(
-    lock: LockFile, process: Process, notifier: ServiceNotifier, stop: asyncio.Event
+    lock: LockFile, process: Process, notifier: Systemd, stop: asyncio.Event
 ) -> bool:
     """Wait until this is the only agent of the host. False: the process must stop before that.
 
@@ -277,7 +254,7 @@ async def _post_last(parts: AgentParts) -> None:
         log.info("event.not_posted", err=str(error) or "no answer")
 
 
-async def _recover(process: Process, disk: Disk) -> _Memory:
+async def _recover(process: Process, disk: Disk) -> StartFacts:
     """Recover the state. If its rows refuse the settings, the last good ones take their place.
 
     Raises SettingsError: the rows refuse the settings, and the last good ones too.
@@ -307,7 +284,7 @@ async def _recover(process: Process, disk: Disk) -> _Memory:
             )
         start = msgspec.structs.replace(start, plan=last, refusal=held)
         settings = last.settings(NodeFacts())
-    return _Memory(boot, recovered, stored, start, settings)
+    return StartFacts(boot, recovered, start, settings, stored)
 
 
 async def _prepare(ledger: Ledger, adapters: Adapters) -> None:

@@ -18,13 +18,14 @@ import structlog
 from agent.app.adapters import SharedCells
 from agent.cluster import NodeEvent
 from agent.errors import SettingsError, StateError
+from agent.host.process import Systemd
 from agent.kit.cell import Cell
 from agent.kit.timing import Lag, Lull
 from agent.kubelet.door import PREFERENCE_FOLLOWED
 from agent.ledger import LastGood, Ledger
 from agent.model import GpuUuid, Scan
 from agent.node.devices import SCHEDULER
-from agent.ports import Disk, ServiceNotifier
+from agent.ports import Disk
 from agent.settings.reading import COPY, SourcesRead, last_good, recalled
 from agent.settings.schema import Settings, Values
 from agent.settings.sources import NodeFacts, Sources
@@ -71,7 +72,7 @@ class SettingsPorts(msgspec.Struct, frozen=True):
     watch: Callable[[Collection[Path], Callable[[], None]], Coroutine[None, None, NoReturn]]
     asked: asyncio.Event
     disk: Disk
-    notifier: ServiceNotifier
+    notifier: Systemd
     refresh: Callable[[], None]
     say: Callable[[NodeEvent], None]
     stop: asyncio.Event
@@ -85,6 +86,7 @@ class SettingsService:
     `refusal`: the settings do not fit the GPUs of the first scan; `stop` is set then. `labelled`:
     set when the Node's labels are known and applied to the inventory; the report to the scheduler
     waits for it. `copy`: what to keep on disk, the sources in force once they fit the GPUs.
+    `profiles`: the names of those that apply.
     `start`: has settings that the rows allow.
     """
 
@@ -100,6 +102,7 @@ class SettingsService:
         self._cells = cells
         self._outside = outside
         self._facts = NodeFacts(settings.node)
+        self.profiles = self._plan.resolve(self._facts).profiles
         self._unfit: SettingsError | None = None
         self._unread: SettingsError | None = None
         self._stored: LastGood | None = None
@@ -363,6 +366,7 @@ class SettingsService:
         """
         settings = plan.settings(facts)
         self._plan, self._facts, self._unfit = plan, facts, None
+        self.profiles = plan.resolve(facts).profiles
         cells = self._cells
         cells.resource.set(settings.sharing.resource)
         changed = cells.sharing.set(settings.sharing)

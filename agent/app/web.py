@@ -62,12 +62,12 @@ def _checks(parts: AgentParts) -> list[Check]:
     front = parts.front
     facts, trouble = front.facts, front.settings.trouble
     writable = front.state.error.value
-    problem = front.knowing.discovery.problem.value
+    problem = front.discovery.problem.value
     inventory = facts.inventory.value
 
     # GPUs that have not answered yet; those with the same text are named together.
     named: dict[str, list[str]] = {}
-    for fault in front.knowing.keeper.left_out.value:
+    for fault in front.keeper.left_out.value:
         if fault.trouble is Trouble.SILENT:
             named.setdefault(fault.text, []).append(fault.gpu)
     silent = "; ".join(
@@ -103,7 +103,7 @@ def _checks(parts: AgentParts) -> list[Check]:
     unserved = [gpu for gpu in inventory.gpus if not gpu.serving]
     missed = [gpu for gpu in unserved if gpu.health.serving and gpu.there and gpu.wanted]
     ill = [gpu for gpu in unserved if gpu not in missed]
-    withheld = "; ".join(front.knowing.withholder.reasons.value)
+    withheld = "; ".join(front.withholder.reasons.value)
     texts = {
         "settings": trouble,
         "driver": problem or "",
@@ -178,7 +178,7 @@ async def serve_web(settings: Settings, watched: WebSubjects, door: WebDoor) -> 
 
 
 def _actions(front: Front) -> Actions:
-    health = front.knowing.health
+    health = front.health
 
     async def release(name: str) -> GpuRelease | None:
         found = await health.release(name)
@@ -187,7 +187,7 @@ def _actions(front: Front) -> Actions:
         return found and msgspec.structs.replace(found, held_by=held_by)
 
     def left_out(name: str) -> str:
-        faults = front.knowing.keeper.left_out.value
+        faults = front.keeper.left_out.value
         return next((one.text for one in faults if name in {one.gpu, str(one.index)}), "")
 
     return Actions(health.recheck, release, lambda: labelled(front.facts.inventory.value), left_out)
@@ -199,9 +199,8 @@ def _status_facts(settings: Settings, watched: WebSubjects) -> StatusFacts | Non
     if parts is None:
         return None
     front, back = parts.front, parts.back
-    facts, knowing = front.facts, front.knowing
+    facts = front.facts
     sharing = facts.sharing.value
-    values, late = front.settings.accepted()
     about = NodeStatus(
         name=settings.node,
         version=__version__,
@@ -210,13 +209,14 @@ def _status_facts(settings: Settings, watched: WebSubjects) -> StatusFacts | Non
         resource=facts.resource.value,
         kubelet=front.registration.state.value.text,
         observe=settings.observe,
-        profiles=values.profiles,
+        profiles=front.settings.profiles,
         split_count=sharing.split_count,
         memory_scaling=sharing.memory_scaling,
         core_scaling=sharing.core_scaling,
     )
 
     def in_force() -> tuple[SettingStatus, ...]:
+        values, late = front.settings.accepted()
         return tuple(
             SettingStatus(
                 key=one.field.key,
@@ -233,11 +233,11 @@ def _status_facts(settings: Settings, watched: WebSubjects) -> StatusFacts | Non
         checks=watched.checks(),
         node=facts.node.value,
         inventory=facts.inventory.value,
-        gone=knowing.keeper.gone,
+        gone=front.keeper.gone,
         slices=facts.slices.value,
         ledger=front.state.ledger.value,
-        newest=knowing.samples.newest,
-        history=knowing.samples.history,
+        newest=front.samples.newest,
+        history=front.samples.history,
         used=back.usage.newest,
         past=back.usage.history,
         changes=front.journal.changes,
@@ -250,14 +250,14 @@ def _status_facts(settings: Settings, watched: WebSubjects) -> StatusFacts | Non
 
 def _series_of(front: Front, back: Back) -> MetricSources:
     """The counters and gauges of all services."""
-    knowing, state, traffic = front.knowing, front.state, front.server.traffic
-    clearing, registration, reconcile = knowing.clearing, front.registration, back.reconcile
+    state, traffic = front.state, front.server.traffic
+    clearing, registration, reconcile = front.clearing, front.registration, back.reconcile
     tallies: list[Tally] = [
         back.allocation.results,
         state.errors,
         registration.registrations,
-        knowing.health.xid_events,
-        knowing.health.transitions,
+        front.health.xid_events,
+        front.health.transitions,
         front.notices.unposted,
         traffic.calls,
     ]
@@ -292,14 +292,16 @@ def _series_of(front: Front, back: Back) -> MetricSources:
         ),
     ]
     if back.events is not None:  # plain mode has no scheduler and no API server
-        drifted = back.reconcile.drifted
-        tallies += back.tallies
+        tallies += [
+            reconcile.mismatches,
+            *back.tallies,
+        ]
         readings.append(
             Gauge(
                 "allocation_drifted",
                 "Containers with slices of another GPU because the kubelet did not ask first, and "
                 "init containers that the kubelet does not report.",
-                lambda: drifted.value,
+                lambda: reconcile.drifted.value,
             )
         )
     durations = (

@@ -270,7 +270,7 @@ class Worker:
 
 
 class Systemd:
-    """The ServiceNotifier port over the datagram socket `address` (`@…`: an abstract one).
+    """Notifies the service manager over the datagram socket `address` (`@…`: an abstract one).
 
     Without an address there is no service manager, and nothing is sent. A message that cannot be
     sent is logged and lost. Source: sd_notify(3).

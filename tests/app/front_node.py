@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from functools import partial
 
 from agent.app.back import AgentParts
-from agent.app.front import Front, HostFacts, join_front
+from agent.app.front import Front, HostSignals, StartFacts
 from agent.app.web import WebSubjects
 from agent.cluster import NodeEvent
 from agent.hami.register import ReportSettings, report_of
@@ -78,16 +78,9 @@ def joined(
         cdi=places.cdi,
         regions=Inline(),
     )
-    host = HostFacts(
-        boot_id=boot,
-        recovered=Recovered(state),
-        start=start_of(plan),
-        look=nothing_new,
-        asked=asyncio.Event(),
-        stop=asyncio.Event(),
-        notifier=SystemdSide(),
-    )
-    return join_front(plan.settings(NodeFacts()), adapters, host)  # type: ignore[arg-type]
+    found = StartFacts(boot, Recovered(state), start_of(plan), plan.settings(NodeFacts()))
+    signals = HostSignals(asyncio.Event(), asyncio.Event(), SystemdSide())
+    return Front(found, adapters, signals, nothing_new)  # type: ignore[arg-type]
 
 
 def watched(front: Front) -> WebSubjects:
@@ -134,17 +127,16 @@ class FrontNode:
 async def running(front: Front) -> AsyncIterator[FrontNode]:
     """Everything of the front that follows the driver, at work."""
     sink = EventSink()
-    knowing = front.knowing
 
     async def discover() -> None:
         # Any driver takes longer for a scan than the node's checks take.
         await asyncio.sleep(0.001)
-        await knowing.discovery.run()
+        await front.discovery.run()
 
     async with at_work(
-        *(front.state.run, front.follow_held, knowing.withholder.run, knowing.keeper.run),
-        *(discover, knowing.health.run, knowing.samples.run, knowing.gpu_events),
-        *(knowing.left_out, partial(front.notices.post_all, sink.post_event)),
+        *(front.state.run, front.follow_held, front.withholder.run, front.keeper.run),
+        *(discover, front.health.run, front.samples.run, front.gpu_events),
+        *(front.left_out, partial(front.notices.post_all, sink.post_event)),
     ):
         await asyncio.sleep(0.1)
         yield FrontNode(front, sink.posted)

@@ -9,9 +9,10 @@ from typing import Any, NoReturn
 
 import structlog
 
-from agent.app.adapters import new_facts
+from agent.app.adapters import SharedCells
 from agent.app.settings import SettingsPorts, SettingsService
 from agent.cluster import NodeEvent
+from agent.host.process import Systemd
 from agent.inventory import InventoryKeeper
 from agent.kit.cell import Cell
 from agent.kit.timing import Lull
@@ -48,8 +49,8 @@ class FakeWatch:
 
 
 @dataclasses.dataclass
-class SystemdSide:
-    """The ServiceNotifier port."""
+class SystemdSide(Systemd):
+    """What the service manager is told."""
 
     said: list[str] = dataclasses.field(default_factory=list)
     watchdog: None = None
@@ -104,7 +105,7 @@ class SettingsRoom:
 
     def __post_init__(self) -> None:
         settings = self.start.taken().settings(NodeFacts())
-        self.cells = new_facts(settings)
+        self.cells = SharedCells(settings)
         outside = SettingsPorts(
             look=self.look,  # type: ignore[arg-type]
             watch=self.watch.follow,

@@ -38,7 +38,7 @@ async def test_one_error_of_all_gpus_for_twenty_seconds_condemns_none(
         for slot in (0, 1, 3, 4):
             stub.fail("any", slot, code=0)
         await until(lambda: not any(g.health.silent for g in front.facts.inventory.value.gpus))
-        await until(lambda: front.knowing.discovery.problem.value is None)
+        await until(lambda: front.discovery.problem.value is None)
         reasons = {one.health.text for one in front.facts.inventory.value.gpus}
         after = conditions(front)
 
@@ -103,7 +103,7 @@ async def test_a_reset_while_the_agent_is_down_is_an_operators_word(
         await until(lambda: bool(node.served))
         await asyncio.sleep(1.0)
         waits = node.shared(G0).health
-        found = await front.knowing.health.recheck("0", was_reset=True)
+        found = await front.health.recheck("0", was_reset=True)
         await until(lambda: len(node.served) == 2)
     await driver.close()
 

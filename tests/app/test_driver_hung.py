@@ -83,10 +83,9 @@ async def a_node() -> AsyncIterator[HungNode]:
             if inventory.generation:
                 desk.inventory.set(inventory)
 
-    knowing = front.knowing
     runs = (
         *(subjects.heartbeat.run, front.state.run),
-        *(knowing.discovery.run, knowing.health.run, knowing.gpu_events),
+        *(front.discovery.run, front.health.run, front.gpu_events),
         *(follow_inventory, partial(front.notices.post_all, sink.post_event)),
     )
     async with a_desk() as desk, at_work(*runs):
@@ -162,7 +161,7 @@ async def test_what_is_said_of_an_ill_gpu_is_a_sentence_everywhere(strike, condi
         await asyncio.sleep(12)  # between two probes
         strike(node.hardware)
         await asyncio.sleep(30)
-        node.front.knowing.discovery.rescan()
+        node.front.discovery.rescan()
         await asyncio.sleep(70)
 
         assert f"gpu_health degraded: GPU 0 is {condition}: {text}\n" in node.probed()[1]
@@ -181,7 +180,7 @@ async def test_what_is_said_of_an_ill_gpu_is_a_sentence_everywhere(strike, condi
 )
 async def test_a_held_gpu_that_is_shared_no_more_or_gone_is_said_to_be_just_that(changed, why):
     async with a_node() as node:
-        keeper, sharing = node.front.knowing.keeper, node.front.facts.sharing
+        keeper, sharing = node.front.keeper, node.front.facts.sharing
         keeper.hold({G1: (slice_id(G1, 0),)})
         if changed is None:
             keeper.found(Scan("570.1", ()))
@@ -194,7 +193,7 @@ async def test_a_held_gpu_that_is_shared_no_more_or_gone_is_said_to_be_just_that
 
 async def test_a_lost_gpu_that_nobody_looks_after_is_called_the_same_everywhere():
     async with a_node() as node:
-        keeper = node.front.knowing.keeper
+        keeper = node.front.keeper
         keeper.hold({G1: (slice_id(G1, 0),)})
         keeper.judged({G1: switched_off(NOON)})
         keeper.found(Scan("570.1", (), (GpuFault(G1, "GPU is lost", Trouble.LOST),)))

@@ -39,7 +39,7 @@ async def test_a_gpu_is_served_as_soon_as_it_is_awake(stub_driver, stub, count, 
     front = joined(stub_driver)
     with structlog.testing.capture_logs() as lines:
         async with running(front) as node:
-            await until(lambda: bool(front.knowing.keeper.left_out.value))
+            await until(lambda: bool(front.keeper.left_out.value))
             waking = said(front)
             await until(lambda: len(node.served) == count)
             await until(lambda: "gpus_answering" not in said(front))
@@ -57,7 +57,7 @@ async def test_readiness_tells_a_waking_gpu_from_a_missing_driver(stub_driver, s
     stub.wake_slowly([0], SLOWER)
     front = joined(stub_driver)
     async with running(front):
-        await until(lambda: bool(front.knowing.keeper.left_out.value))
+        await until(lambda: bool(front.keeper.left_out.value))
         waking = said(front)["inventory"]
 
     assert waking.startswith(

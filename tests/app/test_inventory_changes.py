@@ -111,13 +111,13 @@ async def test_a_driver_that_is_unloaded_takes_no_gpu_along_and_serves_all_when_
         driver.failure = DriverError("the driver is not loaded")
         driver.break_events()
         await asyncio.sleep(300)
-        assert "not loaded" in (node.front.knowing.discovery.problem.value or "")
+        assert "not loaded" in (node.front.discovery.problem.value or "")
         assert ([G0, G1], []) == (list(node.groups), node.served)
         assert {G0: (0, False), G1: (1, False)} == node.registered
 
         driver.failure = None
         await asyncio.sleep(40)
-        assert ([G0, G1], None) == (node.served, node.front.knowing.discovery.problem.value)
+        assert ([G0, G1], None) == (node.served, node.front.discovery.problem.value)
         assert {G0: (0, True), G1: (1, True)} == node.registered
         assert ROW == node.front.state.ledger.value.rows[0]
         await asyncio.sleep(CALM)
@@ -133,7 +133,7 @@ async def test_a_library_that_appears_after_minutes_is_used_and_nothing_is_liste
         await asyncio.sleep(420)
         assert 0 == node.front.facts.slices.value.generation
         assert {} == node.registered
-        assert "cannot be loaded" in (node.front.knowing.discovery.problem.value or "")
+        assert "cannot be loaded" in (node.front.discovery.problem.value or "")
 
         driver.failure = None
         await asyncio.sleep(30)
@@ -233,7 +233,7 @@ async def test_one_gpu_whose_calls_hang_leaves_the_seven_others_served_and_sampl
 
         assert (8, others) == (len(node.groups), node.served)
         assert ["GpuDriverUnresponsive", "GpuUnhealthy"] == node.reasons
-        samples = node.front.knowing.samples
+        samples = node.front.samples
         assert others == [a_uuid(n) for n in range(8) if samples.newest(a_uuid(n))]
 
         driver.outcomes.clear()
@@ -248,8 +248,7 @@ async def test_one_gpu_whose_calls_hang_leaves_the_seven_others_served_and_sampl
 async def test_a_verdict_makes_the_list_although_nobody_follows_the_inventory():
     driver = ScriptedDriver([a_gpu(index=number) for number in range(2)])
     front = joined(driver)
-    knowing = front.knowing
-    async with at_work(knowing.discovery.run, knowing.health.run):
+    async with at_work(front.discovery.run, front.health.run):
         await asyncio.sleep(0.1)
         assert [True, True] == [one.healthy for one in front.facts.slices.value.groups]
 

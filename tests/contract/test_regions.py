@@ -1,4 +1,4 @@
-"""The Regions port: one body over the adapter, with HAMi-core's model, and over the fake."""
+"""Shared regions: one body over the adapter, with HAMi-core's model, and over the fake."""
 
 import datetime as dt
 

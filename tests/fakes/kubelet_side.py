@@ -8,11 +8,11 @@ from pathlib import Path
 
 from agent.cluster import PodUid, PodView
 from agent.errors import KubeletError, StateError, WitnessThrottled, WitnessUnsupported
-from agent.hookdirs import Cleared, DiskRoom
+from agent.hookdirs import Cleared, DiskRoom, HostHookDirs
 from agent.kit.cell import Cell
 from agent.ledger import ContainerHolding, ContainerKey, Holding, HookFacts
 from agent.model import SliceId
-from agent.ports import Containers, HookDirs, KubeletRecords, Witness
+from agent.ports import Containers, KubeletRecords, Witness
 
 RESOURCE = "nvidia.com/gpu"
 
@@ -124,7 +124,7 @@ class FakeSpecifications:
         return self.defined
 
 
-class FakeHookDirs:
+class FakeHookDirs(HostHookDirs):
     """Directories by name; `wiped` and `made` count. None is made while `gate` is closed.
 
     `changed`: when each changed last, just now where it does not say. `hanging` names a call,
@@ -159,11 +159,11 @@ class FakeHookDirs:
         library = "/usr/local/vgpu/libvgpu.so"
         return HookFacts(library, self.missing, loadable=self.loadable, preload=self.preload)
 
-    async def check(self) -> HookFacts:
+    async def check(self) -> None:
         await self.gate.wait()
         if self.failure is not None:
             raise self.failure
-        return await self.facts()
+        await self.facts()
 
     async def prepare(self, name: str, *, wipe: bool) -> None:
         await self.gate.wait()
@@ -209,7 +209,7 @@ class FakeHookDirs:
 
 
 def conforms(
-    witness: FakeWitness, records: FakeRecords, containers: FakeContainers, hooks: FakeHookDirs
-) -> tuple[Witness, KubeletRecords, Containers, HookDirs]:
+    witness: FakeWitness, records: FakeRecords, containers: FakeContainers
+) -> tuple[Witness, KubeletRecords, Containers]:
     """Only a type checker reads this: the fakes have the shapes of the ports."""
-    return witness, records, containers, hooks
+    return witness, records, containers

@@ -17,11 +17,12 @@ from agent.hami.region import (
     RegionState,
     RegionSums,
 )
+from agent.regions import HostRegions
 
 ABSENT = RegionReading(RegionState.ABSENT)
 
 
-class MemoryRegions:
+class MemoryRegions(HostRegions):
     """The regions by directory; an unknown directory has none.
 
     Texts of a StateError: `broken` for every call, `unread` for a read, `read_only` for a write.
