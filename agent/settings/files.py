@@ -46,10 +46,8 @@ _LITERALS: Final = {"true": BOOL, "false": BOOL, "null": NULL}
 _SURROGATE: Final = re.compile("[\ud800-\udfff]")
 
 
-def read_yaml(content: bytes, name: str, loader: type[yaml.SafeLoader] = LOADER) -> "Place | None":
+def read_yaml(content: bytes, name: str) -> "Place | None":
     """Read the document, None for an empty file; messages call the file `name`.
-
-    `loader` decides the type of a scalar without tag and quotes; by default as YAML 1.1.
 
     Raises:
         SettingsError: not UTF-8, not YAML, or one of the refused features.
@@ -57,7 +55,7 @@ def read_yaml(content: bytes, name: str, loader: type[yaml.SafeLoader] = LOADER)
     text = _decoded(content, name)
     try:
         _refuse_harm(content, name)
-        node = yaml.compose(content, Loader=loader)
+        node = yaml.compose(content, Loader=LOADER)
     except yaml.MarkedYAMLError as error:
         # A quote that is never closed: the place where it was opened helps, not the file's end.
         is_open = error.problem == "found unexpected end of stream" and error.context_mark

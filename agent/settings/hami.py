@@ -3,12 +3,12 @@
 Keys, types and precedence are those of HAMi's readers in Go (yaml.v2 and encoding/json): null is
 absent, and one value of the wrong type refuses the file. What these accept and no operator means is
 refused too: a repeated key, an alias, a second document, a fraction in place of a whole number, an
-infinite number. A warning names each unknown key.
+infinite number. So is what is a number, boolean or key to Go alone: `08`, `0o17`, `1e+06`, `y`, a
+key that is a number. A warning names each unknown key.
 Source: HAMi v2.10, the ConfigMap `<release>-scheduler-device` and the device plugin's
 /config/config.json; HAMi #3173 for selectors and tiers.
 """
 
-import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final
@@ -20,21 +20,7 @@ from agent.cluster import Requirement, Selector
 from agent.errors import MalformedText, SettingsError, cap
 from agent.hami.gojson import INT32, INT64, UINT64, fold, is_float64
 from agent.setting import shown
-from agent.settings.files import (
-    BOOL,
-    FLOAT,
-    INT,
-    LOADER,
-    MAP,
-    NULL,
-    SEQ,
-    STR,
-    TAG,
-    Place,
-    read_json,
-    read_yaml,
-    refuse_object,
-)
+from agent.settings.files import STR, Place, read_json, read_yaml, refuse_object
 from agent.settings.schema import BY_KEY, SECTIONS, Setting, read_setting
 from agent.settings.sources import (
     TOLD,
@@ -154,13 +140,16 @@ class _FileReader:
 
     def text(self, place: Place) -> str:
         """Read a text. In YAML every scalar is one, as it is written."""
+        if place.null:
+            return ""
         is_scalar = isinstance(place.node, yaml.ScalarNode)
-        if not place.null and not (place.node.tag == STR if self._is_json else is_scalar):
+        if not (place.node.tag == STR if self._is_json else is_scalar):
             raise place.fault(f"text is expected, not {place.shown()}")
-        return "" if self._scalar(place) is None else str(place.node.value)
+        place.value()  # an explicit tag must fit
+        return str(place.node.value)
 
     def flag(self, place: Place) -> bool:
-        """Read a boolean, in YAML in any of YAML 1.1's words."""
+        """Read a boolean, in YAML in any of YAML 1.1's words but `y` and `n`."""
         value = self._scalar(place)
         if not isinstance(value, bool):
             raise place.fault(f"true or false is expected, not {place.shown()}")
@@ -174,7 +163,7 @@ class _FileReader:
         return value
 
     def whole(self, low: int, high: int) -> Callable[[Place], int]:
-        """A reader of whole numbers; `1e+06` is one in YAML. HAMi silently drops a fraction."""
+        """A reader of whole numbers; `1.2e+06` is one in YAML. HAMi silently drops a fraction."""
 
         def read(place: Place) -> int:
             value = self._scalar(place)
@@ -189,19 +178,9 @@ class _FileReader:
         return read
 
     def _scalar(self, place: Place) -> object:
-        """The value of a scalar, which an explicit tag must fit; None for null and no scalar."""
-        node = place.node
-        if not isinstance(node, yaml.ScalarNode):
-            return None
-        if self._is_json or node.tag == STR:
-            return place.value()
-        tag, value = _resolve(node.value)
-        if isinstance(value, int) and node.tag == FLOAT:
-            return float(value)
-        if tag != node.tag:
-            name = cap(node.tag.rpartition(":")[2], 60)
-            raise place.fault(f"{place.shown()} is not of type {name}")
-        return value
+        """The value of a scalar, else None. `1:30` is a text to Go, and 90 to PyYAML."""
+        is_scalar = isinstance(place.node, yaml.ScalarNode) and ":" not in place.node.value
+        return place.value() if is_scalar else None
 
 
 # device-config.yaml
@@ -230,10 +209,9 @@ def read_device_config(
 
     Raises SettingsError with the place: the file cannot be parsed.
     """
-    document = read_yaml(content, name, _GoLoader)
+    document = read_yaml(content, name)
     sections: dict[str, tuple[Place, Place]] = {}
     if document is not None and not document.null:
-        _name_keys(document.node)
         refuse_object(document)
         sections = {key: (here, value) for key, here, value in document.pairs()}
     keys = _FileReader(faults)
@@ -274,76 +252,6 @@ def read_device_config(
     )
     warnings = (*first_of(keys.warnings, name), *_without_effect(found), *ours)
     return found, warnings
-
-
-# Scalars by the rules of Go's yaml.v2 v2.4.0 (resolve.go, decode.go). They differ from YAML 1.1 and
-# 1.2: `1e+06` and `08` are numbers, `1:30` is text, `0o17` and `0x1F` are whole numbers, and `y`
-# and `n` are booleans.
-
-_FLOATS: Final = {
-    f"{sign}.{name}": float(f"{sign}{name}")
-    for sign in ("", "+", "-")
-    for name in ("inf", "Inf", "INF")
-} | dict.fromkeys((".nan", ".NaN", ".NAN"), math.nan)
-_WORDS: Final[dict[str, tuple[str, object]]] = {
-    **dict.fromkeys(("", "~", "null", "Null", "NULL"), (NULL, None)),
-    **dict.fromkeys(("y", "Y", "yes", "Yes", "YES", "on", "On", "ON"), (BOOL, True)),
-    **dict.fromkeys(("n", "N", "no", "No", "NO", "off", "Off", "OFF"), (BOOL, False)),
-    **dict.fromkeys(("true", "True", "TRUE"), (BOOL, True)),
-    **dict.fromkeys(("false", "False", "FALSE"), (BOOL, False)),
-    **{word: (FLOAT, value) for word, value in _FLOATS.items()},
-    "<<": (f"{TAG}merge", "<<"),
-}
-_WHOLE: Final = re.compile("([-+]?)(?:0[xX]([0-9a-fA-F]+)|0[bB]([01]+)|0[oO]?([0-7]+)|([0-9]+))")
-"""Go's ParseInt of base 0, without underscores; octal digits may follow a bare 0."""
-_DECIMAL: Final = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
-_BETWEEN: Final = re.compile("(?<=[0-9])_(?=[0-9])")
-_BASES: Final = (16, 2, 8, 10)
-
-
-def _resolve(written: str) -> tuple[str, object]:
-    """Tag and value of a scalar without quotes; one that Go reads as no other value is text."""
-    if written in _WORDS:
-        return _WORDS[written]
-    # After a leading dot an underscore must stand between digits.
-    plain = _BETWEEN.sub("", written) if written[:1] == "." else written.replace("_", "")
-    if written[:1] in set("+-0123456789"):
-        match = _WHOLE.fullmatch(plain)
-        # `08` is no octal number: Go reads it as a float.
-        if match and not (match[5] and match[5][0] == "0" and match[5] != "0"):
-            digits, base = next(
-                (d, b) for d, b in zip(match.groups()[1:], _BASES, strict=True) if d
-            )
-            value = int(match[1] + digits, base) if len(digits) <= 64 else UINT64[1] + 1
-            if INT64[0] <= value <= (INT64[1] if match[1] else UINT64[1]):
-                return INT, value
-    if written[:1] in set(".+-0123456789") and _DECIMAL.fullmatch(plain):
-        number = float(plain)
-        if math.isfinite(number):
-            return FLOAT, number
-    return STR, written
-
-
-def _resolve_tag(_: object, kind: type[yaml.Node], value: str | None, implicit: object) -> str:
-    """The tag of a node without one; `implicit[0]` is True for a scalar without quotes."""
-    if kind is yaml.ScalarNode:
-        is_plain = isinstance(implicit, tuple) and implicit[0]
-        return _resolve(value or "")[0] if is_plain else STR
-    return SEQ if kind is yaml.SequenceNode else MAP
-
-
-_GoLoader: Final = type("_GoLoader", (LOADER,), {"resolve": _resolve_tag})
-
-
-def _name_keys(node: yaml.Node) -> None:
-    """Make every key a text, even if it would be another value."""
-    if isinstance(node, yaml.SequenceNode):
-        for item in node.value:
-            _name_keys(item)
-    elif isinstance(node, yaml.MappingNode):
-        for key, value in node.value:
-            key.tag = STR if key.tag in {INT, FLOAT, BOOL, NULL} else key.tag
-            _name_keys(value)
 
 
 # config.json

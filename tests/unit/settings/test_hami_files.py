@@ -112,43 +112,50 @@ def test_an_unknown_key_or_section_is_a_warning_and_null_is_absent(text, known, 
 @pytest.mark.parametrize(
     ("line", "value"),
     [
-        ("deviceSplitCount: 1e1", 10),
-        ("deviceSplitCount: 1e+01", 10),
-        ("deviceSplitCount: 1E1", 10),
         ("deviceSplitCount: +1_0", 10),
         ("deviceSplitCount: 0x1F", 31),
         ("deviceSplitCount: 0b11", 3),
-        ("deviceSplitCount: 0o17", 15),
         ("deviceSplitCount: 017", 15),
-        ("deviceSplitCount: 08", 8),
         ("deviceSplitCount: 00", 0),
         ("deviceSplitCount: !!int '7'", 7),
         ("deviceSplitCount: 18446744073709551615", 2**64 - 1),
-        ("preConfiguredDeviceMemory: 1e+06", 1_000_000),
         ("preConfiguredDeviceMemory: 1.31072e+05", 131072),
         ("preConfiguredDeviceMemory: -0x1F", -31),
-        ("deviceMemoryScaling: 1.5e0", 1.5),
-        ("deviceMemoryScaling: 1e1", 10.0),
         ("deviceMemoryScaling: .5", 0.5),
         ("deviceMemoryScaling: .1_5", 0.15),
         ("deviceMemoryScaling: +5.", 5.0),
         ("deviceMemoryScaling: !!float 2", 2.0),
-        ("overwriteEnv: y", True),
         ("overwriteEnv: On", True),
-        ("overwriteEnv: N", False),
         ("enableNumaTopology: off", False),
         ("gpuCorePolicy: y", "y"),
         ("gpuCorePolicy: 1e+06", "1e+06"),
         ("gpuCorePolicy: 2001-01-01", "2001-01-01"),
         ("libCudaLogLevel: ''", ""),
         ("migProfileAllowlist: [null, {models: [~, 1e1]}]", ({}, {"models": ("", "1e1")})),
-        ("1: x\n  y: z\n  overwriteEnv: true", True),
+        ("y: z\n  overwriteEnv: true", True),
     ],
 )
 def test_a_scalar_is_what_hamis_reader_takes_it_for(line: str, value: object):
     """Each was read by yaml.v2 v2.4.0 into HAMi's types."""
     (found,) = read(f"nvidia:\n  {line}\n")[0].values()
     assert (type(value), value) == (type(found), found)
+
+
+@pytest.mark.parametrize(
+    ("line", "column"),
+    [
+        *((f"deviceSplitCount: {written}", 21) for written in ("1e1", "1E1", "0o17", "08", "1:30")),
+        *((f"deviceMemoryScaling: {written}", 24) for written in ("1.5e0", "1e1", "1:30.5")),
+        ("preConfiguredDeviceMemory: 1e+06", 30),
+        ("overwriteEnv: y", 17),
+        ("overwriteEnv: N", 17),
+        ("gpuCorePolicy: !!int x", 18),
+        ("1: x", 3),
+    ],
+)
+def test_what_is_another_scalar_to_hamis_reader_is_refused_at_its_place(line: str, column: int):
+    with pytest.raises(SettingsError, match=rf"^d\.yaml:2:{column}: .*(expected|not of type)"):
+        read(f"nvidia:\n  {line}\n")
 
 
 ZEROS = {"disableCoreLimit": False, "gpuCorePolicy": "", "overwriteEnv": False}

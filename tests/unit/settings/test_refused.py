@@ -159,7 +159,7 @@ DEVICES = [
             ("defaultMemory", "2147483648", "`2147483648` is not between -21474"),
             ("resourceCountName", "[x]", "text is expected, not a list"),
             ("libCudaLogLevel", "{}", "text is expected, not a mapping"),
-            ("gpuCorePolicy", "!!int x", "`x` is not of type int"),
+            ("gpuCorePolicy", "!!int x", "not valid YAML: `x` is not of type int"),
             ("migProfileAllowlist", "{}", "a list is expected"),
         ]
     ),
@@ -171,7 +171,10 @@ DEVICES = [
         "{knownMigGeometries: [{allowedGeometries: [[{count: x}]]}]}",
         f"61: nvidia.knownMigGeometries[0].allowedGeometries[0][0].count: {WHOLE}",
     ),
-    ("{overwriteEnv: y, overwriteEnv: n}", "27: nvidia: the key `overwriteEnv` stands here twice"),
+    (
+        "{overwriteEnv: yes, overwriteEnv: no}",
+        "29: nvidia: the key `overwriteEnv` stands here twice",
+    ),
     ("3", "9: nvidia: keys and values are expected"),
 ]
 NODES = [
