@@ -46,9 +46,9 @@ TEXT: Final = """\
 
 All series of `/metrics`. Written by `make metrics` from the code; do not edit.
 
-The page is text 0.0.4, or OpenMetrics for a client that accepts it. Counters start at 0 with the
-agent. A value that is not known has no series, or is NaN. [deploy/](deploy/README.md#metrics) says
-how to scrape the agents, and has alerts and a dashboard.
+The page is in Prometheus' text format 0.0.4. Counters start at 0 with the agent. A value that is
+not known has no series, or is NaN. [deploy/](deploy/README.md#metrics) says how to scrape the
+agents, and has alerts and a dashboard.
 
 - The label `gpu` is the GPU's index, as [RUNBOOK.md](RUNBOOK.md#a-gpu-in-the-metrics) explains.
 - Series with the labels `namespace`, `pod` and `container` name the containers that hold slices.
@@ -57,8 +57,6 @@ how to scrape the agents, and has alerts and a dashboard.
 - What a container uses is read every 5 s from HAMi-core's shared region in its directory. Processes
   of the container may write there: they can lie about their own container, not about others. A
   container that has not used CUDA yet has no such series.
-- `hami_agent_gpu_health` is a gauge with the label `state`, and no StateSet of OpenMetrics, so that
-  both forms have the same series.
 - Plain mode (`scheduler: none`) has no series about the API server and the scheduler.
 
 ## The agent's series

@@ -6,6 +6,7 @@ series (`hami`), and the counts and durations of the services.
 
 import asyncio
 import datetime as dt
+import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Final, TypeAlias
@@ -25,7 +26,6 @@ from prometheus_client.core import (
     GaugeMetricFamily,
     HistogramMetricFamily,
 )
-from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.registry import Collector
 from typing_extensions import override
 
@@ -49,7 +49,6 @@ from agent.web.api import BuildInfo
 
 PREFIX: Final = "hami_agent_"
 TEXT: Final = "text/plain; version=0.0.4; charset=utf-8"
-OPENMETRICS: Final = "application/openmetrics-text"
 KEPT: Final = 0.25
 """Seconds for which a rendered page is reused. Rendering takes the loop 14 ms with 8 GPUs and
 80 containers, so many requests at once would delay the kubelet."""
@@ -451,33 +450,22 @@ class AgentCollector(Collector):
 
 
 class MetricsPage:
-    """`/metrics`: text 0.0.4, or OpenMetrics for a client that accepts it."""
+    """`/metrics`, in Prometheus' text format 0.0.4."""
 
     def __init__(self, collector: Collector) -> None:
-        self._rendered: dict[str, tuple[float, bytes]] = {}
+        self._body = b""
+        self._until = -math.inf
         self._registry = CollectorRegistry()
         self._registry.register(collector)
         ProcessCollector(registry=self._registry)
         PlatformCollector(registry=self._registry)
 
-    def page(self, request: web.BaseRequest) -> web.Response:
+    def page(self, _request: web.BaseRequest) -> web.Response:
         """Render the page, or reuse one of at most 0.25 s."""
-        is_open = _accepts_openmetrics(request.headers.get("Accept", ""))
-        form = openmetrics.CONTENT_TYPE_LATEST if is_open else TEXT
         now = asyncio.get_running_loop().time()
-        until, body = self._rendered.get(form, (now, b""))
-        if until <= now:
-            body = (openmetrics.generate_latest if is_open else generate_latest)(self._registry)
-            self._rendered[form] = now + KEPT, body
-        return web.Response(body=body, headers={"Content-Type": form})
-
-
-def _accepts_openmetrics(accept: str) -> bool:
-    for item in accept.split(","):
-        kind, *parameters = (part.strip().lower() for part in item.split(";"))
-        if kind == OPENMETRICS:
-            return not any(p.replace(" ", "") in {"q=0", "q=0.0"} for p in parameters)
-    return False
+        if self._until <= now:
+            self._body, self._until = generate_latest(self._registry), now + KEPT
+        return web.Response(body=self._body, headers={"Content-Type": TEXT})
 
 
 def counters(tallies: Iterable[Tally], gpus: Mapping[str, str]) -> Iterator[Metric]:
