@@ -278,14 +278,7 @@ def read_node_layer(content: bytes, name: str, faults: Faults, node: str = "") -
     entries = _read_entries(content, name, keys, node)
     warnings: list[str] = []
     numbered = [(entry.number, one) for entry in entries for one in _profiles(entry, warnings)]
-    first: dict[str, str] = {}
     for entry in entries:
-        place = first.setdefault(entry.name, entry.where)
-        if entry.name and place != entry.where:
-            warnings.append(
-                f"{entry.where}: the name {cap(entry.name, 64)} is also at {place}; both entries "
-                "apply, and this one wins where they differ, as in HAMi's plugin"
-            )
         warnings += _without_effect(entry.found)
         warnings += (
             f"{known.where}: remote means hami-core; for remote GPUs keep HAMi's plugin"
@@ -396,13 +389,8 @@ def _profiles(entry: NodeEntry, warnings: list[str]) -> Iterator[SettingsProfile
                 value = "hami-core" if (known.key, known.value) == REMOTE else known.value
                 field = BY_KEY[NODE_CONFIG[known.key]]
                 settings.append(read_setting(field, value, known.where))
-    empty = tuple(
-        (one.key, Setting(BY_KEY[NODE_CONFIG[one.key]], one.value, one.where))
-        for one in entry.found
-        if one.key in NODE_CONFIG and one.value in (0, False)
-    )
     for match in matches:
-        yield SettingsProfile("", match, tuple(settings), entry.where, empty, faults)
+        yield SettingsProfile("", match, tuple(settings), entry.where, faults)
 
 
 def _selector(parts: Mapping[str, Any]) -> Selector | None:

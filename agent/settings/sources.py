@@ -132,15 +132,13 @@ class SettingsProfile(msgspec.Struct, frozen=True):
     """Settings for the nodes that `match` selects. `where`: its place, `file:line:column`.
 
     An entry of HAMi's config.json becomes a profile without a name for each tier that it is in.
-    `empty`: its zeros and falses by HAMi's keys, which override nothing. `faults`: its values that
-    do not fit; they refuse the settings of the nodes to which it applies.
+    `faults`: its values that do not fit; they refuse the settings of the nodes to which it applies.
     """
 
     name: str
     match: ProfileMatch
     settings: tuple[Setting, ...]
     where: str
-    empty: tuple[tuple[str, Setting], ...] = ()
     faults: Faults = msgspec.field(default_factory=Faults)
 
 

@@ -14,7 +14,7 @@ import msgspec
 from agent.errors import SettingsError, cap
 from agent.ledger import Ledger
 from agent.node.devices import RESOURCE, SCHEDULER, LastingSetting, undrained
-from agent.setting import Value, shown
+from agent.setting import Value
 from agent.settings.schema import DEFAULT, FIELDS, Setting, Settings, Values, build
 from agent.settings.sources import (
     Faults,
@@ -94,18 +94,12 @@ class NodeValues:
     def resolve(self, facts: NodeFacts) -> Values:
         """The values of a node with these facts."""
         applied = self.applied(facts)
-        values = self.of_all_nodes()
-        profiled = (profile.settings for profile in applied)
-        for settings in (*profiled, self.surroundings.settings):
-            values.update({setting.field.key: setting for setting in settings})
-        return Values(values, tuple(one.name for one in applied if one.name))
-
-    def of_all_nodes(self) -> dict[str, Setting]:
-        """The values of all nodes before profiles, environment and flags apply, by key."""
         values = {field.key: Setting(field, field.default, DEFAULT) for field in FIELDS}
-        for layer in (self.device_config, self.own):
-            values.update({setting.field.key: setting for setting in layer.settings})
-        return values
+        settings = (self.device_config.settings, self.own.settings)
+        profiled = (profile.settings for profile in applied)
+        for setting in chain(*settings, *profiled, self.surroundings.settings):
+            values[setting.field.key] = setting
+        return Values(values, tuple(one.name for one in applied if one.name))
 
     @property
     def name(self) -> str:
@@ -184,15 +178,3 @@ def _warnings(plan: NodeValues) -> Iterator[str]:
             twice = [word for word, times in Counter(setting.value).items() if times > 1]
             if twice:
                 yield f"{setting.origin}: {setting.field.key}: named twice: {cap(', '.join(twice))}"
-    # A 0 or false of config.json overrides nothing, as in HAMi's plugin. That is told where all
-    # nodes have another value, unless a flag or a variable decides: config.json cannot change it.
-    of_all = plan.of_all_nodes()
-    decided = {setting.field.key for setting in plan.surroundings.settings}
-    for key, empty in chain.from_iterable(profile.empty for profile in profiles):
-        other = of_all[empty.field.key]
-        if other.field.key not in decided and other.value != empty.value:
-            yield (
-                f"{empty.origin}: {key} {shown(empty.value)} overrides nothing, as in HAMi's "
-                f"plugin: {other.field.key} of all nodes is {shown(other.value)} "
-                f"({other.origin})"
-            )

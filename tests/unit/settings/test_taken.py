@@ -88,7 +88,6 @@ def test_a_profile_is_for_nodes_that_keep_all_it_asks(match: str, facts: NodeFac
     assert ("p",) * holds == plan.resolve(facts).profiles
 
 
-ZERO = "devicesplitcount 0 overrides nothing, as in HAMi's plugin: sharing.splitCount of all nodes"
 IN = [{"key": "zone", "operator": "In", "values": ["a", None]}]
 VALUES = [
     # files that say nothing
@@ -124,7 +123,7 @@ VALUES = [
             )
         },
         {COUNT: 4},
-        ("n.json:1:55: the name a is also at n.json:1:17; both entries apply, and this one wins",),
+        (),
     ),
     (
         {"nodes": nodes({"name": "gpu-*"})},
@@ -146,19 +145,10 @@ VALUES = [
         {"scheduler": "none"},
         ("c.yaml:2:12: the profile p never applies: it selects by labels, which the agent does",),
     ),
-    # zeros of config.json
+    # zeros of config.json override nothing, as in HAMi's plugin
     *(
-        ({"nodes": entry(devicesplitcount=0), name: text}, {COUNT: count}, (f"{ZERO} is {said}",))
-        for name, text, count, said in [
-            ("own", "", 10, "10 (default)"),
-            ("own", OWN, 4, "3 (c.yaml:2:23)"),
-            ("devices", DEVICES, 2, "2 (d.yaml:1:28)"),
-        ]
-    ),
-    (
-        {"nodes": entry(devicesplitcount=0), "environ": {"HAMI_AGENT_SHARING_SPLIT_COUNT": "5"}},
-        {COUNT: 5},
-        (),
+        ({"nodes": entry(devicesplitcount=0), name: text}, {COUNT: count}, ())
+        for name, text, count in [("own", "", 10), ("own", OWN, 4), ("devices", DEVICES, 2)]
     ),
     ({"nodes": entry(enablenumatopology=False, operatingmode="")}, {}, ()),
     # labels: null is an empty text, as in Go
@@ -334,7 +324,7 @@ def keys(count: int) -> dict[str, int]:
 
 
 LABELLED = [{"name": str(one), "match": {"labels": "x=y"}} for one in range(30)]
-ZEROS = [{"name": f"n{one}", "devicesplitcount": 0} for one in range(30)]
+TWICE = [{"name": f"n{one}", "filterdevices": {"index": [1, 1]}} for one in range(30)]
 
 
 @pytest.mark.parametrize(
@@ -344,7 +334,7 @@ ZEROS = [{"name": f"n{one}", "devicesplitcount": 0} for one in range(30)]
         ({"devices": json.dumps({"nvidia": keys(25)})}, "key000000", "and 5 more are passed over"),
         ({"own": json.dumps({"scheduler": "none", "profiles": LABELLED})}, "", "and 10 more are"),
         (
-            {"own": "sharing: {filterUUIDs: [x, x]}", "nodes": nodes(*ZEROS)},
+            {"own": "sharing: {filterUUIDs: [x, x]}", "nodes": nodes(*TWICE)},
             "named twice: x",
             "and 11 more are passed over",
         ),
@@ -362,7 +352,6 @@ def test_twenty_warnings_of_a_kind_are_told_and_then_their_number(sources, first
     ("part", "said"),
     [
         ({"devicesplitcuont": 3}, "unknown key"),
-        ({"devicesplitcount": 0}, "overrides nothing"),
         ({"migstrategy": "single"}, "has no effect"),
         ({"nodelabelselector": {"matchLabels": {"/": "x"}}}, "selects no node"),
         ({"devicememoryscaling": -1}, "sharing.memoryScaling"),
