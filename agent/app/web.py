@@ -26,7 +26,7 @@ from agent.status import NodeStatus, SettingStatus, StatusFacts, labelled
 from agent.web.api import PREFIX, Actions, BuildInfo, Probes, ReadApi
 from agent.web.metrics import AgentCollector, Gauge, MetricSources, MetricsPage
 from agent.web.page import PageDoor
-from agent.web.server import Listeners, Page, near, serve_pages
+from agent.web.server import Page, near, serve_port, serve_socket
 
 
 class WebDoor(enum.StrEnum):
@@ -118,10 +118,8 @@ def _checks(parts: AgentParts) -> list[Check]:
 
 
 @contextlib.asynccontextmanager
-async def open_web(
-    settings: Settings, watched: WebSubjects, door: WebDoor
-) -> AsyncIterator[int | None]:
-    """Open one listener of the web pages; yield its port. Only the unix socket has the actions.
+async def open_web(settings: Settings, watched: WebSubjects, door: WebDoor) -> AsyncIterator[None]:
+    """Open one listener of the web pages. Only the unix socket has the actions.
 
     Raises PermissionFault: it cannot be bound.
     """
@@ -155,14 +153,15 @@ async def open_web(
         "/version": build.page,
         PREFIX: ReadApi(facts, settings.web.readers).answer,
     }
+    server: contextlib.AbstractAsyncContextManager[object]
     if door is WebDoor.PORT:
         address = settings.web.address
-        listeners = Listeners(address, settings.web.port, near=near(address))
+        server = serve_port(pages, address, settings.web.port, near(address))
     else:
-        listeners = Listeners(port=None, socket_path=settings.paths.run / "api.sock")
-    actions = _actions(watched.parts.front).answer if watched.parts is not None else None
-    async with serve_pages(listeners, pages, actions) as port:
-        yield port
+        actions = _actions(watched.parts.front).answer if watched.parts is not None else None
+        server = serve_socket(pages, settings.paths.run / "api.sock", actions)
+    async with server:
+        yield
 
 
 async def serve_web(settings: Settings, watched: WebSubjects, door: WebDoor) -> NoReturn:

@@ -65,18 +65,6 @@ Act = Callable[[web.BaseRequest], Awaitable[web.Response]]
 """Answers a POST on the unix socket."""
 
 
-class Listeners(msgspec.Struct, frozen=True):
-    """Where to listen. `port` 0: any free one; None: no TCP. `socket_path` None: no unix socket.
-
-    `near`: a second address for the same port; empty: none. Without it the server serves, too.
-    """
-
-    host: str = "127.0.0.1"
-    port: int | None = 9394
-    socket_path: Path | None = None
-    near: str = ""
-
-
 def near(host: str) -> str:
     """The address of loopback if `host` is a single other address, else empty.
 
@@ -91,30 +79,40 @@ def near(host: str) -> str:
 
 
 @contextlib.asynccontextmanager
-async def serve_pages(
-    listeners: Listeners, pages: Mapping[str, Page], actions: Act | None = None
-) -> AsyncIterator[int | None]:
-    """Serve `pages` by path for the block; yield the TCP port, None without TCP.
+async def serve_port(
+    pages: Mapping[str, Page], host: str, port: int, near_by: str = ""
+) -> AsyncIterator[int]:
+    """Serve `pages` by path at a TCP port for the block; yield the port. 0: any free one.
 
-    The page of PREFIX answers for all paths below it. Only the unix socket, whose callers the
-    kernel identifies, serves `actions`. Raises PermissionFault: an address cannot be bound.
+    The page of PREFIX answers for all paths below it. `near_by`: a second address for the same
+    port; without it the first one serves, too. Raises PermissionFault: `host` cannot be bound.
     """
     async with contextlib.AsyncExitStack() as stack:
-        port: int | None = None
-        if listeners.port is not None:
-            port = await _listen_tcp(stack, listeners.host, listeners.port, pages)
-            try:
-                if listeners.near:
-                    await _listen_tcp(stack, listeners.near, port, pages)
-            except PermissionFault as error:
-                log.warning("web.not_near", text=str(error))
-        if listeners.socket_path is not None:
-            gate = ConnectionGate(pages, actions)
-            opened = stack.enter_context(unix_socket(listeners.socket_path))
-            server = await asyncio.get_running_loop().create_unix_server(gate, sock=opened)
-            stack.push_async_callback(_stop, server, gate)
-            log.info("web.listening", path=str(listeners.socket_path))
+        port = await _listen_tcp(stack, host, port, pages)
+        try:
+            if near_by:
+                await _listen_tcp(stack, near_by, port, pages)
+        except PermissionFault as error:
+            log.warning("web.not_near", text=str(error))
         yield port
+
+
+@contextlib.asynccontextmanager
+async def serve_socket(
+    pages: Mapping[str, Page], path: Path, actions: Act | None = None
+) -> AsyncIterator[None]:
+    """Serve `pages` at a unix socket for the block, as serve_port does.
+
+    Only here `actions` are served: the kernel identifies the callers.
+    """
+    gate = ConnectionGate(pages, actions)
+    with unix_socket(path) as opened:
+        server = await asyncio.get_running_loop().create_unix_server(gate, sock=opened)
+        log.info("web.listening", path=str(path))
+        try:
+            yield
+        finally:
+            await _stop(server, gate)
 
 
 async def _listen_tcp(

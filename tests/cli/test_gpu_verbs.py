@@ -13,7 +13,7 @@ import structlog
 from aiohttp import web
 
 from agent.cli.main import dispatch
-from agent.web.server import Listeners, serve_pages
+from agent.web.server import serve_socket
 
 pytestmark = pytest.mark.looptime(False)
 
@@ -55,7 +55,7 @@ async def an_agent(
         return web.Response(status=status, text=text if raw is None else raw)
 
     with structlog.testing.capture_logs():
-        async with serve_pages(Listeners(port=None, socket_path=path), {}, answer):
+        async with serve_socket({}, path, answer):
             yield asked
 
 

@@ -43,7 +43,7 @@ from agent.status import (
 from agent.web import api
 from agent.web.api import PREFIX, Actions, ReadApi, refuse_reader
 from agent.web.page import page_html
-from agent.web.server import Listeners, serve_pages
+from agent.web.server import serve_port, serve_socket
 from tests.builders import (
     G1,
     NOON,
@@ -292,7 +292,7 @@ async def post(tmp_path, path, method="POST", served=None):
     connector = aiohttp.UnixConnector(str(socket))
     answer_to = (served or actions()).answer
     async with (
-        serve_pages(Listeners(port=None, socket_path=socket), pages, answer_to),
+        serve_socket(pages, socket, answer_to),
         aiohttp.ClientSession("http://agent", connector=connector) as client,
         client.request(method, path) as answer,
     ):
@@ -377,7 +377,7 @@ async def test_somebody_else_is_refused(tmp_path, monkeypatch):
 
 async def test_there_are_no_actions_over_tcp():
     async with (
-        serve_pages(Listeners("127.0.0.1", 0), {}, actions().answer) as port,
+        serve_port({}, "127.0.0.1", 0) as port,
         aiohttp.request("POST", f"http://127.0.0.1:{port}/api/v1/gpus/0:recheck") as answer,
     ):
         assert 404 == answer.status

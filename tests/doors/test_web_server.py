@@ -16,7 +16,7 @@ from agent.errors import PermissionFault
 from agent.node.findings import Check
 from agent.web import server
 from agent.web.api import BuildInfo, Probes
-from agent.web.server import HEAD_LIMIT, HEADERS, Listeners, near, serve_pages
+from agent.web.server import HEAD_LIMIT, HEADERS, near, serve_port, serve_socket
 from tests.doors.web_client import GET, PAGES, ask, raw, serving
 
 pytestmark = pytest.mark.looptime(False)
@@ -314,7 +314,7 @@ async def test_a_storm_is_one_line_a_minute_with_how_many_were_left_out(monkeypa
 
 
 def at_socket(path):
-    return serve_pages(Listeners(port=None, socket_path=path), PAGES)
+    return serve_socket(PAGES, path)
 
 
 async def refusal(opened):
@@ -327,11 +327,11 @@ async def refusal(opened):
 
 async def test_an_address_that_cannot_be_bound_is_said():
     async with serving(PAGES) as (port, _):
-        said = await refusal(serve_pages(Listeners("127.0.0.1", port), PAGES))
+        said = await refusal(serve_port(PAGES, "127.0.0.1", port))
         assert f"127.0.0.1:{port} cannot be bound" in said
 
     # No machine has an address of the documentation's prefix.
-    said = await refusal(serve_pages(Listeners("2001:db8::7", 9394), PAGES))
+    said = await refusal(serve_port(PAGES, "2001:db8::7", 9394))
     assert said.startswith("[2001:db8::7]:9394 cannot be bound")
 
 
@@ -352,8 +352,7 @@ def test_on_an_address_of_a_pod_the_port_is_on_loopback_too(host, second):
 
 
 async def test_the_second_address_has_the_same_port_and_is_closed_with_the_first():
-    listeners = Listeners("127.0.0.2", 0, near="127.0.0.1")
-    async with serve_pages(listeners, PAGES) as port:
+    async with serve_port(PAGES, "127.0.0.2", 0, "127.0.0.1") as port:
         for host in ("127.0.0.1", "127.0.0.2"):
             async with aiohttp.request("GET", f"http://{host}:{port}/hello") as answer:
                 assert "hello" == await answer.text()
@@ -365,8 +364,7 @@ async def test_the_second_address_has_the_same_port_and_is_closed_with_the_first
 async def test_a_second_address_that_is_taken_is_said_and_keeps_nobody_from_the_first():
     async with serving(PAGES) as (taken, _):
         with structlog.testing.capture_logs() as logs:
-            listeners = Listeners("127.0.0.2", taken, near="127.0.0.1")
-            async with serve_pages(listeners, PAGES) as port:
+            async with serve_port(PAGES, "127.0.0.2", taken, "127.0.0.1") as port:
                 address = f"http://127.0.0.2:{port}/hello"
                 async with aiohttp.request("GET", address) as answer:
                     assert 200 == answer.status
@@ -433,6 +431,5 @@ async def test_what_is_no_socket_is_not_removed_and_what_cannot_be_bound_is_said
         assert "is not a socket: remove it" in await refusal(at_socket(path))
     assert (True, "mine") == (link.is_symlink(), file.read_text())
 
-    both = Listeners(port=0, socket_path=file / "api.sock")
-    assert "api.sock cannot be bound" in await refusal(serve_pages(both, PAGES))
+    assert "api.sock cannot be bound" in await refusal(at_socket(file / "api.sock"))
     assert "AF_UNIX path too long" in await refusal(at_socket(tmp_path / ("x" * 120)))

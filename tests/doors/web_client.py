@@ -6,7 +6,7 @@ import contextlib
 import aiohttp
 from aiohttp import web
 
-from agent.web.server import Listeners, serve_pages
+from agent.web.server import serve_port
 
 
 def hello(_request):
@@ -23,10 +23,10 @@ PAGES = {"/hello": hello, "/broken": broken}
 
 
 @contextlib.asynccontextmanager
-async def serving(pages, socket_path=None, port=0):
+async def serving(pages):
     """The port and an HTTP client that asks its TCP listener."""
     async with (
-        serve_pages(Listeners("127.0.0.1", port, socket_path), pages) as found,
+        serve_port(pages, "127.0.0.1", 0) as found,
         aiohttp.ClientSession(f"http://127.0.0.1:{found}") as client,
     ):
         yield found, client

@@ -6,12 +6,12 @@ from collections.abc import AsyncIterator, Callable
 from agent.status import StatusFacts
 from agent.web.api import PREFIX, ReadApi
 from agent.web.page import PageDoor
-from agent.web.server import Listeners, serve_pages
+from agent.web.server import serve_port
 
 
 @contextlib.asynccontextmanager
 async def serving_page(facts: Callable[[], StatusFacts | None]) -> AsyncIterator[str]:
     """The address."""
     pages = {"/": PageDoor(facts).page, PREFIX: ReadApi(facts).answer}
-    async with serve_pages(Listeners("127.0.0.1", 0), pages) as port:
+    async with serve_port(pages, "127.0.0.1", 0) as port:
         yield f"http://127.0.0.1:{port}"
