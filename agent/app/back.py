@@ -25,7 +25,6 @@ from agent.kube.client import Connection, KubeSession
 from agent.kube.events import EventPoster
 from agent.kube.watches import NodeWatch, PodWatch
 from agent.kubelet.register import RegistrationState
-from agent.node.findings import Check
 from agent.reconcile import Reconcile
 from agent.regions import ContainerProcesses, HostRegions
 from agent.report import NodeEventQueue, ReportCells, Reporter, ReportState, keep_condition
@@ -44,17 +43,19 @@ class Back(msgspec.Struct, frozen=True):
     """What answers the kubelet, and what follows from the answers.
 
     - `runs`: its standing activities by task name.
-    - `checks`, `tallies`: readiness and counters of what talks to the API server.
-    - `events`: None in plain mode, which has no API server.
+    - `tallies`: counters of what talks to the API server.
+    - `events`, `report`: None in plain mode, which has no API server.
+    - `reported`: whether the API server holds the report.
     """
 
     allocation: Allocation
     reconcile: Reconcile
     usage: ContainerUsage
     runs: Mapping[str, Run]
-    checks: Callable[[], tuple[Check, ...]] = tuple
+    reported: Cell[ReportState]
     tallies: tuple[Tally, ...] = ()
     events: EventPoster | None = None
+    report: Reporter | None = None
 
 
 @contextlib.asynccontextmanager
@@ -80,9 +81,9 @@ async def open_back(
     )
     records = KubeletRecordsFile(paths.plugins, adapters.worker)
     runs: dict[str, Run] = {"usage": usage.run}
-    checks: Callable[[], tuple[Check, ...]] = tuple
+    reported = Cell(ReportState())
     tallies: tuple[Tally, ...] = ()
-    events = post_event = None
+    events = report = post_event = None
     async with contextlib.AsyncExitStack() as stack:
         witness = PodResourcesWitness(paths.pod_resources_socket)
         stack.callback(witness.close)
@@ -136,7 +137,6 @@ async def open_back(
                 lag=front.allocator.lag,
             )
             table, adopt = facts.pods, shares.adopt
-            reported = Cell(ReportState())
             report = Reporter(
                 node_api,
                 ReportCells(facts.inventory, facts.node, node.returns, facts.report, reported),
@@ -165,14 +165,6 @@ async def open_back(
                 # The Node's labels come before the first report: profiles may depend on them.
                 await front.settings.labelled.wait()
                 await report.run()
-
-            def checks() -> tuple[Check, ...]:
-                now = reported.value
-                check = Check("report", now.reported, now.reason, required=False)
-                if not observes:
-                    return (check,)
-                text = f"would write {', '.join(sorted(report.pending))}; the log says what"
-                return check, Check("observed", not report.pending, text, required=False)
 
             post_event = None if observes else pod_api.post_event
             runs |= {
@@ -220,9 +212,10 @@ async def open_back(
                 "reconcile": reconcile.run,
                 "announcer": partial(front.notices.post_all, post_event),
             },
-            checks=checks,
+            reported=reported,
             tallies=tallies,
             events=events,
+            report=report,
         )
 
 

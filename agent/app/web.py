@@ -88,8 +88,8 @@ def _checks(parts: AgentParts) -> list[Check]:
             Check("registered", told.registered, told.text),
             Check("stream", told.stream, told.text or "the kubelet takes no lists"),
         ]
-    if parts.back.events is not None:  # plain mode needs no API server
-        table, reporting = facts.pods.value, parts.back.checks()
+    if (report := parts.back.report) is not None:  # plain mode needs no API server
+        table, now = facts.pods.value, parts.back.reported.value
         if not parts.observe:
             unread = "the API server has not listed this node's pods yet"
             down = "the watch of this node's pods is down"
@@ -97,7 +97,10 @@ def _checks(parts: AgentParts) -> list[Check]:
                 Check("api_synced", table.synced, unread),
                 Check("api", not table.stale, down, required=False),
             ]
-        checks += reporting
+        checks.append(Check("report", now.reported, now.reason, required=False))
+        if parts.observe:
+            would = f"would write {', '.join(sorted(report.pending))}; the log says what"
+            checks.append(Check("observed", not report.pending, would, required=False))
 
     # Container runtimes do not find a GPU that is missed, though it is well.
     unserved = [gpu for gpu in inventory.gpus if not gpu.serving]

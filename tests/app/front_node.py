@@ -32,7 +32,7 @@ SETTINGS = """
 health: {driverHang: 60}
 paths: {state: /nowhere/state, run: /nowhere/run, kubeletSocket: %s/kubelet.sock}
 """
-NO_BACK = types.SimpleNamespace(events=None)
+NO_BACK = types.SimpleNamespace(report=None)
 BEFORE = State(boot_id="boot", machine_id="machine")
 
 
