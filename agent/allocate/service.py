@@ -674,7 +674,7 @@ class SchedulerShares:
             turn.absent = frozenset(inquiry.known) - turn.present
         ledger = self.calls.with_pending(self.ledger.value)
         held = frozenset(chain.from_iterable(ledger.held_ids().values()))
-        chosen = None
+        chosen = self.calls.offer = None  # an earlier offer is no longer what the kubelet was told
         if grant is not None:
             wanted = tuple(share.uuid for share in grant.shares)
             chosen = steer(available, must_include, wanted, held)
