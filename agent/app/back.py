@@ -9,8 +9,8 @@ from pathlib import Path
 
 import msgspec
 
-from agent.allocate.plain import KubeletShares, PlainSettings
-from agent.allocate.service import Allocation, SchedulerShares
+from agent.allocate.plain import PlainAllocation, PlainSettings
+from agent.allocate.service import Allocation, HamiAllocation
 from agent.app.adapters import Adapters
 from agent.app.front import DELAYS, EXPECTED, Front
 from agent.cluster import PodTable
@@ -80,7 +80,10 @@ async def open_back(
                 await session.open()
         node = NodeWatch(node_api, facts.node, adapters.random)
         pods = PodWatch(pod_api, facts.pods, clock, adapters.random, facts.resource)
-        source = SchedulerShares(
+        allocation = HamiAllocation(
+            commit=state.commit,
+            say=front.notices.say,
+            noted=front.refused,
             pods=facts.pods,
             node=facts.node,
             inventory=facts.inventory,
@@ -106,7 +109,7 @@ async def open_back(
             pods=facts.pods,
             ledger=state.ledger,
             epoch=front.knowing.kubelet.epoch,
-            taken=source.calls.taken,
+            taken=allocation.taken,
             rivals=front.rivals.gone,
             calls=front.allocator.calls,
             witness=witness,
@@ -114,7 +117,7 @@ async def open_back(
             hooks=adapters.hooks,
             clock=clock,
             resource=lambda: facts.resource.value,
-            adopt=source.adopt,
+            adopt=allocation.adopt,
             commit=state.commit,
         )
         reported = Cell(ReportState())
@@ -162,16 +165,14 @@ async def open_back(
             return check, Check("observed", not report.pending, text, required=False)
 
         yield Back(
-            allocation=Allocation(
-                source, state.commit, adapters.hooks, front.notices.say, front.refused
-            ),
+            allocation=allocation,
             reconcile=reconcile,
             usage=usage,
             runs=runs
             | {
                 "node": node.run,
                 "pods": pods.run,
-                "kubelet_start": source.run,
+                "kubelet_start": allocation.run,
                 "reconcile": reconcile.run,
                 "settlement": settlement.run,
                 "announcer": partial(front.notices.post_all, post_event),
@@ -203,7 +204,10 @@ async def open_plain(
     facts, state = front.facts, front.state
     witness = PodResourcesWitness(settings.paths.pod_resources_socket)
     records = KubeletRecordsFile(settings.paths.plugins, adapters.worker)
-    source = KubeletShares(
+    allocation = PlainAllocation(
+        commit=state.commit,
+        say=front.notices.say,
+        noted=front.refused,
         inventory=facts.inventory,
         ledger=state.ledger,
         edits=facts.edits,
@@ -219,7 +223,7 @@ async def open_plain(
         pods=Cell(PodTable(synced=True)),
         ledger=state.ledger,
         epoch=front.knowing.kubelet.epoch,
-        taken=source.calls.taken,
+        taken=allocation.taken,
         rivals=front.rivals.gone,
         calls=front.allocator.calls,
         witness=witness,
@@ -233,9 +237,7 @@ async def open_plain(
     usage = _join_usage(settings, adapters, front)
     with contextlib.closing(witness):
         yield Back(
-            allocation=Allocation(
-                source, state.commit, adapters.hooks, front.notices.say, front.refused
-            ),
+            allocation=allocation,
             reconcile=reconcile,
             usage=usage,
             runs={
