@@ -103,7 +103,6 @@ async def open_back(
             streams=front.server.traffic.streams,
             clock=clock,
             look=node.look,
-            lag=front.allocator.lag,
         )
         reconcile = Reconcile(
             pods=facts.pods,
@@ -111,7 +110,7 @@ async def open_back(
             epoch=front.knowing.kubelet.epoch,
             taken=allocation.taken,
             rivals=front.rivals.gone,
-            calls=front.allocator.calls,
+            calls=front.server.traffic.admissions,
             witness=witness,
             records=records,
             hooks=adapters.hooks,
@@ -217,7 +216,6 @@ async def open_plain(
         clock=adapters.clock,
         chance=adapters.random,
         settings=plain,
-        lag=front.allocator.lag,
     )
     reconcile = Reconcile(
         pods=Cell(PodTable(synced=True)),
@@ -225,7 +223,7 @@ async def open_plain(
         epoch=front.knowing.kubelet.epoch,
         taken=allocation.taken,
         rivals=front.rivals.gone,
-        calls=front.allocator.calls,
+        calls=front.server.traffic.admissions,
         witness=witness,
         records=records,
         hooks=adapters.hooks,

@@ -331,9 +331,6 @@ def _int32(values: list[int]) -> int:
 RECEIVE_DEADLINE = 10.0
 """Seconds that a peer has to send its complete request."""
 
-PREFER_DEADLINE = 0.5
-"""Seconds for one GetPreferredAllocation; after this the answer is the first ids that fit."""
-
 PREFERENCE_FOLLOWED: Final = 0.5
 """Seconds after a call of an admission in which the next one comes. It usually comes after 1 ms
 (the Allocate after GetPreferredAllocation) or 8 to 20 ms (the next container or pod)."""
@@ -359,15 +356,20 @@ class SliceAllocator(Protocol):
     async def prefer(
         self, available: tuple[SliceId, ...], must_include: tuple[SliceId, ...], size: int
     ) -> tuple[SliceId, ...]:
-        """Choose the best `size` ids of `available`. Raises AgentError."""
+        """Choose the best `size` ids of `available`, soon and without an error."""
         ...
 
 
 class Traffic:
-    """The kubelet's calls over all servers: open list streams, calls by code, durations."""
+    """The kubelet's calls over all servers: open list streams, calls by code, durations.
+
+    `admissions`: those of admissions, for what would disturb them. For each container the kubelet
+    calls GetPreferredAllocation, then Allocate.
+    """
 
     def __init__(self) -> None:
         self.streams: Cell[int] = Cell(0)
+        self.admissions = Lull()
         self.calls = Tally(
             "rpc_calls_total",
             "Calls of the kubelet by gRPC code of the answer.",
@@ -382,8 +384,7 @@ class DevicePlugin:
     """The handlers of one device plugin server. Closing the cell `lists` ends its list streams.
 
     `is_current`: whether the resource still has the name that this server registered. With a
-    `fence` the kubelet calls PreStartContainer before each start of a container. `calls`: those of
-    admissions. For each container the kubelet calls GetPreferredAllocation, then Allocate. While
+    `fence` the kubelet calls PreStartContainer before each start of a container. While
     `is_draining`, each new Allocate is refused, and open calls go on.
     """
 
@@ -401,7 +402,7 @@ class DevicePlugin:
         self._fence = fence
         self._is_current = is_current
         self.is_draining = False
-        self.calls = Lull()
+        self.calls = traffic.admissions
         self.streams: Cell[int] = Cell(0)
 
     async def get_device_plugin_options(self, _: Empty) -> DevicePluginOptions:
@@ -429,18 +430,12 @@ class DevicePlugin:
     async def get_preferred_allocation(
         self, message: PreferredAllocationRequest
     ) -> PreferredAllocationResponse:
-        """Return a choice for each container, in order. No error is raised: it would fail a pod."""
+        """Return a choice for each container, in order."""
         answers = []
         for request in message.container_requests:
             available = _ids(request.available_deviceIDs)
             must_include = _ids(request.must_include_deviceIDs)
-            size = request.allocation_size
-            try:
-                async with asyncio.timeout(PREFER_DEADLINE):
-                    chosen = await self._allocator.prefer(available, must_include, size)
-            except (AgentError, TimeoutError) as error:
-                log.info("plugin.preference_failed", err=str(error) or "out of time", size=size)
-                chosen = first_fit(available, must_include, size)
+            chosen = await self._allocator.prefer(available, must_include, request.allocation_size)
             answers.append(ContainerPreferredAllocationResponse(device_i_ds=list(chosen)))
         return PreferredAllocationResponse(container_responses=answers)
 
@@ -578,15 +573,6 @@ def grpc_error(error: AgentError) -> GRPCError:
 
 def _ids(texts: Sequence[str]) -> tuple[SliceId, ...]:
     return tuple(map(SliceId, texts))
-
-
-def first_fit(
-    available: tuple[SliceId, ...], must_include: tuple[SliceId, ...], size: int
-) -> tuple[SliceId, ...]:
-    """The ids to include and the first of the sorted rest: at most `size` available ids."""
-    held = frozenset(must_include)
-    must = tuple(sorted(held & frozenset(available)))
-    return (*must, *sorted(frozenset(available) - held))[: max(size, 0)]
 
 
 def container_response(edits: ContainerEdits) -> ContainerAllocateResponse:
@@ -779,22 +765,22 @@ class PluginServer:
     """Serves our resource in the kubelet's directory, on a new socket after each rebind().
 
     `resource` is its name, which names the next socket. With a `fence` the kubelet asks before each
-    start of a container.
+    start of a container. `allocator` is set before the registration.
     """
+
+    allocator: SliceAllocator
 
     def __init__(
         self,
         directory: Path,
         resource: Cell[str],
         lists: Cell[SliceList],
-        allocator: SliceAllocator,
         chance: random.Random,
         fence: Fence | None = None,
     ) -> None:
         self._directory = directory
         self._resource = resource
         self._lists = lists
-        self._allocator = allocator
         self._chance = chance
         self._fence = fence
         self._turn = asyncio.Lock()
@@ -845,7 +831,7 @@ class PluginServer:
             lists = self._lists.branch()
             plugin = DevicePlugin(
                 lists,
-                self._allocator,
+                self.allocator,
                 self.traffic,
                 self._fence,
                 is_current=lambda: self._resource.value == resource,
