@@ -665,11 +665,10 @@ class HamiAllocation(Allocation):
             async with asyncio.timeout(DEADLINE):
                 facts = await self.hooks.facts()
             paired = pair_groups(found.pod.groups or (), found.pod.asking(found.container.resource))
-            for pair in paired:
-                if pair.container == found.container.name:
-                    row = self._first(found, pair.group_index, pair.shares, facts)
-                    epoch = row.epoch if found.ids else KubeletEpoch()
-                    return msgspec.structs.replace(row, confirmed=bool(found.ids), epoch=epoch)
+            if found.container.name in paired:
+                row = self._first(found, *paired[found.container.name], facts)
+                epoch = row.epoch if found.ids else KubeletEpoch()
+                return msgspec.structs.replace(row, confirmed=bool(found.ids), epoch=epoch)
         except (AgentError, TimeoutError) as error:
             why = str(error) or "out of time"
             log.warning("ledger.not_adopted", pod=found.pod.name, err=why)
