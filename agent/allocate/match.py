@@ -778,17 +778,6 @@ def _still_the_same(
     if uid_read == pod.uid:
         return None
     if uid_read is UNREAD:  # a GET that failed proves nothing
-        if not evidence.records_read:
-            return ReadRecords()
-        # The kubelet names the pod's UID if PodResources has slices for a container that the
-        # checkpoint has under it. The file alone proves nothing: it keeps a rejected pod's until
-        # the kubelet allocates again.
-        known = evidence.known.get(pod.key)
-        if known is not None and any(
-            key.pod_uid == pod.uid and known.ids_of(key.container, settings.resource)
-            for key in evidence.kubelet.recorded or ()
-        ):
-            return None
         raise _unknown(f"the name of pod {'/'.join(pod.key)} may be another pod's by now")
     if evidence.list_failed:
         raise _unknown(f"another pod now has the name {'/'.join(pod.key)}")
