@@ -179,14 +179,12 @@ class PlainAllocation(Allocation):
         """Set the row of the call, unless another call overtook it. Raises Refusal."""
         # A call that may have been overtaken is refused too while another is under way.
         call.turn.yields = call.turn.doubted
-        call.overlapped |= call.turn.doubted
-        async with call.disk.within():
-            with self.waiting("hook-path"):
-                facts = await self.hooks.facts()
+        call.turn.overlapped |= call.turn.doubted
+        facts = await self.from_disk(call, "hook-path", self.hooks.facts())
         call.step = AllocateStep.CHECK
         held = _ids_of(self.with_pending(self.ledger.value).rows)
         granted = grant(ids, self.inventory.value, held)
-        if call.is_lost:
+        if call.turn.is_lost:
             return
         again = await self._asked_again(ids)
         call.is_replay = again is not None

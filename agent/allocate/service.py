@@ -11,7 +11,7 @@ import dataclasses
 import datetime as dt
 import enum
 import functools
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager
 from itertools import chain
 from typing import Final, NoReturn, Protocol, TypeVar
@@ -207,7 +207,7 @@ in the 60 s in which a former lock proves a right."""
 
 
 class AllocateCall(msgspec.Struct, eq=False):
-    """One Allocate under way. `overlapped`: another one was under way at the same time.
+    """One Allocate under way.
 
     - `turn`: says whether the kubelet has begun another container since.
     - `disk`: the time that it waits for the disk.
@@ -218,17 +218,11 @@ class AllocateCall(msgspec.Struct, eq=False):
 
     turn: Turn
     disk: Budget
-    overlapped: bool = False
     step: AllocateStep = AllocateStep.HOOK
     row: Row | None = None
     is_replay: bool = False
     rejected: PodUid | None = None
     oversold: Shortage | None = None
-
-    @property
-    def is_lost(self) -> bool:
-        """Whether the call must not be granted: another one overtook it, or may have."""
-        return self.turn.overtaken or (self.turn.yields and self.overlapped)
 
 
 # Answers: the host directory is made and the row is durable before the kubelet gets the answer.
@@ -276,7 +270,6 @@ class Allocation(abc.ABC):
         self.taken: set[ContainerKey] = set()
         self.used_locks: dict[str, PodUid] = {}
         """For each of the last node locks, the pod that was answered under it."""
-        self._active: list[AllocateCall] = []
         self._pending: dict[ContainerKey, Row] = {}
         self.waits = Durations(
             "allocate_wait_seconds",
@@ -310,7 +303,8 @@ class Allocation(abc.ABC):
 
         `ids`: the kubelet's slice ids, at least one.
         """
-        with self._entered(ids) as call:
+        with self.turns.asked(ids) as turn:
+            call = AllocateCall(turn, Budget(self.lag, DISK_BUDGET))
             try:
                 row = await self._serve(ids, call)
             except Refusal as refusal:
@@ -336,20 +330,6 @@ class Allocation(abc.ABC):
         return row.edits
 
     @contextlib.contextmanager
-    def _entered(self, ids: Collection[SliceId]) -> Iterator[AllocateCall]:
-        """A call for these ids, under way while the block runs."""
-        with self.turns.asked(ids) as turn:
-            call = AllocateCall(turn, Budget(self.lag, DISK_BUDGET))
-            self._active.append(call)
-            if len(self._active) > 1:
-                for other in self._active:
-                    other.overlapped = True
-            try:
-                yield call
-            finally:
-                self._active.remove(call)
-
-    @contextlib.contextmanager
     def waiting(self, what: str) -> Iterator[None]:
         """Time the block as a wait for that."""
         loop = asyncio.get_running_loop()
@@ -359,16 +339,11 @@ class Allocation(abc.ABC):
         finally:
             self.waits.observe(loop.time() - began, what)
 
-    @contextlib.contextmanager
-    def _claiming(self, row: Row) -> Iterator[None]:
-        """Reserve the row's pod while the block runs: no other call can take it."""
-        self._pending[row.key] = row
-        self.taken.add(row.key)
-        try:
-            yield
-        finally:
-            self._pending.pop(row.key, None)
-            self.taken.discard(row.key)
+    async def from_disk(self, call: AllocateCall, what: str, work: Awaitable[T]) -> T:
+        """What the work returns, timed as a wait for that. Raises TimeoutError, Starved."""
+        async with call.disk.within():
+            with self.waiting(what):
+                return await work
 
     def with_pending(self, ledger: Ledger) -> Ledger:
         """The ledger with the rows that are being written."""
@@ -385,36 +360,32 @@ class Allocation(abc.ABC):
         # In plain mode the row comes first: only the row says later that the directory can be
         # removed. A row without a directory is closed like any other.
         is_row_first = row.decided_by is Decider.KUBELET
-        with self._claiming(row):
-            if not call.is_lost:
+        self._pending[row.key] = row
+        self.taken.add(row.key)
+        try:
+            if not call.turn.is_lost:
                 if not is_row_first:
                     await self._make_directory(row, call, wipe=not call.is_replay)
                 call.step = AllocateStep.WRITE
-                async with call.disk.within():
-                    with self.waiting("disk"):
-                        await self.commit(lambda ledger: ledger.put(row))
+                await self.from_disk(call, "disk", self.commit(lambda ledger: ledger.put(row)))
                 if row.lock:
-                    self._mark_lock_used(row)
+                    self.used_locks[row.lock] = row.key.pod_uid
+                    while len(self.used_locks) > SPENT:
+                        del self.used_locks[next(iter(self.used_locks))]
                 if is_row_first and row.has_directory:
                     await self._make_directory(row, call, wipe=False)
             # Checked last: granting the earlier of two overlapping calls crashes the kubelet.
-            if call.is_lost:
+            if call.turn.is_lost:
                 raise await self._overtaken(call)
+        finally:
+            self._pending.pop(row.key, None)
+            self.taken.discard(row.key)
         return row
-
-    def _mark_lock_used(self, row: Row) -> None:
-        """Record that the row's lock was used: it proves no right for another pod."""
-        self.used_locks.pop(row.lock, None)
-        self.used_locks[row.lock] = row.key.pod_uid
-        while len(self.used_locks) > SPENT:
-            del self.used_locks[next(iter(self.used_locks))]
 
     async def _make_directory(self, row: Row, call: AllocateCall, *, wipe: bool) -> None:
         call.step = AllocateStep.DIRECTORY
         name = container_directory(row.key.pod_uid, row.key.container)
-        async with call.disk.within():
-            with self.waiting("directory"):
-                await self.hooks.prepare(name, wipe=wipe)
+        await self.from_disk(call, "directory", self.hooks.prepare(name, wipe=wipe))
 
     async def _overtaken(self, call: AllocateCall) -> Refusal:
         """The refusal of a call that must not be granted beside another one.
@@ -575,9 +546,7 @@ class HamiAllocation(Allocation):
         """Set the row of the call, from which its effects follow. Raises Refusal."""
         inquiry = Inquiry(self, call)
         try:
-            async with call.disk.within():
-                with self.waiting("hook-path"):
-                    facts = await self.hooks.facts()
+            facts = await self.from_disk(call, "hook-path", self.hooks.facts())
             call.step = AllocateStep.MATCH
             grant = await inquiry.grant(len(ids))
         except (Refusal, StateError, TimeoutError):

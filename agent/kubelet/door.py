@@ -398,12 +398,10 @@ class DevicePlugin:
     ) -> None:
         self._lists = lists
         self._allocator = allocator
-        self._traffic = traffic
+        self.traffic = traffic
         self._fence = fence
         self._is_current = is_current
         self.is_draining = False
-        self.calls = traffic.admissions
-        self.streams: Cell[int] = Cell(0)
 
     async def get_device_plugin_options(self, _: Empty) -> DevicePluginOptions:
         """Return the options, which never change: preferences, and starts if there is a fence."""
@@ -414,8 +412,10 @@ class DevicePlugin:
     async def list_and_watch(self, _: Empty) -> AsyncGenerator[bytes, None]:
         """Yield the list at once and after every change; changes during a send are combined."""
         sent: bytes | None = None
-        with _counted(self._traffic.streams), _counted(self.streams):
-            log.info("plugin.stream_opened", streams=self._traffic.streams.value)
+        streams = self.traffic.streams
+        streams.set(streams.value + 1)
+        log.info("plugin.stream_opened", streams=streams.value)
+        try:
             async for listed in self._lists.follow():
                 try:
                     encoded = encode_list(listed)
@@ -426,6 +426,8 @@ class DevicePlugin:
                 if encoded != sent:
                     sent = encoded
                     yield encoded
+        finally:
+            streams.set(streams.value - 1)
 
     async def get_preferred_allocation(
         self, message: PreferredAllocationRequest
@@ -484,9 +486,9 @@ class DevicePlugin:
             "GetDevicePluginOptions": self._unary("options", self.get_device_plugin_options),
             "ListAndWatch": self._list_stream,
             "GetPreferredAllocation": self._unary(
-                "prefer", self.get_preferred_allocation, self.calls.busy
+                "prefer", self.get_preferred_allocation, self.traffic.admissions.busy
             ),
-            "Allocate": self._unary("allocate", self.allocate, self.calls.busy),
+            "Allocate": self._unary("allocate", self.allocate, self.traffic.admissions.busy),
             "PreStartContainer": self._unary("prestart", self.pre_start_container),
         }
         return {
@@ -535,9 +537,9 @@ class DevicePlugin:
             text = f"{method} failed in the agent ({type(error).__name__}); its log has the trace"
             raise GRPCError(status, text) from error
         finally:
-            self._traffic.calls.add(method, status.name)
+            self.traffic.calls.add(method, status.name)
             if method != "list":  # a stream lasts as long as the kubelet
-                self._traffic.durations.observe(_now() - started, method, status.name)
+                self.traffic.durations.observe(_now() - started, method, status.name)
 
 
 async def received(stream: Stream[Any, Any]) -> Any:  # noqa: ANN401 -- any request
@@ -584,16 +586,6 @@ def container_response(edits: ContainerEdits) -> ContainerAllocateResponse:
         annotations=dict(edits.annotations),
         cdi_devices=[CdiDevice(name) for name in edits.cdi_names],
     )
-
-
-@contextlib.contextmanager
-def _counted(cell: Cell[int]) -> Iterator[None]:
-    """Add one to `cell` while the block runs."""
-    cell.set(cell.value + 1)
-    try:
-        yield
-    finally:
-        cell.set(cell.value - 1)
 
 
 def _now() -> float:
@@ -721,7 +713,7 @@ class Incarnation(Server):
         In that order: the kubelet closes its connection, with all open calls, after the stream. A
         server that ended between two calls of an admission would fail the pod.
         """
-        calls, streams = self._plugin.calls, self._plugin.streams
+        calls, streams = self._plugin.traffic.admissions, self._plugin.traffic.streams
         try:
             if streams.value > 0:  # without a stream no kubelet is connected
                 with contextlib.suppress(TimeoutError):
