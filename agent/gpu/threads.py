@@ -290,6 +290,10 @@ class _GpuLine(msgspec.Struct, eq=False):
 OPEN_DEADLINE: Final = 10.0
 """Seconds: without a persistence daemon, the first call wakes the GPUs, which takes seconds."""
 
+CLOSE_DEADLINE: Final = 3.0
+"""Seconds, one wait for events (WAIT_MS) and a call: each step of shut() has a deadline of its own,
+and a driver that hangs would use up all of them."""
+
 NO_ANSWER: Final = "no answer in time"
 
 DRIVER: Final = "the driver"
@@ -410,12 +414,16 @@ class NvmlSession:
                 raise DriverError("the driver does not end the session, which holds all GPUs")
 
     async def close(self) -> None:
-        """End the session and all threads; a second call does nothing."""
+        """End the session and all threads; a second call does nothing.
+
+        After CLOSE_DEADLINE the threads are left behind, and the process may end with its session.
+        """
         if self.withheld == CLOSED:
             return
         self.withheld = CLOSED
-        with contextlib.suppress(DriverError):
-            await self.shut(CLOSED)
+        with contextlib.suppress(DriverError, TimeoutError):
+            async with asyncio.timeout(CLOSE_DEADLINE):
+                await self.shut(CLOSED)
         self._threads.close()
 
     @contextlib.contextmanager
