@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import Final, ParamSpec, TypeVar
 
 import msgspec
+import pynvml
 import structlog
 
 from agent.errors import DriverError, DriverMissing, GpuError
@@ -303,12 +304,12 @@ def link_row(
             paths[peer] = _PATHS[level]
         status = nvml.maybe(library, library.nvmlDeviceGetP2PStatus, handle, other, nvml.P2P_READ)
         if status is not None:
-            peer_to_peer[peer] = status == nvml.P2P_OK
+            peer_to_peer[peer] = status == pynvml.NVML_P2P_STATUS_OK
     direct: dict[str, int] = {}
     to_switches = 0
     for link in _active_links(library, handle):
         kind = nvml.maybe(library, library.nvmlDeviceGetNvLinkRemoteDeviceType, handle, link)
-        if kind == nvml.LINK_TO_SWITCH:
+        if kind == pynvml.NVML_NVLINK_DEVICE_TYPE_SWITCH:
             to_switches += 1
             continue
         info = nvml.maybe(library, library.nvmlDeviceGetNvLinkRemotePciInfo, handle, link)
@@ -339,12 +340,12 @@ def linked(gpu: Gpu, peers: Mapping[GpuUuid, Gpu], rows: Mapping[GpuUuid, LinkRo
 
 def _active_links(library: NvmlLibrary, handle: Handle) -> Iterator[int]:
     """The NVLinks that are up; a GPU without NVLinks answers that it is unable."""
-    for link in range(nvml.MOST_LINKS):
+    for link in range(pynvml.NVML_NVLINK_MAX_LINKS):
         try:
             if library.nvmlDeviceGetNvLinkState(handle, link):
                 yield link
         except library.NVMLError as error:
-            if nvml.is_unable(error) or nvml.code(error) == nvml.INVALID_ARGUMENT:
+            if nvml.is_unable(error) or nvml.code(error) == pynvml.NVML_ERROR_INVALID_ARGUMENT:
                 return
             raise
 
@@ -367,13 +368,13 @@ _RECOVERY: Final = {
 """nvmlDeviceGpuRecoveryAction_t."""
 
 _FABRIC: Final = {
-    nvml.FABRIC_NOT_STARTED: FabricState.NOT_STARTED,
-    nvml.FABRIC_IN_PROGRESS: FabricState.IN_PROGRESS,
+    pynvml.NVML_GPU_FABRIC_STATE_NOT_STARTED: FabricState.NOT_STARTED,
+    pynvml.NVML_GPU_FABRIC_STATE_IN_PROGRESS: FabricState.IN_PROGRESS,
 }
 
 _OUTCOMES: Final = {Trouble.LOST: ProbeOutcome.LOST, Trouble.RESET: ProbeOutcome.REFUSED}
 
-_GRAVE: Final = frozenset({nvml.GPU_IS_LOST, nvml.RESET_REQUIRED})
+_GRAVE: Final = frozenset({pynvml.NVML_ERROR_GPU_IS_LOST, pynvml.NVML_ERROR_RESET_REQUIRED})
 
 
 def probe_of(library: NvmlLibrary, handles: Handles, uuid: GpuUuid) -> Probe:
@@ -404,8 +405,12 @@ def signs_of(library: NvmlLibrary, handle: Handle) -> GpuSigns:
         rows_remapped=None if rows is None else rows[0] + rows[1],
         pages_pending=None if pending is None else bool(pending),
         pages_retired=_sign(library, _retired, library, handle),
-        ecc_corrected=_errors(library, handle, nvml.ECC_CORRECTED, nvml.ECC_SINCE_LOAD),
-        ecc_uncorrected=_errors(library, handle, nvml.ECC_UNCORRECTED, nvml.ECC_SINCE_LOAD),
+        ecc_corrected=_errors(
+            library, handle, pynvml.NVML_MEMORY_ERROR_TYPE_CORRECTED, pynvml.NVML_VOLATILE_ECC
+        ),
+        ecc_uncorrected=_errors(
+            library, handle, pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, pynvml.NVML_VOLATILE_ECC
+        ),
         recovery=_sign(library, _recovery, library, handle),
         fabric=_sign(library, _fabric, library, handle),
     )
@@ -417,7 +422,7 @@ def sample_of(library: NvmlLibrary, handles: Handles, uuid: GpuUuid) -> GpuSampl
     rates = _sign(library, library.nvmlDeviceGetUtilizationRates, handle)
     # The first form counts what the driver reserves as used, so an idle H100 would have some 600
     # MiB in use; drivers before 510 have no other.
-    memory = _sign(library, library.nvmlDeviceGetMemoryInfo, handle, nvml.MEMORY_V2)
+    memory = _sign(library, library.nvmlDeviceGetMemoryInfo, handle, pynvml.nvmlMemory_v2)
     if memory is None:
         memory = _sign(library, library.nvmlDeviceGetMemoryInfo, handle)
     return GpuSample(
@@ -426,15 +431,24 @@ def sample_of(library: NvmlLibrary, handles: Handles, uuid: GpuUuid) -> GpuSampl
         memory_percent=None if rates is None else int(rates.memory),
         used_mib=None if memory is None else int(memory.used) // MIB,
         reserved_mib=int(getattr(memory, "reserved", 0)) // MIB,
-        celsius=_sign(library, library.nvmlDeviceGetTemperature, handle, nvml.TEMPERATURE_GPU),
+        celsius=_sign(
+            library, library.nvmlDeviceGetTemperature, handle, pynvml.NVML_TEMPERATURE_GPU
+        ),
         milliwatts=_sign(library, library.nvmlDeviceGetPowerUsage, handle),
-        ecc_corrected=_errors(library, handle, nvml.ECC_CORRECTED, nvml.ECC_IN_LIFE),
-        ecc_uncorrected=_errors(library, handle, nvml.ECC_UNCORRECTED, nvml.ECC_IN_LIFE),
+        ecc_corrected=_errors(
+            library, handle, pynvml.NVML_MEMORY_ERROR_TYPE_CORRECTED, pynvml.NVML_AGGREGATE_ECC
+        ),
+        ecc_uncorrected=_errors(
+            library, handle, pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, pynvml.NVML_AGGREGATE_ECC
+        ),
     )
 
 
 def _retired(library: NvmlLibrary, handle: Handle) -> int:
-    causes = (nvml.RETIRED_FOR_SINGLE_BIT, nvml.RETIRED_FOR_DOUBLE_BIT)
+    causes = (
+        pynvml.NVML_PAGE_RETIREMENT_CAUSE_MULTIPLE_SINGLE_BIT_ECC_ERRORS,
+        pynvml.NVML_PAGE_RETIREMENT_CAUSE_DOUBLE_BIT_ECC_ERROR,
+    )
     return sum(len(library.nvmlDeviceGetRetiredPages(handle, cause)) for cause in causes)
 
 
@@ -451,9 +465,9 @@ def _recovery(library: NvmlLibrary, handle: Handle) -> RecoveryAction | None:
 
 
 def _fabric(library: NvmlLibrary, handle: Handle) -> FabricState | None:
-    info = nvml.FabricInfo()
+    info = pynvml.c_nvmlGpuFabricInfo_t()
     library.nvmlDeviceGetGpuFabricInfo(handle, ctypes.byref(info))
-    if info.state == nvml.FABRIC_COMPLETED:
+    if info.state == pynvml.NVML_GPU_FABRIC_STATE_COMPLETED:
         return FabricState.FAILED if info.status else FabricState.COMPLETED
     return _FABRIC.get(info.state)
 
@@ -500,7 +514,7 @@ class NvmlDriver:
 
     def __init__(
         self,
-        library: nvml.NvmlLibrary,
+        library: NvmlLibrary = pynvml,
         *,
         path: Path | None = None,
         driver_root: Path | None = None,

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import msgspec
+import pynvml
 import structlog
 
 from agent.errors import DriverError
@@ -468,7 +469,11 @@ class NvmlSession:
                 raise why from error
             # An upgrade has replaced the library and reloaded the module, but the loader keeps the
             # file that it mapped for the soname. So the new file is named by its path.
-            other = nvml.replaced() if nvml.code(error) == nvml.LIB_RM_VERSION_MISMATCH else None
+            other = (
+                nvml.replaced()
+                if nvml.code(error) == pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH
+                else None
+            )
             if other is None:
                 raise
             nvml.bind(library, other, anew=alone)
@@ -486,7 +491,7 @@ class NvmlSession:
             try:
                 self._library.nvmlShutdown()
             except self._library.NVMLError as error:
-                if nvml.code(error) != nvml.UNINITIALIZED:
+                if nvml.code(error) != pynvml.NVML_ERROR_UNINITIALIZED:
                     return str(error)
             self._begun -= 1
         return ""
@@ -495,11 +500,11 @@ class NvmlSession:
 # The wait for events, on a thread of its own.
 
 _KINDS: Final = {
-    nvml.EVENT_XID: EventKind.XID,
-    nvml.EVENT_ECC_DOUBLE: EventKind.ECC_DOUBLE,
-    nvml.EVENT_ECC_SINGLE: EventKind.ECC_SINGLE,
-    nvml.EVENT_POWER_SOURCE: EventKind.POWER_SOURCE,
-    nvml.EVENT_MIG_CHANGE: EventKind.CHANGED,
+    pynvml.nvmlEventTypeXidCriticalError: EventKind.XID,
+    pynvml.nvmlEventTypeDoubleBitEccError: EventKind.ECC_DOUBLE,
+    pynvml.nvmlEventTypeSingleBitEccError: EventKind.ECC_SINGLE,
+    pynvml.nvmlEventTypePowerSourceChange: EventKind.POWER_SOURCE,
+    pynvml.nvmlEventMigConfigChange: EventKind.CHANGED,
 }
 WANTED: Final = sum(_KINDS)  # each is one bit
 
@@ -693,7 +698,7 @@ class EventStream:
                 mask = library.nvmlDeviceGetSupportedEventTypes(handle) & WANTED
                 if mask:  # an empty mask is an invalid argument
                     library.nvmlDeviceRegisterEvents(handle, mask, self._event_set)
-                if not mask & nvml.EVENT_XID:
+                if not mask & pynvml.nvmlEventTypeXidCriticalError:
                     refused = "it does not report XIDs"
             except library.NVMLError as error:
                 # NVIDIA's plugin serves such a GPU as "too old to support healthchecking", without
@@ -747,7 +752,7 @@ class EventStream:
         try:
             data = self._library.nvmlEventSetWait_v2(self._event_set, WAIT_MS)
         except self._library.NVMLError as error:
-            if nvml.code(error) == nvml.TIMEOUT:
+            if nvml.code(error) == pynvml.NVML_ERROR_TIMEOUT:
                 return
             if (failure := nvml.driver_wide(error)) is not None:
                 raise failure from error
@@ -755,8 +760,8 @@ class EventStream:
             # (checkHealth, "Error waiting for event"); here each is scanned and probed instead.
             self.put(DriverEvent(EventKind.CHANGED))
             raise SetFailed(f"waiting for events failed: {error}") from error
-        is_xid = data.eventType & nvml.EVENT_XID
-        kind = _KINDS.get(nvml.EVENT_XID if is_xid else data.eventType)
+        is_xid = data.eventType & pynvml.nvmlEventTypeXidCriticalError
+        kind = _KINDS.get(pynvml.nvmlEventTypeXidCriticalError if is_xid else data.eventType)
         if kind is not None:
             number = int(data.eventData) if is_xid else None
             self.put(DriverEvent(kind, self._uuid(data.device), number))
