@@ -1,6 +1,6 @@
 """The registered nodes and their GPUs, and when each scheduler version reads an annotation.
 
-Source: HAMi v2.4.0 to v2.10.0 pkg/scheduler/scheduler.go:register, nvidia/device.go:CheckHealth and
+Source: HAMi v2.7.1 to v2.10.0 pkg/scheduler/scheduler.go:register, nvidia/device.go:CheckHealth and
 GetNodeDevices, pkg/device/devices.go:CheckHealth.
 """
 
@@ -10,18 +10,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-import msgspec
-
 from agent import cluster as annotations
 from agent.errors import MalformedText
-from agent.hami.register import (
-    SHORT,
-    RegisteredGpu,
-    decode_register_colon,
-)
+from agent.hami.register import RegisteredGpu, is_json_form
 from agent.model import GpuUuid
 from agent.sandbox.api_errors import Json
-from agent.sandbox.scheduler.gojson import decode_register, decode_scores
+from agent.sandbox.scheduler.gojson import decode_either, decode_scores
 from agent.sandbox.scheduler.model import GpuView, Links, Load, RegisteredNode
 from agent.sandbox.scheduler.requests import COUNT, parse_quantity
 
@@ -34,7 +28,6 @@ _STAMP: Final = "%Y-%m-%d %H:%M:%S"
 class Version(enum.Enum):
     """The releases of HAMi's scheduler that read a Node in the same way."""
 
-    V2_4 = "2.4"
     V2_7 = "2.5 to 2.7.1"
     V2_8 = "2.8"
     V2_9 = "2.9"
@@ -43,7 +36,7 @@ class Version(enum.Enum):
     @property
     def reads_json(self) -> bool:
         """True from 2.8 on. Earlier releases read records of fields."""
-        return self not in {Version.V2_4, Version.V2_7}
+        return self is not Version.V2_7
 
     @property
     def marks_deleted(self) -> bool:
@@ -85,21 +78,17 @@ def check_node(
     return _check_count(seen, allocatable, noted.get(annotations.REGISTER, ""), shared, version)
 
 
-def decode(text: str, version: Version) -> tuple[RegisteredGpu, ...] | None:
-    """The GPUs that the version reads, or None if it cannot.
+def decode(text: str, version: Version | None) -> tuple[RegisteredGpu, ...] | None:
+    """The GPUs that the version reads, or None if it cannot; `version` None: one that reads it.
 
     Numbers and booleans that old versions guess are refused, because the agent writes none.
     """
-    records = [record for record in text.split(":") if record]
-    if version is Version.V2_4 and any(record.count(",") + 1 != SHORT for record in records):
+    if version is not None and version.reads_json != is_json_form(text):
         return None
     try:
-        gpus = decode_register(text) if version.reads_json else decode_register_colon(text)
+        return decode_either(text)
     except MalformedText:
         return None
-    if version is not Version.V2_4:
-        return gpus
-    return tuple(msgspec.structs.replace(gpu, mode="") for gpu in gpus)
 
 
 def requesting(now: dt.datetime) -> str:
@@ -228,8 +217,11 @@ class Registry:
         return {annotations.HANDSHAKE: None}
 
 
-def read_offer(noted: Mapping[str, str], version: Version = Version.V2_10) -> Offer | None:
-    """The offer of a Node's annotations; None if there is none or it cannot be decoded."""
+def read_offer(noted: Mapping[str, str], version: Version | None = Version.V2_10) -> Offer | None:
+    """The offer of a Node's annotations; None if there is none or it cannot be decoded.
+
+    `version`: the scheduler that reads it; None: the one for which it was written.
+    """
     gpus, links = decode(noted.get(annotations.REGISTER, ""), version), noted.get(annotations.SCORE)
     try:
         points = {} if links is None else decode_scores(links)
