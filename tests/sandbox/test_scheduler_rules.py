@@ -13,7 +13,7 @@ from agent.model import GpuUuid, Share
 from agent.sandbox.api_errors import Json
 from agent.sandbox.patching import merge_patch
 from agent.sandbox.scheduler.filter import Wishes, filter_pod, fit_pod
-from agent.sandbox.scheduler.loop import PlacingBackoff
+from agent.sandbox.scheduler.loop import PendingPods
 from agent.sandbox.scheduler.model import (
     GpuView,
     Load,
@@ -154,9 +154,15 @@ def test_an_empty_node_has_no_score() -> None:
 
 
 def test_backoff_doubles_up_to_its_most() -> None:
-    backoff = PlacingBackoff(first=1.0, most=10.0)
+    pending = PendingPods("s")
+    metadata = {"uid": "u", "namespace": "d", "name": "p"}
+    pending.observe({"metadata": metadata, "spec": {"schedulerName": "s"}, "status": {}})
+    due = []
+    for _ in range(6):
+        pending.delay("u", 100.0)
+        due.append(pending.next_due())
 
-    assert [1.0, 2.0, 4.0, 8.0, 10.0, 10.0] == [backoff.delay(count) for count in range(1, 7)]
+    assert [101.0, 102.0, 104.0, 108.0, 110.0, 110.0] == due
 
 
 # What the scheduler makes of things that come and go while pods wait.

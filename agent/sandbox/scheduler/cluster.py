@@ -14,34 +14,25 @@ from agent.sandbox.store import ObjectStore
 
 
 class SchedulerCluster(Protocol):
-    """The reads and writes of filter, bind and ingestion. Each raises StatusError if refused."""
+    """The reads and writes of filter, bind and ingestion."""
 
-    async def get(self, resource: str, namespace: str, name: str) -> Json:
-        """The object of that name; `namespace` is ignored for nodes. Raises NotFoundError."""
-        ...
-
-    async def patch(
+    async def request(
         self,
+        verb: str,
         resource: str,
         namespace: str,
         name: str,
-        changes: Json,
+        body: Json | None = None,
         *,
-        uid: str | None = None,
         version: str | None = None,
     ) -> Json:
-        """Apply a merge patch, if the object still has that UID and that resource version.
+        """One request: get, create, a merge patch, or bind of a pod; returns the object.
 
-        Raises NotFoundError, and ConflictError for another UID or version.
+        `namespace` is ignored for nodes. `version`: patch only this version of the object.
+
+        Raises:
+            StatusError: the API server refuses it.
         """
-        ...
-
-    async def create(self, resource: str, namespace: str, obj: Json) -> None:
-        """Store a new object. Raises AlreadyExistsError."""
-        ...
-
-    async def bind(self, namespace: str, name: str, uid: str, node_name: str) -> None:
-        """Assign a pod to a node. Raises NotFoundError and ConflictError."""
         ...
 
 
@@ -51,35 +42,31 @@ class StoreCluster:
     def __init__(self, store: ObjectStore) -> None:
         self._store = store
 
-    async def get(self, resource: str, namespace: str, name: str) -> Json:
-        """See `SchedulerCluster.get`."""
-        return self._store.get(resource, namespace, name)
-
-    async def patch(
+    async def request(
         self,
+        verb: str,
         resource: str,
         namespace: str,
         name: str,
-        changes: Json,
+        body: Json | None = None,
         *,
-        uid: str | None = None,
         version: str | None = None,
     ) -> Json:
-        """See `SchedulerCluster.patch`."""
-        return self._store.update(
-            *(resource, namespace, name),
-            lambda held: merge_patch(held, changes),
-            uid=uid,
-            resource_version=version,
-        )
-
-    async def create(self, resource: str, namespace: str, obj: Json) -> None:
-        """See `SchedulerCluster.create`."""
-        self._store.create(resource, obj | {"metadata": obj["metadata"] | {"namespace": namespace}})
-
-    async def bind(self, namespace: str, name: str, uid: str, node_name: str) -> None:
-        """See `SchedulerCluster.bind`."""
-        self._store.bind(namespace, name, node_name, uid=uid)
+        """See `SchedulerCluster.request`."""
+        given = body or {}
+        match verb:
+            case "get":
+                return self._store.get(resource, namespace, name)
+            case "create":
+                return self._store.create(resource, given)
+            case "patch":
+                where = (resource, namespace, name)
+                return self._store.update(
+                    *where, lambda held: merge_patch(held, given), resource_version=version
+                )
+            case _:
+                node, uid = given["target"]["name"], given["metadata"]["uid"]
+                return self._store.bind(namespace, name, node, uid=uid)
 
 
 class ClientQueue:
@@ -122,39 +109,22 @@ class ClientQueue:
 
 
 class QueuedCluster:
-    """Implements `SchedulerCluster` over another one, behind a queue: each call is one request."""
+    """Implements `SchedulerCluster` over another one: each request waits for its turn."""
 
     def __init__(self, cluster: SchedulerCluster, queue: ClientQueue) -> None:
         self._cluster = cluster
         self._queue = queue
 
-    async def get(self, resource: str, namespace: str, name: str) -> Json:
-        """See `SchedulerCluster.get`."""
-        await self._queue.turn()
-        return await self._cluster.get(resource, namespace, name)
-
-    async def patch(
+    async def request(
         self,
+        verb: str,
         resource: str,
         namespace: str,
         name: str,
-        changes: Json,
+        body: Json | None = None,
         *,
-        uid: str | None = None,
         version: str | None = None,
     ) -> Json:
-        """See `SchedulerCluster.patch`."""
+        """See `SchedulerCluster.request`."""
         await self._queue.turn()
-        return await self._cluster.patch(
-            resource, namespace, name, changes, uid=uid, version=version
-        )
-
-    async def create(self, resource: str, namespace: str, obj: Json) -> None:
-        """See `SchedulerCluster.create`."""
-        await self._queue.turn()
-        await self._cluster.create(resource, namespace, obj)
-
-    async def bind(self, namespace: str, name: str, uid: str, node_name: str) -> None:
-        """See `SchedulerCluster.bind`."""
-        await self._queue.turn()
-        await self._cluster.bind(namespace, name, uid, node_name)
+        return await self._cluster.request(verb, resource, namespace, name, body, version=version)

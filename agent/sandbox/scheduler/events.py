@@ -69,10 +69,11 @@ class EventRecorder:
     async def _write(self, metadata: Json, notice: Notice) -> None:
         key, now = (metadata["uid"], notice.reason, notice.message), self._clock.now()
         name, count = self._written.get(key, ("", 0))
+        where = ("events", metadata["namespace"])
         if name:
             again = {"count": count + 1, "lastTimestamp": now.strftime(_STAMP)}
             try:
-                await self._cluster.patch("events", metadata["namespace"], name, again)
+                await self._cluster.request("patch", *where, name, again)
             except NotFoundError:  # it was removed, so the count begins again
                 count = 0
         if not count:
@@ -91,5 +92,5 @@ class EventRecorder:
                 "lastTimestamp": now.strftime(_STAMP),
                 "count": 1,
             }
-            await self._cluster.create("events", metadata["namespace"], fresh)
+            await self._cluster.request("create", *where, name, fresh)
         self._written[key] = (name, count + 1)
