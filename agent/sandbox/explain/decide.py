@@ -4,6 +4,7 @@ The scheduler's model has verified each change. Changes of the pod are tried on 
 kind of refusal, so that 5,000 Nodes cost little.
 """
 
+import bisect
 import copy
 import datetime as dt
 from collections import defaultdict
@@ -253,16 +254,10 @@ class _Tries:
             return self._world.trial(self._capped(kind, limit))(name).groups is not None
 
         for name in self._names:
-            low, high = best, most - 1
-            if low >= high or not fits(low + 1, name):
-                continue
-            while low < high:  # a smaller request fits wherever a greater one does
-                middle = (low + high + 1) // 2
-                if fits(middle, name):
-                    low = middle
-                else:
-                    high = middle - 1
-            best = max(best, low)
+            if best + 1 < most and fits(best + 1, name):
+                # A smaller request fits wherever a greater one does.
+                greater = range(best + 1, most)
+                best += bisect.bisect(greater, False, key=lambda limit: not fits(limit, name))
         return best, most
 
     def _capped(self, kind: str, most: int) -> JsonObject:

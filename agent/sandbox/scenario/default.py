@@ -511,7 +511,8 @@ async def stop(stage: Stage) -> None:
     """SIGTERM: exit code 0, no plugin socket left. Then check the sums of all answers."""
     cluster, begun = stage.cluster, stage.now
     sums = stage.sums
-    most = f"{sums.most[0]} MiB, {sums.most[1]} %, {counted(sums.most[2], 'slice')} of one GPU"
+    most = f"{sums.most.memory_mib} MiB, {sums.most.core_percent} %, "
+    most += f"{counted(sums.most.slots, 'slice')} of one GPU"
     unseen = [] if sums.checks else ["no answer was checked"]
     stage.settle("sums", f"{most}; {counted(sums.checks, 'check')}", [*sums.problems, *unseen])
     looked = [] if stage.disk.checks else ["no answer was checked"]

@@ -7,7 +7,6 @@ import asyncio
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Final
 
 from agent.cluster import PodUid
 from agent.errors import StateCorrupt
@@ -19,10 +18,8 @@ from agent.sandbox.lab.child import AgentChild
 from agent.sandbox.lab.cluster import SandboxCluster
 from agent.sandbox.scenario.facts import Answers, answers, parsed, promised, state_on_disk
 from agent.sandbox.scenario.record import ScenarioRecord, Unmet
+from agent.sandbox.scheduler.model import Load
 
-Use = tuple[int, int, int]
-"""MiB, percent of compute, slices."""
-NONE: Final[Use] = (0, 0, 0)
 PATIENCE = 20.0
 """Seconds for a wait that should be much shorter. A busy machine may need them for a start."""
 KEPT_IDLE = 5.0
@@ -62,7 +59,7 @@ class SumWatch:
     cluster: SandboxCluster
     gpus: Mapping[GpuUuid, Gpu]
     split_count: int
-    most: Use = NONE
+    most: Load = field(default_factory=Load)
     checks: int = 0
     problems: list[str] = field(default_factory=list)
 
@@ -77,56 +74,42 @@ class SumWatch:
             self.problems.append(f"an answer cannot be read: {error}")
             return
         for uuid, use in uses.items():
-            self.most = _greatest([self.most, use])
+            self.most = self.most.greater(use)
             self.problems += self._judged(uuid, use)
 
-    def _judged(self, uuid: GpuUuid, use: Use) -> list[str]:
+    def _judged(self, uuid: GpuUuid, use: Load) -> list[str]:
         gpu = self.gpus.get(uuid)
         if gpu is None:
             return [f"a container was given GPU {uuid or 'without a name'}, which is not here"]
-        if use[0] <= (gpu.memory_mib or 0) and use[1] <= 100 and use[2] <= self.split_count:
+        is_within = use.memory_mib <= (gpu.memory_mib or 0) and use.core_percent <= 100
+        if is_within and use.slots <= self.split_count:
             return []
-        return [f"GPU {gpu.index} was promised {use[0]} MiB, {use[1]} %, {use[2]} slices"]
+        told = f"{use.memory_mib} MiB, {use.core_percent} %, {use.slots} slices"
+        return [f"GPU {gpu.index} was promised {told}"]
 
-    def _uses(self) -> Mapping[GpuUuid, Use]:
+    def _uses(self) -> Mapping[GpuUuid, Load]:
         kept = answers(self.cluster)
-        total: dict[GpuUuid, Use] = defaultdict(lambda: NONE)
+        total: dict[GpuUuid, Load] = defaultdict(Load)
         for uid, pod in self.cluster.kubelet.node.pods.items():
             if pod.admission is not None and pod.admission.admitted:
                 for uuid, use in _pod_use(pod.spec, uid, kept).items():
-                    total[uuid] = _plus(total[uuid], use)
+                    total[uuid] += use
         return total
 
 
-def _pod_use(spec: PodSpec, uid: str, kept: Answers) -> Mapping[GpuUuid, Use]:
+def _pod_use(spec: PodSpec, uid: str, kept: Answers) -> Mapping[GpuUuid, Load]:
     """Per GPU: max(peak of init containers beside sidecars before them, sidecars and apps)."""
-    uses = [(one.kind, _of(uid, one.name, kept)) for one in spec.containers]
-    found: dict[GpuUuid, Use] = {}
-    for uuid in {uuid for _, use in uses for uuid in use}:
-        peak = lasting = NONE
-        for kind, use in uses:
-            both = _plus(lasting, use.get(uuid, NONE))
-            if kind == "init":
-                peak = _greatest([peak, both])
-            else:
-                lasting = both
-        found[uuid] = _greatest([peak, lasting])
-    return found
-
-
-def _of(uid: str, container: str, kept: Answers) -> Mapping[GpuUuid, Use]:
-    answer = kept.get((uid, container))
-    if answer is None:
-        return {}
-    return {uuid: (mib, percent, 1) for uuid, (mib, percent) in promised(parsed(answer)).items()}
-
-
-def _plus(one: Use, other: Use) -> Use:
-    return one[0] + other[0], one[1] + other[1], one[2] + other[2]
-
-
-def _greatest(uses: list[Use]) -> Use:
-    return max(u[0] for u in uses), max(u[1] for u in uses), max(u[2] for u in uses)
+    lasting: defaultdict[GpuUuid, Load] = defaultdict(Load)
+    peaks: defaultdict[GpuUuid, Load] = defaultdict(Load)
+    for container in spec.containers:
+        answer = kept.get((uid, container.name))
+        limits = promised(parsed(answer)) if answer is not None else {}
+        for uuid, (memory_mib, percent) in limits.items():
+            both = lasting[uuid] + Load(1, memory_mib, percent)
+            if container.kind != "init":
+                lasting[uuid] = both
+            peaks[uuid] = peaks[uuid].greater(both)
+    return peaks
 
 
 @dataclass(eq=False, slots=True)

@@ -25,6 +25,14 @@ class Load:
             self.core_percent + other.core_percent,
         )
 
+    def greater(self, other: "Load") -> "Load":
+        """The greater of each number."""
+        return Load(
+            max(self.slots, other.slots),
+            max(self.memory_mib, other.memory_mib),
+            max(self.core_percent, other.core_percent),
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class GpuView:

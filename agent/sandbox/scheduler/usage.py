@@ -74,9 +74,9 @@ class Reservation:
         for group in self.groups[: self.inits]:
             for share in group:
                 peak = Load(1, share.memory_mib, share.core_percent)
-                peaks[share.uuid] = _greater(peaks.get(share.uuid, Load()), peak)
+                peaks[share.uuid] = peaks.get(share.uuid, Load()).greater(peak)
         return {
-            uuid: _greater(peaks.get(uuid, Load()), running.get(uuid, Load()))
+            uuid: peaks.get(uuid, Load()).greater(running.get(uuid, Load()))
             for uuid in {*peaks, *running}
         }
 
@@ -160,14 +160,6 @@ def _read(noted: Mapping[str, str]) -> Sequence[Sequence[Share]] | None:
         return decode_pod_devices(noted.get(annotations.ALLOCATED, ""))
     except MalformedText:
         return None
-
-
-def _greater(one: Load, other: Load) -> Load:
-    return Load(
-        max(one.slots, other.slots),
-        max(one.memory_mib, other.memory_mib),
-        max(one.core_percent, other.core_percent),
-    )
 
 
 class Quotas:
