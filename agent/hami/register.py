@@ -109,7 +109,7 @@ def _encode(value: object) -> str:
 def decode_register(text: str) -> tuple[RegisteredGpu, ...]:
     """Decode the GPUs in the text's order; keys that are not ours are ignored.
 
-    A scheduler refuses more: see agent/sandbox/scheduler/gojson.py.
+    A scheduler refuses more: see agent/sandbox/scheduler/registry.py.
 
     Raises:
         MalformedText: not a JSON array of objects, a value of another type or range, or no GPU.

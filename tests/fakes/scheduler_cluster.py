@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from agent.hami.register import RegisteredGpu, encode_register
 from agent.model import GpuUuid
 from agent.sandbox.api_errors import Json
-from agent.sandbox.patching import merge_patch
+from agent.sandbox.apiserver_requests import merge_patch
 from agent.sandbox.scheduler.cluster import StoreCluster
 from agent.sandbox.scheduler.loop import SchedulerModel
 from agent.sandbox.scheduler.model import SchedulerSettings

@@ -11,9 +11,14 @@ import pytest
 
 from agent import cluster as annotations
 from agent.sandbox.api_errors import ForbiddenError, Json, StatusError
-from agent.sandbox.patching import merge_patch
-from agent.sandbox.scheduler.cluster import ClientQueue, QueuedCluster, StoreCluster
-from agent.sandbox.scheduler.events import EventQueue, EventRecorder
+from agent.sandbox.apiserver_requests import merge_patch
+from agent.sandbox.scheduler.cluster import (
+    ClientQueue,
+    EventQueue,
+    EventRecorder,
+    QueuedCluster,
+    StoreCluster,
+)
 from agent.sandbox.scheduler.filter import NORMAL, Notice
 from agent.sandbox.scheduler.model import SchedulerSettings
 from agent.sandbox.scheduler.verbs import (

@@ -11,15 +11,19 @@ from agent.allocate.room import ContainerRequest
 from agent.hami.register import RegisteredGpu
 from agent.model import GpuUuid, Share
 from agent.sandbox.api_errors import Json
-from agent.sandbox.patching import merge_patch
+from agent.sandbox.apiserver_requests import merge_patch
 from agent.sandbox.scheduler.filter import Wishes, filter_pod, fit_pod
 from agent.sandbox.scheduler.loop import PendingPods
 from agent.sandbox.scheduler.model import (
+    BadWeightsError,
     GpuView,
     Load,
     RegisteredNode,
     SchedulerSettings,
+    Steering,
     Weights,
+    parse_quantity,
+    read_steering,
 )
 from agent.sandbox.scheduler.registry import (
     NodeSighting,
@@ -28,12 +32,6 @@ from agent.sandbox.scheduler.registry import (
     check_node,
     decode,
     read_offer,
-)
-from agent.sandbox.scheduler.requests import (
-    BadWeightsError,
-    Steering,
-    parse_quantity,
-    read_steering,
 )
 from agent.sandbox.scheduler.usage import Quotas, Reservation, Usage
 from agent.sandbox.scheduler.webhook import admit_pod, review_pod

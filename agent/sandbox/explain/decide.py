@@ -39,15 +39,16 @@ from agent.sandbox.explain.placement import (
     placement_gate,
 )
 from agent.sandbox.explain.story import (
+    Attempt,
     Explanation,
     Gate,
     GateVerdict,
     PlacingChange,
     core_words,
+    last_attempt,
     mib,
     request_words,
 )
-from agent.sandbox.explain.words import Attempt, last_attempt
 from agent.sandbox.explain.world import (
     NO_EDIT,
     Edit,
@@ -56,14 +57,15 @@ from agent.sandbox.explain.world import (
     held_by,
 )
 from agent.sandbox.scheduler.filter import NodeFit
-from agent.sandbox.scheduler.model import Load, SchedulerSettings
-from agent.sandbox.scheduler.requests import (
+from agent.sandbox.scheduler.model import (
     CORES,
     COUNT,
     MEMORY,
     MEMORY_PERCENT,
     WEIGHTS,
     BadWeightsError,
+    Load,
+    SchedulerSettings,
     all_containers,
     container_request,
     init_count,

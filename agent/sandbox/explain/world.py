@@ -21,15 +21,17 @@ from agent.hami.pod import decode_pod_devices
 from agent.kube.objects import decode_pod
 from agent.kube.reader import ClusterNode, ClusterSnapshot, GpuHolder, JsonObject, Taint
 from agent.sandbox.scheduler.filter import NodeFit, Wishes, fit_pod
-from agent.sandbox.scheduler.model import Load, RegisteredNode, SchedulerSettings
-from agent.sandbox.scheduler.registry import read_offer
-from agent.sandbox.scheduler.requests import (
+from agent.sandbox.scheduler.model import (
     COUNT,
+    Load,
+    RegisteredNode,
+    SchedulerSettings,
     Steering,
     init_count,
     pod_requests,
     read_steering,
 )
+from agent.sandbox.scheduler.registry import read_offer
 from agent.sandbox.scheduler.usage import TERMINAL, Quotas, Reservation, Usage
 
 _UNSCHEDULABLE: Final = "node.kubernetes.io/unschedulable"

@@ -14,11 +14,9 @@ import structlog
 
 from agent.ports import Clock
 from agent.sandbox.api_errors import GoneError, Json, NotFoundError, StatusError
-from agent.sandbox.scheduler.cluster import StoreCluster
-from agent.sandbox.scheduler.events import EventRecorder
+from agent.sandbox.scheduler.cluster import EventRecorder, StoreCluster
 from agent.sandbox.scheduler.filter import WARNING, Filtered, Notice
-from agent.sandbox.scheduler.model import SchedulerSettings
-from agent.sandbox.scheduler.requests import COUNT, all_containers, lookup
+from agent.sandbox.scheduler.model import COUNT, SchedulerSettings, all_containers, lookup
 from agent.sandbox.scheduler.usage import TERMINAL, full_name, has_passed_init
 from agent.sandbox.scheduler.verbs import REGISTER_INTERVAL, BindError, HamiVerbs, is_closed
 from agent.sandbox.store import Change, ObjectStore

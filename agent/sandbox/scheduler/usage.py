@@ -15,8 +15,7 @@ from agent.errors import MalformedText
 from agent.hami.pod import decode_pod_devices
 from agent.model import GpuUuid, Share
 from agent.sandbox.api_errors import Json
-from agent.sandbox.scheduler.model import Load
-from agent.sandbox.scheduler.requests import CORES, MEMORY, init_count, parse_quantity
+from agent.sandbox.scheduler.model import CORES, MEMORY, Load, init_count, parse_quantity
 
 TERMINAL: Final = frozenset({"Succeeded", "Failed"})
 _PREFIX: Final = "limits."

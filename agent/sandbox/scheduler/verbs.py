@@ -20,12 +20,22 @@ from agent.hami.pod import decode_node_lock, encode_node_lock, encode_pod_device
 from agent.kit.tasks import Backoff
 from agent.ports import Clock
 from agent.sandbox.api_errors import Json, NotFoundError, StatusError
-from agent.sandbox.scheduler.cluster import ClientQueue, QueuedCluster, SchedulerCluster
-from agent.sandbox.scheduler.events import EventQueue, EventRecorder
+from agent.sandbox.scheduler.cluster import (
+    ClientQueue,
+    EventQueue,
+    EventRecorder,
+    QueuedCluster,
+    SchedulerCluster,
+)
 from agent.sandbox.scheduler.filter import NORMAL, WARNING, Filtered, Groups, Notice, filter_pod
-from agent.sandbox.scheduler.model import RegisteredNode, SchedulerSettings
+from agent.sandbox.scheduler.model import (
+    COUNT,
+    RegisteredNode,
+    SchedulerSettings,
+    init_count,
+    pod_requests,
+)
 from agent.sandbox.scheduler.registry import REQUESTING, Registry
-from agent.sandbox.scheduler.requests import COUNT, init_count, pod_requests
 from agent.sandbox.scheduler.usage import Informers, Quotas, Reservation, Usage
 from agent.sandbox.scheduler.webhook import WebhookAdmission, review_pod
 

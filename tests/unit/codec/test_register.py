@@ -34,8 +34,7 @@ from agent.hami.register import (
     report_of,
 )
 from agent.model import Condition, GpuUuid, Inventory
-from agent.sandbox.scheduler.gojson import decode_register, decode_scores
-from agent.sandbox.scheduler.registry import Version, decode
+from agent.sandbox.scheduler.registry import Version, decode, decode_register, decode_scores
 from tests.builders import G1, G2, a_gpu, a_health, a_shared_gpu, an_inventory
 from tests.hami_vectors import Vector, cases, vectors
 
