@@ -33,6 +33,7 @@ from agent.cli.main import (
     nearest,
 )
 from agent.cli.output import UNFOLDED, Paint, document, painter, terminal_width
+from agent.cli.runbook import HINT
 from agent.cli.settings_args import add_settings, looked, sources, started
 from agent.cluster import REGISTER
 from agent.errors import (
@@ -628,6 +629,8 @@ def finding_lines(
         if one.verdict != "ok":
             yield from folded(f"to do: {f'{advice} [RUNBOOK {one.check}]'.lstrip()}", margin)
     counts = Counter(one.verdict for one in findings)
+    if counts.keys() - {"ok"}:
+        yield from folded(HINT)
     total = f"{counts['WRONG']} wrong, {counted(counts['note'], 'note')}, {counts['ok']} ok"
     total += f", {counts['unknown']} not checked" if counts["unknown"] else ""
     yield from folded(total if every or not counts["ok"] else f"{total} (-o wide lists all)")

@@ -84,6 +84,7 @@ VERBS: Mapping[str, tuple[str, str]] = {
         "agent.cli.doctor",
         "check how this node is set up, and what the scheduler reads of it",
     ),
+    "runbook": ("agent.cli.runbook", "print what an id in a message means and what to do"),
     "bundle": ("agent.cli.bundle", "write a support archive of this node"),
     "uninstall": ("agent.cli.uninstall", "remove what the agent wrote on the Node"),
     "decode": ("agent.cli.decode", "decode a HAMi annotation to JSON"),
