@@ -12,7 +12,7 @@ from typing import Final
 import msgspec
 
 from agent.cli.main import OK, PROBLEM, USAGE, Subparsers, add_output
-from agent.cli.output import document
+from agent.cli.output import answer
 from agent.errors import MalformedText, cap
 from agent.hami.pod import (
     MIG_KEY,
@@ -25,7 +25,6 @@ from agent.hami.pod import (
     vendor_words,
 )
 from agent.hami.register import decode_handshake, is_json_form
-from agent.host.process import SystemClock
 from agent.sandbox.scheduler.gojson import decode_either, decode_scores
 from agent.settings.hami import decode_nodeconfig
 
@@ -78,7 +77,7 @@ def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
                 data = DECODERS[kind](text)
             except MalformedText as error:
                 raise MalformedText(f"not a valid {kind} value: {error}") from error
-            sys.stdout.write(document(kind, data, args.output, SystemClock().now()))
+            answer(args.output, kind, data, ())
             return OK
         said, code = "nothing to decode: give a value or pipe one in", USAGE
     except OSError as error:

@@ -32,7 +32,7 @@ from agent.cli.main import (
     add_output,
     nearest,
 )
-from agent.cli.output import UNFOLDED, Paint, document, painter, terminal_width
+from agent.cli.output import UNFOLDED, Paint, answer, painter, terminal_width
 from agent.cli.runbook import HINT
 from agent.cli.settings_args import add_settings, looked, sources, started
 from agent.cluster import REGISTER
@@ -135,14 +135,9 @@ def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     configure("error", "auto", environ)
     groups = args.only or (ALL_GROUPS - args.skip if args.skip else ALL_GROUPS)
     findings = asyncio.run(_findings(args, environ, groups))
-    if args.output in {TABLE, "wide"}:
-        columns, every = terminal_width(environ, UNFOLDED), args.output == "wide"
-        lines = finding_lines(findings, columns, painter(environ), every=every)
-        sys.stdout.writelines(f"{line}\n" for line in lines)
-    else:
-        kind = "Preflight" if args.pre else "Checkup"
-        data, now = document_of(findings), SystemClock().now()
-        sys.stdout.write(document(kind, data, args.output, now))
+    columns, every = terminal_width(environ, UNFOLDED), args.output == "wide"
+    lines = finding_lines(findings, columns, painter(environ), every=every)
+    answer(args.output, "Preflight" if args.pre else "Checkup", document_of(findings), lines)
     verdicts = {one.verdict for one in findings}
     if "WRONG" in verdicts:
         return PROBLEM

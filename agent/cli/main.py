@@ -19,9 +19,8 @@ from typing_extensions import override
 
 from agent import __version__
 from agent.cli.inherited import Unwritten, drop_output
-from agent.cli.output import document
+from agent.cli.output import answer
 from agent.errors import AgentError, ApiError, ApiNotFound, SettingsError, cap
-from agent.host.process import SystemClock
 
 # Exit codes of the verbs, and how a verb fails. Those of the daemon are in agent.app.codes.
 
@@ -295,17 +294,8 @@ def add_parser(subparsers: Subparsers) -> None:
 def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     """Run the verb `version`: print the agent's and Python's versions."""
     del environ
-    facts = {
-        "version": __version__,
-        "python": platform.python_version(),
-        "registerProfile": "json",
-        "stateVersion": 1,
-    }
-    if args.output != TABLE:
-        sys.stdout.write(document("Version", facts, args.output, SystemClock().now()))
-    else:
-        sys.stdout.write(
-            f"hami-agent {facts['version']} (Python {facts['python']}, register annotation "
-            f"{facts['registerProfile']}, state version {facts['stateVersion']})\n"
-        )
+    python = platform.python_version()
+    facts = {"version": __version__, "python": python, "registerProfile": "json", "stateVersion": 1}
+    line = f"hami-agent {__version__} (Python {python}, register annotation json, state version 1)"
+    answer(args.output, "Version", facts, [line])
     return OK

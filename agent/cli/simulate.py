@@ -2,8 +2,7 @@
 
 import argparse
 import asyncio
-import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,8 +17,7 @@ from agent.cli.main import (
     add_output,
     fail,
 )
-from agent.cli.output import UNFOLDED, Column, document, table
-from agent.host.process import SystemClock
+from agent.cli.output import UNFOLDED, Column, answer, table
 from agent.sandbox import hardware_talk as talk
 from agent.setting import decimal, seconds_of
 
@@ -125,11 +123,8 @@ async def run(args: argparse.Namespace) -> int:
         return fail("simulate", reply.text, _FAILURES.get(reply.reason, PROBLEM))
     if not isinstance(reply, talk.DoneReply):
         return fail("simulate", f"{args.socket} did not answer as a simulation", UNREACHABLE)
-    if args.output != TABLE:
-        data = {"action": args.action, "text": reply.text, "gpus": reply.gpus}
-        now = SystemClock().now()
-        sys.stdout.write(document("Simulation", data, args.output, now, str(args.socket)))
-    elif args.action == "list":
+    lines: Iterable[str] = [reply.text]
+    if args.action == "list":
         rows = [
             (
                 *(str(gpu.index), gpu.uuid, gpu.name),
@@ -141,9 +136,9 @@ async def run(args: argparse.Namespace) -> int:
             )
             for gpu in reply.gpus
         ]
-        sys.stdout.writelines(f"{line}\n" for line in table(_COLUMNS, rows, UNFOLDED))
-    else:
-        sys.stdout.write(f"{reply.text}\n")
+        lines = table(_COLUMNS, rows, UNFOLDED)
+    data = {"action": args.action, "text": reply.text, "gpus": reply.gpus}
+    answer(args.output, "Simulation", data, lines, source=str(args.socket))
     return OK
 
 

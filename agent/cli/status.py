@@ -8,7 +8,6 @@ import difflib
 import operator
 import re
 import stat
-import sys
 import tarfile
 import textwrap
 import zlib
@@ -43,7 +42,7 @@ from agent.cli.main import (
 from agent.cli.output import (
     Column,
     Paint,
-    document,
+    answer,
     painter,
     table,
     terminal_width,
@@ -531,26 +530,23 @@ def show_nodes(args: argparse.Namespace, environ: Mapping[str, str], silent: str
         return found, source
 
     found, source = _ask(args, environ, read)
-    if args.output in {"json", "yaml"}:
-        sys.stdout.write(document("Nodes", found, args.output, at, source))
-    elif args.output == "name":
-        sys.stdout.writelines(f"node/{one.node.name}\n" for one in found)
-    else:
-        rows = [
-            [
-                cap(one.node.name),
-                "?" if one.node.checks else str(len(one.gpus)),
-                str(sum(gpu.condition != Condition.OK for gpu in one.gpus)),
-                str(sum(gpu.cordoned for gpu in one.gpus)),
-                f"{sum(gpu.slices_held for gpu in one.gpus)}/{sum(g.slices for g in one.gpus)}",
-                gib(sum(gpu.promised_mib for gpu in one.gpus)),
-                gib(sum(gpu.sellable_mib for gpu in one.gpus)),
-            ]
-            for one in found
+    rows = [
+        [
+            cap(one.node.name),
+            "?" if one.node.checks else str(len(one.gpus)),
+            str(sum(gpu.condition != Condition.OK for gpu in one.gpus)),
+            str(sum(gpu.cordoned for gpu in one.gpus)),
+            f"{sum(gpu.slices_held for gpu in one.gpus)}/{sum(g.slices for g in one.gpus)}",
+            gib(sum(gpu.promised_mib for gpu in one.gpus)),
+            gib(sum(gpu.sellable_mib for gpu in one.gpus)),
         ]
-        width = terminal_width(environ)
-        sys.stdout.writelines(f"{line}\n" for line in table(_NODE_COLUMNS, rows, width))
-        sys.stdout.writelines(f"{line}\n" for line in wrapped(f"source: {source}", width))
+        for one in found
+    ]
+    width = terminal_width(environ)
+    lines = [*table(_NODE_COLUMNS, rows, width), *wrapped(f"source: {source}", width)]
+    if args.output == "name":
+        lines = [f"node/{one.node.name}" for one in found]
+    answer(args.output, "Nodes", found, lines, at=at, source=source)
     text = f"{silent} These are the Nodes of the cluster; --node NAME reads one"
     return fail("status", text, INCOMPLETE)
 
@@ -638,25 +634,18 @@ def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
             with contextlib.suppress(Unreachable):
                 return show_nodes(args, environ, str(error))
         raise
-    if args.output in {"json", "yaml"}:
-        sys.stdout.write(document("Status", found, args.output, read.at, read.source))
-    elif args.output == "name":
-        names = [f"gpu/{gpu.uuid}" for gpu in found.gpus]
-        if args.by == "pod":
-            held = [one for one in found.allocations or () if one.pod]
-            names = list(dict.fromkeys(f"pod/{one.namespace}/{one.pod}" for one in held))
-        sys.stdout.writelines(f"{name}\n" for name in names)
-    else:
-        style = StatusStyle(
-            terminal_width(environ),
-            args.ascii or not writes_utf8(),
-            args.output == "wide",
-            painter(environ),
-        )
-        sys.stdout.writelines(f"{line}\n" for line in _lines(found, args, read.at, style))
-        seconds = max(0, round((SystemClock().now() - read.at).total_seconds()))
-        source = f"source: {read.source}, {seconds} s old"
-        sys.stdout.writelines(f"{line}\n" for line in wrapped(source, style.width))
+    style = StatusStyle(
+        terminal_width(environ),
+        args.ascii or not writes_utf8(),
+        args.output == "wide",
+        painter(environ),
+    )
+    lines = _lines(found, args, read, style)
+    if args.output == "name":
+        held = (one for one in found.allocations or () if one.pod)
+        pods = dict.fromkeys(f"pod/{one.namespace}/{one.pod}" for one in held)
+        lines = iter(pods if args.by == "pod" else [f"gpu/{gpu.uuid}" for gpu in found.gpus])
+    answer(args.output, "Status", found, lines, at=read.at, source=read.source)
     return fail("status", read.missing, INCOMPLETE) if read.missing else OK
 
 
@@ -677,8 +666,9 @@ def only(found: StatusDocument, name: str) -> StatusDocument:
 
 
 def _lines(
-    found: StatusDocument, args: argparse.Namespace, at: dt.datetime, style: StatusStyle
+    found: StatusDocument, args: argparse.Namespace, read: StatusRead, style: StatusStyle
 ) -> Iterator[str]:
+    at = read.at
     if args.by == "pod":
         yield from pod_lines(found.allocations or (), at, style)
     else:
@@ -699,6 +689,8 @@ def _lines(
             since = found.journal_since.astimezone(dt.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
             text = f"(known since {since}; the agent's log has earlier ones)"
             yield from wrapped(text, style.width)
+    seconds = max(0, round((SystemClock().now() - at).total_seconds()))
+    yield from wrapped(f"source: {read.source}, {seconds} s old", style.width)
 
 
 def _age(text: str) -> dt.timedelta:

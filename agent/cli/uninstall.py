@@ -13,7 +13,7 @@ import msgspec
 from agent.cli.connections import IN_CLUSTER, open_session
 from agent.cli.logs import configure
 from agent.cli.main import OK, PROBLEM, TABLE, USAGE, Subparsers, add_output, code_of
-from agent.cli.output import document
+from agent.cli.output import answer
 from agent.cli.settings_args import add_settings, flags, sources, started
 from agent.errors import (
     AgentError,
@@ -24,7 +24,7 @@ from agent.errors import (
     StateError,
 )
 from agent.hami.region import RegionChange
-from agent.host.process import LockFile, SystemClock, Worker
+from agent.host.process import LockFile, Worker
 from agent.kube.client import Connection
 from agent.kube.reader import KubeLeftovers, NodeLeftovers
 from agent.regions import HostRegions
@@ -324,7 +324,7 @@ def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
             "nodes": [msgspec.to_builtins(node) for node in nodes],
             "leftOnHost": dict(host),
         }
-        sys.stdout.write(document("Uninstallation", data, args.output, SystemClock().now()))
+        answer(args.output, "Uninstallation", data, ())
     if refusal:
         _say(refusal)
     elif as_text:
