@@ -54,12 +54,12 @@ from agent.host.process import SystemClock
 from agent.kube.api import EndlessList
 from agent.kube.client import Connection, KubeSession
 from agent.kube.reader import NodeReader, nodes_with_gpus
+from agent.ledger import JournalEntry
 from agent.model import Condition, SharingSettings
+from agent.node.findings import Check
 from agent.setting import seconds_of
 from agent.status import (
     AllocationStatus,
-    CheckStatus,
-    Entry,
     GpuStatus,
     NodeStatus,
     ShareStatus,
@@ -309,7 +309,7 @@ def _container(one: AllocationStatus) -> str:
 
 
 def entry_lines(
-    title: str, entries: Sequence[Entry], now: dt.datetime, style: StatusStyle
+    title: str, entries: Sequence[JournalEntry], now: dt.datetime, style: StatusStyle
 ) -> Iterator[str]:
     """Changes or refusals, the newest first, each with its age, its object and its reason."""
     yield f"{title}:" if entries else f"{title}: none"
@@ -495,7 +495,9 @@ async def _read_node(
     with contextlib.suppress(ApiError):  # without that right the changes are not known
         events = [one for one in await reader.events() if one.last is not None]
         changes = [
-            Entry(at=one.last, reason=one.reason, text=one.message, warning=one.kind == "Warning")
+            JournalEntry(
+                at=one.last, reason=one.reason, text=one.message, warning=one.kind == "Warning"
+            )
             for one in sorted(events, key=lambda one: one.last or at, reverse=True)
             if one.last is not None
         ]
@@ -524,7 +526,7 @@ def show_nodes(args: argparse.Namespace, environ: Mapping[str, str], silent: str
                 found.append(observed_status(seen, pods, RESOURCE, at))
             except MalformedText:
                 text = "the register annotation cannot be read"
-                check = CheckStatus(name="report", ok=False, text=text)
+                check = Check(name="report", ok=False, text=text)
                 node = NodeStatus(name=seen.name, resource=RESOURCE, checks=(check,))
                 found.append(StatusDocument(node=node, gpus=()))
         return found, source
