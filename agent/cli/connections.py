@@ -65,9 +65,6 @@ def call(path: Path, method: str, target: str, timeout: float) -> tuple[int, str
 # The API server, chosen as by kubectl.
 
 IN_CLUSTER: Final = "KUBERNETES_SERVICE_HOST"
-NO_KUBECONFIG: Final = (
-    "no kubeconfig: give --kubeconfig, set KUBECONFIG, or put one at ~/.kube/config"
-)
 
 
 def add_cluster(parser: argparse.ArgumentParser) -> None:
@@ -81,8 +78,8 @@ def add_cluster(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--context", default="", metavar="NAME", help="context of the kubeconfig")
 
 
-def connection_of(args: argparse.Namespace, environ: Mapping[str, str]) -> Connection | None:
-    """The way to the API server, chosen as by kubectl; None if there is none."""
+def connection_of(args: argparse.Namespace, environ: Mapping[str, str]) -> Connection:
+    """The way to the API server, chosen as by kubectl. Raises Unreachable: there is none."""
     if args.kubeconfig is not None:
         return Connection(args.kubeconfig, context=args.context)
     listed = [part for part in environ.get("KUBECONFIG", "").split(":") if part]
@@ -92,7 +89,11 @@ def connection_of(args: argparse.Namespace, environ: Mapping[str, str]) -> Conne
         return Connection(next(there, Path(listed[0])), context=args.context)
     if home is not None and os.access(home, os.F_OK):
         return Connection(home, context=args.context)
-    return Connection(environment=environ) if IN_CLUSTER in environ else None
+    if IN_CLUSTER in environ:
+        return Connection(environment=environ)
+    raise Unreachable(
+        "no kubeconfig: give --kubeconfig, set KUBECONFIG, or put one at ~/.kube/config"
+    )
 
 
 @contextlib.asynccontextmanager

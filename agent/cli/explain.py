@@ -11,7 +11,7 @@ from typing import Final, TypeAlias
 
 import msgspec
 
-from agent.cli.connections import NO_KUBECONFIG, add_cluster, connection_of, open_session
+from agent.cli.connections import add_cluster, connection_of, open_session
 from agent.cli.logs import configure
 from agent.cli.main import (
     INCOMPLETE,
@@ -155,8 +155,6 @@ def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
             return fail("explain", said, USAGE)
         namespace = space or namespace
     connection = connection_of(args, environ)
-    if connection is None:
-        return fail("explain", NO_KUBECONFIG, UNREACHABLE)
     source, clock = f"API server by {connection.source}", SystemClock()
     code, data = OK, object()
     try:

@@ -12,7 +12,7 @@ import platform
 import signal
 import sys
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, NoReturn, Protocol, TypeAlias
 
 from typing_extensions import override
@@ -21,6 +21,7 @@ from agent import __version__
 from agent.cli.inherited import Unwritten, drop_output
 from agent.cli.output import answer
 from agent.errors import AgentError, ApiError, ApiNotFound, SettingsError, cap
+from agent.setting import Value, ValueType, WrongValue
 
 # Exit codes of the verbs, and how a verb fails. Those of the daemon are in agent.app.codes.
 
@@ -260,6 +261,18 @@ class Parser(argparse.ArgumentParser):
             return f"unexpected argument {cap(' '.join(words))}"
         names = [name for name in self._option_string_actions if name.startswith("--")]
         return f"unknown option {cap(option)}{nearest(option, names)}"
+
+
+def typed(kind: ValueType, what: str) -> Callable[[str], Any]:
+    """The `type` of an argument: a text that `kind` refuses is reported as not `what`."""
+
+    def read(text: str) -> Value:
+        try:
+            return kind.read(text)
+        except WrongValue as error:
+            raise argparse.ArgumentTypeError(f"{cap(text, 64)!r} is not {what}") from error
+
+    return read
 
 
 def add_output(

@@ -15,7 +15,6 @@ from typing import Any, Final
 from urllib.parse import quote
 
 from agent.cli.connections import (
-    NO_KUBECONFIG,
     add_cluster,
     add_socket,
     call,
@@ -31,18 +30,21 @@ from agent.cli.main import (
     USAGE,
     NotThere,
     Subparsers,
+    Unreachable,
     add_output,
     fail,
+    typed,
 )
 from agent.cli.output import answer
 from agent.cli.settings_args import looked
 from agent.cluster import CORDON, HANDSHAKE, REGISTER, NodeView
-from agent.errors import ApiConflict, ApiForbidden, SettingsError
+from agent.errors import ApiConflict, ApiForbidden
 from agent.hami.register import read_register
 from agent.host.process import host_name
 from agent.kube.api import KubeNode
 from agent.kube.client import Connection
 from agent.node.devices import ReportedGpu, read_cordon
+from agent.setting import text_where
 from agent.settings.sources import NodeFacts, Sources
 
 PROGRAM: Final = "hami-agent-cordon"
@@ -127,13 +129,8 @@ def add_parser(subparsers: Subparsers) -> None:
 
 def _add_gpu(parser: argparse.ArgumentParser, names: str) -> None:
     """Add the argument GPU. `names` says how a GPU can be named."""
-
-    def checked(text: str) -> str:
-        if NAME.fullmatch(text) is None or not text.isprintable():
-            raise argparse.ArgumentTypeError(f"{text[:64]!r} is not {names}")
-        return text
-
-    parser.add_argument("gpu", metavar="GPU", type=checked, help=names)
+    name = text_where(lambda text: bool(NAME.fullmatch(text)) and text.isprintable(), names, {})
+    parser.add_argument("gpu", metavar="GPU", type=typed(name, names), help=names)
 
 
 def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
@@ -254,20 +251,21 @@ def _change(args: argparse.Namespace, environ: Mapping[str, str], *, cordon: boo
 
 
 def _place(args: argparse.Namespace, environ: Mapping[str, str]) -> tuple[str, Connection]:
-    """The Node, and the way to the API server. Raises SettingsError.
+    """The Node, and the way to the API server. Raises SettingsError, Unreachable.
 
     Settings are read only for what nothing else says.
     """
-    node, connection = args.node, connection_of(args, environ)
-    if node is None or connection is None:
-        read = asyncio.run(looked(Sources(None, environ, {}, host_name())))
-        settings = read.taken().settings(NodeFacts())
-        node = node or settings.node
-        if connection is None and settings.kubeconfig:
-            connection = Connection(Path(settings.kubeconfig), context=args.context)
-    if connection is None:
-        raise SettingsError(NO_KUBECONFIG)
-    return node, connection
+    try:
+        connection = connection_of(args, environ)
+        if args.node is not None:
+            return args.node, connection
+    except Unreachable:
+        connection = None
+    read = asyncio.run(looked(Sources(None, environ, {}, host_name())))
+    settings = read.taken().settings(NodeFacts())
+    if connection is None and settings.kubeconfig:
+        connection = Connection(Path(settings.kubeconfig), context=args.context)
+    return args.node or settings.node, connection or connection_of(args, environ)
 
 
 async def edit_cordon(

@@ -16,10 +16,11 @@ from agent.cli.main import (
     Subparsers,
     add_output,
     fail,
+    typed,
 )
 from agent.cli.output import UNFOLDED, Column, answer, table
 from agent.sandbox import hardware_talk as talk
-from agent.setting import decimal, seconds_of
+from agent.setting import duration, whole
 
 DEFAULT_SOCKET: Final = Path("/run/hami-agent/simulate.sock")
 DEADLINE: Final = 5.0
@@ -45,30 +46,20 @@ _ACTIONS: Final[Mapping[str, tuple[type[talk.HardwareRequest], str, str]]] = {
 _FAILURES: Final = {"unknown-gpu": NOT_FOUND, "malformed": USAGE, "busy": UNREACHABLE}
 
 
-def _xid(text: str) -> int:
-    if text.isascii() and text.isdigit() and 1 <= int(text) <= 65535:
-        return int(text)
-    raise argparse.ArgumentTypeError(f"{text} is not an XID (1 to 65535)")
-
-
-def _seconds(text: str) -> float:
-    seconds = seconds_of(text)
-    if seconds is None:
-        seconds = decimal(text)
-    if 0 < seconds <= 86400:
-        return seconds
-    raise argparse.ArgumentTypeError(
-        f"{text} is not a duration such as 500ms, 2s, 10m or 1h (more than 0, at most 24h)"
-    )
-
-
 _ARGUMENTS: Final[Mapping[str, tuple[str, dict[str, Any]]]] = {
-    "xid": ("xid", {"type": _xid, "metavar": "number", "help": "the XID, 1 to 65535"}),
+    "xid": (
+        "xid",
+        {
+            "type": typed(whole(1, 65535), "an XID (1 to 65535)"),
+            "metavar": "number",
+            "help": "the XID, 1 to 65535",
+        },
+    ),
     "gpu": ("--gpu", {"required": True, "metavar": "GPU", "help": "index or UUID"}),
     "seconds": (
         "seconds",
         {
-            "type": _seconds,
+            "type": typed(duration(0.001, 86400), "a duration such as 500ms, 2s or 24h, the most"),
             "metavar": "DURATION",
             "help": "at most 24h; a number alone is seconds",
         },

@@ -19,7 +19,6 @@ import msgspec
 
 from agent.cli.connections import (
     DEFAULT_SOCKET,
-    NO_KUBECONFIG,
     add_cluster,
     add_socket,
     call,
@@ -38,6 +37,7 @@ from agent.cli.main import (
     add_output,
     fail,
     nearest,
+    typed,
 )
 from agent.cli.output import (
     Column,
@@ -52,12 +52,12 @@ from agent.cli.output import (
 from agent.errors import ApiError, MalformedText, SettingsError, cap
 from agent.host.process import SystemClock
 from agent.kube.api import EndlessList
-from agent.kube.client import Connection, KubeSession
+from agent.kube.client import KubeSession
 from agent.kube.reader import NodeReader, nodes_with_gpus
 from agent.ledger import JournalEntry
 from agent.model import Condition, SharingSettings
 from agent.node.findings import Check
-from agent.setting import seconds_of
+from agent.setting import duration
 from agent.status import (
     AllocationStatus,
     GpuStatus,
@@ -450,15 +450,13 @@ def _ask(
 ) -> R:
     """What a session with the API server reads. Raises Unreachable, NotThere."""
     connection = connection_of(args, environ)
-    if connection is None:
-        raise Unreachable(NO_KUBECONFIG)
 
-    async def asked(connection: Connection) -> R:
+    async def asked() -> R:
         async with open_session(connection, PROGRAM) as session:
             return await read(session, f"API server by {connection.source}")
 
     try:
-        return asyncio.run(asked(connection))
+        return asyncio.run(asked())
     except (SettingsError, ApiError) as error:
         raise Unreachable(str(error)) from error
 
@@ -493,14 +491,14 @@ async def _read_node(
     except MalformedText as error:
         raise ApiError(f"the register annotation of {node} cannot be read: {error}") from error
     with contextlib.suppress(ApiError):  # without that right the changes are not known
-        events = [one for one in await reader.events() if one.last is not None]
         changes = [
             JournalEntry(
                 at=one.last, reason=one.reason, text=one.message, warning=one.kind == "Warning"
             )
-            for one in sorted(events, key=lambda one: one.last or at, reverse=True)
+            for one in await reader.events()
             if one.last is not None
         ]
+        changes.sort(key=lambda one: one.at, reverse=True)
         found = msgspec.structs.replace(found, changes=tuple(changes))
     return StatusRead(found, at, f"objects of the {source}" if args.objects else source, missing)
 
@@ -581,7 +579,7 @@ def add_parser(subparsers: Subparsers) -> None:
     )
     parser.add_argument(
         "--since",
-        type=_age,
+        type=typed(duration(0, DAY), "a duration no longer than 24h, such as 30m"),
         metavar="DURATION",
         help="also show refusals and changes of that time, at most 24h",
     )
@@ -632,7 +630,7 @@ def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     except Unreachable as error:
         # Nobody named the socket, so this may be a workstation: its kubeconfig knows the Nodes.
         named = args.bundle or args.node or args.gpu or args.socket != DEFAULT_SOCKET
-        if not named and connection_of(args, environ) is not None:
+        if not named:
             with contextlib.suppress(Unreachable):
                 return show_nodes(args, environ, str(error))
         raise
@@ -679,7 +677,7 @@ def _lines(
             yield ""
             yield from pod_lines(found.allocations or (), at, style)
     if args.since is not None:
-        oldest = at - args.since
+        oldest = at - dt.timedelta(seconds=args.since)
         for title, entries in (("refusals", found.refusals), ("changes", found.changes)):
             yield ""
             if entries is None:
@@ -693,12 +691,3 @@ def _lines(
             yield from wrapped(text, style.width)
     seconds = max(0, round((SystemClock().now() - at).total_seconds()))
     yield from wrapped(f"source: {read.source}, {seconds} s old", style.width)
-
-
-def _age(text: str) -> dt.timedelta:
-    seconds = seconds_of(text)
-    if seconds is None:
-        raise argparse.ArgumentTypeError(f"{cap(text, 64)!r} is not a duration such as 30m or 24h")
-    if seconds > DAY:
-        raise argparse.ArgumentTypeError(f"{cap(text, 64)!r} is longer than 24h; see the log")
-    return dt.timedelta(seconds=seconds)
