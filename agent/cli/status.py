@@ -437,12 +437,6 @@ def _member_of(bundle: Path) -> bytes:
     return bytes(memoryview(text)[at : at + member.size])
 
 
-def status_of(node: str, args: argparse.Namespace, environ: Mapping[str, str]) -> StatusRead:
-    """The status of a node of the cluster. Raises Unreachable, NotThere."""
-    with working(f"reading {cap(node, 64)}"):
-        return _ask(args, environ, lambda session, source: _read_node(session, source, node, args))
-
-
 def _ask(
     args: argparse.Namespace,
     environ: Mapping[str, str],
@@ -461,15 +455,14 @@ def _ask(
         raise Unreachable(str(error)) from error
 
 
-async def _read_node(
-    session: KubeSession, source: str, node: str, args: argparse.Namespace
-) -> StatusRead:
+async def _read_node(session: KubeSession, source: str, args: argparse.Namespace) -> StatusRead:
     """Read the agent of the node through the API server; where it does not answer, the objects.
 
     With --objects the objects at once, which are what HAMi's scheduler reads. Raises NotThere (the
     text has the nearest names), ApiError.
     """
-    reader, resource, missing = NodeReader(session, node), args.resource or RESOURCE, ""
+    node, resource, missing = args.node, args.resource or RESOURCE, ""
+    reader = NodeReader(session, node)
     try:
         if not args.objects:
             found, at = open_envelope(await reader.by_agent(), "Status", StatusDocument)
@@ -623,7 +616,8 @@ def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
         if args.bundle is not None:
             read = status_in(args.bundle)
         elif args.node is not None:
-            read = status_of(args.node, args, environ)
+            with working(f"reading {cap(args.node, 64)}"):
+                read = _ask(args, environ, lambda api, source: _read_node(api, source, args))
         else:
             read = status_at(args.socket)
         found = read.found if args.gpu is None else only(read.found, args.gpu)

@@ -178,7 +178,6 @@ class Stage:
             Unmet: the condition did not come; the claim is false.
         """
         agent = self.cluster.agent
-        self.record.awaited = self.record.promised[claim]
         await self.cluster.until(lambda: holds() or agent.code is not None, within)
         if holds():
             return
