@@ -54,7 +54,6 @@ tests/cli/test_decode.py test_each_value_is_known_by_its_form
 tests/bench/test_bench.py
     make bench
     COMPARE=old.json make bench
-    .venv/bin/python -m tests.bench.burst_picture
 tests/systemd/test_interpreter.py \
     test_a_start_compiles_nothing_of_a_python_that_came_without_bytecode
     python3 -I -X faulthandler -m agent run
