@@ -9,8 +9,8 @@ from pathlib import Path
 
 import msgspec
 
-from agent.allocate.plain import KubeletShares
-from agent.allocate.service import Allocation, SchedulerShares, ShareSource
+from agent.allocate.plain import PlainAllocation
+from agent.allocate.service import Allocation, HamiAllocation
 from agent.app.adapters import Adapters
 from agent.app.front import EXPECTED, Front, delays
 from agent.cluster import PodTable
@@ -89,7 +89,10 @@ async def open_back(
         stack.callback(witness.close)
         if settings.plain is not None:
             table, adopt = Cell(PodTable(synced=True)), None
-            source: ShareSource = KubeletShares(
+            allocation: Allocation = PlainAllocation(
+                commit=state.commit,
+                say=say,
+                noted=front.refused,
                 inventory=facts.inventory,
                 ledger=state.ledger,
                 edits=facts.edits,
@@ -99,7 +102,6 @@ async def open_back(
                 clock=clock,
                 chance=chance,
                 settings=settings.plain,
-                lag=front.allocator.lag,
             )
         else:
             session = KubeSession(connection, chance, observes=observes)
@@ -114,7 +116,10 @@ async def open_back(
             node_api = KubeNode(session, name)
             node = NodeWatch(node_api, facts.node, chance)
             pods = PodWatch(pod_api, facts.pods, clock, chance, facts.resource)
-            source = shares = SchedulerShares(
+            allocation = beside = HamiAllocation(
+                commit=state.commit,
+                say=say,
+                noted=front.refused,
                 pods=facts.pods,
                 node=facts.node,
                 inventory=facts.inventory,
@@ -134,9 +139,8 @@ async def open_back(
                 streams=front.server.traffic.streams,
                 clock=clock,
                 look=node.look,
-                lag=front.allocator.lag,
             )
-            table, adopt = facts.pods, shares.adopt
+            table, adopt = facts.pods, beside.adopt
             report = Reporter(
                 node_api,
                 ReportCells(facts.inventory, facts.node, node.returns, facts.report, reported),
@@ -170,7 +174,7 @@ async def open_back(
             runs |= {
                 "node": node.run,
                 "pods": pods.run,
-                "kubelet_start": shares.run,
+                "kubelet_start": beside.run,
                 "settlement": settlement.run,
                 "pod_announcer": partial(pod_events.post_all, post_event),
                 "report": report_labelled,
@@ -192,9 +196,9 @@ async def open_back(
             pods=table,
             ledger=state.ledger,
             epoch=front.kubelet.epoch,
-            taken=source.calls.taken,
+            taken=allocation.taken,
             rivals=front.rivals.gone,
-            calls=front.allocator.calls,
+            calls=front.server.traffic.admissions,
             witness=witness,
             records=records,
             hooks=hooks,
@@ -204,7 +208,7 @@ async def open_back(
             commit=state.commit,
         )
         yield Back(
-            allocation=Allocation(source, state.commit, hooks, say, front.refused),
+            allocation=allocation,
             reconcile=reconcile,
             usage=usage,
             runs={

@@ -24,11 +24,10 @@ from agent.inventory import (
 )
 from agent.kit.cell import Cell
 from agent.kit.tasks import Backoff, supervise
-from agent.kit.timing import Lag, Lull
 from agent.kube.watches import RecentlyRegistered
-from agent.kubelet.door import PluginServer, SliceAllocator, check_directory
+from agent.kubelet.door import PluginServer, check_directory
 from agent.kubelet.register import KubeletWatch, Registration, Rival, Rivals
-from agent.ledger import ContainerEdits, LastGood, Row
+from agent.ledger import LastGood, Row
 from agent.model import GpuUuid, Scan, SliceId
 from agent.reconcile import Clearing, check_start
 from agent.report import NodeEventQueue, follow_cordons, follow_gpus, follow_left_out
@@ -94,38 +93,11 @@ class HostSignals(msgspec.Struct, frozen=True):
     notifier: Systemd
 
 
-class Allocator:
-    """Passes the kubelet's calls on to `answers`, which is set before the registration.
-
-    `calls`: whether some are in progress, for services that would disturb them. `lag`: extends the
-    deadlines of all Allocates.
-    """
-
-    answers: SliceAllocator
-
-    def __init__(self) -> None:
-        self.calls = Lull()
-        self.lag = Lag()
-
-    async def allocate(self, ids: tuple[SliceId, ...]) -> ContainerEdits:
-        """Allocate these slices to the container being admitted. Raises AgentError."""
-        with self.calls.busy():
-            return await self.answers.allocate(ids)
-
-    async def prefer(
-        self, available: tuple[SliceId, ...], must_include: tuple[SliceId, ...], size: int
-    ) -> tuple[SliceId, ...]:
-        """The `size` ids of `available` that fit best. Raises AgentError."""
-        with self.calls.busy():
-            return await self.answers.prefer(available, must_include, size)
-
-
 class Front:
     """The services that need no API server, around their cells and ports.
 
     `look` reads the settings again. `notices`: Events that wait for the API server. `journal`: what
-    happened lately. `kubelet` and what follows it in `__init__` serve the kubelet, the others
-    observe the host.
+    happened lately.
     """
 
     def __init__(
@@ -141,7 +113,9 @@ class Front:
         self.state = state = StateService(
             disk=adapters.disk, recovered=found.recovered.state, boot_id=found.boot_id
         )
-        self.allocator = Allocator()
+        plugins, resource = settings.paths.plugins, facts.resource
+        fence = self._check_start if settings.fenced else None
+        self.server = PluginServer(plugins, resource, facts.slices, self.random, fence)
         self.journal = NodeJournal(clock, adapters.disk)
         self.notices = NodeEventQueue(self.journal.changed)
         say = self.notices.say
@@ -165,7 +139,7 @@ class Front:
             say=say,
             stop=signals.stop,
             ledger=state.ledger,
-            calls=self.allocator.calls,
+            calls=self.server.traffic.admissions,
         )
         self.settings = SettingsService(found.start, settings, facts, outside)
         self.settings.recall(found.stored)
@@ -198,14 +172,9 @@ class Front:
         )
         self.clearing = Clearing(adapters.hooks, adapters.hooks.set_aside, say)
 
-        plugins, resource = settings.paths.plugins, facts.resource
         self._kubelet_name = settings.paths.kubelet_socket.name
         directory = DirectoryWatch(plugins, self._sockets, self._kubelet_name)
         self.kubelet = KubeletWatch(directory, self._heard)
-        fence = self._check_start if settings.fenced else None
-        self.server = PluginServer(
-            plugins, resource, facts.slices, self.allocator, self.random, fence
-        )
         streams = self.server.traffic.streams
         self.registration = Registration(
             resource, self.server, directory, adapters.registrar, streams, self.random

@@ -151,7 +151,7 @@ async def _run(
             front.notices.say(NodeEvent("StateRecovered", found.recovered.notice, warning=True))
         await _prepare(front.state.ledger.value, adapters)
         back = await stack.enter_async_context(open_back(settings, connection, adapters, front))
-        front.allocator.answers = back.allocation
+        front.server.allocator = back.allocation
         parts = AgentParts(front, back, observe=settings.observe)
         await _refuse_rival(settings, adapters, parts)
         written = stack.enter_context(WrittenDirectory(settings.paths.plugins))

@@ -346,7 +346,7 @@ async def test_a_wrong_entry_of_another_node_is_a_warning_and_the_file_is_taken(
 
         assert 5 == node.facts.sharing.value.split_count
         assert [] == node.events
-        assert 3 * ["config.ignored"] + ["config.applied"] == node.said("info", "warning", "error")
+        assert 2 * ["config.ignored"] + ["config.applied"] == node.said("info", "warning", "error")
 
 
 @pytest.mark.parametrize("has_copy", [True, False])
