@@ -14,7 +14,6 @@ from agent.cli.main import OK, PROBLEM, TABLE, Subparsers, add_output
 from agent.cli.output import UNFOLDED, answer, terminal_width
 from agent.cli.settings_args import add_settings, flags, looked, sources
 from agent.errors import SettingsError, cap
-from agent.hami.gojson import fold
 from agent.host.process import Worker, host_name
 from agent.ledger import SourceFile
 from agent.settings.files import read_json, read_yaml, refuse_object
@@ -244,7 +243,7 @@ def _kind(text: SourceFile) -> str:
     """Which of the three files it is."""
     if is_json(text):
         try:
-            keys = [key for key, _, _ in read_json(text.content, text.name).pairs(fold)]
+            keys = [key for key, _, _ in read_json(text.content, text.name).pairs(str.lower)]
         except SettingsError:  # raised again when the file is read by its kind
             if text.name.endswith(".json") or NODES.encode() in text.content.lower():
                 return NODE_CONFIG

@@ -1,6 +1,5 @@
-"""Numbers and keys as Go's strconv and encoding/json read them."""
+"""Numbers as Go's strconv reads them."""
 
-import math
 import re
 
 INT32 = (-(2**31), 2**31 - 1)
@@ -12,21 +11,8 @@ _DECIMAL = re.compile(r"([+-]?)0*([0-9]{1,19})")
 """A sign and digits, no space, no underscore; leading zeros apart."""
 
 
-def fold(key: str) -> str:
-    """Fold the case of a key as Go does; the long s is the only special letter."""
-    return key.lower().replace("\u017f", "s")
-
-
 def parse_int(text: str, bounds: tuple[int, int]) -> int | None:
     """Parse a decimal as Go's ParseInt does; None: it is none, or outside the inclusive bounds."""
     match = _DECIMAL.fullmatch(text)
     value = int(match[1] + match[2]) if match else None
     return value if value is not None and bounds[0] <= value <= bounds[1] else None
-
-
-def is_float64(value: float) -> bool:
-    """True for a finite number that a float64 holds."""
-    try:
-        return math.isfinite(float(value))
-    except OverflowError:
-        return False

@@ -15,7 +15,7 @@ from agent.cluster import (
     NodeView,
 )
 from agent.errors import MalformedText, cap
-from agent.hami.gojson import INT32, fold, parse_int
+from agent.hami.gojson import INT32, parse_int
 from agent.hami.register import HandshakeWord
 from agent.model import GpuUuid, Share
 
@@ -262,7 +262,7 @@ def keys_of_first(text: str) -> frozenset[str]:
     except (ValueError, RecursionError):
         return frozenset()
     first = value[0] if isinstance(value, list) and value else None
-    return frozenset(map(fold, first)) if isinstance(first, dict) else frozenset()
+    return frozenset(map(str.lower, first)) if isinstance(first, dict) else frozenset()
 
 
 def _is_register(text: str) -> bool:

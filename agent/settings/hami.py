@@ -10,6 +10,7 @@ Source: HAMi v2.10, the ConfigMap `<release>-scheduler-device` and the device pl
 """
 
 import re
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final
 
@@ -18,7 +19,7 @@ import yaml
 
 from agent.cluster import Requirement, Selector
 from agent.errors import MalformedText, SettingsError, cap
-from agent.hami.gojson import INT32, INT64, UINT64, fold, is_float64
+from agent.hami.gojson import INT32, INT64, UINT64
 from agent.setting import shown
 from agent.settings.files import STR, Place, read_json, read_yaml, refuse_object
 from agent.settings.schema import BY_KEY, SECTIONS, Setting, read_setting
@@ -106,7 +107,7 @@ class _FileReader:
         self.faults = faults
         self.warnings: list[str] = []
         self._spelling = spelling
-        self._is_json = spelling is fold
+        self._is_json = spelling is str.lower
 
     def read(self, place: Place, table: Mapping[str, Reader]) -> list[KnownKey]:
         """The known keys of a mapping in their order; null counts as absent."""
@@ -158,7 +159,11 @@ class _FileReader:
     def number(self, place: Place) -> float:
         """Read a finite number. HAMi also accepts an infinite one, which can scale nothing."""
         value = self._scalar(place)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not is_float64(value):
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, int | float)
+            or not abs(value) <= sys.float_info.max  # not so of NaN either
+        ):
             raise place.fault(f"a number is expected, not {place.shown()}")
         return value
 
@@ -274,7 +279,7 @@ def read_node_layer(content: bytes, name: str, faults: Faults, node: str = "") -
     Values of a wrong type go to `faults`. Values that do not fit are warnings; the profile has them
     too. Raises SettingsError with the place: the file cannot be parsed.
     """
-    keys = _FileReader(faults, fold)
+    keys = _FileReader(faults, str.lower)
     entries = _read_entries(content, name, keys, node)
     warnings: list[str] = []
     numbered = [(entry.number, one) for entry in entries for one in _profiles(entry, warnings)]
@@ -298,7 +303,7 @@ def decode_nodeconfig(text: str) -> tuple[Mapping[str, object], ...]:
         MalformedText: not a JSON object, or a value of another type or range.
     """
     try:
-        keys = _FileReader(Faults(), fold)
+        keys = _FileReader(Faults(), str.lower)
         entries = _read_entries(text.encode(errors="replace"), NODES, keys)
         keys.faults.refuse()
     except SettingsError as error:
@@ -313,7 +318,7 @@ def _read_entries(content: bytes, name: str, keys: _FileReader, node: str = "") 
     """The entries; those that name `node` first. Raises SettingsError: the file is another one."""
     document = read_json(content, name)
     refuse_object(document)
-    top = [key for key, _, _ in document.pairs(fold)]
+    top = [key for key, _, _ in document.pairs(str.lower)]
     if NODES not in top:
         if len(top) > TOLD:
             raise document.fault(
@@ -349,7 +354,7 @@ def _read_entries(content: bytes, name: str, keys: _FileReader, node: str = "") 
     }
     numbered = list(enumerate(item for place in lists for item in place.items()))
     # The warnings about this node come first: of many only the first are told.
-    numbered.sort(key=lambda pair: not node or pair[1].texts(fold).get("name") != node)
+    numbered.sort(key=lambda pair: not node or pair[1].texts(str.lower).get("name") != node)
     entries: list[NodeEntry] = []
     for number, item in numbered:
         found = [] if item.null else keys.read(item, table)

@@ -4,8 +4,7 @@ One error in a source refuses the whole source. The message has the place and th
 """
 
 import dataclasses
-from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from itertools import chain
 from typing import Final
 
@@ -27,8 +26,6 @@ from agent.settings.sources import (
     read_surroundings,
 )
 
-FILTERS: Final = frozenset({"sharing.filterUUIDs", "sharing.filterIndexes"})
-"""Lists that should name each GPU once."""
 NODE_NAME: Final = "node.name"
 
 
@@ -153,28 +150,14 @@ def make_plan(sources: Sources) -> NodeValues:
         later.refuse()
     faults.refuse()
     layers = (device_config, own, node_config, surroundings)
-    warnings = [text for layer in layers for text in layer.warnings]
-    plan = NodeValues(sources, *layers, warnings=tuple(warnings))
-    # There may be one for each node.
-    return dataclasses.replace(
-        plan, warnings=(*warnings, *first_of((*_warnings(plan),), "settings"))
-    )
-
-
-def _warnings(plan: NodeValues) -> Iterator[str]:
-    """What is valid and has no effect. Profiles that name this node come first."""
-    name, labelled = plan.name, plan.labelled  # once: the name asks all profiles
-    profiles = sorted(plan.profiles, key=lambda one: name not in one.match.nodes)
-    for profile in profiles:
-        if profile.match.labels is not None and not labelled:
-            what = cap(f"profile {profile.name}", 64) if profile.name else "entry"
-            yield (
-                f"{profile.where}: the {what} never applies: it selects by labels, "
-                "which the agent does not read with scheduler: none"
-            )
-    profiled = chain.from_iterable(profile.settings for profile in profiles)
-    for setting in (*plan.own.settings, *profiled, *plan.surroundings.settings):
-        if setting.field.key in FILTERS and isinstance(setting.value, tuple):
-            twice = [word for word, times in Counter(setting.value).items() if times > 1]
-            if twice:
-                yield f"{setting.origin}: {setting.field.key}: named twice: {cap(', '.join(twice))}"
+    warnings = tuple(text for layer in layers for text in layer.warnings)
+    plan = NodeValues(sources, *layers, warnings=warnings)
+    if plan.labelled:
+        return plan
+    never = [
+        f"{one.where}: the {cap(f'profile {one.name}' if one.name else 'entry', 64)} never "
+        "applies: it selects by labels, which the agent does not read with scheduler: none"
+        for one in plan.profiles
+        if one.match.labels is not None
+    ]
+    return dataclasses.replace(plan, warnings=(*warnings, *first_of(never, "settings")))

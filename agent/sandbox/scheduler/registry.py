@@ -18,7 +18,6 @@ import msgspec
 from agent import cluster as annotations
 from agent.cluster import TEXT_LIMIT
 from agent.errors import MalformedText, cap
-from agent.hami.gojson import fold
 from agent.hami.register import (
     WHAT,
     Int32,
@@ -74,8 +73,13 @@ class _UnreadOfGpu(msgspec.Struct, frozen=True):
     devicepairscore: _PairPoints | None = None
 
 
+def _fold(key: str) -> str:
+    """Fold the case of a key as Go does; the long s is the only special letter."""
+    return key.lower().replace("\u017f", "s")
+
+
 _NAMES: Final = {
-    fold(field.encode_name): field.encode_name
+    _fold(field.encode_name): field.encode_name
     for struct in (RegisteredGpu, MigProfile, Placement, _MigTemplate, _PairPoints, _UnreadOfGpu)
     for field in msgspec.structs.fields(struct)
 }
@@ -136,7 +140,7 @@ def _decode(text: str, kind: type[_T], what: str) -> tuple[_T, ...]:
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for key, item in pairs:
-        name = _NAMES.get(fold(key), key)
+        name = _NAMES.get(_fold(key), key)
         if item is None:
             continue
         before = found.get(name, item)

@@ -228,12 +228,7 @@ VALUES = [
             "environ": {"HAMI_AGENT_SHARING_FILTER_INDEXES": "0,1,0,1"},
         },
         {"sharing.filterUUIDs": ("x", "y", "x")},
-        (
-            "c.yaml:1:24: sharing.filterUUIDs: named twice: x",
-            "c.yaml:1:50: sharing.filterIndexes: named twice: 1",
-            "n.json:1:48: sharing.filterUUIDs: named twice: x",
-            "env HAMI_AGENT_SHARING_FILTER_INDEXES: sharing.filterIndexes: named twice: 0, 1",
-        ),
+        (),
     ),
     # reportNodeCapacity, in all spellings
     (
@@ -324,7 +319,6 @@ def keys(count: int) -> dict[str, int]:
 
 
 LABELLED = [{"name": str(one), "match": {"labels": "x=y"}} for one in range(30)]
-TWICE = [{"name": f"n{one}", "filterdevices": {"index": [1, 1]}} for one in range(30)]
 
 
 @pytest.mark.parametrize(
@@ -333,11 +327,6 @@ TWICE = [{"name": f"n{one}", "filterdevices": {"index": [1, 1]}} for one in rang
         ({"nodes": json.dumps({"nodeconfig": [], **keys(70_000)})}, "key000000", "and 69980 more"),
         ({"devices": json.dumps({"nvidia": keys(25)})}, "key000000", "and 5 more are passed over"),
         ({"own": json.dumps({"scheduler": "none", "profiles": LABELLED})}, "", "and 10 more are"),
-        (
-            {"own": "sharing: {filterUUIDs: [x, x]}", "nodes": nodes(*TWICE)},
-            "named twice: x",
-            "and 11 more are passed over",
-        ),
     ],
 )
 def test_twenty_warnings_of_a_kind_are_told_and_then_their_number(sources, first: str, last: str):
@@ -355,7 +344,6 @@ def test_twenty_warnings_of_a_kind_are_told_and_then_their_number(sources, first
         ({"migstrategy": "single"}, "has no effect"),
         ({"nodelabelselector": {"matchLabels": {"/": "x"}}}, "selects no node"),
         ({"devicememoryscaling": -1}, "sharing.memoryScaling"),
-        ({"filterdevices": {"uuid": ["GPU-x", "GPU-x"]}}, "named twice"),
     ],
 )
 @pytest.mark.parametrize(
