@@ -276,7 +276,7 @@ def tiers(
     doors = {name: own[name] for name in ("notify", "web", "web_socket")}
     if "report" in runs:
         doors = {"report": runs.pop("report"), **doors}
-    served: list[Task] = []
+    unsupervised: list[Task] = []
     if parts.observe:
         facts |= {name: run for name, run in runs.items() if name in OBSERVING}
     else:
@@ -286,7 +286,12 @@ def tiers(
             "room": front.clearing.follow_room,
             **runs,
         }
-        served = [Task("endpoint", front.serve), Task("mounts", own["mounts"])]
+        doors |= {
+            "plugin": front.server.run,
+            "registration": front.register,
+            "rival": front.rivals.run,
+        }
+        unsupervised = [Task("mounts", own["mounts"])]
 
     def supervised(services: Mapping[str, Run]) -> list[Task]:
         return [
@@ -297,7 +302,7 @@ def tiers(
     return (
         supervised({"heartbeat": own["heartbeat"], "state": front.state.run}),
         supervised(facts),
-        served + supervised(doors),
+        unsupervised + supervised(doors),
     )
 
 

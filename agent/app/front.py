@@ -23,7 +23,6 @@ from agent.inventory import (
     Withholder,
 )
 from agent.kit.cell import Cell
-from agent.kit.tasks import Backoff, supervise
 from agent.kube.watches import RecentlyRegistered
 from agent.kubelet.door import PluginServer, check_directory
 from agent.kubelet.register import KubeletWatch, Registration, Rival, Rivals
@@ -108,14 +107,14 @@ class Front:
         look: Callable[[Sources], Awaitable[SourcesRead]],
     ) -> None:
         settings = found.settings
-        clock, self.random = adapters.clock, adapters.random
+        clock, chance = adapters.clock, adapters.random
         self.facts = facts = SharedCells(settings)
         self.state = state = StateService(
             disk=adapters.disk, recovered=found.recovered.state, boot_id=found.boot_id
         )
         plugins, resource = settings.paths.plugins, facts.resource
         fence = self._check_start if settings.fenced else None
-        self.server = PluginServer(plugins, resource, facts.slices, self.random, fence)
+        self.server = PluginServer(plugins, resource, facts.slices, chance, fence)
         self.journal = NodeJournal(clock, adapters.disk)
         self.notices = NodeEventQueue(self.journal.changed)
         say = self.notices.say
@@ -177,7 +176,7 @@ class Front:
         self.kubelet = KubeletWatch(directory, self._heard)
         streams = self.server.traffic.streams
         self.registration = Registration(
-            resource, self.server, directory, adapters.registrar, streams, self.random
+            resource, self.server, directory, adapters.registrar, streams, chance
         )
         self._rival = Rival(plugins, resource)
         self.rivals = Rivals(self._rival, self.registration, say)
@@ -192,19 +191,10 @@ class Front:
         self.journal.refused(refusal, row)
         self.withholder.refused(str(refusal))
 
-    async def serve(self) -> None:
-        """Serve the kubelet and keep registered until cancelled."""
-
-        async def register() -> None:
-            # Registering an empty list would remove every slice.
-            await self.facts.slices.until(lambda listed: listed.generation > 0)
-            await self.registration.run()
-
-        runs = {"plugin": self.server.run, "registration": register, "rival": self.rivals.run}
-        async with asyncio.TaskGroup() as group:
-            for name, run in runs.items():
-                backoff = Backoff(*delays(name), self.random)
-                group.create_task(supervise(name, run, backoff, EXPECTED))
+    async def register(self) -> None:
+        """Keep registered from the first list on: an empty one would remove every slice."""
+        await self.facts.slices.until(lambda listed: listed.generation > 0)
+        await self.registration.run()
 
     def _scanned(self, scan: Scan) -> None:
         """Update the settings first: they may depend on the GPUs."""

@@ -34,7 +34,7 @@ from agent.app.codes import (
     RESTART,
 )
 from agent.app.front import Front, HostSignals, StartFacts
-from agent.app.web import WebDoor, WebSubjects, open_web, serve_web
+from agent.app.web import PORT, SOCKET, WebSubjects, open_web, serve_web
 from agent.cluster import NodeEvent
 from agent.errors import (
     AgentError,
@@ -160,8 +160,8 @@ async def _run(
         own: dict[str, Run] = {
             "heartbeat": watched.heartbeat.run,
             "notify": lambda: tell_systemd(notifier, parts),
-            "web": lambda: serve_web(settings, watched, WebDoor.PORT),
-            "web_socket": lambda: serve_web(settings, watched, WebDoor.SOCKET),
+            "web": lambda: serve_web(settings, watched, PORT),
+            "web_socket": lambda: serve_web(settings, watched, SOCKET),
             "mounts": lambda: lost(state, written.path, written.is_lost),
         }
         gc.freeze()  # what stays is not collected again: each collection would halt the loop
@@ -205,7 +205,7 @@ async def _wait_to_be_alone(
     notifier.status(f"standby: {watched.standby}")
     async with contextlib.AsyncExitStack() as stack:
         try:
-            await stack.enter_async_context(open_web(settings, watched, WebDoor.PORT))
+            await stack.enter_async_context(open_web(settings, watched, PORT))
         except PermissionFault as error:
             log.info("standby.without_web", err=str(error))  # the running agent has the port
         group = await stack.enter_async_context(asyncio.TaskGroup())

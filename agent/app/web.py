@@ -2,10 +2,9 @@
 
 import asyncio
 import contextlib
-import enum
 import platform
 from collections.abc import AsyncIterator
-from typing import NoReturn
+from typing import Final, NoReturn
 
 import msgspec
 
@@ -28,12 +27,9 @@ from agent.web.metrics import AgentCollector, Gauge, MetricSources, MetricsPage
 from agent.web.page import PageDoor
 from agent.web.server import Page, near, serve_port, serve_socket
 
-
-class WebDoor(enum.StrEnum):
-    """The listeners of the web pages, by task name. Each serves and fails by itself."""
-
-    PORT = "web"
-    SOCKET = "web_socket"
+PORT: Final = "web"
+SOCKET: Final = "web_socket"
+"""The listeners of the web pages, by task name. Each serves and fails by itself."""
 
 
 class WebSubjects(msgspec.Struct, eq=False):
@@ -45,15 +41,15 @@ class WebSubjects(msgspec.Struct, eq=False):
     heartbeat: Heartbeat
     standby: str = ""
     parts: AgentParts | None = None
-    shut: dict[WebDoor, str] = msgspec.field(default_factory=dict)
+    shut: dict[str, str] = msgspec.field(default_factory=dict)
 
     def checks(self) -> tuple[Check, ...]:
         """All readiness checks."""
         if self.parts is None:
             return (Check(STANDBY, ok=False, text=f"standby: {self.standby}"),)
         doors = (
-            Check(door.value, door not in self.shut, self.shut.get(door, ""), required=False)
-            for door in WebDoor
+            Check(door, door not in self.shut, self.shut.get(door, ""), required=False)
+            for door in (PORT, SOCKET)
         )
         return (*_checks(self.parts), *doors)
 
@@ -121,7 +117,7 @@ def _checks(parts: AgentParts) -> list[Check]:
 
 
 @contextlib.asynccontextmanager
-async def open_web(settings: Settings, watched: WebSubjects, door: WebDoor) -> AsyncIterator[None]:
+async def open_web(settings: Settings, watched: WebSubjects, door: str) -> AsyncIterator[None]:
     """Open one listener of the web pages. Only the unix socket has the actions.
 
     Raises PermissionFault: it cannot be bound.
@@ -157,7 +153,7 @@ async def open_web(settings: Settings, watched: WebSubjects, door: WebDoor) -> A
         PREFIX: ReadApi(facts, settings.web.readers).answer,
     }
     server: contextlib.AbstractAsyncContextManager[object]
-    if door is WebDoor.PORT:
+    if door == PORT:
         address = settings.web.address
         server = serve_port(pages, address, settings.web.port, near(address))
     else:
@@ -167,7 +163,7 @@ async def open_web(settings: Settings, watched: WebSubjects, door: WebDoor) -> A
         yield
 
 
-async def serve_web(settings: Settings, watched: WebSubjects, door: WebDoor) -> NoReturn:
+async def serve_web(settings: Settings, watched: WebSubjects, door: str) -> NoReturn:
     """Serve the web pages at one listener. Raises PermissionFault."""
     try:
         async with open_web(settings, watched, door):

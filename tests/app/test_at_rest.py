@@ -31,7 +31,7 @@ START = 302.5
 """Seconds after which nothing of a start is under way any more."""
 MINUTES = 10
 END = START + MINUTES * 60
-DOORS = {"endpoint", "web", "web_socket"}
+DOORS = {"plugin", "registration", "rival", "web", "web_socket"}
 
 
 Handed = set[tuple[str, float]]
