@@ -22,14 +22,8 @@ from agent.settings.schema import Settings
 DISK_QUEUE = 64
 """Blocking calls that may wait for a worker thread."""
 
-CLEARING_QUEUE = 2
-"""Calls that may wait while a file system hangs: one of a removal and one of a measurement."""
-
-REGIONS_QUEUE = 2
-"""Calls that may wait while a file system hangs: one that reads regions and one that writes."""
-
-READER_QUEUE = 2
-"""Reads of settings files that may wait while a file system hangs."""
+SLOW_QUEUE = 2
+"""Calls that may wait for a thread of one kind of work while its file system hangs."""
 
 
 class Adapters(msgspec.Struct, frozen=True):
@@ -73,9 +67,9 @@ async def open_adapters(
     """
     async with contextlib.AsyncExitStack() as stack:
         worker = await stack.enter_async_context(Worker("disk", DISK_QUEUE))
-        reader = await stack.enter_async_context(Worker("settings", READER_QUEUE))
-        regions = await stack.enter_async_context(Worker("regions", REGIONS_QUEUE))
-        clearing = await stack.enter_async_context(Worker("clearing", CLEARING_QUEUE))
+        reader = await stack.enter_async_context(Worker("settings", SLOW_QUEUE))
+        regions = await stack.enter_async_context(Worker("regions", SLOW_QUEUE))
+        clearing = await stack.enter_async_context(Worker("clearing", SLOW_QUEUE))
         driver = await stack.enter_async_context(open_driver(settings))
         paths = settings.paths
         version = settings.library_version

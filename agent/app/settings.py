@@ -242,13 +242,13 @@ class SettingsService:
         return "; ".join(str(error) for error in found if error is not None)
 
     def _refuse(self, error: SettingsError, *, asked: bool = False) -> None:
-        is_new = str(error) not in self._reported
-        if is_new:
-            self._reported.append(str(error))
+        text = str(error)
+        is_new = text not in self._reported
         if is_new or asked:
-            log.error("config.rejected", err=str(error))
+            log.error("config.rejected", err=text)
         if is_new:
-            self._outside.say(NodeEvent("ConfigRejected", str(error), warning=True))
+            self._reported.append(text)
+            self._outside.say(NodeEvent("ConfigRejected", text, warning=True))
 
     async def _follow_labels(self) -> None:
         """Apply the Node's labels. While the Node is not seen, its last labels count."""
