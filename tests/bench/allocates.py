@@ -16,10 +16,9 @@ from agent.ledger import State
 from agent.model import SliceId
 from agent.sandbox import hardware_talk as talk
 from agent.sandbox.hardware_talk import ask
-from agent.sandbox.lab.cluster import NAMESPACE, SandboxCluster
-from agent.sandbox.lab.web import fetch, scrape
+from agent.sandbox.lab.cluster import NAMESPACE, SandboxCluster, fetch, scrape
 from agent.sandbox.scenario.facts import is_locked, is_running, pod_facts
-from agent.sandbox.scenario.workloads import plain
+from agent.sandbox.scenario.stage import plain
 from agent.state import KnownRows, encode_state
 from agent.wire.v1beta1 import (
     AllocateRequest,

@@ -14,21 +14,24 @@ from agent.errors import MalformedText, Refusal, cap
 from agent.hami.pod import decode_node_lock
 from agent.kube.objects import decode_moment
 from agent.kube.reader import REFUSED, ClusterNode, JsonObject
-from agent.sandbox.explain.story import Gate, GateVerdict, core_words, mib
-from agent.sandbox.explain.words import (
+from agent.sandbox.explain.story import (
     TEXT,
     Attempt,
     AttemptStage,
+    Gate,
+    GateVerdict,
     agent_sentence,
     agent_words,
+    core_words,
     last_event,
     meaning,
+    mib,
     refusal_id,
     status_text,
     when,
 )
 from agent.sandbox.explain.world import World, held_by
-from agent.sandbox.scheduler.requests import (
+from agent.sandbox.scheduler.model import (
     CORES,
     COUNT,
     MEMORY,
