@@ -159,11 +159,6 @@ class Samples:
         self._rings: dict[GpuUuid, Ring] = {}
         self._newest: dict[GpuUuid, Sampled] = {}
 
-    @property
-    def bytes(self) -> int:
-        """The memory that all samples take, in bytes."""
-        return sum(ring.bytes for ring in self._rings.values())
-
     async def run(self) -> NoReturn:
         """Ask all GPUs at each tick of PERIOD, for ever."""
         while True:

@@ -286,10 +286,9 @@ CLOSED: Final = "the driver session was closed"
 
 
 class OpenedSession(msgspec.Struct, frozen=True, eq=False):
-    """A session that has begun. No two are equal, also with the same versions."""
+    """A session that has begun. No two are equal, also with the same version."""
 
     driver_version: str
-    library_version: str | None
 
 
 class NvmlSession:
@@ -479,11 +478,7 @@ class NvmlSession:
             nvml.bind(library, other, anew=alone)
             library.nvmlInit()
         self._begun += 1  # before the next calls, which may fail: each begun one must be ended
-        version = nvml.maybe(library, library.nvmlSystemGetNVMLVersion)
-        return OpenedSession(
-            nvml.text_of(library.nvmlSystemGetDriverVersion()),
-            None if version is None else nvml.text_of(version),
-        )
+        return OpenedSession(nvml.text_of(library.nvmlSystemGetDriverVersion()))
 
     def _end_all(self) -> str:
         """End all begun sessions. Returns why not, or an empty text. Runs on a thread."""
