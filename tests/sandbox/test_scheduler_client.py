@@ -250,7 +250,7 @@ def locked(text: str) -> tuple[ObjectStore, NodeLocks]:
     store = ObjectStore(ManualClock(), Seeded())
     store.create("nodes", {"metadata": {"name": "n1", "annotations": {LOCK: text}}})
     store.create("pods", build_pod({"containers": []}, "alive"))
-    return store, NodeLocks(StoreCluster(store), ManualClock(), Seeded(), 300.0)
+    return store, NodeLocks(StoreCluster(store), ManualClock(), Seeded())
 
 
 def lock_of(store: ObjectStore) -> str | None:

@@ -454,14 +454,6 @@ def test_the_given_pod_is_not_changed() -> None:
     assert build_pod(WEBHOOK_CASES["WA"]["pod"]) == pod
 
 
-def test_without_a_default_count_a_memory_limit_asks_for_no_gpu() -> None:
-    pod = build_pod({"containers": [{"name": "c", "limits": {"nvidia.com/gpumem": "1000"}}]})
-
-    admitted = admit_pod(pod, SchedulerSettings(default_gpu_count=0))
-
-    assert pod == admitted
-
-
 MEMORY = {"nvidia.com/gpumem": "1000"}
 COUNT = {"nvidia.com/gpu": "1"}
 

@@ -15,7 +15,7 @@ from typing import Any, Final
 import msgspec
 
 from agent import cluster as annotations
-from agent.cluster import PodView
+from agent.cluster import PodView, Requirement
 from agent.errors import MalformedText
 from agent.hami.pod import decode_pod_devices
 from agent.kube.objects import decode_pod
@@ -36,6 +36,7 @@ from agent.sandbox.scheduler.usage import TERMINAL, Quotas, Reservation, Usage
 
 _UNSCHEDULABLE: Final = "node.kubernetes.io/unschedulable"
 _EFFECTS: Final = frozenset({"NoSchedule", "NoExecute"})
+_OPERATORS: Final = frozenset({"In", "NotIn", "Exists", "DoesNotExist"})
 UNREGISTERED: Final = "node unregistered"
 UNJUDGED: Final = "not judged"
 MODELLED: Final = frozenset({"", "hami-core"})
@@ -84,23 +85,17 @@ def _matches(term: Mapping[str, Any], node: ClusterNode) -> bool:
 
 
 def _holds(rule: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
-    value = labels.get(rule.get("key") or "")
     wanted: Sequence[str] = rule.get("values") or ()
     operator = str(rule.get("operator"))
     if operator in ("Gt", "Lt"):
         try:
             (bound,) = wanted
-            number, limit = int(value or ""), int(bound)
+            number, limit = int(labels.get(rule.get("key") or "", "")), int(bound)
         except ValueError:  # kube-scheduler, too, takes no other text as a number
             return False
         return number > limit if operator == "Gt" else number < limit
-    answers = {
-        "In": value is not None and value in wanted,
-        "NotIn": value is None or value not in wanted,
-        "Exists": value is not None,
-        "DoesNotExist": value is None,
-    }
-    return answers.get(operator, False)
+    is_known, is_wanted = operator in _OPERATORS, operator in ("In", "Exists")
+    return is_known and Requirement(rule.get("key") or "", tuple(wanted), is_wanted).holds(labels)
 
 
 class Edit(msgspec.Struct, frozen=True):
