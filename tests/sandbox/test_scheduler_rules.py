@@ -10,7 +10,6 @@ import pytest
 from agent.allocate.room import ContainerRequest
 from agent.hami.register import RegisteredGpu
 from agent.model import GpuUuid, Share
-from agent.sandbox.api_errors import Json
 from agent.sandbox.apiserver_requests import merge_patch
 from agent.sandbox.scheduler.filter import Wishes, filter_pod, fit_pod
 from agent.sandbox.scheduler.loop import PendingPods
@@ -35,7 +34,7 @@ from agent.sandbox.scheduler.registry import (
 )
 from agent.sandbox.scheduler.usage import Quotas, Reservation, Usage
 from agent.sandbox.scheduler.webhook import admit_pod, review_pod
-from agent.sandbox.store import ObjectStore
+from agent.sandbox.store import Json, ObjectStore
 from tests.fakes.chance import Seeded
 from tests.fakes.clock import START
 from tests.fakes.scheduler_cluster import LOCK, REGISTER, FakeCluster, register_of, scheduling

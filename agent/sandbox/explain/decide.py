@@ -30,11 +30,16 @@ from agent.sandbox.explain.gates import (
     start_gate,
 )
 from agent.sandbox.explain.placement import (
+    NO_EDIT,
     PLACEMENT,
+    Edit,
     PodPlacement,
+    World,
+    by_number,
     chosen_gate,
     codes_of,
     foreign_gate,
+    held_by,
     place,
     placement_gate,
 )
@@ -48,13 +53,6 @@ from agent.sandbox.explain.story import (
     last_attempt,
     mib,
     request_words,
-)
-from agent.sandbox.explain.world import (
-    NO_EDIT,
-    Edit,
-    World,
-    by_number,
-    held_by,
 )
 from agent.sandbox.scheduler.filter import NodeFit
 from agent.sandbox.scheduler.model import (

@@ -14,6 +14,7 @@ from agent.errors import MalformedText, Refusal, cap
 from agent.hami.pod import decode_node_lock
 from agent.kube.objects import decode_moment
 from agent.kube.reader import REFUSED, ClusterNode, JsonObject
+from agent.sandbox.explain.placement import World, held_by
 from agent.sandbox.explain.story import (
     TEXT,
     Attempt,
@@ -30,7 +31,6 @@ from agent.sandbox.explain.story import (
     status_text,
     when,
 )
-from agent.sandbox.explain.world import World, held_by
 from agent.sandbox.scheduler.model import (
     CORES,
     COUNT,

@@ -10,7 +10,7 @@ from agent.allocate.room import NOT_WHOLE, ContainerRequest, RequestRules, read_
 from agent.hami.register import RegisteredGpu
 from agent.kube.objects import decode_quantity, decode_whole
 from agent.model import GpuUuid
-from agent.sandbox.api_errors import Json
+from agent.sandbox.store import Json
 
 Links = Mapping[GpuUuid, Mapping[GpuUuid, int]]
 

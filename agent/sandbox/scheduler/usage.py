@@ -14,8 +14,8 @@ from agent import cluster as annotations
 from agent.errors import MalformedText
 from agent.hami.pod import decode_pod_devices
 from agent.model import GpuUuid, Share
-from agent.sandbox.api_errors import Json
 from agent.sandbox.scheduler.model import CORES, MEMORY, Load, init_count, parse_quantity
+from agent.sandbox.store import Json
 
 TERMINAL: Final = frozenset({"Succeeded", "Failed"})
 _PREFIX: Final = "limits."

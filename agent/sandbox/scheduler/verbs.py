@@ -19,7 +19,6 @@ from agent.errors import MalformedText
 from agent.hami.pod import decode_node_lock, encode_node_lock, encode_pod_devices
 from agent.kit.tasks import Backoff
 from agent.ports import Clock
-from agent.sandbox.api_errors import Json, NotFoundError, StatusError
 from agent.sandbox.scheduler.cluster import (
     ClientQueue,
     EventQueue,
@@ -38,6 +37,7 @@ from agent.sandbox.scheduler.model import (
 from agent.sandbox.scheduler.registry import REQUESTING, Registry
 from agent.sandbox.scheduler.usage import Informers, Quotas, Reservation, Usage
 from agent.sandbox.scheduler.webhook import WebhookAdmission, review_pod
+from agent.sandbox.store import Json, NotFoundError, StatusError
 
 _TRIES: Final = 5
 _PAUSES: Final = (0.1, 0.2, 0.4, 0.8)

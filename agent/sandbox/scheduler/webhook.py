@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Final
 
 from agent.cluster import Requirement
-from agent.sandbox.api_errors import ForbiddenError, Json, StatusError
 from agent.sandbox.scheduler.model import (
     CORES,
     COUNT,
@@ -25,6 +24,7 @@ from agent.sandbox.scheduler.model import (
     quantity_value,
 )
 from agent.sandbox.scheduler.usage import Quotas
+from agent.sandbox.store import ForbiddenError, Json, StatusError
 
 DEFAULT_SCHEDULER: Final = "default-scheduler"
 REVIEWED: Final = Requirement("hami.io/webhook", ("ignore",), wanted=False)
