@@ -423,7 +423,8 @@ def _held(world: World, now: dt.datetime) -> Iterator[str]:
     if view is None or not view.groups:
         return
     try:
-        paired = [(one.container, one.shares) for one in pair_groups(view.groups, view.containers)]
+        pairs = pair_groups(view.groups, view.containers).items()
+        paired = [(name, shares) for name, (_, shares) in pairs]
     except Refusal as refusal:
         yield cap(refusal.sentence, TEXT)
         paired = [("a container", group) for group in view.groups if group]
