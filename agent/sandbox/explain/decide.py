@@ -372,7 +372,10 @@ def _created_again(world: World, pod: JsonObject) -> tuple[PlacingChange, ...]:
     review = review_pod({**pod, "spec": {**pod["spec"], "schedulerName": ""}}, world.settings)
     if not review.is_allowed:
         return ()
-    fit = world.trial(review.pod)
+    try:
+        fit = world.trial(review.pod)
+    except BadWeightsError:  # HAMi's scheduler would refuse it
+        return ()
     fitting = (name for name in sorted(world.nodes, key=by_number) if fit(name).groups)
     said = "create the pod again without schedulerName, where HAMi's webhook sees it"
     return tuple(PlacingChange(said, name) for name in fitting)[:1]
