@@ -10,12 +10,11 @@ import aiohttp
 import pytest
 
 from agent import cluster as annotations
-from agent.sandbox.api_errors import Json
 from agent.sandbox.apiserver import ApiServerModel
 from agent.sandbox.lab.cluster import free_port, kubeconfig
 from agent.sandbox.scheduler.model import SchedulerSettings
 from agent.sandbox.scheduler.webhook import admit_pod
-from agent.sandbox.store import ObjectStore
+from agent.sandbox.store import Json, ObjectStore
 from tests.fakes.chance import Seeded
 from tests.fakes.clock import ManualClock
 from tests.fakes.scheduler_cluster import REGISTER, register_of
