@@ -15,7 +15,7 @@ from typing import NoReturn, Protocol, TypeVar
 
 from agent.allocate.match import MatchSettings
 from agent.allocate.room import RequestRules
-from agent.allocate.service import Allocation, SchedulerShares
+from agent.allocate.service import HamiAllocation
 from agent.cluster import NodeView, PodTable, PodUid
 from agent.errors import AgentError
 from agent.hami.register import ReportSettings
@@ -85,7 +85,9 @@ class AgentServices:
         node, pods = self.watches
         witness, records, containers = kubelet
         outlived: Cell[Mapping[str, PodUid]] = Cell({})
-        self.shares = SchedulerShares(
+        self.allocation = HamiAllocation(
+            commit=self.commit,
+            say=lambda _: None,
             pods=self.pods,
             node=self.node,
             inventory=inventory,
@@ -105,7 +107,6 @@ class AgentServices:
             clock=clock,
             look=node.look,
         )
-        self.allocation = Allocation(self.shares, self.commit, hooks, lambda _: None)
         self.settlement = Settlement(
             pods=self.pods,
             node=self.node,
@@ -121,7 +122,7 @@ class AgentServices:
             pods=self.pods,
             ledger=state.ledger,
             epoch=epoch,
-            taken=self.shares.calls.taken,
+            taken=self.allocation.taken,
             rivals=Cell(0),
             calls=Lull(),
             witness=witness,
@@ -129,7 +130,7 @@ class AgentServices:
             hooks=hooks,
             clock=clock,
             resource=lambda: RESOURCE,
-            adopt=self.shares.adopt,
+            adopt=self.allocation.adopt,
             commit=state.commit,
         )
 
@@ -185,7 +186,7 @@ class AgentLife(AgentServices):
     async def run(self) -> None:
         """Live until cancelled."""
         async with self._group as group:
-            for service in (*self.runs, self._list, self.shares.run, self._reporter.run):
+            for service in (*self.runs, self._list, self.allocation.run, self._reporter.run):
                 group.create_task(service())
 
     async def allocate(self, ids: tuple[str, ...]) -> ContainerAllocateResponse:

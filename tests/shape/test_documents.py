@@ -8,6 +8,7 @@ import pytest
 from agent import __version__
 from agent.app import codes
 from agent.cli.main import VERBS, parser_of
+from agent.cli.runbook import entries
 from agent.errors import RefusalReason
 from agent.node.findings import GROUPS
 from agent.sandbox.explain.placement import ADVICE
@@ -150,6 +151,20 @@ def test_the_runbook_explains_no_id_that_explain_never_prints():
 def test_the_runbook_explains_all_that_the_doctor_looks_at():
     for point in GROUPS:
         assert 1 == tree.text("RUNBOOK.md").count(f"### {point} "), point
+
+
+def test_the_runbook_explains_every_fault_of_a_gpu():
+    modules = [path for path in tree.modules("agent") if "sandbox" not in path.parts]
+    named = {word for path in modules for word in re.findall(r'"(H-[A-Z]+)"', tree.text(path))}
+
+    assert {"H-LOST", "H-PROBE", "H-SILENT", "H-RELEASED"} <= named
+    assert [] == sorted(named - entries().keys())
+
+
+def test_the_verb_runbook_has_every_id_that_the_product_prints():
+    printed = {*(gate.value for gate in RefusalReason), *explained(), *GROUPS, "H-NNN"}
+
+    assert [] == sorted(printed - entries().keys())
 
 
 def test_the_runbook_explains_every_exit_code():
