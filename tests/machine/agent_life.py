@@ -19,6 +19,7 @@ from agent.allocate.service import HamiAllocation
 from agent.cluster import NodeView, PodTable, PodUid
 from agent.errors import AgentError
 from agent.hami.register import ReportSettings
+from agent.hookdirs import HostHookDirs
 from agent.inventory import slice_list
 from agent.kit.cell import Cell, News
 from agent.kit.timing import Lull
@@ -26,7 +27,7 @@ from agent.kube.watches import NodeWatch, PodWatch
 from agent.kubelet.door import container_response, grpc_error
 from agent.ledger import EditSettings, KubeletEpoch, Ledger
 from agent.model import Inventory, SliceId, SliceList
-from agent.ports import Clock, Containers, HookDirs, KubeletRecords, NodeApi, PodApi, Witness
+from agent.ports import Clock, Containers, KubeletRecords, NodeApi, PodApi, Witness
 from agent.reconcile import Reconcile
 from agent.report import ReportCells, Reporter, ReportState
 from agent.settle import Settlement
@@ -66,7 +67,7 @@ class AgentServices:
         state: StateService,
         api: LifeApi,
         kubelet: tuple[Witness, KubeletRecords, Containers],
-        hooks: HookDirs,
+        hooks: HostHookDirs,
         *,
         inventory: Cell[Inventory],
         epoch: Cell[KubeletEpoch | None],
