@@ -120,14 +120,6 @@ class Containers(Protocol):
         ...
 
 
-class Registrar(Protocol):
-    """The kubelet's Registration service."""
-
-    async def register(self, endpoint: str, resource: str, *, preferred: bool) -> None:
-        """Register the socket named `endpoint`. Raises RegistrationRefused, KubeletError."""
-        ...
-
-
 class SocketWatch(Protocol):
     """The kubelet's device plugin directory."""
 

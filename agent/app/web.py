@@ -302,8 +302,11 @@ def _series_of(front: Front, back: Back) -> MetricSources:
                 lambda: reconcile.drifted.value,
             )
         )
-    durations = (
-        traffic.durations,
-        back.allocation.waits,
+    return MetricSources(
+        tallies,
+        (
+            traffic.durations,
+            back.allocation.waits,
+        ),
+        readings,
     )
-    return MetricSources(tallies, durations, readings)

@@ -20,7 +20,7 @@ from agent.kit.timing import Tally, until_tick
 from agent.kit.unix import UnixChannel
 from agent.kubelet.door import PluginServer, listens
 from agent.ledger import KubeletEpoch
-from agent.ports import Registrar, SocketWatch
+from agent.ports import SocketWatch
 from agent.wire.v1beta1 import DevicePluginOptions, RegisterRequest, RegistrationStub
 
 # The client of the kubelet's Registration service: each call opens one short connection.
@@ -29,7 +29,7 @@ API_VERSION = "v1beta1"
 
 
 class KubeletRegistrar:
-    """The Registrar port over the kubelet's unix socket.
+    """The Registration service of the kubelet, at its unix socket.
 
     `fenced`: the kubelet shall call PreStartContainer before each container start.
     """
@@ -38,7 +38,7 @@ class KubeletRegistrar:
         self._socket = socket
         self._fenced = fenced
 
-    async def register(self, endpoint: str, resource: str, *, preferred: bool) -> None:
+    async def register(self, endpoint: str, resource: str) -> None:
         """Register the socket named `endpoint`, with the options of GetDevicePluginOptions.
 
         The caller sets the deadline.
@@ -52,7 +52,7 @@ class KubeletRegistrar:
             endpoint=endpoint,
             resource_name=resource,
             options=DevicePluginOptions(
-                pre_start_required=self._fenced, get_preferred_allocation_available=preferred
+                pre_start_required=self._fenced, get_preferred_allocation_available=True
             ),
         )
         try:
@@ -161,7 +161,7 @@ class Registration:
         resource: Cell[str],
         serving: PluginServer,
         watch: SocketWatch,
-        registrar: Registrar,
+        registrar: KubeletRegistrar,
         streams: Cell[int],
         chance: random.Random,
     ) -> None:
@@ -331,7 +331,7 @@ class Registration:
         try:
             async with asyncio.timeout(REGISTER_DEADLINE), asyncio.TaskGroup() as group:
                 gone = group.create_task(until_gone())
-                await self._registrar.register(endpoint, self._resource.value, preferred=True)
+                await self._registrar.register(endpoint, self._resource.value)
                 gone.cancel()
         except* (AgentError, TimeoutError) as failed:
             error = failed.exceptions[0]

@@ -16,7 +16,7 @@ RESOURCE = "nvidia.com/gpu"
 
 
 class KubeletSide:
-    """Plays SocketWatch, Registrar and Serving for one resource; time is the loop's.
+    """Plays SocketWatch, KubeletRegistrar and Serving for one resource; time is the loop's.
 
     `answer` is what Register does; the usual one opens a stream. `calls` holds the moment and the
     endpoint of each Register, `looks` the number of times that the kubelet's socket was looked at.
@@ -92,10 +92,10 @@ class KubeletSide:
         while True:
             yield await self._names.get()
 
-    # Registrar
+    # KubeletRegistrar
 
-    async def register(self, endpoint: str, resource: str, *, preferred: bool) -> None:
-        assert (True, True) == (preferred, endpoint in self.files)
+    async def register(self, endpoint: str, resource: str) -> None:
+        assert endpoint in self.files
         assert 0 == self.streams.value, "Register while a stream is open"
         self.calls.append((asyncio.get_running_loop().time(), endpoint))
         self.registered = resource
