@@ -12,9 +12,9 @@ import msgspec
 from agent.allocate.plain import PlainAllocation
 from agent.allocate.service import Allocation, HamiAllocation
 from agent.app.adapters import Adapters
-from agent.app.front import EXPECTED, Front, delays
+from agent.app.front import Front
 from agent.cluster import PodTable
-from agent.errors import DirectoryLost, SettingsError
+from agent.errors import AgentError, DirectoryLost, SettingsError
 from agent.host.node import CgroupContainers
 from agent.host.process import Systemd
 from agent.kit.cell import Cell, News
@@ -225,6 +225,35 @@ async def open_back(
 
 # Standing tasks in tiers. The doors stop first, then what observes the host, then the state.
 
+EXPECTED: tuple[type[Exception], ...] = (AgentError, TimeoutError, OSError)
+"""Failures of the outside world, logged in one line. Any other exception is a defect."""
+
+_LOCAL = (0.1, 0.5, 1.0, 5.0), 0.0
+_DRIVER = (0.5, 1.0, 5.0, 30.0), 0.0
+_WEB = (0.5, 1.0, 10.0, 30.0), 0.0
+_API = (1.0, 2.0, 5.0, 15.0, 60.0), 0.3
+
+_DELAYS: Mapping[str, tuple[tuple[float, ...], float]] = {
+    "discovery": _DRIVER,
+    "health": _DRIVER,
+    "samples": _DRIVER,
+    "node": _API,
+    "pods": _API,
+    "report": _API,
+    "settlement": _API,
+    "announcer": _API,
+    "pod_announcer": _API,
+    "condition": _API,
+    "reconcile": ((1.0, 5.0, 15.0, 60.0), 0.0),
+    "plugin": ((0.1, 0.5, 1.0, 10.0), 0.0),
+    "registration": ((0.05, 0.1, 0.5, 1.0, 10.0), 0.2),
+    "rival": ((0.1, 0.5, 1.0, 10.0), 0.0),
+    "web": _WEB,
+    "web_socket": _WEB,
+}
+"""Seconds before each restart of a task, the last of them repeatedly, and their jitter; _LOCAL for
+all others."""
+
 OBSERVING = frozenset({"node", "announcer", "usage"})
 """Tasks of Back that run with `observe`: none acts on pods, locks, rows or directories."""
 
@@ -295,7 +324,12 @@ def tiers(
 
     def supervised(services: Mapping[str, Run]) -> list[Task]:
         return [
-            Task(name, partial(supervise, name, run, Backoff(*delays(name), chance), EXPECTED))
+            Task(
+                name,
+                partial(
+                    supervise, name, run, Backoff(*_DELAYS.get(name, _LOCAL), chance), EXPECTED
+                ),
+            )
             for name, run in services.items()
         ]
 

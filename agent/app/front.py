@@ -1,7 +1,7 @@
 """Joins what serves the kubelet: state, inventory, lists, node checks and the registration."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from functools import partial
 
 import msgspec
@@ -10,7 +10,7 @@ from agent.allocate.edits import check_library
 from agent.allocate.service import AllocateStep
 from agent.app.adapters import Adapters, SharedCells
 from agent.app.settings import SettingsPorts, SettingsService
-from agent.errors import AgentError, Refusal, StateError
+from agent.errors import Refusal, StateError
 from agent.health.watch import HealthWatch
 from agent.host.files import DirectoryWatch, HostFileWatch
 from agent.host.process import Systemd
@@ -34,37 +34,6 @@ from agent.settings.reading import SourcesRead
 from agent.settings.schema import Settings
 from agent.settings.sources import Sources
 from agent.state import NodeJournal, Recovered, StateService
-
-EXPECTED: tuple[type[Exception], ...] = (AgentError, TimeoutError, OSError)
-"""Failures of the outside world, logged in one line. Any other exception is a defect."""
-
-_DRIVER = (0.5, 1.0, 5.0, 30.0), 0.0
-_WEB = (0.5, 1.0, 10.0, 30.0), 0.0
-_API = (1.0, 2.0, 5.0, 15.0, 60.0), 0.3
-
-_DELAYS: Mapping[str, tuple[tuple[float, ...], float]] = {
-    "discovery": _DRIVER,
-    "health": _DRIVER,
-    "samples": _DRIVER,
-    "node": _API,
-    "pods": _API,
-    "report": _API,
-    "settlement": _API,
-    "announcer": _API,
-    "pod_announcer": _API,
-    "condition": _API,
-    "reconcile": ((1.0, 5.0, 15.0, 60.0), 0.0),
-    "plugin": ((0.1, 0.5, 1.0, 10.0), 0.0),
-    "registration": ((0.05, 0.1, 0.5, 1.0, 10.0), 0.2),
-    "rival": ((0.1, 0.5, 1.0, 10.0), 0.0),
-    "web": _WEB,
-    "web_socket": _WEB,
-}
-
-
-def delays(task: str) -> tuple[tuple[float, ...], float]:
-    """Seconds before each restart of a task, the last of them repeatedly, and their jitter."""
-    return _DELAYS.get(task, ((0.1, 0.5, 1.0, 5.0), 0.0))
 
 
 class StartFacts(msgspec.Struct, frozen=True):

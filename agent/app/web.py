@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import platform
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import Final, NoReturn
 
 import msgspec
@@ -127,8 +128,7 @@ async def open_web(settings: Settings, watched: WebSubjects, door: str) -> Async
     )
     probes = Probes(heartbeat_age=watched.heartbeat.age, checks=watched.checks)
 
-    def facts() -> StatusFacts | None:
-        return _status_facts(settings, watched)
+    facts = partial(_status_facts, settings, watched)
 
     def metric_facts() -> StatusFacts:
         """A standby has only the metrics about itself."""

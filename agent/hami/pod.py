@@ -15,8 +15,7 @@ from agent.cluster import (
     NodeView,
 )
 from agent.errors import MalformedText, cap
-from agent.hami.gojson import INT32, parse_int
-from agent.hami.register import HandshakeWord
+from agent.hami.register import INT32, HandshakeWord, parse_int
 from agent.model import GpuUuid, Share
 
 # The node lock annotation of HAMi's scheduler: `<RFC 3339>,<namespace>,<pod>`.

@@ -12,9 +12,26 @@ import msgspec
 
 from agent.cluster import REGISTER, SCORE, TEXT_LIMIT
 from agent.errors import MalformedText, cap
-from agent.hami.gojson import INT32, INT64, UINT32, parse_int
 from agent.model import Gpu, GpuUuid, Inventory, Scores, SharedGpu, lopsided, pair_scores
 from agent.setting import Field, boolean, choice
+
+# Numbers as Go's strconv reads them.
+
+INT32 = (-(2**31), 2**31 - 1)
+INT64 = (-(2**63), 2**63 - 1)
+UINT32 = (0, 2**32 - 1)
+UINT64 = (0, 2**64 - 1)
+
+_DECIMAL = re.compile(r"([+-]?)0*([0-9]{1,19})")
+"""A sign and digits, no space, no underscore; leading zeros apart."""
+
+
+def parse_int(text: str, bounds: tuple[int, int]) -> int | None:
+    """Parse a decimal as Go's ParseInt does; None: it is none, or outside the inclusive bounds."""
+    match = _DECIMAL.fullmatch(text)
+    value = int(match[1] + match[2]) if match else None
+    return value if value is not None and bounds[0] <= value <= bounds[1] else None
+
 
 # The register annotation of the Node's GPUs in the form for schedulers from 2.8 on.
 #

@@ -28,7 +28,6 @@ from agent.cluster import (
     Role,
 )
 from agent.errors import MalformedText, cap
-from agent.hami.gojson import INT32
 from agent.hami.pod import (
     LENGTH_LIMIT,
     TYPE_WORD,
@@ -37,6 +36,7 @@ from agent.hami.pod import (
     decode_stamp,
     validate,
 )
+from agent.hami.register import INT32
 
 # Reads JSON of the API server; of a list and of a watch one object at a time.
 

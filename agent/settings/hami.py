@@ -19,7 +19,7 @@ import yaml
 
 from agent.cluster import Requirement, Selector
 from agent.errors import MalformedText, SettingsError, cap
-from agent.hami.gojson import INT32, INT64, UINT64
+from agent.hami.register import INT32, INT64, UINT64
 from agent.setting import shown
 from agent.settings.files import STR, Place, read_json, read_yaml, refuse_object
 from agent.settings.schema import BY_KEY, SECTIONS, Setting, read_setting

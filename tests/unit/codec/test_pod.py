@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from agent.cluster import MUTEX_LOCK, NodeView
 from agent.errors import MalformedText
-from agent.hami.gojson import INT32
 from agent.hami.pod import (
     GROUP_LIMIT,
     LENGTH_LIMIT,
@@ -24,6 +23,7 @@ from agent.hami.pod import (
     held_lock,
     validate,
 )
+from agent.hami.register import INT32
 from agent.model import GpuUuid, Share
 from tests.builders import G1, G2, NODE, a_lock, a_share
 from tests.hami_vectors import Vector, cases, vectors

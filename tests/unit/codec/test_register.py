@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from agent.cluster import TEXT_LIMIT
 from agent.errors import MalformedText
-from agent.hami import gojson
 from agent.hami import register as ours
 from agent.hami.register import (
     Handshake,
@@ -38,8 +37,8 @@ from agent.sandbox.scheduler.registry import Version, decode, decode_register, d
 from tests.builders import G1, G2, a_gpu, a_health, a_shared_gpu, an_inventory
 from tests.hami_vectors import Vector, cases, vectors
 
-int32 = st.integers(*gojson.INT32)
-uint32 = st.integers(*gojson.UINT32)
+int32 = st.integers(*ours.INT32)
+uint32 = st.integers(*ours.UINT32)
 words = st.text(max_size=20)
 placements = st.builds(Placement, start=uint32, size=uint32)
 profiles = st.builds(
@@ -62,7 +61,7 @@ def gpus_with(index: int, mig: st.SearchStrategy) -> st.SearchStrategy[list[Regi
         registered_mib=int32,
         core_percent=int32,
         type_name=words,
-        numa=st.integers(*gojson.INT64),
+        numa=st.integers(*ours.INT64),
         mode=words,
         mig_profiles=mig,
         healthy=st.booleans(),
@@ -164,13 +163,13 @@ def test_a_score_annotation_beside_it_changes_nothing(number: str):
         assert (RegisteredGpu(uuid=G1, split_count=1),) == decode_register(register)
 
 
-@given(gpus_with(gojson.UINT64[1], st.lists(profiles, max_size=2).map(tuple)))
+@given(gpus_with(ours.UINT64[1], st.lists(profiles, max_size=2).map(tuple)))
 def test_decoding_what_was_encoded_gives_the_same_gpus(several: list[RegisteredGpu]):
     text = encode_register(several)
     assert tuple(several) == decode_register(text) == ours.decode_register(text)
 
 
-@given(gpus_with(gojson.INT64[1], st.just(())))
+@given(gpus_with(ours.INT64[1], st.just(())))
 def test_records_are_read_back_but_for_separators_in_words(found: list[RegisteredGpu]):
     def cleaned(gpu: RegisteredGpu) -> RegisteredGpu:
         uuid, name, mode = (
@@ -404,7 +403,7 @@ def test_scores_are_read_back(found):
         ('[{"uuid":"a","score":{"b":1.5}}]', r".* `int`, got `float` - at `GPU 0.score\[...\]`"),
         ('[{"uuid":"a","score":{"b":NaN}}]', "is not JSON: NaN is not a JSON value"),
         ('[{"uuid":"a","score":{"b":true}}]', r".* `int`, got `bool` - at `GPU 0.score\[...\]`"),
-        (f'[{{"uuid":"a","score":{{"b":{gojson.INT64[1] + 1}}}}}]', "cannot be read: .* <= "),
+        (f'[{{"uuid":"a","score":{{"b":{ours.INT64[1] + 1}}}}}]', "cannot be read: .* <= "),
         (" " * (TEXT_LIMIT + 1), "is over 262144 characters"),
     ],
     ids=lambda text: text[:30],
