@@ -307,7 +307,6 @@ async def _ask_cluster(seen: NodeSeen) -> ClusterAnswer:
     connection = Connection(kubeconfig=kubeconfig, environment=seen.environ)
     server = f"API server by {connection.source}"
     plugins: tuple[str, ...] = ()
-    exists: bool | None = None
     sight: NodeSight | None = None
     try:
         async with open_session(connection, "hami-agent") as session:
@@ -324,7 +323,6 @@ async def _ask_cluster(seen: NodeSeen) -> ClusterAnswer:
                 denied += [right for right in pods if not await reader.granted(right)]
             if "get nodes" not in words:
                 sight = await reader.look(settings.sharing.resource, seen.clock)
-                exists = sight is not None
             excess: list[Right] = []
             if seen.agent is not None:
                 excess = [right for right in preflight.UNNEEDED if await reader.granted(right)]
@@ -333,9 +331,7 @@ async def _ask_cluster(seen: NodeSeen) -> ClusterAnswer:
     except (ApiError, SettingsError) as error:
         failure, remedy = _failure_of(error)
         return ClusterAnswer(server, failure=failure, remedy=remedy)
-    return ClusterAnswer(
-        server, exists, sight, tuple(denied), unasked, tuple(excess), plugins=plugins
-    )
+    return ClusterAnswer(server, sight, tuple(denied), unasked, tuple(excess), plugins=plugins)
 
 
 # The looks of the table.

@@ -13,7 +13,6 @@ from agent.model import GpuUuid, Scan
 from agent.node.findings import (
     NO_OFFER,
     OF_ONE_GPU,
-    CheckId,
     Finding,
     Verdict,
     When,
@@ -135,7 +134,7 @@ class PluginSocket(msgspec.Struct, frozen=True):
         return self.path.rpartition("/")[2].startswith("nvidia-")
 
 
-def judge_path(place: PathFacts, check: CheckId = "P-PATHS", *, made: bool) -> Finding:
+def judge_path(place: PathFacts, check: str = "P-PATHS", *, made: bool) -> Finding:
     """Judge a directory that the agent writes to. `made`: the agent creates it if missing."""
     is_missing, chown = not place.kind and made, f"chown root and chmod 0755 {place.path}"
     means = "who may write there can replace the sockets, or the limits of containers"

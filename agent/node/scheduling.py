@@ -12,7 +12,7 @@ from agent.cluster import HANDSHAKE, MUTEX_LOCK, REGISTER, SCORE
 from agent.errors import MalformedText, cap
 from agent.hami.pod import decode_node_lock, decode_stamp
 from agent.hami.register import ReportProfile, decode_handshake, is_json_form, read_register
-from agent.node.findings import OF_ONE_GPU, CheckId, Finding, Verdict, When, counted, judged
+from agent.node.findings import OF_ONE_GPU, Finding, Verdict, When, counted, judged
 from agent.node.preflight import PathFacts, PluginSocket, Right
 
 R = TypeVar("R")
@@ -61,7 +61,7 @@ class NodeSight(msgspec.Struct, frozen=True):
 class ClusterAnswer(msgspec.Struct, frozen=True):
     """The API server's answers about this node.
 
-    - `exists`: whether the Node does; None: not asked, because permissions are missing.
+    - `node`: None: it does not exist, or was not asked for because permissions are missing.
     - `denied`: permissions of the agent that this account lacks. `unasked`: those that the agent's
       account has and this account need not have. `excess`: granted, and not needed by the agent.
     - `plugins`: pods of other device plugins for NVIDIA GPUs on this node.
@@ -69,7 +69,6 @@ class ClusterAnswer(msgspec.Struct, frozen=True):
     """
 
     server: str
-    exists: bool | None = None
     node: NodeSight | None = None
     denied: tuple[Right, ...] = ()
     unasked: tuple[Right, ...] = ()
@@ -101,14 +100,14 @@ def judge_cluster(node: str, answer: ClusterAnswer, *, running: bool) -> Iterato
         # An agent that runs says itself what it lacks of the API server.
         yield Finding("P-NODE", "unknown" if running else "WRONG", server, answer.failure, advice)
         return
-    if answer.exists is not None:
+    if all(right.words != "get nodes" for right in answer.denied):
         has_report = sight is not None and REGISTER in sight.annotations
         yield judged(
             "P-NODE",
             f"Node {node}",
             "exists, already registered" if has_report else "exists, not registered yet",
             When(
-                not answer.exists,
+                sight is None,
                 "WRONG",
                 "the API server knows no such Node",
                 "set node.name (--node-name, NODE_NAME) to the Node's name in Kubernetes",
@@ -221,7 +220,7 @@ _LINE: Final = re.compile(r"\[([-+!])\](\S+) (?:ok|(?:failed|degraded): (.*))")
 _OURS: Final = re.compile(r".*/hami-(.+)-[0-9a-f]{8}\.sock")
 """The path of an agent's socket. Source: agent/kubelet/door.py, socket_name."""
 _CLUSTER: Final = ("P-NODE", "P-RIGHTS", "P-SETTINGS")
-_CAUSES: Final[Mapping[str, tuple[CheckId, ...]]] = {
+_CAUSES: Final[Mapping[str, tuple[str, ...]]] = {
     "state": ("P-PATHS",),
     "server": ("P-KUBELET", "P-PATHS"),
     "registered": ("P-KUBELET", "P-DRIVER"),
@@ -425,7 +424,7 @@ def judge_report(node: str, report: ReportSeen, running: ReportProfile | None) -
     reader = f"HAMi's scheduler {_READERS[running]}" if running else ""
     more = f", and {len(report.differences) - 1} more" if len(report.differences) > 1 else ""
     look = "look at `report` in the agent's /readyz?verbose; the agent writes it within seconds"
-    causes: tuple[CheckId, ...] = ("P-AGENT", "P-RIGHTS", "P-DRIVER", "P-WRITER")
+    causes: tuple[str, ...] = ("P-AGENT", "P-RIGHTS", "P-DRIVER", "P-WRITER")
     return judged(
         "P-REPORT",
         f"{REGISTER} of Node {node}",
