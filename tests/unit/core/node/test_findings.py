@@ -13,6 +13,7 @@ from agent.node.findings import (
     is_ready,
     traced,
 )
+from agent.node.scheduling import CAUSES
 
 KUBELET = Finding("P-KUBELET", "WRONG", "/k", "no socket", "start it")
 OFFER = Finding("P-OFFER", "WRONG", "n", "0, not 20", "look", causes=("P-KUBELET", "P-AGENT"))
@@ -80,3 +81,7 @@ def test_every_required_check_must_hold_and_the_others_degrade():
     assert is_ready([])
     assert not is_ready([GOOD, BAD])
     assert (WEAK,) == degraded([GOOD, BAD, WEAK, Check("extra", ok=True, required=False)])
+
+
+def test_the_agents_checks_follow_from_checks_that_there_are():
+    assert {cause for causes in CAUSES.values() for cause in causes} <= GROUPS.keys()
