@@ -77,5 +77,5 @@ def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
         return fail("bundle", f"{path} cannot be written: {error.strerror}", UNWRITTEN)
     sys.stdout.write(f"{path}: {', '.join(files)}\n")
     for text in missing:
-        sys.stderr.write(f"hami-agent bundle: missing: {text}\n")
+        fail("bundle", f"missing: {text}", INCOMPLETE)
     return INCOMPLETE if missing else OK
