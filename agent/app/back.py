@@ -298,7 +298,6 @@ def tiers(
 
     facts: dict[str, Run] = {
         "settings": front.settings.run,
-        "journal": front.journal.run,
         "inventory": knowing.keeper.run,
         "left_out": knowing.left_out,
         "gpu_events": knowing.gpu_events,

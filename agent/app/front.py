@@ -52,7 +52,6 @@ DELAYS: Mapping[str, tuple[tuple[float, ...], float]] = {
     "state": _LOCAL,
     "notify": _LOCAL,
     "settings": _LOCAL,
-    "journal": _LOCAL,
     "inventory": _LOCAL,
     "left_out": _LOCAL,
     "gpu_events": _LOCAL,
@@ -196,7 +195,7 @@ def join_front(settings: Settings, adapters: Adapters, host: HostFacts) -> Front
     facts = new_facts(settings)
     state = StateService(disk=adapters.disk, recovered=host.recovered.state, boot_id=host.boot_id)
     allocator = Allocator()
-    journal = NodeJournal(adapters.clock, adapters.disk)
+    journal = NodeJournal(adapters.clock)
     notices = NodeEventQueue(journal.changed)
     keeper = InventoryKeeper(
         facts.inventory,
