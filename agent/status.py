@@ -552,8 +552,8 @@ def observed_status(
             continue
         roles = {container.name: container.role for container in pod.containers}
         try:
-            pairs = pair_groups(pod.groups, pod.containers)
-            groups = [(one.container, one.shares) for one in pairs]
+            pairs = pair_groups(pod.groups, pod.containers).items()
+            groups = [(name, shares) for name, (_, shares) in pairs]
         except (
             Refusal
         ):  # groups and containers do not fit together: the shares are held all the same

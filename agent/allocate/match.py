@@ -778,17 +778,6 @@ def _still_the_same(
     if uid_read == pod.uid:
         return None
     if uid_read is UNREAD:  # a GET that failed proves nothing
-        if not evidence.records_read:
-            return ReadRecords()
-        # The kubelet names the pod's UID if PodResources has slices for a container that the
-        # checkpoint has under it. The file alone proves nothing: it keeps a rejected pod's until
-        # the kubelet allocates again.
-        known = evidence.known.get(pod.key)
-        if known is not None and any(
-            key.pod_uid == pod.uid and known.ids_of(key.container, settings.resource)
-            for key in evidence.kubelet.recorded or ()
-        ):
-            return None
         raise _unknown(f"the name of pod {'/'.join(pod.key)} may be another pod's by now")
     if evidence.list_failed:
         raise _unknown(f"another pod now has the name {'/'.join(pod.key)}")
@@ -1130,32 +1119,24 @@ def _assigned(candidate: Candidate, settings: MatchSettings) -> tuple[int, tuple
         paired = pair_groups(pod.groups or (), pod.asking(container.resource))
     except Refusal as refusal:
         raise Refusal(refusal.gate, f"Pod {name}: {refusal.sentence}") from refusal
-    for assignment in paired:
-        if assignment.container == container.name:
-            return assignment.group_index, assignment.shares
-    raise Refusal(
-        RefusalReason.NO_CONTAINER_LEFT,
-        f"HAMi's scheduler wrote no GPUs for container {container.name} of pod {name}; "
-        "create it again.",
-    )
-
-
-class Assignment(msgspec.Struct, frozen=True):
-    """The group at position `group_index` of the annotation belongs to this container."""
-
-    group_index: int
-    container: str
-    shares: tuple[Share, ...]
+    if container.name not in paired:
+        raise Refusal(
+            RefusalReason.NO_CONTAINER_LEFT,
+            f"HAMi's scheduler wrote no GPUs for container {container.name} of pod {name}; "
+            "create it again.",
+        )
+    return paired[container.name]
 
 
 def pair_groups(
     groups: Sequence[tuple[Share, ...]], containers: Sequence[ContainerView]
-) -> tuple[Assignment, ...]:
-    """Pair the non-empty groups, in order, with the containers that request GPUs, in order.
+) -> dict[str, tuple[int, tuple[Share, ...]]]:
+    """Pair the containers that request GPUs, in order, with the non-empty groups, in order.
 
-    `containers` are all of the pod's, init containers first. Positions in the annotation do not
-    matter, because schedulers up to and including 2.8 shift them. Those also write no groups for
-    init containers; then the groups belong to the regular containers.
+    By container: the position of its group, and its shares. `containers` are all of the pod's, init
+    containers first. Positions in the annotation do not matter, because schedulers up to and
+    including 2.8 shift them. Those also write no groups for init containers; then the groups belong
+    to the regular containers.
 
     Raises:
         Refusal: COUNT_MISMATCH, if the numbers of groups and containers differ, or the number of
@@ -1171,7 +1152,7 @@ def pair_groups(
             f"the scheduler wrote GPUs for {len(filled)} containers, but {len(asking)} containers "
             "of the pod request GPUs; delete the pod and create it again.",
         )
-    paired = []
+    paired = {}
     for (index, shares), container in zip(filled, asking if all_asking else regular, strict=True):
         if len(shares) != container.count:
             raise Refusal(
@@ -1179,8 +1160,8 @@ def pair_groups(
                 f"container {container.name} requests {container.count} GPUs, but the scheduler "
                 f"wrote {len(shares)} for it; delete the pod and create it again.",
             )
-        paired.append(Assignment(index, container.name, shares))
-    return tuple(paired)
+        paired[container.name] = index, shares
+    return paired
 
 
 def _usable(

@@ -117,11 +117,9 @@ async def open_driver(settings: Settings) -> AsyncIterator[Driver]:
             yield simulated
         return
     from agent.gpu.driver import NvmlDriver  # noqa: PLC0415
-    from agent.gpu.nvml import pynvml  # noqa: PLC0415
 
     library = settings.driver.nvml_library
     driver = NvmlDriver(
-        pynvml(),
         path=Path(library) if library else None,
         driver_root=settings.driver.root,
         sys_root=settings.paths.sysfs,

@@ -26,7 +26,7 @@ from agent.hami.pod import (
 )
 from agent.hami.register import decode_handshake, is_json_form
 from agent.host.process import SystemClock
-from agent.sandbox.scheduler.gojson import decode_either, decode_scores
+from agent.sandbox.scheduler.registry import decode_either, decode_scores
 from agent.settings.hami import decode_nodeconfig
 
 MAX_CHARS = 4 * 1024 * 1024

@@ -50,8 +50,14 @@ from agent.kube.reader import (
 )
 from agent.ports import Clock
 from agent.sandbox.explain.decide import explain_pod
-from agent.sandbox.explain.story import Explanation, GateVerdict
-from agent.sandbox.explain.words import TEXT, agent_sentence, refusal_id, when
+from agent.sandbox.explain.story import (
+    TEXT,
+    Explanation,
+    GateVerdict,
+    agent_sentence,
+    refusal_id,
+    when,
+)
 from agent.sandbox.scheduler.model import SchedulerSettings
 from agent.status import StatusDocument, counted, open_envelope, span
 

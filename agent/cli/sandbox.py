@@ -40,9 +40,16 @@ from agent.sandbox.scenario.default import (
     act,
     open_stage,
 )
-from agent.sandbox.scenario.record import NOT_REACHED, Moment, ScenarioClaim, ScenarioRecord
-from agent.sandbox.scenario.stage import counted
-from agent.sandbox.scenario.workloads import fitting, plain, slices_of
+from agent.sandbox.scenario.stage import (
+    NOT_REACHED,
+    Moment,
+    ScenarioClaim,
+    ScenarioRecord,
+    counted,
+    fitting,
+    plain,
+    slices_of,
+)
 from agent.settings.sources import NodeFacts
 
 # Renders the output of `hami-agent sandbox`. Pure.

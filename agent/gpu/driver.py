@@ -10,40 +10,12 @@ from types import MappingProxyType
 from typing import Final, ParamSpec, TypeVar
 
 import msgspec
+import pynvml
 import structlog
 
 from agent.errors import DriverError, DriverMissing, GpuError
 from agent.gpu import nvml
-from agent.gpu.nvml import (
-    ECC_CORRECTED,
-    ECC_IN_LIFE,
-    ECC_SINCE_LOAD,
-    ECC_UNCORRECTED,
-    FABRIC_COMPLETED,
-    FABRIC_IN_PROGRESS,
-    FABRIC_NOT_STARTED,
-    FIELD_RECOVERY_ACTION,
-    GPU_IS_LOST,
-    INVALID_ARGUMENT,
-    LINK_TO_SWITCH,
-    MEMORY_V2,
-    MOST_LINKS,
-    P2P_OK,
-    P2P_READ,
-    RESET_REQUIRED,
-    RETIRED_FOR_DOUBLE_BIT,
-    RETIRED_FOR_SINGLE_BIT,
-    TEMPERATURE_GPU,
-    FabricInfo,
-    Handle,
-    NvmlLibrary,
-    code,
-    driver_wide,
-    is_unable,
-    maybe,
-    text_of,
-    translate,
-)
+from agent.gpu.nvml import Handle, NvmlLibrary
 from agent.gpu.threads import NO_ANSWER, EventStream, NvmlSession, OpenedSession, SetFailed
 from agent.health.judge import doubtful
 from agent.model import (
@@ -264,19 +236,19 @@ def numa_node(sys_root: Path, bus: str) -> int | None:
 def describe(library: NvmlLibrary, handles: Handles, index: int, sys_root: Path) -> Gpu:
     """Describe GPU `index`, without its links. Raises NVMLError, GpuError when it is released."""
     handle = handles.of_index(index)
-    bus = bus_id(text_of(library.nvmlDeviceGetPciInfo(handle).busId))
+    bus = bus_id(nvml.text_of(library.nvmlDeviceGetPciInfo(handle).busId))
     # Of the two modes, the present and the pending one, only the first decides what containers get.
-    mig = maybe(library, library.nvmlDeviceGetMigMode, handle)
+    mig = nvml.maybe(library, library.nvmlDeviceGetMigMode, handle)
     # A GPU with the host's memory (GB10) does not report it.
-    memory = maybe(library, library.nvmlDeviceGetMemoryInfo, handle)
+    memory = nvml.maybe(library, library.nvmlDeviceGetMemoryInfo, handle)
     return Gpu(
-        uuid=GpuUuid(text_of(library.nvmlDeviceGetUUID(handle))),
+        uuid=GpuUuid(nvml.text_of(library.nvmlDeviceGetUUID(handle))),
         index=index,
-        name=text_of(library.nvmlDeviceGetName(handle)),
+        name=nvml.text_of(library.nvmlDeviceGetName(handle)),
         memory_mib=None if memory is None else int(memory.total) // MIB,
         pci=bus,
         numa=numa_node(sys_root, bus),
-        minor=maybe(library, library.nvmlDeviceGetMinorNumber, handle),
+        minor=nvml.maybe(library, library.nvmlDeviceGetMinorNumber, handle),
         mig_enabled=mig is not None and bool(mig[0]),
     )
 
@@ -327,22 +299,22 @@ def link_row(
     peer_to_peer: dict[GpuUuid, bool] = {}
     for peer, index in peers.items():
         other = handles.of_index(index)
-        level = maybe(library, library.nvmlDeviceGetTopologyCommonAncestor, handle, other)
+        level = nvml.maybe(library, library.nvmlDeviceGetTopologyCommonAncestor, handle, other)
         if level in _PATHS:
             paths[peer] = _PATHS[level]
-        status = maybe(library, library.nvmlDeviceGetP2PStatus, handle, other, P2P_READ)
+        status = nvml.maybe(library, library.nvmlDeviceGetP2PStatus, handle, other, nvml.P2P_READ)
         if status is not None:
-            peer_to_peer[peer] = status == P2P_OK
+            peer_to_peer[peer] = status == pynvml.NVML_P2P_STATUS_OK
     direct: dict[str, int] = {}
     to_switches = 0
     for link in _active_links(library, handle):
-        kind = maybe(library, library.nvmlDeviceGetNvLinkRemoteDeviceType, handle, link)
-        if kind == LINK_TO_SWITCH:
+        kind = nvml.maybe(library, library.nvmlDeviceGetNvLinkRemoteDeviceType, handle, link)
+        if kind == pynvml.NVML_NVLINK_DEVICE_TYPE_SWITCH:
             to_switches += 1
             continue
-        info = maybe(library, library.nvmlDeviceGetNvLinkRemotePciInfo, handle, link)
+        info = nvml.maybe(library, library.nvmlDeviceGetNvLinkRemotePciInfo, handle, link)
         if info is not None:
-            remote = bus_id(text_of(info.busId))
+            remote = bus_id(nvml.text_of(info.busId))
             direct[remote] = direct.get(remote, 0) + 1
     return LinkRow(paths, peer_to_peer, direct, to_switches)
 
@@ -368,12 +340,12 @@ def linked(gpu: Gpu, peers: Mapping[GpuUuid, Gpu], rows: Mapping[GpuUuid, LinkRo
 
 def _active_links(library: NvmlLibrary, handle: Handle) -> Iterator[int]:
     """The NVLinks that are up; a GPU without NVLinks answers that it is unable."""
-    for link in range(MOST_LINKS):
+    for link in range(pynvml.NVML_NVLINK_MAX_LINKS):
         try:
             if library.nvmlDeviceGetNvLinkState(handle, link):
                 yield link
         except library.NVMLError as error:
-            if is_unable(error) or code(error) == INVALID_ARGUMENT:
+            if nvml.is_unable(error) or nvml.code(error) == pynvml.NVML_ERROR_INVALID_ARGUMENT:
                 return
             raise
 
@@ -396,26 +368,27 @@ _RECOVERY: Final = {
 """nvmlDeviceGpuRecoveryAction_t."""
 
 _FABRIC: Final = {
-    FABRIC_NOT_STARTED: FabricState.NOT_STARTED,
-    FABRIC_IN_PROGRESS: FabricState.IN_PROGRESS,
+    pynvml.NVML_GPU_FABRIC_STATE_NOT_STARTED: FabricState.NOT_STARTED,
+    pynvml.NVML_GPU_FABRIC_STATE_IN_PROGRESS: FabricState.IN_PROGRESS,
 }
 
-_GRAVE: Final = frozenset({GPU_IS_LOST, RESET_REQUIRED})
+_OUTCOMES: Final = {Trouble.LOST: ProbeOutcome.LOST, Trouble.RESET: ProbeOutcome.REFUSED}
+
+_GRAVE: Final = frozenset({pynvml.NVML_ERROR_GPU_IS_LOST, pynvml.NVML_ERROR_RESET_REQUIRED})
 
 
 def probe_of(library: NvmlLibrary, handles: Handles, uuid: GpuUuid) -> Probe:
     """Probe the GPU. Raises GpuError (released), DriverError (the whole driver fails)."""
     try:
         handle = handles.of_uuid(uuid)
-        maybe(library, library.nvmlDeviceGetMemoryInfo, handle)
+        nvml.maybe(library, library.nvmlDeviceGetMemoryInfo, handle)
         signs = signs_of(library, handle)
     except library.NVMLError as error:
-        driver_error = driver_wide(error)
+        driver_error = nvml.driver_wide(error)
         if driver_error is not None:
             raise driver_error from error
-        lost = getattr(translate(error, uuid), "lost", False)
-        unanswered = ProbeOutcome.REFUSED if code(error) == RESET_REQUIRED else ProbeOutcome.FAILED
-        return Probe(uuid, ProbeOutcome.LOST if lost else unanswered, str(error))
+        outcome = _OUTCOMES.get(nvml.trouble(error), ProbeOutcome.FAILED)
+        return Probe(uuid, outcome, str(error))
     if signs.rows_failed:
         text = "a row of its memory could not be remapped"
         return Probe(uuid, ProbeOutcome.FAILED, text, signs)
@@ -432,8 +405,12 @@ def signs_of(library: NvmlLibrary, handle: Handle) -> GpuSigns:
         rows_remapped=None if rows is None else rows[0] + rows[1],
         pages_pending=None if pending is None else bool(pending),
         pages_retired=_sign(library, _retired, library, handle),
-        ecc_corrected=_errors(library, handle, ECC_CORRECTED, ECC_SINCE_LOAD),
-        ecc_uncorrected=_errors(library, handle, ECC_UNCORRECTED, ECC_SINCE_LOAD),
+        ecc_corrected=_errors(
+            library, handle, pynvml.NVML_MEMORY_ERROR_TYPE_CORRECTED, pynvml.NVML_VOLATILE_ECC
+        ),
+        ecc_uncorrected=_errors(
+            library, handle, pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, pynvml.NVML_VOLATILE_ECC
+        ),
         recovery=_sign(library, _recovery, library, handle),
         fabric=_sign(library, _fabric, library, handle),
     )
@@ -445,7 +422,7 @@ def sample_of(library: NvmlLibrary, handles: Handles, uuid: GpuUuid) -> GpuSampl
     rates = _sign(library, library.nvmlDeviceGetUtilizationRates, handle)
     # The first form counts what the driver reserves as used, so an idle H100 would have some 600
     # MiB in use; drivers before 510 have no other.
-    memory = _sign(library, library.nvmlDeviceGetMemoryInfo, handle, MEMORY_V2)
+    memory = _sign(library, library.nvmlDeviceGetMemoryInfo, handle, pynvml.nvmlMemory_v2)
     if memory is None:
         memory = _sign(library, library.nvmlDeviceGetMemoryInfo, handle)
     return GpuSample(
@@ -454,15 +431,24 @@ def sample_of(library: NvmlLibrary, handles: Handles, uuid: GpuUuid) -> GpuSampl
         memory_percent=None if rates is None else int(rates.memory),
         used_mib=None if memory is None else int(memory.used) // MIB,
         reserved_mib=int(getattr(memory, "reserved", 0)) // MIB,
-        celsius=_sign(library, library.nvmlDeviceGetTemperature, handle, TEMPERATURE_GPU),
+        celsius=_sign(
+            library, library.nvmlDeviceGetTemperature, handle, pynvml.NVML_TEMPERATURE_GPU
+        ),
         milliwatts=_sign(library, library.nvmlDeviceGetPowerUsage, handle),
-        ecc_corrected=_errors(library, handle, ECC_CORRECTED, ECC_IN_LIFE),
-        ecc_uncorrected=_errors(library, handle, ECC_UNCORRECTED, ECC_IN_LIFE),
+        ecc_corrected=_errors(
+            library, handle, pynvml.NVML_MEMORY_ERROR_TYPE_CORRECTED, pynvml.NVML_AGGREGATE_ECC
+        ),
+        ecc_uncorrected=_errors(
+            library, handle, pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, pynvml.NVML_AGGREGATE_ECC
+        ),
     )
 
 
 def _retired(library: NvmlLibrary, handle: Handle) -> int:
-    causes = (RETIRED_FOR_SINGLE_BIT, RETIRED_FOR_DOUBLE_BIT)
+    causes = (
+        pynvml.NVML_PAGE_RETIREMENT_CAUSE_MULTIPLE_SINGLE_BIT_ECC_ERRORS,
+        pynvml.NVML_PAGE_RETIREMENT_CAUSE_DOUBLE_BIT_ECC_ERROR,
+    )
     return sum(len(library.nvmlDeviceGetRetiredPages(handle, cause)) for cause in causes)
 
 
@@ -472,16 +458,16 @@ def _errors(library: NvmlLibrary, handle: Handle, kind: int, span: int) -> int |
 
 def _recovery(library: NvmlLibrary, handle: Handle) -> RecoveryAction | None:
     """Raises NVMLError, also for the field's own error: a driver before 570 has no such field."""
-    value = library.nvmlDeviceGetFieldValues(handle, [FIELD_RECOVERY_ACTION])[0]
+    value = library.nvmlDeviceGetFieldValues(handle, [nvml.FIELD_RECOVERY_ACTION])[0]
     if value.nvmlReturn:
         raise library.NVMLError(value.nvmlReturn)
     return _RECOVERY.get(int(value.value.uiVal), RecoveryAction.OTHER)
 
 
 def _fabric(library: NvmlLibrary, handle: Handle) -> FabricState | None:
-    info = FabricInfo()
+    info = pynvml.c_nvmlGpuFabricInfo_t()
     library.nvmlDeviceGetGpuFabricInfo(handle, ctypes.byref(info))
-    if info.state == FABRIC_COMPLETED:
+    if info.state == pynvml.NVML_GPU_FABRIC_STATE_COMPLETED:
         return FabricState.FAILED if info.status else FabricState.COMPLETED
     return _FABRIC.get(info.state)
 
@@ -494,7 +480,7 @@ def _sign(library: NvmlLibrary, ask: Callable[P, T], *args: P.args, **more: P.kw
     try:
         return ask(*args, **more)
     except library.NVMLError as error:
-        if code(error) in _GRAVE or driver_wide(error) is not None:
+        if nvml.code(error) in _GRAVE or nvml.driver_wide(error) is not None:
             raise
         return None
 
@@ -528,7 +514,7 @@ class NvmlDriver:
 
     def __init__(
         self,
-        library: nvml.NvmlLibrary,
+        library: NvmlLibrary = pynvml,
         *,
         path: Path | None = None,
         driver_root: Path | None = None,

@@ -1,16 +1,18 @@
 """The NVML calls in use, typed, the meaning of their errors, and the library's file.
 
-The module `pynvml` implements them; tests use their own. Numbers are the ABI of nvml.h.
+The module `pynvml` implements them; tests use their own. Importing it costs memory and time, so
+only what opens a real driver imports this file.
 """
 
 import contextlib
 import ctypes
-import importlib
 import os
 import struct
 from collections.abc import Callable, MutableMapping
 from pathlib import Path
 from typing import Any, Final, ParamSpec, TypeVar
+
+import pynvml
 
 from agent.errors import AgentError, DriverError, DriverMissing, GpuError, cap
 from agent.model import Trouble
@@ -38,94 +40,46 @@ PLACES: Final = (
 Debian and RHEL, Debian's alternatives, WSL, Arch, Bottlerocket, Talos (two), NixOS, Google's COS.
 """
 
-UNINITIALIZED: Final = 1
-INVALID_ARGUMENT: Final = 2
-NOT_SUPPORTED: Final = 3
-NO_PERMISSION: Final = 4
-NOT_FOUND: Final = 6
-DRIVER_NOT_LOADED: Final = 9
-TIMEOUT: Final = 10
-LIBRARY_NOT_FOUND: Final = 12
-FUNCTION_NOT_FOUND: Final = 13
-GPU_IS_LOST: Final = 15
-RESET_REQUIRED: Final = 16
-LIB_RM_VERSION_MISMATCH: Final = 18
-GPU_NOT_FOUND: Final = 28
-UNKNOWN: Final = 999
-
-EVENT_ECC_SINGLE: Final = 0x1
-EVENT_ECC_DOUBLE: Final = 0x2
-EVENT_XID: Final = 0x8
-EVENT_POWER_SOURCE: Final = 0x80
-EVENT_MIG_CHANGE: Final = 0x100
-
-ECC_CORRECTED: Final = 0
-ECC_UNCORRECTED: Final = 1
-ECC_SINCE_LOAD: Final = 0
-ECC_IN_LIFE: Final = 1
-TEMPERATURE_GPU: Final = 0
-RETIRED_FOR_SINGLE_BIT: Final = 0
-RETIRED_FOR_DOUBLE_BIT: Final = 1
 FIELD_RECOVERY_ACTION: Final = 230
+"""NVML_FI_DEV_GET_GPU_RECOVERY_ACTION. Older releases of pynvml do not name it."""
 P2P_READ: Final = 0
-P2P_OK: Final = 0
-
-MEMORY_V2: Final = 2 << 24 | 40
-"""The second form of nvmlMemory_t, of 40 bytes."""
-
-LINK_TO_SWITCH: Final = 2
-MOST_LINKS: Final = 36
-
-FABRIC_NOT_STARTED: Final = 1
-FABRIC_IN_PROGRESS: Final = 2
-FABRIC_COMPLETED: Final = 3
+"""NVML_P2P_CAPS_INDEX_READ, which pynvml has as a tuple by mistake."""
 
 Handle = Any
 """The library's opaque pointer to a GPU."""
 
-_UNABLE: Final = frozenset({NOT_SUPPORTED, FUNCTION_NOT_FOUND})
+_UNABLE: Final = frozenset({pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_FUNCTION_NOT_FOUND})
 _TROUBLES: Final = {
-    GPU_IS_LOST: Trouble.LOST,
-    GPU_NOT_FOUND: Trouble.LOST,
-    NOT_FOUND: Trouble.LOST,
-    RESET_REQUIRED: Trouble.RESET,
-    NO_PERMISSION: Trouble.DENIED,
-    NOT_SUPPORTED: Trouble.UNSUPPORTED,
-    FUNCTION_NOT_FOUND: Trouble.UNSUPPORTED,
+    pynvml.NVML_ERROR_GPU_IS_LOST: Trouble.LOST,
+    pynvml.NVML_ERROR_GPU_NOT_FOUND: Trouble.LOST,
+    pynvml.NVML_ERROR_NOT_FOUND: Trouble.LOST,
+    pynvml.NVML_ERROR_RESET_REQUIRED: Trouble.RESET,
+    pynvml.NVML_ERROR_NO_PERMISSION: Trouble.DENIED,
+    pynvml.NVML_ERROR_NOT_SUPPORTED: Trouble.UNSUPPORTED,
+    pynvml.NVML_ERROR_FUNCTION_NOT_FOUND: Trouble.UNSUPPORTED,
 }
 _MISSING: Final = {
-    LIBRARY_NOT_FOUND: (
+    pynvml.NVML_ERROR_LIBRARY_NOT_FOUND: (
         f"{SONAME} is not found",
         (
             "install the NVIDIA driver on this node, let the container runtime mount it, or name "
             "the file with --nvml-library"
         ),
     ),
-    DRIVER_NOT_LOADED: (
+    pynvml.NVML_ERROR_DRIVER_NOT_LOADED: (
         "the NVIDIA kernel module is not loaded",
         "load it (modprobe nvidia) or install the driver for this kernel",
     ),
-    LIB_RM_VERSION_MISMATCH: (
+    pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH: (
         "the driver's library and kernel module differ in version",
         "reboot, or reload the module and restart the agent",
     ),
-    NO_PERMISSION: (
+    pynvml.NVML_ERROR_NO_PERMISSION: (
         "the driver may not be used: /dev/nvidiactl cannot be opened by this process",
         "run as a user who may open it, or let the container runtime give it",
     ),
 }
 """What is missing, and the remedy."""
-
-
-class FabricInfo(ctypes.Structure):
-    """nvmlGpuFabricInfo_t; `status` is an error code, valid once the state is completed."""
-
-    _fields_ = [  # type: ignore[mutable-override] # ctypes requires a list
-        ("cluster", ctypes.c_uint8 * 16),
-        ("status", ctypes.c_uint),
-        ("clique", ctypes.c_uint32),
-        ("state", ctypes.c_uint8),
-    ]
 
 
 NvmlLibrary = Any
@@ -135,11 +89,6 @@ Each call may raise its `NVMLError`, whose `value` is the code. Functions that h
 called by their version: with an older driver, the unversioned ones of pynvml raise another kind of
 error.
 """
-
-
-def pynvml() -> NvmlLibrary:
-    """Import and return `pynvml`; it costs memory and time, so only for a real driver."""
-    return importlib.import_module("pynvml")
 
 
 def library_below(root: Path | None) -> Path | None:
@@ -221,7 +170,7 @@ def missing(library: NvmlLibrary, error: Exception, sys_root: Path) -> DriverMis
     Without its device files it says that the kernel's module is not loaded. NVIDIA's runtime covers
     /proc/driver/nvidia in containers, but not /sys.
     """
-    if code(error) == LIBRARY_NOT_FOUND:
+    if code(error) == pynvml.NVML_ERROR_LIBRARY_NOT_FOUND:
         # Why the loader does not take the library that is there; None: there is none. It passes
         # over a file of another architecture as if it were not there.
         for place in (SONAME, library_below(Path("/"))):
@@ -232,10 +181,13 @@ def missing(library: NvmlLibrary, error: Exception, sys_root: Path) -> DriverMis
                 if place is not None and (place != SONAME or "No such file" not in text):
                     return _refused_by_loader(str(place), text)
         return None
-    if code(error) == FUNCTION_NOT_FOUND:
+    if code(error) == pynvml.NVML_ERROR_FUNCTION_NOT_FOUND:
         file = getattr(library.nvmlLib, "_name", None) or SONAME
         return _refused_by_loader(str(file), "it has no function nvmlInit_v2")
-    if code(error) != DRIVER_NOT_LOADED or not (sys_root / "module/nvidia").exists():
+    if (
+        code(error) != pynvml.NVML_ERROR_DRIVER_NOT_LOADED
+        or not (sys_root / "module/nvidia").exists()
+    ):
         return None
     return DriverMissing(
         "the NVIDIA kernel module is loaded, and this process has no device file of it "
@@ -304,7 +256,7 @@ def _loaded(maps: Path) -> set[Path]:
 
 def code(error: Exception) -> int:
     """The code of an NVMLError."""
-    return int(getattr(error, "value", UNKNOWN))
+    return int(getattr(error, "value", pynvml.NVML_ERROR_UNKNOWN))
 
 
 def is_unable(error: Exception) -> bool:
@@ -332,10 +284,10 @@ def driver_wide(error: Exception, *, about_gpu: bool = True) -> DriverError | No
     be closed to the agent, or its processes belong to another user.
     """
     missing = _MISSING.get(code(error))
-    if missing is not None and not (about_gpu and code(error) == NO_PERMISSION):
+    if missing is not None and not (about_gpu and code(error) == pynvml.NVML_ERROR_NO_PERMISSION):
         reason, remedy = missing
         return DriverMissing(reason, remedy=remedy)
-    if code(error) == UNINITIALIZED:
+    if code(error) == pynvml.NVML_ERROR_UNINITIALIZED:
         return DriverError("the driver ended the session; a new one begins")
     return None
 

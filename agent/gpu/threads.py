@@ -15,29 +15,12 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import msgspec
+import pynvml
 import structlog
 
 from agent.errors import DriverError
-from agent.gpu.nvml import (
-    EVENT_ECC_DOUBLE,
-    EVENT_ECC_SINGLE,
-    EVENT_MIG_CHANGE,
-    EVENT_POWER_SOURCE,
-    EVENT_XID,
-    LIB_RM_VERSION_MISMATCH,
-    TIMEOUT,
-    UNINITIALIZED,
-    Handle,
-    NvmlLibrary,
-    bind,
-    code,
-    driver_wide,
-    is_unable,
-    maybe,
-    missing,
-    replaced,
-    text_of,
-)
+from agent.gpu import nvml
+from agent.gpu.nvml import Handle, NvmlLibrary
 from agent.health.xids import XIDS
 from agent.kit.tasks import show_thread_name
 from agent.kit.timing import NOISE, Lag, until_tick
@@ -290,6 +273,10 @@ class _GpuLine(msgspec.Struct, eq=False):
 OPEN_DEADLINE: Final = 10.0
 """Seconds: without a persistence daemon, the first call wakes the GPUs, which takes seconds."""
 
+CLOSE_DEADLINE: Final = 3.0
+"""Seconds, one wait for events (WAIT_MS) and a call: each step of shut() has a deadline of its own,
+and a driver that hangs would use up all of them."""
+
 NO_ANSWER: Final = "no answer in time"
 
 DRIVER: Final = "the driver"
@@ -410,12 +397,16 @@ class NvmlSession:
                 raise DriverError("the driver does not end the session, which holds all GPUs")
 
     async def close(self) -> None:
-        """End the session and all threads; a second call does nothing."""
+        """End the session and all threads; a second call does nothing.
+
+        After CLOSE_DEADLINE the threads are left behind, and the process may end with its session.
+        """
         if self.withheld == CLOSED:
             return
         self.withheld = CLOSED
-        with contextlib.suppress(DriverError):
-            await self.shut(CLOSED)
+        with contextlib.suppress(DriverError, TimeoutError):
+            async with asyncio.timeout(CLOSE_DEADLINE):
+                await self.shut(CLOSED)
         self._threads.close()
 
     @contextlib.contextmanager
@@ -428,7 +419,7 @@ class NvmlSession:
         except ValueError as error:
             raise DriverError(f"the driver's answer cannot be decoded: {error}") from error
         except self._library.NVMLError as error:
-            driver_error = driver_wide(error, about_gpu=False)
+            driver_error = nvml.driver_wide(error, about_gpu=False)
             if driver_error is not None and opened is not None:
                 self.end(driver_error, opened)
             raise driver_error or DriverError(
@@ -469,25 +460,29 @@ class NvmlSession:
             self._left_open = text
             if text:
                 log.info("driver.session_left_open", err=text)
-        bind(library, self._find(), anew=alone)
+        nvml.bind(library, self._find(), anew=alone)
         try:
             # It opens no GPU yet: without a persistence daemon, the first handle of each wakes it.
             library.nvmlInit()
         except library.NVMLError as error:
-            if (why := missing(library, error, self._sys_root)) is not None:
+            if (why := nvml.missing(library, error, self._sys_root)) is not None:
                 raise why from error
             # An upgrade has replaced the library and reloaded the module, but the loader keeps the
             # file that it mapped for the soname. So the new file is named by its path.
-            other = replaced() if code(error) == LIB_RM_VERSION_MISMATCH else None
+            other = (
+                nvml.replaced()
+                if nvml.code(error) == pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH
+                else None
+            )
             if other is None:
                 raise
-            bind(library, other, anew=alone)
+            nvml.bind(library, other, anew=alone)
             library.nvmlInit()
         self._begun += 1  # before the next calls, which may fail: each begun one must be ended
-        version = maybe(library, library.nvmlSystemGetNVMLVersion)
+        version = nvml.maybe(library, library.nvmlSystemGetNVMLVersion)
         return OpenedSession(
-            text_of(library.nvmlSystemGetDriverVersion()),
-            None if version is None else text_of(version),
+            nvml.text_of(library.nvmlSystemGetDriverVersion()),
+            None if version is None else nvml.text_of(version),
         )
 
     def _end_all(self) -> str:
@@ -496,7 +491,7 @@ class NvmlSession:
             try:
                 self._library.nvmlShutdown()
             except self._library.NVMLError as error:
-                if code(error) != UNINITIALIZED:
+                if nvml.code(error) != pynvml.NVML_ERROR_UNINITIALIZED:
                     return str(error)
             self._begun -= 1
         return ""
@@ -504,9 +499,14 @@ class NvmlSession:
 
 # The wait for events, on a thread of its own.
 
-WANTED: Final = (
-    EVENT_XID | EVENT_ECC_DOUBLE | EVENT_ECC_SINGLE | EVENT_POWER_SOURCE | EVENT_MIG_CHANGE
-)
+_KINDS: Final = {
+    pynvml.nvmlEventTypeXidCriticalError: EventKind.XID,
+    pynvml.nvmlEventTypeDoubleBitEccError: EventKind.ECC_DOUBLE,
+    pynvml.nvmlEventTypeSingleBitEccError: EventKind.ECC_SINGLE,
+    pynvml.nvmlEventTypePowerSourceChange: EventKind.POWER_SOURCE,
+    pynvml.nvmlEventMigConfigChange: EventKind.CHANGED,
+}
+WANTED: Final = sum(_KINDS)  # each is one bit
 
 WAIT_MS: Final = 1000
 """Milliseconds of one wait in the library, which only an event ends sooner.
@@ -520,14 +520,6 @@ STALL: Final = 2.5
 EVENT_LIMIT: Final = 4096
 FAREWELL: Final = 1.2
 """Seconds for the thread to end: a wait, and a late turn of a busy machine."""
-
-_KINDS: Final = {
-    EVENT_XID: EventKind.XID,
-    EVENT_ECC_DOUBLE: EventKind.ECC_DOUBLE,
-    EVENT_ECC_SINGLE: EventKind.ECC_SINGLE,
-    EVENT_POWER_SOURCE: EventKind.POWER_SOURCE,
-    EVENT_MIG_CHANGE: EventKind.CHANGED,
-}
 
 
 class SetFailed(DriverError):  # noqa: N818 -- names what happened
@@ -701,17 +693,17 @@ class EventStream:
             handle = self._open_gpu(index)
             # Read here, because a lost GPU cannot tell it when its event comes: NVIDIA's plugin
             # asks then, and marks all GPUs unhealthy without an answer (internal/rm/health.go).
-            uuid = GpuUuid(text_of(library.nvmlDeviceGetUUID(handle)))
+            uuid = GpuUuid(nvml.text_of(library.nvmlDeviceGetUUID(handle)))
             try:
                 mask = library.nvmlDeviceGetSupportedEventTypes(handle) & WANTED
                 if mask:  # an empty mask is an invalid argument
                     library.nvmlDeviceRegisterEvents(handle, mask, self._event_set)
-                if not mask & EVENT_XID:
+                if not mask & pynvml.nvmlEventTypeXidCriticalError:
                     refused = "it does not report XIDs"
             except library.NVMLError as error:
                 # NVIDIA's plugin serves such a GPU as "too old to support healthchecking", without
                 # a word in its list. Here it is unmonitored, and probes watch it.
-                if not is_unable(error):
+                if not nvml.is_unable(error):
                     raise
                 refused = f"it has no events: {error}"
         return EventRegistration(_address(handle), uuid, refused, era)
@@ -760,16 +752,16 @@ class EventStream:
         try:
             data = self._library.nvmlEventSetWait_v2(self._event_set, WAIT_MS)
         except self._library.NVMLError as error:
-            if code(error) == TIMEOUT:
+            if nvml.code(error) == pynvml.NVML_ERROR_TIMEOUT:
                 return
-            if (failure := driver_wide(error)) is not None:
+            if (failure := nvml.driver_wide(error)) is not None:
                 raise failure from error
             # One lost GPU fails the wait for all. NVIDIA's plugin then marks all GPUs unhealthy
             # (checkHealth, "Error waiting for event"); here each is scanned and probed instead.
             self.put(DriverEvent(EventKind.CHANGED))
             raise SetFailed(f"waiting for events failed: {error}") from error
-        is_xid = data.eventType & EVENT_XID
-        kind = _KINDS.get(EVENT_XID if is_xid else data.eventType)
+        is_xid = data.eventType & pynvml.nvmlEventTypeXidCriticalError
+        kind = _KINDS.get(pynvml.nvmlEventTypeXidCriticalError if is_xid else data.eventType)
         if kind is not None:
             number = int(data.eventData) if is_xid else None
             self.put(DriverEvent(kind, self._uuid(data.device), number))
@@ -780,7 +772,7 @@ class EventStream:
         if known is not None:
             return known
         try:
-            return GpuUuid(text_of(self._library.nvmlDeviceGetUUID(handle)))
+            return GpuUuid(nvml.text_of(self._library.nvmlDeviceGetUUID(handle)))
         except (self._library.NVMLError, ValueError):
             return None
 

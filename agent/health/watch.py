@@ -212,6 +212,7 @@ class EventListener:
     async def run(self) -> None:
         """Receive events for ever, and open the stream again when it ends."""
         self._begun_at, self._opened_at = _loop_time(), None
+        self._opened.clear()  # a former run may have left it set
         delay = FIRST_RETRY
         while True:
             reason = "the stream of events ended"
@@ -551,6 +552,7 @@ class HealthWatch:
             ]
             if any(moves) and await self._listener.heard(LISTEN_FIRST):
                 self._probe_now.set()  # the probes were made while no event was heard
+                verdicts = self._judged(reports)  # an operator may have released a GPU meanwhile
             moved = self._publish(verdicts)
             events = [report for report in reports if isinstance(report, DriverEvent)]
             if events and moved:

@@ -5,24 +5,19 @@ import contextlib
 import errno
 import os
 import stat
-import threading
 from collections import defaultdict
 from collections.abc import (
     AsyncGenerator,
-    AsyncIterator,
     Callable,
     Collection,
-    Iterable,
     Iterator,
     Mapping,
-    Sequence,
 )
 from pathlib import Path
-from typing import Final, NoReturn, Self, TypeVar, TypeVarTuple
+from typing import Final, NoReturn, Self
 
 import structlog
 from asyncinotify import Event, Inotify, Mask, Watch
-from typing_extensions import override
 
 from agent.errors import KubeletError, SettingsError, StateError
 from agent.kit.disk import check_writable
@@ -274,8 +269,6 @@ def _state_errors(
 #
 # Settings files may lie on a file system that hangs: `offload` blocks only a thread of its own.
 
-R = TypeVar("R")
-
 MISSING: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EBADF, errno.ELOOP})
 """The errors of stat() for a missing file; pathlib uses the same."""
 
@@ -318,9 +311,8 @@ def check_size(path: Path, content: bytes, limit: int) -> None:
 # Watches directories for files that are created, removed, replaced or written.
 #
 # They are the kubelet's device plugin directory with its sockets, and the directories of settings
-# files. Settings may lie on a file system that hangs, so another thread inspects them. The
-# kubelet's directory is on the node's disk, and an Allocate needs its state at once: the loop
-# inspects it.
+# files. The kubelet's directory is on the node's disk, and an Allocate needs its state at once: the
+# loop inspects it. Settings may lie on a file system that hangs, so another thread inspects them.
 
 POLL = 5.0
 """Seconds between two inspections of the files: they find what inotify missed."""
@@ -328,12 +320,11 @@ ANSWER = 5.0
 """Seconds for one inspection of settings files; after this it is tried again later."""
 COMES_OR_GOES = Mask.CREATE | Mask.DELETE | Mask.MOVED_FROM | Mask.MOVED_TO
 ENDS = Mask.DELETE_SELF | Mask.MOVE_SELF | Mask.UNMOUNT | Mask.IGNORED
+WRITTEN = Mask.CLOSE_WRITE | Mask.DELETE | Mask.MOVED_FROM | Mask.MOVED_TO
+"""What changes a file that people write. A new file changes once its writer has closed it."""
 EVERYTHING = ""
 SWAPPED = "..data"
 """The link that the kubelet replaces when it renews a mounted ConfigMap."""
-Look = dict[str, KubeletEpoch | None]
-
-Ts = TypeVarTuple("Ts")
 
 
 class DirectoryWatch:
@@ -342,10 +333,6 @@ class DirectoryWatch:
     It reports only `names`, which it reads at every event, so they may change. `kubelet` is the
     name of the kubelet's own socket.
     """
-
-    _mask = COMES_OR_GOES
-    _turn = 0
-    """Of the inspections: see agent.kit.timing."""
 
     def __init__(
         self, directory: Path, names: Callable[[], Collection[str]], kubelet: str = "kubelet.sock"
@@ -369,86 +356,62 @@ class DirectoryWatch:
         The empty name, which also comes first, means: any may have changed. The directory may be
         missing, created and replaced.
         """
+        loop = asyncio.get_running_loop()
         while True:
-            async with self._watching() as sight:
-                if sight.obstacle and sight.obstacle != self._polled:
-                    log.info("watch.polling", directory=str(self._directory), err=sight.obstacle)
-                self._polled = sight.obstacle
-                seen = await self._ask(self._look, tuple(self._names())) or {}
+            with contextlib.ExitStack() as stack:
+                news, (inotify, parent) = asyncio.Event(), self._watched(stack)
+                if inotify is not None:
+                    loop.add_reader(inotify.fd, news.set)
+                    stack.callback(loop.remove_reader, inotify.fd)
+                seen = self._look()
                 yield EVERYTHING
-                while not sight.is_over:
-                    for name in await self._news(await sight.events(), sight, seen):
-                        yield name
+                is_over, due = False, loop.time() + until_tick(POLL)
+                while not is_over:
+                    events = await _events(inotify, news, due)
+                    for event in events:
+                        name = str(event.name)
+                        if Mask.Q_OVERFLOW in event.mask:
+                            log.warning("watch.overflow", directory=str(self._directory))
+                            yield EVERYTHING
+                        elif event.mask & ENDS or (
+                            event.watch is parent and name == self._directory.name
+                        ):
+                            is_over = True
+                        elif event.watch is not parent and name in self._names():
+                            seen[name] = self._seen(name)
+                            yield name
+                    if events:
+                        continue
+                    before, now = dict(seen), self._look()
+                    seen.update(now)
+                    due = loop.time() + until_tick(POLL)
+                    # Without inotify each inspection ends the period, and all is looked at.
+                    is_over = inotify is None or now[EVERYTHING] != before.get(EVERYTHING)
+                    for name in sorted(now):
+                        if name and now[name] != before.get(name):
+                            yield name
 
-    async def _ask(self, work: Callable[[*Ts], R], *args: *Ts) -> R | None:
-        """Return the result of `work(*args)`, which inspects files. None: no answer in time."""
-        return work(*args)
-
-    @contextlib.asynccontextmanager
-    async def _watching(self) -> AsyncIterator["_Sight"]:
-        """Watch the directory, and its parent to see it come and go; without inotify, only poll."""
-        loop, sight = asyncio.get_running_loop(), _Sight(self._directory, self._mask, self._turn)
-        with contextlib.closing(sight):
-            await self._ask(sight.open)
-            sight.postpone()
-            inotify = sight.inotify
-            if inotify is None:
-                sight.close()  # if it opens late, nothing uses it
-                yield sight
-                return
-            loop.add_reader(inotify.fd, sight.wake)
+    def _watched(self, stack: contextlib.ExitStack) -> tuple[Inotify | None, Watch | None]:
+        """Watch the directory, and its parent to see it come and go; None: files are inspected."""
+        with contextlib.ExitStack() as undo:
             try:
-                yield sight
-            finally:
-                loop.remove_reader(inotify.fd)
+                inotify = undo.enter_context(Inotify(sync_timeout=0))
+                parent = inotify.add_watch(self._directory.parent, COMES_OR_GOES | Mask.ONLYDIR)
+            except OSError as error:
+                obstacle = error.strerror or str(error)
+                if obstacle != self._polled:
+                    log.info("watch.polling", directory=str(self._directory), err=obstacle)
+                self._polled = obstacle
+                return None, None
+            with contextlib.suppress(OSError):  # if it is missing, the parent reports its creation
+                inotify.add_watch(self._directory, COMES_OR_GOES | ENDS | Mask.ONLYDIR)
+            stack.push(undo.pop_all())
+        self._polled = ""
+        return inotify, parent
 
-    async def _news(self, events: list[Event], sight: "_Sight", seen: Look) -> list[str]:
-        """The names that changed, by the events or else by an inspection; updates `seen`."""
-        if not events:
-            now = await self._ask(self._look, tuple(self._names()))
-            sight.looked()
-            if now is None:
-                return []
-            sight.is_over = sight.is_over or now[EVERYTHING] != seen.get(EVERYTHING)
-            changed = [name for name in sorted(now) if name and now[name] != seen.get(name)]
-            seen.update(now)
-            return changed
-        news = []
-        named = []
-        for event in events:
-            name = str(event.name)
-            if Mask.Q_OVERFLOW in event.mask:
-                log.warning("watch.overflow", directory=str(self._directory))
-                news.append(EVERYTHING)
-            elif event.mask & ENDS or (
-                event.watch is sight.parent and name == self._directory.name
-            ):
-                sight.is_over = True
-            elif (
-                event.watch is not sight.parent
-                and name in self._names()
-                and event.mask & self._mask
-            ):
-                named.append((name, event.mask))
-        # Without an answer the next inspection compares with the last one that had an answer.
-        states = (await self._ask(self._look_at, named) if named else None) or ()
-        seen.update(states)
-        return [*news, *(name for name, _ in states)]
-
-    def _look_at(
-        self, named: Iterable[tuple[str, Mask]]
-    ) -> Sequence[tuple[str, KubeletEpoch | None]]:
-        """The present state of the files that these events changed."""
-        return [(name, self._seen(name)) for name, mask in named if self._tells(name, mask)]
-
-    def _tells(self, name: str, mask: Mask) -> bool:
-        """Whether such an event changed the file that it names."""
-        del name, mask
-        return True
-
-    def _look(self, names: Collection[str]) -> Look:
-        """The present state of these names, and of the directory under the empty name."""
-        states = {name: self._seen(name) for name in names}
+    def _look(self) -> dict[str, KubeletEpoch | None]:
+        """The present state of the names, and of the directory under the empty name."""
+        states = {name: self._seen(name) for name in self._names()}
         directory = self._seen(".")
         # The time of a directory changes with every name in it.
         states[EVERYTHING] = directory and KubeletEpoch(inode=directory.inode)
@@ -468,49 +431,24 @@ class DirectoryWatch:
         return KubeletEpoch(inode=status.st_ino, ctime_ns=status.st_ctime_ns)
 
 
-class FileDirectory(DirectoryWatch):
-    """Watches files that people write: a file changed once its writer has closed it.
-
-    A file that cannot be inspected counts as missing: reading it raises the reason.
-    """
-
-    _mask = COMES_OR_GOES | Mask.CLOSE_WRITE
-    _turn = 1
-
-    def __init__(self, directory: Path, names: Collection[str], offload: Offload) -> None:
-        super().__init__(directory, lambda: names)
-        self._offload = offload
-        self._is_silent = False
-
-    @override
-    async def _ask(self, work: Callable[[*Ts], R], *args: *Ts) -> R | None:
-        try:
-            async with asyncio.timeout(ANSWER):
-                result = await self._offload.call(work, *args)
-        except TimeoutError:
-            if not self._is_silent:
-                log.warning("watch.silent", directory=str(self._directory), after=ANSWER)
-            self._is_silent = True
-            return None
-        self._is_silent = False
-        return result
-
-    @override
-    def _tells(self, name: str, mask: Mask) -> bool:
-        """A new file changed only when it is closed; a new link at once."""
-        return Mask.CREATE not in mask or (self._directory / name).is_symlink()
-
-    @override
-    def _seen(self, name: str) -> KubeletEpoch | None:
-        with contextlib.suppress(KubeletError):
-            return super()._seen(name)
-        return None
+async def _events(inotify: Inotify | None, news: asyncio.Event, due: float) -> list[Event]:
+    """Wait for the next events; return none at the loop time `due`, however many there are."""
+    loop, events = asyncio.get_running_loop(), list[Event]()
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout_at(due):
+            while not events and loop.time() < due:
+                await news.wait()  # it may be set twice for the same events
+                news.clear()
+                # Not Inotify.get(): it loses events when its caller is cancelled.
+                events = list(iter(inotify.sync_get, None)) if inotify else []
+    return events
 
 
 class HostFileWatch:
-    """Watches the directories of files, and the ConfigMap link in each.
+    """Watches files that people write, and the ConfigMap link in each of their directories.
 
-    `offload` runs the inspections.
+    `offload` inspects them every POLL seconds. Between two inspections inotify reports changes at
+    once, in the directories that were there at the last one.
     """
 
     def __init__(self, offload: Offload) -> None:
@@ -524,88 +462,61 @@ class HostFileWatch:
         names: dict[Path, set[str]] = defaultdict(lambda: {SWAPPED})
         for path in paths:
             names[path.absolute().parent].add(path.name)
-
-        async def follow_one(directory: FileDirectory) -> None:
-            async with contextlib.aclosing(directory.changes()) as changes:
-                async for _ in changes:
-                    changed()
-
         async with asyncio.TaskGroup() as group:
             for directory, those in names.items():
-                group.create_task(follow_one(FileDirectory(directory, those, self._offload)))
+                group.create_task(self._follow(directory, those, changed))
         await asyncio.Event().wait()
         raise AssertionError("unreachable: the event is never set")
 
-
-class _Sight:
-    """One period of watching; it ends when the watched directory is replaced or removed.
-
-    - `inotify`: None: the files are only inspected; `obstacle` says why.
-    - `parent`: the watch of the directory above.
-    """
-
-    def __init__(self, directory: Path, mask: Mask, turn: int) -> None:
-        self._directory = directory
-        self._mask = mask
-        self._turn = turn
-        self._lock = threading.Lock()
-        self._is_closed = False
-        self.inotify: Inotify | None = None
-        self.parent: Watch | None = None
-        self.obstacle = "no answer"
-        self.is_over = False
-        self._ready = asyncio.Event()
-        self._due = 0.0
-
-    def open(self) -> bool:
-        """Begin to watch, on another thread; what opens after close() is closed at once."""
+    async def _follow(
+        self, directory: Path, names: Collection[str], changed: Callable[[], None]
+    ) -> NoReturn:
+        loop, news, inotify = asyncio.get_running_loop(), asyncio.Event(), None
         with contextlib.ExitStack() as stack:
             try:
                 inotify = stack.enter_context(Inotify(sync_timeout=0))
-                parent = inotify.add_watch(self._directory.parent, COMES_OR_GOES | Mask.ONLYDIR)
+                loop.add_reader(inotify.fd, news.set)
+                stack.callback(loop.remove_reader, inotify.fd)
             except OSError as error:
-                self.obstacle = error.strerror or str(error)
-                return False
-            with contextlib.suppress(OSError):  # if it is missing, the parent reports its creation
-                inotify.add_watch(self._directory, self._mask | ENDS | Mask.ONLYDIR)
-            with self._lock:
-                if not self._is_closed:
-                    self.inotify, self.parent, self.obstacle = inotify, parent, ""
-                    stack.pop_all()
-        return True
+                log.info("watch.polling", directory=str(directory), err=error.strerror)
+            seen: Mapping[str, tuple[int, int] | None] | None = None
+            is_told = is_silent = False
+            while True:
+                look = None
+                try:
+                    async with asyncio.timeout(ANSWER):
+                        look = await self._offload.call(_look_at_files, directory, names, inotify)
+                except TimeoutError:
+                    if not is_silent:
+                        log.warning("watch.silent", directory=str(directory), after=ANSWER)
+                is_silent = look is None
+                # A change that inotify reports can have the same times as the one before.
+                if seen is None or (look is not None and (is_told or look != seen)):
+                    changed()
+                if look is not None:
+                    seen, is_told = look, False
+                due = loop.time() + until_tick(POLL, turn=1)
+                while not is_told and loop.time() < due:
+                    is_told = any(
+                        event.mask & (ENDS | Mask.Q_OVERFLOW) or str(event.name) in names
+                        for event in await _events(inotify, news, due)
+                    )
 
-    def close(self) -> None:
-        """End the watch, now or as soon as it is open."""
-        with self._lock:
-            self._is_closed = True
-            inotify, self.inotify = self.inotify, None
-        if inotify is not None:
-            inotify.close()
 
-    def wake(self) -> None:
-        """Note that events can be read."""
-        self._ready.set()
+def _look_at_files(
+    directory: Path, names: Collection[str], inotify: Inotify | None
+) -> Mapping[str, tuple[int, int] | None]:
+    """Watch the directory if it is there, and return the state of its files.
 
-    def postpone(self) -> None:
-        """Make the next inspection due at the next turn of this watch."""
-        self._due = asyncio.get_running_loop().time() + until_tick(POLL, self._turn)
-
-    def looked(self) -> None:
-        """Note an inspection of the files; without inotify it ends the period."""
-        self.postpone()
-        self.is_over = self.is_over or self.inotify is None
-
-    async def events(self) -> list[Event]:
-        """Wait for the next events; return none when an inspection is due."""
-        if asyncio.get_running_loop().time() >= self._due:
-            return []
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout_at(self._due):
-                while True:
-                    await self._ready.wait()
-                    self._ready.clear()
-                    # Not Inotify.get(): it loses events when its caller is cancelled.
-                    events = list(iter(self.inotify.sync_get, None)) if self.inotify else []
-                    if events:  # wake() may come twice for the same ones
-                        return events
-        return []
+    A file that cannot be inspected counts as missing: reading it raises the reason.
+    """
+    if inotify is not None:
+        # Again each time: the directory may be another one. ValueError: the caller has left.
+        with contextlib.suppress(OSError, ValueError):
+            inotify.add_watch(directory, WRITTEN | ENDS | Mask.ONLYDIR)
+    states = dict[str, tuple[int, int] | None].fromkeys(names)
+    for name in names:
+        with contextlib.suppress(OSError):
+            status = (directory / name).stat()
+            states[name] = status.st_ino, status.st_ctime_ns
+    return states

@@ -42,7 +42,7 @@ from agent.sandbox.api_errors import (
     StatusError,
     TooManyRequestsError,
 )
-from agent.sandbox.apiserver_access import Rights, Target, authorize, identify, restrict, reviewed
+from agent.sandbox.apiserver_requests import Rights, Target, authorize, identify, restrict, reviewed
 from agent.sandbox.store import CLUSTER_SCOPED, KINDS, Change, ObjectStore, Subscription
 
 BODY_LIMIT: Final = 3 * 1024 * 1024

@@ -13,8 +13,8 @@ from agent.kubelet.door import container_response, grpc_error
 from agent.ledger import Holder, KubeletEpoch
 from agent.model import SliceId
 from agent.reconcile import PERIOD
-from agent.sandbox.kubelet.devices import HEALTHY, ListedDevice
-from agent.sandbox.kubelet.seen import KubeletEvent, SeenKind
+from agent.sandbox.kubelet.endpoint import HEALTHY, ListedDevice
+from agent.sandbox.kubelet.pods import KubeletEvent, SeenKind
 from agent.wire.v1beta1 import ContainerAllocateResponse
 from tests.app.story import a_story, told
 from tests.fakes.chance import Seeded

@@ -5,7 +5,6 @@ import asyncio
 import pytest
 
 from agent.gpu.driver import NvmlDriver
-from agent.gpu.nvml import pynvml as the_library
 from agent.health import watch
 from agent.ledger import State
 from agent.model import GpuUuid
@@ -82,7 +81,7 @@ async def test_a_reset_while_the_agent_is_down_is_an_operators_word(
         stub.set(slot, recovery=-1)
 
     def a_driver() -> NvmlDriver:
-        return NvmlDriver(the_library(), path=stub_path, sys_root=tmp_path, deadline=5)
+        return NvmlDriver(path=stub_path, sys_root=tmp_path, deadline=5)
 
     driver = a_driver()
     front = joined(driver, settings=RESTING)

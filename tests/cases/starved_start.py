@@ -13,7 +13,7 @@ from pathlib import Path
 
 from agent.sandbox.api_errors import Json
 from agent.sandbox.lab.cluster import SandboxCluster, open_cluster
-from agent.sandbox.scenario.workloads import Wish, Workload
+from agent.sandbox.scenario.stage import Wish, Workload
 from tests.cases.box import quiet, refusals, verdict
 from tests.process.agent_process import options
 

@@ -11,7 +11,6 @@ import pytest
 
 from agent.errors import DriverError
 from agent.gpu.driver import NvmlDriver
-from agent.gpu.nvml import pynvml
 from agent.model import Scan
 from tests.fakes import nvml_stub
 
@@ -19,7 +18,7 @@ from tests.fakes import nvml_stub
 @asynccontextmanager
 async def open_real_driver() -> AsyncIterator[tuple[NvmlDriver, Scan]]:
     """The driver and what it has; skips the test where there is none, or no GPU."""
-    driver = NvmlDriver(pynvml())
+    driver = NvmlDriver()
     try:
         try:
             scan = await driver.scan()

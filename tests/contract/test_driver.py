@@ -10,7 +10,6 @@ import pytest
 
 from agent.errors import DriverError, GpuError
 from agent.gpu.driver import NvmlDriver
-from agent.gpu.nvml import pynvml as the_library
 from agent.model import DriverEvent, EventKind, GpuUuid, Probe, ProbeOutcome, RecoveryAction
 from agent.ports import Driver
 from agent.sandbox import hardware_talk as talk
@@ -115,7 +114,7 @@ async def stubbed(tmp_path: Path, stub_path: Path):
         del there[index]
         stub.order(there)
 
-    driver = NvmlDriver(the_library(), path=library, sys_root=tmp_path)
+    driver = NvmlDriver(path=library, sys_root=tmp_path)
     yield Subject(driver, xid, lose, refuse, find, remove)
     await driver.close()
     assert (0, 0, 0) == (stub.sessions, stub.sets, stub.inside)

@@ -18,7 +18,7 @@ from agent.host.process import SystemClock
 from agent.model import GpuUuid
 from agent.sandbox.api_errors import Json
 from agent.sandbox.apiserver import ApiServerModel
-from agent.sandbox.patching import merge_patch
+from agent.sandbox.apiserver_requests import merge_patch
 from agent.sandbox.scheduler.loop import SchedulerModel
 from agent.sandbox.scheduler.model import SchedulerSettings
 from agent.sandbox.scheduler.webhook import admit_pod

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from agent.gpu.driver import NvmlDriver
-from agent.gpu.nvml import pynvml as the_library
 from tests.fakes import nvml_stub
 from tests.fakes.nvml_stub import NvmlStub
 
@@ -40,7 +39,7 @@ def deadline() -> float:
 
 @pytest.fixture
 async def stub_driver(stub_path: Path, stub: NvmlStub, tmp_path: Path, deadline: float):
-    driver = NvmlDriver(the_library(), path=stub_path, sys_root=tmp_path, deadline=deadline)
+    driver = NvmlDriver(path=stub_path, sys_root=tmp_path, deadline=deadline)
     yield driver
     stub.hang(hung=False)
     await driver.close()

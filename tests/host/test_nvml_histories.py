@@ -12,7 +12,6 @@ import pytest
 from agent.errors import AgentError, DriverError
 from agent.gpu import threads as nvml_threads
 from agent.gpu.driver import NvmlDriver
-from agent.gpu.nvml import pynvml as the_library
 from agent.model import GpuUuid, ProbeOutcome
 from tests.fakes import nvml_stub
 from tests.fakes.chance import Seeded
@@ -168,7 +167,7 @@ async def test_whatever_happens_errors_are_ours_and_all_comes_back(
     life = NvmlLife(stub, Seeded(seed))
     life.mend_all()
     before = set(threading.enumerate())  # those of other tests may end meanwhile
-    driver = NvmlDriver(the_library(), path=library, sys_root=tmp_path, deadline=DEADLINE)
+    driver = NvmlDriver(path=library, sys_root=tmp_path, deadline=DEADLINE)
     try:
         async with asyncio.TaskGroup() as tasks:
             listening = tasks.create_task(listen(driver))

@@ -68,6 +68,22 @@ async def test_close_leaves_the_library_alone_while_a_thread_is_in_it(driver, li
     assert 0 == library.calls["nvmlShutdown"]
 
 
+async def test_close_leaves_a_driver_that_hangs_in_each_step(library, tmp_path, monkeypatch):
+    monkeypatch.setattr("agent.gpu.threads.CLOSE_DEADLINE", 0.2)
+    driver = NvmlDriver(library, sys_root=tmp_path, deadline=30)
+    await driver.scan()
+    library.hanging |= {("nvmlDeviceGetCount", None), ("nvmlShutdown", None)}
+    async with asyncio.TaskGroup() as tasks:
+        scan = tasks.create_task(driver.scan())
+        await until(lambda: library.inside == 1)
+        async with asyncio.timeout(5):
+            await driver.close()
+        library.release()
+        scan.cancel()
+
+    assert 0 == library.calls["nvmlShutdown"]
+
+
 @contextlib.asynccontextmanager
 async def with_a_call_inside(library, tmp_path):
     """A driver of much patience whose session has ended while a call about GPU 0 is inside."""

@@ -8,13 +8,13 @@ from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
+import pynvml
 import pytest
 
 from agent.errors import DriverError, DriverMissing
 from agent.gpu import nvml
 from agent.gpu.driver import REMOVED_AFTER, NvmlDriver
 from agent.gpu.nvml import library_below, removed, replaced
-from agent.gpu.nvml import pynvml as the_library
 from agent.model import (
     DriverEvent,
     EventKind,
@@ -148,7 +148,7 @@ async def test_which_gpu_is_in_mig_mode_comes_through_the_library(driver, stub):
 
 async def test_calls_that_an_old_driver_lacks_cost_nothing(tmp_path):
     library = nvml_stub.build(tmp_path, "-DOLD_DRIVER")
-    driver = NvmlDriver(the_library(), path=library, sys_root=tmp_path)
+    driver = NvmlDriver(path=library, sys_root=tmp_path)
     scan = await driver.scan()
     probe = await driver.probe(scan.gpus[0].uuid)
     stub = nvml_stub.NvmlStub(library)
@@ -218,7 +218,7 @@ async def test_a_gpu_that_is_added_while_we_listen_is_heard(driver, stub):
 async def test_one_gpu_of_eight_that_hangs_leaves_the_loop_and_the_seven_alone(
     stub_path, stub, tmp_path, call
 ):
-    driver = NvmlDriver(the_library(), path=stub_path, sys_root=tmp_path, deadline=PATIENT)
+    driver = NvmlDriver(path=stub_path, sys_root=tmp_path, deadline=PATIENT)
     stub.order(range(8))
     await driver.scan()
     stub.hang(call, 3)
@@ -286,7 +286,7 @@ async def test_another_library_is_not_taken_while_a_call_may_come_back_from_the_
     built, tmp_path
 ):
     old, new, link = two_versions(built, tmp_path)
-    driver = NvmlDriver(the_library(), path=link, sys_root=tmp_path, deadline=0.3)
+    driver = NvmlDriver(path=link, sys_root=tmp_path, deadline=0.3)
     await driver.scan()
     old.hang("nvmlDeviceGetHandleByUUID", 0)
     assert ProbeOutcome.SILENT is (await driver.probe(UUIDS[0])).outcome
@@ -310,7 +310,7 @@ async def test_another_library_is_not_taken_while_a_call_may_come_back_from_the_
 async def test_another_library_takes_the_place_of_the_first(driver, stub_path, tmp_path):
     await driver.scan()
     copy = Path(shutil.copy(stub_path, tmp_path / "other.so"))
-    second = NvmlDriver(the_library(), path=copy, sys_root=tmp_path)
+    second = NvmlDriver(path=copy, sys_root=tmp_path)
     NvmlStub(copy).lose(0)
 
     assert [1, 2] == [gpu.index for gpu in (await second.scan()).gpus]
@@ -332,7 +332,7 @@ async def test_the_library_of_a_mounted_host_is_found(built, tmp_path, place):
     below = tmp_path / "root" / place / "libnvidia-ml.so.1"
     below.parent.mkdir(parents=True)
     shutil.copy(built, below)
-    driver = NvmlDriver(the_library(), driver_root=tmp_path / "root", sys_root=tmp_path)
+    driver = NvmlDriver(driver_root=tmp_path / "root", sys_root=tmp_path)
 
     assert "999.1" == (await driver.scan()).driver_version
     await driver.close()
@@ -340,7 +340,7 @@ async def test_the_library_of_a_mounted_host_is_found(built, tmp_path, place):
 
 async def test_a_driver_that_is_upgraded_is_used_once_both_halves_are_there(built, tmp_path):
     old, new, link = two_versions(built, tmp_path)
-    driver = NvmlDriver(the_library(), path=link, sys_root=tmp_path)
+    driver = NvmlDriver(path=link, sys_root=tmp_path)
     await driver.scan()
 
     old.fail("any", code=MISMATCH)  # the kernel's half is the new one already
@@ -364,7 +364,7 @@ async def test_a_library_that_a_package_replaced_is_told_until_the_module_follow
     folder.mkdir(parents=True)
     old, new, link = two_versions(built, folder)
     where = {"path": link} if by == "the path" else {"driver_root": tmp_path}
-    driver = NvmlDriver(the_library(), sys_root=tmp_path, **where)
+    driver = NvmlDriver(sys_root=tmp_path, **where)
     driver.check()
     await driver.scan()
     driver.check()
@@ -392,7 +392,7 @@ async def test_a_library_that_a_package_removed_is_told_until_it_is_back(built, 
     old, new, link = two_versions(built, folder)
     where = {"path": link} if by == "the path" else {"driver_root": tmp_path}
     clock = [0.0]
-    driver = NvmlDriver(the_library(), sys_root=tmp_path, now=lambda: clock[0], **where)
+    driver = NvmlDriver(sys_root=tmp_path, now=lambda: clock[0], **where)
     for clock[0] in (0.0, 2 * REMOVED_AFTER):
         driver.check()  # no library is in use yet
     await driver.scan()
@@ -463,7 +463,7 @@ def test_a_library_that_the_loader_passes_over_is_named_by_its_place(tmp_path, m
     file.write_bytes(b"of another machine")
     monkeypatch.setattr(nvml, "SONAME", "libno-such-library.so.1")
     monkeypatch.setattr(nvml, "library_below", lambda _: file if there else None)
-    found = nvml.missing(the_library(), NVMLError(12), tmp_path)
+    found = nvml.missing(pynvml, NVMLError(12), tmp_path)
 
     assert f"{file} cannot be loaded" in str(found) if there else found is None
     assert (None, None) == (library_below(tmp_path), library_below(None))
@@ -477,7 +477,7 @@ def test_a_library_that_the_loader_does_not_take_is_not_called_missing(
     monkeypatch.setattr(nvml, "library_below", lambda _: None)
     monkeypatch.setattr(nvml, "SONAME", str(tmp_path / "libnvidia-ml.so.1"))
 
-    assert "cannot be loaded" in str(nvml.missing(the_library(), NVMLError(12), tmp_path))
+    assert "cannot be loaded" in str(nvml.missing(pynvml, NVMLError(12), tmp_path))
 
 
 @pytest.mark.parametrize("has_module", [True, False])
@@ -488,7 +488,7 @@ async def test_without_device_files_the_module_is_not_called_missing(
     NvmlStub(file).fail("any", code=9)
     if has_module:
         (tmp_path / "module/nvidia").mkdir(parents=True)
-    driver = NvmlDriver(the_library(), path=file, sys_root=tmp_path)
+    driver = NvmlDriver(path=file, sys_root=tmp_path)
 
     expected = "no device file" if has_module else "module is not loaded"
     with pytest.raises(DriverMissing, match=expected):
@@ -522,7 +522,7 @@ async def test_a_file_that_is_no_library_is_named_and_one_that_appears_later_is_
     file = tmp_path / "libnvidia-ml.so.1"
     if before:
         file.write_text(before)
-    driver = NvmlDriver(the_library(), path=file, sys_root=tmp_path)
+    driver = NvmlDriver(path=file, sys_root=tmp_path)
     with pytest.raises(DriverMissing, match=r"libnvidia-ml\.so\.1 cannot be loaded"):
         await driver.scan()
     file.unlink(missing_ok=True)

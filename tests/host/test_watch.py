@@ -249,7 +249,8 @@ async def telling(*paths: Path, offload: Offload | None = None) -> AsyncIterator
         task.cancel()
 
 
-async def test_a_renewed_config_map_is_told(tmp_path):
+async def test_a_renewed_config_map_is_told_at_once(tmp_path, monkeypatch):
+    monkeypatch.setattr(watch, "POLL", 1e6)
     mounted = MountedMap(tmp_path / "etc")
     mounted.write(config="a: 1")
     async with telling(tmp_path / "etc" / "config.yaml") as told:
@@ -291,7 +292,10 @@ def by_link(path: Path) -> None:
 
 
 @pytest.mark.parametrize("edit", [in_place, by_rename, by_link, Path.unlink])
-async def test_every_way_to_edit_is_told(tmp_path, edit: Callable[[Path], None]):
+async def test_every_way_to_edit_is_told_at_once(
+    tmp_path, edit: Callable[[Path], None], monkeypatch
+):
+    monkeypatch.setattr(watch, "POLL", 1e6)
     path = tmp_path / "config.yaml"
     path.write_text("old")
     async with telling(path) as told:

@@ -14,7 +14,7 @@ from typing import NoReturn, TypeVar
 
 from agent.allocate.match import MatchSettings
 from agent.allocate.room import RequestRules
-from agent.allocate.service import Allocation, SchedulerShares
+from agent.allocate.service import HamiAllocation
 from agent.cluster import NodeView, PodTable, PodUid
 from agent.errors import AgentError
 from agent.hami.register import ReportSettings
@@ -73,7 +73,9 @@ class AgentLife:
         requests = RequestRules(known=True)
         match = Cell(MatchSettings(NODE, unlocked_pods=host.unlocked, requests=requests))
         outlived: Cell[Mapping[str, PodUid]] = Cell({})
-        self.shares = SchedulerShares(
+        self.allocation = HamiAllocation(
+            commit=self.commit,
+            say=lambda _: None,
             pods=self.pods,
             node=self.node,
             inventory=host.inventory,
@@ -93,7 +95,6 @@ class AgentLife:
             clock=host.clock,
             look=self._node.look,
         )
-        self.allocation = Allocation(self.shares, self.commit, hooks, lambda _: None)
         self._settlement = Settlement(
             pods=self.pods,
             node=self.node,
@@ -109,7 +110,7 @@ class AgentLife:
             pods=self.pods,
             ledger=state.ledger,
             epoch=host.epoch,
-            taken=self.shares.calls.taken,
+            taken=self.allocation.taken,
             rivals=Cell(0),
             calls=Lull(),
             witness=witness,
@@ -117,7 +118,7 @@ class AgentLife:
             hooks=hooks,
             clock=host.clock,
             resource=lambda: RESOURCE,
-            adopt=self.shares.adopt,
+            adopt=self.allocation.adopt,
             commit=state.commit,
         )
         settings, said = Cell(ReportSettings()), Cell(ReportState())
@@ -140,7 +141,7 @@ class AgentLife:
             for service in (
                 self.state.run,
                 self._list,
-                self.shares.run,
+                self.allocation.run,
                 self._pods.run,
                 self._node.run,
                 self._settlement.run,

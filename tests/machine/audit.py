@@ -22,7 +22,7 @@ from agent.ledger import ContainerKey
 from agent.model import Share
 from agent.sandbox.api_errors import Json
 from agent.sandbox.kubelet.pods import ContainerKey as Owner
-from agent.sandbox.kubelet.seen import KubeletEvent
+from agent.sandbox.kubelet.pods import KubeletEvent
 from agent.state import CURRENT, decode_state
 from agent.wire.v1beta1 import ContainerAllocateResponse
 from tests.builders import a_uuid

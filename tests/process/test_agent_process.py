@@ -21,8 +21,7 @@ from agent.cluster import BIND_PHASE, PHASE_SUCCESS, REGISTER
 from agent.host.process import machine_id
 from agent.ledger import Ledger, State, container_directory
 from agent.sandbox.kubelet.services import PodResourcesLister
-from agent.sandbox.lab.cluster import NAMESPACE, RESOURCE, SandboxCluster, open_cluster
-from agent.sandbox.lab.web import fetch
+from agent.sandbox.lab.cluster import NAMESPACE, RESOURCE, SandboxCluster, fetch, open_cluster
 from agent.state import CURRENT, decode_state, encode_state
 from agent.wire.v1 import GetPodResourcesRequest, GetPodResourcesResponse
 from tests.builders import G1, G2, NOON, a_row

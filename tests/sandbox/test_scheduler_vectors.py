@@ -12,12 +12,16 @@ from agent.errors import MalformedText
 from agent.hami.pod import decode_pod_devices, encode_pod_devices
 from agent.model import GpuUuid, Share
 from agent.sandbox.api_errors import ConflictError, Json, StatusError
-from agent.sandbox.patching import json_patch
+from agent.sandbox.apiserver_requests import json_patch
 from agent.sandbox.scheduler.cluster import StoreCluster
 from agent.sandbox.scheduler.filter import filter_pod
-from agent.sandbox.scheduler.model import RegisteredNode, SchedulerSettings
+from agent.sandbox.scheduler.model import (
+    RegisteredNode,
+    SchedulerSettings,
+    pod_requests,
+    read_steering,
+)
 from agent.sandbox.scheduler.registry import NodeSighting, Registry, check_node, read_offer
-from agent.sandbox.scheduler.requests import pod_requests, read_steering
 from agent.sandbox.scheduler.usage import Quotas, Reservation, Usage
 from agent.sandbox.scheduler.verbs import BindError, HamiVerbs, placement_patch
 from agent.sandbox.scheduler.webhook import admit_pod, review_pod

@@ -6,7 +6,7 @@ from collections.abc import Callable, Coroutine, Mapping
 
 from agent.allocate.match import MatchSettings
 from agent.allocate.room import RequestRules
-from agent.allocate.service import Allocation, SchedulerShares
+from agent.allocate.service import HamiAllocation
 from agent.cluster import NodeEvent, NodeView, PodTable, PodUid
 from agent.kit.cell import Cell
 from agent.kit.timing import Lull
@@ -58,7 +58,9 @@ class TracedAgent:
         self._node = NodeWatch(api, node, chance)
         self._pods = PodWatch(api, pods, clock, chance, resource)
         outlived: Cell[Mapping[str, PodUid]] = Cell({})
-        self.shares = SchedulerShares(
+        self.allocation = HamiAllocation(
+            commit=self.state.commit,
+            say=self.said.append,
             pods=pods,
             node=node,
             inventory=Cell(_inventory(trace)),
@@ -80,7 +82,6 @@ class TracedAgent:
             clock=clock,
             look=self._node.look,
         )
-        self.allocation = Allocation(self.shares, self.state.commit, hooks, self.said.append)
         self._settlement = Settlement(
             pods=pods,
             node=node,
@@ -96,7 +97,7 @@ class TracedAgent:
             pods=pods,
             ledger=ledger,
             epoch=Cell[KubeletEpoch | None](epoch),
-            taken=self.shares.calls.taken,
+            taken=self.allocation.taken,
             rivals=Cell(0),
             calls=Lull(),
             witness=kubelet,
@@ -104,7 +105,7 @@ class TracedAgent:
             hooks=hooks,
             clock=clock,
             resource=lambda: RESOURCE,
-            adopt=self.shares.adopt,
+            adopt=self.allocation.adopt,
             commit=self.state.commit,
         )
 

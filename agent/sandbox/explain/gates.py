@@ -14,21 +14,24 @@ from agent.errors import MalformedText, Refusal, cap
 from agent.hami.pod import decode_node_lock
 from agent.kube.objects import decode_moment
 from agent.kube.reader import REFUSED, ClusterNode, JsonObject
-from agent.sandbox.explain.story import Gate, GateVerdict, core_words, mib
-from agent.sandbox.explain.words import (
+from agent.sandbox.explain.story import (
     TEXT,
     Attempt,
     AttemptStage,
+    Gate,
+    GateVerdict,
     agent_sentence,
     agent_words,
+    core_words,
     last_event,
     meaning,
+    mib,
     refusal_id,
     status_text,
     when,
 )
 from agent.sandbox.explain.world import World, held_by
-from agent.sandbox.scheduler.requests import (
+from agent.sandbox.scheduler.model import (
     CORES,
     COUNT,
     MEMORY,
@@ -419,7 +422,8 @@ def _held(world: World, now: dt.datetime) -> Iterator[str]:
     if view is None or not view.groups:
         return
     try:
-        paired = [(one.container, one.shares) for one in pair_groups(view.groups, view.containers)]
+        pairs = pair_groups(view.groups, view.containers).items()
+        paired = [(name, shares) for name, (_, shares) in pairs]
     except Refusal as refusal:
         yield cap(refusal.sentence, TEXT)
         paired = [("a container", group) for group in view.groups if group]

@@ -12,13 +12,17 @@ from agent.allocate.room import ContainerRequest
 from agent.errors import cap
 from agent.kube.objects import decode_moment
 from agent.kube.reader import JsonObject
-from agent.sandbox.explain.story import Gate, GateVerdict, GpuVerdict, NodeVerdict, mib
-from agent.sandbox.explain.words import (
+from agent.sandbox.explain.story import (
     NODE_UNREGISTERED,
     TEXT,
     Attempt,
     AttemptStage,
+    Gate,
+    GateVerdict,
+    GpuVerdict,
+    NodeVerdict,
     agent_words,
+    mib,
     when,
 )
 from agent.sandbox.explain.world import (
@@ -31,8 +35,7 @@ from agent.sandbox.explain.world import (
     refuse_node,
 )
 from agent.sandbox.scheduler.filter import NodeFit
-from agent.sandbox.scheduler.model import GpuView
-from agent.sandbox.scheduler.requests import Steering, pod_requests
+from agent.sandbox.scheduler.model import GpuView, Steering, pod_requests
 from agent.status import counted, span
 
 PLACEMENT: Final = "placement"

@@ -18,19 +18,20 @@ from agent import cluster as annotations
 from agent.cluster import PodView
 from agent.errors import MalformedText
 from agent.hami.pod import decode_pod_devices
-from agent.hami.register import SHORT, is_json_form
 from agent.kube.objects import decode_pod
 from agent.kube.reader import ClusterNode, ClusterSnapshot, GpuHolder, JsonObject, Taint
 from agent.sandbox.scheduler.filter import NodeFit, Wishes, fit_pod
-from agent.sandbox.scheduler.model import Load, RegisteredNode, SchedulerSettings
-from agent.sandbox.scheduler.registry import Version, read_offer
-from agent.sandbox.scheduler.requests import (
+from agent.sandbox.scheduler.model import (
     COUNT,
+    Load,
+    RegisteredNode,
+    SchedulerSettings,
     Steering,
     init_count,
     pod_requests,
     read_steering,
 )
+from agent.sandbox.scheduler.registry import read_offer
 from agent.sandbox.scheduler.usage import TERMINAL, Quotas, Reservation, Usage
 
 _UNSCHEDULABLE: Final = "node.kubernetes.io/unschedulable"
@@ -143,8 +144,7 @@ class World:
         self.held = usage_of(self.neighbours)
         """What the other pods of the namespace hold."""
         self.offers = {
-            name: read_offer(node.annotations, version_of(node))
-            for name, node in self.nodes.items()
+            name: read_offer(node.annotations, None) for name, node in self.nodes.items()
         }
 
     @property
@@ -198,16 +198,6 @@ def has_gpus(node: ClusterNode) -> bool:
     """Whether the Node has, or had, something of GPUs."""
     keys = (annotations.REGISTER, annotations.HANDSHAKE)
     return node.slices > 0 or any(key in node.annotations for key in keys)
-
-
-def version_of(node: ClusterNode) -> Version:
-    """The newest release of the scheduler that reads the form of the Node's report."""
-    text = node.annotations.get(annotations.REGISTER, "")
-    if is_json_form(text):
-        return Version.V2_10
-    records = [record for record in text.split(":") if record]
-    is_short = bool(records) and all(record.count(",") + 1 == SHORT for record in records)
-    return Version.V2_4 if is_short else Version.V2_7
 
 
 def usage_of(holders: Iterable[GpuHolder]) -> Usage:

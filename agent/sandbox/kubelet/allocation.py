@@ -9,16 +9,24 @@ import random
 from collections.abc import Callable, Iterable, Mapping
 
 from agent.sandbox.kubelet.books import DeviceRecord, KubeletBooks, merge
-from agent.sandbox.kubelet.devices import Demand, DeviceError, DeviceTable, draw, fill, shuffled
-from agent.sandbox.kubelet.endpoint import PluginEndpoint
+from agent.sandbox.kubelet.endpoint import (
+    Demand,
+    DeviceError,
+    DeviceTable,
+    PluginEndpoint,
+    draw,
+    fill,
+    shuffled,
+)
 from agent.sandbox.kubelet.pods import (
     ContainerKey,
     ContainerSpec,
     KubeletAdmission,
+    KubeletLog,
     KubeletNode,
     PodSpec,
+    SeenKind,
 )
-from agent.sandbox.kubelet.seen import KubeletLog, SeenKind
 from agent.wire.v1beta1 import ContainerAllocateResponse
 
 CHECKPOINT = 0.002

@@ -11,10 +11,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from agent.sandbox.kubelet import checkpoint
-from agent.sandbox.kubelet.devices import DeviceError, DeviceTable, ListedDevice, shuffled
-from agent.sandbox.kubelet.endpoint import PluginEndpoint
-from agent.sandbox.kubelet.pods import ContainerKey
-from agent.sandbox.kubelet.seen import KubeletLog
+from agent.sandbox.kubelet.endpoint import (
+    DeviceError,
+    DeviceTable,
+    ListedDevice,
+    PluginEndpoint,
+    shuffled,
+)
+from agent.sandbox.kubelet.pods import ContainerKey, KubeletLog
 from agent.wire.v1beta1 import ContainerAllocateResponse
 
 

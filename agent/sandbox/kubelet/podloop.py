@@ -15,8 +15,7 @@ from typing import Final
 from agent.sandbox.api_errors import ConflictError, GoneError, Json, NotFoundError
 from agent.sandbox.kubelet.books import NodeResources
 from agent.sandbox.kubelet.model import KubeletModel
-from agent.sandbox.kubelet.pods import ContainerSpec, NodePod
-from agent.sandbox.kubelet.seen import KubeletEvent
+from agent.sandbox.kubelet.pods import ContainerSpec, KubeletEvent, NodePod
 from agent.sandbox.store import ObjectStore
 
 _OWNED: Final = frozenset({"reason", "message", "containerStatuses", "initContainerStatuses"})

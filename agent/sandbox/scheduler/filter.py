@@ -17,15 +17,13 @@ from agent.allocate.room import ContainerRequest
 from agent.model import GpuUuid, Share
 from agent.sandbox.api_errors import Json
 from agent.sandbox.scheduler.model import (
+    BadWeightsError,
     GpuView,
     Links,
     Load,
     Reasons,
     RegisteredNode,
     SchedulerSettings,
-)
-from agent.sandbox.scheduler.requests import (
-    BadWeightsError,
     Steering,
     init_count,
     pod_requests,

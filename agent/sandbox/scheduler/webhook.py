@@ -11,13 +11,13 @@ from typing import Final
 
 from agent.cluster import Requirement
 from agent.sandbox.api_errors import ForbiddenError, Json, StatusError
-from agent.sandbox.scheduler.model import SchedulerSettings
-from agent.sandbox.scheduler.requests import (
+from agent.sandbox.scheduler.model import (
     CORES,
     COUNT,
     MEMORY,
     MEMORY_PERCENT,
     PRIORITY,
+    SchedulerSettings,
     all_containers,
     init_count,
     lookup,

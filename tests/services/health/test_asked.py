@@ -7,8 +7,10 @@ import pytest
 
 from agent.errors import DriverError
 from agent.health.xids import HealthSettings, read_switches
+from agent.kit.timing import until_tick
 from agent.model import NO_INDEX, WITHHELD, Cause, Condition, ProbeOutcome, Scan
 from tests.builders import a_gpu, a_health, a_shared_gpu, an_inventory
+from tests.services.at_work import at_work
 from tests.services.health.watching import G0, G1, HealthBench, running
 
 OFF = HealthSettings(switches=read_switches("all", ""))
@@ -213,6 +215,38 @@ async def test_what_holds_a_gpu_is_said_and_nothing_is_placed_on_it_all_the_same
         assert found
         assert "a call has not come back" == found.obstacle
         assert not bench.of(G1).serving
+
+
+async def test_no_verdict_that_waits_for_the_stream_of_events_undoes_a_release():
+    async with running() as bench:
+        await asyncio.sleep(1)
+        bench.driver.failure = DriverError("the driver is gone")
+        bench.driver.break_events()
+        await asyncio.sleep(150)
+        assert not bench.of(G1).serving
+        bench.driver.failure, bench.driver.opening = None, 1e9
+        await asyncio.sleep(until_tick(HealthSettings().probe_interval) + 0.5)
+        assert not bench.of(G0).serving  # it passed its probe, and waits for the stream
+
+        await bench.watch.release("1")
+        await asyncio.sleep(12)
+
+        assert (True, Cause.RELEASED) == (bench.of(G0).serving, bench.of(G1).cause)
+
+
+async def test_a_watch_that_starts_again_waits_for_its_own_stream_of_events():
+    bench = HealthBench()
+    async with at_work(bench.watch.run):
+        await asyncio.sleep(1)
+        await bench.watch.release("1")
+    bench.driver.opening = 0.5
+    async with at_work(bench.watch.run):
+        seen = serving_and_deaf(bench)
+        await asyncio.sleep(0.01)
+        bench.driver.listening = False
+        await bench.watch.recheck("1")
+
+    assert [False] == seen
 
 
 async def test_there_is_no_gpu_of_that_name():

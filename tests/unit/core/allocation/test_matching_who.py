@@ -23,7 +23,6 @@ from agent.allocate.match import (
 )
 from agent.cluster import Phase, PodTable, PodView, Role
 from agent.errors import Refusal, RefusalReason
-from agent.hami.pod import decode_pod_devices
 from agent.ledger import ContainerKey, Ledger, Row
 from tests.builders import NOON, a_container, a_lock, a_pod, a_row, a_share
 from tests.unit.core.allocation.matching_scene import (
@@ -542,41 +541,13 @@ def test_a_lock_that_another_pod_was_answered_under_is_looked_at_before_it_count
     assert newer.value == granted(changed(shown, lock=newer)).lock
 
 
-@pytest.mark.parametrize(
-    ("recorded", "held", "right"),
-    [
-        (None, True, False),
-        ((), True, False),
-        ((9,), True, False),
-        ((1,), True, True),
-        ((9, 1), True, True),
-        ((1,), False, False),
-    ],
-    ids=["no file", "nobody", "a namesake", "it", "both", "it was rejected"],
-)
-def test_where_the_api_server_is_silent_the_kubelets_own_records_must_name_the_pod(
-    recorded, held, right
-) -> None:
-    """The record is that of another container of the pod: it was answered at this admission."""
-    text = f"{G1},NVIDIA,10,0:{G1},NVIDIA,10,0:;{G1},NVIDIA,3000,30:;"
-    both = (a_container(name="other", count=2), a_container())
-    pod = msgspec.structs.replace(
-        RETURNING, containers=both, annotations=annotated(text), groups=decode_pod_devices(text)
-    )
-    row = a_row(pod_uid=pod.uid, pod=pod.name, container="other", epoch=OLD_KUBELET)
-    said = holding(pod, other=f"{G1}-0") if held else holding(pod)
-    scene = knowing(a_scene(pod, rows=(row,), lock=pod), said)
-    scene = changed(scene, pod_uids_read={pod.key: UNREAD}, records_read=True, listed=True)
-    scene = changed(scene, list_failed=True)
+def test_where_the_api_server_is_silent_no_record_of_the_kubelet_names_the_pod() -> None:
+    scene = knowing(a_scene(RETURNING, lock=RETURNING), holding(RETURNING))
+    scene = changed(scene, pod_uids_read={RETURNING.key: UNREAD}, listed=True, list_failed=True)
+    known = frozenset({ContainerKey(RETURNING.uid, "other")})
+    read = changed(scene, kubelet=KubeletView(NOW_KUBELET, recorded=known), records_read=True)
 
-    keys = recorded and (ContainerKey(named_pod(n).uid, "other") for n in recorded)
-    known = None if recorded is None else frozenset(keys)
-    idle = KubeletStart(begun=frozenset())  # so it is being admitted
-    read = changed(scene, kubelet=KubeletView(NOW_KUBELET, recorded=known, start=idle))
-    if right:
-        assert "main" == granted(read).candidate.container.name
-    else:
-        refused_by(read, RefusalReason.PODS_UNKNOWN)
+    refused_by(read, RefusalReason.PODS_UNKNOWN)
 
 
 @pytest.mark.parametrize("found", [NOT_HERE, named_pod(9).uid], ids=["gone", "another"])
