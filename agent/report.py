@@ -135,7 +135,7 @@ async def follow_cordons(
 ) -> None:
     """Write an Event when a GPU is cordoned or uncordoned, by whatever program.
 
-    The cordon annotation of the Node as it is first seen makes no Event. Ends with the cell.
+    The cordon annotation of the Node as it is first seen makes no Event.
     """
     before: frozenset[str] | None = None
     async for view in node.follow():
@@ -370,8 +370,6 @@ async def _values(cell: Cell[T], due: Mapping[Any, float]) -> AsyncIterator[T]:
                 value = await anext(values)
         except TimeoutError:
             value = cell.value
-        except StopAsyncIteration:
-            return
         yield value
 
 
@@ -382,7 +380,7 @@ async def follow_gpus(
     left_out: Cell[tuple[GpuFault, ...]],
     say: Callable[[NodeEvent], None],
 ) -> None:
-    """Write Events for the differences from one inventory to the next; end with its cell.
+    """Write Events for the differences from one inventory to the next.
 
     The first inventory makes no Event, so a restarted agent does not repeat Events. `left_out`: the
     GPUs about which follow_left_out() writes Events.
@@ -444,8 +442,8 @@ async def keep_condition(
 ) -> None:
     """Keep the Node condition GpuDegraded up to date; `write` creates or replaces it.
 
-    A condition that differs only in `since` is not written. Ends with the cell. Raises ApiError; it
-    can be started again.
+    A condition that differs only in `since` is not written. Raises ApiError; it can be started
+    again.
     """
     written: NodeCondition | None = None
     async for found in inventory.follow():

@@ -13,7 +13,6 @@ import structlog
 from agent.cluster import (
     NodeChange,
     NodeCondition,
-    NodeEvent,
     NodeView,
     PodChange,
     PodList,
@@ -34,7 +33,7 @@ from agent.kube.client import (
     error_frame,
     path_of,
 )
-from agent.kube.events import EventPoster, stamp
+from agent.kube.events import stamp
 from agent.kube.objects import (
     MOST_OBJECTS,
     ListPage,
@@ -399,7 +398,6 @@ class KubePods:
         session: KubeSession,
         node: str,
         resource: str,
-        events: EventPoster,
         pace: WatchTimes = DEFAULT_PACE,
     ) -> None:
         self._session = session
@@ -407,7 +405,6 @@ class KubePods:
         self._node = node
         self._selector = ("fieldSelector", f"spec.nodeName={node}")
         self._resource = resource
-        self._events = events
         self._pace = pace
 
     async def list_pods(self) -> PodList:
@@ -449,10 +446,6 @@ class KubePods:
         path = path_of("namespaces", namespace, "pods", name, "status")
         request = ApiRequest("patch", "pods/status", path, (), body, MERGE_PATCH, METADATA_ONLY)
         await self._session.call(request)
-
-    async def post_event(self, event: NodeEvent) -> None:
-        """Create or update an Event; a too frequent one is only counted."""
-        await self._events.post(event)
 
     def _change(self, kind: str, obj: Raw) -> PodChange:
         """The change that one frame reports. Raises MalformedText."""

@@ -434,7 +434,7 @@ class RecentlyRegistered:
         self._before: deque[tuple[float, Amounts]] = deque(maxlen=LIMIT)
 
     async def run(self) -> None:
-        """Follow the inventory until its cell closes."""
+        """Follow the inventory for ever."""
         async for inventory in self._inventory.follow():
             amounts = _amounts(inventory)
             if amounts != self._now:

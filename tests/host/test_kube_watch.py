@@ -11,9 +11,7 @@ from agent.errors import ApiError, ApiGone
 from agent.kube import api as watch_module
 from agent.kube.api import KubeNode, KubePods, WatchTimes
 from agent.kube.client import KubeSession
-from agent.kube.events import EventPoster
 from tests.builders import NODE
-from tests.fakes.clock import ManualClock
 from tests.fakes.http import a_session, stream, streaming
 from tests.fakes.kubeworld import RESOURCE
 
@@ -25,8 +23,7 @@ pytestmark = pytest.mark.looptime(False)
 
 
 def pods_of(session: KubeSession, pace: WatchTimes | None = None) -> KubePods:
-    poster = EventPoster(session, NODE, ManualClock())
-    return KubePods(session, NODE, RESOURCE, poster, pace or WatchTimes())
+    return KubePods(session, NODE, RESOURCE, pace or WatchTimes())
 
 
 def timers_of(port: int, server: int) -> list[tuple[str, float]]:

@@ -107,13 +107,6 @@ async def test_what_changes_is_said_once_and_what_may_turn_again_when_it_lasts(f
             assert expected == said
 
 
-async def test_telling_ends_with_the_inventory():
-    inventory = Cell(holding(WELL))
-    inventory.close()
-
-    await telling(inventory, lambda _: None)()
-
-
 class Status:
     """The Node's status; `failures` are for the next writes."""
 
@@ -329,14 +322,3 @@ async def test_a_gpu_that_does_not_answer_is_told_of_when_that_lasts_and_not_whe
         assert ["GPU index 7 is not shared: no answer in time"] == [
             event.text.partition(";")[0] for event in bench.events
         ]
-
-
-async def test_it_ends_with_its_cell():
-    said: list[NodeEvent] = []
-    silent = GpuFault("index 1", "no answer in time", Trouble.SILENT)
-    cell: Cell[tuple[GpuFault, ...]] = Cell((BROKEN, silent))
-    cell.close()
-
-    await follow_left_out(cell, Cell(Inventory()), said.append)
-
-    assert 1 == len(said)
