@@ -438,25 +438,31 @@ async def follow_left_out(
 
 
 async def keep_condition(
-    write: Callable[[NodeCondition], Awaitable[None]], inventory: Cell[Inventory], clock: Clock
-) -> None:
+    write: Callable[[NodeCondition], Awaitable[None]],
+    inventory: Cell[Inventory],
+    node: Cell[NodeView | None],
+    clock: Clock,
+) -> NoReturn:
     """Keep the Node condition GpuDegraded up to date; `write` creates or replaces it.
 
-    A condition that differs only in `since` is not written. Raises ApiError; it can be started
-    again.
+    A Node that is created again has none. A condition that differs only in `since` is not written.
+    Raises ApiError; it can be started again.
     """
     written: NodeCondition | None = None
-    async for found in inventory.follow():
-        if found.generation == 0:  # the driver was not asked yet
-            continue
-        wanted = gpu_degraded(found, clock.now())
-        if written is not None:
-            if (wanted.status, wanted.message) == (written.status, written.message):
-                continue
-            if wanted.status == written.status:  # it has lasted since then
-                wanted = msgspec.structs.replace(wanted, since=written.since)
-        await write(wanted)
-        written = wanted
+    uid, news = "", News(inventory, node)
+    while True:
+        found, seen = inventory.value, node.value
+        if seen is not None and seen.uid != uid:
+            uid, written = seen.uid, None
+        # Before generation 1 the driver was not asked.
+        wanted = gpu_degraded(found, clock.now()) if seen is not None and found.generation else None
+        if written is not None and wanted is not None and wanted.status == written.status:
+            # It has lasted since then.
+            wanted = msgspec.structs.replace(wanted, since=written.since)
+        if wanted is not None and wanted != written:
+            await write(wanted)
+            written = wanted
+        await news.wait()
 
 
 # Keeps the Node's register annotation equal to the inventory.

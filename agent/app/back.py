@@ -146,7 +146,7 @@ async def open_back(
         runs: dict[str, Run] = {}
         if settings.node_condition:
             write = node_api.set_condition
-            runs["condition"] = partial(keep_condition, write, facts.inventory, clock)
+            runs["condition"] = partial(keep_condition, write, facts.inventory, facts.node, clock)
         post_event = None if observes else events.post
         usage = _join_usage(settings, adapters, front)
 
