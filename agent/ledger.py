@@ -440,6 +440,24 @@ def mismatch(row: Row) -> Refusal:
     )
 
 
+class _Index:
+    """The rows by what an Allocate looks for, from one pass through all of them."""
+
+    def __init__(self, rows: Iterable[Row]) -> None:
+        self.by_pod: defaultdict[PodUid, tuple[Row, ...]] = defaultdict(tuple)
+        self.by_gpu: defaultdict[GpuUuid, dict[ContainerKey, Row]] = defaultdict(dict)
+        self.by_lock: defaultdict[str, set[PodUid]] = defaultdict(set)
+        self.booked: defaultdict[KubeletEpoch, set[ContainerKey]] = defaultdict(set)
+        for row in rows:
+            self.by_pod[row.key.pod_uid] += (row,)
+            for share in row.live_limits or row.shares:
+                self.by_gpu[share.uuid][row.key] = row
+            if row.lock:
+                self.by_lock[row.lock].add(row.key.pod_uid)
+            if row.confirmed or row.role is Role.INIT:
+                self.booked[row.epoch].add(row.key)
+
+
 class Ledger(msgspec.Struct, frozen=True, dict=True):
     """Rows in order of answering, one for each container."""
 
@@ -451,31 +469,26 @@ class Ledger(msgspec.Struct, frozen=True, dict=True):
 
     def rows_of(self, uid: PodUid) -> tuple[Row, ...]:
         """The rows of one pod."""
-        return self._by_pod.get(uid, ())
-
-    @functools.cached_property
-    def _by_pod(self) -> Mapping[PodUid, tuple[Row, ...]]:
-        """An Allocate looks for the rows of each pod of the node."""
-        by_pod: defaultdict[PodUid, tuple[Row, ...]] = defaultdict(tuple)
-        for row in self.rows:
-            by_pod[row.key.pod_uid] += (row,)
-        return by_pod
+        return self._index.by_pod.get(uid, ())
 
     def rows_on(self, uuid: GpuUuid) -> Iterable[Row]:
         """The rows with a limit on that GPU, in order."""
-        return (row for row in self.rows if any(share.uuid == uuid for share in row.limits))
+        return self._index.by_gpu.get(uuid, {}).values()
 
     def answered_under(self, lock: str) -> set[PodUid]:
         """The pods of the rows that note this lock."""
-        return {row.key.pod_uid for row in self.rows if row.lock == lock}
+        return self._index.by_lock.get(lock, set())
 
     def booked_by(self, epoch: KubeletEpoch) -> set[ContainerKey]:
         """The containers that hold slices by that kubelet instance as far as the rows say.
 
         Init containers count from their answer: PodResources does not list ordinary ones.
         """
-        booked = (row for row in self.rows if row.confirmed or row.role is Role.INIT)
-        return {row.key for row in booked if row.epoch == epoch}
+        return self._index.booked.get(epoch, set())
+
+    @functools.cached_property
+    def _index(self) -> "_Index":
+        return _Index(self.rows)
 
     def rows_by(self, decider: Decider) -> tuple[Row, ...]:
         """The rows of one decider. In hami mode, rows of the kubelet keep strangers' ids in use."""

@@ -536,10 +536,8 @@ class NodeJournal:
 
     def changed(self, event: NodeEvent) -> None:
         """Record an Event of the agent."""
-        entry = JournalEntry(self._clock.now(), event.reason, event.text, event.warning)
-        self._changes.append(
-            msgspec.structs.replace(entry, namespace=event.namespace, pod=event.pod)
-        )
+        what = event.reason, event.text, event.warning, event.namespace, event.pod
+        self._changes.append(JournalEntry(self._clock.now(), *what))
 
     def refused(self, refusal: Refusal, row: Row | None) -> None:
         """Record a refusal. `row`: what would have been answered, if it is known."""

@@ -326,16 +326,18 @@ class KubeNode:
         except ApiNotFound:
             return None
 
-    async def annotate_node(self, annotations: Mapping[str, str | None]) -> NodeView:
-        """Send one merge patch of these annotations."""
-        return await self._annotate({"annotations": dict(annotations)})
+    async def annotate_node(
+        self, annotations: Mapping[str, str | None], version: str = ""
+    ) -> NodeView:
+        """Send one merge patch of these annotations.
 
-    async def annotate_as_seen(self, version: str, annotations: Mapping[str, str | None]) -> None:
-        """Do as annotate_node() if the Node still has this resourceVersion.
-
-        Raises ApiConflict: it has another one; ApiError.
+        With a resourceVersion, ApiConflict is raised if the Node has another one.
         """
-        await self._annotate({"resourceVersion": version, "annotations": dict(annotations)})
+        metadata: dict[str, object] = {"annotations": dict(annotations)}
+        if version:
+            metadata["resourceVersion"] = version
+        request = self._patch({"metadata": metadata}, MERGE_PATCH)
+        return await self._session.fetch(request, read_node)
 
     async def release_lock(self, key: str, value: str) -> None:
         """Send one JSON patch: nothing changes unless annotation `key` is exactly `value`."""
@@ -365,11 +367,6 @@ class KubeNode:
         body = {"status": {"conditions": [entry]}}
         request = ApiRequest("patch", "nodes/status", path, (), body, STRATEGIC_PATCH)
         await self._session.call(request)
-
-    async def _annotate(self, metadata: Mapping[str, object]) -> NodeView:
-        return await self._session.fetch(
-            self._patch({"metadata": metadata}, MERGE_PATCH), read_node
-        )
 
     def _patch(
         self, body: Mapping[str, object] | Sequence[object], content_type: str

@@ -53,6 +53,18 @@ def test_what_is_found_follows_every_change_and_asking_makes_no_difference(steps
         assert asked == tuple(one for one in ledger.rows if one.key.pod_uid == row.key.pod_uid)
         assert ledger == Ledger(ledger.rows)
         assert hash(ledger) == hash(Ledger(ledger.rows))
+        for uuid in (G1, G2):
+            on = [one for one in ledger.rows if uuid in {share.uuid for share in one.limits}]
+            assert on == [*ledger.rows_on(uuid)]
+        for lock in ("lock", "another"):
+            under = {one.key.pod_uid for one in ledger.rows if one.lock == lock}
+            assert under == ledger.answered_under(lock)
+        booked = {
+            one.key
+            for one in ledger.rows
+            if one.is_booked_by(row.epoch) or (one.role is Role.INIT and one.epoch == row.epoch)
+        }
+        assert booked == ledger.booked_by(row.epoch)
         ledger = ledger.put(row) if is_put else ledger.drop([row.key])
         assert (row if is_put else None) == ledger.find(row.key)
 
