@@ -597,8 +597,8 @@ def test_messages_that_cannot_be_written_change_no_exit_code(where: str):
 @pytest.mark.parametrize(
     ("source", "code", "says"),
     [
-        ("< /dev/null", 2, "hami-agent: nothing to decode"),
-        ("<<< $'\\xff\\xfe'", 1, "hami-agent: this is not a value of HAMi's"),
+        ("< /dev/null", 2, "hami-agent decode: nothing to decode"),
+        ("<<< $'\\xff\\xfe'", 1, "hami-agent decode: this is not a value of HAMi's"),
     ],
 )
 def test_an_input_that_is_no_text_is_one_sentence(source: str, code: int, says: str):
