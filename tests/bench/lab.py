@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from itertools import pairwise
 from pathlib import Path
@@ -23,34 +22,7 @@ from tests.bench.allocates import Spent, a_pod, by_step, spent, under_load
 from tests.bench.figures import Figure, percentile
 from tests.fakes import nvml_stub
 
-# What this machine and these libraries need before the agent has done anything.
-
 ROOT = Path(__file__).resolve().parents[2]
-PROGRAMS = (
-    ("python_floor", "python -c pass", "pass"),
-    (
-        "grpc_floor",
-        "import of grpclib, betterproto2 and the messages",
-        "import grpclib.server, agent.wire.v1beta1",
-    ),
-    ("import_floor", "import of the whole agent", "import agent.app.main"),
-)
-
-
-def floors(runs: int) -> list[Figure]:
-    """Start an interpreter, import, exit: the part of the start that no code of ours can save."""
-    return [
-        Figure(name, what, "ms", [_run(program) for _ in range(runs + 1)][1:], "exec to exit")
-        for name, what, program in PROGRAMS
-    ]
-
-
-def _run(program: str) -> float:
-    begun = time.perf_counter()
-    subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True)  # noqa: S603 -- our own
-    return (time.perf_counter() - begun) * 1000
-
-
 PATIENCE = 30.0
 BURST_PATIENCE = 300.0
 """HAMi's scheduler binds one pod of a burst after the other, and waits 10 s after a held lock."""

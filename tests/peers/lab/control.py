@@ -162,7 +162,6 @@ class ControlPlane:
         return self.kubeconfig_for(user.replace(":", "-"), self.identities.tokens[user])
 
     def kubeconfig_for(self, name: str, token: str) -> Path:
-        """A kubeconfig for a token."""
         path = self.root / f"{name}.kubeconfig"
         return write_kubeconfig(path, self.server, self.certificates.ca, token)
 

@@ -256,7 +256,6 @@ async def until_node_writes(cluster: Cluster, mark: int, count: int) -> None:
 
 
 async def node_events(cluster: Cluster, reason: str) -> list[Object]:
-    """The Events with that reason about the Node."""
     query = f"reason={reason},involvedObject.kind=Node,involvedObject.name={NODE}"
     found: list[dict[str, Any]] = (await cluster.api.get(_EVENTS, fieldSelector=query))["items"]
     return found

@@ -123,7 +123,6 @@ def key(name: str) -> str:
 
 
 def name_of(pod: Object) -> str:
-    """A pod's name."""
     return str(pod["metadata"]["name"])
 
 
@@ -144,7 +143,6 @@ def annotations_of(cluster: Cluster, name: str) -> Mapping[str, str]:
 
 
 def phase_of(pod: Object) -> str:
-    """The pod's phase."""
     return str(pod.get("status", {}).get("phase", ""))
 
 

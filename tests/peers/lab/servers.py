@@ -319,7 +319,6 @@ def marks(**annotations: object) -> Object:
 
 
 def version(obj: Object) -> str:
-    """The version of an object."""
     text: str = obj["metadata"]["resourceVersion"]
     return text
 
