@@ -12,7 +12,6 @@ from agent.cluster import MUTEX_LOCK, NodeChange, NodeView, PodChange, PodList, 
 from agent.cluster import NodeEvent as Said
 from agent.errors import ApiInvalid, ApiNotFound
 from agent.kube.objects import decode_node, decode_pod
-from agent.ports import NodeApi, PodApi
 from tests.traces.trace import RESOURCE, Json, Notes, PodEvent, TracedNodeEvent
 
 TRIP = 0.003
@@ -249,11 +248,6 @@ class _Request:
 
     async def __aexit__(self, *_: object) -> None:
         await asyncio.sleep(TRIP)
-
-
-def conforms(api: TracedApi) -> tuple[NodeApi, PodApi]:
-    """Only a type checker reads this: the fake has the shapes of the ports."""
-    return api, api
 
 
 def _noted(before: Json | None, notes: Notes) -> dict[str, str]:
