@@ -329,8 +329,7 @@ PLACE = ROOT / "build" / "bench" / "venv"
 def install() -> Path:
     """Install what this checkout is, and the locked packages, as systemd/install does; its command.
 
-    Raises:
-        subprocess.CalledProcessError: uv or the compiler refuses, and has said why.
+    Raises subprocess.CalledProcessError: uv or the compiler refuses, and has said why.
     """
     # Copied: what other environments have mapped, too, could not be dropped from the page cache.
     named = {"UV_PROJECT_ENVIRONMENT": str(PLACE), "UV_LINK_MODE": "copy"}
@@ -364,8 +363,7 @@ def files() -> list[Path]:
 def chill(paths: list[Path]) -> None:
     """Drop these files from the page cache; pages that a running process has mapped stay.
 
-    Raises:
-        OSError: one cannot be opened.
+    Raises OSError: one cannot be opened.
     """
     os.sync()  # what is not on disk yet cannot be dropped
     for path in paths:
