@@ -20,12 +20,11 @@ from grpclib.const import Status
 from grpclib.exceptions import GRPCError
 from typing_extensions import override
 
-from agent.sandbox.api_errors import NotFoundError
 from agent.sandbox.kubelet import checkpoint
 from agent.sandbox.kubelet.checkpoint import FILE_NAME, Checkpoint, CheckpointError, decode
 from agent.sandbox.kubelet.model import KubeletModel, Timings
 from agent.sandbox.kubelet.podloop import KubeletPodLoop
-from agent.sandbox.store import ObjectStore
+from agent.sandbox.store import NotFoundError, ObjectStore
 from agent.wire.v1 import ContainerDevices, PodResources
 from agent.wire.v1beta1 import (
     AllocateRequest,
