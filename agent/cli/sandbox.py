@@ -2,6 +2,7 @@
 
 import argparse
 import asyncio
+import contextlib
 import dataclasses
 import json
 import math
@@ -10,7 +11,7 @@ import shutil
 import signal
 import sys
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -42,6 +43,7 @@ from agent.sandbox.scenario.stage import (
     NOT_REACHED,
     Moment,
     ScenarioClaim,
+    ScenarioRecord,
     counted,
     fitting,
     plain,
@@ -163,6 +165,7 @@ async def invitation(cluster: SandboxCluster) -> str:
 
 
 TERMINATED: Final = 128 + signal.SIGTERM
+_TICK: Final = 0.25
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -248,7 +251,8 @@ async def _run(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
         screen.say(f"{gpus}, kubelet, API server, scheduler are up")
         if args.keep:
             screen.say(f"everything is kept in {cluster.places.root}")
-        record = await act(stage, OPENING if args.interactive else DEFAULT)
+        async with screen.waiting(stage.record):
+            record = await act(stage, OPENING if args.interactive else DEFAULT)
         # A node that offers nothing is one to look at.
         if args.interactive and (stage.placed or cluster.agent.code is None):
             with cluster.log.copied(cluster.places.log):
@@ -278,15 +282,35 @@ class _Screen:
     def __init__(self, environ: Mapping[str, str], *, quiet: bool) -> None:
         self._out = sys.stderr if quiet else sys.stdout
         self._silent = quiet and not sys.stderr.isatty()
-        self.width = max(40, shutil.get_terminal_size().columns) if self._out.isatty() else WIDTH
+        self._live = self._out.isatty()
+        self.width = max(40, shutil.get_terminal_size().columns if self._live else WIDTH)
         self._paint = painter(environ, self._out)
 
     def say(self, *lines: str) -> None:
-        """Print these lines."""
+        """Print these lines, in place of the one about the wait."""
         if not self._silent:
-            self._out.writelines(f"{line}\n" for line in lines)
+            erase = "\r\x1b[K" if self._live else ""
+            self._out.writelines(f"{erase}{line}\n" for line in lines)
             self._out.flush()
 
     def moment(self, moment: Moment) -> None:
         """Print one entry of the timeline."""
         self.say(*moment_lines(moment, self.width, self._paint))
+
+    @contextlib.asynccontextmanager
+    async def waiting(self, record: ScenarioRecord) -> AsyncIterator[None]:
+        """Show on a terminal what the scenario waits for, while the block runs."""
+        async with asyncio.TaskGroup() as group:
+            ticking = group.create_task(self._tick(record))
+            try:
+                yield
+            finally:
+                ticking.cancel()
+
+    async def _tick(self, record: ScenarioRecord) -> None:
+        while self._live and not self._silent:
+            await asyncio.sleep(_TICK)
+            if record.awaited:
+                line = f"t+{record.elapsed:6.2f}s  ...     {record.awaited}"
+                self._out.write(f"\r\x1b[K{shorten(line, self.width - 1)}")
+                self._out.flush()
