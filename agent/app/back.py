@@ -112,7 +112,7 @@ async def open_back(
                 async with Lag().within(OPEN_DEADLINE):
                     await session.open()
             events = EventPoster(session, name, clock)
-            pod_api = KubePods(session, name, settings.sharing.resource, events)
+            pod_api = KubePods(session, name, settings.sharing.resource)
             node_api = KubeNode(session, name)
             node = NodeWatch(node_api, facts.node, chance)
             pods = PodWatch(pod_api, facts.pods, clock, chance, facts.resource)
@@ -170,7 +170,7 @@ async def open_back(
                 await front.settings.labelled.wait()
                 await report.run()
 
-            post_event = None if observes else pod_api.post_event
+            post_event = None if observes else events.post
             runs |= {
                 "node": node.run,
                 "pods": pods.run,
@@ -181,7 +181,9 @@ async def open_back(
             }
             if settings.node_condition:
                 write = node_api.set_condition
-                runs["condition"] = partial(keep_condition, write, facts.inventory, clock)
+                runs["condition"] = partial(
+                    keep_condition, write, facts.inventory, facts.node, clock
+                )
             tallies = (
                 node.restarts,
                 pods.restarts,
@@ -290,7 +292,6 @@ def tiers(
 
     facts: dict[str, Run] = {
         "settings": front.settings.run,
-        "journal": front.journal.run,
         "inventory": front.keeper.run,
         "left_out": front.left_out,
         "gpu_events": front.gpu_events,

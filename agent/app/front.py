@@ -84,7 +84,7 @@ class Front:
         plugins, resource = settings.paths.plugins, facts.resource
         fence = self._check_start if settings.fenced else None
         self.server = PluginServer(plugins, resource, facts.slices, chance, fence)
-        self.journal = NodeJournal(clock, adapters.disk)
+        self.journal = NodeJournal(clock)
         self.notices = NodeEventQueue(self.journal.changed)
         say = self.notices.say
         self.keeper = InventoryKeeper(

@@ -144,7 +144,6 @@ async def _run(
             HostSignals(reload, stop, notifier),
             lambda good: process.look(good, adapters.reader),
         )
-        await front.journal.recall()
         front.settings.tell_start(found.start)
         if found.recovered.notice:
             log.warning("state.recovered", notice=found.recovered.notice)

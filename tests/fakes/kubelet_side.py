@@ -12,7 +12,6 @@ from agent.hookdirs import Cleared, DiskRoom, HostHookDirs
 from agent.kit.cell import Cell
 from agent.ledger import ContainerHolding, ContainerKey, Holding, HookFacts
 from agent.model import SliceId
-from agent.ports import Containers, KubeletRecords, Witness
 
 RESOURCE = "nvidia.com/gpu"
 
@@ -206,10 +205,3 @@ class FakeHookDirs(HostHookDirs):
     async def _hang(self, call: str) -> None:
         if self.hanging == call:
             await asyncio.Event().wait()
-
-
-def conforms(
-    witness: FakeWitness, records: FakeRecords, containers: FakeContainers
-) -> tuple[Witness, KubeletRecords, Containers]:
-    """Only a type checker reads this: the fakes have the shapes of the ports."""
-    return witness, records, containers
