@@ -257,7 +257,6 @@ class Allocation(abc.ABC):
     ledger: Cell[Ledger]
     edits: Cell[EditSettings]
     epoch: Callable[[], KubeletEpoch | None]
-    records: KubeletRecords
     hooks: HookDirs
     clock: Clock
     commit: Callable[[Callable[[Ledger], Ledger]], Awaitable[None]]
@@ -338,6 +337,10 @@ class Allocation(abc.ABC):
             yield
         finally:
             self.waits.observe(loop.time() - began, what)
+
+    def instance(self) -> KubeletEpoch:
+        """The present kubelet instance, or one that no row names."""
+        return self.epoch() or KubeletEpoch()
 
     async def from_disk(self, call: AllocateCall, what: str, work: Awaitable[T]) -> T:
         """What the work returns, timed as a wait for that. Raises TimeoutError, Starved."""
@@ -489,6 +492,7 @@ class HamiAllocation(Allocation):
     match: Cell[MatchSettings]
     registered: Callable[[], Mapping[GpuUuid, GpuUse]] = dict
     witness: Witness
+    records: KubeletRecords
     containers: Containers
     refresh: Refresh
     look_at_pod: Callable[[str, str], Awaitable[PodUid]]
@@ -536,10 +540,6 @@ class HamiAllocation(Allocation):
         if self._started == (epoch, self.match.value.resource):
             return self._start
         return KubeletStart(asks_since=epoch.since)  # such as one whose socket was only touched
-
-    def instance(self) -> KubeletEpoch:
-        """The present kubelet instance, or one that no row names."""
-        return self.epoch() or KubeletEpoch()
 
     @override
     async def decide(self, ids: tuple[SliceId, ...], call: AllocateCall) -> None:
