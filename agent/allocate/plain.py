@@ -154,7 +154,7 @@ class PlainAllocation(Allocation):
         # A call that may have been overtaken is refused too while another is under way.
         call.turn.yields = call.turn.doubted
         call.turn.overlapped |= call.turn.doubted
-        facts = await self.from_disk(call, "hook-path", self.hooks.facts())
+        facts = await self.wait_for_disk(call, "hook-path", self.hooks.facts())
         call.step = AllocateStep.CHECK
         held = _ids_of(self.with_pending(self.ledger.value).rows)
         granted = grant(ids, self.inventory.value, held)

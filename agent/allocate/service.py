@@ -342,7 +342,7 @@ class Allocation(abc.ABC):
         """The present kubelet instance, or one that no row names."""
         return self.epoch() or KubeletEpoch()
 
-    async def from_disk(self, call: AllocateCall, what: str, work: Awaitable[T]) -> T:
+    async def wait_for_disk(self, call: AllocateCall, what: str, work: Awaitable[T]) -> T:
         """What the work returns, timed as a wait for that. Raises TimeoutError, Starved."""
         async with call.disk.within():
             with self.waiting(what):
@@ -370,7 +370,7 @@ class Allocation(abc.ABC):
                 if not is_row_first:
                     await self._make_directory(row, call, wipe=not call.is_replay)
                 call.step = AllocateStep.WRITE
-                await self.from_disk(call, "disk", self.commit(lambda ledger: ledger.put(row)))
+                await self.wait_for_disk(call, "disk", self.commit(lambda ledger: ledger.put(row)))
                 if row.lock:
                     self.used_locks[row.lock] = row.key.pod_uid
                     while len(self.used_locks) > SPENT:
@@ -388,7 +388,7 @@ class Allocation(abc.ABC):
     async def _make_directory(self, row: Row, call: AllocateCall, *, wipe: bool) -> None:
         call.step = AllocateStep.DIRECTORY
         name = container_directory(row.key.pod_uid, row.key.container)
-        await self.from_disk(call, "directory", self.hooks.prepare(name, wipe=wipe))
+        await self.wait_for_disk(call, "directory", self.hooks.prepare(name, wipe=wipe))
 
     async def _overtaken(self, call: AllocateCall) -> Refusal:
         """The refusal of a call that must not be granted beside another one.
@@ -546,7 +546,7 @@ class HamiAllocation(Allocation):
         """Set the row of the call, from which its effects follow. Raises Refusal."""
         inquiry = Inquiry(self, call)
         try:
-            facts = await self.from_disk(call, "hook-path", self.hooks.facts())
+            facts = await self.wait_for_disk(call, "hook-path", self.hooks.facts())
             call.step = AllocateStep.MATCH
             grant = await inquiry.grant(len(ids))
         except (Refusal, StateError, TimeoutError):
