@@ -13,16 +13,18 @@ from typing import Any, Final
 
 from agent.cluster import Selector, parse_selector
 from agent.errors import MalformedText
-from agent.sandbox.api_errors import (
+from agent.sandbox.store import (
+    CLUSTER_SCOPED,
+    KINDS,
     BadRequestError,
     ConflictError,
     ForbiddenError,
     InvalidError,
     Json,
     NotFoundError,
+    ObjectStore,
     UnauthorizedError,
 )
-from agent.sandbox.store import CLUSTER_SCOPED, KINDS, ObjectStore
 
 # The three kinds of patch of the API server, as pure functions on JSON values.
 
@@ -278,6 +280,8 @@ def reviewed(
         return review | {"status": {"allowed": False}}
     return review | {"status": {"allowed": True}}
 
+
+# The object and the options of a request.
 
 Restrict = Callable[[Json | None, Json | None], None]
 """Raises ForbiddenError if the user may not change the first into the second, see `restrict`."""

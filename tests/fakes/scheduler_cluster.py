@@ -6,13 +6,12 @@ from contextlib import asynccontextmanager
 
 from agent.hami.register import RegisteredGpu, encode_register
 from agent.model import GpuUuid
-from agent.sandbox.api_errors import Json
 from agent.sandbox.apiserver_requests import merge_patch
 from agent.sandbox.scheduler.cluster import StoreCluster
 from agent.sandbox.scheduler.loop import SchedulerModel
 from agent.sandbox.scheduler.model import SchedulerSettings
 from agent.sandbox.scheduler.webhook import admit_pod
-from agent.sandbox.store import ObjectStore
+from agent.sandbox.store import Json, ObjectStore
 from tests.fakes.chance import Seeded
 from tests.fakes.clock import LoopClock
 

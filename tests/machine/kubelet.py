@@ -11,8 +11,7 @@ from grpclib.exceptions import GRPCError
 
 from agent.model import SliceList
 from agent.ports import Clock
-from agent.sandbox.kubelet.allocation import Admitter, DeviceAllocator
-from agent.sandbox.kubelet.books import DeviceRecord, KubeletBooks
+from agent.sandbox.kubelet.allocation import Admitter, DeviceAllocator, DeviceRecord, KubeletBooks
 from agent.sandbox.kubelet.checkpoint import Checkpoint, CheckpointEntry
 from agent.sandbox.kubelet.endpoint import (
     HEALTHY,

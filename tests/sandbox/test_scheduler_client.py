@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from agent import cluster as annotations
-from agent.sandbox.api_errors import ForbiddenError, Json, StatusError
 from agent.sandbox.apiserver_requests import merge_patch
 from agent.sandbox.scheduler.cluster import (
     ClientQueue,
@@ -29,7 +28,7 @@ from agent.sandbox.scheduler.verbs import (
     go_duration,
     parse_lock,
 )
-from agent.sandbox.store import ObjectStore
+from agent.sandbox.store import ForbiddenError, Json, ObjectStore, StatusError
 from tests.fakes.chance import Seeded
 from tests.fakes.clock import START, LoopClock, ManualClock
 from tests.fakes.scheduler_cluster import LOCK, REGISTER, RecordedCluster, register_of
@@ -250,7 +249,7 @@ def locked(text: str) -> tuple[ObjectStore, NodeLocks]:
     store = ObjectStore(ManualClock(), Seeded())
     store.create("nodes", {"metadata": {"name": "n1", "annotations": {LOCK: text}}})
     store.create("pods", build_pod({"containers": []}, "alive"))
-    return store, NodeLocks(StoreCluster(store), ManualClock(), Seeded(), 300.0)
+    return store, NodeLocks(StoreCluster(store), ManualClock(), Seeded())
 
 
 def lock_of(store: ObjectStore) -> str | None:

@@ -7,18 +7,18 @@ from pathlib import Path
 import pytest
 
 from agent.kube.client import Connection, KubeSession
-from agent.sandbox.api_errors import (
+from agent.sandbox.apiserver import ApiServerModel
+from agent.sandbox.lab.cluster import kubeconfig
+from agent.sandbox.scheduler.cluster import SchedulerCluster, StoreCluster
+from agent.sandbox.store import (
     AlreadyExistsError,
     ConflictError,
     Json,
     NotFoundError,
+    ObjectStore,
     StatusError,
     TooManyRequestsError,
 )
-from agent.sandbox.apiserver import ApiServerModel
-from agent.sandbox.lab.cluster import kubeconfig
-from agent.sandbox.scheduler.cluster import SchedulerCluster, StoreCluster
-from agent.sandbox.store import ObjectStore
 from tests.fakes.chance import NoChance, Seeded
 from tests.fakes.clock import ManualClock
 from tests.peers.lab.extender import KubeCluster

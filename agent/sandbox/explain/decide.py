@@ -30,11 +30,16 @@ from agent.sandbox.explain.gates import (
     start_gate,
 )
 from agent.sandbox.explain.placement import (
+    NO_EDIT,
     PLACEMENT,
+    Edit,
     PodPlacement,
+    World,
+    by_number,
     chosen_gate,
     codes_of,
     foreign_gate,
+    held_by,
     place,
     placement_gate,
 )
@@ -48,13 +53,6 @@ from agent.sandbox.explain.story import (
     last_attempt,
     mib,
     request_words,
-)
-from agent.sandbox.explain.world import (
-    NO_EDIT,
-    Edit,
-    World,
-    by_number,
-    held_by,
 )
 from agent.sandbox.scheduler.filter import NodeFit
 from agent.sandbox.scheduler.model import (
@@ -374,7 +372,10 @@ def _created_again(world: World, pod: JsonObject) -> tuple[PlacingChange, ...]:
     review = review_pod({**pod, "spec": {**pod["spec"], "schedulerName": ""}}, world.settings)
     if not review.is_allowed:
         return ()
-    fit = world.trial(review.pod)
+    try:
+        fit = world.trial(review.pod)
+    except BadWeightsError:  # HAMi's scheduler would refuse it
+        return ()
     fitting = (name for name in sorted(world.nodes, key=by_number) if fit(name).groups)
     said = "create the pod again without schedulerName, where HAMi's webhook sees it"
     return tuple(PlacingChange(said, name) for name in fitting)[:1]

@@ -14,6 +14,7 @@ from agent.errors import MalformedText, Refusal, cap
 from agent.hami.pod import decode_node_lock
 from agent.kube.objects import decode_moment
 from agent.kube.reader import REFUSED, ClusterNode, JsonObject
+from agent.sandbox.explain.placement import World, held_by
 from agent.sandbox.explain.story import (
     TEXT,
     Attempt,
@@ -30,7 +31,6 @@ from agent.sandbox.explain.story import (
     status_text,
     when,
 )
-from agent.sandbox.explain.world import World, held_by
 from agent.sandbox.scheduler.model import (
     CORES,
     COUNT,
@@ -42,6 +42,7 @@ from agent.sandbox.scheduler.model import (
     parse_quantity,
 )
 from agent.sandbox.scheduler.usage import TERMINAL
+from agent.sandbox.scheduler.verbs import LOCK_TIMEOUT
 from agent.sandbox.scheduler.webhook import DEFAULT_SCHEDULER, REVIEWED, review_pod
 from agent.status import span
 
@@ -272,7 +273,7 @@ def _locked(
         else "no pod (it names none)"
     )
     held = f"the lock of {name} is held by {owner} for {span(age)}"
-    take_over = f"HAMi's scheduler takes it over when it is {span(world.settings.lock_timeout)} old"
+    take_over = f"HAMi's scheduler takes it over when it is {span(LOCK_TIMEOUT)} old"
     # Nothing is concluded about an owner that could not be looked up.
     phases = {(one.namespace, one.name): one.phase for one in world.snapshot.holders}
     phase = (phases | {**world.snapshot.owners}).get(key)

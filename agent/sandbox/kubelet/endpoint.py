@@ -191,6 +191,8 @@ def shuffled(chance: random.Random, values: Iterable[str]) -> list[str]:
     return order
 
 
+# The connection.
+
 MESSAGE_LIMIT: Final = 4 * 1024 * 1024
 DIAL_TIMEOUT: Final = 10.0
 GRACE_PERIOD: Final = 300.0

@@ -15,10 +15,14 @@ from pathlib import Path
 from typing import Final, NoReturn
 
 from agent.ports import Clock
-from agent.sandbox.api_errors import Json
 from agent.sandbox.kubelet import checkpoint
-from agent.sandbox.kubelet.allocation import Admitter, DeviceAllocator, KubeletPanicError
-from agent.sandbox.kubelet.books import KubeletBooks, NodeResources
+from agent.sandbox.kubelet.allocation import (
+    Admitter,
+    DeviceAllocator,
+    KubeletBooks,
+    KubeletPanicError,
+    NodeResources,
+)
 from agent.sandbox.kubelet.endpoint import DeviceError
 from agent.sandbox.kubelet.pods import (
     ContainerKey,
@@ -31,6 +35,7 @@ from agent.sandbox.kubelet.pods import (
     read_pod,
 )
 from agent.sandbox.kubelet.services import PodResourcesLister, RegistrationServer, SocketServer
+from agent.sandbox.store import Json
 
 SOCKET_NAME: Final = "kubelet.sock"
 _JOB_LIMIT: Final = 4096

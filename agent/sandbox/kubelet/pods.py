@@ -10,7 +10,7 @@ from typing import Literal
 
 from agent.kube.objects import decode_whole
 from agent.ports import Clock
-from agent.sandbox.api_errors import Json
+from agent.sandbox.store import Json
 from agent.wire.v1beta1 import ContainerAllocateResponse
 
 ContainerKind = Literal["init", "sidecar", "app"]

@@ -20,8 +20,7 @@ from grpclib.protocol import H2Protocol
 from grpclib.server import Server
 from typing_extensions import override
 
-from agent.sandbox.kubelet.allocation import DeviceAllocator
-from agent.sandbox.kubelet.books import KubeletBooks
+from agent.sandbox.kubelet.allocation import DeviceAllocator, KubeletBooks
 from agent.sandbox.kubelet.endpoint import (
     NO_NUMA,
     PLUGIN_FAULTS,

@@ -22,7 +22,6 @@ from prometheus_client.parser import text_string_to_metric_families
 from agent.errors import host_port
 from agent.host.process import SystemClock
 from agent.ports import Clock
-from agent.sandbox.api_errors import GoneError, Json, NotFoundError
 from agent.sandbox.apiserver import ApiServerModel
 from agent.sandbox.apiserver_requests import ADMIN, NODE_PREFIX
 from agent.sandbox.hardware import Description, SimulatedHardware, serve_hardware
@@ -32,7 +31,7 @@ from agent.sandbox.lab.child import AgentChild, AgentLog, child_environment, sta
 from agent.sandbox.scheduler.loop import SchedulerModel
 from agent.sandbox.scheduler.model import SchedulerSettings
 from agent.sandbox.scheduler.webhook import admit_pod
-from agent.sandbox.store import KINDS, ObjectStore
+from agent.sandbox.store import KINDS, GoneError, Json, NotFoundError, ObjectStore
 
 # The paths of one sandbox, in one directory that is short enough for unix socket names.
 
@@ -103,6 +102,8 @@ def stand_in() -> bytes:
     with Path("/proc/self/exe").open("rb") as program:
         return program.read(64) + STAND_IN
 
+
+# The node.
 
 NODE: Final = "sandbox"
 RESOURCE: Final = "nvidia.com/gpu"

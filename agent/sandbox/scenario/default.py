@@ -13,7 +13,6 @@ from typing import Final
 from agent.errors import AgentError, MalformedText, StateCorrupt
 from agent.host.process import SystemClock
 from agent.model import MIB, Share
-from agent.sandbox.api_errors import NotFoundError, StatusError
 from agent.sandbox.apiserver import ApiCall
 from agent.sandbox.hami_core import HAMI_2_9_0, HamiCoreRegion
 from agent.sandbox.hardware_talk import XidRequest, ask
@@ -48,6 +47,7 @@ from agent.sandbox.scenario.stage import (
     promises,
     too_big,
 )
+from agent.sandbox.store import NotFoundError, StatusError
 from agent.settle import QUIET
 from agent.wire.v1beta1 import ContainerAllocateResponse
 

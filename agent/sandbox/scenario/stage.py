@@ -13,12 +13,12 @@ from agent.cluster import PodUid
 from agent.errors import StateCorrupt
 from agent.ledger import ContainerKey
 from agent.model import Gpu, GpuUuid
-from agent.sandbox.api_errors import Json
 from agent.sandbox.kubelet.pods import KubeletEvent, PodSpec, SeenKind
 from agent.sandbox.lab.child import AgentChild
 from agent.sandbox.lab.cluster import NAMESPACE, SandboxCluster
 from agent.sandbox.scenario.facts import Answers, answers, parsed, promised, state_on_disk
 from agent.sandbox.scheduler.model import CORES, COUNT, MEMORY, Load
+from agent.sandbox.store import Json
 
 # The pods of the scenario, and the Pod objects that users would write for them.
 
@@ -245,6 +245,8 @@ class ScenarioRecord:
         self.moments.append(moment)
         self.tell(moment)
 
+
+# The stage, with the checks of each answer as it arrives.
 
 PATIENCE = 20.0
 """Seconds for a wait that should be much shorter. A busy machine may need them for a start."""

@@ -12,10 +12,9 @@ from typing import Final, NoReturn, Protocol
 import structlog
 
 from agent.ports import Clock
-from agent.sandbox.api_errors import Json, NotFoundError, StatusError
 from agent.sandbox.apiserver_requests import merge_patch
 from agent.sandbox.scheduler.filter import Notice
-from agent.sandbox.store import ObjectStore
+from agent.sandbox.store import Json, NotFoundError, ObjectStore, StatusError
 
 
 class SchedulerCluster(Protocol):

@@ -15,7 +15,6 @@ from typing import Final
 
 from agent.allocate.room import ContainerRequest
 from agent.model import GpuUuid, Share
-from agent.sandbox.api_errors import Json
 from agent.sandbox.scheduler.model import (
     BadWeightsError,
     GpuView,
@@ -30,6 +29,7 @@ from agent.sandbox.scheduler.model import (
     read_steering,
 )
 from agent.sandbox.scheduler.usage import Quotas, Reservation
+from agent.sandbox.store import Json
 
 Groups = tuple[tuple[Share, ...], ...]
 NORMAL: Final = "Normal"

@@ -13,13 +13,12 @@ from typing import Final, TypeVar
 import structlog
 
 from agent.ports import Clock
-from agent.sandbox.api_errors import GoneError, Json, NotFoundError, StatusError
 from agent.sandbox.scheduler.cluster import EventRecorder, StoreCluster
 from agent.sandbox.scheduler.filter import WARNING, Filtered, Notice
 from agent.sandbox.scheduler.model import COUNT, SchedulerSettings, all_containers, lookup
 from agent.sandbox.scheduler.usage import TERMINAL, full_name, has_passed_init
 from agent.sandbox.scheduler.verbs import REGISTER_INTERVAL, BindError, HamiVerbs, is_closed
-from agent.sandbox.store import Change, ObjectStore
+from agent.sandbox.store import Change, GoneError, Json, NotFoundError, ObjectStore, StatusError
 
 log = structlog.get_logger(__name__)
 HTTP_TIMEOUT: Final = 30.0

@@ -10,7 +10,7 @@ from agent.allocate.room import NOT_WHOLE, ContainerRequest, RequestRules, read_
 from agent.hami.register import RegisteredGpu
 from agent.kube.objects import decode_quantity, decode_whole
 from agent.model import GpuUuid
-from agent.sandbox.api_errors import Json
+from agent.sandbox.store import Json
 
 Links = Mapping[GpuUuid, Mapping[GpuUuid, int]]
 
@@ -98,14 +98,11 @@ class RegisteredNode:
 class SchedulerSettings:
     """HAMi's scheduler flags and the `nvidia` section of its device-config.yaml.
 
-    - `lock_timeout`: seconds until a lock may be taken over.
     - `memory_factor`: multiplies requested memory.
     - `kube_qps`, `kube_burst`: limit all requests of the scheduler's client; HAMi's defaults.
     """
 
     scheduler_name: str = "hami-scheduler"
-    force_overwrite: bool = True
-    default_gpu_count: int = 1
     default_memory_mib: int = 0
     default_core_percent: int = 0
     memory_factor: int = 1
@@ -114,7 +111,6 @@ class SchedulerSettings:
     gpu_core_policy: str = "default"
     runtime_class_name: str = ""
     overwrite_env: bool = False
-    lock_timeout: float = 300.0
     kube_qps: float = 5.0
     kube_burst: int = 10
 

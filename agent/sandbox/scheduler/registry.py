@@ -30,7 +30,6 @@ from agent.hami.register import (
     is_json_form,
 )
 from agent.model import GpuUuid, Scores
-from agent.sandbox.api_errors import Json
 from agent.sandbox.scheduler.model import (
     COUNT,
     GpuView,
@@ -39,6 +38,7 @@ from agent.sandbox.scheduler.model import (
     RegisteredNode,
     parse_quantity,
 )
+from agent.sandbox.store import Json
 
 # JSON annotations of a Node as HAMi's scheduler reads them: by the rules of Go's encoding/json.
 #
@@ -153,6 +153,8 @@ def _number(text: str) -> float:
         raise ValueError(f"{cap(text)} is not a JSON value")
     return value
 
+
+# The registered nodes, and when each version reads an annotation.
 
 REQUESTING: Final = "Requesting"
 DELETED: Final = "Deleted"

@@ -14,8 +14,8 @@ from agent import cluster as annotations
 from agent.errors import MalformedText
 from agent.hami.pod import decode_pod_devices
 from agent.model import GpuUuid, Share
-from agent.sandbox.api_errors import Json
 from agent.sandbox.scheduler.model import CORES, MEMORY, Load, init_count, parse_quantity
+from agent.sandbox.store import Json
 
 TERMINAL: Final = frozenset({"Succeeded", "Failed"})
 _PREFIX: Final = "limits."
@@ -137,11 +137,11 @@ class Usage:
                 total = sum(reservation.loads().values(), total)
         return total
 
-    def loads(self, node: str, *, without: str = "") -> Mapping[GpuUuid, Load]:
-        """The use of each GPU of a node, except by the pod with the UID `without`."""
+    def loads(self, node: str) -> Mapping[GpuUuid, Load]:
+        """The use of each GPU of a node."""
         total: defaultdict[GpuUuid, Load] = defaultdict(Load)
-        for uid, reservation in self._reservations.items():
-            if reservation.node == node and uid != without:
+        for reservation in self._reservations.values():
+            if reservation.node == node:
                 for uuid, load in reservation.loads().items():
                     total[uuid] += load
         return total

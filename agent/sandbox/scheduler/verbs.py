@@ -19,7 +19,6 @@ from agent.errors import MalformedText
 from agent.hami.pod import decode_node_lock, encode_node_lock, encode_pod_devices
 from agent.kit.tasks import Backoff
 from agent.ports import Clock
-from agent.sandbox.api_errors import Json, NotFoundError, StatusError
 from agent.sandbox.scheduler.cluster import (
     ClientQueue,
     EventQueue,
@@ -38,11 +37,14 @@ from agent.sandbox.scheduler.model import (
 from agent.sandbox.scheduler.registry import REQUESTING, Registry
 from agent.sandbox.scheduler.usage import Informers, Quotas, Reservation, Usage
 from agent.sandbox.scheduler.webhook import WebhookAdmission, review_pod
+from agent.sandbox.store import Json, NotFoundError, StatusError
 
 _TRIES: Final = 5
 _PAUSES: Final = (0.1, 0.2, 0.4, 0.8)
 _JITTER: Final = 0.5
 _STRATEGY: Final = "{Duration:100ms Factor:2 Jitter:0.5 Steps:5 Cap:0s}"
+LOCK_TIMEOUT: Final = 300
+"""Seconds until a lock may be taken over."""
 LAYOUT: Final = "2006-01-02T15:04:05Z07:00"
 """How Go writes the form of a lock's time."""
 log = structlog.get_logger(__name__)
@@ -61,25 +63,22 @@ class ContentionError(LockError):
 
 
 class NodeLocks:
-    """Takes and releases the locks of nodes for pods; `timeout` in seconds.
+    """Takes and releases the locks of nodes for pods.
 
     Writes to the lock of one node are serialised; the first read of `take` is not.
     """
 
-    def __init__(
-        self, cluster: SchedulerCluster, clock: Clock, rng: random.Random, timeout: float
-    ) -> None:
+    def __init__(self, cluster: SchedulerCluster, clock: Clock, rng: random.Random) -> None:
         self._cluster = cluster
         self._clock = clock
         self._rng = rng
-        self._timeout = timeout
         self._turns: weakref.WeakValueDictionary[str, asyncio.Lock] = weakref.WeakValueDictionary()
 
     async def take(self, node_name: str, pod: Json) -> None:
         """Lock the node for the pod. A lock with the pod's namespace and name counts as its own.
 
         Raises:
-            ContentionError: another existing pod took it less than `timeout` seconds ago.
+            ContentionError: another existing pod took it less than LOCK_TIMEOUT ago.
             LockError: the text is not a lock, or it could not be written.
             StatusError: the API server refuses the read.
         """
@@ -88,11 +87,11 @@ class NodeLocks:
             await self._set(node_name, pod)
             return
         lock = parse_lock(text)
-        if (self._clock.now() - lock.stamp).total_seconds() <= self._timeout:
+        if (self._clock.now() - lock.stamp).total_seconds() <= LOCK_TIMEOUT:
             if (lock.namespace, lock.name) == _owner(pod):
                 return
             if lock.owner is None or await self._is_alive(*lock.owner):
-                span = go_duration(int(self._timeout))
+                span = go_duration(LOCK_TIMEOUT)
                 raise ContentionError(f"node {node_name} has been locked within {span}")
         await self._remove(node_name, pod, whoever=True)
         await self._set(node_name, pod)
@@ -265,7 +264,7 @@ class HamiVerbs:
         self._registering = asyncio.Lock()
         """HAMi's filter waits while nodes are ingested; its bind does not."""
         self._seen = Informers()
-        self._locks = NodeLocks(self._cluster, clock, rng, settings.lock_timeout)
+        self._locks = NodeLocks(self._cluster, clock, rng)
         self._signatures: dict[str, object] = {}
 
     async def run(self) -> NoReturn:

@@ -21,10 +21,10 @@ from agent.host.process import SystemClock
 from agent.kube.api import WatchTimes, frames
 from agent.kube.client import ApiRequest, Connection, KubeSession, path_of
 from agent.kube.objects import Raw, read_object
-from agent.sandbox import api_errors
-from agent.sandbox.api_errors import Json, StatusError
+from agent.sandbox import store
 from agent.sandbox.scheduler.model import SchedulerSettings
 from agent.sandbox.scheduler.verbs import REGISTER_INTERVAL, BindError, HamiVerbs
+from agent.sandbox.store import Json, StatusError
 
 log = structlog.get_logger(__name__)
 LONGEST_REVIEW: Final = 7 * 1024 * 1024
@@ -34,10 +34,10 @@ PAUSE: Final = 1.0
 REFUSALS: Final = {
     kind.code: kind
     for kind in (
-        api_errors.NotFoundError,
-        api_errors.ConflictError,
-        api_errors.InvalidError,
-        api_errors.TooManyRequestsError,
+        store.NotFoundError,
+        store.ConflictError,
+        store.InvalidError,
+        store.TooManyRequestsError,
     )
 }
 
