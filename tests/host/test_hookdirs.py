@@ -2,11 +2,12 @@
 
 import asyncio
 import contextlib
+import errno
 import math
 import os
 import stat
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -428,6 +429,29 @@ async def test_a_removal_takes_many_small_parts_and_comes_to_an_end(dirs, hook, 
 
     assert (True, False) == (parts[12], parts[-1])
     assert [] == list((hook / "vgpu" / "containers").iterdir())
+
+
+async def test_what_cannot_be_removed_is_tried_again_only_when_that_is_asked_for(
+    dirs, hook, monkeypatch
+):
+    tried = []
+
+    def refuse(name: str, above: int) -> Iterator[None]:
+        tried.append((name, above))
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+        yield
+
+    await dirs.prepare(NAME, wipe=True)
+    await dirs.remove(NAME)
+    with monkeypatch.context() as patch:
+        patch.setattr("agent.hookdirs.dissolve", refuse)
+        parts = [await dirs.clear(again=again) for again in (False, False, True, False)]
+
+    assert 2 == len(tried)
+    assert [(False, 1, "Operation not permitted")] * 4 == [
+        (one.more, one.kept, one.why) for one in parts
+    ]
+    assert 0 == (await dirs.clear(again=True)).kept
 
 
 async def test_a_container_that_goes_on_writing_holds_up_nobody_elses_removal(
