@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import datetime as dt
-import math
+from collections import deque
 from collections.abc import (
     Awaitable,
     Callable,
@@ -22,7 +22,7 @@ from agent.cluster import NodeEvent
 from agent.errors import AgentError, DriverError, GpuError, StateError
 from agent.health.judge import MANY, MAY_PASS, OF_ALL, Ill, same_fault, with_uuids
 from agent.kit.cell import Cell, News
-from agent.kit.timing import Lag, Ring, await_event, until_tick
+from agent.kit.timing import Lag, await_event, until_tick
 from agent.ledger import EditSettings
 from agent.model import (
     MIG_MODE,
@@ -31,7 +31,6 @@ from agent.model import (
     Condition,
     Gpu,
     GpuFault,
-    GpuSample,
     GpuUuid,
     Health,
     Held,
@@ -135,8 +134,7 @@ KEPT: Final = 900.0
 """Seconds for which a sample is kept."""
 
 ROWS: Final = round(KEPT / SAMPLE_PERIOD)
-COLUMNS: Final = 4
-"""A row has 32 bytes, so a GPU takes 5,760 bytes and sixteen GPUs 90 KiB."""
+"""The most samples of a GPU: some 50 KB."""
 
 FRESH: Final = 2 * SAMPLE_PERIOD + DEADLINE
 """Seconds for which a sample counts as the present usage."""
@@ -154,15 +152,14 @@ class Samples:
         self._driver = driver
         self._inventory = inventory
         self._origin = clock.now() - dt.timedelta(seconds=_loop_time())
-        self._rings: dict[GpuUuid, Ring] = {}
-        self._newest: dict[GpuUuid, Sampled] = {}
+        self._kept: dict[GpuUuid, deque[Sampled]] = {}
 
     async def run(self) -> NoReturn:
         """Ask all GPUs at each tick of PERIOD, for ever."""
         while True:
             inventory = self._inventory.value
-            for uuid in self._rings.keys() - {gpu.uuid for gpu in inventory.gpus}:
-                del self._rings[uuid], self._newest[uuid]
+            for uuid in self._kept.keys() - {gpu.uuid for gpu in inventory.gpus}:
+                del self._kept[uuid]
             async with asyncio.TaskGroup() as tasks:
                 for gpu in inventory.gpus:
                     # A GPU that is filtered out may still be in use: it is asked, too.
@@ -177,29 +174,21 @@ class Samples:
                 sample = await self._driver.sample(uuid)
         except (DriverError, GpuError, TimeoutError):
             return
-        ring = self._rings.setdefault(uuid, Ring(ROWS, COLUMNS))
-        values = (sample.gpu_percent, sample.memory_percent, sample.used_mib)
-        self._newest[uuid] = Sampled(self._at(_loop_time()), sample)
-        ring.add(_loop_time(), *(math.nan if value is None else value for value in values))
+        kept = self._kept.setdefault(uuid, deque(maxlen=ROWS))
+        kept.append(Sampled(self._ago(0), sample))
 
     def history(self, uuid: GpuUuid) -> tuple[Sampled, ...]:
         """The samples of one GPU in the last KEPT seconds, the oldest first."""
-        ring = self._rings.get(uuid)
-        since = _loop_time() - KEPT
-        history = list[Sampled]()
-        for at, *values in ring.rows() if ring else ():
-            if at >= since:
-                gpu, memory, used = (None if math.isnan(one) else int(one) for one in values)
-                history.append(Sampled(self._at(at), GpuSample(uuid, gpu, memory, used)))
-        return tuple(history)
+        since = self._ago(KEPT)
+        return tuple(sampled for sampled in self._kept.get(uuid, ()) if sampled.at >= since)
 
     def newest(self, uuid: GpuUuid) -> Sampled | None:
         """The usage of one GPU now; None: it is not asked or does not report it."""
-        sampled = self._newest.get(uuid)
-        return None if sampled is None or sampled.at < self._at(_loop_time() - FRESH) else sampled
+        kept = self._kept.get(uuid)
+        return kept[-1] if kept and kept[-1].at >= self._ago(FRESH) else None
 
-    def _at(self, elapsed: float) -> dt.datetime:
-        return self._origin + dt.timedelta(seconds=elapsed)
+    def _ago(self, seconds: float) -> dt.datetime:
+        return self._origin + dt.timedelta(seconds=_loop_time() - seconds)
 
 
 def _loop_time() -> float:
