@@ -22,7 +22,7 @@ from agent.cluster import NodeEvent
 from agent.errors import AgentError, DriverError, GpuError, StateError
 from agent.health.judge import MANY, MAY_PASS, OF_ALL, Ill, same_fault, with_uuids
 from agent.kit.cell import Cell, News
-from agent.kit.timing import Lag, await_event, until_tick
+from agent.kit.timing import Lag, await_event, loop_time, until_tick
 from agent.ledger import EditSettings
 from agent.model import (
     MIG_MODE,
@@ -151,7 +151,7 @@ class Samples:
     def __init__(self, driver: Driver, inventory: Cell[Inventory], clock: Clock) -> None:
         self._driver = driver
         self._inventory = inventory
-        self._origin = clock.now() - dt.timedelta(seconds=_loop_time())
+        self._origin = clock.now() - dt.timedelta(seconds=loop_time())
         self._kept: dict[GpuUuid, deque[Sampled]] = {}
 
     async def run(self) -> NoReturn:
@@ -188,11 +188,7 @@ class Samples:
         return kept[-1] if kept and kept[-1].at >= self._ago(FRESH) else None
 
     def _ago(self, seconds: float) -> dt.datetime:
-        return self._origin + dt.timedelta(seconds=_loop_time() - seconds)
-
-
-def _loop_time() -> float:
-    return asyncio.get_running_loop().time()
+        return self._origin + dt.timedelta(seconds=loop_time() - seconds)
 
 
 # Checks the node for faults for which every new pod would be refused, and withholds all slices.

@@ -48,7 +48,6 @@ P2P_READ: Final = 0
 Handle = Any
 """The library's opaque pointer to a GPU."""
 
-_UNABLE: Final = frozenset({pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_FUNCTION_NOT_FOUND})
 _TROUBLES: Final = {
     pynvml.NVML_ERROR_GPU_IS_LOST: Trouble.LOST,
     pynvml.NVML_ERROR_GPU_NOT_FOUND: Trouble.LOST,
@@ -261,7 +260,7 @@ def code(error: Exception) -> int:
 
 def is_unable(error: Exception) -> bool:
     """True when this GPU or driver does not support the call."""
-    return code(error) in _UNABLE
+    return trouble(error) is Trouble.UNSUPPORTED
 
 
 def maybe(library: NvmlLibrary, ask: Callable[P, T], *args: P.args, **more: P.kwargs) -> T | None:
