@@ -195,8 +195,8 @@ cover: $(STAMP)  ## run all tests and hold the coverage to its limits
 	$(BIN)/coverage report --include="$$($(BIN)/python -m tests.shape.subjects pure)" --fail-under=100
 
 .PHONY: bench
-bench: $(STAMP)  ## measure the budgets (BENCH holds arguments, COMPARE an older build/bench.json)
-	$(BIN)/python -m tests.bench $(BENCH) $(if $(COMPARE),--compare $(COMPARE))
+bench: $(STAMP)  ## measure the budgets (BENCH holds arguments)
+	$(BIN)/python -m tests.bench $(BENCH)
 
 .PHONY: peers
 peers:  ## build the real peers into a cache folder (once, about 8 minutes)

@@ -10,7 +10,7 @@ import os
 import re
 import secrets
 import stat
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Final, TypeVarTuple
 
@@ -222,11 +222,7 @@ class SetAside:
 
     def __init__(self, hook: Path) -> None:
         self._hook = hook
-        self._visit: Iterator[None] = iter(())
-        self._visiting = ""
-        """The directory that is visited; empty: none is."""
-        self._last = ""
-        """The directory that was visited last: the next one by name follows, so all get a turn."""
+        self._round: Iterator[None] = iter(())
         self._kept: dict[str, str] = {}
 
     def clear(self, again: bool, now: Callable[[], float]) -> Cleared:  # noqa: FBT001 -- for an Offload
@@ -239,42 +235,37 @@ class SetAside:
             if again:
                 self._kept.clear()
             for _ in range(SLICE_ENTRIES):
-                more = self._choose()
+                try:
+                    next(self._round)
+                except StopIteration:  # all that were there had their turn
+                    names = self._names()
+                    self._kept = {name: why for name, why in self._kept.items() if name in names}
+                    self._round = self._visit(sorted(names - self._kept.keys()))
+                    more = names != self._kept.keys()
                 if not more or now() > end:
                     break
-                try:
-                    next(self._visit)
-                except StopIteration:
-                    self._visiting = ""
-                except OSError as error:
-                    self._kept[self._visiting] = error.strerror or "unknown error"
-                    self._visiting = ""
         return Cleared(more=more, kept=len(self._kept), why=next(iter(self._kept.values()), ""))
 
-    def _choose(self) -> bool:
-        """Choose the next directory; False: none is left."""
-        if self._visiting:
-            return True
+    def _names(self) -> set[str]:
         with contextlib.ExitStack() as open_directories:
             try:
                 above = open_containers(self._hook, open_directories)
             except FileNotFoundError:
-                self._kept.clear()
-                return False
+                return set()
             with os.scandir(above) as entries:
                 listed = (entry.name for entry in itertools.islice(entries, LISTED))
-                names = set(filter(ASIDE.fullmatch, listed))
-        self._kept = {name: why for name, why in self._kept.items() if name in names}
-        left = names - self._kept.keys()
-        if not left:
-            return False
-        self._visiting = self._last = min(left, key=lambda name: (name <= self._last, name))
-        self._visit = itertools.islice(self._dissolve(self._visiting), VISIT)
-        return True
+                return set(filter(ASIDE.fullmatch, listed))
 
-    def _dissolve(self, name: str) -> Iterator[None]:
-        with contextlib.ExitStack() as open_directories:
-            yield from dissolve(name, open_containers(self._hook, open_directories))
+    def _visit(self, names: Iterable[str]) -> Iterator[None]:
+        """Remove these directories, or a part of each. Each step takes a few system calls."""
+        for name in names:
+            try:
+                with contextlib.ExitStack() as open_directories:
+                    above = open_containers(self._hook, open_directories)
+                    yield from itertools.islice(dissolve(name, above), VISIT)
+            except OSError as error:
+                self._kept[name] = error.strerror or "unknown error"
+            yield
 
 
 # HAMi-core's directories on the host, one for each container.

@@ -534,7 +534,7 @@ class JournalEntry(msgspec.Struct, frozen=True):
     `namespace`, `pod` and `container` are empty if it is not about one, or if it is not known.
     """
 
-    at: dt.datetime
+    at: Annotated[dt.datetime, msgspec.Meta(tz=True)]
     reason: str
     text: str
     warning: bool = True

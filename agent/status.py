@@ -50,15 +50,6 @@ class Document(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
     """The base of all documents."""
 
 
-class CheckStatus(Document, frozen=True):
-    """One readiness check. `text`: what is wrong and what to do; empty while it holds."""
-
-    name: str
-    ok: bool
-    required: bool = True
-    text: str = ""
-
-
 class LockStatus(Document, frozen=True):
     """HAMi's lock on the Node. `holder`: `namespace/pod`, empty if the lock names none.
 
@@ -73,7 +64,7 @@ class NodeStatus(Document, frozen=True):
     """The node and its agent. `version` and `started_at` are absent where no agent answered.
 
     - `scheduler`: `hami`, or `none` if the kubelet decides alone.
-    - `checks`: all readiness checks; `ready`: no required one fails.
+    - `checks`: all readiness checks, with a text if they fail; `ready`: no required one fails.
     - `kubelet`: the state of the registration as a phrase.
     """
 
@@ -91,7 +82,7 @@ class NodeStatus(Document, frozen=True):
     memory_scaling: float | None = None
     core_scaling: float | None = None
     lock: LockStatus | None = None
-    checks: tuple[CheckStatus, ...] = ()
+    checks: tuple[Check, ...] = ()
 
 
 class UseHistory(Document, frozen=True):
@@ -194,18 +185,6 @@ class ContainerHistory(Document, frozen=True):
     history: UseHistory
 
 
-class Entry(Document, frozen=True):
-    """A change or a refusal. `reason`: of the Event, or the refusal's id of the runbook."""
-
-    at: Moment
-    reason: str
-    text: str
-    warning: bool = True
-    namespace: str = ""
-    pod: str = ""
-    container: str = ""
-
-
 class SettingStatus(Document, frozen=True):
     """A setting in force. `pending`: it takes effect only at the next start."""
 
@@ -224,8 +203,8 @@ class StatusDocument(Document, frozen=True):
     node: NodeStatus
     gpus: tuple[GpuStatus, ...]
     allocations: tuple[AllocationStatus, ...] | None = None
-    refusals: tuple[Entry, ...] | None = None
-    changes: tuple[Entry, ...] | None = None
+    refusals: tuple[JournalEntry, ...] | None = None
+    changes: tuple[JournalEntry, ...] | None = None
     journal_since: Moment | None = None
 
 
@@ -327,8 +306,8 @@ def status_of(facts: StatusFacts) -> StatusDocument:
         node=node_of(facts),
         gpus=gpus_of(facts),
         allocations=allocations_of(facts),
-        refusals=entries_of(facts.refusals),
-        changes=entries_of(facts.changes),
+        refusals=tuple(facts.refusals),
+        changes=tuple(facts.changes),
         journal_since=facts.journal_since,
     )
 
@@ -336,12 +315,7 @@ def status_of(facts: StatusFacts) -> StatusDocument:
 def node_of(facts: StatusFacts) -> NodeStatus:
     """The node, the state of its agent, and HAMi's lock."""
     checks = tuple(
-        CheckStatus(
-            name=check.name,
-            ok=check.ok,
-            required=check.required,
-            text="" if check.ok else check.text,
-        )
+        Check(check.name, ok=True, required=check.required) if check.ok else check
         for check in facts.checks
     )
     annotations = facts.node.annotations if facts.node else {}
@@ -420,11 +394,6 @@ def container_histories_of(facts: StatusFacts) -> tuple[ContainerHistory, ...]:
         for uuid, samples in facts.past(row.key).items()
         if (history := history_of(samples, facts.now)) is not None
     )
-
-
-def entries_of(entries: Iterable[JournalEntry]) -> tuple[Entry, ...]:
-    """Changes or refusals."""
-    return tuple(msgspec.convert(entry, Entry, from_attributes=True) for entry in entries)
 
 
 def history_of(samples: Sequence[Sampled], now: dt.datetime) -> UseHistory | None:
@@ -552,8 +521,8 @@ def observed_status(
             continue
         roles = {container.name: container.role for container in pod.containers}
         try:
-            pairs = pair_groups(pod.groups, pod.containers)
-            groups = [(one.container, one.shares) for one in pairs]
+            pairs = pair_groups(pod.groups, pod.containers).items()
+            groups = [(name, shares) for name, (_, shares) in pairs]
         except (
             Refusal
         ):  # groups and containers do not fit together: the shares are held all the same

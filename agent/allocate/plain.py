@@ -3,19 +3,17 @@
 import dataclasses
 import random
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Annotated
 
 import msgspec
+from typing_extensions import override
 
 from agent.allocate.edits import check_library, container_edits, cuda_order, gpu_edits
 from agent.allocate.prefer import nearest
-from agent.allocate.service import AllocateCall, AllocateCalls, AllocateStep
+from agent.allocate.service import AllocateCall, AllocateStep, Allocation
 from agent.cluster import PodUid
 from agent.errors import Refusal, RefusalReason, cap
-from agent.kit.cell import Cell
-from agent.kit.timing import Lag
-from agent.kit.turns import Turns
 from agent.ledger import (
     PLAIN,
     ContainerEdits,
@@ -25,11 +23,9 @@ from agent.ledger import (
     GrantedShare,
     HookFacts,
     KubeletEpoch,
-    Ledger,
     Row,
 )
 from agent.model import Condition, GpuUuid, Inventory, Share, SharedGpu, SliceId, split_slice_id
-from agent.ports import Clock, HookDirs, KubeletRecords
 from agent.setting import Field, boolean
 
 # Makes plain mode's answers: the kubelet's ids decide what a container gets.
@@ -172,47 +168,29 @@ RECORDS_BUDGET = 0.2
 
 
 @dataclasses.dataclass(eq=False, kw_only=True)
-class KubeletShares:
-    """A ShareSource: each slice that the kubelet names is a part of its GPU.
+class PlainAllocation(Allocation):
+    """Each slice that the kubelet names is a part of its GPU. `edits` has the resource name too."""
 
-    `edits` also has the resource name. `epoch`: the present kubelet instance. `lag`: extends the
-    deadlines of all calls.
-    """
-
-    inventory: Cell[Inventory]
-    ledger: Cell[Ledger]
-    edits: Cell[EditSettings]
-    epoch: Callable[[], KubeletEpoch | None]
-    records: KubeletRecords
-    hooks: HookDirs
-    clock: Clock
     chance: random.Random
     settings: PlainSettings
-    lag: Lag = dataclasses.field(default_factory=Lag)
 
-    def __post_init__(self) -> None:
-        self.calls = AllocateCalls(Turns(self.epoch), self.lag)
-
+    @override
     async def decide(self, ids: tuple[SliceId, ...], call: AllocateCall) -> None:
         """Set the row of the call, unless another call overtook it. Raises Refusal."""
         # A call that may have been overtaken is refused too while another is under way.
         call.turn.yields = call.turn.doubted
-        call.overlapped |= call.turn.doubted
-        async with call.disk.within():
-            with self.calls.waiting("hook-path"):
-                facts = await self.hooks.facts()
+        call.turn.overlapped |= call.turn.doubted
+        facts = await self.from_disk(call, "hook-path", self.hooks.facts())
         call.step = AllocateStep.CHECK
-        held = _ids_of(self.calls.with_pending(self.ledger.value).rows)
+        held = _ids_of(self.with_pending(self.ledger.value).rows)
         granted = grant(ids, self.inventory.value, held)
-        if call.is_lost:
+        if call.turn.is_lost:
             return
         again = await self._asked_again(ids)
         call.is_replay = again is not None
         call.row = again or self._first(ids, granted, facts)
 
-    def refused(self, refusal: Refusal, call: AllocateCall) -> None:
-        """Do nothing: the pod is not known."""
-
+    @override
     async def prefer(
         self, available: tuple[SliceId, ...], must_include: tuple[SliceId, ...], size: int
     ) -> tuple[SliceId, ...]:
@@ -222,12 +200,12 @@ class KubeletShares:
         again should get the same ids. Ids that were just offered to another container come last,
         because the kubelet marks them as used only at the Allocate.
         """
-        turn = self.calls.turns.begin()
+        turn = self.turns.begin()
         epoch = self.epoch()
-        rows = self.calls.with_pending(self.ledger.value).rows
+        rows = self.with_pending(self.ledger.value).rows
         held = _ids_of(row for row in rows if row.confirmed or row.epoch == epoch)
         gpus = {shared.uuid: shared.gpu for shared in self.inventory.value.gpus}
-        offered = self.calls.turns.offered()
+        offered = self.turns.offered()
         fresh = tuple(slice_id for slice_id in available if slice_id not in offered)
         chosen = nearest(fresh, must_include, size, gpus, held)
         chosen = chosen or nearest(available, must_include, size, gpus, held)
@@ -236,14 +214,14 @@ class KubeletShares:
 
     async def _asked_again(self, ids: tuple[SliceId, ...]) -> Row | None:
         """The row to answer again, with its new time and epoch, or None."""
-        epoch, taken = self.epoch(), self.calls.taken
+        epoch, taken = self.epoch(), self.taken
         free = (row for row in self.ledger.value.rows if row.key not in taken)
         row = asked_again(ids, free, epoch) if epoch else None
         if epoch is None or row is None:
             return None
         taken.add(row.key)
         try:
-            async with self.calls.lag.within(RECORDS_BUDGET):
+            async with self.lag.within(RECORDS_BUDGET):
                 recorded = await self.records.read(self.edits.value.resource)
         except TimeoutError:
             return None

@@ -4,19 +4,21 @@ Beside HAMi's scheduler an inquiry asks the kubelet and the API server until a d
 Its answers are kept for one call only.
 """
 
+import abc
 import asyncio
 import contextlib
 import dataclasses
 import datetime as dt
 import enum
 import functools
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager
 from itertools import chain
 from typing import Final, NoReturn, Protocol, TypeVar
 
 import msgspec
 import structlog
+from typing_extensions import override
 
 from agent.allocate.edits import check_library, container_edits, cuda_order
 from agent.allocate.match import (
@@ -205,7 +207,7 @@ in the 60 s in which a former lock proves a right."""
 
 
 class AllocateCall(msgspec.Struct, eq=False):
-    """One Allocate under way. `overlapped`: another one was under way at the same time.
+    """One Allocate under way.
 
     - `turn`: says whether the kubelet has begun another container since.
     - `disk`: the time that it waits for the disk.
@@ -216,117 +218,11 @@ class AllocateCall(msgspec.Struct, eq=False):
 
     turn: Turn
     disk: Budget
-    overlapped: bool = False
     step: AllocateStep = AllocateStep.HOOK
     row: Row | None = None
     is_replay: bool = False
     rejected: PodUid | None = None
     oversold: Shortage | None = None
-
-    @property
-    def is_lost(self) -> bool:
-        """Whether the call must not be granted: another one overtook it, or may have."""
-        return self.turn.overtaken or (self.turn.yields and self.overlapped)
-
-
-class AllocateCalls(msgspec.Struct, eq=False):
-    """The calls under way, and the rows that are being written to disk.
-
-    - `taken`: the rows that a call is answering or the reconcile is closing. Both share this set.
-    - `rejected`: the pods that were refused at their admission, by the kubelet instance that
-      admitted them. That instance never asks for them again; a later one may.
-    - `used_locks`: for each of the last node locks, the pod that was answered under it.
-    - `offer`: the container for which the kubelet was last offered free ids of the right GPUs.
-    - `turns`: the order in which the kubelet began containers. `waits`: how long all calls waited
-      for what is outside the agent; what is left of an Allocate is the agent's own work.
-    - `lag`: extends the deadlines of all calls.
-    Source: kubernetes pkg/kubelet/cm/devicemanager/manager.go, Allocate.
-    """
-
-    turns: Turns
-    lag: Lag
-    active: list[AllocateCall] = msgspec.field(default_factory=list)
-    pending: dict[ContainerKey, Row] = msgspec.field(default_factory=dict)
-    taken: set[ContainerKey] = msgspec.field(default_factory=set)
-    rejected: dict[PodUid, KubeletEpoch] = msgspec.field(default_factory=dict)
-    used_locks: dict[str, PodUid] = msgspec.field(default_factory=dict)
-    offer: ContainerKey | None = None
-    waits: Durations = msgspec.field(
-        default_factory=lambda: Durations(
-            "allocate_wait_seconds",
-            "Seconds that an Allocate waited for the kubelet, the runtime, the API server, the "
-            "hook path, a container's directory or the state on disk.",
-            ("step",),
-            BUCKETS,
-        )
-    )
-
-    @contextlib.contextmanager
-    def entered(self, ids: Collection[SliceId]) -> Iterator[AllocateCall]:
-        """A call for these ids, under way while the block runs."""
-        with self.turns.asked(ids) as turn:
-            call = AllocateCall(turn, Budget(self.lag, DISK_BUDGET))
-            self.active.append(call)
-            if len(self.active) > 1:
-                for other in self.active:
-                    other.overlapped = True
-            try:
-                yield call
-            finally:
-                self.active.remove(call)
-
-    @contextlib.contextmanager
-    def waiting(self, what: str) -> Iterator[None]:
-        """Time the block as a wait for that."""
-        loop = asyncio.get_running_loop()
-        began = loop.time()
-        try:
-            yield
-        finally:
-            self.waits.observe(loop.time() - began, what)
-
-    @contextlib.contextmanager
-    def claiming(self, row: Row) -> Iterator[None]:
-        """Reserve the row's pod while the block runs: no other call can take it."""
-        self.pending[row.key] = row
-        self.taken.add(row.key)
-        try:
-            yield
-        finally:
-            self.pending.pop(row.key, None)
-            self.taken.discard(row.key)
-
-    def with_pending(self, ledger: Ledger) -> Ledger:
-        """The ledger with the rows that are being written."""
-        for row in self.pending.values():
-            ledger = ledger.put(row)
-        return ledger
-
-    def claimed(self, epoch: KubeletEpoch, table: PodTable) -> frozenset[PodUid]:
-        """The pods that cannot be asking: pods of taken rows, and pods refused at admission."""
-        # One that has run was not at its admission, though a late view showed it so.
-        ran = {uid for uid in self.rejected if (pod := table.pods.get(uid)) and pod.has_run}
-        rejected = {uid for uid, by in self.rejected.items() if by == epoch}
-        return frozenset(rejected - ran | {key.pod_uid for key in self.taken})
-
-    def mark_lock_used(self, row: Row) -> None:
-        """Record that the row's lock was used: it proves no right for another pod."""
-        self.used_locks.pop(row.lock, None)
-        self.used_locks[row.lock] = row.key.pod_uid
-        while len(self.used_locks) > SPENT:
-            del self.used_locks[next(iter(self.used_locks))]
-
-    def take_offer(self, key: ContainerKey) -> bool:
-        """Whether an offer was made for the container. Forgets it: it counts for one answer."""
-        is_made = self.offer == key
-        self.offer = None
-        return is_made
-
-    def mark_rejected(self, pod: PodUid, table: PodTable, epoch: KubeletEpoch) -> None:
-        """Record that the pod was refused, for as long as the pod table knows it."""
-        known = table.pods.keys() | {tombstone.pod.uid for tombstone in table.tombstones}
-        self.rejected[pod] = epoch
-        self.rejected = {uid: by for uid, by in self.rejected.items() if uid in known}
 
 
 # Answers: the host directory is made and the row is durable before the kubelet gets the answer.
@@ -343,50 +239,45 @@ _OF_NO_POD = frozenset(
 """Refusals that no single pod can show: their Event is posted about the Node."""
 
 
-class ShareSource(Protocol):
-    """Decides what a container gets. `calls`: the Allocates under way."""
-
-    calls: AllocateCalls
-
-    async def decide(self, ids: tuple[SliceId, ...], call: AllocateCall, /) -> None:
-        """Set the row of the call, unless another call overtook it. Raises Refusal, StateError."""
-        ...
-
-    def refused(self, refusal: Refusal, call: AllocateCall, /) -> None:
-        """Record that the call was refused."""
-        ...
-
-    async def prefer(
-        self, available: tuple[SliceId, ...], must_include: tuple[SliceId, ...], size: int, /
-    ) -> tuple[SliceId, ...]:
-        """The best `size` of the available ids."""
-        ...
-
-
-class Allocation:
+@dataclasses.dataclass(eq=False, kw_only=True)
+class Allocation(abc.ABC):
     """Answers the kubelet. Calls may overlap; each claims its row before it waits for the disk.
 
+    - `epoch`: the present kubelet instance. `edits`: how answers are made.
     - `commit` stores a change of the ledger (raises StateError), `hooks` makes directories.
     - `say` posts an Event about the Node. `noted` hears of each refusal, with its row if known.
-    - `prefer` never refuses: an error would fail the pod's admission and leak ids in the kubelet.
+    - `lag`: extends the deadlines of all calls.
+    - `taken`: the rows that a call is answering or the reconcile is closing. Both share this set.
+    - `waits`: how long all calls waited for what is outside the agent; what is left of an Allocate
+      is the agent's own work.
+    Source: kubernetes pkg/kubelet/cm/devicemanager/manager.go, Allocate.
     """
 
-    def __init__(
-        self,
-        source: ShareSource,
-        commit: Callable[[Callable[[Ledger], Ledger]], Awaitable[None]],
-        hooks: HookDirs,
-        say: Callable[[NodeEvent], None],
-        noted: Callable[[Refusal, Row | None], None] = lambda _refusal, _row: None,
-    ) -> None:
-        self._source = source
-        self._calls = source.calls
-        self._commit = commit
-        self._hooks = hooks
-        self._say = say
-        self._noted = noted
-        self.prefer = source.prefer
-        self.waits = source.calls.waits
+    inventory: Cell[Inventory]
+    ledger: Cell[Ledger]
+    edits: Cell[EditSettings]
+    epoch: Callable[[], KubeletEpoch | None]
+    records: KubeletRecords
+    hooks: HookDirs
+    clock: Clock
+    commit: Callable[[Callable[[Ledger], Ledger]], Awaitable[None]]
+    say: Callable[[NodeEvent], None]
+    noted: Callable[[Refusal, Row | None], None] = lambda _refusal, _row: None
+    lag: Lag = dataclasses.field(default_factory=Lag)
+
+    def __post_init__(self) -> None:
+        self.turns = Turns(self.epoch)
+        self.taken: set[ContainerKey] = set()
+        self.used_locks: dict[str, PodUid] = {}
+        """For each of the last node locks, the pod that was answered under it."""
+        self._pending: dict[ContainerKey, Row] = {}
+        self.waits = Durations(
+            "allocate_wait_seconds",
+            "Seconds that an Allocate waited for the kubelet, the runtime, the API server, the "
+            "hook path, a container's directory or the state on disk.",
+            ("step",),
+            BUCKETS,
+        )
         self.results = Tally(
             "allocations_total",
             "Answers to Allocate by result and reason.",
@@ -394,12 +285,26 @@ class Allocation:
             expected=[("refused", gate.name.lower()) for gate in RefusalReason],
         )
 
+    @abc.abstractmethod
+    async def decide(self, ids: tuple[SliceId, ...], call: AllocateCall) -> None:
+        """Set the row of the call, unless another call overtook it. Raises Refusal, StateError."""
+
+    @abc.abstractmethod
+    async def prefer(
+        self, available: tuple[SliceId, ...], must_include: tuple[SliceId, ...], size: int
+    ) -> tuple[SliceId, ...]:
+        """The best `size` of the available ids.
+
+        Never refuses: an error would fail the pod's admission and leak ids in the kubelet.
+        """
+
     async def allocate(self, ids: tuple[SliceId, ...]) -> ContainerEdits:
         """The edits for the container that the kubelet is admitting. Raises Refusal.
 
         `ids`: the kubelet's slice ids, at least one.
         """
-        with self._calls.entered(ids) as call:
+        with self.turns.asked(ids) as turn:
+            call = AllocateCall(turn, Budget(self.lag, DISK_BUDGET))
             try:
                 row = await self._serve(ids, call)
             except Refusal as refusal:
@@ -417,15 +322,37 @@ class Allocation:
                 "init containers it counts less than runs at one time. Delete one of the pods on "
                 "this GPU, or let them ask for less."
             )
-            self._say(NodeEvent(OVERSOLD_EVENT, text, warning=True))
+            self.say(NodeEvent(OVERSOLD_EVENT, text, warning=True))
         result = "replay" if call.is_replay else "ok"
         self.results.add(result, "")
         gpus, count = list(dict.fromkeys(row.gpus)), len(row.slice_ids)
         log.info("alloc.answered", result=result, **_log_fields(row), count=count, gpus=gpus)
         return row.edits
 
+    @contextlib.contextmanager
+    def waiting(self, what: str) -> Iterator[None]:
+        """Time the block as a wait for that."""
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        try:
+            yield
+        finally:
+            self.waits.observe(loop.time() - began, what)
+
+    async def from_disk(self, call: AllocateCall, what: str, work: Awaitable[T]) -> T:
+        """What the work returns, timed as a wait for that. Raises TimeoutError, Starved."""
+        async with call.disk.within():
+            with self.waiting(what):
+                return await work
+
+    def with_pending(self, ledger: Ledger) -> Ledger:
+        """The ledger with the rows that are being written."""
+        for row in self._pending.values():
+            ledger = ledger.put(row)
+        return ledger
+
     async def _serve(self, ids: tuple[SliceId, ...], call: AllocateCall) -> Row:
-        await self._source.decide(ids, call)
+        await self.decide(ids, call)
         # No await from here until the row is claimed: another call would decide on the same pod.
         row = call.row
         if row is None:
@@ -433,29 +360,32 @@ class Allocation:
         # In plain mode the row comes first: only the row says later that the directory can be
         # removed. A row without a directory is closed like any other.
         is_row_first = row.decided_by is Decider.KUBELET
-        with self._calls.claiming(row):
-            if not call.is_lost:
+        self._pending[row.key] = row
+        self.taken.add(row.key)
+        try:
+            if not call.turn.is_lost:
                 if not is_row_first:
                     await self._make_directory(row, call, wipe=not call.is_replay)
                 call.step = AllocateStep.WRITE
-                async with call.disk.within():
-                    with self._calls.waiting("disk"):
-                        await self._commit(lambda ledger: ledger.put(row))
+                await self.from_disk(call, "disk", self.commit(lambda ledger: ledger.put(row)))
                 if row.lock:
-                    self._calls.mark_lock_used(row)
+                    self.used_locks[row.lock] = row.key.pod_uid
+                    while len(self.used_locks) > SPENT:
+                        del self.used_locks[next(iter(self.used_locks))]
                 if is_row_first and row.has_directory:
                     await self._make_directory(row, call, wipe=False)
             # Checked last: granting the earlier of two overlapping calls crashes the kubelet.
-            if call.is_lost:
+            if call.turn.is_lost:
                 raise await self._overtaken(call)
+        finally:
+            self._pending.pop(row.key, None)
+            self.taken.discard(row.key)
         return row
 
     async def _make_directory(self, row: Row, call: AllocateCall, *, wipe: bool) -> None:
         call.step = AllocateStep.DIRECTORY
         name = container_directory(row.key.pod_uid, row.key.container)
-        async with call.disk.within():
-            with self._calls.waiting("directory"):
-                await self._hooks.prepare(name, wipe=wipe)
+        await self.from_disk(call, "directory", self.hooks.prepare(name, wipe=wipe))
 
     async def _overtaken(self, call: AllocateCall) -> Refusal:
         """The refusal of a call that must not be granted beside another one.
@@ -466,7 +396,7 @@ class Allocation:
         row = call.row if call.row and call.row.holder else None
         # For a new pod the kubelet does not ask again: nothing is gained by waiting.
         if call.is_replay or row is None:
-            await self._calls.turns.until_alone(call.turn)  # each of them has its deadlines
+            await self.turns.until_alone(call.turn)  # each of them has its deadlines
         whose = f" for {row.key.container} of pod {row.namespace}/{row.pod}" if row else ""
         text = (
             "The kubelet lost its checkpoint and asks for several containers at once, so this "
@@ -477,7 +407,6 @@ class Allocation:
 
     def _refused(self, refusal: Refusal, call: AllocateCall, count: int) -> None:
         """Record the refusal of `count` slices once, everywhere."""
-        self._source.refused(refusal, call)
         self.results.add("refused", refusal.gate.name.lower())
         log.warning(
             "alloc.refused",
@@ -487,9 +416,9 @@ class Allocation:
             reason=refusal.sentence,
             **({} if call.row is None else _log_fields(call.row)),
         )
-        self._noted(refusal, call.row)
+        self.noted(refusal, call.row)
         if refusal.gate in _OF_NO_POD:
-            self._say(NodeEvent(REFUSED_EVENT, str(refusal), warning=True))
+            self.say(NodeEvent(REFUSED_EVENT, str(refusal), warning=True))
 
 
 def _log_fields(row: Row) -> dict[str, str]:
@@ -538,47 +467,44 @@ class Refresh(Protocol):
 
 
 @dataclasses.dataclass(eq=False, kw_only=True)
-class SchedulerShares:
-    """A ShareSource: the pod's annotation says what each container gets.
+class HamiAllocation(Allocation):
+    """The pod's annotation says what each container gets.
 
     Only the number of the kubelet's ids counts. The ids themselves may differ after a restart,
     which is never a reason to refuse. The facts that it reads, and the peers that it asks:
 
     - `outlived`: the locks that still stood when the pod that was answered under them was gone.
-    - `match`, `edits`: how pods are matched and how answers are made.
+    - `match`: how pods are matched.
     - `registered`: the greatest amounts registered for each GPU in the last 60 s.
     - `refresh`: makes the one LIST of this node's pods; `is_owners`: the lock's owner may need it.
     - `look_at_pod`: GETs the UID of the pod that has a name now. `look_at_node`: GETs the Node.
-    - `epoch`: the present kubelet instance. `streams`: how many list streams it has open.
+    - `streams`: how many list streams the kubelet has open.
     - `look`: opens the Node's watch at once if it is down. After an outage the scheduler and the
       kubelet may be back before it.
-    - `lag`: extends the deadlines of all calls. They share `waits`.
     """
 
     pods: Cell[PodTable]
     node: Cell[NodeView | None]
-    inventory: Cell[Inventory]
-    ledger: Cell[Ledger]
     outlived: Cell[Mapping[str, PodUid]]
     match: Cell[MatchSettings]
-    edits: Cell[EditSettings]
     registered: Callable[[], Mapping[GpuUuid, GpuUse]] = dict
     witness: Witness
-    records: KubeletRecords
     containers: Containers
-    hooks: HookDirs
     refresh: Refresh
     look_at_pod: Callable[[str, str], Awaitable[PodUid]]
     look_at_node: Callable[[], Awaitable[None]]
-    epoch: Callable[[], KubeletEpoch | None]
     streams: Cell[int]
-    clock: Clock
     look: Callable[[], None]
-    lag: Lag = dataclasses.field(default_factory=Lag)
 
+    @override
     def __post_init__(self) -> None:
-        self.calls = AllocateCalls(Turns(self.epoch), self.lag)
-        self.waits = Allowance(WAIT_BURST, WAIT_REFILL)
+        super().__post_init__()
+        self.allowance = Allowance(WAIT_BURST, WAIT_REFILL)
+        self.rejected: dict[PodUid, KubeletEpoch] = {}
+        """The pods that were refused at their admission, by the kubelet instance that admitted
+        them. That instance never asks for them again; a later one may."""
+        self._offer: ContainerKey | None = None
+        """The container for which the kubelet was last offered free ids of the right GPUs."""
         self._start = KubeletStart()
         self._started: tuple[KubeletEpoch | None, str] = None, ""
         """The kubelet instance of `_start`, and the resource that it began to take."""
@@ -615,13 +541,12 @@ class SchedulerShares:
         """The present kubelet instance, or one that no row names."""
         return self.epoch() or KubeletEpoch()
 
+    @override
     async def decide(self, ids: tuple[SliceId, ...], call: AllocateCall) -> None:
         """Set the row of the call, from which its effects follow. Raises Refusal."""
         inquiry = Inquiry(self, call)
         try:
-            async with call.disk.within():
-                with self.calls.waiting("hook-path"):
-                    facts = await self.hooks.facts()
+            facts = await self.from_disk(call, "hook-path", self.hooks.facts())
             call.step = AllocateStep.MATCH
             grant = await inquiry.grant(len(ids))
         except (Refusal, StateError, TimeoutError):
@@ -629,7 +554,7 @@ class SchedulerShares:
             raise
         call.is_replay = call.turn.yields = grant.replay is not None
         call.oversold = grant.oversold
-        offered = self.calls.take_offer(grant.key)
+        offered, self._offer = self._offer == grant.key, None  # it counts for one answer
         pod, container = grant.candidate.pod, grant.candidate.container
         if grant.replay is not None:
             # It keeps its answer, byte for byte, and gets the ids of this call.
@@ -646,8 +571,10 @@ class SchedulerShares:
         call.row = msgspec.structs.replace(first, offered=offered, lock=grant.lock)
         check_library(facts, container)
 
-    def refused(self, refusal: Refusal, call: AllocateCall) -> None:
+    @override
+    def _refused(self, refusal: Refusal, call: AllocateCall, count: int) -> None:
         """Exclude a pod that is refused at its admission: the kubelet does not ask for it again."""
+        super()._refused(refusal, call, count)
         uid, table, epoch = call.rejected, self.pods.value, self.epoch()
         if call.row is not None and not call.is_replay:
             uid = call.row.key.pod_uid
@@ -655,13 +582,16 @@ class SchedulerShares:
             return  # after an overlap, and of a new kubelet, it may come again
         pod = table.pods.get(uid)
         if pod is None or not pod.has_run:
-            self.calls.mark_rejected(uid, table, self.instance())
+            known = table.pods.keys() | {tombstone.pod.uid for tombstone in table.tombstones}
+            self.rejected[uid] = self.instance()
+            self.rejected = {uid: by for uid, by in self.rejected.items() if uid in known}
 
+    @override
     async def prefer(
         self, available: tuple[SliceId, ...], must_include: tuple[SliceId, ...], size: int
     ) -> tuple[SliceId, ...]:
         """`size` of the available ids: on the annotated GPUs if possible, else on near ones."""
-        turn, inquiry, grant = self.calls.turns.begin(), Inquiry(self, None), None
+        turn, inquiry, grant = self.turns.begin(), Inquiry(self, None), None
         try:
             # The Allocate that follows is for the same container: of no pod that is not known now.
             async with asyncio.timeout(PREFER_BUDGET):
@@ -670,20 +600,27 @@ class SchedulerShares:
         except (AgentError, TimeoutError) as error:
             log.debug("prefer.unsteered", reason=str(error) or "out of time")
         finally:
-            turn.present = frozenset(key for key, one in inquiry.known.items() if one is not None)
-            turn.absent = frozenset(inquiry.known) - turn.present
-        ledger = self.calls.with_pending(self.ledger.value)
+            turn.there = {key: one is not None for key, one in inquiry.known.items()}
+        ledger = self.with_pending(self.ledger.value)
         held = frozenset(chain.from_iterable(ledger.held_ids().values()))
-        chosen = None
+        chosen = self._offer = None  # an earlier offer is no longer what the kubelet was told
         if grant is not None:
             wanted = tuple(share.uuid for share in grant.shares)
             chosen = steer(available, must_include, wanted, held)
-            self.calls.offer = None if chosen is None else grant.key
+            self._offer = None if chosen is None else grant.key
         if chosen is None:
             gpus = {shared.uuid: shared.gpu for shared in self.inventory.value.gpus}
             chosen = nearest(available, must_include, size, gpus, held)
         turn.ids = frozenset(chosen)
         return chosen
+
+    def claimed(self) -> frozenset[PodUid]:
+        """The pods that cannot be asking: pods of taken rows, and pods refused at admission."""
+        # One that has run was not at its admission, though a late view showed it so.
+        pods, epoch = self.pods.value.pods, self.instance()
+        ran = {uid for uid in self.rejected if (pod := pods.get(uid)) and pod.has_run}
+        rejected = {uid for uid, by in self.rejected.items() if by == epoch}
+        return frozenset(rejected - ran | {key.pod_uid for key in self.taken})
 
     async def adopt(self, found: Adoption) -> Row | None:
         """The row of a container that was answered and that the ledger does not know.
@@ -696,11 +633,10 @@ class SchedulerShares:
             async with asyncio.timeout(DEADLINE):
                 facts = await self.hooks.facts()
             paired = pair_groups(found.pod.groups or (), found.pod.asking(found.container.resource))
-            for pair in paired:
-                if pair.container == found.container.name:
-                    row = self._first(found, pair.group_index, pair.shares, facts)
-                    epoch = row.epoch if found.ids else KubeletEpoch()
-                    return msgspec.structs.replace(row, confirmed=bool(found.ids), epoch=epoch)
+            if found.container.name in paired:
+                row = self._first(found, *paired[found.container.name], facts)
+                epoch = row.epoch if found.ids else KubeletEpoch()
+                return msgspec.structs.replace(row, confirmed=bool(found.ids), epoch=epoch)
         except (AgentError, TimeoutError) as error:
             why = str(error) or "out of time"
             log.warning("ledger.not_adopted", pod=found.pod.name, err=why)
@@ -760,7 +696,7 @@ class Inquiry:
     each pod that it was asked about.
     """
 
-    def __init__(self, source: SchedulerShares, call: AllocateCall | None) -> None:
+    def __init__(self, source: HamiAllocation, call: AllocateCall | None) -> None:
         self._source = source
         self._call = call
         self._settings = source.match.value
@@ -806,13 +742,13 @@ class Inquiry:
             if isinstance(step, Grant):
                 return step
             if self._call:
-                with self._source.calls.waiting(_PEERS.get(type(step), "api-server")):
+                with self._source.waiting(_PEERS.get(type(step), "api-server")):
                     await self._answer(step)
             elif isinstance(step, AskKubelet | ReadRecords | CheckRunning):
                 await self._answer(step)  # not measured: the kubelet waits for Allocates
             elif isinstance(step, LookAtPod):
-                pod = evidence.table.named(step.namespace, step.name)  # a preference binds nobody
-                self._learn_uid((step.namespace, step.name), pod.uid if pod else NOT_HERE)
+                pod = evidence.table.named(*step.key)  # a preference binds nobody
+                self._learn_uid(step.key, pod.uid if pod else NOT_HERE)
             elif not await self._caught_up(step, evidence):
                 break
         raise Refusal(
@@ -848,18 +784,17 @@ class Inquiry:
         self._seen = msgspec.structs.replace(
             self._seen,
             table=source.pods.value,
-            ledger=source.calls.with_pending(source.ledger.value),
+            ledger=source.with_pending(source.ledger.value),
             lock=held_lock(node),
             released_locks=former_locks(node, asyncio.get_running_loop().time()),
             inventory=source.inventory.value,
             kubelet=msgspec.structs.replace(self._seen.kubelet, epoch=epoch),
             now=source.clock.now(),
             registered=source.registered(),
-            claimed=source.calls.claimed(epoch, source.pods.value),
-            used_locks=source.calls.used_locks,
+            claimed=source.claimed(),
+            used_locks=source.used_locks,
             outlived=source.outlived.value,
-            absent=turn.absent if turn else frozenset(),
-            present=turn.present if turn else frozenset(),
+            known_before=turn.there if turn else {},
             beside=beside,
         )
         return self._seen
@@ -877,7 +812,7 @@ class Inquiry:
         match question:
             case AskKubelet():
                 async with self._kubelet.within():
-                    for key in ((question.namespace, question.name), *question.others):
+                    for key in (question.key, *question.others):
                         await self._ask(*key)
                         # The first one that it knows may be enough for a decision.
                         if self.known.get(key) is not None or not self._seen.kubelet.witnessed:
@@ -896,16 +831,15 @@ class Inquiry:
             case ListPods():
                 await self._list()
             case LookAtPod():
-                key, lock = (question.namespace, question.name), self._lock()
-                uid, name = UNREAD, "/".join(key)
-                is_owners = lock is not None and lock.owner == key
+                uid, lock, name = UNREAD, self._lock(), "/".join(question.key)
+                is_owners = lock is not None and lock.owner == question.key
                 async with self._asking(
                     "pods.get_failed", GET_PAUSE, is_owners=is_owners, pod=name
                 ):
-                    uid = await self._source.look_at_pod(*key)
-                self._learn_uid(key, uid)
+                    uid = await self._source.look_at_pod(*question.key)
+                self._learn_uid(question.key, uid)
             case AwaitLock():
-                await self._await_lock((question.namespace, question.name))
+                await self._await_lock(question.key)
             case LookAtNode():
                 failed = True
                 async with self._asking("node.get_failed", API_BUDGET):
@@ -1021,14 +955,14 @@ class Inquiry:
         self, time: AbstractAsyncContextManager[object], cell: Cell[T], holds: Callable[[T], bool]
     ) -> bool:
         """Whether `holds` becomes true in `time`; False at once after too many waits in vain."""
-        loop, waits = asyncio.get_running_loop(), self._source.waits
-        if not waits.allows(loop.time()):
+        loop, allowance = asyncio.get_running_loop(), self._source.allowance
+        if not allowance.allows(loop.time()):
             return False
         try:
             async with time:
                 await cell.until(holds)
         except TimeoutError:
-            waits.spend(loop.time())
+            allowance.spend(loop.time())
             return False
         return True
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import msgspec
 
-from agent.allocate.plain import KubeletShares, PlainSettings
-from agent.allocate.service import Allocation, SchedulerShares
+from agent.allocate.plain import PlainAllocation, PlainSettings
+from agent.allocate.service import Allocation, HamiAllocation
 from agent.app.adapters import Adapters
 from agent.app.front import DELAYS, EXPECTED, Front
 from agent.cluster import PodTable
@@ -80,7 +80,10 @@ async def open_back(
                 await session.open()
         node = NodeWatch(node_api, facts.node, adapters.random)
         pods = PodWatch(pod_api, facts.pods, clock, adapters.random, facts.resource)
-        source = SchedulerShares(
+        allocation = HamiAllocation(
+            commit=state.commit,
+            say=front.notices.say,
+            noted=front.refused,
             pods=facts.pods,
             node=facts.node,
             inventory=facts.inventory,
@@ -100,21 +103,20 @@ async def open_back(
             streams=front.server.traffic.streams,
             clock=clock,
             look=node.look,
-            lag=front.allocator.lag,
         )
         reconcile = Reconcile(
             pods=facts.pods,
             ledger=state.ledger,
             epoch=front.knowing.kubelet.epoch,
-            taken=source.calls.taken,
+            taken=allocation.taken,
             rivals=front.rivals.gone,
-            calls=front.allocator.calls,
+            calls=front.server.traffic.admissions,
             witness=witness,
             records=records,
             hooks=adapters.hooks,
             clock=clock,
             resource=lambda: facts.resource.value,
-            adopt=source.adopt,
+            adopt=allocation.adopt,
             commit=state.commit,
         )
         reported = Cell(ReportState())
@@ -162,16 +164,14 @@ async def open_back(
             return check, Check("observed", not report.pending, text, required=False)
 
         yield Back(
-            allocation=Allocation(
-                source, state.commit, adapters.hooks, front.notices.say, front.refused
-            ),
+            allocation=allocation,
             reconcile=reconcile,
             usage=usage,
             runs=runs
             | {
                 "node": node.run,
                 "pods": pods.run,
-                "kubelet_start": source.run,
+                "kubelet_start": allocation.run,
                 "reconcile": reconcile.run,
                 "settlement": settlement.run,
                 "announcer": partial(front.notices.post_all, post_event),
@@ -203,7 +203,10 @@ async def open_plain(
     facts, state = front.facts, front.state
     witness = PodResourcesWitness(settings.paths.pod_resources_socket)
     records = KubeletRecordsFile(settings.paths.plugins, adapters.worker)
-    source = KubeletShares(
+    allocation = PlainAllocation(
+        commit=state.commit,
+        say=front.notices.say,
+        noted=front.refused,
         inventory=facts.inventory,
         ledger=state.ledger,
         edits=facts.edits,
@@ -213,15 +216,14 @@ async def open_plain(
         clock=adapters.clock,
         chance=adapters.random,
         settings=plain,
-        lag=front.allocator.lag,
     )
     reconcile = Reconcile(
         pods=Cell(PodTable(synced=True)),
         ledger=state.ledger,
         epoch=front.knowing.kubelet.epoch,
-        taken=source.calls.taken,
+        taken=allocation.taken,
         rivals=front.rivals.gone,
-        calls=front.allocator.calls,
+        calls=front.server.traffic.admissions,
         witness=witness,
         records=records,
         hooks=adapters.hooks,
@@ -233,9 +235,7 @@ async def open_plain(
     usage = _join_usage(settings, adapters, front)
     with contextlib.closing(witness):
         yield Back(
-            allocation=Allocation(
-                source, state.commit, adapters.hooks, front.notices.say, front.refused
-            ),
+            allocation=allocation,
             reconcile=reconcile,
             usage=usage,
             runs={

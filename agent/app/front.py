@@ -24,11 +24,10 @@ from agent.inventory import (
 )
 from agent.kit.cell import Cell
 from agent.kit.tasks import Backoff, supervise
-from agent.kit.timing import Lag, Lull
 from agent.kube.watches import RecentlyRegistered
-from agent.kubelet.door import PluginServer, SliceAllocator, check_directory
+from agent.kubelet.door import PluginServer, check_directory
 from agent.kubelet.register import KubeletWatch, Registration, Rival, Rivals
-from agent.ledger import ContainerEdits, LastGood, Row
+from agent.ledger import LastGood, Row
 from agent.model import GpuUuid, Scan, SliceId
 from agent.ports import ServiceNotifier
 from agent.reconcile import Clearing, check_start
@@ -122,32 +121,6 @@ class KnowledgeServices(msgspec.Struct, frozen=True):
     clearing: Clearing
 
 
-class Allocator:
-    """Passes the kubelet's calls on to `answers`, which is set before the registration.
-
-    `calls`: whether some are in progress, for services that would disturb them. `lag`: extends the
-    deadlines of all Allocates.
-    """
-
-    answers: SliceAllocator
-
-    def __init__(self) -> None:
-        self.calls = Lull()
-        self.lag = Lag()
-
-    async def allocate(self, ids: tuple[SliceId, ...]) -> ContainerEdits:
-        """Allocate these slices to the container being admitted. Raises AgentError."""
-        with self.calls.busy():
-            return await self.answers.allocate(ids)
-
-    async def prefer(
-        self, available: tuple[SliceId, ...], must_include: tuple[SliceId, ...], size: int
-    ) -> tuple[SliceId, ...]:
-        """The `size` ids of `available` that fit best. Raises AgentError."""
-        with self.calls.busy():
-            return await self.answers.prefer(available, must_include, size)
-
-
 class Front(msgspec.Struct, frozen=True):
     """The services that need no API server. `notices`: Events that wait for the API server.
 
@@ -157,7 +130,6 @@ class Front(msgspec.Struct, frozen=True):
     facts: SharedCells
     state: StateService
     knowing: KnowledgeServices
-    allocator: Allocator
     server: PluginServer
     registration: Registration
     rivals: Rivals
@@ -195,7 +167,14 @@ def join_front(settings: Settings, adapters: Adapters, host: HostFacts) -> Front
     """Build them around their cells and ports."""
     facts = new_facts(settings)
     state = StateService(disk=adapters.disk, recovered=host.recovered.state, boot_id=host.boot_id)
-    allocator = Allocator()
+
+    def check(ids: tuple[SliceId, ...]) -> None:
+        """Check that the container that holds these slices may start. Raises Refusal."""
+        check_start(state.ledger.value, ids)
+
+    plugins, resource, chance = settings.paths.plugins, facts.resource, adapters.random
+    fence = check if settings.fenced else None
+    server = PluginServer(plugins, resource, facts.slices, chance, fence)
     journal = NodeJournal(adapters.clock, adapters.disk)
     notices = NodeEventQueue(journal.changed)
     keeper = InventoryKeeper(
@@ -218,7 +197,7 @@ def join_front(settings: Settings, adapters: Adapters, host: HostFacts) -> Front
         say=notices.say,
         stop=host.stop,
         ledger=state.ledger,
-        calls=allocator.calls,
+        calls=server.traffic.admissions,
     )
     service = SettingsService(host.start, settings, facts, outside)
     service.recall(host.stored)
@@ -236,14 +215,6 @@ def join_front(settings: Settings, adapters: Adapters, host: HostFacts) -> Front
     directory = DirectoryWatch(settings.paths.plugins, sockets, settings.paths.kubelet_socket.name)
     kubelet = KubeletWatch(directory, heard)
     knowing = _services(settings, adapters, host, facts, state, service, keeper, kubelet, notices)
-
-    def check(ids: tuple[SliceId, ...]) -> None:
-        """Check that the container that holds these slices may start. Raises Refusal."""
-        check_start(state.ledger.value, ids)
-
-    plugins, resource, chance = settings.paths.plugins, facts.resource, adapters.random
-    fence = check if settings.fenced else None
-    server = PluginServer(plugins, resource, facts.slices, allocator, chance, fence)
     registration = Registration(
         resource, server, directory, adapters.registrar, server.traffic.streams, chance
     )
@@ -253,7 +224,6 @@ def join_front(settings: Settings, adapters: Adapters, host: HostFacts) -> Front
         facts=facts,
         state=state,
         knowing=knowing,
-        allocator=allocator,
         server=server,
         registration=registration,
         rivals=rivals,

@@ -174,7 +174,7 @@ async def _run(
         else:
             services = open_plain(settings, settings.plain, adapters, front)
         back = await stack.enter_async_context(services)
-        front.allocator.answers = back.allocation
+        front.server.allocator = back.allocation
         parts = AgentParts(front, back, observe=settings.observe)
         await _refuse_rival(settings, adapters, parts)
         written = stack.enter_context(WrittenDirectory(settings.paths.plugins))

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from agent.cli.main import OK, VERBS, Subparsers, parser_of
+from agent.cli.runbook import entries
 
 SCRIPTS: Final = {
     "bash": """\
@@ -71,6 +72,8 @@ def may_follow(words: Sequence[str]) -> list[str]:
         return list(VERBS)
     if before[0] not in VERBS:
         return []
+    if before == ["runbook"]:
+        return list(entries())
     actions = _shown(parser_of(before[0]))
     for word in before:
         sub = [one for one in actions if isinstance(one, argparse._SubParsersAction)]  # noqa: SLF001 -- argparse names no public type

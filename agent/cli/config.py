@@ -11,11 +11,11 @@ from typing import Final
 
 from agent.app.codes import BAD_SETTINGS
 from agent.cli.main import OK, PROBLEM, TABLE, Subparsers, add_output
-from agent.cli.output import UNFOLDED, document, terminal_width
+from agent.cli.output import UNFOLDED, answer, terminal_width
 from agent.cli.settings_args import add_settings, flags, looked, sources
 from agent.errors import SettingsError, cap
 from agent.hami.gojson import fold
-from agent.host.process import SystemClock, Worker, host_name
+from agent.host.process import Worker, host_name
 from agent.ledger import SourceFile
 from agent.settings.files import read_json, read_yaml, refuse_object
 from agent.settings.hami import NODES, SECTION
@@ -133,12 +133,8 @@ def _show(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     _tell(plan, notes)
     values = plan.resolve(NodeFacts(name))
     settings = _changed(values) if args.diff else list(values.values())
-    if args.output == TABLE:
-        columns = terminal_width(environ, UNFOLDED)
-        sys.stdout.writelines(table(settings, origin=args.origin, columns=columns))
-    else:
-        data = list(map(plain, settings))
-        sys.stdout.write(document("Config", data, args.output, SystemClock().now()))
+    lines = table(settings, origin=args.origin, columns=terminal_width(environ, UNFOLDED))
+    answer(args.output, "Config", list(map(plain, settings)), lines)
     return OK
 
 
@@ -149,8 +145,8 @@ def _check(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
         nodes = _nodes(args, plan)
     except SettingsError as error:
         sys.stderr.writelines(f"hami-agent: {text}\n" for text in error.every)
-        if args.output != TABLE:
-            _write({"ok": False, "error": str(error), "errors": list(error.every)}, args.output)
+        said = {"ok": False, "error": str(error), "errors": list(error.every)}
+        answer(args.output, "ConfigCheck", said, ())
         return PROBLEM
     # What the command line would have to name for these profiles to apply.
     needing = [
@@ -160,37 +156,27 @@ def _check(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
         if one.match.labels is not None and plan.labelled and not args.label
     ]
     notes = first_of(needing, "profiles")
-    if args.output != TABLE:
-        each = [
-            {
-                "name": title,
-                "profiles": list(values.profiles),
-                "settings": list(map(plain, _changed(values))),
-            }
-            for title, values in nodes
-        ]
-        said = {"ok": True, "warnings": list(plan.warnings), "notes": list(notes), "nodes": each}
-        _write(said, args.output)
-        return OK
-    _tell(plan, notes)
-    columns = terminal_width(environ, UNFOLDED) - len(INDENT)
+    columns, lines = terminal_width(environ, UNFOLDED) - len(INDENT), []
+    each: list[object] = []
     for title, values in nodes:
         changed = _changed(values)
-        heads = (title, *(f"profile {name}" for name in values.profiles))
-        sys.stdout.write(", ".join(heads) + ("\n" if changed else ": all defaults\n"))
-        rows = list(table(changed, origin=True, columns=columns))[1:]
-        sys.stdout.writelines(f"{INDENT}{row}" for row in rows)
-    sys.stdout.write("ok\n")
+        heads = ", ".join((title, *(f"profile {name}" for name in values.profiles)))
+        lines.append(heads if changed else f"{heads}: all defaults")
+        lines += [
+            f"{INDENT}{row}" for row in list(table(changed, origin=True, columns=columns))[1:]
+        ]
+        settings = list(map(plain, changed))
+        each.append({"name": title, "profiles": list(values.profiles), "settings": settings})
+    if args.output == TABLE:
+        _tell(plan, notes)
+    said = {"ok": True, "warnings": list(plan.warnings), "notes": list(notes), "nodes": each}
+    answer(args.output, "ConfigCheck", said, [*lines, "ok"])
     return OK
 
 
 def _tell(plan: NodeValues, notes: Iterable[str]) -> None:
     sys.stderr.writelines(f"hami-agent: warning: {text}\n" for text in plan.warnings)
     sys.stderr.writelines(f"hami-agent: note: {text}\n" for text in notes)
-
-
-def _write(data: dict[str, object], form: str) -> None:
-    sys.stdout.write(document("ConfigCheck", data, form, SystemClock().now()))
 
 
 def _changed(values: Values) -> list[Setting]:
@@ -303,10 +289,10 @@ def table(settings: Sequence[Setting], *, origin: bool, columns: int) -> Iterato
         for cell in (f"{value:<{values}}", *([place] if origin else ())):
             longer = f"{line}{_GAP}{cell}"
             if len(longer.rstrip()) > columns:
-                yield f"{line.rstrip()}\n"
+                yield line.rstrip()
                 longer = f"{_GAP}{_GAP}{cell}"
             line = longer
-        yield f"{line.rstrip()}\n"
+        yield line.rstrip()
 
 
 def _text(setting: Setting) -> str:

@@ -10,8 +10,6 @@ from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Final
 
-from typing_extensions import override
-
 from agent.cli.main import Unreachable
 from agent.kube.client import Connection, KubeSession, check
 
@@ -19,20 +17,6 @@ from agent.kube.client import Connection, KubeSession, check
 
 DEFAULT_SOCKET: Final = Path("/run/hami-agent/api.sock")
 ANSWER_LIMIT: Final = 8 * 1024 * 1024
-
-
-class _UnixConnection(http.client.HTTPConnection):
-    """HTTP over a unix socket."""
-
-    def __init__(self, path: Path, timeout: float) -> None:
-        super().__init__("localhost", timeout=timeout)
-        self._path = path
-
-    @override
-    def connect(self) -> None:
-        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.sock.settimeout(self.timeout)
-        self.sock.connect(str(self._path))
 
 
 def add_socket(parser: argparse._ActionsContainer) -> None:
@@ -48,8 +32,11 @@ def add_socket(parser: argparse._ActionsContainer) -> None:
 
 def call(path: Path, method: str, target: str, timeout: float) -> tuple[int, str]:
     """Send a request; return the status and text of the answer. Raises Unreachable."""
-    connection = _UnixConnection(path, timeout)
+    connection = http.client.HTTPConnection("localhost")
     try:
+        connection.sock = socket.socket(socket.AF_UNIX)
+        connection.sock.settimeout(timeout)
+        connection.sock.connect(str(path))
         connection.request(method, target)
         answer = connection.getresponse()
         return answer.status, answer.read(ANSWER_LIMIT).decode(errors="replace")
@@ -65,9 +52,6 @@ def call(path: Path, method: str, target: str, timeout: float) -> tuple[int, str
 # The API server, chosen as by kubectl.
 
 IN_CLUSTER: Final = "KUBERNETES_SERVICE_HOST"
-NO_KUBECONFIG: Final = (
-    "no kubeconfig: give --kubeconfig, set KUBECONFIG, or put one at ~/.kube/config"
-)
 
 
 def add_cluster(parser: argparse.ArgumentParser) -> None:
@@ -81,8 +65,8 @@ def add_cluster(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--context", default="", metavar="NAME", help="context of the kubeconfig")
 
 
-def connection_of(args: argparse.Namespace, environ: Mapping[str, str]) -> Connection | None:
-    """The way to the API server, chosen as by kubectl; None if there is none."""
+def connection_of(args: argparse.Namespace, environ: Mapping[str, str]) -> Connection:
+    """The way to the API server, chosen as by kubectl. Raises Unreachable: there is none."""
     if args.kubeconfig is not None:
         return Connection(args.kubeconfig, context=args.context)
     listed = [part for part in environ.get("KUBECONFIG", "").split(":") if part]
@@ -92,7 +76,11 @@ def connection_of(args: argparse.Namespace, environ: Mapping[str, str]) -> Conne
         return Connection(next(there, Path(listed[0])), context=args.context)
     if home is not None and os.access(home, os.F_OK):
         return Connection(home, context=args.context)
-    return Connection(environment=environ) if IN_CLUSTER in environ else None
+    if IN_CLUSTER in environ:
+        return Connection(environment=environ)
+    raise Unreachable(
+        "no kubeconfig: give --kubeconfig, set KUBECONFIG, or put one at ~/.kube/config"
+    )
 
 
 @contextlib.asynccontextmanager

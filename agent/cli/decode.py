@@ -11,8 +11,8 @@ from typing import Final
 
 import msgspec
 
-from agent.cli.main import OK, PROBLEM, USAGE, Subparsers, add_output
-from agent.cli.output import document
+from agent.cli.main import OK, PROBLEM, USAGE, Subparsers, add_output, fail
+from agent.cli.output import answer
 from agent.errors import MalformedText, cap
 from agent.hami.pod import (
     MIG_KEY,
@@ -25,8 +25,7 @@ from agent.hami.pod import (
     vendor_words,
 )
 from agent.hami.register import decode_handshake, is_json_form
-from agent.host.process import SystemClock
-from agent.sandbox.scheduler.gojson import decode_either, decode_scores
+from agent.sandbox.scheduler.registry import decode_either, decode_scores
 from agent.settings.hami import decode_nodeconfig
 
 MAX_CHARS = 4 * 1024 * 1024
@@ -65,28 +64,24 @@ def add_parser(subparsers: Subparsers) -> None:
 def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     """Print the decoded value, or where it is malformed; return the exit code."""
     del environ
-    given, text, code = args.value, "", PROBLEM
-    try:
-        if given not in {None, STDIN}:
-            text = given
-        elif given == STDIN or not sys.stdin.isatty():  # nobody waits for input that was not asked
+    text = args.value or ""
+    # Nobody waits for input that was not asked.
+    if args.value == STDIN or (args.value is None and not sys.stdin.isatty()):
+        try:
             text = sys.stdin.read(MAX_CHARS + 1)
-        text = bare(text)
-        if text:
-            kind = args.kind or _kind(text)
-            try:
-                data = DECODERS[kind](text)
-            except MalformedText as error:
-                raise MalformedText(f"not a valid {kind} value: {error}") from error
-            sys.stdout.write(document(kind, data, args.output, SystemClock().now()))
-            return OK
-        said, code = "nothing to decode: give a value or pipe one in", USAGE
-    except OSError as error:
-        said = f"standard input cannot be read: {error.strerror}"
+        except OSError as error:
+            text = f"standard input cannot be read: {error.strerror}"
+            return fail("decode", text, PROBLEM)
+    text = bare(text)
+    if not text:
+        return fail("decode", "nothing to decode: give a value or pipe one in", USAGE)
+    kind = args.kind or _kind(text)
+    try:
+        data = DECODERS[kind](text)
     except MalformedText as error:
-        said = str(error)
-    sys.stderr.write(f"hami-agent: {said}\n")
-    return code
+        raise MalformedText(f"not a valid {kind} value: {error}") from error
+    answer(args.output, kind, data, ())
+    return OK
 
 
 def _kind(text: str) -> str:

@@ -32,7 +32,8 @@ from agent.cli.main import (
     add_output,
     nearest,
 )
-from agent.cli.output import UNFOLDED, Paint, document, painter, terminal_width
+from agent.cli.output import UNFOLDED, Paint, answer, painter, terminal_width
+from agent.cli.runbook import HINT
 from agent.cli.settings_args import add_settings, looked, sources, started
 from agent.cluster import REGISTER
 from agent.errors import (
@@ -134,14 +135,9 @@ def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     configure("error", "auto", environ)
     groups = args.only or (ALL_GROUPS - args.skip if args.skip else ALL_GROUPS)
     findings = asyncio.run(_findings(args, environ, groups))
-    if args.output in {TABLE, "wide"}:
-        columns, every = terminal_width(environ, UNFOLDED), args.output == "wide"
-        lines = finding_lines(findings, columns, painter(environ), every=every)
-        sys.stdout.writelines(f"{line}\n" for line in lines)
-    else:
-        kind = "Preflight" if args.pre else "Checkup"
-        data, now = document_of(findings), SystemClock().now()
-        sys.stdout.write(document(kind, data, args.output, now))
+    columns, every = terminal_width(environ, UNFOLDED), args.output == "wide"
+    lines = finding_lines(findings, columns, painter(environ), every=every)
+    answer(args.output, "Preflight" if args.pre else "Checkup", document_of(findings), lines)
     verdicts = {one.verdict for one in findings}
     if "WRONG" in verdicts:
         return PROBLEM
@@ -628,6 +624,8 @@ def finding_lines(
         if one.verdict != "ok":
             yield from folded(f"to do: {f'{advice} [RUNBOOK {one.check}]'.lstrip()}", margin)
     counts = Counter(one.verdict for one in findings)
+    if counts.keys() - {"ok"}:
+        yield from folded(HINT)
     total = f"{counts['WRONG']} wrong, {counted(counts['note'], 'note')}, {counts['ok']} ok"
     total += f", {counts['unknown']} not checked" if counts["unknown"] else ""
     yield from folded(total if every or not counts["ok"] else f"{total} (-o wide lists all)")

@@ -11,7 +11,7 @@ from typing import Final, TypeAlias
 
 import msgspec
 
-from agent.cli.connections import NO_KUBECONFIG, add_cluster, connection_of, open_session
+from agent.cli.connections import add_cluster, connection_of, open_session
 from agent.cli.logs import configure
 from agent.cli.main import (
     INCOMPLETE,
@@ -35,6 +35,7 @@ from agent.cli.output import (
     terminal_width,
     working,
 )
+from agent.cli.runbook import HINT
 from agent.cluster import ALLOCATED
 from agent.errors import AgentError, ApiError, ApiNotFound, MalformedText, SettingsError, cap
 from agent.hami.pod import encode_stamp
@@ -50,8 +51,14 @@ from agent.kube.reader import (
 )
 from agent.ports import Clock
 from agent.sandbox.explain.decide import explain_pod
-from agent.sandbox.explain.story import Explanation, GateVerdict
-from agent.sandbox.explain.words import TEXT, agent_sentence, refusal_id, when
+from agent.sandbox.explain.story import (
+    TEXT,
+    Explanation,
+    GateVerdict,
+    agent_sentence,
+    refusal_id,
+    when,
+)
 from agent.sandbox.scheduler.model import SchedulerSettings
 from agent.status import StatusDocument, counted, open_envelope, span
 
@@ -154,8 +161,6 @@ def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
             return fail("explain", said, USAGE)
         namespace = space or namespace
     connection = connection_of(args, environ)
-    if connection is None:
-        return fail("explain", NO_KUBECONFIG, UNREACHABLE)
     source, clock = f"API server by {connection.source}", SystemClock()
     code, data = OK, object()
     try:
@@ -315,6 +320,8 @@ def explanation_lines(
             yield 6, 8, change.paste
     for text in explanation.missing:
         yield 0, 2, f"missing: {text}"
+    if any(gate.reason for gate in explanation.gates):
+        yield 0, 2, HINT
     age = span((now - taken).total_seconds())
     yield 0, 2, f"data: {cap(source, 256)}, read {age} ago"
 
@@ -375,4 +382,6 @@ def recent_lines(refused: Sequence[RefusedPod], source: str, now: dt.datetime) -
         yield 2, 4, cap(agent_sentence(pod.message), TEXT)
     if len(refused) > SHOWN:
         yield 0, 2, f"{counted(len(refused) - SHOWN, 'older refusal')} not shown: -o json has all"
+    if any(refusal_id(pod.message) for pod in refused[:SHOWN]):
+        yield 0, 2, HINT
     yield 0, 2, f"data: {cap(source, 256)}, read now"

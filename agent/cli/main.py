@@ -12,16 +12,16 @@ import platform
 import signal
 import sys
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, NoReturn, Protocol, TypeAlias
 
 from typing_extensions import override
 
 from agent import __version__
 from agent.cli.inherited import Unwritten, drop_output
-from agent.cli.output import document
+from agent.cli.output import answer
 from agent.errors import AgentError, ApiError, ApiNotFound, SettingsError, cap
-from agent.host.process import SystemClock
+from agent.setting import Value, ValueType, WrongValue
 
 # Exit codes of the verbs, and how a verb fails. Those of the daemon are in agent.app.codes.
 
@@ -84,6 +84,7 @@ VERBS: Mapping[str, tuple[str, str]] = {
         "agent.cli.doctor",
         "check how this node is set up, and what the scheduler reads of it",
     ),
+    "runbook": ("agent.cli.runbook", "print what an id in a message means and what to do"),
     "bundle": ("agent.cli.bundle", "write a support archive of this node"),
     "uninstall": ("agent.cli.uninstall", "remove what the agent wrote on the Node"),
     "decode": ("agent.cli.decode", "decode a HAMi annotation to JSON"),
@@ -262,6 +263,18 @@ class Parser(argparse.ArgumentParser):
         return f"unknown option {cap(option)}{nearest(option, names)}"
 
 
+def typed(kind: ValueType, what: str) -> Callable[[str], Any]:
+    """The `type` of an argument: a text that `kind` refuses is reported as not `what`."""
+
+    def read(text: str) -> Value:
+        try:
+            return kind.read(text)
+        except WrongValue as error:
+            raise argparse.ArgumentTypeError(f"{cap(text, 64)!r} is not {what}") from error
+
+    return read
+
+
 def add_output(
     parser: argparse.ArgumentParser,
     default: str = TABLE,
@@ -294,17 +307,8 @@ def add_parser(subparsers: Subparsers) -> None:
 def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     """Run the verb `version`: print the agent's and Python's versions."""
     del environ
-    facts = {
-        "version": __version__,
-        "python": platform.python_version(),
-        "registerProfile": "json",
-        "stateVersion": 1,
-    }
-    if args.output != TABLE:
-        sys.stdout.write(document("Version", facts, args.output, SystemClock().now()))
-    else:
-        sys.stdout.write(
-            f"hami-agent {facts['version']} (Python {facts['python']}, register annotation "
-            f"{facts['registerProfile']}, state version {facts['stateVersion']})\n"
-        )
+    python = platform.python_version()
+    facts = {"version": __version__, "python": python, "registerProfile": "json", "stateVersion": 1}
+    line = f"hami-agent {__version__} (Python {python}, register annotation json, state version 1)"
+    answer(args.output, "Version", facts, [line])
     return OK

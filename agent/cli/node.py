@@ -15,7 +15,6 @@ from typing import Any, Final
 from urllib.parse import quote
 
 from agent.cli.connections import (
-    NO_KUBECONFIG,
     add_cluster,
     add_socket,
     call,
@@ -27,23 +26,25 @@ from agent.cli.main import (
     NOT_FOUND,
     OK,
     PROBLEM,
-    TABLE,
     UNREACHABLE,
     USAGE,
     NotThere,
     Subparsers,
+    Unreachable,
     add_output,
     fail,
+    typed,
 )
-from agent.cli.output import document
+from agent.cli.output import answer
 from agent.cli.settings_args import looked
 from agent.cluster import CORDON, HANDSHAKE, REGISTER, NodeView
-from agent.errors import ApiConflict, ApiForbidden, SettingsError
+from agent.errors import ApiConflict, ApiForbidden
 from agent.hami.register import read_register
-from agent.host.process import SystemClock, host_name
+from agent.host.process import host_name
 from agent.kube.api import KubeNode
 from agent.kube.client import Connection
 from agent.node.devices import ReportedGpu, read_cordon
+from agent.setting import text_where
 from agent.settings.sources import NodeFacts, Sources
 
 PROGRAM: Final = "hami-agent-cordon"
@@ -128,13 +129,8 @@ def add_parser(subparsers: Subparsers) -> None:
 
 def _add_gpu(parser: argparse.ArgumentParser, names: str) -> None:
     """Add the argument GPU. `names` says how a GPU can be named."""
-
-    def checked(text: str) -> str:
-        if NAME.fullmatch(text) is None or not text.isprintable():
-            raise argparse.ArgumentTypeError(f"{text[:64]!r} is not {names}")
-        return text
-
-    parser.add_argument("gpu", metavar="GPU", type=checked, help=names)
+    name = text_where(lambda text: bool(NAME.fullmatch(text)) and text.isprintable(), names, {})
+    parser.add_argument("gpu", metavar="GPU", type=typed(name, names), help=names)
 
 
 def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
@@ -152,7 +148,9 @@ def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
 
 
 def _act(
-    args: argparse.Namespace, action: str, tell: Callable[[Mapping[str, Any]], tuple[str, bool]]
+    args: argparse.Namespace,
+    action: str,
+    tell: Callable[[Mapping[str, Any]], tuple[list[str], bool]],
 ) -> int:
     """Request the action, print the answer, and return the exit code.
 
@@ -165,22 +163,20 @@ def _act(
         return fail(args.verb, text.strip(), NOT_FOUND if status == 404 else PROBLEM)
     try:
         said = json.loads(text)
-        answer, is_good = tell(said["data"])
+        lines, is_good = tell(said["data"])
     except (ValueError, LookupError, TypeError):
         return fail(args.verb, f"{args.socket} did not answer as an agent", UNREACHABLE)
-    if args.output != TABLE:
-        kind, data, at = said["kind"], said["data"], SystemClock().now()
-        answer = document(kind, data, args.output, at, str(args.socket))
-    sys.stdout.write(answer)
+    answer(args.output, said["kind"], said["data"], lines, source=str(args.socket))
     return OK if is_good else PROBLEM
 
 
-def _recheck_text(data: Mapping[str, Any]) -> tuple[str, bool]:
+def _recheck_text(data: Mapping[str, Any]) -> tuple[list[str], bool]:
     if "gpus" in data:
         each = [_recheck_text(gpu) for gpu in data["gpus"]]
         if not each:
-            return "this node has no GPU\n", False
-        return "\n".join(text for text, _ in each), all(is_served for _, is_served in each)
+            return ["this node has no GPU"], False
+        lines = [line for told, _ in each for line in ("", *told)][1:]
+        return lines, all(is_served for _, is_served in each)
     served = "served" if data["serving"] else "not served"
     answer = {
         "passed": "it answered",
@@ -198,10 +194,10 @@ def _recheck_text(data: Mapping[str, Any]) -> tuple[str, bool]:
     if data["text"]:
         lines.append(data["text"])
     lines += [f"needed: {step}" for step in data["missing"]]
-    return "".join(f"{line}\n" for line in lines), data["serving"] is True
+    return lines, data["serving"] is True
 
 
-def _release_text(data: Mapping[str, Any]) -> tuple[str, bool]:
+def _release_text(data: Mapping[str, Any]) -> tuple[list[str], bool]:
     gpus = ", ".join(data["gpus"])
     lines = [f"{gpus}: released; `hami-agent recheck` takes it back"]
     if len(data["gpus"]) > 1:
@@ -212,7 +208,7 @@ def _release_text(data: Mapping[str, Any]) -> tuple[str, bool]:
             "release it again later, or stop the agent for the work",
         ]
     lines += [f"held by pod {pod}: delete it first" for pod in data["heldBy"]]
-    return "".join(f"{line}\n" for line in lines), data["released"] is True and not data["heldBy"]
+    return lines, data["released"] is True and not data["heldBy"]
 
 
 # `cordon` and `uncordon`.
@@ -243,36 +239,33 @@ def _change(args: argparse.Namespace, environ: Mapping[str, str], *, cordon: boo
         return fail(args.verb, text, PROBLEM)
     if is_changed is None:
         return fail(args.verb, "nothing was changed", PROBLEM)
-    if args.output == TABLE:
-        state = "was cordoned already" if cordon else "was not cordoned"
-        told = f"{state}; nothing was changed"
-        if is_changed:
-            state = "cordoned" if cordon else "no longer cordoned"
-            told = f"is {state}. {EFFECTS[cordon]} This takes up to 15 s."
-        sys.stdout.write(f"GPU {gpu.words} of Node {node} {told}\n")
-        return OK
+    told = f"was {'cordoned already' if cordon else 'not cordoned'}; nothing was changed"
+    if is_changed:
+        state = "cordoned" if cordon else "no longer cordoned"
+        told = f"is {state}. {EFFECTS[cordon]} This takes up to 15 s."
     data = {"node": node, "gpu": gpu.index, "uuid": gpu.uuid, "cordoned": cordon}
-    source = f"API server by {connection.source}"
-    whole = data | {"changed": is_changed}
-    sys.stdout.write(document("Cordon", whole, args.output, SystemClock().now(), source))
+    data["changed"] = is_changed
+    lines = [f"GPU {gpu.words} of Node {node} {told}"]
+    answer(args.output, "Cordon", data, lines, source=f"API server by {connection.source}")
     return OK
 
 
 def _place(args: argparse.Namespace, environ: Mapping[str, str]) -> tuple[str, Connection]:
-    """The Node, and the way to the API server. Raises SettingsError.
+    """The Node, and the way to the API server. Raises SettingsError, Unreachable.
 
     Settings are read only for what nothing else says.
     """
-    node, connection = args.node, connection_of(args, environ)
-    if node is None or connection is None:
-        read = asyncio.run(looked(Sources(None, environ, {}, host_name())))
-        settings = read.taken().settings(NodeFacts())
-        node = node or settings.node
-        if connection is None and settings.kubeconfig:
-            connection = Connection(Path(settings.kubeconfig), context=args.context)
-    if connection is None:
-        raise SettingsError(NO_KUBECONFIG)
-    return node, connection
+    try:
+        connection = connection_of(args, environ)
+        if args.node is not None:
+            return args.node, connection
+    except Unreachable:
+        connection = None
+    read = asyncio.run(looked(Sources(None, environ, {}, host_name())))
+    settings = read.taken().settings(NodeFacts())
+    if connection is None and settings.kubeconfig:
+        connection = Connection(Path(settings.kubeconfig), context=args.context)
+    return args.node or settings.node, connection or connection_of(args, environ)
 
 
 async def edit_cordon(

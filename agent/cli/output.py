@@ -7,13 +7,14 @@ import re
 import shutil
 import sys
 import unicodedata
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final, TextIO, TypeAlias
 
 import msgspec
 import yaml
 
 from agent.hami.pod import encode_stamp
+from agent.host.process import SystemClock
 from agent.status import API_VERSION
 
 # Lays out tables that fit the terminal. Pure.
@@ -141,7 +142,26 @@ def working(text: str) -> Iterator[None]:
         sys.stderr.flush()
 
 
-# Renders the answer of a verb for programs: one form of document for all verbs.
+# Writes the answer of a verb: lines for people, and one form of document for programs.
+
+
+def answer(
+    form: str,
+    kind: str,
+    data: object,
+    lines: Iterable[str],
+    *,
+    at: dt.datetime | None = None,
+    source: str = "",
+) -> None:
+    """Write the answer: as a document if `form` is json or yaml, else its lines.
+
+    `at`: when the data was made or read; None: now. `source`: where; empty: on this machine.
+    """
+    if form in {"json", "yaml"}:
+        sys.stdout.write(document(kind, data, form, at or SystemClock().now(), source))
+    else:
+        sys.stdout.writelines(f"{line}\n" for line in lines)
 
 
 def document(kind: str, data: object, form: str, at: dt.datetime, source: str = "") -> str:

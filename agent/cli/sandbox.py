@@ -17,10 +17,9 @@ from typing import Final
 
 from agent.cli.logs import configure
 from agent.cli.main import OK, PROBLEM, TABLE, USAGE, Subparsers, add_output
-from agent.cli.output import Column, Paint, document, painter, shorten, table
+from agent.cli.output import Column, Paint, answer, painter, shorten, table
 from agent.cli.settings_args import add_settings, looked, sources
 from agent.errors import AgentError
-from agent.host.process import SystemClock
 from agent.sandbox.apiserver import PREFIX
 from agent.sandbox.hardware import DRIVER_VERSION, MOST_GPUS, PROFILES, Description, gpus_of
 from agent.sandbox.lab.cluster import (
@@ -40,9 +39,16 @@ from agent.sandbox.scenario.default import (
     act,
     open_stage,
 )
-from agent.sandbox.scenario.record import NOT_REACHED, Moment, ScenarioClaim, ScenarioRecord
-from agent.sandbox.scenario.stage import counted
-from agent.sandbox.scenario.workloads import fitting, plain, slices_of
+from agent.sandbox.scenario.stage import (
+    NOT_REACHED,
+    Moment,
+    ScenarioClaim,
+    ScenarioRecord,
+    counted,
+    fitting,
+    plain,
+    slices_of,
+)
 from agent.settings.sources import NodeFacts
 
 # Renders the output of `hami-agent sandbox`. Pure.
@@ -269,7 +275,7 @@ async def _run(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
             "measured": dict(record.measured),
             "agentLog": log,  # empty if all claims were true
         }
-        sys.stdout.write(document("Sandbox", data, args.output, SystemClock().now()))
+        answer(args.output, "Sandbox", data, ())
     return OK if record.ok else PROBLEM
 
 

@@ -2,8 +2,7 @@
 
 import argparse
 import asyncio
-import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,11 +16,11 @@ from agent.cli.main import (
     Subparsers,
     add_output,
     fail,
+    typed,
 )
-from agent.cli.output import UNFOLDED, Column, document, table
-from agent.host.process import SystemClock
+from agent.cli.output import UNFOLDED, Column, answer, table
 from agent.sandbox import hardware_talk as talk
-from agent.setting import decimal, seconds_of
+from agent.setting import duration, whole
 
 DEFAULT_SOCKET: Final = Path("/run/hami-agent/simulate.sock")
 DEADLINE: Final = 5.0
@@ -47,30 +46,20 @@ _ACTIONS: Final[Mapping[str, tuple[type[talk.HardwareRequest], str, str]]] = {
 _FAILURES: Final = {"unknown-gpu": NOT_FOUND, "malformed": USAGE, "busy": UNREACHABLE}
 
 
-def _xid(text: str) -> int:
-    if text.isascii() and text.isdigit() and 1 <= int(text) <= 65535:
-        return int(text)
-    raise argparse.ArgumentTypeError(f"{text} is not an XID (1 to 65535)")
-
-
-def _seconds(text: str) -> float:
-    seconds = seconds_of(text)
-    if seconds is None:
-        seconds = decimal(text)
-    if 0 < seconds <= 86400:
-        return seconds
-    raise argparse.ArgumentTypeError(
-        f"{text} is not a duration such as 500ms, 2s, 10m or 1h (more than 0, at most 24h)"
-    )
-
-
 _ARGUMENTS: Final[Mapping[str, tuple[str, dict[str, Any]]]] = {
-    "xid": ("xid", {"type": _xid, "metavar": "number", "help": "the XID, 1 to 65535"}),
+    "xid": (
+        "xid",
+        {
+            "type": typed(whole(1, 65535), "an XID (1 to 65535)"),
+            "metavar": "number",
+            "help": "the XID, 1 to 65535",
+        },
+    ),
     "gpu": ("--gpu", {"required": True, "metavar": "GPU", "help": "index or UUID"}),
     "seconds": (
         "seconds",
         {
-            "type": _seconds,
+            "type": typed(duration(0.001, 86400), "a duration such as 500ms, 2s or 24h, the most"),
             "metavar": "DURATION",
             "help": "at most 24h; a number alone is seconds",
         },
@@ -125,11 +114,8 @@ async def run(args: argparse.Namespace) -> int:
         return fail("simulate", reply.text, _FAILURES.get(reply.reason, PROBLEM))
     if not isinstance(reply, talk.DoneReply):
         return fail("simulate", f"{args.socket} did not answer as a simulation", UNREACHABLE)
-    if args.output != TABLE:
-        data = {"action": args.action, "text": reply.text, "gpus": reply.gpus}
-        now = SystemClock().now()
-        sys.stdout.write(document("Simulation", data, args.output, now, str(args.socket)))
-    elif args.action == "list":
+    lines: Iterable[str] = [reply.text]
+    if args.action == "list":
         rows = [
             (
                 *(str(gpu.index), gpu.uuid, gpu.name),
@@ -141,9 +127,9 @@ async def run(args: argparse.Namespace) -> int:
             )
             for gpu in reply.gpus
         ]
-        sys.stdout.writelines(f"{line}\n" for line in table(_COLUMNS, rows, UNFOLDED))
-    else:
-        sys.stdout.write(f"{reply.text}\n")
+        lines = table(_COLUMNS, rows, UNFOLDED)
+    data = {"action": args.action, "text": reply.text, "gpus": reply.gpus}
+    answer(args.output, "Simulation", data, lines, source=str(args.socket))
     return OK
 
 

@@ -8,7 +8,6 @@ import difflib
 import operator
 import re
 import stat
-import sys
 import tarfile
 import textwrap
 import zlib
@@ -20,7 +19,6 @@ import msgspec
 
 from agent.cli.connections import (
     DEFAULT_SOCKET,
-    NO_KUBECONFIG,
     add_cluster,
     add_socket,
     call,
@@ -39,11 +37,12 @@ from agent.cli.main import (
     add_output,
     fail,
     nearest,
+    typed,
 )
 from agent.cli.output import (
     Column,
     Paint,
-    document,
+    answer,
     painter,
     table,
     terminal_width,
@@ -53,14 +52,14 @@ from agent.cli.output import (
 from agent.errors import ApiError, MalformedText, SettingsError, cap
 from agent.host.process import SystemClock
 from agent.kube.api import EndlessList
-from agent.kube.client import Connection, KubeSession
+from agent.kube.client import KubeSession
 from agent.kube.reader import NodeReader, nodes_with_gpus
+from agent.ledger import JournalEntry
 from agent.model import Condition, SharingSettings
-from agent.setting import seconds_of
+from agent.node.findings import Check
+from agent.setting import duration
 from agent.status import (
     AllocationStatus,
-    CheckStatus,
-    Entry,
     GpuStatus,
     NodeStatus,
     ShareStatus,
@@ -310,7 +309,7 @@ def _container(one: AllocationStatus) -> str:
 
 
 def entry_lines(
-    title: str, entries: Sequence[Entry], now: dt.datetime, style: StatusStyle
+    title: str, entries: Sequence[JournalEntry], now: dt.datetime, style: StatusStyle
 ) -> Iterator[str]:
     """Changes or refusals, the newest first, each with its age, its object and its reason."""
     yield f"{title}:" if entries else f"{title}: none"
@@ -438,12 +437,6 @@ def _member_of(bundle: Path) -> bytes:
     return bytes(memoryview(text)[at : at + member.size])
 
 
-def status_of(node: str, args: argparse.Namespace, environ: Mapping[str, str]) -> StatusRead:
-    """The status of a node of the cluster. Raises Unreachable, NotThere."""
-    with working(f"reading {cap(node, 64)}"):
-        return _ask(args, environ, lambda session, source: _read_node(session, source, node, args))
-
-
 def _ask(
     args: argparse.Namespace,
     environ: Mapping[str, str],
@@ -451,28 +444,25 @@ def _ask(
 ) -> R:
     """What a session with the API server reads. Raises Unreachable, NotThere."""
     connection = connection_of(args, environ)
-    if connection is None:
-        raise Unreachable(NO_KUBECONFIG)
 
-    async def asked(connection: Connection) -> R:
+    async def asked() -> R:
         async with open_session(connection, PROGRAM) as session:
             return await read(session, f"API server by {connection.source}")
 
     try:
-        return asyncio.run(asked(connection))
+        return asyncio.run(asked())
     except (SettingsError, ApiError) as error:
         raise Unreachable(str(error)) from error
 
 
-async def _read_node(
-    session: KubeSession, source: str, node: str, args: argparse.Namespace
-) -> StatusRead:
+async def _read_node(session: KubeSession, source: str, args: argparse.Namespace) -> StatusRead:
     """Read the agent of the node through the API server; where it does not answer, the objects.
 
     With --objects the objects at once, which are what HAMi's scheduler reads. Raises NotThere (the
     text has the nearest names), ApiError.
     """
-    reader, resource, missing = NodeReader(session, node), args.resource or RESOURCE, ""
+    node, resource, missing = args.node, args.resource or RESOURCE, ""
+    reader = NodeReader(session, node)
     try:
         if not args.objects:
             found, at = open_envelope(await reader.by_agent(), "Status", StatusDocument)
@@ -494,12 +484,14 @@ async def _read_node(
     except MalformedText as error:
         raise ApiError(f"the register annotation of {node} cannot be read: {error}") from error
     with contextlib.suppress(ApiError):  # without that right the changes are not known
-        events = [one for one in await reader.events() if one.last is not None]
         changes = [
-            Entry(at=one.last, reason=one.reason, text=one.message, warning=one.kind == "Warning")
-            for one in sorted(events, key=lambda one: one.last or at, reverse=True)
+            JournalEntry(
+                at=one.last, reason=one.reason, text=one.message, warning=one.kind == "Warning"
+            )
+            for one in await reader.events()
             if one.last is not None
         ]
+        changes.sort(key=lambda one: one.at, reverse=True)
         found = msgspec.structs.replace(found, changes=tuple(changes))
     return StatusRead(found, at, f"objects of the {source}" if args.objects else source, missing)
 
@@ -525,32 +517,29 @@ def show_nodes(args: argparse.Namespace, environ: Mapping[str, str], silent: str
                 found.append(observed_status(seen, pods, RESOURCE, at))
             except MalformedText:
                 text = "the register annotation cannot be read"
-                check = CheckStatus(name="report", ok=False, text=text)
+                check = Check(name="report", ok=False, text=text)
                 node = NodeStatus(name=seen.name, resource=RESOURCE, checks=(check,))
                 found.append(StatusDocument(node=node, gpus=()))
         return found, source
 
     found, source = _ask(args, environ, read)
-    if args.output in {"json", "yaml"}:
-        sys.stdout.write(document("Nodes", found, args.output, at, source))
-    elif args.output == "name":
-        sys.stdout.writelines(f"node/{one.node.name}\n" for one in found)
-    else:
-        rows = [
-            [
-                cap(one.node.name),
-                "?" if one.node.checks else str(len(one.gpus)),
-                str(sum(gpu.condition != Condition.OK for gpu in one.gpus)),
-                str(sum(gpu.cordoned for gpu in one.gpus)),
-                f"{sum(gpu.slices_held for gpu in one.gpus)}/{sum(g.slices for g in one.gpus)}",
-                gib(sum(gpu.promised_mib for gpu in one.gpus)),
-                gib(sum(gpu.sellable_mib for gpu in one.gpus)),
-            ]
-            for one in found
+    rows = [
+        [
+            cap(one.node.name),
+            "?" if one.node.checks else str(len(one.gpus)),
+            str(sum(gpu.condition != Condition.OK for gpu in one.gpus)),
+            str(sum(gpu.cordoned for gpu in one.gpus)),
+            f"{sum(gpu.slices_held for gpu in one.gpus)}/{sum(g.slices for g in one.gpus)}",
+            gib(sum(gpu.promised_mib for gpu in one.gpus)),
+            gib(sum(gpu.sellable_mib for gpu in one.gpus)),
         ]
-        width = terminal_width(environ)
-        sys.stdout.writelines(f"{line}\n" for line in table(_NODE_COLUMNS, rows, width))
-        sys.stdout.writelines(f"{line}\n" for line in wrapped(f"source: {source}", width))
+        for one in found
+    ]
+    width = terminal_width(environ)
+    lines = [*table(_NODE_COLUMNS, rows, width), *wrapped(f"source: {source}", width)]
+    if args.output == "name":
+        lines = [f"node/{one.node.name}" for one in found]
+    answer(args.output, "Nodes", found, lines, at=at, source=source)
     text = f"{silent} These are the Nodes of the cluster; --node NAME reads one"
     return fail("status", text, INCOMPLETE)
 
@@ -583,7 +572,7 @@ def add_parser(subparsers: Subparsers) -> None:
     )
     parser.add_argument(
         "--since",
-        type=_age,
+        type=typed(duration(0, DAY), "a duration no longer than 24h, such as 30m"),
         metavar="DURATION",
         help="also show refusals and changes of that time, at most 24h",
     )
@@ -627,36 +616,30 @@ def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
         if args.bundle is not None:
             read = status_in(args.bundle)
         elif args.node is not None:
-            read = status_of(args.node, args, environ)
+            with working(f"reading {cap(args.node, 64)}"):
+                read = _ask(args, environ, lambda api, source: _read_node(api, source, args))
         else:
             read = status_at(args.socket)
         found = read.found if args.gpu is None else only(read.found, args.gpu)
     except Unreachable as error:
         # Nobody named the socket, so this may be a workstation: its kubeconfig knows the Nodes.
         named = args.bundle or args.node or args.gpu or args.socket != DEFAULT_SOCKET
-        if not named and connection_of(args, environ) is not None:
+        if not named:
             with contextlib.suppress(Unreachable):
                 return show_nodes(args, environ, str(error))
         raise
-    if args.output in {"json", "yaml"}:
-        sys.stdout.write(document("Status", found, args.output, read.at, read.source))
-    elif args.output == "name":
-        names = [f"gpu/{gpu.uuid}" for gpu in found.gpus]
-        if args.by == "pod":
-            held = [one for one in found.allocations or () if one.pod]
-            names = list(dict.fromkeys(f"pod/{one.namespace}/{one.pod}" for one in held))
-        sys.stdout.writelines(f"{name}\n" for name in names)
-    else:
-        style = StatusStyle(
-            terminal_width(environ),
-            args.ascii or not writes_utf8(),
-            args.output == "wide",
-            painter(environ),
-        )
-        sys.stdout.writelines(f"{line}\n" for line in _lines(found, args, read.at, style))
-        seconds = max(0, round((SystemClock().now() - read.at).total_seconds()))
-        source = f"source: {read.source}, {seconds} s old"
-        sys.stdout.writelines(f"{line}\n" for line in wrapped(source, style.width))
+    style = StatusStyle(
+        terminal_width(environ),
+        args.ascii or not writes_utf8(),
+        args.output == "wide",
+        painter(environ),
+    )
+    lines = _lines(found, args, read, style)
+    if args.output == "name":
+        held = (one for one in found.allocations or () if one.pod)
+        pods = dict.fromkeys(f"pod/{one.namespace}/{one.pod}" for one in held)
+        lines = iter(pods if args.by == "pod" else [f"gpu/{gpu.uuid}" for gpu in found.gpus])
+    answer(args.output, "Status", found, lines, at=read.at, source=read.source)
     return fail("status", read.missing, INCOMPLETE) if read.missing else OK
 
 
@@ -677,8 +660,9 @@ def only(found: StatusDocument, name: str) -> StatusDocument:
 
 
 def _lines(
-    found: StatusDocument, args: argparse.Namespace, at: dt.datetime, style: StatusStyle
+    found: StatusDocument, args: argparse.Namespace, read: StatusRead, style: StatusStyle
 ) -> Iterator[str]:
+    at = read.at
     if args.by == "pod":
         yield from pod_lines(found.allocations or (), at, style)
     else:
@@ -687,7 +671,7 @@ def _lines(
             yield ""
             yield from pod_lines(found.allocations or (), at, style)
     if args.since is not None:
-        oldest = at - args.since
+        oldest = at - dt.timedelta(seconds=args.since)
         for title, entries in (("refusals", found.refusals), ("changes", found.changes)):
             yield ""
             if entries is None:
@@ -699,12 +683,5 @@ def _lines(
             since = found.journal_since.astimezone(dt.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
             text = f"(known since {since}; the agent's log has earlier ones)"
             yield from wrapped(text, style.width)
-
-
-def _age(text: str) -> dt.timedelta:
-    seconds = seconds_of(text)
-    if seconds is None:
-        raise argparse.ArgumentTypeError(f"{cap(text, 64)!r} is not a duration such as 30m or 24h")
-    if seconds > DAY:
-        raise argparse.ArgumentTypeError(f"{cap(text, 64)!r} is longer than 24h; see the log")
-    return dt.timedelta(seconds=seconds)
+    seconds = max(0, round((SystemClock().now() - at).total_seconds()))
+    yield from wrapped(f"source: {read.source}, {seconds} s old", style.width)

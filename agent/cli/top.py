@@ -4,14 +4,11 @@ import argparse
 import importlib.util
 import sys
 from collections.abc import Mapping
-from typing import Final
 
 from agent.cli.connections import add_socket
-from agent.cli.main import OK, USAGE, Subparsers, fail
+from agent.cli.main import OK, USAGE, Subparsers, fail, typed
 from agent.cli.status import status_at
-
-FASTEST: Final = 1.0
-SLOWEST: Final = 3600.0
+from agent.setting import number
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -28,7 +25,7 @@ def add_parser(subparsers: Subparsers) -> None:
     )
     parser.add_argument(
         "--interval",
-        type=_interval,
+        type=typed(number(1, 3600), "a number from 1 to 3600"),
         default=2.0,
         metavar="SECONDS",
         help="seconds between two looks, 1 to 3600 (default 2)",
@@ -50,13 +47,3 @@ def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
 
     TopScreen(lambda: status_at(args.socket), first, interval=args.interval, plain=args.ascii).run()
     return OK
-
-
-def _interval(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = 0.0
-    if not FASTEST <= seconds <= SLOWEST:
-        raise argparse.ArgumentTypeError(f"{text[:64]!r} is not a number from 1 to 3600")
-    return seconds

@@ -12,8 +12,8 @@ import msgspec
 
 from agent.cli.connections import IN_CLUSTER, open_session
 from agent.cli.logs import configure
-from agent.cli.main import OK, PROBLEM, TABLE, USAGE, Subparsers, add_output, code_of
-from agent.cli.output import document
+from agent.cli.main import OK, PROBLEM, TABLE, USAGE, Subparsers, add_output, code_of, fail
+from agent.cli.output import answer
 from agent.cli.settings_args import add_settings, flags, sources, started
 from agent.errors import (
     AgentError,
@@ -24,7 +24,7 @@ from agent.errors import (
     StateError,
 )
 from agent.hami.region import RegionChange
-from agent.host.process import LockFile, SystemClock, Worker
+from agent.host.process import LockFile, Worker
 from agent.kube.client import Connection
 from agent.kube.reader import KubeLeftovers, NodeLeftovers
 from agent.regions import HostRegions
@@ -48,7 +48,7 @@ SHOWN: Final = 3
 """The most names in a sentence."""
 
 
-class InUse(AgentError):  # noqa: N818 -- the state, not the call, is the error
+class UninstallRefused(AgentError):  # noqa: N818 -- names what happened
     """The uninstall is refused. Nothing of the Node was changed."""
 
 
@@ -72,7 +72,7 @@ async def uninstall_here(
     """Clean the Node of this host, if no pod has a GPU and no plugin serves; or by `force`.
 
     If there is a run directory, the lock in it keeps an agent from starting meanwhile. Raises
-    InUse, PermissionFault, SettingsError, ApiNotFound (there is no such Node), ApiError.
+    UninstallRefused, PermissionFault, SettingsError, ApiNotFound (there is no such Node), ApiError.
     """
     with _without_an_agent(settings.paths.run / "lock"):
         await _release(settings.hook_path, say)
@@ -80,11 +80,12 @@ async def uninstall_here(
             return
         kubeconfig = Path(settings.kubeconfig) if settings.kubeconfig else None
         connection = Connection(kubeconfig, environment=environ)
-        async with _opened(connection, settings.sharing.resource) as api:
+        async with open_session(connection, PROGRAM) as session:
+            api = KubeLeftovers(session, settings.sharing.resource)
             node = await api.node(settings.node)
             if node.is_touched and not force:
                 if pods := await api.gpu_pods(node.name):
-                    raise InUse(
+                    raise UninstallRefused(
                         f"pods with GPUs run here ({_some(pods)}): they would keep running, but "
                         "could not restart until another plugin serves; --force uninstalls anyway"
                     )
@@ -96,7 +97,7 @@ async def uninstall_here(
                 async for (node,) in _looks(seen, say):  # noqa: B007 -- the last look counts
                     pass
                 if node.served:
-                    raise InUse(
+                    raise UninstallRefused(
                         f"a device plugin serves {settings.sharing.resource} on the Node "
                         f"{node.name}, as its kubelet reports, and would write again: stop it "
                         "first; --force uninstalls anyway"
@@ -115,7 +116,8 @@ async def uninstall_everywhere(
     """
     nodes: tuple[NodeLeftovers, ...] = ()
     failed: set[str] = set()
-    async with _opened(connection, resource) as api:
+    async with open_session(connection, PROGRAM) as session:
+        api = KubeLeftovers(session, resource)
         async for nodes in _looks(lambda: api.nodes(namespace, selector), say):
             for node in nodes:
                 is_free = node.is_touched and not (node.is_busy or node.served)
@@ -163,16 +165,6 @@ async def _looks(
         await asyncio.sleep(PAUSE)
 
 
-@contextlib.asynccontextmanager
-async def _opened(connection: Connection, resource: str) -> AsyncIterator[KubeLeftovers]:
-    """Reads and removes what agents left. Raises ApiError, also if the connection's files fail."""
-    try:
-        async with open_session(connection, PROGRAM) as session:
-            yield KubeLeftovers(session, resource)
-    except SettingsError as error:
-        raise ApiError(str(error)) from error
-
-
 async def _release(hook: Path, say: Say) -> None:
     """Release the containers that an agent held back which was killed: no other will."""
     if not _reason_left(hook, "it is there"):
@@ -191,7 +183,10 @@ async def _release(hook: Path, say: Say) -> None:
 
 @contextlib.contextmanager
 def _without_an_agent(path: Path) -> Iterator[None]:
-    """Hold the host's lock, if there is a run directory. Raises InUse, PermissionFault."""
+    """Hold the host's lock, if there is a run directory.
+
+    Raises UninstallRefused, PermissionFault.
+    """
     try:
         is_there = path.parent.is_dir()
     except OSError as error:
@@ -204,7 +199,7 @@ def _without_an_agent(path: Path) -> Iterator[None]:
         return
     lock = LockFile(path)
     if not lock.try_take():
-        raise InUse(
+        raise UninstallRefused(
             f"an agent runs on this host ({path}: {lock.holder()}) and would write again: stop it "
             "first (`systemctl stop hami-agent`, or take the DaemonSet off this node)"
         )
@@ -296,14 +291,12 @@ def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     """Run the verb, print a line for each change, and return the exit code."""
     configure("error", "auto", environ)
     if mistake := _misused(args, environ):
-        _say(mistake)
-        return USAGE
-    as_text = args.output == TABLE
+        return fail("uninstall", mistake, USAGE)
     nodes: list[Cleaned] = []
 
     def told(node: Cleaned) -> None:
         nodes.append(node)
-        if as_text:
+        if args.output == TABLE:
             sys.stdout.writelines(_lines(node))
             sys.stdout.flush()
 
@@ -312,31 +305,19 @@ def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     try:
         host = asyncio.run(_uninstall(args, environ, told))
     except AgentError as error:
-        # Of the node's settings; those of the way to the API server became an ApiError.
-        is_refused = isinstance(error, SettingsError)
-        refusal, code = str(error), PROBLEM if is_refused else code_of(error)
+        refusal, code = str(error), code_of(error)
     else:
         code = PROBLEM if any(node.failure for node in nodes) else OK
-    if not as_text:
-        data = {
-            "ok": code == OK,
-            "refusal": refusal,
-            "nodes": [msgspec.to_builtins(node) for node in nodes],
-            "leftOnHost": dict(host),
-        }
-        sys.stdout.write(document("Uninstallation", data, args.output, SystemClock().now()))
-    if refusal:
-        _say(refusal)
-    elif as_text:
-        if not any(_lines(node) for node in nodes):
-            sys.stdout.write("nothing of the agent's was found\n")
-        sys.stdout.writelines(f"this host: left {path}: {why}\n" for path, why in host.items())
-    return code
+    lines = [f"this host: left {path}: {why}" for path, why in host.items()]
+    if not any(_lines(node) for node in nodes):
+        lines.insert(0, "nothing of the agent's was found")
+    data = {"ok": code == OK, "refusal": refusal, "nodes": nodes, "leftOnHost": dict(host)}
+    answer(args.output, "Uninstallation", data, () if refusal else lines)
+    return fail("uninstall", refusal, code) if refusal else code
 
 
 def _say(text: str) -> None:
     sys.stderr.write(f"hami-agent uninstall: {text}\n")
-    sys.stderr.flush()
 
 
 def _lines(node: Cleaned) -> list[str]:
@@ -379,7 +360,9 @@ async def _uninstall(
         resource = flags(args).get("--resource-name") or RESOURCE
         await uninstall_everywhere(connection, resource, args.namespace, args.selector, told, _say)
         return {}
-    start = await started(sources(args, environ))
-    settings = start.taken().settings(NodeFacts())
+    try:
+        settings = (await started(sources(args, environ))).taken().settings(NodeFacts())
+    except SettingsError as error:
+        raise UninstallRefused(str(error)) from error
     await uninstall_here(settings, environ, told, _say, force=args.force)
     return _paths_left(settings)

@@ -12,7 +12,7 @@ import msgspec
 
 from agent.cluster import REGISTER, SCORE, TEXT_LIMIT
 from agent.errors import MalformedText, cap
-from agent.hami.gojson import INT32, INT64, parse_int
+from agent.hami.gojson import INT32, INT64, UINT32, parse_int
 from agent.model import Gpu, GpuUuid, Inventory, Scores, SharedGpu, lopsided, pair_scores
 from agent.setting import Field, boolean, choice
 
@@ -24,23 +24,25 @@ from agent.setting import Field, boolean, choice
 WHAT = "register annotation"
 NO_GPU = GpuUuid("")
 Int32 = Annotated[int, msgspec.Meta(ge=INT32[0], le=INT32[1])]
+Int64 = Annotated[int, msgspec.Meta(ge=INT64[0], le=INT64[1])]
+Uint32 = Annotated[int, msgspec.Meta(ge=0, le=UINT32[1])]
 _HTML = re.compile("[<>&\u2028\u2029]")
 
 
 class Placement(msgspec.Struct, frozen=True):
     """Where a MIG instance may be placed: its first memory slice and their number."""
 
-    start: int = 0
-    size: int = 0
+    start: Uint32 = 0
+    size: Uint32 = 0
 
 
 class MigProfile(msgspec.Struct, frozen=True):
     """A MIG profile of the GPU, which HAMi's plugin reports."""
 
     name: str = ""
-    memory_mib: int = msgspec.field(name="memoryMB", default=0)
-    core_percent: int = msgspec.field(name="core", default=0)
-    slice_count: int = msgspec.field(name="sliceCount", default=0)
+    memory_mib: Int32 = msgspec.field(name="memoryMB", default=0)
+    core_percent: Int32 = msgspec.field(name="core", default=0)
+    slice_count: Uint32 = msgspec.field(name="sliceCount", default=0)
     placements: tuple[Placement, ...] = ()
 
 
@@ -56,7 +58,7 @@ class RegisteredGpu(msgspec.Struct, frozen=True, omit_defaults=True):
     registered_mib: Int32 = msgspec.field(name="devmem", default=0)
     core_percent: Int32 = msgspec.field(name="devcore", default=0)
     type_name: str = msgspec.field(name="type", default="")
-    numa: int = 0
+    numa: Int64 = 0
     mode: str = ""
     mig_profiles: tuple[MigProfile, ...] = msgspec.field(name="migProfiles", default=())
     healthy: bool = msgspec.field(name="health", default=False)
@@ -107,7 +109,7 @@ def _encode(value: object) -> str:
 def decode_register(text: str) -> tuple[RegisteredGpu, ...]:
     """Decode the GPUs in the text's order; keys that are not ours are ignored.
 
-    A scheduler refuses more: see agent/sandbox/scheduler/gojson.py.
+    A scheduler refuses more: see agent/sandbox/scheduler/registry.py.
 
     Raises:
         MalformedText: not a JSON array of objects, a value of another type or range, or no GPU.
@@ -130,8 +132,7 @@ def decode_register(text: str) -> tuple[RegisteredGpu, ...]:
 #
 # Source: HAMi v2.10 pkg/device/devices.go, DecodeNodeDevices (7 fields were HAMi v2.4's).
 
-SHORT = 7
-LENGTHS = (SHORT, 9)
+LENGTHS = (7, 9)
 """Fields of a record. Only HAMi v2.4 wrote and read 7."""
 DEFAULT_MODE = "hami-core"
 """The mode of a record with 7 fields."""

@@ -6,7 +6,7 @@ the client. The ids tell which question a request belongs to.
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 
 import msgspec
@@ -28,11 +28,11 @@ class Turn(msgspec.Struct, eq=False):
     """One turn of `client`; `at` is the loop time of its beginning.
 
     `ids` are those it heard or requests. `overtaken`: a later turn began, so this one must not be
-    granted. `doubted`: it began so soon after another that it may be overtaken too. `yields`: it is
-    refused unless it is alone. `over` is set when its answer is being sent. `absent`,
-    `present`: what the question found not to be there, or to be there. `all_there`: everything that
-    was there then; None: not known. `beside`: the turns that were open when this one began, which
-    is the last to begin.
+    granted. `doubted`: it began so soon after another that it may be overtaken too. `overlapped`:
+    another request was open at the same time. `yields`: it is refused unless it is alone. `over` is
+    set when its answer is being sent. `there`: whether what the question looked for was there.
+    `all_there`: everything that was there then; None: not known. `beside`: the turns that were open
+    when this one began, which is the last to begin.
     """
 
     at: float
@@ -40,12 +40,17 @@ class Turn(msgspec.Struct, eq=False):
     ids: frozenset[str] = frozenset()
     overtaken: bool = False
     doubted: bool = False
+    overlapped: bool = False
     yields: bool = False
-    absent: frozenset[tuple[str, str]] = frozenset()
-    present: frozenset[tuple[str, str]] = frozenset()
+    there: Mapping[tuple[str, str], bool] = msgspec.field(default_factory=dict)
     all_there: frozenset[tuple[str, str]] | None = None
     beside: tuple["Turn", ...] = ()
     over: asyncio.Event = msgspec.field(default_factory=asyncio.Event)
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether it must not be granted: another one overtook it, or may have."""
+        return self.overtaken or (self.yields and self.overlapped)
 
 
 class Turns:
@@ -83,6 +88,9 @@ class Turns:
             turn = self._begin()
             turn.ids = wanted
         self._requests.append(turn)
+        if len(self._requests) > 1:
+            for other in self._requests:
+                other.overlapped = True
         try:
             yield turn
         finally:

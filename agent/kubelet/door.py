@@ -331,9 +331,6 @@ def _int32(values: list[int]) -> int:
 RECEIVE_DEADLINE = 10.0
 """Seconds that a peer has to send its complete request."""
 
-PREFER_DEADLINE = 0.5
-"""Seconds for one GetPreferredAllocation; after this the answer is the first ids that fit."""
-
 PREFERENCE_FOLLOWED: Final = 0.5
 """Seconds after a call of an admission in which the next one comes. It usually comes after 1 ms
 (the Allocate after GetPreferredAllocation) or 8 to 20 ms (the next container or pod)."""
@@ -359,15 +356,20 @@ class SliceAllocator(Protocol):
     async def prefer(
         self, available: tuple[SliceId, ...], must_include: tuple[SliceId, ...], size: int
     ) -> tuple[SliceId, ...]:
-        """Choose the best `size` ids of `available`. Raises AgentError."""
+        """Choose the best `size` ids of `available`, soon and without an error."""
         ...
 
 
 class Traffic:
-    """The kubelet's calls over all servers: open list streams, calls by code, durations."""
+    """The kubelet's calls over all servers: open list streams, calls by code, durations.
+
+    `admissions`: those of admissions, for what would disturb them. For each container the kubelet
+    calls GetPreferredAllocation, then Allocate.
+    """
 
     def __init__(self) -> None:
         self.streams: Cell[int] = Cell(0)
+        self.admissions = Lull()
         self.calls = Tally(
             "rpc_calls_total",
             "Calls of the kubelet by gRPC code of the answer.",
@@ -382,8 +384,7 @@ class DevicePlugin:
     """The handlers of one device plugin server. Closing the cell `lists` ends its list streams.
 
     `is_current`: whether the resource still has the name that this server registered. With a
-    `fence` the kubelet calls PreStartContainer before each start of a container. `calls`: those of
-    admissions. For each container the kubelet calls GetPreferredAllocation, then Allocate. While
+    `fence` the kubelet calls PreStartContainer before each start of a container. While
     `is_draining`, each new Allocate is refused, and open calls go on.
     """
 
@@ -397,12 +398,10 @@ class DevicePlugin:
     ) -> None:
         self._lists = lists
         self._allocator = allocator
-        self._traffic = traffic
+        self.traffic = traffic
         self._fence = fence
         self._is_current = is_current
         self.is_draining = False
-        self.calls = Lull()
-        self.streams: Cell[int] = Cell(0)
 
     async def get_device_plugin_options(self, _: Empty) -> DevicePluginOptions:
         """Return the options, which never change: preferences, and starts if there is a fence."""
@@ -413,8 +412,10 @@ class DevicePlugin:
     async def list_and_watch(self, _: Empty) -> AsyncGenerator[bytes, None]:
         """Yield the list at once and after every change; changes during a send are combined."""
         sent: bytes | None = None
-        with _counted(self._traffic.streams), _counted(self.streams):
-            log.info("plugin.stream_opened", streams=self._traffic.streams.value)
+        streams = self.traffic.streams
+        streams.set(streams.value + 1)
+        log.info("plugin.stream_opened", streams=streams.value)
+        try:
             async for listed in self._lists.follow():
                 try:
                     encoded = encode_list(listed)
@@ -425,22 +426,18 @@ class DevicePlugin:
                 if encoded != sent:
                     sent = encoded
                     yield encoded
+        finally:
+            streams.set(streams.value - 1)
 
     async def get_preferred_allocation(
         self, message: PreferredAllocationRequest
     ) -> PreferredAllocationResponse:
-        """Return a choice for each container, in order. No error is raised: it would fail a pod."""
+        """Return a choice for each container, in order."""
         answers = []
         for request in message.container_requests:
             available = _ids(request.available_deviceIDs)
             must_include = _ids(request.must_include_deviceIDs)
-            size = request.allocation_size
-            try:
-                async with asyncio.timeout(PREFER_DEADLINE):
-                    chosen = await self._allocator.prefer(available, must_include, size)
-            except (AgentError, TimeoutError) as error:
-                log.info("plugin.preference_failed", err=str(error) or "out of time", size=size)
-                chosen = first_fit(available, must_include, size)
+            chosen = await self._allocator.prefer(available, must_include, request.allocation_size)
             answers.append(ContainerPreferredAllocationResponse(device_i_ds=list(chosen)))
         return PreferredAllocationResponse(container_responses=answers)
 
@@ -489,9 +486,9 @@ class DevicePlugin:
             "GetDevicePluginOptions": self._unary("options", self.get_device_plugin_options),
             "ListAndWatch": self._list_stream,
             "GetPreferredAllocation": self._unary(
-                "prefer", self.get_preferred_allocation, self.calls.busy
+                "prefer", self.get_preferred_allocation, self.traffic.admissions.busy
             ),
-            "Allocate": self._unary("allocate", self.allocate, self.calls.busy),
+            "Allocate": self._unary("allocate", self.allocate, self.traffic.admissions.busy),
             "PreStartContainer": self._unary("prestart", self.pre_start_container),
         }
         return {
@@ -540,9 +537,9 @@ class DevicePlugin:
             text = f"{method} failed in the agent ({type(error).__name__}); its log has the trace"
             raise GRPCError(status, text) from error
         finally:
-            self._traffic.calls.add(method, status.name)
+            self.traffic.calls.add(method, status.name)
             if method != "list":  # a stream lasts as long as the kubelet
-                self._traffic.durations.observe(_now() - started, method, status.name)
+                self.traffic.durations.observe(_now() - started, method, status.name)
 
 
 async def received(stream: Stream[Any, Any]) -> Any:  # noqa: ANN401 -- any request
@@ -580,15 +577,6 @@ def _ids(texts: Sequence[str]) -> tuple[SliceId, ...]:
     return tuple(map(SliceId, texts))
 
 
-def first_fit(
-    available: tuple[SliceId, ...], must_include: tuple[SliceId, ...], size: int
-) -> tuple[SliceId, ...]:
-    """The ids to include and the first of the sorted rest: at most `size` available ids."""
-    held = frozenset(must_include)
-    must = tuple(sorted(held & frozenset(available)))
-    return (*must, *sorted(frozenset(available) - held))[: max(size, 0)]
-
-
 def container_response(edits: ContainerEdits) -> ContainerAllocateResponse:
     """Encode what a container receives."""
     return ContainerAllocateResponse(
@@ -598,16 +586,6 @@ def container_response(edits: ContainerEdits) -> ContainerAllocateResponse:
         annotations=dict(edits.annotations),
         cdi_devices=[CdiDevice(name) for name in edits.cdi_names],
     )
-
-
-@contextlib.contextmanager
-def _counted(cell: Cell[int]) -> Iterator[None]:
-    """Add one to `cell` while the block runs."""
-    cell.set(cell.value + 1)
-    try:
-        yield
-    finally:
-        cell.set(cell.value - 1)
 
 
 def _now() -> float:
@@ -735,7 +713,7 @@ class Incarnation(Server):
         In that order: the kubelet closes its connection, with all open calls, after the stream. A
         server that ended between two calls of an admission would fail the pod.
         """
-        calls, streams = self._plugin.calls, self._plugin.streams
+        calls, streams = self._plugin.traffic.admissions, self._plugin.traffic.streams
         try:
             if streams.value > 0:  # without a stream no kubelet is connected
                 with contextlib.suppress(TimeoutError):
@@ -779,22 +757,22 @@ class PluginServer:
     """Serves our resource in the kubelet's directory, on a new socket after each rebind().
 
     `resource` is its name, which names the next socket. With a `fence` the kubelet asks before each
-    start of a container.
+    start of a container. `allocator` is set before the registration.
     """
+
+    allocator: SliceAllocator
 
     def __init__(
         self,
         directory: Path,
         resource: Cell[str],
         lists: Cell[SliceList],
-        allocator: SliceAllocator,
         chance: random.Random,
         fence: Fence | None = None,
     ) -> None:
         self._directory = directory
         self._resource = resource
         self._lists = lists
-        self._allocator = allocator
         self._chance = chance
         self._fence = fence
         self._turn = asyncio.Lock()
@@ -845,7 +823,7 @@ class PluginServer:
             lists = self._lists.branch()
             plugin = DevicePlugin(
                 lists,
-                self._allocator,
+                self.allocator,
                 self.traffic,
                 self._fence,
                 is_current=lambda: self._resource.value == resource,

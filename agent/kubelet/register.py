@@ -284,6 +284,7 @@ class Registration:
         self._say("registration.lost", text, problem=True)
 
     async def _bind(self) -> None:
+        self._name_is_spent = False  # it may change again until the new socket serves
         try:
             async with asyncio.timeout(REBIND_DEADLINE):
                 await self._serving.rebind()
@@ -291,8 +292,6 @@ class Registration:
             self._due = _now() + self._backoff.next()
             text = f"no socket serves: {_text(error)}"
             self._say("registration.not_serving", text, problem=True)
-        else:
-            self._name_is_spent = False
 
     async def _register(self) -> None:
         ends = self._ends
@@ -310,7 +309,7 @@ class Registration:
             else:
                 delay = self._backoff.next()
             # The kubelet's record of this name may stay wrong for ever; a new name has none.
-            self._name_is_spent = refused and _ALREADY in text
+            self._name_is_spent |= refused and _ALREADY in text
             self._due = _now() + delay
             text = f"registration with the kubelet failed: {text}"
             self._say("registration.failed", text, problem=True)

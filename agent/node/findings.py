@@ -12,7 +12,7 @@ STANDBY = "instance"
 
 
 class Check(msgspec.Struct, frozen=True):
-    """One check of the agent. `text` says what is wrong and what to do.
+    """One check of the agent, as in `/api/v1`. `text` says what is wrong and what to do.
 
     A failed check that is not `required` degrades the agent but never makes it unready.
     """

@@ -34,16 +34,20 @@ from aiohttp import web
 
 from agent.host.process import SystemClock
 from agent.sandbox import apiserver_requests as requests
-from agent.sandbox.api_errors import (
+from agent.sandbox.apiserver_requests import Rights, Target, authorize, identify, restrict, reviewed
+from agent.sandbox.store import (
+    CLUSTER_SCOPED,
+    KINDS,
     BadRequestError,
+    Change,
     GoneError,
     Json,
     NotFoundError,
+    ObjectStore,
     StatusError,
+    Subscription,
     TooManyRequestsError,
 )
-from agent.sandbox.apiserver_access import Rights, Target, authorize, identify, restrict, reviewed
-from agent.sandbox.store import CLUSTER_SCOPED, KINDS, Change, ObjectStore, Subscription
 
 BODY_LIMIT: Final = 3 * 1024 * 1024
 CLOSE_DEADLINE: Final = 1.0

@@ -1,4 +1,4 @@
-"""One request to the API server: which object it names, what it reads, and what it writes.
+"""One request to the API server: what it names, who may make it, what it reads and writes.
 
 There are no schemas. The store keeps objects as given, and only the rules that a client of this
 project can meet are checked.
@@ -6,21 +6,282 @@ project can meet are checked.
 
 import base64
 import json
-from collections.abc import Callable, Mapping
-from typing import Final
+from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, field
+from typing import Any, Final
 
 from agent.cluster import Selector, parse_selector
 from agent.errors import MalformedText
-from agent.sandbox.api_errors import (
+from agent.sandbox.store import (
+    CLUSTER_SCOPED,
+    KINDS,
     BadRequestError,
     ConflictError,
+    ForbiddenError,
     InvalidError,
     Json,
     NotFoundError,
+    ObjectStore,
+    UnauthorizedError,
 )
-from agent.sandbox.apiserver_access import Target
-from agent.sandbox.patching import json_patch, merge_patch, strategic_merge_patch
-from agent.sandbox.store import CLUSTER_SCOPED, KINDS, ObjectStore
+
+# The three kinds of patch of the API server, as pure functions on JSON values.
+
+MERGE_KEYS: Final[Mapping[str, str]] = {
+    "addresses": "type",
+    "conditions": "type",
+    "containers": "name",
+    "env": "name",
+    "initContainers": "name",
+    "ownerReferences": "uid",
+    "volumeMounts": "mountPath",
+    "volumes": "name",
+}
+"""Lists that a strategic merge patch merges by element, and the key they merge by."""
+
+
+def merge_patch(target: Json, patch: Json) -> Json:
+    """Apply a JSON merge patch (RFC 7396): merges maps, null deletes, other values replace."""
+    merged = dict(target)
+    for key, value in patch.items():
+        if value is None:
+            merged.pop(key, None)
+        elif isinstance(value, dict):
+            held = merged.get(key)
+            merged[key] = merge_patch(held if isinstance(held, dict) else {}, value)
+        else:
+            merged[key] = deepcopy(value)
+    return merged
+
+
+def strategic_merge_patch(target: Json, patch: Json) -> Json:
+    """Apply a strategic merge patch, which also merges some lists by element.
+
+    It supports `$patch: delete` of elements. It ignores `$setElementOrder/…`, which only orders a
+    list.
+
+    Raises:
+        BadRequestError: another directive, or an element without its merge key.
+    """
+    merged = dict(target)
+    for key, value in patch.items():
+        if key.startswith("$"):
+            if not key.startswith("$setElementOrder/"):
+                raise BadRequestError(f"patch directive not supported: {key}")
+        elif value is None:
+            merged.pop(key, None)
+        elif isinstance(value, dict):
+            held = merged.get(key)
+            merged[key] = strategic_merge_patch(held if isinstance(held, dict) else {}, value)
+        elif isinstance(value, list) and key in MERGE_KEYS:
+            merged[key] = _merge_list(MERGE_KEYS[key], merged.get(key) or [], value)
+        else:
+            merged[key] = deepcopy(value)
+    return merged
+
+
+def _merge_list(by: str, held: Sequence[Json], patch: Sequence[Json]) -> list[Json]:
+    merged = {entry.get(by): entry for entry in held}
+    for entry in patch:
+        if by not in entry:
+            raise BadRequestError(f"an element does not contain the merge key {by}")
+        if entry.get("$patch") == "delete":
+            merged.pop(entry[by], None)
+        else:
+            merged[entry[by]] = strategic_merge_patch(merged.get(entry[by], {}), entry)
+    return list(merged.values())
+
+
+def json_patch(target: Json, operations: Sequence[Any]) -> Json:
+    """Apply a JSON patch (RFC 6902) of members of maps, all of it or nothing.
+
+    Raises:
+        InvalidError: a test fails, a path does not exist, or this model has no such operation.
+    """
+    result = deepcopy(target)
+    for operation in operations:
+        match operation:
+            case {"op": "add" | "replace" | "remove" | "test" as name, "path": str(path)}:
+                value = operation.get("value")
+            case _:
+                raise InvalidError(f"unexpected JSON patch operation: {operation}"[:256])
+        *parts, last = [part.replace("~1", "/").replace("~0", "~") for part in path.split("/")]
+        holder: Any = result
+        for part in parts[1:]:
+            if isinstance(holder, list) and part.isdecimal() and int(part) < len(holder):
+                holder = holder[int(part)]
+            else:
+                holder = holder.get(part) if isinstance(holder, dict) else None
+        if not isinstance(holder, dict) or (last not in holder and name != "add"):
+            raise InvalidError(f"{name} operation does not apply: doc is missing path: {path}")
+        if name == "test":
+            if holder[last] != value:
+                raise InvalidError(f"testing value {path} failed")
+        elif name == "remove":
+            del holder[last]
+        else:
+            holder[last] = deepcopy(value)
+    return result
+
+
+# Authentication by bearer tokens, and the permissions of nodes and service accounts.
+#
+# The rules for nodes are those of the Node authorizer and the NodeRestriction admission plugin of
+# kube-apiserver 1.36 (pkg/auth/authorizer/node, plugin/pkg/admission/noderestriction), as observed.
+
+ADMIN: Final = "admin"
+NODE_PREFIX: Final = "system:node:"
+ACCOUNT_PREFIX: Final = "system:serviceaccount:"
+_ACCOUNT_RIGHTS: Final = frozenset(
+    {
+        ("get", "nodes"),
+        ("watch", "nodes"),
+        ("patch", "nodes"),
+        ("get", "pods"),
+        ("list", "pods"),
+        ("watch", "pods"),
+        ("patch", "pods/status"),
+        ("create", "events"),
+        ("patch", "events"),
+    }
+)
+"""The permissions of the agent's ClusterRole (deploy/manifests/rbac.yaml)."""
+_NODE_RIGHTS: Final = _ACCOUNT_RIGHTS | {
+    ("list", "nodes"),
+    ("create", "nodes"),
+    ("patch", "nodes/status"),
+    ("create", "pods"),
+    ("delete", "pods"),
+}
+"""What the Node authorizer grants, before it looks at whose object it is."""
+_RESTRICTED: Final = "node-restriction.kubernetes.io/"
+
+Rights = Mapping[str, frozenset[tuple[str, str]]]
+"""Verbs and resources of further users, as ClusterRoles grant them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The verb and the object of a request, from its path, method and query."""
+
+    verb: str
+    resource: str
+    namespace: str = ""
+    name: str = ""
+    subresource: str = ""
+    fields: Mapping[str, str] = field(default_factory=dict)
+    options: Mapping[str, str] = field(default_factory=dict)
+    """The query as received."""
+
+    @property
+    def full_resource(self) -> str:
+        """The resource with its subresource, as RBAC rules spell it."""
+        return f"{self.resource}/{self.subresource}" if self.subresource else self.resource
+
+
+def identify(tokens: Mapping[str, str], authorization: str | None) -> str:
+    """The user behind an Authorization header.
+
+    Raises:
+        UnauthorizedError: no bearer token, or an unknown one.
+    """
+    scheme, _, token = (authorization or "").partition(" ")
+    if scheme.lower() != "bearer" or token not in tokens:
+        raise UnauthorizedError("Unauthorized")
+    return tokens[token]
+
+
+def authorize(user: str, target: Target, stored: Json | None, rights: Rights | None = None) -> None:
+    """Check the user's permission for the request. `stored` is the object it names, if it exists.
+
+    Raises:
+        ForbiddenError: the user does not have the permission.
+    """
+    if user == ADMIN:
+        return
+    granted, is_its_own = (rights or {}).get(user, frozenset()), True
+    if user.startswith(NODE_PREFIX):
+        granted = _NODE_RIGHTS
+        is_its_own = _reads_its_own(user.removeprefix(NODE_PREFIX), target, stored)
+    elif user.startswith(ACCOUNT_PREFIX):
+        granted = _ACCOUNT_RIGHTS
+    if not is_its_own or (target.verb, target.full_resource) not in granted:
+        denied = f'User "{user}" cannot {target.verb} resource "{target.full_resource}"'
+        raise _forbidden(target, denied)
+
+
+def _reads_its_own(node: str, target: Target, stored: Json | None) -> bool:
+    """Whether the Node authorizer lets a node read what is asked for. It looks at nothing else."""
+    is_list = target.verb in ("list", "watch")
+    if target.resource == "nodes" and (is_list or target.verb == "get"):
+        return (target.name or target.fields.get("metadata.name")) == node
+    if target.resource == "pods" and is_list:
+        return target.fields.get("spec.nodeName") == node
+    if target.resource == "pods" and target.verb == "get":
+        return stored is not None and (stored.get("spec") or {}).get("nodeName") == node
+    return True
+
+
+def restrict(user: str, target: Target, before: Json | None, after: Json | None) -> None:
+    """Check an authorized write by the rules of NodeRestriction. Only nodes are restricted.
+
+    `before` is None for a new object, `after` for a deletion. An access review does not show it.
+
+    Raises:
+        ForbiddenError: NodeRestriction refuses it.
+    """
+    if not user.startswith(NODE_PREFIX):
+        return
+    node, is_changed = user.removeprefix(NODE_PREFIX), before is not None and after is not None
+    old, new = before or after or {}, after or before or {}
+    labels, now = (one["metadata"].get("labels") or {} for one in (old, new))
+    changed = {key for key in labels.keys() | now.keys() if labels.get(key) != now.get(key)}
+    is_allowed = True
+    if target.resource == "nodes":
+        taints = [(one.get("spec") or {}).get("taints") for one in (old, new)]
+        is_restricted = any(key.startswith(_RESTRICTED) for key in changed)
+        is_allowed = old["metadata"].get("name", "") == node
+        is_allowed &= not is_changed or (taints[0] == taints[1] and not is_restricted)
+    elif target.resource == "pods":  # it may create mirror pods alone, which are not modelled
+        is_allowed = before is not None and before["spec"].get("nodeName") == node and not changed
+    if not is_allowed:
+        kind = target.resource.removesuffix("s")
+        refused = f'node "{node}" is not allowed to modify {kind} "{target.name}"'
+        raise _forbidden(target, refused)
+
+
+def _forbidden(target: Target, text: str) -> ForbiddenError:
+    subject = f'{target.resource} "{target.name}"' if target.name else target.resource
+    return ForbiddenError(f"{subject} is forbidden: {text}")
+
+
+def reviewed(
+    user: str,
+    review: Json,
+    parse_fields: Callable[[str], Mapping[str, str]],
+    find: Callable[[Target], Json | None],
+) -> Json:
+    """Answer a SelfSubjectAccessReview. `find` returns the object that it names, if it exists.
+
+    Raises:
+        BadRequestError: it is not a review of a resource.
+    """
+    asked = (review.get("spec") or {}).get("resourceAttributes")
+    if not isinstance(asked, dict):
+        raise BadRequestError("only spec.resourceAttributes is reviewed here")
+    keys = ("verb", "resource", "namespace", "name", "subresource")
+    selector = (asked.get("fieldSelector") or {}).get("rawSelector", "")
+    verb, resource, namespace, name, part = (asked.get(key, "") for key in keys)
+    target = Target(verb, resource, namespace, name, part, parse_fields(selector))
+    try:
+        authorize(user, target, find(target))
+    except ForbiddenError:
+        return review | {"status": {"allowed": False}}
+    return review | {"status": {"allowed": True}}
+
+
+# The object and the options of a request.
 
 Restrict = Callable[[Json | None, Json | None], None]
 """Raises ForbiddenError if the user may not change the first into the second, see `restrict`."""

@@ -1,6 +1,6 @@
 """The protocol of the control socket of simulated hardware, and its client.
 
-One JSON object per line, a request or a reply; one connection per request. `hardware_socket` is the
+One JSON object per line, a request or a reply; one connection per request. `hardware` has the
 server.
 """
 

@@ -31,7 +31,6 @@ from agent.status import (
     StatusFacts,
     allocations_of,
     container_histories_of,
-    entries_of,
     envelope,
     gpus_of,
     names_of,
@@ -61,8 +60,8 @@ _PARTS: Final[Mapping[str, tuple[str, Callable[[StatusFacts], object]]]] = {
     "gpus": ("Gpus", gpus_of),
     "allocations": ("Allocations", allocations_of),
     "container-history": ("ContainerHistories", container_histories_of),
-    "refusals": ("Refusals", lambda facts: entries_of(facts.refusals)),
-    "changes": ("Changes", lambda facts: entries_of(facts.changes)),
+    "refusals": ("Refusals", lambda facts: facts.refusals),
+    "changes": ("Changes", lambda facts: facts.changes),
     "settings": ("Settings", lambda facts: facts.settings()),
 }
 """The documents by the last part of their path, each with its kind."""

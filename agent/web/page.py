@@ -23,11 +23,11 @@ from typing import Final
 from aiohttp import web
 
 from agent.errors import cap
+from agent.ledger import JournalEntry
 from agent.model import ReaderPolicy
+from agent.node.findings import Check
 from agent.status import (
     AllocationStatus,
-    CheckStatus,
-    Entry,
     GpuStatus,
     NodeStatus,
     SettingStatus,
@@ -475,11 +475,11 @@ def _amounts(amounts: Sequence[str]) -> str:
     return f"{len(amounts)} x {amounts[0]}" if amounts[0][0].isdigit() else amounts[0]
 
 
-def _entries(name: str, entries: Sequence[Entry], now: dt.datetime, none: str) -> Html:
+def _entries(name: str, entries: Sequence[JournalEntry], now: dt.datetime, none: str) -> Html:
     """Refusals or changes, the newest first; equal ones, but for pod or GPU, are one."""
     if not entries:
         return element("p", none, class_="none")
-    groups: dict[tuple[str, str], list[Entry]] = {}
+    groups: dict[tuple[str, str], list[JournalEntry]] = {}
     for entry in entries:
         groups.setdefault((entry.reason, GPU_NAME.sub("", entry.text, 1)), []).append(entry)
     rows = []
@@ -496,14 +496,14 @@ def _entries(name: str, entries: Sequence[Entry], now: dt.datetime, none: str) -
     return join(element("ul", *rows, class_="entries"), _more(groups, ENTRIES, f"api/v1/{name}"))
 
 
-def _about(entry: Entry) -> str:
+def _about(entry: JournalEntry) -> str:
     """The pod and container, or the GPU that the text names."""
     gpu = GPU_NAME.search(entry.text)
     parts = (entry.namespace, entry.pod, entry.container)
     return "/".join(filter(None, parts)) or (gpu[0] if gpu else "")
 
 
-def _checks(checks: Sequence[CheckStatus]) -> Html:
+def _checks(checks: Sequence[Check]) -> Html:
     """The readiness checks: a line for each that fails, and one for all that hold."""
     failing = sorted((each for each in checks if not each.ok), key=lambda each: not each.required)
     rows = []

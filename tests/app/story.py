@@ -14,8 +14,8 @@ from agent.allocate.match import UnlockedPods
 from agent.cluster import BIND_PHASE, MUTEX_LOCK
 from agent.hami.pod import encode_node_lock
 from agent.ledger import Row
-from agent.sandbox.api_errors import Json
-from agent.sandbox.patching import merge_patch
+from agent.sandbox.apiserver_requests import merge_patch
+from agent.sandbox.store import Json
 from agent.wire.v1beta1 import ContainerAllocateResponse
 from tests.builders import NODE
 from tests.machine.agent_life import start_agent

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from agent.app.back import MEETING, alive, lost, met
-from agent.app.front import Allocator
 from agent.errors import DirectoryLost
 from agent.host.process import Systemd
 from agent.kit.cell import Cell
@@ -70,27 +69,3 @@ async def test_the_watchdog_hears_from_whoever_waits() -> None:
 async def test_without_a_watchdog_nobody_beats() -> None:
     async with alive(Systemd()):
         await asyncio.sleep(100)
-
-
-class SlowAllocator:
-    """An allocator whose answer takes 8 s."""
-
-    async def allocate(self, ids):
-        await asyncio.sleep(8)
-        return ids
-
-    async def prefer(self, available, must_include, size):
-        return available[:size]
-
-
-async def test_what_would_disturb_a_call_of_the_kubelet_waits_until_it_is_over():
-    allocator = Allocator()
-    allocator.answers = SlowAllocator()
-    began = asyncio.get_running_loop().time()
-    async with asyncio.TaskGroup() as group:
-        group.create_task(allocator.allocate(()))
-        group.create_task(allocator.prefer((), (), 1))
-        await asyncio.sleep(0)
-        await allocator.calls.come(0.5)
-
-    assert 8.5 == asyncio.get_running_loop().time() - began

@@ -6,7 +6,7 @@ import contextlib
 import pytest
 
 from agent.kit import timing
-from agent.sandbox.patching import merge_patch
+from agent.sandbox.apiserver_requests import merge_patch
 from tests.app.story import a_story, told
 from tests.machine.api import SlowGate
 from tests.machine.kubelet import RESOURCE

@@ -14,7 +14,7 @@ import structlog
 from tests.bench import lab, real, rest
 from tests.bench.allocates import steps
 from tests.bench.beside import lacks
-from tests.bench.figures import Figure, keep, load, report, table
+from tests.bench.figures import Figure, keep, table
 from tests.bench.lab import ROOT, floors
 from tests.bench.real import allocates
 from tests.bench.rest import churn, regions
@@ -33,11 +33,10 @@ def main() -> int:
     parser.add_argument("--runs", type=int, default=5, help="runs of which the median is told")
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "bench.json")
     parser.add_argument("--add", action="store_true", help="keep what other parts measured before")
-    parser.add_argument("--compare", type=Path, metavar="FILE", help="say what changed since then")
     args = parser.parse_args()
     try:
-        names, old = asked(args.parts), load(args.compare) if args.compare else None
-    except (OSError, ValueError) as error:
+        names = asked(args.parts)
+    except ValueError as error:
         parser.error(str(error))
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
     figures: list[Figure] = []
@@ -50,10 +49,8 @@ def main() -> int:
         figures += [dataclasses.replace(one, part=name) for one in measured]
     figures += _ratios(figures)
     sys.stdout.write("\n".join(table(figures)) + "\n")
-    kept = keep(figures, args.out, add=args.add)
+    keep(figures, args.out, add=args.add)
     sys.stdout.write(f"\nkept in {args.out}\n")
-    if old is not None:
-        sys.stdout.write("\n".join(["", *report(old, kept)]) + "\n")
     return 0
 
 

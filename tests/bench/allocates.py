@@ -9,17 +9,16 @@ from itertools import pairwise
 import msgspec
 from grpclib import GRPCError
 
-from agent.allocate.service import AllocateCall, Allocation, SchedulerShares
+from agent.allocate.service import AllocateCall
 from agent.kit.unix import UnixChannel
 from agent.kubelet.door import container_response
 from agent.ledger import State
 from agent.model import SliceId
 from agent.sandbox import hardware_talk as talk
 from agent.sandbox.hardware_talk import ask
-from agent.sandbox.lab.cluster import NAMESPACE, SandboxCluster
-from agent.sandbox.lab.web import fetch, scrape
+from agent.sandbox.lab.cluster import NAMESPACE, SandboxCluster, fetch, scrape
 from agent.sandbox.scenario.facts import is_locked, is_running, pod_facts
-from agent.sandbox.scenario.workloads import plain
+from agent.sandbox.scenario.stage import plain
 from agent.state import KnownRows, encode_state
 from agent.wire.v1beta1 import (
     AllocateRequest,
@@ -223,22 +222,6 @@ COMPUTED_STEPS = {
 _HOW = "the agent's functions, by themselves; kubelet and disk are in memory"
 
 
-class _Timed:
-    """The share source of a desk, and the seconds that its decision took."""
-
-    def __init__(self, shares: SchedulerShares) -> None:
-        self._shares = shares
-        self.calls = shares.calls
-        self.refused = shares.refused
-        self.prefer = shares.prefer
-        self.took = 0.0
-
-    async def decide(self, ids: tuple[SliceId, ...], call: AllocateCall) -> None:
-        begun = time.perf_counter()
-        await self._shares.decide(ids, call)
-        self.took = time.perf_counter() - begun
-
-
 async def steps(_: int) -> list[Figure]:
     """Decode the request, find the pod and its share, encode the state, encode the answer."""
     found: list[Figure] = []
@@ -259,8 +242,15 @@ async def steps(_: int) -> list[Figure]:
 
 async def _took(desk: Desk) -> tuple[float, ...]:
     """Seconds for each of STEPS of one Allocate, for a pod that has just been bound."""
-    source = _Timed(desk.shares)
-    service = Allocation(source, desk.state.commit, desk.hooks, desk.said.append)
+    decide, spent = desk.service.decide, 0.0
+
+    async def timed(ids: tuple[SliceId, ...], call: AllocateCall) -> None:
+        nonlocal spent
+        begun = time.perf_counter()
+        await decide(ids, call)
+        spent = time.perf_counter() - begun
+
+    desk.service.decide = timed  # type: ignore[method-assign]
     known: KnownRows = {}
     encode_state(State(ledger=desk.ledger), known)
     data = bytes(AllocateRequest([ContainerAllocateRequest([*ids(SLICES - 1)])]))
@@ -269,10 +259,10 @@ async def _took(desk: Desk) -> tuple[float, ...]:
     begun = time.perf_counter()
     asked = tuple(map(SliceId, AllocateRequest.parse(data).container_requests[0].devices_ids))
     decoded = time.perf_counter()
-    edits = await service.allocate(asked)
+    edits = await desk.service.allocate(asked)
     allocated = time.perf_counter()
     encode_state(State(ledger=desk.ledger), known)
     stored = time.perf_counter()
     bytes(AllocateResponse([container_response(edits)]))
     answered = time.perf_counter()
-    return decoded - begun, source.took, stored - allocated, answered - stored
+    return decoded - begun, spent, stored - allocated, answered - stored

@@ -16,7 +16,7 @@ from agent.sandbox.hardware import described
 from agent.sandbox.lab.child import child_environment
 from agent.sandbox.lab.cluster import NAMESPACE, LabOptions, SandboxCluster, open_cluster
 from agent.sandbox.scenario.facts import is_running
-from agent.sandbox.scenario.workloads import plain
+from agent.sandbox.scenario.stage import plain
 from agent.sandbox.scheduler.model import SchedulerSettings
 from tests.bench import toll
 from tests.bench.allocates import Spent, a_pod, by_step, spent, under_load

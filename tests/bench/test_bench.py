@@ -1,170 +1,19 @@
-"""The picture of a burst tells what the moments say."""
+"""Figures of the bench: what is kept and told of them."""
 
 import asyncio
-import itertools
 import json
-import random
-import re
 import sys
-from xml.etree import ElementTree as ET
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from agent.health.xids import HealthSettings
 from agent.wire.v1 import GetPodResourcesResponse, PodResources, PodResourcesListerBase
 from tests.bench import toll
 from tests.bench.__main__ import LONG, PARTS, asked
-from tests.bench.burst_picture import AGENT, HAMI, NODE, STARTS, WAITS, BurstRun, picture, spans
-from tests.bench.figures import (
-    FEWEST,
-    Figure,
-    changes,
-    keep,
-    load,
-    percentile,
-    report,
-    table,
-    verdict,
-)
+from tests.bench.figures import Figure, keep, percentile, table
 from tests.bench.lab import ROOT
 from tests.bench.rest import REST, at_rest
 from tests.fakes.unix_grpc import served
-
-TWICE = {
-    "created": 0.0,
-    "filtered": [0.5, 3.0],
-    "told_to_bind": [0.6, 3.1],
-    "denied": [1.0],
-    "locked": 4.0,
-    "bound": 4.2,
-    "taken_up": 4.21,
-    "answered": 4.25,
-    "settled": 4.26,
-    "unlocked": 4.3,
-    "ready": 5.0,
-}
-
-
-def test_an_attempt_ends_with_the_lock_of_another_pod_the_next_attempt_or_the_bind():
-    given_up = TWICE | {"denied": [], "filtered": [0.5, 3.0, 9.0]}
-
-    assert [
-        (HAMI, 0.5, 1.0),
-        (HAMI, 3.0, 4.2),
-        (WAITS, 0.0, 4.0),
-        (NODE, 4.2, 4.25),
-        (AGENT, 4.25, 4.3),
-        (STARTS, 4.3, 5.0),
-    ] == sorted(spans(TWICE), key=lambda one: one[0] != HAMI)
-    assert [(HAMI, 0.5, 3.0), (HAMI, 3.0, 4.2)] == [
-        one for one in spans(given_up) if one[0] == HAMI
-    ]
-
-
-def test_the_picture_is_svg_with_a_line_for_each_pod_and_says_how_long_a_lock_is_held():
-    once = TWICE | {"filtered": [3.0], "denied": []}
-    drawn = picture([BurstRun("two pods, <fast>", {"a": once, "b": TWICE})])
-    texts = "\n".join(ET.fromstring(drawn).itertext())  # noqa: S314 -- our own
-
-    assert "two pods, <fast>: all Ready after 5.0 s, 1 binds found the lock taken" in texts
-    assert "agent: answered → lock gone: 50 ms" in texts
-    waits = re.search(r'stroke="#d9d9d9"[^>]* d="([^"]+)"', drawn)
-    assert waits is not None
-    assert 2 == waits[1].count("M")
-
-
-# Two runs of the bench: only what no scatter explains is a change.
-
-MIRRORED = {"more": "less", "less": "more", "same": "same", "unsure": "unsure"}
-NUMBERS = st.lists(st.integers(1, 10_000), min_size=1, max_size=30)
-ENOUGH = st.lists(st.integers(1, 10_000), min_size=FEWEST, max_size=30)
-
-
-@given(NUMBERS, NUMBERS)
-def test_who_compares_the_other_way_round_is_told_the_opposite(old, new):
-    assert MIRRORED[verdict(old, new)] == verdict(new, old)
-
-
-@given(ENOUGH)
-def test_what_lies_beyond_all_that_was_seen_is_a_change(samples):
-    beyond = [one + max(samples) for one in samples]
-
-    assert "more" == verdict(samples, beyond)
-
-
-@given(ENOUGH, st.integers(1, 10_000))
-def test_one_wild_sample_is_no_change(samples, wild):
-    assert "same" == verdict(samples, [*sorted(samples)[1:], wild + max(samples)])
-
-
-def test_chance_alone_is_no_change():
-    chance = random.Random(1)  # noqa: S311 -- no secret
-    runs = [[chance.gauss(0, 1) for _ in range(FEWEST)] for _ in range(2000)]
-    alarms = [verdict(old, new) for old, new in itertools.pairwise(runs)]
-
-    assert alarms.count("same") > 0.98 * len(alarms)
-
-
-def test_of_few_samples_nobody_can_tell_unless_all_are_equal():
-    assert "unsure" == verdict([1.0] * 4, [2.0] * 40)
-    assert "same" == verdict([2.0], [2.0, 2.0])
-    assert "unsure" == verdict([2.0, 3.0], [3.0, 2.0])
-
-
-def kept(path, *figures: Figure):
-    keep(figures, path)
-    return load(path)
-
-
-def figure(name: str, samples: list[float], part: str = "starts") -> Figure:
-    return Figure(name, name.title(), "ms", samples, "here", part=part)
-
-
-def test_rows_that_are_new_or_gone_are_told_and_those_of_parts_that_did_not_run_are_not(tmp_path):
-    five = [1.0, 1.1, 1.2, 1.3, 1.4]
-    old = kept(
-        tmp_path / "old.json",
-        figure("quick", five),
-        figure("calm", five),
-        figure("gone", five),
-        figure("elsewhere", five, "rest"),
-    )
-    new = kept(
-        tmp_path / "new.json",
-        figure("quick", [one / 2 for one in five]),
-        figure("calm", [*five, 1.2]),
-        figure("fresh", [2.0]),
-        figure("unmeasured", []),
-    )
-
-    assert {
-        ("less", "Quick: 1.2 ms → 0.6 ms (-50 %)"),
-        ("same", "Calm: 1.2 ms → 1.2 ms (+0 %)"),
-        ("new", "Fresh: 2 ms"),
-        ("new", "Unmeasured: not measured"),
-        ("gone", "Gone: 1.2 ms"),
-    } == {*changes(old, new)}
-    assert ["less than before (1):", "new (2):", "gone (1):", "no change beyond noise (1):"] == [
-        line for line in report(old, new) if not line.startswith(" ")
-    ]
-
-
-def test_a_row_in_another_unit_is_another_row_and_another_machine_is_told(tmp_path):
-    old = kept(tmp_path / "old.json", Figure("x", "A thing", "s", [1.0], "here", part="starts"))
-    new = kept(tmp_path / "new.json", Figure("x", "A thing", "ms", [1000.0], "here", part="starts"))
-
-    assert [("new", "A thing: 1000 ms"), ("gone", "A thing: 1 s")] == [*changes(old, new)]
-    other = new | {"machine": {"cores": 96}}
-    assert next(report(other, new)).startswith("another machine: {'cores': 96} → ")
-
-
-def test_a_run_without_samples_cannot_be_compared_with(tmp_path):
-    path = tmp_path / "bench.json"
-    path.write_text(json.dumps({"figures": [{"id": "x", "samples": 5}]}))
-    with pytest.raises(ValueError, match="has no samples"):
-        load(path)
 
 
 @pytest.mark.parametrize(

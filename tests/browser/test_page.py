@@ -5,7 +5,7 @@ import json
 import pytest
 
 from agent.sandbox.lab.cluster import SandboxCluster
-from agent.sandbox.scenario.workloads import PLACED, plain
+from agent.sandbox.scenario.stage import PLACED, plain
 from tests.browser.lab.chromium import Tab
 from tests.browser.lab.node import GPUS, STRAY, shows
 from tests.browser.lab.serving import serving_page

@@ -79,6 +79,7 @@ def offered(shell: str, typed: str, folder: Path, capsys: pytest.CaptureFixture[
         ("hami-agent cordon ", set()),
         ("hami-agent config check doctor --lab", {"--label"}),
         ("hami-agent nothing ", set()),
+        ("hami-agent runbook HA-40", {f"HA-400{number}" for number in range(1, 7)}),
         ("hami-agent run --pass-device-specs --lo", {"--log-level", "--log-format"}),
     ],
 )

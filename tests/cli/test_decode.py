@@ -215,7 +215,7 @@ def test_a_malformed_value_is_refused_with_its_mistake(
 ) -> None:
     sentence = refused(capsys, "--kind", kind, text)
 
-    assert sentence.startswith(f"hami-agent: not a valid {kind} value: ")
+    assert sentence.startswith(f"hami-agent decode: not a valid {kind} value: ")
     assert says in sentence
 
 

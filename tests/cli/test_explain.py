@@ -13,6 +13,7 @@ from typing import Any, cast
 import pytest
 import pytest_asyncio
 
+from agent.cli.runbook import HINT
 from agent.hami.pod import encode_stamp
 from tests.fakes.explain_rig import CORDON, REGISTER, ExplainRig, a_gpu, explain_rig, report_of
 
@@ -285,7 +286,7 @@ async def test_the_last_refusals_are_listed_with_their_ids(rig: ExplainRig):
     assert ["default/new on n1", "  the GPU is bad [HA-4002]"] == [text[0][:17], text[1]]
     assert text[0].endswith("[RUNBOOK HA-4002]")
     assert ["default/old on n1", "  no such plugin\ufffd[0m"] == [text[2][:17], text[3]]
-    assert 5 == len(text)
+    assert [HINT] == text[4:-1]
     answer = await rig.explain("--recent")
     assert (0, ["HA-4002", ""]) == (answer.code, [pod["id"] for pod in answer.data])
     assert not (await rig.explain("--recent", "-n", "other")).data

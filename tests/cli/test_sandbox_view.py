@@ -5,7 +5,7 @@ import io
 from agent.cli.output import painter
 from agent.cli.sandbox import MEASURES, summary_lines
 from agent.cli.sandbox import moment_lines as painted_lines
-from agent.sandbox.scenario.record import NOT_REACHED, Moment, ScenarioClaim
+from agent.sandbox.scenario.stage import NOT_REACHED, Moment, ScenarioClaim
 
 LONG = "word " * 60
 

@@ -21,10 +21,10 @@ from agent.cli.status import (
     spark,
     status_lines,
 )
+from agent.ledger import JournalEntry
+from agent.node.findings import Check
 from agent.status import (
     AllocationStatus,
-    CheckStatus,
-    Entry,
     GpuStatus,
     LockStatus,
     NodeStatus,
@@ -81,7 +81,9 @@ HELD = AllocationStatus(
     since=NOON - HOUR,
     confirmed=True,
 )
-REFUSED = Entry(at=NOON - HOUR, reason="HA-2005", text="there is no lock", pod="web", namespace="n")
+REFUSED = JournalEntry(
+    at=NOON - HOUR, reason="HA-2005", text="there is no lock", pod="web", namespace="n"
+)
 STATUS = StatusDocument(
     node=NODE,
     gpus=(WELL, BAD),
@@ -122,8 +124,8 @@ def test_the_head_is_at_most_80_columns_wide_also_where_the_table_is_wider():
 IDLE = msgspec.structs.replace(HELD, last_kernel=NOON - 50 * HOUR)
 LATE = msgspec.structs.replace(HELD, pod="train-1", last_kernel=NOON - HOUR)
 BUSY = msgspec.structs.replace(HELD, pod="train-2", last_kernel=NOON - dt.timedelta(minutes=59))
-FULL = CheckStatus(name="state", ok=False, text="the disk is full")
-DOWN = CheckStatus(name="api", ok=False, required=False, text="the watch is down")
+FULL = Check(name="state", ok=False, text="the disk is full")
+DOWN = Check(name="api", ok=False, required=False, text="the watch is down")
 
 
 USED = msgspec.structs.replace(
@@ -145,7 +147,7 @@ ILL = StatusDocument(
         profiles=("h100-pool", "test"),
         memory_scaling=None,  # not known
         lock=LockStatus(since=NOON - dt.timedelta(seconds=4), holder="llm/train-7"),
-        checks=(FULL, DOWN, CheckStatus(name="gpu_health", ok=False, text="GPU 1 is bad")),
+        checks=(FULL, DOWN, Check(name="gpu_health", ok=False, text="GPU 1 is bad")),
     ),
     gpus=(
         msgspec.structs.replace(WELL, cordoned=True, pci="0000:10:00.0", numa=1),

@@ -21,10 +21,6 @@ def quoted() -> dict[str, list[str]]:
     return {first: rest for first, *rest in lines}
 
 
-def megabytes(text: str) -> list[float]:
-    return [float(one) for one in re.findall(r"([0-9.]+) MB", text)]
-
-
 def weights(folder: Path, base: str, packed: int, unpacked: int) -> None:
     (folder / base).mkdir(parents=True)
     text = json.dumps({"packed": packed, "unpacked": unpacked})
@@ -51,29 +47,6 @@ def test_the_benchmarks_quote_the_exposure():
     # Where systemd is of another version, its score may be a little else.
     assert fact.what not in quoted() or [fact.found, fact.bound] == row
     assert float(row[0]) <= facts.EXPOSURE
-
-
-def test_the_readme_repeats_the_exposure():
-    (row,) = (rest for what, rest in quoted().items() if what.startswith("exposure"))
-
-    assert f"| exposure of the systemd unit: {row[0]} | {row[1]} |" in tree.text("README.md")
-
-
-@pytest.mark.parametrize("base", facts.SIZES)
-def test_the_images_that_the_benchmarks_quote_are_within_their_bounds(base: str):
-    found, bound = quoted()[f"image on the {base} base, packed / unpacked"]
-    sizes = dict(zip(("packed", "unpacked"), megabytes(found), strict=True))
-
-    assert all(sizes[kind] <= most for kind, most in facts.SIZES[base].items())
-    assert list(facts.SIZES[base].values()) == megabytes(bound)
-
-
-@pytest.mark.parametrize("about", ["SIGKILL → the kubelet has", "rolling update"])
-def test_the_benchmarks_quote_the_gaps(about: str):
-    found = [row for what, row in quoted().items() if about in what]
-
-    assert found
-    assert all(re.fullmatch(r"[\d.]+ s", row[0]) for row in found)
 
 
 def test_every_right_of_the_role_has_words():

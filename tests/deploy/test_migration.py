@@ -10,8 +10,7 @@ import yaml
 
 from agent.errors import SettingsError
 from agent.ledger import SourceFile
-from agent.sandbox.scheduler.model import SchedulerSettings
-from agent.sandbox.scheduler.requests import CORES, COUNT, MEMORY, pod_requests
+from agent.sandbox.scheduler.model import CORES, COUNT, MEMORY, SchedulerSettings, pod_requests
 from agent.sandbox.scheduler.webhook import review_pod
 from agent.settings.schema import BY_KEY, FIELDS
 from agent.settings.sources import FOREIGN, NodeFacts, Sources

@@ -23,7 +23,6 @@ from grpclib.const import Status
 from h2.config import H2Configuration
 from h2.connection import H2Connection
 
-from agent.app.front import Allocator
 from agent.cluster import PodView
 from agent.errors import RefusalReason
 from agent.hami.pod import LENGTH_LIMIT
@@ -103,9 +102,8 @@ async def a_kubelet(directory: Path) -> AsyncIterator[RudeKubelet]:
     """A node on which one pod was served and another, its neighbour, waits."""
     async with a_desk() as desk, asyncio.TaskGroup() as group:
         lists = Cell(a_list())
-        allocator = Allocator()
-        allocator.answers = desk.service
-        server = PluginServer(directory, Cell(RESOURCE), lists, allocator, Seeded(0))
+        server = PluginServer(directory, Cell(RESOURCE), lists, Seeded(0))
+        server.allocator = desk.service
         running = group.create_task(server.run())
         await server.rebind()
         async with Channel(path=str(directory / server.endpoint)) as channel:

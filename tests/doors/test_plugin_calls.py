@@ -131,35 +131,6 @@ async def test_a_preference_is_passed_on(tmp_path: Path):
         assert ["c", "b"] == await asyncio.to_thread(plugin.prefer, ["a", "b", "c"], [], 2)
 
 
-@pytest.mark.parametrize(
-    ("available", "must_include", "size", "expected"),
-    [
-        (["c", "a", "b"], [], 2, ["a", "b"]),
-        (["c", "a", "b"], ["c"], 2, ["c", "a"]),
-        (["a"], [], 5, ["a"]),
-        (["a", "b"], ["z"], 1, ["a"]),
-        (["a", "b"], ["a", "b"], 1, ["a"]),
-        (["a"], [], 0, []),
-        (["a"], [], -3, []),
-        ([], [], 1, []),
-    ],
-)
-async def test_a_preference_that_fails_never_fails_the_call(
-    tmp_path: Path, available: list[str], must_include: list[str], size: int, expected: list[str]
-):
-    async with a_plugin(tmp_path) as (door, plugin):
-        door.allocator.failure = Refusal(RefusalReason.NO_POD_ADMITTED, "nobody asks")
-
-        assert expected == await asyncio.to_thread(plugin.prefer, available, must_include, size)
-
-
-async def test_a_preference_that_hangs_is_answered_all_the_same(tmp_path: Path):
-    async with a_plugin(tmp_path) as (door, plugin):
-        door.allocator.open.clear()
-
-        assert ["a"] == await asyncio.to_thread(plugin.prefer, ["b", "a"], [], 1)
-
-
 async def test_with_a_fence_the_kubelet_asks_before_each_start_and_only_a_mismatch_is_refused(
     tmp_path: Path,
 ):

@@ -14,11 +14,10 @@ import pytest
 from agent.errors import AgentError, KubeletError, PermissionFault, SettingsError
 from agent.kit.cell import Cell
 from agent.kubelet import door as door_module
-from agent.kubelet.door import Incarnation, PluginServer, bind, socket_name, sweep
+from agent.kubelet.door import Incarnation, bind, socket_name, sweep
 from agent.kubelet.register import Rival
-from tests.fakes.allocator import FakeAllocator
 from tests.fakes.chance import Seeded
-from tests.fakes.door import RESOURCE, FakeDoor, a_door, a_group, a_list, a_plugin
+from tests.fakes.door import RESOURCE, FakeDoor, a_door, a_group, a_list, a_plugin, a_server
 from tests.fakes.grpc_messages import GrpcPlugin, refused
 from tests.fakes.raw_h2 import a_raw_call, prefixed
 from tests.hami_vectors import vectors
@@ -268,7 +267,7 @@ async def test_dead_sockets_of_ours_are_cleared_away_and_no_others(tmp_path: Pat
 
 async def test_without_a_directory_nothing_serves_until_there_is_one(tmp_path: Path):
     directory = tmp_path / "device-plugins"
-    server = PluginServer(directory, Cell(RESOURCE), Cell(a_list()), FakeAllocator(), Seeded())
+    server = a_server(directory)
 
     with pytest.raises(KubeletError, match="is not there"):
         await server.rebind()
@@ -288,9 +287,7 @@ async def test_without_a_directory_nothing_serves_until_there_is_one(tmp_path: P
 async def test_the_path_of_a_long_resource_fits_into_a_socket_address(tmp_path: Path):
     directory = tmp_path / ("d" * (107 - len(f"{tmp_path}//hami-g-01234567.sock")))
     directory.mkdir()
-    server = PluginServer(
-        directory, Cell("vendor.com/" + "g" * 63), Cell(a_list()), FakeAllocator(), Seeded()
-    )
+    server = a_server(directory, "vendor.com/" + "g" * 63)
     async with asyncio.TaskGroup() as group:
         running = group.create_task(server.run())
         await server.rebind()
@@ -301,7 +298,7 @@ async def test_the_path_of_a_long_resource_fits_into_a_socket_address(tmp_path: 
 async def test_a_directory_with_too_long_a_path_is_named(tmp_path: Path):
     directory = tmp_path / ("d" * 107)
     directory.mkdir()
-    server = PluginServer(directory, Cell(RESOURCE), Cell(a_list()), FakeAllocator(), Seeded())
+    server = a_server(directory)
 
     with pytest.raises(SettingsError, match="too long for a socket path of 107 bytes"):
         await server.rebind()
@@ -466,7 +463,7 @@ async def test_a_server_that_does_not_answer_itself_does_not_serve(
         def getrandbits(self, k: int) -> int:
             return 7
 
-    server = PluginServer(tmp_path, Cell(RESOURCE), Cell(a_list()), FakeAllocator(), Unreachable())
+    server = a_server(tmp_path, chance=Unreachable())
 
     def swap(path: Path) -> None:
         """Somebody deletes the file between bind and the first connection."""
@@ -491,7 +488,7 @@ async def test_servers_of_two_resources_of_one_tail_are_born_at_once_and_sweep_o
     tmp_path: Path,
 ):
     servers = [
-        PluginServer(tmp_path, Cell(resource), Cell(a_list()), FakeAllocator(), Seeded(seed))
+        a_server(tmp_path, resource, Seeded(seed))
         for seed, resource in enumerate(("a.example/gpu", "b.example/gpu"))
     ]
     with contextlib.closing(socket.socket(socket.AF_UNIX)) as dead:

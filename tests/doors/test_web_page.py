@@ -18,7 +18,6 @@ from agent.model import ReaderPolicy
 from agent.node.findings import Check
 from agent.status import (
     AllocationStatus,
-    CheckStatus,
     GpuStatus,
     LockStatus,
     NodeStatus,
@@ -76,8 +75,8 @@ UNKNOWN = StatusDocument(
         observe=True,
         lock=LockStatus(since=None, holder="nonsense"),
         checks=(
-            CheckStatus("driver", ok=False, required=False, text="it is slow"),
-            CheckStatus("api_synced", ok=False, text="not listed yet"),
+            Check("driver", ok=False, required=False, text="it is slow"),
+            Check("api_synced", ok=False, text="not listed yet"),
         ),
     ),
     gpus=(

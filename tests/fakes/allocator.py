@@ -35,7 +35,5 @@ class FakeAllocator:
     ) -> tuple[SliceId, ...]:
         self.preferring += 1
         await self.open.wait()
-        if self.failure is not None:
-            raise self.failure
         chosen = self.preferred or sorted(available, reverse=True)[:size]
         return tuple(map(SliceId, chosen))

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import random
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -27,6 +28,15 @@ def a_list(generation: int = 1, *groups: SliceGroup) -> SliceList:
     return SliceList(generation, groups or (a_group(0), a_group(1, numa=1)))
 
 
+def a_server(
+    directory: Path, resource: str = RESOURCE, chance: random.Random | None = None
+) -> PluginServer:
+    """A server that lists two GPUs; nothing of it runs yet."""
+    server = PluginServer(directory, Cell(resource), Cell(a_list()), chance or Seeded())
+    server.allocator = FakeAllocator()
+    return server
+
+
 class FakeDoor:
     """The server with the cell that it lists and the allocator behind it."""
 
@@ -38,9 +48,8 @@ class FakeDoor:
         self.resource = Cell(RESOURCE)
         self.allocator = FakeAllocator()
         self.running: asyncio.Task[None]
-        self.server = PluginServer(
-            directory, self.resource, self.lists, self.allocator, Seeded(seed), fence
-        )
+        self.server = PluginServer(directory, self.resource, self.lists, Seeded(seed), fence)
+        self.server.allocator = self.allocator
 
     async def end(self) -> None:
         """As SIGTERM ends it; returns when it has ended."""

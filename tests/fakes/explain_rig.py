@@ -16,13 +16,12 @@ from agent.hami.pod import encode_node_lock, encode_stamp
 from agent.hami.register import RegisteredGpu, encode_register
 from agent.host.process import SystemClock
 from agent.model import GpuUuid
-from agent.sandbox.api_errors import Json
 from agent.sandbox.apiserver import ApiServerModel
-from agent.sandbox.patching import merge_patch
+from agent.sandbox.apiserver_requests import merge_patch
 from agent.sandbox.scheduler.loop import SchedulerModel
 from agent.sandbox.scheduler.model import SchedulerSettings
 from agent.sandbox.scheduler.webhook import admit_pod
-from agent.sandbox.store import ObjectStore
+from agent.sandbox.store import Json, ObjectStore
 from tests.fakes.chance import Seeded
 from tests.fakes.kubeworld import KUBECONFIG
 

@@ -9,10 +9,9 @@ from typing import TypeVar
 
 from grpclib.client import Channel
 
-from agent.sandbox.api_errors import Json
 from agent.sandbox.kubelet.model import KubeletModel
-from agent.sandbox.kubelet.pods import KubeletAdmission
-from agent.sandbox.kubelet.seen import KubeletEvent
+from agent.sandbox.kubelet.pods import KubeletAdmission, KubeletEvent
+from agent.sandbox.store import Json
 from agent.wire.v1 import PodResourcesListerStub
 from tests.fakes.chance import Seeded
 from tests.fakes.clock import LoopClock

@@ -16,7 +16,7 @@ from agent.kube.events import EventPoster
 from agent.kube.objects import decode_pod
 from agent.ports import NodeApi, PodApi
 from agent.sandbox.apiserver import ApiServerModel
-from agent.sandbox.patching import merge_patch
+from agent.sandbox.apiserver_requests import merge_patch
 from agent.sandbox.store import ObjectStore
 from tests.builders import NODE, a_pod, a_pod_uid
 from tests.fakes.apiserver import FakeApi

@@ -6,9 +6,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from agent.sandbox.api_errors import Json, NotFoundError
 from agent.sandbox.kubelet.podloop import KubeletPodLoop
-from agent.sandbox.store import ObjectStore
+from agent.sandbox.store import Json, NotFoundError, ObjectStore
 from tests.fakes.chance import Seeded
 from tests.fakes.clock import LoopClock
 from tests.fakes.kubelet_rig import KubeletRig, a_pod_object, a_rig_with_plugin

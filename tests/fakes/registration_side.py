@@ -31,7 +31,9 @@ class KubeletSide:
         self.registered = ""
         self.looks = 0
         self.binds = 0
+        self.bind_delay = 0.0
         self.bind_failure: Exception | None = None
+        self.serves = ""
         self.answer: Callable[[], None] = self.open_stream
         self.delay = 0.0
         self.heard: Callable[[str], None] = lambda _: None
@@ -115,6 +117,8 @@ class KubeletSide:
         if self.bind_failure is not None:
             raise self.bind_failure
         self.binds += 1
+        self.serves = self.resource.value
+        await asyncio.sleep(self.bind_delay)
         self._endpoint = f"hami-gpu-{self.binds:08x}.sock"
         self.files.add(self._endpoint)
 

@@ -6,13 +6,12 @@ from contextlib import asynccontextmanager
 
 from agent.hami.register import RegisteredGpu, encode_register
 from agent.model import GpuUuid
-from agent.sandbox.api_errors import Json
-from agent.sandbox.patching import merge_patch
+from agent.sandbox.apiserver_requests import merge_patch
 from agent.sandbox.scheduler.cluster import StoreCluster
 from agent.sandbox.scheduler.loop import SchedulerModel
 from agent.sandbox.scheduler.model import SchedulerSettings
 from agent.sandbox.scheduler.webhook import admit_pod
-from agent.sandbox.store import ObjectStore
+from agent.sandbox.store import Json, ObjectStore
 from tests.fakes.chance import Seeded
 from tests.fakes.clock import LoopClock
 
@@ -121,34 +120,20 @@ class RecordedCluster(StoreCluster):
     async def before(self, call: str) -> None:
         """What happens just before a request."""
 
-    async def get(self, resource: str, namespace: str, name: str) -> Json:
-        await self._note(f"get {resource}")
-        return await super().get(resource, namespace, name)
-
-    async def patch(
+    async def request(
         self,
+        verb: str,
         resource: str,
         namespace: str,
         name: str,
-        changes: Json,
+        body: Json | None = None,
         *,
-        uid: str | None = None,
         version: str | None = None,
     ) -> Json:
-        await self._note(f"patch {resource}")
-        return await super().patch(resource, namespace, name, changes, uid=uid, version=version)
-
-    async def create(self, resource: str, namespace: str, obj: Json) -> None:
-        await self._note(f"create {resource}")
-        await super().create(resource, namespace, obj)
-
-    async def bind(self, namespace: str, name: str, uid: str, node_name: str) -> None:
-        await self._note("bind")
-        await super().bind(namespace, name, uid, node_name)
-
-    async def _note(self, call: str) -> None:
+        call = f"{verb} {resource}"
         self.calls.append(call)
         await self.before(call)
+        return await super().request(verb, resource, namespace, name, body, version=version)
 
 
 @asynccontextmanager

@@ -9,12 +9,11 @@ from pathlib import Path
 
 from agent import cluster as annotations
 from agent.hami.pod import decode_node_lock
-from agent.sandbox.api_errors import Json, NotFoundError
-from agent.sandbox.patching import merge_patch
+from agent.sandbox.apiserver_requests import merge_patch
 from agent.sandbox.scheduler.loop import SchedulerModel
 from agent.sandbox.scheduler.model import SchedulerSettings
 from agent.sandbox.scheduler.webhook import admit_pod
-from agent.sandbox.store import ObjectStore
+from agent.sandbox.store import Json, NotFoundError, ObjectStore
 from tests.fakes.chance import Seeded
 from tests.fakes.clock import LoopClock
 

@@ -16,7 +16,7 @@ from agent.errors import StateError
 from agent.hookdirs import HostHookDirs, directory_sizes
 from agent.host.process import Worker
 from agent.ledger import HookFacts
-from agent.sandbox.lab.places import stand_in
+from agent.sandbox.lab.cluster import stand_in
 from tests.fakes.offload import Inline, R, Ts
 from tests.host.hook_space import NAME, cleared
 

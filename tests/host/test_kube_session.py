@@ -244,7 +244,7 @@ async def test_as_the_node_itself_a_pod_that_is_gone_is_forbidden(tmp_path: Path
     async with model_world(tmp_path) as world:
         world.create_pod("one")
         world.delete_pod("one")
-        with pytest.raises(ApiForbidden, match="no relationship found"):
+        with pytest.raises(ApiForbidden, match='cannot get resource "pods"'):
             await world.pod_api.get_pod(NAMESPACE, "one")
 
 

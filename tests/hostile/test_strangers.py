@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from agent.sandbox.api_errors import Json
 from agent.sandbox.lab.cluster import NAMESPACE, NODE
-from agent.sandbox.scenario.workloads import Wish, Workload
+from agent.sandbox.scenario.stage import Wish, Workload
+from agent.sandbox.store import Json
 from tests.hostile.lab.attackers import AttackTally, at_work, finished
 from tests.hostile.lab.node import Node, open_node
 from tests.hostile.lab.siege import Attack, AttackTable, Begin, Round, Siege

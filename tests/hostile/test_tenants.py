@@ -21,12 +21,11 @@ import pytest
 
 from agent.kube.events import PODS_BURST, PODS_REFILL
 from agent.kube.watches import LISTS, LISTS_REFILL
-from agent.sandbox.api_errors import Json
 from agent.sandbox.hami_core import HAMI_2_9_0, HamiCoreRegion
-from agent.sandbox.lab.cluster import NAMESPACE, NODE
-from agent.sandbox.lab.web import fetch
+from agent.sandbox.lab.cluster import NAMESPACE, NODE, fetch
 from agent.sandbox.scenario.facts import answers, ledger_on_disk
-from agent.sandbox.scenario.workloads import Wish, Workload
+from agent.sandbox.scenario.stage import Wish, Workload
+from agent.sandbox.store import Json
 from agent.settle import REFUSED, REFUSED_REFILL
 from tests.hostile.lab.attackers import AttackTally, at_work, attacker, finished
 from tests.hostile.lab.node import NEIGHBOUR, PODS, Node, Small, Tenant, is_full, mounted, open_node

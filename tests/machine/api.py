@@ -17,9 +17,8 @@ from agent.cluster import (
 from agent.errors import ApiError, ApiForbidden, ApiGone, ApiInvalid, ApiNotFound
 from agent.kube.objects import decode_node, decode_pod
 from agent.ports import Clock
-from agent.sandbox.api_errors import GoneError, Json, NotFoundError
-from agent.sandbox.patching import merge_patch
-from agent.sandbox.store import Change, ObjectStore, Subscription
+from agent.sandbox.apiserver_requests import merge_patch
+from agent.sandbox.store import Change, GoneError, Json, NotFoundError, ObjectStore, Subscription
 from tests.builders import NODE
 from tests.machine.kubelet import RESOURCE
 

@@ -10,12 +10,12 @@ from typing import NoReturn, Protocol
 
 from agent.allocate.match import UnlockedPods
 from agent.ports import Clock
-from agent.sandbox.api_errors import Json, NotFoundError, StatusError
 from agent.sandbox.kubelet.model import Timings
 from agent.sandbox.kubelet.podloop import KubeletPodLoop
 from agent.sandbox.scheduler.loop import SchedulerModel
 from agent.sandbox.scheduler.model import SchedulerSettings
 from agent.sandbox.scheduler.verbs import HamiVerbs
+from agent.sandbox.store import Json, NotFoundError, StatusError
 from tests.builders import NODE
 from tests.fakes.chance import Seeded
 from tests.machine.agent_life import AgentLife

@@ -12,9 +12,9 @@ from collections.abc import Callable
 
 from agent.cluster import ALLOCATED, BIND_PHASE, PHASE_SUCCESS
 from agent.hami.pod import decode_pod_devices
-from agent.sandbox.api_errors import Json
 from agent.sandbox.kubelet.pods import ContainerKey as Owner
-from agent.sandbox.kubelet.seen import KubeletEvent
+from agent.sandbox.kubelet.pods import KubeletEvent
+from agent.sandbox.store import Json
 from agent.wire.v1beta1 import ContainerAllocateResponse
 from tests.builders import NODE
 from tests.machine.audit import Audit, asked_containers, key_of, lock_of, owner_in

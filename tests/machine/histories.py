@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from agent.model import Condition
-from agent.sandbox.api_errors import Json
+from agent.sandbox.store import Json
 from tests.builders import NODE
 from tests.machine.agent_life import AgentLife, start_agent
 from tests.machine.playing import Deed, passing

@@ -11,14 +11,18 @@ from grpclib.exceptions import GRPCError
 
 from agent.model import SliceList
 from agent.ports import Clock
-from agent.sandbox.kubelet.allocation import Admitter, DeviceAllocator
-from agent.sandbox.kubelet.books import DeviceRecord, KubeletBooks
+from agent.sandbox.kubelet.allocation import Admitter, DeviceAllocator, DeviceRecord, KubeletBooks
 from agent.sandbox.kubelet.checkpoint import Checkpoint, CheckpointEntry
-from agent.sandbox.kubelet.devices import HEALTHY, DeviceError, DeviceTable, ListedDevice
-from agent.sandbox.kubelet.endpoint import PluginEndpoint, go_text
+from agent.sandbox.kubelet.endpoint import (
+    HEALTHY,
+    DeviceError,
+    DeviceTable,
+    ListedDevice,
+    PluginEndpoint,
+    go_text,
+)
 from agent.sandbox.kubelet.model import KubeletModel, Life, Paths, PodWorkers, Timings
-from agent.sandbox.kubelet.pods import ContainerSpec, KubeletNode, PodSpec
-from agent.sandbox.kubelet.seen import KubeletEvent, KubeletLog
+from agent.sandbox.kubelet.pods import ContainerSpec, KubeletEvent, KubeletLog, KubeletNode, PodSpec
 from agent.sandbox.kubelet.services import PodResourcesLister
 from agent.wire.v1beta1 import ContainerAllocateResponse, DevicePluginOptions
 

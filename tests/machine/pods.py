@@ -22,12 +22,12 @@ from agent.cluster import (
 from agent.hami.pod import encode_node_lock
 from agent.model import Share
 from agent.ports import Clock
-from agent.sandbox.api_errors import Json, StatusError
+from agent.sandbox.apiserver_requests import merge_patch
 from agent.sandbox.kubelet.podloop import RUN_SECONDS
-from agent.sandbox.patching import merge_patch
 from agent.sandbox.scheduler.model import SchedulerSettings
 from agent.sandbox.scheduler.verbs import BindError, HamiVerbs
 from agent.sandbox.scheduler.webhook import admit_pod
+from agent.sandbox.store import Json, StatusError
 from tests.builders import NODE, a_uuid
 from tests.fakes.scheduler_cluster import RecordedCluster
 from tests.machine.api import Store

@@ -17,8 +17,8 @@ from agent.cluster import ALLOCATED, BIND_PHASE, PHASE_SUCCESS, PodUid
 from agent.hami.pod import decode_pod_devices
 from agent.ledger import Decider, Holder, Ledger, Row
 from agent.model import Condition, Share
-from agent.sandbox.api_errors import Json
-from agent.sandbox.kubelet.seen import KubeletEvent
+from agent.sandbox.kubelet.pods import KubeletEvent
+from agent.sandbox.store import Json
 from tests.builders import NODE
 from tests.machine.audit import asked_containers, key_of
 from tests.machine.kubelet import REFUSED_ELSEWHERE, RESOURCE

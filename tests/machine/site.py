@@ -9,9 +9,9 @@ from agent.kit.cell import Cell
 from agent.ledger import KubeletEpoch
 from agent.model import Condition, Inventory
 from agent.ports import Clock
-from agent.sandbox.api_errors import Json
 from agent.sandbox.kubelet.podloop import KubeletPodLoop
-from agent.sandbox.kubelet.seen import KubeletEvent
+from agent.sandbox.kubelet.pods import KubeletEvent
+from agent.sandbox.store import Json
 from agent.wire.v1beta1 import ContainerAllocateResponse
 from tests.builders import NODE, a_gpu, a_health, a_shared_gpu, a_uuid
 from tests.fakes.chance import Seeded

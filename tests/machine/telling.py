@@ -6,8 +6,8 @@ import dataclasses
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
 
-from agent.sandbox.api_errors import Json
 from agent.sandbox.scheduler.verbs import REGISTER_INTERVAL
+from agent.sandbox.store import Json
 from tests.machine.agent_life import AgentLife, start_agent
 from tests.machine.calm import CalmSite, Deed, MachineStory, a_story
 from tests.machine.playing import silence

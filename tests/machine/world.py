@@ -8,8 +8,8 @@ from collections.abc import Callable, Coroutine, Iterator
 from agent.cluster import ALLOCATED
 from agent.model import Condition
 from agent.ports import Clock
-from agent.sandbox.api_errors import Json, StatusError
-from agent.sandbox.patching import merge_patch
+from agent.sandbox.apiserver_requests import merge_patch
+from agent.sandbox.store import Json, StatusError
 from tests.builders import NODE
 from tests.machine.agent_life import AgentLife
 from tests.machine.pods import NAMESPACE, Shape, a_pod_object

@@ -7,19 +7,17 @@ import random
 import secrets
 import statistics
 import sys
-from collections import Counter
-from collections.abc import AsyncIterator
-from dataclasses import asdict, dataclass, replace
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass, replace
 from itertools import cycle, islice
 from pathlib import Path
 
 import pytest
 
+from agent.cluster import MUTEX_LOCK
 from tests.bench.allocates import STEPS
-from tests.peers.lab.agents import Agent
 from tests.peers.lab.api import Object
 from tests.peers.lab.cluster import ACCOUNT, Cluster
-from tests.peers.lab.control import counted
 from tests.peers.lab.faces import readings
 from tests.peers.lab.grants import (
     WHOLE,
@@ -30,8 +28,8 @@ from tests.peers.lab.grants import (
     oversold,
     seen_inside,
 )
-from tests.peers.lab.identities import EXTENDER, NODE_USER
-from tests.peers.lab.node_state import lock_text, until_unlocked
+from tests.peers.lab.identities import NODE, NODE_USER
+from tests.peers.lab.node_state import lock_text, notes_of, until_unlocked
 from tests.peers.lab.nodes import frozen
 from tests.peers.lab.placement import (
     agent_stamps,
@@ -41,7 +39,6 @@ from tests.peers.lab.placement import (
     lock,
     place,
     share,
-    wall,
 )
 from tests.peers.lab.pods import (
     NAMESPACE,
@@ -64,8 +61,6 @@ from tests.peers.lab.pods import (
     up_at,
 )
 from tests.peers.lab.requests import asked_since, mark_of_rest, of_pods, reads, refused, writes
-from tests.peers.lab.space import until_answer
-from tests.peers.lab.stream import PodTimes, times_of
 
 COUNT = 20
 CORES = 30
@@ -157,11 +152,8 @@ async def check_shares(cluster: Cluster, pods: list[Object]) -> None:
     assert [] == failed
 
 
-# What each part takes of pods that are created at once, beside HAMi's own scheduler.
-#
-# Each run leaves its moments in build/bursts, for tests.bench.burst_picture to draw.
+# How long pods hold the lock that are created at once, beside HAMi's own scheduler.
 
-OUTPUT = Path(__file__).parents[2] / "build" / "bursts"
 FAST = ("--kube-qps=500", "--kube-burst=1000")
 GROUP = {"scheduling.x-k8s.io/pod-group": "burst"}
 """With this label HAMi's scheduler waits for the lock inside of a bind (`IsPodGroupMember`)."""
@@ -178,7 +170,6 @@ class BurstCase:
 
     count: int
     name: str
-    words: str
     flags: tuple[str, ...] = ()
     longest: int | None = None
     labels: dict[str, str] | None = None
@@ -189,20 +180,20 @@ class BurstCase:
 
 
 SETTINGS = (
-    BurstCase(20, "defaults", "defaults"),
-    BurstCase(20, "backoff", "podMaxBackoffSeconds: 1", (), 1),
-    BurstCase(20, "fast", "kube-qps 500", FAST),
-    BurstCase(20, "fast-backoff", "kube-qps 500, podMaxBackoffSeconds: 1", FAST, 1),
-    BurstCase(20, "fast-group", "kube-qps 500, label pod-group", FAST, None, GROUP),
+    BurstCase(20, "defaults"),
+    BurstCase(20, "backoff", (), 1),
+    BurstCase(20, "fast", FAST),
+    BurstCase(20, "fast-backoff", FAST, 1),
+    BurstCase(20, "fast-group", FAST, None, GROUP),
 )
-IN_TURN = BurstCase(20, "in-turn", "one after the other, kube-qps 500", FAST, in_turn=True)
+IN_TURN = BurstCase(20, "in-turn", FAST, in_turn=True)
 CASES = (IN_TURN, *SETTINGS, *(replace(case, count=100) for case in SETTINGS))
 
 
 @pytest.mark.long
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("case", CASES, ids=str)
-async def test_where_the_time_of_a_burst_goes(cluster, table, case):
+async def test_pods_at_once_hold_the_lock_for_a_moment(cluster, table, case):
     if cluster.release.is_old or "hami-scheduler" not in cluster.parts["extender"].command[0]:
         pytest.skip("HAMI_PEERS_SCHEDULER names no scheduler of HAMi from 2.8 on")
     async with placed_by(cluster, case):
@@ -210,27 +201,29 @@ async def test_where_the_time_of_a_burst_goes(cluster, table, case):
         flags = "--split-count", str(split)
         agent = await cluster.start_registered_agent(*flags, user=ACCOUNT, slices=8 * split)
         await until_placing(cluster)
-        mark, since, before = await mark_of_rest(cluster), wall(), await received(agent)
         begun = asyncio.get_running_loop().time()
         names = await (create_in_turn if case.in_turn else create_at_once)(cluster, case)
         await until_running(cluster, *names, within=1200.0)
         # No more can be asked: by default HAMi's scheduler places pods again that run already.
-        await until_answer(
-            lambda: is_complete(times_of(cluster, names, mark, since)), 40.0, lambda: "stamps lack"
+        await cluster.nodes.until(
+            lambda: {*names} <= dict(locks_held(cluster, begun)).keys(), 40.0, "a lock stays"
         )
-        found = times_of(cluster, names, mark, since)
-        offset = wall() - asyncio.get_running_loop().time()
-        for name, times in found.items():
-            times.created = cluster.pods.history[key(name)][0].at + offset
-            times.ready = up_at(cluster, name, begun) + offset
-        requests = counted(cluster.plane.audit.since(mark, EXTENDER, client=""))
-        read = await received(agent) - before
-        write(case, begun + offset, found, {"requests": requests, "bytes": read})
-        held = [1000 * (times.unlocked - times.locked) for times in found.values()]
-        table.add(f"{case}: all Ready", max(t.ready for t in found.values()) - begun - offset)
+        table.add(f"{case}: all Ready", max(up_at(cluster, name, begun) for name in names) - begun)
+        held = [one for owner, one in locks_held(cluster, begun) if owner in names]
         bound = LOCK if case.in_turn else None
         table.add(f"{case}: a lock is held, median", statistics.median(held), bound, "ms")
         assert ([], {}) == (agent.events("alloc.refused"), oversold(cluster, (*WHOLE[:2], split)))
+
+
+def locks_held(cluster: Cluster, since: float) -> Iterator[tuple[str, float]]:
+    """The owners of the locks that were seen since then, and the milliseconds until each went."""
+    owner, taken = "", 0.0
+    for seen in cluster.nodes.history[NODE]:
+        now = notes_of(seen.object).get(MUTEX_LOCK, "").rpartition(",")[2]
+        if now != owner:
+            if owner and taken >= since:
+                yield owner, (seen.at - taken) * MILLI
+            owner, taken = now, seen.at
 
 
 async def until_placing(cluster: Cluster) -> None:
@@ -239,10 +232,6 @@ async def until_placing(cluster: Cluster) -> None:
     await until_settled(cluster, "first")
     await delete(cluster, "first", grace=0)
     await until_deleted(cluster, "first")
-
-
-async def is_complete(found: dict[str, PodTimes]) -> bool:
-    return all(one.unlocked and one.settled for one in found.values())
 
 
 async def create_at_once(cluster: Cluster, case: BurstCase) -> list[str]:
@@ -290,32 +279,6 @@ async def placed_by(cluster: Cluster, case: BurstCase) -> AsyncIterator[None]:
         await theirs.stop()
         await ours.stop()
         await cluster.revive()
-
-
-async def received(agent: Agent) -> Counter[str]:
-    """The bytes that the agent has received from the API server, by resource."""
-    name = "hami_agent_api_received_bytes_total"
-    found = {what: await readings(agent, resource=what) for what in ("nodes", "pods")}
-    return Counter({what: int(one.get(name, 0)) for what, one in found.items()})
-
-
-def write(
-    case: BurstCase, begun: float, found: dict[str, PodTimes], more: dict[str, Counter[str]]
-) -> None:
-    """Leave the moments, in seconds since the first create, and what was counted, as JSON."""
-
-    def since(moment: object) -> object:
-        if isinstance(moment, list):
-            return [round(one - begun, 4) for one in moment]
-        return round(moment - begun, 4) if isinstance(moment, float) else moment
-
-    pods = {
-        name: {what: since(moment) for what, moment in asdict(times).items()}
-        for name, times in found.items()
-    }
-    OUTPUT.mkdir(parents=True, exist_ok=True)
-    content = {"title": f"{case.count} pods, {case.words}", "pods": pods, **more}
-    (OUTPUT / f"{case}.json").write_text(json.dumps(content, indent=1, sort_keys=True) + "\n")
 
 
 # How long an Allocate takes inside the agent: this node's disk and kubelet included.

@@ -10,8 +10,7 @@ import pytest_asyncio
 
 from agent.cluster import REGISTER
 from agent.hami.register import decode_register
-from agent.sandbox.lab.cluster import SandboxCluster
-from agent.sandbox.lab.web import fetch
+from agent.sandbox.lab.cluster import SandboxCluster, fetch
 from tests.fakes.nvml_fixtures import built
 from tests.process.agent_process import PATIENCE
 from tests.process.doctored_node import SLICES, a_node

@@ -13,7 +13,7 @@ from structlog.testing import capture_logs
 
 from agent.cli import doctor
 from agent.cluster import HANDSHAKE, REGISTER
-from agent.sandbox.apiserver_access import ACCOUNT_PREFIX
+from agent.sandbox.apiserver_requests import ACCOUNT_PREFIX
 from agent.sandbox.lab.cluster import NODE, SandboxCluster, kubeconfig, open_cluster
 from tests.process.agent_process import ENVIRON, PATIENCE, comes, copied_settings, options, started
 

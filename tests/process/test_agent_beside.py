@@ -13,11 +13,10 @@ import pytest
 from agent.cluster import REGISTER
 from agent.kubelet.register import SETTLE
 from agent.ledger import Ledger
-from agent.sandbox.api_errors import Json
 from agent.sandbox.kubelet.pods import KubeletAdmission
 from agent.sandbox.lab.child import AgentChild, start_child
-from agent.sandbox.lab.cluster import RESOURCE, SandboxCluster, open_cluster
-from agent.sandbox.lab.web import fetch
+from agent.sandbox.lab.cluster import RESOURCE, SandboxCluster, fetch, open_cluster
+from agent.sandbox.store import Json
 from agent.state import decode_state
 from agent.wire.v1beta1 import ContainerAllocateResponse
 from tests.process.agent_process import (

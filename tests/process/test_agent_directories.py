@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from agent.sandbox.lab.cluster import SandboxCluster, open_cluster
-from agent.sandbox.lab.web import fetch
+from agent.sandbox.lab.cluster import SandboxCluster, fetch, open_cluster
 from agent.sandbox.scenario.facts import is_running, pod_facts
-from agent.sandbox.scenario.workloads import Wish, Workload
+from agent.sandbox.scenario.stage import Wish, Workload
 from tests.process.agent_process import PATIENCE, comes, options, started
 
 pytestmark = [

@@ -9,7 +9,7 @@ import pytest
 from agent.cluster import HANDSHAKE, MUTEX_LOCK, REGISTER
 from agent.hami.pod import encode_node_lock
 from agent.host.process import SystemClock
-from agent.sandbox import apiserver_access
+from agent.sandbox import apiserver_requests
 from agent.sandbox.kubelet.podloop import NodeReporter
 from agent.sandbox.lab.cluster import NODE, RESOURCE, SandboxCluster
 from tests.process.doctored_node import (
@@ -45,8 +45,8 @@ async def test_rights_that_are_missing(well: SandboxCluster):
 async def test_one_right_that_is_missing_hides_nothing_else(
     well: SandboxCluster, monkeypatch: pytest.MonkeyPatch
 ):
-    rights = apiserver_access._ACCOUNT_RIGHTS - {("patch", "pods/status")}
-    monkeypatch.setattr(apiserver_access, "_ACCOUNT_RIGHTS", rights)
+    rights = apiserver_requests._ACCOUNT_RIGHTS - {("patch", "pods/status")}
+    monkeypatch.setattr(apiserver_requests, "_ACCOUNT_RIGHTS", rights)
     code, findings = await doctored(well, *token_of(well, ACCOUNT))
 
     assert [("P-RIGHTS", "wrong")] == faults(findings)

@@ -13,10 +13,9 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from agent.hami.region import V1_2
-from agent.sandbox.lab.cluster import SandboxCluster, open_cluster
-from agent.sandbox.lab.web import fetch, scrape
+from agent.sandbox.lab.cluster import SandboxCluster, fetch, open_cluster, scrape
 from agent.sandbox.scenario.facts import is_running, pod_facts
-from agent.sandbox.scenario.workloads import Wish, Workload
+from agent.sandbox.scenario.stage import Wish, Workload
 from deploy.metrics import described, sentence
 from tests.fakes.explain_rig import a_gpu, explain_rig
 from tests.hami_regions import region_file

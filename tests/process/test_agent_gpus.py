@@ -13,10 +13,9 @@ import pytest
 
 from agent.cluster import HANDSHAKE, REGISTER
 from agent.hami.register import decode_register
-from agent.sandbox.lab.cluster import LabOptions, SandboxCluster, open_cluster
-from agent.sandbox.lab.web import fetch
+from agent.sandbox.lab.cluster import LabOptions, SandboxCluster, fetch, open_cluster
 from agent.sandbox.scenario.facts import is_running
-from agent.sandbox.scenario.workloads import Wish, Workload
+from agent.sandbox.scenario.stage import Wish, Workload
 from agent.state import CURRENT, decode_state, encode_state
 from tests.fakes.nvml_stub import NvmlStub
 from tests.process.agent_process import PATIENCE, comes, offers, options, run, started

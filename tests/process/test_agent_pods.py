@@ -21,11 +21,10 @@ from agent.hami.pod import encode_node_lock
 from agent.hami.register import decode_register
 from agent.host.process import SystemClock
 from agent.ledger import Ledger
-from agent.sandbox.lab.cluster import NAMESPACE, NODE, RESOURCE, SandboxCluster, open_cluster
-from agent.sandbox.lab.web import fetch
-from agent.sandbox.patching import merge_patch
+from agent.sandbox.apiserver_requests import merge_patch
+from agent.sandbox.lab.cluster import NAMESPACE, NODE, RESOURCE, SandboxCluster, fetch, open_cluster
 from agent.sandbox.scenario.facts import is_running, pod_facts
-from agent.sandbox.scenario.workloads import Wish, Workload
+from agent.sandbox.scenario.stage import Wish, Workload
 from agent.state import CURRENT, decode_state
 from tests.process.agent_process import PATIENCE, offers, options, started
 

@@ -21,8 +21,7 @@ from agent.cluster import BIND_PHASE, PHASE_SUCCESS, REGISTER
 from agent.host.process import machine_id
 from agent.ledger import Ledger, State, container_directory
 from agent.sandbox.kubelet.services import PodResourcesLister
-from agent.sandbox.lab.cluster import NAMESPACE, RESOURCE, SandboxCluster, open_cluster
-from agent.sandbox.lab.web import fetch
+from agent.sandbox.lab.cluster import NAMESPACE, RESOURCE, SandboxCluster, fetch, open_cluster
 from agent.state import CURRENT, decode_state, encode_state
 from agent.wire.v1 import GetPodResourcesRequest, GetPodResourcesResponse
 from tests.builders import G1, G2, NOON, a_row
@@ -598,8 +597,8 @@ def test_messages_that_cannot_be_written_change_no_exit_code(where: str):
 @pytest.mark.parametrize(
     ("source", "code", "says"),
     [
-        ("< /dev/null", 2, "hami-agent: nothing to decode"),
-        ("<<< $'\\xff\\xfe'", 1, "hami-agent: this is not a value of HAMi's"),
+        ("< /dev/null", 2, "hami-agent decode: nothing to decode"),
+        ("<<< $'\\xff\\xfe'", 1, "hami-agent decode: this is not a value of HAMi's"),
     ],
 )
 def test_an_input_that_is_no_text_is_one_sentence(source: str, code: int, says: str):

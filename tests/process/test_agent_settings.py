@@ -25,13 +25,12 @@ from agent.cluster import (
 from agent.hami.pod import encode_node_lock
 from agent.hami.register import decode_register, read_register
 from agent.host.process import SystemClock
-from agent.sandbox.api_errors import Json
-from agent.sandbox.lab.cluster import NAMESPACE, NODE, SandboxCluster, open_cluster
-from agent.sandbox.lab.web import fetch, scrape
-from agent.sandbox.patching import merge_patch
+from agent.sandbox.apiserver_requests import merge_patch
+from agent.sandbox.lab.cluster import NAMESPACE, NODE, SandboxCluster, fetch, open_cluster, scrape
 from agent.sandbox.scenario.facts import is_locked, is_running, ledger_on_disk
-from agent.sandbox.scenario.workloads import USE_UUID, Workload
-from agent.sandbox.scheduler.requests import COUNT, MEMORY
+from agent.sandbox.scenario.stage import USE_UUID, Workload
+from agent.sandbox.scheduler.model import COUNT, MEMORY
+from agent.sandbox.store import Json
 from agent.settings.reading import COPY
 from tests.fakes.config_map import MountedMap
 from tests.process.agent_process import (

@@ -15,7 +15,7 @@ import pytest
 
 from agent.cli.main import dispatch, parser_of
 from agent.cli.sandbox import MEASURES
-from agent.sandbox.scenario.record import promises
+from agent.sandbox.scenario.stage import promises
 from tests.process.agent_process import ENVIRON, ROOT, run
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(180)]

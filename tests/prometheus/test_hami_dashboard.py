@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from agent.sandbox.lab.cluster import SandboxCluster, open_cluster
-from agent.sandbox.lab.web import scrape
+from agent.sandbox.lab.cluster import SandboxCluster, open_cluster, scrape
 from agent.sandbox.scenario.facts import is_running
-from agent.sandbox.scenario.workloads import Wish, Workload
+from agent.sandbox.scenario.stage import Wish, Workload
 from tests.process.agent_process import PATIENCE, options, started
 from tests.prometheus.lab.hami import (
     asked,

@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from agent.sandbox.lab.cluster import RESOURCE, SandboxCluster, open_cluster
-from agent.sandbox.lab.web import fetch
+from agent.sandbox.lab.cluster import RESOURCE, SandboxCluster, fetch, open_cluster
 from agent.sandbox.scenario.facts import is_running
-from agent.sandbox.scenario.workloads import Wish, Workload
+from agent.sandbox.scenario.stage import Wish, Workload
 from tests.builders import a_pod_uid
 from tests.process.agent_process import PATIENCE, options, run, started
 from tests.prometheus.lab.expressions import alerts, panels, selectors

@@ -9,12 +9,11 @@ import json
 import aiohttp
 import pytest
 
-from agent.sandbox.api_errors import BadRequestError, GoneError, InvalidError, Json
 from agent.sandbox.apiserver import BODY_LIMIT, ApiServerModel
-from agent.sandbox.patching import json_patch, strategic_merge_patch
+from agent.sandbox.apiserver_requests import json_patch, strategic_merge_patch
 from agent.sandbox.scheduler.model import SchedulerSettings
 from agent.sandbox.scheduler.webhook import admit_pod
-from agent.sandbox.store import KINDS, ObjectStore
+from agent.sandbox.store import KINDS, BadRequestError, GoneError, InvalidError, Json, ObjectStore
 from tests.fakes.chance import Seeded
 from tests.fakes.clock import ManualClock
 from tests.peers.lab.api import STRATEGIC

@@ -7,8 +7,8 @@ import pytest
 
 from agent.hami.pod import encode_node_lock
 from agent.kube.reader import ClusterNode, GpuHolder, Taint, Unread
+from agent.sandbox.explain.placement import refuse_node
 from agent.sandbox.explain.story import Explanation, Gate
-from agent.sandbox.explain.world import refuse_node
 from tests.fakes.explain_rig import LOCK
 from tests.sandbox import explained
 from tests.sandbox.explained import NOW, Json, a_node, event

@@ -8,7 +8,7 @@ import pytest
 from grpclib.const import Status
 from grpclib.exceptions import GRPCError, StreamTerminatedError
 
-from agent.sandbox.kubelet.books import NodeResources
+from agent.sandbox.kubelet.allocation import NodeResources
 from agent.sandbox.kubelet.endpoint import dial, go_text
 from agent.wire.v1 import (
     ListPodResourcesRequest,

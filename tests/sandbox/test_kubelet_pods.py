@@ -6,7 +6,7 @@ import pytest
 from grpclib.const import Status
 from grpclib.exceptions import GRPCError
 
-from agent.sandbox.kubelet.books import DeviceRecord, merge
+from agent.sandbox.kubelet.allocation import DeviceRecord, merge
 from agent.sandbox.kubelet.pods import read_pod
 from agent.wire.v1beta1 import (
     CdiDevice,

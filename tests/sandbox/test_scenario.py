@@ -15,16 +15,28 @@ from agent.ledger import Ledger, State
 from agent.model import GpuUuid, PciPath
 from agent.sandbox.apiserver import ApiCall
 from agent.sandbox.hardware import described
-from agent.sandbox.kubelet.seen import KubeletEvent
+from agent.sandbox.kubelet.pods import KubeletEvent
 from agent.sandbox.lab.child import KEPT_LINES, MOST_BYTES, AgentLog, may_drop
-from agent.sandbox.lab.cluster import RESOURCE, Pulse, open_cluster
-from agent.sandbox.lab.places import MOST_CHARACTERS, Places, open_places
+from agent.sandbox.lab.cluster import (
+    MOST_CHARACTERS,
+    RESOURCE,
+    Places,
+    Pulse,
+    open_cluster,
+    open_places,
+)
 from agent.sandbox.scenario import default
 from agent.sandbox.scenario.default import pod_requests
 from agent.sandbox.scenario.facts import PodFacts, differences, parsed, promised
-from agent.sandbox.scenario.record import NOT_REACHED, Moment, ScenarioRecord
-from agent.sandbox.scenario.stage import DiskWatch
-from agent.sandbox.scenario.workloads import PLACED, Wish, Workload
+from agent.sandbox.scenario.stage import (
+    NOT_REACHED,
+    PLACED,
+    DiskWatch,
+    Moment,
+    ScenarioRecord,
+    Wish,
+    Workload,
+)
 from agent.state import encode_state
 from agent.wire.v1beta1 import ContainerAllocateResponse, Mount
 from tests.builders import NOON, a_gpu, a_row
@@ -209,15 +221,6 @@ async def test_a_claim_is_true_once_it_was_checked_without_a_problem_and_never_a
     assert ("a holds", "this; that", False) == (told[2].text, told[2].detail, told[2].ok)
     with pytest.raises(KeyError):
         record.settle("c", "1")
-
-
-async def test_what_is_awaited_ends_with_the_next_moment():
-    record, told = a_record()
-    record.awaited = "a holds"
-    record.note("news")
-
-    assert "" == record.awaited
-    assert [("news", None)] == [(moment.text, moment.ok) for moment in told]
 
 
 # What a pod may cost at the API server: each request has a cause, or is named.

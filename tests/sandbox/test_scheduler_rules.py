@@ -10,16 +10,19 @@ import pytest
 from agent.allocate.room import ContainerRequest
 from agent.hami.register import RegisteredGpu
 from agent.model import GpuUuid, Share
-from agent.sandbox.api_errors import Json
-from agent.sandbox.patching import merge_patch
+from agent.sandbox.apiserver_requests import merge_patch
 from agent.sandbox.scheduler.filter import Wishes, filter_pod, fit_pod
-from agent.sandbox.scheduler.loop import PlacingBackoff
+from agent.sandbox.scheduler.loop import PendingPods
 from agent.sandbox.scheduler.model import (
+    BadWeightsError,
     GpuView,
     Load,
     RegisteredNode,
     SchedulerSettings,
+    Steering,
     Weights,
+    parse_quantity,
+    read_steering,
 )
 from agent.sandbox.scheduler.registry import (
     NodeSighting,
@@ -29,15 +32,9 @@ from agent.sandbox.scheduler.registry import (
     decode,
     read_offer,
 )
-from agent.sandbox.scheduler.requests import (
-    BadWeightsError,
-    Steering,
-    parse_quantity,
-    read_steering,
-)
 from agent.sandbox.scheduler.usage import Quotas, Reservation, Usage
 from agent.sandbox.scheduler.webhook import admit_pod, review_pod
-from agent.sandbox.store import ObjectStore
+from agent.sandbox.store import Json, ObjectStore
 from tests.fakes.chance import Seeded
 from tests.fakes.clock import START
 from tests.fakes.scheduler_cluster import LOCK, REGISTER, FakeCluster, register_of, scheduling
@@ -133,7 +130,6 @@ def test_only_pods_that_are_still_there_are_counted_after_a_gap() -> None:
     usage.retain({"two"})
 
     assert {A: Load(1, 2, 2)} == usage.loads("n")
-    assert {} == usage.loads("n", without="two")
 
 
 def test_a_pod_with_unreadable_groups_is_not_counted() -> None:
@@ -154,9 +150,15 @@ def test_an_empty_node_has_no_score() -> None:
 
 
 def test_backoff_doubles_up_to_its_most() -> None:
-    backoff = PlacingBackoff(first=1.0, most=10.0)
+    pending = PendingPods("s")
+    metadata = {"uid": "u", "namespace": "d", "name": "p"}
+    pending.observe({"metadata": metadata, "spec": {"schedulerName": "s"}, "status": {}})
+    due = []
+    for _ in range(6):
+        pending.delay("u", 100.0)
+        due.append(pending.next_due())
 
-    assert [1.0, 2.0, 4.0, 8.0, 10.0, 10.0] == [backoff.delay(count) for count in range(1, 7)]
+    assert [101.0, 102.0, 104.0, 108.0, 110.0, 110.0] == due
 
 
 # What the scheduler makes of things that come and go while pods wait.
@@ -656,7 +658,6 @@ COLON = "GPU-a,10,1,100,NVIDIA-T4,0,%s,0,hami-core:"
 SEVEN = "GPU-a,10,1,100,NVIDIA-T4,0,%s:"
 SECOND = dt.timedelta(seconds=1)
 LATER = (Version.V2_8, Version.V2_9, Version.V2_10)
-EARLIER = (Version.V2_4, Version.V2_7)
 
 
 def a_node(register: str, handshake: str = "", allocatable: str = "10") -> dict[str, Any]:
@@ -669,12 +670,6 @@ def a_node(register: str, handshake: str = "", allocatable: str = "10") -> dict[
 
 def stamped(word: str, seconds_ago: int) -> str:
     return f"{word}_{START - seconds_ago * SECOND:%Y-%m-%d %H:%M:%S}"
-
-
-def text_for(version: Version, *, healthy: bool = True) -> str:
-    if version.reads_json:
-        return HEALTHY if healthy else ILL
-    return (SEVEN if version is Version.V2_4 else COLON) % ("true" if healthy else "false")
 
 
 def offered(registry: Registry) -> bool | None:
@@ -718,25 +713,23 @@ def test_each_version_reads_its_own_form_and_no_other(version: Version) -> None:
     if version.reads_json:
         assert {HEALTHY} == read
     else:
-        assert {SEVEN % "true"} | ({COLON % "true"} if version is Version.V2_7 else set()) == read
+        assert {SEVEN % "true", COLON % "true"} == read
 
 
-@pytest.mark.parametrize("version", EARLIER)
-def test_up_to_2_7_1_every_stamp_is_a_reason_to_read(version: Version) -> None:
-    registry = Registry(version)
+def test_up_to_2_7_1_every_stamp_is_a_reason_to_read() -> None:
+    registry = Registry(Version.V2_7)
 
-    writes = registry.ingest(a_node(text_for(version), "Reported x"), START)
+    writes = registry.ingest(a_node(COLON % "true", "Reported x"), START)
     assert {HANDSHAKE: stamped("Requesting", 0)} == writes
-    registry.ingest(a_node(text_for(version, healthy=False), stamped("Requesting", 0)), START)
+    registry.ingest(a_node(COLON % "false", stamped("Requesting", 0)), START)
     assert offered(registry)
-    registry.ingest(a_node(text_for(version, healthy=False), "Reported y"), START)
+    registry.ingest(a_node(COLON % "false", "Reported y"), START)
     assert offered(registry) is False
 
 
-@pytest.mark.parametrize("version", EARLIER)
-def test_up_to_2_7_1_a_minute_of_silence_drops_the_node_until_it_speaks(version: Version) -> None:
-    registry = Registry(version)
-    text = text_for(version)
+def test_up_to_2_7_1_a_minute_of_silence_drops_the_node_until_it_speaks() -> None:
+    registry = Registry(Version.V2_7)
+    text = COLON % "true"
     registry.ingest(a_node(text, "Reported x"), START)
 
     assert {} == registry.ingest(a_node(text, stamped("Requesting", 59)), START)
@@ -806,7 +799,7 @@ def test_2_10_cleans_up_nothing_where_it_knows_nothing() -> None:
 @pytest.mark.parametrize("version", Version)
 def test_a_text_that_is_not_read_leaves_what_was_on_offer(version: Version) -> None:
     registry = Registry(version)
-    registry.ingest(a_node(text_for(version), "Reported x"), START)
+    registry.ingest(a_node(HEALTHY if version.reads_json else COLON % "true", "Reported x"), START)
 
     registry.ingest(a_node("no annotation", "Reported y", "9"), START)
 

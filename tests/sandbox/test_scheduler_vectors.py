@@ -11,17 +11,20 @@ from agent import cluster as annotations
 from agent.errors import MalformedText
 from agent.hami.pod import decode_pod_devices, encode_pod_devices
 from agent.model import GpuUuid, Share
-from agent.sandbox.api_errors import ConflictError, Json, StatusError
-from agent.sandbox.patching import json_patch
+from agent.sandbox.apiserver_requests import json_patch
 from agent.sandbox.scheduler.cluster import StoreCluster
 from agent.sandbox.scheduler.filter import filter_pod
-from agent.sandbox.scheduler.model import RegisteredNode, SchedulerSettings
+from agent.sandbox.scheduler.model import (
+    RegisteredNode,
+    SchedulerSettings,
+    pod_requests,
+    read_steering,
+)
 from agent.sandbox.scheduler.registry import NodeSighting, Registry, check_node, read_offer
-from agent.sandbox.scheduler.requests import pod_requests, read_steering
 from agent.sandbox.scheduler.usage import Quotas, Reservation, Usage
 from agent.sandbox.scheduler.verbs import BindError, HamiVerbs, placement_patch
 from agent.sandbox.scheduler.webhook import admit_pod, review_pod
-from agent.sandbox.store import ObjectStore
+from agent.sandbox.store import ConflictError, Json, ObjectStore, StatusError
 from tests.fakes.chance import Seeded
 from tests.fakes.clock import START, ManualClock
 from tests.fakes.scheduler_vectors import Case, build_pod, load_cases
@@ -448,14 +451,6 @@ def test_the_given_pod_is_not_changed() -> None:
     admit_pod(pod, SchedulerSettings())
 
     assert build_pod(WEBHOOK_CASES["WA"]["pod"]) == pod
-
-
-def test_without_a_default_count_a_memory_limit_asks_for_no_gpu() -> None:
-    pod = build_pod({"containers": [{"name": "c", "limits": {"nvidia.com/gpumem": "1000"}}]})
-
-    admitted = admit_pod(pod, SchedulerSettings(default_gpu_count=0))
-
-    assert pod == admitted
 
 
 MEMORY = {"nvidia.com/gpumem": "1000"}

@@ -3,14 +3,17 @@
 import re
 from collections.abc import Iterator
 
+import pytest
+
 from agent import __version__
 from agent.app import codes
-from agent.cli.main import VERBS
+from agent.cli.main import VERBS, parser_of
+from agent.cli.runbook import entries
 from agent.errors import RefusalReason
 from agent.node.findings import GROUPS
 from agent.sandbox.explain.placement import ADVICE
 from tests.shape import tree
-from tests.shape.typed import told
+from tests.shape.typed import runs_of, told
 
 WORDS = """
     GPU; slice; split count; memory scaling; core scaling; core share; condition; event; verdict;
@@ -38,6 +41,14 @@ def test_the_architecture_names_every_folder_at_the_top():
 def test_the_architecture_names_every_folder_of_tests():
     for folder in {p.parts[1] for p in tree.files() if p.parts[0] == "tests" and p.parts[2:]}:
         assert f"`tests/{folder}/`" in tree.text("ARCHITECTURE.md")
+
+
+def test_the_readme_leads_to_every_document_at_the_top():
+    documents = {name for name in DOCUMENTS if "/" not in name}
+
+    assert documents - {"README.md"} <= set(
+        re.findall(r"\]\(([A-Z]+\.md)\)", tree.text("README.md"))
+    )
 
 
 def test_the_glossary_explains_every_word():
@@ -142,6 +153,20 @@ def test_the_runbook_explains_all_that_the_doctor_looks_at():
         assert 1 == tree.text("RUNBOOK.md").count(f"### {point} "), point
 
 
+def test_the_runbook_explains_every_fault_of_a_gpu():
+    modules = [path for path in tree.modules("agent") if "sandbox" not in path.parts]
+    named = {word for path in modules for word in re.findall(r'"(H-[A-Z]+)"', tree.text(path))}
+
+    assert {"H-LOST", "H-PROBE", "H-SILENT", "H-RELEASED"} <= named
+    assert [] == sorted(named - entries().keys())
+
+
+def test_the_verb_runbook_has_every_id_that_the_product_prints():
+    printed = {*(gate.value for gate in RefusalReason), *explained(), *GROUPS, "H-NNN"}
+
+    assert [] == sorted(printed - entries().keys())
+
+
 def test_the_runbook_explains_every_exit_code():
     for code in set(EXIT_CODES.values()):
         assert 1 == tree.text("RUNBOOK.md").count(f"\n| {code} | "), code
@@ -196,10 +221,22 @@ def test_a_verb_that_is_told_of_exists():
         )
 
 
+CALLS = [
+    words for words in runs_of("hami-agent") if words[0] in VERBS and {*words[1:]} - {"--help"}
+]
+"""Those with arguments: a verb alone is a word about it."""
+
+
+@pytest.mark.parametrize("words", CALLS, ids=" ".join)
+def test_a_call_that_is_told_of_is_taken_with_its_options(words: tuple[str, ...]):
+    assert parser_of(words[0]).parse_args(words)
+
+
 def test_the_documents_tell_of_commands_at_all():
     told = {command for document in DOCUMENTS for command in commands(document)}
 
     assert {("make", "demo"), ("make", "test"), ("hami-agent", "sandbox")} <= told
+    assert {("config", "show", "--origin"), ("uninstall", "--all-nodes")} <= {*CALLS}
 
 
 def test_what_systemd_uninstall_advises_is_what_its_document_says():

@@ -29,10 +29,10 @@ from agent.sandbox.lab.cluster import (
     RESOURCE,
     LabOptions,
     SandboxCluster,
+    fetch,
     free_port,
     open_cluster,
 )
-from agent.sandbox.lab.web import fetch
 from agent.settings.reading import look
 from agent.settings.sources import NodeFacts
 from tests.fakes import nvml_stub

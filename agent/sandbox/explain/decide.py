@@ -4,6 +4,7 @@ The scheduler's model has verified each change. Changes of the pod are tried on 
 kind of refusal, so that 5,000 Nodes cost little.
 """
 
+import bisect
 import copy
 import datetime as dt
 from collections import defaultdict
@@ -29,40 +30,40 @@ from agent.sandbox.explain.gates import (
     start_gate,
 )
 from agent.sandbox.explain.placement import (
+    NO_EDIT,
     PLACEMENT,
+    Edit,
     PodPlacement,
+    World,
+    by_number,
     chosen_gate,
     codes_of,
     foreign_gate,
+    held_by,
     place,
     placement_gate,
 )
 from agent.sandbox.explain.story import (
+    Attempt,
     Explanation,
     Gate,
     GateVerdict,
     PlacingChange,
     core_words,
+    last_attempt,
     mib,
     request_words,
 )
-from agent.sandbox.explain.words import Attempt, last_attempt
-from agent.sandbox.explain.world import (
-    NO_EDIT,
-    Edit,
-    World,
-    by_number,
-    held_by,
-)
 from agent.sandbox.scheduler.filter import NodeFit
-from agent.sandbox.scheduler.model import Load, SchedulerSettings
-from agent.sandbox.scheduler.requests import (
+from agent.sandbox.scheduler.model import (
     CORES,
     COUNT,
     MEMORY,
     MEMORY_PERCENT,
     WEIGHTS,
     BadWeightsError,
+    Load,
+    SchedulerSettings,
     all_containers,
     container_request,
     init_count,
@@ -253,16 +254,10 @@ class _Tries:
             return self._world.trial(self._capped(kind, limit))(name).groups is not None
 
         for name in self._names:
-            low, high = best, most - 1
-            if low >= high or not fits(low + 1, name):
-                continue
-            while low < high:  # a smaller request fits wherever a greater one does
-                middle = (low + high + 1) // 2
-                if fits(middle, name):
-                    low = middle
-                else:
-                    high = middle - 1
-            best = max(best, low)
+            if best + 1 < most and fits(best + 1, name):
+                # A smaller request fits wherever a greater one does.
+                greater = range(best + 1, most)
+                best += bisect.bisect(greater, False, key=lambda limit: not fits(limit, name))
         return best, most
 
     def _capped(self, kind: str, most: int) -> JsonObject:
@@ -377,7 +372,10 @@ def _created_again(world: World, pod: JsonObject) -> tuple[PlacingChange, ...]:
     review = review_pod({**pod, "spec": {**pod["spec"], "schedulerName": ""}}, world.settings)
     if not review.is_allowed:
         return ()
-    fit = world.trial(review.pod)
+    try:
+        fit = world.trial(review.pod)
+    except BadWeightsError:  # HAMi's scheduler would refuse it
+        return ()
     fitting = (name for name in sorted(world.nodes, key=by_number) if fit(name).groups)
     said = "create the pod again without schedulerName, where HAMi's webhook sees it"
     return tuple(PlacingChange(said, name) for name in fitting)[:1]

@@ -14,21 +14,24 @@ from agent.errors import MalformedText, Refusal, cap
 from agent.hami.pod import decode_node_lock
 from agent.kube.objects import decode_moment
 from agent.kube.reader import REFUSED, ClusterNode, JsonObject
-from agent.sandbox.explain.story import Gate, GateVerdict, core_words, mib
-from agent.sandbox.explain.words import (
+from agent.sandbox.explain.placement import World, held_by
+from agent.sandbox.explain.story import (
     TEXT,
     Attempt,
     AttemptStage,
+    Gate,
+    GateVerdict,
     agent_sentence,
     agent_words,
+    core_words,
     last_event,
     meaning,
+    mib,
     refusal_id,
     status_text,
     when,
 )
-from agent.sandbox.explain.world import World, held_by
-from agent.sandbox.scheduler.requests import (
+from agent.sandbox.scheduler.model import (
     CORES,
     COUNT,
     MEMORY,
@@ -39,6 +42,7 @@ from agent.sandbox.scheduler.requests import (
     parse_quantity,
 )
 from agent.sandbox.scheduler.usage import TERMINAL
+from agent.sandbox.scheduler.verbs import LOCK_TIMEOUT
 from agent.sandbox.scheduler.webhook import DEFAULT_SCHEDULER, REVIEWED, review_pod
 from agent.status import span
 
@@ -269,7 +273,7 @@ def _locked(
         else "no pod (it names none)"
     )
     held = f"the lock of {name} is held by {owner} for {span(age)}"
-    take_over = f"HAMi's scheduler takes it over when it is {span(world.settings.lock_timeout)} old"
+    take_over = f"HAMi's scheduler takes it over when it is {span(LOCK_TIMEOUT)} old"
     # Nothing is concluded about an owner that could not be looked up.
     phases = {(one.namespace, one.name): one.phase for one in world.snapshot.holders}
     phase = (phases | {**world.snapshot.owners}).get(key)
@@ -419,7 +423,8 @@ def _held(world: World, now: dt.datetime) -> Iterator[str]:
     if view is None or not view.groups:
         return
     try:
-        paired = [(one.container, one.shares) for one in pair_groups(view.groups, view.containers)]
+        pairs = pair_groups(view.groups, view.containers).items()
+        paired = [(name, shares) for name, (_, shares) in pairs]
     except Refusal as refusal:
         yield cap(refusal.sentence, TEXT)
         paired = [("a container", group) for group in view.groups if group]

@@ -1,11 +1,20 @@
-"""The values of an explanation, and its words for requests and amounts."""
+"""The values of an explanation, its words for amounts, and what others have said of the pod."""
 
+import datetime as dt
 import enum
-from collections.abc import Mapping
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Final
 
 import msgspec
 
 from agent.allocate.room import ContainerRequest
+from agent.cluster import VGPU_NODE
+from agent.errors import cap
+from agent.kube.objects import EPOCH, WRITER
+from agent.kube.reader import ClusterSnapshot, JsonObject, PodEventView
+from agent.status import span
 
 
 class GateVerdict(enum.Enum):
@@ -137,3 +146,221 @@ def core_words(percent: int) -> str:
 def mib(number: int) -> str:
     """Memory with its unit."""
     return f"{number:,} MiB"
+
+
+# What schedulers, kubelets and agents have said of the pod, and what their texts mean.
+
+TEXT: Final = 512
+"""Characters of a message: the sentence of a refusal with the id at its end fits."""
+EVENTS_TOLD: Final = 3
+ATTEMPT: Final = dt.timedelta(seconds=2)
+"""HAMi's scheduler writes one Event for each reason of an attempt, all within this time."""
+NODE_UNREGISTERED: Final = "NodeUnregistered"
+"""The runbook's id for HAMi's text `node unregistered`."""
+_NOWHERE: Final = re.compile(r"\d+/\d+ nodes are available|no nodes available")
+_BINDING: Final = re.compile(r"\b[Bb]ind(?:ing)?\b|node lock|has been locked")
+_REASON: Final = re.compile(
+    r"(?:(\d+)/\d+ )?\b((?:Card|Node|Numa|Exclusive|Allocated|ResourceQuota)[A-Z]\w+)"
+)
+_TOTAL: Final = "no available node"
+
+
+class AttemptStage(enum.Enum):
+    """How far the last attempt to place the pod came."""
+
+    REFUSED = enum.auto()
+    """No Node suited."""
+    ERROR = enum.auto()
+    """It could not be decided: the scheduler or its extender failed."""
+    CHOSEN = enum.auto()
+    """A Node was chosen; what failed later is about the binding."""
+
+
+class Attempt(msgspec.Struct, frozen=True):
+    """What was said last about placing the pod. `reasons`: GPUs, or attempts, by HAMi's reason.
+
+    `named`: HAMi's own Events of the attempt, which name the Nodes.
+    """
+
+    stage: AttemptStage
+    text: str
+    at: dt.datetime | None
+    reasons: Mapping[str, int] = msgspec.field(default_factory=dict)
+    named: str = ""
+
+    def said(self, now: dt.datetime) -> str:
+        """The attempt with its age."""
+        return f"last attempt {when(self.at, now)}: {cap(self.text, TEXT)}"
+
+
+def last_attempt(snapshot: ClusterSnapshot) -> Attempt | None:
+    """The last attempt by the pod's condition and Events; None if no scheduler has said a word.
+
+    kube-scheduler counts a repeated Event and keeps its first text; the pod's condition has the
+    last one. Source: client-go 1.36 tools/events/event_broadcaster.go, getKey.
+    """
+    events = snapshot.events
+    kube = last_event(events, "FailedScheduling")
+    at, text = (kube.last, kube.message) if kube else (None, "")
+    for condition in snapshot.pod["status"].get("conditions") or ():
+        if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
+            text = str(condition.get("message") or "") or text
+    filtered = last_event(events, "FilteringFailed")
+    refused_at = filtered.last if filtered else None
+    passed = last_event(events, "FilteringSucceed", "BindingFailed")
+    if passed and passed.last and refused_at and passed.last < refused_at:
+        passed = None
+    if text and not _NOWHERE.match(text):
+        is_binding = _BINDING.search(text) or (passed and passed.reason == "BindingFailed")
+        return Attempt(AttemptStage.CHOSEN if is_binding else AttemptStage.ERROR, text, at)
+    if passed and passed.last and (at is None or passed.last > at):
+        return Attempt(AttemptStage.CHOSEN, passed.message, passed.last)
+    reasons: Counter[str] = Counter()
+    for count, reason in _REASON.findall(text.replace("node unregistered", NODE_UNREGISTERED)):
+        reasons[reason] += int(count or 1)
+    named = ""
+    if refused_at:
+        group = [
+            event.message
+            for event in events
+            if event.reason == "FilteringFailed"
+            and event.last
+            and refused_at - event.last <= ATTEMPT
+        ]
+        group = [message for message in group if not message.startswith(_TOTAL)] or group
+        reasons = reasons or Counter(reason for _, reason in _REASON.findall(" ".join(group)))
+
+        def weight(message: str) -> int:
+            return max((reasons[reason] for _, reason in _REASON.findall(message)), default=0)
+
+        # The reason of most GPUs first: it is the one to read.
+        named = "; ".join(sorted(group, key=weight, reverse=True))
+        if at is None or at < refused_at:
+            text, at = named, refused_at
+    if text:
+        return Attempt(AttemptStage.REFUSED, text, at, reasons, named)
+    # Its Events may be gone; the scheduler's annotation says that it chose a Node.
+    is_noted = VGPU_NODE in (snapshot.pod["metadata"].get("annotations") or {})
+    return Attempt(AttemptStage.CHOSEN, "", None) if is_noted else None
+
+
+def last_event(events: Iterable[PodEventView], *reasons: str) -> PodEventView | None:
+    """The last Event with one of the reasons; among those of one time the later in the list."""
+    found: PodEventView | None = None
+    for event in events:
+        if event.reason not in reasons or event.last is None:
+            continue
+        if found is None or found.last is None or event.last >= found.last:
+            found = event
+    return found
+
+
+def agent_words(
+    events: Iterable[PodEventView], now: dt.datetime, about: str = ""
+) -> tuple[str, ...]:
+    """What agents say in their last Events, the newest first. `about`: of that object alone."""
+    newest = sorted(events, key=lambda event: event.last or EPOCH, reverse=True)
+    found: dict[tuple[str, str], PodEventView] = {}
+    for event in newest:
+        if event.writer == WRITER and (not about or event.about == about):
+            found.setdefault((event.about, event.reason), event)
+    return tuple(
+        f"the agent, {when(event.last, now)}: {event.reason}: {cap(event.message, TEXT)}"
+        for event in list(found.values())[:EVENTS_TOLD]
+    )
+
+
+# What kubelets and container runtimes say, by text: the cause, and what to do.
+
+
+class Saying(msgspec.Struct, frozen=True):
+    """A text of a kubelet or runtime. `{node}` in `remedy` is the name of the pod's Node."""
+
+    pattern: str
+    cause: str
+    remedy: str
+
+
+SAYINGS: Final = (
+    Saying(
+        "no healthy devices present",
+        "the node had no healthy slice when the kubelet asked",
+        "`hami-agent status --node {node}` says why; remove that cause first",
+    ),
+    Saying(
+        "requested number of devices unavailable|Available: 0",
+        "all slices of the node were held when the kubelet asked",
+        "wait until a pod on {node} ends, or raise sharing.splitCount there",
+    ),
+    Saying(
+        "Topology locality|TopologyAffinityError",
+        "no NUMA node has all CPUs, memory and slices that the pod asks for together",
+        "ask for fewer CPUs, or set the kubelet's topologyManagerPolicy on {node} to best-effort",
+    ),
+    Saying(
+        "unresolvable CDI devices",
+        "no CDI specification on the node defines this GPU",
+        "on {node}: nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml; then hami-agent doctor",
+    ),
+    Saying(
+        "driver/library version mismatch",
+        "the driver's files were replaced, and the old kernel module is still loaded",
+        "drain and reboot {node}, or reload NVIDIA's kernel modules there",
+    ),
+    Saying(
+        "Failed to initialize NVML: Unknown Error",
+        "the container has lost its GPU devices, as after `systemctl daemon-reload` on the node",
+        "delete the pod; so that it stays away, let the runtime on {node} use CDI",
+    ),
+    Saying(
+        "nvidia-container-cli|nvidia-container-runtime|could not select device driver|libnvidia",
+        "NVIDIA's container runtime could not prepare the container",
+        "run `hami-agent doctor` on {node}, and `nvidia-smi` beside it",
+    ),
+    Saying(
+        "rpc error: code = Unavailable|connection refused|no such file or directory",
+        "the device plugin of the node ended while the kubelet asked it",
+        "look at the log of the agent on {node}: why it ended",
+    ),
+    Saying(
+        "rpc error",
+        "another device plugin than this agent answered",
+        "run one device plugin on {node}: `hami-agent doctor` there names the other (P-PLUGIN)",
+    ),
+)
+
+
+def meaning(text: str, node: str) -> tuple[str, str]:
+    """Cause and remedy of a kubelet's or runtime's text; both empty if it is not known."""
+    for saying in SAYINGS:
+        if re.search(saying.pattern, text):
+            return saying.cause, saying.remedy.format(node=cap(node, 128) or "the node")
+    return "", ""
+
+
+_ID: Final = re.compile(r"\[(HA-\d{4})\]")
+_WRAPPED: Final = re.compile(r"rpc error: code = \w+ desc = (.*?) *\[HA-\d{4}\]", re.DOTALL)
+
+
+def refusal_id(message: str) -> str:
+    """The id in a refusal of the agent; empty if another program refused."""
+    found = _ID.search(message)
+    return found[1] if found else ""
+
+
+def agent_sentence(message: str) -> str:
+    """The agent's own sentence in a kubelet's message, without the id; else the message."""
+    found = _WRAPPED.search(message)
+    return found[1] if found else message
+
+
+def when(moment: dt.datetime | None, now: dt.datetime) -> str:
+    """How long ago it was."""
+    return f"{span((now - moment).total_seconds())} ago" if moment else "at an unknown time"
+
+
+def status_text(pod: JsonObject) -> str:
+    """Why the kubelet ended the pod, in its words."""
+    status = pod["status"]
+    reason, message = str(status.get("reason") or ""), str(status.get("message") or "")
+    return message or reason

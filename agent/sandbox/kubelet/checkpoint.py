@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from agent.sandbox.api_errors import Json
+from agent.sandbox.store import Json
 
 FILE_NAME: Final = "kubelet_internal_checkpoint"
 _FNV_OFFSET: Final = 0x811C9DC5

@@ -15,21 +15,27 @@ from pathlib import Path
 from typing import Final, NoReturn
 
 from agent.ports import Clock
-from agent.sandbox.api_errors import Json
 from agent.sandbox.kubelet import checkpoint
-from agent.sandbox.kubelet.allocation import Admitter, DeviceAllocator, KubeletPanicError
-from agent.sandbox.kubelet.books import KubeletBooks, NodeResources
-from agent.sandbox.kubelet.devices import DeviceError
+from agent.sandbox.kubelet.allocation import (
+    Admitter,
+    DeviceAllocator,
+    KubeletBooks,
+    KubeletPanicError,
+    NodeResources,
+)
+from agent.sandbox.kubelet.endpoint import DeviceError
 from agent.sandbox.kubelet.pods import (
     ContainerKey,
     ContainerSpec,
     KubeletAdmission,
+    KubeletLog,
     KubeletNode,
     NodePod,
+    SeenKind,
     read_pod,
 )
-from agent.sandbox.kubelet.seen import KubeletLog, SeenKind
 from agent.sandbox.kubelet.services import PodResourcesLister, RegistrationServer, SocketServer
+from agent.sandbox.store import Json
 
 SOCKET_NAME: Final = "kubelet.sock"
 _JOB_LIMIT: Final = 4096

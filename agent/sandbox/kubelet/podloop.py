@@ -12,12 +12,10 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
 
-from agent.sandbox.api_errors import ConflictError, GoneError, Json, NotFoundError
-from agent.sandbox.kubelet.books import NodeResources
+from agent.sandbox.kubelet.allocation import NodeResources
 from agent.sandbox.kubelet.model import KubeletModel
-from agent.sandbox.kubelet.pods import ContainerSpec, NodePod
-from agent.sandbox.kubelet.seen import KubeletEvent
-from agent.sandbox.store import ObjectStore
+from agent.sandbox.kubelet.pods import ContainerSpec, KubeletEvent, NodePod
+from agent.sandbox.store import ConflictError, GoneError, Json, NotFoundError, ObjectStore
 
 _OWNED: Final = frozenset({"reason", "message", "containerStatuses", "initContainerStatuses"})
 _PLAIN: Final = {"cpu": "64", "memory": "1056Gi", "pods": "110"}

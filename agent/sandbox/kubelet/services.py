@@ -20,18 +20,18 @@ from grpclib.protocol import H2Protocol
 from grpclib.server import Server
 from typing_extensions import override
 
-from agent.sandbox.kubelet.allocation import DeviceAllocator
-from agent.sandbox.kubelet.books import KubeletBooks
-from agent.sandbox.kubelet.devices import NO_NUMA, DeviceError, is_extended_resource
+from agent.sandbox.kubelet.allocation import DeviceAllocator, KubeletBooks
 from agent.sandbox.kubelet.endpoint import (
+    NO_NUMA,
     PLUGIN_FAULTS,
+    DeviceError,
     PluginChannel,
     PluginEndpoint,
     dial,
     go_text,
+    is_extended_resource,
 )
-from agent.sandbox.kubelet.pods import PodSpec
-from agent.sandbox.kubelet.seen import KubeletLog
+from agent.sandbox.kubelet.pods import KubeletLog, PodSpec
 from agent.wire.v1 import (
     AllocatableResourcesRequest,
     AllocatableResourcesResponse,

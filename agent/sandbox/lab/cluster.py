@@ -7,29 +7,103 @@ import asyncio
 import contextlib
 import json
 import random
+import shutil
 import signal
 import socket
+import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+import aiohttp
+from prometheus_client.parser import text_string_to_metric_families
+
 from agent.errors import host_port
 from agent.host.process import SystemClock
 from agent.ports import Clock
-from agent.sandbox.api_errors import GoneError, Json, NotFoundError
 from agent.sandbox.apiserver import ApiServerModel
-from agent.sandbox.apiserver_access import ADMIN, NODE_PREFIX
-from agent.sandbox.hardware import Description, SimulatedHardware
-from agent.sandbox.hardware_socket import serve_hardware
+from agent.sandbox.apiserver_requests import ADMIN, NODE_PREFIX
+from agent.sandbox.hardware import Description, SimulatedHardware, serve_hardware
 from agent.sandbox.kubelet.model import KubeletModel
 from agent.sandbox.kubelet.podloop import KubeletPodLoop, running_status
 from agent.sandbox.lab.child import AgentChild, AgentLog, child_environment, start_child
-from agent.sandbox.lab.places import Places, open_places
 from agent.sandbox.scheduler.loop import SchedulerModel
 from agent.sandbox.scheduler.model import SchedulerSettings
 from agent.sandbox.scheduler.webhook import admit_pod
-from agent.sandbox.store import KINDS, ObjectStore
+from agent.sandbox.store import KINDS, GoneError, Json, NotFoundError, ObjectStore
+
+# The paths of one sandbox, in one directory that is short enough for unix socket names.
+
+MOST_CHARACTERS: Final = 60
+"""A unix socket's path has at most 107 bytes, and the longest one here adds 47."""
+
+STAND_IN: Final = b"stand-in for HAMi-core's library; the sandbox starts no container\n"
+
+
+class Places:
+    """The directory of a sandbox and the paths in it."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.plugins = root / "device-plugins"
+        self.pod_resources = root / "pod-resources"
+        self.hardware_socket = root / "gpus.sock"
+        self.kubeconfig = root / "kubeconfig"
+        """The one with the agent's identity."""
+        self.log = root / "agent.log"
+        """The agents' log, while a sandbox stays up."""
+        self.config = root / "config.yaml"
+        """The agent's settings file; absent unless a person or test writes it."""
+        self.hook = root / "hook"
+        """HAMi's HOOK_PATH: above vgpu/."""
+        self.state = root / "state"
+        self.run = root / "run"
+        self.cgroup = root / "cgroup"
+        """The cgroup tree of the running containers."""
+
+
+@contextlib.contextmanager
+def open_places(*, keep: bool = False) -> Iterator[Places]:
+    """Create the directory with the files that a node has without an agent; remove or `keep` it.
+
+    Raises:
+        OSError: it cannot be created.
+    """
+    parent = Path(tempfile.gettempdir())
+    if len(str(parent)) > MOST_CHARACTERS - len("/hami-12345678"):
+        parent = Path("/tmp")  # noqa: S108 -- mkdtemp below makes a private directory in it
+    root = Path(tempfile.mkdtemp(prefix="hami-", dir=parent))
+    try:
+        places = Places(root)
+        for directory in (places.hook / "vgpu", places.state, places.run, places.cgroup):
+            directory.mkdir(parents=True, mode=0o755)
+        place_library(places.hook / "vgpu", places.hook)
+        yield places
+    finally:
+        if not keep:
+            shutil.rmtree(root)
+
+
+def place_library(directory: Path, hook: Path) -> None:
+    """Write a stand-in for libvgpu.so and the ld.so.preload that names it in containers.
+
+    `directory`: the one that the agent has as vgpu/ below `hook`, its hook path.
+
+    Raises:
+        OSError: they cannot be written.
+    """
+    (directory / "libvgpu.so").write_bytes(stand_in())
+    (directory / "ld.so.preload").write_text(f"{hook}/vgpu/libvgpu.so\n")
+
+
+def stand_in() -> bytes:
+    """What begins as a library for this machine. Raises OSError."""
+    with Path("/proc/self/exe").open("rb") as program:
+        return program.read(64) + STAND_IN
+
+
+# The node.
 
 NODE: Final = "sandbox"
 RESOURCE: Final = "nvidia.com/gpu"
@@ -401,3 +475,47 @@ def _changes(before: Snapshot, after: Snapshot) -> Iterator[str]:
             yield f"{name}: {after[name]}"
     for name in before.keys() - after.keys():
         yield f"{name}: gone"
+
+
+# A client of the agent's web server.
+
+DEADLINE: Final = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class WebAnswer:
+    """An answer: its HTTP status and its text."""
+
+    status: int
+    text: str
+
+
+async def fetch(address: str, path: str) -> WebAnswer:
+    """The page at `path`.
+
+    Raises:
+        OSError, TimeoutError: no answer.
+    """
+    try:
+        async with (
+            asyncio.timeout(DEADLINE),
+            aiohttp.ClientSession() as session,
+            session.get(address + path) as answer,
+        ):
+            return WebAnswer(answer.status, await answer.text())
+    except aiohttp.ClientError as error:
+        raise ConnectionError(f"{address}{path}: {error}") from error
+
+
+Sample = tuple[str, dict[str, str], float]
+
+
+async def scrape(address: str) -> list[Sample]:
+    """Every sample of the metrics page: name, labels, value.
+
+    Raises:
+        OSError, TimeoutError: no answer.
+    """
+    page = await fetch(address, "/metrics")
+    families = text_string_to_metric_families(page.text)
+    return [(s.name, dict(s.labels), float(s.value)) for f in families for s in f.samples]

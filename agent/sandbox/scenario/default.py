@@ -13,13 +13,10 @@ from typing import Final
 from agent.errors import AgentError, MalformedText, StateCorrupt
 from agent.host.process import SystemClock
 from agent.model import MIB, Share
-from agent.sandbox import hardware_talk as talk
-from agent.sandbox.api_errors import NotFoundError, StatusError
 from agent.sandbox.apiserver import ApiCall
 from agent.sandbox.hami_core import HAMI_2_9_0, HamiCoreRegion
-from agent.sandbox.hardware_talk import ask
-from agent.sandbox.lab.cluster import RESOURCE, SandboxCluster
-from agent.sandbox.lab.web import scrape
+from agent.sandbox.hardware_talk import XidRequest, ask
+from agent.sandbox.lab.cluster import RESOURCE, SandboxCluster, scrape
 from agent.sandbox.scenario.facts import (
     answers,
     differences,
@@ -31,17 +28,26 @@ from agent.sandbox.scenario.facts import (
     registered_gpus,
     starts,
 )
-from agent.sandbox.scenario.record import Moment, ScenarioRecord, Unmet, promises
 from agent.sandbox.scenario.stage import (
+    BURST,
     KEPT_IDLE,
     PATIENCE,
     DiskWatch,
+    Moment,
+    ScenarioRecord,
     Stage,
     SumWatch,
+    Unmet,
+    Workload,
     counted,
+    fitting,
     milliseconds,
+    pinned,
+    plain,
+    promises,
+    too_big,
 )
-from agent.sandbox.scenario.workloads import BURST, Workload, fitting, pinned, plain, too_big
+from agent.sandbox.store import NotFoundError, StatusError
 from agent.settle import QUIET
 from agent.wire.v1beta1 import ContainerAllocateResponse
 
@@ -302,7 +308,7 @@ async def lose_gpu(stage: Stage) -> None:
     before = starts(cluster, stage.placed)
     stage.record.note(f"XID 79 on GPU {index}, which pod {victim} uses")
     begun = stage.now
-    await ask(cluster.places.hardware_socket, talk.XidRequest(gpu=share.uuid, xid=FALLEN))
+    await ask(cluster.places.hardware_socket, XidRequest(gpu=share.uuid, xid=FALLEN))
     await _offered(stage, "xid.allocatable", begun, "xid_to_kubelet")
     await stage.until(
         "xid.annotation",
@@ -511,7 +517,8 @@ async def stop(stage: Stage) -> None:
     """SIGTERM: exit code 0, no plugin socket left. Then check the sums of all answers."""
     cluster, begun = stage.cluster, stage.now
     sums = stage.sums
-    most = f"{sums.most[0]} MiB, {sums.most[1]} %, {counted(sums.most[2], 'slice')} of one GPU"
+    most = f"{sums.most.memory_mib} MiB, {sums.most.core_percent} %, "
+    most += f"{counted(sums.most.slots, 'slice')} of one GPU"
     unseen = [] if sums.checks else ["no answer was checked"]
     stage.settle("sums", f"{most}; {counted(sums.checks, 'check')}", [*sums.problems, *unseen])
     looked = [] if stage.disk.checks else ["no answer was checked"]

@@ -14,10 +14,9 @@ from agent.hami.pod import decode_pod_devices
 from agent.hami.register import RegisteredGpu, decode_register
 from agent.ledger import Ledger, State
 from agent.model import Gpu, GpuUuid, Share
-from agent.sandbox.api_errors import Json, NotFoundError
 from agent.sandbox.kubelet import checkpoint
-from agent.sandbox.lab.cluster import RESOURCE, SandboxCluster
-from agent.sandbox.lab.places import Places
+from agent.sandbox.lab.cluster import RESOURCE, Places, SandboxCluster
+from agent.sandbox.store import Json, NotFoundError
 from agent.state import decode_state
 from agent.wire.v1beta1 import ContainerAllocateResponse, Mount
 

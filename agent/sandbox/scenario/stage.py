@@ -1,4 +1,4 @@
-"""The stage that every step gets: the cluster, the record, and waiting with a deadline.
+"""What every step of the scenario gets: its pods, its claims with their record, and the stage.
 
 While the scenario runs, each answer is checked as it arrives: is it on disk, and do the sums fit?
 """
@@ -13,16 +13,241 @@ from agent.cluster import PodUid
 from agent.errors import StateCorrupt
 from agent.ledger import ContainerKey
 from agent.model import Gpu, GpuUuid
-from agent.sandbox.kubelet.pods import PodSpec
-from agent.sandbox.kubelet.seen import KubeletEvent, SeenKind
+from agent.sandbox.kubelet.pods import KubeletEvent, PodSpec, SeenKind
 from agent.sandbox.lab.child import AgentChild
-from agent.sandbox.lab.cluster import SandboxCluster
+from agent.sandbox.lab.cluster import NAMESPACE, SandboxCluster
 from agent.sandbox.scenario.facts import Answers, answers, parsed, promised, state_on_disk
-from agent.sandbox.scenario.record import ScenarioRecord, Unmet
+from agent.sandbox.scheduler.model import CORES, COUNT, MEMORY, Load
+from agent.sandbox.store import Json
 
-Use = tuple[int, int, int]
-"""MiB, percent of compute, slices."""
-NONE: Final[Use] = (0, 0, 0)
+# The pods of the scenario, and the Pod objects that users would write for them.
+
+USE_UUID: Final = "nvidia.com/use-gpuuuid"
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """One container and its request; `gpus` 0: no GPU."""
+
+    name: str
+    gpus: int = 0
+    memory_mib: int = 0
+    core_percent: int = 0
+    init: bool = False
+
+    def limits(self) -> dict[str, str]:
+        """The resource limits as a user writes them, without values of 0."""
+        asked = {COUNT: self.gpus, MEMORY: self.memory_mib, CORES: self.core_percent}
+        return {name: str(count) for name, count in asked.items() if count}
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """One pod. `text`: what is special about it. `gpu`: the UUID that it requires."""
+
+    name: str
+    text: str
+    wishes: tuple[Wish, ...]
+    gpu: str = ""
+
+    def pod(self) -> Json:
+        """The Pod object."""
+        notes = {USE_UUID: self.gpu} if self.gpu else {}
+        spec: Json = {"containers": [_container(w) for w in self.wishes if not w.init]}
+        if inits := [_container(w) for w in self.wishes if w.init]:
+            spec["initContainers"] = inits
+        return {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {"name": self.name, "namespace": NAMESPACE, "annotations": notes},
+            "spec": spec,
+        }
+
+
+PLACED: Final = (
+    Workload(
+        "one", "one GPU with a memory and a core limit", (Wish("main", 1, 4096, core_percent=30),)
+    ),
+    Workload("pair", "two GPUs in one container", (Wish("main", 2, 2048),)),
+    Workload(
+        "trio",
+        "three containers, one of them without a GPU",
+        (Wish("left", 1, 1024), Wish("plain"), Wish("right", 1, 2048, core_percent=20)),
+    ),
+    Workload(
+        "prepared",
+        "an init container with a GPU",
+        (Wish("load", 1, 1024, init=True), Wish("main", 1, 2048)),
+    ),
+)
+
+
+def fitting(gpus: int) -> tuple[Workload, ...]:
+    """The pods of `PLACED` that a node with that many GPUs can hold."""
+    return tuple(one for one in PLACED if all(wish.gpus <= gpus for wish in one.wishes))
+
+
+def slices_of(workloads: Iterable[Workload]) -> int:
+    """The most slices that they take together."""
+    return sum(wish.gpus for one in workloads for wish in one.wishes)
+
+
+BURST: Final = 4
+"""Pods of the burst. Like HAMi's, the scheduler's client makes ten requests and then five a second:
+enough for one pod and the first reads of three more, which then wait for the lock."""
+
+
+def too_big(memory_mib: int) -> Workload:
+    """A pod that no GPU of `memory_mib` can take."""
+    return Workload("too-big", "more memory than a GPU has", (Wish("main", 1, 2 * memory_mib),))
+
+
+def pinned(uuid: str) -> Workload:
+    """A pod that requires one GPU."""
+    return Workload("pinned", "insists on one GPU", (Wish("main", 1, 1024),), gpu=uuid)
+
+
+def plain(name: str) -> Workload:
+    """A pod with one small share of any GPU."""
+    return Workload(name, "a small share", (Wish("main", 1, 512),))
+
+
+def _container(wish: Wish) -> Json:
+    limits = wish.limits()
+    return {"name": wish.name, "image": "sandbox"} | (
+        {"resources": {"limits": limits}} if limits else {}
+    )
+
+
+# Every claim of the default scenario, with the results, the timeline and the measurements.
+
+NOT_REACHED: Final = "the scenario ended before"
+
+
+def promises(gpus: int, split_count: int) -> Mapping[str, str]:
+    """Claim id → sentence, for a node with that many GPUs and slices for each."""
+    whole, rest = gpus * split_count, (gpus - 1) * split_count
+    return {
+        "registered": "the agent registers with the kubelet",
+        "allocatable": f"{whole} slices are allocatable on the Node",
+        "annotation": f"the register annotation names {gpus} healthy GPUs",
+        **_placing(),
+        "too-big.pending": "a pod that cannot fit stays Pending with a reason",
+        "requests": "each GPU pod costs two writes, one read for each answer and one more",
+        "used": "the metrics say what each container uses of its GPUs",
+        "xid.allocatable": f"one GPU is gone: {rest} allocatable",
+        "xid.annotation": "the register annotation shows it as unhealthy",
+        "xid.running": "the pod on it stays Running",
+        "xid.avoided": "no new pod is placed on it",
+        "kubelet.allocatable": f"after the kubelet's restart {rest} are allocatable",
+        "kubelet.untouched": "no container was affected or allocated again",
+        "kill.allocatable": f"after the SIGKILL {rest} are allocatable, never {whole}",
+        "kill.rows": "the new agent has every row of the ledger",
+        "kill.untouched": "no container was affected or allocated again",
+        "burst.pods": "every pod is served, or was rejected in the gap",
+        "burst.edits": "every pod that is served has what the scheduler wrote",
+        "burst.durable": "no acknowledged answer is lost",
+        "burst.lock": "the node lock is free again",
+        "replay.edits": "a repeated Allocate gets the same answer, byte for byte",
+        "disk_first": "every answer was on disk before the kubelet had it",
+        "sums": "no GPU was ever oversold",
+        "idle": "when idle: no write, no read, two watches",
+        "stop": "SIGTERM ends the agent cleanly",
+    }
+
+
+def _placing() -> Mapping[str, str]:
+    found: dict[str, str] = {}
+    for name in (workload.name for workload in PLACED):
+        found[f"{name}.running"] = f"pod {name} runs"
+        found[f"{name}.edits"] = f"pod {name} has what the scheduler wrote"
+        found[f"{name}.settled"] = f"pod {name} is settled, the lock is free"
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class ScenarioClaim:
+    """One claim and its result. `measured`: what the check found."""
+
+    id: str
+    sentence: str
+    ok: bool
+    measured: str
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """One entry of the timeline, `elapsed` seconds after its start; `ok` None: not a claim."""
+
+    elapsed: float
+    text: str
+    detail: str = ""
+    ok: bool | None = None
+    claim: str = ""
+
+
+class Unmet(Exception):  # noqa: N818 -- a claim that was not met, not an error of ours
+    """A wait had no result, so the scenario cannot continue."""
+
+
+@dataclass(eq=False, slots=True)
+class ScenarioRecord:
+    """The record that the steps fill. `promised`: claim id → sentence, in order.
+
+    `awaited`: what the present step waits for; empty if it does not wait.
+    """
+
+    promised: Mapping[str, str]
+    tell: Callable[[Moment], None]
+    started: float = field(default_factory=lambda: asyncio.get_running_loop().time())
+    moments: list[Moment] = field(default_factory=list)
+    measured: dict[str, float] = field(default_factory=dict)
+    awaited: str = ""
+    _found: dict[str, tuple[bool, str]] = field(default_factory=dict)
+
+    def note(self, text: str) -> None:
+        """Add an entry to the timeline that is not a claim."""
+        self._add(Moment(self.elapsed, text))
+
+    def settle(self, claim: str, measured: str, problems: Iterable[str] = ()) -> None:
+        """Set the result of one claim: true without problems. A false claim stays false.
+
+        Raises:
+            KeyError: the claim is not in `promised`.
+        """
+        sentence, found = self.promised[claim], list(problems)
+        before = self._found.get(claim, (True, ""))[0]
+        ok = before and not found
+        text = "; ".join(found) if found else measured
+        self._found[claim] = (ok, text)
+        self._add(Moment(self.elapsed, sentence, text, ok, claim))
+
+    @property
+    def claims(self) -> tuple[ScenarioClaim, ...]:
+        """Every promised claim. One that was not checked is not true."""
+        return tuple(
+            ScenarioClaim(name, sentence, *self._found.get(name, (False, NOT_REACHED)))
+            for name, sentence in self.promised.items()
+        )
+
+    @property
+    def ok(self) -> bool:
+        """Whether every claim was checked and true."""
+        return all(claim.ok for claim in self.claims)
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds since the start."""
+        return asyncio.get_running_loop().time() - self.started
+
+    def _add(self, moment: Moment) -> None:
+        self.awaited = ""
+        self.moments.append(moment)
+        self.tell(moment)
+
+
+# The stage, with the checks of each answer as it arrives.
+
 PATIENCE = 20.0
 """Seconds for a wait that should be much shorter. A busy machine may need them for a start."""
 KEPT_IDLE = 5.0
@@ -62,7 +287,7 @@ class SumWatch:
     cluster: SandboxCluster
     gpus: Mapping[GpuUuid, Gpu]
     split_count: int
-    most: Use = NONE
+    most: Load = field(default_factory=Load)
     checks: int = 0
     problems: list[str] = field(default_factory=list)
 
@@ -77,56 +302,42 @@ class SumWatch:
             self.problems.append(f"an answer cannot be read: {error}")
             return
         for uuid, use in uses.items():
-            self.most = _greatest([self.most, use])
+            self.most = self.most.greater(use)
             self.problems += self._judged(uuid, use)
 
-    def _judged(self, uuid: GpuUuid, use: Use) -> list[str]:
+    def _judged(self, uuid: GpuUuid, use: Load) -> list[str]:
         gpu = self.gpus.get(uuid)
         if gpu is None:
             return [f"a container was given GPU {uuid or 'without a name'}, which is not here"]
-        if use[0] <= (gpu.memory_mib or 0) and use[1] <= 100 and use[2] <= self.split_count:
+        is_within = use.memory_mib <= (gpu.memory_mib or 0) and use.core_percent <= 100
+        if is_within and use.slots <= self.split_count:
             return []
-        return [f"GPU {gpu.index} was promised {use[0]} MiB, {use[1]} %, {use[2]} slices"]
+        told = f"{use.memory_mib} MiB, {use.core_percent} %, {use.slots} slices"
+        return [f"GPU {gpu.index} was promised {told}"]
 
-    def _uses(self) -> Mapping[GpuUuid, Use]:
+    def _uses(self) -> Mapping[GpuUuid, Load]:
         kept = answers(self.cluster)
-        total: dict[GpuUuid, Use] = defaultdict(lambda: NONE)
+        total: dict[GpuUuid, Load] = defaultdict(Load)
         for uid, pod in self.cluster.kubelet.node.pods.items():
             if pod.admission is not None and pod.admission.admitted:
                 for uuid, use in _pod_use(pod.spec, uid, kept).items():
-                    total[uuid] = _plus(total[uuid], use)
+                    total[uuid] += use
         return total
 
 
-def _pod_use(spec: PodSpec, uid: str, kept: Answers) -> Mapping[GpuUuid, Use]:
+def _pod_use(spec: PodSpec, uid: str, kept: Answers) -> Mapping[GpuUuid, Load]:
     """Per GPU: max(peak of init containers beside sidecars before them, sidecars and apps)."""
-    uses = [(one.kind, _of(uid, one.name, kept)) for one in spec.containers]
-    found: dict[GpuUuid, Use] = {}
-    for uuid in {uuid for _, use in uses for uuid in use}:
-        peak = lasting = NONE
-        for kind, use in uses:
-            both = _plus(lasting, use.get(uuid, NONE))
-            if kind == "init":
-                peak = _greatest([peak, both])
-            else:
-                lasting = both
-        found[uuid] = _greatest([peak, lasting])
-    return found
-
-
-def _of(uid: str, container: str, kept: Answers) -> Mapping[GpuUuid, Use]:
-    answer = kept.get((uid, container))
-    if answer is None:
-        return {}
-    return {uuid: (mib, percent, 1) for uuid, (mib, percent) in promised(parsed(answer)).items()}
-
-
-def _plus(one: Use, other: Use) -> Use:
-    return one[0] + other[0], one[1] + other[1], one[2] + other[2]
-
-
-def _greatest(uses: list[Use]) -> Use:
-    return max(u[0] for u in uses), max(u[1] for u in uses), max(u[2] for u in uses)
+    lasting: defaultdict[GpuUuid, Load] = defaultdict(Load)
+    peaks: defaultdict[GpuUuid, Load] = defaultdict(Load)
+    for container in spec.containers:
+        answer = kept.get((uid, container.name))
+        limits = promised(parsed(answer)) if answer is not None else {}
+        for uuid, (memory_mib, percent) in limits.items():
+            both = lasting[uuid] + Load(1, memory_mib, percent)
+            if container.kind != "init":
+                lasting[uuid] = both
+            peaks[uuid] = peaks[uuid].greater(both)
+    return peaks
 
 
 @dataclass(eq=False, slots=True)

@@ -1,4 +1,4 @@
-"""The scheduler's port to an API server, and the queue in which all its requests wait.
+"""The scheduler's port to an API server, the queue of its requests, and its Events.
 
 Source: client-go's flow control (util/flowcontrol, a token bucket per client) with the values of
 HAMi v2.10 cmd/scheduler/main.go, `--kube-qps` and `--kube-burst`. The scheduler has one client:
@@ -6,42 +6,37 @@ reads, writes, bindings and Events share its queue. A waiting request delays onl
 """
 
 import asyncio
-from typing import Protocol
+import hashlib
+from typing import Final, NoReturn, Protocol
 
-from agent.sandbox.api_errors import Json
-from agent.sandbox.patching import merge_patch
-from agent.sandbox.store import ObjectStore
+import structlog
+
+from agent.ports import Clock
+from agent.sandbox.apiserver_requests import merge_patch
+from agent.sandbox.scheduler.filter import Notice
+from agent.sandbox.store import Json, NotFoundError, ObjectStore, StatusError
 
 
 class SchedulerCluster(Protocol):
-    """The reads and writes of filter, bind and ingestion. Each raises StatusError if refused."""
+    """The reads and writes of filter, bind and ingestion."""
 
-    async def get(self, resource: str, namespace: str, name: str) -> Json:
-        """The object of that name; `namespace` is ignored for nodes. Raises NotFoundError."""
-        ...
-
-    async def patch(
+    async def request(
         self,
+        verb: str,
         resource: str,
         namespace: str,
         name: str,
-        changes: Json,
+        body: Json | None = None,
         *,
-        uid: str | None = None,
         version: str | None = None,
     ) -> Json:
-        """Apply a merge patch, if the object still has that UID and that resource version.
+        """One request: get, create, a merge patch, or bind of a pod; returns the object.
 
-        Raises NotFoundError, and ConflictError for another UID or version.
+        `namespace` is ignored for nodes. `version`: patch only this version of the object.
+
+        Raises:
+            StatusError: the API server refuses it.
         """
-        ...
-
-    async def create(self, resource: str, namespace: str, obj: Json) -> None:
-        """Store a new object. Raises AlreadyExistsError."""
-        ...
-
-    async def bind(self, namespace: str, name: str, uid: str, node_name: str) -> None:
-        """Assign a pod to a node. Raises NotFoundError and ConflictError."""
         ...
 
 
@@ -51,35 +46,31 @@ class StoreCluster:
     def __init__(self, store: ObjectStore) -> None:
         self._store = store
 
-    async def get(self, resource: str, namespace: str, name: str) -> Json:
-        """See `SchedulerCluster.get`."""
-        return self._store.get(resource, namespace, name)
-
-    async def patch(
+    async def request(
         self,
+        verb: str,
         resource: str,
         namespace: str,
         name: str,
-        changes: Json,
+        body: Json | None = None,
         *,
-        uid: str | None = None,
         version: str | None = None,
     ) -> Json:
-        """See `SchedulerCluster.patch`."""
-        return self._store.update(
-            *(resource, namespace, name),
-            lambda held: merge_patch(held, changes),
-            uid=uid,
-            resource_version=version,
-        )
-
-    async def create(self, resource: str, namespace: str, obj: Json) -> None:
-        """See `SchedulerCluster.create`."""
-        self._store.create(resource, obj | {"metadata": obj["metadata"] | {"namespace": namespace}})
-
-    async def bind(self, namespace: str, name: str, uid: str, node_name: str) -> None:
-        """See `SchedulerCluster.bind`."""
-        self._store.bind(namespace, name, node_name, uid=uid)
+        """See `SchedulerCluster.request`."""
+        given = body or {}
+        match verb:
+            case "get":
+                return self._store.get(resource, namespace, name)
+            case "create":
+                return self._store.create(resource, given)
+            case "patch":
+                where = (resource, namespace, name)
+                return self._store.update(
+                    *where, lambda held: merge_patch(held, given), resource_version=version
+                )
+            case _:
+                node, uid = given["target"]["name"], given["metadata"]["uid"]
+                return self._store.bind(namespace, name, node, uid=uid)
 
 
 class ClientQueue:
@@ -122,39 +113,108 @@ class ClientQueue:
 
 
 class QueuedCluster:
-    """Implements `SchedulerCluster` over another one, behind a queue: each call is one request."""
+    """Implements `SchedulerCluster` over another one: each request waits for its turn."""
 
     def __init__(self, cluster: SchedulerCluster, queue: ClientQueue) -> None:
         self._cluster = cluster
         self._queue = queue
 
-    async def get(self, resource: str, namespace: str, name: str) -> Json:
-        """See `SchedulerCluster.get`."""
-        await self._queue.turn()
-        return await self._cluster.get(resource, namespace, name)
-
-    async def patch(
+    async def request(
         self,
+        verb: str,
         resource: str,
         namespace: str,
         name: str,
-        changes: Json,
+        body: Json | None = None,
         *,
-        uid: str | None = None,
         version: str | None = None,
     ) -> Json:
-        """See `SchedulerCluster.patch`."""
+        """See `SchedulerCluster.request`."""
         await self._queue.turn()
-        return await self._cluster.patch(
-            resource, namespace, name, changes, uid=uid, version=version
-        )
+        return await self._cluster.request(verb, resource, namespace, name, body, version=version)
 
-    async def create(self, resource: str, namespace: str, obj: Json) -> None:
-        """See `SchedulerCluster.create`."""
-        await self._queue.turn()
-        await self._cluster.create(resource, namespace, obj)
 
-    async def bind(self, namespace: str, name: str, uid: str, node_name: str) -> None:
-        """See `SchedulerCluster.bind`."""
-        await self._queue.turn()
-        await self._cluster.bind(namespace, name, uid, node_name)
+# Events about pods: sent one after another beside the verbs; a repeated Event is counted.
+#
+# Source: client-go's tools/record: one request for each Event (POST, then PATCH for
+# the same text), and at most 25 at once and one in five minutes about the same pod.
+
+log = structlog.get_logger(__name__)
+_ABOUT_ONE_POD: Final = (1 / 300, 25)
+_NAMED_BY: Final = ("namespace", "name", "uid")
+_STAMP: Final = "%Y-%m-%dT%H:%M:%SZ"
+
+
+class EventQueue:
+    """Takes Events at once and passes them to `recorder` while it runs."""
+
+    def __init__(self, recorder: "EventRecorder") -> None:
+        self._recorder = recorder
+        self._waiting: asyncio.Queue[tuple[Json, Notice]] = asyncio.Queue()
+
+    async def record(self, pod: Json, notice: Notice) -> None:
+        """Have one Event sent later."""
+        metadata = pod["metadata"]
+        named = {"metadata": {key: metadata[key] for key in _NAMED_BY}}
+        self._waiting.put_nowait((named, notice))
+
+    async def run(self) -> NoReturn:
+        """Send for ever, one after another. Events that wait at the end are lost."""
+        while True:
+            await self._recorder.record(*await self._waiting.get())
+
+
+class EventRecorder:
+    """Writes Events whose source is `component`; each is written when `record` returns."""
+
+    def __init__(self, cluster: SchedulerCluster, clock: Clock, component: str) -> None:
+        self._cluster = cluster
+        self._clock = clock
+        self._component = component
+        self._written: dict[tuple[str, str, str], tuple[str, int]] = {}
+        """Name and count of the Event of each UID, reason and text."""
+        self._quotas: dict[str, ClientQueue] = {}
+
+    async def record(self, pod: Json, notice: Notice) -> None:
+        """Write one Event about a pod, or increase the count of one with the same text.
+
+        If the API server refuses an Event, it is only logged. If a pod had too many Events, none is
+        written.
+        """
+        metadata = pod["metadata"]
+        quota = self._quotas.setdefault(metadata["uid"], ClientQueue(*_ABOUT_ONE_POD))
+        if not quota.try_turn():
+            return
+        try:
+            await self._write(metadata, notice)
+        except StatusError as refusal:
+            log.warning("scheduler.event_lost", reason=notice.reason, err=str(refusal))
+
+    async def _write(self, metadata: Json, notice: Notice) -> None:
+        key, now = (metadata["uid"], notice.reason, notice.message), self._clock.now()
+        name, count = self._written.get(key, ("", 0))
+        where = ("events", metadata["namespace"])
+        if name:
+            again = {"count": count + 1, "lastTimestamp": now.strftime(_STAMP)}
+            try:
+                await self._cluster.request("patch", *where, name, again)
+            except NotFoundError:  # it was removed, so the count begins again
+                count = 0
+        if not count:
+            moment = int(now.timestamp() * 1e6)
+            text = f"{' '.join(key)} {moment}".encode()
+            name = f"{metadata['name']}.{hashlib.sha256(text).hexdigest()[:16]}"
+            about = {key: metadata[key] for key in _NAMED_BY}
+            fresh = {
+                "metadata": {"name": name, "namespace": metadata["namespace"]},
+                "involvedObject": {"apiVersion": "v1", "kind": "Pod", **about},
+                "type": notice.type,
+                "reason": notice.reason,
+                "message": notice.message,
+                "source": {"component": self._component},
+                "firstTimestamp": now.strftime(_STAMP),
+                "lastTimestamp": now.strftime(_STAMP),
+                "count": 1,
+            }
+            await self._cluster.request("create", *where, name, fresh)
+        self._written[key] = (name, count + 1)

@@ -15,23 +15,21 @@ from typing import Final
 
 from agent.allocate.room import ContainerRequest
 from agent.model import GpuUuid, Share
-from agent.sandbox.api_errors import Json
 from agent.sandbox.scheduler.model import (
+    BadWeightsError,
     GpuView,
     Links,
     Load,
     Reasons,
     RegisteredNode,
     SchedulerSettings,
-)
-from agent.sandbox.scheduler.requests import (
-    BadWeightsError,
     Steering,
     init_count,
     pod_requests,
     read_steering,
 )
 from agent.sandbox.scheduler.usage import Quotas, Reservation
+from agent.sandbox.store import Json
 
 Groups = tuple[tuple[Share, ...], ...]
 NORMAL: Final = "Normal"

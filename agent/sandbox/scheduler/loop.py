@@ -13,35 +13,18 @@ from typing import Final, TypeVar
 import structlog
 
 from agent.ports import Clock
-from agent.sandbox.api_errors import GoneError, Json, NotFoundError, StatusError
-from agent.sandbox.scheduler.cluster import StoreCluster
-from agent.sandbox.scheduler.events import EventRecorder
+from agent.sandbox.scheduler.cluster import EventRecorder, StoreCluster
 from agent.sandbox.scheduler.filter import WARNING, Filtered, Notice
-from agent.sandbox.scheduler.model import SchedulerSettings
-from agent.sandbox.scheduler.requests import COUNT, all_containers, lookup
+from agent.sandbox.scheduler.model import COUNT, SchedulerSettings, all_containers, lookup
 from agent.sandbox.scheduler.usage import TERMINAL, full_name, has_passed_init
 from agent.sandbox.scheduler.verbs import REGISTER_INTERVAL, BindError, HamiVerbs, is_closed
-from agent.sandbox.store import Change, ObjectStore
+from agent.sandbox.store import Change, GoneError, Json, NotFoundError, ObjectStore, StatusError
 
 log = structlog.get_logger(__name__)
 HTTP_TIMEOUT: Final = 30.0
 """Seconds that kube-scheduler waits for its extender, by HAMi's chart. HAMi itself continues."""
+_LONGEST_BACKOFF: Final = 10.0
 _Answer = TypeVar("_Answer")
-
-
-@dataclass(frozen=True, slots=True)
-class PlacingBackoff:
-    """Seconds before a pod whose placing failed is tried again: doubling from first to most.
-
-    kube-scheduler checks once a second which pods are due.
-    """
-
-    first: float = 1.0
-    most: float = 10.0
-
-    def delay(self, failures: int) -> float:
-        """The wait after that many failures in a row."""
-        return min(self.first * 2.0 ** (failures - 1), self.most)
 
 
 @dataclass(slots=True)
@@ -57,9 +40,8 @@ class _UnplacedPod:
 class PendingPods:
     """The queue, in order of arrival; times are of the running loop's clock."""
 
-    def __init__(self, scheduler_name: str, backoff: PlacingBackoff) -> None:
+    def __init__(self, scheduler_name: str) -> None:
         self._scheduler_name = scheduler_name
-        self._backoff = backoff
         self._waiting: dict[str, _UnplacedPod] = {}
 
     def __len__(self) -> int:
@@ -108,12 +90,15 @@ class PendingPods:
             self._waiting[uid].is_taken = False
 
     def delay(self, uid: str, now: float) -> None:
-        """Let a pod whose placing failed wait for its back-off and the next whole second."""
+        """Let a pod whose placing failed wait: 1 s, then twice as long each time, at most 10 s.
+
+        kube-scheduler checks once a second which pods are due.
+        """
         if uid in self._waiting:
             waiting = self._waiting[uid]
             waiting.is_taken = False
+            waiting.due = math.ceil(now + min(2.0**waiting.failures, _LONGEST_BACKOFF))
             waiting.failures += 1
-            waiting.due = math.ceil(now + self._backoff.delay(waiting.failures))
 
     def stir(self) -> None:
         """Make parked pods due after a change; pods that wait after a failure still wait.
@@ -140,7 +125,6 @@ class SchedulerModel:
         *,
         settings: SchedulerSettings | None = None,
         eager: bool = False,
-        backoff: PlacingBackoff | None = None,
     ) -> None:
         self.settings = settings or SchedulerSettings()
         self._store = store
@@ -149,7 +133,7 @@ class SchedulerModel:
         self._hami = HamiVerbs(cluster, clock, rng, self.settings, eager=eager)
         self._events = EventRecorder(cluster, clock, self.settings.scheduler_name)
         """kube-scheduler's own Events. Its client has another queue, which is not modelled."""
-        self._pending = PendingPods(self.settings.scheduler_name, backoff or PlacingBackoff())
+        self._pending = PendingPods(self.settings.scheduler_name)
         self._pod_signatures: dict[str, object] = {}
         self._wake = asyncio.Event()
 

@@ -1,29 +1,160 @@
-"""The registered nodes and their GPUs, and when each scheduler version reads an annotation.
+"""The registered nodes and their GPUs: how and when each scheduler version reads an annotation.
 
-Source: HAMi v2.4.0 to v2.10.0 pkg/scheduler/scheduler.go:register, nvidia/device.go:CheckHealth and
+Source: HAMi v2.7.1 to v2.10.0 pkg/scheduler/scheduler.go:register, nvidia/device.go:CheckHealth and
 GetNodeDevices, pkg/device/devices.go:CheckHealth.
 """
 
 import datetime as dt
 import enum
+import json
+import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final, TypeVar
 
 import msgspec
 
 from agent import cluster as annotations
-from agent.errors import MalformedText
+from agent.cluster import TEXT_LIMIT
+from agent.errors import MalformedText, cap
+from agent.hami.gojson import fold
 from agent.hami.register import (
-    SHORT,
+    WHAT,
+    Int32,
+    Int64,
+    MigProfile,
+    Placement,
     RegisteredGpu,
     decode_register_colon,
+    is_json_form,
 )
-from agent.model import GpuUuid
-from agent.sandbox.api_errors import Json
-from agent.sandbox.scheduler.gojson import decode_register, decode_scores
-from agent.sandbox.scheduler.model import GpuView, Links, Load, RegisteredNode
-from agent.sandbox.scheduler.requests import COUNT, parse_quantity
+from agent.model import GpuUuid, Scores
+from agent.sandbox.scheduler.model import (
+    COUNT,
+    GpuView,
+    Links,
+    Load,
+    RegisteredNode,
+    parse_quantity,
+)
+from agent.sandbox.store import Json
+
+# JSON annotations of a Node as HAMi's scheduler reads them: by the rules of Go's encoding/json.
+#
+# Keys match in any case; the last of equal keys wins; null sets nothing; an integer has no fraction
+# and no exponent. Refused, although Go takes it and no program writes it: a repeated key whose
+# values are lists, objects or of two types, and null in place of a MIG profile.
+# Source: HAMi v2.10 pkg/device/devices.go, UnMarshalNodeDevices and DecodePairScores.
+
+_SCORE: Final = "score annotation"
+_T = TypeVar("_T")
+_PLACE: Final = re.compile(r"\$\[(\d+)\]")
+_SURROGATE: Final = re.compile("[\ud800-\udfff]")
+
+
+class _MigTemplate(msgspec.Struct, frozen=True):
+    name: str = ""
+    core: Int32 = 0
+    memory: Int32 = 0
+    count: Int32 = 0
+
+
+class _PairPoints(msgspec.Struct, frozen=True):
+    uuid: GpuUuid = GpuUuid("")
+    score: dict[GpuUuid, Int64] = {}
+
+
+class _UnreadOfGpu(msgspec.Struct, frozen=True):
+    """Fields of HAMi's struct that the agent does not use; 2.10 does not decode the last one."""
+
+    migtemplate: tuple[tuple[_MigTemplate | None, ...] | None, ...] = ()
+    devicevendor: str = ""
+    custominfo: dict[str, Any] = {}
+    devicepairscore: _PairPoints | None = None
+
+
+_NAMES: Final = {
+    fold(field.encode_name): field.encode_name
+    for struct in (RegisteredGpu, MigProfile, Placement, _MigTemplate, _PairPoints, _UnreadOfGpu)
+    for field in msgspec.structs.fields(struct)
+}
+"""The names of all fields by their folded form."""
+
+
+def decode_register(text: str) -> tuple[RegisteredGpu, ...]:
+    """Decode the GPUs in the text's order; keys that no version of HAMi has are ignored.
+
+    Fields that a scheduler's decoder checks but does not use are checked too: one wrong type loses
+    the whole node. Unlike HAMi, an error returns no GPU at all.
+
+    Raises:
+        MalformedText: not a JSON array of objects, a value of another type or range, or no GPU.
+    """
+    gpus: tuple[RegisteredGpu, ...] = ()
+    if text != "null":
+        _decode(text, _UnreadOfGpu, WHAT)
+        gpus = _decode(text, RegisteredGpu, WHAT)
+    if not gpus:
+        raise MalformedText(f"{WHAT} names no GPU")
+    return gpus
+
+
+def decode_either(text: str) -> tuple[RegisteredGpu, ...]:
+    """Decode a register annotation of either form. Raises MalformedText."""
+    return decode_register(text) if is_json_form(text) else decode_register_colon(text)
+
+
+def decode_scores(text: str) -> Scores:
+    """Decode the scores; unknown keys are ignored.
+
+    Raises:
+        MalformedText: not a JSON array of GPUs with whole points. A scheduler then rejects the
+            whole node.
+    """
+    return {pair.uuid: pair.score for pair in _decode(text, _PairPoints, _SCORE)}
+
+
+def _decode(text: str, kind: type[_T], what: str) -> tuple[_T, ...]:
+    """One value for each GPU. Raises MalformedText, whose text begins with `what`."""
+    if len(text) > TEXT_LIMIT:
+        raise MalformedText(f"{what} is over {TEXT_LIMIT} characters")
+    try:
+        value = json.loads(
+            text, object_pairs_hook=_object, parse_float=_number, parse_constant=_number
+        )
+        return msgspec.convert(value, tuple[kind, ...])  # type: ignore[valid-type]
+    except RecursionError as error:
+        raise MalformedText(f"{what} is not JSON of HAMi's: nested too deep") from error
+    except msgspec.ValidationError as error:
+        said = _PLACE.sub(r"GPU \1", str(error))
+        raise MalformedText(f"{what} cannot be read: {cap(said)}") from error
+    except ValueError as error:
+        raise MalformedText(f"{what} is not JSON: {cap(str(error))}") from error
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, item in pairs:
+        name = _NAMES.get(fold(key), key)
+        if item is None:
+            continue
+        before = found.get(name, item)
+        if type(before) is not type(item) or (name in found and isinstance(item, list | dict)):
+            raise ValueError(f"{cap(name)} stands there twice")
+        found[name] = _SURROGATE.sub("\ufffd", item) if isinstance(item, str) else item
+    return found
+
+
+def _number(text: str) -> float:
+    """Raises ValueError for what is no number of JSON, and for what no float64 holds."""
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"{cap(text)} is not a JSON value")
+    return value
+
+
+# The registered nodes, and when each version reads an annotation.
 
 REQUESTING: Final = "Requesting"
 DELETED: Final = "Deleted"
@@ -34,7 +165,6 @@ _STAMP: Final = "%Y-%m-%d %H:%M:%S"
 class Version(enum.Enum):
     """The releases of HAMi's scheduler that read a Node in the same way."""
 
-    V2_4 = "2.4"
     V2_7 = "2.5 to 2.7.1"
     V2_8 = "2.8"
     V2_9 = "2.9"
@@ -43,7 +173,7 @@ class Version(enum.Enum):
     @property
     def reads_json(self) -> bool:
         """True from 2.8 on. Earlier releases read records of fields."""
-        return self not in {Version.V2_4, Version.V2_7}
+        return self is not Version.V2_7
 
     @property
     def marks_deleted(self) -> bool:
@@ -85,21 +215,17 @@ def check_node(
     return _check_count(seen, allocatable, noted.get(annotations.REGISTER, ""), shared, version)
 
 
-def decode(text: str, version: Version) -> tuple[RegisteredGpu, ...] | None:
-    """The GPUs that the version reads, or None if it cannot.
+def decode(text: str, version: Version | None) -> tuple[RegisteredGpu, ...] | None:
+    """The GPUs that the version reads, or None if it cannot; `version` None: one that reads it.
 
     Numbers and booleans that old versions guess are refused, because the agent writes none.
     """
-    records = [record for record in text.split(":") if record]
-    if version is Version.V2_4 and any(record.count(",") + 1 != SHORT for record in records):
+    if version is not None and version.reads_json != is_json_form(text):
         return None
     try:
-        gpus = decode_register(text) if version.reads_json else decode_register_colon(text)
+        return decode_either(text)
     except MalformedText:
         return None
-    if version is not Version.V2_4:
-        return gpus
-    return tuple(msgspec.structs.replace(gpu, mode="") for gpu in gpus)
 
 
 def requesting(now: dt.datetime) -> str:
@@ -228,8 +354,11 @@ class Registry:
         return {annotations.HANDSHAKE: None}
 
 
-def read_offer(noted: Mapping[str, str], version: Version = Version.V2_10) -> Offer | None:
-    """The offer of a Node's annotations; None if there is none or it cannot be decoded."""
+def read_offer(noted: Mapping[str, str], version: Version | None = Version.V2_10) -> Offer | None:
+    """The offer of a Node's annotations; None if there is none or it cannot be decoded.
+
+    `version`: the scheduler that reads it; None: the one for which it was written.
+    """
     gpus, links = decode(noted.get(annotations.REGISTER, ""), version), noted.get(annotations.SCORE)
     try:
         points = {} if links is None else decode_scores(links)

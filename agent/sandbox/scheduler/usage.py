@@ -14,9 +14,8 @@ from agent import cluster as annotations
 from agent.errors import MalformedText
 from agent.hami.pod import decode_pod_devices
 from agent.model import GpuUuid, Share
-from agent.sandbox.api_errors import Json
-from agent.sandbox.scheduler.model import Load
-from agent.sandbox.scheduler.requests import CORES, MEMORY, init_count, parse_quantity
+from agent.sandbox.scheduler.model import CORES, MEMORY, Load, init_count, parse_quantity
+from agent.sandbox.store import Json
 
 TERMINAL: Final = frozenset({"Succeeded", "Failed"})
 _PREFIX: Final = "limits."
@@ -74,9 +73,9 @@ class Reservation:
         for group in self.groups[: self.inits]:
             for share in group:
                 peak = Load(1, share.memory_mib, share.core_percent)
-                peaks[share.uuid] = _greater(peaks.get(share.uuid, Load()), peak)
+                peaks[share.uuid] = peaks.get(share.uuid, Load()).greater(peak)
         return {
-            uuid: _greater(peaks.get(uuid, Load()), running.get(uuid, Load()))
+            uuid: peaks.get(uuid, Load()).greater(running.get(uuid, Load()))
             for uuid in {*peaks, *running}
         }
 
@@ -138,11 +137,11 @@ class Usage:
                 total = sum(reservation.loads().values(), total)
         return total
 
-    def loads(self, node: str, *, without: str = "") -> Mapping[GpuUuid, Load]:
-        """The use of each GPU of a node, except by the pod with the UID `without`."""
+    def loads(self, node: str) -> Mapping[GpuUuid, Load]:
+        """The use of each GPU of a node."""
         total: defaultdict[GpuUuid, Load] = defaultdict(Load)
-        for uid, reservation in self._reservations.items():
-            if reservation.node == node and uid != without:
+        for reservation in self._reservations.values():
+            if reservation.node == node:
                 for uuid, load in reservation.loads().items():
                     total[uuid] += load
         return total
@@ -160,14 +159,6 @@ def _read(noted: Mapping[str, str]) -> Sequence[Sequence[Share]] | None:
         return decode_pod_devices(noted.get(annotations.ALLOCATED, ""))
     except MalformedText:
         return None
-
-
-def _greater(one: Load, other: Load) -> Load:
-    return Load(
-        max(one.slots, other.slots),
-        max(one.memory_mib, other.memory_mib),
-        max(one.core_percent, other.core_percent),
-    )
 
 
 class Quotas:

@@ -6,9 +6,7 @@ requests are HAMi's, because each waits in the client's queue.
 """
 
 import asyncio
-import datetime as dt
 import random
-import re
 import weakref
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, NoReturn
@@ -16,27 +14,39 @@ from typing import Final, NoReturn
 import structlog
 
 from agent import cluster as annotations
-from agent.hami.pod import encode_node_lock, encode_pod_devices
+from agent.cluster import NodeLock
+from agent.errors import MalformedText
+from agent.hami.pod import decode_node_lock, encode_node_lock, encode_pod_devices
 from agent.kit.tasks import Backoff
 from agent.ports import Clock
-from agent.sandbox.api_errors import Json, NotFoundError, StatusError
-from agent.sandbox.scheduler.cluster import ClientQueue, QueuedCluster, SchedulerCluster
-from agent.sandbox.scheduler.events import EventQueue, EventRecorder
+from agent.sandbox.scheduler.cluster import (
+    ClientQueue,
+    EventQueue,
+    EventRecorder,
+    QueuedCluster,
+    SchedulerCluster,
+)
 from agent.sandbox.scheduler.filter import NORMAL, WARNING, Filtered, Groups, Notice, filter_pod
-from agent.sandbox.scheduler.model import RegisteredNode, SchedulerSettings
+from agent.sandbox.scheduler.model import (
+    COUNT,
+    RegisteredNode,
+    SchedulerSettings,
+    init_count,
+    pod_requests,
+)
 from agent.sandbox.scheduler.registry import REQUESTING, Registry
-from agent.sandbox.scheduler.requests import COUNT, init_count, pod_requests
 from agent.sandbox.scheduler.usage import Informers, Quotas, Reservation, Usage
 from agent.sandbox.scheduler.webhook import WebhookAdmission, review_pod
+from agent.sandbox.store import Json, NotFoundError, StatusError
 
 _TRIES: Final = 5
 _PAUSES: Final = (0.1, 0.2, 0.4, 0.8)
 _JITTER: Final = 0.5
 _STRATEGY: Final = "{Duration:100ms Factor:2 Jitter:0.5 Steps:5 Cap:0s}"
-_PARTS: Final = 3
+LOCK_TIMEOUT: Final = 300
+"""Seconds until a lock may be taken over."""
 LAYOUT: Final = "2006-01-02T15:04:05Z07:00"
 """How Go writes the form of a lock's time."""
-_TIME: Final = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d([.,]\d+)?(Z|[+-]\d\d:\d\d)", re.ASCII)
 log = structlog.get_logger(__name__)
 REGISTER_INTERVAL: Final = 15.0
 
@@ -53,25 +63,22 @@ class ContentionError(LockError):
 
 
 class NodeLocks:
-    """Takes and releases the locks of nodes for pods; `timeout` in seconds.
+    """Takes and releases the locks of nodes for pods.
 
     Writes to the lock of one node are serialised; the first read of `take` is not.
     """
 
-    def __init__(
-        self, cluster: SchedulerCluster, clock: Clock, rng: random.Random, timeout: float
-    ) -> None:
+    def __init__(self, cluster: SchedulerCluster, clock: Clock, rng: random.Random) -> None:
         self._cluster = cluster
         self._clock = clock
         self._rng = rng
-        self._timeout = timeout
         self._turns: weakref.WeakValueDictionary[str, asyncio.Lock] = weakref.WeakValueDictionary()
 
     async def take(self, node_name: str, pod: Json) -> None:
         """Lock the node for the pod. A lock with the pod's namespace and name counts as its own.
 
         Raises:
-            ContentionError: another existing pod took it less than `timeout` seconds ago.
+            ContentionError: another existing pod took it less than LOCK_TIMEOUT ago.
             LockError: the text is not a lock, or it could not be written.
             StatusError: the API server refuses the read.
         """
@@ -79,12 +86,12 @@ class NodeLocks:
         if text is None:
             await self._set(node_name, pod)
             return
-        stamp, namespace, name = parse_lock(text)
-        if (self._clock.now() - stamp).total_seconds() <= self._timeout:
-            if (namespace, name) == _owner(pod):
+        lock = parse_lock(text)
+        if (self._clock.now() - lock.stamp).total_seconds() <= LOCK_TIMEOUT:
+            if (lock.namespace, lock.name) == _owner(pod):
                 return
-            if not (namespace and name) or await self._is_alive(namespace, name):
-                span = go_duration(int(self._timeout))
+            if lock.owner is None or await self._is_alive(*lock.owner):
+                span = go_duration(LOCK_TIMEOUT)
                 raise ContentionError(f"node {node_name} has been locked within {span}")
         await self._remove(node_name, pod, whoever=True)
         await self._set(node_name, pod)
@@ -159,17 +166,17 @@ class NodeLocks:
         return self._turns.setdefault(node_name, asyncio.Lock())
 
     async def _node(self, node_name: str) -> Json:
-        return await self._cluster.get("nodes", "", node_name)
+        return await self._cluster.request("get", "nodes", "", node_name)
 
     async def _patch(self, node: Json, text: str | None) -> None:
         metadata = node["metadata"]
         patch = {"metadata": {"annotations": {annotations.MUTEX_LOCK: text}}}
         version = metadata["resourceVersion"]
-        await self._cluster.patch("nodes", "", metadata["name"], patch, version=version)
+        await self._cluster.request("patch", "nodes", "", metadata["name"], patch, version=version)
 
     async def _is_alive(self, namespace: str, name: str) -> bool:
         try:
-            await self._cluster.get("pods", namespace, name)
+            await self._cluster.request("get", "pods", namespace, name)
         except NotFoundError:
             return False
         return True
@@ -184,26 +191,18 @@ def go_duration(seconds: int) -> str:
     return f"{minutes}m{last}s" if minutes else f"{last}s"
 
 
-def parse_lock(text: str) -> tuple[dt.datetime, str, str]:
-    """Parse a lock into time, namespace and name. The number of parts is checked first.
-
-    Raises:
-        LockError: the text is not a lock.
-    """
-    parts = text.split(",")
-    if len(parts) not in (1, _PARTS):
-        raise LockError(
-            f"malformed lock annotation: expected 3 parts, got {len(parts)} from {text}"
-        )
+def parse_lock(text: str) -> NodeLock:
+    """Parse a lock. Raises LockError, whose text is that of HAMi and of Go."""
+    stamp, *names = text.split(",")
+    if len(names) not in (0, 2):
+        parts = len(names) + 1
+        raise LockError(f"malformed lock annotation: expected 3 parts, got {parts} from {text}")
     try:
-        if not _TIME.fullmatch(parts[0]):
-            # Go names the first part that is wrong; this one is right for a text without a year.
-            wrong = f'cannot parse "{parts[0]}" as "2006"'
-            raise LockError(f'parsing time "{parts[0]}" as "{LAYOUT}": {wrong}')
-        stamp = dt.datetime.fromisoformat(parts[0])
-    except ValueError as bad:
-        raise LockError(f'parsing time "{parts[0]}": {bad}') from bad
-    return (stamp, parts[1], parts[2]) if len(parts) == _PARTS else (stamp, "", "")
+        return decode_node_lock(text)
+    except MalformedText as malformed:
+        # Go names the first part that is wrong; this one is right for a text without a year.
+        wrong = f'cannot parse "{stamp}" as "2006"'
+        raise LockError(f'parsing time "{stamp}" as "{LAYOUT}": {wrong}') from malformed
 
 
 def _lock_of(node: Json) -> str | None:
@@ -265,7 +264,7 @@ class HamiVerbs:
         self._registering = asyncio.Lock()
         """HAMi's filter waits while nodes are ingested; its bind does not."""
         self._seen = Informers()
-        self._locks = NodeLocks(self._cluster, clock, rng, settings.lock_timeout)
+        self._locks = NodeLocks(self._cluster, clock, rng)
         self._signatures: dict[str, object] = {}
 
     async def run(self) -> NoReturn:
@@ -325,7 +324,9 @@ class HamiVerbs:
             seconds = int(self._clock.now().timestamp())
             changes = placement_patch(filtered.nodes[0], filtered.groups, seconds)
             try:
-                await self._cluster.patch("pods", metadata["namespace"], metadata["name"], changes)
+                await self._cluster.request(
+                    "patch", "pods", metadata["namespace"], metadata["name"], changes
+                )
             except StatusError as refusal:
                 self.usage.forget(metadata["uid"])
                 await self._events.record(pod, Notice(WARNING, "FilteringFailed", str(refusal)))
@@ -366,8 +367,9 @@ class HamiVerbs:
             if self._needs_lock(pod):
                 await self._locks.take(node_name, pod)
             patch = {"metadata": {"annotations": marks}}
-            await self._cluster.patch("pods", namespace, name, patch)
-            await self._cluster.bind(namespace, name, uid, node_name)
+            await self._cluster.request("patch", "pods", namespace, name, patch)
+            binding = {"metadata": {"uid": uid}, "target": {"name": node_name}}
+            await self._cluster.request("bind", "pods", namespace, name, binding)
         except (LockError, StatusError) as failure:
             await self._release(pod, node_name)
             await self._events.record(pod, Notice(WARNING, "BindingFailed", str(failure)))
@@ -413,9 +415,9 @@ class HamiVerbs:
             return
         try:
             # As in HAMi, an unused read comes first.
-            await self._cluster.get("nodes", "", name)
+            await self._cluster.request("get", "nodes", "", name)
             patch = {"metadata": {"annotations": writes}}
-            node = await self._cluster.patch("nodes", "", name, patch)
+            node = await self._cluster.request("patch", "nodes", "", name, patch)
         except StatusError as refusal:  # written again at the next ingestion
             log.info("scheduler.handshake_lost", node=name, err=str(refusal))
         else:

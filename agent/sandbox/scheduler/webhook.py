@@ -10,14 +10,13 @@ from dataclasses import dataclass
 from typing import Final
 
 from agent.cluster import Requirement
-from agent.sandbox.api_errors import ForbiddenError, Json, StatusError
-from agent.sandbox.scheduler.model import SchedulerSettings
-from agent.sandbox.scheduler.requests import (
+from agent.sandbox.scheduler.model import (
     CORES,
     COUNT,
     MEMORY,
     MEMORY_PERCENT,
     PRIORITY,
+    SchedulerSettings,
     all_containers,
     init_count,
     lookup,
@@ -25,6 +24,7 @@ from agent.sandbox.scheduler.requests import (
     quantity_value,
 )
 from agent.sandbox.scheduler.usage import Quotas
+from agent.sandbox.store import ForbiddenError, Json, StatusError
 
 DEFAULT_SCHEDULER: Final = "default-scheduler"
 REVIEWED: Final = Requirement("hami.io/webhook", ("ignore",), wanted=False)
@@ -57,8 +57,7 @@ def review_pod(
     spec = pod["spec"]
     name = spec.get("schedulerName") or settings.scheduler_name
     is_ours = name == settings.scheduler_name
-    is_taken_over = name == DEFAULT_SCHEDULER and settings.force_overwrite
-    if spec.get("containers") and not (is_ours or is_taken_over):
+    if spec.get("containers") and not (is_ours or name == DEFAULT_SCHEDULER):
         return WebhookAdmission(pod, message="pod already has different scheduler assigned")
     try:
         return WebhookAdmission(_mutate_pod(deepcopy(pod), settings, quotas))
@@ -120,8 +119,8 @@ def _mutate_container(spec: Json, container: Json, settings: SchedulerSettings) 
     if settings.gpu_core_policy not in ("", "default"):
         _add_env(container, "GPU_CORE_UTILIZATION_POLICY", settings.gpu_core_policy)
     shares_a_gpu = any(resource in limits for resource in (CORES, MEMORY, MEMORY_PERCENT))
-    if COUNT not in limits and shares_a_gpu and settings.default_gpu_count > 0:
-        limits[COUNT] = str(settings.default_gpu_count)
+    if COUNT not in limits and shares_a_gpu:
+        limits[COUNT] = "1"
     asks = COUNT in limits
     is_whole = percent == 100 or (percent is None and lookup(container, MEMORY) is None)
     has_count = asks or lookup(container, COUNT) is not None

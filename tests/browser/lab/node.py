@@ -7,11 +7,10 @@ from functools import partial
 from typing import Final
 
 from agent.cluster import CORDON
-from agent.sandbox.api_errors import Json
-from agent.sandbox.lab.cluster import NODE, SandboxCluster, open_cluster
-from agent.sandbox.lab.web import fetch
+from agent.sandbox.lab.cluster import NODE, SandboxCluster, fetch, open_cluster
 from agent.sandbox.scenario.facts import is_running
-from agent.sandbox.scenario.workloads import PLACED, plain
+from agent.sandbox.scenario.stage import PLACED, plain
+from agent.sandbox.store import Json
 from tests.process.agent_process import PATIENCE, options, started
 
 GPUS: Final = 4

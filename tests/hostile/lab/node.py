@@ -17,15 +17,13 @@ import aiohttp
 import pytest
 
 from agent.model import Gpu, GpuUuid
-from agent.sandbox.api_errors import Json, NotFoundError
 from agent.sandbox.kubelet.podloop import ended_status, merged
-from agent.sandbox.kubelet.seen import KubeletEvent
-from agent.sandbox.lab.cluster import NAMESPACE, SandboxCluster, open_cluster
-from agent.sandbox.lab.web import DEADLINE, fetch
+from agent.sandbox.kubelet.pods import KubeletEvent
+from agent.sandbox.lab.cluster import DEADLINE, NAMESPACE, SandboxCluster, fetch, open_cluster
 from agent.sandbox.scenario.facts import answers, differences, is_locked, is_running, pod_facts
-from agent.sandbox.scenario.stage import SumWatch
-from agent.sandbox.scenario.workloads import Wish, Workload
+from agent.sandbox.scenario.stage import SumWatch, Wish, Workload
 from agent.sandbox.scheduler.model import SchedulerSettings
+from agent.sandbox.store import Json, NotFoundError
 from tests.process.agent_process import PATIENCE, comes, offers, options, started
 
 # File systems of a test's own: what a tenant fills is not this machine's disk.

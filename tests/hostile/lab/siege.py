@@ -14,8 +14,7 @@ from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Final
 
-from agent.sandbox.lab.places import Places
-from agent.sandbox.lab.web import scrape
+from agent.sandbox.lab.cluster import Places, scrape
 from tests.hostile.lab.attackers import AttackTally
 from tests.hostile.lab.node import Node, Tenant
 from tests.process.agent_process import comes

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import agent
 from agent.sandbox.hardware_talk import HardwareRequest, ask
-from agent.sandbox.lab.places import place_library
+from agent.sandbox.lab.cluster import place_library
 from tests.peers.lab.identities import NODE
 from tests.peers.lab.part import Part
 from tests.peers.lab.space import NodeSpace

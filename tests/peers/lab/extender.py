@@ -21,10 +21,10 @@ from agent.host.process import SystemClock
 from agent.kube.api import WatchTimes, frames
 from agent.kube.client import ApiRequest, Connection, KubeSession, path_of
 from agent.kube.objects import Raw, read_object
-from agent.sandbox import api_errors
-from agent.sandbox.api_errors import Json, StatusError
+from agent.sandbox import store
 from agent.sandbox.scheduler.model import SchedulerSettings
 from agent.sandbox.scheduler.verbs import REGISTER_INTERVAL, BindError, HamiVerbs
+from agent.sandbox.store import Json, StatusError
 
 log = structlog.get_logger(__name__)
 LONGEST_REVIEW: Final = 7 * 1024 * 1024
@@ -34,10 +34,10 @@ PAUSE: Final = 1.0
 REFUSALS: Final = {
     kind.code: kind
     for kind in (
-        api_errors.NotFoundError,
-        api_errors.ConflictError,
-        api_errors.InvalidError,
-        api_errors.TooManyRequestsError,
+        store.NotFoundError,
+        store.ConflictError,
+        store.InvalidError,
+        store.TooManyRequestsError,
     )
 }
 
@@ -48,42 +48,30 @@ class KubeCluster:
     def __init__(self, session: KubeSession) -> None:
         self._session = session
 
-    async def get(self, resource: str, namespace: str, name: str) -> Json:
-        return await self._send(ApiRequest("get", resource, path(resource, namespace, name)))
-
-    async def patch(
+    async def request(
         self,
+        verb: str,
         resource: str,
         namespace: str,
         name: str,
-        changes: Json,
+        body: Json | None = None,
         *,
-        uid: str | None = None,
         version: str | None = None,
     ) -> Json:
-        held = {"uid": uid, "resourceVersion": version}
-        conditions = {key: value for key, value in held.items() if value is not None}
-        body = changes | {"metadata": changes.get("metadata", {}) | conditions}
-        where = path(resource, namespace, name)
-        kind = "application/merge-patch+json"
-        return await self._send(ApiRequest("patch", resource, where, body=body, content_type=kind))
-
-    async def create(self, resource: str, namespace: str, obj: Json) -> None:
-        await self._send(ApiRequest("create", resource, path(resource, namespace), body=obj))
-
-    async def bind(self, namespace: str, name: str, uid: str, node_name: str) -> None:
-        body = {
-            "apiVersion": "v1",
-            "kind": "Binding",
-            "metadata": {"name": name, "namespace": namespace, "uid": uid},
-            "target": {"apiVersion": "v1", "kind": "Node", "name": node_name},
-        }
-        where = path("pods", namespace, name, "binding")
-        await self._send(ApiRequest("create", "pods/binding", where, body=body))
-
-    async def _send(self, request: ApiRequest) -> Json:
+        kind, where = "application/json", path(resource, namespace, name)
+        if verb == "create":
+            where = path(resource, namespace)
+        elif verb == "patch":
+            kind = "application/merge-patch+json"
+            metadata = (body or {}).get("metadata", {})
+            held = {} if version is None else {"resourceVersion": version}
+            body = (body or {}) | {"metadata": metadata | held}
+        elif verb == "bind":
+            verb, resource, where = "create", "pods/binding", f"{where}/binding"
+            body = {"apiVersion": "v1", "kind": "Binding"} | (body or {})
+        asked = ApiRequest(verb, resource, where, body=body, content_type=kind)
         try:
-            return dict(await self._session.fetch(request, read_object))
+            return dict(await self._session.fetch(asked, read_object))
         except ApiError as error:
             raise REFUSALS.get(error.status, StatusError)(str(error)) from error
 

@@ -20,12 +20,11 @@ from grpclib.const import Status
 from grpclib.exceptions import GRPCError
 from typing_extensions import override
 
-from agent.sandbox.api_errors import NotFoundError
 from agent.sandbox.kubelet import checkpoint
 from agent.sandbox.kubelet.checkpoint import FILE_NAME, Checkpoint, CheckpointError, decode
 from agent.sandbox.kubelet.model import KubeletModel, Timings
 from agent.sandbox.kubelet.podloop import KubeletPodLoop
-from agent.sandbox.store import ObjectStore
+from agent.sandbox.store import NotFoundError, ObjectStore
 from agent.wire.v1 import ContainerDevices, PodResources
 from agent.wire.v1beta1 import (
     AllocateRequest,
@@ -263,6 +262,17 @@ class NodeUnderTest(ABC):
         await until(lambda: self.phase(name) == phase, within, told)
         status: Object = (self.pod(name) or {})["status"]
         return status
+
+    async def runs(self, name: str, *containers: Object, **spec: Any) -> str:
+        """Create a pod, as `create` does, which runs; its UID. Raises TimeoutError."""
+        uid = await self.create(name, *containers, **spec)
+        await self.until_phase(name, "Running")
+        return uid
+
+    async def fails(self, name: str, *containers: Object, **spec: Any) -> Object:
+        """Create a pod, as `create` does, which fails; its status then. Raises TimeoutError."""
+        await self.create(name, *containers, **spec)
+        return await self.until_phase(name, "Failed")
 
     async def until_gone(self, name: str) -> None:
         """Wait until the API server has no such pod. Raises TimeoutError."""

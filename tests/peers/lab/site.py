@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from agent import __version__
-from agent.sandbox.lab.places import stand_in
+from agent.sandbox.lab.cluster import stand_in
 from tests.peers.lab.agents import SOURCE
 from tests.peers.lab.api import Object
 from tests.peers.lab.cluster import Cluster, open_cluster, open_pod_network

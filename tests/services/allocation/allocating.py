@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 import msgspec
 
 from agent.allocate.match import NOT_HERE, MatchSettings, UnlockedPods
-from agent.allocate.service import Allocation, SchedulerShares
+from agent.allocate.service import HamiAllocation
 from agent.app.front import Front
 from agent.cluster import NodeEvent, NodeLock, NodeView, PodTable, PodUid, PodView, Tombstone
 from agent.hami.pod import held_lock
@@ -106,7 +106,10 @@ class Desk:
         self.unseen_node: NodeView | None = None
         self.node_gets = 0
         self.said: list[NodeEvent] = []
-        self.shares = SchedulerShares(
+        self.service = HamiAllocation(
+            commit=self.state.commit,
+            say=self.said.append,
+            noted=front.refused if front else lambda _refusal, _row: None,
             pods=self.pods,
             node=self.node,
             inventory=self.inventory,
@@ -125,10 +128,6 @@ class Desk:
             streams=self.streams,
             clock=self.clock,
             look=self._look,
-        )
-        noted = front.refused if front else lambda _refusal, _row: None
-        self.service = Allocation(
-            self.shares, self.state.commit, self.hooks, self.said.append, noted
         )
 
     @property
@@ -234,7 +233,7 @@ async def a_desk(
 ) -> AsyncIterator[Desk]:
     """A desk whose ledger is being written."""
     desk = Desk(state or State(), disk or GatedDisk(), unlocked)
-    async with at_work(desk.state.run), at_work(desk.shares.run):
+    async with at_work(desk.state.run), at_work(desk.service.run):
         yield desk
 
 

@@ -6,8 +6,7 @@ import itertools
 import random
 from collections.abc import AsyncIterator, Sequence
 
-from agent.allocate.plain import KubeletShares, PlainSettings
-from agent.allocate.service import Allocation
+from agent.allocate.plain import PlainAllocation, PlainSettings
 from agent.cluster import NodeEvent, PodTable
 from agent.kit.cell import Cell
 from agent.kit.timing import Lull
@@ -66,7 +65,10 @@ class PlainNode:
         self.epoch: Cell[KubeletEpoch | None] = Cell(EPOCH)
         self.edits = Cell(EditSettings())
         chance = random.Random(7)  # noqa: S311 -- a seed makes a test repeatable
-        self.shares = KubeletShares(
+        self.said: list[NodeEvent] = []
+        self.service = PlainAllocation(
+            commit=self.state.commit,
+            say=self.said.append,
             inventory=self.inventory,
             ledger=self.state.ledger,
             edits=self.edits,
@@ -77,13 +79,11 @@ class PlainNode:
             chance=chance,
             settings=PlainSettings(memory_limits=limits),
         )
-        self.said: list[NodeEvent] = []
-        self.service = Allocation(self.shares, self.state.commit, self.hooks, self.said.append)
         self.reconcile = Reconcile(
             pods=Cell(PodTable(synced=True)),
             ledger=self.state.ledger,
             epoch=self.epoch,
-            taken=self.shares.calls.taken,
+            taken=self.service.taken,
             rivals=Cell(0),
             calls=self.calls,
             witness=self.witness,

@@ -147,7 +147,7 @@ async def test_an_adopted_row_says_what_the_scheduler_wrote():
     async with a_desk() as desk:
         pod = placed(1, phase=Phase.RUNNING)
 
-        row = await desk.shares.adopt(Adoption(pod, pod.containers[0], ids(3)))
+        row = await desk.service.adopt(Adoption(pod, pod.containers[0], ids(3)))
 
         assert row is not None
         assert (ids(3), EPOCH, True) == (row.slice_ids, row.epoch, row.confirmed)
@@ -157,7 +157,7 @@ async def test_an_adopted_row_says_what_the_scheduler_wrote():
 async def test_an_adopted_row_without_ids_is_answered_with_when_the_kubelet_asks():
     async with a_desk() as desk:
         pod = placed(1, phase=Phase.RUNNING)
-        row = await desk.shares.adopt(Adoption(pod, pod.containers[0], ()))
+        row = await desk.service.adopt(Adoption(pod, pod.containers[0], ()))
         assert row is not None
         await desk.state.commit(lambda ledger: ledger.put(row))
         desk.admit(pod)
@@ -195,7 +195,7 @@ async def test_a_holder_that_cannot_be_understood_is_not_adopted_and_held_up_nob
         found = Adoption(placed(1, text), a_container(name=container), ids(3))
 
         async with asyncio.timeout(60):
-            assert None is await desk.shares.adopt(found)
+            assert None is await desk.service.adopt(found)
 
 
 async def test_a_container_that_ran_without_being_asked_for_is_not_waited_for():

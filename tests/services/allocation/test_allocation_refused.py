@@ -301,7 +301,7 @@ async def test_a_deleted_pod_is_forgotten_with_its_grave():
             desk.witness.forget(gone)
             desk.pods.set(msgspec.structs.replace(desk.pods.value, tombstones=()))
 
-        assert {placed(2).uid} >= desk.service._calls.rejected.keys()
+        assert {placed(2).uid} >= desk.service.rejected.keys()
 
 
 async def test_a_pod_that_ran_is_served_though_it_was_refused_while_the_view_was_late():
@@ -310,7 +310,7 @@ async def test_a_pod_that_ran_is_served_though_it_was_refused_while_the_view_was
         desk.bind(pod)
         desk.disk.faults.fail_at(0, errno.ENOSPC, times=50)
         await refused(desk, RefusalReason.STATE_UNWRITABLE)
-        assert {pod.uid} == desk.service._calls.rejected.keys()
+        assert {pod.uid} == desk.service.rejected.keys()
         desk.disk.faults.revive()
 
         ran = [msgspec.structs.replace(one, has_run=True) for one in pod.containers]

@@ -80,11 +80,11 @@ async def test_a_row_that_is_being_closed_answers_nobody():
     async with a_desk() as desk:
         first = await answered(desk, placed(1))
         (row,) = desk.ledger.rows
-        desk.shares.calls.taken.add(row.key)
+        desk.service.taken.add(row.key)
         with pytest.raises(Refusal):
             await desk.service.allocate(ids(9))
 
-        desk.shares.calls.taken.discard(row.key)
+        desk.service.taken.discard(row.key)
         assert first == await desk.service.allocate(ids(9))
 
 

@@ -203,6 +203,21 @@ async def test_a_name_that_comes_while_the_kubelet_is_away_is_the_one_that_is_re
         assert ("example.com/vgpu", 1) == (side.registered, len(side.calls))
 
 
+@pytest.mark.parametrize("during", ["bind_delay", "delay"])
+async def test_a_name_that_comes_during_a_bind_or_a_failing_register_gets_a_socket_too(during):
+    side = KubeletSide.started()
+    side.answer = raising(KubeletError("the connection broke"))
+    setattr(side, during, 1.0)
+    async with a_registration(side) as registration:
+        await asyncio.sleep(0.5)
+        side.resource.set("example.com/vgpu")
+        await asyncio.sleep(1)
+        side.answer = side.open_stream
+        await registration.state.until(lambda state: state == SERVING)
+
+        assert "example.com/vgpu" == side.registered == side.serves
+
+
 # Register calls that fail, hang or lead to nothing.
 
 BASE = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)

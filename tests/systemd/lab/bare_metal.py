@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from agent.sandbox.lab.cluster import NODE, SandboxCluster, open_cluster
-from agent.sandbox.lab.places import place_library
+from agent.sandbox.lab.cluster import NODE, SandboxCluster, open_cluster, place_library
 from tests.peers.lab.identities import free_ports
 from tests.peers.lab.space import until, until_answer
 from tests.process.agent_process import options

@@ -12,7 +12,7 @@ from tests.released import released
 ROOT: Final = Path(__file__).resolve().parents[3]
 LATER: Final = "99.1.0"
 BROKEN: Final = "99.2.0"
-_SOURCES: Final = ("pyproject.toml", "README.md", "LICENSE")
+_SOURCES: Final = ("pyproject.toml", "README.md", "RUNBOOK.md", "LICENSE")
 
 
 def name(version: str) -> str:

@@ -98,7 +98,7 @@ def test_each_container_gets_its_own_group_of_the_text_that_nobody_consumes(vect
 
     pairs = pair_groups(decode_pod_devices(whole), containers)
 
-    served = {pair.shares[0].uuid: pair.container for pair in pairs}
+    served = {shares[0].uuid: name for name, (_, shares) in pairs.items()}
     assert {GpuUuid("GPU-a"): "c0", GpuUuid("GPU-b"): "c1"} == served
     if vector.given["annotation"] == whole:
         assert "c0" == served[vector.expected["uuid"]]
@@ -112,17 +112,18 @@ def test_the_second_container_keeps_its_own_name_and_directory():
     consumed = decode_pod_devices(vector.given["annotationBefore"])
     whole = decode_pod_devices("GPU-a,NVIDIA,1000,10:" + vector.given["annotationBefore"])
 
-    assert "c1" == pair_groups(whole, containers)[1].container
-    assert consumed[1] == pair_groups(whole, containers)[1].shares
+    assert (1, consumed[1]) == pair_groups(whole, containers)["c1"]
 
 
 def test_a_placeholder_of_2_4_is_the_container_without_a_gpu():
     (vector,) = named(NO_GPU)
     containers = (a_container(name="sidecar", count=0), a_container(name="main"))
 
-    (pair,) = pair_groups(decode_pod_devices(vector.expected), containers)
+    pairs = pair_groups(decode_pod_devices(vector.expected), containers)
 
-    assert ("main", (Share(GpuUuid(G1), 1000, 0),)) == (pair.container, pair.shares)
+    assert {"main": (Share(GpuUuid(G1), 1000, 0),)} == {
+        name: shares for name, (_, shares) in pairs.items()
+    }
 
 
 def test_the_type_is_written_as_2_8_and_later_do():

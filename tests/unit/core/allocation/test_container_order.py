@@ -2,7 +2,7 @@
 
 import pytest
 
-from agent.allocate.match import Assignment, pair_groups
+from agent.allocate.match import pair_groups
 from agent.cluster import ContainerView, Role
 from agent.errors import Refusal, RefusalReason
 from agent.hami.pod import consume, decode_pod_devices
@@ -34,30 +34,33 @@ def containers_of(vector: Vector) -> tuple[ContainerView, ...]:
 @pytest.mark.parametrize("vector", cases("next_container", without=DIFFERENT), ids=str)
 def test_the_next_container_is_the_one_that_hami_takes(vector: Vector):
     text = vector.given["annotation"]
-    found = pair_groups(decode_pod_devices(text), containers_of(vector))[0]
+    found = pair_groups(decode_pod_devices(text), containers_of(vector))
+    (name, (place, shares)), *_ = found.items()
     expected = tuple(
         Share(device["UUID"], device["Usedmem"], device["Usedcores"])
         for device in vector.expected["devices"]
     )
-    assert (vector.expected["container"], expected) == (found.container, found.shares)
+    assert (vector.expected["container"], expected) == (name, shares)
     # HAMi's text grows by one separator with every container; ours keeps its length.
-    assert vector.expected["annotationAfter"] == consume(text, {found.group_index}) + ";"
+    assert vector.expected["annotationAfter"] == consume(text, {place}) + ";"
 
 
 def test_groups_that_an_old_scheduler_shifted_still_find_their_container():
     """HAMi counts positions and fails the pod: `container index 2 out of range`."""
     vector = vectors("next_container")["next_container-061"]
     groups = decode_pod_devices(vector.given["annotation"])
-    expected = Assignment(2, "ctr0", (a_share(uuid=G2, memory_mib=2000, core_percent=20),))
-    assert (expected,) == pair_groups(groups, (a_container(name="ctr0"),))
+    expected = 2, (a_share(uuid=G2, memory_mib=2000, core_percent=20),)
+    assert {"ctr0": expected} == pair_groups(groups, (a_container(name="ctr0"),))
 
 
 def test_a_placeholder_is_not_served():
     """HAMi gives container 0 a GPU without a name."""
     vector = vectors("next_container")["next_container-063"]
     containers = (a_container(name="ctr0", count=0), a_container(name="ctr1"))
-    (found,) = pair_groups(decode_pod_devices(vector.given["annotation"]), containers)
-    assert (1, "ctr1") == (found.group_index, found.container)
+    ((name, (place, _)),) = pair_groups(
+        decode_pod_devices(vector.given["annotation"]), containers
+    ).items()
+    assert (1, "ctr1") == (place, name)
 
 
 def test_what_is_consumed_does_not_decide_who_was_served():
@@ -68,7 +71,7 @@ def test_what_is_consumed_does_not_decide_who_was_served():
     )
     containers = (a_container(name="a"), a_container(name="b"))
     pairs = pair_groups(decode_pod_devices(BOTH), containers)
-    assert ["a", "b"] == [pair.container for pair in pairs]
+    assert ["a", "b"] == list(pairs)
 
 
 def test_init_containers_come_first_and_containers_without_gpus_are_skipped():
@@ -80,7 +83,7 @@ def test_init_containers_come_first_and_containers_without_gpus_are_skipped():
     )
     groups = decode_pod_devices(f"{G1},NVIDIA,1,1:;;;{G2},NVIDIA,2,2:;")
     assert [(0, "fetch"), (3, "main")] == [
-        (one.group_index, one.container) for one in pair_groups(groups, containers)
+        (place, name) for name, (place, _) in pair_groups(groups, containers).items()
     ]
 
 
@@ -90,7 +93,7 @@ def test_a_scheduler_that_writes_no_groups_for_init_containers_means_the_others(
         a_container(name="proxy", role=Role.SIDECAR),
         a_container(name="main"),
     )
-    assert ["main"] == [one.container for one in pair_groups([(a_share(),)], containers)]
+    assert ["main"] == list(pair_groups([(a_share(),)], containers))
 
 
 @pytest.mark.parametrize(
@@ -111,4 +114,4 @@ def test_counts_that_do_not_agree_are_refused_with_both_numbers(groups, containe
 
 
 def test_a_pod_that_asks_for_nothing_and_was_given_nothing_has_no_assignment():
-    assert () == pair_groups([(), ()], [a_container(count=0)])
+    assert {} == pair_groups([(), ()], [a_container(count=0)])

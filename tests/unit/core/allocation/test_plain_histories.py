@@ -180,7 +180,6 @@ class PlainHistories(RuleBasedStateMachine):
             self.listed(),
             self.epoch,
             self.now,
-            complete=True,
             recorded=self.recorded(),
             idle=self.idle,
         )

@@ -4,7 +4,7 @@ import pytest
 
 from agent.allocate.room import ContainerRequest, RequestRules, read_request
 from agent.kube.objects import decode_pod
-from agent.sandbox.api_errors import Json
+from agent.sandbox.store import Json
 from tests.fakes.scheduler_vectors import build_pod, load_cases
 
 GPU = "nvidia.com/gpu"

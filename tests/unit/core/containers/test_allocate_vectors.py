@@ -60,15 +60,15 @@ def answers(given: dict[str, Any]) -> tuple[list[ContainerEdits], str]:
     text = pod.annotations[TO_ALLOCATE]
     pairs = pair_groups(decode_pod_devices(text), pod.containers)
     found: list[ContainerEdits] = []
-    for one, _ in zip(pairs, given["kubeletCalls"], strict=False):
-        view = next(view for view in pod.containers if view.name == one.container)
+    for (name, (place, paired)), _ in zip(pairs.items(), given["kubeletCalls"], strict=False):
+        view = next(view for view in pod.containers if view.name == name)
         shares = tuple(
             GrantedShare(share, PLACES[share.uuid][0], REGISTERED_MIB, PLACES[share.uuid][1])
-            for share in one.shares
+            for share in paired
         )
-        key, is_disabled = ContainerKey(pod.uid, one.container), view.control_disabled
+        key, is_disabled = ContainerKey(pod.uid, name), view.control_disabled
         found.append(container_edits(key, shares, settings, facts, control_disabled=is_disabled))
-        text = consume(text, {one.group_index})
+        text = consume(text, {place})
     return found, text
 
 

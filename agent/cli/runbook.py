@@ -1,0 +1,67 @@
+"""`hami-agent runbook`: prints what the runbook says of the id in a message."""
+
+import argparse
+import difflib
+import re
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+import agent
+from agent.cli.main import OK, NotThere, Subparsers
+from agent.errors import cap
+
+_ID: Final = "(?:[A-Z]+-[A-Z0-9]+|[A-Z][a-z]+[A-Z][A-Za-z0-9]+)"
+_HEADING: Final = re.compile(rf"### (?:Events? |Condition )?({_ID}(?:, {_ID})*)(.*)")
+_LINK: Final = re.compile(r"\[([^\]]+)\]\([^)\s]+\)")
+_XID: Final = re.compile("h-[0-9]{1,5}")
+HINT: Final = "`hami-agent runbook ID` prints what the runbook says of an id"
+"""The line below answers that have ids."""
+
+
+def add_parser(subparsers: Subparsers) -> None:
+    """Add the verb `runbook`."""
+    parser = subparsers.add_parser(
+        "runbook",
+        help="print what an id in a message means and what to do",
+        description="Prints the entry of the runbook for the id of a refusal (HA-4002), of a line "
+        "of doctor (P-DRIVER) or explain (E-LOCK), of a GPU's fault (H-079) or of an Event. It "
+        "reads nothing of the node or the cluster. Exits 4 if there is no such id.",
+        epilog="example: hami-agent runbook HA-4002",
+    )
+    parser.add_argument("id", nargs="?", metavar="ID", help="without it: list all ids")
+
+
+def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
+    """Print the entry, or the ids; return the exit code."""
+    del environ
+    known = entries()
+    if args.id is None:
+        width = max(map(len, known))
+        sys.stdout.writelines(f"{name:<{width}}  {title}\n" for name, (title, _) in known.items())
+        return OK
+    names = {name.lower(): name for name in known}
+    asked = args.id.strip("[]").lower()  # as messages have it
+    if _XID.fullmatch(asked):
+        asked = "h-nnn"  # one entry for all XIDs
+    if asked not in names:
+        near = ", ".join(names[each] for each in difflib.get_close_matches(asked, names, n=3))
+        text = f"the nearest: {near}" if near else "`hami-agent runbook` lists all"
+        raise NotThere(f"the runbook has no entry {cap(args.id, 64)}; {text}")
+    sys.stdout.write(known[names[asked]][1])
+    return OK
+
+
+def entries() -> Mapping[str, tuple[str, str]]:
+    """Title and text of each id, in the order of the runbook."""
+    home = Path(agent.__file__).parent
+    installed = home / "RUNBOOK.md"
+    text = (installed if installed.exists() else home.parent / "RUNBOOK.md").read_text("utf-8")
+    found: dict[str, tuple[str, str]] = {}
+    for part in re.split("^(?=##)", text, flags=re.MULTILINE):
+        if heading := _HEADING.match(part):
+            plain = _LINK.sub(r"\1", part).removeprefix("### ").rstrip()
+            title = heading[2].strip() or part.removeprefix("### ").partition(" ")[0]
+            found |= dict.fromkeys(heading[1].split(", "), (title, f"{plain}\n"))
+    return found

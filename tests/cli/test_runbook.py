@@ -1,0 +1,69 @@
+"""`runbook`: an entry by the id in a message, the list of all ids, and the nearest of none."""
+
+from pathlib import Path
+
+import pytest
+
+from agent.cli.main import dispatch
+from agent.cli.runbook import entries
+
+RUNBOOK = Path("RUNBOOK.md").read_text(encoding="utf-8")
+
+
+def test_an_entry_is_that_of_the_runbook_without_the_marks_of_links(capsys):
+    assert 0 == dispatch(["runbook", "HA-2004"], {})
+
+    title, blank, *lines = capsys.readouterr().out.splitlines()
+    assert ("HA-2004 Another pod holds the node lock", "") == (title, blank)
+    assert lines
+    whole = RUNBOOK.partition("### HA-2004")[2].partition("\n#")[0]
+    assert all(line in whole for line in lines if "[" not in whole)
+    assert not any("](" in text for _, text in entries().values())
+
+
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        ("ha-2004", "HA-2004 "),
+        ("[HA-2004]", "HA-2004 "),
+        ("H-079", "H-NNN "),
+        ("h-nnn", "H-NNN "),
+        ("P-DRIVER", "P-DRIVER "),
+        ("nodefitpod", "NodeUnfitPod, NodeFitPod "),
+        ("GpuRecovered", "Events GpuUnhealthy, GpuRecovered, "),
+        ("GpuDegraded", "Condition GpuDegraded"),
+    ],
+)
+def test_an_id_is_found_as_messages_and_people_write_it(words, meant, capsys):
+    assert 0 == dispatch(["runbook", words], {})
+    assert capsys.readouterr().out.startswith(meant)
+
+
+def test_without_an_id_all_are_listed_a_line_each(capsys):
+    assert 0 == dispatch(["runbook"], {})
+
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == list(entries())
+    assert "HA-4002                            The GPU is bad or lost" in lines
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("HA-4009", "HA-4009; the nearest: HA-4006, HA-4005, HA-4004"),
+        ("lost", "lost; the nearest: H-LOST"),
+        ("\x1b[2J", "\N{REPLACEMENT CHARACTER}[2J; `hami-agent runbook` lists all"),
+    ],
+)
+def test_an_unknown_id_is_not_there_and_the_nearest_are_named(words, said, capsys):
+    assert 4 == dispatch(["runbook", words], {})
+    assert f"hami-agent runbook: the runbook has no entry {said}\n" == capsys.readouterr().err
+
+
+def test_the_installed_file_comes_before_that_of_the_repository(tmp_path, monkeypatch, capsys):
+    (tmp_path / "agent").mkdir()
+    monkeypatch.setattr("agent.__file__", str(tmp_path / "agent/__init__.py"))
+    for place, title in (("", "of the repository"), ("agent/", "of the package")):
+        (tmp_path / f"{place}RUNBOOK.md").write_text(f"## A\n\n### H-LOST Text {title}\n")
+        assert 0 == dispatch(["runbook", "H-LOST"], {})
+        assert f"H-LOST Text {title}\n" == capsys.readouterr().out
