@@ -53,6 +53,12 @@ from agent.ports import Clock, Driver
 log = structlog.get_logger(__name__)
 
 
+SCAN_PERIOD: Final = 60.0
+SCAN_DEADLINE: Final = 10.0
+FIRST_RETRY: Final = 1.0
+LAST_RETRY: Final = 30.0
+
+
 class Discovery:
     """Scans the driver and passes each scan to `found`.
 
@@ -68,17 +74,11 @@ class Discovery:
         found: Callable[[Scan], None],
         *,
         ill: Ill = lambda _: False,
-        interval: float = 60.0,
-        deadline: float = 10.0,
-        retry: tuple[float, float] = (1.0, 30.0),
     ) -> None:
         self.problem: Cell[str | None] = Cell("the driver has not been asked yet")
         self._driver = driver
         self._found = found
         self._ill = ill
-        self._interval = interval
-        self._deadline = deadline
-        self._retry = retry
         self._wanted = asyncio.Event()
 
     def rescan(self) -> None:
@@ -87,22 +87,21 @@ class Discovery:
 
     async def run(self) -> None:
         """Scan for ever."""
-        first, last = self._retry
-        delay = first
+        delay = FIRST_RETRY
         while True:
             self._wanted.clear()
             is_done = await self._scan()
-            pause = until_tick(self._interval) if is_done else delay
+            pause = until_tick(SCAN_PERIOD) if is_done else delay
             is_wanted = await await_event(self._wanted, pause)
             if is_done:
-                delay = first
+                delay = FIRST_RETRY
             elif not is_wanted:  # a rescan on demand gives the driver no time to recover
-                delay = min(2 * delay, last)
+                delay = min(2 * delay, LAST_RETRY)
 
     async def _scan(self) -> bool:
         """Scan once. False: try again soon."""
         try:
-            async with Lag().within(self._deadline):
+            async with Lag().within(SCAN_DEADLINE):
                 scan = await self._driver.scan()
                 if same_fault(scan, self._ill) is not None and await self._driver.renew():
                     scan = await self._driver.scan()
@@ -110,7 +109,7 @@ class Discovery:
             self._fail(str(error))
             return False
         except TimeoutError:
-            self._fail(f"the driver did not answer within {self._deadline:g} s")
+            self._fail(f"the driver did not answer within {SCAN_DEADLINE:g} s")
             return False
         fault = same_fault(scan, self._ill)
         if fault is not None and len(scan.faults) >= MANY:
