@@ -9,10 +9,8 @@ import dataclasses
 from collections.abc import AsyncIterator, Mapping
 
 from agent.cluster import MUTEX_LOCK, NodeChange, NodeView, PodChange, PodList, PodUid, PodView
-from agent.cluster import NodeEvent as Said
 from agent.errors import ApiInvalid, ApiNotFound
 from agent.kube.objects import decode_node, decode_pod
-from agent.ports import NodeApi, PodApi
 from tests.traces.trace import RESOURCE, Json, Notes, PodEvent, TracedNodeEvent
 
 TRIP = 0.003
@@ -230,10 +228,6 @@ class TracedApi:
         if not done:
             raise ApiInvalid("metadata.uid: field is immutable", status=422)
 
-    async def post_event(self, event: Said) -> None:
-        async with _Request(self._cluster):
-            self._cluster.others.append(f"an Event: {event.text}")
-
 
 class _Request:
     """One request: it takes its time to get there, and its answer to come back."""
@@ -249,11 +243,6 @@ class _Request:
 
     async def __aexit__(self, *_: object) -> None:
         await asyncio.sleep(TRIP)
-
-
-def conforms(api: TracedApi) -> tuple[NodeApi, PodApi]:
-    """Only a type checker reads this: the fake has the shapes of the ports."""
-    return api, api
 
 
 def _noted(before: Json | None, notes: Notes) -> dict[str, str]:
