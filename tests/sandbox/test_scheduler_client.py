@@ -13,7 +13,6 @@ from agent import cluster as annotations
 from agent.sandbox.apiserver_requests import merge_patch
 from agent.sandbox.scheduler.cluster import (
     ClientQueue,
-    EventQueue,
     EventRecorder,
     QueuedCluster,
     StoreCluster,
@@ -149,37 +148,8 @@ async def test_bind_time_is_older_than_the_lock_by_the_wait_in_the_queue(
 POD: Json = {"metadata": {"namespace": "d", "name": "p", "uid": "u", "labels": {}}, "spec": {}}
 
 
-class Slow(EventRecorder):
-    """Takes one Event in each second."""
-
-    def __init__(self) -> None:
-        super().__init__(StoreCluster(ObjectStore(ManualClock(), Seeded())), ManualClock(), "slow")
-        self.told: list[tuple[Json, str]] = []
-
-    async def record(self, pod: Json, notice: Notice) -> None:
-        await asyncio.sleep(1)
-        self.told.append((pod, notice.message))
-
-
 def notice(text: str) -> Notice:
     return Notice(NORMAL, "Told", text)
-
-
-async def test_events_are_sent_in_their_order_by_who_runs_the_queue() -> None:
-    slow = Slow()
-    queue = EventQueue(slow)
-    began = asyncio.get_running_loop().time()
-    for text in ("one", "two"):
-        await queue.record(POD, notice(text))
-    assert began == asyncio.get_running_loop().time()
-
-    async with asyncio.TaskGroup() as group:
-        running = group.create_task(queue.run())
-        await asyncio.sleep(2.5)
-        running.cancel()
-
-    assert ["one", "two"] == [text for _, text in slow.told]
-    assert {"namespace": "d", "name": "p", "uid": "u"} == slow.told[0][0]["metadata"]
 
 
 def recording() -> tuple[RecordedCluster, EventRecorder]:

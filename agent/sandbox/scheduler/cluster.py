@@ -7,7 +7,7 @@ reads, writes, bindings and Events share its queue. A waiting request delays onl
 
 import asyncio
 import hashlib
-from typing import Final, NoReturn, Protocol
+from typing import Final, Protocol
 
 import structlog
 
@@ -143,25 +143,6 @@ log = structlog.get_logger(__name__)
 _ABOUT_ONE_POD: Final = (1 / 300, 25)
 _NAMED_BY: Final = ("namespace", "name", "uid")
 _STAMP: Final = "%Y-%m-%dT%H:%M:%SZ"
-
-
-class EventQueue:
-    """Takes Events at once and passes them to `recorder` while it runs."""
-
-    def __init__(self, recorder: "EventRecorder") -> None:
-        self._recorder = recorder
-        self._waiting: asyncio.Queue[tuple[Json, Notice]] = asyncio.Queue()
-
-    async def record(self, pod: Json, notice: Notice) -> None:
-        """Have one Event sent later."""
-        metadata = pod["metadata"]
-        named = {"metadata": {key: metadata[key] for key in _NAMED_BY}}
-        self._waiting.put_nowait((named, notice))
-
-    async def run(self) -> NoReturn:
-        """Send for ever, one after another. Events that wait at the end are lost."""
-        while True:
-            await self._recorder.record(*await self._waiting.get())
 
 
 class EventRecorder:
