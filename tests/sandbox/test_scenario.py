@@ -194,20 +194,20 @@ def test_groups_belong_to_the_containers_that_ask_init_containers_first():
 @pytest.mark.parametrize(("init", "most"), [(500, 3000), (3000, 4000)])
 def test_a_pod_counts_by_its_greatest_moment(init, most):
     """An init container runs beside the sidecar before it; the app containers come later."""
-    containers = {
-        "s": ("sidecar", 1000),
-        "i": ("init", init),
-        "a": ("app", 1500),
-        "b": ("app", 500),
-    }
-    specs = tuple(ContainerSpec(name, kind, {}) for name, (kind, _) in containers.items())
+    sizes = {"s": 1000, "i": init, "a": 1500, "b": 500}
+    specs = (
+        ContainerSpec("s", "sidecar", {}),
+        ContainerSpec("i", "init", {}),
+        ContainerSpec("a", "app", {}),
+        ContainerSpec("b", "app", {}),
+    )
     kept = {
         ("u", name): bytes(
             ContainerAllocateResponse(
                 envs={"NVIDIA_VISIBLE_DEVICES": FIRST, "CUDA_DEVICE_MEMORY_LIMIT_0": f"{mib}m"}
             )
         )
-        for name, (_, mib) in containers.items()
+        for name, mib in sizes.items()
     }
 
     assert {FIRST: Load(3, most, 0)} == pod_use(PodSpec("u", "d", "p", "", specs, {}), "u", kept)
