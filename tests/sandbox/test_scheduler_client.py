@@ -79,14 +79,6 @@ async def test_a_rate_below_zero_is_no_limit() -> None:
     assert [0.0] * 50 == await turns(ClientQueue(-1, 1), 50)
 
 
-async def test_a_turn_that_must_be_free_is_refused_where_it_costs_a_wait() -> None:
-    queue = ClientQueue(0.5, 1)
-
-    assert [True, False] == [queue.try_turn(), queue.try_turn()]
-    await asyncio.sleep(2)
-    assert queue.try_turn()
-
-
 async def test_every_call_of_the_port_waits_for_its_turn() -> None:
     store = ObjectStore(LoopClock(), Seeded())
     store.create("nodes", {"metadata": {"name": "n1"}})
