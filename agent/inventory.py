@@ -22,7 +22,7 @@ from agent.cluster import NodeEvent
 from agent.errors import AgentError, DriverError, GpuError, StateError
 from agent.health.judge import MANY, MAY_PASS, OF_ALL, Ill, same_fault, with_uuids
 from agent.kit.cell import Cell, News
-from agent.kit.timing import Lag, Ring, until_tick
+from agent.kit.timing import Lag, Ring, await_event, until_tick
 from agent.ledger import EditSettings
 from agent.model import (
     MIG_MODE,
@@ -93,10 +93,8 @@ class Discovery:
         while True:
             self._wanted.clear()
             is_done = await self._scan()
-            is_wanted = False
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(until_tick(self._interval) if is_done else delay):
-                    is_wanted = await self._wanted.wait()
+            pause = until_tick(self._interval) if is_done else delay
+            is_wanted = await await_event(self._wanted, pause)
             if is_done:
                 delay = first
             elif not is_wanted:  # a rescan on demand gives the driver no time to recover
@@ -158,11 +156,6 @@ class Samples:
         self._origin = clock.now() - dt.timedelta(seconds=_loop_time())
         self._rings: dict[GpuUuid, Ring] = {}
         self._newest: dict[GpuUuid, Sampled] = {}
-
-    @property
-    def bytes(self) -> int:
-        """The memory that all samples take, in bytes."""
-        return sum(ring.bytes for ring in self._rings.values())
 
     async def run(self) -> NoReturn:
         """Ask all GPUs at each tick of PERIOD, for ever."""
@@ -302,10 +295,8 @@ class Withholder:
             except AgentError as error:
                 fault = error
             self._note(check, fault)
-            with contextlib.suppress(TimeoutError):
-                pause = LEAST if self.reasons.value else until_tick(CHECK_PERIOD, check.turn)
-                async with asyncio.timeout(pause):
-                    await wanted.wait()
+            pause = LEAST if self.reasons.value else until_tick(CHECK_PERIOD, check.turn)
+            await await_event(wanted, pause)
             await asyncio.sleep(max(0.0, begun + LEAST - loop.time()))
 
     def _note(self, check: NodeCheck, error: AgentError | TimeoutError | None) -> None:

@@ -273,12 +273,11 @@ class GpuFault(msgspec.Struct, frozen=True):
 
 
 class Scan(msgspec.Struct, frozen=True):
-    """All GPUs of the node, sorted by index. `library_version` is None if it is not known."""
+    """All GPUs of the node, sorted by index."""
 
     driver_version: str
     gpus: tuple[Gpu, ...]
     faults: tuple[GpuFault, ...] = ()
-    library_version: str | None = None
 
     def keeping(self, kept: frozenset[GpuUuid], reason: str) -> "Scan":
         """Only with the GPUs `kept`. The others become faults with this reason."""
@@ -722,14 +721,8 @@ class GpuSigns(msgspec.Struct, frozen=True):
     """Memory rows wait for a reset to be remapped."""
     rows_failed: bool | None = None
     """A memory row could not be remapped, because no spare row is left."""
-    rows_remapped: int | None = None
-    """Rows remapped so far, after corrected and uncorrected errors."""
     pages_pending: bool | None = None
     """Memory pages wait for a reset to be retired (GPUs before Ampere)."""
-    pages_retired: int | None = None
-    """Memory pages retired so far (GPUs before Ampere)."""
-    ecc_corrected: int | None = None
-    """Corrected memory errors since the driver was loaded."""
     ecc_uncorrected: int | None = None
     """Uncorrected memory errors since the driver was loaded."""
     recovery: RecoveryAction | None = None

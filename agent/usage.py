@@ -347,11 +347,6 @@ class ContainerUsage:
         self._full: set[ContainerKey] = set()
         self._troubles: dict[tuple[str, str], tuple[str, float]] = {}
 
-    @property
-    def bytes(self) -> int:
-        """The memory that the history takes, in bytes."""
-        return sum(ring.bytes for _, ring in self._kept.values())
-
     def newest(self, key: ContainerKey) -> ContainerUse | None:
         """The use of a container's GPUs now; None: it has no directory, or nothing was read yet.
 

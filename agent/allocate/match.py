@@ -204,8 +204,8 @@ class Evidence(msgspec.Struct, frozen=True):
       `list_failed`: the LIST failed. `node_unread`: the GET of the Node failed. `checked`: the
       runtime ids that were asked about.
     - `claimed`: pods that cannot be asking: another call answers them, or they were refused.
-    - `absent`, `present`: names that the kubelet did not know, or knew, when it began this call's
-      container. `alone`: no other call came for a moment. `beside`: of each call that
+    - `known_before`: whether the kubelet knew a name when it began this call's container. A missing
+      key: it was not asked. `alone`: no other call came for a moment. `beside`: of each call that
       was under way then, the names that the kubelet knew when it began, if that is known.
     """
 
@@ -229,8 +229,7 @@ class Evidence(msgspec.Struct, frozen=True):
     node_read: bool = False
     node_unread: bool = False
     claimed: frozenset[PodUid] = frozenset()
-    absent: frozenset[PodKey] = frozenset()
-    present: frozenset[PodKey] = frozenset()
+    known_before: Mapping[PodKey, bool] = msgspec.field(default_factory=dict)
     alone: bool = False
     beside: tuple[frozenset[PodKey] | None, ...] = ()
 
@@ -239,8 +238,7 @@ class Evidence(msgspec.Struct, frozen=True):
 class AskKubelet:
     """Ask PodResources for this pod, and then for `others` until the kubelet knows one of them."""
 
-    namespace: str
-    name: str
+    key: PodKey
     others: tuple[PodKey, ...] = dataclasses.field(default=(), compare=False)
 
 
@@ -261,15 +259,13 @@ class ListPods(msgspec.Struct, frozen=True):
 class LookAtPod(msgspec.Struct, frozen=True):
     """GET this pod, because another pod may have its name now."""
 
-    namespace: str
-    name: str
+    key: PodKey
 
 
 class AwaitLock(msgspec.Struct, frozen=True):
     """Wait for the Node's watch to show this pod's lock."""
 
-    namespace: str
-    name: str
+    key: PodKey
 
 
 class LookAtNode(msgspec.Struct, frozen=True):
@@ -351,7 +347,7 @@ def candidates(count: int, evidence: Evidence, settings: MatchSettings) -> tuple
         *((pod, False) for pod in _asking(count, evidence)),
         *((pod, True) for pod in _deleted_pods(evidence)),
     ):
-        if pod.uid in evidence.claimed or pod.key in evidence.absent:
+        if pod.uid in evidence.claimed or not evidence.known_before.get(pod.key, True):
             continue
         # While the agent has not asked PodResources about the pod, the call may be for any of its
         # containers that wait, because records may be missing here.
@@ -538,7 +534,7 @@ def to_ask(
     owner = evidence.lock.owner if evidence.lock else None
     left.sort(key=lambda each: (each.pod.key != owner, each.pod.static))
     first, *behind = left
-    return AskKubelet(*first.pod.key, tuple(each.pod.key for each in behind))
+    return AskKubelet(first.pod.key, tuple(each.pod.key for each in behind))
 
 
 def admitted(
@@ -646,7 +642,7 @@ def _beside_dead(
         return None
     if not (lock_of(pod, evidence) or may_be_unlocked(pod, evidence, settings)):
         return seek_lock(pod, evidence, settings)
-    is_first = pod.key in evidence.present and not evidence.beside
+    is_first = evidence.known_before.get(pod.key, False) and not evidence.beside
     return new[0] if is_first or evidence.alone else AwaitOthers()
 
 
@@ -773,7 +769,7 @@ def _still_the_same(
     if not pod.reusable_name or candidate.deleted or _is_under_way(candidate, evidence):
         return None
     if pod.key not in evidence.pod_uids_read:
-        return None if evidence.listed and not evidence.list_failed else LookAtPod(*pod.key)
+        return None if evidence.listed and not evidence.list_failed else LookAtPod(pod.key)
     uid_read = evidence.pod_uids_read[pod.key]
     if uid_read == pod.uid:
         return None
@@ -884,7 +880,7 @@ def seek_lock(pod: PodView, evidence: Evidence, settings: MatchSettings) -> Ques
         return None
     is_free = may_be_unlocked(pod, evidence, settings)
     if (_takes_lock(pod) or not is_free) and not evidence.waited:
-        return AwaitLock(*pod.key)
+        return AwaitLock(pod.key)
     return None if evidence.node_read else LookAtNode()
 
 
@@ -1014,7 +1010,7 @@ def check(candidate: Candidate, evidence: Evidence, settings: MatchSettings) -> 
     ]
     for row in in_the_way if evidence.kubelet.witnessed else ():
         if (row.namespace, row.pod) not in evidence.known:
-            return AskKubelet(row.namespace, row.pod)
+            return AskKubelet((row.namespace, row.pod))
     if in_the_way and not evidence.listed:
         # The scheduler's watch may have shown a change that the agent's watch has not.
         return ListPods()

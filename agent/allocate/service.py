@@ -600,8 +600,7 @@ class HamiAllocation(Allocation):
         except (AgentError, TimeoutError) as error:
             log.debug("prefer.unsteered", reason=str(error) or "out of time")
         finally:
-            turn.present = frozenset(key for key, one in inquiry.known.items() if one is not None)
-            turn.absent = frozenset(inquiry.known) - turn.present
+            turn.there = {key: one is not None for key, one in inquiry.known.items()}
         ledger = self.with_pending(self.ledger.value)
         held = frozenset(chain.from_iterable(ledger.held_ids().values()))
         chosen = self._offer = None  # an earlier offer is no longer what the kubelet was told
@@ -748,8 +747,8 @@ class Inquiry:
             elif isinstance(step, AskKubelet | ReadRecords | CheckRunning):
                 await self._answer(step)  # not measured: the kubelet waits for Allocates
             elif isinstance(step, LookAtPod):
-                pod = evidence.table.named(step.namespace, step.name)  # a preference binds nobody
-                self._learn_uid((step.namespace, step.name), pod.uid if pod else NOT_HERE)
+                pod = evidence.table.named(*step.key)  # a preference binds nobody
+                self._learn_uid(step.key, pod.uid if pod else NOT_HERE)
             elif not await self._caught_up(step, evidence):
                 break
         raise Refusal(
@@ -795,8 +794,7 @@ class Inquiry:
             claimed=source.claimed(),
             used_locks=source.used_locks,
             outlived=source.outlived.value,
-            absent=turn.absent if turn else frozenset(),
-            present=turn.present if turn else frozenset(),
+            known_before=turn.there if turn else {},
             beside=beside,
         )
         return self._seen
@@ -814,7 +812,7 @@ class Inquiry:
         match question:
             case AskKubelet():
                 async with self._kubelet.within():
-                    for key in ((question.namespace, question.name), *question.others):
+                    for key in (question.key, *question.others):
                         await self._ask(*key)
                         # The first one that it knows may be enough for a decision.
                         if self.known.get(key) is not None or not self._seen.kubelet.witnessed:
@@ -833,16 +831,15 @@ class Inquiry:
             case ListPods():
                 await self._list()
             case LookAtPod():
-                key, lock = (question.namespace, question.name), self._lock()
-                uid, name = UNREAD, "/".join(key)
-                is_owners = lock is not None and lock.owner == key
+                uid, lock, name = UNREAD, self._lock(), "/".join(question.key)
+                is_owners = lock is not None and lock.owner == question.key
                 async with self._asking(
                     "pods.get_failed", GET_PAUSE, is_owners=is_owners, pod=name
                 ):
-                    uid = await self._source.look_at_pod(*key)
-                self._learn_uid(key, uid)
+                    uid = await self._source.look_at_pod(*question.key)
+                self._learn_uid(question.key, uid)
             case AwaitLock():
-                await self._await_lock((question.namespace, question.name))
+                await self._await_lock(question.key)
             case LookAtNode():
                 failed = True
                 async with self._asking("node.get_failed", API_BUDGET):

@@ -402,12 +402,7 @@ def signs_of(library: NvmlLibrary, handle: Handle) -> GpuSigns:
     return GpuSigns(
         rows_pending=None if rows is None else bool(rows[2]),
         rows_failed=None if rows is None else bool(rows[3]),
-        rows_remapped=None if rows is None else rows[0] + rows[1],
         pages_pending=None if pending is None else bool(pending),
-        pages_retired=_sign(library, _retired, library, handle),
-        ecc_corrected=_errors(
-            library, handle, pynvml.NVML_MEMORY_ERROR_TYPE_CORRECTED, pynvml.NVML_VOLATILE_ECC
-        ),
         ecc_uncorrected=_errors(
             library, handle, pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, pynvml.NVML_VOLATILE_ECC
         ),
@@ -442,14 +437,6 @@ def sample_of(library: NvmlLibrary, handles: Handles, uuid: GpuUuid) -> GpuSampl
             library, handle, pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, pynvml.NVML_AGGREGATE_ECC
         ),
     )
-
-
-def _retired(library: NvmlLibrary, handle: Handle) -> int:
-    causes = (
-        pynvml.NVML_PAGE_RETIREMENT_CAUSE_MULTIPLE_SINGLE_BIT_ECC_ERRORS,
-        pynvml.NVML_PAGE_RETIREMENT_CAUSE_DOUBLE_BIT_ECC_ERROR,
-    )
-    return sum(len(library.nvmlDeviceGetRetiredPages(handle, cause)) for cause in causes)
 
 
 def _errors(library: NvmlLibrary, handle: Handle, kind: int, span: int) -> int | None:
@@ -577,7 +564,7 @@ class NvmlDriver:
         self._session.check(opened)
         gpus = tuple(linked(gpu, peers, rows) for gpu in peers.values())
         self._handles.seen(gpus, faults)
-        return Scan(opened.driver_version, gpus, faults, opened.library_version)
+        return Scan(opened.driver_version, gpus, faults)
 
     async def _scan_others(self, opened: OpenedSession) -> Scan:
         """Describe the GPUs that are not released; their known addresses and links stay."""
@@ -599,7 +586,7 @@ class NvmlDriver:
         )
         await self._follow(opened, sorted(found), {gpu.uuid for gpu in gpus})
         self._session.check(opened)
-        return Scan(opened.driver_version, gpus, tuple(faults), opened.library_version)
+        return Scan(opened.driver_version, gpus, tuple(faults))
 
     async def probe(self, uuid: GpuUuid) -> Probe:
         """Probe one GPU. Raises DriverMissing, DriverError."""

@@ -23,7 +23,7 @@ from agent.gpu import nvml
 from agent.gpu.nvml import Handle, NvmlLibrary
 from agent.health.xids import XIDS
 from agent.kit.tasks import show_thread_name
-from agent.kit.timing import NOISE, Lag, until_tick
+from agent.kit.timing import NOISE, Lag, await_event, until_tick
 from agent.model import DriverEvent, EventKind, GpuUuid
 
 log = structlog.get_logger(__name__)
@@ -121,9 +121,7 @@ class GpuThreads:
             if left <= 0:
                 return False
             self._moved.clear()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(left):
-                    await self._moved.wait()
+            await await_event(self._moved, left)
         return True
 
     def close(self) -> None:
@@ -286,10 +284,9 @@ CLOSED: Final = "the driver session was closed"
 
 
 class OpenedSession(msgspec.Struct, frozen=True, eq=False):
-    """A session that has begun. No two are equal, also with the same versions."""
+    """A session that has begun. No two are equal, also with the same version."""
 
     driver_version: str
-    library_version: str | None
 
 
 class NvmlSession:
@@ -479,11 +476,7 @@ class NvmlSession:
             nvml.bind(library, other, anew=alone)
             library.nvmlInit()
         self._begun += 1  # before the next calls, which may fail: each begun one must be ended
-        version = nvml.maybe(library, library.nvmlSystemGetNVMLVersion)
-        return OpenedSession(
-            nvml.text_of(library.nvmlSystemGetDriverVersion()),
-            None if version is None else nvml.text_of(version),
-        )
+        return OpenedSession(nvml.text_of(library.nvmlSystemGetDriverVersion()))
 
     def _end_all(self) -> str:
         """End all begun sessions. Returns why not, or an empty text. Runs on a thread."""
@@ -650,10 +643,7 @@ class EventStream:
             period = until_tick(STALL)
             if period < STALL / 2:
                 period += STALL
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(period):
-                    await self._news.wait()
-            if self._news.is_set() or turns != self._turns:
+            if await await_event(self._news, period) or turns != self._turns:
                 return
         self.fail(DriverError("the driver does not return from a wait for events"))
 
@@ -670,10 +660,7 @@ class EventStream:
     async def stop(self) -> bool:
         """End the thread. False when it does not end in time: then do not touch the set."""
         self.end()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(FAREWELL):
-                await self.ended.wait()
-        return self.ended.is_set()
+        return await await_event(self.ended, FAREWELL)
 
     # On the threads that make calls.
 

@@ -1,7 +1,6 @@
 """Listens to events, probes the GPUs and gives the verdicts."""
 
 import asyncio
-import contextlib
 import datetime as dt
 from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
@@ -32,7 +31,7 @@ from agent.health.judge import (
 from agent.health.xids import HealthSettings, XidClass, xid_class, xid_label, xid_name
 from agent.kit.cell import Cell
 from agent.kit.tasks import Allowance
-from agent.kit.timing import Lag, Tally, until_tick
+from agent.kit.timing import Lag, Tally, await_event, until_tick
 from agent.model import (
     Cause,
     Condition,
@@ -172,10 +171,7 @@ class ReportBatcher:
     async def next(self) -> tuple[DriverEvent | Probe, ...]:
         """Wait for reports, then for those that belong to the same verdict; return all."""
         await self._reported.wait()
-        if not self._urgent.is_set():
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._settings.coalesce):
-                    await self._urgent.wait()
+        await await_event(self._urgent, self._settings.coalesce)
         await asyncio.sleep(self._settings.gather)
         self._reported.clear()
         self._urgent.clear()
@@ -203,15 +199,14 @@ class EventListener:
     def __init__(self, driver: Driver, take: Callable[[DriverEvent], None]) -> None:
         self._driver = driver
         self._take = take
-        self._begun_at = _loop_time()
-        self._opened_at: float | None = None
+        self._begun_at = self._opened_at = _loop_time()
         self._deaf = ""
         self._wanted = asyncio.Event()
         self._opened = asyncio.Event()
 
     async def run(self) -> None:
         """Receive events for ever, and open the stream again when it ends."""
-        self._begun_at, self._opened_at = _loop_time(), None
+        self._begun_at = _loop_time()
         self._opened.clear()  # a former run may have left it set
         delay = FIRST_RETRY
         while True:
@@ -226,17 +221,14 @@ class EventListener:
             # once.
             if self._has_settled():
                 delay = FIRST_RETRY
-            self._opened_at = None
             self._opened.clear()
             self._wanted.clear()
             self._note_deaf(reason or "no reason given")
             # An XID that came in between is heard by nobody. The scan and the probes find a GPU
             # that is lost, refused or asks for a reset.
             self._take(DriverEvent(EventKind.CHANGED))
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(delay):
-                    await self._wanted.wait()
-            delay = FIRST_RETRY if self._wanted.is_set() else min(2 * delay, LAST_RETRY)
+            is_wanted = await await_event(self._wanted, delay)
+            delay = FIRST_RETRY if is_wanted else min(2 * delay, LAST_RETRY)
 
     def reopen(self) -> None:
         """Open the stream at once: what had ended it may be over."""
@@ -247,10 +239,8 @@ class EventListener:
         if self._opened.is_set():
             return False
         self.reopen()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(within):
-                await self._opened.wait()
-                self._note_heard()
+        if await await_event(self._opened, within):
+            self._note_heard()
         return True
 
     def obstacle(self) -> str:
@@ -261,12 +251,12 @@ class EventListener:
         if self._has_settled():
             self._note_heard()
         began = _loop_time() - self._begun_at
-        if not self._deaf and self._opened_at is None and began >= OPENING:
+        if not self._deaf and not self._opened.is_set() and began >= OPENING:
             self._note_deaf("the stream of events does not open")
         return self._deaf
 
     def _has_settled(self) -> bool:
-        return self._opened_at is not None and _loop_time() - self._opened_at >= SETTLED
+        return self._opened.is_set() and _loop_time() - self._opened_at >= SETTLED
 
     def _note_open(self) -> None:
         self._opened_at = _loop_time()
@@ -515,9 +505,7 @@ class HealthWatch:
             pause = until_tick(self._settings.probe_interval)
             if doubts:
                 pause = min(self._settings.probe_interval, SECOND_LOOK)
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(pause):
-                    await self._probe_now.wait()
+            await await_event(self._probe_now, pause)
 
     def _is_ill(self, uuid: GpuUuid) -> bool:
         return self._health_of(uuid).ill
@@ -597,10 +585,8 @@ class HealthWatch:
                 for health in self._health.values()
                 if health.silent and health.serving
             ]
-            end = max(min(ends), _loop_time() + TICK) if ends else None
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout_at(end):
-                    await self._health_moved.wait()
+            pause = max(min(ends) - _loop_time(), TICK) if ends else None
+            await await_event(self._health_moved, pause)
 
     def _publish(self, verdicts: Mapping[GpuUuid, Health]) -> bool:
         """Publish what changed, all at once. Returns whether a condition changed."""

@@ -4,6 +4,7 @@ Source: the XID catalog at docs.nvidia.com/deploy/xid-errors (1 to 172, of R590)
 """
 
 import enum
+import functools
 from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Annotated, Final, Self
@@ -246,17 +247,13 @@ class XidSwitches(msgspec.Struct, frozen=True):
         """Whether all health checks are off. With `all`, enabling single XIDs changes nothing."""
         return self.disabled.get(_EVERY_XID, False)
 
-    def ignores(self, number: int) -> bool:
-        """Whether this XID is ignored."""
-        if self.disabled.get(_EVERY_XID) is False:
-            return False
-        return self.disabled.get(number, self.off)
-
-    def sets(self, number: int) -> bool:
-        """Whether a variable names this XID or all XIDs."""
-        return _EVERY_XID in self.disabled or number in self.disabled
+    def ignores(self, number: int) -> bool | None:
+        """Whether this XID is ignored; None: no variable names it or all XIDs."""
+        every = self.disabled.get(_EVERY_XID)
+        return False if every is False else self.disabled.get(number, every)
 
 
+@functools.lru_cache(maxsize=8)
 def read_switches(disable: str, enable: str) -> XidSwitches:
     """Parse DP_DISABLE_HEALTHCHECKS and DP_ENABLE_HEALTHCHECKS; the second one wins.
 
@@ -392,8 +389,11 @@ class HealthSettings(msgspec.Struct, frozen=True):
             env=("DP_ENABLE_HEALTHCHECKS",),
         ),
     ] = ""
-    switches: XidSwitches = msgspec.field(default_factory=XidSwitches)
-    """What the two lists mean together; `xids` wins."""
+
+    @property
+    def switches(self) -> XidSwitches:
+        """What the two lists mean together; `xids` wins."""
+        return read_switches(self.disabled_xids, self.enabled_xids)
 
 
 DEFAULTS: Final = HealthSettings()
@@ -404,8 +404,8 @@ def xid_class(number: int, settings: HealthSettings = DEFAULTS) -> XidClass:
     if number in settings.xids:
         return settings.xids[number]
     known = XIDS[number].kind if number in XIDS else XidClass.FATAL
-    if not settings.switches.sets(number):
-        return known
-    if settings.switches.ignores(number):
+    is_ignored = settings.switches.ignores(number)
+    if is_ignored:
         return XidClass.APPLICATION
-    return XidClass.FATAL if known is XidClass.APPLICATION else known
+    is_counted = is_ignored is False and known is XidClass.APPLICATION
+    return XidClass.FATAL if is_counted else known

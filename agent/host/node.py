@@ -151,29 +151,27 @@ class CgroupContainers:
         return await self._offload.call(self._begun)
 
     def _begun(self) -> frozenset[PodUid] | None:
-        below = [name for _, names, _ in os.walk(self._root) for name in names]
-        if not any("kubepods" in name for name in below):
-            return None
-        found = map(_POD.search, below)
-        return frozenset(PodUid(one[2].replace("_", "-")) for one in found if one)
+        below = self._below()
+        found = (_POD.search(name) for _, name in below)
+        pods = frozenset(PodUid(one[2].replace("_", "-")) for one in found if one)
+        return pods if below else None
 
     def _running(self, ids: frozenset[str]) -> frozenset[str] | None:
+        below = self._below()
         wanted = {text.rpartition("://")[2]: text for text in ids}
-        running: set[str] = set()
-        is_visible = has_pods = has_ids = False
-        for path, names, _ in os.walk(self._root):
-            is_visible = is_visible or any("kubepods" in name for name in names)
-            if not is_visible:
-                continue
-            has_pods = has_pods or any(_POD.search(name) for name in names)
-            # The runtime id in the name of each cgroup. CRI-O's monitor process has one beside it.
-            parts = [name.removesuffix(".scope").rpartition("-") for name in names]
-            found = [id_ for prefix, _, id_ in parts if not prefix.endswith("conmon")]
-            has_ids = has_ids or ("kubepods" in path and any(map(_ID.search, names)))
-            running.update(wanted[id_] for id_ in found if id_ in wanted)
-            if len(running) == len(wanted):
-                return frozenset(running)
-        return frozenset(running) if is_visible and (has_ids or not has_pods) else None
+        # The runtime id in the name of each cgroup. CRI-O's monitor process has one beside it.
+        parts = [name.removesuffix(".scope").rpartition("-") for _, name in below]
+        found = [id_ for prefix, _, id_ in parts if not prefix.endswith("conmon")]
+        running = frozenset(wanted[id_] for id_ in found if id_ in wanted)
+        has_pods = any(_POD.search(name) for _, name in below)
+        has_ids = any("kubepods" in path and _ID.search(name) for path, name in below)
+        tells = running == ids or has_ids or not has_pods
+        return running if below and tells else None
+
+    def _below(self) -> list[tuple[str, str]]:
+        """All cgroups, as the path of the parent and the name; none if no pod's are visible."""
+        below = [(path, name) for path, names, _ in os.walk(self._root) for name in names]
+        return below if any("kubepods" in name for _, name in below) else []
 
 
 # Tells whether the mounts of this process, which a service has of its own, allow writes.

@@ -21,6 +21,7 @@ import structlog
 
 from agent.errors import PermissionFault, StateError, cap
 from agent.kit.tasks import show_thread_name
+from agent.kit.timing import await_event
 
 # Reads the wall clock.
 
@@ -207,10 +208,8 @@ class Worker:
         self._closed = True
         self._queue.put(None)
         try:
-            async with asyncio.timeout(self._patience):
-                await self._ended.wait()
-        except TimeoutError:
-            log.warning("worker.abandoned", worker=self._name, after=self._patience)
+            if not await await_event(self._ended, self._patience):
+                log.warning("worker.abandoned", worker=self._name, after=self._patience)
         finally:
             self._abandoned.set()
 

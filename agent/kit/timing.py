@@ -33,6 +33,14 @@ def until_tick(period: float, turn: int = 0) -> float:
     return (math.floor((now - late + EARLY) / period) + 1) * period + late - now
 
 
+async def await_event(event: asyncio.Event, within: float | None) -> bool:
+    """Wait until the event is set, at most `within` seconds. Returns whether it is."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(within):
+            await event.wait()
+    return event.is_set()
+
+
 class Lull:
     """Counts the work in progress. A waiter delays no work."""
 

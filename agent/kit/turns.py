@@ -6,7 +6,7 @@ the client. The ids tell which question a request belongs to.
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 
 import msgspec
@@ -30,9 +30,9 @@ class Turn(msgspec.Struct, eq=False):
     `ids` are those it heard or requests. `overtaken`: a later turn began, so this one must not be
     granted. `doubted`: it began so soon after another that it may be overtaken too. `overlapped`:
     another request was open at the same time. `yields`: it is refused unless it is alone. `over` is
-    set when its answer is being sent. `absent`, `present`: what the question found not to be there,
-    or to be there. `all_there`: everything that was there then; None: not known. `beside`: the
-    turns that were open when this one began, which is the last to begin.
+    set when its answer is being sent. `there`: whether what the question looked for was there.
+    `all_there`: everything that was there then; None: not known. `beside`: the turns that were open
+    when this one began, which is the last to begin.
     """
 
     at: float
@@ -42,8 +42,7 @@ class Turn(msgspec.Struct, eq=False):
     doubted: bool = False
     overlapped: bool = False
     yields: bool = False
-    absent: frozenset[tuple[str, str]] = frozenset()
-    present: frozenset[tuple[str, str]] = frozenset()
+    there: Mapping[tuple[str, str], bool] = msgspec.field(default_factory=dict)
     all_there: frozenset[tuple[str, str]] | None = None
     beside: tuple["Turn", ...] = ()
     over: asyncio.Event = msgspec.field(default_factory=asyncio.Event)

@@ -1,7 +1,6 @@
 """Follows the Node and its pods."""
 
 import asyncio
-import contextlib
 import datetime as dt
 import random
 from collections import deque
@@ -28,7 +27,7 @@ from agent.cluster import (
 from agent.errors import ApiError, ApiForbidden, ApiGone
 from agent.kit.cell import Cell
 from agent.kit.tasks import Allowance, Reopening
-from agent.kit.timing import Lag, Tally
+from agent.kit.timing import Lag, Tally, await_event
 from agent.model import GpuUuid, Inventory
 from agent.ports import Clock, NodeApi, PodApi
 
@@ -62,9 +61,7 @@ async def _keep_open(
         wanted.clear()
         least = max(least, min(LOOK_PAUSE, delay))
         await asyncio.sleep(least)
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(delay - least):
-                await wanted.wait()
+        await await_event(wanted, delay - least)
 
 
 # Follows this Node with one WATCH, which is opened again whenever it ends.

@@ -241,8 +241,6 @@ class SimulatedHardware:
         signs = GpuSigns(
             rows_pending=False,
             rows_failed=False,
-            rows_remapped=0,
-            ecc_corrected=0,
             ecc_uncorrected=0,
             recovery=recovery,
         )

@@ -14,7 +14,7 @@ from agent.allocate.match import MatchSettings
 from agent.allocate.plain import PlainSettings
 from agent.errors import SettingsError
 from agent.hami.register import ReportSettings
-from agent.health.xids import HealthSettings, read_switches
+from agent.health.xids import HealthSettings
 from agent.ledger import EditSettings
 from agent.model import MIG_MODE, HamiNames, ReaderPolicy, SharingSettings, check_list_size
 from agent.setting import (
@@ -425,12 +425,11 @@ def build(
             here = here.setdefault(struct, {})
         here[name] = one.value if one.field.convert is None else one.field.convert(one.value)
     # What several sections use is declared in one of them.
-    sharing, match, health = parts["sharing"], parts["match"], parts["health"]
+    sharing, match = parts["sharing"], parts["match"]
     parts["node"] = match["node"] = parts["node"] or host_name
     match["resource"] = sharing["resource"]
     match["requests"]["known"] = knows_requests
     parts["edits"] |= {name: sharing[name] for name in ("resource", "memory_scaling", "mode")}
-    health["switches"] = read_switches(health["disabled_xids"], health["enabled_xids"])
     if parts["scheduler"] == "hami":
         parts["plain"] = None
     if parts["observe"]:

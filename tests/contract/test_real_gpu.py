@@ -46,7 +46,7 @@ def say(lines: Iterable[str]) -> None:
 
 async def description(driver: NvmlDriver, scan: Scan) -> list[str]:
     """Everything that the driver says, for people."""
-    lines = [f"driver {scan.driver_version}, library {scan.library_version}"]
+    lines = [f"driver {scan.driver_version}"]
     lines += [f"fault: {fault}" for fault in scan.faults]
     for gpu in scan.gpus:
         probe = await driver.probe(gpu.uuid)

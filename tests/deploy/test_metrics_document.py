@@ -19,22 +19,6 @@ def test_no_series_is_listed_twice():
     assert len(set(names)) == len(names)
 
 
-@pytest.mark.parametrize(
-    ("name", "meaning", "unit"),
-    [
-        ("hami_agent_a_bytes", "", "bytes"),
-        ("hami_agent_received_bytes_total", "", "bytes"),
-        ("hami_agent_a_timestamp_seconds", "", "seconds since 1970"),
-        ("hami_agent_a_seconds", "", "seconds"),
-        ("hami_agent_a_ratio", "A share, 0 to 1.", "0 to 1"),
-        ("hami_host_a_ratio", "A share (0-100).", "percent"),
-        ("hami_agent_slices", "", ""),
-    ],
-)
-def test_the_unit_follows_from_the_name(name: str, meaning: str, unit: str):
-    assert unit == metrics.Described(name, "gauge", (), meaning).unit
-
-
 def test_a_counter_whose_text_is_no_literal_is_refused(tmp_path: Path):
     (tmp_path / "a.py").write_text('TEXT = "Things."\nTally("things_total", TEXT)\n')
 

@@ -51,8 +51,6 @@ class FakeGpu:
     rows_failed: int = 0
     rows: tuple[int, int, int] = (0, 0, 0)
     """Remapped after corrected and uncorrected errors; 1: some wait for a reset."""
-    pages: Sequence[int] = ()
-    """Retired after single-bit and after double-bit errors."""
     pages_pending: int = 0
     ecc: tuple[int, int] = (0, 0)
     ecc_life: tuple[int, int] | None = None
@@ -164,10 +162,6 @@ class FakeNvml:
         self._enter("nvmlSystemGetDriverVersion", None)
         return "570.148.08"
 
-    def nvmlSystemGetNVMLVersion(self):
-        self._enter("nvmlSystemGetNVMLVersion", None)
-        return "12.570.148"
-
     def nvmlDeviceGetCount(self):
         self._enter("nvmlDeviceGetCount", None)
         return len(self.gpus)
@@ -218,10 +212,6 @@ class FakeNvml:
 
     def nvmlDeviceGetRetiredPagesPendingStatus(self, device):
         return self._gpu("nvmlDeviceGetRetiredPagesPendingStatus", device).pages_pending
-
-    def nvmlDeviceGetRetiredPages(self, device, sourceFilter):
-        pages = self._gpu("nvmlDeviceGetRetiredPages", device).pages
-        return [0] * pages[sourceFilter] if pages else []
 
     def nvmlDeviceGetTotalEccErrors(self, handle, errorType, counterType):
         gpu = self._gpu("nvmlDeviceGetTotalEccErrors", handle)

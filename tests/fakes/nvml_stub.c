@@ -29,13 +29,13 @@ enum { GPUS = 16, QUEUE = 16384, STEP_US = 1000, MAGIC = 0x5708 };
 
 #define CALLS(X) \
   X(any) X(nvmlInitWithFlags) X(nvmlShutdown) X(nvmlSystemGetDriverVersion) \
-  X(nvmlSystemGetNVMLVersion) X(nvmlDeviceGetCount_v2) X(nvmlDeviceGetHandleByIndex_v2) \
+  X(nvmlDeviceGetCount_v2) X(nvmlDeviceGetHandleByIndex_v2) \
   X(nvmlDeviceGetHandleByUUID) X(nvmlDeviceGetHandleByPciBusId_v2) X(nvmlDeviceGetUUID) X(nvmlDeviceGetName) X(nvmlDeviceGetMemoryInfo) X(nvmlDeviceGetMemoryInfo_v2) \
   X(nvmlDeviceGetPciInfo_v3) X(nvmlDeviceGetMinorNumber) X(nvmlDeviceGetMigMode) \
   X(nvmlDeviceGetTopologyCommonAncestor) X(nvmlDeviceGetP2PStatus) X(nvmlDeviceGetNvLinkState) \
   X(nvmlDeviceGetNvLinkRemotePciInfo_v2) X(nvmlDeviceGetNvLinkRemoteDeviceType) \
   X(nvmlDeviceGetRemappedRows) X(nvmlDeviceGetRetiredPagesPendingStatus) \
-  X(nvmlDeviceGetRetiredPages) X(nvmlDeviceGetGpuFabricInfo) X(nvmlDeviceGetTotalEccErrors) X(nvmlDeviceGetFieldValues) \
+  X(nvmlDeviceGetGpuFabricInfo) X(nvmlDeviceGetTotalEccErrors) X(nvmlDeviceGetFieldValues) \
   X(nvmlDeviceGetUtilizationRates) X(nvmlDeviceGetTemperature) X(nvmlDeviceGetPowerUsage) \
   X(nvmlDeviceGetSupportedEventTypes) \
   X(nvmlDeviceRegisterEvents) X(nvmlEventSetCreate) X(nvmlEventSetWait_v2) X(nvmlEventSetFree)
@@ -48,7 +48,7 @@ static const char *const names[] = {CALLS(NAME)};
 #define FIELDS(X) \
   X(memory) X(used) X(reserved) X(minor) X(mig) X(level) X(peer_to_peer) X(nvlinks) \
   X(rows_corrected) X(rows_uncorrected) X(rows_pending) X(rows_failed) X(pages_pending) \
-  X(pages_single) X(pages_double) X(ecc_corrected) X(ecc_uncorrected) X(recovery) X(gpu_percent) \
+  X(ecc_corrected) X(ecc_uncorrected) X(recovery) X(gpu_percent) \
   X(ecc_life_corrected) X(ecc_life_uncorrected) X(celsius) X(milliwatts) X(memory_percent) X(event_types) X(domain) X(fabric) X(fabric_status)
 #define FIELD(name) F_##name,
 enum field { FIELDS(FIELD) MOST_FIELDS };
@@ -265,11 +265,6 @@ int nvmlSystemGetDriverVersion(char *text, unsigned int size) {
   snprintf(text, size, "%s", all->driver);
   return OK;
 }
-int nvmlSystemGetNVMLVersion(char *text, unsigned int size) {
-  ENTER(nvmlSystemGetNVMLVersion, NULL);
-  snprintf(text, size, "%s", all->library);
-  return OK;
-}
 int nvmlDeviceGetCount_v2(unsigned int *count) { ENTER(nvmlDeviceGetCount_v2, NULL); *count = all->count; return OK; }
 int nvmlDeviceGetHandleByIndex_v2(unsigned int index, gpu_t **gpu) {
   if ((int)index >= all->count) return INVALID;
@@ -377,16 +372,6 @@ int nvmlDeviceGetPowerUsage(gpu_t *gpu, unsigned int *milliwatts) {
 }
 int nvmlDeviceGetRetiredPagesPendingStatus(gpu_t *gpu, int *pending) {
   TELL(nvmlDeviceGetRetiredPagesPendingStatus, gpu, pending, pages_pending);
-}
-int nvmlDeviceGetRetiredPages(gpu_t *gpu, int cause, unsigned int *count, unsigned long long *pages) {
-  ENTER(nvmlDeviceGetRetiredPages, gpu);
-  long long there = get(gpu, cause ? F_pages_double : F_pages_single);
-  if (there < 0) return NOT_SUPPORTED;
-  unsigned room = *count;
-  *count = there;
-  if (!pages || room < there) return there ? TOO_SMALL : OK;
-  for (long long page = 0; page < there; page++) pages[page] = 4096 * page;
-  return OK;
 }
 int nvmlDeviceGetUtilizationRates(gpu_t *gpu, rates_t *rates) {
   ENTER(nvmlDeviceGetUtilizationRates, gpu);

@@ -117,10 +117,9 @@ async def test_a_late_answer_of_a_session_that_is_over_does_not_end_the_next(lib
 
 
 SIDE_QUESTIONS = {
-    "nvmlDeviceGetRemappedRows": ("rows_pending", "rows_failed", "rows_remapped"),
+    "nvmlDeviceGetRemappedRows": ("rows_pending", "rows_failed"),
     "nvmlDeviceGetRetiredPagesPendingStatus": ("pages_pending",),
-    "nvmlDeviceGetRetiredPages": ("pages_retired",),
-    "nvmlDeviceGetTotalEccErrors": ("ecc_corrected", "ecc_uncorrected"),
+    "nvmlDeviceGetTotalEccErrors": ("ecc_uncorrected",),
     "nvmlDeviceGetFieldValues": ("recovery",),
 }
 

@@ -173,14 +173,6 @@ async def test_a_driver_that_does_not_say_leaves_it_open(driver, library):
     assert {None} == {link.peer_to_peer for link in (await driver.scan()).gpus[0].links}
 
 
-@pytest.mark.parametrize(("code", "version"), [(0, "12.570.148"), (13, None)])
-async def test_the_version_of_the_library_is_told_where_it_is_known(driver, library, code, version):
-    if code:
-        library.failures["nvmlSystemGetNVMLVersion", None] = code
-
-    assert version == (await driver.scan()).library_version
-
-
 async def test_a_fault_at_an_index_whose_owner_has_moved_names_nobody(driver, library):
     await driver.scan()
     library.gpus = [library.gpus[2], library.gpus[0]]

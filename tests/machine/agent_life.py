@@ -6,11 +6,12 @@ nothing that is left of it reaches anybody.
 
 import asyncio
 import gc
+import random
 import sys
 import types
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
-from typing import NoReturn, TypeVar
+from typing import NoReturn, Protocol, TypeVar
 
 from agent.allocate.match import MatchSettings
 from agent.allocate.room import RequestRules
@@ -23,8 +24,9 @@ from agent.kit.cell import Cell, News
 from agent.kit.timing import Lull
 from agent.kube.watches import NodeWatch, PodWatch
 from agent.kubelet.door import container_response, grpc_error
-from agent.ledger import EditSettings, Ledger
-from agent.model import SliceId, SliceList
+from agent.ledger import EditSettings, KubeletEpoch, Ledger
+from agent.model import Inventory, SliceId, SliceList
+from agent.ports import Clock, Containers, HookDirs, KubeletRecords, NodeApi, PodApi, Witness
 from agent.reconcile import Reconcile
 from agent.report import ReportCells, Reporter, ReportState
 from agent.settle import Settlement
@@ -48,54 +50,64 @@ MACHINE = "machine"
 T = TypeVar("T")
 
 
-class AgentLife:
-    """The agent from its start to its end. As a Plugin it takes the kubelet's calls."""
+class LifeApi(NodeApi, PodApi, Protocol):
+    """Both ports of the API server in one."""
 
-    def __init__(self, host: MachineHost, state: StateService, step: Steps) -> None:
-        self.step = step
+
+class AgentServices:
+    """What answers the kubelet and what follows, joined as `agent/app/back.py` joins it.
+
+    `node` and `pods` are what the watches have shown, `streams` how many of its list streams the
+    kubelet has open.
+    """
+
+    def __init__(
+        self,
+        state: StateService,
+        api: LifeApi,
+        kubelet: tuple[Witness, KubeletRecords, Containers],
+        hooks: HookDirs,
+        *,
+        inventory: Cell[Inventory],
+        epoch: Cell[KubeletEpoch | None],
+        match: MatchSettings,
+        clock: Clock,
+        chance: random.Random,
+    ) -> None:
         self.state = state
         self.pods: Cell[PodTable] = Cell(PodTable())
         self.node: Cell[NodeView | None] = Cell(None)
-        self.slices: Cell[SliceList] = Cell(SliceList())
-        self.is_dead = False
         self.streams = Cell(0)
-        """How many of its list streams the kubelet has open."""
-        self._host = host
-        self._group = asyncio.TaskGroup()
-        self._resource = Cell(RESOURCE)
-        api = AgentApi(host.store, host.faults, host.chance, step)
-        self.api = api
-        self._node = NodeWatch(api, self.node, host.chance)
-        self._pods = PodWatch(api, self.pods, host.clock, host.chance, self._resource)
-        witness = LifeWitness(MachineBooks(host, step))
-        records = MachineRecords(host, step)
-        hooks = LifeHooks(host, step)
-        requests = RequestRules(known=True)
-        match = Cell(MatchSettings(NODE, unlocked_pods=host.unlocked, requests=requests))
+        self.watches = (
+            NodeWatch(api, self.node, chance),
+            PodWatch(api, self.pods, clock, chance, Cell(RESOURCE)),
+        )
+        node, pods = self.watches
+        witness, records, containers = kubelet
         outlived: Cell[Mapping[str, PodUid]] = Cell({})
         self.allocation = HamiAllocation(
             commit=self.commit,
             say=lambda _: None,
             pods=self.pods,
             node=self.node,
-            inventory=host.inventory,
+            inventory=inventory,
             ledger=state.ledger,
             outlived=outlived,
-            match=match,
+            match=Cell(match),
             edits=Cell(EditSettings()),
             witness=witness,
             records=records,
-            containers=MachineRuntime(host, step),
+            containers=containers,
             hooks=hooks,
-            refresh=self._pods.refresh,
-            look_at_pod=self._pods.look,
-            look_at_node=self._node.refresh,
-            epoch=lambda: host.epoch.value,
+            refresh=pods.refresh,
+            look_at_pod=pods.look,
+            look_at_node=node.refresh,
+            epoch=lambda: epoch.value,
             streams=self.streams,
-            clock=host.clock,
-            look=self._node.look,
+            clock=clock,
+            look=node.look,
         )
-        self._settlement = Settlement(
+        self.settlement = Settlement(
             pods=self.pods,
             node=self.node,
             ledger=state.ledger,
@@ -103,33 +115,69 @@ class AgentLife:
             node_api=api,
             pod_api=api,
             say=lambda _: None,
-            clock=host.clock,
-            random=host.chance,
+            clock=clock,
+            random=chance,
         )
-        self._reconcile = Reconcile(
+        self.reconcile = Reconcile(
             pods=self.pods,
             ledger=state.ledger,
-            epoch=host.epoch,
+            epoch=epoch,
             taken=self.allocation.taken,
             rivals=Cell(0),
             calls=Lull(),
             witness=witness,
             records=records,
             hooks=hooks,
-            clock=host.clock,
+            clock=clock,
             resource=lambda: RESOURCE,
             adopt=self.allocation.adopt,
             commit=state.commit,
         )
-        settings, said = Cell(ReportSettings()), Cell(ReportState())
-        cells = ReportCells(host.inventory, self.node, self._node.returns, settings, said)
-        self._reporter = Reporter(
-            api, cells, self._node.saw, lambda _: None, host.clock, host.chance
-        )
+
+    @property
+    def runs(self) -> tuple[Callable[[], Coroutine[object, object, None]], ...]:
+        """Its standing activities."""
+        watches = (watch.run for watch in self.watches)
+        return self.state.run, *watches, self.settlement.run, self.reconcile.run
 
     async def commit(self, change: Callable[[Ledger], Ledger]) -> None:
         """The ledger's commit, for answers."""
         await self.state.commit(change)
+
+
+class AgentLife(AgentServices):
+    """The agent from its start to its end. As a Plugin it takes the kubelet's calls."""
+
+    def __init__(self, host: MachineHost, state: StateService, step: Steps) -> None:
+        self.step = step
+        self.slices: Cell[SliceList] = Cell(SliceList())
+        self.is_dead = False
+        self._host = host
+        self._group = asyncio.TaskGroup()
+        self.api = AgentApi(host.store, host.faults, host.chance, step)
+        super().__init__(
+            state,
+            self.api,
+            (
+                LifeWitness(MachineBooks(host, step)),
+                MachineRecords(host, step),
+                MachineRuntime(host, step),
+            ),
+            LifeHooks(host, step),
+            inventory=host.inventory,
+            epoch=host.epoch,
+            match=MatchSettings(
+                NODE, unlocked_pods=host.unlocked, requests=RequestRules(known=True)
+            ),
+            clock=host.clock,
+            chance=host.chance,
+        )
+        node, _ = self.watches
+        settings, said = Cell(ReportSettings()), Cell(ReportState())
+        cells = ReportCells(host.inventory, self.node, node.returns, settings, said)
+        self._reporter = Reporter(
+            self.api, cells, node.saw, lambda _: None, host.clock, host.chance
+        )
 
     def in_background(self, activity: Coroutine[object, object, None]) -> None:
         """Something that nobody waits for."""
@@ -138,16 +186,7 @@ class AgentLife:
     async def run(self) -> None:
         """Live until cancelled."""
         async with self._group as group:
-            for service in (
-                self.state.run,
-                self._list,
-                self.allocation.run,
-                self._pods.run,
-                self._node.run,
-                self._settlement.run,
-                self._reconcile.run,
-                self._reporter.run,
-            ):
+            for service in (*self.runs, self._list, self.allocation.run, self._reporter.run):
                 group.create_task(service())
 
     async def allocate(self, ids: tuple[str, ...]) -> ContainerAllocateResponse:

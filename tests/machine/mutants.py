@@ -251,7 +251,7 @@ def returning_names_not_looked_at() -> Mutant:
     def decide(count: int, evidence: Evidence, settings: MatchSettings) -> object:
         step = decide_truly(count, evidence, settings)
         while isinstance(step, LookAtPod):
-            key = step.namespace, step.name
+            key = step.key
             seen = evidence.table.named(*key)
             pod_uids_read = {**evidence.pod_uids_read, key: seen.uid if seen else None}
             evidence = msgspec.structs.replace(evidence, pod_uids_read=pod_uids_read)

@@ -28,9 +28,7 @@ async def test_an_id_listed_twice_is_counted_in_both_sets_and_is_given(node):
     async with node.plugin(count=0) as plugin:
         plugin.publish([a_device("d"), a_device("d", health="Unhealthy"), a_device("e")])
         await node.until_counted(3, 2)
-        await node.create("p", node.container(count=2))
-
-        await node.until_phase("p", "Running")
+        await node.runs("p", node.container(count=2))
         assert [{"d", "e"}] == plugin.asked
 
 
@@ -40,8 +38,7 @@ async def test_an_empty_list_leaves_the_resource_present_with_nothing(node):
         plugin.publish([])
 
         await node.until_counted(0, 0)
-        await node.create("p")
-        assert (await node.until_phase("p", "Failed"))["message"].startswith(
+        assert (await node.fails("p"))["message"].startswith(
             "Pod was rejected: Allocate failed due to no healthy devices present"
         )
 
@@ -61,8 +58,7 @@ async def test_there_is_one_entry_for_each_id_and_numa_node(node):
         entries = [(entry.device_ids, nodes_of(entry)) for entry in await node.allocatable()]
         assert [(["both"], 0), (["both"], 1), (["none"], None)] == sorted(entries)
 
-        await node.create("p", node.container(count=3))
-        await node.until_phase("p", "Running")
+        await node.runs("p", node.container(count=3))
         (main,) = (await node.get("p")).containers
         held = [(entry.device_ids, nodes_of(entry)) for entry in main.devices]
         assert [
@@ -80,8 +76,7 @@ def nodes_of(entry) -> int | None:
 
 async def test_the_order_of_a_containers_ids_differs_from_call_to_call(node):
     async with node.plugin(count=8):
-        await node.create("p", node.container(count=8))
-        await node.until_phase("p", "Running")
+        await node.runs("p", node.container(count=8))
         orders: set[tuple[str, ...]] = set()
 
         async def ask(_: object) -> bool:

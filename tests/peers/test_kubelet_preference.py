@@ -15,9 +15,7 @@ async def prefer(node, plugin) -> None:
 async def test_init_containers_give_their_ids_to_the_containers_after_them(node):
     async with node.plugin(count=2) as plugin:
         inits = (node.init("i"), node.init("j", count=2))
-        await node.create("p", node.container("a", count=2), inits=inits)
-
-        await node.until_phase("p", "Running")
+        await node.runs("p", node.container("a", count=2), inits=inits)
         one, two, three = plugin.asked
         assert {"g0", "g1"} == two == three
         assert one < two
@@ -26,15 +24,12 @@ async def test_init_containers_give_their_ids_to_the_containers_after_them(node)
 
 async def test_what_init_containers_leave_stays_with_the_pod_until_it_ends(node):
     async with node.plugin(count=2) as plugin:
-        await node.create("p", inits=(node.init(count=2),))
-        await node.until_phase("p", "Running")
-        await node.create("q")
-        assert "Available: 0" in (await node.until_phase("q", "Failed"))["message"]
+        await node.runs("p", inits=(node.init(count=2),))
+        assert "Available: 0" in (await node.fails("q"))["message"]
         await node.delete("p", grace=1)
         await node.until_gone("p")
 
-        await node.create("r", node.container(count=2))
-        await node.until_phase("r", "Running")
+        await node.runs("r", node.container(count=2))
         assert 3 == len(plugin.asked)
 
 
@@ -42,9 +37,7 @@ async def test_a_sidecars_ids_are_not_given_again_and_reuse_asks_for_no_preferen
     async with node.plugin() as plugin:
         await prefer(node, plugin)
         inits = (node.sidecar("s"), node.init("i"))
-        await node.create("p", node.container("a1"), node.container("a2"), inits=inits)
-
-        await node.until_phase("p", "Running")
+        await node.runs("p", node.container("a1"), node.container("a2"), inits=inits)
         assert [
             *(("prefer", {"g0"}), ("allocate", {"g0"})),
             *(("prefer", {"g1"}), ("allocate", {"g1"})),
@@ -57,9 +50,7 @@ async def test_a_part_that_is_reused_must_be_included(node):
     async with node.plugin(count=4) as plugin:
         await prefer(node, plugin)
         inits = (node.init("i", count=2), node.sidecar("s"))
-        await node.create("p", node.container("a", count=2), inits=inits)
-
-        await node.until_phase("p", "Running")
+        await node.runs("p", node.container("a", count=2), inits=inits)
         init, sidecar, app = plugin.asked
         (_, required, size) = plugin.preferred[-1]
         assert {"g0", "g1"} == init
@@ -72,9 +63,7 @@ async def test_a_part_that_is_reused_must_be_included(node):
 async def test_a_preference_is_asked_even_when_all_that_is_left_is_needed(node):
     async with node.plugin(count=2) as plugin:
         await prefer(node, plugin)
-        await node.create("p", node.container(count=2))
-
-        await node.until_phase("p", "Running")
+        await node.runs("p", node.container(count=2))
         ((available, required, size),) = plugin.preferred
         assert ({"g0", "g1"}, [], 2) == (set(available), required, size)
 
@@ -87,9 +76,7 @@ async def test_short_foreign_and_long_answers_are_made_to_fit(node, preferred, s
     async with node.plugin() as plugin:
         await prefer(node, plugin)
         plugin.choose(lambda *_: preferred)
-        await node.create("p", node.container(count=2))
-
-        await node.until_phase("p", "Running")
+        await node.runs("p", node.container(count=2))
         (ids,) = plugin.asked
         assert 2 == len(ids)
         assert sure <= ids
@@ -99,9 +86,7 @@ async def test_a_preference_that_fails_fails_the_admission_with_the_exact_text(n
     async with node.plugin() as plugin:
         await prefer(node, plugin)
         plugin.script.prefer = None
-        await node.create("p")
-
-        status = await node.until_phase("p", "Failed")
+        status = await node.fails("p")
         assert (
             because(
                 "device plugin GetPreferredAllocation rpc failed with err: "

@@ -106,16 +106,13 @@ async def test_options_come_from_the_call_and_not_from_the_register_request(node
         both = DevicePluginOptions(True, True)
         await plugin.register(options=both)
         await node.until_listed(2)
-        await node.create("p")
-
-        await node.until_phase("p", "Running")
+        await node.runs("p")
         assert ["allocate"] == [call.kind for call in plugin.calls]
 
 
 async def test_all_calls_come_over_the_connection_that_register_opened(node):
     async with node.plugin() as plugin:
-        await node.create("p")
-        await node.until_phase("p", "Running")
+        await node.runs("p")
 
         assert 1 == plugin.connections
         paths = [headers[":path"].rpartition("/")[2] for headers in plugin.headers]
@@ -124,8 +121,7 @@ async def test_all_calls_come_over_the_connection_that_register_opened(node):
 
 async def test_calls_say_localhost_as_authority_and_have_no_deadline(node):
     async with node.plugin() as plugin:
-        await node.create("p")
-        await node.until_phase("p", "Running")
+        await node.runs("p")
 
         for headers in plugin.headers:
             assert "localhost" == headers[":authority"]
@@ -137,8 +133,7 @@ async def test_a_second_register_replaces_the_endpoint_and_leaves_the_old_stream
     async with node.plugin() as old, a_plugin(node, "q.sock") as new:
         await new.register()
         await node.until_listed(2)
-        await node.create("p")
-        await node.until_phase("p", "Running")
+        await node.runs("p")
 
         assert (1, 1) == (old.streams, new.streams)
         assert (0, 1) == (len(old.asked), len(new.asked))
@@ -169,8 +164,7 @@ async def test_after_a_failed_register_again_the_end_of_the_stream_goes_unnotice
         await node.until_counted(4, 4)
         await node.until_listed(4)
 
-        await node.create("p")
-        await node.until_phase("p", "Running")
+        await node.runs("p")
         assert 1 == len(plugin.asked), "its connection is still open"
 
 

@@ -56,8 +56,7 @@ async def test_only_sockets_are_swept(node):
 
 async def test_running_containers_pass_and_nothing_is_counted_while_the_plugin_is_away(node):
     async with node.plugin() as plugin:
-        await node.create("p", node.container(count=2))
-        await node.until_phase("p", "Running")
+        await node.runs("p", node.container(count=2))
         await node.until_counted(4, 4)
 
         await node.restart()
@@ -74,8 +73,7 @@ async def test_the_checkpoint_is_byte_for_byte_what_the_model_writes(node):
     async with node.plugin(count=0) as plugin:
         plugin.publish([a_device("b", nodes=(1,)), a_device("<&>"), a_device("é")])
         await node.until_listed(3)
-        await node.create("p", node.container("a"), node.container("b", count=2))
-        await node.until_phase("p", "Running")
+        await node.runs("p", node.container("a"), node.container("b", count=2))
 
         assert node.checkpoint_path.read_bytes() == encode(node.checkpoint())
         assert 0o600 == node.checkpoint_path.stat().st_mode & 0o777
@@ -87,8 +85,7 @@ async def test_only_healthy_ids_are_written_and_only_with_lists_and_allocations(
         await node.until_counted(5, 4)
         healthy = {"g0", "g1", "g2", "g3"}
         await node.until_recorded(lambda found: healthy == recorded(node, found))
-        await node.create("p")
-        await node.until_phase("p", "Running")
+        await node.runs("p")
         written = node.checkpoint_path.stat().st_mtime_ns
 
         await node.delete("p", grace=1)
@@ -113,8 +110,7 @@ def spoil_sum(text: str) -> str:
 @pytest.mark.parametrize("spoil", [spoil_sum, lambda text: text[:-9]], ids=["sum", "json"])
 async def test_records_that_cannot_be_believed_are_none(node, spoil):
     async with node.plugin() as plugin:
-        await node.create("p")
-        await node.until_phase("p", "Running")
+        await node.runs("p")
         await node.kill()
         node.checkpoint_path.write_text(spoil(node.checkpoint_path.read_text()))
 
@@ -132,8 +128,7 @@ async def test_records_that_cannot_be_believed_are_none(node, spoil):
 
 async def test_a_changed_count_has_its_own_text(node):
     async with node.plugin() as plugin:
-        uid = await node.create("p", node.container(script=DEAF))
-        await node.until_phase("p", "Running")
+        uid = await node.runs("p", node.container(script=DEAF))
         await node.kill()
         found = node.checkpoint()
         entries = tuple(
@@ -155,8 +150,7 @@ async def test_a_changed_count_has_its_own_text(node):
 
 async def test_recorded_ids_are_admitted_without_a_call_once_the_plugin_is_back(node):
     async with node.plugin() as plugin:
-        await node.create("p", inits=(node.init(),))
-        await node.until_phase("p", "Running")
+        await node.runs("p", inits=(node.init(),))
         held = await node.held("p")
         await node.kill()
         await node.end_container("p")
@@ -171,8 +165,7 @@ async def test_recorded_ids_are_admitted_without_a_call_once_the_plugin_is_back(
 
 async def test_an_id_that_fell_ill_meanwhile_rejects_its_pod(node):
     async with node.plugin() as plugin:
-        await node.create("p")
-        await node.until_phase("p", "Running")
+        await node.runs("p")
         (held,) = plugin.asked
         await node.kill()
         await node.end_container("p")
@@ -199,8 +192,7 @@ async def test_a_pod_that_is_not_all_running_is_rejected_whole_without_the_plugi
     async with node.plugin():
         inits = (node.init(),) if "init" in why else ()
         apps = [node.container(name, script=DEAF) for name in "ab"]
-        await node.create("p", *apps, inits=inits)
-        await node.until_phase("p", "Running")
+        await node.runs("p", *apps, inits=inits)
         await node.kill()
         if not inits:
             await node.end_container("p", "a")
@@ -247,6 +239,5 @@ async def test_a_lost_checkpoint_asks_nothing_for_running_containers(node):
             known = await node.until_held(name, lambda held: held is not None)
             assert {"main": frozenset()} == known
         assert 2 == len(plugin.asked)
-        await node.create("r", node.container(count=2))
-        await node.until_phase("r", "Running")
+        await node.runs("r", node.container(count=2))
         assert 3 == len(plugin.asked)

@@ -23,8 +23,7 @@ async def offer_pre_start(node, plugin) -> None:
 
 async def test_a_container_that_dies_is_started_again_without_a_call(node):
     async with node.plugin() as plugin:
-        await node.create("p")
-        await node.until_phase("p", "Running")
+        await node.runs("p")
         plugin.publish(devices(4, health="Unhealthy"))
         await node.until_listed(0)
         await node.end_container("p")
@@ -35,8 +34,7 @@ async def test_a_container_that_dies_is_started_again_without_a_call(node):
 
 async def test_a_container_that_dies_without_the_plugin_is_started_again(node):
     async with node.plugin() as plugin:
-        await node.create("p")
-        await node.until_phase("p", "Running")
+        await node.runs("p")
         await plugin.die()
         await node.until_counted(4, 0)
 
@@ -49,8 +47,7 @@ async def test_a_container_that_dies_without_the_plugin_is_started_again(node):
 async def test_pre_start_is_called_at_every_start_of_a_container(node):
     async with node.plugin() as plugin:
         await offer_pre_start(node, plugin)
-        await node.create("p", node.container(count=2))
-        await node.until_phase("p", "Running")
+        await node.runs("p", node.container(count=2))
         await node.end_container("p")
         await node.until_restarted()
 
@@ -102,8 +99,7 @@ async def test_pre_starts_run_beside_each_other_and_beside_admission(node):
 async def test_after_a_restart_nobody_asks_for_a_pre_start_before_the_plugin_is_back(node):
     async with node.plugin() as plugin:
         await offer_pre_start(node, plugin)
-        await node.create("p")
-        await node.until_phase("p", "Running")
+        await node.runs("p")
 
         await node.restart()
         await node.until_counted(0, 0)
@@ -147,8 +143,7 @@ async def test_refused_there_the_pod_lives_and_is_asked_again(node, table):
 async def lose_records(node, plugin) -> None:
     """A running pod p whose records the kubelet has lost; the plugin is back."""
     plugin.choose(first)
-    await node.create("p")
-    await node.until_phase("p", "Running")
+    await node.runs("p")
     await node.restart(lose_checkpoint=True)
     await node.come_back(plugin)
     await node.until_counted(4, 4)
@@ -160,8 +155,7 @@ async def lose_records(node, plugin) -> None:
 
 async def test_with_nothing_published_a_lost_checkpoint_kills_running_pods(node):
     async with node.plugin() as plugin:
-        await node.create("p", node.container(script="exec sleep 3600"))
-        await node.until_phase("p", "Running")
+        await node.runs("p", node.container(script="exec sleep 3600"))
         await plugin.die()
         await node.restart()
         await node.until_counted(0, 0)
@@ -178,8 +172,7 @@ async def test_with_nothing_published_a_lost_checkpoint_kills_running_pods(node)
 
 async def test_after_a_lost_checkpoint_the_node_offers_its_whole_old_capacity(node):
     async with node.plugin() as plugin:
-        await node.create("p")
-        await node.until_phase("p", "Running")
+        await node.runs("p")
         plugin.publish(devices(4, health="Unhealthy"))
         await node.until_counted(4, 0)
         await plugin.die()
@@ -195,8 +188,7 @@ async def test_after_a_lost_checkpoint_the_node_offers_its_whole_old_capacity(no
 @pytest.mark.long
 async def test_a_worker_waits_for_the_admission_that_is_going_on(node):
     async with node.plugin() as plugin:
-        await node.create("p")
-        await node.until_phase("p", "Running")
+        await node.runs("p")
         plugin.hold()
         await node.create("q")
         await node.until(lambda: len(plugin.asked) == 2, "no Allocate")

@@ -94,8 +94,7 @@ async def test_a_pod_that_a_later_handler_rejects_was_asked_for_and_is_not_found
     async with node.plugin() as plugin:
         plugin.look = views(node, "p")
         await node.until_counted(4, 4)
-        await node.create("p", nodeSelector={"disk": "none"})
-        await node.until_phase("p", "Failed")
+        await node.fails("p", nodeSelector={"disk": "none"})
         await node.create("q")
         await running(node, "q")
 
@@ -232,8 +231,7 @@ async def test_a_pod_deleted_in_its_own_allocate_is_not_cut_short(node):
         assert not plugin.script.gate.is_set()
         plugin.let_go()
 
-        await node.create("q", node.container(count=4))
-        await node.until_phase("q", "Running")
+        await node.runs("q", node.container(count=4))
 
 
 async def test_two_pods_of_one_name_look_the_same_to_get(node):
@@ -304,9 +302,7 @@ async def test_too_much_cpu_is_asked_for_and_a_forbidden_sysctl_is_not(node, why
         else:
             sysctl = {"name": "kernel.msgmax", "value": "65536"}
             spec = {"securityContext": {"sysctls": [sysctl]}, "hostNetwork": False}
-        await node.create("p", container, **spec)
-
-        assert why == (await node.until_phase("p", "Failed"))["reason"]
+        assert why == (await node.fails("p", container, **spec))["reason"]
         assert (1 if why == "OutOfcpu" else 0) == len(plugin.asked)
 
 
@@ -335,8 +331,7 @@ async def test_a_rejection_right_after_the_kubelets_start_is_told_ten_seconds_af
         await node.until(lambda: plugin.asked, "no Allocate")
         assert loop.time() - begun < 2
         await node.stays(lambda: node.phase("early") == "Pending", "it was told", 3.0)
-        await node.create("late")
-        await node.until_phase("late", "Failed")
+        await node.fails("late")
         assert "Pending" == node.phase("early")
 
         await node.until_phase("early", "Failed")

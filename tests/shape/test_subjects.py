@@ -3,7 +3,7 @@
 import itertools
 
 from tests.shape import tree
-from tests.shape.subjects import SUBJECTS, pure_files, report, subject_of
+from tests.shape.subjects import SUBJECTS, pure_files, subject_of
 
 FILES = [path.relative_to("agent").as_posix() for path in tree.modules("agent")]
 
@@ -31,15 +31,3 @@ def test_what_is_pure_is_there():
     assert "agent/hami/*" in patterns
     for pattern in patterns:
         assert list(tree.ROOT.glob(pattern)), pattern
-
-
-def test_the_report_adds_up_the_branches_of_a_subject():
-    measured = {
-        "agent/ledger.py": {"num_branches": 30, "covered_branches": 30},
-        "agent/state.py": {"num_branches": 10, "covered_branches": 5},
-    }
-
-    lines = report({"files": {path: {"summary": summary} for path, summary in measured.items()}})
-
-    (ledger,) = (line.split() for line in lines if line.startswith("ledger"))
-    assert ["ledger", "40", "5", "87.5", "%"] == ledger[:5]

@@ -10,10 +10,11 @@ import dataclasses
 from agent.errors import Refusal
 from agent.ledger import ContainerEdits, Ledger
 from agent.model import SliceId
+from tests.machine.agent_life import AgentServices
 from tests.services.at_work import at_work
 from tests.traces.cluster import TracedApi, TracedCluster
 from tests.traces.kubelet import TracedKubelet
-from tests.traces.node import TracedAgent
+from tests.traces.node import traced_agent
 from tests.traces.trace import CallEnd, PodEvent, Trace, TracedCall, TracedNodeEvent
 
 AFTERWARDS = 40.0
@@ -51,7 +52,7 @@ async def replay(
 ) -> ReplayedStory:
     """The whole trace, with watches that lag by so many seconds, maybe on an old kubelet."""
     cluster, kubelet = TracedCluster(trace.node), TracedKubelet(trace.ids, can_get=can_get)
-    agent = TracedAgent(trace, TracedApi(cluster, pods_lag=pods_lag, node_lag=node_lag), kubelet)
+    agent = traced_agent(trace, TracedApi(cluster, pods_lag=pods_lag, node_lag=node_lag), kubelet)
     loop = asyncio.get_running_loop()
     begin = loop.time()
     answers: list[ReplayedAnswer] = []
@@ -80,7 +81,9 @@ async def replay(
     return ReplayedStory(trace, cluster, tuple(answers), ledger)
 
 
-async def _ids(call: TracedCall, agent: TracedAgent, kubelet: TracedKubelet) -> tuple[SliceId, ...]:
+async def _ids(
+    call: TracedCall, agent: AgentServices, kubelet: TracedKubelet
+) -> tuple[SliceId, ...]:
     """The ids that the kubelet takes: those that the agent prefers, if it asks."""
     kubelet.begin(call.pod)
     reused = kubelet.reused(call)
@@ -91,7 +94,7 @@ async def _ask(
     call: TracedCall,
     ids: tuple[SliceId, ...],
     began: float,
-    node: tuple[TracedAgent, TracedKubelet],
+    node: tuple[AgentServices, TracedKubelet],
 ) -> ReplayedAnswer:
     """The kubelet's Allocate, and what it makes of the answer."""
     agent, kubelet = node

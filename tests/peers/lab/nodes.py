@@ -263,6 +263,17 @@ class NodeUnderTest(ABC):
         status: Object = (self.pod(name) or {})["status"]
         return status
 
+    async def runs(self, name: str, *containers: Object, **spec: Any) -> str:
+        """Create a pod, as `create` does, which runs; its UID. Raises TimeoutError."""
+        uid = await self.create(name, *containers, **spec)
+        await self.until_phase(name, "Running")
+        return uid
+
+    async def fails(self, name: str, *containers: Object, **spec: Any) -> Object:
+        """Create a pod, as `create` does, which fails; its status then. Raises TimeoutError."""
+        await self.create(name, *containers, **spec)
+        return await self.until_phase(name, "Failed")
+
     async def until_gone(self, name: str) -> None:
         """Wait until the API server has no such pod. Raises TimeoutError."""
         await self.until(lambda: self.pod(name) is None, f"pod {name} stays")

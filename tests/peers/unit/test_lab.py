@@ -5,9 +5,7 @@ Kept are those whose mistake a test beside the peers would not show.
 
 import ast
 import asyncio
-import fcntl
 import json
-import socket
 from pathlib import Path
 
 import pytest
@@ -18,13 +16,12 @@ from agent.model import GpuUuid
 from tests.builders import an_inventory
 from tests.peers.lab.agents import RESOURCE
 from tests.peers.lab.api import Sighting, Watched
-from tests.peers.lab.cluster import open_root, remove_leftovers
 from tests.peers.lab.control import AuditLog, counted
-from tests.peers.lab.identities import NODE, Ports, free_ports, usable
+from tests.peers.lab.identities import NODE
 from tests.peers.lab.node_state import Capacity, gpus_of, text_of
 from tests.peers.lab.part import Part
 from tests.peers.lab.placing import Reading
-from tests.peers.lab.releases import BEFORE_2_8, BEFORE_2_10, MODEL, Release, chosen, impossible
+from tests.peers.lab.releases import BEFORE_2_8, BEFORE_2_10, MODEL, Release, impossible
 from tests.peers.lab.space import because
 from tests.peers.lab.stream import STARTING, TOLD_LATE, Gap, Rejected
 from tests.peers.lab.table import Table
@@ -162,27 +159,6 @@ def test_both_forms_of_a_report_are_read_as_the_same_gpus():
     assert read == gpus_of(text_of(read, colon=True)) == gpus_of(text_of(read, colon=False))
 
 
-# Ports for servers: nobody listens on them, no client gets them, and none is given twice.
-
-
-def test_no_port_is_given_twice_or_while_somebody_listens():
-    ports = [*free_ports(3), *free_ports(2), *free_ports(3)]
-    assert len(ports) == len(set(ports))
-    among = range(15000, 15003)
-    assert [15001, 15002, 15000] == Ports(among, 1).take(3)
-    assert [15002] == Ports(among, 5).take(1)
-
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        taken = server.getsockname()[1]
-        with pytest.raises(RuntimeError, match="others listen"):
-            Ports(range(taken, taken + 1)).take(1)
-
-
-def test_the_kernel_gives_none_of_them_to_a_client_unless_clients_get_nearly_all():
-    assert range(15000, 32768) == usable(32768)
-    assert range(15000, 65536) == usable(1024)
-
-
 # What a scheduler has read, without which a pod is placed by what stood on the Node before.
 
 OLD = Release((2, 7, 1))
@@ -288,32 +264,9 @@ async def test_a_newer_one_has_read_after_its_look_what_nobody_tells_it_to(
     assert known == await is_read(reading)
 
 
-# Of which release a scheduler is; what it is said not to show are tests that there are.
+# What a release is said not to show are tests that there are.
 
 PEERS = Path(__file__).parents[1]
-
-
-@pytest.mark.parametrize(
-    ("said", "named", "found"),
-    [
-        ("v2.7.1\n", None, OLD),
-        ("2.7.1\n", "v2.7.1", OLD),
-        ("version:          v2.7.1\nrevision:         unknown\n", None, OLD),
-        # One that does not know its release is what the user says.
-        ("version:          v0.0.0-master\n", "2.7.1", OLD),
-        ("\n", "2.7.1", OLD),
-        ("\n", None, "name it in HAMI_PEERS_SCHEDULER_RELEASE"),
-        ("v2.7.1\n", "2.10.0", "says that it is 2.7.1, and you say 2.10.0"),
-        ("v2.7.1\n", "2.7", "write it as 2.7.1"),
-        ("\n", "2.4.1", "the oldest that is tried is 2.5.0"),
-    ],
-)
-def test_a_scheduler_is_what_it_says_or_what_the_user_says(said, named, found):
-    if isinstance(found, Release):
-        assert found == chosen(said, named)
-        return
-    with pytest.raises(ValueError, match=found):
-        chosen(said, named)
 
 
 def test_nothing_is_impossible_beside_the_model_and_what_is_has_its_test():
@@ -330,69 +283,7 @@ def test_nothing_is_impossible_beside_the_model_and_what_is_has_its_test():
     assert {*BEFORE_2_10} == {test for test in found if impossible(newer, test)}
 
 
-# A cluster's directory is removed with it; what a killed run left behind, by the next one.
-
-
-def a_leftover(where: Path, name: str = "hp-left") -> Path:
-    """What a run leaves that was killed."""
-    root = where / name
-    (root / "logs").mkdir(parents=True)
-    (root / "held").touch()
-    return root
-
-
-def test_a_clusters_directory_goes_with_it_and_takes_what_nobody_holds(tmp_path, monkeypatch):
-    monkeypatch.setenv("HAMI_PEERS_ROOT", str(tmp_path))
-    left, other, early = a_leftover(tmp_path), a_leftover(tmp_path, "other"), tmp_path / "hp-early"
-    early.mkdir()
-    with open_root() as root:
-        assert tmp_path == root.parent
-        assert not left.exists()
-        remove_leftovers(tmp_path, [])
-        assert (root / "logs").is_dir(), "it is held"
-        taken = a_leftover(tmp_path)
-        with (taken / "held").open() as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            remove_leftovers(tmp_path, [])
-        assert taken.exists(), "its lock is being taken"
-    remove_leftovers(tmp_path, [])
-    assert {other, early} == set(tmp_path.iterdir())
-
-
-def test_its_cgroups_go_first_and_one_in_use_keeps_it_for_the_next_time(tmp_path):
-    where, tree = tmp_path / "where", tmp_path / "tree"
-    left = a_leftover(where)
-    (tree / "another").mkdir(parents=True)
-    busy = tree / left.name / "pod" / "process"
-    busy.parent.mkdir(parents=True)
-    busy.touch()  # such a directory cannot be removed, like a cgroup with processes
-
-    remove_leftovers(where, [tree])
-    assert (left / "logs").is_dir()
-
-    busy.unlink()
-    remove_leftovers(where, [tree])
-    assert not left.exists()
-    assert [tree / "another"] == list(tree.iterdir())
-
-
-# What was measured is written for people, and the same for programs.
-
-
-def test_every_figure_is_told_with_its_bound_and_unit_and_the_worse_of_two(tmp_path: Path):
-    table, other = Table(), Table()
-    table.add("start → ready", 1.3, 2.0)
-    other.add("start → ready", 1.5, 2.0)
-    other.add("pods", 3, unit="pods")
-    table.take(other.told())
-
-    table.write(tmp_path / "build" / "peers.md")
-
-    assert [
-        {"what": "start → ready", "measured": 1.5, "bound": 2.0, "unit": "s"},
-        {"what": "pods", "measured": 3, "bound": None, "unit": "pods"},
-    ] == json.loads((tmp_path / "build" / "peers.json").read_text())
-    assert "start → ready" in (tmp_path / "build" / "peers.md").read_text()
+# What was promised is held.
 
 
 def test_a_count_is_over_its_bound_by_one_and_a_time_only_by_far():

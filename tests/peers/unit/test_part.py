@@ -1,8 +1,6 @@
 """A part is signalled by its own number only: never by one that it had, and never the tests."""
 
 import asyncio
-import os
-import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -92,35 +90,6 @@ async def test_a_second_start_does_not_aim_at_the_first_ones_number(part, shell)
 
     assert 0 == part.pid
     assert part.is_alive
-
-
-async def test_a_signal_for_a_program_that_has_just_died_is_no_error(part, shell):
-    shell.script = f"{FOREVER}; touch gone; {CHILDLESS}"
-    await part.start()
-    os.kill(part.pid, signal.SIGKILL)
-    await until_exists(shell.root / "gone")
-    assert part.is_alive
-
-    part.freeze()
-    part.thaw()
-    part.send(signal.SIGTERM)
-    (shell.root / "go").touch()
-
-    assert 0 == await part.stop()
-
-
-async def test_a_signal_for_a_part_that_was_never_started_is_no_error(part):
-    part.send(signal.SIGKILL)
-    part.thaw()
-    await part.kill()
-    assert None is await part.stop()
-
-
-async def test_a_frozen_part_dies_when_it_is_killed(part):
-    await part.start()
-    part.freeze()
-    await part.kill()
-    assert not part.is_alive
 
 
 async def test_what_was_said_before_the_last_start_is_told_apart(part, shell):

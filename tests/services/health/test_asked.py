@@ -6,14 +6,14 @@ import msgspec
 import pytest
 
 from agent.errors import DriverError
-from agent.health.xids import HealthSettings, read_switches
+from agent.health.xids import HealthSettings
 from agent.kit.timing import until_tick
 from agent.model import NO_INDEX, WITHHELD, Cause, Condition, ProbeOutcome, Scan
 from tests.builders import a_gpu, a_health, a_shared_gpu, an_inventory
 from tests.services.at_work import at_work
 from tests.services.health.watching import G0, G1, HealthBench, running
 
-OFF = HealthSettings(switches=read_switches("all", ""))
+OFF = HealthSettings(disabled_xids="all")
 ILL = msgspec.structs.replace(
     a_health(condition=Condition.BAD, cause="xid", xid=48, text="XID 48"), needs_reset=True
 )
@@ -186,7 +186,7 @@ async def test_one_that_is_as_unwell_as_before_is_promised_nothing(outcome):
 
 
 async def test_where_health_checks_are_off_it_is_taken_back_to_that():
-    async with running(HealthSettings(switches=read_switches("all", ""))) as bench:
+    async with running(HealthSettings(disabled_xids="all")) as bench:
         await asyncio.sleep(1)
         await bench.watch.release("1")
         assert not bench.of(G1).serving

@@ -64,7 +64,7 @@ def asked(scene: Evidence, count: int = 1) -> list[str]:
     """The pods that the kubelet is asked about, in that order; none: the view must be behind."""
     step = ask(changed(scene, node_read=True), count)
     if isinstance(step, AskKubelet):
-        return [step.name, *(name for _, name in step.others)]
+        return [name for _, name in (step.key, *step.others)]
     assert step == ListPods()
     return []
 
@@ -318,7 +318,7 @@ def test_before_a_refusal_for_room_the_kubelet_is_asked_for_the_pod_in_the_way()
     )
     pod = pod_with(f"{G1},NVIDIA,3000,30:;")
     scene = knowing(a_scene(pod, holder, rows=(row,), lock=pod), holding(pod))
-    assert ask(scene) == AskKubelet(*holder.key)
+    assert ask(scene) == AskKubelet(holder.key)
 
     granted(knowing(scene, absent=(holder,)))
     held = knowing(scene, holding(holder, main=f"{G1}-0"))
@@ -397,7 +397,7 @@ def test_of_many_pods_taken_up_again_the_first_that_the_kubelet_knows_is_the_one
     recorded = frozenset(row.key for row in rows[:12])
     kubelet = msgspec.structs.replace(scene.kubelet, recorded=recorded)
     scene = changed(scene, kubelet=kubelet, records_read=True)
-    assert ask(scene) == AskKubelet(*pods[12].key)
+    assert ask(scene) == AskKubelet(pods[12].key)
     scene = knowing(scene, absent=pods[12:14])
 
     assert granted(knowing(scene, holding(pods[14]))).replay == rows[14]
@@ -409,7 +409,7 @@ def test_dead_containers_of_many_pods_that_were_taken_up_are_not_guessed_between
     pods = tuple(msgspec.structs.replace(pod, containers=(ran,)) for pod in many(10))
     scene = a_scene(*pods, rows=tuple(map(row_of, pods)))
     scene = changed(scene, kubelet=KubeletView(YOUNG), records_read=True)
-    assert ask(scene) == AskKubelet(*pods[0].key)
+    assert ask(scene) == AskKubelet(pods[0].key)
 
     refused_by(
         changed(knowing(scene, *map(holding, pods)), listed=True), RefusalReason.MANY_PODS_ADMITTED
@@ -429,7 +429,7 @@ def test_a_pod_with_a_running_container_is_asked_about_however_many_there_are() 
     scene = changed(scene, kubelet=kubelet, records_read=True, checked=frozenset({"r"}))
 
     first = knowing(scene, holding(pods[0]))
-    assert ask(first) == AskKubelet(*pods[29].key)
+    assert ask(first) == AskKubelet(pods[29].key)
     assert granted(knowing(first, absent=pods[29:])).replay == rows[0]
 
 
@@ -438,15 +438,15 @@ def test_beside_many_pods_that_wait_only_those_that_started_are_asked_about() ->
     owner, before = named_pod(50), named_pod(51, name="train-50")
     strays = tuple(msgspec.structs.replace(pod, annotations={}) for pod in many(30))
     scene = a_scene(owner, *strays, lock=owner, gone=(before,))
-    assert ask(changed(scene, records_read=True)) == AskKubelet(*owner.key)
+    assert ask(changed(scene, records_read=True)) == AskKubelet(owner.key)
     scene = changed(knowing(scene, holding(owner)), records_read=True)
     assert granted(scene).candidate.pod == owner
 
     started, answered = named_pod(60, containers=(RAN,)), named_pod(61)
     old = a_scene(owner, *strays, started, answered, rows=(row_of(answered),), lock=owner)
     old = changed(knowing(old, holding(owner)), records_read=True)
-    assert ask(old) == AskKubelet(*started.key)
-    assert ask(knowing(old, absent=(started,))) == AskKubelet(*answered.key)
+    assert ask(old) == AskKubelet(started.key)
+    assert ask(knowing(old, absent=(started,))) == AskKubelet(answered.key)
     assert granted(knowing(old, absent=(started, answered))).candidate.pod == owner
 
 
@@ -457,7 +457,7 @@ def test_long_after_the_kubelet_began_many_that_ran_are_asked_about_one_by_one()
     scene = a_scene(*pods, rows=tuple(map(row_of, pods)))
     scene = changed(scene, records_read=True, checked=frozenset({"gone"}))
 
-    assert ask(knowing(scene, holding(pods[0]))) == AskKubelet(*pods[1].key)
+    assert ask(knowing(scene, holding(pods[0]))) == AskKubelet(pods[1].key)
 
 
 def test_pods_that_nobody_admits_keep_no_one_waiting_for_the_questions_about_them() -> None:
@@ -466,7 +466,7 @@ def test_pods_that_nobody_admits_keep_no_one_waiting_for_the_questions_about_the
     stray = named_pod(61, created=NOON.replace(hour=13))
     scene = changed(a_scene(*forged, stray), records_read=True)
 
-    assert ask(scene) == AskKubelet(*stray.key)
+    assert ask(scene) == AskKubelet(stray.key)
     refused_by(
         changed(knowing(scene, holding(stray)), waited=True, node_read=True), RefusalReason.NO_LOCK
     )

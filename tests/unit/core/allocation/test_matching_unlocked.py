@@ -99,7 +99,7 @@ def test_the_node_is_read_once_because_hami_after_2_10_takes_a_lock_for_each() -
 
     for settings in (SETTINGS, UNIQUE):
         assert ask(scene, settings=settings) == LookAtNode()  # it waits for no watch
-    assert ask(scene, settings=STRICT) == AwaitLock(*pod.key)
+    assert ask(scene, settings=STRICT) == AwaitLock(pod.key)
     for settings in (SETTINGS, UNIQUE, STRICT):
         assert lock.value == granted(changed(scene, lock=lock), settings=settings).lock
 
@@ -107,7 +107,7 @@ def test_the_node_is_read_once_because_hami_after_2_10_takes_a_lock_for_each() -
 def test_a_pod_whose_name_can_return_is_looked_at_before() -> None:
     pod = lockless(reusable_name=True)
 
-    assert ask(settled(pod)) == LookAtPod(*pod.key)
+    assert ask(settled(pod)) == LookAtPod(pod.key)
     assert granted(settled(pod, pod_uids_read={pod.key: pod.uid}))
 
 

@@ -54,14 +54,14 @@ STRAY = named_pod(2, annotations={})
 def test_the_lock_owner_is_asked_for_first() -> None:
     older = named_pod(3, created=NOON.replace(hour=1))
 
-    assert ask(a_scene(older, POD, lock=POD)) == AskKubelet(*POD.key)
+    assert ask(a_scene(older, POD, lock=POD)) == AskKubelet(POD.key)
 
 
 def test_all_who_may_be_meant_are_asked_about_whoever_has_the_lock() -> None:
     other = named_pod(3)
     scene = knowing(a_scene(other, POD, lock=POD), holding(POD))
 
-    assert ask(scene) == AskKubelet(*other.key)
+    assert ask(scene) == AskKubelet(other.key)
     assert granted(knowing(scene, absent=(other,))).candidate.pod == POD
 
 
@@ -69,12 +69,12 @@ def test_a_pod_that_was_started_without_being_asked_for_is_asked_about_beside_th
     started = dead_pod(3, annotations={})
     scene = knowing(a_scene(started, POD, lock=POD), holding(POD))
 
-    assert ask(scene) == AskKubelet(*started.key)
+    assert ask(scene) == AskKubelet(started.key)
     both = knowing(scene, holding(POD), holding(started))
     assert ask(both) == ListPods()
     assert granted(changed(both, listed=True, alone=True)).candidate.pod == POD
     unlocked = changed(both, listed=True, lock=None)
-    assert ask(unlocked) == AwaitLock(*POD.key)
+    assert ask(unlocked) == AwaitLock(POD.key)
     assert ask(changed(unlocked, waited=True)) == LookAtNode()
     refused_by(changed(unlocked, waited=True, node_read=True), RefusalReason.MANY_PODS_ADMITTED)
 
@@ -145,7 +145,7 @@ def test_a_pod_that_alone_can_be_meant_asks_for_nothing_about_a_deleted_one_of_i
     rows = (a_row(pod_uid=gone.uid, pod=gone.name, epoch=NOW_KUBELET),)
     scene = a_scene(POD, rows=rows, lock=POD, gone=(gone,))
 
-    assert ask(scene) == AskKubelet(*POD.key)
+    assert ask(scene) == AskKubelet(POD.key)
     assert granted(knowing(scene, holding(POD))).candidate.pod == POD
 
 
@@ -168,14 +168,14 @@ def test_an_owner_that_was_started_without_being_asked_for_does_not_hide_a_newco
     shown = knowing(a_scene(STRAY, started, lock=started), holding(started))
     shown = changed(shown, listed=True)
 
-    assert ask(shown) == AskKubelet(*STRAY.key)
+    assert ask(shown) == AskKubelet(STRAY.key)
     both = changed(knowing(shown, holding(STRAY)), waited=True, node_read=True)
     refused_by(both, RefusalReason.MANY_PODS_ADMITTED)
 
 
 def test_a_stray_pod_is_refused_and_not_given_the_owners_share() -> None:
     scene = knowing(a_scene(STRAY, POD, lock=POD), holding(STRAY), absent=(POD,))
-    assert ask(scene) == AwaitLock(*STRAY.key)
+    assert ask(scene) == AwaitLock(STRAY.key)
     assert ask(changed(scene, waited=True)) == LookAtNode()
 
     error = refused_by(changed(scene, waited=True, node_read=True), RefusalReason.NO_RIGHT)
@@ -210,14 +210,14 @@ def test_dead_containers_that_nothing_tells_apart_do_not_cost_a_new_pod_its_star
     asked = knowing(scene, holding(POD), *map(holding, others))
     assert ask(asked) == AwaitOthers()
     assert granted(changed(asked, alone=True)).candidate.pod == POD
-    assert granted(changed(asked, present=frozenset({POD.key}))).candidate.pod == POD
+    assert granted(changed(asked, known_before={POD.key: True})).candidate.pod == POD
     for names in (None, frozenset({POD.key, others[0].key})):  # that call may be the new pod's
         beside = changed(asked, beside=(frozenset(), names), alone=True)
         refused_by(beside, RefusalReason.MANY_PODS_ADMITTED)
     clear = changed(asked, beside=(frozenset({others[0].key}),), alone=True)
     assert granted(clear).candidate.pod == POD
 
-    before = changed(knowing(scene, absent=(POD,)), absent=frozenset({POD.key}))
+    before = changed(knowing(scene, absent=(POD,)), known_before={POD.key: False})
     theirs = knowing(before, holding(POD), *map(holding, others))  # it came between the two calls
     if dead == 1:
         assert granted(theirs).replay == rows[0]
@@ -233,7 +233,7 @@ def test_a_row_that_was_booked_for_a_namesakes_ids_is_asked_for_all_the_same() -
     kubelet = msgspec.structs.replace(scene.kubelet, recorded=frozenset())
     read = changed(scene, records_read=True, kubelet=kubelet)
 
-    assert ask(read) == AskKubelet(*POD.key)
+    assert ask(read) == AskKubelet(POD.key)
     assert granted(knowing(read, holding(POD))).replay == row
 
 
@@ -257,12 +257,12 @@ def test_the_lock_is_read_before_pods_are_listed_unless_its_owner_may_be_asking(
 def test_the_lock_is_sought_before_a_pod_is_read_whose_name_can_return() -> None:
     pod = named_pod(1, reusable_name=True)
     scene = knowing(a_scene(pod), holding(pod))
-    assert ask(scene) == AwaitLock(*pod.key)
+    assert ask(scene) == AwaitLock(pod.key)
     waited = changed(scene, waited=True)
     assert ask(waited) == LookAtNode()
 
-    assert ask(changed(waited, node_read=True)) == LookAtPod(*pod.key)
-    assert ask(knowing(a_scene(pod, lock=pod), holding(pod))) == LookAtPod(*pod.key)
+    assert ask(changed(waited, node_read=True)) == LookAtPod(pod.key)
+    assert ask(knowing(a_scene(pod, lock=pod), holding(pod))) == LookAtPod(pod.key)
 
 
 def test_a_node_that_could_not_be_read_blames_no_scheduler() -> None:
@@ -415,7 +415,7 @@ def test_an_old_kubelet_gives_no_first_answer_while_the_pods_cannot_be_listed() 
 def test_an_old_kubelets_lone_candidate_waits_for_its_lock_before_it_is_refused() -> None:
     scene = changed(without_witness(a_scene(POD)), listed=True)
 
-    assert ask(scene) == AwaitLock(*POD.key)
+    assert ask(scene) == AwaitLock(POD.key)
     assert ask(changed(scene, waited=True)) == LookAtNode()
     refused_by(changed(scene, waited=True, node_read=True), RefusalReason.NO_LOCK)
     refused_by(
@@ -483,7 +483,7 @@ def test_the_grant_names_the_text_of_the_lock_that_proves_the_right() -> None:
 
     assert scene.lock.value == granted(scene).lock
     unseen = changed(scene, lock=None)
-    assert ask(unseen, settings=UNIQUE) == AwaitLock(*POD.key)
+    assert ask(unseen, settings=UNIQUE) == AwaitLock(POD.key)
     assert ask(changed(unseen, waited=True), settings=UNIQUE) == LookAtNode()
     assert "" == granted(changed(unseen, waited=True, node_read=True), settings=UNIQUE).lock
 
@@ -499,15 +499,15 @@ def test_a_lock_that_just_went_proves_the_right_until_another_pod_was_answered_u
 
     for one in (went, taken):
         assert scene.lock.value == granted(one).lock
-    assert ask(changed(went, ledger=Ledger((spent,)))) == AwaitLock(*POD.key)
+    assert ask(changed(went, ledger=Ledger((spent,)))) == AwaitLock(POD.key)
     ended = {scene.lock.value: named_pod(9).uid}  # its row is closed already
-    assert ask(changed(went, used_locks=ended)) == AwaitLock(*POD.key)
+    assert ask(changed(went, used_locks=ended)) == AwaitLock(POD.key)
     for outlived in (changed(went, ledger=Ledger((spent,))), changed(went, used_locks=ended)):
         assert scene.lock.value == granted(changed(outlived, outlived=ended)).lock
         others = {scene.lock.value: named_pod(8).uid}
-        assert ask(changed(outlived, outlived=others)) == AwaitLock(*POD.key)
+        assert ask(changed(outlived, outlived=others)) == AwaitLock(POD.key)
     stray = knowing(changed(went, known={}), holding(STRAY), absent=(POD,))
-    assert ask(stray) == AwaitLock(*STRAY.key)
+    assert ask(stray) == AwaitLock(STRAY.key)
 
 
 @pytest.mark.parametrize("role", [Role.APP, Role.INIT])
@@ -534,7 +534,7 @@ def test_a_lock_that_another_pod_was_answered_under_is_looked_at_before_it_count
     spent = a_row(pod_uid=named_pod(9).uid, pod=POD.name, lock=scene.lock.value)
     shown = changed(scene, ledger=Ledger((spent,)))
 
-    assert ask(shown) == AwaitLock(*POD.key)
+    assert ask(shown) == AwaitLock(POD.key)
     assert ask(changed(shown, waited=True)) == LookAtNode()
     assert scene.lock.value == granted(changed(shown, waited=True, node_read=True)).lock
     newer = a_lock(name=POD.name, stamp=NOON + dt.timedelta(seconds=1))
@@ -584,7 +584,7 @@ def test_behind_the_first_answer_of_its_admission_a_pod_is_not_looked_at_again()
     assert ask(again) == ListPods()
     namesake = knowing(scene, holding(pod))  # the kubelet has no ids for what was answered
     kubelet = KubeletView(NOW_KUBELET, recorded=frozenset({row.key}))
-    assert ask(changed(namesake, kubelet=kubelet)) == LookAtPod(*pod.key)
+    assert ask(changed(namesake, kubelet=kubelet)) == LookAtPod(pod.key)
 
 
 def test_behind_an_init_container_a_pod_whose_name_can_return_is_looked_at_again() -> None:
@@ -597,7 +597,7 @@ def test_behind_an_init_container_a_pod_whose_name_can_return_is_looked_at_again
     kubelet = KubeletView(NOW_KUBELET, recorded=frozenset({row.key}))
     scene = changed(scene, kubelet=kubelet, records_read=True)
 
-    assert ask(scene) == LookAtPod(*pod.key)
+    assert ask(scene) == LookAtPod(pod.key)
     same = changed(scene, pod_uids_read={pod.key: pod.uid})
     assert "main" == granted(same).candidate.container.name
 
@@ -609,4 +609,4 @@ def test_a_replay_of_a_pod_whose_name_can_return_is_looked_at_too() -> None:
 
     start = KubeletStart(begun=frozenset())
     admitted = msgspec.structs.replace(scene.kubelet, start=start)
-    assert ask(changed(scene, kubelet=admitted)) == LookAtPod(*RETURNING.key)
+    assert ask(changed(scene, kubelet=admitted)) == LookAtPod(RETURNING.key)

@@ -9,7 +9,7 @@ import pytest
 
 from agent.health import judge
 from agent.health.judge import missing, past
-from agent.health.xids import HealthSettings, XidClass, read_switches
+from agent.health.xids import HealthSettings, XidClass
 from agent.model import (
     Condition,
     DriverEvent,
@@ -164,7 +164,7 @@ def test_the_operator_may_reclassify_an_xid():
     "settings",
     [
         HealthSettings(xids={48: XidClass.APPLICATION}),
-        HealthSettings(switches=read_switches("48", "")),
+        HealthSettings(disabled_xids="48"),
     ],
 )
 def test_what_the_operator_declares_harmless_is_forgotten_and_nothing_else(settings):

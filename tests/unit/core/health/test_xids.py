@@ -24,7 +24,7 @@ APPLICATION = (13, 31, 43, 45, 68, 109)
 
 def settings(disable: str, enable: str = "", **kinds: XidClass) -> HealthSettings:
     own = {int(name.removeprefix("x")): kind for name, kind in kinds.items()}
-    return HealthSettings(switches=read_switches(disable, enable), xids=own)
+    return HealthSettings(disabled_xids=disable, enabled_xids=enable, xids=own)
 
 
 UNASKED = "health_xids-187"
@@ -35,15 +35,15 @@ UNASKED = "health_xids-187"
     "vector", cases("health_xids", without={UNASKED: "109 needs a reset"}), ids=str
 )
 def test_the_variables_mean_what_they_mean_to_hami(vector: Vector):
-    switches = read_switches(*vector.given.values())
-    judged = HealthSettings(switches=switches)
+    disable, enable = vector.given.values()
+    judged = HealthSettings(disabled_xids=disable, enabled_xids=enable)
     ignored = {
         number: XidClass.APPLICATION is xid_class(int(number), judged)
         for number in vector.expected["ignored"]
     }
 
     assert ["DP_DISABLE_HEALTHCHECKS", "DP_ENABLE_HEALTHCHECKS"] == list(vector.given)
-    assert vector.expected["healthGoroutineEndsAtOnce"] is switches.off
+    assert vector.expected["healthGoroutineEndsAtOnce"] is judged.switches.off
     assert vector.expected["ignored"] == ignored
 
 
