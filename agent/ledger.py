@@ -543,14 +543,6 @@ class JournalEntry(msgspec.Struct, frozen=True):
     container: str = ""
 
 
-class JournalRecord(msgspec.Struct, frozen=True):
-    """Changes and refusals, each the oldest first. `since`: what was before is not known."""
-
-    since: dt.datetime
-    changes: tuple[JournalEntry, ...] = ()
-    refusals: tuple[JournalEntry, ...] = ()
-
-
 # The settings files that were last accepted. A later start falls back to them.
 
 

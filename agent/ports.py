@@ -11,7 +11,6 @@ from typing import Protocol
 
 from agent.cluster import (
     NodeChange,
-    NodeEvent,
     NodeView,
     PodChange,
     PodList,
@@ -195,10 +194,6 @@ class PodApi(Protocol):
 
         Raises ApiInvalid (the pod has another UID), ApiConflict (others write it), ApiNotFound.
         """
-        ...
-
-    async def post_event(self, event: NodeEvent) -> None:
-        """Create or update an Event. Raises ApiError."""
         ...
 
 

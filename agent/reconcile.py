@@ -351,7 +351,7 @@ def judge_by_scheduler(ledger: Ledger, seen: ReconcileFacts, resource: str) -> F
         confirmed=(*(new for old, new in updates if new and new != old), *kept.confirmed),
         over=(*over, *kept.over),
         adopt=tuple(_adoptions(ledger, seen, by_key)),
-        strangers=tuple(_strangers(ledger, seen, resource)),
+        strangers=tuple(_strangers(kept.strangers, ledger, seen)),
         idle=kept.idle,
         due=min((end for end in ends if end > seen.now), default=None),
         # Drift: the agent could not offer the right ids before the answer. The kubelet used the ids
@@ -483,29 +483,19 @@ def _adoptions(
                 yield Adoption(pod, container, tuple(sorted(ids)))
 
 
-def _strangers(ledger: Ledger, seen: ReconcileFacts, resource: str) -> Iterator[Row]:
-    """Holders of slices without a row and without groups in an annotation."""
-    explains = explained_by(ledger)
-    for holding in seen.holdings if seen.table.synced else ():
-        pod = seen.table.named(holding.namespace, holding.pod)
+def _strangers(found: Iterable[Row], ledger: Ledger, seen: ReconcileFacts) -> Iterator[Row]:
+    """Those of `found` whose container was not answered and whose pod has no groups."""
+    answered = _answered_holders(ledger)
+    for row in found if seen.table.synced else ():
+        pod = seen.table.named(row.namespace, row.pod)
         if pod is not None and (pod.groups or _may_hold_for_another(pod, ledger, seen)):
             continue
-        for container in holding.containers:
-            holder = Holder(holding.namespace, holding.pod, container.name)
-            ids = container.ids.get(resource, frozenset())
-            if any(map(split_slice_id, ids)) and not explains(holder, ids):
-                yield stranger_row(holder, ids, resource, seen)
+        if row.holder not in answered:
+            yield row
 
 
-def explained_by(ledger: Ledger) -> Callable[[Holder, Iterable[SliceId]], bool]:
-    """The test whether a row explains the ids of a holder.
-
-    The row of a stranger explains only its own ids: after a lost checkpoint the kubelet asks again,
-    and names other ids.
-    """
-    answered = {row.holder for row in ledger.rows_by(Decider.SCHEDULER)}
-    kept = {(row.holder, frozenset(row.slice_ids)) for row in ledger.rows_by(Decider.KUBELET)}
-    return lambda holder, ids: holder in answered or (holder, frozenset(ids)) in kept
+def _answered_holders(ledger: Ledger) -> frozenset[Holder | None]:
+    return frozenset(row.holder for row in ledger.rows_by(Decider.SCHEDULER))
 
 
 def _may_hold_for_another(pod: PodView, ledger: Ledger, seen: ReconcileFacts) -> bool:
@@ -785,7 +775,7 @@ class Reconcile:
         self.unconfirmed.set(findings.unconfirmed)
         self.drifted.set(findings.drifted)
         new, unread = list(findings.strangers), 0
-        explains = explained_by(ledger)
+        answered = _answered_holders(ledger)
         for adoption in findings.adopt:
             row = None if self._adopt is None else await self._adopt(adoption)
             if row is not None:
@@ -795,7 +785,7 @@ class Reconcile:
             unread += 1
             pod, container = adoption.pod, adoption.container
             holder = Holder(pod.namespace, pod.name, container.name)
-            if adoption.ids and not explains(holder, adoption.ids):
+            if adoption.ids and holder not in answered:
                 new.append(stranger_row(holder, adoption.ids, container.resource, seen))
         over = await self._removed(mine)
         written = await self._write(ledger, findings.confirmed, new, over)

@@ -135,7 +135,7 @@ async def follow_cordons(
 ) -> None:
     """Write an Event when a GPU is cordoned or uncordoned, by whatever program.
 
-    The cordon annotation of the Node as it is first seen makes no Event. Ends with the cell.
+    The cordon annotation of the Node as it is first seen makes no Event.
     """
     before: frozenset[str] | None = None
     async for view in node.follow():
@@ -370,8 +370,6 @@ async def _values(cell: Cell[T], due: Mapping[Any, float]) -> AsyncIterator[T]:
                 value = await anext(values)
         except TimeoutError:
             value = cell.value
-        except StopAsyncIteration:
-            return
         yield value
 
 
@@ -382,7 +380,7 @@ async def follow_gpus(
     left_out: Cell[tuple[GpuFault, ...]],
     say: Callable[[NodeEvent], None],
 ) -> None:
-    """Write Events for the differences from one inventory to the next; end with its cell.
+    """Write Events for the differences from one inventory to the next.
 
     The first inventory makes no Event, so a restarted agent does not repeat Events. `left_out`: the
     GPUs about which follow_left_out() writes Events.
@@ -440,25 +438,31 @@ async def follow_left_out(
 
 
 async def keep_condition(
-    write: Callable[[NodeCondition], Awaitable[None]], inventory: Cell[Inventory], clock: Clock
-) -> None:
+    write: Callable[[NodeCondition], Awaitable[None]],
+    inventory: Cell[Inventory],
+    node: Cell[NodeView | None],
+    clock: Clock,
+) -> NoReturn:
     """Keep the Node condition GpuDegraded up to date; `write` creates or replaces it.
 
-    A condition that differs only in `since` is not written. Ends with the cell. Raises ApiError; it
-    can be started again.
+    A Node that is created again has none. A condition that differs only in `since` is not written.
+    Raises ApiError; it can be started again.
     """
     written: NodeCondition | None = None
-    async for found in inventory.follow():
-        if found.generation == 0:  # the driver was not asked yet
-            continue
-        wanted = gpu_degraded(found, clock.now())
-        if written is not None:
-            if (wanted.status, wanted.message) == (written.status, written.message):
-                continue
-            if wanted.status == written.status:  # it has lasted since then
-                wanted = msgspec.structs.replace(wanted, since=written.since)
-        await write(wanted)
-        written = wanted
+    uid, news = "", News(inventory, node)
+    while True:
+        found, seen = inventory.value, node.value
+        if seen is not None and seen.uid != uid:
+            uid, written = seen.uid, None
+        # Before generation 1 the driver was not asked.
+        wanted = gpu_degraded(found, clock.now()) if seen is not None and found.generation else None
+        if written is not None and wanted is not None and wanted.status == written.status:
+            # It has lasted since then.
+            wanted = msgspec.structs.replace(wanted, since=written.since)
+        if wanted is not None and wanted != written:
+            await write(wanted)
+            written = wanted
+        await news.wait()
 
 
 # Keeps the Node's register annotation equal to the inventory.

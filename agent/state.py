@@ -23,7 +23,6 @@ from agent.ledger import (
     Decider,
     Holder,
     JournalEntry,
-    JournalRecord,
     KubeletEpoch,
     LastGood,
     Ledger,
@@ -513,52 +512,38 @@ def _resolve(batch: list[_WaitingCommit], error: StateError | None) -> None:
 
 # Keeps what happened on this node in the last 24 h, for people to read.
 
-JOURNAL_KIND: Final = "hami-agent-journal"
-FILE: Final = "journal.json"
 KEPT: Final = dt.timedelta(hours=24)
 LIMIT: Final = 500
 """Entries of each kind. The oldest give way, as when one pod is refused again and again."""
-PERIOD: Final = 30.0
-"""Seconds between two writes at least: answers to the kubelet use the same disk."""
-LAST: Final = 1.0
-"""Seconds for the last write of a process that stops."""
 
 
 class NodeJournal:
-    """The changes (Events about the Node or a pod) and the refusals of Allocate.
+    """The changes (Events about the Node or a pod) and the refusals of Allocate, since the start.
 
-    It is on disk with best effort: a kill loses what happened in the last PERIOD. The log and the
-    Events are the record.
+    The log and the Events are the record.
     """
 
-    def __init__(self, clock: Clock, disk: Disk) -> None:
+    def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._disk = disk
         self._changes: deque[JournalEntry] = deque(maxlen=LIMIT)
         self._refusals: deque[JournalEntry] = deque(maxlen=LIMIT)
-        self._news = asyncio.Event()
         self.started = clock.now()
-        self._since = self.started
 
     @property
     def since(self) -> dt.datetime:
         """What was before is not known."""
-        return max(self._since, self._clock.now() - KEPT)
+        return max(self.started, self._clock.now() - KEPT)
 
     def changed(self, event: NodeEvent) -> None:
         """Record an Event of the agent."""
-        entry = JournalEntry(self._clock.now(), event.reason, event.text, event.warning)
-        self._changes.append(
-            msgspec.structs.replace(entry, namespace=event.namespace, pod=event.pod)
-        )
-        self._news.set()
+        what = event.reason, event.text, event.warning, event.namespace, event.pod
+        self._changes.append(JournalEntry(self._clock.now(), *what))
 
     def refused(self, refusal: Refusal, row: Row | None) -> None:
         """Record a refusal. `row`: what would have been answered, if it is known."""
         holder = row.holder if row and row.holder else Holder("", "", "")
         entry = JournalEntry(self._clock.now(), refusal.gate.value, refusal.sentence)
         self._refusals.append(msgspec.structs.replace(entry, **msgspec.structs.asdict(holder)))
-        self._news.set()
 
     @property
     def changes(self) -> tuple[JournalEntry, ...]:
@@ -569,42 +554,6 @@ class NodeJournal:
     def refusals(self) -> tuple[JournalEntry, ...]:
         """The refusals of the last 24 h, the newest first."""
         return self._recent(self._refusals)
-
-    async def recall(self) -> None:
-        """Read what an earlier process kept. What cannot be read is logged, and begins anew."""
-        try:
-            content = await self._disk.read(FILE)
-            record = None if content is None else unseal(content, JOURNAL_KIND, JournalRecord)
-        except StateError as error:
-            log.warning("journal.unreadable", file=FILE, err=str(error))
-            return
-        if record is not None:
-            self._since = min(record.since, self._since)
-            self._changes.extendleft(reversed(record.changes))
-            self._refusals.extendleft(reversed(record.refusals))
-
-    async def run(self) -> None:
-        """Write the journal when something happened, once each PERIOD, and when it ends."""
-        try:
-            while True:
-                await self._news.wait()
-                self._news.clear()
-                await self._save()
-                await asyncio.sleep(PERIOD)
-        finally:
-            if self._news.is_set():
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(LAST):
-                        await self._save()
-
-    async def _save(self) -> None:
-        record = JournalRecord(
-            self.since, tuple(reversed(self.changes)), tuple(reversed(self.refusals))
-        )
-        try:
-            await self._disk.replace(FILE, seal(JOURNAL_KIND, record))
-        except StateError as error:
-            log.info("journal.unwritten", file=FILE, err=str(error))
 
     def _recent(self, entries: deque[JournalEntry]) -> tuple[JournalEntry, ...]:
         oldest = self._clock.now() - KEPT

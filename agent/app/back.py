@@ -71,7 +71,7 @@ async def open_back(
         stack.callback(witness.close)
         records = KubeletRecordsFile(paths.plugins, adapters.worker)
         resource, observes = settings.sharing.resource, settings.observe
-        pod_api = KubePods(session, settings.node, resource, events)
+        pod_api = KubePods(session, settings.node, resource)
         node_api = KubeNode(session, settings.node)
         # Before the first answer: its LIST has no time to load the client. The watches report a bad
         # connection and try again.
@@ -146,8 +146,8 @@ async def open_back(
         runs: dict[str, Run] = {}
         if settings.node_condition:
             write = node_api.set_condition
-            runs["condition"] = partial(keep_condition, write, facts.inventory, clock)
-        post_event = None if observes else pod_api.post_event
+            runs["condition"] = partial(keep_condition, write, facts.inventory, facts.node, clock)
+        post_event = None if observes else events.post
         usage = _join_usage(settings, adapters, front)
 
         async def report_labelled() -> None:
@@ -298,7 +298,6 @@ def tiers(
 
     facts: dict[str, Run] = {
         "settings": front.settings.run,
-        "journal": front.journal.run,
         "inventory": knowing.keeper.run,
         "left_out": knowing.left_out,
         "gpu_events": knowing.gpu_events,

@@ -51,7 +51,6 @@ DELAYS: Mapping[str, tuple[tuple[float, ...], float]] = {
     "state": _LOCAL,
     "notify": _LOCAL,
     "settings": _LOCAL,
-    "journal": _LOCAL,
     "inventory": _LOCAL,
     "left_out": _LOCAL,
     "gpu_events": _LOCAL,
@@ -175,7 +174,7 @@ def join_front(settings: Settings, adapters: Adapters, host: HostFacts) -> Front
     plugins, resource, chance = settings.paths.plugins, facts.resource, adapters.random
     fence = check if settings.fenced else None
     server = PluginServer(plugins, resource, facts.slices, chance, fence)
-    journal = NodeJournal(adapters.clock, adapters.disk)
+    journal = NodeJournal(adapters.clock)
     notices = NodeEventQueue(journal.changed)
     keeper = InventoryKeeper(
         facts.inventory,

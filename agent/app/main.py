@@ -163,7 +163,6 @@ async def _run(
                 stored=memory.stored,
             ),
         )
-        await front.journal.recall()
         front.settings.tell_start(memory.start)
         if memory.recovered.notice:
             log.warning("state.recovered", notice=memory.recovered.notice)

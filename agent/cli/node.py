@@ -297,7 +297,7 @@ async def edit_cordon(
             changes |= {HANDSHAKE: None} if HANDSHAKE in seen.annotations else {}
             # The write is refused if the Node changed since: what others wrote in between is kept.
             try:
-                await api.annotate_as_seen(seen.resource_version, changes)
+                await api.annotate_node(changes, seen.resource_version)
             except ApiConflict:
                 tries -= 1
                 if not tries:

@@ -2,7 +2,6 @@
 
 import argparse
 import asyncio
-import contextlib
 import dataclasses
 import json
 import math
@@ -11,12 +10,12 @@ import shutil
 import signal
 import sys
 import textwrap
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
 from agent.cli.logs import configure
-from agent.cli.main import OK, PROBLEM, TABLE, USAGE, Subparsers, add_output
+from agent.cli.main import OK, PROBLEM, TABLE, USAGE, Subparsers, add_output, fail
 from agent.cli.output import Column, Paint, answer, painter, shorten, table
 from agent.cli.settings_args import add_settings, looked, sources
 from agent.errors import AgentError
@@ -43,7 +42,6 @@ from agent.sandbox.scenario.stage import (
     NOT_REACHED,
     Moment,
     ScenarioClaim,
-    ScenarioRecord,
     counted,
     fitting,
     plain,
@@ -165,7 +163,6 @@ async def invitation(cluster: SandboxCluster) -> str:
 
 
 TERMINATED: Final = 128 + signal.SIGTERM
-_TICK: Final = 0.25
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -199,18 +196,15 @@ def add_parser(subparsers: Subparsers) -> None:
 
 def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     """Run the scenario; return the exit code: 0, 1 a claim is not true, 2 wrong usage."""
-    problem = _problem(args)
-    if problem:
-        sys.stderr.write(f"hami-agent sandbox: {problem}\n")
-        return USAGE
+    if problem := _problem(args):
+        return fail("sandbox", problem, USAGE)
     configure("warning", "auto", environ)
     try:
         return asyncio.run(_run(args, environ))
     except asyncio.CancelledError:
         return TERMINATED
     except (AgentError, OSError) as error:
-        sys.stderr.write(f"hami-agent sandbox: {error}\n")
-        return PROBLEM
+        return fail("sandbox", str(error), PROBLEM)
 
 
 def _problem(args: argparse.Namespace) -> str:
@@ -254,8 +248,7 @@ async def _run(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
         screen.say(f"{gpus}, kubelet, API server, scheduler are up")
         if args.keep:
             screen.say(f"everything is kept in {cluster.places.root}")
-        async with screen.waiting(stage.record):
-            record = await act(stage, OPENING if args.interactive else DEFAULT)
+        record = await act(stage, OPENING if args.interactive else DEFAULT)
         # A node that offers nothing is one to look at.
         if args.interactive and (stage.placed or cluster.agent.code is None):
             with cluster.log.copied(cluster.places.log):
@@ -285,35 +278,15 @@ class _Screen:
     def __init__(self, environ: Mapping[str, str], *, quiet: bool) -> None:
         self._out = sys.stderr if quiet else sys.stdout
         self._silent = quiet and not sys.stderr.isatty()
-        self._live = self._out.isatty()
-        self.width = max(40, shutil.get_terminal_size().columns if self._live else WIDTH)
+        self.width = max(40, shutil.get_terminal_size().columns) if self._out.isatty() else WIDTH
         self._paint = painter(environ, self._out)
 
     def say(self, *lines: str) -> None:
-        """Print these lines, in place of the one about the wait."""
+        """Print these lines."""
         if not self._silent:
-            erase = "\r\x1b[K" if self._live else ""
-            self._out.writelines(f"{erase}{line}\n" for line in lines)
+            self._out.writelines(f"{line}\n" for line in lines)
             self._out.flush()
 
     def moment(self, moment: Moment) -> None:
         """Print one entry of the timeline."""
         self.say(*moment_lines(moment, self.width, self._paint))
-
-    @contextlib.asynccontextmanager
-    async def waiting(self, record: ScenarioRecord) -> AsyncIterator[None]:
-        """Show on a terminal what the scenario waits for, while the block runs."""
-        async with asyncio.TaskGroup() as group:
-            ticking = group.create_task(self._tick(record))
-            try:
-                yield
-            finally:
-                ticking.cancel()
-
-    async def _tick(self, record: ScenarioRecord) -> None:
-        while self._live and not self._silent:
-            await asyncio.sleep(_TICK)
-            if record.awaited:
-                line = f"t+{record.elapsed:6.2f}s  ...     {record.awaited}"
-                self._out.write(f"\r\x1b[K{shorten(line, self.width - 1)}")
-                self._out.flush()

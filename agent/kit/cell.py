@@ -11,83 +11,42 @@ from typing import Any, Generic, TypeVar
 T = TypeVar("T")
 
 
-class CellClosed(Exception):  # noqa: N818 -- names what happened
-    """The cell was closed before it had the awaited value."""
-
-
 class Cell(Generic[T]):
     """A value that can be followed. Values are immutable and comparable."""
 
     def __init__(self, value: T) -> None:
         self._value = value
         self._version = 0
-        self._closed = False
         self._news = asyncio.Event()
-        self._branches: list[Cell[T]] = []
 
     @property
     def value(self) -> T:
         """The newest value."""
         return self._value
 
-    @property
-    def closed(self) -> bool:
-        """True after close()."""
-        return self._closed
-
     def set(self, value: T) -> bool:
-        """Publish `value` if it differs from the present one; return whether it did.
-
-        After close() the value is stored, but followers are not told.
-        """
+        """Publish `value` if it differs from the present one; return whether it did."""
         if value == self._value:
             return False
         self._value = value
-        if not self._closed:
-            self._version += 1
-            self._branches = [branch for branch in self._branches if not branch.closed]
-            for branch in self._branches:
-                branch.set(value)
-            self._tell()
+        self._version += 1
+        news, self._news = self._news, asyncio.Event()
+        news.set()
         return True
 
-    def close(self) -> None:
-        """End every follower after it has seen the newest value; a second call does nothing."""
-        self._closed = True
-        self._tell()
-
-    def branch(self) -> "Cell[T]":
-        """A second cell that takes each new value of this one until the second is closed.
-
-        Its followers wake before this cell's own.
-        """
-        branch = Cell(self._value)
-        self._branches.append(branch)
-        return branch
-
     def follow(self) -> AsyncIterator[T]:
-        """Yield the present value, then the newest one after each change; end on close()."""
+        """Yield the present value, then the newest one after each change, for ever."""
         return _Follower(self)
 
     async def until(self, predicate: Callable[[T], bool]) -> T:
-        """Wait for the first value for which `predicate` holds; the present one counts.
+        """Wait for the first value for which `predicate` holds; the present one counts."""
+        while not predicate(value := self._value):
+            await self._news.wait()
+        return value
 
-        Raises CellClosed.
-        """
-        async for value in self.follow():
-            if predicate(value):
-                return value
-        raise CellClosed("the cell was closed while a value was awaited")
-
-    def _tell(self) -> None:
-        news, self._news = self._news, asyncio.Event()
-        news.set()
-
-    async def _newer(self, seen: int) -> int | None:
-        """The version after `seen` as soon as there is one; None when no more will come."""
+    async def _newer(self, seen: int) -> int:
+        """The version after `seen`, as soon as there is one."""
         while self._version == seen:
-            if self._closed:
-                return None
             await self._news.wait()
         return self._version
 
@@ -103,10 +62,7 @@ class _Follower(Generic[T]):
         return self
 
     async def __anext__(self) -> T:
-        version = await self._cell._newer(self._seen)  # noqa: SLF001 -- two halves of one thing
-        if version is None:
-            raise StopAsyncIteration
-        self._seen = version
+        self._seen = await self._cell._newer(self._seen)  # noqa: SLF001 -- two halves of one thing
         return self._cell.value
 
 
@@ -120,13 +76,13 @@ class News:
     async def wait(self, within: float | None = None) -> bool:
         """Wait until a cell differs from its value at the end of the last wait, or at the start.
 
-        False: none did within `within` seconds. A closed cell never ends the wait.
+        False: none did within `within` seconds.
         """
         pairs = list(zip(self._cells, self._seen, strict=True))
         try:
             async with asyncio.timeout(within), asyncio.TaskGroup() as group:
                 if not any(cell.value is not seen for cell, seen in pairs):
-                    tasks = [group.create_task(_newer(cell, seen)) for cell, seen in pairs]
+                    tasks = [group.create_task(_changed(cell, seen)) for cell, seen in pairs]
                     await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
                     for task in tasks:
                         task.cancel()
@@ -136,8 +92,5 @@ class News:
         return True
 
 
-async def _newer(cell: Cell[Any], seen: object) -> None:
-    try:
-        await cell.until(lambda value: value is not seen)
-    except CellClosed:
-        await asyncio.Event().wait()
+async def _changed(cell: Cell[Any], seen: object) -> None:
+    await cell.until(lambda value: value is not seen)

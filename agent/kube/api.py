@@ -13,7 +13,6 @@ import structlog
 from agent.cluster import (
     NodeChange,
     NodeCondition,
-    NodeEvent,
     NodeView,
     PodChange,
     PodList,
@@ -34,7 +33,7 @@ from agent.kube.client import (
     error_frame,
     path_of,
 )
-from agent.kube.events import EventPoster, stamp
+from agent.kube.events import stamp
 from agent.kube.objects import (
     MOST_OBJECTS,
     ListPage,
@@ -240,27 +239,20 @@ LINE_LIMIT = BODY_LIMIT
 """Bytes of a frame. No API server with etcd's own limits sends a longer one: the watch breaks, and
 when it has broken several times the pods are listed, without such an object."""
 
-
-class WatchTimes(msgspec.Struct, frozen=True):
-    """How long a watch may last and be silent, in seconds.
-
-    The server ends it after a random time between `shortest` and `longest`; the agent does so
-    `grace` later. An idle server sends a bookmark after 120 s and then every 60 s. So `silence`
-    without a byte means that the connection is dead.
-    """
-
-    shortest: float = 300.0
-    longest: float = 600.0
-    grace: float = 30.0
-    silence: float = 150.0
-
+SHORTEST, LONGEST = 300.0, 600.0
+"""Seconds between which the server ends a watch, at random."""
+GRACE = 30.0
+"""Seconds after which the agent ends a watch that the server should have ended."""
+SILENCE = 150.0
+"""Seconds without a byte, after which the connection is dead: an idle server sends a bookmark after
+120 s and then every 60 s."""
 
 OPENED = "OPENED"
 """The kind of a first frame that the agent adds: the watch is open, and there is no object."""
 
 
 async def frames(
-    session: KubeSession, request: ApiRequest, pace: WatchTimes, read: Callable[[str, Raw], T]
+    session: KubeSession, request: ApiRequest, read: Callable[[str, Raw], T]
 ) -> AsyncIterator[tuple[str, T | None]]:
     """Yield OPENED, then frames until the server ends the watch or is silent for too long.
 
@@ -268,23 +260,23 @@ async def frames(
     the kind and the object; for long ones it runs on a thread. Raises ApiGone and other
     ApiErrors: for an ERROR frame, a broken connection, or a MalformedText of `read`.
     """
-    lasting = session.random.uniform(pace.shortest, pace.longest)
+    lasting = session.random.uniform(SHORTEST, LONGEST)
     request = msgspec.structs.replace(
         request, query=(*request.query, ("timeoutSeconds", str(max(1, round(lasting)))))
     )
-    over_at = asyncio.get_running_loop().time() + lasting + pace.grace
+    over_at = asyncio.get_running_loop().time() + lasting + GRACE
     async with session.stream(request) as body:
         yield OPENED, None
         while True:
             left = over_at - asyncio.get_running_loop().time()
-            reading = asyncio.timeout(min(pace.silence, left))
+            reading = asyncio.timeout(min(SILENCE, left))
             try:
                 async with reading:
                     line = await body.readuntil(b"\n", max_size=LINE_LIMIT)
             except TimeoutError:
                 if not reading.expired():  # the connection's own
                     raise
-                log.info("kube.watch_silent", resource=request.resource, silence=pace.silence)
+                log.info("kube.watch_silent", resource=request.resource, silence=SILENCE)
                 return
             if not line.endswith(b"\n"):  # the watch has ended
                 return
@@ -303,16 +295,14 @@ def _frame(request: ApiRequest, read: Callable[[str, Raw], T], line: Raw) -> tup
 # The ports NodeApi and PodApi over the API server.
 
 JSON_PATCH = "application/json-patch+json"
-DEFAULT_PACE = WatchTimes()
 
 
 class KubeNode:
     """This Node at the API server (port NodeApi), and its condition."""
 
-    def __init__(self, session: KubeSession, node: str, pace: WatchTimes = DEFAULT_PACE) -> None:
+    def __init__(self, session: KubeSession, node: str) -> None:
         self._session = session
         self._node = node
-        self._pace = pace
 
     async def watch_node(self) -> AsyncIterator[NodeChange]:
         """Send one WATCH by name without a version: the server first sends the present Node."""
@@ -322,7 +312,7 @@ class KubeNode:
             ("allowWatchBookmarks", "true"),
         )
         request = ApiRequest("watch", "nodes", path_of("nodes"), query=query, accept=METADATA_ONLY)
-        async for kind, node in frames(self._session, request, self._pace, _shown):
+        async for kind, node in frames(self._session, request, _shown):
             if kind == OPENED:
                 yield NodeChange(opened=True)
             elif kind != "BOOKMARK":
@@ -336,16 +326,18 @@ class KubeNode:
         except ApiNotFound:
             return None
 
-    async def annotate_node(self, annotations: Mapping[str, str | None]) -> NodeView:
-        """Send one merge patch of these annotations."""
-        return await self._annotate({"annotations": dict(annotations)})
+    async def annotate_node(
+        self, annotations: Mapping[str, str | None], version: str = ""
+    ) -> NodeView:
+        """Send one merge patch of these annotations.
 
-    async def annotate_as_seen(self, version: str, annotations: Mapping[str, str | None]) -> None:
-        """Do as annotate_node() if the Node still has this resourceVersion.
-
-        Raises ApiConflict: it has another one; ApiError.
+        With a resourceVersion, ApiConflict is raised if the Node has another one.
         """
-        await self._annotate({"resourceVersion": version, "annotations": dict(annotations)})
+        metadata: dict[str, object] = {"annotations": dict(annotations)}
+        if version:
+            metadata["resourceVersion"] = version
+        request = self._patch({"metadata": metadata}, MERGE_PATCH)
+        return await self._session.fetch(request, read_node)
 
     async def release_lock(self, key: str, value: str) -> None:
         """Send one JSON patch: nothing changes unless annotation `key` is exactly `value`."""
@@ -376,11 +368,6 @@ class KubeNode:
         request = ApiRequest("patch", "nodes/status", path, (), body, STRATEGIC_PATCH)
         await self._session.call(request)
 
-    async def _annotate(self, metadata: Mapping[str, object]) -> NodeView:
-        return await self._session.fetch(
-            self._patch({"metadata": metadata}, MERGE_PATCH), read_node
-        )
-
     def _patch(
         self, body: Mapping[str, object] | Sequence[object], content_type: str
     ) -> ApiRequest:
@@ -399,16 +386,12 @@ class KubePods:
         session: KubeSession,
         node: str,
         resource: str,
-        events: EventPoster,
-        pace: WatchTimes = DEFAULT_PACE,
     ) -> None:
         self._session = session
         self._lists = Lists(session)
         self._node = node
         self._selector = ("fieldSelector", f"spec.nodeName={node}")
         self._resource = resource
-        self._events = events
-        self._pace = pace
 
     async def list_pods(self) -> PodList:
         """Send one LIST, answered from the server's storage, in as many pages as needed."""
@@ -438,7 +421,7 @@ class KubePods:
             ("allowWatchBookmarks", "true"),
         )
         request = ApiRequest("watch", "pods", path_of("pods"), query=query)
-        async for _, change in frames(self._session, request, self._pace, self._change):
+        async for _, change in frames(self._session, request, self._change):
             yield change or PodChange(resource_version)
 
     async def annotate_pod(
@@ -449,10 +432,6 @@ class KubePods:
         path = path_of("namespaces", namespace, "pods", name, "status")
         request = ApiRequest("patch", "pods/status", path, (), body, MERGE_PATCH, METADATA_ONLY)
         await self._session.call(request)
-
-    async def post_event(self, event: NodeEvent) -> None:
-        """Create or update an Event; a too frequent one is only counted."""
-        await self._events.post(event)
 
     def _change(self, kind: str, obj: Raw) -> PodChange:
         """The change that one frame reports. Raises MalformedText."""

@@ -94,8 +94,8 @@ class EventPoster:
         if series.sent_at is None:
             try:
                 await self._create(event, series)
-            except ApiConflict:  # the agent wrote it before it was restarted
-                series.count += 1
+            except ApiConflict:  # it was written before a restart, or by a try without an answer
+                series.count = max(2, series.count)
                 await self._update(event, series)
                 return "update"
             return "create"

@@ -26,42 +26,89 @@ from agent.cluster import (
 )
 from agent.errors import ApiError, ApiForbidden, ApiGone
 from agent.kit.cell import Cell
-from agent.kit.tasks import Allowance, Reopening
+from agent.kit.tasks import HEALTHY_AFTER, Allowance, Backoff
 from agent.kit.timing import Lag, Tally, await_event
+from agent.kube import api
 from agent.model import GpuUuid, Inventory
 from agent.ports import Clock, NodeApi, PodApi
 
 log = structlog.get_logger(__name__)
 
+# When a watch is opened again.
+
 LOOK_PAUSE = 0.2
 """The least seconds between watches opened by `look`: each Allocate may cause one."""
+DELAYS = (1.0, 2.0, 5.0, 10.0, 20.0, 30.0)
+JITTER = 0.5
+SPREAD = (4.0, 30.0)
+"""Seconds: the longest random delay after what every client of a server meets at the same moment.
+That is a break, an early end or a lost place; the second holds for each further lost place."""
+SHORTEST = 1.0
+"""Seconds: after a watch that ended sooner, the delays grow."""
 
 
-async def _keep_open(
-    watch: Reopening,
-    follow: Callable[[], Awaitable[None]],
-    broke: Callable[[ApiError], None],
-    wanted: asyncio.Event,
-) -> NoReturn:
-    """Run `follow`, which is one watch, again and again; `broke` takes each of its errors.
+class Reopening:
+    """Opens one watch again and again; `restarts` (one label) counts why each was over."""
 
-    `wanted` ends the pause between two watches, but not before the time that the server asked for.
-    """
-    while True:
-        least = 0.0
-        watch.opening()
-        try:
-            await follow()
-        except ApiError as error:
-            least = error.retry_after or 0.0
-            delay = watch.gone() if isinstance(error, ApiGone) else watch.broke(at_least=least)
-            broke(error)
-        else:
-            delay = watch.ended()
-        wanted.clear()
-        least = max(least, min(LOOK_PAUSE, delay))
-        await asyncio.sleep(least)
-        await await_event(wanted, delay - least)
+    def __init__(self, restarts: Tally, random: random.Random) -> None:
+        self.failures = 0
+        """How many watches broke since the last healthy one."""
+        self._restarts = restarts
+        self._random = random
+        self._backoff = Backoff(DELAYS, JITTER, random)
+        self._losses = 0
+
+    async def run(
+        self,
+        follow: Callable[[], Awaitable[None]],
+        broke: Callable[[ApiError], None],
+        wanted: asyncio.Event,
+    ) -> NoReturn:
+        """Run `follow`, which is one watch, for ever; `broke` takes each of its errors.
+
+        `wanted` ends the pause between two watches, but not before the time that the server asked
+        for.
+        """
+        loop = asyncio.get_running_loop()
+        while True:
+            began, failure, least = loop.time(), None, 0.0
+            try:
+                await follow()
+            except ApiError as error:
+                failure, least = error, error.retry_after or 0.0
+            delay = self.delay(failure, loop.time() - began)
+            if failure is not None:
+                broke(failure)
+            wanted.clear()
+            least = max(least, min(LOOK_PAUSE, delay))
+            await asyncio.sleep(least)
+            await await_event(wanted, delay - least)
+
+    def delay(self, failure: ApiError | None, lasted: float) -> float:
+        """Seconds until the next watch after one that lasted so many seconds."""
+        if lasted >= HEALTHY_AFTER:
+            self._backoff.reset()
+            self.failures = self._losses = 0
+        if failure is None:
+            self._restarts.add("ended")
+            if lasted < SHORTEST:
+                return self._backoff.next()
+            # The server ended a shorter one than was asked for with all others, as when it stops.
+            return 0.0 if lasted >= api.SHORTEST else self._spread(0)
+        if isinstance(failure, ApiGone):  # the server forgot our place
+            self._restarts.add("gone")
+            self._losses += 1
+            return self._spread(min(self._losses, len(SPREAD)) - 1)
+        self._restarts.add("error")
+        self.failures += 1
+        delay = self._spread(0) if self.failures == 1 else self._backoff.next()
+        if failure.retry_after:
+            # It asked all its clients, so they must not come back in the same moment.
+            delay = max(delay, failure.retry_after + self._spread(0))
+        return delay
+
+    def _spread(self, times: int) -> float:
+        return self._random.uniform(0.0, SPREAD[times])
 
 
 # Follows this Node with one WATCH, which is opened again whenever it ends.
@@ -100,7 +147,7 @@ class NodeWatch:
 
     async def run(self) -> NoReturn:
         """Keep the view up to date for ever."""
-        await _keep_open(self._watch, self._follow, self._broke, self._wanted)
+        await self._watch.run(self._follow, self._broke, self._wanted)
 
     def look(self) -> None:
         """Open the watch now if it is down."""
@@ -223,8 +270,7 @@ class PodWatch:
     async def run(self) -> None:
         """Keep the table up to date for ever."""
         async with asyncio.TaskGroup() as group:
-            keep = _keep_open(self._watch, self._follow, self._broke, asyncio.Event())
-            group.create_task(keep)
+            group.create_task(self._watch.run(self._follow, self._broke, asyncio.Event()))
             group.create_task(self._answer())
             group.create_task(self._bury())
             if self._resource is not None:
@@ -431,7 +477,7 @@ class RecentlyRegistered:
         self._before: deque[tuple[float, Amounts]] = deque(maxlen=LIMIT)
 
     async def run(self) -> None:
-        """Follow the inventory until its cell closes."""
+        """Follow the inventory for ever."""
         async for inventory in self._inventory.follow():
             amounts = _amounts(inventory)
             if amounts != self._now:

@@ -36,7 +36,7 @@ from agent.errors import (
     StateError,
     cap,
 )
-from agent.kit.cell import Cell
+from agent.kit.cell import Cell, News
 from agent.kit.tasks import Allowance
 from agent.kit.timing import Durations, Lag, Lull, Tally
 from agent.kit.unix import UnixChannel, peer_uid
@@ -381,7 +381,7 @@ class Traffic:
 
 
 class DevicePlugin:
-    """The handlers of one device plugin server. Closing the cell `lists` ends its list streams.
+    """The handlers of one device plugin server. Setting `has_ended` ends its list streams.
 
     `is_current`: whether the resource still has the name that this server registered. With a
     `fence` the kubelet calls PreStartContainer before each start of a container. While
@@ -402,6 +402,7 @@ class DevicePlugin:
         self._fence = fence
         self._is_current = is_current
         self.is_draining = False
+        self.has_ended = Cell(False)
 
     async def get_device_plugin_options(self, _: Empty) -> DevicePluginOptions:
         """Return the options, which never change: preferences, and starts if there is a fence."""
@@ -416,16 +417,19 @@ class DevicePlugin:
         streams.set(streams.value + 1)
         log.info("plugin.stream_opened", streams=streams.value)
         try:
-            async for listed in self._lists.follow():
+            news = News(self._lists, self.has_ended)
+            while not self.has_ended.value:
+                listed = self._lists.value
                 try:
                     encoded = encode_list(listed)
                 except SettingsError as error:
                     # The kubelet would close the stream: it keeps the former list.
                     log.error("plugin.list_too_long", err=str(error), generation=listed.generation)  # noqa: TRY400 -- no bug
-                    continue
-                if encoded != sent:
-                    sent = encoded
-                    yield encoded
+                else:
+                    if encoded != sent:
+                        sent = encoded
+                        yield encoded
+                await news.wait()
         finally:
             streams.set(streams.value - 1)
 
@@ -671,13 +675,12 @@ class Peer(H2Protocol):
 class Incarnation(Server):
     """One server on one socket, from serve() to stop(). Create it on the loop where it serves."""
 
-    def __init__(self, bound: BoundSocket, lists: Cell[SliceList], plugin: DevicePlugin) -> None:
+    def __init__(self, bound: BoundSocket, plugin: DevicePlugin) -> None:
         super().__init__([plugin], codec=PluginCodec())
         self._bound = bound
         self._plugin = plugin
         self._peers: Cell[frozenset[asyncio.Transport]] = Cell(frozenset())
         self._refused = Allowance(1, REFUSED_PERIOD)
-        self.lists = lists
 
     @property
     def endpoint(self) -> str:
@@ -721,13 +724,13 @@ class Incarnation(Server):
                         await calls.come(PREFERENCE_FOLLOWED)
             self._plugin.is_draining = True
             await _ended(calls.come(0), DRAIN_DEADLINE, "plugin.drain_overdue")
-            self.lists.close()
+            self._plugin.has_ended.set(True)
             none_left = streams.until(lambda count: count == 0)
             await _ended(none_left, STREAM_DEADLINE, "plugin.stream_overdue")
             if self._server is not None:
                 await self._hang_up()
         finally:
-            self.lists.close()
+            self._plugin.has_ended.set(True)
             self._bound.unlink()
             self._bound.sock.close()
 
@@ -819,16 +822,14 @@ class PluginServer:
             for name in sweep(self._directory, resource):
                 log.info("plugin.stale_socket_removed", name=name)
             bound = bind(self._directory, resource, self._chance)
-            # A cell of its own: closing it ends only the streams of this server.
-            lists = self._lists.branch()
             plugin = DevicePlugin(
-                lists,
+                self._lists,
                 self.allocator,
                 self.traffic,
                 self._fence,
                 is_current=lambda: self._resource.value == resource,
             )
-            server = Incarnation(bound, lists, plugin)
+            server = Incarnation(bound, plugin)
             async with contextlib.AsyncExitStack() as undo:
                 undo.push_async_callback(server.stop)
                 await server.serve()

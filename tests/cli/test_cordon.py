@@ -177,7 +177,7 @@ async def test_it_gives_up_after_five_conflicts(
         tries.append(1)
         raise ApiConflict("patch nodes: the Node changed", status=409)
 
-    monkeypatch.setattr(KubeNode, "annotate_as_seen", refuse)
+    monkeypatch.setattr(KubeNode, "annotate_node", refuse)
     async with a_world(tmp_path) as world:
         assert 1 == await run(world, "cordon", "0")
 

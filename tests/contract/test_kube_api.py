@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.cluster import NodeChange, NodeEvent, PodChange, PodUid
+from agent.cluster import NodeChange, PodChange, PodUid
 from agent.errors import ApiError, ApiGone, ApiInvalid, ApiNotFound, ApiThrottled
 from tests.builders import NODE
 from tests.fakes.kubeworld import NAMESPACE, KubeWorld, a_world
@@ -242,17 +242,6 @@ async def test_a_new_pod_of_the_same_name_is_not_patched(kind, tmp_path):
 
         assert 422 == raised.value.status
         assert {} == world.pod_annotations("one")
-
-
-async def test_events_about_the_node_and_a_pod_are_posted(kind, tmp_path):
-    async with cluster(kind, tmp_path) as world:
-        uid = PodUid(world.create_pod("one"))
-        await world.pod_api.post_event(NodeEvent("GpuUnhealthy", "XID 79", warning=True))
-        await world.pod_api.post_event(
-            NodeEvent("AllocationRefused", "why", True, NAMESPACE, "one", uid)
-        )
-
-        assert ["AllocationRefused", "GpuUnhealthy"] == sorted(world.events())
 
 
 async def test_a_throttled_request_says_when_to_come_back(kind, tmp_path):

@@ -16,7 +16,7 @@ from agent.errors import ApiError, ApiGone, ApiInvalid, ApiNotFound, ApiThrottle
 from tests.builders import NODE
 
 BOOKMARKS = 60.0
-WRITES = ("annotate_node", "release_lock", "annotate_pod", "post_event")
+WRITES = ("annotate_node", "release_lock", "annotate_pod")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -32,7 +32,6 @@ class FakeApi:
 
     def __init__(self, name: str = NODE) -> None:
         self.calls: Counter[str] = Counter()
-        self.events: list[NodeEvent] = []
         self.lag = 0.0
         self.delay = 0.0
         self.node: NodeView | None = None
@@ -193,10 +192,6 @@ class FakeApi:
         if pod is not None and pod.uid != uid:
             raise ApiInvalid("metadata.uid: field is immutable", status=422)
         self.edit_pod(namespace, name, annotations)
-
-    async def post_event(self, event: NodeEvent) -> None:
-        await self._enter("post_event")
-        self.events.append(event)
 
     async def _enter(self, call: str) -> None:
         self.calls[call] += 1

@@ -13,7 +13,7 @@ from typing import NoReturn
 from agent.cluster import NodeView, PodTable
 from agent.hami.register import ReportSettings
 from agent.kit.cell import Cell
-from agent.kube.api import WatchTimes
+from agent.kube.api import LONGEST, SHORTEST
 from agent.kube.watches import NodeWatch, PodWatch
 from agent.model import Inventory
 from agent.report import ReportCells, Reporter, ReportState
@@ -82,7 +82,7 @@ async def open_fleet(nodes: int, seconds: Counter[int]) -> AsyncIterator[Fleet]:
 async def _end_in_turn(api: CountingApi, chance: random.Random) -> NoReturn:
     """The server ends each watch when its time is over; here both of a node together."""
     while True:
-        await asyncio.sleep(chance.uniform(WatchTimes().shortest, WatchTimes().longest))
+        await asyncio.sleep(chance.uniform(SHORTEST, LONGEST))
         api.end_watches()
 
 

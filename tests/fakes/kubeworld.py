@@ -75,9 +75,6 @@ class FakeWorld:
     def pod_annotations(self, name: str) -> Mapping[str, str]:
         return self.api.pods[NAMESPACE, name].annotations
 
-    def events(self) -> list[str]:
-        return [event.reason for event in self.api.events]
-
     def throttle(self, count: int, retry_after: int) -> None:
         self.api.throttle(count, retry_after)
 
@@ -104,7 +101,7 @@ class ModelWorld:
         self.session = KubeSession(Connection(self.kubeconfig), Seeded(7))
         self.poster = EventPoster(self.session, NODE, SystemClock())
         self._node_api = KubeNode(self.session, NODE)
-        self._pod_api = KubePods(self.session, NODE, RESOURCE, self.poster)
+        self._pod_api = KubePods(self.session, NODE, RESOURCE)
 
     @property
     def node_api(self) -> NodeApi:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from agent.cluster import NodeEvent, PodUid
-from agent.errors import ApiError
+from agent.errors import ApiConflict, ApiError
 from agent.kube import events as series
 from agent.kube.client import ApiRequest
 from agent.kube.events import (
@@ -117,16 +117,21 @@ def about(number: int, pod: str = "one") -> NodeEvent:
 
 
 class EventsApi:
-    """Takes the requests of a poster; `is_lost`: no answer comes."""
+    """Takes the requests of a poster.
+
+    `is_lost`: no answer comes. `is_there`: another process wrote the Event, and no update works.
+    """
 
     def __init__(self) -> None:
         self.requests: list[Any] = []
-        self.is_lost = False
+        self.is_lost = self.is_there = False
 
     async def call(self, request: ApiRequest) -> None:
         self.requests.append(request)
         if self.is_lost:
             raise ApiError("no answer")
+        if self.is_there:
+            raise (ApiConflict("exists") if request.verb == "create" else ApiError("no update"))
 
 
 class Posting:
@@ -205,6 +210,19 @@ async def test_a_failed_write_costs_nothing_and_is_no_occurrence():
 
     assert "create" == await posting.outcome(FALLEN)
     assert 1 == posting.api.requests[-1].body["count"]
+
+
+async def test_an_event_that_is_there_counts_twice_however_often_its_update_fails():
+    posting = Posting()
+    posting.api.is_there = True
+    for _ in range(3):
+        with pytest.raises(ApiError, match="no update"):
+            await posting.poster.post(FALLEN)
+    posting.api.is_there = False
+
+    assert [2, 2, 2] == [
+        request.body["count"] for request in posting.api.requests if request.verb == "patch"
+    ]
 
 
 async def test_memory_is_bounded():

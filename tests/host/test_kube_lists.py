@@ -18,7 +18,6 @@ from agent.kube import api as lists_module
 from agent.kube import client as session_module
 from agent.kube.api import EndlessList, KubePods, ListBudget, Lists, command_budget, size_of
 from agent.kube.client import ApiRequest, KubeSession, path_of
-from agent.kube.events import EventPoster
 from agent.kube.reader import ClusterReader
 from tests.builders import NODE
 from tests.fakes.clock import ManualClock
@@ -141,7 +140,7 @@ def page(rest: str, *names: str) -> web.Response:
 
 
 def pods_of(session: KubeSession) -> KubePods:
-    return KubePods(session, NODE, RESOURCE, EventPoster(session, NODE, ManualClock()))
+    return KubePods(session, NODE, RESOURCE)
 
 
 async def test_a_list_that_the_server_forgot_in_the_middle_begins_anew(tmp_path: Path):

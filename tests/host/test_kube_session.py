@@ -135,13 +135,13 @@ async def test_who_observes_reads_and_sends_no_request_that_writes(tmp_path: Pat
         uid = PodUid(world.create_pod("one"))
         session = KubeSession(Connection(world.kubeconfig), NoChance(), observes=True)
         node, poster = KubeNode(session, NODE), EventPoster(session, NODE, ManualClock())
-        pods = KubePods(session, NODE, RESOURCE, poster)
+        pods = KubePods(session, NODE, RESOURCE)
         for write in (
             node.annotate_node({"a": "b"}),
             node.release_lock(MUTEX_LOCK, "held"),
             node.set_condition(degraded(status=True)),
             pods.annotate_pod(NAMESPACE, "one", uid, {"a": "b"}),
-            pods.post_event(NodeEvent("ReportConflict", "a text", warning=True)),
+            poster.post(NodeEvent("ReportConflict", "a text", warning=True)),
         ):
             with pytest.raises(ApiForbidden, match="only observes"):
                 await write
@@ -219,7 +219,7 @@ async def test_a_look_at_one_object_waits_for_no_list_and_no_patch_that_hangs(tm
         raise AssertionError
 
     async with a_session(answer, tmp_path) as session, asyncio.timeout(5):
-        pods = KubePods(session, NODE, "nvidia.com/gpu", EventPoster(session, NODE, ManualClock()))
+        pods = KubePods(session, NODE, "nvidia.com/gpu")
         async with asyncio.TaskGroup() as group:
             patch = {"hami.io/a": "b"}
             slow = [

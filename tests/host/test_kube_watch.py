@@ -8,12 +8,11 @@ import pytest
 from aiohttp import web
 
 from agent.errors import ApiError, ApiGone
+from agent.kube import api
 from agent.kube import api as watch_module
-from agent.kube.api import KubeNode, KubePods, WatchTimes
+from agent.kube.api import KubeNode, KubePods
 from agent.kube.client import KubeSession
-from agent.kube.events import EventPoster
 from tests.builders import NODE
-from tests.fakes.clock import ManualClock
 from tests.fakes.http import a_session, stream, streaming
 from tests.fakes.kubeworld import RESOURCE
 
@@ -24,9 +23,8 @@ OPEN, KEEPALIVE_TIMER = "01", "02"
 pytestmark = pytest.mark.looptime(False)
 
 
-def pods_of(session: KubeSession, pace: WatchTimes | None = None) -> KubePods:
-    poster = EventPoster(session, NODE, ManualClock())
-    return KubePods(session, NODE, RESOURCE, poster, pace or WatchTimes())
+def pods_of(session: KubeSession) -> KubePods:
+    return KubePods(session, NODE, RESOURCE)
 
 
 def timers_of(port: int, server: int) -> list[tuple[str, float]]:
@@ -92,17 +90,24 @@ async def test_the_kernel_asks_whether_an_idle_watch_still_has_its_server(tmp_pa
     assert 5 < left <= 10
 
 
-async def test_a_silent_watch_is_over(tmp_path: Path):
+async def test_a_silent_watch_is_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(api, "SILENCE", 0.1)
+
     async def answer(request: web.BaseRequest) -> web.StreamResponse:
         await stream(request, BOOKMARK)
         await asyncio.Event().wait()
         raise AssertionError
 
     async with a_session(answer, tmp_path) as session:
-        assert ["1", "7"] == await versions(pods_of(session, WatchTimes(silence=0.1)))
+        assert ["1", "7"] == await versions(pods_of(session))
 
 
-async def test_a_watch_that_outlives_its_time_is_over(tmp_path: Path):
+async def test_a_watch_that_outlives_its_time_is_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    for name in ("SHORTEST", "LONGEST", "GRACE"):
+        monkeypatch.setattr(api, name, 0.1)
+
     async def answer(request: web.BaseRequest) -> web.StreamResponse:
         response = await stream(request)
         while True:
@@ -110,9 +115,7 @@ async def test_a_watch_that_outlives_its_time_is_over(tmp_path: Path):
             await asyncio.sleep(0.01)
 
     async with a_session(answer, tmp_path) as session:
-        pods = pods_of(session, WatchTimes(shortest=0.1, longest=0.1, grace=0.1))
-
-        assert {"1", "7"} == set(await versions(pods))
+        assert {"1", "7"} == set(await versions(pods_of(session)))
 
 
 async def test_a_watch_that_is_cut_is_an_error(tmp_path: Path):

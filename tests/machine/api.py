@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from agent.cluster import (
     MUTEX_LOCK,
     NodeChange,
-    NodeEvent,
     NodeView,
     PodChange,
     PodList,
@@ -292,10 +291,6 @@ class AgentApi:
         changes = {"metadata": {"annotations": dict(annotations)}}
         self._store.update("pods", namespace, name, lambda pod: merge_patch(pod, changes))
         await self._step()
-
-    async def post_event(self, event: NodeEvent) -> None:
-        self.writes += 1
-        await self._request()
 
     async def _request(self) -> None:
         await self._step()

@@ -9,7 +9,8 @@ from collections import Counter
 import pytest
 
 from agent import report
-from agent.kit.tasks import DELAYS, JITTER, SPREAD, Backoff
+from agent.kit.tasks import Backoff
+from agent.kube.watches import DELAYS, JITTER, SPREAD
 from tests.fakes.chance import Seeded
 from tests.fakes.fleet import open_fleet
 

@@ -9,7 +9,6 @@ import dataclasses
 from collections.abc import AsyncIterator, Mapping
 
 from agent.cluster import MUTEX_LOCK, NodeChange, NodeView, PodChange, PodList, PodUid, PodView
-from agent.cluster import NodeEvent as Said
 from agent.errors import ApiInvalid, ApiNotFound
 from agent.kube.objects import decode_node, decode_pod
 from tests.traces.trace import RESOURCE, Json, Notes, PodEvent, TracedNodeEvent
@@ -228,10 +227,6 @@ class TracedApi:
             raise ApiNotFound("there is no such pod", status=404)
         if not done:
             raise ApiInvalid("metadata.uid: field is immutable", status=422)
-
-    async def post_event(self, event: Said) -> None:
-        async with _Request(self._cluster):
-            self._cluster.others.append(f"an Event: {event.text}")
 
 
 class _Request:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -10,10 +11,11 @@ import pytest
 
 from agent.allocate.room import GpuUse
 from agent.cluster import NodeView
-from agent.errors import ApiError
+from agent.errors import ApiError, ApiGone
 from agent.hami.pod import former_locks
 from agent.kit.cell import Cell
-from agent.kube.watches import NodeWatch, RecentlyRegistered
+from agent.kit.timing import Tally
+from agent.kube.watches import NodeWatch, RecentlyRegistered, Reopening
 from agent.model import Inventory
 from tests.builders import a_gpu, a_shared_gpu, an_inventory
 from tests.fakes.apiserver import FakeApi
@@ -305,3 +307,52 @@ async def test_a_change_counts_before_anybody_has_followed_it() -> None:
         cell.set(of(3000))
 
         assert recent.greatest() == {GPU.uuid: GpuUse(3000, 100)}
+
+
+# When a watch is opened again, in seconds.
+
+
+class AlwaysMost(NoChance):
+    """The longest that chance allows."""
+
+    def uniform(self, a: float, b: float) -> float:
+        """The upper end."""
+        del a
+        return b
+
+
+BROKE, GONE = ApiError("broke"), ApiGone("gone")
+LATER, SOON = ApiError("later", retry_after=100), ApiError("soon", retry_after=0.5)
+
+
+@pytest.mark.parametrize(
+    ("chance", "steps", "failures"),
+    [
+        # One that lasted as long as it was asked for is followed by the next at once.
+        (AlwaysMost(), [(None, 300, 0)], 0),
+        # Clients whose watches a server ends or breaks at once come back within 4 s.
+        (AlwaysMost(), [(None, 299, 4)], 0),
+        (AlwaysMost(), [(BROKE, 299, 4)], 1),
+        (NoChance(), [(BROKE, 299, 0)], 1),
+        (NoChance(), [(GONE, 299, 0)], 0),
+        # One that ends at once, or breaks, waits longer each time.
+        (NoChance(), [(None, 0, delay) for delay in (1, 2, 5, 10, 20, 30, 30)], 0),
+        (NoChance(), [(BROKE, 0, delay) for delay in (0, 1, 2)], 3),
+        # The server may ask for more time, but not for less.
+        (NoChance(), [(LATER, 0, 100), (SOON, 0, 1)], 2),
+        (AlwaysMost(), [(LATER, 0, 104)], 1),
+        # Half a minute clears the memory and less does not.
+        (NoChance(), [(BROKE, 0, 0), (BROKE, 0, 1), (BROKE, 29, 2)], 3),
+        (NoChance(), [(BROKE, 0, 0), (BROKE, 0, 1), (BROKE, 30, 0)], 1),
+        # A place that is lost again is looked up later.
+        (AlwaysMost(), [(GONE, 0, 4), (GONE, 0, 30), (GONE, 0, 30), (GONE, 30, 4)], 0),
+    ],
+)
+def test_the_next_watch_is_opened_after(chance, steps, failures):
+    restarts = Tally("restarts_total", "Watches that were over.", ("reason",))
+    watch = Reopening(restarts, chance)
+
+    assert [delay for *_, delay in steps] == [watch.delay(*step) for *step, _ in steps]
+    assert failures == watch.failures
+    reasons = Counter({None: "ended", GONE: "gone"}.get(one, "error") for one, *_ in steps)
+    assert {(reason,): count for reason, count in reasons.items()} == dict(restarts.items())

@@ -9,7 +9,7 @@ from functools import partial
 import msgspec
 import pytest
 
-from agent.cluster import NodeCondition, NodeEvent, Phase, PodTable
+from agent.cluster import NodeCondition, NodeEvent, NodeView, Phase, PodTable
 from agent.errors import ApiError
 from agent.health.judge import switched_off
 from agent.inventory import Discovery, InventoryKeeper
@@ -57,6 +57,7 @@ async def running(run) -> AsyncIterator[None]:
 
 
 SILENT = a_health(condition=Condition.UNMONITORED, cause="driver", text="does not answer")
+A_NODE = NodeView("node-1", "the-uid", "1")
 FREE = a_health(condition=Condition.UNMONITORED, cause="released", serving=False)
 UNASKED = msgspec.structs.replace(FREE, cause="driver")
 
@@ -107,13 +108,6 @@ async def test_what_changes_is_said_once_and_what_may_turn_again_when_it_lasts(f
             assert expected == said
 
 
-async def test_telling_ends_with_the_inventory():
-    inventory = Cell(holding(WELL))
-    inventory.close()
-
-    await telling(inventory, lambda _: None)()
-
-
 class Status:
     """The Node's status; `failures` are for the next writes."""
 
@@ -127,9 +121,28 @@ class Status:
         self.written.append(condition)
 
 
+def keeping(status: Status, inventory: Cell[Inventory], node: Cell[NodeView | None] | None = None):
+    shown: Cell[NodeView | None] = Cell(A_NODE) if node is None else node
+    return partial(keep_condition, status.set_condition, inventory, shown, LoopClock())
+
+
+async def test_a_node_that_is_created_again_gets_the_condition_again_and_a_changed_one_does_not():
+    status, node = Status(), Cell[NodeView | None](None)
+    async with running(keeping(status, Cell(holding(BAD)), node)):
+        assert [] == status.written
+        changed = msgspec.structs.replace(A_NODE, resource_version="2")
+        again = msgspec.structs.replace(A_NODE, uid="another")
+        for seen, count in ((A_NODE, 1), (changed, 1), (None, 1), (changed, 1), (again, 2)):
+            node.set(seen)
+            await asyncio.sleep(0.01)
+            assert count == len(status.written)
+
+    assert [True, True] == [one.status for one in status.written]
+
+
 async def test_the_condition_is_written_at_the_start_and_when_it_says_something_else():
     status, inventory = Status(), Cell(Inventory())
-    async with running(partial(keep_condition, status.set_condition, inventory, LoopClock())):
+    async with running(keeping(status, inventory)):
         for generation, healths in enumerate([(WELL,), (WELL,), (BAD,), (BAD,), (WELL,)], 1):
             inventory.set(holding(*healths, generation=generation))
             await asyncio.sleep(0.01)
@@ -140,7 +153,7 @@ async def test_the_condition_is_written_at_the_start_and_when_it_says_something_
 async def test_what_the_condition_says_may_change_and_it_is_so_since_it_was_so_first():
     status, inventory = Status(), Cell(Inventory())
     gone = a_shared_gpu(gpu=a_gpu(index=1), present=False, there=False)
-    async with running(partial(keep_condition, status.set_condition, inventory, LoopClock())):
+    async with running(keeping(status, inventory)):
         inventory.set(an_inventory(gpus=(a_shared_gpu(), gone)))
         await asyncio.sleep(60)
         ill = a_shared_gpu(health=a_health(condition=Condition.BAD, since=NOON))
@@ -154,7 +167,7 @@ async def test_what_the_condition_says_may_change_and_it_is_so_since_it_was_so_f
 
 async def test_a_condition_that_was_not_written_is_written_when_the_service_starts_again():
     status, inventory = Status(ApiError("down")), Cell(holding(BAD))
-    service = partial(keep_condition, status.set_condition, inventory, LoopClock())
+    service = keeping(status, inventory)
     with pytest.raises(ApiError):
         await service()
     async with running(service):
@@ -329,14 +342,3 @@ async def test_a_gpu_that_does_not_answer_is_told_of_when_that_lasts_and_not_whe
         assert ["GPU index 7 is not shared: no answer in time"] == [
             event.text.partition(";")[0] for event in bench.events
         ]
-
-
-async def test_it_ends_with_its_cell():
-    said: list[NodeEvent] = []
-    silent = GpuFault("index 1", "no answer in time", Trouble.SILENT)
-    cell: Cell[tuple[GpuFault, ...]] = Cell((BROKEN, silent))
-    cell.close()
-
-    await follow_left_out(cell, Cell(Inventory()), said.append)
-
-    assert 1 == len(said)

@@ -382,8 +382,14 @@ def test_many_gpus_that_go_bad_at_once_are_one_list_and_what_no_list_shows_is_no
 
 def test_the_list_is_there_before_any_follower_of_the_inventory_runs(bench):
     lists: list[SliceList] = []
-    watched = bench.inventory.branch()
-    watched.set = lambda _: lists.append(bench.slices.value)
+    plain = bench.inventory.set
+
+    def publish(value: Inventory) -> bool:
+        if value != bench.inventory.value:
+            lists.append(bench.slices.value)
+        return plain(value)
+
+    bench.inventory.set = publish
     bench.keeper.judged({G0: BAD})
     bench.keeper.refresh()
     (listed,) = lists

@@ -12,14 +12,12 @@ from agent.kit.tasks import (
     Backoff,
     BudgetSpent,
     Heartbeat,
-    Reopening,
     Task,
     TaskEnded,
     run_tiers,
     supervise,
 )
-from agent.kit.timing import Tally
-from tests.fakes.chance import NoChance, Seeded
+from tests.fakes.chance import Seeded
 
 NO = ValueError("no")
 
@@ -366,73 +364,3 @@ async def test_a_turning_loop_keeps_the_heartbeat_fresh_and_an_end_lets_it_age()
         await asyncio.sleep(10)
 
     assert 11.0 == heartbeat.age()
-
-
-class AlwaysMost(NoChance):
-    """The longest that chance allows."""
-
-    def uniform(self, a: float, b: float) -> float:
-        """The upper end."""
-        del a
-        return b
-
-
-def a_stream(chance: NoChance | None = None) -> tuple[Reopening, Tally]:
-    restarts = Tally("restarts_total", "Streams that were over.", ("reason",))
-    stream = Reopening(restarts, chance or NoChance())
-    stream.opening()
-    return stream, restarts
-
-
-async def test_a_stream_that_lasted_as_long_as_asked_is_followed_by_the_next_at_once():
-    stream, restarts = a_stream(AlwaysMost())
-    await asyncio.sleep(300)
-
-    assert 0.0 == stream.ended()
-    assert ((("ended",), 1),) == restarts.items()
-
-
-async def test_clients_whose_streams_a_server_ends_or_breaks_at_once_come_back_within_4_s():
-    ended, broke = a_stream(AlwaysMost())[0], a_stream(AlwaysMost())[0]
-    await asyncio.sleep(299)
-
-    assert (4.0, 4.0) == (ended.ended(), broke.broke())
-    assert (0.0, 0.0) == (a_stream()[0].broke(), a_stream()[0].gone())
-
-
-async def test_a_stream_that_ends_at_once_or_breaks_waits_longer_each_time():
-    stream, _ = a_stream()
-    assert [1.0, 2.0, 5.0, 10.0, 20.0, 30.0, 30.0] == [stream.ended() for _ in range(7)]
-    assert 0 == stream.failures
-    stream, restarts = a_stream()
-    assert [0.0, 1.0, 2.0] == [stream.broke() for _ in range(3)]
-    assert (3, ((("error",), 3),)) == (stream.failures, restarts.items())
-
-
-async def test_the_other_side_may_ask_for_more_time_but_not_for_less():
-    stream, _ = a_stream()
-
-    assert (100.0, 1.0) == (stream.broke(at_least=100.0), stream.broke(at_least=0.5))
-
-
-async def test_half_a_minute_clears_the_memory_and_less_does_not():
-    stream, _ = a_stream()
-    stream.broke()
-    stream.broke()
-    stream.opening()
-    await asyncio.sleep(29)
-    assert (2.0, 3) == (stream.broke(), stream.failures)
-    stream.opening()
-    await asyncio.sleep(30)
-
-    assert (0.0, 1) == (stream.broke(), stream.failures)
-
-
-async def test_a_place_lost_again_is_looked_up_later():
-    stream, restarts = a_stream(AlwaysMost())
-    assert [4.0, 30.0, 30.0] == [stream.gone() for _ in range(3)]
-    stream.opening()
-    await asyncio.sleep(30)
-
-    assert 4.0 == stream.gone()
-    assert ((("gone",), 4),) == restarts.items()

@@ -153,6 +153,11 @@ def test_a_stranger_that_has_ended_keeps_no_ids_although_the_kubelet_lists_it(ph
     assert len(look(kept).over) == ends
 
 
+def test_a_deleted_pod_that_the_kubelet_lists_is_no_stranger_while_it_has_its_row():
+    assert () == found(a_row(), pods=(), holdings=HELD).strangers
+    assert 1 == len(found(pods=(), holdings=HELD).strangers)
+
+
 def test_a_pod_that_has_ended_takes_nothing_from_the_next_one_of_its_name():
     old, new = a_row(confirmed=True), a_row(pod_uid=a_pod_uid(2), epoch=OLD_KUBELET)
     ended = msgspec.structs.replace(POD, phase=Phase.SUCCEEDED)
