@@ -398,23 +398,6 @@ async def test_what_is_set_aside_after_its_caller_gave_up_is_counted(hook, tmp_p
     assert 1 == dirs.set_aside.value
 
 
-@pytest.mark.timeout(60)  # thousands of renames, on a disk that others use, too
-async def test_no_depth_is_too_deep_to_remove(dirs, hook):
-    await dirs.prepare(NAME, wipe=True)
-    leaf = hook / "vgpu" / "containers" / NAME
-    at = os.open(leaf, os.O_RDONLY | os.O_DIRECTORY)
-    for _ in range(1500):
-        os.mkdir("d", dir_fd=at)
-        above, at = at, os.open("d", os.O_RDONLY, dir_fd=at)
-        os.close(above)
-    os.close(at)
-
-    await dirs.remove(NAME)
-    await cleared(dirs)
-
-    assert [] == list(leaf.parent.iterdir())
-
-
 async def test_a_removal_takes_many_small_parts_and_comes_to_an_end(dirs, hook, monkeypatch):
     monkeypatch.setattr("agent.hookdirs.SLICE_ENTRIES", 3)
     monkeypatch.setattr("agent.hookdirs.VISIT", 5)
