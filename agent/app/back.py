@@ -97,7 +97,6 @@ async def open_back(
                 ledger=state.ledger,
                 edits=facts.edits,
                 epoch=front.kubelet.now,
-                records=records,
                 hooks=hooks,
                 clock=clock,
                 chance=chance,
