@@ -20,6 +20,7 @@ from agent.hami.region import (
     NoRegion,
     Region,
     RegionChange,
+    RegionOffsets,
     RegionReading,
     RegionState,
     RegionSums,
@@ -206,6 +207,8 @@ FILE: Final = os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 """O_NONBLOCK: an owner's lease on the file would hold up open() for 45 s."""
 ENTRIES: Final = 256
 """A container directory with more entries is not searched."""
+RETRIES: Final = 2
+"""Further reads of the slots, if they are FEW, while a process is writing one of them."""
 SLOW: Final = 0.001
 """Seconds of CPU that a region may cost in each round."""
 FEW: Final = 64
@@ -421,7 +424,7 @@ def _region_name(directory: int) -> str:
 
 
 def read_region(size: int, pread: Callable[[int, int], bytes], most: int = MAX_PROCESSES) -> Region:
-    """Read a region of `size` bytes.
+    """Read a region of `size` bytes, the slots again while a process is writing one.
 
     `pread`: read so many bytes at an offset; fewer, where the file ends. Its errors pass.
 
@@ -429,11 +432,24 @@ def read_region(size: int, pread: Callable[[int, int], bytes], most: int = MAX_P
     """
     head = pread(HEAD_SIZE, 0)
     offsets = recognise(size, head)
+    region = _read_once(offsets, head, pread, most)
+    for _ in range(RETRIES):
+        if len(region.processes) > FEW or not any(process.torn for process in region.processes):
+            break
+        region = _read_once(offsets, head, pread, most)
+    return region
+
+
+def _read_once(
+    offsets: RegionOffsets, head: bytes, pread: Callable[[int, int], bytes], most: int
+) -> Region:
     tail = _exactly(pread, offsets.tail_size, offsets.tail)
     if count_slots(tail) > most:
         raise CrowdedRegion
-    slots = _exactly(pread, count_slots(tail) * offsets.slot_size, offsets.slots)
-    return decode_region(offsets, head, tail, slots)
+    length = count_slots(tail) * offsets.slot_size
+    first = _exactly(pread, length, offsets.slots)
+    second = _exactly(pread, length, offsets.slots) if offsets.seqlock else first
+    return decode_region(offsets, head, tail, first, second)
 
 
 def _exactly(pread: Callable[[int, int], bytes], length: int, offset: int) -> bytes:

@@ -48,6 +48,7 @@ class RegionProcess(msgspec.Struct, frozen=True):
     - `slot`: its position in the region.
     - `pid`: in the container's PID namespace; `host_pid`: as the library believes, 0: not known.
     - `suspended`: it waits for SIGUSR1 (status 2).
+    - `torn`: its writer was in the middle of a change at each read; the numbers may be old.
     """
 
     slot: int
@@ -56,6 +57,7 @@ class RegionProcess(msgspec.Struct, frozen=True):
     memory: tuple[MemoryUse, ...]
     sm_percent: tuple[int, ...]
     suspended: bool = False
+    torn: bool = False
 
 
 class RegionGpu(msgspec.Struct, frozen=True):
@@ -180,9 +182,7 @@ class RegionOffsets(msgspec.Struct, frozen=True):
     - `size`: of the struct; libvgpu.so makes the file one byte longer.
     - `version`: the words at offsets 4 and 8; None: the layout has none.
     - `uuids`: offset in the region; the fields before and after are relative to it.
-    - `slot_size`: of one slot; `used`, `utilisation`, `status` and `seqlock` are offsets in it. The
-      seqlock is odd while a process changes its slot. It is not read: numbers of one slot that are
-      a moment apart do no harm, and a killed process leaves it odd.
+    - `slot_size`: of one slot; `used`, `utilisation`, `status` and `seqlock` are offsets in it.
     - `memory_size`, `utilisation_size`: of one GPU's part.
     """
 
@@ -321,11 +321,17 @@ def holds_back(tail: bytes) -> bool:
     return len(tail) >= 12 and struct.unpack_from("<i", tail, 8)[0] < 0
 
 
-def decode_region(offsets: RegionOffsets, head: bytes, tail: bytes, slots: bytes) -> Region:
-    """Decode a recognised region from its windows. Raises NoRegion.
+def decode_region(
+    offsets: RegionOffsets, head: bytes, tail: bytes, first: bytes, second: bytes
+) -> Region:
+    """Decode a recognised region from its windows, with the slots read twice. Raises NoRegion.
 
-    `slots`: those below count_slots().
+    `first`, `second`: the slots below count_slots(), read one after the other. A slot without a
+    seqlock is taken from `second`.
     """
+    # Each read goes upwards. The seqlock must be read before and after the data between.
+    is_leading = offsets.seqlock is not None and offsets.seqlock < offsets.used
+    slots = first if is_leading else second
     # The slots that a process has: one that ended has no PID, or the status 0.
     rest = offsets.slot_size - offsets.status - 4
     heads = struct.iter_unpack(f"<i{offsets.status - 4}xi{rest}x", slots)
@@ -334,6 +340,7 @@ def decode_region(offsets: RegionOffsets, head: bytes, tail: bytes, slots: bytes
     count = min(named, MAX_GPUS) or _used_gpus(offsets, slots, live)
     if len(live) * count > MAX_USES:
         raise NoRegion(f"{len(live)} processes on {count} GPUs are more than are read")
+    torn = _torn(offsets, first, second)
     _, switch, recent_kernel, priority = struct.unpack_from("<iiii", tail)
     seconds = struct.unpack_from("<Q", tail, 16)[0] if len(tail) >= 24 else 0
     is_time = 0 < seconds <= _LATEST
@@ -346,7 +353,9 @@ def decode_region(offsets: RegionOffsets, head: bytes, tail: bytes, slots: bytes
             RegionGpu(index, uuid.decode("ascii"), limit, percent)
             for index, (uuid, limit, percent) in enumerate(zip(uuids, memory, cores, strict=True))
         ),
-        processes=tuple(_process(offsets, slots, slot, count) for slot in live),
+        processes=tuple(
+            _process(offsets, slots, slot, count, is_torn=slot in torn) for slot in live
+        ),
         is_limiting=switch != 0,
         recent_kernel=recent_kernel,
         priority=priority,
@@ -362,7 +371,20 @@ def _used_gpus(offsets: RegionOffsets, slots: bytes, live: tuple[int, ...]) -> i
     return -(-max(ends, default=0) // offsets.memory_size)
 
 
-def _process(offsets: RegionOffsets, slots: bytes, slot: int, count: int) -> RegionProcess:
+def _torn(offsets: RegionOffsets, first: bytes, second: bytes) -> frozenset[int]:
+    """The slots that a process was writing: the seqlock is odd, or changed between the reads."""
+    if offsets.seqlock is None:
+        return frozenset()
+    form = f"<{offsets.seqlock}xQ{offsets.slot_size - offsets.seqlock - 8}x"
+    pairs = zip(struct.iter_unpack(form, first), struct.iter_unpack(form, second), strict=True)
+    return frozenset(
+        slot for slot, (before, after) in enumerate(pairs) if before != after or after[0] % 2
+    )
+
+
+def _process(
+    offsets: RegionOffsets, slots: bytes, slot: int, count: int, *, is_torn: bool
+) -> RegionProcess:
     start = slot * offsets.slot_size
     pid, host_pid = struct.unpack_from("<ii", slots, start)
     (status,) = struct.unpack_from("<i", slots, start + offsets.status)
@@ -379,6 +401,7 @@ def _process(offsets: RegionOffsets, slots: bytes, slot: int, count: int) -> Reg
         memory=tuple(map(MemoryUse, used[0::4], used[1::4], used[2::4], used[3::4])),
         sm_percent=struct.unpack_from("<" + each * count, slots, start + offsets.utilisation),
         suspended=status == 2,
+        torn=is_torn,
     )
 
 
