@@ -6,6 +6,7 @@ Allocate was over. With a kubelet before 1.34 others may be as well; there the s
 are judged, and the refusals counted.
 """
 
+import dataclasses
 from collections import Counter
 from collections.abc import Callable, Iterable
 
@@ -13,12 +14,14 @@ import pytest
 
 from tests.machine.calm import a_story
 from tests.machine.mutants import CALM_MUTANTS, Mutant
-from tests.machine.playing import Many, side_by_side
-from tests.machine.telling import ToldVerdict, cut, tell_number
+from tests.machine.playing import Many, side_by_side, silence
+from tests.machine.telling import ToldVerdict, cut, tell, tell_number
 
 STORIES = range(40)
 PART = 10
 GHOST_STORY = 6624
+"""With its deeds a pod may get the name of one that just ended, by the chance of few seeds."""
+GHOST_SEEDS = range(30)
 ENOUGH = 200
 """Stories within which each planted bug is found."""
 
@@ -52,12 +55,14 @@ def test_a_planted_bug_is_found_where_nothing_fails(mutant: Callable[[], Mutant]
 
 
 def test_two_pods_that_nothing_tells_apart_are_counted_and_no_breach() -> None:
-    verdict = tell_number(GHOST_STORY)
-
-    assert ("refused, for a pod without a lock has the name of one that just ended", 1) in (
-        verdict.tally.items()
-    )
-    assert not verdict.breaches
+    what = "refused, for a pod without a lock has the name of one that just ended"
+    for seed in GHOST_SEEDS:
+        with silence():
+            verdict = tell(dataclasses.replace(a_story(GHOST_STORY), seed=seed))
+        assert not verdict.breaches
+        if verdict.tally.get(what) == 1:
+            return
+    pytest.fail(f"in none of {len(GHOST_SEEDS)}: {what}")
 
 
 def test_a_story_is_the_same_whenever_it_is_told() -> None:
