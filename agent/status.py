@@ -1,6 +1,7 @@
 """The document of a node's status, as the agent serves it and as its objects show it."""
 
 import datetime as dt
+import operator
 import statistics
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Annotated, Final, TypeAlias, TypeVar
@@ -270,6 +271,7 @@ def open_envelope(content: bytes, kind: str, form: type[D]) -> tuple[D, dt.datet
 PERIOD: Final = 30
 """Seconds of one value of the history."""
 PERIODS: Final = 30
+BY_NAME: Final = operator.attrgetter("namespace", "pod", "container")
 
 
 class StatusFacts(msgspec.Struct, frozen=True):
@@ -375,7 +377,7 @@ def allocations_of(facts: StatusFacts) -> tuple[AllocationStatus, ...]:
     labels = gpu_labels(facts.inventory)
     rows = (row for row in facts.ledger.rows if not row.adopted or row.holder)
     found = [_allocation(row, labels, facts) for row in rows]
-    return tuple(sorted(found, key=_by_name))
+    return tuple(sorted(found, key=BY_NAME))
 
 
 def container_histories_of(facts: StatusFacts) -> tuple[ContainerHistory, ...]:
@@ -494,10 +496,6 @@ def lock_status(annotations: Mapping[str, str]) -> LockStatus | None:
     return LockStatus(since=lock.stamp, holder="/".join(lock.owner) if lock.owner else "")
 
 
-def _by_name(one: AllocationStatus) -> tuple[str, str, str]:
-    return one.namespace, one.pod, one.container
-
-
 # The status of a node as its objects at the API server show it, where no agent answers.
 
 REPORTED: Final = "the Node's register annotation says that it is unhealthy; its agent knows why"
@@ -554,7 +552,7 @@ def observed_status(
     return StatusDocument(
         node=NodeStatus(name=node.name, resource=resource, lock=lock_status(node.annotations)),
         gpus=tuple(_registered_gpu(gpu, claims, closed, now) for gpu in registered),
-        allocations=tuple(sorted(rows, key=_by_name)),
+        allocations=tuple(sorted(rows, key=BY_NAME)),
     )
 
 

@@ -15,8 +15,6 @@ from agent.cli.main import INCOMPLETE, OK, UNWRITTEN, Subparsers, fail
 from agent.host.process import SystemClock
 
 DEADLINE: Final = 10.0
-FOUND: Final = frozenset({200, 503})
-"""503 of /readyz is an answer, too."""
 
 PARTS: Final[Mapping[str, str]] = {
     "status.json": "/api/v1/status",
@@ -58,7 +56,7 @@ def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     missing: list[str] = []
     for name, target in PARTS.items():
         status, text = call(args.socket, "GET", target, DEADLINE)
-        if status in FOUND:
+        if status in {200, 503}:  # /readyz may answer 503
             files[name] = text.encode()
         else:
             missing.append(f"{name}: {target} answered {status}")
@@ -79,5 +77,5 @@ def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
         return fail("bundle", f"{path} cannot be written: {error.strerror}", UNWRITTEN)
     sys.stdout.write(f"{path}: {', '.join(files)}\n")
     for text in missing:
-        sys.stderr.write(f"hami-agent bundle: missing: {text}\n")
+        fail("bundle", f"missing: {text}", INCOMPLETE)
     return INCOMPLETE if missing else OK

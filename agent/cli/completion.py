@@ -4,12 +4,19 @@ The script asks this verb at each tab, so that it fits the program whatever its 
 """
 
 import argparse
+import asyncio
+import contextlib
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+from agent.cli.connections import DEFAULT_SOCKET, connection_of, open_session
 from agent.cli.main import OK, VERBS, Subparsers, parser_of
 from agent.cli.runbook import entries
+from agent.cli.status import status_at
+from agent.errors import AgentError
+from agent.kube.reader import NodeReader
+from agent.status import names_of
 
 SCRIPTS: Final = {
     "bash": """\
@@ -47,7 +54,8 @@ def add_parser(subparsers: Subparsers) -> None:
         "completion",
         help="print a script that completes command lines",
         description="Prints a script for bash, zsh or fish that completes the verbs, options and "
-        "their values of this program. At each tab it calls the program.",
+        "their values of this program, the GPUs and pods that the agent of this machine knows, "
+        "and the Nodes of the kubeconfig's cluster. At each tab it calls the program.",
         epilog="example: source <(hami-agent completion bash)",
     )
     parser.add_argument("shell", choices=tuple(SCRIPTS))
@@ -56,39 +64,58 @@ def add_parser(subparsers: Subparsers) -> None:
 
 def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     """Print the script, or what may stand for the last of the words; return the exit code."""
-    del environ
     # argparse removes the first `--` of the words, or none in later versions of Python.
     if words := args.words[args.words[:1] == ["--"] :]:
-        sys.stdout.writelines(f"{word}\n" for word in may_follow(words))
+        sys.stdout.writelines(f"{word}\n" for word in may_follow(words, environ))
     else:
         sys.stdout.write(SCRIPTS[args.shell])
     return OK
 
 
-def may_follow(words: Sequence[str]) -> list[str]:
+def may_follow(words: Sequence[str], environ: Mapping[str, str]) -> list[str]:
     """What may stand for the last of the words that are typed; nothing: any value, or a file."""
     *before, typed = words
     if not before:
         return list(VERBS)
     if before[0] not in VERBS:
         return []
-    if before == ["runbook"]:
-        return list(entries())
     actions = _shown(parser_of(before[0]))
     for word in before:
         sub = [one for one in actions if isinstance(one, argparse._SubParsersAction)]  # noqa: SLF001 -- argparse names no public type
         if sub and word in sub[0].choices:
             actions = _shown(sub[0].choices[word])
     for action in actions:
-        choices = [str(choice) for choice in action.choices or ()]
         # A switch may stand alone, so another word may follow it.
-        takes_value = action.nargs != 0 and (action.nargs != "?" or choices)
+        takes_value = action.nargs != 0 and (action.nargs != "?" or action.choices)
         if before[-1] in action.option_strings and takes_value:
-            return choices
+            return _values(action, environ)
     if typed.startswith("-"):
         return [option for action in actions for option in action.option_strings]
-    places = [action.choices or () for action in actions if not action.option_strings]
-    return [str(choice) for choices in places for choice in choices]
+    places = [action for action in actions if not action.option_strings]
+    return [value for action in places for value in _values(action, environ)]
+
+
+def _values(action: argparse.Action, environ: Mapping[str, str]) -> list[str]:
+    """What may be given, as far as the program, this node's agent and the cluster know it."""
+    if action.metavar == "ID":
+        return list(entries())
+    with contextlib.suppress(AgentError, TimeoutError):
+        if action.metavar in {"GPU", "POD"}:
+            found = status_at(DEFAULT_SOCKET).found
+            if action.metavar == "GPU":
+                return [name for gpu in found.gpus for name in sorted(names_of(gpu))]
+            held = (one for one in found.allocations or () if one.pod)
+            return list(dict.fromkeys(f"{one.namespace}/{one.pod}" for one in held))
+        if "--node" in action.option_strings:
+            return asyncio.run(_nodes(environ))
+    return [str(choice) for choice in action.choices or ()]
+
+
+async def _nodes(environ: Mapping[str, str]) -> list[str]:
+    connection = connection_of(argparse.Namespace(kubeconfig=None, context=""), environ)
+    program = "hami-agent-completion"
+    async with asyncio.timeout(2), open_session(connection, program) as session:
+        return list(await NodeReader(session, "").names())
 
 
 def _shown(parser: argparse.ArgumentParser) -> list[argparse.Action]:

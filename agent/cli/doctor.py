@@ -307,7 +307,6 @@ async def _ask_cluster(seen: NodeSeen) -> ClusterAnswer:
     connection = Connection(kubeconfig=kubeconfig, environment=seen.environ)
     server = f"API server by {connection.source}"
     plugins: tuple[str, ...] = ()
-    exists: bool | None = None
     sight: NodeSight | None = None
     try:
         async with open_session(connection, "hami-agent") as session:
@@ -324,7 +323,6 @@ async def _ask_cluster(seen: NodeSeen) -> ClusterAnswer:
                 denied += [right for right in pods if not await reader.granted(right)]
             if "get nodes" not in words:
                 sight = await reader.look(settings.sharing.resource, seen.clock)
-                exists = sight is not None
             excess: list[Right] = []
             if seen.agent is not None:
                 excess = [right for right in preflight.UNNEEDED if await reader.granted(right)]
@@ -333,9 +331,7 @@ async def _ask_cluster(seen: NodeSeen) -> ClusterAnswer:
     except (ApiError, SettingsError) as error:
         failure, remedy = _failure_of(error)
         return ClusterAnswer(server, failure=failure, remedy=remedy)
-    return ClusterAnswer(
-        server, exists, sight, tuple(denied), unasked, tuple(excess), plugins=plugins
-    )
+    return ClusterAnswer(server, sight, tuple(denied), unasked, tuple(excess), plugins=plugins)
 
 
 # The looks of the table.
@@ -524,31 +520,26 @@ async def _plugins(seen: NodeSeen) -> Iterable[Finding]:
 
 
 async def _cluster(seen: NodeSeen) -> Iterable[Finding]:
+    """The API server; what HAMi's scheduler reads of the Node, and what the kubelet offers."""
+    settings = seen.settings
     if seen.cluster is None:
         return []
-    running = seen.agent is not None
-    return scheduling.judge_cluster(seen.settings.node, seen.cluster, running=running)
-
-
-async def _scheduler(seen: NodeSeen) -> Iterable[Finding]:
-    """What HAMi's scheduler reads of the Node, and what the kubelet offers beside it."""
-    settings = seen.settings
-    if seen.cluster is None or seen.cluster.node is None:
-        return []
-    node = seen.cluster.node
+    running, node = seen.agent is not None, seen.cluster.node
+    found = list(scheduling.judge_cluster(settings.node, seen.cluster, running=running))
+    if node is None:
+        return found
     differences: tuple[str, ...] = ()
     if seen.scan is not None and REGISTER in node.annotations:
         differences = report_differences(settings, seen.scan, node.annotations)
     report, profile = scheduling.read_report(node, differences), settings.report.profile
-    if seen.agent is None:
+    if not running:
         compared = [scheduling.judge_report(node.name, report, None)]
-        return compared if report.is_there and seen.scan is not None else []
-    now, stale = (
-        seen.clock.now(),
-        [one.path for one in seen.sockets if one.theirs and not one.alive],
-    )
+        return found + compared if report.is_there and seen.scan is not None else found
+    now = seen.clock.now()
+    stale = [one.path for one in seen.sockets if one.theirs and not one.alive]
     scores = settings.report.topology_score
     return [
+        *found,
         scheduling.judge_offer(node, settings.sharing.resource, report, now),
         scheduling.judge_report(node.name, report, profile),
         scheduling.judge_handshake(node, report, profile, now),
@@ -583,8 +574,7 @@ LOOKS: Final = (
     # What the agent says of HAMi-core's files is held against those that are there now.
     ({"library", "agent"}, _library),
     ({"agent"}, _agent),
-    ({"api", "scheduler"}, _cluster),
-    ({"kubelet", "scheduler"}, _scheduler),
+    ({"kubelet", "api", "scheduler"}, _cluster),
     ({"paths"}, _paths),
 )
 """The looks, each with the groups that need it. One that lacks what it needs finds nothing."""

@@ -14,12 +14,6 @@ from typing_extensions import override
 
 from agent.errors import cap, cut
 
-_LEVELS = {
-    "debug": logging.DEBUG,
-    "info": logging.INFO,
-    "warning": logging.WARNING,
-    "error": logging.ERROR,
-}
 _PRIORITY = {"debug": 7, "info": 6, "warning": 4, "error": 3, "critical": 2}
 
 MAX_LINE = 32 * 1024
@@ -48,13 +42,12 @@ def configure(level: str, form: str, environ: Mapping[str, str]) -> None:
     ]
     processors.append(_text if as_text else structlog.processors.JSONRenderer(default=str))
     if "JOURNAL_STREAM" in environ and not as_text:
-        processors.insert(-1, _keep_level)
         processors.append(_journal)
     # grpclib logs every cancelled call, such as the normal end of a stream.
     logging.getLogger("grpclib").setLevel(logging.WARNING)
     structlog.configure(
         processors=processors,
-        wrapper_class=structlog.make_filtering_bound_logger(_LEVELS[level]),
+        wrapper_class=structlog.make_filtering_bound_logger(level),
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
         cache_logger_on_first_use=True,
     )
@@ -110,13 +103,6 @@ class _Cleaner:
             " " * min(depth, 40) + self._clean(line.strip(" "), MAX_LINE // TRACE_LINES)
             for depth, line in zip(depths, lines, strict=True)
         )
-
-
-def _keep_level(logger: WrappedLogger, method: str, event: EventDict) -> EventDict:
-    """Also write the level as a field, for journald."""
-    del logger
-    event["priority"] = _PRIORITY.get(method, 6)
-    return event
 
 
 def _journal(logger: WrappedLogger, method: str, line: EventDict | str) -> str:

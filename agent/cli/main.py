@@ -12,8 +12,9 @@ import platform
 import signal
 import sys
 import textwrap
+import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Final, NoReturn, Protocol, TypeAlias
+from typing import Any, Final, NoReturn, TypeAlias
 
 from typing_extensions import override
 
@@ -95,18 +96,6 @@ VERBS: Mapping[str, tuple[str, str]] = {
 Subparsers: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"  # noqa: SLF001 -- argparse names no public type
 
 
-class Verb(Protocol):
-    """The module of a verb, or of several."""
-
-    def add_parser(self, subparsers: Subparsers) -> None:
-        """Add the parser of each of its verbs; their `--help` has an example."""
-        ...
-
-    def main(self, args: argparse.Namespace, environ: Mapping[str, str]) -> int:
-        """Run the verb and return the exit code."""
-        ...
-
-
 def dispatch(argv: Sequence[str], environ: Mapping[str, str], program: str = "hami-agent") -> int:
     """Parse `argv`, run its verb and return the exit code (2 for a usage error).
 
@@ -142,7 +131,8 @@ def _dispatch(argv: Sequence[str], environ: Mapping[str, str], program: str) -> 
         text = f"there is no verb {cap(verb, 64)}{nearest(verb, VERBS)}; {known}"
         sys.stderr.write(f"hami-agent: {text}\n")
         return USAGE
-    module: Verb | None = None
+    # A module of verbs has `add_parser(subparsers)` and `main(args, environ) -> exit code`.
+    module: types.ModuleType | None = None
     if verb is not None:
         module = importlib.import_module(VERBS[verb][0])
         module.add_parser(subparsers)
@@ -161,16 +151,16 @@ def _dispatch(argv: Sequence[str], environ: Mapping[str, str], program: str) -> 
         parser.print_help()
         return USAGE
     try:
-        return module.main(args, environ)
+        code: int = module.main(args, environ)
     except AgentError as error:
         return fail(verb or "", str(error), code_of(error))
+    return code
 
 
 def parser_of(verb: str) -> argparse.ArgumentParser:
     """The parser with the options of this verb."""
     parser, subparsers = _parser("hami-agent")
-    module: Verb = importlib.import_module(VERBS[verb][0])
-    module.add_parser(subparsers)
+    importlib.import_module(VERBS[verb][0]).add_parser(subparsers)
     return parser
 
 

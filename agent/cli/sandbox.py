@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from agent.cli.logs import configure
-from agent.cli.main import OK, PROBLEM, TABLE, USAGE, Subparsers, add_output
+from agent.cli.main import OK, PROBLEM, TABLE, USAGE, Subparsers, add_output, fail
 from agent.cli.output import Column, Paint, answer, painter, shorten, table
 from agent.cli.settings_args import add_settings, looked, sources
 from agent.errors import AgentError
@@ -199,18 +199,15 @@ def add_parser(subparsers: Subparsers) -> None:
 
 def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     """Run the scenario; return the exit code: 0, 1 a claim is not true, 2 wrong usage."""
-    problem = _problem(args)
-    if problem:
-        sys.stderr.write(f"hami-agent sandbox: {problem}\n")
-        return USAGE
+    if problem := _problem(args):
+        return fail("sandbox", problem, USAGE)
     configure("warning", "auto", environ)
     try:
         return asyncio.run(_run(args, environ))
     except asyncio.CancelledError:
         return TERMINATED
     except (AgentError, OSError) as error:
-        sys.stderr.write(f"hami-agent sandbox: {error}\n")
-        return PROBLEM
+        return fail("sandbox", str(error), PROBLEM)
 
 
 def _problem(args: argparse.Namespace) -> str:

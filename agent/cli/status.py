@@ -40,6 +40,7 @@ from agent.cli.main import (
     typed,
 )
 from agent.cli.output import (
+    UNFOLDED,
     Column,
     Paint,
     answer,
@@ -71,14 +72,11 @@ from agent.status import (
 
 # Renders the status of a node as text. Pure.
 
-GIB: Final = 1024
 OF_GPUS: Final = frozenset({"gpu_health", "cdi"})
 """The checks that repeat what the lines about the GPUs say."""
 SEVERE: Final = frozenset({Condition.BAD, Condition.LOST})
 BLOCKS: Final = " ▁▂▃▄▅▆▇█"
 ASCII_BLOCKS: Final = " .:-=+*%#"
-UNCUT: Final = 10_000
-"""The width of a table with all columns."""
 HEAD_WIDTH: Final = 80
 """The head is pasted into chats and tickets, so that it is no wider, whatever the terminal is."""
 
@@ -218,7 +216,7 @@ def gpu_lines(gpus: Sequence[GpuStatus], style: StatusStyle) -> Iterator[str]:
         return style.paint(line, "red" if condition in SEVERE else "yellow")
 
     columns = (*_GPU_COLUMNS, *_WIDE) if style.wide else _GPU_COLUMNS
-    yield from table(columns, rows, UNCUT if style.wide else style.width, painted)
+    yield from table(columns, rows, UNFOLDED if style.wide else style.width, painted)
 
 
 def attention_lines(found: StatusDocument, now: dt.datetime, style: StatusStyle) -> Iterator[str]:
@@ -275,7 +273,7 @@ def pod_lines(
     if not rows:
         yield "no container holds a slice"
         return
-    yield from table(_POD_COLUMNS, rows, UNCUT if style.wide else style.width)
+    yield from table(_POD_COLUMNS, rows, UNFOLDED if style.wide else style.width)
     for one in allocations:
         if one.unkept:
             text = f"nothing keeps the limits of {_container(one)}: {cap(one.unkept)}"
@@ -332,7 +330,7 @@ def age(since: dt.datetime, now: dt.datetime) -> str:
 
 def gib(mib: int | None) -> str:
     """MiB as GiB with one decimal; a dash if it is not known."""
-    return "-" if mib is None else f"{mib / GIB:.1f}G"
+    return "-" if mib is None else f"{mib / 1024:.1f}G"
 
 
 def spark(values: Sequence[int | None], *, plain: bool) -> str:
@@ -354,7 +352,6 @@ def wrapped(text: str, width: int) -> list[str]:
 # Where the status is read from; each answer names its source and its time.
 
 PROGRAM: Final = "hami-agent-status"
-NEAREST: Final = 3
 RESOURCE: Final = SharingSettings().resource
 R = TypeVar("R")
 DEADLINE: Final = 5.0
@@ -367,7 +364,6 @@ CHUNK: Final = 4096
 """Packed bytes that are unpacked at once: they are a thousand times as many then, at most."""
 MEMBERS: Final = 100
 FILE: Final = (tarfile.REGTYPE, tarfile.AREGTYPE)
-FOUND: Final = 200
 
 
 class StatusRead(msgspec.Struct, frozen=True):
@@ -383,7 +379,7 @@ def status_at(socket: Path) -> StatusRead:
     """The status by the agent's socket. Raises Unreachable."""
     try:
         status, text = call(socket, "GET", "/api/v1/status", DEADLINE)
-        if status != FOUND:
+        if status != 200:
             raise Unreachable(f"{socket}: {cap(text)}")
         found, at = open_envelope(text.encode(), "Status", StatusDocument)
     except MalformedText as error:
@@ -475,7 +471,7 @@ async def _read_node(session: KubeSession, source: str, args: argparse.Namespace
     seen = await reader.node()
     if seen is None:
         known = await reader.names()
-        near = difflib.get_close_matches(node, known, n=NEAREST, cutoff=0.5) or known[:NEAREST]
+        near = difflib.get_close_matches(node, known, n=3, cutoff=0.5) or known[:3]
         there = f"; the nearest names are {', '.join(near)}" if near else ""
         raise NotThere(f"the cluster has no Node {node}{there}")
     pods = await reader.pods(resource)

@@ -35,37 +35,6 @@ def degraded(checks: Iterable[Check]) -> tuple[Check, ...]:
 
 # The lines of `hami-agent doctor`: what was checked, what was found, and what to do about it.
 
-CheckId: TypeAlias = Literal[
-    "P-SETTINGS",
-    "P-HAMI",
-    "P-ENTRIES",
-    "P-DRIVER",
-    "P-ACCESS",
-    "P-CDI",
-    "P-KUBELET",
-    "P-WITNESS",
-    "P-PLUGIN",
-    "P-OFFER",
-    "P-AGENT",
-    "P-SECOND",
-    "P-BYTECODE",
-    "P-NODE",
-    "P-RIGHTS",
-    "P-EXCESS",
-    "P-CLOCK",
-    "P-LABEL",
-    "P-REPORT",
-    "P-HANDSHAKE",
-    "P-WRITER",
-    "P-LOCK",
-    "P-LEFTOVERS",
-    "P-MONITOR",
-    "P-LIBRARY",
-    "P-PRELOAD",
-    "P-PATHS",
-]
-"""A check of `doctor`, by the id that the runbook explains."""
-
 Verdict: TypeAlias = Literal["ok", "note", "unknown", "WRONG"]
 """The result of a check. A note keeps no agent from serving; unknown: it could not be made."""
 
@@ -74,7 +43,7 @@ OF_ONE_GPU: Final = "no new pod gets this GPU; pods that hold it may fail"
 NO_OFFER: Final = "no new pod gets a GPU of this node; pods that run go on"
 _SERVED: Final = "new pods with GPUs may be refused on this node; pods that run go on"
 
-CHECKS: Final[Mapping[str, Mapping[CheckId, str]]] = {
+CHECKS: Final[Mapping[str, Mapping[str, str]]] = {
     "config": {
         "P-SETTINGS": "the agent does not start with these settings, or shares "
         "otherwise than they say",
@@ -133,13 +102,13 @@ class Finding(msgspec.Struct, frozen=True):
     - `causes`: the checks that, if they are wrong, explain why this one is.
     """
 
-    check: CheckId
+    check: str
     verdict: Verdict
     subject: str
     said: str
     advice: str = ""
     means: str = ""
-    causes: tuple[CheckId, ...] = ()
+    causes: tuple[str, ...] = ()
 
     @property
     def group(self) -> str:
@@ -160,10 +129,10 @@ class When(msgspec.Struct, frozen=True):
     said: str
     advice: str = ""
     means: str = ""
-    causes: tuple[CheckId, ...] = ()
+    causes: tuple[str, ...] = ()
 
 
-def judged(check: CheckId, subject: str, well: str, *rows: When) -> Finding:
+def judged(check: str, subject: str, well: str, *rows: When) -> Finding:
     """The finding of the first row that holds; without one the check passed: `well`."""
     for row in rows:
         if row.holds:

@@ -13,7 +13,6 @@ from agent.model import GpuUuid, Scan
 from agent.node.findings import (
     NO_OFFER,
     OF_ONE_GPU,
-    CheckId,
     Finding,
     Verdict,
     When,
@@ -86,27 +85,6 @@ UNNEEDED: Final = (
 
 # Paths, the kubelet, other plugins, HAMi's files.
 
-MONITOR: Final = (
-    "when HAMi's DaemonSet is switched off (devicePlugin.enabled=false), its vGPUmonitor goes with "
-    "it, and the Service on port 31992"
-)
-
-_SAME_METRICS: Final = (
-    "the agent serves the same metrics; let Prometheus ask its port, or open 31992 again (see "
-    "deploy/README.md)"
-)
-_TAKE_OFF: Final = (
-    "remove it from this node first: two plugins for one resource take it from each other"
-)
-_TAKE_OVER: Final = (
-    "with takeover the agent takes the resource from it; remove it from this node right after"
-)
-
-_REPAIR_DRIVER: Final = (
-    "the driver is there but fails: look with nvidia-smi and for NVRM in the kernel's log "
-    "(dmesg); then reload the driver or reboot"
-)
-
 
 class PathFacts(msgspec.Struct, frozen=True):
     """The state of a path. `kind`: directory, socket, file or another; empty: does not exist."""
@@ -135,7 +113,7 @@ class PluginSocket(msgspec.Struct, frozen=True):
         return self.path.rpartition("/")[2].startswith("nvidia-")
 
 
-def judge_path(place: PathFacts, check: CheckId = "P-PATHS", *, made: bool) -> Finding:
+def judge_path(place: PathFacts, check: str = "P-PATHS", *, made: bool) -> Finding:
     """Judge a directory that the agent writes to. `made`: the agent creates it if missing."""
     is_missing, chown = not place.kind and made, f"chown root and chmod 0755 {place.path}"
     means = "who may write there can replace the sockets, or the limits of containers"
@@ -269,7 +247,11 @@ def judge_driver(
     `failure`: why there is no scan. `remedy`: what to do about it, if known.
     """
     if scan is None:
-        advice = _REPAIR_DRIVER if remedy is None else remedy
+        repair = (
+            "the driver is there but fails: look with nvidia-smi and for NVRM in the kernel's log "
+            "(dmesg); then reload the driver or reboot"
+        )
+        advice = repair if remedy is None else remedy
         yield Finding("P-DRIVER", "WRONG", library, failure, advice)
         return
     models = ", ".join(sorted({gpu.name for gpu in scan.gpus}))
@@ -350,8 +332,13 @@ def judge_plugins(
     theirs = [socket for socket in sockets if socket.theirs]
     running += [(one.path, "another device plugin answers here") for one in theirs if one.alive]
     verdict: Verdict = "note" if takeover else "WRONG"
+    advice = (
+        "with takeover the agent takes the resource from it; remove it from this node right after"
+        if takeover
+        else "remove it from this node first: two plugins for one resource take it from each other"
+    )
     for subject, said in running:
-        yield Finding("P-PLUGIN", verdict, subject, said, _TAKE_OVER if takeover else _TAKE_OFF)
+        yield Finding("P-PLUGIN", verdict, subject, said, advice)
     for path in (one.path for one in theirs if not one.alive):
         said = "left behind by another device plugin"
         rest = "no process listens there; remove it if that plugin will not come back"
@@ -359,7 +346,15 @@ def judge_plugins(
     if not running and directory.kind == "directory":
         yield judged("P-PLUGIN", directory.path, "no other plugin for these GPUs answers")
     if running or reported:
-        yield Finding("P-MONITOR", "note", "HAMi's vGPUmonitor", MONITOR, _SAME_METRICS)
+        yield Finding(
+            "P-MONITOR",
+            "note",
+            "HAMi's vGPUmonitor",
+            "when HAMi's DaemonSet is switched off (devicePlugin.enabled=false), its vGPUmonitor "
+            "goes with it, and the Service on port 31992",
+            "the agent serves the same metrics; let Prometheus ask its port, or open 31992 again "
+            "(see deploy/README.md)",
+        )
 
 
 def judge_hami_files(
@@ -406,12 +401,6 @@ _REFUSED: Final = {
 }
 
 
-_GIVE_ALL: Final = (
-    "pass all GPUs to this container (NVIDIA_VISIBLE_DEVICES=all), or create the missing ones on "
-    "the host: nvidia-modprobe -c N"
-)
-
-
 class DeviceNode(msgspec.Struct, frozen=True):
     """A device file. `error`: why it cannot be opened; 0: it can, or it was not tried."""
 
@@ -432,7 +421,11 @@ def judge_access(nodes: Sequence[DeviceNode], gpus: int | None) -> Iterator[Find
     seen = len(nodes) - len(control)
     if gpus is not None and seen < gpus:
         said = f"{counted(gpus, 'GPU')} in the driver, {counted(seen, 'device file')} here"
-        yield Finding("P-ACCESS", "note", "/dev/nvidiaN", said, _GIVE_ALL)
+        advice = (
+            "pass all GPUs to this container (NVIDIA_VISIBLE_DEVICES=all), or create the missing "
+            "ones on the host: nvidia-modprobe -c N"
+        )
+        yield Finding("P-ACCESS", "note", "/dev/nvidiaN", said, advice)
     elif not bad:
         paths = ", ".join(node.path for node in control)
         yield judged("P-ACCESS", paths, f"can be opened; {counted(seen, 'file')} of GPUs")

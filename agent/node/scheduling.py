@@ -12,21 +12,17 @@ from agent.cluster import HANDSHAKE, MUTEX_LOCK, REGISTER, SCORE
 from agent.errors import MalformedText, cap
 from agent.hami.pod import decode_node_lock, decode_stamp
 from agent.hami.register import ReportProfile, decode_handshake, is_json_form, read_register
-from agent.node.findings import OF_ONE_GPU, CheckId, Finding, Verdict, When, counted, judged
+from agent.node.findings import OF_ONE_GPU, Finding, Verdict, When, counted, judged
 from agent.node.preflight import PathFacts, PluginSocket, Right
 
 R = TypeVar("R")
 
-HAMI_LABEL: Final = ("gpu", "on")
-"""The label by which HAMi's and the agent's DaemonSet select nodes."""
 ASKED: Final = 32
 """The most names of Nodes for which the API server is asked."""
 LIKENESS: Final = 0.8
 """From this ratio on, a name may be a misspelt name of this Node."""
 SKEW_LIMIT: Final = 2.0
 """Seconds."""
-_RESOLUTION: Final = dt.timedelta(seconds=1)
-"""Of the time in an HTTP header."""
 READ_WITHIN: Final = 60.0
 """Seconds. HAMi's schedulers look at a Node every 15 s; those up to 2.7.1 drop it after 60 s."""
 KUBELET_WITHIN: Final = 15.0
@@ -61,7 +57,7 @@ class NodeSight(msgspec.Struct, frozen=True):
 class ClusterAnswer(msgspec.Struct, frozen=True):
     """The API server's answers about this node.
 
-    - `exists`: whether the Node does; None: not asked, because permissions are missing.
+    - `node`: None: it does not exist, or was not asked for because permissions are missing.
     - `denied`: permissions of the agent that this account lacks. `unasked`: those that the agent's
       account has and this account need not have. `excess`: granted, and not needed by the agent.
     - `plugins`: pods of other device plugins for NVIDIA GPUs on this node.
@@ -69,7 +65,6 @@ class ClusterAnswer(msgspec.Struct, frozen=True):
     """
 
     server: str
-    exists: bool | None = None
     node: NodeSight | None = None
     denied: tuple[Right, ...] = ()
     unasked: tuple[Right, ...] = ()
@@ -89,7 +84,7 @@ def skew_of(server: dt.datetime, before: dt.datetime, after: dt.datetime) -> flo
     the request. 0: they may be equal.
     """
     least = (server - after).total_seconds()
-    most = (server + _RESOLUTION - before).total_seconds()
+    most = (server - before).total_seconds() + 1.0  # the resolution of an HTTP header's time
     return max(least, 0.0) + min(most, 0.0)
 
 
@@ -101,27 +96,26 @@ def judge_cluster(node: str, answer: ClusterAnswer, *, running: bool) -> Iterato
         # An agent that runs says itself what it lacks of the API server.
         yield Finding("P-NODE", "unknown" if running else "WRONG", server, answer.failure, advice)
         return
-    if answer.exists is not None:
+    if all(right.words != "get nodes" for right in answer.denied):
         has_report = sight is not None and REGISTER in sight.annotations
         yield judged(
             "P-NODE",
             f"Node {node}",
             "exists, already registered" if has_report else "exists, not registered yet",
             When(
-                not answer.exists,
+                sight is None,
                 "WRONG",
                 "the API server knows no such Node",
                 "set node.name (--node-name, NODE_NAME) to the Node's name in Kubernetes",
             ),
         )
     if sight is not None:
-        key, value = HAMI_LABEL
         yield judged(
             "P-LABEL",
-            f"label {key}={value} of Node {node}",
+            f"label gpu=on of Node {node}",
             "is set",
             When(
-                sight.labels.get(key) != value,
+                sight.labels.get("gpu") != "on",
                 "note",
                 "is not set",
                 "by default, HAMi's DaemonSet and the agent's select nodes by it",
@@ -221,7 +215,7 @@ _LINE: Final = re.compile(r"\[([-+!])\](\S+) (?:ok|(?:failed|degraded): (.*))")
 _OURS: Final = re.compile(r".*/hami-(.+)-[0-9a-f]{8}\.sock")
 """The path of an agent's socket. Source: agent/kubelet/door.py, socket_name."""
 _CLUSTER: Final = ("P-NODE", "P-RIGHTS", "P-SETTINGS")
-_CAUSES: Final[Mapping[str, tuple[CheckId, ...]]] = {
+CAUSES: Final[Mapping[str, tuple[str, ...]]] = {
     "state": ("P-PATHS",),
     "server": ("P-KUBELET", "P-PATHS"),
     "registered": ("P-KUBELET", "P-DRIVER"),
@@ -238,7 +232,6 @@ _CAUSES: Final[Mapping[str, tuple[CheckId, ...]]] = {
     "offer": ("P-LIBRARY", "P-PRELOAD", "P-PATHS", "P-KUBELET"),
 }
 """The checks of the doctor that explain a failed check of the agent's readiness, by its name."""
-_LOOKS_AGAIN: Final = "the agent looks every 10 s: run this check again in 10 s"
 
 
 class AgentAnswer(msgspec.Struct, frozen=True):
@@ -298,8 +291,9 @@ def judge_agent(answer: AgentAnswer, repaired: Mapping[str, str]) -> Sequence[Fi
             advice = "run `hami-agent status`: it says of each GPU what to do"
             means = OF_ONE_GPU if verdict == "note" else ""
         if seen := next((seen for words, seen in repaired.items() if words in said), ""):
-            said, advice = f"the agent has not seen yet that {seen}", _LOOKS_AGAIN
-        found.append(Finding("P-AGENT", verdict, name, said, advice, means, _CAUSES.get(name, ())))
+            said = f"the agent has not seen yet that {seen}"
+            advice = "the agent looks every 10 s: run this check again in 10 s"
+        found.append(Finding("P-AGENT", verdict, name, said, advice, means, CAUSES.get(name, ())))
     is_ready = all(one.verdict == "note" for one in found)
     return [*found, *([whole] if is_ready else [])]
 
@@ -338,11 +332,6 @@ def judge_instances(
 
 
 # What HAMi's scheduler and the kubelet show of this node, as the API server has it.
-
-_READERS: Final[Mapping[ReportProfile, str]] = {
-    ReportProfile.JSON: "2.8 and later",
-    ReportProfile.COLON: "2.5 to 2.7.1",
-}
 
 
 class ReportSeen(msgspec.Struct, frozen=True):
@@ -422,10 +411,11 @@ def judge_report(node: str, report: ReportSeen, running: ReportProfile | None) -
 
     Before the first start it is another plugin's, and only its content counts.
     """
-    reader = f"HAMi's scheduler {_READERS[running]}" if running else ""
+    releases = "2.8 and later" if running is ReportProfile.JSON else "2.5 to 2.7.1"
+    reader = f"HAMi's scheduler {releases}" if running else ""
     more = f", and {len(report.differences) - 1} more" if len(report.differences) > 1 else ""
     look = "look at `report` in the agent's /readyz?verbose; the agent writes it within seconds"
-    causes: tuple[CheckId, ...] = ("P-AGENT", "P-RIGHTS", "P-DRIVER", "P-WRITER")
+    causes: tuple[str, ...] = ("P-AGENT", "P-RIGHTS", "P-DRIVER", "P-WRITER")
     return judged(
         "P-REPORT",
         f"{REGISTER} of Node {node}",

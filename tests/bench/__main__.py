@@ -7,7 +7,6 @@ import logging
 import sys
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
-from statistics import median
 
 import structlog
 
@@ -15,7 +14,7 @@ from tests.bench import lab, real, rest
 from tests.bench.allocates import steps
 from tests.bench.beside import lacks
 from tests.bench.figures import Figure, keep, table
-from tests.bench.lab import ROOT, floors
+from tests.bench.lab import ROOT
 from tests.bench.real import allocates
 from tests.bench.rest import churn, regions
 
@@ -47,7 +46,6 @@ def main() -> int:
         sys.stderr.write(f"measuring {name} …\n")
         measured = asyncio.run(_measured(name, args.runs))
         figures += [dataclasses.replace(one, part=name) for one in measured]
-    figures += _ratios(figures)
     sys.stdout.write("\n".join(table(figures)) + "\n")
     keep(figures, args.out, add=args.add)
     sys.stdout.write(f"\nkept in {args.out}\n")
@@ -64,10 +62,6 @@ def asked(words: Sequence[str]) -> list[str]:
             raise ValueError(f"there is no part {word}; there are {', '.join(PARTS)}")
         meant |= fits
     return [name for name in PARTS if name in meant]
-
-
-async def _floors(runs: int) -> list[Figure]:
-    return floors(runs)
 
 
 async def _pods(_: int) -> list[Figure]:
@@ -87,7 +81,6 @@ async def _regions(_: int) -> list[Figure]:
 
 
 PARTS: dict[str, Callable[[int], Awaitable[list[Figure]]]] = {
-    "floors": _floors,
     "starts": lab.starts,
     "restarts": lab.restarts,
     "events": rest.events,
@@ -109,26 +102,6 @@ LONG = ("churn", "real-ten-minutes")
 
 async def _measured(name: str, runs: int) -> list[Figure]:
     return await PARTS[name](runs)
-
-
-def _ratios(figures: list[Figure]) -> list[Figure]:
-    """The start against the floors of the same run: what is left when the machine is taken out."""
-    found = {one.id: one for one in figures}
-    start = found.get("exec_to_register")
-    if start is None:
-        return []
-    return [
-        Figure(
-            f"start_over_{name}",
-            f"exec → Register over {found[name].what}",
-            "x",
-            [median(start.samples) / median(found[name].samples)],
-            "medians of this run",
-            part="starts",
-        )
-        for name in ("python_floor", "grpc_floor", "import_floor")
-        if name in found
-    ]
 
 
 if __name__ == "__main__":

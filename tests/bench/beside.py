@@ -105,8 +105,7 @@ class RealBed:
 
         The process waits at a gate, so that it begins at a known moment; `at_gate` gets its pid.
 
-        Raises:
-            OSError, TimeoutError: it cannot be started, or does not register.
+        Raises OSError, TimeoutError: it cannot be started, or does not register.
         """
         cluster = self.cluster
         gate = cluster.root / "gate"
@@ -134,8 +133,7 @@ class RealBed:
     async def until_up(self, agent: Agent) -> None:
         """Return once kubelet and Node have the slices and the agent is ready.
 
-        Raises:
-            TimeoutError: they have not, or it is not.
+        Raises TimeoutError: they have not, or it is not.
         """
 
         async def is_counted() -> bool:
@@ -148,8 +146,7 @@ class RealBed:
     async def calm(self) -> None:
         """Have the kubelet write its Node as seldom as kubelets do, and not each second.
 
-        Raises:
-            TimeoutError, OSError: it does not come back.
+        Raises TimeoutError, OSError: it does not come back.
         """
         kubelet = self.cluster.kubelet
         kubelet.configure(self.cluster.runtime.socket, **KUBELETS_DEFAULTS)
@@ -180,8 +177,7 @@ class RealBed:
 async def open_bed() -> AsyncIterator[RealBed]:
     """A cluster with eight GPUs of the stub, and no agent yet.
 
-    Raises:
-        TimeoutError, OSError: a part does not start.
+    Raises TimeoutError, OSError: a part does not start.
     """
     program = install()
     async with open_cluster(Programs(Path(built()))) as cluster:

@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from itertools import pairwise
 from pathlib import Path
@@ -23,34 +22,7 @@ from tests.bench.allocates import Spent, a_pod, by_step, spent, under_load
 from tests.bench.figures import Figure, percentile
 from tests.fakes import nvml_stub
 
-# What this machine and these libraries need before the agent has done anything.
-
 ROOT = Path(__file__).resolve().parents[2]
-PROGRAMS = (
-    ("python_floor", "python -c pass", "pass"),
-    (
-        "grpc_floor",
-        "import of grpclib, betterproto2 and the messages",
-        "import grpclib.server, agent.wire.v1beta1",
-    ),
-    ("import_floor", "import of the whole agent", "import agent.app.main"),
-)
-
-
-def floors(runs: int) -> list[Figure]:
-    """Start an interpreter, import, exit: the part of the start that no code of ours can save."""
-    return [
-        Figure(name, what, "ms", [_run(program) for _ in range(runs + 1)][1:], "exec to exit")
-        for name, what, program in PROGRAMS
-    ]
-
-
-def _run(program: str) -> float:
-    begun = time.perf_counter()
-    subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True)  # noqa: S603 -- our own
-    return (time.perf_counter() - begun) * 1000
-
-
 PATIENCE = 30.0
 BURST_PATIENCE = 300.0
 """HAMi's scheduler binds one pod of a burst after the other, and waits 10 s after a held lock."""
@@ -357,8 +329,7 @@ PLACE = ROOT / "build" / "bench" / "venv"
 def install() -> Path:
     """Install what this checkout is, and the locked packages, as systemd/install does; its command.
 
-    Raises:
-        subprocess.CalledProcessError: uv or the compiler refuses, and has said why.
+    Raises subprocess.CalledProcessError: uv or the compiler refuses, and has said why.
     """
     # Copied: what other environments have mapped, too, could not be dropped from the page cache.
     named = {"UV_PROJECT_ENVIRONMENT": str(PLACE), "UV_LINK_MODE": "copy"}
@@ -392,8 +363,7 @@ def files() -> list[Path]:
 def chill(paths: list[Path]) -> None:
     """Drop these files from the page cache; pages that a running process has mapped stay.
 
-    Raises:
-        OSError: one cannot be opened.
+    Raises OSError: one cannot be opened.
     """
     os.sync()  # what is not on disk yet cannot be dropped
     for path in paths:

@@ -258,8 +258,7 @@ class Counter:
 async def count(bed: RealBed, runs: int) -> tuple[list[float], str]:
     """Millions of instructions until the kubelet has the Register, and how they were counted.
 
-    Raises:
-        Uncounted: nothing here counts them; the text says what was tried.
+    Raises Uncounted: nothing here counts them; the text says what was tried.
     """
     try:
         Counter(0).close()

@@ -74,7 +74,7 @@ def test_what_other_parts_measured_before_is_kept_where_that_is_asked_for(tmp_pa
 )
 def test_a_word_is_a_part_or_the_beginning_of_several(words, parts):
     assert parts == asked(words)
-    with pytest.raises(ValueError, match="no part naps; there are floors, starts"):
+    with pytest.raises(ValueError, match="no part naps; there are starts, restarts"):
         asked([*words, "naps"])
 
 

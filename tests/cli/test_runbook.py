@@ -1,5 +1,6 @@
 """`runbook`: an entry by the id in a message, the list of all ids, and the nearest of none."""
 
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -67,3 +68,12 @@ def test_the_installed_file_comes_before_that_of_the_repository(tmp_path, monkey
         (tmp_path / f"{place}RUNBOOK.md").write_text(f"## A\n\n### H-LOST Text {title}\n")
         assert 0 == dispatch(["runbook", "H-LOST"], {})
         assert f"H-LOST Text {title}\n" == capsys.readouterr().out
+
+
+def test_the_package_and_what_it_is_built_from_have_the_file():
+    wheel = tomllib.loads(Path("pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]
+
+    assert {"RUNBOOK.md": "agent/RUNBOOK.md"} == wheel["wheel"]["force-include"]
+    assert "/RUNBOOK.md" in wheel["sdist"]["include"]
+    assert " RUNBOOK.md " in Path("deploy/image/Dockerfile").read_text()
+    assert " RUNBOOK.md " in Path("deploy/image/context").read_text()

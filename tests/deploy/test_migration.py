@@ -20,9 +20,6 @@ from tests.shape import tree
 PAGE = tree.text("MIGRATION.md")
 BLOCKS = re.findall(r"^```yaml\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
 POD, THEIRS, OURS = BLOCKS
-MIG = re.compile(r"^\| `nvidia\.com/mig-(\d)g\.\d+gb` \| (\d+) \| (\d+) \|$", re.MULTILINE)
-H100 = {"1": (9.75, 16), "2": (19.62, 32), "3": (39.50, 60), "7": (79.25, 132)}
-"""GiB and multiprocessors of an instance, by NVIDIA's table for H100 SXM with 80 GB."""
 SETTINGS = SchedulerSettings()
 
 
@@ -97,15 +94,3 @@ def test_a_variable_of_theirs_that_is_named_is_known_to_the_agent():
     known = {name for field in FIELDS for name in field.env} | {one.variable for one in FOREIGN}
 
     assert {"SHARED_DEVICES_ALLOCATION_POLICY", "CUDA_MPS_PIPE_DIRECTORY"} == named - known
-
-
-@pytest.mark.parametrize(("slices", "mib", "percent"), MIG.findall(PAGE))
-def test_the_sizes_of_mig_are_nvidias(slices: str, mib: str, percent: str):
-    gib, multiprocessors = H100[slices]
-
-    assert int(gib * 1024) == int(mib)
-    assert round(100 * multiprocessors / 132) == int(percent)
-
-
-def test_every_size_of_mig_is_there():
-    assert set(H100) == {slices for slices, _, _ in MIG.findall(PAGE)}

@@ -138,7 +138,6 @@ class FakeApi:
         self.end_watches()
 
     async def watch_node(self) -> AsyncIterator[NodeChange]:
-        """The port's."""
         await self._enter("watch_node")
         cursor, ended = self._version, self._ended
         yield NodeChange(opened=True)
@@ -149,17 +148,14 @@ class FakeApi:
                 yield record.change
 
     async def get_node(self) -> NodeView | None:
-        """The port's."""
         await self._enter("get_node")
         return self.node
 
     async def annotate_node(self, annotations: Mapping[str, str | None]) -> NodeView:
-        """The port's."""
         await self._enter("annotate_node")
         return self.edit_node(annotations)
 
     async def release_lock(self, key: str, value: str) -> None:
-        """The port's."""
         await self._enter("release_lock")
         if self.node is None:
             raise ApiNotFound("no such Node", status=404)
@@ -168,18 +164,15 @@ class FakeApi:
         self.edit_node({key: None})
 
     async def list_pods(self) -> PodList:
-        """The port's."""
         await self._enter("list_pods")
         return PodList(tuple(self.pods.values()), str(self._version))
 
     async def get_pod(self, namespace: str, name: str) -> PodView | None:
-        """The port's."""
         await self._enter("get_pod")
         pod = self.pods.get((namespace, name))
         return pod if pod is not None and pod.node == NODE else None
 
     async def watch_pods(self, resource_version: str) -> AsyncIterator[PodChange]:
-        """The port's."""
         await self._enter("watch_pods")
         cursor, ended = int(resource_version), self._ended
         yield PodChange(resource_version)
@@ -194,7 +187,6 @@ class FakeApi:
     async def annotate_pod(
         self, namespace: str, name: str, uid: PodUid, annotations: Mapping[str, str | None]
     ) -> None:
-        """The port's."""
         await self._enter("annotate_pod")
         pod = self.pods.get((namespace, name))
         if pod is not None and pod.uid != uid:

@@ -85,7 +85,6 @@ def launch(cuda: ctypes.CDLL, _held: list[int], blocks: int) -> tuple[int]:
 
 
 def launch_graph(cuda: ctypes.CDLL, _held: list[int]) -> tuple[int]:
-    """Launch a graph."""
     return (cuda.cuGraphLaunch(None, None),)
 
 

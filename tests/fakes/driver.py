@@ -16,7 +16,6 @@ from agent.model import (
     ProbeOutcome,
     Scan,
 )
-from agent.ports import Driver
 
 
 class ScriptedDriver:
@@ -145,8 +144,3 @@ class ScriptedDriver:
             await asyncio.Event().wait()
         if self.failure is not None:
             raise self.failure
-
-
-def conforms(driver: ScriptedDriver) -> Driver:
-    """Only a type checker reads this: the fake has the shape of the port."""
-    return driver

@@ -12,7 +12,6 @@ from agent.hookdirs import Cleared, DiskRoom
 from agent.kit.cell import Cell
 from agent.ledger import ContainerHolding, ContainerKey, Holding, HookFacts
 from agent.model import SliceId
-from agent.ports import Containers, HookDirs, KubeletRecords, Witness
 
 RESOURCE = "nvidia.com/gpu"
 
@@ -206,10 +205,3 @@ class FakeHookDirs:
     async def _hang(self, call: str) -> None:
         if self.hanging == call:
             await asyncio.Event().wait()
-
-
-def conforms(
-    witness: FakeWitness, records: FakeRecords, containers: FakeContainers, hooks: FakeHookDirs
-) -> tuple[Witness, KubeletRecords, Containers, HookDirs]:
-    """Only a type checker reads this: the fakes have the shapes of the ports."""
-    return witness, records, containers, hooks

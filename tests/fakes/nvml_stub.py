@@ -132,7 +132,6 @@ class NvmlStub:
         self._library.stub_end()
 
     def version(self, driver: str) -> None:
-        """Another version of the driver."""
         self._library.stub_version(driver.encode())
 
     def order(self, slots: Sequence[int]) -> None:

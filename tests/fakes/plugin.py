@@ -149,11 +149,7 @@ class ScriptedPlugin(DevicePluginBase):
         self.path.unlink()
 
     async def register(self, **other: object) -> None:
-        """Register with the kubelet in the same directory.
-
-        Raises:
-            GRPCError: it refused.
-        """
+        """Register with the kubelet in the same directory. Raises GRPCError: it refused."""
         fields = {"version": "v1beta1", "endpoint": self.name, "resource_name": self.resource}
         async with Channel(path=str(self.directory / "kubelet.sock")) as channel:
             request = RegisterRequest(**(fields | other))  # type: ignore[arg-type]

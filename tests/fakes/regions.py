@@ -51,7 +51,6 @@ class MemoryRegions:
         return region
 
     async def read(self, names: Sequence[str]) -> Mapping[str, RegionSums]:
-        """Read the regions."""
         self.reads.append(tuple(names))
         await self._act(self.broken or self.unread)
         readings = self.readings | self.unseen

@@ -21,6 +21,13 @@ def test_it_says_its_version(bundle: Bundle):
     assert json.loads(said.stdout)["data"]["python"].startswith("3.13.")
 
 
+def test_it_has_the_runbook(bundle: Bundle):
+    said = bundle.run("runbook", "HA-4002")
+
+    assert (0, "") == (said.returncode, said.stderr)
+    assert said.stdout.startswith("HA-4002 The GPU is bad or lost\n")
+
+
 def test_it_looks_at_a_node_before_it_serves_one(bundle: Bundle):
     looked = bundle.run("doctor", "--pre", "-o", "json", "--simulate", "h100:2")
 

@@ -27,11 +27,10 @@ from tests.machine.pods import NAMESPACE, Box, Scheduler, Shape, TimedCluster, a
 from tests.machine.sides import MachineHost
 from tests.machine.site import MachineSite
 
-# Stories of a cluster in which nothing fails: drawn from a seed, kept as data, cut to the bone.
+# Stories of a cluster in which nothing fails: drawn from a seed, kept as data.
 #
 # A story says how quick everybody is and what owners of pods do at which second. The same story is
-# always played the same way, so one in which something went wrong can be told again with fewer
-# deeds.
+# always played the same way, so one in which something went wrong can be told again.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -423,12 +422,10 @@ def owner_of(pod: Json) -> str:
 
 
 def uid(pod: Json) -> str:
-    """Its UID."""
     return str(pod["metadata"]["uid"])
 
 
 def phase(pod: Json) -> str:
-    """Its phase."""
     return str(pod["status"].get("phase", ""))
 
 

@@ -329,5 +329,4 @@ def is_bound(pod: Json) -> bool:
 
 
 def uid_of(pod: Json) -> str:
-    """Its UID."""
     return str(pod["metadata"]["uid"])

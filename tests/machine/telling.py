@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mappin
 from agent.sandbox.scheduler.verbs import REGISTER_INTERVAL
 from agent.sandbox.store import Json
 from tests.machine.agent_life import AgentLife, start_agent
-from tests.machine.calm import CalmSite, Deed, MachineStory, a_story
+from tests.machine.calm import CalmSite, MachineStory, a_story
 from tests.machine.playing import silence
 from tests.machine.refusals import wrong_in
 from tests.machine.sides import VirtualClock, VirtualLoop
@@ -51,28 +51,6 @@ def tell_number(seed: int) -> ToldVerdict:
     with silence():
         verdict = tell(a_story(seed))
     return verdict if verdict.breaches else dataclasses.replace(verdict, told_of=())
-
-
-def cut(story: MachineStory, verdict: ToldVerdict) -> tuple[MachineStory, ToldVerdict]:
-    """The story without the deeds that the same kind of breach can do without."""
-    with silence():
-        for deed in story.deeds:
-            fewer = dataclasses.replace(story, deeds=_without(story.deeds, deed))
-            found = tell(fewer)
-            if found.breaches and _kind(found) == _kind(verdict):
-                story, verdict = fewer, found
-    return story, verdict
-
-
-def _without(deeds: tuple[Deed, ...], one: Deed) -> tuple[Deed, ...]:
-    return tuple(deed for deed in deeds if deed is not one)
-
-
-def _kind(verdict: ToldVerdict) -> str:
-    """The first breach without names, numbers and times."""
-    first = verdict.breaches[0]
-    gate = first.rpartition("[HA-")[2].partition("]")[0] if "[HA-" in first else ""
-    return "".join(sign for sign in first.partition(" at ")[0] if not sign.isdigit()) + gate
 
 
 async def _played(story: MachineStory, clock: VirtualClock, life: Life) -> ToldVerdict:

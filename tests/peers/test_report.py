@@ -86,8 +86,7 @@ async def test_what_somebody_does_to_the_annotation_is_undone_by_one_write(clust
 async def written_at(agent, since):
     """When the agent wrote first after a moment, in Unix seconds; it logs that after the answer.
 
-    Raises:
-        TimeoutError: it did not.
+    Raises TimeoutError: it did not.
     """
     await until(
         lambda: bool(agent_said(agent, "report.written", since)), BACK_WITHIN, agent.part.tail

@@ -11,7 +11,6 @@ from collections.abc import AsyncIterator, Mapping
 from agent.cluster import MUTEX_LOCK, NodeChange, NodeView, PodChange, PodList, PodUid, PodView
 from agent.errors import ApiInvalid, ApiNotFound
 from agent.kube.objects import decode_node, decode_pod
-from agent.ports import NodeApi, PodApi
 from tests.traces.trace import RESOURCE, Json, Notes, PodEvent, TracedNodeEvent
 
 TRIP = 0.003
@@ -244,11 +243,6 @@ class _Request:
 
     async def __aexit__(self, *_: object) -> None:
         await asyncio.sleep(TRIP)
-
-
-def conforms(api: TracedApi) -> tuple[NodeApi, PodApi]:
-    """Only a type checker reads this: the fake has the shapes of the ports."""
-    return api, api
 
 
 def _noted(before: Json | None, notes: Notes) -> dict[str, str]:

@@ -15,7 +15,6 @@ from agent.cluster import PodUid
 from agent.errors import WitnessThrottled, WitnessUnsupported
 from agent.ledger import ContainerHolding, ContainerKey, Holding
 from agent.model import SliceId
-from agent.ports import Containers, KubeletRecords, Witness
 from tests.traces.trace import RESOURCE, Json, TracedCall
 
 ANSWER = 0.0006
@@ -156,8 +155,3 @@ class TracedKubelet:
 
 def _key(pod: Json) -> tuple[str, str]:
     return pod["metadata"]["namespace"], pod["metadata"]["name"]
-
-
-def conforms(kubelet: TracedKubelet) -> tuple[Witness, KubeletRecords, Containers]:
-    """Only a type checker reads this: the fake has the shapes of the ports."""
-    return kubelet, kubelet, kubelet

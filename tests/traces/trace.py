@@ -117,7 +117,6 @@ class Trace:
 
 @functools.cache
 def load(name: str) -> Trace:
-    """The trace of that name."""
     lines = (FOLDER / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()
     return _Reading([json.loads(line) for line in lines]).trace(name)
 

@@ -27,8 +27,7 @@ class Agent:
     async def simulate(self, request: HardwareRequest) -> object:
         """Make something happen to its GPUs.
 
-        Raises:
-            HardwareUnreachable, HardwareSilent: it does not answer.
+        Raises HardwareUnreachable, HardwareSilent: it does not answer.
         """
         return await ask(self._run / "simulate.sock", request)
 

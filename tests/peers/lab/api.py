@@ -92,8 +92,7 @@ class Api:
     async def events(self, path: str, **query: str) -> AsyncIterator[Object]:
         """The events of one watch until the server ends it.
 
-        Raises:
-            RefusedError: it was not opened.
+        Raises RefusedError: it was not opened.
         """
         settings = aiohttp.ClientTimeout(total=None, sock_read=None)
         async with self._session.get(
@@ -165,8 +164,7 @@ class Watched:
     async def until(self, holds: Callable[[], object], within: float, what: str) -> None:
         """Return once `holds()` is true; it is looked at after each event.
 
-        Raises:
-            TimeoutError: it was not within so many seconds.
+        Raises TimeoutError: it was not within so many seconds.
         """
         try:
             async with asyncio.timeout(within):

@@ -156,8 +156,7 @@ class Cluster:
         It reports as this cluster's scheduler reads, and reads HAMi's device-config.yaml as that
         does, unless the flags say otherwise.
 
-        Raises:
-            RefusedError, OSError, TimeoutError: it cannot be started.
+        Raises RefusedError, OSError, TimeoutError: it cannot be started.
         """
         kubeconfig = self.plane.root / f"{user.replace(':', '-')}.kubeconfig"
         if user == ACCOUNT:
@@ -180,8 +179,7 @@ class Cluster:
     ) -> Agent:
         """Start an agent; returns when the kubelet counts its slices and the Node is annotated.
 
-        Raises:
-            RefusedError, OSError, TimeoutError: it cannot be started, or does not register.
+        Raises RefusedError, OSError, TimeoutError: it cannot be started, or does not register.
         """
 
         async def is_counted() -> bool:
@@ -243,8 +241,7 @@ class Cluster:
 async def account_token(api: Api) -> str:
     """A token of the ServiceAccount that deploy/ gives the agent, with deploy/'s rights.
 
-    Raises:
-        RefusedError: the API server does not take the manifests.
+    Raises RefusedError: the API server does not take the manifests.
     """
     for document in _account_manifests():
         path = _RBAC[document["kind"]]
@@ -270,8 +267,7 @@ async def open_cluster(programs: Programs) -> AsyncIterator[Cluster]:
 
     The end of every log goes to standard error if the cluster itself does not come up.
 
-    Raises:
-        TimeoutError, OSError: a part does not start.
+    Raises TimeoutError, OSError: a part does not start.
     """
     async with contextlib.AsyncExitStack() as stack:
         root = stack.enter_context(open_root())
@@ -412,8 +408,7 @@ _FORWARDING: Final = "/proc/sys/net/ipv4/ip_forward"
 async def open_pod_network(cluster: Cluster) -> AsyncIterator[Part]:
     """Pods that are created from now on get addresses; the relay, until the block ends.
 
-    Raises:
-        RuntimeError, TimeoutError, OSError: it cannot be made.
+    Raises RuntimeError, TimeoutError, OSError: it cannot be made.
     """
     # The plugin would have the whole machine forward packets, which nobody here needs.
     mask = cluster.root / "ip-forward"

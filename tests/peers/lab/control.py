@@ -80,8 +80,7 @@ class AuditLog:
         and nothing else is written, whatever happens.
         `client` is how its User-Agent begins.
 
-        Raises:
-            RuntimeError: the log is another one than when the mark was taken.
+        Raises RuntimeError: the log is another one than when the mark was taken.
         """
         events = (one for one in self.events(mark) if _is_first(one) and not _is_sign_of_life(one))
         asked = (one for one in map(_asked, events) if one.user == user)
@@ -162,7 +161,6 @@ class ControlPlane:
         return self.kubeconfig_for(user.replace(":", "-"), self.identities.tokens[user])
 
     def kubeconfig_for(self, name: str, token: str) -> Path:
-        """A kubeconfig for a token."""
         path = self.root / f"{name}.kubeconfig"
         return write_kubeconfig(path, self.server, self.certificates.ca, token)
 
@@ -173,8 +171,7 @@ class ControlPlane:
     async def until_ready(self) -> None:
         """Return once the API server serves.
 
-        Raises:
-            TimeoutError: it does not; the text holds its last words.
+        Raises TimeoutError: it does not; the text holds its last words.
         """
         await until_answer(self._is_ready, READY, self._last_words)
 
@@ -204,8 +201,7 @@ async def open_control_plane(
 ) -> AsyncIterator[ControlPlane]:
     """Both started, and ready; stopped at the end.
 
-    Raises:
-        TimeoutError, OSError: one of them does not start; the text holds its last words.
+    Raises TimeoutError, OSError: one of them does not start; the text holds its last words.
     """
     client_port, peer_port, port = free_ports(3)
     logs = root / "logs"

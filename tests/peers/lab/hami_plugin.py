@@ -97,9 +97,7 @@ class Kube:
     async def pending(self) -> Object:
         """The pod that an Allocate is for: the lock's owner, else the first that is allocating.
 
-        Raises:
-            LookupError: there is none.
-            RefusedError: the lock's owner cannot be read.
+        Raises LookupError: there is none; RefusedError: the lock's owner cannot be read.
         """
         _, _, owner = (await self._lock()).partition(",")
         if owner:

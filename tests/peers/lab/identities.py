@@ -81,8 +81,7 @@ def make_certificates(folder: Path, *more: str) -> Certificates:
 
     `more` are names and addresses by which the server is called besides.
 
-    Raises:
-        OSError: A file cannot be written, or is there already.
+    Raises OSError: A file cannot be written, or is there already.
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     authority = trustme.CA(organization_name="hami-agent lab")

@@ -135,8 +135,7 @@ class Kubelet:
     async def start(self) -> None:
         """Start it; returns when its PodResources socket answers.
 
-        Raises:
-            TimeoutError, OSError: it does not; the text holds its last words.
+        Raises TimeoutError, OSError: it does not; the text holds its last words.
         """
         await self.part.start()
         await self.until_serving()
@@ -292,8 +291,7 @@ def write_image(
 def write_busybox(path: Path, name: str) -> None:
     """Write an image of a static busybox with the programs that tests run; alone it is a shell.
 
-    Raises:
-        OSError: There is no busybox, or the tar cannot be written.
+    Raises OSError: There is no busybox, or the tar cannot be written.
     """
     _write_busybox(path, name, ["/bin/sh"])
 
@@ -301,8 +299,7 @@ def write_busybox(path: Path, name: str) -> None:
 def write_pause(path: Path, name: str) -> None:
     """Write the image of a pod's sandbox: sleeps until it is told to end, and reaps orphans.
 
-    Raises:
-        OSError: There is no busybox, or the tar cannot be written.
+    Raises OSError: There is no busybox, or the tar cannot be written.
     """
     _write_busybox(path, name, ["/bin/sh", "-c", FOREVER])
 
@@ -425,8 +422,7 @@ class Runtime:
     async def start(self) -> None:
         """Start it; returns when it answers.
 
-        Raises:
-            TimeoutError, OSError: it does not; the text holds its last words.
+        Raises TimeoutError, OSError: it does not; the text holds its last words.
         """
         network = self._root / "cni" / "10-peers.conflist"
         network.parent.mkdir(exist_ok=True)
@@ -448,8 +444,7 @@ class Runtime:
     async def import_images(self) -> None:
         """Make the two images that pods are made of, and hand them over.
 
-        Raises:
-            RuntimeError: they are refused.
+        Raises RuntimeError: they are refused.
         """
         for name, write in ((_PAUSE, write_pause), (BUSYBOX, write_busybox)):
             path = self._root / f"{name.rpartition('/')[2].partition(':')[0]}.tar"

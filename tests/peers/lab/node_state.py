@@ -36,8 +36,7 @@ async def remove(cluster: Cluster, path: str, grace: int | None = None) -> None:
 async def remove_pods(cluster: Cluster) -> None:
     """Delete every pod, wait until the kubelet has forgotten all, and free the Node.
 
-    Raises:
-        TimeoutError: some stay.
+    Raises TimeoutError: some stay.
     """
     # The watch may not have shown the newest yet.
     for pod in (await cluster.api.get("/api/v1/pods"))["items"]:
@@ -167,8 +166,7 @@ async def until_allocatable(
 async def until_offered(cluster: Cluster, slices: int, within: float = 20.0) -> None:
     """Return once the Node offers so many slices, which it does some time after PodResources.
 
-    Raises:
-        TimeoutError: it does not.
+    Raises TimeoutError: it does not.
     """
 
     def offered() -> int:
@@ -205,8 +203,7 @@ def told(node: Object) -> Told | None:
 async def until_told(cluster: Cluster, wanted: Told, since: float, within: float) -> float:
     """When the Node was first seen to say it, after a moment; both by the loop's clock.
 
-    Raises:
-        TimeoutError: it does not.
+    Raises TimeoutError: it does not.
     """
 
     def seen() -> float | None:
@@ -245,8 +242,7 @@ def node_writes(cluster: Cluster, mark: int, *, done: bool = False) -> int:
 async def until_node_writes(cluster: Cluster, mark: int, count: int) -> None:
     """Return once the audit log has so many writes to the Node, which it may show late.
 
-    Raises:
-        TimeoutError: it has not.
+    Raises TimeoutError: it has not.
     """
 
     async def is_told() -> bool:
@@ -256,7 +252,6 @@ async def until_node_writes(cluster: Cluster, mark: int, count: int) -> None:
 
 
 async def node_events(cluster: Cluster, reason: str) -> list[Object]:
-    """The Events with that reason about the Node."""
     query = f"reason={reason},involvedObject.kind=Node,involvedObject.name={NODE}"
     found: list[dict[str, Any]] = (await cluster.api.get(_EVENTS, fieldSelector=query))["items"]
     return found

@@ -394,8 +394,7 @@ class NodeUnderTest(ABC):
     async def until_recorded(self, holds: Callable[[Checkpoint], object]) -> None:
         """Return once the records say so, which are written after the list was shown.
 
-        Raises:
-            TimeoutError: they do not.
+        Raises TimeoutError: they do not.
         """
 
         def is_written() -> bool:
@@ -542,9 +541,7 @@ def _members(name: str) -> Iterator[int]:
 async def end_container(container_id: str) -> None:
     """SIGKILL for all processes of a container; returns when they are gone.
 
-    Raises:
-        LookupError: it does not run.
-        TimeoutError: they live on.
+    Raises LookupError: it does not run; TimeoutError: they live on.
     """
     found = processes(container_id)
     if not found:
@@ -643,9 +640,8 @@ def _identity(path: Path) -> tuple[int, int] | None:
 def rebook(cluster: Cluster, name: str, ids: Mapping[str, str]) -> None:
     """Have a pod's containers hold other slices, by the old ones. The kubelet must not run.
 
-    Raises:
-        OSError, CheckpointError: the file cannot be read, or is none of the real kubelet's.
-        KeyError: the pod holds other ids than those.
+    Raises OSError, CheckpointError: the file cannot be read, or is none of the real kubelet's;
+    KeyError: the pod holds other ids than those.
     """
     uid, directory = as_seen(cluster, name)["metadata"]["uid"], cluster.kubelet.plugins
     content = checkpoint.load(directory)

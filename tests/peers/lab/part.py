@@ -49,9 +49,7 @@ class Part:
     async def start(self) -> None:
         """Start it; its words go to the end of its log.
 
-        Raises:
-            RuntimeError: it runs already.
-            OSError, TimeoutError: it cannot be started.
+        Raises RuntimeError: it runs already; OSError, TimeoutError: it cannot be started.
         """
         if self.is_alive:
             raise RuntimeError(f"{self.name} runs already")

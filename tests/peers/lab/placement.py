@@ -116,8 +116,7 @@ def unix(text: str) -> float:
 async def until_kubelet_says(cluster: Cluster, *words: str, since: float) -> float:
     """When the kubelet logs those words for the first time after a moment, in Unix seconds.
 
-    Raises:
-        TimeoutError: it does not.
+    Raises TimeoutError: it does not.
     """
 
     async def is_said() -> bool:

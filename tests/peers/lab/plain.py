@@ -51,8 +51,7 @@ async def start_plain_agent(
 ) -> Agent:
     """An agent with `scheduler: none`; returns when the Node offers its slices.
 
-    Raises:
-        OSError, TimeoutError: it cannot be started, or does not register.
+    Raises OSError, TimeoutError: it cannot be started, or does not register.
     """
     path = cluster.root / "plain.yaml"
     settings = {"scheduler": "none", "plain": {"memoryLimits": limits}}
@@ -103,8 +102,7 @@ def ids_by_holder(cluster: Cluster) -> Mapping[Container, list[frozenset[str]]]:
 async def until_agrees(cluster: Cluster, within: float = 30.0) -> None:
     """Return once the rows name those as holders, with those ids, that PodResources names.
 
-    Raises:
-        TimeoutError: they differ.
+    Raises TimeoutError: they differ.
     """
 
     async def agrees() -> bool:

@@ -123,7 +123,6 @@ def key(name: str) -> str:
 
 
 def name_of(pod: Object) -> str:
-    """A pod's name."""
     return str(pod["metadata"]["name"])
 
 
@@ -144,7 +143,6 @@ def annotations_of(cluster: Cluster, name: str) -> Mapping[str, str]:
 
 
 def phase_of(pod: Object) -> str:
-    """The pod's phase."""
     return str(pod.get("status", {}).get("phase", ""))
 
 
@@ -201,8 +199,7 @@ async def create(cluster: Cluster, *pods: Object) -> float:
 async def run(cluster: Cluster, *pods: Object, within: float = PATIENCE) -> list[str]:
     """Create pods and wait until they run; their names.
 
-    Raises:
-        FailedPodError, TimeoutError: as `until_running`.
+    Raises FailedPodError, TimeoutError: as `until_running`.
     """
     await create(cluster, *pods)
     names = [name_of(pod) for pod in pods]
@@ -213,9 +210,7 @@ async def run(cluster: Cluster, *pods: Object, within: float = PATIENCE) -> list
 async def until_running(cluster: Cluster, *names: str, within: float = PATIENCE) -> None:
     """Return once all those pods are Ready, or have done their work.
 
-    Raises:
-        FailedPodError: one failed.
-        TimeoutError: not all are; the text tells how they are.
+    Raises FailedPodError: one failed; TimeoutError: not all are; the text tells how they are.
     """
     objects = cluster.pods.objects
 
@@ -239,8 +234,7 @@ async def until_running(cluster: Cluster, *names: str, within: float = PATIENCE)
 def up_at(cluster: Cluster, name: str, since: float) -> float:
     """When a pod that is up was first seen so after a moment; both by the loop's clock.
 
-    Raises:
-        LookupError: it was not seen up since then.
+    Raises LookupError: it was not seen up since then.
     """
     at = cluster.pods.when(key(name), is_up, since=since)
     if at is None:
@@ -266,8 +260,7 @@ async def until_failed(cluster: Cluster, name: str) -> Object:
 async def until_restarted(cluster: Cluster, name: str, within: float = PATIENCE) -> None:
     """Return once a pod's containers run and each was started again once.
 
-    Raises:
-        TimeoutError: they were not.
+    Raises TimeoutError: they were not.
     """
 
     def is_back() -> bool:
@@ -342,8 +335,7 @@ def a_telling_pod(cluster: Cluster, name: str, *, gpus: int = 1, memory: int = 3
 async def run_shapes(cluster: Cluster) -> list[str]:
     """Telling pods of several shapes, run and settled; their names.
 
-    Raises:
-        FailedPodError, TimeoutError: as `run`, or they do not tell.
+    Raises FailedPodError, TimeoutError: as `run`, or they do not tell.
     """
     load = a_container("load", memory=1024, script="true")
     shapes = (

@@ -51,8 +51,7 @@ async def mark_of_rest(cluster: Cluster) -> int:
 
     A watch shows a write before the log does; what the writer has an answer to is in both.
 
-    Raises:
-        TimeoutError: the agent does not come so far.
+    Raises TimeoutError: the agent does not come so far.
     """
     agent = cluster.agent
     await until(lambda: all(map(agent.events_since_start, _AT_REST)), 30.0, agent.part.tail)
@@ -71,8 +70,7 @@ def of_pods(count: int, *, looks: int = 2) -> Counter[str]:
 async def asked_since(cluster: Cluster, mark: int, user: str, wanted: Counter[str]) -> list[Asked]:
     """What the agent has asked since a mark, once that includes what is wanted.
 
-    Raises:
-        TimeoutError: it does not.
+    Raises TimeoutError: it does not.
     """
     found: list[Asked] = []
 

@@ -223,8 +223,7 @@ async def model_server() -> AsyncIterator[Server]:
 async def real_server(binaries: Path) -> AsyncIterator[Server]:
     """etcd and kube-apiserver of their own, without controllers.
 
-    Raises:
-        TimeoutError, OSError: one of them does not start.
+    Raises TimeoutError, OSError: one of them does not start.
     """
     with open_root() as root:
         async with open_control_plane(root, binaries) as plane:
@@ -319,7 +318,6 @@ def marks(**annotations: object) -> Object:
 
 
 def version(obj: Object) -> str:
-    """The version of an object."""
     text: str = obj["metadata"]["resourceVersion"]
     return text
 

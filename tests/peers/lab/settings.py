@@ -133,8 +133,7 @@ async def until_everywhere(
 
     `began` is a moment of the loop's clock.
 
-    Raises:
-        TimeoutError, AssertionError: one of them took far too long.
+    Raises TimeoutError, AssertionError: one of them took far too long.
     """
     loop = asyncio.get_running_loop()
     await until_allocatable(cluster, wanted.gpus * wanted.count, FAR * BOUND)

@@ -191,8 +191,7 @@ class Site:
 async def open_site(programs: Programs, tools: Path, archive: Path) -> AsyncIterator[Site]:
     """A cluster with pods' network, images and the node's label; nothing is installed yet.
 
-    Raises:
-        TimeoutError, OSError, RuntimeError: something of it does not start.
+    Raises TimeoutError, OSError, RuntimeError: something of it does not start.
     """
     async with open_cluster(programs) as cluster, open_pod_network(cluster) as relay:
         for file in ("libvgpu.so", "ld.so.preload"):

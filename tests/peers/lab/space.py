@@ -19,8 +19,7 @@ _QUESTION_STEP: Final = 0.05
 async def until(holds: Callable[[], bool], within: float, why: Callable[[], str]) -> None:
     """Return once `holds()` is true.
 
-    Raises:
-        TimeoutError: it was not within so many seconds; `why()` is the text.
+    Raises TimeoutError: it was not within so many seconds; `why()` is the text.
     """
 
     async def look() -> bool:
@@ -34,8 +33,7 @@ async def until_answer(
 ) -> None:
     """Return once `ask()` answers true; asked less often, for others have to answer it.
 
-    Raises:
-        TimeoutError: it did not within so many seconds; `why()` is the text.
+    Raises TimeoutError: it did not within so many seconds; `why()` is the text.
     """
     await _until(ask, within, why, _QUESTION_STEP)
 
@@ -105,8 +103,7 @@ class NodeSpace:
     async def open(self) -> None:
         """Make it.
 
-        Raises:
-            OSError, TimeoutError: the kernel or a tool refuses; `root`/space.log says why.
+        Raises OSError, TimeoutError: the kernel or a tool refuses; `root`/space.log says why.
         """
         for group in self._groups():
             group.mkdir()

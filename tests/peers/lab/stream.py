@@ -122,8 +122,7 @@ class Stream:
     async def run(self, pairs: int = 2) -> None:
         """Keep so many pods coming and going, until it is over and all are gone.
 
-        Raises:
-            TimeoutError: one neither runs nor fails.
+        Raises TimeoutError: one neither runs nor fails.
         """
         async with asyncio.TaskGroup() as group:
             for _ in range(pairs):

@@ -43,8 +43,7 @@ Manner = Literal["stopped", "killed", "beside"]
 async def open_hami_plugin(cluster: Cluster) -> AsyncIterator[Part]:
     """HAMi's plugin, which serves the node with 80 slices; ended afterwards.
 
-    Raises:
-        OSError, TimeoutError: it does not start.
+    Raises OSError, TimeoutError: it does not start.
     """
     command = (
         *(sys.executable, "-m", "tests.peers.lab.hami_plugin", "--node", NODE, "--gpus", "h100:8"),
@@ -121,8 +120,7 @@ async def hand_over(
 ) -> tuple[Agent, float]:
     """The agent in the place of HAMi's plugin; with the seconds for which slices were away.
 
-    Raises:
-        OSError, TimeoutError: it does not come so far.
+    Raises OSError, TimeoutError: it does not come so far.
     """
     if manner == "beside":
         agent = await cluster.start_agent("--takeover")

@@ -44,9 +44,8 @@ class Table:
     def add(self, what: str, measured: float, bound: float | None = None, unit: str = "s") -> None:
         """One more figure; a figure that is there already keeps the worse of both.
 
-        Raises:
-            ValueError: it is a count with a bound: no busy machine excuses one that is over, so
-                that it is for `hold`.
+        Raises ValueError: it is a count with a bound: no busy machine excuses one that is over, so
+        that it is for `hold`.
         """
         if bound is not None and not unit:
             raise ValueError(f"{what}: a count with a bound is held")
@@ -57,8 +56,7 @@ class Table:
     ) -> None:
         """One more figure, which was promised. One without a unit is a count.
 
-        Raises:
-            AssertionError: it is `far` times over its bound; a count is over it.
+        Raises AssertionError: it is `far` times over its bound; a count is over it.
         """
         self._put(FigureRow(what, measured, bound, unit))
         most = far * bound if unit else bound

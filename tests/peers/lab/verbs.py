@@ -44,8 +44,7 @@ class VerbAnswer:
 async def verb(cluster: Cluster, *words: str, on_node: bool = False) -> VerbAnswer:
     """Run a verb from anywhere, or on the node itself, with the node's files.
 
-    Raises:
-        TimeoutError: it does not end.
+    Raises TimeoutError: it does not end.
     """
     room = cluster.root / "home"
     room.mkdir(exist_ok=True)

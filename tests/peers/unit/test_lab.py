@@ -4,23 +4,15 @@ Kept are those whose mistake a test beside the peers would not show.
 """
 
 import ast
-import asyncio
 import json
 from pathlib import Path
 
 import pytest
 
 from agent import cluster as annotations
-from agent.hami.register import RegisteredGpu, encode_register, encode_register_colon, registered
-from agent.model import GpuUuid
-from tests.builders import an_inventory
-from tests.peers.lab.agents import RESOURCE
 from tests.peers.lab.api import Sighting, Watched
 from tests.peers.lab.control import AuditLog, counted
-from tests.peers.lab.identities import NODE
-from tests.peers.lab.node_state import Capacity, gpus_of, text_of
-from tests.peers.lab.part import Part
-from tests.peers.lab.placing import Reading
+from tests.peers.lab.node_state import Capacity
 from tests.peers.lab.releases import BEFORE_2_8, BEFORE_2_10, MODEL, Release, impossible
 from tests.peers.lab.space import because
 from tests.peers.lab.stream import STARTING, TOLD_LATE, Gap, Rejected
@@ -148,125 +140,10 @@ def test_what_nobody_answered_is_explained_and_nothing_else(message, taken, at, 
     assert explained == GAP.explains(Rejected("p", taken, at, message))
 
 
-def test_both_forms_of_a_report_are_read_as_the_same_gpus():
-    gpus = tuple(
-        RegisteredGpu(GpuUuid(f"GPU-{n}"), n, 10, 81559, 100, "H100", 1, "hami-core", (), True)
-        for n in (1, 2)
-    )
-    read = gpus_of(encode_register(gpus))
-
-    assert read == gpus_of(encode_register_colon(gpus[::-1]))
-    assert read == gpus_of(text_of(read, colon=True)) == gpus_of(text_of(read, colon=False))
-
-
-# What a scheduler has read, without which a pod is placed by what stood on the Node before.
-
-OLD = Release((2, 7, 1))
-
-
-class Running(Part):
-    """A scheduler that is not there, and said to be."""
-
-    def __init__(self, pid: int) -> None:
-        super().__init__("extender", (), Path("/nowhere"))
-        self.pid = pid
-
-    @property
-    def is_alive(self) -> bool:
-        return bool(self.pid)
-
-
-def show(nodes, handshake, register, at=None, slices="0"):
-    notes = {annotations.HANDSHAKE: handshake, annotations.REGISTER: register}
-    metadata = {"name": NODE, "annotations": {name: one for name, one in notes.items() if one}}
-    seen = asyncio.get_running_loop().time() if at is None else at
-    status = {"allocatable": {RESOURCE: slices}}
-    nodes.take(Sighting(seen, "MODIFIED", {"metadata": metadata, "status": status}))
-
-
-async def is_read(reading):
-    try:
-        async with asyncio.timeout(0.0):
-            await reading.until_current()
-    except TimeoutError:
-        return False
-    return True
-
-
-@pytest.fixture
-def nodes():
-    return Watched()
-
-
-async def test_an_old_one_has_read_what_it_answered_to_until_it_drops_it(nodes):
-    scheduler = Running(1)
-    reading = Reading(OLD, nodes, scheduler)
-    for handshake, register, known in (
-        ("Reported 1", "one:", False),
-        ("Requesting_1", "one:", True),
-        ("Requesting_1", "two:", False),
-        ("Requesting_2", "two:", True),
-    ):
-        show(nodes, handshake, register)
-        assert known == await is_read(reading)
-    reading.forget()
-    nodes.forget()
-    show(nodes, "Reported 2", "two:")
-    assert await is_read(reading), "it stays known when the watch forgets"
-
-    show(nodes, "Deleted_2", "two:")
-    show(nodes, "Reported 3", "two:")
-    assert not await is_read(reading)
-    show(nodes, "Requesting_3", "two:")
-    assert await is_read(reading)
-    scheduler.pid = 2
-    assert not await is_read(reading), "another process has read nothing"
-    scheduler.pid = 0
-    assert await is_read(reading), "one that is gone is not waited for"
-
-
-async def test_a_newer_one_that_has_read_other_gpus_is_waited_for(nodes):
-    scheduler = Running(1)
-    reading = Reading(MODEL, nodes, scheduler)
-    one, other = (encode_register(registered(an_inventory(count=count))) for count in (1, 2))
-    for handshake, register, known in (
-        ("Requesting_1", one, True),
-        ("", other, False),
-        ("", "", True),
-        ("", other, None),
-        ("Requesting_2", other, True),
-    ):
-        show(nodes, handshake, register)
-        assert known in (None, await is_read(reading))
-    show(nodes, "", one)
-    scheduler.pid = 2
-    assert await is_read(reading)
-
-
-@pytest.mark.parametrize(
-    ("release", "slices", "since", "known"),
-    [
-        (MODEL, "80", 20.0, True),
-        (MODEL, "80", 10.0, False),
-        (MODEL, "0", 20.0, False),
-        (Release((2, 9, 0)), "80", 20.0, False),
-    ],
-)
-async def test_a_newer_one_has_read_after_its_look_what_nobody_tells_it_to(
-    nodes, release, slices, since, known
-):
-    one, other = (encode_register(registered(an_inventory(count=count))) for count in (1, 2))
-    now = asyncio.get_running_loop().time()
-    reading = Reading(release, nodes, Running(1))
-    show(nodes, "Requesting_1", one, now - 60.0, slices)
-    show(nodes, "Requesting_1", other, now - since, slices)
-
-    assert known == await is_read(reading)
-
-
 # What a release is said not to show are tests that there are.
 
 PEERS = Path(__file__).parents[1]
+OLD = Release((2, 7, 1))
 
 
 def test_nothing_is_impossible_beside_the_model_and_what_is_has_its_test():

@@ -126,7 +126,6 @@ class Situation:
 
 
 def fires(alert: str, minutes: int, series: Series, **more: Any) -> Situation:
-    """A situation in which one alert fires."""
     return Situation(series, frozenset({alert}), minutes, **more)
 
 

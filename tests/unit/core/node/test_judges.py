@@ -16,7 +16,7 @@ from agent.hami.register import ReportProfile, encode_reported
 from agent.ledger import EditSettings, HookFacts
 from agent.model import GpuFault, Scan
 from agent.node import preflight, scheduling
-from agent.node.findings import Finding
+from agent.node.findings import GROUPS, Finding
 from agent.node.preflight import DeviceNode, LibraryFile, PathFacts, PluginSocket, Right
 from agent.node.scheduling import AgentAnswer, ClusterAnswer, NodeSight, ReportSeen, judge_report
 from tests.builders import NODE, NOON, a_gpu
@@ -44,6 +44,7 @@ def check(found: Finding | Iterable[Finding], expected: list[str]) -> None:
         assert text.startswith(f"{head} "), text
         assert [] == [part for part in parts if part not in text], text
         assert one.said
+        assert {one.check, *one.causes} <= GROUPS.keys(), text
         assert one.advice or one.verdict == "ok", "a fault has a remedy"
         assert "\x1b" not in text, "nothing that a terminal obeys"
 
@@ -179,9 +180,9 @@ FILES: list[Case] = [
     ),
 ]
 
-LABELLED = ClusterAnswer("here", True, NodeSight(NODE, labels={"gpu": "on"}))
-DENIED = ClusterAnswer("here", denied=(Right("patch", "pods/status"),))
-READS = ClusterAnswer("here", False, unasked=(Right("patch", "nodes"),))
+LABELLED = ClusterAnswer("here", NodeSight(NODE, labels={"gpu": "on"}))
+DENIED = ClusterAnswer("here", denied=(Right("get", "nodes"), Right("patch", "pods/status")))
+READS = ClusterAnswer("here", unasked=(Right("patch", "nodes"),))
 HAMI = PluginSocket("/d/nvidia-gpu.sock", alive=True)
 LEFT = replace(HAMI, alive=False)
 OTHER = PluginSocket("/d/rdma.sock", alive=True)
@@ -207,7 +208,7 @@ def cluster(answer: ClusterAnswer, *, running: bool = False) -> list[Finding]:
 
 def clock(skew: float | None, *excess: Right) -> Finding:
     """What is judged last beside an agent: its account's rights, or the clock."""
-    answer = ClusterAnswer("here", True, NodeSight(NODE, skew=skew), excess=excess)
+    answer = ClusterAnswer("here", NodeSight(NODE, skew=skew), excess=excess)
     return cluster(answer, running=True)[-2 if excess else -1]
 
 
@@ -226,7 +227,7 @@ SERVER: list[Case] = [
         cluster(LABELLED, running=True),
         ["P-NODE ok", "P-LABEL ok", "P-RIGHTS ok", "P-EXCESS ok", "P-CLOCK unknown"],
     ),
-    (cluster(ClusterAnswer("here", False)), ["P-NODE WRONG", "P-RIGHTS ok"]),
+    (cluster(ClusterAnswer("here")), ["P-NODE WRONG", "P-RIGHTS ok"]),
     (cluster(ClusterAnswer("here", failure="refused")), ["P-NODE WRONG here refused"]),
     (
         cluster(ClusterAnswer("here", failure="refused"), running=True),
