@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import datetime as dt
-import math
+from collections import deque
 from collections.abc import (
     Awaitable,
     Callable,
@@ -22,7 +22,7 @@ from agent.cluster import NodeEvent
 from agent.errors import AgentError, DriverError, GpuError, StateError
 from agent.health.judge import MANY, MAY_PASS, OF_ALL, Ill, same_fault, with_uuids
 from agent.kit.cell import Cell, News
-from agent.kit.timing import Lag, Ring, await_event, until_tick
+from agent.kit.timing import Lag, await_event, loop_time, until_tick
 from agent.ledger import EditSettings
 from agent.model import (
     MIG_MODE,
@@ -31,7 +31,6 @@ from agent.model import (
     Condition,
     Gpu,
     GpuFault,
-    GpuSample,
     GpuUuid,
     Health,
     Held,
@@ -54,6 +53,12 @@ from agent.ports import Clock, Driver
 log = structlog.get_logger(__name__)
 
 
+SCAN_PERIOD: Final = 60.0
+SCAN_DEADLINE: Final = 10.0
+FIRST_RETRY: Final = 1.0
+LAST_RETRY: Final = 30.0
+
+
 class Discovery:
     """Scans the driver and passes each scan to `found`.
 
@@ -69,17 +74,11 @@ class Discovery:
         found: Callable[[Scan], None],
         *,
         ill: Ill = lambda _: False,
-        interval: float = 60.0,
-        deadline: float = 10.0,
-        retry: tuple[float, float] = (1.0, 30.0),
     ) -> None:
         self.problem: Cell[str | None] = Cell("the driver has not been asked yet")
         self._driver = driver
         self._found = found
         self._ill = ill
-        self._interval = interval
-        self._deadline = deadline
-        self._retry = retry
         self._wanted = asyncio.Event()
 
     def rescan(self) -> None:
@@ -88,22 +87,21 @@ class Discovery:
 
     async def run(self) -> None:
         """Scan for ever."""
-        first, last = self._retry
-        delay = first
+        delay = FIRST_RETRY
         while True:
             self._wanted.clear()
             is_done = await self._scan()
-            pause = until_tick(self._interval) if is_done else delay
+            pause = until_tick(SCAN_PERIOD) if is_done else delay
             is_wanted = await await_event(self._wanted, pause)
             if is_done:
-                delay = first
+                delay = FIRST_RETRY
             elif not is_wanted:  # a rescan on demand gives the driver no time to recover
-                delay = min(2 * delay, last)
+                delay = min(2 * delay, LAST_RETRY)
 
     async def _scan(self) -> bool:
         """Scan once. False: try again soon."""
         try:
-            async with Lag().within(self._deadline):
+            async with Lag().within(SCAN_DEADLINE):
                 scan = await self._driver.scan()
                 if same_fault(scan, self._ill) is not None and await self._driver.renew():
                     scan = await self._driver.scan()
@@ -111,7 +109,7 @@ class Discovery:
             self._fail(str(error))
             return False
         except TimeoutError:
-            self._fail(f"the driver did not answer within {self._deadline:g} s")
+            self._fail(f"the driver did not answer within {SCAN_DEADLINE:g} s")
             return False
         fault = same_fault(scan, self._ill)
         if fault is not None and len(scan.faults) >= MANY:
@@ -135,8 +133,7 @@ KEPT: Final = 900.0
 """Seconds for which a sample is kept."""
 
 ROWS: Final = round(KEPT / SAMPLE_PERIOD)
-COLUMNS: Final = 4
-"""A row has 32 bytes, so a GPU takes 5,760 bytes and sixteen GPUs 90 KiB."""
+"""The most samples of a GPU: some 50 KB."""
 
 FRESH: Final = 2 * SAMPLE_PERIOD + DEADLINE
 """Seconds for which a sample counts as the present usage."""
@@ -153,16 +150,15 @@ class Samples:
     def __init__(self, driver: Driver, inventory: Cell[Inventory], clock: Clock) -> None:
         self._driver = driver
         self._inventory = inventory
-        self._origin = clock.now() - dt.timedelta(seconds=_loop_time())
-        self._rings: dict[GpuUuid, Ring] = {}
-        self._newest: dict[GpuUuid, Sampled] = {}
+        self._origin = clock.now() - dt.timedelta(seconds=loop_time())
+        self._kept: dict[GpuUuid, deque[Sampled]] = {}
 
     async def run(self) -> NoReturn:
         """Ask all GPUs at each tick of PERIOD, for ever."""
         while True:
             inventory = self._inventory.value
-            for uuid in self._rings.keys() - {gpu.uuid for gpu in inventory.gpus}:
-                del self._rings[uuid], self._newest[uuid]
+            for uuid in self._kept.keys() - {gpu.uuid for gpu in inventory.gpus}:
+                del self._kept[uuid]
             async with asyncio.TaskGroup() as tasks:
                 for gpu in inventory.gpus:
                     # A GPU that is filtered out may still be in use: it is asked, too.
@@ -177,33 +173,21 @@ class Samples:
                 sample = await self._driver.sample(uuid)
         except (DriverError, GpuError, TimeoutError):
             return
-        ring = self._rings.setdefault(uuid, Ring(ROWS, COLUMNS))
-        values = (sample.gpu_percent, sample.memory_percent, sample.used_mib)
-        self._newest[uuid] = Sampled(self._at(_loop_time()), sample)
-        ring.add(_loop_time(), *(math.nan if value is None else value for value in values))
+        kept = self._kept.setdefault(uuid, deque(maxlen=ROWS))
+        kept.append(Sampled(self._ago(0), sample))
 
     def history(self, uuid: GpuUuid) -> tuple[Sampled, ...]:
         """The samples of one GPU in the last KEPT seconds, the oldest first."""
-        ring = self._rings.get(uuid)
-        since = _loop_time() - KEPT
-        history = list[Sampled]()
-        for at, *values in ring.rows() if ring else ():
-            if at >= since:
-                gpu, memory, used = (None if math.isnan(one) else int(one) for one in values)
-                history.append(Sampled(self._at(at), GpuSample(uuid, gpu, memory, used)))
-        return tuple(history)
+        since = self._ago(KEPT)
+        return tuple(sampled for sampled in self._kept.get(uuid, ()) if sampled.at >= since)
 
     def newest(self, uuid: GpuUuid) -> Sampled | None:
         """The usage of one GPU now; None: it is not asked or does not report it."""
-        sampled = self._newest.get(uuid)
-        return None if sampled is None or sampled.at < self._at(_loop_time() - FRESH) else sampled
+        kept = self._kept.get(uuid)
+        return kept[-1] if kept and kept[-1].at >= self._ago(FRESH) else None
 
-    def _at(self, elapsed: float) -> dt.datetime:
-        return self._origin + dt.timedelta(seconds=elapsed)
-
-
-def _loop_time() -> float:
-    return asyncio.get_running_loop().time()
+    def _ago(self, seconds: float) -> dt.datetime:
+        return self._origin + dt.timedelta(seconds=loop_time() - seconds)
 
 
 # Checks the node for faults for which every new pod would be refused, and withholds all slices.

@@ -124,7 +124,7 @@ class Containers(Protocol):
 class Registrar(Protocol):
     """The kubelet's Registration service."""
 
-    async def register(self, endpoint: str, resource: str, *, preferred: bool) -> None:
+    async def register(self, endpoint: str, resource: str) -> None:
         """Register the socket named `endpoint`. Raises RegistrationRefused, KubeletError."""
         ...
 

@@ -3,7 +3,7 @@
 import asyncio
 import datetime as dt
 import itertools
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, NoReturn
 
@@ -15,7 +15,7 @@ from agent.cluster import NodeEvent, PodTable
 from agent.errors import StateError
 from agent.hami.region import MemoryUse, Region, RegionChange, RegionState, RegionSums
 from agent.kit.cell import Cell
-from agent.kit.timing import Lag, Ring, until_tick
+from agent.kit.timing import Lag, loop_time, until_tick
 from agent.ledger import ContainerKey, Ledger, Row, container_directory
 from agent.model import MIB, GpuSample, GpuUuid, Inventory, Sampled
 from agent.ports import Clock, Regions
@@ -291,7 +291,7 @@ KEPT: Final = 900.0
 """Seconds for which the numbers of a round are kept."""
 
 ROWS: Final = round(KEPT / PERIOD)
-"""A row has 8 bytes for its time and 16 for each GPU: 4,320 bytes for a container with one."""
+"""The most rounds that are kept of a container: some 20 KB."""
 
 QUIET: Final = 60.0
 """Seconds between two lines of the log about one container."""
@@ -334,12 +334,12 @@ class ContainerUsage:
         self._say = say
         self._switches = switches
         self._observes = observes
-        self._origin = clock.now() - dt.timedelta(seconds=_loop_time())
+        self._origin = clock.now() - dt.timedelta(seconds=loop_time())
         self._rows: Mapping[str, Row] = {}
         self._is_first = True
         self._newest: dict[ContainerKey, ContainerUse] = {}
         self._newest_at = -FRESH
-        self._kept: dict[ContainerKey, tuple[tuple[GpuUuid, ...], Ring]] = {}
+        self._kept: dict[ContainerKey, tuple[tuple[GpuUuid, ...], deque[tuple[float, ...]]]] = {}
         self._worked: dict[ContainerKey, dt.datetime] = {}
         self._feedback = Feedback()
         self._unseen = {row.key for row in ledger.value.rows}
@@ -358,10 +358,10 @@ class ContainerUsage:
         """The use of each GPU by a container in the last KEPT seconds, the oldest first."""
         if key not in self._kept:
             return {}
-        uuids, ring = self._kept[key]
-        since = _loop_time() - KEPT
+        uuids, rows = self._kept[key]
+        since = loop_time() - KEPT
         past = dict[GpuUuid, list[Sampled]]()
-        for at, *numbers in ring.rows():
+        for at, *numbers in rows:
             if at >= since:
                 moment = self._origin + dt.timedelta(seconds=at)
                 for uuid, mib, sm in zip(uuids, numbers[::2], numbers[1::2], strict=True):
@@ -450,10 +450,10 @@ class ContainerUsage:
         return True
 
     def _is_stale(self) -> bool:
-        return _loop_time() - self._newest_at > FRESH
+        return loop_time() - self._newest_at > FRESH
 
     def _keep(self, readings: Mapping[str, RegionSums], at: dt.datetime) -> None:
-        now = _loop_time()
+        now = loop_time()
         registered = {
             gpu.uuid: max(gpu.registered_mib, gpu.gpu.memory_mib or 0)
             for gpu in self._inventory.value.gpus
@@ -467,9 +467,9 @@ class ContainerUsage:
                 uuids = tuple(GpuUuid(gpu.uuid) for gpu in use.gpus)
                 kept = self._kept.get(row.key)
                 if kept is None or kept[0] != uuids:
-                    kept = self._kept[row.key] = uuids, Ring(ROWS, 1 + 2 * len(uuids))
+                    kept = self._kept[row.key] = uuids, deque(maxlen=ROWS)
                 numbers = ((gpu.memory.total // MIB, gpu.sm_percent) for gpu in use.gpus)
-                kept[1].add(now, *itertools.chain.from_iterable(numbers))
+                kept[1].append((now, *itertools.chain.from_iterable(numbers)))
             self._tell_full(row, use)
         self._newest, self._newest_at = newest, now
 
@@ -488,14 +488,10 @@ class ContainerUsage:
 
         Containers can change it in each round, so there is at most one line a QUIET.
         """
-        place, now = (event, directory), _loop_time()
+        place, now = (event, directory), loop_time()
         before, logged_at = self._troubles.get(place, ("", -QUIET))
         if reason and reason != before and now - logged_at >= QUIET:
             log.warning(event, directory=directory or "all", err=reason)
             self._troubles[place] = reason, now
         elif not reason and not directory:
             self._troubles[place] = "", logged_at
-
-
-def _loop_time() -> float:
-    return asyncio.get_running_loop().time()

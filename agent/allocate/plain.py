@@ -22,7 +22,6 @@ from agent.ledger import (
     EditSettings,
     GrantedShare,
     HookFacts,
-    KubeletEpoch,
     Row,
 )
 from agent.model import Condition, GpuUuid, Inventory, Share, SharedGpu, SliceId, split_slice_id
@@ -31,7 +30,7 @@ from agent.setting import Field, boolean
 # Makes plain mode's answers: the kubelet's ids decide what a container gets.
 #
 # Each answer gets its own row, because the kubelet can name ids again while a container holds them:
-# after a lost checkpoint, or after a List during an Allocate. The only replay is in `asked_again`.
+# after a lost checkpoint, or after a List during an Allocate. So no answer is given again.
 
 MOST_IDS = 10_000
 """More slices than any container asks for. A longer request is refused."""
@@ -136,35 +135,10 @@ def edits_of(
     return gpu_edits(f"{uid}/{PLAIN}", granted, edits, facts)
 
 
-def asked_again(ids: Iterable[SliceId], rows: Iterable[Row], epoch: KubeletEpoch) -> Row | None:
-    """The row to answer again if the kubelet's checkpoint file does not name these ids, or None.
-
-    The row has exactly these ids, was answered to an earlier kubelet instance and was never booked.
-    If the file does not name the ids either, that kubelet ended before it stored the answer. It
-    starts a container only after that, so no container uses the row's directory.
-
-    A booked row is never used again: a container that restarts after a lost checkpoint cannot be
-    told from a new one that got the ids of a running container.
-    """
-    wanted = frozenset(ids)
-    fitting = [
-        row
-        for row in rows
-        if row.decided_by is Decider.KUBELET
-        and not row.confirmed
-        and row.epoch != epoch
-        and frozenset(row.slice_ids) == wanted
-    ]
-    return max(fitting, key=lambda row: row.answered_at, default=None)
-
-
 # Plain mode: decides what a container gets by the slice ids that the kubelet names.
 #
 # The agent does not know which pod asks. It does not ask PodResources, which cannot tell a new pod
 # from an old one. The kubelet crashes when the earlier of two overlapping calls is granted.
-
-RECORDS_BUDGET = 0.2
-"""Seconds for reading the kubelet's checkpoint file. After that the call gets a new row."""
 
 
 @dataclasses.dataclass(eq=False, kw_only=True)
@@ -180,15 +154,13 @@ class PlainAllocation(Allocation):
         # A call that may have been overtaken is refused too while another is under way.
         call.turn.yields = call.turn.doubted
         call.turn.overlapped |= call.turn.doubted
-        facts = await self.from_disk(call, "hook-path", self.hooks.facts())
+        facts = await self.wait_for_disk(call, "hook-path", self.hooks.facts())
         call.step = AllocateStep.CHECK
         held = _ids_of(self.with_pending(self.ledger.value).rows)
         granted = grant(ids, self.inventory.value, held)
         if call.turn.is_lost:
             return
-        again = await self._asked_again(ids)
-        call.is_replay = again is not None
-        call.row = again or self._first(ids, granted, facts)
+        call.row = self._first(ids, granted, facts)
 
     @override
     async def prefer(
@@ -196,14 +168,11 @@ class PlainAllocation(Allocation):
     ) -> tuple[SliceId, ...]:
         """`size` of the available ids, on GPUs near to each other; empty if that is impossible.
 
-        Ids of answers that an earlier kubelet never booked count as free: a container that asks
-        again should get the same ids. Ids that were just offered to another container come last,
-        because the kubelet marks them as used only at the Allocate.
+        Ids that were just offered to another container come last, because the kubelet marks them as
+        used only at the Allocate.
         """
         turn = self.turns.begin()
-        epoch = self.epoch()
-        rows = self.with_pending(self.ledger.value).rows
-        held = _ids_of(row for row in rows if row.confirmed or row.epoch == epoch)
+        held = _ids_of(self.with_pending(self.ledger.value).rows)
         gpus = {shared.uuid: shared.gpu for shared in self.inventory.value.gpus}
         offered = self.turns.offered()
         fresh = tuple(slice_id for slice_id in available if slice_id not in offered)
@@ -211,25 +180,6 @@ class PlainAllocation(Allocation):
         chosen = chosen or nearest(available, must_include, size, gpus, held)
         turn.ids = frozenset(chosen)
         return chosen
-
-    async def _asked_again(self, ids: tuple[SliceId, ...]) -> Row | None:
-        """The row to answer again, with its new time and epoch, or None."""
-        epoch, taken = self.epoch(), self.taken
-        free = (row for row in self.ledger.value.rows if row.key not in taken)
-        row = asked_again(ids, free, epoch) if epoch else None
-        if epoch is None or row is None:
-            return None
-        taken.add(row.key)
-        try:
-            async with self.lag.within(RECORDS_BUDGET):
-                recorded = await self.records.read(self.edits.value.resource)
-        except TimeoutError:
-            return None
-        finally:
-            taken.discard(row.key)
-        if recorded is None or frozenset(ids) in recorded.values():
-            return None
-        return msgspec.structs.replace(row, answered_at=self.clock.now(), epoch=epoch)
 
     def _first(
         self, ids: tuple[SliceId, ...], granted: tuple[GrantedShare, ...], facts: HookFacts
@@ -248,7 +198,7 @@ class PlainAllocation(Allocation):
             slice_ids=tuple(sorted(ids)),
             edits=edits_of(uid, granted, self.settings, edits, facts),
             answered_at=self.clock.now(),
-            epoch=self.epoch() or KubeletEpoch(),
+            epoch=self.instance(),
             decided_by=Decider.KUBELET,
             resource=edits.resource,
         )

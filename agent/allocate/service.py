@@ -257,7 +257,6 @@ class Allocation(abc.ABC):
     ledger: Cell[Ledger]
     edits: Cell[EditSettings]
     epoch: Callable[[], KubeletEpoch | None]
-    records: KubeletRecords
     hooks: HookDirs
     clock: Clock
     commit: Callable[[Callable[[Ledger], Ledger]], Awaitable[None]]
@@ -339,7 +338,11 @@ class Allocation(abc.ABC):
         finally:
             self.waits.observe(loop.time() - began, what)
 
-    async def from_disk(self, call: AllocateCall, what: str, work: Awaitable[T]) -> T:
+    def instance(self) -> KubeletEpoch:
+        """The present kubelet instance, or one that no row names."""
+        return self.epoch() or KubeletEpoch()
+
+    async def wait_for_disk(self, call: AllocateCall, what: str, work: Awaitable[T]) -> T:
         """What the work returns, timed as a wait for that. Raises TimeoutError, Starved."""
         async with call.disk.within():
             with self.waiting(what):
@@ -367,7 +370,7 @@ class Allocation(abc.ABC):
                 if not is_row_first:
                     await self._make_directory(row, call, wipe=not call.is_replay)
                 call.step = AllocateStep.WRITE
-                await self.from_disk(call, "disk", self.commit(lambda ledger: ledger.put(row)))
+                await self.wait_for_disk(call, "disk", self.commit(lambda ledger: ledger.put(row)))
                 if row.lock:
                     self.used_locks[row.lock] = row.key.pod_uid
                     while len(self.used_locks) > SPENT:
@@ -385,7 +388,7 @@ class Allocation(abc.ABC):
     async def _make_directory(self, row: Row, call: AllocateCall, *, wipe: bool) -> None:
         call.step = AllocateStep.DIRECTORY
         name = container_directory(row.key.pod_uid, row.key.container)
-        await self.from_disk(call, "directory", self.hooks.prepare(name, wipe=wipe))
+        await self.wait_for_disk(call, "directory", self.hooks.prepare(name, wipe=wipe))
 
     async def _overtaken(self, call: AllocateCall) -> Refusal:
         """The refusal of a call that must not be granted beside another one.
@@ -489,6 +492,7 @@ class HamiAllocation(Allocation):
     match: Cell[MatchSettings]
     registered: Callable[[], Mapping[GpuUuid, GpuUse]] = dict
     witness: Witness
+    records: KubeletRecords
     containers: Containers
     refresh: Refresh
     look_at_pod: Callable[[str, str], Awaitable[PodUid]]
@@ -537,16 +541,12 @@ class HamiAllocation(Allocation):
             return self._start
         return KubeletStart(asks_since=epoch.since)  # such as one whose socket was only touched
 
-    def instance(self) -> KubeletEpoch:
-        """The present kubelet instance, or one that no row names."""
-        return self.epoch() or KubeletEpoch()
-
     @override
     async def decide(self, ids: tuple[SliceId, ...], call: AllocateCall) -> None:
         """Set the row of the call, from which its effects follow. Raises Refusal."""
         inquiry = Inquiry(self, call)
         try:
-            facts = await self.from_disk(call, "hook-path", self.hooks.facts())
+            facts = await self.wait_for_disk(call, "hook-path", self.hooks.facts())
             call.step = AllocateStep.MATCH
             grant = await inquiry.grant(len(ids))
         except (Refusal, StateError, TimeoutError):

@@ -211,7 +211,6 @@ async def open_plain(
         ledger=state.ledger,
         edits=facts.edits,
         epoch=front.knowing.kubelet.now,
-        records=records,
         hooks=adapters.hooks,
         clock=adapters.clock,
         chance=adapters.random,

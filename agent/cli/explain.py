@@ -286,7 +286,7 @@ def folded(lines_of: Lines, columns: int, paint: Paint) -> str:
             break_on_hyphens=False,
         )
         word = text[:4].rstrip()
-        is_gate = not indent and word in colours
+        is_gate = not indent and text[4:5] == " " and word in colours
         lines += [paint(word, colours[word]) + head[len(word) :] if is_gate else head, *rest]
     return "".join(f"{line}\n" for line in lines).replace(_KEPT, _ENTRY)
 
@@ -379,7 +379,7 @@ def recent_lines(refused: Sequence[RefusedPod], source: str, now: dt.datetime) -
         identifier = refusal_id(pod.message)
         entry = f" {_ENTRY}{identifier}]" if identifier else ""
         yield 0, 2, f"{name} on {cap(pod.node, 128)}, {when(pod.at, now)}{entry}"
-        yield 2, 4, cap(agent_sentence(pod.message), TEXT)
+        yield 2, 4, cap(agent_sentence(pod.message).strip() or "no reason is told", TEXT)
     if len(refused) > SHOWN:
         yield 0, 2, f"{counted(len(refused) - SHOWN, 'older refusal')} not shown: -o json has all"
     if any(refusal_id(pod.message) for pod in refused[:SHOWN]):

@@ -48,7 +48,6 @@ P2P_READ: Final = 0
 Handle = Any
 """The library's opaque pointer to a GPU."""
 
-_UNABLE: Final = frozenset({pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_FUNCTION_NOT_FOUND})
 _TROUBLES: Final = {
     pynvml.NVML_ERROR_GPU_IS_LOST: Trouble.LOST,
     pynvml.NVML_ERROR_GPU_NOT_FOUND: Trouble.LOST,
@@ -100,8 +99,8 @@ def library_below(root: Path | None) -> Path | None:
     return next((path for path in places if path.is_file()), None)
 
 
-ELF_HEADER, PROGRAM_HEADER, PT_LOAD = 64, 56, 1
-"""The lengths of the two headers in bytes, and the type of a segment that is mapped."""
+ELF_HEADER: Final = 64
+"""The length of the header in bytes."""
 MACHINE: Final = slice(18, 20)
 """The bytes of the header that name the architecture."""
 OWN: Final = Path("/proc/self/exe")
@@ -143,25 +142,19 @@ def bind(library: NvmlLibrary, path: Path | None, *, anew: bool = True) -> None:
 
 
 def _is_cut_off(file: Path) -> bool:
-    """Whether an ELF file ends before a segment that it names. Raises OSError.
+    """Whether an ELF file ends before its table of sections, which is the last part of it.
 
-    Source: elf(5), Elf64_Ehdr and Elf64_Phdr; the machines with such drivers are little-endian.
+    Raises OSError. Source: elf(5), Elf64_Ehdr; the machines with such drivers are little-endian.
     """
     if not file.is_file():
         return False
     with file.open("rb") as opened:
         header = opened.read(ELF_HEADER)
-        if len(header) < ELF_HEADER or header[:6] != b"\x7fELF\x02\x01":
-            return False  # the loader says what it is
-        (start,) = struct.unpack_from("<Q", header, 32)
-        size, count = struct.unpack_from("<2H", header, 54)
-        opened.seek(start)
-        table = opened.read(size * count)
-    if size < PROGRAM_HEADER or len(table) < size * count:
-        return True
-    rows = (struct.unpack_from("<IIQQQQ", table, place) for place in range(0, len(table), size))
-    loaded = (offset + filled for kind, _, offset, _, _, filled in rows if kind == PT_LOAD)
-    return any(end > file.stat().st_size for end in loaded)
+    if len(header) < ELF_HEADER or header[:6] != b"\x7fELF\x02\x01":
+        return False  # the loader says what it is
+    (start,) = struct.unpack_from("<Q", header, 40)
+    size, count = struct.unpack_from("<2H", header, 58)
+    return int(start + size * count) > file.stat().st_size
 
 
 def missing(library: NvmlLibrary, error: Exception, sys_root: Path) -> DriverMissing | None:
@@ -261,7 +254,7 @@ def code(error: Exception) -> int:
 
 def is_unable(error: Exception) -> bool:
     """True when this GPU or driver does not support the call."""
-    return code(error) in _UNABLE
+    return trouble(error) is Trouble.UNSUPPORTED
 
 
 def maybe(library: NvmlLibrary, ask: Callable[P, T], *args: P.args, **more: P.kwargs) -> T | None:

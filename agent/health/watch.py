@@ -31,7 +31,7 @@ from agent.health.judge import (
 from agent.health.xids import HealthSettings, XidClass, xid_class, xid_label, xid_name
 from agent.kit.cell import Cell
 from agent.kit.tasks import Allowance
-from agent.kit.timing import Lag, Tally, await_event, until_tick
+from agent.kit.timing import Lag, Tally, await_event, loop_time, until_tick
 from agent.model import (
     Cause,
     Condition,
@@ -199,14 +199,14 @@ class EventListener:
     def __init__(self, driver: Driver, take: Callable[[DriverEvent], None]) -> None:
         self._driver = driver
         self._take = take
-        self._begun_at = self._opened_at = _loop_time()
+        self._begun_at = self._opened_at = loop_time()
         self._deaf = ""
         self._wanted = asyncio.Event()
         self._opened = asyncio.Event()
 
     async def run(self) -> None:
         """Receive events for ever, and open the stream again when it ends."""
-        self._begun_at = _loop_time()
+        self._begun_at = loop_time()
         self._opened.clear()  # a former run may have left it set
         delay = FIRST_RETRY
         while True:
@@ -250,16 +250,16 @@ class EventListener:
         """
         if self._has_settled():
             self._note_heard()
-        began = _loop_time() - self._begun_at
+        began = loop_time() - self._begun_at
         if not self._deaf and not self._opened.is_set() and began >= OPENING:
             self._note_deaf("the stream of events does not open")
         return self._deaf
 
     def _has_settled(self) -> bool:
-        return self._opened.is_set() and _loop_time() - self._opened_at >= SETTLED
+        return self._opened.is_set() and loop_time() - self._opened_at >= SETTLED
 
     def _note_open(self) -> None:
-        self._opened_at = _loop_time()
+        self._opened_at = loop_time()
         self._opened.set()
 
     def _note_heard(self) -> None:
@@ -271,10 +271,6 @@ class EventListener:
         if not self._deaf:
             log.warning("driver.events_lost", err=reason)
         self._deaf = reason
-
-
-def _loop_time() -> float:
-    return asyncio.get_running_loop().time()
 
 
 # Turns driver events and probes into verdicts.
@@ -367,7 +363,7 @@ class HealthWatch:
         self._remember = remember
         self._changed = changed
         self._settings = settings
-        self._origin = clock.now() - dt.timedelta(seconds=_loop_time())
+        self._origin = clock.now() - dt.timedelta(seconds=loop_time())
         self._health = {
             uuid: remembered(health, self._now(), settings, boot_changed=boot_changed)
             for uuid, health in recalled.items()
@@ -377,7 +373,7 @@ class HealthWatch:
         self._prober = GpuProber(driver, settings.probe_deadline, self._listener.obstacle)
         self._error_counts: dict[GpuUuid, ErrorCount] = {}
         self._probe_now = asyncio.Event()
-        self._probed_at = _loop_time()
+        self._probed_at = loop_time()
         self._health_moved = asyncio.Event()
         self._xid_lines = Allowance(1, LOG_PERIOD)
         if self._health and boot_changed:
@@ -498,7 +494,7 @@ class HealthWatch:
         """Probe all GPUs at each tick of `probe_interval`, soon after a failed probe, on demand."""
         while True:
             self._probe_now.clear()
-            self._probed_at = _loop_time()
+            self._probed_at = loop_time()
             doubts: list[Probe] = []
             take = partial(self._note_probe, doubts)
             await self._prober.probe_all(self._to_probe(), self._is_ill, take)
@@ -545,17 +541,17 @@ class HealthWatch:
             events = [report for report in reports if isinstance(report, DriverEvent)]
             if events and moved:
                 self._probe_now.set()  # an event came first, so no GPU was probed yet
-            elif any(self._leaves_to_driver(event) for event in events):
+            elif any(
+                event.kind is EventKind.XID
+                and xid_class(event.xid or 0, self._settings) is XidClass.CONTAINED
+                for event in events
+            ):
                 # The GPU was watched already. Only a probe reads what the driver now asks for. A
                 # storm of such XIDs causes one round of probes in LOOK_PERIOD.
-                soon = max(_loop_time(), self._probed_at + LOOK_PERIOD)
+                soon = max(loop_time(), self._probed_at + LOOK_PERIOD)
                 asyncio.get_running_loop().call_at(soon, self._probe_now.set)
             if moves:
                 await asyncio.sleep(self._settings.coalesce)
-
-    def _leaves_to_driver(self, event: DriverEvent) -> bool:
-        is_xid = event.kind is EventKind.XID
-        return is_xid and xid_class(event.xid or 0, self._settings) is XidClass.CONTAINED
 
     def _judged(self, reports: Iterable[DriverEvent | Probe]) -> dict[GpuUuid, Health]:
         now = self._now()
@@ -585,7 +581,7 @@ class HealthWatch:
                 for health in self._health.values()
                 if health.silent and health.serving
             ]
-            pause = max(min(ends) - _loop_time(), TICK) if ends else None
+            pause = max(min(ends) - loop_time(), TICK) if ends else None
             await await_event(self._health_moved, pause)
 
     def _publish(self, verdicts: Mapping[GpuUuid, Health]) -> bool:
@@ -640,4 +636,4 @@ class HealthWatch:
         return shared.health if shared else Health(Condition.OK, since=self._now())
 
     def _now(self) -> dt.datetime:
-        return self._origin + dt.timedelta(seconds=_loop_time())
+        return self._origin + dt.timedelta(seconds=loop_time())

@@ -9,6 +9,7 @@ import re
 import socket
 import stat
 import struct
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib.machinery import ModuleSpec, SourceFileLoader
 from pathlib import Path
@@ -61,14 +62,11 @@ class CdiDirectories:
             defined: set[str] = set()
             twice: set[str] = set()
             for listed in files:
-                here: set[str] = set()
-                for path, *_ in listed:
-                    names = read_specification(path.read_bytes())
-                    twice |= (
-                        here & names
-                    )  # a runtime takes a name that a directory has twice for none
-                    here |= names
-                defined |= here
+                found = [read_specification(path.read_bytes()) for path, *_ in listed]
+                here = Counter(itertools.chain.from_iterable(found))
+                # A runtime takes a name that a directory has twice for none.
+                twice |= {name for name, times in here.items() if times > 1}
+                defined |= here.keys()
             self._defined, self._files = frozenset(defined - twice), files
         except OSError:
             return None

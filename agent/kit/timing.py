@@ -1,6 +1,5 @@
-"""Time and numbers over time: running time, ticks, counters, the newest rows."""
+"""Time and numbers over time: running time, ticks, counters."""
 
-import array
 import asyncio
 import bisect
 import contextlib
@@ -21,6 +20,11 @@ lock. So work for different threads takes turns after a tick."""
 
 EARLY: Final = 0.001
 """Seconds before a tick that count as the tick, because timers can fire a little early."""
+
+
+def loop_time() -> float:
+    """The time of the running loop."""
+    return asyncio.get_running_loop().time()
 
 
 def until_tick(period: float, turn: int = 0) -> float:
@@ -286,36 +290,3 @@ class Durations:
 def _match(name: str, labels: tuple[str, ...], values: tuple[str, ...]) -> None:
     if len(values) != len(labels):
         raise ValueError(f"{name} has the labels {labels}, not {len(values)} of them")
-
-
-# Keeps the newest rows of numbers in memory of a fixed size.
-
-
-class Ring:
-    """At most `size` rows of `width` numbers (8 bytes each, allocated at once). A gap is NaN."""
-
-    def __init__(self, size: int, width: int) -> None:
-        self._size = size
-        self._width = width
-        self._cells = array.array("d", bytes(8 * size * width))
-        self._written = 0
-
-    def __len__(self) -> int:
-        return min(self._written, self._size)
-
-    @property
-    def bytes(self) -> int:
-        """The memory of all rows, empty ones included."""
-        return len(self._cells) * self._cells.itemsize
-
-    def add(self, *row: float) -> None:
-        """Add the newest row; a full ring drops its oldest."""
-        start = self._written % self._size * self._width
-        self._cells[start : start + self._width] = array.array("d", row)
-        self._written += 1
-
-    def rows(self) -> Iterator[tuple[float, ...]]:
-        """Yield the rows, the oldest first."""
-        for number in range(self._written - len(self), self._written):
-            start = number % self._size * self._width
-            yield tuple(self._cells[start : start + self._width])

@@ -38,7 +38,7 @@ class KubeletRegistrar:
         self._socket = socket
         self._fenced = fenced
 
-    async def register(self, endpoint: str, resource: str, *, preferred: bool) -> None:
+    async def register(self, endpoint: str, resource: str) -> None:
         """Register the socket named `endpoint`, with the options of GetDevicePluginOptions.
 
         The caller sets the deadline.
@@ -52,7 +52,7 @@ class KubeletRegistrar:
             endpoint=endpoint,
             resource_name=resource,
             options=DevicePluginOptions(
-                pre_start_required=self._fenced, get_preferred_allocation_available=preferred
+                pre_start_required=self._fenced, get_preferred_allocation_available=True
             ),
         )
         try:
@@ -331,7 +331,7 @@ class Registration:
         try:
             async with asyncio.timeout(REGISTER_DEADLINE), asyncio.TaskGroup() as group:
                 gone = group.create_task(until_gone())
-                await self._registrar.register(endpoint, self._resource.value, preferred=True)
+                await self._registrar.register(endpoint, self._resource.value)
                 gone.cancel()
         except* (AgentError, TimeoutError) as failed:
             error = failed.exceptions[0]

@@ -23,32 +23,31 @@ _Name = Annotated[str, msgspec.Meta(min_length=1, max_length=128)]
 
 
 class HardwareRequest(msgspec.Struct, tag_field="verb", forbid_unknown_fields=True, frozen=True):
-    """A request. `gpu` is an index or a UUID."""
+    """A request."""
 
 
-class XidRequest(HardwareRequest, tag="xid", frozen=True):
-    """The GPU reports an XID."""
+class NamedGpuRequest(HardwareRequest, frozen=True):
+    """A request about one GPU, named by index or UUID."""
 
     gpu: _Name
+
+
+class XidRequest(NamedGpuRequest, tag="xid", frozen=True):
+    """The GPU reports an XID."""
+
     xid: Annotated[int, msgspec.Meta(ge=1, le=65535)]
 
 
-class LoseRequest(HardwareRequest, tag="lose", frozen=True):
+class LoseRequest(NamedGpuRequest, tag="lose", frozen=True):
     """The GPU stops answering."""
 
-    gpu: _Name
 
-
-class RefuseRequest(HardwareRequest, tag="refuse", frozen=True):
+class RefuseRequest(NamedGpuRequest, tag="refuse", frozen=True):
     """The driver refuses calls for the GPU until it is reset."""
 
-    gpu: _Name
 
-
-class RestoreRequest(HardwareRequest, tag="restore", frozen=True):
+class RestoreRequest(NamedGpuRequest, tag="restore", frozen=True):
     """The GPU is reset and comes back healthy."""
-
-    gpu: _Name
 
 
 class HangRequest(HardwareRequest, tag="hang", frozen=True):
@@ -63,10 +62,8 @@ class AddRequest(HardwareRequest, tag="add", frozen=True):
     profile: _Name | None = None
 
 
-class RemoveRequest(HardwareRequest, tag="remove", frozen=True):
+class RemoveRequest(NamedGpuRequest, tag="remove", frozen=True):
     """The GPU is unplugged."""
-
-    gpu: _Name
 
 
 class ListRequest(HardwareRequest, tag="list", frozen=True):

@@ -2,18 +2,13 @@
 
 import asyncio
 import json
-import sys
 
 import pytest
 
-from agent.health.xids import HealthSettings
-from agent.wire.v1 import GetPodResourcesResponse, PodResources, PodResourcesListerBase
 from tests.bench import toll
 from tests.bench.__main__ import LONG, PARTS, asked
 from tests.bench.figures import Figure, keep, percentile, table
-from tests.bench.lab import ROOT
-from tests.bench.rest import REST, at_rest
-from tests.fakes.unix_grpc import served
+from tests.bench.rest import at_rest
 
 
 @pytest.mark.parametrize(
@@ -78,18 +73,7 @@ def test_a_word_is_a_part_or_the_beginning_of_several(words, parts):
         asked([*words, "naps"])
 
 
-# A figure of XIDs is of an agent at rest: no strike falls into the wait after the list before.
-
-
-async def test_rest_is_the_time_after_the_last_list():
-    assert REST > 5 * HealthSettings().coalesce
-    lists, loop = asyncio.StreamReader(), asyncio.get_running_loop()
-    begun = loop.time()
-    for number in range(1, 4):
-        loop.call_later(0.2 * number, lists.feed_data, f"{number}.5 100\n".encode())
-
-    assert [1.5, 2.5, 3.5] == await at_rest(lists)
-    assert pytest.approx(0.6 + REST) == loop.time() - begun
+# A figure of XIDs is of an agent at rest.
 
 
 async def test_a_reader_that_has_ended_is_no_rest():
@@ -99,18 +83,7 @@ async def test_a_reader_that_has_ended_is_no_rest():
         await at_rest(lists)
 
 
-# The floor of an Allocate: measured beside it, by the promised steps, and taken pair by pair.
-
-
-class TollKubelet(PodResourcesListerBase):
-    """Knows every pod, and remembers who was asked for."""
-
-    def __init__(self):
-        self.asked = []
-
-    async def get(self, message):
-        self.asked.append((message.pod_namespace, message.pod_name))
-        return GetPodResourcesResponse(PodResources(message.pod_name, message.pod_namespace))
+# The floor of an Allocate: measured beside it, and taken pair by pair.
 
 
 def test_what_is_left_to_the_agent_is_taken_pair_by_pair():
@@ -125,28 +98,3 @@ def test_what_is_left_to_the_agent_is_taken_pair_by_pair():
         "allocate_over_both": 5 / 3,
     } == {name: figure.shown for name, figure in figures.items()}
     assert [2.5, 10] == [figures[name].budget for name in ("allocate_p50", "allocate_p99")]
-
-
-@pytest.mark.looptime(False)
-@pytest.mark.process
-@pytest.mark.timeout(60)
-async def test_each_line_is_one_generation_on_disk_and_one_question(tmp_path):
-    kubelet, socket = TollKubelet(), tmp_path / "kubelet.sock"
-    directory = tmp_path / "toll"
-    directory.mkdir()
-    async with served(socket, kubelet):
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "tests.bench.toll", str(directory), str(socket)),
-            cwd=ROOT,
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-        )
-        said, _ = await process.communicate(b"70 demo a\n80 demo b\n")
-
-    assert 0 == process.returncode
-    assert [2, 2] == [len(line.split()) for line in said.splitlines()]
-    assert all(float(word) > 0 for word in said.split())
-    assert [("demo", "a"), ("demo", "b")] == kubelet.asked
-    assert {"state": 80, "previous": 70} == {
-        path.name: path.stat().st_size for path in directory.iterdir()
-    }

@@ -14,13 +14,13 @@ import pytest_asyncio
 import yaml
 from aiohttp import web
 
-from agent.cli.explain import explanation_lines, folded
+from agent.cli.explain import explanation_lines, folded, recent_lines
 from agent.cli.main import dispatch
 from agent.errors import ApiError, ApiForbidden
 from agent.hami.pod import encode_stamp
 from agent.host.process import SystemClock
 from agent.kube.client import ApiRequest, KubeSession
-from agent.kube.reader import ClusterNode, ClusterSnapshot
+from agent.kube.reader import ClusterNode, ClusterSnapshot, RefusedPod
 from agent.sandbox.explain.decide import explain_pod
 from agent.status import AllocationStatus, NodeStatus, ShareStatus, StatusDocument, envelope
 from tests.fakes.explain_rig import (
@@ -479,6 +479,16 @@ def test_no_line_is_longer_than_the_terminal(columns: int):
 
     assert columns >= max(len(line) for line in text.splitlines())
     assert "CardInsufficientMemory" in " ".join(text.split())
+
+
+@pytest.mark.parametrize("message", ["", " \n"])
+def test_a_refusal_without_a_text_is_listed_and_only_words_of_gates_are_coloured(message: str):
+    now = SystemClock().now()
+    refused = [RefusedPod("note", "p", "n1", message, now)]
+
+    text = folded(recent_lines(refused, "s", now), 80, lambda text, colour: f"<{colour}>{text}")
+
+    assert "note/p on n1, 0 s ago\n  no reason is told\ndata: s, read now\n" == text
 
 
 async def test_the_example_of_the_help_runs(rig: ExplainRig, capsys: Capsys):

@@ -94,8 +94,8 @@ class KubeletSide:
 
     # Registrar
 
-    async def register(self, endpoint: str, resource: str, *, preferred: bool) -> None:
-        assert (True, True) == (preferred, endpoint in self.files)
+    async def register(self, endpoint: str, resource: str) -> None:
+        assert endpoint in self.files
         assert 0 == self.streams.value, "Register while a stream is open"
         self.calls.append((asyncio.get_running_loop().time(), endpoint))
         self.registered = resource

@@ -2,11 +2,12 @@
 
 import asyncio
 import contextlib
+import errno
 import math
 import os
 import stat
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -397,23 +398,6 @@ async def test_what_is_set_aside_after_its_caller_gave_up_is_counted(hook, tmp_p
     assert 1 == dirs.set_aside.value
 
 
-@pytest.mark.timeout(60)  # thousands of renames, on a disk that others use, too
-async def test_no_depth_is_too_deep_to_remove(dirs, hook):
-    await dirs.prepare(NAME, wipe=True)
-    leaf = hook / "vgpu" / "containers" / NAME
-    at = os.open(leaf, os.O_RDONLY | os.O_DIRECTORY)
-    for _ in range(1500):
-        os.mkdir("d", dir_fd=at)
-        above, at = at, os.open("d", os.O_RDONLY, dir_fd=at)
-        os.close(above)
-    os.close(at)
-
-    await dirs.remove(NAME)
-    await cleared(dirs)
-
-    assert [] == list(leaf.parent.iterdir())
-
-
 async def test_a_removal_takes_many_small_parts_and_comes_to_an_end(dirs, hook, monkeypatch):
     monkeypatch.setattr("agent.hookdirs.SLICE_ENTRIES", 3)
     monkeypatch.setattr("agent.hookdirs.VISIT", 5)
@@ -428,6 +412,29 @@ async def test_a_removal_takes_many_small_parts_and_comes_to_an_end(dirs, hook, 
 
     assert (True, False) == (parts[12], parts[-1])
     assert [] == list((hook / "vgpu" / "containers").iterdir())
+
+
+async def test_what_cannot_be_removed_is_tried_again_only_when_that_is_asked_for(
+    dirs, hook, monkeypatch
+):
+    tried = []
+
+    def refuse(name: str, above: int) -> Iterator[None]:
+        tried.append((name, above))
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+        yield
+
+    await dirs.prepare(NAME, wipe=True)
+    await dirs.remove(NAME)
+    with monkeypatch.context() as patch:
+        patch.setattr("agent.hookdirs.dissolve", refuse)
+        parts = [await dirs.clear(again=again) for again in (False, False, True, False)]
+
+    assert 2 == len(tried)
+    assert [(False, 1, "Operation not permitted")] * 4 == [
+        (one.more, one.kept, one.why) for one in parts
+    ]
+    assert 0 == (await dirs.clear(again=True)).kept
 
 
 async def test_a_container_that_goes_on_writing_holds_up_nobody_elses_removal(

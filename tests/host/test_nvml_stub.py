@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import os
 import shutil
 from collections.abc import AsyncGenerator
 from functools import partial
@@ -509,6 +510,27 @@ async def test_a_gpu_whose_device_file_the_agent_may_not_open_is_told_by_its_add
     assert "restart the agent's pod" in fault.remedy
     stub.order([1, 2])  # a GPU that was there before and is not listed now is no new one
     assert ["0000:c1:00.0"] == [fault.gpu for fault in (await driver.scan()).faults]
+
+
+@pytest.mark.parametrize("missing", [1, 0.1, 0.5, 0.9])
+async def test_a_library_without_its_end_is_refused_and_kills_no_process(built, tmp_path, missing):
+    content = built.read_bytes()
+    file = tmp_path / "libnvidia-ml.so.1"
+    file.write_bytes(content[: -(missing if missing == 1 else round(missing * len(content)))])
+    driver = NvmlDriver(path=file, sys_root=tmp_path)
+
+    with pytest.raises(DriverMissing, match=r"cannot be loaded .*\(its end is missing\)"):
+        await driver.scan()
+    await driver.close()
+
+
+async def test_a_pipe_in_the_place_of_the_library_is_refused_and_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "libnvidia-ml.so.1")
+    driver = NvmlDriver(path=tmp_path / "libnvidia-ml.so.1", sys_root=tmp_path)
+
+    with pytest.raises(DriverMissing, match="it is a pipe"):
+        await driver.scan()
+    await driver.close()
 
 
 @pytest.mark.parametrize("before", ["", "not a library"])

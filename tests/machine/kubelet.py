@@ -114,7 +114,7 @@ class MemoryLife(Life):
         """Other clients of PodResources use up its rate limit."""
         with contextlib.suppress(GRPCError):
             for _ in range(calls):
-                self.lister._limit.take()
+                self.lister._admit()
 
     async def _start(self) -> None:
         await asyncio.sleep(self._timings.socket)

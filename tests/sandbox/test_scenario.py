@@ -15,7 +15,7 @@ from agent.ledger import Ledger, State
 from agent.model import GpuUuid, PciPath
 from agent.sandbox.apiserver import ApiCall
 from agent.sandbox.hardware import described
-from agent.sandbox.kubelet.pods import KubeletEvent
+from agent.sandbox.kubelet.pods import ContainerSpec, KubeletEvent, PodSpec
 from agent.sandbox.lab.child import KEPT_LINES, MOST_BYTES, AgentLog, may_drop
 from agent.sandbox.lab.cluster import (
     MOST_CHARACTERS,
@@ -36,7 +36,9 @@ from agent.sandbox.scenario.stage import (
     ScenarioRecord,
     Wish,
     Workload,
+    pod_use,
 )
+from agent.sandbox.scheduler.model import Load
 from agent.state import encode_state
 from agent.wire.v1beta1 import ContainerAllocateResponse, Mount
 from tests.builders import NOON, a_gpu, a_row
@@ -187,6 +189,28 @@ def test_groups_belong_to_the_containers_that_ask_init_containers_first():
 
     assert ["load", "plain", "app"] == list(shares)
     assert [FIRST, None, SECOND] == [given[0].uuid if given else None for given in shares.values()]
+
+
+@pytest.mark.parametrize(("init", "most"), [(500, 3000), (3000, 4000)])
+def test_a_pod_counts_by_its_greatest_moment(init, most):
+    """An init container runs beside the sidecar before it; the app containers come later."""
+    sizes = {"s": 1000, "i": init, "a": 1500, "b": 500}
+    specs = (
+        ContainerSpec("s", "sidecar", {}),
+        ContainerSpec("i", "init", {}),
+        ContainerSpec("a", "app", {}),
+        ContainerSpec("b", "app", {}),
+    )
+    kept = {
+        ("u", name): bytes(
+            ContainerAllocateResponse(
+                envs={"NVIDIA_VISIBLE_DEVICES": FIRST, "CUDA_DEVICE_MEMORY_LIMIT_0": f"{mib}m"}
+            )
+        )
+        for name, mib in sizes.items()
+    }
+
+    assert {FIRST: Load(3, most, 0)} == pod_use(PodSpec("u", "d", "p", "", specs, {}), "u", kept)
 
 
 def test_an_answer_promises_what_its_environment_says(places):

@@ -13,7 +13,6 @@ from agent import cluster as annotations
 from agent.sandbox.apiserver_requests import merge_patch
 from agent.sandbox.scheduler.cluster import (
     ClientQueue,
-    EventQueue,
     EventRecorder,
     QueuedCluster,
     StoreCluster,
@@ -80,14 +79,6 @@ async def test_a_rate_below_zero_is_no_limit() -> None:
     assert [0.0] * 50 == await turns(ClientQueue(-1, 1), 50)
 
 
-async def test_a_turn_that_must_be_free_is_refused_where_it_costs_a_wait() -> None:
-    queue = ClientQueue(0.5, 1)
-
-    assert [True, False] == [queue.try_turn(), queue.try_turn()]
-    await asyncio.sleep(2)
-    assert queue.try_turn()
-
-
 async def test_every_call_of_the_port_waits_for_its_turn() -> None:
     store = ObjectStore(LoopClock(), Seeded())
     store.create("nodes", {"metadata": {"name": "n1"}})
@@ -149,37 +140,8 @@ async def test_bind_time_is_older_than_the_lock_by_the_wait_in_the_queue(
 POD: Json = {"metadata": {"namespace": "d", "name": "p", "uid": "u", "labels": {}}, "spec": {}}
 
 
-class Slow(EventRecorder):
-    """Takes one Event in each second."""
-
-    def __init__(self) -> None:
-        super().__init__(StoreCluster(ObjectStore(ManualClock(), Seeded())), ManualClock(), "slow")
-        self.told: list[tuple[Json, str]] = []
-
-    async def record(self, pod: Json, notice: Notice) -> None:
-        await asyncio.sleep(1)
-        self.told.append((pod, notice.message))
-
-
 def notice(text: str) -> Notice:
     return Notice(NORMAL, "Told", text)
-
-
-async def test_events_are_sent_in_their_order_by_who_runs_the_queue() -> None:
-    slow = Slow()
-    queue = EventQueue(slow)
-    began = asyncio.get_running_loop().time()
-    for text in ("one", "two"):
-        await queue.record(POD, notice(text))
-    assert began == asyncio.get_running_loop().time()
-
-    async with asyncio.TaskGroup() as group:
-        running = group.create_task(queue.run())
-        await asyncio.sleep(2.5)
-        running.cancel()
-
-    assert ["one", "two"] == [text for _, text in slow.told]
-    assert {"namespace": "d", "name": "p", "uid": "u"} == slow.told[0][0]["metadata"]
 
 
 def recording() -> tuple[RecordedCluster, EventRecorder]:

@@ -8,6 +8,7 @@ import pytest
 
 from agent.kube.client import Connection, KubeSession
 from agent.sandbox.apiserver import ApiServerModel
+from agent.sandbox.apiserver_requests import merge_patch
 from agent.sandbox.lab.cluster import kubeconfig
 from agent.sandbox.scheduler.cluster import SchedulerCluster, StoreCluster
 from agent.sandbox.store import (
@@ -25,6 +26,7 @@ from tests.peers.lab.extender import KubeCluster
 
 pytestmark = pytest.mark.looptime(False)
 KINDS = ["store", "server"]
+EVENT: Json = {"metadata": {"name": "e", "namespace": "default"}, "count": 1}
 MARK = {"metadata": {"annotations": {"a": "1"}}}
 
 
@@ -63,60 +65,40 @@ def filled() -> ObjectStore:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_objects_are_read_by_name(tmp_path: Path, kind: str) -> None:
+async def test_what_is_there_is_read_written_and_bound(tmp_path: Path, kind: str) -> None:
     async with a_port(kind, tmp_path) as (store, cluster):
-        assert store.get("nodes", "", "n1") == await cluster.request("get", "nodes", "", "n1")
-        assert store.get("pods", "default", "p") == await cluster.request(
-            "get", "pods", "default", "p"
-        )
-        with pytest.raises(NotFoundError, match='pods "q" not found'):
-            await cluster.request("get", "pods", "default", "q")
-
-
-@pytest.mark.parametrize("kind", KINDS)
-async def test_a_patch_may_name_the_version_it_is_for(tmp_path: Path, kind: str) -> None:
-    async with a_port(kind, tmp_path) as (store, cluster):
-        first = store.get("nodes", "", "n1")["metadata"]
-
-        patched = await cluster.request(
-            "patch", "nodes", "", "n1", MARK, version=first["resourceVersion"]
-        )
-
-        assert {"a": "1"} == patched["metadata"]["annotations"]
-        with pytest.raises(ConflictError, match="the object has been modified"):
-            await cluster.request(
-                "patch", "nodes", "", "n1", MARK, version=first["resourceVersion"]
-            )
-        with pytest.raises(NotFoundError):
-            await cluster.request("patch", "pods", "default", "q", MARK)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-async def test_a_name_is_given_once(tmp_path: Path, kind: str) -> None:
-    async with a_port(kind, tmp_path) as (store, cluster):
-        event: Json = {"metadata": {"name": "e", "namespace": "default"}, "count": 1}
-
-        await cluster.request("create", "events", "default", "e", event)
-
-        assert 1 == store.get("events", "default", "e")["count"]
-        with pytest.raises((AlreadyExistsError, ConflictError)):
-            await cluster.request("create", "events", "default", "e", event)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-async def test_a_pod_is_bound_once(tmp_path: Path, kind: str) -> None:
-    async with a_port(kind, tmp_path) as (store, cluster):
+        node = store.get("nodes", "", "n1")
         uid = store.get("pods", "default", "p")["metadata"]["uid"]
-        with pytest.raises(ConflictError):
-            await cluster.request("bind", "pods", "default", "p", binding("another"))
+        version = node["metadata"]["resourceVersion"]
 
+        read = await cluster.request("get", "nodes", "", "n1")
+        patched = await cluster.request("patch", "nodes", "", "n1", MARK, version=version)
+        await cluster.request("create", "events", "default", "e", EVENT)
         await cluster.request("bind", "pods", "default", "p", binding(uid))
 
+        assert (node, {"a": "1"}) == (read, patched["metadata"]["annotations"])
+        assert 1 == store.get("events", "default", "e")["count"]
         assert "n1" == store.get("pods", "default", "p")["spec"]["nodeName"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_what_is_gone_or_another_is_refused(tmp_path: Path, kind: str) -> None:
+    async with a_port(kind, tmp_path) as (store, cluster):
+        uid = store.get("pods", "default", "p")["metadata"]["uid"]
+        store.create("events", EVENT)
+        store.update("nodes", "", "n1", lambda node: merge_patch(node, MARK))
+        for verb, body in (("get", None), ("patch", MARK), ("bind", binding(uid))):
+            with pytest.raises(NotFoundError):
+                await cluster.request(verb, "pods", "default", "q", body)
+        with pytest.raises(ConflictError, match="the object has been modified"):
+            await cluster.request("patch", "nodes", "", "n1", MARK, version="2")
+        with pytest.raises((AlreadyExistsError, ConflictError)):
+            await cluster.request("create", "events", "default", "e", EVENT)
+        with pytest.raises(ConflictError):
+            await cluster.request("bind", "pods", "default", "p", binding("another"))
+        store.bind("default", "p", "n1")
         with pytest.raises(ConflictError, match="already assigned"):
             await cluster.request("bind", "pods", "default", "p", binding(uid))
-        with pytest.raises(NotFoundError):
-            await cluster.request("bind", "pods", "default", "q", binding(uid))
 
 
 async def test_a_server_that_throttles_or_is_away_is_a_refusal_too(tmp_path: Path) -> None:

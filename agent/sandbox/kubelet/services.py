@@ -20,6 +20,7 @@ from grpclib.protocol import H2Protocol
 from grpclib.server import Server
 from typing_extensions import override
 
+from agent.kit.tasks import Allowance
 from agent.sandbox.kubelet.allocation import DeviceAllocator, KubeletBooks
 from agent.sandbox.kubelet.endpoint import (
     NO_NUMA,
@@ -56,7 +57,7 @@ _TURNS: Final = 3
 """Turns of the loop until a connection that was just accepted can be closed."""
 VERSION: Final = "v1beta1"
 _BURST: Final = 10
-_PER_SECOND: Final = 100.0
+_REFILL: Final = 0.01
 
 
 class SocketServer(Server):
@@ -220,27 +221,6 @@ def _require_valid(message: RegisterRequest) -> None:
         raise DeviceError(f'the ResourceName "{message.resource_name}" is invalid')
 
 
-class RateLimit:
-    """A token bucket on loop time, shared by all clients: 10 at once, then 100 a second."""
-
-    def __init__(self) -> None:
-        self._tokens = float(_BURST)
-        self._filled_at = asyncio.get_running_loop().time()
-
-    def take(self) -> None:
-        """Take one token.
-
-        Raises:
-            GRPCError: RESOURCE_EXHAUSTED, if there is none.
-        """
-        now = asyncio.get_running_loop().time()
-        self._tokens = min(_BURST, self._tokens + (now - self._filled_at) * _PER_SECOND)
-        self._filled_at = now
-        if self._tokens < 1:
-            raise GRPCError(Status.RESOURCE_EXHAUSTED, "rejected by rate limit")
-        self._tokens -= 1
-
-
 class PodResourcesLister(PodResourcesListerBase):
     """Answers from the records without waiting. `pods`: the active pods by UID."""
 
@@ -255,17 +235,17 @@ class PodResourcesLister(PodResourcesListerBase):
         self._allocator = allocator
         self._pods = pods
         self._chance = chance
-        self._limit = RateLimit()
+        self._limit = Allowance(_BURST, _REFILL)
 
     @override
     async def list(self, message: ListPodResourcesRequest) -> ListPodResourcesResponse:
-        self._limit.take()
+        self._admit()
         self._allocator.collect()
         return ListPodResourcesResponse([self._describe(pod) for pod in self._pods.values()])
 
     @override
     async def get(self, message: GetPodResourcesRequest) -> GetPodResourcesResponse:
-        self._limit.take()
+        self._admit()
         wanted = (message.pod_namespace, message.pod_name)
         found = [pod for pod in self._pods.values() if pod.full_name == wanted]
         if not found:
@@ -277,13 +257,18 @@ class PodResourcesLister(PodResourcesListerBase):
     async def get_allocatable_resources(
         self, message: AllocatableResourcesRequest
     ) -> AllocatableResourcesResponse:
-        self._limit.take()
+        self._admit()
         entries: list[ContainerDevices] = []
         for resource, table in self._books.tables.items():
             for device_id in table.healthy:
                 nodes = table.nodes.get(device_id)
                 entries += _entries(resource, device_id, (NO_NUMA,) if nodes is None else nodes)
         return AllocatableResourcesResponse(entries)
+
+    def _admit(self) -> None:
+        """Raise RESOURCE_EXHAUSTED if all clients together ask too often."""
+        if self._limit.admit() is None:
+            raise GRPCError(Status.RESOURCE_EXHAUSTED, "rejected by rate limit")
 
     def _describe(self, pod: PodSpec) -> PodResources:
         listed = [c for c in pod.containers if c.kind != "init"]

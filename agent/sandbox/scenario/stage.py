@@ -320,12 +320,12 @@ class SumWatch:
         total: dict[GpuUuid, Load] = defaultdict(Load)
         for uid, pod in self.cluster.kubelet.node.pods.items():
             if pod.admission is not None and pod.admission.admitted:
-                for uuid, use in _pod_use(pod.spec, uid, kept).items():
+                for uuid, use in pod_use(pod.spec, uid, kept).items():
                     total[uuid] += use
         return total
 
 
-def _pod_use(spec: PodSpec, uid: str, kept: Answers) -> Mapping[GpuUuid, Load]:
+def pod_use(spec: PodSpec, uid: str, kept: Answers) -> Mapping[GpuUuid, Load]:
     """Per GPU: max(peak of init containers beside sidecars before them, sidecars and apps)."""
     lasting: defaultdict[GpuUuid, Load] = defaultdict(Load)
     peaks: defaultdict[GpuUuid, Load] = defaultdict(Load)

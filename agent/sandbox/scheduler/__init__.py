@@ -13,9 +13,8 @@ agent's memory.
   total time) and with 12,000 random pods that HAMi 2.10 decided (quotas, topology, steering,
   weights, init containers), including reasons and scores.
 
-Not modelled: MIG, other vendors, pod groups, the order of requests of releases before 2.5 (2.4
-reads the clock after the lock), and the tenth and later Event of one reason, which client-go
-combines.
+Not modelled: MIG, other vendors, pod groups, earlier releases but for how they read Nodes (2.7 and
+later), and the tenth and later Event of one reason, which client-go combines.
 A burst is placed faster than on a real cluster: in 35 s instead of the recorded 50 s, in which the
 last pod waited for its back-off.
 """

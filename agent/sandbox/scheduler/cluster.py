@@ -7,10 +7,11 @@ reads, writes, bindings and Events share its queue. A waiting request delays onl
 
 import asyncio
 import hashlib
-from typing import Final, NoReturn, Protocol
+from typing import Final, Protocol
 
 import structlog
 
+from agent.kit.tasks import Allowance
 from agent.ports import Clock
 from agent.sandbox.apiserver_requests import merge_patch
 from agent.sandbox.scheduler.filter import Notice
@@ -74,42 +75,23 @@ class StoreCluster:
 
 
 class ClientQueue:
-    """A token bucket on the running loop's clock: `burst` requests at once, then `rate` a second.
+    """The limit of a client: `burst` requests at once, then `rate` a second.
 
     Requests are sent in the order of their calls. A rate of 0 or less means no limit.
     """
 
     def __init__(self, rate: float, burst: int) -> None:
-        self._rate = rate
-        self._burst = burst
-        self._tokens = float(burst)
-        """A negative value is the number of waiting requests."""
-        self._counted: float | None = None
+        self._allowance = Allowance(burst, 1 / rate) if rate > 0 else None
 
     async def turn(self) -> None:
         """Wait until the next request may be sent."""
-        if self._rate <= 0:
+        if self._allowance is None:
             return
-        missing = -self._spend(asyncio.get_running_loop().time())
-        if missing > 0:
-            await asyncio.sleep(missing / self._rate)
-
-    def try_turn(self) -> bool:
-        """Take a turn only if it costs no wait."""
         now = asyncio.get_running_loop().time()
-        if self._filled(now) < 1:
-            return False
-        self._spend(now)
-        return True
-
-    def _spend(self, now: float) -> float:
-        self._tokens, self._counted = self._filled(now) - 1, now
-        return self._tokens
-
-    def _filled(self, now: float) -> float:
-        if self._counted is None:
-            return self._tokens
-        return min(float(self._burst), self._tokens + (now - self._counted) * self._rate)
+        wait = self._allowance.wait(now)
+        self._allowance.spend(now)
+        if wait:
+            await asyncio.sleep(wait)
 
 
 class QueuedCluster:
@@ -140,28 +122,10 @@ class QueuedCluster:
 # the same text), and at most 25 at once and one in five minutes about the same pod.
 
 log = structlog.get_logger(__name__)
-_ABOUT_ONE_POD: Final = (1 / 300, 25)
+_BURST: Final = 25
+_REFILL: Final = 300.0
 _NAMED_BY: Final = ("namespace", "name", "uid")
 _STAMP: Final = "%Y-%m-%dT%H:%M:%SZ"
-
-
-class EventQueue:
-    """Takes Events at once and passes them to `recorder` while it runs."""
-
-    def __init__(self, recorder: "EventRecorder") -> None:
-        self._recorder = recorder
-        self._waiting: asyncio.Queue[tuple[Json, Notice]] = asyncio.Queue()
-
-    async def record(self, pod: Json, notice: Notice) -> None:
-        """Have one Event sent later."""
-        metadata = pod["metadata"]
-        named = {"metadata": {key: metadata[key] for key in _NAMED_BY}}
-        self._waiting.put_nowait((named, notice))
-
-    async def run(self) -> NoReturn:
-        """Send for ever, one after another. Events that wait at the end are lost."""
-        while True:
-            await self._recorder.record(*await self._waiting.get())
 
 
 class EventRecorder:
@@ -173,7 +137,7 @@ class EventRecorder:
         self._component = component
         self._written: dict[tuple[str, str, str], tuple[str, int]] = {}
         """Name and count of the Event of each UID, reason and text."""
-        self._quotas: dict[str, ClientQueue] = {}
+        self._quotas: dict[str, Allowance] = {}
 
     async def record(self, pod: Json, notice: Notice) -> None:
         """Write one Event about a pod, or increase the count of one with the same text.
@@ -182,8 +146,8 @@ class EventRecorder:
         written.
         """
         metadata = pod["metadata"]
-        quota = self._quotas.setdefault(metadata["uid"], ClientQueue(*_ABOUT_ONE_POD))
-        if not quota.try_turn():
+        quota = self._quotas.setdefault(metadata["uid"], Allowance(_BURST, _REFILL))
+        if quota.admit() is None:
             return
         try:
             await self._write(metadata, notice)

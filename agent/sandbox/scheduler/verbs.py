@@ -21,7 +21,6 @@ from agent.kit.tasks import Backoff
 from agent.ports import Clock
 from agent.sandbox.scheduler.cluster import (
     ClientQueue,
-    EventQueue,
     EventRecorder,
     QueuedCluster,
     SchedulerCluster,
@@ -256,7 +255,8 @@ class HamiVerbs:
         self.quotas = Quotas(self.usage, settings.memory_factor)
         self.queue = ClientQueue(settings.kube_qps, settings.kube_burst)
         self._cluster = QueuedCluster(cluster, self.queue)
-        self._events = EventQueue(EventRecorder(self._cluster, clock, settings.scheduler_name))
+        self._recorder = EventRecorder(self._cluster, clock, settings.scheduler_name)
+        self._events: asyncio.Queue[tuple[Json, Notice]] = asyncio.Queue()
         self._clock = clock
         self._rng = rng
         self._eager = eager
@@ -268,8 +268,9 @@ class HamiVerbs:
         self._signatures: dict[str, object] = {}
 
     async def run(self) -> NoReturn:
-        """Send Events for ever."""
-        await self._events.run()
+        """Send Events for ever, one after another. Events that wait at the end are lost."""
+        while True:
+            await self._recorder.record(*await self._events.get())
 
     async def see_node(self, kind: str, node: Json) -> bool:
         """Take in an event of a Node. Returns whether it can make a pod fit."""
@@ -329,10 +330,10 @@ class HamiVerbs:
                 )
             except StatusError as refusal:
                 self.usage.forget(metadata["uid"])
-                await self._events.record(pod, Notice(WARNING, "FilteringFailed", str(refusal)))
+                self._events.put_nowait((pod, Notice(WARNING, "FilteringFailed", str(refusal))))
                 raise
         for notice in filtered.notices:
-            await self._events.record(pod, notice)
+            self._events.put_nowait((pod, notice))
         return filtered
 
     def review(self, pod: Json) -> WebhookAdmission:
@@ -354,8 +355,8 @@ class HamiVerbs:
             self.usage.forget(uid)
             raise BindError(f'pod "{name}" not found')
         if self._seen.get("nodes", "", node_name) is None:
-            await self._events.record(
-                pod, Notice(WARNING, "BindingFailed", f"failed to get node {node_name}")
+            self._events.put_nowait(
+                (pod, Notice(WARNING, "BindingFailed", f"failed to get node {node_name}"))
             )
             self.usage.forget(pod["metadata"]["uid"])
             raise BindError(f'node "{node_name}" not found')
@@ -372,10 +373,10 @@ class HamiVerbs:
             await self._cluster.request("bind", "pods", namespace, name, binding)
         except (LockError, StatusError) as failure:
             await self._release(pod, node_name)
-            await self._events.record(pod, Notice(WARNING, "BindingFailed", str(failure)))
+            self._events.put_nowait((pod, Notice(WARNING, "BindingFailed", str(failure))))
             raise BindError(str(failure)) from failure
         text = f"Successfully binding node [{node_name}] to {namespace}/{name}"
-        await self._events.record(pod, Notice(NORMAL, "BindingSucceed", text))
+        self._events.put_nowait((pod, Notice(NORMAL, "BindingSucceed", text)))
 
     async def _release(self, pod: Json, node_name: str) -> None:
         """Release the pod's lock. If that fails, only the lock's timeout ends it."""

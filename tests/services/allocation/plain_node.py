@@ -73,7 +73,6 @@ class PlainNode:
             ledger=self.state.ledger,
             edits=self.edits,
             epoch=lambda: self.epoch.value,
-            records=self.holds,
             hooks=self.hooks,
             clock=self.clock,
             chance=chance,

@@ -164,56 +164,18 @@ async def test_what_waits_for_another_one_on_a_disk_that_hangs_is_refused_as_ove
         assert RefusalReason.OVERLAP is overtaken.result().gate
 
 
-async def test_what_a_dead_kubelet_never_booked_is_answered_again_to_the_byte():
-    async with a_node() as node:
-        first = await node.service.allocate(ids(0, 1))
-        node.epoch.set(NEXT)
-
-        assert first == await node.service.allocate(tuple(reversed(ids(0, 1))))
-        assert 1 == len(node.rows)
-        assert NEXT == node.rows[0].epoch
-        assert {("ok", ""): 1, ("replay", ""): 1} == node.results
-        assert 0 == sum(node.hooks.wiped.values())
-
-
-async def test_what_the_kubelet_has_on_record_is_nobody_elses_though_we_have_not_looked_yet():
+async def test_the_same_ids_from_the_next_kubelet_get_another_directory_and_the_first_row_is_over():
     async with a_node() as node:
         first = await node.service.allocate(ids(0))
-        node.holds.ids = [frozenset(ids(0))]
         node.epoch.set(NEXT)
+        assert ids(1) == await node.service.prefer(ids(0, 1), (), 1)
+        second = await node.service.allocate(ids(1))
+        node.book(HOLDER, ids(1))
+        await asyncio.sleep(3 * PERIOD)
 
-        assert first != await node.service.allocate(ids(0))
-
-
-@pytest.mark.parametrize("hung", [False, True])
-async def test_where_the_record_cannot_be_read_an_answer_is_a_first_one(hung):
-    async with a_node() as node:
-        first = await node.service.allocate(ids(0))
-        node.holds.ids, node.holds.hung = None, hung
-        node.epoch.set(NEXT)
-
-        assert first != await node.service.allocate(ids(0))
+        assert directory(first) != directory(second)
+        assert {directory(second)} == node.directories() == node.hooks.names
         assert {("ok", ""): 2} == node.results
-
-
-async def test_two_calls_never_share_what_is_answered_again():
-    async with a_node() as node:
-        await node.service.allocate(ids(0))
-        node.epoch.set(NEXT)
-
-        overtaken, other = await outcomes(node, ids(0), ids(0))
-
-        assert RefusalReason.OVERLAP is overtaken.gate
-        assert directory(other) != directory(await node.service.allocate(ids(0)))
-
-
-async def test_while_no_kubelet_is_seen_nothing_is_answered_again():
-    async with a_node(a_plain_row()) as node:
-        node.epoch.set(None)
-
-        await node.service.allocate(ids(0))
-
-        assert 2 == len(node.rows)
 
 
 async def test_what_cannot_be_given_leaves_nothing_behind():
@@ -237,13 +199,6 @@ async def test_a_directory_that_cannot_be_made_refuses_and_its_row_closes_by_its
         assert "vgpu is a link" in refusal.sentence
         await asyncio.sleep(130)
         assert () == node.rows
-
-
-async def test_ids_that_a_dead_kubelet_never_booked_are_offered_again():
-    async with a_node(a_plain_row(slice_ids=ids(0))) as node:
-        assert ids(1) == await node.service.prefer(ids(0, 1), (), 1)
-        node.epoch.set(NEXT)
-        assert ids(0) == await node.service.prefer(ids(0, 1), (), 1)
 
 
 async def test_a_preference_is_for_gpus_side_by_side_and_free_ids_first():
@@ -327,34 +282,6 @@ async def test_an_answer_that_is_booked_late_is_looked_for_again():
         await asyncio.sleep(2)
 
         assert HOLDER == node.rows[0].holder
-
-
-async def test_a_row_that_is_being_closed_answers_nobody():
-    row = a_plain_row(epoch=EPOCH)
-    async with a_node(row) as node:
-        node.epoch.set(NEXT)
-        with full(node.disk):
-            await asyncio.sleep(3 * PERIOD)  # its directory is gone, its row cannot go yet
-        edits = await node.service.allocate(ids(0))
-
-        assert edits != row.edits
-        assert row.key not in {one.key for one in node.rows if one.answered_at > row.answered_at}
-
-
-async def test_a_row_that_is_being_answered_with_is_not_closed():
-    async with a_node(a_plain_row()) as node:
-        await asyncio.sleep(PERIOD)
-        node.epoch.set(NEXT)
-        await asyncio.sleep(PERIOD - 1)
-        node.disk.gate.clear()
-        async with asyncio.TaskGroup() as group:
-            call = group.create_task(node.service.allocate(ids(0)))
-            await asyncio.sleep(0.5)
-            node.disk.gate.set()
-
-        assert {("replay", ""): 1} == node.results
-        assert call.result() == node.rows[0].edits
-        assert node.directories() <= node.hooks.names
 
 
 async def test_a_container_that_nobody_here_answered_is_adopted_without_a_directory():

@@ -14,11 +14,9 @@ from agent.hami.region import (
     V1_1S,
     V1_2,
     NoRegion,
-    RegionChange,
     RegionOffsets,
     RegionState,
     count_slots,
-    encode_change,
 )
 from agent.regions import read_region
 from tests.hami_regions import read_bytes, region_file
@@ -264,19 +262,3 @@ def test_the_data_lie_between_the_two_reads_of_the_seqlock(offsets, taken):
 
     assert 2 == len(slots)
     assert taken == region.processes[0].memory[0].buffer
-
-
-@EACH
-def test_a_change_writes_its_words_and_nothing_else(offsets):
-    content = two(offsets)
-    change = RegionChange(is_limiting=False, recent_kernel=-1)
-
-    words = encode_change(offsets, change)
-    for offset, word in words:
-        content[offset : offset + len(word)] = word
-
-    assert [4, 4] == [len(word) for _, word in words]
-    assert all(offset % len(word) == 0 for offset, word in words)
-    assert 8 >= sum(old != new for old, new in zip(two(offsets), content, strict=True))
-    region = read_bytes(content).region
-    assert (False, -1) == (region.is_limiting, region.recent_kernel)

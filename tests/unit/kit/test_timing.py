@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import math
 
 import pytest
 from hypothesis import given
@@ -19,7 +18,6 @@ from agent.kit.timing import (
     Durations,
     Lag,
     Lull,
-    Ring,
     Starved,
     Tally,
     until_tick,
@@ -315,17 +313,3 @@ def test_durations_are_in_the_buckets_up_to_their_bound_sorted_by_their_label_va
 def test_what_the_metrics_page_could_not_show_is_refused(wrong, says):
     with pytest.raises(ValueError, match=says):
         wrong()
-
-
-@pytest.mark.parametrize("count", [0, 2, 3, 4, 7, 1000])
-def test_a_ring_keeps_the_newest_rows_in_order_and_its_memory_stays(count):
-    ring = Ring(3, 2)
-    before = ring.bytes
-    for number in range(count):
-        ring.add(number, number + 1)
-    kept = [(number, number + 1) for number in range(max(0, count - 3), count)]
-
-    assert (kept, len(kept)) == (list(ring.rows()), len(ring))
-    assert 3 * 2 * 8 == before == ring.bytes
-    ring.add(1, math.nan)
-    assert math.isnan(list(ring.rows())[-1][1])

@@ -60,6 +60,15 @@ async def test_questions_that_nobody_follows_up_are_forgotten(turns):
     assert MOST == len(turns.offered())
 
 
+async def test_one_that_yields_is_lost_if_another_was_open_beside_it_though_it_is_the_last(turns):
+    with turns.asked(["a"]) as alone:
+        alone.yields = True
+        assert not alone.is_lost
+    with turns.asked(["a"]), turns.asked(["b"]) as last:
+        last.yields = True
+        assert (False, True) == (last.overtaken, last.is_lost)
+
+
 async def test_who_waits_for_the_others_leaves_after_those_that_may_be_granted(turns):
     start = asyncio.get_running_loop().time()
     async with contextlib.AsyncExitStack() as stack:

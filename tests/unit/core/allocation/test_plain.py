@@ -10,13 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.allocate.edits import cache_file
-from agent.allocate.plain import MOST_IDS, PlainSettings, asked_again, edits_of, grant, slice_mib
-from agent.cluster import PodUid
+from agent.allocate.plain import MOST_IDS, PlainSettings, edits_of, grant, slice_mib
 from agent.errors import Refusal, RefusalReason
-from agent.ledger import PLAIN, EditSettings, Holder, HookFacts
+from agent.ledger import PLAIN, EditSettings, HookFacts
 from agent.model import Condition, SliceId, slice_id
 from tests.builders import a_gpu, a_health, a_shared_gpu, an_inventory
-from tests.unit.core.allocation.plain_scene import NEXT, UID, a_plain_row, ids
+from tests.unit.core.allocation.plain_scene import UID, ids
 
 FACTS = HookFacts(library="/usr/local/vgpu/libvgpu.so", device_nodes=("/dev/nvidiactl",))
 LIMITED, UNLIMITED = PlainSettings(memory_limits=True), PlainSettings()
@@ -161,26 +160,3 @@ def test_without_limits_the_answer_is_the_gpus_alone_by_every_strategy_that_is_s
     assert ["/dev/nvidiactl", "/dev/nvidia0"] == [one.container_path for one in edits.nodes]
     assert (f"nvidia.com/gpu={G0.uuid}", "nvidia.com/gds=all") == edits.cdi_names
     assert 1 == len(edits.annotations)
-
-
-def test_the_newest_unbooked_answer_to_an_earlier_kubelet_is_given_again():
-    old = a_plain_row(slice_ids=ids(1, 2), minute=1)
-    new = a_plain_row(slice_ids=ids(1, 2), minute=2, uid=PodUid("b" * 32))
-
-    assert new == asked_again(reversed(ids(1, 2)), (new, old), NEXT)
-
-
-@pytest.mark.parametrize(
-    "row",
-    [
-        a_plain_row(slice_ids=ids(1), epoch=NEXT),
-        a_plain_row(slice_ids=ids(1), holder=Holder("a", "p", "c")),
-        a_plain_row(slice_ids=ids(1), confirmed=True),
-        a_plain_row(slice_ids=ids(1), adopted=True),
-        a_plain_row(slice_ids=ids(1, 2)),
-        a_plain_row(slice_ids=ids(2)),
-    ],
-    ids=["same kubelet", "held", "recorded", "adopted", "more ids", "other ids"],
-)
-def test_any_other_answer_is_given_to_nobody_again(row):
-    assert None is asked_again(ids(1), (row,), NEXT)

@@ -22,7 +22,7 @@ from hypothesis.stateful import (
 )
 
 from agent import reconcile as by_kubelet
-from agent.allocate.plain import asked_again, grant
+from agent.allocate.plain import grant
 from agent.cluster import PodTable, PodUid
 from agent.ledger import (
     PLAIN,
@@ -77,22 +77,17 @@ class PlainHistories(RuleBasedStateMachine):
         """What the agent answers, as its service does."""
         held = {text for found in self.ledger.held_ids().values() for text in found}
         shares = tuple(one.share for one in grant(wanted, INVENTORY, held))
-        row = asked_again(wanted, self.ledger.rows, self.epoch)
-        if row is None or self.file is None or frozenset(wanted) in self.file.values():
-            uid = PodUid(f"{next(self.numbers):032x}")
-            edits = ContainerEdits()
-            row = Row(
-                ContainerKey(uid, PLAIN),
-                None,
-                shares,
-                wanted,
-                edits,
-                self.now,
-                self.epoch,
-                decided_by=Decider.KUBELET,
-                resource=RESOURCE,
-            )
-        row = msgspec.structs.replace(row, answered_at=self.now, epoch=self.epoch)
+        row = Row(
+            ContainerKey(PodUid(f"{next(self.numbers):032x}"), PLAIN),
+            None,
+            shares,
+            wanted,
+            ContainerEdits(),
+            self.now,
+            self.epoch,
+            decided_by=Decider.KUBELET,
+            resource=RESOURCE,
+        )
         self.ledger = self.ledger.put(row)
         self.is_seen = False
         return row
@@ -279,10 +274,6 @@ def _finds(monkeypatch: pytest.MonkeyPatch, name: str, wrong: object) -> bool:
     return False
 
 
-def _equal_ids(wanted, rows, _epoch):
-    return next((row for row in rows if frozenset(row.slice_ids) == frozenset(wanted)), None)
-
-
 def _named_only(ledger, seen, resource):
     """A pod that is listed without ids is taken for one that is not listed."""
     named = [pod for pod in seen.holdings if any(each.ids for each in pod.containers)]
@@ -307,9 +298,8 @@ def _any_kubelet(row, seen, _left):
         ("_grace", lambda *_: by_kubelet.GONE_GRACE),
         ("_grace", _any_kubelet),
         ("LOST_GRACE", by_kubelet.UNSEEN_GRACE),
-        ("asked_again", _equal_ids),
     ],
-    ids=["silence", "no grace", "any kubelet", "a lost init container", "equal ids"],
+    ids=["silence", "no grace", "any kubelet", "a lost init container"],
 )
 def test_the_histories_find_a_wrong_decision(monkeypatch, name, wrong):
     assert _finds(monkeypatch, name, wrong)
