@@ -311,10 +311,14 @@ class Allocation(abc.ABC):
                 self._refused(refusal, call, len(ids))
                 raise
             except (TimeoutError, StateError) as error:
+                # The kubelet shows the text in the pod's status (UnexpectedAdmissionError): it must
+                # say what to do.
                 translated = refusal_of(error, call.step)
                 self._refused(translated, call, len(ids))
                 raise translated from error
         if call.oversold is not None:
+            # It is served all the same. The scheduler has placed the pod, and would place the one
+            # that its controller creates instead as well.
             what, total, limit = call.oversold.amounts
             text = (
                 f"HAMi's scheduler has given out {total} of {what} of "
@@ -373,6 +377,8 @@ class Allocation(abc.ABC):
                 call.step = AllocateStep.WRITE
                 await self.wait_for_disk(call, "disk", self.commit(lambda ledger: ledger.put(row)))
                 if row.lock:
+                    # The lock stands until it is released. Another pod that asks meanwhile is not
+                    # its owner by right.
                     self.used_locks[row.lock] = row.key.pod_uid
                     while len(self.used_locks) > SPENT:
                         del self.used_locks[next(iter(self.used_locks))]
@@ -524,6 +530,7 @@ class HamiAllocation(Allocation):
         async for streams in self.streams.follow():
             epoch, now = self.epoch(), self.clock.now()
             kubelet = epoch, self.match.value.resource
+            # The same kubelet opens its stream again after a break: that is no new start.
             if streams == 0 or epoch is None or kubelet == self._started:
                 continue
             is_prompt = dt.timedelta(0) <= now - epoch.since < PROMPT
@@ -743,6 +750,7 @@ class Inquiry:
             if isinstance(step, Grant):
                 return step
             if self._call:
+                # Only an Allocate may ask the API server. A preference has 0.2 s.
                 with self._source.waiting(_PEERS.get(type(step), "api-server")):
                     await self._answer(step)
             elif isinstance(step, AskKubelet | ReadRecords | CheckRunning):
@@ -848,6 +856,7 @@ class Inquiry:
                     failed = False
                 self._learn(node_read=True, node_unread=failed)
             case AwaitOthers():
+                # The calls beside this one may be answered meanwhile: one candidate may be left.
                 await asyncio.sleep(OTHERS_PAUSE)
                 self._learn(alone=True)
 
@@ -873,6 +882,7 @@ class Inquiry:
                 self.known[(namespace, name)] = await retry(get, WitnessThrottled, THROTTLED_PAUSE)
                 break
             except WitnessUnsupported:
+                # Kubelets before 1.34 have no Get. Of them only the sole candidate is served.
                 self._learn_of_kubelet(witnessed=False)
                 break
             except KubeletError as error:
@@ -899,6 +909,7 @@ class Inquiry:
             async with self._api.within(None if is_owners else min(most, left)):
                 yield
         except (ApiError, TimeoutError) as error:
+            # The decision goes on without the answer, and refuses where it cannot.
             self._is_starved |= isinstance(error, Starved)
             log.warning(event, err=str(error) or "out of time", **said)
 

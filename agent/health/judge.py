@@ -265,6 +265,8 @@ def _on_event(
         xid = event.xid or 0
         kind = xid_class(xid, settings)
         if kind is XidClass.APPLICATION:
+            # A fault of the program in the container, such as a wrong address. NVIDIA's plugin
+            # skips the same numbers (rm/health.go).
             return health
         # A GPU off the bus cannot be reset. If it is back without a boot, that was a reset.
         is_off = xid == FELL_OFF_THE_BUS and kind is XidClass.NEEDS_RESET
@@ -367,8 +369,10 @@ def _on_probe(health: Health, probe: Probe, now: dt.datetime, settings: HealthSe
             return _on_lost(health, probe, now)
         case _:  # it is silent
             if health.silent:
+                # Further silence does not extend the time for which it is served.
                 return aged(health, now, settings)
             if health.ill:
+                # Silence is no recovery: the count of passed probes begins again.
                 return msgspec.structs.replace(health, passed_probes=0)
             fresh, text = health, f"it does not answer ({cap(probe.text) or 'no reply'})"
             cause, runbook = Cause.DRIVER, "H-SILENT"

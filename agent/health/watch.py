@@ -410,12 +410,14 @@ class HealthWatch:
             return None
         uuid, before = shared.uuid, self._health_of(shared.uuid)
         if before.cause == Cause.RELEASED:
+            # Whoever released the GPU gives it back by this. Its handles open before the probe.
             self._driver.take_back(uuid)
             off = self._settings.switches.off
             back = switched_off(self._now()) if off else taken_back(before, self._now())
             self._publish({uuid: back})
             self._changed()
         if was_reset:
+            # NVML tells nobody of a reset, and an XID before it would count for ever.
             self._publish({uuid: reset_by_word(self._health_of(uuid), self._now())})
         if not self._settings.switches.off:
             await self._listener.heard(LISTEN_FIRST)  # else the GPU is served without events
@@ -444,6 +446,7 @@ class HealthWatch:
         except (DriverError, GpuError) as error:
             obstacle = cap(str(error))
         except TimeoutError:
+            # It counts as released all the same: no new container gets it.
             obstacle = f"the driver has not released it within {RELEASE_DEADLINE:g} s"
         self._listener.reopen()  # the others' events were lost with the session
         return GpuRelease(uuids, obstacle=obstacle)
@@ -466,6 +469,7 @@ class HealthWatch:
 
     def _note_event(self, event: DriverEvent) -> None:
         if event.kind is EventKind.CHANGED:
+            # A scan finds which GPUs there are now, a probe how they are.
             self._changed()
             self._probe_now.set()
             return
@@ -500,6 +504,7 @@ class HealthWatch:
             await self._prober.probe_all(self._to_probe(), self._is_ill, take)
             pause = until_tick(self._settings.probe_interval)
             if doubts:
+                # A single failure decides nothing: the second look does, and must not be late.
                 pause = min(self._settings.probe_interval, SECOND_LOOK)
             await await_event(self._probe_now, pause)
 

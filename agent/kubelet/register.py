@@ -276,6 +276,7 @@ class Registration:
         while self._is_bound() and self._streams.value > 0:
             await self._wait(until_tick(LOOK_AGAIN))
         if _now() - since >= STABLE_AFTER:
+            # It served for a while: this is a new loss, and no reason to wait longer than before.
             self._backoff.reset()
         # A cause that is known already, such as another plugin, tells more than its effect.
         self._trigger = self._trigger or ("stream_lost" if self._is_bound() else "socket_lost")
@@ -305,6 +306,7 @@ class Registration:
             if refused and any(words in text for words in _FOR_GOOD):
                 delay = REFUSED_DELAY
             elif not refused and _now() < self._fresh_until:
+                # A kubelet that starts has its socket some milliseconds before it takes calls.
                 delay = 0.01 + 0.04 * self._chance.random()
             else:
                 delay = self._backoff.next()
