@@ -159,6 +159,7 @@ class PlainAllocation(Allocation):
         held = _ids_of(self.with_pending(self.ledger.value).rows)
         granted = grant(ids, self.inventory.value, held)
         if call.turn.is_lost:
+            # No row: the kubelet has already asked anew, and crashes on the answer to both.
             return
         call.row = self._first(ids, granted, facts)
 
@@ -190,6 +191,7 @@ class PlainAllocation(Allocation):
         uid = PodUid(f"{self.chance.getrandbits(128):032x}")
         edits, has_limits = self.edits.value, self.settings.memory_limits
         if has_limits:
+            # Without limits the container needs no library of HAMi-core's.
             check_library(facts)
         return Row(
             key=ContainerKey(uid, PLAIN),

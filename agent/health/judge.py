@@ -265,8 +265,8 @@ def _on_event(
         xid = event.xid or 0
         kind = xid_class(xid, settings)
         if kind is XidClass.APPLICATION:
-            # A fault of the program in the container, such as a wrong address. NVIDIA's plugin
-            # skips the same numbers (rm/health.go).
+            # The fault of a program in a container, the echo of another error or a notice, by
+            # NVIDIA's catalog (IGNORE, RESTART_APP). The next container may well run here.
             return health
         # A GPU off the bus cannot be reset. If it is back without a boot, that was a reset.
         is_off = xid == FELL_OFF_THE_BUS and kind is XidClass.NEEDS_RESET
