@@ -6,7 +6,6 @@ Allocate was over. With a kubelet before 1.34 others may be as well; there the s
 are judged, and the refusals counted.
 """
 
-import dataclasses
 from collections import Counter
 from collections.abc import Callable, Iterable
 
@@ -14,13 +13,12 @@ import pytest
 
 from tests.machine.calm import a_story
 from tests.machine.mutants import CALM_MUTANTS, Mutant
-from tests.machine.playing import Many, side_by_side, silence
-from tests.machine.telling import ToldVerdict, tell, tell_number
+from tests.machine.playing import Many, side_by_side
+from tests.machine.telling import ToldVerdict, tell_number
 
 STORIES = range(40)
 PART = 10
-GHOST_STORY, GHOST_SEED = 6624, 3
-"""The deeds of that story, played with the chance of that seed."""
+GHOST_STORY = 6624
 ENOUGH = 200
 """Stories within which each planted bug is found."""
 
@@ -54,8 +52,7 @@ def test_a_planted_bug_is_found_where_nothing_fails(mutant: Callable[[], Mutant]
 
 
 def test_two_pods_that_nothing_tells_apart_are_counted_and_no_breach() -> None:
-    with silence():
-        verdict = tell(dataclasses.replace(a_story(GHOST_STORY), seed=GHOST_SEED))
+    verdict = tell_number(GHOST_STORY)
 
     assert ("refused, for a pod without a lock has the name of one that just ended", 1) in (
         verdict.tally.items()
