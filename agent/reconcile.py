@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import datetime as dt
+import functools
 import math
 import uuid
 from collections import Counter
@@ -26,7 +27,7 @@ from agent.errors import AgentError, Refusal, StateError, WitnessThrottled
 from agent.hookdirs import Cleared, DiskRoom, HostHookDirs, kept_event
 from agent.kit.cell import Cell, News
 from agent.kit.tasks import retry
-from agent.kit.timing import EARLY, Lull, Tally, until_tick
+from agent.kit.timing import Lull, Tally, until_tick
 from agent.ledger import (
     PLAIN,
     ContainerEdits,
@@ -72,10 +73,7 @@ QUIET = 0.5
 """Without an Allocate before a List. A List can un-mark ids that an Allocate is giving out."""
 
 PAUSE = 1.0
-"""Between Lists for an answer that the kubelet has not booked yet."""
-
-YOUNG = dt.timedelta(seconds=4)
-"""After an answer, a List is made soon. Later the next one confirms it."""
+"""Between Gets for an answer that the kubelet has not booked yet."""
 
 SETTLING = 30.0
 """For a new kubelet to learn its pods. It knows none at first."""
@@ -104,7 +102,7 @@ EVER = dt.datetime.min.replace(tzinfo=dt.UTC)
 class ReconcileFacts(msgspec.Struct, frozen=True):
     """The facts that a reconcile compares with the ledger.
 
-    - `holdings`: the kubelet's answer to a List, so it has all pods.
+    - `holdings`: the kubelet's answers; `complete`: they are from a List, so they have all pods.
     - `recorded`: the ids in the kubelet's checkpoint file by container; None: not read.
     - `directories`: the names of the container directories; empty: not searched.
     - `since`: when this process began to see all pods.
@@ -116,6 +114,7 @@ class ReconcileFacts(msgspec.Struct, frozen=True):
     holdings: Sequence[Holding]
     epoch: KubeletEpoch
     now: dt.datetime
+    complete: bool
     recorded: Mapping[ContainerKey, frozenset[SliceId]] | None = None
     directories: frozenset[str] = frozenset()
     since: dt.datetime = EVER
@@ -205,11 +204,13 @@ Held = frozenset[SliceId]
 
 
 def judge_by_kubelet(ledger: Ledger, seen: ReconcileFacts, resource: str) -> Findings:
-    """Compare the rows with the kubelet's answer.
+    """Compare the rows with a complete List; a Get gives no findings.
 
     In plain mode that is all rows: a state file of an earlier version may have rows of hami mode.
     In hami mode it is the strangers' rows.
     """
+    if not seen.complete:
+        return Findings()
     holders = {
         Holder(holding.namespace, holding.pod, container.name): ids
         for holding in seen.holdings
@@ -345,8 +346,9 @@ def judge_by_scheduler(ledger: Ledger, seen: ReconcileFacts, resource: str) -> F
     # When the rows of deleted pods may be over. VANISHED_GRACE is not shorter than PERIOD, so a pod
     # cannot be deleted and due between two Lists.
     ends = [kept.due] if kept.due else []
-    deleted = (row for row in rows if row.key.pod_uid not in seen.table.pods)
-    ends += (_gone_since(row, seen) + VANISHED_GRACE for row in deleted)
+    if seen.complete:
+        deleted = (row for row in rows if row.key.pod_uid not in seen.table.pods)
+        ends += (_gone_since(row, seen) + VANISHED_GRACE for row in deleted)
     return Findings(
         confirmed=(*(new for old, new in updates if new and new != old), *kept.confirmed),
         over=(*over, *kept.over),
@@ -399,7 +401,7 @@ def leaked(
     names have no pod.
     """
     table = seen.table
-    if not table.synced or table.stale:
+    if not (seen.complete and table.synced) or table.stale:
         return ()
     pods = [*table.pods.values(), *(tombstone.pod for tombstone in table.tombstones)]
     names = {pod.key for pod in pods}
@@ -424,7 +426,7 @@ def _vanished(row: Row, by_key: Mapping[PodKey, Holding], seen: ReconcileFacts) 
 
     A kubelet that has just started knows no pod, and deleted pods may still run.
     """
-    if not seen.table.synced or seen.table.stale:
+    if not (seen.complete and seen.table.synced) or seen.table.stale:
         return False
     pod = seen.table.pods.get(row.key.pod_uid)
     if pod is not None:
@@ -461,9 +463,10 @@ def _adoptions(
     """Containers with groups in the annotation that were answered and have no row.
 
     The kubelet names ids for them. If it lost its checkpoint, their directory shows it: only an
-    answer makes one.
+    answer makes one. A Get gives no adoptions: it is about a pod that is being answered, and the
+    kubelet may be about to ask for its other containers.
     """
-    for pod in seen.table.pods.values():
+    for pod in seen.table.pods.values() if seen.complete else ():
         if pod.terminal or not pod.groups:
             continue
         holding = None if _may_hold_for_another(pod, ledger, seen) else by_key.get(pod.key)
@@ -600,6 +603,12 @@ class Clearing:
 # adopts containers that the ledger does not know: another plugin answered them, or the state file
 # was lost. It closes rows that no container can use any more; the rules for that differ by mode.
 
+SETTLE = 0.1
+"""Seconds from an answer to the question whether the kubelet has booked it."""
+
+YOUNG = 4.0
+"""Seconds after an answer in which a Get asks for it alone. Later the next List confirms it."""
+
 QUIET_WITHIN = 10.0
 """Seconds that a List waits at most for a time without an Allocate."""
 
@@ -658,6 +667,7 @@ class Reconcile:
         self._idle: Mapping[ContainerKey, dt.datetime] = {}
         self._closing: set[ContainerKey] = set()
         self._failed: Mapping[PodUid, dt.datetime] = {}
+        self._asked: dict[ContainerKey, float] = {}
         self._names: frozenset[str] | None = frozenset() if adopt is None else None
         """The directories that a start finds; None: not searched yet."""
         self.unconfirmed: Cell[int] = Cell(0)
@@ -670,8 +680,9 @@ class Reconcile:
     async def run(self) -> NoReturn:
         """Reconcile for ever.
 
-        At the start, for each new kubelet, each minute, after each answer, when a row's grace ends,
-        and when another plugin is gone.
+        - With a List: at the start, for each new kubelet, each minute, when a row's grace ends,
+          when another plugin is gone, and after an answer without a known pod.
+        - With a Get of the pod: after each other answer.
         """
         loop = asyncio.get_running_loop()
         await self._pods.until(lambda table: table.synced)
@@ -688,40 +699,67 @@ class Reconcile:
                 known, known_since = epoch, loop.time()
                 self._idle = {}  # a new kubelet does not know all its pods yet
             failures = 0 if await self._list(epoch) else failures + 1
-            listed = loop.time()
             if 0 < failures <= len(RETRIES):
                 period = RETRIES[failures - 1]
             else:
-                is_new = listed - known_since < SETTLING
+                is_new = loop.time() - known_since < SETTLING
                 is_behind = any(row.epoch != epoch for row in self._ledger.value.rows)
                 period = SETTLING_PAUSE if is_new and is_behind else PERIOD
+            due = loop.time() + period
             while self._epoch.value == epoch and self._rivals.value == rivals:
-                left = listed + (PAUSE if self._has_fresh(epoch) else period) - loop.time()
+                left = due - loop.time()
                 if self._due is not None:
                     left = min(left, (self._due - self._clock.now()).total_seconds())
-                if left <= 0:
-                    break
-                await news.wait(max(left, EARLY))  # a timer may fire a little early
+                fresh = self._fresh(epoch)
+                if left <= 0 or any(row.holder is None for row in fresh):
+                    break  # only a List can name the pod
+                if fresh:
+                    await self._get(fresh)
+                await news.wait(min(left, PAUSE) if self._asked else left)
 
-    def _has_fresh(self, epoch: KubeletEpoch) -> bool:
-        """Whether this kubelet was answered just now and has not booked it yet."""
-        now = self._clock.now()
+    def _fresh(self, epoch: KubeletEpoch) -> list[Row]:
+        """Unconfirmed rows of this kubelet that it was not asked about in the last PAUSE."""
+        elapsed, now = asyncio.get_running_loop().time(), self._clock.now()
+        self._asked = {key: at for key, at in self._asked.items() if elapsed - at < PAUSE}
+        fresh: list[Row] = []
         for row in self._ledger.value.rows:
-            is_young = dt.timedelta(0) <= now - row.answered_at < YOUNG
-            if is_young and not row.confirmed and row.epoch == epoch:
-                pod = self._pods.value.pods.get(row.pod_uid)
-                if row.holder is None or (pod is not None and not pod.terminal):
-                    return True
-        return False
+            if row.confirmed or row.epoch != epoch or row.key in self._asked:
+                continue
+            pod = self._pods.value.pods.get(row.pod_uid)
+            is_there = row.holder is None or (pod is not None and not pod.terminal)
+            if is_there and 0 <= (now - row.answered_at).total_seconds() < YOUNG:
+                fresh.append(row)
+        return fresh
+
+    async def _get(self, rows: Sequence[Row]) -> None:
+        """Ask the kubelet about the pods of these rows."""
+        await asyncio.sleep(SETTLE)
+        epoch = self._epoch.value
+        elapsed = asyncio.get_running_loop().time()
+        self._asked.update((row.key, elapsed) for row in rows)
+        holdings: list[Holding] = []
+        for namespace, pod in dict.fromkeys((row.namespace, row.pod) for row in rows):
+            try:
+                async with asyncio.timeout(DEADLINE):
+                    get = functools.partial(self._witness.get, namespace, pod)
+                    holding = await retry(get, WitnessThrottled, THROTTLED_PAUSE)
+            except (AgentError, TimeoutError) as error:
+                log.debug("reconcile.unanswered", pod=pod, err=str(error))
+                break
+            if holding is not None:
+                holdings.append(holding)
+        await self._apply(holdings, epoch or KubeletEpoch(), complete=False)
 
     async def _list(self, epoch: KubeletEpoch) -> bool:
-        """Reconcile with the kubelet `epoch`. False: it should be tried again soon."""
+        """Reconcile with a List of the kubelet `epoch`. False: it should be tried again soon."""
         # In plain mode a List always waits for the Allocates under way, because it can un-mark ids
         # that decide who has what.
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(None if self._adopt is None else QUIET_WITHIN):
                 await self._calls.come(QUIET)
-        self._due = None
+        elapsed, self._due = asyncio.get_running_loop().time(), None
+        rows = self._ledger.value.rows
+        self._asked.update((row.key, elapsed) for row in rows if row.holder is None)
         try:
             async with asyncio.timeout(DEADLINE):
                 holdings = await retry(self._witness.list, WitnessThrottled, THROTTLED_PAUSE)
@@ -735,19 +773,25 @@ class Reconcile:
             return False
         if self._names is None and (found := await self._directories()) is not None:
             self._names = frozenset(found)
-        done = await self._apply(holdings, epoch)
+        done = await self._apply(holdings, epoch, complete=True)
         if done and self._names is not None:
             self._names = frozenset()
         return done
 
-    async def _apply(self, holdings: Sequence[Holding], epoch: KubeletEpoch) -> bool:
-        """Compare the ledger with the kubelet's answer and correct it. False: something is left."""
+    async def _apply(
+        self, holdings: Sequence[Holding], epoch: KubeletEpoch, *, complete: bool
+    ) -> bool:
+        """Compare the ledger with the kubelet's answers and correct it; `complete`: to a List.
+
+        False: something is left to do.
+        """
         recorded: Mapping[ContainerKey, frozenset[SliceId]] | None = None
-        try:
-            async with asyncio.timeout(DEADLINE):
-                recorded = await self._records.read(self._resource())
-        except TimeoutError:
-            log.warning("reconcile.records_unread", after=DEADLINE)
+        if complete or any(row.role is Role.INIT for row in self._ledger.value.rows):
+            try:
+                async with asyncio.timeout(DEADLINE):
+                    recorded = await self._records.read(self._resource())
+            except TimeoutError:
+                log.warning("reconcile.records_unread", after=DEADLINE)
         ledger, table, now = self._ledger.value, self._pods.value, self._clock.now()
         failed = (pod.uid for pod in table.pods.values() if pod.phase is Phase.FAILED)
         self._failed = {uid: min(self._failed.get(uid, now), now) for uid in failed}
@@ -756,8 +800,9 @@ class Reconcile:
             holdings=holdings,
             epoch=epoch,
             now=now,
+            complete=complete,
             recorded=recorded,
-            directories=self._names or frozenset(),
+            directories=(self._names or frozenset()) if complete else frozenset(),
             since=self._since,
             failed=self._failed,
             idle=self._idle,
@@ -771,9 +816,10 @@ class Reconcile:
         mine = [row for row in findings.over if row.key not in busy]
         self._closing.update(row.key for row in mine)
         self._taken.update(self._closing)
-        self._idle, self._due = findings.idle, findings.due
-        self.unconfirmed.set(findings.unconfirmed)
-        self.drifted.set(findings.drifted)
+        if complete:
+            self._idle, self._due = findings.idle, findings.due
+            self.unconfirmed.set(findings.unconfirmed)
+            self.drifted.set(findings.drifted)
         new, unread = list(findings.strangers), 0
         answered = _answered_holders(ledger)
         for adoption in findings.adopt:
@@ -786,10 +832,12 @@ class Reconcile:
             pod, container = adoption.pod, adoption.container
             holder = Holder(pod.namespace, pod.name, container.name)
             if adoption.ids and holder not in answered:
-                new.append(stranger_row(holder, adoption.ids, container.resource, seen))
+                stranger = stranger_row(holder, adoption.ids, container.resource, seen)
+                # A former look has kept it: it is neither written nor told again.
+                new += [] if ledger.find(stranger.key) else [stranger]
         over = await self._removed(mine)
         written = await self._write(ledger, findings.confirmed, new, over)
-        if written and self._adopt is not None:
+        if complete and written and self._adopt is not None:
             await self._sweep(seen)
         return written and not unread and len(over) == len(findings.over)
 

@@ -12,7 +12,6 @@ from agent.errors import Refusal
 from agent.kubelet.door import container_response, grpc_error
 from agent.ledger import Holder, KubeletEpoch
 from agent.model import SliceId
-from agent.reconcile import PERIOD
 from agent.sandbox.kubelet.endpoint import HEALTHY, ListedDevice
 from agent.sandbox.kubelet.pods import KubeletEvent, SeenKind
 from agent.wire.v1beta1 import ContainerAllocateResponse
@@ -232,8 +231,7 @@ async def test_an_agent_that_was_away_for_a_day_closes_what_ended_and_keeps_what
         await story.runs("stays", SMALL)
         await story.runs("goes", SMALL)
         story.world.kill_agent_at(0, DAY)
-        # The next thing that it does is the List of each minute.
-        await story.until(lambda: story.world.agent is None, 2 * PERIOD)
+        await story.until(lambda: story.world.agent is None)
         story.world.delete(story.pod("goes"), 1)
         await asyncio.sleep(DAY)
 

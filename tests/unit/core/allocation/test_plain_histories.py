@@ -175,6 +175,7 @@ class PlainHistories(RuleBasedStateMachine):
             self.listed(),
             self.epoch,
             self.now,
+            complete=True,
             recorded=self.recorded(),
             idle=self.idle,
         )
