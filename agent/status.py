@@ -3,6 +3,7 @@
 import datetime as dt
 import operator
 import statistics
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Annotated, Final, TypeAlias, TypeVar
 
@@ -100,6 +101,7 @@ class GpuStatus(Document, frozen=True):
 
     - `index`: None if it is not known. `condition`: ok, watch, bad, lost or unmonitored.
     - `serving`: new containers may get it. `obstacles`: why not, besides its health.
+    - `slices_held`: by containers that work on it. The kubelet may have booked another GPU's.
     - `memory_mib`: physical; `sellable_mib`: after scaling; `promised_mib`: to pods.
     - `used_mib`, `gpu_percent`: measured now; None if the driver does not say.
     """
@@ -334,7 +336,11 @@ def gpus_of(facts: StatusFacts) -> tuple[GpuStatus, ...]:
     """All GPUs of the inventory, in its order."""
     annotations = facts.node.annotations if facts.node else {}
     closed = read_cordon(annotations.get(CORDON))
-    held = facts.ledger.living(facts.pods).held_ids()
+    living = [row for row in facts.ledger.rows if takes_room(row, facts.pods)]
+    held = Counter(uuid for row in living for uuid in row.gpus)
+    # A row that was taken over without its shares has the kubelet's ids alone.
+    booked = Ledger(tuple(row for row in living if not row.gpus)).held_ids()
+    held.update({uuid: len(ids) for uuid, ids in booked.items()})
     listed = {group.uuid: len(group.ids) for group in facts.slices.groups}
 
     def one(shared: SharedGpu) -> GpuStatus:
@@ -358,7 +364,7 @@ def gpus_of(facts: StatusFacts) -> tuple[GpuStatus, ...]:
             text=health.text,
             obstacles=facts.inventory.obstacles(shared),
             slices=listed.get(gpu.uuid, 0),
-            slices_held=len(held.get(gpu.uuid, ())),
+            slices_held=held[gpu.uuid],
             memory_mib=gpu.memory_mib,
             sellable_mib=shared.registered_mib,
             promised_mib=use.memory_mib,

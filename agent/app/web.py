@@ -89,7 +89,7 @@ def _checks(parts: AgentParts) -> list[Check]:
         table, now = facts.pods.value, parts.back.reported.value
         if not parts.observe:
             unread = "the API server has not listed this node's pods yet"
-            down = "the watch of this node's pods is down"
+            down = "the watch of this node's pods is down: new pods may be refused [HA-2010]"
             checks += [
                 Check("api_synced", table.synced, unread),
                 Check("api", not table.stale, down, required=False),

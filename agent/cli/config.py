@@ -69,8 +69,7 @@ def add_parser(subparsers: Subparsers) -> None:
         description="Checks files without starting anything: the agent's own config.yaml and "
         "HAMi's device-config.yaml and config.json, recognised by their content. Without FILE: "
         "the files and variables that `run` would use here.",
-        epilog="example: hami-agent config check config.yaml device-config.yaml config.json "
-        "--node gpu-1 --label zone=a --gpu 'NVIDIA H100 80GB HBM3'",
+        epilog="example: hami-agent config check config.yaml --node gpu-1 --label zone=a",
     )
     check.add_argument(
         "files", nargs="*", type=Path, metavar="FILE", help="a file to check; - is standard input"

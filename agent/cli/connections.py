@@ -41,7 +41,7 @@ def call(path: Path, method: str, target: str, timeout: float) -> tuple[int, str
         answer = connection.getresponse()
         return answer.status, answer.read(ANSWER_LIMIT).decode(errors="replace")
     except (OSError, http.client.HTTPException) as error:
-        reason = str(error) or type(error).__name__
+        reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
         raise Unreachable(
             f"{path} does not answer ({reason}); is the agent running, and may you use its socket?"
         ) from error

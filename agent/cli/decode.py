@@ -49,14 +49,16 @@ def add_parser(subparsers: Subparsers) -> None:
         "decode",
         help="decode a HAMi annotation to JSON",
         description=f"Decodes {FORMS}.",
-        epilog="example: kubectl get node n1 -o jsonpath="
-        "'{.metadata.annotations.hami\\.io/node-nvidia-register}' | hami-agent decode",
+        epilog="example: hami-agent decode 'GPU-1,NVIDIA,4096,30:;'",
     )
     parser.add_argument(
         "value", nargs="?", help="the annotation's value; read from stdin if absent or -"
     )
     parser.add_argument(
-        "--kind", choices=tuple(DECODERS), help="the value's kind; recognised by its form if absent"
+        "--kind",
+        choices=tuple(DECODERS),
+        metavar="KIND",
+        help=f"{', '.join(DECODERS)}; recognised by the value's form if absent",
     )
     add_output(parser, "json", ("json", "yaml"))
 

@@ -103,8 +103,7 @@ def add_parser(subparsers: Subparsers) -> None:
         f"what Node, kubelet and scheduler show of it. Groups: {_GROUPS}. Exits 0 if nothing is "
         "wrong, 1 if something is, 5 if nothing is but something could not be checked, 6 with "
         "--strict if there are notes alone.",
-        epilog="example: hami-agent doctor --only kubelet,scheduler --config "
-        "/etc/hami-agent/config.yaml -o json",
+        epilog="example: hami-agent doctor --only kubelet,scheduler -o json",
     )
     parser.add_argument(
         "--pre",

@@ -11,11 +11,13 @@ from typing import Final
 import agent
 from agent.cli.main import OK, NotThere, Subparsers
 from agent.errors import cap
+from agent.health.xids import xid_class, xid_name
 
 _ID: Final = "(?:[A-Z]+-[A-Z0-9]+|[A-Z][a-z]+[A-Z][A-Za-z0-9]+)"
 _HEADING: Final = re.compile(rf"### (?:Events? |Condition )?({_ID}(?:, {_ID})*)(.*)")
 _LINK: Final = re.compile(r"\[([^\]]+)\]\([^)\s]+\)")
-_XID: Final = re.compile("h-[0-9]{1,5}")
+_XID: Final = re.compile("(?:h-|xid ?)?([0-9]{1,5})")
+_OF_ALL_XIDS: Final = "h-nnn"
 HINT: Final = "`hami-agent runbook ID` prints what the runbook says of an id"
 """The line below answers that have ids."""
 
@@ -43,13 +45,18 @@ def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
         return OK
     names = {name.lower(): name for name in known}
     asked = args.id.strip("[]").lower()  # as messages have it
-    if _XID.fullmatch(asked):
-        asked = "h-nnn"  # one entry for all XIDs
+    title = ""
+    if of_xid := _XID.fullmatch(asked):
+        number, asked = int(of_xid[1]), _OF_ALL_XIDS
+        title = f"H-{number:03} XID {number}: {xid_name(number)}; class {xid_class(number)}"
     if asked not in names:
         near = ", ".join(names[each] for each in difflib.get_close_matches(asked, names, n=3))
         text = f"the nearest: {near}" if near else "`hami-agent runbook` lists all"
         raise NotThere(f"the runbook has no entry {cap(args.id, 64)}; {text}")
-    sys.stdout.write(known[names[asked]][1])
+    text = known[names[asked]][1]
+    if title:
+        text = title + text[text.index("\n") :]
+    sys.stdout.write(text)
     return OK
 
 

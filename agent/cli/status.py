@@ -221,22 +221,7 @@ def gpu_lines(gpus: Sequence[GpuStatus], style: StatusStyle) -> Iterator[str]:
 
 def attention_lines(found: StatusDocument, now: dt.datetime, style: StatusStyle) -> Iterator[str]:
     """What needs a person: GPUs that are not well, checks that fail, pods that were refused."""
-    for gpu in found.gpus:
-        name = f"GPU {cap(gpu.uuid) if gpu.index is None else gpu.index}"
-        if gpu.condition and gpu.condition != Condition.OK:
-            since = f" for {age(gpu.since, now)}" if gpu.since else ""
-            act = f"; action: {cap(gpu.action)}" if gpu.action not in {"", "none"} else ""
-            why = cap(gpu.text or gpu.cause, 1024)
-            text = f"{name} {cap(gpu.condition)}{since}: {why}{act}"
-            yield from style.alarm(text, severe=gpu.condition in SEVERE)
-        for obstacle in gpu.obstacles:
-            text = f"{name} is not offered: {cap(obstacle, 1024)}"
-            yield from style.alarm(text, severe=False)
-        if gpu.cordoned:
-            which = gpu.uuid if gpu.index is None else gpu.index
-            act = f"`hami-agent uncordon {which} --node {cap(found.node.name)}` ends it"
-            text = f"{name} is cordoned: the scheduler places no new pod; {act}"
-            yield from wrapped(text, style.width)
+    yield from _about_gpus(found, now, style)
     idle = [
         (one.last_kernel, one)
         for one in found.allocations or ()
@@ -263,6 +248,35 @@ def attention_lines(found: StatusDocument, now: dt.datetime, style: StatusStyle)
             f"{cap(last.text, 1024)} [{cap(last.reason)}]"
         )
         yield from style.alarm(text, severe=False)
+
+
+def _about_gpus(found: StatusDocument, now: dt.datetime, style: StatusStyle) -> Iterator[str]:
+    """What is not well about GPUs. Equal words about several GPUs are one line."""
+    told: dict[tuple[str, bool | None], list[str]] = {}
+    for gpu in found.gpus:
+        which = cap(gpu.uuid) if gpu.index is None else str(gpu.index)
+        if gpu.condition and gpu.condition != Condition.OK:
+            since = f" for {age(gpu.since, now)}" if gpu.since else ""
+            act = f"; action: {cap(gpu.action)}" if gpu.action not in {"", "none"} else ""
+            why = cap(gpu.text or gpu.cause, 1024)
+            text = f"{cap(gpu.condition)}{since}: {why}{act}"
+            told.setdefault((text, gpu.condition in SEVERE), []).append(which)
+        for obstacle in gpu.obstacles:
+            text = f"is not offered: {cap(obstacle, 1024)}"
+            told.setdefault((text, False), []).append(which)
+        if gpu.cordoned:
+            act = f"`hami-agent uncordon {which} --node {cap(found.node.name)}` ends it"
+            text = f"is cordoned: the scheduler places no new pod; {act}"
+            told.setdefault((text, None), []).append(which)
+    for (text, severe), gpus in told.items():
+        line = f"GPU {gpus[0]} {text}"
+        if len(gpus) > 1:
+            be, _, rest = text.partition(" ")
+            line = f"GPUs {', '.join(gpus)} {'are' if be == 'is' else be} {rest}"
+        if severe is None:
+            yield from wrapped(line, style.width)
+        else:
+            yield from style.alarm(line, severe=severe)
 
 
 def pod_lines(

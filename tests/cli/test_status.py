@@ -121,6 +121,18 @@ def test_the_head_is_at_most_80_columns_wide_also_where_the_table_is_wider():
     assert "  kubelet: registered, and the kubelet takes the lists" in head
 
 
+def test_equal_words_about_several_gpus_are_one_line():
+    withheld = [
+        msgspec.structs.replace(WELL, index=index, obstacles=("it is withheld",))
+        for index in (0, 2, 3)
+    ]
+    ill = [msgspec.structs.replace(BAD, index=index) for index in (4, 5)]
+    text = shown(msgspec.structs.replace(STATUS, gpus=(*withheld, *ill, BAD)), width=200)
+
+    assert "\nGPUs 0, 2, 3 are not offered: it is withheld\n" in text
+    assert "\nGPUs 4, 5, 1 bad for 4m: XID 79" in text
+
+
 IDLE = msgspec.structs.replace(HELD, last_kernel=NOON - 50 * HOUR)
 LATE = msgspec.structs.replace(HELD, pod="train-1", last_kernel=NOON - HOUR)
 BUSY = msgspec.structs.replace(HELD, pod="train-2", last_kernel=NOON - dt.timedelta(minutes=59))

@@ -37,6 +37,7 @@ from agent.status import (
     SettingStatus,
     StatusDocument,
     StatusFacts,
+    gpus_of,
     open_envelope,
     status_of,
 )
@@ -46,6 +47,7 @@ from agent.web.page import page_html
 from agent.web.server import serve_port, serve_socket
 from tests.builders import (
     G1,
+    G2,
     NOON,
     a_container,
     a_container_use,
@@ -485,6 +487,19 @@ async def test_every_face_shows_what_has_ended_and_the_sum_that_the_next_pod_mee
     }
     knows = seen.row.key.pod_uid in seen.table.pods
     assert ({seen.row.pod} if knows and not seen.ended else set()) == marked
+
+
+def test_a_slice_counts_for_the_gpu_that_the_container_works_on():
+    """The kubelet may have booked a slice of another GPU."""
+    one, other = (a_shared_gpu(gpu=a_gpu(uuid=uuid)) for uuid in (G1, G2))
+    astray = a_row(shares=(a_share(uuid=G1),), slice_ids=(slice_id(G2, 0),))
+    bare = msgspec.structs.replace(a_row(container="taken", shares=()), slice_ids=astray.slice_ids)
+    held = {}
+    for rows in ((astray,), (astray, bare)):
+        found = facts(inventory=an_inventory(gpus=[one, other]), ledger=Ledger(rows))
+        held[len(rows)] = [gpu.slices_held for gpu in gpus_of(found)]
+
+    assert {1: [1, 0], 2: [1, 1]} == held
 
 
 @pytest.mark.parametrize(("seen", "late"), [("it was deleted", 1), ("it runs", 2)])

@@ -304,7 +304,8 @@ def allocation_gate(world: World, pod: JsonObject, now: dt.datetime) -> Gate:
     if told := next(filter(refusal_id, texts), ""):
         said = f"the agent refused the GPUs: {cap(agent_sentence(told), TEXT)}"
         reason = refusal_id(told)
-        return Gate(ALLOCATION, GateVerdict.BLOCKED, said, reason, stays.strip(), facts)
+        advice = "do what it says, then create the pod again if no controller does" if stays else ""
+        return Gate(ALLOCATION, GateVerdict.BLOCKED, said, reason, advice, facts)
     if status.get("reason") == REFUSED:
         cause, remedy = meaning(texts[0], node)
         said = f"the kubelet refused the pod: {cap(texts[0], TEXT)}"

@@ -256,7 +256,7 @@ ADVICE: Final = {
     "CardCordoned": "if the work on the GPU is done: `hami-agent uncordon GPU --node {node}`",
     "CardTypeMismatch": "compare the pod's use-gputype, nouse-gputype and vgpu-mode with the GPUs",
     "CardUuidMismatch": "compare the pod's use-gpuuuid and nouse-gpuuuid with the GPUs",
-    NODE_UNREGISTERED: "look at the agent's pod on {node}",
+    NODE_UNREGISTERED: "`hami-agent status --node {node}` says why; else look at its agent's pod",
     KUBE_SCHEDULER: "compare what the pod's spec asks of a Node with the Nodes",
 }
 """Where to look. A change is advised only if the scheduler's model has verified it."""
