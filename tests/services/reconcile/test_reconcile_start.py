@@ -6,6 +6,7 @@ import datetime as dt
 
 import msgspec
 import pytest
+from structlog.testing import capture_logs
 
 from agent.cluster import Phase, PodTable, Tombstone
 from agent.errors import KubeletError, StateError
@@ -106,7 +107,14 @@ async def test_a_pod_that_is_placed_later_is_not_known_by_a_directory(adoptable)
 
 
 @pytest.mark.parametrize("present", [True, False])
-async def test_slices_of_a_holder_that_cannot_be_read_are_kept_once(present):
+async def test_slices_of_a_holder_that_cannot_be_read_are_kept_and_told_once(present):
+    with capture_logs() as log:
+        await _kept_once(present)
+
+    assert 1 == [line["event"] for line in log].count("ledger.kept_unread")
+
+
+async def _kept_once(present):
     async with a_scene() as scene:
         scene.adoptable = False
         scene.witness.admit(POD, main=SLICE)
