@@ -485,6 +485,8 @@ def create(
             raise BadRequestError("target.name: Required value")
         marks = metadata.get("annotations")
         name = target.name
+        if metadata.get("name") != name:
+            raise BadRequestError("name in URL does not match name in Binding object")
         store.bind(target.namespace, name, node, uid=metadata.get("uid"), annotations=marks)
         return _success()
     if metadata.get("namespace", target.namespace) != target.namespace:

@@ -369,7 +369,12 @@ class HamiVerbs:
                 await self._locks.take(node_name, pod)
             patch = {"metadata": {"annotations": marks}}
             await self._cluster.request("patch", "pods", namespace, name, patch)
-            binding = {"metadata": {"uid": uid}, "target": {"name": node_name}}
+            binding = {
+                "apiVersion": "v1",
+                "kind": "Binding",
+                "metadata": {"name": name, "namespace": namespace, "uid": uid},
+                "target": {"apiVersion": "v1", "kind": "Node", "name": node_name},
+            }
             await self._cluster.request("bind", "pods", namespace, name, binding)
         except (LockError, StatusError) as failure:
             await self._release(pod, node_name)

@@ -68,7 +68,6 @@ class KubeCluster:
             body = (body or {}) | {"metadata": metadata | held}
         elif verb == "bind":
             verb, resource, where = "create", "pods/binding", f"{where}/binding"
-            body = {"apiVersion": "v1", "kind": "Binding"} | (body or {})
         asked = ApiRequest(verb, resource, where, body=body, content_type=kind)
         try:
             return dict(await self._session.fetch(asked, read_object))
