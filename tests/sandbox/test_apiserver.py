@@ -60,6 +60,7 @@ async def server():
         ("GET", "/api/v1/pods?labelSelector=%28", None, None, BAD_REQUEST),
         ("GET", "/api/v1/pods?watch=1&resourceVersion=x", None, None, BAD_REQUEST),
         ("POST", f"{PODS}/{FREE_POD}/binding", {"target": {}}, None, BAD_REQUEST),
+        ("POST", f"{PODS}/{FREE_POD}/binding", {"target": {"name": "n"}}, None, BAD_REQUEST),
         ("PATCH", NODE_PATH, b"{", None, BAD_REQUEST),
         ("PATCH", NODE_PATH, b" " * (BODY_LIMIT + 1), None, BAD_REQUEST),
         ("PATCH", NODE_PATH, {}, "text/plain", BAD_REQUEST),

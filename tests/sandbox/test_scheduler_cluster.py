@@ -53,8 +53,8 @@ async def a_port(kind: str, folder: Path) -> AsyncIterator[tuple[ObjectStore, Sc
         yield api.store, cluster
 
 
-def binding(uid: str) -> Json:
-    return {"metadata": {"uid": uid}, "target": {"name": "n1"}}
+def binding(uid: str, name: str = "p") -> Json:
+    return {"metadata": {"name": name, "uid": uid}, "target": {"name": "n1"}}
 
 
 def filled() -> ObjectStore:
@@ -87,7 +87,7 @@ async def test_what_is_gone_or_another_is_refused(tmp_path: Path, kind: str) -> 
         uid = store.get("pods", "default", "p")["metadata"]["uid"]
         store.create("events", EVENT)
         store.update("nodes", "", "n1", lambda node: merge_patch(node, MARK))
-        for verb, body in (("get", None), ("patch", MARK), ("bind", binding(uid))):
+        for verb, body in (("get", None), ("patch", MARK), ("bind", binding(uid, "q"))):
             with pytest.raises(NotFoundError):
                 await cluster.request(verb, "pods", "default", "q", body)
         with pytest.raises(ConflictError, match="the object has been modified"):

@@ -70,8 +70,8 @@ class StoreCluster:
                     *where, lambda held: merge_patch(held, given), resource_version=version
                 )
             case _:
-                node, uid = given["target"]["name"], given["metadata"]["uid"]
-                return self._store.bind(namespace, name, node, uid=uid)
+                node, bound = given["target"]["name"], given["metadata"]
+                return self._store.bind(namespace, bound["name"], node, uid=bound["uid"])
 
 
 class ClientQueue:
