@@ -205,8 +205,10 @@ class _WholeWords(argparse.HelpFormatter):
 
     @override
     def _split_lines(self, text: str, width: int) -> list[str]:
-
         words = " ".join(text.split())
+        # Whoever typed `kubectl hami` can paste the example as it is printed.
+        if self._prog.startswith("kubectl hami"):
+            words = words.replace("hami-agent ", "kubectl hami ")
         return textwrap.wrap(words, width, break_on_hyphens=False, break_long_words=False)
 
     @override

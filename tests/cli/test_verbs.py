@@ -203,7 +203,10 @@ def test_what_a_verb_loads_is_left_out_of_every_collection() -> None:
 def test_as_a_plugin_of_kubectl_the_help_names_kubectl(capsys: pytest.CaptureFixture[str]) -> None:
     assert 0 == dispatch(["status", "--help"], {}, "kubectl hami")
 
-    assert capsys.readouterr().out.startswith("usage: kubectl hami status ")
+    said = capsys.readouterr().out
+    assert said.startswith("usage: kubectl hami status ")
+    assert "example: kubectl hami status " in said
+    assert "hami-agent " not in said.replace("/etc/hami-agent", "")
 
 
 @pytest.mark.parametrize("columns", ["40", "80"])
