@@ -28,6 +28,7 @@ from tests.peers.lab.node_state import (
     write_register,
 )
 from tests.peers.lab.placement import agent_said, wall
+from tests.peers.lab.pods import a_pod, run
 from tests.peers.lab.requests import mark_of_rest
 from tests.peers.lab.settings import (
     ALL,
@@ -203,3 +204,5 @@ async def test_what_changed_while_the_api_server_was_away_is_one_write_after_it(
     assert 1 == node_writes(cluster, mark, done=True)
     assert {ill: False} | dict.fromkeys(others, True) == registered_health(node_of(cluster))
     assert 7 * 5 == len(await cluster.kubelet.allocatable(RESOURCE))
+    # The cluster's next test finds the scheduler back: its watches wait up to 30 s for a retry.
+    await run(cluster, a_pod("after"), within=90.0)
