@@ -16,7 +16,7 @@ from agent.errors import MalformedText, Refusal, cap
 from agent.hami.pod import decode_node_lock
 from agent.hami.region import RegionState
 from agent.hami.register import RegisteredGpu, decode_either
-from agent.ledger import ContainerKey, JournalEntry, Ledger, Row
+from agent.ledger import ContainerKey, Decider, JournalEntry, Ledger, Row
 from agent.model import (
     MIB,
     NO_INDEX,
@@ -332,14 +332,19 @@ def node_of(facts: StatusFacts) -> NodeStatus:
     )
 
 
+def _is_placed(row: Row) -> bool:
+    return row.decided_by is Decider.SCHEDULER and bool(row.shares)
+
+
 def gpus_of(facts: StatusFacts) -> tuple[GpuStatus, ...]:
     """All GPUs of the inventory, in its order."""
     annotations = facts.node.annotations if facts.node else {}
     closed = read_cordon(annotations.get(CORDON))
     living = [row for row in facts.ledger.rows if takes_room(row, facts.pods)]
-    held = Counter(uuid for row in living for uuid in row.gpus)
-    # A row that was taken over without its shares has the kubelet's ids alone.
-    booked = Ledger(tuple(row for row in living if not row.gpus)).held_ids()
+    held = Counter(share.uuid for row in living if _is_placed(row) for share in row.shares)
+    # All others work on what the kubelet booked. Several rows may have the same ids, which count
+    # once: of an init container, or of an answer that was not booked.
+    booked = Ledger(tuple(row for row in living if not _is_placed(row))).held_ids()
     held.update({uuid: len(ids) for uuid, ids in booked.items()})
     listed = {group.uuid: len(group.ids) for group in facts.slices.groups}
 

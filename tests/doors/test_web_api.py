@@ -18,7 +18,7 @@ from agent.allocate.room import promised
 from agent.cli.status import StatusStyle, pod_lines, status_lines
 from agent.cluster import MUTEX_LOCK, NodeView, Phase, PodTable, PodView, Role
 from agent.health.watch import Recheck
-from agent.ledger import JournalEntry, Ledger, Row
+from agent.ledger import Decider, JournalEntry, Ledger, Row
 from agent.model import (
     NO_INDEX,
     Condition,
@@ -500,6 +500,22 @@ def test_a_slice_counts_for_the_gpu_that_the_container_works_on():
         held[len(rows)] = [gpu.slices_held for gpu in gpus_of(found)]
 
     assert {1: [1, 0], 2: [1, 1]} == held
+
+
+@pytest.mark.parametrize("shares", [(), (a_share(uuid=G1),)], ids=["no limits", "limits"])
+def test_a_slice_that_two_rows_of_plain_mode_have_counts_once(shares):
+    """The kubelet asked again with the ids of an answer that it had not booked."""
+    rows = [
+        msgspec.structs.replace(
+            a_row(container=name, shares=shares, slice_ids=(slice_id(G1, 0),)),
+            decided_by=Decider.KUBELET,
+        )
+        for name in ("first", "again")
+    ]
+    inventory = an_inventory(gpus=[a_shared_gpu(gpu=a_gpu(uuid=G1))])
+    found = facts(inventory=inventory, ledger=Ledger(tuple(rows)))
+
+    assert [1] == [gpu.slices_held for gpu in gpus_of(found)]
 
 
 @pytest.mark.parametrize(("seen", "late"), [("it was deleted", 1), ("it runs", 2)])
