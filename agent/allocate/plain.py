@@ -159,7 +159,8 @@ class PlainAllocation(Allocation):
         held = _ids_of(self.with_pending(self.ledger.value).rows)
         granted = grant(ids, self.inventory.value, held)
         if call.turn.is_lost:
-            # No row: the kubelet has already asked anew, and crashes on the answer to both.
+            # No row: another call overtook this one, and the kubelet crashes if the earlier of two
+            # is granted.
             return
         call.row = self._first(ids, granted, facts)
 

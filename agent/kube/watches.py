@@ -43,7 +43,7 @@ JITTER = 0.5
 SPREAD = (4.0, 30.0)
 """Seconds: the longest random delay after what every client of a server meets at the same moment.
 That is a break, an early end or a lost place; the second holds for each further lost place."""
-SHORTEST = 1.0
+TOO_SHORT = 1.0
 """Seconds: after a watch that ended sooner, the delays grow."""
 
 
@@ -91,7 +91,7 @@ class Reopening:
             self.failures = self._losses = 0
         if failure is None:
             self._restarts.add("ended")
-            if lasted < SHORTEST:
+            if lasted < TOO_SHORT:
                 return self._backoff.next()
             # The server ended a shorter one than was asked for with all others, as when it stops.
             return 0.0 if lasted >= api.SHORTEST else self._spread(0)

@@ -99,21 +99,20 @@ class KnownKey(msgspec.Struct, frozen=True):
 class _FileReader:
     """Reads one file by the rules of Go's reader, which takes null for absent.
 
-    `spelling`: how keys are compared; encoding/json ignores their case, yaml.v2 does not. Wrong
-    values go to `faults`, and what is ignored to `warnings`.
+    `is_json`: by encoding/json, which ignores the case of keys; else by yaml.v2, which does not.
+    Wrong values go to `faults`, and what is ignored to `warnings`.
     """
 
-    def __init__(self, faults: Faults, spelling: Callable[[str], str] = str) -> None:
+    def __init__(self, faults: Faults, *, is_json: bool) -> None:
         self.faults = faults
         self.warnings: list[str] = []
-        self._spelling = spelling
-        self._is_json = spelling is str.lower
+        self._is_json = is_json
 
     def read(self, place: Place, table: Mapping[str, Reader]) -> list[KnownKey]:
         """The known keys of a mapping in their order; null counts as absent."""
         found: list[KnownKey] = []
         with self.faults.kept():
-            for key, here, value in place.pairs(self._spelling):
+            for key, here, value in place.pairs(str.lower if self._is_json else str):
                 if key not in table:
                     self.warnings.append(str(here.fault(f"unknown key `{cap(key, 64)}`")))
                 elif not value.null:
@@ -219,7 +218,7 @@ def read_device_config(
     if document is not None and not document.null:
         refuse_object(document)
         sections = {key: (here, value) for key, here, value in document.pairs()}
-    keys = _FileReader(faults)
+    keys = _FileReader(faults, is_json=False)
     found: list[KnownKey] = []
     section = sections.pop(SECTION, None)
     if section is None or section[1].null:
@@ -279,7 +278,7 @@ def read_node_layer(content: bytes, name: str, faults: Faults, node: str = "") -
     Values of a wrong type go to `faults`. Values that do not fit are warnings; the profile has them
     too. Raises SettingsError with the place: the file cannot be parsed.
     """
-    keys = _FileReader(faults, str.lower)
+    keys = _FileReader(faults, is_json=True)
     entries = _read_entries(content, name, keys, node)
     warnings: list[str] = []
     numbered = [(entry.number, one) for entry in entries for one in _profiles(entry, warnings)]
@@ -303,7 +302,7 @@ def decode_nodeconfig(text: str) -> tuple[Mapping[str, object], ...]:
         MalformedText: not a JSON object, or a value of another type or range.
     """
     try:
-        keys = _FileReader(Faults(), str.lower)
+        keys = _FileReader(Faults(), is_json=True)
         entries = _read_entries(text.encode(errors="replace"), NODES, keys)
         keys.faults.refuse()
     except SettingsError as error:
