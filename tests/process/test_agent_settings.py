@@ -13,24 +13,14 @@ from pathlib import Path
 import pytest
 
 from agent.cluster import (
-    ALLOCATED,
-    BIND_PHASE,
-    BIND_TIME,
-    MUTEX_LOCK,
-    PHASE_ALLOCATING,
     REGISTER,
-    TO_ALLOCATE,
-    VGPU_NODE,
 )
-from agent.hami.pod import encode_node_lock
 from agent.hami.register import decode_register, read_register
-from agent.host.process import SystemClock
 from agent.sandbox.apiserver_requests import merge_patch
 from agent.sandbox.lab.cluster import NAMESPACE, NODE, SandboxCluster, fetch, open_cluster, scrape
-from agent.sandbox.scenario.facts import is_locked, is_running, ledger_on_disk
+from agent.sandbox.scenario.facts import is_running, ledger_on_disk
 from agent.sandbox.scenario.stage import USE_UUID, Workload
 from agent.sandbox.scheduler.model import COUNT, MEMORY
-from agent.sandbox.store import Json
 from agent.settings.reading import COPY
 from tests.fakes.config_map import MountedMap
 from tests.process.agent_process import (
@@ -226,7 +216,7 @@ async def a_node() -> AsyncIterator[SandboxCluster]:
     async with open_cluster(options(gpus=1)) as opened:
         opened.places.config.write_text(named(OLD))
         cluster = await started(opened, slices=4)
-        await runs(cluster, "resident", OLD)
+        await runs(cluster, "resident")
         assert await comes((cluster.places.state / COPY).exists)
         yield cluster
 
@@ -240,45 +230,9 @@ async def shows(cluster: SandboxCluster, *wanted: tuple[str, int]) -> bool:
     return await cluster.until(shown, PATIENCE)
 
 
-async def place(cluster: SandboxCluster, name: str, resource: str) -> str:
-    """The UID of a pod that the scheduler has just bound; it asks by that name."""
-    pid = cluster.agent.pid
-    assert await cluster.until(lambda: bool(cluster.log.of("pods.listed", pid)), PATIENCE)
-    assert await cluster.until(lambda: not is_locked(cluster), PATIENCE)
-    now = SystemClock().now()
-    lock = {"metadata": {"annotations": {MUTEX_LOCK: encode_node_lock(now, NAMESPACE, name)}}}
-    cluster.store.update("nodes", "", NODE, lambda held: merge_patch(held, lock))
-    share = f"{cluster.hardware.find('0').gpu.uuid},NVIDIA,3000,30:;"
-    notes = {
-        VGPU_NODE: NODE,
-        ALLOCATED: share,
-        TO_ALLOCATE: share,
-        BIND_PHASE: PHASE_ALLOCATING,
-        BIND_TIME: str(int(now.timestamp())),
-    }
-    container = {"name": "main", "image": "i", "resources": {"limits": {resource: "1"}}}
-    pod: Json = {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {"name": name, "namespace": NAMESPACE, "annotations": notes},
-        "spec": {"containers": [container]},
-    }
-    uid: str = cluster.store.create("pods", pod)["metadata"]["uid"]
-    cluster.store.bind(NAMESPACE, name, NODE)
-    return uid
-
-
-def is_running_in(cluster: SandboxCluster, uid: str) -> bool:
-    node = cluster.kubelet.pod(uid)
-    return node is not None and "main" in node.running
-
-
-async def runs(cluster: SandboxCluster, name: str, resource: str) -> str:
-    uid = await place(cluster, name, resource)
-    assert await cluster.until(lambda: is_running_in(cluster, uid), PATIENCE), message(
-        cluster, name
-    )
-    return uid
+async def runs(cluster: SandboxCluster, name: str) -> None:
+    holding(cluster, name, ("app", 3000))
+    assert await cluster.until(lambda: is_running(cluster, name), PATIENCE), cluster.pod(name)
 
 
 async def succeeds(cluster: SandboxCluster, name: str) -> None:
@@ -306,11 +260,6 @@ async def refusal(cluster: SandboxCluster) -> str:
     return text
 
 
-def message(cluster: SandboxCluster, name: str) -> str:
-    text: str = cluster.pod(name).get("status", {}).get("message", "")
-    return text
-
-
 async def test_a_start_with_another_name_uses_the_last_good_settings_until_the_last_row():
     async with a_node() as cluster:
         await cluster.stop_agent()
@@ -322,7 +271,7 @@ async def test_a_start_with_another_name_uses_the_last_good_settings_until_the_l
         assert await cluster.until(lambda: cluster.web_address is not None, PATIENCE)
         page = await fetch(cluster.web_address or "", "/readyz?verbose")
         assert f"[!]settings degraded: {cluster.places.config}:3:17: sharing.res" in page.text
-        await runs(cluster, "second", OLD)
+        await runs(cluster, "second")
         assert {"resident": OLD, "second": OLD} == rows(cluster)
         for name in ("second", "resident"):
             await succeeds(cluster, name)
