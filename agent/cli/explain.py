@@ -11,16 +11,15 @@ from typing import Final, TypeAlias
 
 import msgspec
 
-from agent.cli.connections import add_cluster, connection_of, open_session
+from agent.cli.connections import add_cluster, ask, connection_of
 from agent.cli.logs import configure
 from agent.cli.main import (
     INCOMPLETE,
-    NOT_FOUND,
     OK,
     PROBLEM,
     TABLE,
-    UNREACHABLE,
     USAGE,
+    NotThere,
     Subparsers,
     add_output,
     fail,
@@ -37,10 +36,10 @@ from agent.cli.output import (
 )
 from agent.cli.runbook import HINT
 from agent.cluster import ALLOCATED
-from agent.errors import AgentError, ApiError, ApiNotFound, MalformedText, SettingsError, cap
+from agent.errors import ApiError, ApiNotFound, MalformedText, cap
 from agent.hami.pod import encode_stamp
 from agent.host.process import SystemClock
-from agent.kube.client import Connection, KubeSession, default_namespace
+from agent.kube.client import KubeSession, default_namespace
 from agent.kube.objects import EPOCH
 from agent.kube.reader import (
     ClusterReader,
@@ -98,10 +97,6 @@ _ENTRY: Final = "[RUNBOOK "
 _KEPT: Final = "[RUNBOOK\0"
 Lines: TypeAlias = Iterator[tuple[int, int, str]]
 """Indent, indent of what is folded, and text of each line."""
-
-
-class NoPod(AgentError):  # noqa: N818 -- names what happened
-    """There is no such pod, or no pod of such a workload."""
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -162,31 +157,28 @@ def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
         namespace = space or namespace
     connection = connection_of(args, environ)
     source, clock = f"API server by {connection.source}", SystemClock()
-    code, data = OK, object()
-    try:
-        if args.recent:
-            with working("reading pods and Events"):
-                refused = asyncio.run(read_refused(connection, namespace, clock))
-            kind, data, at = "Refusals", refused_data(refused), clock.now()
-            lines = recent_lines(refused, source, at)
-        else:
-            namespace = namespace or default_namespace(connection)
-            with working("reading the pod, Nodes and pods with GPUs"):
-                chosen, found = asyncio.run(read_pod(connection, namespace, kind, name, clock))
-            settings, at = SchedulerSettings(scheduler_name=args.scheduler_name), clock.now()
-            with working(f"trying changes on {len(found.nodes)} Nodes"):
-                explanation = explain_pod(found, at, settings)
-            kind, data = "Explanation", explanation
-            lines = explanation_lines(explanation, found.taken, source, at, chosen)
-            code = PROBLEM if explanation.blocked else OK
-            code = INCOMPLETE if explanation.missing else code
-    except SettingsError as error:
-        advice = ": give --kubeconfig, or set KUBECONFIG"
-        return fail("explain", f"{error.said}{advice}", UNREACHABLE)
-    except ApiError as error:
-        return fail("explain", str(error), UNREACHABLE)
-    except NoPod as error:
-        return fail("explain", str(error), NOT_FOUND)
+    data: object
+    if args.recent:
+        with working("reading pods and Events"):
+            found_pods = ask(
+                connection, PROGRAM, lambda api: ClusterReader(api, clock).refused(namespace)
+            )
+        refused = sorted(found_pods, key=lambda pod: pod.at or EPOCH, reverse=True)
+        code, kind, data, at = OK, "Refusals", refused_data(refused), clock.now()
+        lines = recent_lines(refused, source, at)
+    else:
+        namespace = namespace or default_namespace(connection)
+        with working("reading the pod, Nodes and pods with GPUs"):
+            chosen, found = ask(
+                connection, PROGRAM, lambda api: read_pod(api, namespace, kind, name, clock)
+            )
+        settings, at = SchedulerSettings(scheduler_name=args.scheduler_name), clock.now()
+        with working(f"trying changes on {len(found.nodes)} Nodes"):
+            explanation = explain_pod(found, at, settings)
+        kind, data = "Explanation", explanation
+        lines = explanation_lines(explanation, found.taken, source, at, chosen)
+        code = PROBLEM if explanation.blocked else OK
+        code = INCOMPLETE if explanation.missing else code
     if args.output == TABLE:
         columns = terminal_width(environ, UNFOLDED)
         sys.stdout.write(folded(lines, columns, painter(environ)))
@@ -196,38 +188,36 @@ def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
 
 
 async def read_pod(
-    connection: Connection, namespace: str, kind: str, name: str, clock: Clock
+    session: KubeSession, namespace: str, kind: str, name: str, clock: Clock
 ) -> tuple[str, ClusterSnapshot]:
     """Read the pod and the parts of the cluster that decide about it; nothing is written.
 
     Of a workload it is the pod that is furthest from running; the text says how it was chosen.
 
     Raises:
-        SettingsError: the files of the connection cannot be used.
         ApiError: the pod cannot be read.
-        NoPod: there is none of that name.
+        NotThere: there is none of that name.
     """
-    async with open_session(connection, PROGRAM) as session:
-        reader, chosen, where = ClusterReader(session, clock), "", cap(namespace, 64)
-        if kind != "Pod":
-            pods = await reader.owned(namespace, kind, name)
-            if not pods:
-                raise NoPod(f"no pod of {kind} {cap(name, 256)} is in the namespace {where}")
-            phases = Counter(pod.phase for pod in pods)
-            told = ", ".join(f"{count} {cap(phase, 32)}" for phase, count in phases.items())
-            chosen, name = f"{kind} {cap(name, 256)} has {told}: ", pods[0].name
-        try:
-            found = await reader.snapshot(namespace, name)
-        except ApiNotFound as missing:
-            near = await reader.similar(namespace, name)
-            text = f"there is no pod {cap(name, 256)} in the namespace {where}"
-            if near.elsewhere:
-                text += f"; one is in {', '.join(cap(space, 64) for space in near.elsewhere)}"
-            if near.nearest:
-                text += f"; the nearest names are {', '.join(cap(n, 256) for n in near.nearest)}"
-            text += f"; no other name is known: {near.unread}" if near.unread else ""
-            raise NoPod(text) from missing
-        return chosen, await _with_use(session, found)
+    reader, chosen, where = ClusterReader(session, clock), "", cap(namespace, 64)
+    if kind != "Pod":
+        pods = await reader.owned(namespace, kind, name)
+        if not pods:
+            raise NotThere(f"no pod of {kind} {cap(name, 256)} is in the namespace {where}")
+        phases = Counter(pod.phase for pod in pods)
+        told = ", ".join(f"{count} {cap(phase, 32)}" for phase, count in phases.items())
+        chosen, name = f"{kind} {cap(name, 256)} has {told}: ", pods[0].name
+    try:
+        found = await reader.snapshot(namespace, name)
+    except ApiNotFound as missing:
+        near = await reader.similar(namespace, name)
+        text = f"there is no pod {cap(name, 256)} in the namespace {where}"
+        if near.elsewhere:
+            text += f"; one is in {', '.join(cap(space, 64) for space in near.elsewhere)}"
+        if near.nearest:
+            text += f"; the nearest names are {', '.join(cap(n, 256) for n in near.nearest)}"
+        text += f"; no other name is known: {near.unread}" if near.unread else ""
+        raise NotThere(text) from missing
+    return chosen, await _with_use(session, found)
 
 
 async def _with_use(session: KubeSession, found: ClusterSnapshot) -> ClusterSnapshot:
@@ -254,20 +244,6 @@ async def _with_use(session: KubeSession, found: ClusterSnapshot) -> ClusterSnap
         if (one.namespace, one.pod) == key
     )
     return msgspec.structs.replace(found, uses=uses)
-
-
-async def read_refused(
-    connection: Connection, namespace: str, clock: Clock
-) -> Sequence[RefusedPod]:
-    """Read the pods that kubelets refused, the last first; `namespace` empty: of all namespaces.
-
-    Raises:
-        SettingsError: the files of the connection cannot be used.
-        ApiError: the pods cannot be read.
-    """
-    async with open_session(connection, PROGRAM) as session:
-        found = await ClusterReader(session, clock).refused(namespace)
-    return sorted(found, key=lambda pod: pod.at or EPOCH, reverse=True)
 
 
 # Renders the answers as text for people, and as data for programs.
