@@ -49,7 +49,6 @@ from agent.errors import (
 from agent.hami.register import register_differences, report_of
 from agent.hookdirs import HostHookDirs, directory_sizes
 from agent.host.node import (
-    library_file,
     look_at,
     plugin_sockets,
 )
@@ -443,7 +442,7 @@ async def _library(seen: NodeSeen) -> Iterable[Finding]:
     )
     if missing or not needed:
         return [there]
-    library, preload = library_file(Path(facts.library)), library_file(home / "ld.so.preload")
+    library, preload = look_at(Path(facts.library)), look_at(home / "ld.so.preload")
     if facts.loadable and facts.preload is not None and not misnamed(facts):
         seen.repaired[UNKEPT] = "HAMi-core's files are there and containers load them"
     return [there, *preflight.judge_library_files(library, preload, facts)]

@@ -2,7 +2,6 @@
 
 import contextlib
 import errno
-import hashlib
 import itertools
 import os
 import re
@@ -13,7 +12,6 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final, Self
 
-import msgspec
 import yaml
 
 from agent.cluster import PodUid
@@ -263,22 +261,3 @@ def plugin_sockets(directory: Path, kubelet: str) -> tuple[PluginSocket, ...]:
             alive = code not in {errno.ECONNREFUSED, errno.ENOENT}
             sockets.append(PluginSocket(str(path), alive=alive))
     return tuple(sockets)
-
-
-# Inspects device files and HAMi-core's files on this host; it changes nothing.
-
-FILE_LIMIT: Final = 64 * 1024 * 1024
-"""Bytes of a library; HAMi-core's has less than 1 MiB."""
-
-
-def library_file(path: Path) -> PathFacts:
-    """Inspect a file that containers load, with the digest of its content."""
-    found = look_at(path)
-    if found.kind not in {"file", ""}:
-        return msgspec.structs.replace(found, failure="is not a regular file")
-    try:
-        with path.open("rb") as file:
-            digest = hashlib.sha256(file.read(FILE_LIMIT)).hexdigest()
-    except OSError as error:
-        return msgspec.structs.replace(found, failure=f"cannot be read: {error.strerror}")
-    return msgspec.structs.replace(found, digest=digest)

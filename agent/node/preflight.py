@@ -97,10 +97,6 @@ class PathFacts(msgspec.Struct, frozen=True):
     """Its owner is root or the agent's user."""
     full: bool = False
     """The file system of the directory has no space or no inodes left."""
-    digest: str = ""
-    """SHA-256 of a file's content in hexadecimal, if it was read."""
-    failure: str = ""
-    """Why the content cannot be read."""
 
 
 class PluginSocket(msgspec.Struct, frozen=True):
@@ -256,7 +252,7 @@ def judge_hami_files(
     return judged("P-HAMI", subject, said, row)
 
 
-# HAMi-core's files that every container loads: who may open them, and what they contain.
+# HAMi-core's files that every container loads: who may write and read them.
 
 
 def judge_library_files(
@@ -269,8 +265,13 @@ def judge_library_files(
         judged(
             "P-PRELOAD",
             file.path,
-            f"SHA-256 {library.digest}; {preload.path} names it; only its owner may write both",
-            When(bool(file.failure), "unknown", file.failure, "run this check as root"),
+            f"{preload.path} names it; only its owner may write both",
+            When(
+                file.kind != "file",
+                "unknown",
+                f"is a {file.kind or 'file that is gone'}, and no regular file",
+                "run this check as root",
+            ),
             When(
                 not file.ours or bool(file.mode & 0o022),
                 "WRONG",

@@ -105,6 +105,8 @@ def wrong(findings: Iterable[Finding]) -> set[str]:
     return {one.check for one in findings if one.verdict == "WRONG"}
 
 
+READY = AgentAnswer("/run/api.sock", 200, "[+]state ok\nreadyz check passed\n")
+"""The answer of an agent that is ready."""
 THEIR_POD = {
     "metadata": {
         "namespace": "hami",
@@ -162,6 +164,16 @@ async def test_what_the_api_server_says_is_told(
         name = server["pods"][0]["metadata"]
         wanted = {"namespace": name["namespace"], "name": name["name"]}
         assert [{"verb": "get", "resource": "pods", **wanted}] == asked
+
+
+async def test_beside_an_agent_rights_that_it_does_not_need_are_noted(tmp_path: Path):
+    async with beside_server(PreflightServer(), tmp_path) as (_, chosen):
+        found = await examine(chosen, agent=READY, groups=frozenset({"api"}))
+
+    assert [("P-NODE", "ok"), ("P-RIGHTS", "ok"), ("P-EXCESS", "note"), ("P-CLOCK", "ok")] == [
+        (one.check, one.verdict) for one in found
+    ]
+    assert "list secrets" in found[2].said
 
 
 @pytest.mark.parametrize(("condition", "number"), [(False, 8), (True, 9)])
@@ -293,10 +305,6 @@ async def test_an_empty_host_lacks_everything(bare: Settings, stub_path: Path):
     (told,) = [one for one in found if one.check == "P-DRIVER"]
     assert told.advice.startswith("correct --nvml-library")
     assert "mend" not in told.said, "the remedy is said once"
-
-
-READY = AgentAnswer("/run/api.sock", 200, "[+]state ok\nreadyz check passed\n")
-"""The answer of an agent that is ready."""
 
 
 async def beside(settings: Settings, path: Path, *groups: str) -> list[tuple[str, str]]:

@@ -1,8 +1,7 @@
-"""Paths, sockets and HAMi-core's files, as this host shows them."""
+"""Names, paths and sockets, as this host shows them."""
 
 import datetime as dt
 import errno
-import hashlib
 import os
 import socket
 from pathlib import Path
@@ -13,30 +12,11 @@ from agent.host import node as surroundings
 from agent.host.node import (
     WrittenDirectory,
     is_read_only,
-    library_file,
     look_at,
     plugin_sockets,
 )
 from agent.host.process import SystemClock, boot_id, host_name, machine_id
 from agent.node.preflight import PluginSocket
-
-
-def test_a_file_has_owner_mode_and_digest(tmp_path: Path):
-    file = tmp_path / "f"
-    file.write_bytes(b"text\n")
-    file.chmod(0o640)
-    seen = library_file(file)
-
-    assert (os.geteuid(), 0o640, True) == (seen.owner, seen.mode, seen.ours)
-    assert hashlib.sha256(b"text\n").hexdigest() == seen.digest
-
-
-def test_what_is_no_file_says_so(tmp_path: Path):
-    assert "cannot be read: No such file or directory" == library_file(tmp_path / "f").failure
-    assert "is not a regular file" == library_file(tmp_path).failure
-
-
-# Names, paths and sockets of the host are told as they are.
 
 
 def test_each_kind_of_path_has_its_word(tmp_path: Path):

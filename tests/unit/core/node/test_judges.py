@@ -87,10 +87,10 @@ HOST: list[Case] = [
     ),
 ]
 
-LIBRARY = PathFacts("/h/vgpu/libvgpu.so", "file", mode=0o644, digest="ab12")
+LIBRARY = PathFacts("/h/vgpu/libvgpu.so", "file", mode=0o644)
 PRELOAD = PathFacts("/h/vgpu/ld.so.preload", "file", mode=0o644)
 GOOD = HookFacts("/h/vgpu/libvgpu.so", preload="/h/vgpu/libvgpu.so\n", hook_path="/h")
-UNREAD = {"failure": "cannot be read: denied"}
+UNREAD = {"kind": "path that cannot be looked at (denied)"}
 
 
 def with_library(**change: object) -> tuple[Finding, ...]:
@@ -108,7 +108,7 @@ EACH_UNKNOWN = [line.replace("WRONG", "unknown") for line in EACH_WRONG]
 ONLY_LINE = [f"{EACH_WRONG[1]}|make /h/vgpu/libvgpu.so its only line|{NO_SLICE}"]
 
 FILES: list[Case] = [
-    (with_facts(), ["P-PRELOAD ok /h/vgpu/libvgpu.so|SHA-256 ab12"]),
+    (with_facts(), ["P-PRELOAD ok /h/vgpu/libvgpu.so|/h/vgpu/ld.so.preload names it"]),
     (with_library(mode=0o664), EACH_WRONG),
     (with_library(mode=0o646), EACH_WRONG),
     (with_library(mode=0o640), EACH_WRONG),
