@@ -9,7 +9,6 @@ import contextlib
 import errno
 import os
 import re
-import textwrap
 from collections import Counter
 from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -32,7 +31,7 @@ from agent.cli.main import (
     add_output,
     nearest,
 )
-from agent.cli.output import UNFOLDED, Paint, answer, painter, terminal_width
+from agent.cli.output import RUNBOOK, UNFOLDED, Line, answer, folded, painter, terminal_width
 from agent.cli.runbook import HINT
 from agent.cli.settings_args import add_settings, looked, sources, started
 from agent.cluster import REGISTER
@@ -160,7 +159,7 @@ def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     groups = args.only or (ALL_GROUPS - args.skip if args.skip else ALL_GROUPS)
     findings = asyncio.run(_findings(args, environ, groups))
     columns, every = terminal_width(environ, UNFOLDED), args.output == "wide"
-    lines = finding_lines(findings, columns, painter(environ), every=every)
+    lines = folded(finding_lines(findings, every=every), columns, painter(environ))
     answer(args.output, "Preflight" if args.pre else "Checkup", document_of(findings), lines)
     verdicts = {one.verdict for one in findings}
     if "WRONG" in verdicts:
@@ -694,42 +693,29 @@ LOOKS: Final = (
 # Renders the findings: lines for people, data for programs.
 
 
-def finding_lines(
-    findings: Sequence[Finding], columns: int, paint: Paint, *, every: bool
-) -> Iterator[str]:
-    """What is not well, or with `every` all, and a line with the numbers, folded at `columns`.
+def finding_lines(findings: Sequence[Finding], *, every: bool) -> Iterator[Line]:
+    """What is not well, or with `every` all, and a line with the numbers.
 
     Each finding has one line, then what it means and what to do.
     """
-    margin = " " * min(_INDENT, columns // 4)
-
-    def folded(text: str, indent: str = "") -> list[str]:
-        return textwrap.wrap(
-            text,
-            columns,
-            initial_indent=indent,
-            subsequent_indent=f"{margin}  ",
-            break_on_hyphens=False,
-        )
-
     for one in findings:
         if one.verdict == "ok" and not every:
             continue
         # Without what a terminal would obey: some texts come from the cluster.
         said, advice = cap(f"{one.subject}: {one.said}", _LONGEST), cap(one.advice, _LONGEST)
-        first, *rest = folded(f"{one.group:<10} {one.verdict:<8} {one.check:<12} {said}")
-        yield first.replace(one.verdict, paint(one.verdict, COLOURS[one.verdict]), 1)
-        yield from rest
+        text = f"{one.group:<10} {one.verdict:<8} {one.check:<12} {said}"
+        yield Line(text, 0, _INDENT + 2, one.verdict, COLOURS[one.verdict])
         if one.verdict in {"WRONG", "note"}:
-            yield from folded(f"means: {one.consequence}", margin)
+            yield Line(f"means: {one.consequence}", _INDENT, _INDENT + 2)
         if one.verdict != "ok":
-            yield from folded(f"to do: {f'{advice} [RUNBOOK {one.check}]'.lstrip()}", margin)
+            do = f"to do: {f'{advice} {RUNBOOK}{one.check}]'.lstrip()}"
+            yield Line(do, _INDENT, _INDENT + 2)
     counts = Counter(one.verdict for one in findings)
     if counts.keys() - {"ok"}:
-        yield from folded(HINT)
+        yield Line(HINT)
     total = f"{counts['WRONG']} wrong, {counted(counts['note'], 'note')}, {counts['ok']} ok"
     total += f", {counts['unknown']} not checked" if counts["unknown"] else ""
-    yield from folded(total if every or not counts["ok"] else f"{total} (-o wide lists all)")
+    yield Line(total if every or not counts["ok"] else f"{total} (-o wide lists all)")
 
 
 def document_of(findings: Sequence[Finding]) -> dict[str, object]:
