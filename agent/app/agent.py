@@ -30,7 +30,7 @@ from agent.inventory import (
     Withholder,
 )
 from agent.kit.cell import Cell
-from agent.kit.tasks import Backoff, Heartbeat, Task, supervise
+from agent.kit.tasks import Backoff, Task, supervise
 from agent.kit.timing import Tally
 from agent.kube.api import KubeNode, KubePods
 from agent.kube.client import Connection, KubeSession
@@ -133,11 +133,7 @@ class NodeAgent:
         self.state = state = StateService(
             disk=adapters.disk, recovered=before, boot_id=found.boot_id
         )
-        self.heartbeat = Heartbeat()
-        self.writers = [
-            StandingTask("heartbeat", self.heartbeat.run),
-            StandingTask("state", state.run),
-        ]
+        self.writers = [StandingTask("state", state.run)]
         self.journal = NodeJournal(clock)
         self.notices = NodeEventQueue(self.journal.changed)
         say = self.notices.say

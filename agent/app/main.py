@@ -38,7 +38,7 @@ from agent.errors import (
 from agent.host.node import WrittenDirectory
 from agent.host.process import LockFile, SystemClock, Systemd, boot_id, machine_id, service_notifier
 from agent.kit.cell import Cell, News
-from agent.kit.tasks import BudgetSpent, Heartbeat, Offload, Task, run_tiers, show_thread_name
+from agent.kit.tasks import BudgetSpent, Offload, Task, run_tiers, show_thread_name
 from agent.kit.timing import Lag, until_tick
 from agent.kube.client import Connection, check
 from agent.kubelet.register import RegistrationState, Rival
@@ -161,7 +161,7 @@ async def _run(
                 async with Lag().within(OPEN_DEADLINE):
                     await agent.session.open()
         await _refuse_rival(agent)
-        web = WebDoors(settings, agent.heartbeat, agent=agent)
+        web = WebDoors(settings, agent=agent)
         doors = [
             *agent.doors,
             StandingTask("notify", lambda: tell_systemd(notifier, agent)),
@@ -214,21 +214,20 @@ async def _wait_to_be_alone(
         return True
     settings = process.settings
     _connection(settings, process)
-    heartbeat, standby = Heartbeat(), f"another agent runs on this host ({lock.holder()})"
+    standby = f"another agent runs on this host ({lock.holder()})"
     notifier.ready()
     notifier.status(f"standby: {standby}")
     async with contextlib.AsyncExitStack() as stack:
         try:
-            web = WebDoors(settings, heartbeat, standby)
+            web = WebDoors(settings, standby)
             await stack.enter_async_context(web.open(PORT))
         except PermissionFault as error:
             log.info("standby.without_web", err=str(error))  # the running agent has the port
         group = await stack.enter_async_context(asyncio.TaskGroup())
-        beating = group.create_task(heartbeat.run())
         taken = group.create_task(lock.take())
         stopped = group.create_task(stop.wait())
         await asyncio.wait((taken, stopped), return_when=asyncio.FIRST_COMPLETED)
-        for task in (beating, taken, stopped):
+        for task in (taken, stopped):
             task.cancel()
     return lock.held and not stop.is_set()
 

@@ -13,7 +13,6 @@ from agent.app.agent import NodeAgent
 from agent.errors import PermissionFault
 from agent.health.watch import GpuRelease
 from agent.host.process import SystemClock
-from agent.kit.tasks import Heartbeat
 from agent.kit.timing import Tally
 from agent.model import HamiNames, Trouble
 from agent.node.findings import STANDBY, Check
@@ -41,12 +40,10 @@ class WebDoors:
     def __init__(
         self,
         settings: Settings,
-        heartbeat: Heartbeat,
         standby: str = "",
         agent: NodeAgent | None = None,
     ) -> None:
         self._settings = settings
-        self._heartbeat = heartbeat
         self._standby = standby
         self._agent = agent
         self._shut: dict[str, str] = {}
@@ -76,7 +73,7 @@ class WebDoors:
         build = BuildInfo(
             version=__version__, python=platform.python_version(), schema=f"state/{VERSION}"
         )
-        probes = Probes(heartbeat_age=self._heartbeat.age, checks=self.checks)
+        probes = Probes(self.checks)
 
         def metric_facts() -> StatusFacts:
             """A standby has only the metrics about itself."""

@@ -92,7 +92,7 @@ def joined(
 def watched(agent: NodeAgent) -> WebDoors:
     """What readiness shows of it, without an API server."""
     agent.report = None
-    return WebDoors(agent.found.settings, agent.heartbeat, agent=agent)
+    return WebDoors(agent.found.settings, agent=agent)
 
 
 def runs(agent: NodeAgent) -> dict[str, Callable[[], Coroutine[object, object, None]]]:

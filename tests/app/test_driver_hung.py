@@ -83,13 +83,13 @@ async def a_node() -> AsyncIterator[HungNode]:
                 desk.inventory.set(inventory)
 
     standing = (
-        *(front.heartbeat.run, front.state.run),
+        front.state.run,
         *(front.discovery.run, front.health.run, runs(front)["gpu_events"]),
         *(follow_inventory, partial(front.notices.post_all, sink.post_event)),
     )
     async with a_desk() as desk, at_work(*standing):
         await front.facts.slices.until(lambda listed: len(listed.groups) == 2)
-        probes = Probes(heartbeat_age=front.heartbeat.age, checks=watched(front).checks)
+        probes = Probes(watched(front).checks)
         yield HungNode(front, hardware, desk, probes, sink.posted)
 
 
