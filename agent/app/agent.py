@@ -18,7 +18,7 @@ from agent.app.settings import SettingsPorts, SettingsService
 from agent.cluster import PodTable
 from agent.errors import AgentError, Refusal, StateError
 from agent.health.watch import HealthWatch
-from agent.host.files import DirectoryWatch, HostFileWatch
+from agent.host.files import DirectoryWatch, follow_files
 from agent.host.node import CgroupContainers
 from agent.host.process import Systemd
 from agent.inventory import (
@@ -105,7 +105,8 @@ class NodeAgent:
 
     - `writers`, `services`, `doors`: the tiers. The doors stop first, then what knows the node,
       then the writer of the state.
-    - `stop`: set to end the process. `asked`: set to request that `look` reads the settings now.
+    - `stop`: set to end the process. `asked`: set to request that the settings are read now.
+      `look`: see SettingsPorts.
     - `notices`: Events that wait for the API server. `journal`: what happened lately.
     - `session`, `events`, `report`: None in plain mode, which has no API server.
     - `reported`: whether the API server holds the report.
@@ -120,7 +121,7 @@ class NodeAgent:
         notifier: Systemd,
         stop: asyncio.Event,
         asked: asyncio.Event,
-        look: Callable[[Sources], Awaitable[SourcesRead]],
+        look: Callable[[SourcesRead | None, Sources], Awaitable[SourcesRead]],
     ) -> None:
         self.found = found
         self.adapters = adapters
@@ -155,7 +156,6 @@ class NodeAgent:
         # The settings, which depend on the Node's labels, its GPUs and the rows.
         outside = SettingsPorts(
             look=look,
-            watch=adapters.files.follow,
             asked=asked,
             disk=adapters.disk,
             notifier=notifier,
@@ -461,8 +461,7 @@ class NodeAgent:
 
         async def library(look: Callable[[], None]) -> None:
             # Not on the thread that reads settings: this file system is another one, and may hang.
-            watch = HostFileWatch(self.adapters.worker)
-            await watch.follow(self.adapters.hooks.mounted, look)
+            await follow_files(self.adapters.hooks.mounted, look, self.adapters.worker)
 
         return (written, library) if self._mounts_core else (written,)
 

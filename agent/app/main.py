@@ -8,6 +8,7 @@ import os
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -44,7 +45,7 @@ from agent.kube.client import Connection, check
 from agent.kubelet.register import RegistrationState, Rival
 from agent.ledger import container_directory
 from agent.ports import Disk
-from agent.settings.reading import COPY, SourcesRead, recalled
+from agent.settings.reading import COPY, SourcesRead, stand_in
 from agent.settings.schema import Settings
 from agent.settings.sources import NodeFacts, Sources
 from agent.state import decode_last_good, recover
@@ -80,12 +81,12 @@ _CODES: tuple[tuple[type[BaseException], int], ...] = (
 
 
 class Process(msgspec.Struct, frozen=True):
-    """What the process was started with. `look` reads all sources again."""
+    """What the process was started with. `look` reads all sources again, with that Offload."""
 
     environ: Mapping[str, str]
     start: SourcesRead
     settings: Settings
-    look: Callable[[Sources, Offload], Awaitable[SourcesRead]]
+    look: Callable[[Offload, SourcesRead | None, Sources], Awaitable[SourcesRead]]
 
 
 async def run_agent(process: Process) -> int:
@@ -145,7 +146,7 @@ async def _run(
             notifier,
             stop,
             reload,
-            lambda good: process.look(good, adapters.reader),
+            partial(process.look, adapters.reader),
         )
         stack.callback(agent.witness.close)
         agent.settings.tell_start(found.start)
@@ -287,11 +288,8 @@ async def _recover(process: Process, disk: Disk) -> StartFacts:
     start, settings = process.start, process.settings
     held = start.taken().undrained(ledger)
     if held is not None:
-        last = None
-        if stored is not None:
-            with contextlib.suppress(SettingsError):
-                last = recalled(stored, start.taken().sources)
-        if last is None or last.undrained(ledger) is not None:
+        last = stand_in(stored, start.taken().sources, NodeFacts(), ledger)
+        if last is None:
             # Only a running agent notices that pods are gone: drained now, rows would stay.
             raise SettingsError(
                 held.said, remedy="set it back, then drain the node while the agent runs"

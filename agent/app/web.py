@@ -206,7 +206,7 @@ def _status_facts(agent: NodeAgent, checks: tuple[Check, ...]) -> StatusFacts:
         resource=facts.resource.value,
         kubelet=agent.registration.state.value.text,
         observe=settings.observe,
-        profiles=agent.settings.profiles,
+        profiles=agent.settings.values.profiles,
         split_count=sharing.split_count,
         memory_scaling=sharing.memory_scaling,
         core_scaling=sharing.core_scaling,

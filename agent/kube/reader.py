@@ -17,7 +17,6 @@ from agent.hami.pod import decode_node_lock
 from agent.hami.register import read_register
 from agent.kube.api import EndlessList, KubeNode, Lists, command_budget
 from agent.kube.client import (
-    METADATA_ONLY,
     ApiRequest,
     Executed,
     KubeSession,
@@ -772,17 +771,6 @@ class NodeReader:
             reported_by=other_writer(managed, REGISTER),
             skew=skew,
         )
-
-    async def named(self, node: str) -> bool | None:
-        """Whether a Node of this name exists; None: this account may not look. Raises ApiError."""
-        request = ApiRequest("get", "nodes", path_of("nodes", node), accept=METADATA_ONLY)
-        try:
-            await self._session.call(request)
-        except ApiNotFound:
-            return False
-        except ApiForbidden:  # a node's own identity may read only its own Node
-            return None
-        return True
 
     async def _pods(self, read: Callable[[Raw], T], *query: tuple[str, str]) -> tuple[T, ...]:
         """List the pods of this node. Raises ApiError."""

@@ -14,8 +14,9 @@ import pytest_asyncio
 import yaml
 from aiohttp import web
 
-from agent.cli.explain import explanation_lines, folded, recent_lines
+from agent.cli.explain import explanation_lines, recent_lines
 from agent.cli.main import dispatch
+from agent.cli.output import folded
 from agent.errors import ApiError, ApiForbidden
 from agent.hami.pod import encode_stamp
 from agent.host.process import SystemClock
@@ -472,14 +473,16 @@ def test_no_line_is_longer_than_the_terminal(columns: int):
     )
     explanation = explain_pod(ClusterSnapshot(pod, now, nodes), now)
 
-    text = folded(
-        explanation_lines(explanation, now, "API server by /etc/kubeconfig", now),
-        columns,
-        lambda text, _: text,
+    lines = list(
+        folded(
+            explanation_lines(explanation, now, "API server by /etc/kubeconfig", now),
+            columns,
+            lambda text, _: text,
+        )
     )
 
-    assert columns >= max(len(line) for line in text.splitlines())
-    assert "CardInsufficientMemory" in " ".join(text.split())
+    assert columns >= max(map(len, lines))
+    assert "CardInsufficientMemory" in " ".join(" ".join(lines).split())
 
 
 @pytest.mark.parametrize("message", ["", " \n"])
@@ -487,9 +490,9 @@ def test_a_refusal_without_a_text_is_listed_and_only_words_of_gates_are_coloured
     now = SystemClock().now()
     refused = [RefusedPod("note", "p", "n1", message, now)]
 
-    text = folded(recent_lines(refused, "s", now), 80, lambda text, colour: f"<{colour}>{text}")
+    lines = folded(recent_lines(refused, "s", now), 80, lambda text, colour: f"<{colour}>{text}")
 
-    assert "note/p on n1, 0 s ago\n  no reason is told\ndata: s, read now\n" == text
+    assert ["note/p on n1, 0 s ago", "  no reason is told", "data: s, read now"] == list(lines)
 
 
 async def test_the_example_of_the_help_runs(rig: ExplainRig, capsys: Capsys):

@@ -437,20 +437,6 @@ async def test_a_node_that_is_not_there_is_told_apart(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("identity", "other"),
-    [(ACCOUNT, False), (f"system:node:{NODE}", None)],
-)
-async def test_another_node_is_looked_for_by_name_if_the_account_may(
-    identity, other, tmp_path: Path
-):
-    async with model_world(tmp_path, identity) as world:
-        world.store.create("nodes", {"metadata": {"name": NODE}})
-        sight = NodeReader(world.session, NODE)
-
-        assert [True, other] == [await sight.named(NODE), await sight.named("none")]
-
-
-@pytest.mark.parametrize(
     ("date", "skew"),
     [
         ("Tue, 01 Sep 2026 12:00:30 GMT", 30.0),
