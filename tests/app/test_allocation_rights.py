@@ -284,53 +284,6 @@ async def test_a_pod_whose_init_containers_alone_ask_is_served(boxes, unlocked):
         await story.until(lambda: story.bind_phase("prepare") == PHASE_SUCCESS)
 
 
-@told
-async def test_it_is_served_beside_pods_that_hold_the_lock_and_leaves_it_to_them():
-    async with a_story() as story:
-        await story.world.stop_kubelet(20.0)
-        for name in ("first", "second"):
-            await story.bound(name, LOCKLESS)
-        await story.bound("owner", Shape((Box(mib=4000),)))
-        lock = story.lock
-        assert lock.endswith(",owner")
-        await story.bound("third", LOCKLESS)
-
-        await story.running("first", "second", "owner", "third")
-
-        assert {("ok", ""): 4} == story.results
-        await story.until(lambda: not story.lock)
-
-
-@pytest.mark.parametrize("death", ["kubelet", "agent", "reboot"])
-@told
-async def test_it_gets_the_same_again_after_a_death(death):
-    async with a_story() as story:
-        if death == "kubelet":
-            story.world.die_after_answer()
-        uid = await story.runs("prepare", Shape((SIDECAR, APP)))
-        before = story.world.audit.answers[(uid, "c0")]
-        if death == "agent":
-            story.world.kill_agent_at(0, 1.0)
-            await asyncio.sleep(5)
-            await story.world.end_containers(0, 2)
-        elif death == "reboot":
-            await story.world.reboot(lose=True)
-        await asyncio.sleep(60)
-
-        await story.running("prepare")
-        assert before == story.world.audit.answers[(uid, "c0")]
-
-
-@told
-async def test_strict_refuses_it_and_names_the_setting():
-    async with a_story(unlocked=UnlockedPods.STRICT) as story:
-        await story.bound("prepare", LOCKLESS)
-
-        await story.failed("prepare", "HA-2005")
-        assert "set allocation.unlockedPods to scheduled" in story.message("prepare")
-        await story.until(lambda: story.bind_phase("prepare") == PHASE_FAILED)
-
-
 async def bound_by_hand(story: AllocationStory, name: str, shape: Shape, scheduler: str) -> None:
     """Its tenant wrote the annotations, and somebody who may bind pods bound it here."""
     pod = a_pod_object(name, shape, 0, schedulerName=scheduler)
@@ -376,21 +329,6 @@ async def test_forged_annotations_of_a_request_that_hami_drops_are_worth_nothing
 
         await story.failed("forger", "HA-3006")
         assert "cannot count 3221225472 MiB" in story.message("forger")
-
-
-@told
-async def test_a_pod_that_the_kubelet_has_started_before_is_refused():
-    async with a_story() as story:
-        await story.world.stop_kubelet(10.0)
-        await story.bound("odd", LOCKLESS)
-        story.world.store.update(
-            "pods", NAMESPACE, "odd", lambda pod: pod | {"status": pod["status"] | STARTED}
-        )
-
-        await story.failed("odd", "HA-2005")
-
-
-STARTED = {"startTime": "2026-09-01T12:00:00Z"}
 
 
 async def edited(story: AllocationStory, shape: Shape, text: str) -> None:
@@ -440,21 +378,3 @@ async def test_with_the_lock_no_more_is_given_than_was_requested(shape, text, ga
         assert "delete the pod" in story.message("edited")
         await story.until(lambda: not story.lock)
         await story.runs("next", Shape((Box(mib=4000),)))
-
-
-@pytest.mark.parametrize("text", ["1,20", "2999,1"])
-@told
-async def test_a_pod_that_makes_little_of_its_share_gets_little(text):
-    async with a_story() as story:
-        await story.world.stop_kubelet(10.0)
-        uid = await story.bound("edited", Shape((Box(mib=3000),)))
-        ((share,),) = story.world.scheduler.placed[uid]
-        assert story.world.edit("edited", f"{share.uuid},NVIDIA,{text}:;")
-
-        await story.running("edited")
-        mib, cores = text.split(",")
-        envs = story.envs("edited")
-        assert (f"{mib}m", cores) == (
-            envs["CUDA_DEVICE_MEMORY_LIMIT_0"],
-            envs["CUDA_DEVICE_SM_LIMIT"],
-        )

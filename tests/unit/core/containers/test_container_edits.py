@@ -235,16 +235,6 @@ def test_with_it_a_container_finds_the_daemons_pipes_and_shares_its_memory(root,
     assert sorted(edits.envs) == list(edits.envs)
 
 
-def test_hami_cores_limits_stay_beside_the_daemon():
-    names = {
-        "CUDA_DEVICE_MEMORY_LIMIT_0",
-        "CUDA_DEVICE_SM_LIMIT",
-        "CUDA_DEVICE_MEMORY_SHARED_CACHE",
-    }
-
-    assert names <= dict(edits_of(granted(), mode="mps", mps_root="/mps").envs).keys()
-
-
 def test_each_resource_has_a_daemon_of_its_own():
     settings = EditSettings(mode="mps", mps_root="/mps", resource="example.com/shared")
 
