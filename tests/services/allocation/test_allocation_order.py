@@ -75,6 +75,24 @@ async def test_a_row_on_its_way_to_disk_takes_room_already():
             desk.disk.gate.set()
 
 
+async def test_a_slow_look_at_the_hook_path_gives_a_container_to_one_of_two_calls(monkeypatch):
+    async with a_desk() as desk:
+        desk.bind(placed(1))
+        look = desk.hooks.facts
+
+        async def slowly():
+            await asyncio.sleep(0.05)
+            return await look()
+
+        monkeypatch.setattr(desk.hooks, "facts", slowly)
+
+        async with asyncio.TaskGroup() as group:
+            calls = [group.create_task(outcome(desk, number)) for number in (1, 2)]
+
+        assert 1 == sum(not isinstance(call.result(), RefusalReason) for call in calls)
+        assert 1 == len(desk.ledger.rows)
+
+
 async def test_a_put_off_replay_keeps_the_kubelet_from_its_pods_next_container_meanwhile():
     async with a_desk() as desk:
         old = placed(1, phase=Phase.RUNNING)
