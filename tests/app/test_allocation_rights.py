@@ -16,23 +16,6 @@ LONG = 360.0
 """Seconds: longer than the scheduler keeps a lock."""
 
 
-@pytest.mark.parametrize("forged", [None, 1], ids=["bare", "with forged annotations"])
-@told
-async def test_a_stray_pod_of_another_count_beside_the_lock_owner_costs_the_owner_nothing(forged):
-    async with a_story() as story:
-        await story.world.stop_kubelet(3.0)
-        story.world.create_stray("stray", Shape((Box(count=2),), forged=forged))
-        await asyncio.sleep(1.1)  # the kubelet admits in the order of creation, in whole seconds
-        await story.bound("owner", SMALL)
-
-        await story.failed("stray", "HA-2004")
-        await story.running("owner")
-
-        assert "team-a/owner" in story.message("stray")
-        await story.until(lambda: story.bind_phase("owner") == PHASE_SUCCESS)
-        await story.until(lambda: story.bind_phase("stray") == (PHASE_FAILED if forged else ""))
-
-
 @told
 async def test_a_success_that_comes_late_is_not_written_on_the_pod_made_anew():
     async with a_story() as story:
@@ -50,74 +33,6 @@ async def test_a_success_that_comes_late_is_not_written_on_the_pod_made_anew():
         await story.placed("web-0")
         await story.running("web-0")
         await story.until(lambda: story.bind_phase("web-0") == PHASE_SUCCESS)
-
-
-@pytest.mark.parametrize("when", ["before", "after"])
-@told
-async def test_a_lock_that_a_retried_bind_stamped_anew_goes_with_its_owners_answer(when):
-    async with a_story() as story:
-        if when == "before":
-            await story.world.stop_kubelet(20.0)
-        uid = await story.bound("train", SMALL)
-        if when == "after":
-            await story.cut_off_when_answered(uid)
-        first = story.lock
-        await asyncio.sleep(5)
-        story.world.stamp_again()
-        await asyncio.sleep(1)
-        assert first != story.lock
-
-        story.world.faults.clear()
-        await story.running("train")
-
-        await story.until(lambda: not story.lock)
-        await story.runs("next", SMALL)
-
-
-@told
-async def test_the_lock_of_an_owner_that_was_evicted_before_its_allocate_is_given_back():
-    async with a_story() as story:
-        await story.world.stop_kubelet(30.0)
-        uid = await story.bound("victim", SMALL)
-        evicted = {"phase": "Failed", "reason": "Evicted", "message": "memory pressure"}
-        story.world.store.update(
-            "pods", "team-a", "victim", lambda pod: {**pod, "status": pod["status"] | evicted}
-        )
-
-        await story.until(lambda: not story.lock, within=5)
-
-        await story.runs("next", SMALL)
-        assert (uid, "c0") not in story.world.audit.answers
-
-
-@pytest.mark.parametrize("ahead", [-LONG, LONG], ids=["behind", "ahead"])
-@told
-async def test_a_clock_that_is_six_minutes_off_costs_no_pod(ahead):
-    async with a_story() as story:
-        story.world.scheduler.clock.ahead = ahead
-        await story.runs("first", SMALL)
-        await story.world.stop_kubelet(60.0)
-        await story.bound("waits", SMALL)
-        lock = story.lock
-        await asyncio.sleep(50)
-        assert lock == story.lock
-
-        await story.running("waits")
-        await story.until(lambda: not story.lock, within=5)
-
-
-@told
-async def test_a_pod_whose_kubelet_was_away_for_six_minutes_after_its_bind_is_served():
-    async with a_story() as story:
-        await story.world.stop_kubelet(LONG)
-        await story.bound("train", SMALL)
-        lock = story.lock
-
-        await asyncio.sleep(LONG - 10)
-        assert lock == story.lock
-        await story.running("train")
-
-        assert {("ok", ""): 1} == story.results
 
 
 @pytest.mark.parametrize(
@@ -226,21 +141,6 @@ async def test_a_bound_pod_whose_status_hides_it_afterwards_is_served(status):
         story.world.store.update(
             "pods", "team-a", "train", lambda pod: {**pod, "status": pod["status"] | status}
         )
-
-        await story.running("train")
-
-
-@told
-async def test_a_pod_that_a_kubelet_rejected_without_a_plugin_is_served_by_the_next_kubelet():
-    async with a_story() as story:
-        story.world.late_registrations = 1.0
-        await story.world.stop_kubelet(1.0)
-        uid = await story.bound("train", SMALL)
-        await story.until(lambda: story.pod("train")["status"].get("startTime"))
-        story.world.late_registrations = 0.0
-        assert [] == story.pod("train")["status"]["conditions"]
-        assert 0 == story.asked(uid)
-        await story.world.stop_kubelet(1.0)
 
         await story.running("train")
 

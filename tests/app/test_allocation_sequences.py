@@ -32,18 +32,6 @@ DAY = 86_400.0
 
 
 @told
-async def test_a_kubelet_that_dies_between_our_answer_and_its_checkpoint_gets_it_again():
-    async with a_story() as story:
-        story.world.die_after_answer()
-        uid = await story.bound("train", SMALL)
-
-        await story.running("train")
-
-        assert (2, 1) == (story.asked(uid), story.results[("replay", "")])
-        assert 2 == story.world.kubelet.lives
-
-
-@told
 async def test_a_container_restarts_after_a_lost_checkpoint_while_another_pod_holds_the_lock():
     async with a_story() as story:
         uid = await story.runs("old", SMALL)
@@ -97,23 +85,6 @@ async def test_a_reboot_with_a_lost_checkpoint_gives_all_pods_their_old_answers(
 
         assert [count + 1 for count in before] == [story.asked(uid) for uid in uids]
         assert {("replay", ""): 3} == story.results
-
-
-@pytest.mark.parametrize("same", [True, False], ids=["equal", "of another size"])
-@told
-async def test_a_deleted_pod_that_is_still_asked_for_takes_nothing_from_its_successor(same):
-    async with a_story() as story:
-        old = await story.bound("web-0", SMALL)
-        story.world.delete(story.pod("web-0"), 0)
-        assert 0 == story.asked(old)
-        story.world.create("web-0", SMALL if same else Shape((Box(mib=2000),)))
-        await story.until(lambda: story.asked(old))
-
-        new = await story.placed("web-0", within=400)
-        await story.running("web-0")
-
-        assert old != new
-        assert ("4000m" if same else "2000m") == story.envs("web-0")["CUDA_DEVICE_MEMORY_LIMIT_0"]
 
 
 @told
