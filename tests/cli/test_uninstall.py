@@ -283,47 +283,23 @@ async def test_no_agent_starts_while_the_node_is_cleaned(
     after.release()
 
 
-def deny(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
-    """What is in this folder cannot be looked at."""
-    plain = Path.is_dir
-
-    def is_dir(path: Path) -> bool:
-        if folder in path.parents:
-            raise PermissionError(13, "Permission denied")
-        return plain(path)
-
-    monkeypatch.setattr(Path, "is_dir", is_dir)
-
-
-async def test_a_run_directory_that_cannot_be_looked_at_is_a_sentence(
+async def test_a_run_directory_that_may_not_be_entered_may_have_an_agent(
     world: ModelWorld,
     flags: list[str],
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ):
-    deny(monkeypatch, tmp_path / "closed")
+    def denied(*_: object) -> None:
+        raise PermissionError(13, "Permission denied")
 
-    assert 1 == await uninstalled(*flags, "--run-dir", str(tmp_path / "closed/run"))
+    monkeypatch.setattr(Path, "is_dir", denied)
+    monkeypatch.setattr(LockFile, "_locked", denied)
 
-    assert f"{tmp_path}/closed/run cannot be accessed" in capsys.readouterr().err
+    assert 1 == await uninstalled(*flags, "--run-dir", str(tmp_path / "closed/run"), "--force")
+
+    assert f"{tmp_path}/closed/run/lock cannot be locked: Permission" in capsys.readouterr().err
     assert world.node_annotations() == NOTES
-
-
-async def test_a_path_that_cannot_be_looked_at_afterwards_is_told(
-    world: ModelWorld,
-    flags: list[str],
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-):
-    deny(monkeypatch, tmp_path / "closed")
-
-    assert 0 == await uninstalled(*flags, "--state-dir", str(tmp_path / "closed/state"))
-
-    said = capsys.readouterr().out
-    assert f"left {tmp_path}/closed/state: it may exist: it cannot be accessed" in said
-    assert REGISTER not in world.node_annotations()
 
 
 @pytest.mark.parametrize("mode", ["hami", "plain", "an outage"])
