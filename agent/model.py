@@ -216,8 +216,6 @@ class Trouble(enum.StrEnum):
     """The driver refuses the agent access to it."""
     RELEASED = "released"
     """An operator released it for work on it."""
-    UNPLACED = "unplaced"
-    """It was taken back, but the driver never described it. Only a scan of all GPUs finds it."""
     UNLISTED = "unlisted"
     """The kernel's driver has it, and the library does not list it. It is named by its address."""
     UNSUPPORTED = "unsupported"
@@ -233,7 +231,6 @@ _REMEDIES: Final = {
     Trouble.SILENT: "it may still be initialising, which takes seconds without the persistence "
     "daemon; it is shared as soon as it answers",
     Trouble.RELEASED: "take it back with hami-agent recheck",
-    Trouble.UNPLACED: "take them back with hami-agent recheck all",
     Trouble.DENIED: "let the agent open its device file (/dev/nvidiaN), through the container "
     "runtime or as root",
     Trouble.UNLISTED: "let the agent open its device file (/dev/nvidiaN), through the container "

@@ -1,11 +1,10 @@
 """The state on disk: its encoding, its recovery, and the one writer of the ledger."""
 
 import asyncio
-import contextlib
 import datetime as dt
 import hashlib
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final, NoReturn, TypeVar
 
 import msgspec
@@ -301,17 +300,14 @@ async def recover(
     """
     problems: list[StateError] = []
     found: dict[str, bytes] = {}
-    is_new = True
     for name in (CURRENT, PREVIOUS):
         try:
             content = await disk.read(name)
-            is_new &= content is None
             if content is None:
                 raise StateCorrupt(f"{name} is missing")
             found[name] = content
             state = _decoded(content, name, machine_id)
         except StateError as error:
-            is_new &= isinstance(error, StateCorrupt)
             problems.append(error)
             continue
         before = state.booted_at if state.boot_id == boot_id else None
@@ -330,12 +326,12 @@ async def recover(
         except StateError as error:
             notice += f"; {error}"
         return Recovered(state, notice)
-    empty = State(boot_id=boot_id, machine_id=machine_id, booted_at=booted_at)
-    if is_new:
-        return Recovered(empty)
     for problem in problems:
         if not isinstance(problem, StateCorrupt):
             raise problem
+    empty = State(boot_id=boot_id, machine_id=machine_id, booted_at=booted_at)
+    if not found:
+        return Recovered(empty)  # a new node
     notice = (
         "; ".join(map(str, problems)) + "; rebuilding from the pods' annotations and the kubelet"
     )
@@ -359,11 +355,6 @@ def _decoded(content: bytes, name: str, machine_id: str) -> State:
     return msgspec.structs.replace(state, machine_id=machine_id or state.machine_id)
 
 
-class _WaitingCommit(msgspec.Struct, eq=False):
-    change: Change
-    done: asyncio.Future[None]
-
-
 class StateService:
     """Writes generations, one at a time. `commit()` returns only while `run()` is running."""
 
@@ -371,13 +362,14 @@ class StateService:
         self._disk = disk
         self._known: KnownRows = {}
         self._state = msgspec.structs.replace(recovered, boot_id=boot_id)
-        self._waiting: deque[_WaitingCommit] = deque()
+        self._waiting: dict[asyncio.Future[None], Change] = {}
         self._health: Mapping[GpuUuid, Health] | None = None
         self._news = asyncio.Event()
-        self._writing = asyncio.Lock()
         self._limit = limit
         self._is_late = False
         self._lag = Lag()
+        self.is_idle = True
+        """False while a write runs."""
         self.ledger: Cell[Ledger] = Cell(recovered.ledger)
         self.error: Cell[str] = Cell("")
         self.errors = Tally("checkpoint_errors_total", "Failed writes of the state file.")
@@ -386,11 +378,6 @@ class StateService:
     def generation(self) -> int:
         """The number of the generation on disk."""
         return self._state.generation
-
-    @property
-    def is_idle(self) -> bool:
-        """True while no write runs."""
-        return not self._writing.locked()
 
     @property
     def health(self) -> Mapping[GpuUuid, Health]:
@@ -408,14 +395,13 @@ class StateService:
             raise StateError(self.error.value)
         if len(self._waiting) >= self._limit:
             raise StateError(f"{self._limit} changes already wait for the disk; look at its health")
-        waiting = _WaitingCommit(change, asyncio.get_running_loop().create_future())
-        self._waiting.append(waiting)
+        done = asyncio.get_running_loop().create_future()
+        self._waiting[done] = change
         self._news.set()
         try:
-            await waiting.done
+            await done
         finally:
-            with contextlib.suppress(ValueError):
-                self._waiting.remove(waiting)
+            self._waiting.pop(done, None)
 
     def remember(self, health: Mapping[GpuUuid, Health]) -> None:
         """Write `health` with the next write, soon. No caller is notified."""
@@ -448,47 +434,48 @@ class StateService:
             log.warning("state.last_write_lost", after=LAST_WRITE, place=self._disk.place)
 
     async def flush(self) -> None:
-        """Write the changes that wait now, after the running write."""
-        async with self._writing:
-            batch = [waiting for waiting in self._waiting if not waiting.done.done()]
-            self._waiting.clear()
-            try:
-                await self._write(batch)
-            except StateError as error:
-                if not self._is_late:  # a write that hung is already counted
-                    self.errors.add()
-                self._is_late = False
-                if self.error.set(str(error)):
-                    log.error("state.unwritable", err=str(error))  # noqa: TRY400 -- no bug
-                _resolve(batch, error)
-            finally:
-                _resolve(batch, StateError("the agent stopped before the disk had it"))
+        """Write one generation with the changes that wait, publish it and end their `commit`s.
 
-    async def _write(self, batch: list[_WaitingCommit]) -> None:
-        """Write one generation with these changes, publish it and end their `commit` calls."""
-        ledger = self._state.ledger
-        for waiting in batch:
-            ledger = waiting.change(ledger)
-        health = self._state.health if self._health is None else self._health
-        unchanged = ledger == self._state.ledger and health == self._state.health
-        if not unchanged or self.error.value:
-            generation = self._state.generation + 1
-            state = msgspec.structs.replace(
-                self._state, generation=generation, ledger=ledger, health=health
-            )
-            with self._lag.alarm(COMMIT_DEADLINE, lambda _: self._tell_late(batch)):
-                content = encode_state(state, self._known)
-                await self._disk.replace(CURRENT, content, keep=PREVIOUS)
-            self._state, self._is_late = state, False
-            if self.error.set(""):
-                log.info("state.writable", generation=generation)
-        if self._health == health:
-            self._health = None
+        Only run() may call it: two writes beside each other would have the same number.
+        """
+        batch = {done: one for done, one in self._waiting.items() if not done.done()}
+        self._waiting = {}
+        result: StateError | None = StateError("the agent stopped before the disk had it")
+        self.is_idle = False
+        try:
+            ledger = self._state.ledger
+            for change in batch.values():
+                ledger = change(ledger)
+            health = self._state.health if self._health is None else self._health
+            unchanged = ledger == self._state.ledger and health == self._state.health
+            if not unchanged or self.error.value:
+                generation = self._state.generation + 1
+                state = msgspec.structs.replace(
+                    self._state, generation=generation, ledger=ledger, health=health
+                )
+                with self._lag.alarm(COMMIT_DEADLINE, lambda _: self._tell_late(batch)):
+                    content = encode_state(state, self._known)
+                    await self._disk.replace(CURRENT, content, keep=PREVIOUS)
+                self._state, self._is_late = state, False
+                if self.error.set(""):
+                    log.info("state.writable", generation=generation)
+            if self._health == health:
+                self._health = None
+            result = None
+        except StateError as error:
+            result = error
+            if not self._is_late:  # a write that hung is already counted
+                self.errors.add()
+            self._is_late = False
+            if self.error.set(str(error)):
+                log.error("state.unwritable", err=str(error))  # noqa: TRY400 -- no bug
+        finally:
+            self.is_idle = True
+            _resolve(batch, result)
         # In this order, the callers continue before the followers of the ledger.
-        _resolve(batch, None)
-        self.ledger.set(ledger)
+        self.ledger.set(self._state.ledger)
 
-    def _tell_late(self, batch: list[_WaitingCommit]) -> None:
+    def _tell_late(self, batch: Iterable[asyncio.Future[None]]) -> None:
         """Set `error` while the write hangs; end the calls that wait for it."""
         silence = f"the disk has not answered for {COMMIT_DEADLINE:g} s"
         text = f"{silence}: look at {self._disk.place}'s disk"
@@ -499,15 +486,15 @@ class StateService:
         _resolve([*batch, *self._waiting], StateError(text))
 
 
-def _resolve(batch: list[_WaitingCommit], error: StateError | None) -> None:
+def _resolve(batch: Iterable[asyncio.Future[None]], error: StateError | None) -> None:
     """End the `commit` calls that still wait."""
-    for waiting in batch:
-        if waiting.done.done():
+    for done in batch:
+        if done.done():
             continue
         if error is None:
-            waiting.done.set_result(None)
+            done.set_result(None)
         else:
-            waiting.done.set_exception(error)
+            done.set_exception(error)
 
 
 # Keeps what happened on this node in the last 24 h, for people to read.

@@ -12,7 +12,7 @@ from agent.app.adapters import Adapters, SharedCells
 from agent.app.settings import SettingsPorts, SettingsService
 from agent.errors import Refusal, StateError
 from agent.health.watch import HealthWatch
-from agent.host.files import DirectoryWatch, HostFileWatch
+from agent.host.files import DirectoryWatch, follow_files
 from agent.host.process import Systemd
 from agent.inventory import (
     Cue,
@@ -64,8 +64,8 @@ class HostSignals(msgspec.Struct, frozen=True):
 class Front:
     """The services that need no API server, around their cells and ports.
 
-    `look` reads the settings again. `notices`: Events that wait for the API server. `journal`: what
-    happened lately.
+    `look` reads the settings again, see SettingsPorts. `notices`: Events that wait for the API
+    server. `journal`: what happened lately.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class Front:
         found: StartFacts,
         adapters: Adapters,
         signals: HostSignals,
-        look: Callable[[Sources], Awaitable[SourcesRead]],
+        look: Callable[[SourcesRead | None, Sources], Awaitable[SourcesRead]],
     ) -> None:
         settings = found.settings
         clock, chance = adapters.clock, adapters.random
@@ -99,7 +99,6 @@ class Front:
         self.keeper.hold(state.ledger.value.held_ids())
         outside = SettingsPorts(
             look=look,
-            watch=adapters.files.follow,
             asked=signals.asked,
             disk=adapters.disk,
             notifier=signals.notifier,
@@ -235,7 +234,7 @@ def _cues(settings: Settings, adapters: Adapters, write_error: Cell[str]) -> tup
 
     async def library(look: Callable[[], None]) -> None:
         # Not on the thread that reads settings: this file system is another one, and may hang.
-        await HostFileWatch(adapters.worker).follow(adapters.hooks.mounted, look)
+        await follow_files(adapters.hooks.mounted, look, adapters.worker)
 
     return (written, library) if _mounts_core(settings) else (written,)
 

@@ -8,6 +8,7 @@ import os
 import signal
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -52,7 +53,7 @@ from agent.kube.client import Connection, check
 from agent.kubelet.register import Rival
 from agent.ledger import Ledger, container_directory
 from agent.ports import Disk
-from agent.settings.reading import COPY, SourcesRead, recalled
+from agent.settings.reading import COPY, SourcesRead, stand_in
 from agent.settings.schema import Settings
 from agent.settings.sources import NodeFacts, Sources
 from agent.state import decode_last_good, recover
@@ -79,12 +80,12 @@ _CODES: tuple[tuple[type[BaseException], int], ...] = (
 
 
 class Process(msgspec.Struct, frozen=True):
-    """What the process was started with. `look` reads all sources again."""
+    """What the process was started with. `look` reads all sources again, with that Offload."""
 
     environ: Mapping[str, str]
     start: SourcesRead
     settings: Settings
-    look: Callable[[Sources, Offload], Awaitable[SourcesRead]]
+    look: Callable[[Offload, SourcesRead | None, Sources], Awaitable[SourcesRead]]
 
 
 async def run_agent(process: Process) -> int:
@@ -142,7 +143,7 @@ async def _run(
             found,
             adapters,
             HostSignals(reload, stop, notifier),
-            lambda good: process.look(good, adapters.reader),
+            partial(process.look, adapters.reader),
         )
         front.settings.tell_start(found.start)
         if found.recovered.notice:
@@ -272,11 +273,8 @@ async def _recover(process: Process, disk: Disk) -> StartFacts:
     start, settings = process.start, process.settings
     held = start.taken().undrained(ledger)
     if held is not None:
-        last = None
-        if stored is not None:
-            with contextlib.suppress(SettingsError):
-                last = recalled(stored, start.taken().sources)
-        if last is None or last.undrained(ledger) is not None:
+        last = stand_in(stored, start.taken().sources, NodeFacts(), ledger)
+        if last is None:
             # Only a running agent notices that pods are gone: drained now, rows would stay.
             raise SettingsError(
                 held.said, remedy="set it back, then drain the node while the agent runs"

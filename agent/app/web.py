@@ -207,7 +207,7 @@ def _status_facts(settings: Settings, watched: WebSubjects) -> StatusFacts | Non
         resource=facts.resource.value,
         kubelet=front.registration.state.value.text,
         observe=settings.observe,
-        profiles=front.settings.profiles,
+        profiles=front.settings.values.profiles,
         split_count=sharing.split_count,
         memory_scaling=sharing.memory_scaling,
         core_scaling=sharing.core_scaling,

@@ -372,9 +372,11 @@ async def _paths(seen: NodeSeen) -> Iterable[Finding]:
     wrong = [finding for finding in below if finding.verdict != "ok"]
     findings = [*made, preflight.judge_path(hook, made=False), *wrong]
     if seen.agent is not None:
-        with contextlib.suppress(OSError):  # the lines above say what is wrong with the directories
+        with contextlib.suppress(
+            StateError
+        ):  # the lines above say what is wrong with the directories
             sizes = directory_sizes(seen.settings.hook_path).items()
-            large = [(name, one) for name, one in sizes if one.is_beyond or one.closed]
+            large = [(name, one) for name, one in sizes if one.is_beyond or one.is_closed]
             for name, one in sorted(large, key=lambda each: -each[1].size)[:LARGEST]:
                 path = f"{home}/containers/{name}"
                 said = (

@@ -863,7 +863,7 @@ def same_fault(scan: Scan, ill: Ill) -> GpuFault | None:
     faults = [
         fault
         for fault in scan.faults
-        if fault.trouble not in {Trouble.RELEASED, Trouble.UNPLACED} and not ill(GpuUuid(fault.gpu))
+        if fault.trouble is not Trouble.RELEASED and not ill(GpuUuid(fault.gpu))
     ]
     same = {msgspec.structs.replace(fault, gpu="", index=0) for fault in faults}
     if scan.gpus or len(same) != 1 or faults[0].trouble not in MAY_PASS:

@@ -19,7 +19,7 @@ from agent.ports import Driver
 from agent.settings.sources import NodeFacts, Sources
 from agent.settings.values import make_plan
 from agent.state import Recovered
-from tests.app.settings_room import FakeWatch, SystemdSide, nothing_new, start_of
+from tests.app.settings_room import SystemdSide, nothing_new, start_of
 from tests.fakes.apiserver import EventSink
 from tests.fakes.chance import Seeded
 from tests.fakes.clock import LoopClock
@@ -38,17 +38,15 @@ BEFORE = State(boot_id="boot", machine_id="machine")
 
 @dataclasses.dataclass
 class FrontPlaces:
-    """The state's disk, HAMi-core's directories, and who hears that files changed."""
+    """The state's disk, HAMi-core's directories, and the CDI specifications."""
 
     disk: MemoryDisk = dataclasses.field(default_factory=MemoryDisk)
     hooks: FakeHookDirs = dataclasses.field(default_factory=FakeHookDirs)
-    watch: FakeWatch = dataclasses.field(default_factory=FakeWatch)
     cdi: FakeSpecifications = dataclasses.field(default_factory=FakeSpecifications)
 
     def lose(self, *files: str) -> None:
         """These files of HAMi-core vanish."""
         self.hooks.missing = files
-        self.watch.change()
 
 
 def joined(
@@ -70,7 +68,6 @@ def joined(
         driver=driver,
         clock=LoopClock(),
         disk=places.disk,
-        files=places.watch,
         random=Seeded(0),
         registrar=None,
         worker=Inline(),

@@ -149,7 +149,12 @@ DEVICES = [
             ("deviceSplitCount", "[1]", f"{WHOLE}, not a l"),
             ("deviceSplitCount", "0x", f"{WHOLE}, not `0x`"),
             *(("deviceSplitCount", value, WHOLE) for value in ("5.5", "1e400", ".inf", "'1:30'")),
-            ("deviceSplitCount", "1.5e0", WHOLE),
+            # what is another scalar to yaml.v2
+            *(("deviceSplitCount", value, WHOLE) for value in ("1.5e0", "1e1", "1E1", "0o17")),
+            *(("deviceSplitCount", value, WHOLE) for value in ("08", "1:30")),
+            *(("deviceMemoryScaling", value, NUMBER) for value in ("1.5e0", "1e1", "1:30.5")),
+            ("preConfiguredDeviceMemory", "1e+06", WHOLE),
+            *(("overwriteEnv", value, "true or false is expected") for value in ("y", "N")),
             ("deviceSplitCount", "-1", "`-1` is not between 0 and"),
             *(("deviceMemoryScaling", value, NUMBER) for value in ("much", ".nan", "1e999")),
             *(("deviceMemoryScaling", value, NUMBER) for value in ("2001-01-01", "[1.5]", "yes")),
@@ -165,6 +170,7 @@ DEVICES = [
     ),
     ("{deviceSplitCount: 0}", "28: sharing.splitCount: expected 1 to 10000, found 0"),
     ('{libCudaLogLevel: "\\0"}', "27: library.cudaLogLevel: expected text of UTF-8"),
+    ("{1: x}", "10: nvidia: a text key is expected, not `1`"),
     ("{<<: {deviceSplitCount: 1}}", "10: nvidia: a text key is expected, not `<<`"),
     ("{migProfileAllowlist: [{models: x}]}", "41: nvidia.migProfileAllowlist[0].models: a list is"),
     (
