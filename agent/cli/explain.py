@@ -46,8 +46,8 @@ from agent.kube.reader import (
     ClusterReader,
     ClusterSnapshot,
     HeldUse,
+    ListedPod,
     NodeReader,
-    RefusedPod,
 )
 from agent.ports import Clock
 from agent.sandbox.explain.decide import explain_pod
@@ -220,12 +220,7 @@ async def read_pod(
             found = await reader.snapshot(namespace, name)
         except ApiNotFound as missing:
             near = await reader.similar(namespace, name)
-            text = f"there is no pod {cap(name, 256)} in the namespace {where}"
-            if near.elsewhere:
-                text += f"; one is in {', '.join(cap(space, 64) for space in near.elsewhere)}"
-            if near.nearest:
-                text += f"; the nearest names are {', '.join(cap(n, 256) for n in near.nearest)}"
-            text += f"; no other name is known: {near.unread}" if near.unread else ""
+            text = f"there is no pod {cap(name, 256)} in the namespace {where}{near}"
             raise NoPod(text) from missing
         return chosen, await _with_use(session, found)
 
@@ -256,9 +251,7 @@ async def _with_use(session: KubeSession, found: ClusterSnapshot) -> ClusterSnap
     return msgspec.structs.replace(found, uses=uses)
 
 
-async def read_refused(
-    connection: Connection, namespace: str, clock: Clock
-) -> Sequence[RefusedPod]:
+async def read_refused(connection: Connection, namespace: str, clock: Clock) -> Sequence[ListedPod]:
     """Read the pods that kubelets refused, the last first; `namespace` empty: of all namespaces.
 
     Raises:
@@ -355,7 +348,7 @@ def _node_lines(explanation: Explanation) -> Lines:
         yield 7, 9, f"Nodes by reason: {told}"
 
 
-def refused_data(refused: Sequence[RefusedPod]) -> list[Mapping[str, str | None]]:
+def refused_data(refused: Sequence[ListedPod]) -> list[Mapping[str, str | None]]:
     """The refusals for programs."""
     return [
         {
@@ -370,7 +363,7 @@ def refused_data(refused: Sequence[RefusedPod]) -> list[Mapping[str, str | None]
     ]
 
 
-def recent_lines(refused: Sequence[RefusedPod], source: str, now: dt.datetime) -> Lines:
+def recent_lines(refused: Sequence[ListedPod], source: str, now: dt.datetime) -> Lines:
     """The last refusals, of all in `refused`, for people."""
     if not refused:
         yield 0, 2, "No kubelet has refused a pod that still exists."
