@@ -5,7 +5,7 @@ import functools
 import math
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, TypeVar
 
 import msgspec
 import structlog
@@ -36,7 +36,7 @@ from agent.kube.client import (
 from agent.kube.events import stamp
 from agent.kube.objects import (
     MOST_OBJECTS,
-    ListPage,
+    ListMeta,
     Raw,
     decode_node,
     decode_pod,
@@ -92,13 +92,6 @@ command_budget = functools.partial(ListBudget, 30_000, 192 << 20, 32 << 20)
 """5,000 Nodes of 20 KB, as Kubernetes supports, and 9,000 pods of 10 KB are 190 MB."""
 
 
-class ObjectList(msgspec.Struct, Generic[T], frozen=True):
-    """The objects of a list, as read, and the list's resourceVersion."""
-
-    version: str
-    items: tuple[T, ...]
-
-
 class EndlessList(ApiError):  # noqa: N818 -- the list is
     """The server always promises more, the same again, or more than is read."""
 
@@ -125,8 +118,8 @@ class Lists:
         """The index in LIMITS with which a small list begins."""
         self._place = self._most
 
-    async def fetch(self, request: ApiRequest, read: Callable[[Raw], T]) -> ObjectList[T]:
-        """Return all objects, as read; each answer has 10 s. Raises ApiError.
+    async def fetch(self, request: ApiRequest, read: Callable[[Raw], T]) -> tuple[str, list[T]]:
+        """Return the version and all objects, as read; each answer has 10 s. Raises ApiError.
 
         If the server forgets the list between two pages, the list begins again, once.
         """
@@ -138,7 +131,7 @@ class Lists:
 
     async def _all(
         self, request: ApiRequest, read: Callable[[Raw], T], budget: ListBudget
-    ) -> ObjectList[T]:
+    ) -> tuple[str, list[T]]:
         objects: list[T] = []
         rest = version = ""
         answers, odd, left = 0, 0, budget.bytes
@@ -160,11 +153,11 @@ class Lists:
             rest = page.rest
         if left - budget.bytes < PAGE_LIMIT // 2:
             self._place = self._most
-        return ObjectList(version, tuple(objects))
+        return version, objects
 
     async def _page(
         self, request: ApiRequest, rest: str, read: Callable[[Raw], T], budget: ListBudget
-    ) -> tuple[ListPage, list[T], int]:
+    ) -> tuple[ListMeta, list[T], int]:
         """One page, its objects as read, and how many were asked for."""
         while True:
             limit = LIMITS[self._place]
@@ -210,17 +203,17 @@ def _read(
     read: Callable[[Raw], T],
     is_dense: bool,  # noqa: FBT001 -- called at once
     body: bytes | bytearray,
-) -> tuple[ListPage, list[T]]:
+) -> tuple[ListMeta, list[T]]:
     try:
-        page = read_page(body, one=is_dense)
-        return page, [read(item) for item in page.items]
+        page, items = read_page(body, one=is_dense)
+        return page, [read(item) for item in items]
     except MalformedText as error:
         if not is_dense:
             raise
         raise EndlessList(f"{request.what}: {error}") from error
 
 
-def _skipped(request: ApiRequest, error: AnswerTooLong) -> ListPage:
+def _skipped(request: ApiRequest, error: AnswerTooLong) -> ListMeta:
     """Skip an object that no API server with etcd's own limits can hold.
 
     To fail would hide all other objects. An Allocate for this one finds it absent.
@@ -396,8 +389,8 @@ class KubePods:
     async def list_pods(self) -> PodList:
         """Send one LIST, answered from the server's storage, in as many pages as needed."""
         request = ApiRequest("list", "pods", path_of("pods"), query=(self._selector,))
-        listed = await self._lists.fetch(request, lambda item: self._view(read_object(item)))
-        return PodList(tuple(pod for pod in listed.items if pod is not None), listed.version)
+        version, pods = await self._lists.fetch(request, lambda item: self._view(read_object(item)))
+        return PodList(tuple(pod for pod in pods if pod is not None), version)
 
     async def get_pod(self, namespace: str, name: str) -> PodView | None:
         """Send one GET; without a version the server answers from its storage, not from a cache."""

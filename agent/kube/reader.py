@@ -83,7 +83,6 @@ class ClusterNode(msgspec.Struct, frozen=True):
     labels: Mapping[str, str] = msgspec.field(default_factory=dict)
     taints: tuple[Taint, ...] = ()
     is_closed: bool = False
-    is_ready: bool = True
     slices: int = 0
     reported: dt.datetime | None = None
 
@@ -110,7 +109,6 @@ class PodEventView(msgspec.Struct, frozen=True):
     message: str
     writer: str
     last: dt.datetime | None
-    count: int = 1
     about: str = ""
 
 
@@ -247,7 +245,6 @@ def decode_cluster_node(body: Raw, labels: frozenset[str]) -> ClusterNode:
     """
     metadata, spec, status = decode_parts(body).values()
     noted, labelled = inside(metadata, "annotations"), inside(metadata, "labels")
-    ready = [entry for entry in objects_in(status, "conditions") if entry.get("type") == "Ready"]
     stamps = (
         decode_moment(entry.time)
         for entry in entries(metadata)
@@ -262,7 +259,6 @@ def decode_cluster_node(body: Raw, labels: frozenset[str]) -> ClusterNode:
             for taint in objects_in(spec, "taints")
         ),
         is_closed=spec.get("unschedulable") is True,
-        is_ready=not ready or ready[0].get("status") == "True",
         slices=decode_quantity(text_in(inside(status, "allocatable"), SLICES)) or 0,
         reported=max((stamp for stamp in stamps if stamp is not None), default=None),
     )
@@ -306,7 +302,6 @@ def decode_pod_event(body: Raw) -> PodEventView:
     """Decode an Event. Raises MalformedText: it is not an object."""
     event = read_object(body)
     series = inside(event, "series")
-    count = series.get("count") or event.get("count") or 1
     stamps = (
         text_in(series, "lastObservedTime"),
         text_in(event, "lastTimestamp"),
@@ -320,7 +315,6 @@ def decode_pod_event(body: Raw) -> PodEventView:
         writer=text_in(inside(event, "source"), "component")
         or text_in(event, "reportingComponent"),
         last=next((stamp for text in stamps if (stamp := decode_moment(text))), None),
-        count=count if isinstance(count, int) else 1,
         about=text_in(inside(event, "involvedObject"), "name"),
     )
 
@@ -430,10 +424,10 @@ class ObjectReader:
         request = ApiRequest("list", resource, path, query, accept=accept)
         lists = Lists(self._session, whole=whole, budget=lambda: self._budget or command_budget())
         try:
-            listed = await lists.fetch(request, read)
+            _, items = await lists.fetch(request, read)
         except ApiForbidden as error:
             raise _right(request, error) from error
-        return tuple(item for item in listed.items if item is not None)
+        return tuple(item for item in items if item is not None)
 
 
 class ClusterReader(ObjectReader):

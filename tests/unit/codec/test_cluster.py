@@ -57,7 +57,6 @@ def test_of_a_node_only_what_decides_is_kept():
         },
         "status": {
             "allocatable": {"nvidia.com/gpu": "80"},
-            "conditions": [{"type": "Ready", "status": "False"}],
         },
     }
 
@@ -67,7 +66,6 @@ def test_of_a_node_only_what_decides_is_kept():
         labels={"zone": "a"},
         taints=(Taint("gpu", "x", "NoSchedule"),),
         is_closed=True,
-        is_ready=False,
         slices=80,
         reported=NOON,
     )
@@ -129,34 +127,28 @@ def test_of_a_quota_names_and_limits_are_kept():
 
 
 @pytest.mark.parametrize(
-    ("parts", "last", "count", "writer"),
+    ("parts", "last", "writer"),
     [
-        ({"lastTimestamp": "2026-01-02T12:00:00Z", "count": 3}, NOON, 3, ""),
-        (
-            {"eventTime": "2026-01-02T12:00:00Z", "reportingComponent": "kubelet"},
-            NOON,
-            1,
-            "kubelet",
-        ),
+        ({"lastTimestamp": "2026-01-02T12:00:00Z"}, NOON, ""),
+        ({"eventTime": "2026-01-02T12:00:00Z", "reportingComponent": "kubelet"}, NOON, "kubelet"),
         (
             {
-                "series": {"count": 4, "lastObservedTime": "2026-01-02T12:00:00.000000Z"},
+                "series": {"lastObservedTime": "2026-01-02T12:00:00.000000Z"},
                 "source": {"component": "hami-scheduler"},
             },
             NOON,
-            4,
             "hami-scheduler",
         ),
-        ({"metadata": {"creationTimestamp": "2026-01-02T12:00:00Z"}, "count": "x"}, NOON, 1, ""),
-        ({"lastTimestamp": "noon"}, None, 1, ""),
+        ({"metadata": {"creationTimestamp": "2026-01-02T12:00:00Z"}}, NOON, ""),
+        ({"lastTimestamp": "noon"}, None, ""),
     ],
 )
 def test_an_event_of_either_form_has_a_last_time(
-    parts: dict, last: dt.datetime | None, count: int, writer: str
+    parts: dict, last: dt.datetime | None, writer: str
 ):
     event = {"type": "Warning", "reason": "FilteringFailed", "message": "no"} | parts
 
-    assert PodEventView("Warning", "FilteringFailed", "no", writer, last, count) == (
+    assert PodEventView("Warning", "FilteringFailed", "no", writer, last) == (
         decode_pod_event(raw(event))
     )
 
