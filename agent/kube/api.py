@@ -11,7 +11,6 @@ import msgspec
 import structlog
 
 from agent.cluster import (
-    NodeChange,
     NodeCondition,
     NodeView,
     PodChange,
@@ -297,7 +296,7 @@ class KubeNode:
         self._session = session
         self._node = node
 
-    async def watch_node(self) -> AsyncIterator[NodeChange]:
+    async def watch_node(self) -> AsyncIterator[NodeView | None]:
         """Send one WATCH by name without a version: the server first sends the present Node."""
         query = (
             ("watch", "1"),
@@ -305,11 +304,12 @@ class KubeNode:
             ("allowWatchBookmarks", "true"),
         )
         request = ApiRequest("watch", "nodes", path_of("nodes"), query=query, accept=METADATA_ONLY)
+        is_shown = False
         async for kind, node in frames(self._session, request, _shown):
-            if kind == OPENED:
-                yield NodeChange(opened=True)
-            elif kind != "BOOKMARK":
-                yield NodeChange(node)
+            # A bookmark says nothing, but the first one shows that there is no Node before it.
+            if kind != OPENED and not (kind == "BOOKMARK" and is_shown):
+                is_shown = True
+                yield node
 
     async def get_node(self) -> NodeView | None:
         """Send one GET; without a version the server answers from its storage, not from a cache."""
@@ -449,5 +449,5 @@ def read_node(body: Raw) -> NodeView:
 
 
 def _shown(kind: str, obj: Raw) -> NodeView | None:
-    """The Node in one frame; None when it was deleted. Raises MalformedText."""
+    """The Node in one frame; None when it was deleted, or in a bookmark. Raises MalformedText."""
     return read_node(obj) if kind in {"ADDED", "MODIFIED"} else None

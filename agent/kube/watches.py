@@ -120,9 +120,6 @@ in the scheduler's queue for longer than the grace period of its lock."""
 FORMER_LOCKS = 64
 """The most former locks that are kept: the scheduler takes fewer than two a second."""
 
-UNSEEN_AFTER = 5.0
-"""Seconds. A watch begins with the Node; if none comes within this time, there is no Node."""
-
 
 class NodeWatch:
     """Sole writer of the view of the Node (None: not seen yet, or deleted).
@@ -182,38 +179,22 @@ class NodeWatch:
 
     async def _follow(self) -> None:
         """Follow one watch to its end. Frames come in order; only the agent's writes overtake."""
-        loop = asyncio.get_running_loop()
         self._floor = 0
-        unseen: asyncio.TimerHandle | None = None
-        try:
-            async for change in self._api.watch_node():
-                if change.opened:
-                    unseen = loop.call_later(UNSEEN_AFTER, self._unseen)
-                    continue
-                if unseen is not None:
-                    unseen.cancel()
-                if change.node is None:
+        async for node in self._api.watch_node():
+            if node is None:
+                if self._node.set(None):
                     log.warning("node.deleted")
-                    self._node.set(None)
-                elif version_number(change.node.resource_version) >= self._floor:
-                    self._set(change.node)
-                if self._failing:
-                    self._failing = False
-                    log.info("node.followed")
-                    self.returns.set(self.returns.value + 1)
-        finally:
-            if unseen is not None:
-                unseen.cancel()
+            elif version_number(node.resource_version) >= self._floor:
+                self._set(node)
+            if self._failing:
+                self._failing = False
+                log.info("node.followed")
+                self.returns.set(self.returns.value + 1)
 
     def _broke(self, error: ApiError) -> None:
         if not self._failing:
             log.warning("node.lost", err=str(error))
         self._failing = True
-
-    def _unseen(self) -> None:
-        """The open watch sends no Node: it was deleted while no watch was open."""
-        if self._node.set(None):
-            log.warning("node.deleted", unseen_for=UNSEEN_AFTER)
 
 
 # Follows the pods of this node with LIST and WATCH; keeps deleted pods for 10 minutes.
@@ -272,9 +253,10 @@ class PodWatch:
         async with asyncio.TaskGroup() as group:
             group.create_task(self._watch.run(self._follow, self._broke, asyncio.Event()))
             group.create_task(self._answer())
-            group.create_task(self._bury())
             if self._resource is not None:
-                group.create_task(self._recount(self._resource))
+                # Its new name changes what all containers ask for, without a request.
+                async for _ in self._resource.follow():
+                    self._publish()
 
     async def refresh(self, *, is_owners: bool = False) -> PodTable:
         """The table after one LIST that began after this call, or after the first LIST of all.
@@ -315,7 +297,7 @@ class PodWatch:
             return NOT_HERE
         held = self._table.value.pods.get(pod.uid)
         if held is not None and _is_newer(pod.resource_version, held.resource_version):
-            self._publish({**self._table.value.pods, pod.uid: self._counted(pod)})
+            self._publish({**self._table.value.pods, pod.uid: pod})
         return pod.uid
 
     async def _follow(self) -> None:
@@ -344,6 +326,8 @@ class PodWatch:
 
     def _apply(self, change: PodChange) -> None:
         """Apply one frame, unless a LIST was newer."""
+        if change.pod is None:  # a bookmark comes each minute: old tombstones go
+            self._publish()
         version = version_number(change.resource_version)
         if version and version <= version_number(self._version):
             return
@@ -355,9 +339,9 @@ class PodWatch:
         if held is not None and _is_newer(held.resource_version, change.resource_version):
             return  # a GET was newer; later frames follow
         if change.deleted:
-            self._publish(pods, dead=(self._counted(change.pod),))
+            self._publish(pods, dead=(change.pod,))
         else:
-            pods[change.pod.uid] = self._counted(change.pod)
+            pods[change.pod.uid] = change.pod
             self._publish(pods)
 
     def _take(self, found: PodList) -> None:
@@ -370,7 +354,7 @@ class PodWatch:
         ):
             return
         self._version = found.resource_version
-        pods = {pod.uid: self._counted(pod) for pod in found.pods}
+        pods = {pod.uid: pod for pod in found.pods}
         before = self._table.value
         dead = tuple(pod for uid, pod in before.pods.items() if uid not in pods)
         self._publish(pods, dead=dead)
@@ -396,26 +380,6 @@ class PodWatch:
         else:
             answer.set_result(self._table.value)
 
-    async def _bury(self) -> NoReturn:
-        """Forget deleted pods after KEEP."""
-        while True:
-            table = await self._table.until(lambda table: bool(table.tombstones))
-            oldest = min(grave.deleted_at for grave in table.tombstones)
-            left = (oldest + KEEP - self._clock.now()).total_seconds()
-            await asyncio.sleep(min(max(left, 1.0), KEEP.total_seconds()))
-            self._publish()
-
-    async def _recount(self, resource: Cell[str]) -> None:
-        """Count all containers again when the resource name changes, without a request."""
-        async for _ in resource.follow():
-            table = self._table.value
-            pods = {uid: self._counted(pod) for uid, pod in table.pods.items()}
-            graves = tuple(
-                msgspec.structs.replace(grave, pod=self._counted(grave.pod))
-                for grave in table.tombstones
-            )
-            self._table.set(msgspec.structs.replace(table, pods=pods, tombstones=graves))
-
     def _counted(self, pod: PodView) -> PodView:
         return pod if self._resource is None else pod.asking_by(self._resource.value)
 
@@ -437,15 +401,13 @@ class PodWatch:
             for pod in dead
         )
         graves = {
-            grave.pod.uid: grave
-            if grave.deleted_at <= now
-            else msgspec.structs.replace(grave, deleted_at=now)
+            grave.pod.uid: Tombstone(self._counted(grave.pod), min(grave.deleted_at, now))
             for grave in (*old.tombstones, *(Tombstone(pod, now) for pod in slim))
             if grave.pod.uid not in present and now - grave.deleted_at < KEEP
         }
         self._table.set(
             PodTable(
-                pods=present,
+                pods={uid: self._counted(pod) for uid, pod in present.items()},
                 tombstones=tuple(graves.values())[-GRAVES:],
                 synced=old.synced or pods is not None,
                 stale=old.stale,
