@@ -491,9 +491,8 @@ def _strangers(found: Iterable[Row], ledger: Ledger, seen: ReconcileFacts) -> It
     answered = _answered_holders(ledger)
     for row in found if seen.table.synced else ():
         pod = seen.table.named(row.namespace, row.pod)
-        if pod is not None and (pod.groups or _may_hold_for_another(pod, ledger, seen)):
-            continue
-        if row.holder not in answered:
+        is_known = pod is not None and (pod.groups or _may_hold_for_another(pod, ledger, seen))
+        if not is_known and row.holder not in answered:
             yield row
 
 
@@ -520,10 +519,10 @@ def _may_hold_for_another(pod: PodView, ledger: Ledger, seen: ReconcileFacts) ->
 # Nothing waits for it: new directories are made meanwhile, however much a tenant has left.
 
 CLEARING_PERIOD: Final = 3600.0
-"""Seconds between attempts to remove what stays."""
+"""Seconds between two rounds if nothing is set aside."""
 
 RETRY: Final = 60.0
-"""Seconds until the next attempt after the disk failed or did not answer."""
+"""Seconds until the next round after the disk failed or did not answer."""
 
 ROOM_PERIOD: Final = 60.0
 """Seconds between two looks at the space that is left."""
@@ -538,6 +537,8 @@ CLEARING_DEADLINE: Final = 30.0
 class Clearing:
     """Sole writer of `state` and `room`. `set_aside` changes when there is something to remove.
 
+    A round tries all that is there, also what stayed before.
+
     `say` posts one Event about the Node when directories stay, and no other until none stays.
     """
 
@@ -551,18 +552,11 @@ class Clearing:
         self.room: Cell[DiskRoom] = Cell(DiskRoom())
 
     async def run(self) -> NoReturn:
-        """Clear at the start, when something was set aside, and each PERIOD."""
-        loop = asyncio.get_running_loop()
+        """Clear at the start, when something was set aside, and each CLEARING_PERIOD."""
         news = News(self._set_aside)
-        due = loop.time()
         while True:
-            again = loop.time() >= due
-            done = await self._clear(again=again)
-            if again:
-                due = loop.time() + (CLEARING_PERIOD if done else RETRY)
-            elif not done:
-                due = min(due, loop.time() + RETRY)
-            await news.wait(max(due - loop.time(), 0.0))
+            is_done = await self._clear()
+            await news.wait(CLEARING_PERIOD if is_done else RETRY)
 
     async def follow_room(self) -> NoReturn:
         """Set `room` each ROOM_PERIOD; not known while the disk fails or does not answer."""
@@ -576,25 +570,25 @@ class Clearing:
             self.room.set(room)
             await asyncio.sleep(until_tick(ROOM_PERIOD))
 
-    async def _clear(self, *, again: bool) -> bool:
+    async def _clear(self) -> bool:
         """Remove all that can be removed. False: the disk failed."""
-        while True:
+        more = True
+        while more:
             try:
                 async with asyncio.timeout(CLEARING_DEADLINE):
-                    cleared = await self._hooks.clear(again=again)
+                    cleared = await self._hooks.clear()
             except (AgentError, TimeoutError) as error:
                 log.warning("hooks.not_cleared", err=str(error) or "out of time")
                 return False
-            again, before = False, self.state.value
-            # During an attempt, what stayed before still counts.
-            if not cleared.more or cleared.kept > before.kept:
+            more, before = cleared.more, self.state.value
+            # In a round, what stayed after the last one still counts.
+            if not more or cleared.kept > before.kept:
                 if cleared.kept and not before.kept:
                     log.warning("hooks.kept", directories=cleared.kept, err=cleared.why)
                     self._say(kept_event(cleared))
                 self.state.set(cleared)
-            if not cleared.more:
-                return True
             await asyncio.sleep(CLEARING_PAUSE)
+        return True
 
 
 # Compares the ledger with the kubelet after each answer, for each new kubelet and each minute.
@@ -807,16 +801,14 @@ class Reconcile:
             failed=self._failed,
             idle=self._idle,
         )
-        # A commit that was given up may have dropped its rows later.
-        self._release(self._closing - {row.key for row in ledger.rows})
         judge = judge_by_kubelet if self._adopt is None else judge_by_scheduler
         findings = judge(ledger, seen, self._resource())
-        # A row that a call is answering is left to the next look.
-        busy = self._taken - self._closing
-        mine = [row for row in findings.over if row.key not in busy]
-        self._closing.update(row.key for row in mine)
-        self._taken.update(self._closing)
         if complete:
+            # A row that a call is answering is left to the next List. Until then no call answers a
+            # row that could not be closed: a commit that was given up may drop it later.
+            self._free(self._closing)
+            self._closing = {row.key for row in findings.over} - self._taken
+            self._taken.update(self._closing)
             self._idle, self._due = findings.idle, findings.due
             self.unconfirmed.set(findings.unconfirmed)
             self.drifted.set(findings.drifted)
@@ -835,15 +827,16 @@ class Reconcile:
                 stranger = stranger_row(holder, adoption.ids, container.resource, seen)
                 # A former look has kept it: it is neither written nor told again.
                 new += [] if ledger.find(stranger.key) else [stranger]
+        mine = [row for row in findings.over if row.key in self._closing]
         over = await self._removed(mine)
         written = await self._write(ledger, findings.confirmed, new, over)
         if complete and written and self._adopt is not None:
             await self._sweep(seen)
         return written and not unread and len(over) == len(findings.over)
 
-    def _release(self, keys: set[ContainerKey]) -> None:
+    def _free(self, keys: set[ContainerKey]) -> None:
         self._taken.difference_update(keys)
-        self._closing.difference_update(keys)
+        self._closing = self._closing - keys
 
     async def _removed(self, rows: Sequence[Row]) -> list[Row]:
         """Remove the rows' directories. Returns the rows whose directory is gone.
@@ -860,7 +853,6 @@ class Reconcile:
                         name = container_directory(row.key.pod_uid, row.key.container)
                 if not name or await self._remove(name):
                     over.append(row)
-        self._release({row.key for row in rows if row not in over})
         return over
 
     async def _write(
@@ -886,7 +878,7 @@ class Reconcile:
         except StateError as error:
             log.warning("reconcile.put_off", err=str(error))
             return False
-        self._release({row.key for row in over})
+        self._free({row.key for row in over})
         for row in confirmed:  # settlement posts the Event of a mismatch
             old, now = base.find(row.key), self._ledger.value.find(row.key)
             was_known = old is not None and old.mismatched and old.confirmed

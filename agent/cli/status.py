@@ -1,7 +1,6 @@
 """`hami-agent status`: the node, its GPUs, who holds them, and what happened."""
 
 import argparse
-import asyncio
 import contextlib
 import datetime as dt
 import difflib
@@ -11,9 +10,9 @@ import stat
 import tarfile
 import textwrap
 import zlib
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Final
 
 import msgspec
 
@@ -21,9 +20,9 @@ from agent.cli.connections import (
     DEFAULT_SOCKET,
     add_cluster,
     add_socket,
+    ask,
     call,
     connection_of,
-    open_session,
 )
 from agent.cli.logs import configure
 from agent.cli.main import (
@@ -50,7 +49,7 @@ from agent.cli.output import (
     working,
     writes_utf8,
 )
-from agent.errors import ApiError, MalformedText, SettingsError, cap
+from agent.errors import ApiError, MalformedText, cap
 from agent.host.process import SystemClock
 from agent.kube.api import EndlessList
 from agent.kube.client import KubeSession
@@ -95,7 +94,7 @@ _GPU_COLUMNS: Final = (
 _WIDE: Final = (Column("PHYSICAL", right=True), Column("PCI"), Column("NUMA"), Column("UUID"))
 _CORES: Final = {None: "-", 0: "any"}
 """Cores without a number: not known, and not limited."""
-_POD_COLUMNS: Final = (
+POD_COLUMNS: Final = (
     Column("NAMESPACE", flexible=True),
     Column("POD", flexible=True),
     Column("CONTAINER", rank=1, flexible=True),
@@ -153,26 +152,33 @@ def status_lines(found: StatusDocument, now: dt.datetime, style: StatusStyle) ->
 def head_lines(node: NodeStatus, now: dt.datetime, style: StatusStyle) -> Iterator[str]:
     """The node and its agent, the settings in force, and the lock if it is held."""
     ready = {True: "READY", False: "NOT READY", None: "by its objects"}[node.ready]
-    rows = [[f"{cap(node.name)}  {ready}"]]
-    if node.version:
-        up = f" up {age(node.started_at, now)}" if node.started_at else ""
-        rows[0].append(f"agent {cap(node.version)}{up}")
-    rows[0] += [f"driver {cap(node.driver)}"] if node.driver else []
-    rows[0] += [f"kubelet: {cap(node.kubelet)}"] if node.kubelet else []
-    rows[0] += ["observes only"] if node.observe else []
+    up = f" up {age(node.started_at, now)}" if node.started_at else ""
+    factors = (("memory", node.memory_scaling), ("cores", node.core_scaling))
+    rows = [
+        [
+            f"{cap(node.name)}  {ready}",
+            node.version and f"agent {cap(node.version)}{up}",
+            node.driver and f"driver {cap(node.driver)}",
+            node.kubelet and f"kubelet: {cap(node.kubelet)}",
+            "observes only" if node.observe else "",
+        ]
+    ]
     if node.split_count is not None:
-        parts = [f"settings  {node.split_count} slices for each GPU"]
-        for name, factor in (("memory", node.memory_scaling), ("cores", node.core_scaling)):
-            parts += [] if factor is None else [f"{name} x{factor:g}"]
-        parts += [f"scheduler {cap(node.scheduler)}", cap(node.resource)]
-        parts += [f"profiles {cap(', '.join(node.profiles))}"] if node.profiles else []
-        rows.append(parts)
+        rows.append(
+            [
+                f"settings  {node.split_count} slices for each GPU",
+                *(f"{name} x{factor:g}" for name, factor in factors if factor is not None),
+                f"scheduler {cap(node.scheduler)}",
+                cap(node.resource),
+                "profiles " + cap(", ".join(node.profiles)) if node.profiles else "",
+            ]
+        )
     if node.lock is not None:
         held = f" for {age(node.lock.since, now)}" if node.lock.since else ""
         rows.append([f"lock  held by {cap(node.lock.holder) or 'nobody named'}{held}"])
     width, between = min(style.width, HEAD_WIDTH), " | " if style.ascii else " · "
     for line, *parts in rows:
-        for part in parts:
+        for part in filter(None, parts):
             longer = f"{line}{between}{part}"
             if len(longer) > width:
                 yield from wrapped(line, width)
@@ -241,10 +247,11 @@ def attention_lines(found: StatusDocument, now: dt.datetime, style: StatusStyle)
             word = "not ready" if check.required else "degraded"
             text = f"{word}: {check.name}: {cap(check.text)}"
             yield from style.alarm(text, severe=check.required)
-    if found.refusals:
-        last = found.refusals[0]
+    # Nothing can be done for a pod that is gone: --since tells of it. An older agent tells of all.
+    if refusals := found.refusals if found.standing is None else found.standing:
+        last = refusals[0]
         text = (
-            f"refused: {len(found.refusals)} in 24 h, the last {age(last.at, now)} ago: "
+            f"refused: {len(refusals)} in 24 h, the last {age(last.at, now)} ago: "
             f"{cap(last.text, 1024)} [{cap(last.reason)}]"
         )
         yield from style.alarm(text, severe=False)
@@ -282,12 +289,14 @@ def _about_gpus(found: StatusDocument, now: dt.datetime, style: StatusStyle) -> 
 def pod_lines(
     allocations: Sequence[AllocationStatus], now: dt.datetime, style: StatusStyle
 ) -> Iterator[str]:
-    """A table with a line for each container and GPU."""
-    rows = [pod_row(one, share, now) for one in allocations for share in one.shares]
+    """A table with a line for each container and GPU; what uses the most memory comes first."""
+    pairs = [(one, share) for one in allocations for share in one.shares]
+    pairs.sort(key=lambda pair: -(pair[1].used_mib or 0))
+    rows = [pod_row(one, share, now) for one, share in pairs]
     if not rows:
         yield "no container holds a slice"
         return
-    yield from table(_POD_COLUMNS, rows, UNFOLDED if style.wide else style.width)
+    yield from table(POD_COLUMNS, rows, UNFOLDED if style.wide else style.width)
     for one in allocations:
         if one.unkept:
             text = f"nothing keeps the limits of {_container(one)}: {cap(one.unkept)}"
@@ -367,7 +376,6 @@ def wrapped(text: str, width: int) -> list[str]:
 
 PROGRAM: Final = "hami-agent-status"
 RESOURCE: Final = SharingSettings().resource
-R = TypeVar("R")
 DEADLINE: Final = 5.0
 MEMBER: Final = "hami-agent/status.json"
 LARGEST: Final = 8 * 1024 * 1024
@@ -447,26 +455,8 @@ def _member_of(bundle: Path) -> bytes:
     return bytes(memoryview(text)[at : at + member.size])
 
 
-def _ask(
-    args: argparse.Namespace,
-    environ: Mapping[str, str],
-    read: Callable[[KubeSession, str], Awaitable[R]],
-) -> R:
-    """What a session with the API server reads. Raises Unreachable, NotThere."""
-    connection = connection_of(args, environ)
-
-    async def asked() -> R:
-        async with open_session(connection, PROGRAM) as session:
-            return await read(session, f"API server by {connection.source}")
-
-    try:
-        return asyncio.run(asked())
-    except (SettingsError, ApiError) as error:
-        raise Unreachable(str(error)) from error
-
-
 async def _read_node(session: KubeSession, source: str, args: argparse.Namespace) -> StatusRead:
-    """Read the agent of the node through the API server; where it does not answer, the objects.
+    """Read the agent of the node in its pod; where it does not answer, the objects.
 
     With --objects the objects at once, which are what HAMi's scheduler reads. Raises NotThere (the
     text has the nearest names), ApiError.
@@ -475,8 +465,8 @@ async def _read_node(session: KubeSession, source: str, args: argparse.Namespace
     reader = NodeReader(session, node)
     try:
         if not args.objects:
-            found, at = open_envelope(await reader.by_agent(), "Status", StatusDocument)
-            return StatusRead(found, at, f"agent of {node} through the {source}")
+            found, at = open_envelope(await reader.status(), "Status", StatusDocument)
+            return StatusRead(found, at, f"agent of {node} in its pod, through the {source}")
     except EndlessList:
         raise  # its objects would not end either
     except (ApiError, MalformedText) as error:
@@ -517,22 +507,17 @@ def show_nodes(args: argparse.Namespace, environ: Mapping[str, str], silent: str
 
     Raises Unreachable.
     """
-    at = SystemClock().now()
-
-    async def read(session: KubeSession, source: str) -> tuple[list[StatusDocument], str]:
-        found = []
-        every = await nodes_with_gpus(session, RESOURCE)
-        for seen, pods in sorted(every, key=lambda one: by_number(one[0].name)):
-            try:
-                found.append(observed_status(seen, pods, RESOURCE, at))
-            except MalformedText:
-                text = "the register annotation cannot be read"
-                check = Check(name="report", ok=False, text=text)
-                node = NodeStatus(name=seen.name, resource=RESOURCE, checks=(check,))
-                found.append(StatusDocument(node=node, gpus=()))
-        return found, source
-
-    found, source = _ask(args, environ, read)
+    connection, at = connection_of(args, environ), SystemClock().now()
+    source = f"API server by {connection.source}"
+    every = ask(connection, PROGRAM, lambda session: nodes_with_gpus(session, RESOURCE))
+    found = []
+    for seen, pods in sorted(every, key=lambda one: by_number(one[0].name)):
+        try:
+            found.append(observed_status(seen, pods, RESOURCE, at))
+        except MalformedText:
+            check = Check("report", ok=False, text="the register annotation cannot be read")
+            node = NodeStatus(name=seen.name, resource=RESOURCE, checks=(check,))
+            found.append(StatusDocument(node=node, gpus=()))
     rows = [
         [
             cap(one.node.name),
@@ -598,7 +583,7 @@ def add_parser(subparsers: Subparsers) -> None:
     source.add_argument(
         "--node",
         metavar="NAME",
-        help="a node of the cluster: its agent through the API server, else its objects",
+        help="a node of the cluster: its agent in its pod (pods/exec), else its objects",
     )
     parser.add_argument(
         "--objects",
@@ -626,8 +611,10 @@ def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
         if args.bundle is not None:
             read = status_in(args.bundle)
         elif args.node is not None:
+            connection = connection_of(args, environ)
             with working(f"reading {cap(args.node, 64)}"):
-                read = _ask(args, environ, lambda api, source: _read_node(api, source, args))
+                source = f"API server by {connection.source}"
+                read = ask(connection, PROGRAM, lambda api: _read_node(api, source, args))
         else:
             read = status_at(args.socket)
         found = read.found if args.gpu is None else only(read.found, args.gpu)

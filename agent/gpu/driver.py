@@ -15,7 +15,7 @@ import structlog
 
 from agent.errors import DriverError, DriverMissing, GpuError
 from agent.gpu import nvml
-from agent.gpu.nvml import Handle, NvmlLibrary
+from agent.gpu.nvml import CallFailed, Handle, NvmlLibrary
 from agent.gpu.threads import NO_ANSWER, EventStream, NvmlSession, OpenedSession, SetFailed
 from agent.health.judge import doubtful
 from agent.model import (
@@ -109,8 +109,8 @@ class Indexes:
 
 
 RELEASED = "it is released: hami-agent recheck takes it back"
-UNPLACED = "it is searched for when all GPUs are taken back"
-RECHECK_ALL = f"{UNPLACED}: hami-agent recheck all"
+RECHECK_ALL = "it is searched for when all GPUs are taken back: hami-agent recheck all"
+"""Of a GPU that was never described: its address is unknown, and only a scan of all finds it."""
 
 
 class Handles:
@@ -125,11 +125,6 @@ class Handles:
         self._known: Mapping[GpuUuid, Gpu] = MappingProxyType({})
         self.released: frozenset[GpuUuid] = frozenset()
         """The GPUs that must not be opened."""
-        self.unplaced: frozenset[GpuUuid] = frozenset()
-        """The GPUs taken back while others stay released that were never described.
-
-        Their address is unknown: only a scan of all GPUs finds them.
-        """
         self._others: frozenset[GpuUuid] = frozenset()
         """The GPUs that are released only because all were."""
 
@@ -170,16 +165,11 @@ class Handles:
                 text = "the driver has not described it; only `hami-agent release all` releases it"
                 raise GpuError(uuid, text)
         self.released |= set(uuids)
-        self.unplaced -= set(uuids)
 
     def take_back(self, uuid: GpuUuid) -> None:
         """Let this GPU, and those released by `everything`, be opened again."""
-        if uuid in self.released and uuid not in self._known:
-            self.unplaced |= {uuid}
         self.released -= {uuid, *self._others}
         self._others = frozenset()
-        if not self.released:
-            self.unplaced = frozenset()
 
     def open_to(self, count: int) -> list[int]:
         """The indexes that may be opened; the driver lists `count`."""
@@ -283,7 +273,6 @@ class LinkRow(msgspec.Struct, frozen=True):
     """One GPU's side of its links: the paths to each peer, and its NVLinks."""
 
     paths: Mapping[GpuUuid, PciPath]
-    peer_to_peer: Mapping[GpuUuid, bool]
     nvlinks: Mapping[str, int]
     """How many NVLinks lead to each PCI bus id."""
     to_switches: int
@@ -296,15 +285,11 @@ def link_row(
     """Read what connects `gpu` to its peers at those indexes. Raises NVMLError, GpuError."""
     handle = handles.of_index(gpu.index)
     paths: dict[GpuUuid, PciPath] = {}
-    peer_to_peer: dict[GpuUuid, bool] = {}
     for peer, index in peers.items():
         other = handles.of_index(index)
         level = nvml.maybe(library, library.nvmlDeviceGetTopologyCommonAncestor, handle, other)
         if level in _PATHS:
             paths[peer] = _PATHS[level]
-        status = nvml.maybe(library, library.nvmlDeviceGetP2PStatus, handle, other, nvml.P2P_READ)
-        if status is not None:
-            peer_to_peer[peer] = status == pynvml.NVML_P2P_STATUS_OK
     direct: dict[str, int] = {}
     to_switches = 0
     for link in _active_links(library, handle):
@@ -316,7 +301,7 @@ def link_row(
         if info is not None:
             remote = bus_id(nvml.text_of(info.busId))
             direct[remote] = direct.get(remote, 0) + 1
-    return LinkRow(paths, peer_to_peer, direct, to_switches)
+    return LinkRow(paths, direct, to_switches)
 
 
 def linked(gpu: Gpu, peers: Mapping[GpuUuid, Gpu], rows: Mapping[GpuUuid, LinkRow]) -> Gpu:
@@ -330,7 +315,6 @@ def linked(gpu: Gpu, peers: Mapping[GpuUuid, Gpu], rows: Mapping[GpuUuid, LinkRo
             row.paths.get(uuid),
             row.nvlinks.get(peer.pci, 0)
             + (min(row.to_switches, rows[uuid].to_switches) if uuid in rows else 0),
-            row.peer_to_peer.get(uuid),
         )
         for uuid, peer in peers.items()
         if uuid != gpu.uuid
@@ -372,23 +356,20 @@ _FABRIC: Final = {
     pynvml.NVML_GPU_FABRIC_STATE_IN_PROGRESS: FabricState.IN_PROGRESS,
 }
 
-_OUTCOMES: Final = {Trouble.LOST: ProbeOutcome.LOST, Trouble.RESET: ProbeOutcome.REFUSED}
+_OUTCOMES: Final = {
+    Trouble.LOST: ProbeOutcome.LOST,
+    Trouble.RESET: ProbeOutcome.REFUSED,
+    Trouble.SILENT: ProbeOutcome.SILENT,
+}
 
 _GRAVE: Final = frozenset({pynvml.NVML_ERROR_GPU_IS_LOST, pynvml.NVML_ERROR_RESET_REQUIRED})
 
 
 def probe_of(library: NvmlLibrary, handles: Handles, uuid: GpuUuid) -> Probe:
-    """Probe the GPU. Raises GpuError (released), DriverError (the whole driver fails)."""
-    try:
-        handle = handles.of_uuid(uuid)
-        nvml.maybe(library, library.nvmlDeviceGetMemoryInfo, handle)
-        signs = signs_of(library, handle)
-    except library.NVMLError as error:
-        driver_error = nvml.driver_wide(error)
-        if driver_error is not None:
-            raise driver_error from error
-        outcome = _OUTCOMES.get(nvml.trouble(error), ProbeOutcome.FAILED)
-        return Probe(uuid, outcome, str(error))
+    """Probe the GPU. Raises NVMLError, GpuError when it is released."""
+    handle = handles.of_uuid(uuid)
+    nvml.maybe(library, library.nvmlDeviceGetMemoryInfo, handle)
+    signs = signs_of(library, handle)
     if signs.rows_failed:
         text = "a row of its memory could not be remapped"
         return Probe(uuid, ProbeOutcome.FAILED, text, signs)
@@ -520,7 +501,7 @@ class NvmlDriver:
             deadline,
             ended=self._on_session_end,
             quiet=self._quiet,
-            back=lambda _: self._report_change(),
+            back=self._report_change,
         )
         self._indexes = Indexes()
         self._links: Mapping[GpuUuid, LinkRow] | None = None
@@ -581,9 +562,6 @@ class NvmlDriver:
             GpuFault(uuid, RELEASED, Trouble.RELEASED, places.get(uuid, NO_INDEX))
             for uuid in sorted(self._handles.released, key=lambda uuid: (places.get(uuid, 0), uuid))
         )
-        faults.extend(
-            GpuFault(uuid, UNPLACED, Trouble.UNPLACED) for uuid in sorted(self._handles.unplaced)
-        )
         await self._follow(opened, sorted(found), {gpu.uuid for gpu in gpus})
         self._session.check(opened)
         return Scan(opened.driver_version, gpus, tuple(faults))
@@ -594,11 +572,9 @@ class NvmlDriver:
         try:
             work = partial(probe_of, self._library, self._handles, uuid)
             probe = await self._session.call(opened, uuid, work)
-        except TimeoutError as error:
-            probe = Probe(uuid, ProbeOutcome.SILENT, str(error) or NO_ANSWER)
-        except DriverError as error:
-            self._session.end(error, opened)
-            raise
+        except CallFailed as error:
+            outcome = _OUTCOMES.get(error.trouble, ProbeOutcome.FAILED)
+            probe = Probe(uuid, outcome, error.text)
         self._renewed = self._renewed and probe.outcome is not ProbeOutcome.PASSED
         # The driver forgets the registration of a GPU that is reset, and tells nobody: without
         # this, its next XID would be heard by no set.
@@ -607,22 +583,14 @@ class NvmlDriver:
         elif probe.outcome is not ProbeOutcome.SILENT:
             index = self._indexes.find(uuid)
             await self._register(opened, self._open_streams, [] if index is None else [index])
-        obstacles = (stream.unmonitored.get(uuid, "") for stream in self._open_streams)
+        obstacles = (stream.obstacles.get(uuid, "") for stream in self._open_streams)
         return msgspec.structs.replace(probe, unmonitored=next(filter(None, obstacles), ""))
 
     async def sample(self, uuid: GpuUuid) -> GpuSample:
         """Read how much one GPU is used. Raises GpuError, DriverMissing, DriverError."""
         opened = await self._session.open()
-        try:
-            work = partial(sample_of, self._library, self._handles, uuid)
-            return await self._session.call(opened, uuid, work)
-        except TimeoutError as error:
-            raise GpuError(uuid, str(error) or NO_ANSWER) from error
-        except self._library.NVMLError as error:  # it says nothing about the GPU's health
-            translated = nvml.translate(error, uuid)
-            if isinstance(translated, DriverError):
-                self._session.end(translated, opened)
-            raise translated from error
+        work = partial(sample_of, self._library, self._handles, uuid)
+        return await self._session.call(opened, uuid, work)
 
     async def release(self, uuids: Collection[GpuUuid], *, everything: bool = False) -> None:
         """Close these GPUs and use none of them until it is taken back.
@@ -688,20 +656,15 @@ class NvmlDriver:
             work = partial(describe, self._library, self._handles, index, self._sys_root)
             try:
                 found[index] = await self._session.call(opened, name, work)
-            except TimeoutError:
-                faults[index] = GpuFault(name, NO_ANSWER, Trouble.SILENT, index)
-            except (DriverError, GpuError) as error:
-                # The session is over, which is raised below.
-                faults[index] = GpuFault(name, str(error), index=index)
-            except (self._library.NVMLError, ValueError) as error:
-                # ValueError: the binding could not decode a text.
-                translated = nvml.translate(error, name)
-                if isinstance(translated, DriverError):
-                    self._session.end(translated, opened)
-                trouble = nvml.trouble(error)
-                if trouble in {Trouble.LOST, Trouble.RESET}:
+            except CallFailed as error:
+                if error.trouble in {Trouble.LOST, Trouble.RESET}:
                     self._note_reset(name)
-                faults[index] = GpuFault(name, str(error), trouble, index)
+                # Of a silent one always the same words, or each look would be news.
+                text = NO_ANSWER if error.trouble is Trouble.SILENT else error.text
+                faults[index] = GpuFault(name, text, error.trouble, index)
+            except (DriverError, GpuError) as error:
+                # The session is over, which is raised below, or the GPU was just released.
+                faults[index] = GpuFault(name, str(error), index=index)
 
         async with asyncio.TaskGroup() as tasks:
             for index in indexes:
@@ -722,8 +685,8 @@ class NvmlDriver:
             work = partial(link_row, self._library, self._handles, gpu, others)
             try:
                 rows[gpu.uuid] = await self._session.call(opened, gpu.uuid, work)
-            except (TimeoutError, DriverError, self._library.NVMLError, ValueError) as error:
-                log.info("driver.links_unknown", gpu=gpu.uuid, err=str(error) or NO_ANSWER)
+            except (DriverError, GpuError) as error:
+                log.info("driver.links_unknown", gpu=gpu.uuid, err=str(error))
 
         async with asyncio.TaskGroup() as tasks:
             for gpu in peers.values():
@@ -802,14 +765,14 @@ class NvmlDriver:
                 stream.settle(await self._session.call(opened, name, work))
             except DriverError:
                 return  # the session and its streams are over
-            except (TimeoutError, GpuError, self._library.NVMLError, ValueError) as error:
-                stream.missed(name, str(error) or NO_ANSWER)
+            except GpuError as error:
+                stream.missed(name, error.text)
 
         async with asyncio.TaskGroup() as tasks:
             for stream in streams:
                 for index in indexes:
                     name = self._indexes.name(index)
-                    if name not in stream.settled:
+                    if stream.obstacles.get(name) != "":
                         tasks.create_task(register(stream, index, name))
 
     async def _follow(
@@ -823,7 +786,7 @@ class NvmlDriver:
     def _note_reset(self, gpu: str) -> None:
         """Have a lost or resetting GPU registered again once it answers: a reset forgets it."""
         for stream in self._streams:
-            stream.settled.discard(gpu)
+            stream.obstacles.pop(gpu, None)
 
     def _forget_handles(self) -> None:
         """Forget all GPUs, after their indexes changed: an event may be of another GPU now."""

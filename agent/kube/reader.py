@@ -24,8 +24,8 @@ from agent.kube.api import (
     read_node,
 )
 from agent.kube.client import (
-    METADATA_ONLY,
     ApiRequest,
+    Executed,
     KubeSession,
     aside,
     path_of,
@@ -57,8 +57,6 @@ PLUGINS: Final = ("hami-device-plugin", "nvidia-device-plugin")
 """Names or components of pods of other plugins for NVIDIA GPUs contain one of these."""
 GENERATED: Final = {"Deployment": "ReplicaSet", "CronJob": "Job"}
 """What a workload makes that makes its pods."""
-PORT: Final = 9394
-"""Where an agent's pod names none."""
 
 
 class Taint(msgspec.Struct, frozen=True):
@@ -120,7 +118,6 @@ class ListedPod(msgspec.Struct, frozen=True):
     - `state`: `Ready`, else what it waits for in the kubelet's words.
     - `is_plugin`: it mounts the kubelet's plugin directory of its host.
     - `component`: its label of this name.
-    - `port`: where an agent serves HTTP.
     """
 
     namespace: str
@@ -135,7 +132,6 @@ class ListedPod(msgspec.Struct, frozen=True):
     state: str = ""
     is_plugin: bool = False
     component: str = ""
-    port: int = PORT
 
     @property
     def is_other_plugin(self) -> bool:
@@ -337,13 +333,6 @@ def decode_listed(body: Raw) -> ListedPod:
     # Labels and owners are the words of a pod's author. A pod that may mount the kubelet's plugin
     # directory may replace the device plugin of its node anyway.
     volumes = (inside(volume, "hostPath") for volume in objects_in(spec, "volumes"))
-    # The chart chooses the agent's port: beside HAMi's monitor it is another one.
-    ports = (
-        port.get("containerPort")
-        for container in objects_in(spec, "containers")
-        for port in objects_in(container, "ports")
-        if port.get("name") == "http"
-    )
     return ListedPod(
         namespace=text_in(metadata, "namespace"),
         name=text_in(metadata, "name"),
@@ -360,7 +349,6 @@ def decode_listed(body: Raw) -> ListedPod:
             PurePosixPath(text_in(volume, "path")).name == "device-plugins" for volume in volumes
         ),
         component=text_in(inside(metadata, "labels"), "app.kubernetes.io/component"),
-        port=next((number for number in ports if isinstance(number, int)), PORT),
     )
 
 
@@ -631,7 +619,8 @@ def _selected_labels(pod: JsonObject) -> Iterable[str]:
 
 ENDED: Final = frozenset({"Succeeded", "Failed"})
 """Phases of a pod that does not serve any more, such as an evicted one."""
-DOCUMENT: Final = ("api", "v1", "status")
+CONTAINER: Final = "agent"
+"""The agent's container in its pod, as chart and manifests name it."""
 REVIEWS: Final = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 
 
@@ -642,11 +631,10 @@ class NodeReader(ObjectReader):
         super().__init__(session)
         self._node = node
 
-    async def by_agent(self) -> bytes:
-        """The agent's `/api/v1/status`, through the proxy of the API server.
+    async def by_agent(self, *words: str) -> Executed:
+        """What a verb of the agent's program says in the agent's pod.
 
-        Raises ApiError: there is no agent's pod, the account may not use the proxy, or the agent
-        does not answer from elsewhere.
+        Raises ApiError: there is no such pod, or the account may not run programs in it.
         """
         pods = await self._pods(decode_listed, ("labelSelector", AGENTS))
         alive = [pod for pod in pods if pod.is_plugin and pod.phase not in ENDED]
@@ -654,10 +642,17 @@ class NodeReader(ObjectReader):
             raise ApiError(f"no pod of the agent is on the node {self._node}")
         # During an update the old pod, which is deleted, may be listed first.
         pod = min(alive, key=lambda pod: (pod.is_deleted, pod.namespace, pod.name))
-        path = path_of(
-            "namespaces", pod.namespace, "pods", f"{pod.name}:{pod.port}", "proxy", *DOCUMENT
-        )
-        return bytes(await self._session.call(ApiRequest("get", "pods/proxy", path)))
+        path = path_of("namespaces", pod.namespace, "pods", pod.name, "exec")
+        command = (("command", word) for word in ("hami-agent", *words))
+        query = (("container", CONTAINER), ("stdout", "true"), ("stderr", "true"), *command)
+        return await self._session.execute(ApiRequest("get", "pods/exec", path, query=query))
+
+    async def status(self) -> bytes:
+        """The agent's status as JSON. Raises ApiError, as by_agent() or because it says none."""
+        answer = await self.by_agent("status", "-o", "json")
+        if answer.failure:
+            raise ApiError(cap(answer.err.strip() or answer.failure))
+        return answer.out
 
     async def node(self) -> NodeView | None:
         """The Node; None: there is no such Node. Raises ApiError."""
@@ -734,17 +729,6 @@ class NodeReader(ObjectReader):
             reported_by=other_writer(managed, REGISTER),
             skew=skew,
         )
-
-    async def named(self, node: str) -> bool | None:
-        """Whether a Node of this name exists; None: this account may not look. Raises ApiError."""
-        request = ApiRequest("get", "nodes", path_of("nodes", node), accept=METADATA_ONLY)
-        try:
-            await self._session.call(request)
-        except ApiNotFound:
-            return False
-        except ApiForbidden:  # a node's own identity may read only its own Node
-            return None
-        return True
 
     async def _pods(self, read: Callable[[Raw], T], *query: tuple[str, str]) -> tuple[T, ...]:
         """List the pods of this node. Raises ApiError."""

@@ -168,6 +168,7 @@ async def test_a_list_too_long_for_the_first_gpus_stops_the_process_with_the_rea
         ((t4(6), t4(8, first=1)), t4(6, first=1), 1),  # one goes while others come
         ((t4(6), t4(8), t4(8, first=3), t4(8)), t4(8, first=3), 2),
         ((t4(6), t4(8), t4(5), t4(8)), t4(5), 2),
+        ((t4(6), t4(8), t4(6), t4(8)), t4(6), 2),
     ],
 )
 async def test_gpus_that_make_the_list_too_long_later_are_not_taken_in_and_told_once(

@@ -14,8 +14,9 @@ import pytest_asyncio
 import yaml
 from aiohttp import web
 
-from agent.cli.explain import explanation_lines, folded, recent_lines
+from agent.cli.explain import explanation_lines, recent_lines
 from agent.cli.main import dispatch
+from agent.cli.output import folded
 from agent.errors import ApiError, ApiForbidden
 from agent.hami.pod import encode_stamp
 from agent.host.process import SystemClock
@@ -29,6 +30,7 @@ from tests.fakes.explain_rig import (
     TOKEN,
     ExplainRig,
     a_gpu,
+    answer_exec,
     explain_rig,
     report_of,
 )
@@ -478,14 +480,16 @@ def test_no_line_is_longer_than_the_terminal(columns: int):
     )
     explanation = explain_pod(ClusterSnapshot(pod, now, nodes), now)
 
-    text = folded(
-        explanation_lines(explanation, now, "API server by /etc/kubeconfig", now),
-        columns,
-        lambda text, _: text,
+    lines = list(
+        folded(
+            explanation_lines(explanation, now, "API server by /etc/kubeconfig", now),
+            columns,
+            lambda text, _: text,
+        )
     )
 
-    assert columns >= max(len(line) for line in text.splitlines())
-    assert "CardInsufficientMemory" in " ".join(text.split())
+    assert columns >= max(map(len, lines))
+    assert "CardInsufficientMemory" in " ".join(" ".join(lines).split())
 
 
 @pytest.mark.parametrize("message", ["", " \n"])
@@ -493,9 +497,9 @@ def test_a_refusal_without_a_text_is_listed_and_only_words_of_gates_are_coloured
     now = SystemClock().now()
     refused = [ListedPod("note", "p", "n1", message=message, at=now)]
 
-    text = folded(recent_lines(refused, "s", now), 80, lambda text, colour: f"<{colour}>{text}")
+    lines = folded(recent_lines(refused, "s", now), 80, lambda text, colour: f"<{colour}>{text}")
 
-    assert "note/p on n1, 0 s ago\n  no reason is told\ndata: s, read now\n" == text
+    assert ["note/p on n1, 0 s ago", "  no reason is told", "data: s, read now"] == list(lines)
 
 
 async def test_the_example_of_the_help_runs(rig: ExplainRig, capsys: Capsys):
@@ -517,14 +521,14 @@ HELD = "main: GPU 3 (GPU-a), 8,192 MiB, 20 % of the cores"
 
 @contextlib.asynccontextmanager
 async def a_running_pod(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], answer: web.Response
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], answer: bytes | int
 ) -> AsyncIterator[ExplainRig]:
-    """Pod `p` on node `n1`, whose agent gives this answer through the API server's proxy."""
+    """Pod `p` on node `n1`, in whose agent's pod each command gives this answer."""
     async with explain_rig(tmp_path, capsys) as rig, aiohttp.ClientSession() as client:
 
-        async def serve(request: web.BaseRequest) -> web.Response:
-            if "/proxy/" in request.path:
-                return answer
+        async def serve(request: web.BaseRequest) -> web.StreamResponse:
+            if request.path.endswith("/exec"):
+                return await answer_exec(request, answer)
             url = f"{rig.model.url}{request.path_qs}"
             async with client.get(url, headers={**request.headers}) as passed:
                 return web.Response(
@@ -557,7 +561,7 @@ async def a_running_pod(
             await runner.cleanup()
 
 
-def a_status(used_mib: int | None = None) -> web.Response:
+def a_status(used_mib: int | None = None) -> bytes:
     """What the agent answers about the pod, with this use of its share."""
     last = SystemClock().now() - dt.timedelta(hours=2)
     share = ShareStatus(gpu="3", uuid="GPU-a", memory_mib=8192, cores=20, used_mib=used_mib)
@@ -565,7 +569,7 @@ def a_status(used_mib: int | None = None) -> web.Response:
     held = AllocationStatus("default", "p", "main", (beside, share), last_kernel=last)
     other = AllocationStatus("other", "p", "main", (share,))
     found = StatusDocument(node=NodeStatus(name="n1"), gpus=(), allocations=(other, held))
-    return web.Response(body=envelope("Status", found, last))
+    return envelope("Status", found, last)
 
 
 LAST = "; it uses 2,048 MiB, its last kernel ran 2 h ago"
@@ -590,8 +594,8 @@ NOT_KEPT = "HAMi-core does not work under the runtime class"
             *(a_status, {"containers": [{"name": "main", "env": [OFF], "resources": ONE}]}),
             [f"{HELD}, not kept: CUDA_DISABLE_CONTROL keeps HAMi-core"],
         ),
-        (lambda: web.Response(status=403, text="forbidden"), {}, [HELD, UNREAD]),
-        (lambda: web.Response(text="[]"), {}, [HELD, f"{UNREAD}the answer is no Status"]),
+        (lambda: 403, {}, [HELD, UNREAD]),
+        (lambda: b"[]", {}, [HELD, f"{UNREAD}the answer is no Status"]),
     ],
     ids=["used", "not known", "gVisor", "Kata", "switched off", "refused", "no status"],
 )

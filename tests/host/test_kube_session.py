@@ -357,7 +357,7 @@ def test_a_status_has_its_class(status: int, kind: type[ApiError]):
 
 @pytest.mark.parametrize(
     ("status", "answered"),
-    [(409, "try again"), (403, "try again; grant this right to the agent's identity")],
+    [(409, "try again"), (403, "try again; grant this right to the identity that asks")],
 )
 def test_the_text_says_what_was_asked_and_answered_and_the_mend(status: int, answered: str):
     error = refused("patch nodes (/x)", status, b'{"kind":"Status","message":"try again"}')
@@ -432,20 +432,6 @@ async def test_the_node_is_seen_with_its_amounts(tmp_path: Path):
 async def test_a_node_that_is_not_there_is_told_apart(tmp_path: Path):
     async with model_world(tmp_path) as world:
         assert await NodeReader(world.session, NODE).look(RESOURCE, SystemClock()) is None
-
-
-@pytest.mark.parametrize(
-    ("identity", "other"),
-    [(ACCOUNT, False), (f"system:node:{NODE}", None)],
-)
-async def test_another_node_is_looked_for_by_name_if_the_account_may(
-    identity, other, tmp_path: Path
-):
-    async with model_world(tmp_path, identity) as world:
-        world.store.create("nodes", {"metadata": {"name": NODE}})
-        sight = NodeReader(world.session, NODE)
-
-        assert [True, other] == [await sight.named(NODE), await sight.named("none")]
 
 
 @pytest.mark.parametrize(

@@ -86,17 +86,6 @@ async def test_a_second_agent_that_serves_the_same_kubelet():
     assert 1 == code
 
 
-async def test_an_agent_that_waits_for_the_lock_is_a_note():
-    async with a_node() as cluster:
-        second = await cluster.start_agent()
-        assert await comes(lambda: bool(cluster.log.of("lock.standby", second.pid)))
-        code, findings = await doctored(cluster)
-
-    assert [("P-SECOND", "note")] == faults(findings)
-    assert f"pid {second.pid}" in line(findings, "P-SECOND")["said"]
-    assert 0 == code
-
-
 async def test_a_library_that_others_may_write():
     async with a_node() as cluster:
         (cluster.places.hook / "vgpu/ld.so.preload").write_text("/opt/other.so\n")

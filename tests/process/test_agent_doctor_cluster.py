@@ -2,18 +2,15 @@
 
 import asyncio
 import datetime as dt
-import json
 
 import pytest
 
 from agent.cluster import HANDSHAKE, MUTEX_LOCK, REGISTER
 from agent.hami.pod import encode_node_lock
 from agent.host.process import SystemClock
-from agent.sandbox import apiserver_requests
 from agent.sandbox.kubelet.podloop import NodeReporter
 from agent.sandbox.lab.cluster import NODE, RESOURCE, SandboxCluster
 from tests.process.doctored_node import (
-    ACCOUNT,
     a_node,
     doctored,
     edit,
@@ -39,63 +36,6 @@ async def test_rights_that_are_missing(well: SandboxCluster):
     unseen = [one["said"] for one in findings if one["verdict"] == "unknown"]
     assert any("P-OFFER" in said for said in unseen)
     assert any("P-LOCK" in said for said in unseen)
-    assert 1 == code
-
-
-async def test_one_right_that_is_missing_hides_nothing_else(
-    well: SandboxCluster, monkeypatch: pytest.MonkeyPatch
-):
-    rights = apiserver_requests._ACCOUNT_RIGHTS - {("patch", "pods/status")}
-    monkeypatch.setattr(apiserver_requests, "_ACCOUNT_RIGHTS", rights)
-    code, findings = await doctored(well, *token_of(well, ACCOUNT))
-
-    assert [("P-RIGHTS", "wrong")] == faults(findings)
-    assert "these are denied: patch pods/status" == line(findings, "P-RIGHTS")["said"]
-    assert 1 == code
-
-
-async def test_rights_that_are_wider_than_needed(well: SandboxCluster):
-    code, findings = await doctored(well, *token_of(well, "admin"))
-    strict, _ = await doctored(well, *token_of(well, "admin"), "--strict")
-
-    assert [("P-EXCESS", "note")] == faults(findings)
-    assert "list secrets" in line(findings, "P-EXCESS")["said"]
-    assert (0, 6) == (code, strict)
-
-
-async def test_an_entry_of_nodeconfig_that_matches_nothing(well: SandboxCluster):
-    file = well.places.root / "config.json"
-    entries = [{"name": NODE}, {"name": "your-node-name"}]
-    file.write_text(json.dumps({"nodeconfig": entries}))
-    flags = ("--nodeconfig", str(file))
-    _, own = await doctored(well, *flags)
-    code, findings = await doctored(well, *flags, *token_of(well, ACCOUNT))
-
-    assert [("P-ENTRIES", "note")] == faults(findings)
-    found = line(findings, "P-ENTRIES")
-    assert ("an entry for your-node-name matches no Node", str(file)) == (
-        found["said"],
-        found["subject"],
-    )
-    assert 0 == code
-    assert [] == faults(own), "a node's own identity may not look for other Nodes"
-
-
-async def test_an_entry_that_misspells_this_node_is_found_without_a_look(well: SandboxCluster):
-    file = well.places.root / "config.json"
-    file.write_text(json.dumps({"nodeconfig": [{"name": "sandbx"}]}))
-    _, findings = await doctored(well, "--nodeconfig", str(file))
-
-    assert [("P-ENTRIES", "note")] == faults(findings)
-    assert f"did you mean {NODE}?" in line(findings, "P-ENTRIES")["said"]
-
-
-async def test_a_node_of_another_name(well: SandboxCluster):
-    flags = ("--node-name", "other", *token_of(well, ACCOUNT))
-    code, findings = await doctored(well, *flags)
-
-    assert [("P-NODE", "wrong")] == [one for one in faults(findings) if one[1] != "unknown"]
-    assert "the API server knows no such Node" == line(findings, "P-NODE")["said"]
     assert 1 == code
 
 

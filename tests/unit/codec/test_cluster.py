@@ -196,10 +196,9 @@ def test_of_a_pod_commands_say_what_its_status_has(status: dict, field: str, val
 )
 def test_a_device_plugin_mounts_the_directory_of_plugins(volumes: list | None, *, is_plugin: bool):
     labels = {"app.kubernetes.io/component": "hami-agent"}
-    ports = [{"name": "x", "containerPort": 1}, {"name": "http", "containerPort": 9395}]
-    spec = {"nodeName": "n1", "volumes": volumes, "containers": [{"ports": ports}]}
+    spec = {"nodeName": "n1", "volumes": volumes}
     pod = {"metadata": {"namespace": "d", "name": "p", "labels": labels}, "spec": spec}
-    expected = ListedPod("d", "p", "n1", state="Pending", component="hami-agent", port=9395)
+    expected = ListedPod("d", "p", "n1", state="Pending", component="hami-agent")
 
     assert msgspec.structs.replace(expected, is_plugin=is_plugin) == decode_listed(raw(pod))
 

@@ -67,7 +67,7 @@ def a_scene(
 def told(effects: Iterable[Effect]) -> list[str]:
     """Each effect in words: its kind, its phase, and whether it removes a lock."""
     return [
-        " ".join(filter(None, (one.kind.value, one.phase, "+ lock" * one.frees_lock)))
+        " ".join(filter(None, (one.kind.value, one.phase, "+ lock" * bool(one.lock))))
         for one in effects
     ]
 
@@ -149,7 +149,7 @@ def test_the_lock_of_a_pod_that_was_answered_in_full_goes_by_its_text_or_behind_
     namesake = a_pod(uid=a_pod_uid(9), annotations={})
 
     scene = a_scene(POD, ledger=ledger, lock_stamp=stamp)
-    (effect,) = (one for one in owed(scene) if one.frees_lock)
+    (effect,) = (one for one in owed(scene) if one.lock)
     assert (RELEASED if noted == text else PROVED) == told([effect])
     assert text == effect.lock
 
