@@ -254,9 +254,7 @@ class PodWatch:
             group.create_task(self._watch.run(self._follow, self._broke, asyncio.Event()))
             group.create_task(self._answer())
             if self._resource is not None:
-                # Its new name changes what all containers ask for, without a request.
-                async for _ in self._resource.follow():
-                    self._publish()
+                group.create_task(self._recount(self._resource))
 
     async def refresh(self, *, is_owners: bool = False) -> PodTable:
         """The table after one LIST that began after this call, or after the first LIST of all.
@@ -297,7 +295,7 @@ class PodWatch:
             return NOT_HERE
         held = self._table.value.pods.get(pod.uid)
         if held is not None and _is_newer(pod.resource_version, held.resource_version):
-            self._publish({**self._table.value.pods, pod.uid: pod})
+            self._publish({**self._table.value.pods, pod.uid: self._counted(pod)})
         return pod.uid
 
     async def _follow(self) -> None:
@@ -339,9 +337,9 @@ class PodWatch:
         if held is not None and _is_newer(held.resource_version, change.resource_version):
             return  # a GET was newer; later frames follow
         if change.deleted:
-            self._publish(pods, dead=(change.pod,))
+            self._publish(pods, dead=(self._counted(change.pod),))
         else:
-            pods[change.pod.uid] = change.pod
+            pods[change.pod.uid] = self._counted(change.pod)
             self._publish(pods)
 
     def _take(self, found: PodList) -> None:
@@ -354,7 +352,7 @@ class PodWatch:
         ):
             return
         self._version = found.resource_version
-        pods = {pod.uid: pod for pod in found.pods}
+        pods = {pod.uid: self._counted(pod) for pod in found.pods}
         before = self._table.value
         dead = tuple(pod for uid, pod in before.pods.items() if uid not in pods)
         self._publish(pods, dead=dead)
@@ -380,6 +378,17 @@ class PodWatch:
         else:
             answer.set_result(self._table.value)
 
+    async def _recount(self, resource: Cell[str]) -> None:
+        """Count all containers again when the resource name changes, without a request."""
+        async for _ in resource.follow():
+            table = self._table.value
+            pods = {uid: self._counted(pod) for uid, pod in table.pods.items()}
+            graves = tuple(
+                msgspec.structs.replace(grave, pod=self._counted(grave.pod))
+                for grave in table.tombstones
+            )
+            self._table.set(msgspec.structs.replace(table, pods=pods, tombstones=graves))
+
     def _counted(self, pod: PodView) -> PodView:
         return pod if self._resource is None else pod.asking_by(self._resource.value)
 
@@ -401,13 +410,15 @@ class PodWatch:
             for pod in dead
         )
         graves = {
-            grave.pod.uid: Tombstone(self._counted(grave.pod), min(grave.deleted_at, now))
+            grave.pod.uid: grave
+            if grave.deleted_at <= now
+            else msgspec.structs.replace(grave, deleted_at=now)
             for grave in (*old.tombstones, *(Tombstone(pod, now) for pod in slim))
             if grave.pod.uid not in present and now - grave.deleted_at < KEEP
         }
         self._table.set(
             PodTable(
-                pods={uid: self._counted(pod) for uid, pod in present.items()},
+                pods=present,
                 tombstones=tuple(graves.values())[-GRAVES:],
                 synced=old.synced or pods is not None,
                 stale=old.stale,
