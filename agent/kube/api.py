@@ -52,15 +52,15 @@ T = TypeVar("T")
 
 PAGE_LIMIT = 8 * 1024 * 1024
 """Bytes of an answer with several objects; an answer with one object may have BODY_LIMIT."""
-LIMITS: Final = (0, 500, 64, 16, 4, 1)
-"""Objects in an answer; 0: all of them. 500 as in kubectl: 5,000 Nodes are 10 answers.
+MOST: Final = 500
+"""Objects in an answer, as in kubectl: 5,000 Nodes are 10 answers.
 
-The first request asks for all: servers 1.31 to 1.33 answer it from their cache by the pods' node.
-They answer a page from etcd, for which they read every pod of the cluster (kubernetes
+The first request may ask for all (0): servers 1.31 to 1.33 answer that from their cache by the
+pods' node. They answer a page from etcd, for which they read every pod of the cluster (kubernetes
 apiserver/pkg/storage/cacher/delegator.go, shouldDelegateList).
 """
-AFTER_ALL: Final = 4
-"""The index in LIMITS after an answer with many was too long: one with four rarely is."""
+FEW: Final = 4
+"""Objects in an answer after one with more was too long: one with four rarely is."""
 MOST_ODD: Final = 2
 """Beyond these a list has no end.
 
@@ -113,9 +113,9 @@ class Lists:
     ) -> None:
         self._session = session
         self._budget = budget
-        self._most = 0 if whole else 1
-        """The index in LIMITS with which a small list begins."""
-        self._place = self._most
+        self._most = 0 if whole else MOST
+        """How many objects a small list asks for."""
+        self._limit = self._most
 
     async def fetch(self, request: ApiRequest, read: Callable[[Raw], T]) -> tuple[str, list[T]]:
         """Return the version and all objects, as read; each answer has 10 s. Raises ApiError.
@@ -151,7 +151,7 @@ class Lists:
                 )
             rest = page.rest
         if left - budget.bytes < PAGE_LIMIT // 2:
-            self._place = self._most
+            self._limit = self._most
         return version, objects
 
     async def _page(
@@ -159,7 +159,7 @@ class Lists:
     ) -> tuple[ListMeta, list[T], int]:
         """One page, its objects as read, and how many were asked for."""
         while True:
-            limit = LIMITS[self._place]
+            limit = self._limit
             options = (("limit", str(limit or "")), ("continue", rest))
             query = (*request.query, *(option for option in options if option[1]))
             paged = msgspec.structs.replace(request, query=query)
@@ -174,7 +174,7 @@ class Lists:
             # Not for the agent itself: with one pod full of commas a tenant would slow each LIST.
             is_dense = budget.memory < math.inf and has_many_values(body)
             if limit != 1 and (is_dense or not body):
-                self._place = max(AFTER_ALL, self._place + 1)
+                self._limit = 1 if 0 < limit <= FEW else FEW
                 continue
             read_all = functools.partial(_read, paged, read, is_dense)
             page, items = await aside(body, paged, read_all)
@@ -182,9 +182,9 @@ class Lists:
             if budget.memory < math.inf:
                 budget.memory -= sum(map(size_of, items))
             # It asks for more only if as many objects of this length are half a page.
-            larger = LIMITS[max(1, self._place - 1)]
+            larger = min(MOST, 4 * limit) or MOST
             if page.rest and len(body) * larger < (limit or larger) * PAGE_LIMIT // 2:
-                self._place = max(1, self._place - 1)
+                self._limit = larger
             return page, items, limit
 
 
