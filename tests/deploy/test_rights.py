@@ -38,6 +38,8 @@ def asked_in(part: ast.AST) -> Iterator[tuple[str, str]]:
             case ast.Call(func=ast.Name(id="ApiRequest")):
                 verb, resource, *_ = node.args
                 yield literal(verb), literal(resource)
+            case ast.Call(func=ast.Attribute(attr="read_list")):
+                yield "list", literal(node.args[0])
 
 
 def literal(argument: ast.expr) -> str:
