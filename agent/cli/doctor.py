@@ -31,7 +31,7 @@ from agent.cli.main import (
     add_output,
     nearest,
 )
-from agent.cli.output import RUNBOOK, UNFOLDED, Line, answer, folded, painter, terminal_width
+from agent.cli.output import RUNBOOK, UNFOLDED, FoldedLine, answer, folded, painter, terminal_width
 from agent.cli.runbook import HINT
 from agent.cli.settings_args import add_settings, looked, sources, started
 from agent.cluster import REGISTER
@@ -695,7 +695,7 @@ LOOKS: Final = (
 # Renders the findings: lines for people, data for programs.
 
 
-def finding_lines(findings: Sequence[Finding], *, every: bool) -> Iterator[Line]:
+def finding_lines(findings: Sequence[Finding], *, every: bool) -> Iterator[FoldedLine]:
     """What is not well, or with `every` all, and a line with the numbers.
 
     Each finding has one line, then what it means and what to do.
@@ -706,18 +706,18 @@ def finding_lines(findings: Sequence[Finding], *, every: bool) -> Iterator[Line]
         # Without what a terminal would obey: some texts come from the cluster.
         said, advice = cap(f"{one.subject}: {one.said}", _LONGEST), cap(one.advice, _LONGEST)
         text = f"{one.group:<10} {one.verdict:<8} {one.check:<12} {said}"
-        yield Line(text, 0, _INDENT + 2, one.verdict, COLOURS[one.verdict])
+        yield FoldedLine(text, 0, _INDENT + 2, one.verdict, COLOURS[one.verdict])
         if one.verdict in {"WRONG", "note"}:
-            yield Line(f"means: {one.consequence}", _INDENT, _INDENT + 2)
+            yield FoldedLine(f"means: {one.consequence}", _INDENT, _INDENT + 2)
         if one.verdict != "ok":
             do = f"to do: {f'{advice} {RUNBOOK}{one.check}]'.lstrip()}"
-            yield Line(do, _INDENT, _INDENT + 2)
+            yield FoldedLine(do, _INDENT, _INDENT + 2)
     counts = Counter(one.verdict for one in findings)
     if counts.keys() - {"ok"}:
-        yield Line(HINT)
+        yield FoldedLine(HINT)
     total = f"{counts['WRONG']} wrong, {counted(counts['note'], 'note')}, {counts['ok']} ok"
     total += f", {counts['unknown']} not checked" if counts["unknown"] else ""
-    yield Line(total if every or not counts["ok"] else f"{total} (-o wide lists all)")
+    yield FoldedLine(total if every or not counts["ok"] else f"{total} (-o wide lists all)")
 
 
 def document_of(findings: Sequence[Finding]) -> dict[str, object]:

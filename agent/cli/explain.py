@@ -25,7 +25,7 @@ from agent.cli.output import (
     RUNBOOK,
     UNFOLDED,
     Column,
-    Line,
+    FoldedLine,
     answer,
     folded,
     painter,
@@ -243,9 +243,9 @@ async def _with_use(session: KubeSession, found: ClusterSnapshot) -> ClusterSnap
 
 def explanation_lines(
     explanation: Explanation, taken: dt.datetime, source: str, now: dt.datetime, chosen: str = ""
-) -> Iterator[Line]:
+) -> Iterator[FoldedLine]:
     """The explanation for people. `chosen`: how the pod was chosen among those of a workload."""
-    yield Line(f"{chosen}{explanation.headline}")
+    yield FoldedLine(f"{chosen}{explanation.headline}")
     rest = [gate.name for gate in explanation.gates if gate.verdict is GateVerdict.NOT_REACHED]
     for gate in explanation.gates:
         if gate.name in rest:
@@ -253,36 +253,38 @@ def explanation_lines(
         reason = f" {RUNBOOK}{gate.reason}]" if gate.reason else ""
         word, colour = _WORDS[gate.verdict]
         text = f"{word:<4} {gate.name:<10} {gate.said}{reason}"
-        yield Line(text, 0, 5, word, colour)
+        yield FoldedLine(text, 0, 5, word, colour)
         for fact in gate.facts:
-            yield Line(fact, 7, 9)
+            yield FoldedLine(fact, 7, 9)
         if gate.name == "placement" and gate.verdict is GateVerdict.BLOCKED:
             yield from _node_lines(explanation)
         if gate.advice:
-            yield Line(f"do: {gate.advice}", 7, 9)
+            yield FoldedLine(f"do: {gate.advice}", 7, 9)
     if rest:
         word, colour = _WORDS[GateVerdict.NOT_REACHED]
-        yield Line(f"{word}   not reached: {', '.join(rest)}", 0, 5, word, colour)
+        yield FoldedLine(f"{word}   not reached: {', '.join(rest)}", 0, 5, word, colour)
     if explanation.changes:
-        yield Line("Changes that would place it, each alone (tried with the scheduler's model):")
+        yield FoldedLine(
+            "Changes that would place it, each alone (tried with the scheduler's model):"
+        )
     elif explanation.tried:
-        yield Line("No single change that was tried with the scheduler's model places it.")
+        yield FoldedLine("No single change that was tried with the scheduler's model places it.")
     for number, change in enumerate(explanation.changes, 1):
-        yield Line(f"({number}) {change.said} -> {cap(change.node, 128)}", 2, 6)
+        yield FoldedLine(f"({number}) {change.said} -> {cap(change.node, 128)}", 2, 6)
         if change.paste:
-            yield Line(change.paste, 6, 8)
+            yield FoldedLine(change.paste, 6, 8)
     for text in explanation.missing:
-        yield Line(f"missing: {text}")
+        yield FoldedLine(f"missing: {text}")
     if any(gate.reason for gate in explanation.gates):
-        yield Line(HINT)
+        yield FoldedLine(HINT)
     age = span((now - taken).total_seconds())
-    yield Line(f"data: {cap(source, 256)}, read {age} ago")
+    yield FoldedLine(f"data: {cap(source, 256)}, read {age} ago")
 
 
-def _node_lines(explanation: Explanation) -> Iterator[Line]:
+def _node_lines(explanation: Explanation) -> Iterator[FoldedLine]:
     shown = [node for node in explanation.nodes if not node.is_fit][:NODES_SHOWN]
     for node in shown:
-        yield Line(f"{cap(node.name, 128)}: {cap(node.said)}", 7, 9)
+        yield FoldedLine(f"{cap(node.name, 128)}: {cap(node.said)}", 7, 9)
         # One line for all GPUs of which the same is said.
         alike: defaultdict[tuple[str, ...], list[str]] = defaultdict(list)
         for gpu in node.gpus:
@@ -296,16 +298,16 @@ def _node_lines(explanation: Explanation) -> Iterator[Line]:
             alike[cells].append(str(gpu.index))
         rows = [(",".join(indexes), *cells) for cells, indexes in alike.items()]
         for line in table(_GPU_COLUMNS, rows, UNFOLDED) if rows else ():
-            yield Line(line, 9, 11)
+            yield FoldedLine(line, 9, 11)
         if node.biggest and node.gpus:
-            yield Line(f"most is held by {', '.join(node.biggest)}", 9, 11)
+            yield FoldedLine(f"most is held by {', '.join(node.biggest)}", 9, 11)
         for event in node.events:
-            yield Line(event, 9, 11)
+            yield FoldedLine(event, 9, 11)
     reasons = explanation.nodes_by_reason
     are_more = max(reasons.values(), default=0) > len(shown) or len(explanation.nodes) > len(shown)
     if are_more and reasons:
         told = ", ".join(f"{count:,} {reason}" for reason, count in reasons.items())
-        yield Line(f"Nodes by reason: {told}", 7, 9)
+        yield FoldedLine(f"Nodes by reason: {told}", 7, 9)
 
 
 def refused_data(refused: Sequence[RefusedPod]) -> list[Mapping[str, str | None]]:
@@ -323,18 +325,24 @@ def refused_data(refused: Sequence[RefusedPod]) -> list[Mapping[str, str | None]
     ]
 
 
-def recent_lines(refused: Sequence[RefusedPod], source: str, now: dt.datetime) -> Iterator[Line]:
+def recent_lines(
+    refused: Sequence[RefusedPod], source: str, now: dt.datetime
+) -> Iterator[FoldedLine]:
     """The last refusals, of all in `refused`, for people."""
     if not refused:
-        yield Line("No kubelet has refused a pod that still exists.")
+        yield FoldedLine("No kubelet has refused a pod that still exists.")
     for pod in refused[:SHOWN]:
         name = f"{cap(pod.namespace, 64)}/{cap(pod.name, 256)}"
         identifier = refusal_id(pod.message)
         entry = f" {RUNBOOK}{identifier}]" if identifier else ""
-        yield Line(f"{name} on {cap(pod.node, 128)}, {when(pod.at, now)}{entry}")
-        yield Line(cap(agent_sentence(pod.message).strip() or "no reason is told", TEXT), 2, 4)
+        yield FoldedLine(f"{name} on {cap(pod.node, 128)}, {when(pod.at, now)}{entry}")
+        yield FoldedLine(
+            cap(agent_sentence(pod.message).strip() or "no reason is told", TEXT), 2, 4
+        )
     if len(refused) > SHOWN:
-        yield Line(f"{counted(len(refused) - SHOWN, 'older refusal')} not shown: -o json has all")
+        yield FoldedLine(
+            f"{counted(len(refused) - SHOWN, 'older refusal')} not shown: -o json has all"
+        )
     if any(refusal_id(pod.message) for pod in refused[:SHOWN]):
-        yield Line(HINT)
-    yield Line(f"data: {cap(source, 256)}, read now")
+        yield FoldedLine(HINT)
+    yield FoldedLine(f"data: {cap(source, 256)}, read now")

@@ -131,7 +131,7 @@ def painter(environ: Mapping[str, str], out: TextIO | None = None) -> Paint:
     return lambda text, colour: text if plain else f"\x1b[{_CODES[colour]}m{text}\x1b[0m"
 
 
-class Line(msgspec.Struct, frozen=True):
+class FoldedLine(msgspec.Struct, frozen=True):
     """A line for people.
 
     `hanging`: the indent of what is folded. `word`: the first of these has `colour`.
@@ -144,7 +144,7 @@ class Line(msgspec.Struct, frozen=True):
     colour: str = ""
 
 
-def folded(lines: Iterable[Line], columns: int, paint: Paint) -> Iterator[str]:
+def folded(lines: Iterable[FoldedLine], columns: int, paint: Paint) -> Iterator[str]:
     """The lines, folded at `columns`; an id of the runbook stays on one line with its mark."""
     for line in lines:
         first, *rest = textwrap.wrap(

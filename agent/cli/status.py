@@ -94,7 +94,7 @@ _GPU_COLUMNS: Final = (
 _WIDE: Final = (Column("PHYSICAL", right=True), Column("PCI"), Column("NUMA"), Column("UUID"))
 _CORES: Final = {None: "-", 0: "any"}
 """Cores without a number: not known, and not limited."""
-_POD_COLUMNS: Final = (
+POD_COLUMNS: Final = (
     Column("NAMESPACE", flexible=True),
     Column("POD", flexible=True),
     Column("CONTAINER", rank=1, flexible=True),
@@ -296,7 +296,7 @@ def pod_lines(
     if not rows:
         yield "no container holds a slice"
         return
-    yield from table(_POD_COLUMNS, rows, UNFOLDED if style.wide else style.width)
+    yield from table(POD_COLUMNS, rows, UNFOLDED if style.wide else style.width)
     for one in allocations:
         if one.unkept:
             text = f"nothing keeps the limits of {_container(one)}: {cap(one.unkept)}"
