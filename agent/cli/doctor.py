@@ -18,7 +18,7 @@ import msgspec
 
 from agent.allocate.edits import looks_up_cdi, misnamed, undefined
 from agent.app.adapters import cdi_directories, open_driver
-from agent.cli.connections import call, open_session
+from agent.cli.connections import open_session
 from agent.cli.logs import configure
 from agent.cli.main import (
     INCOMPLETE,
@@ -34,6 +34,7 @@ from agent.cli.main import (
 from agent.cli.output import RUNBOOK, UNFOLDED, FoldedLine, answer, folded, painter, terminal_width
 from agent.cli.runbook import HINT
 from agent.cli.settings_args import add_settings, looked, sources, started
+from agent.cli.status import status_at
 from agent.cluster import REGISTER
 from agent.errors import (
     AgentError,
@@ -85,7 +86,6 @@ LARGEST: Final = 3
 UNKEPT: Final = "so no limit would be enforced"
 UNDEFINED: Final = "no single CDI specification"
 """Words of the agent about HAMi-core's files (`check_library`), about CDI (`undefined`)."""
-ANSWER_SECONDS: Final = 5.0
 DRIVER_SECONDS: Final = 15.0
 """8 GPUs that initialise one after the other take 12 s."""
 LOOK_SECONDS: Final = 1.0
@@ -248,13 +248,12 @@ def _config_findings(plan: NodeValues, settings: Settings, *, before: bool) -> l
 def _ask_agent(path: Path) -> AgentAnswer:
     """Ask the running agent by its socket."""
     try:
-        status, text = call(path, "GET", "/readyz?verbose", ANSWER_SECONDS)
+        return AgentAnswer(str(path), status_at(path).found.node.checks)
     except Unreachable as error:
         reason = error.__cause__
         failure = os.strerror(reason.errno) if isinstance(reason, OSError) and reason.errno else ""
         denied = isinstance(reason, PermissionError)
-        return AgentAnswer(str(path), failure=failure or str(reason), denied=denied)
-    return AgentAnswer(str(path), status, text)
+        return AgentAnswer(str(path), failure=failure or str(reason or error), denied=denied)
 
 
 # What is at hand.
@@ -263,7 +262,7 @@ def _ask_agent(path: Path) -> AgentAnswer:
 class NodeSeen(msgspec.Struct, eq=False):
     """What is at hand of a node, and what was seen there.
 
-    - `agent`: the answer of the agent's readiness page; None: before the first start.
+    - `agent`: the answer of the agent; None: before the first start.
     - `config`: the findings about the settings.
     - `reader`: the account may only read, and is not the agent's.
     - `device_files`: /dev.
