@@ -163,15 +163,11 @@ class PciPath(enum.IntEnum):
 
 
 class Link(msgspec.Struct, frozen=True):
-    """The connection to the GPU `peer`: PCI path (None: not known) and number of NVLinks.
-
-    `peer_to_peer`: whether the driver lets the two read each other's memory; None: not known.
-    """
+    """The connection to the GPU `peer`: PCI path (None: not known) and number of NVLinks."""
 
     peer: GpuUuid
     path: PciPath | None = None
     nvlinks: int = 0
-    peer_to_peer: bool | None = None
 
 
 class Gpu(msgspec.Struct, frozen=True):
@@ -734,10 +730,7 @@ class EventKind(enum.StrEnum):
     """Kinds of driver reports."""
 
     XID = "xid"
-    ECC_SINGLE = "ecc-single"
     ECC_DOUBLE = "ecc-double"
-    POWER_SOURCE = "power-source"
-    """The GPU's power supply changed, for example from external power to the bus."""
     CHANGED = "changed"
     """GPUs came, went or changed their order: scan again."""
 

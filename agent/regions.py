@@ -21,7 +21,6 @@ from agent.hami.region import (
     Region,
     RegionChange,
     RegionOffsets,
-    RegionReading,
     RegionState,
     RegionSums,
     count_slots,
@@ -310,10 +309,9 @@ class HostRegions:
             pids = frozenset(process.pid for process in region.processes)
             if self._processes and pids:
                 alive = self._processes.alive(name, pids)
-            reading = RegionReading(RegionState.READABLE, region, alive=alive)
+            sums = region.sums(alive)
         except NoRegion as error:
-            reading = error.reading
-        sums = reading.sums()
+            sums = error.sums
         return sums, self._cpu() - begun
 
     def _held(self) -> Sequence[str]:
@@ -343,7 +341,7 @@ class HostRegions:
                                 break
                             os.pwrite(file, word, offset)
                 except NoRegion as error:
-                    reasons[name] = error.reading.reason or f"it is {error.reading.state}"
+                    reasons[name] = error.sums.reason or f"it is {error.sums.state}"
         return reasons
 
     @contextlib.contextmanager

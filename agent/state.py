@@ -10,25 +10,23 @@ from typing import Final, NoReturn, TypeVar
 import msgspec
 import structlog
 
-from agent.cluster import DEFAULT_PRIORITY, NodeEvent, PodUid, Role
+from agent.cluster import NodeEvent, PodUid
 from agent.errors import Refusal, StateCorrupt, StateError, cap
 from agent.health.judge import stepped
 from agent.kit.cell import Cell
 from agent.kit.timing import Lag, Tally
 from agent.ledger import (
     PLAIN,
-    ContainerEdits,
     ContainerKey,
     Decider,
     Holder,
     JournalEntry,
-    KubeletEpoch,
     LastGood,
     Ledger,
     Row,
     State,
 )
-from agent.model import GpuUuid, Health, Share, SliceId
+from agent.model import GpuUuid, Health
 from agent.ports import Clock, Disk
 
 # The form of every file in the state directory: JSON with a checksum of its data's exact bytes.
@@ -109,73 +107,50 @@ def decode_last_good(content: bytes) -> LastGood:
 KIND = "hami-agent-state"
 
 
-class _ScheduledRow(msgspec.Struct, frozen=True):
-    """A row that the scheduler decided, in the order of its keys."""
+_SCHEDULED: Final = (
+    *("key", "namespace", "pod", "role", "group", "shares", "slice_ids", "edits", "answered_at"),
+    *("epoch", "confirmed", "offered", "resource", "lock", "priority", "live_limits"),
+)
+"""What the file has of a row that the scheduler decided, in this order."""
 
-    key: ContainerKey
-    namespace: str
-    pod: str
-    role: Role
-    group: int
-    shares: tuple[Share, ...]
-    slice_ids: tuple[SliceId, ...]
-    edits: ContainerEdits
-    answered_at: dt.datetime
-    epoch: KubeletEpoch
-    confirmed: bool = False
-    offered: bool = False
-    resource: str = ""
-    lock: str = ""
-    priority: int = DEFAULT_PRIORITY
-    live_limits: tuple[Share, ...] = ()
-
-    def row(self) -> Row:
-        """What it says."""
-        values = msgspec.structs.asdict(self)
-        where = values.pop("namespace"), values.pop("pod"), self.key.container
-        return Row(holder=Holder(*where), **values)
-
-
-class _PlainRow(msgspec.Struct, frozen=True):
-    """A row that the kubelet decided. `uid` is its drawn UID; `recorded`: it was ever confirmed."""
-
-    uid: PodUid
-    slice_ids: tuple[SliceId, ...]
-    shares: tuple[Share, ...]
-    edits: ContainerEdits
-    answered_at: dt.datetime
-    epoch: KubeletEpoch
-    holder: Holder | None = None
-    recorded: bool = False
-    adopted: bool = False
-    resource: str = ""
-    live_limits: tuple[Share, ...] = ()
-
-    def row(self) -> Row:
-        """What it says."""
-        values = msgspec.structs.asdict(self)
-        confirmed = values.pop("recorded") or self.holder is not None
-        key = ContainerKey(values.pop("uid"), PLAIN)
-        return Row(key=key, decided_by=Decider.KUBELET, confirmed=confirmed, **values)
+_PLAIN: Final = (
+    *("uid", "slice_ids", "shares", "edits", "answered_at", "epoch", "holder", "recorded"),
+    *("adopted", "resource", "live_limits"),
+)
+"""The same of a row that the kubelet decided. `uid` is its drawn UID; `recorded`: it was ever
+confirmed."""
 
 
 def _written(row: Row) -> dict[str, object]:
     """The row as the file has it. Live limits are left out where nobody has set any."""
     is_scheduled = row.decided_by is Decider.SCHEDULER
-    form: type[msgspec.Struct] = _ScheduledRow if is_scheduled else _PlainRow
     others = {} if is_scheduled else {"uid": row.key.pod_uid, "recorded": row.confirmed}
     return {
         name: others[name] if name in others else getattr(row, name)
-        for name in form.__struct_fields__
+        for name in (_SCHEDULED if is_scheduled else _PLAIN)
         if name != "live_limits" or row.live_limits
     }
+
+
+def _read(fields: Mapping[str, object], decider: Decider) -> Row:
+    """The row that the file has as `fields`. Raises msgspec.ValidationError."""
+    if decider is Decider.SCHEDULER:
+        key = msgspec.convert(fields.get("key"), ContainerKey)
+        names = {name: fields.get(name) for name in ("namespace", "pod")}
+        others: dict[str, object] = {"holder": {**names, "container": key.container}}
+    else:
+        holder = fields.get("holder")
+        confirmed = fields.get("recorded", False) if holder is None else True
+        key = ContainerKey(msgspec.convert(fields.get("uid"), PodUid), PLAIN)
+        others = {"key": key, "holder": holder, "confirmed": confirmed}
+    return msgspec.convert({**fields, **others, "decided_by": decider}, Row)
 
 
 class _LedgerData(msgspec.Struct, frozen=True):
     """The rows by who decided them. Earlier agents also kept an outbox, which rows replace."""
 
-    rows: tuple[_ScheduledRow, ...] = ()
-    plain: tuple[_PlainRow, ...] = ()
+    rows: tuple[dict[str, object], ...] = ()
+    plain: tuple[dict[str, object], ...] = ()
 
 
 class _StateData(msgspec.Struct, frozen=True):
@@ -229,12 +204,22 @@ def encode_state(state: State, known: KnownRows | None = None) -> bytes:
 def decode_state(content: bytes) -> State:
     """Decode the state in `content`. Raises StateCorrupt, which says what is wrong."""
     data = unseal(content, KIND, _StateData)
-    found = data.ledger
+    rows: list[Row] = []
+    for place, found, decider in (
+        ("rows", data.ledger.rows, Decider.SCHEDULER),
+        ("plain", data.ledger.plain, Decider.KUBELET),
+    ):
+        for number, fields in enumerate(found):
+            try:
+                rows.append(_read(fields, decider))
+            except msgspec.ValidationError as error:
+                text = f"{cap(str(error), 120)} of ledger.{place}[{number}]"
+                raise StateCorrupt(f"it cannot be read: {text}") from error
     return State(
         generation=data.generation,
         boot_id=data.boot_id,
         machine_id=data.machine_id,
-        ledger=Ledger((*(one.row() for one in found.rows), *(one.row() for one in found.plain))),
+        ledger=Ledger(tuple(rows)),
         health={GpuUuid(uuid): health for uuid, health in data.health.items()},
         booted_at=data.booted_at,
     )

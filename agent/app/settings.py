@@ -33,9 +33,10 @@ from agent.state import encode_last_good
 PERIOD: Final = 5.0
 """Seconds between two reads of the files. It is also the wait after what could not act."""
 STILL: Final = 0.2
-"""Changed files count as written when two reads, this many seconds apart, find the same."""
-RESTLESS: Final = 2.0
-"""Files that keep changing are taken as they are after this many seconds."""
+"""Changed files count as written when two reads, this many seconds apart, find the same.
+
+Otherwise the next PERIOD tries it again.
+"""
 RETRY: Final = 30.0
 """Seconds until a failed write of the copy is tried again."""
 LABELS: Final = 2.0
@@ -150,16 +151,14 @@ class SettingsService:
             if asked:  # systemd waits for the end of a reload
                 self._outside.notifier.reloading()
                 stack.callback(self._outside.notifier.ready)
-            before, loop = self._read, asyncio.get_running_loop()
-            end = loop.time() + RESTLESS
-            read = await self._outside.look(before, self._plan.sources)
-            # Whoever writes a file may be half way: only a request does not wait for the rest.
-            while not asked and read is not self._read and loop.time() < end:
-                self._read = read
-                if await await_event(self._outside.asked, STILL):
+            look, good = self._outside.look, self._plan.sources
+            before, self._read = self._read, await look(self._read, good)
+            read = self._read
+            # Whoever writes a file may be half way. A request does not wait for the rest.
+            if not asked and read is not before:
+                is_asked = await await_event(self._outside.asked, STILL)
+                if is_asked or await look(read, good) is not read:
                     return
-                read = await self._outside.look(read, self._plan.sources)
-            self._read = read
             if read.refusal is not None:
                 self.reject(read.refusal, asked=asked)
             elif read.sources == self._plan.sources:

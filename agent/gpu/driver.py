@@ -273,7 +273,6 @@ class LinkRow(msgspec.Struct, frozen=True):
     """One GPU's side of its links: the paths to each peer, and its NVLinks."""
 
     paths: Mapping[GpuUuid, PciPath]
-    peer_to_peer: Mapping[GpuUuid, bool]
     nvlinks: Mapping[str, int]
     """How many NVLinks lead to each PCI bus id."""
     to_switches: int
@@ -286,15 +285,11 @@ def link_row(
     """Read what connects `gpu` to its peers at those indexes. Raises NVMLError, GpuError."""
     handle = handles.of_index(gpu.index)
     paths: dict[GpuUuid, PciPath] = {}
-    peer_to_peer: dict[GpuUuid, bool] = {}
     for peer, index in peers.items():
         other = handles.of_index(index)
         level = nvml.maybe(library, library.nvmlDeviceGetTopologyCommonAncestor, handle, other)
         if level in _PATHS:
             paths[peer] = _PATHS[level]
-        status = nvml.maybe(library, library.nvmlDeviceGetP2PStatus, handle, other, nvml.P2P_READ)
-        if status is not None:
-            peer_to_peer[peer] = status == pynvml.NVML_P2P_STATUS_OK
     direct: dict[str, int] = {}
     to_switches = 0
     for link in _active_links(library, handle):
@@ -306,7 +301,7 @@ def link_row(
         if info is not None:
             remote = bus_id(nvml.text_of(info.busId))
             direct[remote] = direct.get(remote, 0) + 1
-    return LinkRow(paths, peer_to_peer, direct, to_switches)
+    return LinkRow(paths, direct, to_switches)
 
 
 def linked(gpu: Gpu, peers: Mapping[GpuUuid, Gpu], rows: Mapping[GpuUuid, LinkRow]) -> Gpu:
@@ -320,7 +315,6 @@ def linked(gpu: Gpu, peers: Mapping[GpuUuid, Gpu], rows: Mapping[GpuUuid, LinkRo
             row.paths.get(uuid),
             row.nvlinks.get(peer.pci, 0)
             + (min(row.to_switches, rows[uuid].to_switches) if uuid in rows else 0),
-            row.peer_to_peer.get(uuid),
         )
         for uuid, peer in peers.items()
         if uuid != gpu.uuid

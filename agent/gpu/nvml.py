@@ -42,8 +42,6 @@ Debian and RHEL, Debian's alternatives, WSL, Arch, Bottlerocket, Talos (two), Ni
 
 FIELD_RECOVERY_ACTION: Final = 230
 """NVML_FI_DEV_GET_GPU_RECOVERY_ACTION. Older releases of pynvml do not name it."""
-P2P_READ: Final = 0
-"""NVML_P2P_CAPS_INDEX_READ, which pynvml has as a tuple by mistake."""
 
 Handle = Any
 """The library's opaque pointer to a GPU."""

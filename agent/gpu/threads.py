@@ -404,8 +404,6 @@ class NvmlSession:
 _KINDS: Final = {
     pynvml.nvmlEventTypeXidCriticalError: EventKind.XID,
     pynvml.nvmlEventTypeDoubleBitEccError: EventKind.ECC_DOUBLE,
-    pynvml.nvmlEventTypeSingleBitEccError: EventKind.ECC_SINGLE,
-    pynvml.nvmlEventTypePowerSourceChange: EventKind.POWER_SOURCE,
     pynvml.nvmlEventMigConfigChange: EventKind.CHANGED,
 }
 WANTED: Final = sum(_KINDS)  # each is one bit
@@ -471,8 +469,8 @@ class EventStream:
 
     @property
     def is_open(self) -> bool:
-        """True while its thread waits for events."""
-        return self._started and self._failure is None
+        """True while GPUs can be registered; soon its thread waits for their events."""
+        return self._event_set is not None and self._failure is None
 
     def start(self) -> None:
         """Start the thread, which waits for events; if the stream has failed, it frees the set.

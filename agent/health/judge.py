@@ -285,9 +285,7 @@ def _on_event(
         text, then = "uncorrectable memory error", NextStep.RESET_NOW
         found = verdict(Condition.BAD, now, Cause.ECC, text, "H-ECC", then, needs=Action.RESET)
     else:
-        # Corrected errors, the power supply, changes of the GPUs that are there. NVIDIA's plugin
-        # registers for corrected errors too, and skips every event that is no XID.
-        return health
+        return health  # the GPUs that are there have changed
     if event.uuid is not None:
         return worse(health, found)
     # NVIDIA's and HAMi's plugin mark all GPUs unhealthy then (rm/health.go), which empties the node

@@ -353,33 +353,24 @@ class DirectoryWatch:
                 if inotify is not None:
                     loop.add_reader(inotify.fd, news.set)
                     stack.callback(loop.remove_reader, inotify.fd)
-                seen = self._look()
+                seen, is_over = self._look(), False
                 yield EVERYTHING
-                is_over, due = False, loop.time() + until_tick(POLL)
                 while not is_over:
-                    events = await _events(inotify, news, due)
-                    for event in events:
-                        name = str(event.name)
-                        if Mask.Q_OVERFLOW in event.mask:
-                            log.warning("watch.overflow", directory=str(self._directory))
-                            yield EVERYTHING
-                        elif event.mask & ENDS or (
-                            event.watch is parent and name == self._directory.name
-                        ):
-                            is_over = True
-                        elif event.watch is not parent and name in self._names():
-                            seen[name] = self._seen(name)
-                            yield name
-                    if events:
-                        continue
-                    before, now = dict(seen), self._look()
-                    seen.update(now)
-                    due = loop.time() + until_tick(POLL)
-                    # Without inotify each inspection ends the period, and all is looked at.
-                    is_over = inotify is None or now[EVERYTHING] != before.get(EVERYTHING)
-                    for name in sorted(now):
-                        if name and now[name] != before.get(name):
-                            yield name
+                    events = await _events(inotify, news, loop.time() + until_tick(POLL))
+                    before, seen = seen, self._look()
+                    # A name that came and went again is told by its events alone.
+                    told = [str(event.name) for event in events if event.watch is not parent]
+                    told = [name for name in told if name in self._names()]
+                    told += [n for n in seen if seen[n] != before.get(n) and n not in told]
+                    if any(Mask.Q_OVERFLOW in event.mask for event in events):
+                        log.warning("watch.overflow", directory=str(self._directory))
+                        told = [EVERYTHING]
+                    for name in filter(None, told):
+                        yield name
+                    # Another directory, or none: it is watched anew, and all is looked at. Without
+                    # inotify each inspection ends so.
+                    is_over = inotify is None or EVERYTHING in told
+                    is_over = is_over or any(event.mask & ENDS for event in events)
 
     def _watched(self, stack: contextlib.ExitStack) -> tuple[Inotify | None, Watch | None]:
         """Watch the directory, and its parent to see it come and go; None: files are inspected."""

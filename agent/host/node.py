@@ -10,7 +10,7 @@ import stat
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Final
 
 import yaml
 
@@ -181,8 +181,8 @@ class WrittenDirectory:
 
     A sandbox that mounts a directory for writing loses the mount when the directory is removed. A
     new directory in its place is read-only to this process for ever. A file system that turned
-    read-only looks the same, except that the directory was not removed. So an open descriptor keeps
-    the directory of the last time when it could be written.
+    read-only looks the same, except that the directory was not removed. So a descriptor keeps the
+    directory of the start open, if it could be written, for the life of the process.
 
     The directory is the kubelet's, on a local disk: calls do not block.
     """
@@ -190,29 +190,19 @@ class WrittenDirectory:
     def __init__(self, path: Path, read_only: Callable[[Path], bool] = is_read_only) -> None:
         self.path = path
         self._read_only = read_only
-        self._opened = contextlib.ExitStack()
         self._handle: int | None = None
+        with contextlib.suppress(OSError):
+            if not read_only(path):
+                self._handle = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
 
     def is_lost(self) -> bool:
         """True when it was removed and its successor is read-only to this process."""
+        if self._handle is None or os.fstat(self._handle).st_nlink:
+            return False
         try:
-            read_only = self._read_only(self.path)
-            if not read_only:
-                handle = os.open(self.path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-                self._opened.close()
-                self._opened.callback(os.close, handle)
-                self._handle = handle
+            return self._read_only(self.path)
         except OSError:
             return False
-        return read_only and self._handle is not None and os.fstat(self._handle).st_nlink == 0
-
-    def __enter__(self) -> Self:
-        self.is_lost()  # it may be removed before anybody looks again
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._opened.close()
-        self._handle = None
 
 
 # Inspects paths and sockets of this host; it changes none.

@@ -11,8 +11,6 @@ from typing import Final, NoReturn, Protocol, TypeVar, TypeVarTuple
 import msgspec
 import structlog
 
-from agent.kit.timing import until_tick
-
 log = structlog.get_logger(__name__)
 
 TEXT_LIMIT = 256
@@ -31,7 +29,6 @@ class Offload(Protocol):
 
         Cancelling the caller does not stop work that has begun.
         """
-        ...
 
 
 def show_thread_name(name: str) -> None:
@@ -257,24 +254,3 @@ async def _stand(task: Task) -> None:
             raise
         raise TaskEnded(task.name) from error
     raise TaskEnded(task.name)
-
-
-class Heartbeat:
-    """Measures for how long the loop has been blocked: it notes the time at each tick."""
-
-    def __init__(self, interval: float = 5.0) -> None:
-        self._interval = interval
-        self._last: float | None = None
-
-    async def run(self) -> NoReturn:
-        """Beat every `interval` seconds until cancelled."""
-        loop = asyncio.get_running_loop()
-        while True:
-            self._last = loop.time()
-            await asyncio.sleep(until_tick(self._interval))
-
-    def age(self) -> float:
-        """Seconds since the last beat; infinite before the first one."""
-        if self._last is None:
-            return float("inf")
-        return asyncio.get_running_loop().time() - self._last

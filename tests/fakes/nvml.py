@@ -63,7 +63,6 @@ class FakeGpu:
     used: int = 0
     reserved: int | None = None
     """None: the driver does not tell it from what is used."""
-    peer_to_peer: int = 0
     event_types: int = 0x8 | 0x2 | 0x10
 
 
@@ -237,9 +236,6 @@ class FakeNvml:
     def nvmlDeviceGetUtilizationRates(self, handle):
         percent = self._gpu("nvmlDeviceGetUtilizationRates", handle).percent
         return NvmlAnswer(gpu=percent[0], memory=percent[1])
-
-    def nvmlDeviceGetP2PStatus(self, device1, device2, p2pIndex):
-        return self._gpu("nvmlDeviceGetP2PStatus", device1).peer_to_peer
 
     def nvmlDeviceGetTopologyCommonAncestor(self, device1, device2):
         self._gpu("nvmlDeviceGetTopologyCommonAncestor", device1)

@@ -167,12 +167,6 @@ async def test_the_path_between_two_gpus_is_the_librarys_level(library, driver, 
     assert [path, path] == [link.path for link in (await driver.scan()).gpus[0].links]
 
 
-async def test_a_driver_that_does_not_say_leaves_it_open(driver, library):
-    library.failures["nvmlDeviceGetP2PStatus", None] = 3
-
-    assert {None} == {link.peer_to_peer for link in (await driver.scan()).gpus[0].links}
-
-
 async def test_a_fault_at_an_index_whose_owner_has_moved_names_nobody(driver, library):
     await driver.scan()
     library.gpus = [library.gpus[2], library.gpus[0]]
@@ -270,8 +264,8 @@ async def test_a_link_whose_other_end_the_driver_does_not_tell_leaves_the_rest_k
     library.failures["nvmlDeviceGetNvLinkRemotePciInfo", 0] = 3
     scan = await driver.scan()
 
-    assert [(PciPath.CROSS_CPU, 0, True)] * 2 == [
-        (link.path, link.nvlinks, link.peer_to_peer) for link in scan.gpus[0].links
+    assert [(PciPath.CROSS_CPU, 0)] * 2 == [
+        (link.path, link.nvlinks) for link in scan.gpus[0].links
     ]
 
 

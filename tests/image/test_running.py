@@ -63,7 +63,7 @@ def test_a_start_compiles_nothing(bundle: Bundle):
     code, said = run_until(bundle, "web.listening", "/opt/hami-agent/bin/python3", "-Iv")
 
     assert 0 == code, said
-    assert "/agent/app/__pycache__/back." in said
+    assert "/agent/app/__pycache__/agent." in said
     assert [] == re.findall(r"^# code object from (/.*\.py)$", said, re.MULTILINE)
 
 

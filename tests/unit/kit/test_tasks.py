@@ -11,7 +11,6 @@ from agent.kit.tasks import (
     Allowance,
     Backoff,
     BudgetSpent,
-    Heartbeat,
     Task,
     TaskEnded,
     run_tiers,
@@ -351,16 +350,3 @@ async def test_a_cancelled_caller_cancels_every_tier_from_the_inside_out():
 
     assert whole.cancelled()
     assert ["door", "door", "state", "state"] == [name for _, _, name in stage.journal[2:]]
-
-
-async def test_a_turning_loop_keeps_the_heartbeat_fresh_and_an_end_lets_it_age():
-    heartbeat = Heartbeat(interval=2.0)
-    assert float("inf") == heartbeat.age()
-    async with asyncio.TaskGroup() as group:
-        beating = group.create_task(heartbeat.run())
-        await asyncio.sleep(101)
-        assert 1.0 == heartbeat.age()
-        beating.cancel()
-        await asyncio.sleep(10)
-
-    assert 11.0 == heartbeat.age()

@@ -31,16 +31,36 @@ def refusal(**sources: object) -> SettingsError:
 
 
 OWN = [
+    # no YAML
+    *(
+        (text, f"{place}: not valid YAML: {says}")
+        for text, place, says in [
+            ("sharing: [", "2:1", ""),
+            ("a:\n\tb: 1\n", "2:1", "found character that cannot start"),
+            ("a:\n  b: 1\n\tc: 1\n", "3:1", "found a tab character"),
+            ("--- 1\n--- 2\n", "2:1", "but found another document"),
+            ("a: 1\nb: x\x01y\n", "2:5", "unacceptable character #x0001"),
+            ("a: 'x\nb: 1\n", "1:4", "found unexpected end of stream"),
+            ("a: @b\n", "1:4", "found character that cannot start"),
+            ("a: {b: 1\n", "2:1", "did not find expected ',' or '}'"),
+            ("a:\n   b: 1\n  c: 1\n", "3:3", "did not find expected key"),
+            ("a: b: c\n", "1:5", "mapping values are not allowed"),
+            ("a: !!\n", "1:6", "did not find expected tag URI"),
+            # a scalar that its type cannot hold
+            ("node: {name: 2026-99-99}", "1:14: node.name", ""),
+            ("node: {name: !!python/name:os.system x}", "1:14: node.name", ""),
+            ("node: {name: !!binary x}", "1:14: node.name", ""),
+            ("node: {name: {[1]: 2}}", "1:14: node.name", ""),
+        ]
+    ),
+    ("a: " + "[" * 30_000, "1:23: nested deeper than 20 levels"),
     # no settings file
-    ("sharing: [", "2:1: not valid YAML"),
     ("- a\n- b\n", "1:1: keys and values are expected here, not a list"),
     ("1: 2", "1:1: a text key is expected, not `1`"),
-    ("--- 1\n--- 2\n", "2:1: not valid YAML: but found another document"),
     ("sharing: &a {splitCount: 1}\nother: *a\n", "2:8: aliases are not allowed"),
     ("".join(f"{'  ' * n}k{n}:\n" for n in range(25)), "21:41: nested deeper than 20"),
     ("node: {name: a, name: b}", "1:17: node: the key `name` stands here twice"),
     ("node: !!python/object:os.system {}", "1:7: node: the tag tag:yaml.org,2002:python"),
-    ("node: {name: !!python/name:os.system x}", "1:14: node.name: not valid YAML"),
     ("sharing:\n  splitCount: {{ .Values.n }}\n", "2:16: this is a template that was not rendered"),
     ("{{- if .Values.n }}\nsharing: {}\n{{- end }}\n", "1:2: this is a template that was not"),
     ('a:\n  b:\n    {{- include "x" . | nindent 4 }}\n', "3:6: this is a template that was not"),
@@ -245,10 +265,18 @@ OTHERS = [
             ("null", "n.json:1:1: keys and values are expected here, not `null`"),
             ('{"nodeconfig":{}}', "n.json:1:15: nodeconfig: a list is expected here"),
             ('{"kind": "List", "apiVersion": "v1"}', "n.json:1:1: this is a Kubernetes object"),
-            (
-                '{"nodeconfig":[{"name":"a","operat\n',
-                "n.json:1:35: not valid JSON: Invalid control character",
-            ),
+            ('{"nodeconfig":[{"name":"a","operat\n', "n.json:1:35: not valid JSON: Invalid contr"),
+            ('{"a": }', "n.json:1:7: not valid JSON"),
+            ('{"a": 1,\n "b": NaN}', "n.json:2:7: NaN is not a JSON value"),
+            ("[-Infinity]", "n.json:1:2: -Infinity is not a JSON value"),
+            ("[" * 21 + "]" * 21, "n.json:1:21: nested deeper than 20 levels"),
+            ("[" * 200_000, "n.json:1:21: nested deeper than 20 levels"),
+            ('{"[[": ["' + "[" * 30 + '",\n' + "[" * 200_000, "n.json:2:19: nested deeper"),
+            (" ", "n.json: is empty"),
+            ('{"a": 1}\n{}', "n.json:2:1: not valid JSON: Extra data"),
+            ('{"a": 1,}', "n.json:1:9: not valid JSON: Expecting property name enclosed"),
+            ('\ufeff{"a": 1}', "n.json:1:1: not valid JSON: Unexpected UTF-8 BOM"),
+            ('{"a": 1', "n.json:1:8: not valid JSON: Expecting"),
             (
                 json.dumps({f"key{n}": 1 for n in range(70_000)}),
                 "n.json:1:1: the key `nodeconfig` is not there, and 70000 others are",
