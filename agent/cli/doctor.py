@@ -12,26 +12,37 @@ import re
 from collections import Counter
 from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 import msgspec
 
 from agent.allocate.edits import looks_up_cdi, misnamed, undefined
 from agent.app.adapters import cdi_directories, open_driver
-from agent.cli.connections import open_session
+from agent.cli.connections import ask, connection_of, open_session
 from agent.cli.logs import configure
 from agent.cli.main import (
     INCOMPLETE,
     OK,
     PROBLEM,
     TABLE,
+    USAGE,
     WARNED,
     Subparsers,
     Unreachable,
     add_output,
+    fail,
     nearest,
 )
-from agent.cli.output import RUNBOOK, UNFOLDED, FoldedLine, answer, folded, painter, terminal_width
+from agent.cli.output import (
+    RUNBOOK,
+    UNFOLDED,
+    FoldedLine,
+    answer,
+    folded,
+    painter,
+    terminal_width,
+    working,
+)
 from agent.cli.runbook import HINT
 from agent.cli.settings_args import add_settings, looked, sources, started
 from agent.cli.status import status_at
@@ -41,6 +52,7 @@ from agent.errors import (
     ApiError,
     DriverMissing,
     KubeletError,
+    MalformedText,
     SettingsError,
     StateError,
     WitnessUnsupported,
@@ -76,9 +88,10 @@ from agent.node.preflight import PluginSocket
 from agent.node.scheduling import AgentAnswer, NodeSight
 from agent.ports import Clock
 from agent.settings.reading import DEVICE_CONFIG, NODE_CONFIG
-from agent.settings.schema import Settings, check_shares
+from agent.settings.schema import FIELDS, Settings, check_shares
 from agent.settings.sources import NodeFacts
 from agent.settings.values import NodeValues
+from agent.status import open_envelope
 from agent.witness import PodResourcesWitness
 
 LARGEST: Final = 3
@@ -108,6 +121,8 @@ REFUSED: Final = {
 GPU_FILE: Final = re.compile(r"nvidia[0-9]+")
 OURS: Final = re.compile(r".*/hami-(.+)-[0-9a-f]{8}\.sock")
 """The path of an agent's socket. Source: agent/kubelet/door.py, socket_name."""
+PROGRAM: Final = "hami-agent doctor"
+KUBECONFIG: Final = "node.kubeconfig"
 COLOURS: Final = {"WRONG": "red", "note": "yellow", "unknown": "yellow", "ok": "green"}
 _GROUPS: Final = ", ".join(CHECKS)
 _INDENT: Final = 20
@@ -128,6 +143,14 @@ def add_parser(subparsers: Subparsers) -> None:
         "wrong, 1 if something is, 5 if nothing is but something could not be checked, 6 with "
         "--strict if there are notes alone.",
         epilog="example: hami-agent doctor --only kubelet,scheduler -o json",
+    )
+    parser.add_argument(
+        "--node",
+        metavar="NAME",
+        help="check that node of the cluster, in the pod of its agent (pods/exec)",
+    )
+    parser.add_argument(
+        "--context", default="", metavar="NAME", help="with --node: context of the kubeconfig"
     )
     parser.add_argument(
         "--pre",
@@ -157,7 +180,19 @@ def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     """Print what was found; return the exit code."""
     configure("error", "auto", environ)
     groups = args.only or (ALL_GROUPS - args.skip if args.skip else ALL_GROUPS)
-    findings = asyncio.run(_findings(args, environ, groups))
+    # An option that would be ignored is refused: its user expects it to count.
+    if args.node is None and args.context:
+        return fail("doctor", "--context: only --node reads a cluster; give --node NAME", USAGE)
+    options = {"--config": args.config} | {
+        one.flag: vars(args)[one.key] for one in FIELDS if one.flag
+    }
+    given = [flag for flag, word in options.items() if word is not None and flag != "--kubeconfig"]
+    if args.node is not None and given:
+        text = f"{', '.join(given)}: the agent of {args.node} has settings of its own"
+        return fail("doctor", text, USAGE)
+    findings = (
+        _in_pod(args, environ) if args.node else asyncio.run(_findings(args, environ, groups))
+    )
     columns, every = terminal_width(environ, UNFOLDED), args.output == "wide"
     lines = folded(finding_lines(findings, every=every), columns, painter(environ))
     answer(args.output, "Preflight" if args.pre else "Checkup", document_of(findings), lines)
@@ -167,6 +202,47 @@ def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     if "unknown" in verdicts:
         return INCOMPLETE
     return WARNED if args.strict and "note" in verdicts else OK
+
+
+class DoctorLine(msgspec.Struct, frozen=True):
+    """A finding as `-o json` has it."""
+
+    id: str
+    verdict: Literal["ok", "note", "wrong", "unknown"]
+    subject: str
+    said: str
+    advice: str = ""
+    means: str = ""
+
+
+class DoctorData(msgspec.Struct, frozen=True):
+    """The data of `doctor -o json`."""
+
+    findings: tuple[DoctorLine, ...]
+
+
+def _in_pod(args: argparse.Namespace, environ: Mapping[str, str]) -> list[Finding]:
+    """What doctor finds in the pod of the node's agent. Raises Unreachable."""
+    words = ["doctor", "-o", "json", *["--pre"] * args.pre, *["--read-only"] * args.read_only]
+    for name in ("only", "skip"):
+        words += [f"--{name}", ",".join(sorted(chosen))] if (chosen := vars(args)[name]) else []
+    kubeconfig = vars(args)[KUBECONFIG] and Path(vars(args)[KUBECONFIG])
+    way = connection_of(argparse.Namespace(kubeconfig=kubeconfig, context=args.context), environ)
+    with working(f"checking {cap(args.node, 64)}"):
+        said = ask(way, PROGRAM, lambda api: NodeReader(api, args.node).by_agent(*words))
+    try:
+        kind = "Preflight" if args.pre else "Checkup"
+        found, _ = open_envelope(said.out, kind, DoctorData)
+    except MalformedText as error:
+        raise Unreachable(cap(said.err.strip() or said.failure or str(error))) from error
+    return [
+        Finding(
+            one.id,
+            "WRONG" if one.verdict == "wrong" else one.verdict,
+            *(one.subject, one.said, one.advice, one.means),
+        )
+        for one in found.findings
+    ]
 
 
 def _groups(text: str) -> frozenset[str]:

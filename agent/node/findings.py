@@ -112,7 +112,7 @@ class Finding(msgspec.Struct, frozen=True):
     @property
     def group(self) -> str:
         """The group of its check."""
-        return GROUPS[self.check]
+        return GROUPS.get(self.check, "")  # an agent of another version has others
 
     @property
     def consequence(self) -> str:

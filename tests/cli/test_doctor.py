@@ -116,12 +116,6 @@ def test_what_the_flags_bring_is_told(flags, tmp_path: Path, capsys, more, said)
     assert said.format(tmp_path) in capsys.readouterr().out
 
 
-def test_the_node_is_named_as_in_other_verbs(flags, capsys):
-    dispatch(["doctor", "--pre", *flags, "--node", "other", "-o", "wide"], {})
-
-    assert "accepted, for Node other" in capsys.readouterr().out
-
-
 def test_the_same_as_json(flags, capsys):
     assert 1 == dispatch(["doctor", "--pre", "-o", "json", *flags], {})
 

@@ -1,4 +1,4 @@
-"""`hami-agent status --node`: a node of the cluster, by its agent or by its objects alone."""
+"""`--node` of status and doctor: a node of the cluster, in its agent's pod or by its objects."""
 
 import json
 
@@ -192,3 +192,57 @@ async def test_what_only_an_agent_here_can_say_is_not_asked_of_a_cluster(tmp_pat
         found = await rig.run("status", *words)
 
     assert (3, "") == (found.code, found.out)
+
+
+WRONG = {"id": "P-PATHS", "verdict": "wrong", "subject": "/x", "said": "is full", "means": "none"}
+WELL = {"id": "P-NEW", "verdict": "ok", "subject": "a check", "said": "of a later version"}
+SKIPPED = ("doctor", "-o", "json", "--pre", "--skip", "kubelet")
+
+
+@pytest.mark.parametrize(
+    ("words", "asked", "found", "code", "said"),
+    [
+        ((), ("doctor", "-o", "json"), [WRONG, WELL], 1, "P-PATHS      /x: is full\n"),
+        (("--pre", "--skip", "kubelet"), SKIPPED, [], 0, ""),
+        (("-o", "wide"), ("doctor", "-o", "json"), [WELL], 0, "P-NEW        a check: of a later"),
+    ],
+    ids=["wrong", "before the start", "a later version"],
+)
+async def test_a_node_of_the_cluster_is_checked_in_its_pod(
+    tmp_path, capsys, words, asked, found, code, said
+):
+    kind = "Preflight" if "--pre" in words else "Checkup"
+    answer = envelope(kind, {"ok": True, "complete": True, "findings": found}, NOON)
+    async with explain_rig(tmp_path, capsys) as rig:
+        rig.agent_pod("a")
+        async with rig.answering(answer) as urls:
+            told = await rig.run("doctor", "--node", "a", *words)
+
+    assert ["hami-agent", *asked] == urls[-1].query.getall("command")
+    assert (code, True) == (told.code, said in told.out)
+
+
+async def test_a_check_in_a_pod_that_fails_is_told(tmp_path, capsys):
+    async with explain_rig(tmp_path, capsys) as rig:
+        rig.agent_pod("a")
+        async with rig.answering("hami-agent doctor: no settings"):
+            told = await rig.run("doctor", "--node", "a")
+
+    assert (3, True) == (told.code, "hami-agent doctor: no settings" in told.err)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (
+            ("--node", "a", "--resource", "r"),
+            "--resource-name: the agent of a has settings of its own",
+        ),
+        (("--node", "a", "--config", "/x"), "--config: the agent of a has settings of its own"),
+        (("--context", "c"), "--context: only --node reads a cluster; give --node NAME"),
+    ],
+)
+def test_an_option_that_the_other_way_to_check_ignores_is_refused(words, said, capsys):
+    assert 2 == dispatch(["doctor", *words], {})
+
+    assert said in capsys.readouterr().err
