@@ -328,9 +328,11 @@ async def _ask_cluster(seen: NodeSeen) -> list[Finding]:
             denied = [right for right in asked if not await reader.granted(right)]
             words = {right.words for right in denied}
             if "list pods" not in words:
-                neighbours = await reader.neighbours()
-                seen.plugins = neighbours.plugins
-                pods = map(preflight.right_to_get, neighbours.pods[:1])
+                neighbours = await reader.listed()
+                others = (pod for pod in neighbours if pod.is_other_plugin)
+                seen.plugins = tuple(f"{pod.namespace}/{pod.name}" for pod in others)
+                keys = [(pod.namespace, pod.name) for pod in neighbours[:1]]
+                pods = map(preflight.right_to_get, keys)
                 denied += [right for right in pods if not await reader.granted(right)]
             if "get nodes" not in words:
                 seen.node = await reader.look(settings.sharing.resource, seen.clock)

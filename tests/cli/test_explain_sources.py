@@ -18,7 +18,7 @@ from agent.errors import ApiError, ApiForbidden
 from agent.hami.pod import encode_stamp
 from agent.host.process import SystemClock
 from agent.kube.client import ApiRequest, KubeSession
-from agent.kube.reader import ClusterNode, ClusterSnapshot, RefusedPod
+from agent.kube.reader import ClusterNode, ClusterSnapshot, ListedPod
 from agent.sandbox.explain.decide import explain_pod
 from agent.status import AllocationStatus, NodeStatus, ShareStatus, StatusDocument, envelope
 from tests.fakes.explain_rig import (
@@ -270,6 +270,8 @@ def owned(rig: ExplainRig, name: str, kind: str, owner: str, phase: str, node: s
         ("statefulsets/db", "db-0", "1 Pending, 1 Failed"),
         ("rs/web-6f", "web-2", "2 Pending, 1 Running"),
         ("job/once", "once-x", "1 Succeeded"),
+        ("job/twice", "twice-b", "1 Running, 1 Succeeded"),
+        ("ds/all", "all-b", "1 Running, 1 Pending"),
         ("cronjob/nightly", "nightly-1-x", "1 Failed"),
     ],
 )
@@ -285,9 +287,14 @@ async def test_of_a_workload_the_pod_that_is_furthest_from_running_is_explained(
         ("db-1", "StatefulSet", "db", "Failed", "n1"),
         ("once-x", "Job", "once", "Succeeded", "n1"),
         ("nightly-1-x", "Job", "nightly-1", "Failed", "n1"),
+        ("twice-a", "Job", "twice", "Succeeded", "n1"),
+        ("twice-b", "Job", "twice", "Running", "n1"),
+        ("all-a", "DaemonSet", "all", "Pending", "n1"),
+        ("all-b", "DaemonSet", "all", "Running", "n1"),
         ("other", "Job", "other", "Pending", ""),
     ):
         owned(rig, name, kind, owner, phase, node)
+    rig.edit_pod("all-a", {"metadata": {"deletionTimestamp": encode_stamp(rig.now())}})
 
     text = (await rig.explain(word, "-o", "table")).out
 
@@ -483,7 +490,7 @@ def test_no_line_is_longer_than_the_terminal(columns: int):
 @pytest.mark.parametrize("message", ["", " \n"])
 def test_a_refusal_without_a_text_is_listed_and_only_words_of_gates_are_coloured(message: str):
     now = SystemClock().now()
-    refused = [RefusedPod("note", "p", "n1", message, now)]
+    refused = [ListedPod("note", "p", "n1", message=message, at=now)]
 
     lines = folded(recent_lines(refused, "s", now), 80, lambda text, colour: f"<{colour}>{text}")
 
