@@ -67,6 +67,7 @@ from agent.status import (
     names_of,
     observed_status,
     open_envelope,
+    span,
 )
 
 # Renders the status of a node as text. Pure.
@@ -327,14 +328,8 @@ def entry_lines(
 
 
 def age(since: dt.datetime, now: dt.datetime) -> str:
-    """The time since then, such as 12s, 5m, 3h20m or 4d02h."""
-    seconds = max(0, int((now - since).total_seconds()))
-    minutes, hours, days = seconds // 60, seconds // 3600, seconds // 86400
-    if days:
-        return f"{days}d{hours % 24:02}h"
-    if hours:
-        return f"{hours}h{minutes % 60:02}m"
-    return f"{minutes}m" if minutes else f"{seconds}s"
+    """The time since then, such as 12s, 5m, 3h20m or 4d2h."""
+    return span((now - since).total_seconds()).replace(" min", "m").replace(" ", "")
 
 
 def gib(mib: int | None) -> str:
