@@ -6,9 +6,11 @@ It looks at what is at hand, runs each check of a table that has what it needs, 
 import argparse
 import asyncio
 import contextlib
+import difflib
 import errno
 import os
 import re
+import string
 from collections import Counter
 from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -99,6 +101,8 @@ LARGEST: Final = 3
 UNKEPT: Final = "so no limit would be enforced"
 UNDEFINED: Final = "no single CDI specification"
 """Words of the agent about HAMi-core's files (`check_library`), about CDI (`undefined`)."""
+LIKENESS: Final = 0.8
+"""From this ratio on, a name may be a misspelt name of this Node."""
 DRIVER_SECONDS: Final = 15.0
 """8 GPUs that initialise one after the other take 12 s."""
 LOOK_SECONDS: Final = 1.0
@@ -291,34 +295,59 @@ def _refused(error: SettingsError) -> Finding:
 
 
 def _config_findings(plan: NodeValues, settings: Settings, *, before: bool) -> list[Finding]:
-    values = plan.resolve(NodeFacts(settings.node))
-    main = Finding("P-SETTINGS", "ok", "settings", f"accepted, for Node {settings.node}")
+    """The settings, HAMi's files, and the names of Nodes. `before`: no agent has run here yet."""
+    node, values, read = settings.node, plan.resolve(NodeFacts(settings.node)), plan.sources
+    main = Finding("P-SETTINGS", "ok", "settings", f"accepted, for Node {node}")
     try:
         check_shares(values)
     except SettingsError as error:
         main = Finding("P-SETTINGS", "WRONG", "settings", str(error))
-    notes = [
-        Finding("P-SETTINGS", "note", "settings", text, "it changes nothing here")
-        for text in plan.warnings
-    ]
-    read = plan.sources
+    idle = "it changes nothing here"
+    notes = [Finding("P-SETTINGS", "note", "settings", text, idle) for text in plan.warnings]
+    found = [main, *notes]
+
     files = {
         str(values[key].value): text is not None
         for key, text in ((DEVICE_CONFIG, read.device_config), (NODE_CONFIG, read.node_config))
         if values[key].value
     }
+    there = [path for path, exists in files.items() if exists]
+    said = "read" if there else "not there: the agent's own settings and defaults apply"
     entries = plan.node_config.profiles
-    names = [name for profile in entries for name in profile.match.nodes]
-    if settings.node not in names and len(names) < len(entries):
-        names = []  # an entry by labels or for all others may apply
-    unchecked = settings.plain is None and not settings.match.requests.known
-    hami = preflight.judge_hami_files(
-        files, settings.node, names, needed=before, unchecked=unchecked
-    )
+    named = [name for profile in entries for name in profile.match.nodes]
+    if node in named:
+        said += f"; {node} is named"
+    elif named and len(named) >= len(entries):  # else one by labels or for all others may apply
+        said += f"; {node} is not among the nodes named"
+    # Without them the node may share otherwise than before, which a running agent has done.
+    advice = "to keep the settings of HAMi's release" if before and not there else ""
+    if settings.plain is None and not settings.match.requests.known:
+        said += "; annotations are not checked against what their pods request"
+        advice = advice or "to check them as HAMi after 2.10 does"
+    row = When(bool(advice), "note", said, f"{advice}, mount its ConfigMaps")
+    found.append(judged("P-HAMI", ", ".join(there or files) or "HAMi's ConfigMaps", said, row))
     if before:
-        return [main, *notes, hami]
+        return found
+
     where = ", ".join(file.name for file in (read.own, read.node_config) if file) or "settings"
-    return [main, *notes, hami, *scheduling.judge_entries(settings.node, plan.names(), where)]
+    names = plan.names()
+    well = f"{counted(len(names), 'Node')} named" if names else "no entry names a Node"
+    alike = [name for name in names if node not in names and is_alike(name, node)]
+    for name in alike:
+        said = f"an entry for {cap(name, 64)} does not match this Node; did you mean {node}?"
+        advice = "write the Node's name as `kubectl get nodes` shows it, or remove the entry"
+        found.append(Finding("P-ENTRIES", "note", where, said, advice))
+    return found if alike else [*found, Finding("P-ENTRIES", "ok", where, well)]
+
+
+def is_alike(name: str, node: str) -> bool:
+    """True if `name` may be meant for the Node `node`: another case, domain or spelling."""
+    one, other = name.lower(), node.lower()
+    if one.partition(".")[0] == other.partition(".")[0]:
+        return True
+    # Nodes of one pool differ by their number alone.
+    is_other = one.rstrip(string.digits) == other.rstrip(string.digits)
+    return not is_other and difflib.SequenceMatcher(None, one, other).ratio() >= LIKENESS
 
 
 def _ask_agent(path: Path) -> AgentAnswer:

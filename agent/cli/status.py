@@ -67,6 +67,7 @@ from agent.status import (
     names_of,
     observed_status,
     open_envelope,
+    span,
 )
 
 # Renders the status of a node as text. Pure.
@@ -127,12 +128,6 @@ class StatusStyle(msgspec.Struct, frozen=True):
     ascii: bool = False
     wide: bool = False
     paint: Paint = lambda text, _: text
-
-    def alarm(self, text: str, *, severe: bool) -> list[str]:
-        """The text in lines that fit, in the colour of what needs a person."""
-        return [
-            self.paint(line, "red" if severe else "yellow") for line in wrapped(text, self.width)
-        ]
 
 
 def status_lines(found: StatusDocument, now: dt.datetime, style: StatusStyle) -> Iterator[str]:
@@ -227,7 +222,13 @@ def gpu_lines(gpus: Sequence[GpuStatus], style: StatusStyle) -> Iterator[str]:
 
 def attention_lines(found: StatusDocument, now: dt.datetime, style: StatusStyle) -> Iterator[str]:
     """What needs a person: GPUs that are not well, checks that fail, pods that were refused."""
-    yield from _about_gpus(found, now, style)
+    for text, colour in (*_gpu_notices(found, now), *_notices(found, now)):
+        for line in wrapped(text, style.width):
+            yield style.paint(line, colour) if colour else line
+
+
+def _notices(found: StatusDocument, now: dt.datetime) -> Iterator[tuple[str, str]]:
+    """A sentence for each, and its colour."""
     idle = [
         (one.last_kernel, one)
         for one in found.allocations or ()
@@ -237,53 +238,39 @@ def attention_lines(found: StatusDocument, now: dt.datetime, style: StatusStyle)
         since_when, longest = min(idle, key=operator.itemgetter(0))
         some = "1 container has" if len(idle) == 1 else f"{len(idle)} containers have"
         which = "it is" if len(idle) == 1 else "the longest is"
-        text = (
-            f"idle: {some} run no kernel for over an hour; {which} {_container(longest)}, "
-            f"{age(since_when, now)}; `hami-agent status --by pod` lists all"
-        )
-        yield from wrapped(text, style.width)
+        text = f"idle: {some} run no kernel for over an hour; {which} {_container(longest)}"
+        yield f"{text}, {age(since_when, now)}; `hami-agent status --by pod` lists all", ""
     for check in found.node.checks:
         if not check.ok and check.name not in OF_GPUS:
-            word = "not ready" if check.required else "degraded"
-            text = f"{word}: {check.name}: {cap(check.text)}"
-            yield from style.alarm(text, severe=check.required)
+            word, colour = ("not ready", "red") if check.required else ("degraded", "yellow")
+            yield f"{word}: {check.name}: {cap(check.text)}", colour
     # Nothing can be done for a pod that is gone: --since tells of it. An older agent tells of all.
     if refusals := found.refusals if found.standing is None else found.standing:
         last = refusals[0]
-        text = (
-            f"refused: {len(refusals)} in 24 h, the last {age(last.at, now)} ago: "
-            f"{cap(last.text, 1024)} [{cap(last.reason)}]"
-        )
-        yield from style.alarm(text, severe=False)
+        text = f"refused: {len(refusals)} in 24 h, the last {age(last.at, now)} ago"
+        yield f"{text}: {cap(last.text, 1024)} [{cap(last.reason)}]", "yellow"
 
 
-def _about_gpus(found: StatusDocument, now: dt.datetime, style: StatusStyle) -> Iterator[str]:
-    """What is not well about GPUs. Equal words about several GPUs are one line."""
-    told: dict[tuple[str, bool | None], list[str]] = {}
+def _gpu_notices(found: StatusDocument, now: dt.datetime) -> Iterator[tuple[str, str]]:
+    """What is not well about GPUs. Equal words about several GPUs are one sentence."""
+    told: dict[tuple[str, str], list[str]] = {}
     for gpu in found.gpus:
         which = cap(gpu.uuid) if gpu.index is None else str(gpu.index)
+        notices = [(f"is not offered: {cap(text, 1024)}", "yellow") for text in gpu.obstacles]
         if gpu.condition and gpu.condition != Condition.OK:
             since = f" for {age(gpu.since, now)}" if gpu.since else ""
             act = f"; action: {cap(gpu.action)}" if gpu.action not in {"", "none"} else ""
-            why = cap(gpu.text or gpu.cause, 1024)
-            text = f"{cap(gpu.condition)}{since}: {why}{act}"
-            told.setdefault((text, gpu.condition in SEVERE), []).append(which)
-        for obstacle in gpu.obstacles:
-            text = f"is not offered: {cap(obstacle, 1024)}"
-            told.setdefault((text, False), []).append(which)
+            text = f"{cap(gpu.condition)}{since}: {cap(gpu.text or gpu.cause, 1024)}{act}"
+            notices.insert(0, (text, "red" if gpu.condition in SEVERE else "yellow"))
         if gpu.cordoned:
             act = f"`hami-agent uncordon {which} --node {cap(found.node.name)}` ends it"
-            text = f"is cordoned: the scheduler places no new pod; {act}"
-            told.setdefault((text, None), []).append(which)
-    for (text, severe), gpus in told.items():
-        line = f"GPU {gpus[0]} {text}"
-        if len(gpus) > 1:
-            be, _, rest = text.partition(" ")
-            line = f"GPUs {', '.join(gpus)} {'are' if be == 'is' else be} {rest}"
-        if severe is None:
-            yield from wrapped(line, style.width)
-        else:
-            yield from style.alarm(line, severe=severe)
+            notices.append((f"is cordoned: the scheduler places no new pod; {act}", ""))
+        for notice in notices:
+            told.setdefault(notice, []).append(which)
+    for (text, colour), gpus in told.items():
+        be, _, rest = text.partition(" ")
+        be = "are" if be == "is" and len(gpus) > 1 else be
+        yield f"GPU{'s' if len(gpus) > 1 else ''} {', '.join(gpus)} {be} {rest}", colour
 
 
 def pod_lines(
@@ -341,14 +328,8 @@ def entry_lines(
 
 
 def age(since: dt.datetime, now: dt.datetime) -> str:
-    """The time since then, such as 12s, 5m, 3h20m or 4d02h."""
-    seconds = max(0, int((now - since).total_seconds()))
-    minutes, hours, days = seconds // 60, seconds // 3600, seconds // 86400
-    if days:
-        return f"{days}d{hours % 24:02}h"
-    if hours:
-        return f"{hours}h{minutes % 60:02}m"
-    return f"{minutes}m" if minutes else f"{seconds}s"
+    """The time since then, such as 12s, 5m, 3h20m or 4d2h."""
+    return span((now - since).total_seconds()).replace(" min", "m").replace(" ", "")
 
 
 def gib(mib: int | None) -> str:

@@ -267,6 +267,8 @@ def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     lines: list[str] = []
 
     def told(node: Cleaned) -> None:
+        if node.failure and not args.all_nodes:  # there is no other Node to go on with
+            raise UninstallRefused(node.failure)
         nodes.append(node)
         said = f"removed {', '.join(node.removed)}"
         said = f"skipped: {node.skipped}" if node.skipped else said

@@ -142,7 +142,7 @@ def check(connection: Connection) -> None:
         try:
             content = path.read_bytes()
         except OSError as error:
-            raise _unusable(path, f"cannot be read ({cap(str(error), 128)})") from error
+            raise _unusable(path, f"cannot be read ({_reason(error)})") from error
         if not content:
             raise _unusable(path, "is empty")
 
@@ -159,7 +159,7 @@ def default_namespace(connection: Connection) -> str:
         except FileNotFoundError:
             return "default"
         except (OSError, UnicodeDecodeError) as error:
-            raise _unusable(own, f"cannot be read ({cap(str(error), 128)})") from error
+            raise _unusable(own, f"cannot be read ({_reason(error)})") from error
     namespace = _read_context(connection.kubeconfig, connection.context).get("namespace")
     return namespace if isinstance(namespace, str) and namespace else "default"
 
@@ -171,7 +171,7 @@ def _read_context(path: Path, name: str) -> Mapping[str, object]:
             raise _unusable(path, "is not a regular file")
         content: object = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
-        raise _unusable(path, f"cannot be read ({cap(str(error), 128)})") from error
+        raise _unusable(path, f"cannot be read ({_reason(error)})") from error
     except (yaml.YAMLError, ValueError) as error:  # ValueError: a date such as 2026-13-32
         # Only the place, not the text of the error: a kubeconfig holds secrets.
         mark = getattr(error, "problem_mark", None)
@@ -228,6 +228,11 @@ def unusable(connection: Connection, error: Exception) -> SettingsError:
     """The SettingsError for a connection that the libraries cannot use."""
     reason = f"cannot be used ({cap(str(error) or type(error).__name__, 128)})"
     return _unusable(Path(connection.source), reason)
+
+
+def _reason(error: OSError | UnicodeDecodeError) -> str:
+    """Why a file cannot be read, in the system's words, without its path."""
+    return cap(str(getattr(error, "strerror", None) or error), 128)
 
 
 def _unusable(path: Path, reason: str) -> SettingsError:

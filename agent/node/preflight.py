@@ -1,6 +1,6 @@
 """Rules of `doctor`: what a host must have for the agent, and the rights that the agent needs."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 import msgspec
@@ -224,32 +224,6 @@ def judge_plugins(
             "the agent serves the same metrics; let Prometheus ask its port, or open 31992 again "
             "(see deploy/README.md)",
         )
-
-
-def judge_hami_files(
-    files: Mapping[str, bool],
-    node: str,
-    names: Sequence[str],
-    *,
-    needed: bool = True,
-    unchecked: bool = False,
-) -> Finding:
-    """Judge HAMi's two files: whether each path exists, and the nodes (`names`) that they name.
-
-    `needed`: without them the node may share otherwise than before, which a running agent has done.
-    `unchecked`: they do not say how HAMi's scheduler reads requests, and pods need it.
-    """
-    there = [path for path, exists in files.items() if exists]
-    subject = ", ".join(there or files) or "HAMi's ConfigMaps"
-    said = "read" if there else "not there: the agent's own settings and defaults apply"
-    if names and there:
-        said += f"; {node} is named" if node in names else f"; {node} is not among the nodes named"
-    advice = "" if there or not needed else "to keep the settings of HAMi's release"
-    if unchecked:
-        said += "; annotations are not checked against what their pods request"
-        advice = advice or "to check them as HAMi after 2.10 does"
-    row = When(bool(advice), "note", said, f"{advice}, mount its ConfigMaps")
-    return judged("P-HAMI", subject, said, row)
 
 
 # HAMi-core's files that every container loads: who may write and read them.

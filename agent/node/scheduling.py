@@ -1,7 +1,6 @@
 """Rules of `doctor`: the agent that runs, and what API server, kubelet and scheduler show."""
 
 import datetime as dt
-import difflib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final, TypeVar
 
@@ -25,8 +24,6 @@ from agent.node.preflight import Right
 
 R = TypeVar("R")
 
-LIKENESS: Final = 0.8
-"""From this ratio on, a name may be a misspelt name of this Node."""
 SKEW_LIMIT: Final = 2.0
 """Seconds."""
 READ_WITHIN: Final = 60.0
@@ -167,35 +164,6 @@ def judge_clock(server: str, skew: float | None) -> Finding:
 
 def _words(rights: Sequence[Right]) -> str:
     return ", ".join(right.words for right in rights)
-
-
-def judge_entries(node: str, names: Sequence[str], where: str) -> Sequence[Finding]:
-    """Judge the names of Nodes in nodeconfig and in profiles. `where`: the files, for messages."""
-    advice = "write the Node's name as `kubectl get nodes` shows it, or remove the entry"
-    meant = [name for name in names if node not in names and is_alike(name, node)]
-    found = [
-        Finding(
-            "P-ENTRIES",
-            "note",
-            where,
-            f"an entry for {cap(name, 64)} does not match this Node; did you mean {node}?",
-            advice,
-        )
-        for name in meant
-    ]
-    well = f"{counted(len(names), 'Node')} named" if names else "no entry names a Node"
-    return found or [judged("P-ENTRIES", where, well)]
-
-
-def is_alike(name: str, node: str) -> bool:
-    """True if `name` may be meant for the Node `node`: another case, domain or spelling."""
-    one, other = name.lower(), node.lower()
-    if one.partition(".")[0] == other.partition(".")[0]:
-        return True
-    # Nodes of one pool differ by their number alone.
-    if one.rstrip("0123456789") == other.rstrip("0123456789"):
-        return False
-    return difflib.SequenceMatcher(None, one, other).ratio() >= LIKENESS
 
 
 # The agent that runs on this node, by its own checks.

@@ -215,7 +215,7 @@ def test_what_needs_attention_names_only_refusals_of_pods_that_are_there():
     other = msgspec.structs.replace(REFUSED, text="its GPU is bad")
     both = msgspec.structs.replace(STATUS, refusals=(REFUSED, other), standing=(other,))
 
-    assert "refused: 1 in 24 h, the last 1h00m ago: its GPU is bad" in " ".join(shown(both).split())
+    assert "refused: 1 in 24 h, the last 1h ago: its GPU is bad" in " ".join(shown(both).split())
     assert "refused" not in shown(msgspec.structs.replace(STATUS, standing=()))
     assert "refused: 1 in 24 h" in shown(), "an older agent does not say which pods are there"
 

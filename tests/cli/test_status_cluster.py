@@ -139,14 +139,14 @@ async def test_without_the_agent_the_nodes_events_are_its_changes(tmp_path, caps
                     "type": "Warning",
                     "reason": "GpuUnhealthy",
                     "message": f"XID 79, says the {writer}",
-                    "lastTimestamp": encode_stamp(rig.now(-90)),
+                    "lastTimestamp": encode_stamp(rig.now(-150)),
                 },
             )
         found = await rig.run("status", "--node", "a", "--since", "1h")
         later = await rig.run("status", "--node", "a", "--since", "1m")
         listed = await rig.run("status", "--node", "a", "-o", "json")
 
-    assert "changes:\n1m ago  GpuUnhealthy: XID 79, says the hami-agent" in found.out
+    assert "changes:\n2m ago  GpuUnhealthy: XID 79, says the hami-agent" in found.out
     assert "refusals: not known, because no agent was read" in found.out
     assert "kubelet" not in found.out
     assert "changes: none" in later.out

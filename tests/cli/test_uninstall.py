@@ -217,6 +217,22 @@ async def test_what_cannot_be_read_is_told_and_has_its_exit_code(
     assert "give the path of a readable kubeconfig" in capsys.readouterr().err
 
 
+async def test_a_node_that_may_not_be_changed_is_an_error(
+    world: ModelWorld,
+    flags: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+):
+    async def clean(*_: object) -> None:
+        raise ApiForbidden("no right", status=403)
+
+    monkeypatch.setattr(KubeLeftovers, "clean", clean)
+
+    assert 1 == await uninstalled(*flags)
+
+    assert ("", "hami-agent uninstall: no right\n") == capsys.readouterr()
+
+
 def test_refused_settings_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     (tmp_path / "config.yaml").write_text("sharing: {splitCount: many}\n")
     words = ["--config", str(tmp_path / "config.yaml"), "--state-dir", str(tmp_path)]

@@ -243,7 +243,7 @@ def test_a_wrong_setting_is_78_with_file_and_line(flags, tmp_path, text: str, sa
     ("changed", "code", "said"),
     [
         ({"--kubeconfig": "{}/absent"}, 78, "{}/absent"),
-        ({"--kubeconfig": f"{{}}/{TOO_LONG}"}, 78, "cannot be read ([Errno 36]"),
+        ({"--kubeconfig": f"{{}}/{TOO_LONG}"}, 78, "cannot be read (File name too long)"),
         ({"--simulate": "h1000:8"}, 78, "--simulate h1000:8: there is no profile `h1000`"),
         ({"--state-dir": "{}/occupied"}, 77, "{}/occupied"),
         ({"--run-dir": "{}/occupied"}, 77, "{}/occupied"),

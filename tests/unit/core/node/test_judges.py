@@ -152,11 +152,6 @@ def clock(skew: float | None) -> Finding:
     return scheduling.judge_clock("here", skew)
 
 
-def hami_files(*names: str, needed: bool = True, unchecked: bool = False, **there: bool) -> Finding:
-    files = {f"/{name}": exists for name, exists in there.items()}
-    return preflight.judge_hami_files(files, NODE, names, needed=needed, unchecked=unchecked)
-
-
 SERVER: list[Case] = [
     (scheduling.judge_node(NODE, NodeSight(NODE)), ["P-NODE ok", "P-LABEL note"]),
     (scheduling.judge_node(NODE, None), ["P-NODE WRONG"]),
@@ -179,20 +174,6 @@ SERVER: list[Case] = [
     (
         plugins(HAMI, pod=THEIR_POD, takeover=True),
         ["P-PLUGIN note|right after", "P-PLUGIN note|right after", MONITOR],
-    ),
-    (hami_files(), ["P-HAMI note HAMi's ConfigMaps|mount its ConfigMaps"]),
-    (hami_files(a=False), ["P-HAMI note /a|not there: the agent's own settings"]),
-    (hami_files(a=False, b=True), ["P-HAMI ok /b|read"]),
-    (hami_files("m", b=True), [f"P-HAMI ok /b|read; |{NODE} is not among the nodes named"]),
-    (hami_files("m", NODE, b=True), [f"P-HAMI ok /b|read; |{NODE} is named"]),
-    (hami_files(a=False, needed=False), ["P-HAMI ok /a"]),
-    *(
-        (
-            hami_files(needed=needed, unchecked=True, **there),
-            ["P-HAMI note|not checked against what their pods request|mount its ConfigMaps"],
-        )
-        for needed in (True, False)
-        for there in ({}, {"a": False}, {"a": False, "b": True})
     ),
 ]
 
@@ -294,12 +275,6 @@ SCHEDULER: list[Case] = [
     (left(), ["P-LEFTOVERS ok"]),
 ]
 
-HERE = "gpu-a07.example.org"
-
-
-def entries(*names: str) -> list[Finding]:
-    return list(scheduling.judge_entries(HERE, names, "f"))
-
 
 def answer(*failed: Check, failure: str = "", denied: bool = False) -> list[Finding]:
     checks = () if failure else (Check("state", ok=True), Check("stream", ok=True), *failed)
@@ -312,10 +287,6 @@ def failed(name: str, text: str, *, required: bool = False) -> Check:
 
 
 AGENT: list[Case] = [
-    (entries(), ["P-ENTRIES ok f no entry names a Node"]),
-    (entries("other", "gpu-b"), ["P-ENTRIES ok f 2 Nodes named"]),
-    (entries("gpu-a07"), [f"P-ENTRIES note|not match this Node; did you mean {HERE}?"]),
-    (entries(HERE, "gpu-a07"), ["P-ENTRIES ok"]),
     (answer(), ["P-AGENT ok /s the agent is ready; 2 checks of it passed"]),
     (
         answer(failed("gpus", "there are no GPUs to share")),
@@ -360,20 +331,6 @@ def test_a_driver_that_fails_is_not_installed():
     (found,) = preflight.judge_driver("NVML", None, "Unknown Error")
 
     assert "install" not in found.advice
-
-
-@pytest.mark.parametrize(
-    ("name", "node", "alike"),
-    [
-        ("gpu-a07", "gpu-a07.example.org", True),
-        ("GPU-A07", "gpu-a07", True),
-        ("gpu-ao7", "gpu-a07", True),
-        ("gpu-a08", "gpu-a07", False),
-        ("your-node-name", "gpu-a07", False),
-    ],
-)
-def test_the_next_node_of_a_pool_is_no_misspelling(name, node, alike):
-    assert alike is scheduling.is_alike(name, node)
 
 
 def test_rights_are_asked_for_this_node_and_by_the_name_of_a_pod():
