@@ -258,16 +258,16 @@ async def test_a_broken_session_ends_the_stream(driver, library):
         assert isinstance((await hear(heard, 1))[0], DriverError)
 
 
-@pytest.mark.parametrize("gone", range(3))
-async def test_an_event_after_a_removal_is_of_the_gpu_whose_handle_it_is_now(driver, library, gone):
+@pytest.mark.parametrize("order", [(1, 2), (0, 2), (0, 1), (2, 1, 0), (0, 2, 1)])
+async def test_an_event_after_a_move_is_of_the_gpu_whose_handle_it_is_now(driver, library, order):
     library.gpus.append(FakeGpu("GPU-2"))
     async with open_stream(driver, library) as heard:
         await driver.scan()
-        library.gpus.pop(gone)
+        library.gpus = [library.gpus[index] for index in order]
         await driver.scan()
-        for index in range(2):
+        for index in range(len(order)):
             library.xid(index, 79)
-        told = [event.uuid for event in await hear(heard, 2)]
+        told = [event.uuid for event in await hear(heard, len(order))]
 
     assert [gpu.uuid for gpu in library.gpus] == told
 
