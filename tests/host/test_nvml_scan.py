@@ -137,18 +137,6 @@ async def _until_back(driver: NvmlDriver) -> None:
         pass
 
 
-async def test_many_hanging_gpus_leave_threads_for_the_others(library, tmp_path):
-    library.gpus = gpus(12)
-    library.hanging |= {("*", n) for n in range(10)}
-    driver = NvmlDriver(library, sys_root=tmp_path, deadline=0.3)
-    await driver.scan()
-    scan = await driver.scan()
-    library.release()
-    await driver.close()
-
-    assert ["GPU-10", "GPU-11"] == [gpu.uuid for gpu in scan.gpus]
-
-
 async def test_gpus_on_a_bridge_are_linked_to_their_neighbour_only(library, driver):
     library.gpus[0].links = [(DIRECT, library.gpus[1].bus)] * 4
     library.gpus[1].links = [(DIRECT, library.gpus[0].bus)] * 4
