@@ -12,7 +12,7 @@ from agent.gpu import driver as nvml_driver
 from agent.gpu import threads as nvml_threads
 from agent.gpu.threads import EventStream
 from agent.model import DriverEvent, EventKind, GpuUuid, ProbeOutcome
-from tests.fakes.nvml import TIMEOUT, FakeGpu, FakeNvml, NVMLError, until
+from tests.fakes.nvml import ANSWERS, TIMEOUT, FakeGpu, FakeNvml, NVMLError, until
 from tests.fakes.nvml_events import hear, listening
 
 pytestmark = pytest.mark.looptime(False)
@@ -126,9 +126,8 @@ async def test_a_gpu_whose_name_is_no_text_ends_neither_stream_nor_thread(
 ):
     async with open_stream(driver, library) as heard:
         library.gpus.append(FakeGpu("GPU-2"))
-        monkeypatch.setattr(
-            FakeNvml, "nvmlDeviceGetUUID", lambda *_: b"\xff".decode()
-        )  # as pynvml decodes
+        # As pynvml decodes.
+        monkeypatch.setitem(ANSWERS, "nvmlDeviceGetUUID", lambda _: b"\xff".decode())
         library.xid(2, 48)
         library.xid(1, 48)
 
