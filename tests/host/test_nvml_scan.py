@@ -155,14 +155,23 @@ async def test_the_path_between_two_gpus_is_the_librarys_level(library, driver, 
     assert [path, path] == [link.path for link in (await driver.scan()).gpus[0].links]
 
 
-async def test_a_fault_at_an_index_whose_owner_has_moved_names_nobody(driver, library):
-    await driver.scan()
-    library.gpus = [library.gpus[2], library.gpus[0]]
-    library.failures["*", 1] = 15
-    scan = await driver.scan()
+@pytest.mark.parametrize(
+    "scans",
+    [
+        [("012", "", []), ("102", "1", ["index 1"]), ("102", "0", ["GPU-1"])],
+        [("012", "", []), ("312", "", []), ("312", "0", ["GPU-3"])],
+        [("012", "0", ["index 0"]), ("102", "12", ["index 1", "index 2"])],
+        [("012", "", []), ("20", "1", ["index 1"]), ("20", "0", ["GPU-2"])],
+    ],
+    ids=["two have changed places", "another is in its place", "one is elsewhere", "one is gone"],
+)
+async def test_a_fault_is_of_the_gpu_that_answered_last_at_its_index(driver, library, scans):
+    every = gpus(4)
+    for order, failing, faults in scans:
+        library.gpus = [every[int(number)] for number in order]
+        library.failures = {("*", int(index)): 15 for index in failing}
 
-    assert ["GPU-2"] == [gpu.uuid for gpu in scan.gpus]
-    assert [("index 1", True)] == [(fault.gpu, fault.lost) for fault in scan.faults]
+        assert faults == [fault.gpu for fault in (await driver.scan()).faults]
 
 
 async def test_no_gpu_is_both_here_and_at_fault_whatever_has_moved(driver, library):
