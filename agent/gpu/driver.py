@@ -6,7 +6,6 @@ import time
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from types import MappingProxyType
 from typing import Final, ParamSpec, TypeVar
 
 import msgspec
@@ -44,57 +43,26 @@ from agent.model import (
 # the driver.
 
 
-class Indexes:
-    """Names the GPU at an index that does not answer with its UUID.
-
-    It outlives sessions: a GPU that is slow at the start of one is the same as before. After the
-    indexes changed, an index names a GPU only once that GPU answered there.
-    """
-
-    def __init__(self) -> None:
-        self._uuids: dict[int, GpuUuid] = {}
-        self._count: int | None = None
-
-    def name(self, index: int) -> str:
-        """The UUID at `index` if it is known, else `index N`."""
-        return self._uuids.get(index, f"index {index}")
-
-    def find(self, name: str) -> int | None:
-        """The index with that name, or None."""
-        return next((n for n in range(self._count or 0) if self.name(n) == name), None)
-
-    def counted(self, count: int) -> bool:
-        """Note how many GPUs the driver lists. False when the number, so any index, changed."""
-        fits = self._count in {None, count}
-        self._count = count
-        if not fits:
-            self._uuids.clear()
-        return fits
-
-    def seen(self, uuids: Mapping[int, GpuUuid]) -> bool:
-        """Note the UUIDs that GPUs answered with. False when one was known at another index."""
-        together = {**self._uuids, **uuids}
-        fits = all(self._uuids.get(index, uuid) == uuid for index, uuid in uuids.items())
-        fits = fits and len(set(together.values())) == len(together)
-        self._uuids = together if fits else dict(uuids)
-        return fits
-
-
 RELEASED = "it is released: hami-agent recheck takes it back"
 RECHECK_ALL = "it is searched for when all GPUs are taken back: hami-agent recheck all"
 """Of a GPU that was never described: its address is unknown, and only a scan of all finds it."""
 
 
 class Handles:
-    """Knows which GPUs may be opened. While one is released, only PCI addresses find the others.
+    """Knows which GPU is at which index, and which may be opened.
 
-    Indexes change when a GPU goes, and a GPU that was never seen may be the released one.
+    - It outlives sessions: a GPU that is slow at the start of one is the same as before. After the
+      indexes changed, an index names a GPU only once that GPU was described there.
+    - While a GPU is released, only PCI addresses find the others: indexes change when a GPU goes,
+      and a GPU that was never described may be the released one.
     """
 
     def __init__(self, library: NvmlLibrary) -> None:
         self._library = library
+        self._count: int | None = None
         # The threads of the GPUs read these: they are only replaced, never changed.
-        self._known: Mapping[GpuUuid, Gpu] = MappingProxyType({})
+        self._known: Mapping[GpuUuid, Gpu] = {}
+        """The GPUs as they were described last, each at another index."""
         self.released: frozenset[GpuUuid] = frozenset()
         """The GPUs that must not be opened."""
         self._others: frozenset[GpuUuid] = frozenset()
@@ -105,20 +73,36 @@ class Handles:
         """True when every known GPU is released: then no session may be open."""
         return bool(self.released) and self._known.keys() <= self.released
 
-    @property
-    def known(self) -> tuple[Gpu, ...]:
-        """The GPUs as the last scan described them."""
-        return tuple(self._known.values())
+    def find(self, uuid: GpuUuid) -> Gpu | None:
+        """The GPU as it was described last; None: it never was, or the indexes have changed."""
+        return self._known.get(uuid)
 
-    def seen(self, gpus: Iterable[Gpu], faults: Iterable[GpuFault]) -> None:
-        """Take the result of a scan of all GPUs; a faulty one keeps its last description.
+    def at(self, index: int) -> Gpu | None:
+        """The GPU that was described at that index, or None."""
+        return next((gpu for gpu in self._known.values() if gpu.index == index), None)
 
-        While a GPU is released, no scan is of all GPUs.
-        """
-        if not self.released:
-            names = {fault.gpu for fault in faults}
-            kept = {uuid: gpu for uuid, gpu in self._known.items() if uuid in names}
-            self._known = MappingProxyType(kept | {gpu.uuid: gpu for gpu in gpus})
+    def name(self, index: int) -> str:
+        """The UUID at `index` if it is known, else `index N`."""
+        gpu = self.at(index)
+        return gpu.uuid if gpu else f"index {index}"
+
+    def counted(self, count: int) -> bool:
+        """Note how many GPUs the driver lists. False when the number, so any index, changed."""
+        fits = self._count in {None, count}
+        self._count = count
+        if not fits:
+            self._known = {}
+        return fits
+
+    def seen(self, gpus: Collection[Gpu]) -> bool:
+        """Note the GPUs that a scan of all described. False when one was known at another index."""
+        fits = all(
+            self.name(gpu.index) in {gpu.uuid, f"index {gpu.index}"}
+            and self._known.get(gpu.uuid, gpu).index == gpu.index
+            for gpu in gpus
+        )
+        self._known = {**(self._known if fits else {}), **{gpu.uuid: gpu for gpu in gpus}}
+        return fits
 
     def release(self, uuids: Collection[GpuUuid], *, everything: bool = False) -> None:
         """Let no thread open these GPUs from now on.
@@ -147,7 +131,7 @@ class Handles:
         """The indexes that may be opened; the driver lists `count`."""
         if not self.released:
             return list(range(count))
-        return [gpu.index for gpu in self.known if gpu.uuid not in self.released]
+        return [gpu.index for uuid, gpu in self._known.items() if uuid not in self.released]
 
     # On the threads of the GPUs.
 
@@ -155,7 +139,7 @@ class Handles:
         """Get the handle of GPU `index`. Raises NVMLError, GpuError when it is released."""
         if not self.released:
             return self._library.nvmlDeviceGetHandleByIndex(index)
-        return self._of(next((gpu for gpu in self.known if gpu.index == index), None), str(index))
+        return self._of(self.at(index), str(index))
 
     def of_uuid(self, uuid: GpuUuid) -> Handle:
         """Get the handle of a GPU. Raises NVMLError, GpuError when it is released."""
@@ -475,7 +459,6 @@ class NvmlDriver:
             quiet=self._quiet,
             back=self._report_change,
         )
-        self._indexes = Indexes()
         self._links: Mapping[GpuUuid, LinkRow] | None = None
         self._renewed = False
         """A new session was begun because all GPUs failed, and none has answered since."""
@@ -496,15 +479,15 @@ class NvmlDriver:
             return await self._scan_others(opened)
         count = await self._session.whole(opened, self._library.nvmlDeviceGetCount)
         # When GPUs come or go, an index that was right a minute ago can name another GPU.
-        if not self._indexes.counted(count):
+        if not self._handles.counted(count):
             self._forget_handles()
         found, troubled = await self._describe(opened, range(count))
         self._renewed = self._renewed and not found
-        if not self._indexes.seen({index: gpu.uuid for index, gpu in found.items()}):
+        if not self._handles.seen(found.values()):
             self._forget_handles()
         # What fails at an index of which no GPU has answered yet is nobody's for certain.
         faults = tuple(
-            msgspec.structs.replace(troubled[index], gpu=self._indexes.name(index))
+            msgspec.structs.replace(troubled[index], gpu=self._handles.name(index))
             for index in sorted(troubled)
         )
         self._described |= {gpu.pci for gpu in found.values()}
@@ -520,24 +503,25 @@ class NvmlDriver:
         await self._follow(opened, sorted(found), {*peers, *silent})
         self._session.check(opened)
         gpus = tuple(linked(gpu, peers, rows) for gpu in peers.values())
-        self._handles.seen(gpus, faults)
+        self._handles.seen(gpus)  # with their links
         return Scan(opened.driver_version, gpus, faults)
 
     async def _scan_others(self, opened: OpenedSession) -> Scan:
         """Describe the GPUs that are not released; their known addresses and links stay."""
         found, troubled = await self._describe(opened, self._handles.open_to(0))
-        known = {gpu.index: gpu for gpu in self._handles.known}
         gpus = tuple(
-            msgspec.structs.replace(found[index], links=known[index].links)
+            msgspec.structs.replace(found[index], links=known.links if known else ())
             for index in sorted(found)
+            for known in (self._handles.at(index),)
         )
+        # Also of one that was never described: it must be visible to be taken back.
+        released = [
+            GpuFault(uuid, RELEASED, Trouble.RELEASED, known.index if known else NO_INDEX)
+            for uuid in sorted(self._handles.released)
+            for known in (self._handles.find(uuid),)
+        ]
         faults = [troubled[index] for index in sorted(troubled)]
-        # Also one that was never described: it must be visible to be taken back.
-        places = {gpu.uuid: gpu.index for gpu in self._handles.known}
-        faults.extend(
-            GpuFault(uuid, RELEASED, Trouble.RELEASED, places.get(uuid, NO_INDEX))
-            for uuid in sorted(self._handles.released, key=lambda uuid: (places.get(uuid, 0), uuid))
-        )
+        faults += sorted(released, key=lambda fault: fault.index)
         await self._follow(opened, sorted(found), {gpu.uuid for gpu in gpus})
         self._session.check(opened)
         return Scan(opened.driver_version, gpus, tuple(faults))
@@ -557,8 +541,8 @@ class NvmlDriver:
         if probe.outcome in {ProbeOutcome.LOST, ProbeOutcome.REFUSED}:
             self._note_reset(uuid)
         elif probe.outcome is not ProbeOutcome.SILENT:
-            index = self._indexes.find(uuid)
-            await self._register(opened, self._open_streams, [] if index is None else [index])
+            known = self._handles.find(uuid)
+            await self._register(opened, self._open_streams, [known.index] if known else [])
         obstacles = (stream.obstacles.get(uuid, "") for stream in self._open_streams)
         return msgspec.structs.replace(probe, unmonitored=next(filter(None, obstacles), ""))
 
@@ -644,7 +628,7 @@ class NvmlDriver:
 
         async with asyncio.TaskGroup() as tasks:
             for index in indexes:
-                tasks.create_task(one(index, self._indexes.name(index)))
+                tasks.create_task(one(index, self._handles.name(index)))
         self._session.check(opened)
         return found, faults
 
@@ -722,7 +706,7 @@ class NvmlDriver:
     async def _open_stream(self, session: OpenedSession, stream: EventStream) -> None:
         await self._session.whole(session, stream.create)
         count = await self._session.whole(session, self._library.nvmlDeviceGetCount)
-        if not self._handles.released and not self._indexes.counted(count):
+        if not self._handles.released and not self._handles.counted(count):
             self._forget_handles()
         await self._register(session, [stream], self._handles.open_to(count))
         self._session.check(session)
@@ -747,7 +731,7 @@ class NvmlDriver:
         async with asyncio.TaskGroup() as tasks:
             for stream in streams:
                 for index in indexes:
-                    name = self._indexes.name(index)
+                    name = self._handles.name(index)
                     if stream.obstacles.get(name) != "":
                         tasks.create_task(register(stream, index, name))
 

@@ -361,14 +361,14 @@ class HealthWatch:
         self._xid_lines = Allowance(1, LOG_PERIOD)
         if self._health and boot_changed:
             remember(dict(self._health))  # otherwise the next start would not see the boot
-        if settings.switches.off:
+        if settings.off:
             self._health = dict.fromkeys(self._health, switched_off(self._now()))
         if self._health:
             judged(dict(self._health))
 
     async def run(self) -> None:
         """Listen, probe and judge for ever. If health checks are off, only publish that."""
-        if self._settings.switches.off:
+        if self._settings.off:
             async for inventory in self._inventory.follow():
                 fresh = {gpu.uuid for gpu in inventory.gpus} - self._health.keys()
                 if fresh:
@@ -395,17 +395,17 @@ class HealthWatch:
         if before.cause == Cause.RELEASED:
             # Whoever released the GPU gives it back by this. Its handles open before the probe.
             self._driver.take_back(uuid)
-            off = self._settings.switches.off
+            off = self._settings.off
             back = switched_off(self._now()) if off else taken_back(before, self._now())
             self._publish({uuid: back})
             self._changed()
         if was_reset:
             # NVML tells nobody of a reset, and an XID before it would count for ever.
             self._publish({uuid: reset_by_word(self._health_of(uuid), self._now())})
-        if not self._settings.switches.off:
+        if not self._settings.off:
             await self._listener.heard(LISTEN_FIRST)  # else the GPU is served without events
         probe = await self._prober.probe_one(uuid, self._to_probe(), self._is_ill)
-        if not self._settings.switches.off:
+        if not self._settings.off:
             self._publish(self._judged((probe,)))
         after, inventory = self._health_of(uuid), self._inventory.value
         shared = msgspec.structs.replace(inventory.find(uuid) or shared, health=after)

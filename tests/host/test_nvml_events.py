@@ -12,7 +12,7 @@ from agent.gpu import driver as nvml_driver
 from agent.gpu import threads as nvml_threads
 from agent.gpu.threads import EventStream
 from agent.model import DriverEvent, EventKind, GpuUuid, ProbeOutcome
-from tests.fakes.nvml import TIMEOUT, FakeGpu, FakeNvml, NVMLError, until
+from tests.fakes.nvml import ANSWERS, TIMEOUT, FakeGpu, FakeNvml, NVMLError, until
 from tests.fakes.nvml_events import hear, listening
 
 pytestmark = pytest.mark.looptime(False)
@@ -126,9 +126,8 @@ async def test_a_gpu_whose_name_is_no_text_ends_neither_stream_nor_thread(
 ):
     async with open_stream(driver, library) as heard:
         library.gpus.append(FakeGpu("GPU-2"))
-        monkeypatch.setattr(
-            FakeNvml, "nvmlDeviceGetUUID", lambda *_: b"\xff".decode()
-        )  # as pynvml decodes
+        # As pynvml decodes.
+        monkeypatch.setitem(ANSWERS, "nvmlDeviceGetUUID", lambda _: b"\xff".decode())
         library.xid(2, 48)
         library.xid(1, 48)
 
@@ -258,16 +257,16 @@ async def test_a_broken_session_ends_the_stream(driver, library):
         assert isinstance((await hear(heard, 1))[0], DriverError)
 
 
-@pytest.mark.parametrize("gone", range(3))
-async def test_an_event_after_a_removal_is_of_the_gpu_whose_handle_it_is_now(driver, library, gone):
+@pytest.mark.parametrize("order", [(1, 2), (0, 2), (0, 1), (2, 1, 0), (0, 2, 1)])
+async def test_an_event_after_a_move_is_of_the_gpu_whose_handle_it_is_now(driver, library, order):
     library.gpus.append(FakeGpu("GPU-2"))
     async with open_stream(driver, library) as heard:
         await driver.scan()
-        library.gpus.pop(gone)
+        library.gpus = [library.gpus[index] for index in order]
         await driver.scan()
-        for index in range(2):
+        for index in range(len(order)):
             library.xid(index, 79)
-        told = [event.uuid for event in await hear(heard, 2)]
+        told = [event.uuid for event in await hear(heard, len(order))]
 
     assert [gpu.uuid for gpu in library.gpus] == told
 

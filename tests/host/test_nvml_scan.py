@@ -1,16 +1,16 @@
 """Scans through NVML: every fact, one GPU's failure is never another's, nor is its index."""
 
 import asyncio
-from itertools import permutations
 from pathlib import Path
 
 import pytest
 
 from agent.errors import DriverError
-from agent.gpu.driver import Indexes, NvmlDriver, bus_id, numa_node
+from agent.gpu.driver import NvmlDriver, bus_id, numa_node
 from agent.inventory import InventoryKeeper
 from agent.kit.cell import Cell
 from agent.model import GpuFault, GpuUuid, Inventory, PciPath, SharingSettings, Trouble
+from tests.fakes.chance import Seeded
 from tests.fakes.clock import LoopClock
 from tests.fakes.nvml import FakeGpu, FakeNvml
 
@@ -137,18 +137,6 @@ async def _until_back(driver: NvmlDriver) -> None:
         pass
 
 
-async def test_many_hanging_gpus_leave_threads_for_the_others(library, tmp_path):
-    library.gpus = gpus(12)
-    library.hanging |= {("*", n) for n in range(10)}
-    driver = NvmlDriver(library, sys_root=tmp_path, deadline=0.3)
-    await driver.scan()
-    scan = await driver.scan()
-    library.release()
-    await driver.close()
-
-    assert ["GPU-10", "GPU-11"] == [gpu.uuid for gpu in scan.gpus]
-
-
 async def test_gpus_on_a_bridge_are_linked_to_their_neighbour_only(library, driver):
     library.gpus[0].links = [(DIRECT, library.gpus[1].bus)] * 4
     library.gpus[1].links = [(DIRECT, library.gpus[0].bus)] * 4
@@ -167,14 +155,33 @@ async def test_the_path_between_two_gpus_is_the_librarys_level(library, driver, 
     assert [path, path] == [link.path for link in (await driver.scan()).gpus[0].links]
 
 
-async def test_a_fault_at_an_index_whose_owner_has_moved_names_nobody(driver, library):
-    await driver.scan()
-    library.gpus = [library.gpus[2], library.gpus[0]]
-    library.failures["*", 1] = 15
-    scan = await driver.scan()
+@pytest.mark.parametrize(
+    "scans",
+    [
+        [("012", "", []), ("102", "1", ["index 1"]), ("102", "0", ["GPU-1"])],
+        [("012", "", []), ("312", "", []), ("312", "0", ["GPU-3"])],
+        [("012", "0", ["index 0"]), ("102", "12", ["index 1", "index 2"])],
+        [("012", "", []), ("20", "1", ["index 1"]), ("20", "0", ["GPU-2"])],
+    ],
+    ids=["two have changed places", "another is in its place", "one is elsewhere", "one is gone"],
+)
+async def test_a_fault_is_of_the_gpu_that_answered_last_at_its_index(driver, library, scans):
+    every = gpus(4)
+    for order, failing, faults in scans:
+        library.gpus = [every[int(number)] for number in order]
+        library.failures = {("*", int(index)): 15 for index in failing}
 
-    assert ["GPU-2"] == [gpu.uuid for gpu in scan.gpus]
-    assert [("index 1", True)] == [(fault.gpu, fault.lost) for fault in scan.faults]
+        assert faults == [fault.gpu for fault in (await driver.scan()).faults]
+
+
+async def test_no_gpu_is_both_here_and_at_fault_whatever_has_moved(driver, library):
+    every, chance = gpus(4), Seeded(7)
+    for _ in range(200):
+        library.gpus = chance.sample(every, 3)
+        library.failures = {("*", chance.randrange(3)): 999}
+        scan = await driver.scan()
+
+        assert not {fault.gpu for fault in scan.faults} & {gpu.uuid for gpu in scan.gpus}
 
 
 async def end_session(driver: NvmlDriver, library: FakeNvml) -> None:
@@ -270,39 +277,3 @@ async def test_links_that_cannot_be_asked_leave_the_gpu_without(library, driver)
     scan = await driver.scan()
 
     assert [0, 2, 2] == [len(gpu.links) for gpu in scan.gpus]
-
-
-A, B, C, D = (GpuUuid(f"GPU-{letter}") for letter in "abcd")
-
-
-@pytest.fixture
-def indexes() -> Indexes:
-    indexes = Indexes()
-    indexes.counted(3)
-    indexes.seen({0: A, 1: B, 2: C})
-    return indexes
-
-
-def test_a_gpu_is_named_once_its_index_has_said_whose_it_is(indexes):
-    indexes.counted(2)
-    indexes.seen({0: A})
-    assert [A, "index 1"] == [indexes.name(n) for n in range(2)]
-    assert indexes.seen({0: A, 1: C})
-    assert C == indexes.name(1)
-    assert not indexes.counted(3)
-
-
-def test_a_gpu_that_is_seen_elsewhere_is_not_named_where_it_was(indexes):
-    assert not indexes.seen({1: C})
-
-    assert ["index 0", C, "index 2"] == [indexes.name(n) for n in range(3)]
-
-
-@pytest.mark.parametrize("order", list(permutations((A, B, C, D), 3)))
-@pytest.mark.parametrize("slow", range(3))
-def test_no_gpu_is_both_here_and_at_fault_whatever_has_moved(indexes, order, slow):
-    seen = {n: uuid for n, uuid in enumerate(order) if n != slow}
-    indexes.counted(3)
-    indexes.seen(seen)
-
-    assert indexes.name(slow) not in seen.values()

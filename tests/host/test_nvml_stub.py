@@ -299,16 +299,6 @@ async def test_another_library_is_not_taken_while_a_call_may_come_back_from_the_
     assert (0, 0, 0) == (new.sessions, old.undefined, new.undefined)
 
 
-async def test_another_library_takes_the_place_of_the_first(driver, stub_path, tmp_path):
-    await driver.scan()
-    copy = Path(shutil.copy(stub_path, tmp_path / "other.so"))
-    second = NvmlDriver(path=copy, sys_root=tmp_path)
-    NvmlStub(copy).lose(0)
-
-    assert [1, 2] == [gpu.index for gpu in (await second.scan()).gpus]
-    await second.close()
-
-
 @pytest.mark.parametrize(
     "place",
     [
