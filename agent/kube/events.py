@@ -96,9 +96,8 @@ class EventPoster:
                 await self._create(event, series)
             except ApiConflict:  # it was written before a restart, or by a try without an answer
                 series.count = max(2, series.count)
-                await self._update(event, series)
-                return "update"
-            return "create"
+            else:
+                return "create"
         try:
             await self._update(event, series)
         except ApiNotFound:  # the server deletes Events after an hour
