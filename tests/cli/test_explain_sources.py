@@ -1,6 +1,5 @@
 """`explain` and its source: rights, names, sizes, contexts, forms, and text that is not ours."""
 
-import contextlib
 import datetime as dt
 import json
 import os
@@ -8,11 +7,9 @@ import socket
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
 
-import aiohttp
 import pytest
 import pytest_asyncio
 import yaml
-from aiohttp import web
 
 from agent.cli.explain import explanation_lines, recent_lines
 from agent.cli.main import dispatch
@@ -27,10 +24,8 @@ from agent.status import AllocationStatus, NodeStatus, ShareStatus, StatusDocume
 from tests.fakes.explain_rig import (
     EXPLAIN_RIGHTS,
     REGISTER,
-    TOKEN,
     ExplainRig,
     a_gpu,
-    answer_exec,
     explain_rig,
     report_of,
 )
@@ -519,48 +514,6 @@ ONE = {"limits": {GPU: 1}}
 HELD = "main: GPU 3 (GPU-a), 8,192 MiB, 20 % of the cores"
 
 
-@contextlib.asynccontextmanager
-async def a_running_pod(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], answer: bytes | int
-) -> AsyncIterator[ExplainRig]:
-    """Pod `p` on node `n1`, in whose agent's pod each command gives this answer."""
-    async with explain_rig(tmp_path, capsys) as rig, aiohttp.ClientSession() as client:
-
-        async def serve(request: web.BaseRequest) -> web.StreamResponse:
-            if request.path.endswith("/exec"):
-                return await answer_exec(request, answer)
-            url = f"{rig.model.url}{request.path_qs}"
-            async with client.get(url, headers={**request.headers}) as passed:
-                return web.Response(
-                    body=await passed.read(),
-                    status=passed.status,
-                    content_type="application/json",
-                )
-
-        rig.node("n1", a_gpu("GPU-a", 3))
-        rig.holder("p", "n1", "GPU-a", 8192, 20)
-        labels = {"app.kubernetes.io/name": "hami-agent"}
-        rig.store.create(
-            "pods",
-            {
-                "metadata": {"name": "agent-x", "namespace": "kube-system", "labels": labels},
-                "spec": {
-                    "nodeName": "n1",
-                    "volumes": [{"hostPath": {"path": "/var/lib/kubelet/device-plugins"}}],
-                },
-            },
-        )
-        runner = web.ServerRunner(web.Server(serve))
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-        rig.kubeconfig.write_text(KUBECONFIG.format(server=url, token=TOKEN), encoding="utf-8")
-        try:
-            yield rig
-        finally:
-            await runner.cleanup()
-
-
 def a_status(used_mib: int | None = None) -> bytes:
     """What the agent answers about the pod, with this use of its share."""
     last = SystemClock().now() - dt.timedelta(hours=2)
@@ -600,10 +553,13 @@ NOT_KEPT = "HAMi-core does not work under the runtime class"
     ids=["used", "not known", "gVisor", "Kata", "switched off", "refused", "no status"],
 )
 async def test_a_running_pod_is_told_with_what_it_uses_and_what_keeps_its_limits(
-    tmp_path, capsys, answer, spec, facts
+    rig: ExplainRig, answer, spec, facts
 ):
-    async with a_running_pod(tmp_path, capsys, answer()) as rig:
-        rig.edit_pod("p", {"spec": spec})
+    rig.node("n1", a_gpu("GPU-a", 3))
+    rig.holder("p", "n1", "GPU-a", 8192, 20)
+    rig.edit_pod("p", {"spec": spec})
+    rig.agent_pod("n1")
+    async with rig.answering(answer()):
         found = await rig.explain("p")
 
     told = found.gate("running")["facts"]
