@@ -205,7 +205,7 @@ class ClusterSnapshot(msgspec.Struct, frozen=True):
         return all(unread.part != part for unread in self.unread)
 
 
-# Decodes what `explain` reads of a cluster; each object is cut to what a decision uses.
+# Decodes what commands read of a cluster; each object is cut to what a decision uses.
 #
 # A field of another shape counts as absent: one malformed object must not hide the others.
 
