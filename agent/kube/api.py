@@ -19,6 +19,7 @@ from agent.cluster import (
     PodView,
 )
 from agent.errors import ApiError, ApiGone, ApiNotFound, MalformedText
+from agent.hami.pod import encode_stamp
 from agent.kube import client
 from agent.kube.client import (
     BODY_LIMIT,
@@ -32,7 +33,6 @@ from agent.kube.client import (
     error_frame,
     path_of,
 )
-from agent.kube.events import stamp
 from agent.kube.objects import (
     MOST_OBJECTS,
     ListMeta,
@@ -343,7 +343,7 @@ class KubeNode:
 
     async def set_condition(self, condition: NodeCondition) -> None:
         """Create or replace the condition of its type."""
-        since = stamp(condition.since)
+        since = encode_stamp(condition.since)
         entry = {
             "type": condition.kind,
             "status": str(condition.status),

@@ -572,6 +572,9 @@ class KubeSession:
         `tls`: the connection failed, not the identity. The client before the new one stays open,
         so open watches keep their connection. Raises SettingsError; ApiError: it is closed.
         """
+        present = self._client
+        if present is not None and present is not refused:
+            return present  # no other request waits for a renewal, which may take seconds
         async with self._lock:
             if self._closed:
                 raise ApiError("the connection to the API server was closed")

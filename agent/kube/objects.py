@@ -198,43 +198,38 @@ def _exact(text: str) -> Fraction | None:
     return Fraction(sign + digits) * factor
 
 
-# Reads metadata.managedFields: which client last changed which field of an object.
+# Reads metadata.managedFields: which client last changed which annotation of an object.
 
 WRITER: Final = "hami-agent"
 """The agent's field manager: its User-Agent up to the slash."""
 
 
-class ManagedFields(msgspec.Struct, frozen=True):
-    """The fields that one writer changed last; `time` (RFC 3339) is that of its last change."""
+class AnnotationWrite(msgspec.Struct, frozen=True):
+    """Who changed an annotation last; `time` (RFC 3339) is that of the writer's last change."""
 
+    key: str
     writer: str
     time: str
-    fields: Mapping[str, object]
-
-    @property
-    def annotations(self) -> frozenset[str]:
-        """The keys of the annotations among the fields."""
-        keys = inside(inside(self.fields, "f:metadata"), "f:annotations")
-        return frozenset(key.removeprefix("f:") for key in keys)
 
 
-def entries(metadata: Mapping[str, object]) -> tuple[ManagedFields, ...]:
-    """Read the entries of all writers; malformed parts count as absent."""
+def annotation_writes(metadata: Mapping[str, object]) -> tuple[AnnotationWrite, ...]:
+    """Read who changed which annotation; malformed parts count as absent."""
     return tuple(
-        ManagedFields(str(item.get("manager")), str(item.get("time", "")), inside(item, "fieldsV1"))
+        AnnotationWrite(key.removeprefix("f:"), str(item.get("manager")), str(item.get("time", "")))
         for item in objects_in(metadata, "managedFields")
+        for key in inside(inside(inside(item, "fieldsV1"), "f:metadata"), "f:annotations")
     )
 
 
-def other_writer(managed: Iterable[ManagedFields], key: str) -> str:
+def other_writer(writes: Iterable[AnnotationWrite], key: str) -> str:
     """The writer other than an agent that last changed this annotation, as `writer time`.
 
     Empty: an agent did, or the writer is unknown.
     """
-    owners = [entry for entry in managed if key in entry.annotations]
-    if not owners or any(entry.writer == WRITER for entry in owners):
+    owners = [write for write in writes if write.key == key]
+    if not owners or any(write.writer == WRITER for write in owners):
         return ""
-    last = max(owners, key=lambda entry: entry.time)
+    last = max(owners, key=lambda write: write.time)
     return f"{last.writer} {last.time}"
 
 

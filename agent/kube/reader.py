@@ -34,10 +34,10 @@ from agent.kube.events import COMPONENT, NODE_NAMESPACE
 from agent.kube.objects import (
     WRITER,
     Raw,
+    annotation_writes,
     decode_moment,
     decode_pod,
     decode_quantity,
-    entries,
     inside,
     objects_in,
     other_writer,
@@ -205,7 +205,7 @@ class ClusterSnapshot(msgspec.Struct, frozen=True):
         return all(unread.part != part for unread in self.unread)
 
 
-# Decodes what `explain` reads of a cluster; each object is cut to what a decision uses.
+# Decodes what commands read of a cluster; each object is cut to what a decision uses.
 #
 # A field of another shape counts as absent: one malformed object must not hide the others.
 
@@ -241,11 +241,8 @@ def decode_cluster_node(body: Raw, labels: frozenset[str]) -> ClusterNode:
     """
     metadata, spec, status = decode_parts(body).values()
     noted, labelled = inside(metadata, "annotations"), inside(metadata, "labels")
-    stamps = (
-        decode_moment(entry.time)
-        for entry in entries(metadata)
-        if not _REPORT.isdisjoint(entry.annotations)
-    )
+    writes = annotation_writes(metadata)
+    stamps = (decode_moment(write.time) for write in writes if write.key in _REPORT)
     return ClusterNode(
         name=text_in(metadata, "name"),
         annotations={key: text_in(noted, key) for key in _NOTED if key in noted},
@@ -712,8 +709,8 @@ class NodeReader(ObjectReader):
         metadata, status = inside(found, "metadata"), inside(found, "status")
         if metadata.get("name") != self._node:
             raise ApiError(f"{request.what}: the answer has no name, or another one")
-        managed = entries(metadata)
-        agents = [entry for entry in managed if entry.writer == WRITER]
+        writes = annotation_writes(metadata)
+        agents = [write for write in writes if write.writer == WRITER]
         offered, had = (
             max(0, decode_quantity(str(inside(status, part).get(resource, 0))) or 0)
             for part in ("allocatable", "capacity")
@@ -724,9 +721,9 @@ class NodeReader(ObjectReader):
             annotations={key: str(value) for key, value in inside(metadata, "annotations").items()},
             allocatable=offered,
             capacity=had,
-            written=frozenset(key for entry in agents for key in entry.annotations),
-            last_written=max((entry.time for entry in agents), default=""),
-            reported_by=other_writer(managed, REGISTER),
+            written=frozenset(write.key for write in agents),
+            last_written=max((write.time for write in agents), default=""),
+            reported_by=other_writer(writes, REGISTER),
             skew=skew,
         )
 

@@ -53,22 +53,17 @@ class Reopening:
     def __init__(self, restarts: Tally, random: random.Random) -> None:
         self.failures = 0
         """How many watches broke since the last healthy one."""
+        self.wanted = asyncio.Event()
+        """Ends the pause between two watches, but not before the time that the server asked for."""
         self._restarts = restarts
         self._random = random
         self._backoff = Backoff(DELAYS, JITTER, random)
         self._losses = 0
 
     async def run(
-        self,
-        follow: Callable[[], Awaitable[None]],
-        broke: Callable[[ApiError], None],
-        wanted: asyncio.Event,
+        self, follow: Callable[[], Awaitable[None]], broke: Callable[[ApiError], None]
     ) -> NoReturn:
-        """Run `follow`, which is one watch, for ever; `broke` takes each of its errors.
-
-        `wanted` ends the pause between two watches, but not before the time that the server asked
-        for.
-        """
+        """Run `follow`, which is one watch, for ever; `broke` takes each of its errors."""
         loop = asyncio.get_running_loop()
         while True:
             began, failure, least = loop.time(), None, 0.0
@@ -79,10 +74,10 @@ class Reopening:
             delay = self.delay(failure, loop.time() - began)
             if failure is not None:
                 broke(failure)
-            wanted.clear()
+            self.wanted.clear()
             least = max(least, min(LOOK_PAUSE, delay))
             await asyncio.sleep(least)
-            await await_event(wanted, delay - least)
+            await await_event(self.wanted, delay - least)
 
     def delay(self, failure: ApiError | None, lasted: float) -> float:
         """Seconds until the next watch after one that lasted so many seconds."""
@@ -140,15 +135,14 @@ class NodeWatch:
         """The version of the agent's last write since this watch began. Older frames are late."""
         self._failing = False
         """The API server was lost and has not sent the Node since."""
-        self._wanted = asyncio.Event()
 
     async def run(self) -> NoReturn:
         """Keep the view up to date for ever."""
-        await self._watch.run(self._follow, self._broke, self._wanted)
+        await self._watch.run(self._follow, self._broke)
 
     def look(self) -> None:
         """Open the watch now if it is down."""
-        self._wanted.set()
+        self._watch.wanted.set()
 
     async def refresh(self) -> None:
         """Update the view by one GET. The caller sets the deadline. Raises ApiError."""
@@ -251,7 +245,7 @@ class PodWatch:
     async def run(self) -> None:
         """Keep the table up to date for ever."""
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._watch.run(self._follow, self._broke, asyncio.Event()))
+            group.create_task(self._watch.run(self._follow, self._broke))
             group.create_task(self._answer())
             if self._resource is not None:
                 group.create_task(self._recount(self._resource))

@@ -575,6 +575,29 @@ async def test_requests_that_fail_together_renew_once(
     assert 2 == len(loads)
 
 
+async def test_a_renewal_that_takes_long_holds_up_no_other_request(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    begun, may_end = asyncio.Event(), asyncio.Event()
+
+    async def slow(library: Library, connection: Connection) -> object:
+        begun.set()
+        await may_end.wait()
+        return await configure(library, connection)
+
+    async with in_a_pod(tmp_path) as (server, session), asyncio.TaskGroup() as group:
+        await session.call(ASK)
+        monkeypatch.setattr(session_module, "configure", slow)
+        server.token = "second"  # noqa: S105 -- a test
+        refused = group.create_task(session.call(ASK))
+        await begun.wait()
+        server.token = "first"  # noqa: S105 -- a test
+        async with asyncio.timeout(5):
+            assert b"{}" == await session.call(ASK)
+        may_end.set()
+        assert b"{}" == await refused
+
+
 async def test_a_client_certificate_that_rotates_is_shown_after_a_401(tmp_path: Path):
     async with in_a_pod(tmp_path) as (server, _):
         for name in ("one", "two"):

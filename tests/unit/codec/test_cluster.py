@@ -10,12 +10,10 @@ from agent.errors import MalformedText
 from agent.kube.objects import decode_moment
 from agent.kube.reader import (
     ClusterNode,
-    ClusterSnapshot,
     GpuHolder,
     ListedPod,
     PodEventView,
     Taint,
-    Unread,
     decode_cluster_node,
     decode_holder,
     decode_listed,
@@ -113,19 +111,6 @@ def test_a_pod_with_gpus_is_kept_with_its_shares(statuses: list, *, passed: bool
     assert expected == decode_holder(raw(pod))
 
 
-def test_of_a_quota_names_and_limits_are_kept():
-    quota = {
-        "metadata": {"namespace": "d", "name": "q", "uid": "u"},
-        "spec": {"hard": {"limits.nvidia.com/gpumem": "4k", "x": 3}},
-    }
-    expected = {
-        "metadata": {"namespace": "d", "name": "q"},
-        "spec": {"hard": {"limits.nvidia.com/gpumem": "4k", "x": 3}},
-    }
-
-    assert expected == decode_quota(raw(quota))
-
-
 @pytest.mark.parametrize(
     ("parts", "last", "writer"),
     [
@@ -153,15 +138,8 @@ def test_an_event_of_either_form_has_a_last_time(
     )
 
 
-def test_the_pod_to_explain_always_has_its_three_parts():
-    pod = {"metadata": {"name": "p"}, "spec": 1, "kind": "Pod"}
-
-    assert {"metadata": {"name": "p"}, "spec": {}, "status": {}} == decode_parts(raw(pod))
-
-
 READY = {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}
 UNREADY = {"phase": "Running", "conditions": [{"type": "Ready", "status": "False"}]}
-WAITING = [{"state": {"running": {}}}, {"state": {"waiting": {"reason": "CrashLoopBackOff"}}}]
 HOUR = dt.timedelta(hours=1)
 
 
@@ -171,12 +149,9 @@ HOUR = dt.timedelta(hours=1)
         (READY, "state", "Ready"),
         (UNREADY, "state", "Running, not ready"),
         ({"phase": "Pending"}, "state", "Pending"),
-        ({"phase": "Running", "containerStatuses": WAITING}, "state", "CrashLoopBackOff"),
         ({"startTime": "2026-01-02T12:00:00Z"}, "at", NOON),
         ({}, "at", NOON - HOUR),
         ({"startTime": "noon"}, "at", NOON - HOUR),
-        ({"reason": "UnexpectedAdmissionError"}, "reason", "UnexpectedAdmissionError"),
-        ({"message": "no [HA-4002]"}, "message", "no [HA-4002]"),
     ],
 )
 def test_of_a_pod_commands_say_what_its_status_has(status: dict, field: str, value: object):
@@ -215,10 +190,6 @@ def test_another_plugin_has_its_name_in_that_of_the_pod_or_component(name, compo
     assert is_other is ListedPod("d", name, component=component).is_other_plugin
 
 
-def test_a_name_is_read_from_the_metadata_alone():
-    assert ("d", "p") == decode_name(raw({"metadata": {"namespace": "d", "name": "p"}}))
-
-
 def test_a_pod_without_gpus_of_hami_holds_none():
     assert decode_holder(raw({"metadata": {"annotations": {"other": "x"}}})) is None
 
@@ -234,9 +205,3 @@ def test_what_is_no_object_is_refused(decode):
 @pytest.mark.parametrize("text", [None, "", 3, "yesterday"])
 def test_what_is_no_time_is_none(text: object):
     assert decode_moment(text) is None
-
-
-def test_a_snapshot_knows_which_part_is_missing():
-    snapshot = ClusterSnapshot({}, NOON, unread=(Unread("nodes", "no right"),))
-
-    assert (False, True) == (snapshot.has("nodes"), snapshot.has("pods"))

@@ -19,10 +19,10 @@ from agent.cluster import (
 from agent.errors import MalformedText
 from agent.kube.objects import (
     EPOCH,
+    annotation_writes,
     decode_node,
     decode_pod,
     decode_quantity,
-    entries,
     other_writer,
     read_page,
 )
@@ -478,4 +478,4 @@ def by(manager: str, time: str, *keys: str) -> dict[str, Any]:
     ],
 )
 def test_who_but_an_agent_wrote_last_is_told_with_the_time(managed: Any, writer: str):
-    assert writer == other_writer(entries({"managedFields": managed}), REGISTER)
+    assert writer == other_writer(annotation_writes({"managedFields": managed}), REGISTER)
