@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final, NoReturn, Self
 
 import structlog
-from asyncinotify import Event, Inotify, Mask, Watch
+from asyncinotify import Event, Inotify, Mask
 
 from agent.errors import KubeletError, SettingsError, StateError
 from agent.kit.disk import check_writable
@@ -349,15 +349,14 @@ class DirectoryWatch:
         loop = asyncio.get_running_loop()
         while True:
             with contextlib.ExitStack() as stack:
-                inotify, parent = self._watched(stack)
+                inotify = self._watched(stack)
                 seen, is_over = self._look(), False
                 yield EVERYTHING
                 while not is_over:
                     events = await _events(inotify, loop.time() + until_tick(POLL))
                     before, seen = seen, self._look()
                     # A name that came and went again is told by its events alone.
-                    told = [str(event.name) for event in events if event.watch is not parent]
-                    told = [name for name in told if name in self._names()]
+                    told = [str(one.name) for one in events if str(one.name) in seen]
                     told += [n for n in seen if seen[n] != before.get(n) and n not in told]
                     if any(Mask.Q_OVERFLOW in event.mask for event in events):
                         log.warning("watch.overflow", directory=str(self._directory))
@@ -369,21 +368,21 @@ class DirectoryWatch:
                     is_other = EVERYTHING in told or any(event.mask & ENDS for event in events)
                     is_over = is_other or inotify is None
 
-    def _watched(self, stack: contextlib.ExitStack) -> tuple[Inotify | None, Watch | None]:
+    def _watched(self, stack: contextlib.ExitStack) -> Inotify | None:
         """Watch the directory, and its parent to see it come and go; None: files are inspected."""
         try:
             inotify = stack.enter_context(Inotify(sync_timeout=0))
-            parent = inotify.add_watch(self._directory.parent, COMES_OR_GOES | Mask.ONLYDIR)
+            inotify.add_watch(self._directory.parent, COMES_OR_GOES | Mask.ONLYDIR)
         except OSError as error:
             obstacle = error.strerror or str(error)
             if obstacle != self._polled:
                 log.info("watch.polling", directory=str(self._directory), err=obstacle)
             self._polled = obstacle
-            return None, None
+            return None
         with contextlib.suppress(OSError):  # if it is missing, the parent reports its creation
             inotify.add_watch(self._directory, COMES_OR_GOES | ENDS | Mask.ONLYDIR)
         self._polled = ""
-        return inotify, parent
+        return inotify
 
     def _look(self) -> dict[str, KubeletEpoch | None]:
         """The present state of the names, and of the directory under the empty name."""
