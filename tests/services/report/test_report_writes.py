@@ -98,7 +98,7 @@ async def test_changes_within_the_jitter_become_one_write():
             await asyncio.sleep(0.1)
         await room.settled()
 
-    assert 2 == room.api.writes
+    assert (2, 1) == (room.api.writes, room.written("inventory"))
     assert room.told(an_inventory(count=5))
 
 
@@ -486,6 +486,18 @@ async def test_a_changed_inventory_takes_its_stamp_along_and_the_next_is_30_seco
 
         assert START + dt.timedelta(seconds=20) == stamp(room)
         assert 2 == room.api.writes
+
+
+async def test_a_stamp_that_failed_is_tried_again_and_said():
+    async with reported(settings=COLON) as room:
+        room.api.fail(ApiError("connection refused"), count=2, call="annotate_node")
+        await asyncio.sleep(30.5)
+        assert not room.state.value.reported
+        assert "connection refused" == room.state.value.reason
+        await asyncio.sleep(10)
+
+        assert room.state.value.reported
+        assert 1 == room.written("stamp")
 
 
 async def test_no_stamp_is_written_while_another_writer_is_left_alone():

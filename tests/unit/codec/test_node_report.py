@@ -48,6 +48,18 @@ def the_report(inventory: Inventory, annotations, settings=JSON) -> NodeReport:
 
 
 @pytest.mark.parametrize("profile", ReportProfile)
+def test_the_form_alone_is_a_difference(profile: ReportProfile):
+    """All that is said of a GPU of this name is the same in both forms."""
+    old = a_shared_gpu(gpu=a_gpu(name="Tesla P4"))
+    inventory = an_inventory(gpus=[old])
+    text = the_report(inventory, {}, ReportSettings(profile)).register
+
+    for other in ReportProfile:
+        report = the_report(inventory, {REGISTER: text}, ReportSettings(other))
+        assert report.is_said is (other is profile)
+
+
+@pytest.mark.parametrize("profile", ReportProfile)
 def test_without_a_gpu_the_known_ones_stay_unhealthy_in_any_profile(profile: ReportProfile):
     settings = ReportSettings(profile)
     before = the_report(an_inventory(), {}, settings).register
