@@ -4,8 +4,7 @@ The standing task of each service is added to its tier next to where the service
 """
 
 import asyncio
-import random
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from functools import partial
 
 import msgspec
@@ -16,7 +15,7 @@ from agent.allocate.service import AllocateStep, Allocation, HamiAllocation
 from agent.app.adapters import Adapters, SharedCells
 from agent.app.settings import SettingsPorts, SettingsService
 from agent.cluster import PodTable
-from agent.errors import AgentError, Refusal, StateError
+from agent.errors import Refusal, StateError
 from agent.health.watch import HealthWatch
 from agent.host.files import DirectoryWatch, follow_files
 from agent.host.node import CgroupContainers
@@ -30,7 +29,7 @@ from agent.inventory import (
     Withholder,
 )
 from agent.kit.cell import Cell
-from agent.kit.tasks import Backoff, Task, supervise
+from agent.kit.tasks import Task
 from agent.kit.timing import Tally
 from agent.kube.api import KubeNode, KubePods
 from agent.kube.client import Connection, KubeSession
@@ -60,30 +59,13 @@ from agent.state import NodeJournal, Recovered, StateService
 from agent.usage import ContainerUsage
 from agent.witness import KubeletRecordsFile, PodResourcesWitness
 
-EXPECTED: tuple[type[Exception], ...] = (AgentError, TimeoutError, OSError)
-"""Failures of the outside world, logged in one line. Any other exception is a defect."""
-
 # Seconds before each restart of a task, the last of them repeatedly, and their jitter.
-LOCAL = (0.1, 0.5, 1.0, 5.0), 0.0
 SOCKET = (0.1, 0.5, 1.0, 10.0), 0.0
 REGISTER = (0.05, 0.1, 0.5, 1.0, 10.0), 0.2
 DRIVER = (0.5, 1.0, 5.0, 30.0), 0.0
 WEB = (0.5, 1.0, 10.0, 30.0), 0.0
 KUBELET = (1.0, 5.0, 15.0, 60.0), 0.0
 API = (1.0, 2.0, 5.0, 15.0, 60.0), 0.3
-
-
-class StandingTask(msgspec.Struct, frozen=True):
-    """What runs for ever: it is started again after `delays` when it fails or ends."""
-
-    name: str
-    run: Callable[[], Coroutine[object, object, None]]
-    delays: tuple[tuple[float, ...], float] = LOCAL
-
-    def task(self, chance: random.Random) -> Task:
-        """It, supervised."""
-        backoff = Backoff(*self.delays, chance)
-        return Task(self.name, partial(supervise, self.name, self.run, backoff, EXPECTED))
 
 
 class StartFacts(msgspec.Struct, frozen=True):
@@ -134,7 +116,7 @@ class NodeAgent:
         self.state = state = StateService(
             disk=adapters.disk, recovered=before, boot_id=found.boot_id
         )
-        self.writers = [StandingTask("state", state.run)]
+        self.writers = [Task("state", state.run)]
         self.journal = NodeJournal(clock)
         self.notices = NodeEventQueue(self.journal.changed)
         say = self.notices.say
@@ -201,33 +183,33 @@ class NodeAgent:
 
         left_out = self.keeper.left_out
         self.services = [
-            StandingTask("settings", self.settings.run),
-            StandingTask("inventory", self.keeper.run),
-            StandingTask("left_out", partial(follow_left_out, left_out, facts.inventory, say)),
-            StandingTask(
+            Task("settings", self.settings.run),
+            Task("inventory", self.keeper.run),
+            Task("left_out", partial(follow_left_out, left_out, facts.inventory, say)),
+            Task(
                 "gpu_events",
                 partial(follow_gpus, facts.inventory, state.ledger, facts.pods, left_out, say),
             ),
-            StandingTask("cordons", partial(follow_cordons, facts.node, facts.inventory, say)),
-            StandingTask("held", self._follow_held),
-            StandingTask("discovery", self._discover, DRIVER),
-            StandingTask("health", self.health.run, DRIVER),
-            StandingTask("samples", self.samples.run, DRIVER),
-            StandingTask("kubelet", self.kubelet.run),
-            StandingTask("recent", self.recent.run),
+            Task("cordons", partial(follow_cordons, facts.node, facts.inventory, say)),
+            Task("held", self._follow_held),
+            Task("discovery", self._discover, DRIVER),
+            Task("health", self.health.run, DRIVER),
+            Task("samples", self.samples.run, DRIVER),
+            Task("kubelet", self.kubelet.run),
+            Task("recent", self.recent.run),
         ]
-        self.doors: list[StandingTask] = []
+        self.doors: list[Task] = []
         # Who only observes acts on no pod, lock, row or directory.
         if not self.observes:
             self.services += [
-                StandingTask("withholder", self.withholder.run),
-                StandingTask("clearing", self.clearing.run),
-                StandingTask("room", self.clearing.follow_room),
+                Task("withholder", self.withholder.run),
+                Task("clearing", self.clearing.run),
+                Task("room", self.clearing.follow_room),
             ]
             self.doors += [
-                StandingTask("plugin", self.server.run, SOCKET),
-                StandingTask("registration", self._register, REGISTER),
-                StandingTask("rival", self.rivals.run, SOCKET),
+                Task("plugin", self.server.run, SOCKET),
+                Task("registration", self._register, REGISTER),
+                Task("rival", self.rivals.run, SOCKET),
             ]
         self._join_answers(connection)
 
@@ -247,7 +229,7 @@ class NodeAgent:
             switches=settings.feedback and not observes,
             observes=observes,
         )
-        self.services.append(StandingTask("usage", self.usage.run))
+        self.services.append(Task("usage", self.usage.run))
         self.witness = PodResourcesWitness(paths.pod_resources_socket)
         records = KubeletRecordsFile(paths.plugins, adapters.worker)
         self.session: KubeSession | None = None
@@ -333,20 +315,20 @@ class NodeAgent:
                 await self.settings.labelled.wait()
                 await report.run()
 
-            self.services.append(StandingTask("node", node.run, API))
-            self.doors.append(StandingTask("report", report_labelled, API))
+            self.services.append(Task("node", node.run, API))
+            self.doors.append(Task("report", report_labelled, API))
             if not observes:
                 post_all = partial(pod_events.post_all, post_event)
                 self.services += [
-                    StandingTask("pods", pods.run, API),
-                    StandingTask("kubelet_start", beside.run),
-                    StandingTask("settlement", settlement.run, API),
-                    StandingTask("pod_announcer", post_all, API),
+                    Task("pods", pods.run, API),
+                    Task("kubelet_start", beside.run),
+                    Task("settlement", settlement.run, API),
+                    Task("pod_announcer", post_all, API),
                 ]
                 if settings.node_condition:
                     write = node_api.set_condition
                     condition = partial(keep_condition, write, facts.inventory, facts.node, clock)
-                    self.services.append(StandingTask("condition", condition, API))
+                    self.services.append(Task("condition", condition, API))
             self.api_tallies = (
                 node.restarts,
                 pods.restarts,
@@ -374,9 +356,9 @@ class NodeAgent:
             commit=state.commit,
         )
         if not observes:
-            self.services.append(StandingTask("reconcile", self.reconcile.run, KUBELET))
+            self.services.append(Task("reconcile", self.reconcile.run, KUBELET))
         announce = partial(self.notices.post_all, post_event)
-        self.services.append(StandingTask("announcer", announce, API))
+        self.services.append(Task("announcer", announce, API))
 
     # What passes between the services.
 

@@ -16,7 +16,7 @@ import structlog
 
 from agent import __version__
 from agent.app.adapters import open_adapters, open_disk
-from agent.app.agent import WEB, NodeAgent, StandingTask, StartFacts
+from agent.app.agent import WEB, NodeAgent, StartFacts
 from agent.app.codes import (
     BAD_SETTINGS,
     BUG,
@@ -51,6 +51,9 @@ from agent.settings.sources import NodeFacts, Sources
 from agent.state import decode_last_good, recover
 
 log = structlog.get_logger(__name__)
+
+EXPECTED: tuple[type[Exception], ...] = (AgentError, TimeoutError, OSError)
+"""Failures of the outside world, logged in one line. Any other exception is a defect."""
 
 STOP_DEADLINE = 10.0
 """Seconds for a clean stop."""
@@ -165,22 +168,18 @@ async def _run(
         web = WebDoors(settings, agent=agent)
         doors = [
             *agent.doors,
-            StandingTask("notify", lambda: tell_systemd(notifier, agent)),
-            StandingTask("web", lambda: web.serve(PORT), WEB),
-            StandingTask("web_socket", lambda: web.serve(SOCKET), WEB),
-        ]
-        chance = adapters.random
-        tiers = [
-            [one.task(chance) for one in tier] for tier in (agent.writers, agent.services, doors)
+            Task("notify", lambda: tell_systemd(notifier, agent)),
+            Task("web", lambda: web.serve(PORT), WEB),
+            Task("web_socket", lambda: web.serve(SOCKET), WEB),
         ]
         if not agent.observes:
             written = WrittenDirectory(settings.paths.plugins)
             state = agent.registration.state
-            # Its failure ends the process, which never sees the new mounts. The others start again.
-            mounts = Task("mounts", lambda: lost(state, written.path, written.is_lost))
-            tiers[-1].insert(0, mounts)
+            mounts = partial(lost, state, written.path, written.is_lost)
+            doors.append(Task("mounts", mounts, None))  # this process never sees the new mounts
         gc.freeze()  # what stays is not collected again: each collection would halt the loop
-        await run_tiers(tiers, stop, STOP_DEADLINE)
+        tiers = (agent.writers, agent.services, doors)
+        await run_tiers(tiers, stop, STOP_DEADLINE, adapters.random, EXPECTED)
         notifier.stopping()
         if agent.state.is_idle:
             lock.release()  # nothing here writes any more: a standby need not wait for the driver

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final, NoReturn, Self
 
 import structlog
-from asyncinotify import Event, Inotify, Mask, Watch
+from asyncinotify import Event, Inotify, Mask
 
 from agent.errors import KubeletError, SettingsError, StateError
 from agent.kit.disk import check_writable
@@ -349,18 +349,14 @@ class DirectoryWatch:
         loop = asyncio.get_running_loop()
         while True:
             with contextlib.ExitStack() as stack:
-                news, (inotify, parent) = asyncio.Event(), self._watched(stack)
-                if inotify is not None:
-                    loop.add_reader(inotify.fd, news.set)
-                    stack.callback(loop.remove_reader, inotify.fd)
+                inotify = self._watched(stack)
                 seen, is_over = self._look(), False
                 yield EVERYTHING
                 while not is_over:
-                    events = await _events(inotify, news, loop.time() + until_tick(POLL))
+                    events = await _events(inotify, loop.time() + until_tick(POLL))
                     before, seen = seen, self._look()
                     # A name that came and went again is told by its events alone.
-                    told = [str(event.name) for event in events if event.watch is not parent]
-                    told = [name for name in told if name in self._names()]
+                    told = [str(one.name) for one in events if str(one.name) in seen]
                     told += [n for n in seen if seen[n] != before.get(n) and n not in told]
                     if any(Mask.Q_OVERFLOW in event.mask for event in events):
                         log.warning("watch.overflow", directory=str(self._directory))
@@ -369,26 +365,24 @@ class DirectoryWatch:
                         yield name
                     # Another directory, or none: it is watched anew, and all is looked at. Without
                     # inotify each inspection ends so.
-                    is_over = inotify is None or EVERYTHING in told
-                    is_over = is_over or any(event.mask & ENDS for event in events)
+                    is_other = EVERYTHING in told or any(event.mask & ENDS for event in events)
+                    is_over = is_other or inotify is None
 
-    def _watched(self, stack: contextlib.ExitStack) -> tuple[Inotify | None, Watch | None]:
+    def _watched(self, stack: contextlib.ExitStack) -> Inotify | None:
         """Watch the directory, and its parent to see it come and go; None: files are inspected."""
-        with contextlib.ExitStack() as undo:
-            try:
-                inotify = undo.enter_context(Inotify(sync_timeout=0))
-                parent = inotify.add_watch(self._directory.parent, COMES_OR_GOES | Mask.ONLYDIR)
-            except OSError as error:
-                obstacle = error.strerror or str(error)
-                if obstacle != self._polled:
-                    log.info("watch.polling", directory=str(self._directory), err=obstacle)
-                self._polled = obstacle
-                return None, None
-            with contextlib.suppress(OSError):  # if it is missing, the parent reports its creation
-                inotify.add_watch(self._directory, COMES_OR_GOES | ENDS | Mask.ONLYDIR)
-            stack.push(undo.pop_all())
+        try:
+            inotify = stack.enter_context(Inotify(sync_timeout=0))
+            inotify.add_watch(self._directory.parent, COMES_OR_GOES | Mask.ONLYDIR)
+        except OSError as error:
+            obstacle = error.strerror or str(error)
+            if obstacle != self._polled:
+                log.info("watch.polling", directory=str(self._directory), err=obstacle)
+            self._polled = obstacle
+            return None
+        with contextlib.suppress(OSError):  # if it is missing, the parent reports its creation
+            inotify.add_watch(self._directory, COMES_OR_GOES | ENDS | Mask.ONLYDIR)
         self._polled = ""
-        return inotify, parent
+        return inotify
 
     def _look(self) -> dict[str, KubeletEpoch | None]:
         """The present state of the names, and of the directory under the empty name."""
@@ -412,10 +406,13 @@ class DirectoryWatch:
         return KubeletEpoch(inode=status.st_ino, ctime_ns=status.st_ctime_ns)
 
 
-async def _events(inotify: Inotify | None, news: asyncio.Event, due: float) -> list[Event]:
+async def _events(inotify: Inotify | None, due: float) -> list[Event]:
     """Wait for the next events; return none at the loop time `due`, however many there are."""
-    loop, events = asyncio.get_running_loop(), list[Event]()
-    with contextlib.suppress(TimeoutError):
+    loop, news, events = asyncio.get_running_loop(), asyncio.Event(), list[Event]()
+    with contextlib.suppress(TimeoutError), contextlib.ExitStack() as stack:
+        if inotify is not None:
+            loop.add_reader(inotify.fd, news.set)
+            stack.callback(loop.remove_reader, inotify.fd)
         async with asyncio.timeout_at(due):
             while not events and loop.time() < due:
                 await news.wait()  # it may be set twice for the same events
@@ -435,22 +432,20 @@ async def follow_files(
     be missing, appear, vanish and be replaced: what appears is watched within POLL seconds.
     """
     directory, names = paths[0].parent, {path.name for path in paths}
-    loop, news = asyncio.get_running_loop(), asyncio.Event()
-    with contextlib.ExitStack() as stack:
-        try:
-            inotify = stack.enter_context(Inotify(sync_timeout=0))
-        except OSError as error:
-            log.info("watch.polling", directory=str(directory), err=error.strerror)
-            await asyncio.Event().wait()
-            raise AssertionError("unreachable: the event is never set") from error
-        loop.add_reader(inotify.fd, news.set)
-        stack.callback(loop.remove_reader, inotify.fd)
+    loop = asyncio.get_running_loop()
+    try:
+        opened = Inotify(sync_timeout=0)
+    except OSError as error:
+        log.info("watch.polling", directory=str(directory), err=error.strerror)
+        await asyncio.Event().wait()
+        raise AssertionError("unreachable: the event is never set") from error
+    with opened as inotify:
         while True:
             # Again each time: the directory may be another one.
             await offload.call(_watch, inotify, directory)
             due = loop.time() + until_tick(POLL, turn=1)
             while loop.time() < due:
-                events = await _events(inotify, news, due)
+                events = await _events(inotify, due)
                 if any(
                     event.mask & (ENDS | Mask.Q_OVERFLOW) or str(event.name) in names
                     for event in events

@@ -343,17 +343,6 @@ async def test_all_gpus_that_were_released_are_taken_back_with_one_word():
         assert 0 == (await verb(cluster, "recheck", "--was-reset", "all"))[0]
 
 
-async def test_where_health_checks_are_switched_off_no_gpu_is_bad():
-    async with open_cluster(options(gpus=2)) as cluster:
-        cluster.places.config.write_text("health: {disabledXids: all}\n")
-        await answering(cluster)
-        assert 0 == (await verb(cluster, "simulate", "xid", "48", "--gpu", "0"))[0]
-
-        code, text, _ = await verb(cluster, "recheck", "0")
-        assert (0, True) == (code, "[H-OFF]" in text)
-        assert 20 == cluster.allocatable()
-
-
 # A real agent offers no slice that no container could use, or that would have no limits.
 
 
@@ -420,26 +409,3 @@ async def test_gpus_are_on_offer_as_far_as_cdi_specifications_define_them():
         page = await fetch(cluster.web_address or "", "/readyz?verbose")
         assert f"defines nvidia.com/gpu={gpus[0]}; write one" in page.text
         assert is_running(cluster, "first")
-
-
-async def test_slices_are_on_offer_while_containers_would_load_the_library():
-    async with open_cluster(options(gpus=1)) as cluster:
-        await started(cluster, slices=10)
-        file = cluster.places.hook / "vgpu" / "ld.so.preload"
-        good = file.read_text()
-        assert f"{cluster.places.hook}/vgpu/libvgpu.so\n" == good
-
-        file.write_text("/usr/local/vgpu/libvgpu.so\n")
-        assert await offers(cluster, 0)
-        assert await cluster.until(lambda: told(cluster, "NothingOffered") != [], PATIENCE)
-        code, findings = await doctored(cluster, "--only", "library")
-        assert (1, ["P-PRELOAD"]) == (code, wrong(findings))
-        assert f"make {good.strip()} its only line" in of(findings, "P-PRELOAD")["advice"]
-        file.write_text(f"# a comment\n/usr/lib/other.so:{good}")
-        assert await offers(cluster, 10)
-        (file.parent / "libvgpu.so").write_bytes(b"")
-        assert await offers(cluster, 0)
-        unloadable = "empty or no library for this machine"
-        assert await cluster.until(
-            lambda: unloadable in str(told(cluster, "NothingOffered")), PATIENCE
-        )
