@@ -92,8 +92,6 @@ def test_our_sentence_is_found_in_the_words_of_the_kubelet(changes, text):
 
 
 STAMPS = [NOON, NOON - dt.timedelta(days=9000), NOON + dt.timedelta(days=9000)]
-BIND_TIMES = ["", "soon", "0", "99999999999", str(int(NOON.timestamp()))]
-"""A tenant can write bind-time, and the scheduler's clock is not ours."""
 
 
 def test_a_refused_owner_is_settled_told_and_its_lock_goes():
