@@ -279,16 +279,6 @@ class PodChange(msgspec.Struct, frozen=True):
     deleted: bool = False
 
 
-class NodeChange(msgspec.Struct, frozen=True):
-    """One frame of the Node watch. `node` is None if the Node was deleted.
-
-    `opened` marks the first frame: the watch is open, and the frame does not describe the Node.
-    """
-
-    node: NodeView | None = None
-    opened: bool = False
-
-
 class NodeEvent(msgspec.Struct, frozen=True):
     """An Event on this Node (`pod_uid` empty) or on a pod."""
 

@@ -10,7 +10,6 @@ from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from typing import Protocol
 
 from agent.cluster import (
-    NodeChange,
     NodeView,
     PodChange,
     PodList,
@@ -120,10 +119,10 @@ class SocketWatch(Protocol):
 class NodeApi(Protocol):
     """This Node at the API server. Methods keep their own deadline of 10 s a request."""
 
-    def watch_node(self) -> AsyncIterator[NodeChange]:
-        """One WATCH: first a frame that it is open, then the Node if it exists, then its changes.
+    def watch_node(self) -> AsyncIterator[NodeView | None]:
+        """One WATCH: the Node, then its changes; None: there is none, or none any more.
 
-        Raises ApiError.
+        It may take two minutes to say that there is none. Raises ApiError.
         """
 
     async def get_node(self) -> NodeView | None:

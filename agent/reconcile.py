@@ -8,7 +8,7 @@ import math
 import uuid
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Final, NoReturn
+from typing import Final, NoReturn, TypeVar
 
 import msgspec
 import structlog
@@ -45,6 +45,18 @@ from agent.model import SliceId, has_passed, split_slice_id
 from agent.ports import Clock, KubeletRecords, Witness
 
 log = structlog.get_logger(__name__)
+
+T = TypeVar("T")
+
+
+async def _within(seconds: float, call: Awaitable[T], event: str) -> T | None:
+    """The result of the call; None: it failed or took longer, and the log says so as `event`."""
+    try:
+        async with asyncio.timeout(seconds):
+            return await call
+    except (AgentError, TimeoutError) as error:
+        log.warning(event, err=str(error) or "out of time")
+        return None
 
 
 def check_start(ledger: Ledger, ids: Iterable[SliceId]) -> None:
@@ -561,24 +573,16 @@ class Clearing:
     async def follow_room(self) -> NoReturn:
         """Set `room` each ROOM_PERIOD; not known while the disk fails or does not answer."""
         while True:
-            room = DiskRoom()
-            try:
-                async with asyncio.timeout(CLEARING_DEADLINE):
-                    room = await self._hooks.room()
-            except (AgentError, TimeoutError) as error:
-                log.warning("hooks.not_measured", err=str(error) or "out of time")
-            self.room.set(room)
+            room = await _within(CLEARING_DEADLINE, self._hooks.room(), "hooks.not_measured")
+            self.room.set(room or DiskRoom())
             await asyncio.sleep(until_tick(ROOM_PERIOD))
 
     async def _clear(self) -> bool:
         """Remove all that can be removed. False: the disk failed."""
         more = True
         while more:
-            try:
-                async with asyncio.timeout(CLEARING_DEADLINE):
-                    cleared = await self._hooks.clear()
-            except (AgentError, TimeoutError) as error:
-                log.warning("hooks.not_cleared", err=str(error) or "out of time")
+            cleared = await _within(CLEARING_DEADLINE, self._hooks.clear(), "hooks.not_cleared")
+            if cleared is None:
                 return False
             more, before = cleared.more, self.state.value
             # In a round, what stayed after the last one still counts.
@@ -654,7 +658,6 @@ class Reconcile:
         self._resource = resource
         self._adopt = adopt
         self._commit = commit
-        self._silent = False
         self._swept_at = -math.inf
         self._since = EVER
         self._due: dt.datetime | None = None
@@ -754,19 +757,13 @@ class Reconcile:
         elapsed, self._due = asyncio.get_running_loop().time(), None
         rows = self._ledger.value.rows
         self._asked.update((row.key, elapsed) for row in rows if row.holder is None)
-        try:
-            async with asyncio.timeout(DEADLINE):
-                holdings = await retry(self._witness.list, WitnessThrottled, THROTTLED_PAUSE)
-        except (AgentError, TimeoutError) as error:
-            if not self._silent:
-                log.info("reconcile.unanswered", err=str(error) or "out of time")
-            self._silent = True
+        ask = retry(self._witness.list, WitnessThrottled, THROTTLED_PAUSE)
+        holdings = await _within(DEADLINE, ask, "reconcile.unanswered")
+        if holdings is None or self._epoch.value != epoch:
             return False
-        self._silent = False
-        if self._epoch.value != epoch:
-            return False
-        if self._names is None and (found := await self._directories()) is not None:
-            self._names = frozenset(found)
+        if self._names is None:
+            found = await _within(DEADLINE, self._hooks.found(), "hooks.not_searched")
+            self._names = None if found is None else frozenset(found)
         done = await self._apply(holdings, epoch, complete=True)
         if done and self._names is not None:
             self._names = frozenset()
@@ -781,11 +778,8 @@ class Reconcile:
         """
         recorded: Mapping[ContainerKey, frozenset[SliceId]] | None = None
         if complete or any(row.role is Role.INIT for row in self._ledger.value.rows):
-            try:
-                async with asyncio.timeout(DEADLINE):
-                    recorded = await self._records.read(self._resource())
-            except TimeoutError:
-                log.warning("reconcile.records_unread", after=DEADLINE)
+            read = self._records.read(self._resource())
+            recorded = await _within(DEADLINE, read, "reconcile.records_unread")
         ledger, table, now = self._ledger.value, self._pods.value, self._clock.now()
         failed = (pod.uid for pod in table.pods.values() if pod.phase is Phase.FAILED)
         self._failed = {uid: min(self._failed.get(uid, now), now) for uid in failed}
@@ -896,19 +890,13 @@ class Reconcile:
             log.info("ledger.closed", pod_uid=row.key.pod_uid, ctr=row.key.container)
         return True
 
-    async def _directories(self) -> Mapping[str, dt.datetime] | None:
-        """Each container directory, with its last change; None: the disk failed or was silent."""
-        try:
-            async with asyncio.timeout(DEADLINE):
-                return await self._hooks.found()
-        except (AgentError, TimeoutError) as error:
-            log.warning("hooks.not_searched", err=str(error) or "out of time")
-            return None
-
     async def _sweep(self, seen: ReconcileFacts) -> None:
         """Remove leaked directories if the last successful search is SWEEP_PERIOD ago."""
         elapsed = asyncio.get_running_loop().time()
-        if elapsed - self._swept_at < SWEEP_PERIOD or (found := await self._directories()) is None:
+        if elapsed - self._swept_at < SWEEP_PERIOD:
+            return
+        found = await _within(DEADLINE, self._hooks.found(), "hooks.not_searched")
+        if found is None:
             return
         self._swept_at, now = elapsed, self._clock.now()
         ages = {name: now - changed for name, changed in found.items()}

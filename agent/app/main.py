@@ -224,13 +224,7 @@ async def _wait_to_be_alone(
             await stack.enter_async_context(web.open(PORT))
         except PermissionFault as error:
             log.info("standby.without_web", err=str(error))  # the running agent has the port
-        group = await stack.enter_async_context(asyncio.TaskGroup())
-        taken = group.create_task(lock.take())
-        stopped = group.create_task(stop.wait())
-        await asyncio.wait((taken, stopped), return_when=asyncio.FIRST_COMPLETED)
-        for task in (taken, stopped):
-            task.cancel()
-    return lock.held and not stop.is_set()
+        return await lock.take(stop)
 
 
 async def _refuse_rival(agent: NodeAgent) -> None:

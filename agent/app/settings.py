@@ -257,11 +257,15 @@ class SettingsService:
                 self.labelled.set()
 
     async def _follow_files(self) -> NoReturn:
-        """Read the sources every PERIOD seconds, and at once on request."""
+        """Read the sources every PERIOD seconds, and at once on request.
+
+        The first time is now: a standby may have read its settings days ago.
+        """
+        is_asked = False
         while True:
+            await self.read(asked=is_asked)
             is_asked = await await_event(self._outside.asked, until_tick(PERIOD, turn=1))
             self._outside.asked.clear()
-            await self.read(asked=is_asked)
 
     async def _keep_copy(self) -> None:
         """Write the copy when it differs from the one on disk. Try a failed write again."""

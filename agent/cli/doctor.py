@@ -18,7 +18,7 @@ import msgspec
 
 from agent.allocate.edits import looks_up_cdi, misnamed, undefined
 from agent.app.adapters import cdi_directories, open_driver
-from agent.cli.connections import call, open_session
+from agent.cli.connections import open_session
 from agent.cli.logs import configure
 from agent.cli.main import (
     INCOMPLETE,
@@ -34,6 +34,7 @@ from agent.cli.main import (
 from agent.cli.output import RUNBOOK, UNFOLDED, FoldedLine, answer, folded, painter, terminal_width
 from agent.cli.runbook import HINT
 from agent.cli.settings_args import add_settings, looked, sources, started
+from agent.cli.status import status_at
 from agent.cluster import REGISTER
 from agent.errors import (
     AgentError,
@@ -85,7 +86,6 @@ LARGEST: Final = 3
 UNKEPT: Final = "so no limit would be enforced"
 UNDEFINED: Final = "no single CDI specification"
 """Words of the agent about HAMi-core's files (`check_library`), about CDI (`undefined`)."""
-ANSWER_SECONDS: Final = 5.0
 DRIVER_SECONDS: Final = 15.0
 """8 GPUs that initialise one after the other take 12 s."""
 LOOK_SECONDS: Final = 1.0
@@ -248,13 +248,12 @@ def _config_findings(plan: NodeValues, settings: Settings, *, before: bool) -> l
 def _ask_agent(path: Path) -> AgentAnswer:
     """Ask the running agent by its socket."""
     try:
-        status, text = call(path, "GET", "/readyz?verbose", ANSWER_SECONDS)
+        return AgentAnswer(str(path), status_at(path).found.node.checks)
     except Unreachable as error:
         reason = error.__cause__
         failure = os.strerror(reason.errno) if isinstance(reason, OSError) and reason.errno else ""
         denied = isinstance(reason, PermissionError)
-        return AgentAnswer(str(path), failure=failure or str(reason), denied=denied)
-    return AgentAnswer(str(path), status, text)
+        return AgentAnswer(str(path), failure=failure or str(reason or error), denied=denied)
 
 
 # What is at hand.
@@ -263,13 +262,13 @@ def _ask_agent(path: Path) -> AgentAnswer:
 class NodeSeen(msgspec.Struct, eq=False):
     """What is at hand of a node, and what was seen there.
 
-    - `agent`: the answer of the agent's readiness page; None: before the first start.
+    - `agent`: the answer of the agent; None: before the first start.
     - `config`: the findings about the settings.
     - `reader`: the account may only read, and is not the agent's.
     - `device_files`: /dev.
-    - `server`: the API server; empty: it is not asked in plain mode, nor for other groups. `asked`:
-      what was found by asking it. `node`: None: there is none, or it was not read. `plugins`: pods
-      of other device plugins for NVIDIA GPUs.
+    - `server`: the API server; empty: it is not asked in plain mode, nor for other groups. `node`:
+      None: there is none, or it was not read. `plugins`: pods of other device plugins for NVIDIA
+      GPUs.
     - `scan`: None: the driver was not asked, or gave none.
     - `repaired`: see `judge_agent`.
     """
@@ -283,7 +282,6 @@ class NodeSeen(msgspec.Struct, eq=False):
     reader: bool = False
     device_files: Path = Path("/dev")
     server: str = ""
-    asked: list[Finding] = msgspec.field(default_factory=list)
     node: NodeSight | None = None
     plugins: tuple[str, ...] = ()
     scan: Scan | None = None
@@ -295,8 +293,6 @@ async def examine(seen: NodeSeen) -> tuple[Finding, ...]:
     """All findings of the chosen groups, in their order. Each look has a deadline of its own."""
     paths, groups = seen.settings.paths, seen.groups
     seen.sockets = plugin_sockets(paths.plugins, paths.kubelet_socket.name)
-    if seen.settings.plain is None and groups & {*FROM_API}:
-        await _ask_cluster(seen)
     findings = [*seen.config]
     for needed_by, find in LOOKS:
         if groups & needed_by:
@@ -314,7 +310,7 @@ async def examine(seen: NodeSeen) -> tuple[Finding, ...]:
     return in_groups(findings, groups)
 
 
-async def _ask_cluster(seen: NodeSeen) -> None:
+async def _ask_cluster(seen: NodeSeen) -> list[Finding]:
     """Ask all questions in one session: the rights of this account, the plugins here, the Node.
 
     What a right is missing for is not asked.
@@ -332,9 +328,11 @@ async def _ask_cluster(seen: NodeSeen) -> None:
             denied = [right for right in asked if not await reader.granted(right)]
             words = {right.words for right in denied}
             if "list pods" not in words:
-                neighbours = await reader.neighbours()
-                seen.plugins = neighbours.plugins
-                pods = map(preflight.right_to_get, neighbours.pods[:1])
+                neighbours = await reader.listed()
+                others = (pod for pod in neighbours if pod.is_other_plugin)
+                seen.plugins = tuple(f"{pod.namespace}/{pod.name}" for pod in others)
+                keys = [(pod.namespace, pod.name) for pod in neighbours[:1]]
+                pods = map(preflight.right_to_get, keys)
                 denied += [right for right in pods if not await reader.granted(right)]
             if "get nodes" not in words:
                 seen.node = await reader.look(settings.sharing.resource, seen.clock)
@@ -350,8 +348,8 @@ async def _ask_cluster(seen: NodeSeen) -> None:
         advice = remedy or "repair the connection or the permissions, and run this again"
         seen.node, seen.plugins = None, ()
         # An agent that runs says itself what it lacks of the API server.
-        found = [Finding("P-NODE", "unknown" if running else "WRONG", seen.server, said, advice)]
-    seen.asked = found
+        return [Finding("P-NODE", "unknown" if running else "WRONG", seen.server, said, advice)]
+    return found
 
 
 # The looks of the table.
@@ -372,9 +370,8 @@ async def _paths(seen: NodeSeen) -> Iterable[Finding]:
     wrong = [finding for finding in below if finding.verdict != "ok"]
     findings = [*made, preflight.judge_path(hook, made=False), *wrong]
     if seen.agent is not None:
-        with contextlib.suppress(
-            StateError
-        ):  # the lines above say what is wrong with the directories
+        # The lines above say what is wrong with the directories.
+        with contextlib.suppress(StateError):
             sizes = directory_sizes(seen.settings.hook_path).items()
             large = [(name, one) for name, one in sizes if one.is_beyond or one.is_closed]
             for name, one in sorted(large, key=lambda each: -each[1].size)[:LARGEST]:
@@ -638,7 +635,11 @@ async def _plugins(seen: NodeSeen) -> Iterable[Finding]:
 
 async def _cluster(seen: NodeSeen) -> Iterable[Finding]:
     """The API server; what HAMi's scheduler reads of the Node, and what the kubelet offers."""
-    settings, node, found = seen.settings, seen.node, seen.asked
+    settings = seen.settings
+    if settings.plain is not None:
+        return []
+    found = await _ask_cluster(seen)
+    node = seen.node
     if node is None:
         return found
     differences: tuple[str, ...] = ()
@@ -682,11 +683,12 @@ LOOKS: Final = (
     # What the driver says is also held against the report that the scheduler reads.
     ({"driver", "scheduler"}, _driver),
     ({"kubelet"}, _kubelet),
+    # Pods of other plugins are read with the Node.
+    ({*FROM_API}, _cluster),
     ({"kubelet", "scheduler"}, _plugins),
     # What the agent says of HAMi-core's files is held against those that are there now.
     ({"library", "agent"}, _library),
     ({"agent"}, _agent),
-    ({"kubelet", "api", "scheduler"}, _cluster),
     ({"paths"}, _paths),
 )
 """The looks, each with the groups that need it. One that lacks what it needs finds nothing."""

@@ -44,8 +44,8 @@ from agent.kube.reader import (
     ClusterReader,
     ClusterSnapshot,
     HeldUse,
+    ListedPod,
     NodeReader,
-    RefusedPod,
 )
 from agent.ports import Clock
 from agent.sandbox.explain.decide import explain_pod
@@ -202,12 +202,7 @@ async def read_pod(
         found = await reader.snapshot(namespace, name)
     except ApiNotFound as missing:
         near = await reader.similar(namespace, name)
-        text = f"there is no pod {cap(name, 256)} in the namespace {where}"
-        if near.elsewhere:
-            text += f"; one is in {', '.join(cap(space, 64) for space in near.elsewhere)}"
-        if near.nearest:
-            text += f"; the nearest names are {', '.join(cap(n, 256) for n in near.nearest)}"
-        text += f"; no other name is known: {near.unread}" if near.unread else ""
+        text = f"there is no pod {cap(name, 256)} in the namespace {where}{near}"
         raise NotThere(text) from missing
     return chosen, await _with_use(session, found)
 
@@ -310,7 +305,7 @@ def _node_lines(explanation: Explanation) -> Iterator[FoldedLine]:
         yield FoldedLine(f"Nodes by reason: {told}", 7, 9)
 
 
-def refused_data(refused: Sequence[RefusedPod]) -> list[Mapping[str, str | None]]:
+def refused_data(refused: Sequence[ListedPod]) -> list[Mapping[str, str | None]]:
     """The refusals for programs."""
     return [
         {
@@ -326,7 +321,7 @@ def refused_data(refused: Sequence[RefusedPod]) -> list[Mapping[str, str | None]
 
 
 def recent_lines(
-    refused: Sequence[RefusedPod], source: str, now: dt.datetime
+    refused: Sequence[ListedPod], source: str, now: dt.datetime
 ) -> Iterator[FoldedLine]:
     """The last refusals, of all in `refused`, for people."""
     if not refused:

@@ -381,10 +381,9 @@ MEMBER: Final = "hami-agent/status.json"
 LARGEST: Final = 8 * 1024 * 1024
 """Bytes of the status in a bundle."""
 LARGEST_ARCHIVE: Final = LARGEST + (1 << 20)
-"""Bytes of a bundle that are read, packed and unpacked: the verb `bundle` writes MEMBER first."""
+"""Bytes of a bundle that are read, packed and unpacked."""
 CHUNK: Final = 4096
 """Packed bytes that are unpacked at once: they are a thousand times as many then, at most."""
-MEMBERS: Final = 100
 FILE: Final = (tarfile.REGTYPE, tarfile.AREGTYPE)
 
 
@@ -426,10 +425,10 @@ def status_in(bundle: Path) -> StatusRead:
 
 
 def _member_of(bundle: Path) -> bytes:
-    """The bytes of MEMBER. Raises Unreachable, OSError, TarError, zlib.error.
+    """The bytes of MEMBER, the first file. Raises Unreachable, OSError, TarError, zlib.error.
 
-    `gzip` and `tarfile` believe an archive that asks for GiB for a name. This reads a bounded part
-    of it, and only plain members, as the verb `bundle` writes them.
+    `gzip` and `tarfile` believe an archive that asks for GiB for a name. This unpacks a bounded
+    part of it, and reads one header.
     """
     unpack, text = zlib.decompressobj(wbits=zlib.MAX_WBITS | 16), bytearray()
     with bundle.open("rb") as file:
@@ -438,21 +437,15 @@ def _member_of(bundle: Path) -> bytes:
             text += unpack.decompress(packed, LARGEST_ARCHIVE - len(text))
             if not packed or unpack.eof or len(text) == LARGEST_ARCHIVE:
                 break
-    at = 0
-    for _ in range(MEMBERS):
-        header = bytes(text[at : at + tarfile.BLOCKSIZE])
-        member = tarfile.TarInfo.frombuf(header, "utf-8", "surrogateescape")
-        at += tarfile.BLOCKSIZE
-        if member.name == MEMBER:
-            break
-        if member.type not in (*FILE, tarfile.DIRTYPE) or member.size < 0:
-            raise tarfile.ReadError("it has a member that `hami-agent bundle` does not write")
-        at += -(-member.size // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE
-    else:
-        raise tarfile.ReadError("it has more members than `hami-agent bundle` writes")
+    header = bytes(text[: tarfile.BLOCKSIZE])
+    member = tarfile.TarInfo.frombuf(header, "utf-8", "surrogateescape")
+    if member.name != MEMBER:
+        raise tarfile.ReadError(
+            "the status is not its first file, as `hami-agent bundle` writes it"
+        )
     if member.type not in FILE or not 0 <= member.size <= LARGEST:
         raise Unreachable(f"{bundle}: {MEMBER} is not a file of at most 8 MiB")
-    return bytes(memoryview(text)[at : at + member.size])
+    return bytes(memoryview(text)[tarfile.BLOCKSIZE :][: member.size])
 
 
 async def _read_node(session: KubeSession, source: str, args: argparse.Namespace) -> StatusRead:

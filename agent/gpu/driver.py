@@ -17,7 +17,6 @@ from agent.errors import DriverError, DriverMissing, GpuError
 from agent.gpu import nvml
 from agent.gpu.nvml import CallFailed, Handle, NvmlLibrary
 from agent.gpu.threads import NO_ANSWER, EventStream, NvmlSession, OpenedSession, SetFailed
-from agent.health.judge import doubtful
 from agent.model import (
     MIB,
     NO_INDEX,
@@ -49,15 +48,12 @@ class Indexes:
     """Names the GPU at an index that does not answer with its UUID.
 
     It outlives sessions: a GPU that is slow at the start of one is the same as before. After the
-    indexes changed, an index names a GPU only once that GPU answered there. Until then an unseen
-    GPU may be at any index that does not answer, and a fault there is assigned to none for certain.
+    indexes changed, an index names a GPU only once that GPU answered there.
     """
 
     def __init__(self) -> None:
         self._uuids: dict[int, GpuUuid] = {}
         self._count: int | None = None
-        self._unseen: set[GpuUuid] = set()
-        """Known before the indexes changed, and not seen since."""
 
     def name(self, index: int) -> str:
         """The UUID at `index` if it is known, else `index N`."""
@@ -72,7 +68,7 @@ class Indexes:
         fits = self._count in {None, count}
         self._count = count
         if not fits:
-            self._forget()
+            self._uuids.clear()
         return fits
 
     def seen(self, uuids: Mapping[int, GpuUuid]) -> bool:
@@ -80,32 +76,8 @@ class Indexes:
         together = {**self._uuids, **uuids}
         fits = all(self._uuids.get(index, uuid) == uuid for index, uuid in uuids.items())
         fits = fits and len(set(together.values())) == len(together)
-        if not fits:
-            self._forget()
-        self._uuids.update(uuids)
-        self._unseen.difference_update(self._uuids.values())
+        self._uuids = together if fits else dict(uuids)
         return fits
-
-    def named(self, faults: Mapping[int, GpuFault]) -> tuple[GpuFault, ...]:
-        """Name the faults, and add one for each GPU that may be at an index without a name.
-
-        An added fault never says that the GPU is lost: at most one of them is.
-        """
-        named = {n: msgspec.structs.replace(faults[n], gpu=self.name(n)) for n in sorted(faults)}
-        nameless = {n: fault for n, fault in named.items() if n not in self._uuids}
-        if not nameless:
-            self._unseen.clear()
-            return tuple(named.values())
-        text = "; ".join(f"it may be {fault.gpu}: {fault.text}" for fault in nameless.values())
-        explained = len(nameless) <= len(self._unseen)
-        return (
-            *(f for n, f in named.items() if f.lost or n in self._uuids or not explained),
-            *(GpuFault(uuid, text, doubtful(nameless.values())) for uuid in sorted(self._unseen)),
-        )
-
-    def _forget(self) -> None:
-        self._unseen.update(self._uuids.values())
-        self._uuids.clear()
 
 
 RELEASED = "it is released: hami-agent recheck takes it back"
@@ -530,7 +502,11 @@ class NvmlDriver:
         self._renewed = self._renewed and not found
         if not self._indexes.seen({index: gpu.uuid for index, gpu in found.items()}):
             self._forget_handles()
-        faults = self._indexes.named(troubled)
+        # What fails at an index of which no GPU has answered yet is nobody's for certain.
+        faults = tuple(
+            msgspec.structs.replace(troubled[index], gpu=self._indexes.name(index))
+            for index in sorted(troubled)
+        )
         self._described |= {gpu.pci for gpu in found.values()}
         # The library lists no GPU whose device file it cannot open: in a container, each GPU that
         # came after the container's start. With a fault, that GPU may be the one that is not

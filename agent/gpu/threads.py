@@ -72,10 +72,8 @@ class GpuThreads:
             async with self._lag.within(self._deadline):
                 while gpu in self._calls and not self._is_stuck(self._calls[gpu]):
                     await asyncio.wait([self._calls[gpu].answer])
-        if (earlier := self._calls.get(gpu)) is not None:
-            if self._is_stuck(earlier):
-                raise TimeoutError(f"an earlier call about {gpu} has not returned")
-            raise TimeoutError(f"earlier calls about {gpu} take too long")
+        if gpu in self._calls:
+            raise TimeoutError(f"an earlier call about {gpu} has not returned")
         seconds = deadline or self._deadline
         answer: asyncio.Future[T] = self._loop.create_future()
         call = _Call(gpu, work, self._lag.clock() + seconds - NOISE, answer)
@@ -241,8 +239,6 @@ class NvmlSession:
         self._begun = 0
         """How many sessions were begun and not ended, which the library counts."""
         self._broken = CLOSED
-        self._left_open = ""
-        """Why the last session could not be ended, as logged; empty: it was ended."""
         self.withheld = ""
         """Why no session may begin; empty: one may."""
 
@@ -360,10 +356,8 @@ class NvmlSession:
         if self._unused is not None:
             return self._unused
         library = self._library
-        if alone and (text := self._end_all()) != self._left_open:
-            self._left_open = text
-            if text:
-                log.info("driver.session_left_open", err=text)
+        if alone and (text := self._end_all()):
+            log.info("driver.session_left_open", err=text)
         nvml.bind(library, self._find(), anew=alone)
         try:
             # It opens no GPU yet: without a persistence daemon, the first handle of each wakes it.

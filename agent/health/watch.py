@@ -140,7 +140,7 @@ _Sort = tuple[EventKind, GpuUuid | None, XidClass | None]
 
 
 class ReportBatcher:
-    """Holds events for `gather` seconds and probes for `coalesce` seconds, then returns them.
+    """Holds reports for `gather` seconds, then returns them.
 
     It keeps the first event of each sort. So a storm is a few events for each GPU, and does not
     displace a more severe one.
@@ -150,7 +150,6 @@ class ReportBatcher:
         self._settings = settings
         self._waiting: dict[Probe | _Sort, DriverEvent | Probe] = {}
         self._reported = asyncio.Event()
-        self._urgent = asyncio.Event()
 
     def note(self, report: DriverEvent | Probe) -> None:
         """Add a report to the next batch. XIDs of the class APPLICATION are ignored."""
@@ -164,17 +163,13 @@ class ReportBatcher:
                 return
             sort = report.kind, report.uuid, kind
         self._waiting.setdefault(sort, report)
-        if isinstance(report, DriverEvent):
-            self._urgent.set()
         self._reported.set()
 
     async def next(self) -> tuple[DriverEvent | Probe, ...]:
         """Wait for reports, then for those that belong to the same verdict; return all."""
         await self._reported.wait()
-        await await_event(self._urgent, self._settings.coalesce)
         await asyncio.sleep(self._settings.gather)
         self._reported.clear()
-        self._urgent.clear()
         reports, self._waiting = tuple(self._waiting.values()), {}
         return reports
 
@@ -183,9 +178,6 @@ class ReportBatcher:
 
 SETTLED: Final = 5.0
 """Seconds that a stream must be open without an error before the agent relies on it."""
-
-OPENING: Final = 15.0
-"""Seconds for the first stream to open, before GPUs count as unmonitored."""
 
 FIRST_RETRY: Final = 0.5
 LAST_RETRY: Final = 30.0
@@ -199,14 +191,13 @@ class EventListener:
     def __init__(self, driver: Driver, take: Callable[[DriverEvent], None]) -> None:
         self._driver = driver
         self._take = take
-        self._begun_at = self._opened_at = loop_time()
+        self._opened_at = 0.0
         self._deaf = ""
         self._wanted = asyncio.Event()
         self._opened = asyncio.Event()
 
     async def run(self) -> None:
         """Receive events for ever, and open the stream again when it ends."""
-        self._begun_at = loop_time()
         self._opened.clear()  # a former run may have left it set
         delay = FIRST_RETRY
         while True:
@@ -223,7 +214,10 @@ class EventListener:
                 delay = FIRST_RETRY
             self._opened.clear()
             self._wanted.clear()
-            self._note_deaf(reason or "no reason given")
+            reason = reason or "no reason given"
+            if not self._deaf:
+                log.warning("driver.events_lost", err=reason)
+            self._deaf = reason
             # An XID that came in between is heard by nobody. The scan and the probes find a GPU
             # that is lost, refused or asks for a reset.
             self._take(DriverEvent(EventKind.CHANGED))
@@ -244,15 +238,9 @@ class EventListener:
         return True
 
     def obstacle(self) -> str:
-        """Why the agent does not receive events; empty if it does.
-
-        During the first OPENING seconds a stream that is not open yet is no obstacle.
-        """
+        """Why the agent does not receive events; empty: it does, or the first stream opens yet."""
         if self._has_settled():
             self._note_heard()
-        began = loop_time() - self._begun_at
-        if not self._deaf and not self._opened.is_set() and began >= OPENING:
-            self._note_deaf("the stream of events does not open")
         return self._deaf
 
     def _has_settled(self) -> bool:
@@ -266,11 +254,6 @@ class EventListener:
         if self._deaf:
             self._deaf = ""
             log.info("driver.events_back")
-
-    def _note_deaf(self, reason: str) -> None:
-        if not self._deaf:
-            log.warning("driver.events_lost", err=reason)
-        self._deaf = reason
 
 
 # Turns driver events and probes into verdicts.

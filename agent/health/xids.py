@@ -355,9 +355,9 @@ class HealthSettings(msgspec.Struct, frozen=True):
     ] = 7200.0
     probe_deadline: float = 2.0
     gather: float = 0.005
-    """How long an event waits for other events of the same failure."""
+    """How long a report waits for others of the same failure."""
     coalesce: float = 0.05
-    """How long a probe waits for others. Changes within this time after a list are one list."""
+    """Changes within this time after a list are one list."""
     xids: Annotated[
         Mapping[int, XidClass],
         Field(

@@ -2,7 +2,6 @@
 
 import datetime as dt
 import difflib
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final, TypeVar
 
@@ -12,7 +11,16 @@ from agent.cluster import HANDSHAKE, MUTEX_LOCK, REGISTER, SCORE
 from agent.errors import MalformedText, cap
 from agent.hami.pod import decode_node_lock, decode_stamp
 from agent.hami.register import ReportProfile, decode_handshake, is_json_form, read_register
-from agent.node.findings import OF_ONE_GPU, Finding, Verdict, When, counted, judged
+from agent.node.findings import (
+    OF_ONE_GPU,
+    Check,
+    Finding,
+    Verdict,
+    When,
+    counted,
+    is_ready,
+    judged,
+)
 from agent.node.preflight import Right
 
 R = TypeVar("R")
@@ -190,9 +198,8 @@ def is_alike(name: str, node: str) -> bool:
     return difflib.SequenceMatcher(None, one, other).ratio() >= LIKENESS
 
 
-# The agent that runs on this node, by its own readiness page, and whether it is alone.
+# The agent that runs on this node, by its own checks.
 
-_LINE: Final = re.compile(r"\[([-+!])\](\S+) (?:ok|(?:failed|degraded): (.*))")
 _CLUSTER: Final = ("P-NODE", "P-RIGHTS", "P-SETTINGS")
 CAUSES: Final[Mapping[str, tuple[str, ...]]] = {
     "state": ("P-PATHS",),
@@ -214,14 +221,13 @@ CAUSES: Final[Mapping[str, tuple[str, ...]]] = {
 
 
 class AgentAnswer(msgspec.Struct, frozen=True):
-    """The answer of `/readyz?verbose` by the agent's socket at `path`.
+    """The checks of the agent that answers at the socket `path`.
 
-    `failure`: why there is none; `denied`: this user may not use the socket.
+    `failure`: why there is no answer; `denied`: this user may not use the socket.
     """
 
     path: str
-    status: int = 0
-    text: str = ""
+    checks: tuple[Check, ...] = ()
     failure: str = ""
     denied: bool = False
 
@@ -232,13 +238,11 @@ def judge_agent(answer: AgentAnswer, repaired: Mapping[str, str]) -> Sequence[Fi
     `repaired`: words of the agent about the host that no longer hold, each with what was seen now:
     the agent looks every 10 s, and one output must not contradict itself.
     """
-    lines = [match for match in map(_LINE.fullmatch, answer.text.splitlines()) if match]
-    is_agent = bool(lines) and answer.status in {200, 503}
+    passed = sum(check.ok for check in answer.checks)
     whole = judged(
         "P-AGENT",
         answer.path,
-        f"the agent is ready; {counted(sum(match[1] == '+' for match in lines), 'check')} of it "
-        "passed",
+        f"the agent is ready; {counted(passed, 'check')} of it passed",
         When(
             answer.denied,
             "unknown",
@@ -252,29 +256,23 @@ def judge_agent(answer: AgentAnswer, repaired: Mapping[str, str]) -> Sequence[Fi
             "start it (systemctl start hami-agent, or look at the DaemonSet's pod of this node), "
             "and give this check the agent's settings (--run-dir)",
         ),
-        When(
-            not is_agent,
-            "WRONG",
-            f"answers {answer.status}, but not as an agent",
-            "give --run-dir of the agent",
-        ),
     )
-    if whole.verdict != "ok":
-        return [whole]
     found = []
-    for sign, name, text in (match.groups() for match in lines if match[1] != "+"):
-        verdict: Verdict = "WRONG" if sign == "-" else "note"
-        said, means = text or "fails", ""
+    for check in answer.checks:
+        if check.ok:
+            continue
+        said, means = check.text or "fails", ""
         advice = "see /readyz?verbose in the runbook, Start here, and the agent's log"
-        if name in {"gpu_health", "cdi"}:
+        if check.name in {"gpu_health", "cdi"}:
             advice = "run `hami-agent status`: it says of each GPU what to do"
-            means = OF_ONE_GPU if verdict == "note" else ""
+            means = "" if check.required else OF_ONE_GPU
         if seen := next((seen for words, seen in repaired.items() if words in said), ""):
             said = f"the agent has not seen yet that {seen}"
             advice = "the agent looks every 10 s: run this check again in 10 s"
-        found.append(Finding("P-AGENT", verdict, name, said, advice, means, CAUSES.get(name, ())))
-    is_ready = all(one.verdict == "note" for one in found)
-    return [*found, *([whole] if is_ready else [])]
+        verdict: Verdict = "WRONG" if check.required else "note"
+        causes = CAUSES.get(check.name, ())
+        found.append(Finding("P-AGENT", verdict, check.name, said, advice, means, causes))
+    return [*found, *([whole] if is_ready(answer.checks) else [])]
 
 
 # What HAMi's scheduler and the kubelet show of this node, as the API server has it.

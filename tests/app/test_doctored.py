@@ -22,7 +22,7 @@ from agent.hami.register import RegisteredGpu, encode_register
 from agent.host.process import SystemClock
 from agent.ledger import SourceFile
 from agent.model import GpuFault, Scan
-from agent.node.findings import ALL_GROUPS, Finding
+from agent.node.findings import ALL_GROUPS, Check, Finding
 from agent.node.scheduling import AgentAnswer
 from agent.sandbox.hardware import described
 from agent.sandbox.lab.child import child_environment
@@ -105,7 +105,7 @@ def wrong(findings: Iterable[Finding]) -> set[str]:
     return {one.check for one in findings if one.verdict == "WRONG"}
 
 
-READY = AgentAnswer("/run/api.sock", 200, "[+]state ok\nreadyz check passed\n")
+READY = AgentAnswer("/run/api.sock", (Check("state", ok=True),))
 """The answer of an agent that is ready."""
 THEIR_POD = {
     "metadata": {
@@ -195,8 +195,9 @@ NO_CDI = "GPU 0 no single CDI specification in /etc/cdi defines nvidia.com/gpu=G
 
 async def test_what_the_agent_saw_before_a_repair_is_not_repeated(tmp_path: Path):
     """One output must not say that a file is there and that it is missing."""
-    page = f"[+]state ok\n[!]offer degraded: {LIBRARY_LOST}\n[!]cdi degraded: {NO_CDI}\n"
-    answer, groups = AgentAnswer("/s", 200, page), frozenset({"agent", "driver", "library"})
+    lost = (("offer", LIBRARY_LOST), ("cdi", NO_CDI))
+    checks = [Check(name, ok=False, text=text, required=False) for name, text in lost]
+    answer, groups = AgentAnswer("/s", tuple(checks)), frozenset({"agent", "driver", "library"})
     (tmp_path / "gpus.yaml").write_text("cdiVersion: 0.5.0\nkind: nvidia.com/gpu\ndevices:\n")
     with (tmp_path / "gpus.yaml").open("a") as file:
         for gpu in described("h100:2").gpus:

@@ -245,13 +245,22 @@ FOUR, FIVE, SIX = (f"sharing: {{splitCount: {count}}}" for count in (4, 5, 6))
 
 async def test_files_at_rest_are_read_every_period_and_say_nothing():
     async with a_room(Ledger()) as (room, written):
-        before, start = len(written.read_at), written.read_at[0]
+        before, start = len(written.read_at), written.read_at[-1]
         with structlog.testing.capture_logs() as logs:
             await asyncio.sleep(100 * PERIOD)
 
     assert 100 == len(written.read_at) - before
     assert {0.0} == {round((at - start) % PERIOD, 3) % PERIOD for at in written.read_at[before:]}
     assert ([], [], []) == (logs, room.told, room.refreshed)
+
+
+async def test_what_changed_while_the_agent_stood_by_is_read_at_once():
+    written = Written(FOUR)
+    room = SettingsRoom(start_of(a_plan("")), look=written.look)
+    async with at_work(room.service.run):
+        await asyncio.sleep(2 * STILL)
+
+    assert 4 == room.split_count
 
 
 async def test_a_change_is_taken_once_two_reads_find_the_same():

@@ -106,21 +106,6 @@ async def test_a_gpu_whose_registration_failed_is_asked_again_by_the_next_scan(d
     assert {0, 1} == library.registered.keys()
 
 
-async def test_a_gpu_that_was_reset_between_two_scans_is_registered_by_its_first_answer(
-    driver, library
-):
-    await driver.scan()
-    async with listening(driver):
-        await until(lambda: library.calls["nvmlDeviceRegisterEvents"] == 2)
-        library.failures["*", 1] = 16
-        assert ProbeOutcome.REFUSED is (await driver.probe(G1)).outcome
-        library.reset(1)
-        for _ in range(2):
-            assert "" == (await driver.probe(G1)).unmonitored
-
-        assert 3 == library.calls["nvmlDeviceRegisterEvents"]
-
-
 async def test_a_gpu_that_was_reset_and_cannot_be_registered_is_told_unheard(driver, library):
     await driver.scan()
     async with listening(driver):
@@ -134,16 +119,6 @@ async def test_a_gpu_that_was_reset_and_cannot_be_registered_is_told_unheard(dri
         del library.failures["nvmlDeviceRegisterEvents", 1]
         await driver.scan()
         assert "" == (await driver.probe(G1)).unmonitored
-
-
-async def test_a_gpu_at_the_index_of_another_that_is_gone_reports_too(driver, library):
-    async with open_stream(driver, library):
-        await driver.scan()
-        library.gpus = [FakeGpu("GPU-2"), FakeGpu("GPU-0")]
-        library.registered.clear()
-        await driver.scan()
-
-    assert {0, 1} == library.registered.keys()
 
 
 async def test_a_gpu_whose_name_is_no_text_ends_neither_stream_nor_thread(

@@ -5,7 +5,6 @@ import contextlib
 import itertools
 
 import pytest
-import structlog
 
 from agent.errors import AgentError, DriverError, DriverMissing
 from agent.gpu.driver import NvmlDriver
@@ -57,15 +56,6 @@ async def test_an_error_of_the_whole_driver_names_it(driver, library):
     library.failures["nvmlDeviceGetCount", None] = 999
     with pytest.raises(DriverError, match="answers with an error: error 999"):
         await driver.scan()
-
-
-async def test_close_leaves_the_library_alone_while_a_thread_is_in_it(driver, library):
-    await driver.scan()
-    library.hanging.add(("*", 0))
-    await driver.scan()
-    await driver.close()
-
-    assert 0 == library.calls["nvmlShutdown"]
 
 
 async def test_close_leaves_a_driver_that_hangs_in_each_step(library, tmp_path, monkeypatch):
@@ -190,22 +180,6 @@ async def test_all_who_wait_share_one_beginning(driver, library):
     assert 1 == library.calls["nvmlInit"]
 
 
-async def test_who_comes_as_the_session_has_just_begun_uses_it(library, tmp_path):
-    for turns in range(240):  # which of them meets the moment is chance
-        driver = NvmlDriver(library, sys_root=tmp_path)
-
-        async def ask(uuid: GpuUuid, driver=driver, turns=turns) -> None:
-            for _ in range(turns % 20):
-                await asyncio.sleep(0)
-            assert ProbeOutcome.PASSED is (await driver.probe(uuid)).outcome
-
-        async with asyncio.TaskGroup() as tasks:
-            for uuid in UUIDS:
-                tasks.create_task(ask(uuid))
-            tasks.create_task(driver.scan())
-        await driver.close()
-
-
 async def test_a_beginning_that_failed_while_nobody_waited_is_tried_again(driver, library):
     library.hanging.add(("nvmlInit", None))
     library.failures["nvmlInit", None] = 9
@@ -218,24 +192,6 @@ async def test_a_beginning_that_failed_while_nobody_waited_is_tried_again(driver
 
     assert 3 == len((await driver.scan()).gpus)
     assert 2 == library.calls["nvmlInit"]
-
-
-async def test_a_session_that_cannot_be_ended_for_long_is_told_once_for_each_reason(
-    driver, library
-):
-    with structlog.testing.capture_logs() as lines:
-        for shutdown in (999, 999, 999, None, 999):
-            await driver.scan()
-            library.failures["nvmlDeviceGetCount", None] = ENDED
-            if shutdown is not None:
-                library.failures["nvmlShutdown", None] = shutdown
-            with pytest.raises(DriverError, match="session"):
-                await driver.scan()
-            del library.failures["nvmlDeviceGetCount", None]
-            await driver.scan()
-            library.failures.clear()
-
-    assert 2 == [line["event"] for line in lines].count("driver.session_left_open")
 
 
 async def test_no_order_of_questions_and_ends_makes_a_call_meet_a_shutdown(library, tmp_path):

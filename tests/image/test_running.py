@@ -43,7 +43,6 @@ def test_every_claim_of_the_sandbox_holds_inside(bundle: Bundle, uid: int | None
     played = bundle.run("sandbox", writable=["/tmp"], uid=uid)  # noqa: S108 -- inside the container
 
     assert 0 == played.returncode, played.stdout + played.stderr
-    assert "kube.lazy_import_failed" not in played.stdout + played.stderr
 
 
 def test_a_stop_is_heeded_though_the_agent_is_the_first_process(bundle: Bundle):

@@ -317,15 +317,6 @@ def test_what_cannot_be_used_has_its_exit_code_and_is_named(
 
 # Doors in whose way something lies: each opens by itself, as soon as it can.
 
-CALL = [
-    (":method", "POST"),
-    (":scheme", "http"),
-    (":path", "/v1beta1.DevicePlugin/Allocate"),
-    (":authority", "localhost"),
-    ("te", "trailers"),
-    ("content-type", "application/grpc"),
-]
-
 
 async def test_in_a_directory_that_everybody_may_write_nothing_is_served_until_it_is_mended():
     async with open_cluster(options()) as cluster:

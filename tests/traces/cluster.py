@@ -8,7 +8,7 @@ import copy
 import dataclasses
 from collections.abc import AsyncIterator, Mapping
 
-from agent.cluster import MUTEX_LOCK, NodeChange, NodeView, PodChange, PodList, PodUid, PodView
+from agent.cluster import MUTEX_LOCK, NodeView, PodChange, PodList, PodUid, PodView
 from agent.errors import ApiInvalid, ApiNotFound
 from agent.kube.objects import decode_node, decode_pod
 from tests.traces.trace import RESOURCE, Json, Notes, PodEvent, TracedNodeEvent
@@ -165,14 +165,13 @@ class TracedApi:
         self._pods_lag = pods_lag
         self._node_lag = node_lag
 
-    async def watch_node(self) -> AsyncIterator[NodeChange]:
+    async def watch_node(self) -> AsyncIterator[NodeView | None]:
         await asyncio.sleep(2 * TRIP)
-        yield NodeChange(opened=True)
         node, version = self._cluster.node, self._cluster.version
         await asyncio.sleep(self._node_lag)
-        yield NodeChange(decode_node(node))
+        yield decode_node(node)
         async for frame in self._cluster.follow("node", version, self._node_lag):
-            yield NodeChange(decode_node(frame.obj))
+            yield decode_node(frame.obj)
 
     async def get_node(self) -> NodeView | None:
         async with _Request(self._cluster, "get_node"):

@@ -408,7 +408,9 @@ def test_other_extended_resources_are_kept_because_ours_may_get_another_name():
 
 
 def test_an_empty_list_may_have_null_for_items():
-    assert () == read_page(b'{"metadata":{"resourceVersion":"7"},"items":null}').items
+    _, items = read_page(b'{"metadata":{"resourceVersion":"7"},"items":null}')
+
+    assert () == items
 
 
 # Kubernetes quantities.

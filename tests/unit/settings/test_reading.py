@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -158,17 +159,46 @@ def test_hamis_files_are_named_by_each_source(tmp_path, monkeypatch, own, enviro
         ("d", b"[{x: y\x00\xff" * 120_000, "d: is larger than"),
         ("n", b"[{x: y\x00\xff" * 140_000, "n: is larger than"),
         ("d", b"[{x: y\x00\xff", "d:1: is not UTF-8"),
-        (300 * "x", None, "File name too long"),
+        (300 * "x", None, "File name too long; check the path and its rights"),
+        ("/proc/self/mem", None, "/proc/self/mem: cannot be read: Input/output error"),
+        ("loop", None, "loop: cannot be read: Too many levels"),
+        ("here", None, "here: cannot be read: Is a directory"),
+        ("pipe", None, "pipe: is a pipe, which may block for ever; name a regular file"),
     ],
 )
 def test_a_file_that_cannot_be_read_is_refused_with_the_reason(tmp_path, file, content, says):
     path = tmp_path / file
+    (tmp_path / "here").mkdir()
+    (tmp_path / "loop").symlink_to("loop")
+    os.mkfifo(tmp_path / "pipe")
     if content is not None:
         path.write_bytes(content)
     flags = {"d": {"--device-config": str(path)}, "n": {"--nodeconfig": str(path)}}
     with pytest.raises(SettingsError) as caught:
         load(Sources(path if file not in flags else None, {}, flags.get(file, {})))
     assert says in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda path: None, None),
+        (Path.mkdir, None),
+        (lambda path: path.symlink_to(path), None),
+        (lambda path: path.write_text(BAD), ":1:23: sharing.splitCount"),
+        (lambda path: path.symlink_to("/proc/self/mem"), ": cannot be read: Input/output error"),
+    ],
+)
+def test_the_default_file_may_be_missing_and_may_not_be_bad(sources, tmp_path, make, says):
+    path = tmp_path / "own.yaml"
+    path.unlink()
+    make(path)
+    found = look(sources)
+
+    if says is None:
+        assert 10 == split_count(found)
+    else:
+        assert f"{path}{says}" in str(found.refusal)
 
 
 # What a start goes by: the sources, else the last good copy of them, else nothing at all.

@@ -205,6 +205,8 @@ DEVICES = [
 ]
 NODES = [
     ('{"name":1}', "24: nodeconfig[0].name: text is expected, not `1`"),
+    ('{"devicememoryscaling":NaN}', "39: NaN is not a JSON value"),
+    ('{"filterdevices":{"uuid":[1]}}', "42: nodeconfig[0].filterdevices.uuid[0]: text is expected"),
     ('{"devicememoryscaling":"2"}', "39: nodeconfig[0].devicememoryscaling: a number is expected"),
     ('{"devicecorescaling":true}', "37: nodeconfig[0].devicecorescaling: a number is expected"),
     ('{"devicecorescaling":1e999}', "37: nodeconfig[0].devicecorescaling: a number is expected"),
@@ -242,11 +244,6 @@ OTHERS = [
             ("NODE_NAME", "a\udcff", "node.name: expected text of UTF-8"),
             ("CONFIG_FILE", "/a\0b", "files.deviceConfig: expected text of"),
             ("DEVICE_LIST_STRATEGY", "x", "allocation.deviceListStrategy: expected one or more"),
-            (
-                "DEVICE_DISCOVERY_STRATEGY",
-                "tegra",
-                "no other value works here: expected auto or nvml, found",
-            ),
             ("HAMI_AGENT_HEALTH_XIDS", "94", "health.xids: expected XID=CLASS"),
             ("HAMI_AGENT_HEALTH_XIDS", "65536=fatal", "health.xids: expected XID=CLASS"),
             ("HAMI_AGENT_HEALTH_XIDS", "4=fatal,4=contained", "health.xids: expected one class "),
@@ -255,6 +252,22 @@ OTHERS = [
     (
         {"environ": {"HAMI_AGENT_SERVICE_HOST": "10.0.0.7", "HAMI_AGENT_SIMULATE": "h100:8"}},
         "env HAMI_AGENT_SIMULATE: unknown setting; a variable",
+    ),
+    *(
+        (
+            {source: {name: value}},
+            f"{'env ' * (source == 'environ')}{name}: no other value works here: {says}",
+        )
+        for variable, flag, value, says in [
+            ("IMEX_REQUIRED", "--imex-required", "true", "expected false, found 'true'"),
+            (
+                "DEVICE_DISCOVERY_STRATEGY",
+                "--device-discovery-strategy",
+                "tegra",
+                "expected auto or nvml, found 'tegra'",
+            ),
+        ]
+        for source, name in (("environ", variable), ("flags", flag))
     ),
     ({"flags": {"--device-list-strategy": ""}}, "--device-list-strategy: allocation.deviceListS"),
     ({"flags": {"--state-dir": "/a\udcff"}}, "--state-dir: paths.state: expected text of UTF-8"),
