@@ -191,16 +191,6 @@ async def test_a_change_of_health_reaches_every_stream(tmp_path: Path):
         assert [{"Unhealthy"}] * 2 == [health(await next_of(stream)) for stream in streams]
 
 
-async def test_numa_node_0_is_sent_and_an_unknown_one_is_left_out(tmp_path: Path):
-    groups = (a_group(0, slices=1, numa=0), a_group(1, slices=1, numa=None))
-    async with a_plugin(tmp_path, a_list(1, *groups, a_group(2, slices=1, numa=-1))) as (_, plugin):
-        zero, unknown, minus_one = (await next_of(plugin.lists())).devices
-
-        assert [0] == [node.ID for node in zero.topology.nodes]
-        assert not unknown.HasField("topology")
-        assert not minus_one.HasField("topology")
-
-
 async def test_a_new_generation_with_the_same_slices_sends_nothing(tmp_path: Path):
     async with a_plugin(tmp_path, a_list(1, a_group())) as (door, plugin):
         stream = plugin.lists()

@@ -40,6 +40,8 @@ async def test_the_answer_is_equal_and_the_directory_is_left_as_it_is():
 async def test_the_row_takes_the_ids_and_the_epoch_of_the_new_kubelet():
     async with a_desk() as desk:
         await answered(desk, placed(1))
+        booked = msgspec.structs.replace(desk.ledger.rows[0], confirmed=True)
+        await desk.state.commit(lambda ledger: ledger.put(booked))
         await asyncio.sleep(90)
 
         await desk.service.allocate(ids(9))

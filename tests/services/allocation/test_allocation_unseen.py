@@ -1,6 +1,7 @@
 """A pod that our watch has not shown yet is never taken for one that waits for its old answer."""
 
 import asyncio
+import contextlib
 
 import msgspec
 import pytest
@@ -152,19 +153,27 @@ async def test_the_lock_of_a_pod_whose_name_can_return_goes_behind_the_patch_wit
         assert (("", [lock]) if pod is NEW else (lock, [])) == (settle.lock, released)
 
 
-async def test_a_call_of_the_kubelet_before_uses_up_no_pod_of_the_next():
-    """It is cut off while the agent waits, and the next kubelet admits the same pod."""
+@pytest.mark.parametrize("is_refused", [False, True], ids=["it is cut off", "it is refused"])
+async def test_a_call_of_the_kubelet_before_uses_up_no_pod_of_the_next(is_refused):
+    """It ends while the agent waits, and the next kubelet admits the same pod."""
     pod = placed(1, reusable_name=True)
     async with a_desk() as desk, asyncio.TaskGroup() as group:
         desk.bind(pod)
-        desk.witness.admit(pod)
-        desk.silent = asyncio.Event()
-        first = group.create_task(desk.service.allocate(ids(1)))
+        silence = desk.silent = asyncio.Event()
+        desk.names[pod.key] = ApiError("away")
+
+        async def ask() -> None:
+            with contextlib.suppress(Refusal):
+                await desk.service.allocate(ids(1))
+
+        first = group.create_task(ask())
         await asyncio.sleep(0.05)
         desk.epoch = KubeletEpoch(8, desk.epoch.ctime_ns)
-        first.cancel()
+        if not is_refused:
+            first.cancel()
+        silence.set()
         await asyncio.wait([first])
-        desk.silent.set()
+        desk.names.clear()
 
         await desk.service.allocate(ids(2))
 
