@@ -124,10 +124,9 @@ class GpuProber:
         try:
             async with Lag().within(self._deadline):
                 probe = await self._driver.probe(uuid)
-        except TimeoutError:
-            return Probe(uuid, ProbeOutcome.SILENT, f"no answer within {self._deadline:g} s")
-        except (DriverError, GpuError) as error:
-            return Probe(uuid, ProbeOutcome.SILENT, cap(str(error)))
+        except (TimeoutError, DriverError, GpuError) as error:
+            text = cap(str(error)) or f"no answer within {self._deadline:g} s"
+            return Probe(uuid, ProbeOutcome.SILENT, text)
         if probe.outcome is ProbeOutcome.PASSED and (obstacle := self._obstacle()):
             return msgspec.structs.replace(probe, unmonitored=obstacle)
         return probe
@@ -426,11 +425,10 @@ class HealthWatch:
         try:
             async with asyncio.timeout(RELEASE_DEADLINE):
                 await self._driver.release(uuids, everything=name == ALL)
-        except (DriverError, GpuError) as error:
-            obstacle = cap(str(error))
-        except TimeoutError:
+        except (TimeoutError, DriverError, GpuError) as error:
             # It counts as released all the same: no new container gets it.
-            obstacle = f"the driver has not released it within {RELEASE_DEADLINE:g} s"
+            late = f"the driver has not released it within {RELEASE_DEADLINE:g} s"
+            obstacle = cap(str(error)) or late
         self._listener.reopen()  # the others' events were lost with the session
         return GpuRelease(uuids, obstacle=obstacle)
 
