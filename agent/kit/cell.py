@@ -16,8 +16,10 @@ class Cell(Generic[T]):
 
     def __init__(self, value: T) -> None:
         self._value = value
-        self.changed = asyncio.Event()
-        """Set by the next change, which puts another event in its place."""
+        self.version = 0
+        """How often the value has changed."""
+        self.waiting: dict[asyncio.Event, None] = {}
+        """The events of those who wait for a change, in their order: for News alone."""
 
     @property
     def value(self) -> T:
@@ -29,8 +31,9 @@ class Cell(Generic[T]):
         if value == self._value:
             return False
         self._value = value
-        changed, self.changed = self.changed, asyncio.Event()
-        changed.set()
+        self.version += 1
+        for event in self.waiting:
+            event.set()
         return True
 
     def follow(self) -> AsyncIterator[T]:
@@ -39,8 +42,9 @@ class Cell(Generic[T]):
 
     async def until(self, predicate: Callable[[T], bool]) -> T:
         """Wait for the first value for which `predicate` holds; the present one counts."""
+        news = News(self)
         while not predicate(value := self._value):
-            await self.changed.wait()
+            await news.wait()
         return value
 
 
@@ -49,15 +53,16 @@ class _Follower(Generic[T]):
 
     def __init__(self, cell: Cell[T]) -> None:
         self._cell = cell
-        self._changed: asyncio.Event | None = None
+        self._news: News | None = None
 
     def __aiter__(self) -> AsyncIterator[T]:
         return self
 
     async def __anext__(self) -> T:
-        if self._changed is not None:
-            await self._changed.wait()
-        self._changed = self._cell.changed
+        if self._news is None:
+            self._news = News(self._cell)
+        else:
+            await self._news.wait()
         return self._cell.value
 
 
@@ -66,21 +71,26 @@ class News:
 
     def __init__(self, *cells: Cell[Any]) -> None:
         self._cells = cells
-        self._changed = [cell.changed for cell in cells]
+        self._seen = [cell.version for cell in cells]
 
     async def wait(self, within: float | None = None) -> bool:
         """Wait until a cell has changed since the end of the last wait, or since the start.
 
         False: none did within `within` seconds.
         """
+        # No task waits for each cell: its turns of the loop would let everybody else run first, and
+        # the kubelet must hear of a lost GPU before the report and the Events are made.
+        event = asyncio.Event()
+        for cell in self._cells:
+            cell.waiting[event] = None
         try:
-            async with asyncio.timeout(within), asyncio.TaskGroup() as group:
-                if not any(changed.is_set() for changed in self._changed):
-                    tasks = [group.create_task(changed.wait()) for changed in self._changed]
-                    await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-                    for task in tasks:
-                        task.cancel()
+            if self._seen == [cell.version for cell in self._cells]:
+                async with asyncio.timeout(within):
+                    await event.wait()
         except TimeoutError:
             return False
-        self._changed = [cell.changed for cell in self._cells]
+        finally:
+            for cell in self._cells:
+                del cell.waiting[event]
+        self._seen = [cell.version for cell in self._cells]
         return True
