@@ -271,6 +271,17 @@ async def test_a_kubelet_that_takes_up_its_pods_asks_in_their_order():
         assert "a" == await pod.ask()
 
 
+async def test_what_one_kubelet_began_with_says_nothing_of_the_next_whose_start_nobody_saw():
+    async with a_pod_with_dead_containers() as pod:
+        pod.desk.containers.pods = frozenset()
+        pod.desk.epoch = KubeletEpoch(8, NEXT_EPOCH.ctime_ns)
+        pod.say(started_at=NOON - HOUR)
+        await asyncio.sleep(0.1)
+        pod.desk.kubelet_epoch = KubeletEpoch(9, NEXT_EPOCH.ctime_ns)  # without a list stream
+
+        assert UNKNOWN == await pod.ask()
+
+
 @pytest.mark.parametrize("alive", [True, False])
 @pytest.mark.parametrize("first", ["a", "b"])
 async def test_of_a_pod_that_was_not_dead_when_the_kubelet_started_only_a_living_one_tells(
