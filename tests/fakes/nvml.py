@@ -116,8 +116,6 @@ class FakeNvml:
         self._released = threading.Event()
         self._cells = [ctypes.c_int(index) for index in range(64)]
         self._events: queue.Queue[NvmlAnswer | int] = queue.Queue()
-        self.latency = 0.0
-        """Seconds that a call takes."""
         self._lock = threading.Lock()
         self._ending = 0
         self.inside = 0
@@ -252,9 +250,6 @@ class FakeNvml:
         with self._lock:
             self.calls[call] += 1
             self.undefined += bool(self._ending and call != "nvmlShutdown")
-        if self.latency and call != "nvmlShutdown":
-            with self._visit():
-                threading.Event().wait(self.latency)
         for key in ((call, index), (call, None), ("*", index)):
             if key in self.hanging:
                 with self._visit():

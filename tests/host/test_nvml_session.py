@@ -2,14 +2,12 @@
 
 import asyncio
 import contextlib
-import itertools
 
 import pytest
 
-from agent.errors import AgentError, DriverError, DriverMissing
+from agent.errors import DriverError, DriverMissing
 from agent.gpu.driver import NvmlDriver
 from agent.model import GpuUuid, ProbeOutcome
-from tests.fakes.chance import Seeded
 from tests.fakes.nvml import FakeGpu, FakeNvml, until
 
 pytestmark = pytest.mark.looptime(False)
@@ -192,39 +190,3 @@ async def test_a_beginning_that_failed_while_nobody_waited_is_tried_again(driver
 
     assert 3 == len((await driver.scan()).gpus)
     assert 2 == library.calls["nvmlInit"]
-
-
-async def test_no_order_of_questions_and_ends_makes_a_call_meet_a_shutdown(library, tmp_path):
-    driver, chance = NvmlDriver(library, sys_root=tmp_path, deadline=5), Seeded(7)
-    library.latency = 0.0005
-
-    async def ask(question) -> None:
-        with contextlib.suppress(AgentError, TimeoutError):
-            async with asyncio.timeout(chance.choice((0.005, 0.02, 1.0))):
-                await question()
-
-    async def listen() -> None:
-        while True:
-            with contextlib.suppress(DriverError):
-                async for _ in driver.events():
-                    pass
-            await asyncio.sleep(0.001)
-
-    async with asyncio.TaskGroup() as tasks:
-        listener = tasks.create_task(listen())
-        async with asyncio.TaskGroup() as questions:
-            for turn in itertools.count():
-                if turn >= 300 and library.calls["nvmlShutdown"] > 3:  # later on a busy machine
-                    break
-                gpu = chance.choice(UUIDS)
-                questions.create_task(ask(driver.scan))
-                questions.create_task(ask(lambda gpu=gpu: driver.probe(gpu)))
-                library.failures.clear()
-                if not turn % 5:
-                    library.failures["nvmlDeviceGetName", chance.randrange(3)] = ENDED
-                await asyncio.sleep(chance.random() / 200)
-        listener.cancel()
-        library.failures.clear()
-    await driver.close()
-
-    assert (0, 0) == (library.undefined, library.open)
