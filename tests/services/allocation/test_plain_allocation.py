@@ -14,7 +14,7 @@ from agent.kit.turns import BEGUN, CLOSE
 from agent.ledger import ContainerEdits, Holder
 from agent.model import Inventory
 from agent.reconcile import PERIOD, QUIET
-from tests.builders import NOON, a_row
+from tests.builders import NOON, a_row, a_shared_gpu, an_inventory
 from tests.services.allocation.plain_node import a_node
 from tests.unit.core.allocation.plain_scene import EPOCH, HOLDER, NEXT, a_plain_row, ids
 
@@ -166,6 +166,13 @@ async def test_the_same_ids_from_the_next_kubelet_get_another_directory_and_the_
         assert directory(first) != directory(second)
         assert {directory(second)} == node.directories() == node.hooks.names
         assert {("ok", ""): 2} == node.results
+
+
+async def test_a_slice_that_is_held_is_given_again_although_the_split_count_was_lowered():
+    async with a_node(a_plain_row(slice_ids=ids(9))) as node:
+        node.inventory.set(an_inventory(gpus=[a_shared_gpu(split_count=1)]))
+
+        assert directory(await node.service.allocate(ids(9)))
 
 
 async def test_what_cannot_be_given_leaves_nothing_behind():
