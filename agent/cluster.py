@@ -311,12 +311,15 @@ class NodeCondition(msgspec.Struct, frozen=True):
 
 # Label selectors in kubectl's grammar: `gpu=h100,zone in (a, b),!spot`.
 
-_KEY: Final = r"(?:[A-Za-z0-9][-A-Za-z0-9_.]*/)?[A-Za-z0-9](?:[-A-Za-z0-9_.]*[A-Za-z0-9])?"
-_VALUE: Final = r"(?:[A-Za-z0-9](?:[-A-Za-z0-9_.]*[A-Za-z0-9])?)?"
+_NAME: Final = r"[A-Za-z0-9](?:[-A-Za-z0-9_.]*[A-Za-z0-9])?"
+_KEY: Final = rf"(?:[A-Za-z0-9][-A-Za-z0-9_.]*/)?{_NAME}"
+_VALUE: Final = rf"(?:{_NAME})?"
+# No two runs of space may meet where a value is left out: to divide many spaces between them in
+# every way takes time by the square of their number.
 _REQUIREMENT: Final = re.compile(
     rf"\s*(?:!\s*(?P<absent>{_KEY})"
     rf"|(?P<key>{_KEY})(?:\s+(?P<set>in|notin)\s*\((?P<values>[^()]*)\)"
-    rf"|\s*(?P<sign>==?|!=)\s*(?P<value>{_VALUE}))?)\s*(?P<more>,|\Z)"
+    rf"|\s*(?P<sign>==?|!=)(?:\s*(?P<value>{_NAME}))?)?)\s*(?P<more>,|\Z)"
 )
 
 
@@ -372,7 +375,7 @@ def parse_selector(text: str) -> Selector:
         for value in values:
             if not re.fullmatch(_VALUE, value):
                 raise MalformedText(f"{cap(value, 64)!r} is not a valid label value")
-        values = (match["value"],) if match["sign"] else values
+        values = (match["value"] or "",) if match["sign"] else values
         wanted = not match["absent"] and match["set"] != "notin" and match["sign"] != "!="
         requirements.append(Requirement(match["key"] or match["absent"], values, wanted))
         start, more = match.end(), match["more"]

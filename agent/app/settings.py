@@ -37,6 +37,8 @@ STILL: Final = 0.2
 
 Otherwise the next PERIOD tries it again.
 """
+TRIES: Final = 4
+"""A file that changes at every read is taken as it is at this try."""
 RETRY: Final = 30.0
 """Seconds until a failed write of the copy is tried again."""
 LABELS: Final = 2.0
@@ -99,6 +101,7 @@ class SettingsService:
         self._facts = NodeFacts(settings.node)
         self.values = self._plan.resolve(self._facts)
         self._read: SourcesRead | None = None
+        self._tries = 0
         self._unread: SettingsError | None = None
         self._unfit: SettingsError | None = None
         self._stored: LastGood | None = None
@@ -154,11 +157,19 @@ class SettingsService:
             look, good = self._outside.look, self._plan.sources
             before, self._read = self._read, await look(self._read, good)
             read = self._read
-            # Whoever writes a file may be half way. A request does not wait for the rest.
-            if not asked and read is not before:
-                is_asked = await await_event(self._outside.asked, STILL)
-                if is_asked or await look(read, good) is not read:
-                    return
+            # Whoever writes a file may be half way. A request does not wait for the rest, and what
+            # changes at every read is taken in the end: it would wait for ever.
+            is_whole = (
+                asked
+                or read is before
+                or not (
+                    await await_event(self._outside.asked, STILL)
+                    or await look(read, good) is not read
+                )
+            )
+            self._tries = 0 if is_whole else (self._tries + 1) % TRIES
+            if self._tries:
+                return
             if read.refusal is not None:
                 self.reject(read.refusal, asked=asked)
             elif read.sources == self._plan.sources:

@@ -36,6 +36,8 @@ DEADLINE: Final = 30.0
 MAX_COPY: Final = 4 * 1024 * 1024
 """Bytes: the largest files, in base64, and the labels."""
 
+_UNANSWERED = f"was not read within {DEADLINE:g} s; check the file system that it is on"
+
 
 class SourcesRead(msgspec.Struct, frozen=True):
     """The result of one read of the sources.
@@ -74,10 +76,13 @@ async def look(
         async with asyncio.timeout(DEADLINE):
             return await offload.call(_read, sources, last, good or Sources(), begun)
     except TimeoutError:
-        if last is not None and not begun:  # the thread still waits for the file of an earlier read
-            return last
         path, current = [(sources.file or DEFAULT_FILE, sources), *begun.items()][-1]
-        return SourcesRead(current, refusal=_unanswered(path))
+        refusal = _unanswered(path)
+        # If none was begun, the thread still waits for something else, perhaps the file of `last`.
+        known = str(refusal) if begun else _UNANSWERED
+        if last is not None and str(last.refusal).endswith(known):
+            return last
+        return SourcesRead(current, refusal=refusal)
 
 
 def _read(
@@ -107,7 +112,7 @@ def _read(
             for one, limit in zip(named, (MAX_YAML, MAX_JSON), strict=True)
         ]
         current = msgspec.structs.replace(current, device_config=files[0], node_config=files[1])
-        if last is not None and last.sources == current:
+        if last is not None and last.refusal is None and last.sources == current:
             return last
         for old, new in (
             (good.own, current.own),
@@ -115,13 +120,13 @@ def _read(
             (good.node_config, current.node_config),
         ):
             if old is not None and new is None and Path(old.name) in begun:
-                refusal = SettingsError(
+                raise SettingsError(  # noqa: TRY301 -- judged below as any other
                     f"{old.name}: was removed; the agent keeps its settings until it is back; "
                     "to go on without it, restart the agent"
                 )
-                return SourcesRead(current, refusal=refusal, named=named)
         return SourcesRead(current, make_plan(current), named=named)
     except SettingsError as error:
+        # What was read may be less than all: only the same refusal again is no news.
         if last is not None and (last.sources, str(last.refusal)) == (current, str(error)):
             return last
         return SourcesRead(current, refusal=error, named=named)
@@ -221,8 +226,7 @@ def last_good(sources: Sources, node: NodeFacts) -> LastGood:
 
 
 def _unanswered(path: Path) -> SettingsError:
-    text = f"was not read within {DEADLINE:g} s; check the file system that it is on"
-    return SettingsError(f"{path}: {text}")
+    return SettingsError(f"{path}: {_UNANSWERED}")
 
 
 def _both(refusal: SettingsError, file: Path, error: AgentError) -> SettingsError:

@@ -8,15 +8,17 @@ from collections.abc import AsyncIterator
 import pytest
 import structlog
 
-from agent.app.settings import PERIOD, QUIET, STILL
+from agent.app.settings import PERIOD, QUIET, STILL, TRIES
 from agent.errors import SettingsError
 from agent.kubelet.door import PREFERENCE_FOLLOWED
 from agent.ledger import LastGood, Ledger, SourceFile
 from agent.model import Scan
+from agent.settings import reading
 from agent.settings.reading import SourcesRead
 from agent.settings.sources import Sources
 from tests.app.settings_room import SettingsRoom, a_plan, start_of
 from tests.builders import a_gpu, a_row
+from tests.fakes.offload import Blocked, Inline
 from tests.services.at_work import at_work
 from tests.unit.core.allocation.plain_scene import a_plain_row
 
@@ -238,6 +240,29 @@ def test_last_good_settings_stand_in_for_ones_too_large_unless_the_rows_refuse_t
     assert stands_in == (NEW == name_of(room))
 
 
+@pytest.mark.parametrize("asked", [False, True])
+async def test_a_thread_that_never_comes_to_the_files_is_told_and_is_not_called_unchanged(
+    *, asked: bool
+):
+    thread: list[Inline] = [Inline()]
+
+    async def look(last: SourcesRead | None, good: Sources) -> SourcesRead:
+        return await reading.look(Sources(), thread[0], last, good)
+
+    room = SettingsRoom(await look(None, Sources()), look=look)
+    await room.service.read()
+    thread[0] = Blocked()
+    with structlog.testing.capture_logs() as logs:
+        await room.service.read(asked=asked)
+        await room.service.read(asked=asked)
+
+    assert ["config.rejected"] * (1 + asked) == [line["event"] for line in logs]
+    assert "was not read within 30 s" in room.service.trouble
+    thread[0] = Inline()
+    await room.service.read()
+    assert ("", 1) == (room.service.trouble, len(room.told))
+
+
 # Files are read every five seconds, at once on demand, and what is half written is not taken.
 
 FOUR, FIVE, SIX = (f"sharing: {{splitCount: {count}}}" for count in (4, 5, 6))
@@ -272,6 +297,19 @@ async def test_a_change_is_taken_once_two_reads_find_the_same():
 
         assert ([6], []) == (room.refreshed, room.told)
         assert pytest.approx(STILL) == written.read_at[-1] - written.read_at[-2]
+
+
+async def test_files_that_change_at_every_read_are_taken_after_some_periods():
+    async with a_room(Ledger()) as (room, written):
+        written.drafts = [f"sharing: {{splitCount: {count}}}" for count in range(11, 99)]
+        await asyncio.sleep((TRIES - 1) * PERIOD)
+        assert ([], []) == (room.refreshed, room.told)
+        await asyncio.sleep(PERIOD)
+        assert ([17], "") == (room.refreshed, room.service.trouble)
+        await asyncio.sleep((TRIES - 1) * PERIOD)
+        assert [17] == room.refreshed, "each is given as long to come to rest"
+        await asyncio.sleep(PERIOD)
+        assert [17, 25] == room.refreshed
 
 
 @pytest.mark.parametrize("drafts", [[], [FOUR]], ids=["at rest", "half written"])

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from agent.errors import SettingsError
+from agent.host.files import read_file
 from agent.ledger import LastGood, SourceFile
 from agent.settings import reading
 from agent.settings.reading import COPY, SourcesRead, last_good, recalled
@@ -122,7 +123,65 @@ async def test_a_file_that_does_not_answer_is_refused_by_its_name(
 
     assert f"{tmp_path}/{name}: was not read within 30 s; check the" in str(found.refusal)
     assert reading.DEADLINE == asyncio.get_running_loop().time() - began
+    again = await reading.look(Sources(None, {}, flags), Hanging(name, monkeypatch), found)
+    assert found is again, "it was told"
     assert found is await reading.look(Sources(None, {}, flags), Blocked(), found)
+
+
+@pytest.mark.parametrize("bad", [False, True], ids=["good before", "refused before"])
+async def test_a_thread_that_hangs_elsewhere_lets_no_change_go_unread_in_silence(
+    sources, tmp_path, *, bad: bool
+):
+    if bad:
+        (tmp_path / "own.yaml").write_text(BAD)
+    last = await reading.look(sources, Inline())
+
+    found = await reading.look(sources, Blocked(), last)
+
+    assert f"{tmp_path}/own.yaml: was not read within 30 s" in str(found.refusal)
+    assert found is await reading.look(sources, Blocked(), found)
+    back = await reading.look(sources, Inline(), found)
+    assert (last.sources, str(last.refusal)) == (back.sources, str(back.refusal))
+
+
+@pytest.fixture
+def none_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory where all files are looked for by default; none is there, which is good."""
+    monkeypatch.setattr(reading, "DEFAULT_FILE", tmp_path / "config.yaml")
+
+    def read(path: Path, limit: int, *, needed: bool) -> bytes | None:
+        return read_file(tmp_path / path.name, limit, needed=needed)
+
+    monkeypatch.setattr(reading, "read_file", read)
+    return tmp_path
+
+
+@pytest.mark.parametrize("name", ["config.yaml", "device-config.yaml", "config.json"])
+async def test_one_read_that_hung_is_forgotten_at_the_next_also_if_nothing_is_there(
+    none_there, monkeypatch, name
+):
+    good = await reading.look(Sources(), Inline())
+    with monkeypatch.context() as patch:
+        hung = await reading.look(Sources(), Hanging(name, patch), good, good.sources)
+    assert f"{name}: was not read within 30 s" in str(hung.refusal)
+
+    found = await reading.look(Sources(), Inline(), hung, good.sources)
+
+    assert (10, None) == (split_count(found), found.refusal)
+
+
+@pytest.mark.parametrize("name", ["device-config.yaml", "config.json"])
+def test_a_change_is_taken_once_a_file_that_was_too_large_is_gone(none_there, name):
+    good = look(Sources())
+    (none_there / name).write_bytes(bytes(reading.MAX_JSON + 1))
+    (none_there / "config.yaml").write_bytes(OWN)
+    large = asyncio.run(reading.look(Sources(), Inline(), good, good.sources))
+    assert f"{name}: is larger than" in str(large.refusal)
+    (none_there / name).unlink()
+
+    found = asyncio.run(reading.look(Sources(), Inline(), large, good.sources))
+
+    assert (4, None) == (split_count(found), found.refusal)
 
 
 @pytest.mark.parametrize(
