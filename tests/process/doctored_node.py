@@ -85,8 +85,3 @@ def faults(findings: Iterable[dict]) -> list[tuple[str, str]]:
         and "(follows from " not in one["said"]
         and one["id"] != "P-BYTECODE"
     ]
-
-
-def line(findings: Iterable[dict], point: str) -> dict:
-    (found,) = [one for one in findings if one["id"] == point and one["verdict"] != "ok"]
-    return found

@@ -2,9 +2,7 @@
 
 import asyncio
 import json
-import os
 import re
-import signal
 import struct
 import sys
 from pathlib import Path
@@ -17,7 +15,6 @@ from agent.sandbox.lab.cluster import SandboxCluster, fetch, open_cluster, scrap
 from agent.sandbox.scenario.facts import is_running, pod_facts
 from agent.sandbox.scenario.stage import Wish, Workload
 from deploy.metrics import described, sentence
-from tests.fakes.explain_rig import a_gpu, explain_rig
 from tests.hami_regions import region_file
 from tests.host.region_dirs import FILE, poke
 from tests.process.agent_process import ENVIRON, PATIENCE, ROOT, comes, options, run, started
@@ -60,19 +57,6 @@ def differences(page: str) -> list[str]:
         if (listed.kind, listed.meaning) != (served.type, sentence(served.documentation)):
             found.append(f"{name}: {served.type}: {served.documentation}")
     return found
-
-
-async def test_where_pods_may_not_be_named_none_is():
-    async with open_cluster(options(gpus=2)) as cluster:
-        cluster.places.config.write_text("metrics: {containers: false}\n")
-        await started(cluster, slices=20)
-        cluster.submit(Workload("first", "", (Wish("main", 1, 1024),)).pod())
-        assert await cluster.until(lambda: is_running(cluster, "first"), PATIENCE)
-        assert await cluster.until(lambda: cluster.web_address is not None, PATIENCE)
-        found = await scrape(cluster.web_address or "")
-
-        assert 1 == sum(value for name, _, value in found if name == "hami_agent_slices_allocated")
-        assert [] == [labels for _, labels, _ in found if {"pod", "namespace"} & set(labels)]
 
 
 async def counted(cluster: SandboxCluster, reason: str) -> list[tuple[str, str]]:
@@ -191,42 +175,6 @@ def test_settings_are_shown_without_what_they_name(tmp_path):
 
     assert str(kubeconfig) in shown.stdout
     assert "s3cret" not in shown.stdout + shown.stderr
-
-
-# `explain` as a process: its reader ends early, or its output is full.
-
-
-async def run_explain(kubeconfig: Path, stdout: int) -> tuple[int | None, bytes]:
-    """Exit code and standard error."""
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "agent", "explain", "p", "--kubeconfig", str(kubeconfig)),
-        cwd=ROOT,
-        env=ENVIRON,
-        stdout=stdout,
-        stderr=asyncio.subprocess.PIPE,
-    )
-    async with asyncio.timeout(50):
-        _, said = await process.communicate()
-    return process.returncode, said
-
-
-async def test_a_reader_that_ended_gets_no_message_and_a_full_disk_one_sentence(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-):
-    async with explain_rig(tmp_path, capsys) as rig:
-        rig.node("n1", a_gpu("GPU-a"))
-        rig.submit("p", {"nvidia.com/gpu": 1})
-        read, write = os.pipe()
-        os.close(read)
-        ended = await run_explain(rig.kubeconfig, write)
-        os.close(write)
-        full = os.open("/dev/full", os.O_WRONLY)
-        filled = await run_explain(rig.kubeconfig, full)
-        os.close(full)
-
-    assert (128 + signal.SIGPIPE, b"") == ended
-    sentence = b"hami-agent: standard output cannot be written: No space left on device\n"
-    assert (74, sentence) == filled
 
 
 # A real agent holds a container back by its region file, and releases it however it ends.
