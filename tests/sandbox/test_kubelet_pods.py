@@ -150,26 +150,6 @@ async def test_pods_that_were_there_before_are_admitted_in_order_of_creation(tmp
         assert [first, *rest] == [event.pod for event in node.rig.seen("admitted")]
 
 
-async def test_pods_deleted_while_they_wait_are_still_admitted(tmp_path):
-    async with a_node_rig(tmp_path) as node:
-        gate = node.plugin.script.gate = asyncio.Event()
-        node.create("x")
-        await node.plugin.allocating.wait()
-        forced, graceful = node.create("y"), node.create("z")
-        await asyncio.sleep(0.1)
-        node.store.delete("pods", "default", "y", grace=0)
-        node.store.delete("pods", "default", "z", grace=30)
-        await asyncio.sleep(2)
-        assert node.pod("y") is None
-        gate.set()
-
-        await node.phases(z="Running")
-        assert node.pod("z")["metadata"]["deletionTimestamp"]
-        await node.phases(x="Running", z=None)
-        assert {forced, graceful} < {event.pod for event in node.rig.seen("allocated")}
-        assert 1 == len(node.rig.kubelet.node.pods)
-
-
 async def test_a_pod_that_was_deleted_while_the_kubelet_is_down_is_not_admitted(tmp_path):
     async with a_node_rig(tmp_path) as node:
         await node.rig.kubelet.kill()
@@ -183,18 +163,6 @@ async def test_a_pod_that_was_deleted_while_the_kubelet_is_down_is_not_admitted(
         await asyncio.sleep(5)
 
         assert [] == node.rig.seen("admitting")
-
-
-async def test_a_graceful_deletion_ends_the_pod_and_removes_it(tmp_path):
-    async with a_node_rig(tmp_path) as node:
-        node.create("p")
-        await node.phases(p="Running")
-
-        node.store.delete("pods", "default", "p")
-        assert node.pod("p")["metadata"]["deletionTimestamp"]
-
-        await node.phases(p=None)
-        assert {} == node.rig.kubelet.node.pods
 
 
 async def test_a_deletion_that_has_begun_ends_while_an_allocate_is_held(tmp_path):
@@ -212,36 +180,6 @@ async def test_a_deletion_that_has_begun_ends_while_an_allocate_is_held(tmp_path
 
         node.plugin.script.gate.set()
         await node.phases(q="Running")
-
-
-async def test_a_pod_deleted_in_its_own_allocate_holds_nothing_for_the_next(tmp_path):
-    async with a_node_rig(tmp_path) as node:
-        gate = node.plugin.script.gate = asyncio.Event()
-        node.create("p")
-        await node.plugin.allocating.wait()
-        node.store.delete("pods", "default", "p", grace=0)
-        await asyncio.sleep(0.1)
-        node.create("q", count=4)
-        await asyncio.sleep(0.1)
-
-        gate.set()
-
-        await node.phases(p=None, q="Running")
-
-
-async def test_a_new_pod_of_the_same_name_is_another_pod(tmp_path):
-    async with a_node_rig(tmp_path) as node:
-        gate = node.plugin.script.gate = asyncio.Event()
-        old = node.create("p")
-        await node.plugin.allocating.wait()
-        node.store.delete("pods", "default", "p", grace=0)
-        new = node.create("p")
-        await asyncio.sleep(1)
-        gate.set()
-
-        await node.phases(p="Running")
-        assert [old, new] == [event.pod for event in node.rig.seen("allocated")]
-        assert {(new, "main")} <= node.rig.ids().keys()
 
 
 async def test_a_job_ends_succeeded_and_frees_its_ids(tmp_path):
@@ -283,17 +221,6 @@ async def test_a_restarted_container_has_a_new_id_and_count(tmp_path):
         after = node.pod("p")["status"]["containerStatuses"][0]
         assert before["containerID"] != after["containerID"]
         assert {"running"} == after["state"].keys()
-
-
-async def test_a_reboot_without_the_plugin_fails_running_pods(tmp_path):
-    async with a_node_rig(tmp_path) as node:
-        node.create("p")
-        await node.phases(p="Running")
-
-        await node.rig.kubelet.reboot()
-
-        await node.phases(p="Failed")
-        assert "containerStatuses" not in node.pod("p")["status"]
 
 
 async def test_a_forgotten_history_loses_no_pod(tmp_path):
@@ -448,23 +375,6 @@ async def test_a_burst_of_deaths_panics_a_kubelet_whose_plugin_grants_everything
         plugin.script.gate.set()
 
         await rig.until_seen("panicked")
-
-
-async def test_a_worker_waits_for_the_admission_that_is_going_on(tmp_path):
-    async with a_rig_with_plugin(tmp_path) as (rig, plugin):
-        await rig.admit(a_pod_object("u1"))
-        await rig.until_seen("container_started")
-        plugin.script.gate = asyncio.Event()
-        plugin.allocating.clear()
-        async with asyncio.TaskGroup() as group:
-            group.create_task(rig.admit(a_pod_object("u2")))
-            await plugin.allocating.wait()
-            await rig.kubelet.container_died("u1", "main")
-            await asyncio.sleep(60)
-
-            assert set() == rig.kubelet.pod("u1").running
-            plugin.script.gate.set()
-        await rig.soon(rig.kubelet.until_running("u1", "main"))
 
 
 async def test_the_end_of_a_pod_waits_for_the_admission_that_is_going_on(tmp_path):
