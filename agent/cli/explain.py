@@ -239,7 +239,7 @@ async def _with_use(session: KubeSession, found: ClusterSnapshot) -> ClusterSnap
     # Without an answer in time the rest is told all the same.
     try:
         async with asyncio.timeout(USE_DEADLINE):
-            answer = await NodeReader(session, node).by_agent()
+            answer = await NodeReader(session, node).status()
         status, _ = open_envelope(answer, "Status", StatusDocument)
     except (ApiError, MalformedText) as error:
         return msgspec.structs.replace(found, use_unread=f"the agent was not read: {error}")

@@ -466,7 +466,7 @@ def _ask(
 
 
 async def _read_node(session: KubeSession, source: str, args: argparse.Namespace) -> StatusRead:
-    """Read the agent of the node through the API server; where it does not answer, the objects.
+    """Read the agent of the node in its pod; where it does not answer, the objects.
 
     With --objects the objects at once, which are what HAMi's scheduler reads. Raises NotThere (the
     text has the nearest names), ApiError.
@@ -475,8 +475,8 @@ async def _read_node(session: KubeSession, source: str, args: argparse.Namespace
     reader = NodeReader(session, node)
     try:
         if not args.objects:
-            found, at = open_envelope(await reader.by_agent(), "Status", StatusDocument)
-            return StatusRead(found, at, f"agent of {node} through the {source}")
+            found, at = open_envelope(await reader.status(), "Status", StatusDocument)
+            return StatusRead(found, at, f"agent of {node} in its pod, through the {source}")
     except EndlessList:
         raise  # its objects would not end either
     except (ApiError, MalformedText) as error:
@@ -598,7 +598,7 @@ def add_parser(subparsers: Subparsers) -> None:
     source.add_argument(
         "--node",
         metavar="NAME",
-        help="a node of the cluster: its agent through the API server, else its objects",
+        help="a node of the cluster: its agent in its pod (pods/exec), else its objects",
     )
     parser.add_argument(
         "--objects",

@@ -10,6 +10,7 @@ import socket
 import stat
 import sys
 import types
+from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -310,7 +311,7 @@ CLASSES: Mapping[int, type[ApiError]] = {
 }
 REMEDIES: Mapping[int, str] = {
     401: "; renew the credentials of this node's identity",
-    403: "; grant this right to the agent's identity",
+    403: "; grant this right to the identity that asks",
 }
 LONGEST_RETRY_AFTER = 3600.0
 
@@ -371,6 +372,10 @@ MERGE_PATCH = "application/merge-patch+json"
 STRATEGIC_PATCH = "application/strategic-merge-patch+json"
 METADATA_ONLY = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json"
 """Half the bytes of a Node, little of a pod; a server without support sends all."""
+EXECUTION = 30.0
+"""Seconds for a command in a container: on a busy node Python alone takes some to start."""
+EXEC_PROTOCOL = "v4.channel.k8s.io"
+"""Binary frames whose first byte is the channel: 1 output, 2 errors, 3 the result (Status)."""
 METHODS: Mapping[str, str] = {"create": "POST", "patch": "PATCH"}
 
 T = TypeVar("T")
@@ -409,6 +414,22 @@ class ApiRequest(msgspec.Struct, frozen=True):
 def path_of(*segments: str) -> str:
     """The path below /api/v1 with these segments, each quoted."""
     return "/".join(("/api/v1", *(quote(segment, safe="") for segment in segments)))
+
+
+class ExecStatus(msgspec.Struct, frozen=True):
+    """The Status with which an exec ends."""
+
+    status: str = ""
+    message: str = ""
+    reason: str = ""
+
+
+class Executed(msgspec.Struct, frozen=True):
+    """What a command in a container wrote, and why it failed; empty: it ended with exit code 0."""
+
+    out: bytes
+    err: str
+    failure: str
 
 
 class KubeClient(msgspec.Struct):
@@ -535,6 +556,36 @@ class KubeSession:
             if answer is not None:
                 answer.close()
 
+    async def execute(self, pod: str, container: str, command: Sequence[str]) -> Executed:
+        """Run a command in a container and return what it wrote, as `kubectl exec` does.
+
+        `pod`: the pod's path below /api/v1. Raises ApiError: no answer in EXECUTION, more than 10
+        MiB, or a server that refuses.
+        """
+        words = (("command", word) for word in command)
+        query = (("container", container), ("stdout", "true"), ("stderr", "true"), *words)
+        request = ApiRequest("get", "pods/exec", f"{pod}/exec", query=query)
+        written = defaultdict[int, bytearray](bytearray)
+        try:
+            async with self._lag.within(EXECUTION):
+                _, client = await self._ready(request)
+                url = client.configuration.host + request.path
+                protocols = (EXEC_PROTOCOL,)
+                frames = client.rest.pool_manager.ws_connect(
+                    url, params=query, headers=await self._identity(client), protocols=protocols
+                )
+                async with frames as answer:
+                    async for frame in answer:
+                        if isinstance(frame.data, bytes) and frame.data:
+                            written[frame.data[0]] += frame.data[1:]
+                        if sum(map(len, written.values())) > BODY_LIMIT:
+                            raise ApiError(f"{request.what}: the answer is longer than 10 MiB")
+        except self._failures() as error:
+            if status := getattr(error, "status", 0):  # the handshake was refused, without a body
+                raise refused(request.what, status) from error
+            raise self._unanswered(request, error) from error
+        return _executed(request, written)
+
     async def _authorized(self, request: ApiRequest) -> "ClientResponse":
         """Send the request; after a 401 or a TLS error, once more with fresh credentials."""
         library, client = await self._ready(request)
@@ -553,15 +604,9 @@ class KubeSession:
 
     async def _send(self, client: KubeClient, request: ApiRequest) -> "ClientResponse":
         code = "none"
-        headers = {
-            "Accept": request.accept,
-            "Content-Type": request.content_type,
-            "User-Agent": f"{self._program}/{__version__}",
-        }
         try:
-            token = await client.configuration.get_api_key_with_prefix("BearerToken")
-            if token:
-                headers["Authorization"] = token
+            headers = {"Accept": request.accept, "Content-Type": request.content_type}
+            headers |= await self._identity(client)
             answer: ClientResponse = await client.rest.request(
                 request.method,
                 client.configuration.host + request.path,
@@ -574,6 +619,12 @@ class KubeSession:
         finally:
             self.requests.add(request.verb, request.resource, code)
         return answer
+
+    async def _identity(self, client: KubeClient) -> dict[str, str]:
+        """The headers that say who asks."""
+        headers = {"User-Agent": f"{self._program}/{__version__}"}
+        token = await client.configuration.get_api_key_with_prefix("BearerToken")
+        return headers | {"Authorization": token} if token else headers
 
     async def _successful(
         self, request: ApiRequest, answer: "ClientResponse", at_most: int
@@ -660,6 +711,17 @@ async def aside(body: bytes | bytearray, request: ApiRequest, read: Callable[[Ra
         return await asyncio.to_thread(read, body) if len(body) > OFF_LOOP else read(body)
     except MalformedText as error:
         raise ApiError(f"{request.what}: {error}") from error
+
+
+def _executed(request: ApiRequest, written: defaultdict[int, bytearray]) -> Executed:
+    """What a command wrote by channel; the last channel has a Status. Raises ApiError: it broke."""
+    try:
+        status = msgspec.json.decode(bytes(written[3]), type=ExecStatus)
+    except msgspec.DecodeError as error:
+        raise ApiError(f"{request.what}: it ended without a result") from error
+    failure = "" if status.status == "Success" else cap(status.message or status.reason)
+    err = bytes(written[2]).decode(errors="replace")
+    return Executed(bytes(written[1]), err, failure)
 
 
 def _is_success(answer: "ClientResponse") -> bool:

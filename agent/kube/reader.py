@@ -12,13 +12,14 @@ import msgspec
 
 from agent import cluster as annotations
 from agent.cluster import GPU_DEGRADED, REGISTER, NodeView, PodView
-from agent.errors import ApiError, ApiForbidden, ApiNotFound, MalformedText
+from agent.errors import ApiError, ApiForbidden, ApiNotFound, MalformedText, cap
 from agent.hami.pod import decode_node_lock
 from agent.hami.register import read_register
 from agent.kube.api import EndlessList, KubeNode, Lists, command_budget
 from agent.kube.client import (
     METADATA_ONLY,
     ApiRequest,
+    Executed,
     KubeSession,
     aside,
     path_of,
@@ -638,10 +639,8 @@ def _selected_labels(pod: JsonObject) -> Iterable[str]:
 
 ENDED: Final = frozenset({"Succeeded", "Failed"})
 """Phases of a pod that does not serve any more, such as an evicted one."""
-PORT: Final = 9394
-"""Where the pod names none."""
-PORT_NAME: Final = "http"
-DOCUMENT: Final = ("api", "v1", "status")
+CONTAINER: Final = "agent"
+"""The agent's container in its pod, as chart and manifests name it."""
 REVIEWS: Final = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 PLUGINS: Final = ("hami-device-plugin", "nvidia-device-plugin")
 """Names or components of pods of other plugins for NVIDIA GPUs contain one of these."""
@@ -664,20 +663,26 @@ class NodeReader:
         self._session = session
         self._node = node
 
-    async def by_agent(self) -> bytes:
-        """The agent's `/api/v1/status`, through the proxy of the API server.
+    async def by_agent(self, *words: str) -> Executed:
+        """What a verb of the agent's program says in the agent's pod.
 
-        Raises ApiError: there is no agent's pod, the account may not use the proxy, or the agent
-        does not answer from elsewhere.
+        Raises ApiError: there is no such pod, or the account may not run programs in it.
         """
         places = await self._pods(_place, ("labelSelector", AGENTS))
         # During an update the old pod, which is deleted, may be listed first.
         alive = sorted(place for place in places if place is not None)
         if not alive:
             raise ApiError(f"no pod of the agent is on the node {self._node}")
-        _, namespace, place = alive[0]
-        path = path_of("namespaces", namespace, "pods", place, "proxy", *DOCUMENT)
-        return bytes(await self._session.call(ApiRequest("get", "pods/proxy", path)))
+        _, namespace, name = alive[0]
+        pod = path_of("namespaces", namespace, "pods", name)
+        return await self._session.execute(pod, CONTAINER, ("hami-agent", *words))
+
+    async def status(self) -> bytes:
+        """The agent's status as JSON. Raises ApiError, as by_agent() or because it says none."""
+        answer = await self.by_agent("status", "-o", "json")
+        if answer.failure:
+            raise ApiError(cap(answer.err.strip() or answer.failure))
+        return answer.out
 
     async def node(self) -> NodeView | None:
         """The Node; None: there is no such Node. Raises ApiError."""
@@ -804,21 +809,16 @@ async def nodes_with_gpus(
 
 
 def _place(raw: Raw) -> tuple[bool, str, str] | None:
-    """Whether it is deleted, namespace, and NAME:PORT of a living agent's pod."""
+    """Whether it is deleted, namespace and name of a living agent's pod."""
     item = read_object(raw)
     metadata = inside(item, "metadata")
     if inside(item, "status").get("phase") in ENDED or not is_device_plugin(item):
         return None
-    # The chart chooses the agent's port: beside HAMi's monitor it is another one.
-    ports = (
-        port.get("containerPort")
-        for container in objects_in(inside(item, "spec"), "containers")
-        for port in objects_in(container, "ports")
-        if port.get("name") == PORT_NAME
+    return (
+        "deletionTimestamp" in metadata,
+        text_in(metadata, "namespace"),
+        text_in(metadata, "name"),
     )
-    number = next((number for number in ports if isinstance(number, int)), PORT)
-    place = f"{metadata.get('name', '')}:{number}"
-    return "deletionTimestamp" in metadata, str(metadata.get("namespace", "")), place
 
 
 # Reads and removes what agents left on Nodes, for `uninstall`.

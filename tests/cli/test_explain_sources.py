@@ -29,6 +29,7 @@ from tests.fakes.explain_rig import (
     TOKEN,
     ExplainRig,
     a_gpu,
+    answer_exec,
     explain_rig,
     report_of,
 )
@@ -510,14 +511,14 @@ HELD = "main: GPU 3 (GPU-a), 8,192 MiB, 20 % of the cores"
 
 @contextlib.asynccontextmanager
 async def a_running_pod(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], answer: web.Response
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], answer: bytes | int
 ) -> AsyncIterator[ExplainRig]:
-    """Pod `p` on node `n1`, whose agent gives this answer through the API server's proxy."""
+    """Pod `p` on node `n1`, in whose agent's pod each command gives this answer."""
     async with explain_rig(tmp_path, capsys) as rig, aiohttp.ClientSession() as client:
 
-        async def serve(request: web.BaseRequest) -> web.Response:
-            if "/proxy/" in request.path:
-                return answer
+        async def serve(request: web.BaseRequest) -> web.StreamResponse:
+            if request.path.endswith("/exec"):
+                return await answer_exec(request, answer)
             url = f"{rig.model.url}{request.path_qs}"
             async with client.get(url, headers={**request.headers}) as passed:
                 return web.Response(
@@ -550,7 +551,7 @@ async def a_running_pod(
             await runner.cleanup()
 
 
-def a_status(used_mib: int | None = None) -> web.Response:
+def a_status(used_mib: int | None = None) -> bytes:
     """What the agent answers about the pod, with this use of its share."""
     last = SystemClock().now() - dt.timedelta(hours=2)
     share = ShareStatus(gpu="3", uuid="GPU-a", memory_mib=8192, cores=20, used_mib=used_mib)
@@ -558,7 +559,7 @@ def a_status(used_mib: int | None = None) -> web.Response:
     held = AllocationStatus("default", "p", "main", (beside, share), last_kernel=last)
     other = AllocationStatus("other", "p", "main", (share,))
     found = StatusDocument(node=NodeStatus(name="n1"), gpus=(), allocations=(other, held))
-    return web.Response(body=envelope("Status", found, last))
+    return envelope("Status", found, last)
 
 
 LAST = "; it uses 2,048 MiB, its last kernel ran 2 h ago"
@@ -583,8 +584,8 @@ NOT_KEPT = "HAMi-core does not work under the runtime class"
             *(a_status, {"containers": [{"name": "main", "env": [OFF], "resources": ONE}]}),
             [f"{HELD}, not kept: CUDA_DISABLE_CONTROL keeps HAMi-core"],
         ),
-        (lambda: web.Response(status=403, text="forbidden"), {}, [HELD, UNREAD]),
-        (lambda: web.Response(text="[]"), {}, [HELD, f"{UNREAD}the answer is no Status"]),
+        (lambda: 403, {}, [HELD, UNREAD]),
+        (lambda: b"[]", {}, [HELD, f"{UNREAD}the answer is no Status"]),
     ],
     ids=["used", "not known", "gVisor", "Kata", "switched off", "refused", "no status"],
 )

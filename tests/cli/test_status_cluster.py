@@ -10,7 +10,7 @@ from agent.cli.main import dispatch
 from agent.hami.pod import encode_stamp
 from agent.status import NodeStatus, StatusDocument, envelope
 from tests.builders import NOON
-from tests.fakes.explain_rig import TOKEN, a_gpu, explain_rig
+from tests.fakes.explain_rig import TOKEN, a_gpu, answer_exec, explain_rig
 from tests.fakes.kubeworld import KUBECONFIG
 
 pytestmark = pytest.mark.looptime(False)
@@ -84,14 +84,16 @@ AGENT = {
 
 
 @contextlib.asynccontextmanager
-async def a_proxy(answer, *pods):
-    """An API server with these pods of agents, each of which gives this answer."""
+async def an_executor(answer, *pods):
+    """An API server with these pods of agents, in each of which every command says this."""
     asked = []
 
     async def serve(request):
-        asked.append(request.path)
-        if "/proxy/" in request.path:
-            return answer
+        asked.append(request.url)
+        if request.path.endswith("/exec"):
+            return await answer_exec(request, answer)
+        if request.path.endswith("/nodes/a"):
+            return web.json_response({"kind": "Node", "metadata": {"name": "a", "uid": "u"}})
         kind = {"apiVersion": "v1", "kind": "PodList"}
         return web.json_response({**kind, "metadata": {"resourceVersion": "1"}, "items": pods})
 
@@ -111,31 +113,40 @@ LEAVING = {
     **AGENT,
     "metadata": {"name": "agent-b", "deletionTimestamp": "2026-01-01T00:00:00Z"},
 }
-PORTS = [{"name": "other", "containerPort": 1}, {"name": "http", "containerPort": 9395}]
-ELSEWHERE = {
-    **AGENT,
-    "spec": {"volumes": PLUGINS, "containers": [{"name": "agent", "ports": PORTS}]},
-}
+COMMAND = ["hami-agent", "status", "-o", "json"]
 
 
 @pytest.mark.parametrize(
-    ("pods", "asked"),
-    [
-        ((AGENT,), "agent-x:9394"),
-        ((EVICTED, LEAVING, AGENT), "agent-x:9394"),
-        ((ELSEWHERE,), "agent-x:9395"),
-    ],
-    ids=["it is alone", "others were evicted or are replaced", "its pod names another port"],
+    "pods", [(AGENT,), (EVICTED, LEAVING, AGENT)], ids=["alone", "others evicted or being replaced"]
 )
-async def test_the_agent_is_read_through_the_api_server(tmp_path, capsys, pods, asked):
-    answer = web.Response(body=envelope("Status", KNOWN, NOON))
-    async with explain_rig(tmp_path, capsys) as rig, a_proxy(answer, *pods) as (url, paths):
+async def test_the_agent_is_read_in_its_pod(tmp_path, capsys, pods):
+    answer = envelope("Status", KNOWN, NOON)
+    async with explain_rig(tmp_path, capsys) as rig, an_executor(answer, *pods) as (url, asked):
         rig.kubeconfig.write_text(KUBECONFIG.format(server=url, token=TOKEN))
         found = await rig.run("status", "--node", "a", "-o", "json")
 
     assert (0, "9.9.9") == (found.code, found.data["node"]["version"])
-    assert json.loads(found.out)["source"].startswith("agent of a through the API server by ")
-    assert f"/api/v1/namespaces/kube-system/pods/{asked}/proxy/api/v1/status" == paths[-1]
+    source = json.loads(found.out)["source"]
+    assert source.startswith("agent of a in its pod, through the API server by ")
+    assert "/api/v1/namespaces/kube-system/pods/agent-x/exec" == asked[-1].path
+    assert (COMMAND, "agent") == (asked[-1].query.getall("command"), asked[-1].query["container"])
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (403, "get pods/exec (/api/v1/namespaces/kube-system/pods/agent-x/exec)"),
+        ("hami-agent status: no agent answers at /run/x", "no agent answers at /run/x"),
+        (b"[]", "the answer is no Status"),
+    ],
+    ids=["forbidden", "the command fails", "no status"],
+)
+async def test_an_agent_that_cannot_be_read_in_its_pod_is_told(tmp_path, capsys, answer, said):
+    async with explain_rig(tmp_path, capsys) as rig, an_executor(answer, AGENT) as (url, _):
+        rig.kubeconfig.write_text(KUBECONFIG.format(server=url, token=TOKEN))
+        found = await rig.run("status", "--node", "a")
+
+    assert said in found.err
 
 
 async def test_a_pod_that_only_bears_the_agents_label_is_not_asked(tmp_path, capsys):
@@ -143,12 +154,11 @@ async def test_a_pod_that_only_bears_the_agents_label_is_not_asked(tmp_path, cap
     labels = {"app.kubernetes.io/name": "hami-agent"}
     metadata = {"name": "agent-x", "namespace": "a-tenant", "labels": labels}
     tenants = {"metadata": {**metadata, "ownerReferences": owners}, "spec": {"volumes": []}}
-    answer = web.Response(body=b"{}")
-    async with explain_rig(tmp_path, capsys) as rig, a_proxy(answer, tenants) as (url, asked):
+    async with explain_rig(tmp_path, capsys) as rig, an_executor(b"{}", tenants) as (url, asked):
         rig.kubeconfig.write_text(KUBECONFIG.format(server=url, token=TOKEN))
         await rig.run("status", "--node", "a")
 
-    assert not any("/proxy/" in path for path in asked)
+    assert not any(one.path.endswith("/exec") for one in asked)
 
 
 async def test_without_the_agent_the_nodes_events_are_its_changes(tmp_path, capsys):

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from aiohttp import web
 
 from agent.cli.main import dispatch
 from agent.hami.pod import encode_node_lock, encode_stamp
@@ -238,3 +239,24 @@ async def explain_rig(
         yield rig
     finally:
         await rig.model.stop()
+
+
+async def answer_exec(request: web.BaseRequest, answer: bytes | str | int) -> web.StreamResponse:
+    """What the API server answers to an exec.
+
+    `answer`: what the command writes; a text: why it fails; a number: the server's own refusal.
+    """
+    if isinstance(answer, int):
+        return web.json_response({"kind": "Status", "message": "forbidden"}, status=answer)
+    socket = web.WebSocketResponse(protocols=("v4.channel.k8s.io",))
+    await socket.prepare(request)
+    if isinstance(answer, str):
+        await socket.send_bytes(b"\x02" + answer.encode())
+        status = {"status": "Failure", "reason": "NonZeroExitCode"}
+    else:
+        for start in range(0, len(answer), 500):
+            await socket.send_bytes(b"\x01" + answer[start : start + 500])
+        status = {"status": "Success"}
+    await socket.send_bytes(b"\x03" + json.dumps(status).encode())
+    await socket.close()
+    return socket

@@ -359,7 +359,7 @@ def test_a_status_has_its_class(status: int, kind: type[ApiError]):
 
 @pytest.mark.parametrize(
     ("status", "answered"),
-    [(409, "try again"), (403, "try again; grant this right to the agent's identity")],
+    [(409, "try again"), (403, "try again; grant this right to the identity that asks")],
 )
 def test_the_text_says_what_was_asked_and_answered_and_the_mend(status: int, answered: str):
     error = refused("patch nodes (/x)", status, b'{"kind":"Status","message":"try again"}')
