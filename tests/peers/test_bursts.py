@@ -3,8 +3,6 @@
 import asyncio
 import contextlib
 import json
-import random
-import secrets
 import statistics
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, replace
@@ -55,6 +53,7 @@ from tests.peers.lab.pods import (
     up_at,
 )
 from tests.peers.lab.requests import asked_since, mark_of_rest, of_pods, reads, refused, writes
+from tests.peers.lab.stream import a_chance
 
 COUNT = 20
 CORES = 30
@@ -443,10 +442,3 @@ def robbed_by(way, pairs):
     if way == IN_ALLOCATE:
         return [first for first, _ in pairs]
     return [name for pair in pairs for name in pair] if way == QUEUED else []
-
-
-def a_chance():
-    """Another one each time; its seed is shown with a failure."""
-    seed = secrets.randbelow(2**32)
-    print(f"seed {seed}")  # noqa: T201 -- as said
-    return random.Random(seed)  # noqa: S311 -- moments, no secrets

@@ -59,6 +59,19 @@ def differences(page: str) -> list[str]:
     return found
 
 
+async def test_where_pods_may_not_be_named_none_is():
+    async with open_cluster(options(gpus=2)) as cluster:
+        cluster.places.config.write_text("metrics: {containers: false}\n")
+        await started(cluster, slices=20)
+        cluster.submit(Workload("first", "", (Wish("main", 1, 1024),)).pod())
+        assert await cluster.until(lambda: is_running(cluster, "first"), PATIENCE)
+        assert await cluster.until(lambda: cluster.web_address is not None, PATIENCE)
+        found = await scrape(cluster.web_address or "")
+
+        assert 1 == sum(value for name, _, value in found if name == "hami_agent_slices_allocated")
+        assert [] == [labels for _, labels, _ in found if {"pod", "namespace"} & set(labels)]
+
+
 async def counted(cluster: SandboxCluster, reason: str) -> list[tuple[str, str]]:
     """Where Events with that reason are counted, and as what."""
     return [

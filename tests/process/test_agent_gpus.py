@@ -7,9 +7,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from agent.sandbox.lab.cluster import SandboxCluster, fetch, open_cluster
+from agent.state import CURRENT, decode_state, encode_state
 from tests.fakes.nvml_stub import NvmlStub
 from tests.process.agent_process import PATIENCE, comes, offers, options, run, started
 from tests.process.driver_node import GPUS, LIMIT, SLICES, DriverNode, a_cluster, a_node, start
@@ -32,6 +34,29 @@ def test_a_driver_that_fails_is_69_where_the_agent_is_to_exit(library, tmp_path)
 
     assert 69 == ended.returncode, ended.stderr
     assert "driver answers with an error" in ended.stderr
+
+
+async def booted(cluster: SandboxCluster) -> None:
+    """What a boot leaves: no agent, and a state that was written before it."""
+    assert 0 == await cluster.stop_agent()
+    path = cluster.places.state / CURRENT
+    state = decode_state(path.read_bytes())
+    path.write_bytes(encode_state(msgspec.structs.replace(state, boot_id="of the boot before")))
+
+
+async def test_a_boot_ends_what_a_reset_would_and_a_restart_of_the_agent_does_not(library):
+    async with a_node(library) as node:
+        node.stub.set(1, recovery=-1)  # a driver before 570 tells no need of a reset
+        node.stub.xid(1, 48)
+        assert await offers(node.cluster, 10 * (GPUS - 1)), node.cluster.log.last(20)
+        assert 0 == await node.cluster.stop_agent()
+        await start(node.cluster, library)
+        assert await offers(node.cluster, 10 * (GPUS - 1)), node.cluster.log.last(20)
+
+        await booted(node.cluster)
+        await start(node.cluster, library)
+
+        assert await offers(node.cluster, 10 * GPUS), node.cluster.log.last(20)
 
 
 # A whole agent on the real pynvml and a library of ours that hangs: the agent never does.

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.errors import DriverError, PermissionFault, SettingsError
+from agent.errors import DriverError, DriverMissing, PermissionFault, SettingsError
 from agent.model import EventKind, ProbeOutcome
 from agent.sandbox import hardware_talk as talk
 from agent.sandbox.driver import SimulatedDriver, open_simulation
@@ -112,6 +112,33 @@ async def test_a_listener_that_dies_with_news_unread_ends_nobody_elses_simulatio
             await asyncio.to_thread(select.select, [listener], [], [])
         for _ in range(20):
             assert isinstance(await ask(path, talk.ListRequest()), talk.DoneReply)
+
+
+async def test_a_stream_ends_with_its_session(driver):
+    opened = asyncio.Event()
+    async with asyncio.TaskGroup() as tasks:
+        heard = tasks.create_task(_error_of(first(driver.events(opened.set))))
+        await opened.wait()
+        await driver.close()
+
+    assert isinstance(heard.result(), DriverError)
+
+
+async def _error_of(awaitable) -> Exception | None:
+    try:
+        await awaitable
+    except DriverError as error:
+        return error
+    return None
+
+
+async def test_hardware_that_is_not_there_is_a_missing_driver(path):
+    driver = SimulatedDriver(path)
+
+    with pytest.raises(DriverMissing, match="no simulated hardware answers at"):
+        await driver.scan()
+    with pytest.raises(DriverError, match="no simulated hardware answers at"):
+        await first(driver.events())
 
 
 async def test_a_hung_driver_answers_the_driver_nothing_and_people_everything(driver, path):

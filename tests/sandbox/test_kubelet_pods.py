@@ -150,6 +150,37 @@ async def test_pods_that_were_there_before_are_admitted_in_order_of_creation(tmp
         assert [first, *rest] == [event.pod for event in node.rig.seen("admitted")]
 
 
+async def test_pods_deleted_while_they_wait_are_still_admitted(tmp_path):
+    async with a_node_rig(tmp_path) as node:
+        gate = node.plugin.script.gate = asyncio.Event()
+        node.create("x")
+        await node.plugin.allocating.wait()
+        forced, graceful = node.create("y"), node.create("z")
+        await asyncio.sleep(0.1)
+        node.store.delete("pods", "default", "y", grace=0)
+        node.store.delete("pods", "default", "z", grace=30)
+        await asyncio.sleep(2)
+        assert node.pod("y") is None
+        gate.set()
+
+        await node.phases(z="Running")
+        assert node.pod("z")["metadata"]["deletionTimestamp"]
+        await node.phases(x="Running", z=None)
+        assert {forced, graceful} < {event.pod for event in node.rig.seen("allocated")}
+        assert 1 == len(node.rig.kubelet.node.pods)
+
+
+async def test_a_reboot_without_the_plugin_fails_running_pods(tmp_path):
+    async with a_node_rig(tmp_path) as node:
+        node.create("p")
+        await node.phases(p="Running")
+
+        await node.rig.kubelet.reboot()
+
+        await node.phases(p="Failed")
+        assert "containerStatuses" not in node.pod("p")["status"]
+
+
 async def test_a_pod_that_was_deleted_while_the_kubelet_is_down_is_not_admitted(tmp_path):
     async with a_node_rig(tmp_path) as node:
         await node.rig.kubelet.kill()
@@ -375,6 +406,23 @@ async def test_a_burst_of_deaths_panics_a_kubelet_whose_plugin_grants_everything
         plugin.script.gate.set()
 
         await rig.until_seen("panicked")
+
+
+async def test_a_worker_waits_for_the_admission_that_is_going_on(tmp_path):
+    async with a_rig_with_plugin(tmp_path) as (rig, plugin):
+        await rig.admit(a_pod_object("u1"))
+        await rig.until_seen("container_started")
+        plugin.script.gate = asyncio.Event()
+        plugin.allocating.clear()
+        async with asyncio.TaskGroup() as group:
+            group.create_task(rig.admit(a_pod_object("u2")))
+            await plugin.allocating.wait()
+            await rig.kubelet.container_died("u1", "main")
+            await asyncio.sleep(60)
+
+            assert set() == rig.kubelet.pod("u1").running
+            plugin.script.gate.set()
+        await rig.soon(rig.kubelet.until_running("u1", "main"))
 
 
 async def test_the_end_of_a_pod_waits_for_the_admission_that_is_going_on(tmp_path):
