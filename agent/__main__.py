@@ -8,14 +8,13 @@ import sys
 # costs a tenth of the start. `dispatch` enables it again once the verb's modules are there.
 gc.disable()
 
-from agent.cli.inherited import own_signals, own_streams  # noqa: E402 -- after the line above
+from agent.cli.inherited import own_streams  # noqa: E402 -- after the line above
 from agent.cli.main import dispatch  # noqa: E402 -- on purpose
 
 
 def main() -> int:
     """Run the verb that the command line names."""
     own_streams()
-    own_signals()
     is_plugin = sys.argv[0].endswith("kubectl-hami")
     return dispatch(sys.argv[1:], os.environ, "kubectl hami" if is_plugin else "hami-agent")
 

@@ -279,16 +279,6 @@ class PodChange(msgspec.Struct, frozen=True):
     deleted: bool = False
 
 
-class NodeChange(msgspec.Struct, frozen=True):
-    """One frame of the Node watch. `node` is None if the Node was deleted.
-
-    `opened` marks the first frame: the watch is open, and the frame does not describe the Node.
-    """
-
-    node: NodeView | None = None
-    opened: bool = False
-
-
 class NodeEvent(msgspec.Struct, frozen=True):
     """An Event on this Node (`pod_uid` empty) or on a pod."""
 
@@ -323,10 +313,11 @@ class NodeCondition(msgspec.Struct, frozen=True):
 
 _KEY: Final = r"(?:[A-Za-z0-9][-A-Za-z0-9_.]*/)?[A-Za-z0-9](?:[-A-Za-z0-9_.]*[A-Za-z0-9])?"
 _VALUE: Final = r"(?:[A-Za-z0-9](?:[-A-Za-z0-9_.]*[A-Za-z0-9])?)?"
-_SET: Final = re.compile(rf"({_KEY})\s+(in|notin)\s*\(([^()]*)\)")
-_EQUAL: Final = re.compile(rf"({_KEY})\s*(==|=|!=)\s*({_VALUE})")
-_THERE: Final = re.compile(rf"(!?)\s*({_KEY})")
-_SIGNS: Final = re.compile("([,()])")
+_REQUIREMENT: Final = re.compile(
+    rf"\s*(?:!\s*(?P<absent>{_KEY})"
+    rf"|(?P<key>{_KEY})(?:\s+(?P<set>in|notin)\s*\((?P<values>[^()]*)\)"
+    rf"|\s*(?P<sign>==?|!=)\s*(?P<value>{_VALUE}))?)\s*(?P<more>,|\Z)"
+)
 
 
 class Requirement(msgspec.Struct, frozen=True):
@@ -367,30 +358,22 @@ def parse_selector(text: str) -> Selector:
 
     Source: kubernetes apimachinery pkg/labels/selector.go.
     """
-    # The commas outside parentheses separate. The text may be long, so pieces are joined once.
-    parts: list[list[str]] = [[]]
-    inside = False
-    for piece in _SIGNS.split(text):
-        if piece == "," and not inside:
-            parts.append([])
-        else:
-            inside = piece == "(" or (inside and piece != ")")
-            parts[-1].append(piece)
     requirements: list[Requirement] = []
-    for part in ("".join(pieces).strip() for pieces in parts):
-        if match := _SET.fullmatch(part):
-            values = tuple(value.strip() for value in match[3].split(","))
-            for value in values:
-                if not re.fullmatch(_VALUE, value):
-                    raise MalformedText(f"{cap(value, 64)!r} is not a valid label value")
-            requirements.append(Requirement(match[1], values, match[2] == "in"))
-        elif match := _EQUAL.fullmatch(part):
-            requirements.append(Requirement(match[1], (match[3],), match[2] != "!="))
-        elif match := _THERE.fullmatch(part):
-            requirements.append(Requirement(match[2], (), not match[1]))
-        else:
+    start, more = 0, ","
+    while more:
+        match = _REQUIREMENT.match(text, start)
+        if match is None:
+            part, _, _ = text[start:].partition(",")
             raise MalformedText(
-                f"{cap(part, 64)!r} is not a valid label selector; write key=value, key!=value, "
-                "key in (a, b), key notin (a, b), key or !key"
+                f"{cap(part.strip(), 64)!r} is not a valid label selector; write key=value, "
+                "key!=value, key in (a, b), key notin (a, b), key or !key"
             )
+        values = tuple(map(str.strip, match["values"].split(","))) if match["set"] else ()
+        for value in values:
+            if not re.fullmatch(_VALUE, value):
+                raise MalformedText(f"{cap(value, 64)!r} is not a valid label value")
+        values = (match["value"],) if match["sign"] else values
+        wanted = not match["absent"] and match["set"] != "notin" and match["sign"] != "!="
+        requirements.append(Requirement(match["key"] or match["absent"], values, wanted))
+        start, more = match.end(), match["more"]
     return Selector(tuple(requirements))

@@ -92,6 +92,7 @@ class GpuError(AgentError):
     def __init__(self, gpu: str, text: str, *, lost: bool = False) -> None:
         super().__init__(f"GPU {gpu}: {text}")
         self.gpu = gpu
+        self.text = text
         self.lost = lost
 
 

@@ -10,7 +10,7 @@ import os
 import re
 import secrets
 import stat
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Final, TypeVarTuple
 
@@ -88,12 +88,26 @@ def open_in(
     return opened
 
 
-def open_containers(hook: Path, open_directories: contextlib.ExitStack) -> int:
-    """Open the parent of the container directories. Raises OSError."""
-    above = open_in(open_directories, str(hook), None, os.O_DIRECTORY)
-    for step in ("vgpu", "containers"):
-        above = open_in(open_directories, step, above)
-    return above
+@contextlib.contextmanager
+def open_containers(hook: Path) -> Iterator[int | None]:
+    """Open the parent of the container directories; None: there is none yet. Raises StateError."""
+    with state_errors(hook), contextlib.ExitStack() as open_directories:
+        above: int | None
+        try:
+            above = open_in(open_directories, str(hook), None, os.O_DIRECTORY)
+            for step in ("vgpu", "containers"):
+                above = open_in(open_directories, step, above)
+        except FileNotFoundError:
+            above = None
+        yield above
+
+
+def names_in(above: int | None) -> list[str]:
+    """The names of the entries in the parent of the container directories. Raises OSError."""
+    if above is None:
+        return []
+    with os.scandir(above) as entries:
+        return [entry.name for entry in itertools.islice(entries, LISTED)]
 
 
 @contextlib.contextmanager
@@ -124,24 +138,18 @@ _OTHER_NOW: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP})
 """The errors of opening a directory that was meanwhile removed or replaced."""
 
 
-class DirectorySize:
+class DirectorySize(msgspec.Struct):
     """The count of one directory.
 
-    `size` is in allocated bytes: a sparse file counts its blocks, a file with several names counts
-    once. `closed` counts directories that may not be read and mount points.
+    - `size`: allocated bytes. A sparse file counts its blocks, one of several names counts once.
+    - `is_closed`: something in it may not be read, or is a mount point.
+    - `is_beyond`: counting ended early, so there may be more than the count says.
     """
 
-    def __init__(self) -> None:
-        self.size = 0
-        self.entries = 0
-        self.closed = 0
-        self._is_deep = False
-        self._linked: set[int] = set()
-
-    @property
-    def is_beyond(self) -> bool:
-        """Whether counting ended early: there may be more than the count says."""
-        return self._is_deep or self.size > BYTES or self.entries > ENTRIES
+    size: int = 0
+    entries: int = 0
+    is_closed: bool = False
+    is_beyond: bool = False
 
     def count(self, name: str, above: int, depth: int = 0) -> None:
         """Add the directory `name` in the open directory `above`. Raises OSError.
@@ -149,60 +157,50 @@ class DirectorySize:
         At most two descriptors are open for each level of depth.
         """
         if depth == DEPTH:
-            self._is_deep = True
+            self.is_beyond = True
             return
-        try:
-            opened = os.open(name, DIRECTORY, dir_fd=above)
-        except PermissionError:
-            self.closed += 1
-            return
-        except OSError as error:
-            if error.errno not in _OTHER_NOW:
+        with contextlib.ExitStack() as open_directories:
+            try:
+                opened = open_in(open_directories, name, above)
+            except PermissionError:
+                self.is_closed = True
+                return
+            except OSError as error:
+                if error.errno in _OTHER_NOW:
+                    return
                 raise
-            return
-        try:
             status = os.fstat(opened)
             if status.st_dev != os.fstat(above).st_dev:
                 # A mount in it is told; its own file system fills no other container's.
-                self.closed += depth > 0
+                self.is_closed |= depth > 0
                 return
             self.size += status.st_blocks * 512
-            self._count_entries(opened, depth)
-        finally:
-            os.close(opened)
-
-    def _count_entries(self, opened: int, depth: int) -> None:
-        is_hidden = False
-        with os.scandir(opened) as entries:
-            for entry in entries:
+            for entry in open_directories.enter_context(os.scandir(opened)):
                 self.entries += 1
-                if self.is_beyond:
-                    break
+                if self.is_beyond or self.size > BYTES or self.entries > ENTRIES:
+                    self.is_beyond = True
+                    return
                 try:
                     status = entry.stat(follow_symlinks=False)
                 except PermissionError:
-                    is_hidden = True
-                    continue
+                    self.is_closed = True
                 except FileNotFoundError:
-                    continue
-                if stat.S_ISDIR(status.st_mode):
-                    self.count(entry.name, opened, depth + 1)
-                elif status.st_nlink == 1 or status.st_ino not in self._linked:
-                    self._linked |= {status.st_ino} if status.st_nlink > 1 else set()
-                    self.size += status.st_blocks * 512
-        self.closed += is_hidden
+                    pass
+                else:
+                    if stat.S_ISDIR(status.st_mode):
+                        self.count(entry.name, opened, depth + 1)
+                    else:
+                        self.size += status.st_blocks * 512 // max(status.st_nlink, 1)
 
 
 def directory_sizes(hook: Path) -> Mapping[str, DirectorySize]:
-    """The size of each container directory below `hook`, by its name. Raises OSError."""
+    """The size of each container directory below `hook`, by its name. Raises StateError."""
     found = dict[str, DirectorySize]()
-    with contextlib.ExitStack() as open_directories:
-        above = open_containers(hook, open_directories)
-        with os.scandir(above) as entries:
-            names = [one.name for one in itertools.islice(entries, LISTED)]
-        for name in filter(NAME.fullmatch, names):
+    with open_containers(hook) as above:
+        for name in filter(NAME.fullmatch, names_in(above)):
             found[name] = DirectorySize()
-            found[name].count(name, above)
+            if above is not None:
+                found[name].count(name, above)
     return found
 
 
@@ -218,54 +216,47 @@ VISIT: Final = 100_000
 
 
 class SetAside:
-    """Removes the directories set aside below `hook`, and knows which cannot be removed."""
+    """Removes the directories set aside below `hook`, in rounds of small parts."""
 
     def __init__(self, hook: Path) -> None:
         self._hook = hook
-        self._round: Iterator[None] = iter(())
         self._kept: dict[str, str] = {}
+        """Why each directory stays that this round could not remove."""
+        self._round: Iterator[None] | None = None
 
-    def clear(self, again: bool, now: Callable[[], float]) -> Cleared:  # noqa: FBT001 -- for an Offload
-        """Remove a bounded part; with `again`, also try what could not be removed before.
-
-        Raises StateError.
-        """
-        end, more = now() + SLICE_SECONDS, True
-        with state_errors(self._hook):
-            if again:
-                self._kept.clear()
+    def clear(self, now: Callable[[], float]) -> Cleared:
+        """Remove the next part of a round, or the first of a new one. Raises StateError."""
+        end = now() + SLICE_SECONDS
+        if self._round is None:
+            self._kept, self._round = {}, self._remove()
+        try:
             for _ in range(SLICE_ENTRIES):
-                try:
-                    next(self._round)
-                except StopIteration:  # all that were there had their turn
-                    names = self._names()
-                    self._kept = {name: why for name, why in self._kept.items() if name in names}
-                    self._round = self._visit(sorted(names - self._kept.keys()))
-                    more = names != self._kept.keys()
-                if not more or now() > end:
+                next(self._round)
+                if now() > end:
                     break
-        return Cleared(more=more, kept=len(self._kept), why=next(iter(self._kept.values()), ""))
+        except StopIteration:
+            self._round = None
+        except StateError:
+            self._round = None
+            raise
+        why = next(iter(self._kept.values()), "")
+        return Cleared(more=self._round is not None, kept=len(self._kept), why=why)
+
+    def _remove(self) -> Iterator[None]:
+        """Remove all, but those that cannot be removed. Each step takes a few system calls."""
+        while names := self._names() - self._kept.keys():
+            for name in sorted(names):
+                with open_containers(self._hook) as above:
+                    try:
+                        if above is not None:
+                            yield from itertools.islice(dissolve(name, above), VISIT)
+                    except OSError as error:
+                        self._kept[name] = error.strerror or "unknown error"
+                yield
 
     def _names(self) -> set[str]:
-        with contextlib.ExitStack() as open_directories:
-            try:
-                above = open_containers(self._hook, open_directories)
-            except FileNotFoundError:
-                return set()
-            with os.scandir(above) as entries:
-                listed = (entry.name for entry in itertools.islice(entries, LISTED))
-                return set(filter(ASIDE.fullmatch, listed))
-
-    def _visit(self, names: Iterable[str]) -> Iterator[None]:
-        """Remove these directories, or a part of each. Each step takes a few system calls."""
-        for name in names:
-            try:
-                with contextlib.ExitStack() as open_directories:
-                    above = open_containers(self._hook, open_directories)
-                    yield from itertools.islice(dissolve(name, above), VISIT)
-            except OSError as error:
-                self._kept[name] = error.strerror or "unknown error"
-            yield
+        with open_containers(self._hook) as above:
+            return set(filter(ASIDE.fullmatch, names_in(above)))
 
 
 # HAMi-core's directories on the host, one for each container.
@@ -375,13 +366,9 @@ class HostHookDirs:
         """
         return await self._offload.call(self._found)
 
-    async def clear(self, *, again: bool) -> Cleared:
-        """Remove a bounded part of what was set aside. Raises StateError.
-
-        With `again`, also try what could not be removed before.
-        """
-        now = asyncio.get_running_loop().time
-        return await self._clearing.call(self._aside.clear, again, now)
+    async def clear(self) -> Cleared:
+        """Remove a bounded part of what was set aside. Raises StateError."""
+        return await self._clearing.call(self._aside.clear, asyncio.get_running_loop().time)
 
     async def room(self) -> DiskRoom:
         """Return the free space and inodes of their file system. Raises StateError."""
@@ -442,28 +429,24 @@ class HostHookDirs:
 
     def _remove(self, name: str) -> int:
         """Do remove(); return how many were set aside."""
-        with state_errors(self._hook), contextlib.ExitStack() as open_directories:
+        with open_containers(self._hook) as above:
+            if above is None:
+                return 0
             try:
-                _set_aside(name, open_containers(self._hook, open_directories))
+                _set_aside(name, above)
             except FileNotFoundError:
                 return 0
         return 1
 
     def _found(self) -> Mapping[str, dt.datetime]:
-        with state_errors(self._hook), contextlib.ExitStack() as open_directories:
-            try:
-                above = open_containers(self._hook, open_directories)
-            except FileNotFoundError:
-                return {}
-            found = {}
-            with os.scandir(above) as entries:
-                listed = itertools.islice(entries, LISTED)
-                for entry in (one for one in listed if LEFT_BEHIND.fullmatch(one.name)):
-                    with contextlib.suppress(FileNotFoundError):
-                        status = entry.stat(follow_symlinks=False)
-                        if stat.S_ISDIR(status.st_mode):
-                            found[entry.name] = dt.datetime.fromtimestamp(status.st_ctime, dt.UTC)
-            return found
+        found = {}
+        with open_containers(self._hook) as above:
+            for name in filter(LEFT_BEHIND.fullmatch, names_in(above)):
+                with contextlib.suppress(FileNotFoundError):
+                    status = os.stat(name, dir_fd=above, follow_symlinks=False)
+                    if stat.S_ISDIR(status.st_mode):
+                        found[name] = dt.datetime.fromtimestamp(status.st_ctime, dt.UTC)
+        return found
 
 
 def _head(file: Path, size: int) -> bytes | None:

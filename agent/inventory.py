@@ -105,11 +105,8 @@ class Discovery:
                 scan = await self._driver.scan()
                 if same_fault(scan, self._ill) is not None and await self._driver.renew():
                     scan = await self._driver.scan()
-        except DriverError as error:
-            self._fail(str(error))
-            return False
-        except TimeoutError:
-            self._fail(f"the driver did not answer within {SCAN_DEADLINE:g} s")
+        except (DriverError, TimeoutError) as error:
+            self._fail(str(error) or f"the driver did not answer within {SCAN_DEADLINE:g} s")
             return False
         fault = same_fault(scan, self._ill)
         if fault is not None and len(scan.faults) >= MANY:

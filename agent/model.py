@@ -163,15 +163,11 @@ class PciPath(enum.IntEnum):
 
 
 class Link(msgspec.Struct, frozen=True):
-    """The connection to the GPU `peer`: PCI path (None: not known) and number of NVLinks.
-
-    `peer_to_peer`: whether the driver lets the two read each other's memory; None: not known.
-    """
+    """The connection to the GPU `peer`: PCI path (None: not known) and number of NVLinks."""
 
     peer: GpuUuid
     path: PciPath | None = None
     nvlinks: int = 0
-    peer_to_peer: bool | None = None
 
 
 class Gpu(msgspec.Struct, frozen=True):
@@ -216,8 +212,6 @@ class Trouble(enum.StrEnum):
     """The driver refuses the agent access to it."""
     RELEASED = "released"
     """An operator released it for work on it."""
-    UNPLACED = "unplaced"
-    """It was taken back, but the driver never described it. Only a scan of all GPUs finds it."""
     UNLISTED = "unlisted"
     """The kernel's driver has it, and the library does not list it. It is named by its address."""
     UNSUPPORTED = "unsupported"
@@ -233,7 +227,6 @@ _REMEDIES: Final = {
     Trouble.SILENT: "it may still be initialising, which takes seconds without the persistence "
     "daemon; it is shared as soon as it answers",
     Trouble.RELEASED: "take it back with hami-agent recheck",
-    Trouble.UNPLACED: "take them back with hami-agent recheck all",
     Trouble.DENIED: "let the agent open its device file (/dev/nvidiaN), through the container "
     "runtime or as root",
     Trouble.UNLISTED: "let the agent open its device file (/dev/nvidiaN), through the container "
@@ -737,10 +730,7 @@ class EventKind(enum.StrEnum):
     """Kinds of driver reports."""
 
     XID = "xid"
-    ECC_SINGLE = "ecc-single"
     ECC_DOUBLE = "ecc-double"
-    POWER_SOURCE = "power-source"
-    """The GPU's power supply changed, for example from external power to the bus."""
     CHANGED = "changed"
     """GPUs came, went or changed their order: scan again."""
 

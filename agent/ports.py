@@ -10,7 +10,6 @@ from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from typing import Protocol
 
 from agent.cluster import (
-    NodeChange,
     NodeView,
     PodChange,
     PodList,
@@ -26,7 +25,6 @@ class Clock(Protocol):
 
     def now(self) -> dt.datetime:
         """The present time, aware, in UTC."""
-        ...
 
 
 class Driver(Protocol):
@@ -34,25 +32,21 @@ class Driver(Protocol):
 
     async def scan(self) -> Scan:
         """Describe all GPUs. Raises DriverMissing, DriverError."""
-        ...
 
     async def probe(self, uuid: GpuUuid) -> Probe:
         """Check that one GPU answers. Raises DriverError if the driver as a whole fails."""
-        ...
 
     async def sample(self, uuid: GpuUuid) -> GpuSample:
         """The present use of one GPU. It is cheap enough to call every few seconds.
 
         Raises GpuError if this GPU does not answer in time, and DriverError.
         """
-        ...
 
     def events(self, opened: Callable[[], None] | None = None) -> AsyncIterator[DriverEvent]:
         """The driver's events, for ever. Raises DriverError when the session ends.
 
         `opened` is called once, from when on no event is missed.
         """
-        ...
 
     async def release(self, uuids: Collection[GpuUuid], *, everything: bool = False) -> None:
         """Release these GPUs: close their handles and open none.
@@ -62,26 +56,21 @@ class Driver(Protocol):
         Raises GpuError for an unknown GPU, and DriverError if a handle cannot be closed now. In
         both cases the driver no longer uses the GPUs.
         """
-        ...
 
     def take_back(self, uuid: GpuUuid) -> None:
         """Allow use of a released GPU again."""
-        ...
 
     def check(self) -> None:
         """Raise DriverMissing: new containers get another library than the agent uses. Blocks."""
-        ...
 
     async def renew(self) -> bool:
         """Start a new session with the next call, because all GPUs fail alike in this one.
 
         Returns False if it was renewed for that before and no GPU has answered since.
         """
-        ...
 
     async def close(self) -> None:
         """End the session; a second call does nothing."""
-        ...
 
 
 class Witness(Protocol):
@@ -92,11 +81,9 @@ class Witness(Protocol):
 
         Raises WitnessThrottled, WitnessUnsupported, KubeletError.
         """
-        ...
 
     async def list(self) -> tuple[Holding, ...]:
         """All active pods. Raises WitnessThrottled, KubeletError."""
-        ...
 
 
 class KubeletRecords(Protocol):
@@ -104,7 +91,6 @@ class KubeletRecords(Protocol):
 
     async def read(self, resource: str) -> Mapping[ContainerKey, frozenset[SliceId]] | None:
         """The ids of `resource` of each container it records; None when absent or unreadable."""
-        ...
 
 
 class Containers(Protocol):
@@ -112,11 +98,9 @@ class Containers(Protocol):
 
     async def running(self, ids: frozenset[str]) -> frozenset[str] | None:
         """The runtime ids among `ids` that have a live cgroup; None: that is not known."""
-        ...
 
     async def begun(self) -> frozenset[PodUid] | None:
         """The pods that have a cgroup: the kubelet has begun to start them; None: not known."""
-        ...
 
 
 class SocketWatch(Protocol):
@@ -124,38 +108,31 @@ class SocketWatch(Protocol):
 
     def epoch(self) -> KubeletEpoch | None:
         """The kubelet instance of the present socket, or None if there is no socket."""
-        ...
 
     def exists(self, name: str) -> bool:
         """True if `name` exists in the directory."""
-        ...
 
     def changes(self) -> AsyncIterator[str]:
         """Names that appeared or vanished. An empty name means that any may have changed."""
-        ...
 
 
 class NodeApi(Protocol):
     """This Node at the API server. Methods keep their own deadline of 10 s a request."""
 
-    def watch_node(self) -> AsyncIterator[NodeChange]:
-        """One WATCH: first a frame that it is open, then the Node if it exists, then its changes.
+    def watch_node(self) -> AsyncIterator[NodeView | None]:
+        """One WATCH: the Node, then its changes; None: there is none, or none any more.
 
-        Raises ApiError.
+        It may take two minutes to say that there is none. Raises ApiError.
         """
-        ...
 
     async def get_node(self) -> NodeView | None:
         """One consistent GET; None: the Node does not exist. Raises ApiError."""
-        ...
 
     async def annotate_node(self, annotations: Mapping[str, str | None]) -> NodeView:
         """Merge-patch annotations (None removes) and return the Node. Raises ApiError."""
-        ...
 
     async def release_lock(self, key: str, value: str) -> None:
         """JSON patch: test that annotation `key` is `value`, then remove. Raises ApiInvalid."""
-        ...
 
 
 class PodApi(Protocol):
@@ -163,7 +140,6 @@ class PodApi(Protocol):
 
     async def list_pods(self) -> PodList:
         """One LIST with spec.nodeName of this node. Raises ApiError."""
-        ...
 
     async def get_pod(self, namespace: str, name: str) -> PodView | None:
         """One consistent GET; None: no pod of this node has the name.
@@ -171,11 +147,9 @@ class PodApi(Protocol):
         Raises ApiError. With a node's own identity, ApiForbidden also means that the pod is gone,
         on another node, or was bound to this node only a moment ago.
         """
-        ...
 
     def watch_pods(self, resource_version: str) -> AsyncIterator[PodChange]:
         """One WATCH from that version on. It begins with a bookmark of it. Raises ApiGone."""
-        ...
 
     async def annotate_pod(
         self, namespace: str, name: str, uid: PodUid, annotations: Mapping[str, str | None]
@@ -184,7 +158,6 @@ class PodApi(Protocol):
 
         Raises ApiInvalid (the pod has another UID), ApiConflict (others write it), ApiNotFound.
         """
-        ...
 
 
 class Disk(Protocol):
@@ -193,11 +166,9 @@ class Disk(Protocol):
     @property
     def place(self) -> str:
         """Its path, for messages."""
-        ...
 
     async def read(self, name: str) -> bytes | None:
         """The content, or None when absent. Raises StateError."""
-        ...
 
     async def replace(self, name: str, data: bytes, *, keep: str | None = None) -> None:
         """Durably replace: temp, write, fsync, rename, directory fsync.
@@ -205,4 +176,3 @@ class Disk(Protocol):
         `keep` names a file that receives the former content (a second durable generation).
         Raises StateError; then the old content is still there.
         """
-        ...

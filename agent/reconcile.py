@@ -8,7 +8,7 @@ import math
 import uuid
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Final, NoReturn
+from typing import Final, NoReturn, TypeVar
 
 import msgspec
 import structlog
@@ -45,6 +45,18 @@ from agent.model import SliceId, has_passed, split_slice_id
 from agent.ports import Clock, KubeletRecords, Witness
 
 log = structlog.get_logger(__name__)
+
+T = TypeVar("T")
+
+
+async def _within(seconds: float, call: Awaitable[T], event: str) -> T | None:
+    """The result of the call; None: it failed or took longer, and the log says so as `event`."""
+    try:
+        async with asyncio.timeout(seconds):
+            return await call
+    except (AgentError, TimeoutError) as error:
+        log.warning(event, err=str(error) or "out of time")
+        return None
 
 
 def check_start(ledger: Ledger, ids: Iterable[SliceId]) -> None:
@@ -491,9 +503,8 @@ def _strangers(found: Iterable[Row], ledger: Ledger, seen: ReconcileFacts) -> It
     answered = _answered_holders(ledger)
     for row in found if seen.table.synced else ():
         pod = seen.table.named(row.namespace, row.pod)
-        if pod is not None and (pod.groups or _may_hold_for_another(pod, ledger, seen)):
-            continue
-        if row.holder not in answered:
+        is_known = pod is not None and (pod.groups or _may_hold_for_another(pod, ledger, seen))
+        if not is_known and row.holder not in answered:
             yield row
 
 
@@ -520,10 +531,10 @@ def _may_hold_for_another(pod: PodView, ledger: Ledger, seen: ReconcileFacts) ->
 # Nothing waits for it: new directories are made meanwhile, however much a tenant has left.
 
 CLEARING_PERIOD: Final = 3600.0
-"""Seconds between attempts to remove what stays."""
+"""Seconds between two rounds if nothing is set aside."""
 
 RETRY: Final = 60.0
-"""Seconds until the next attempt after the disk failed or did not answer."""
+"""Seconds until the next round after the disk failed or did not answer."""
 
 ROOM_PERIOD: Final = 60.0
 """Seconds between two looks at the space that is left."""
@@ -538,6 +549,8 @@ CLEARING_DEADLINE: Final = 30.0
 class Clearing:
     """Sole writer of `state` and `room`. `set_aside` changes when there is something to remove.
 
+    A round tries all that is there, also what stayed before.
+
     `say` posts one Event about the Node when directories stay, and no other until none stays.
     """
 
@@ -551,50 +564,35 @@ class Clearing:
         self.room: Cell[DiskRoom] = Cell(DiskRoom())
 
     async def run(self) -> NoReturn:
-        """Clear at the start, when something was set aside, and each PERIOD."""
-        loop = asyncio.get_running_loop()
+        """Clear at the start, when something was set aside, and each CLEARING_PERIOD."""
         news = News(self._set_aside)
-        due = loop.time()
         while True:
-            again = loop.time() >= due
-            done = await self._clear(again=again)
-            if again:
-                due = loop.time() + (CLEARING_PERIOD if done else RETRY)
-            elif not done:
-                due = min(due, loop.time() + RETRY)
-            await news.wait(max(due - loop.time(), 0.0))
+            is_done = await self._clear()
+            await news.wait(CLEARING_PERIOD if is_done else RETRY)
 
     async def follow_room(self) -> NoReturn:
         """Set `room` each ROOM_PERIOD; not known while the disk fails or does not answer."""
         while True:
-            room = DiskRoom()
-            try:
-                async with asyncio.timeout(CLEARING_DEADLINE):
-                    room = await self._hooks.room()
-            except (AgentError, TimeoutError) as error:
-                log.warning("hooks.not_measured", err=str(error) or "out of time")
-            self.room.set(room)
+            room = await _within(CLEARING_DEADLINE, self._hooks.room(), "hooks.not_measured")
+            self.room.set(room or DiskRoom())
             await asyncio.sleep(until_tick(ROOM_PERIOD))
 
-    async def _clear(self, *, again: bool) -> bool:
+    async def _clear(self) -> bool:
         """Remove all that can be removed. False: the disk failed."""
-        while True:
-            try:
-                async with asyncio.timeout(CLEARING_DEADLINE):
-                    cleared = await self._hooks.clear(again=again)
-            except (AgentError, TimeoutError) as error:
-                log.warning("hooks.not_cleared", err=str(error) or "out of time")
+        more = True
+        while more:
+            cleared = await _within(CLEARING_DEADLINE, self._hooks.clear(), "hooks.not_cleared")
+            if cleared is None:
                 return False
-            again, before = False, self.state.value
-            # During an attempt, what stayed before still counts.
-            if not cleared.more or cleared.kept > before.kept:
+            more, before = cleared.more, self.state.value
+            # In a round, what stayed after the last one still counts.
+            if not more or cleared.kept > before.kept:
                 if cleared.kept and not before.kept:
                     log.warning("hooks.kept", directories=cleared.kept, err=cleared.why)
                     self._say(kept_event(cleared))
                 self.state.set(cleared)
-            if not cleared.more:
-                return True
             await asyncio.sleep(CLEARING_PAUSE)
+        return True
 
 
 # Compares the ledger with the kubelet after each answer, for each new kubelet and each minute.
@@ -660,7 +658,6 @@ class Reconcile:
         self._resource = resource
         self._adopt = adopt
         self._commit = commit
-        self._silent = False
         self._swept_at = -math.inf
         self._since = EVER
         self._due: dt.datetime | None = None
@@ -760,19 +757,13 @@ class Reconcile:
         elapsed, self._due = asyncio.get_running_loop().time(), None
         rows = self._ledger.value.rows
         self._asked.update((row.key, elapsed) for row in rows if row.holder is None)
-        try:
-            async with asyncio.timeout(DEADLINE):
-                holdings = await retry(self._witness.list, WitnessThrottled, THROTTLED_PAUSE)
-        except (AgentError, TimeoutError) as error:
-            if not self._silent:
-                log.info("reconcile.unanswered", err=str(error) or "out of time")
-            self._silent = True
+        ask = retry(self._witness.list, WitnessThrottled, THROTTLED_PAUSE)
+        holdings = await _within(DEADLINE, ask, "reconcile.unanswered")
+        if holdings is None or self._epoch.value != epoch:
             return False
-        self._silent = False
-        if self._epoch.value != epoch:
-            return False
-        if self._names is None and (found := await self._directories()) is not None:
-            self._names = frozenset(found)
+        if self._names is None:
+            found = await _within(DEADLINE, self._hooks.found(), "hooks.not_searched")
+            self._names = None if found is None else frozenset(found)
         done = await self._apply(holdings, epoch, complete=True)
         if done and self._names is not None:
             self._names = frozenset()
@@ -787,11 +778,8 @@ class Reconcile:
         """
         recorded: Mapping[ContainerKey, frozenset[SliceId]] | None = None
         if complete or any(row.role is Role.INIT for row in self._ledger.value.rows):
-            try:
-                async with asyncio.timeout(DEADLINE):
-                    recorded = await self._records.read(self._resource())
-            except TimeoutError:
-                log.warning("reconcile.records_unread", after=DEADLINE)
+            read = self._records.read(self._resource())
+            recorded = await _within(DEADLINE, read, "reconcile.records_unread")
         ledger, table, now = self._ledger.value, self._pods.value, self._clock.now()
         failed = (pod.uid for pod in table.pods.values() if pod.phase is Phase.FAILED)
         self._failed = {uid: min(self._failed.get(uid, now), now) for uid in failed}
@@ -807,16 +795,14 @@ class Reconcile:
             failed=self._failed,
             idle=self._idle,
         )
-        # A commit that was given up may have dropped its rows later.
-        self._release(self._closing - {row.key for row in ledger.rows})
         judge = judge_by_kubelet if self._adopt is None else judge_by_scheduler
         findings = judge(ledger, seen, self._resource())
-        # A row that a call is answering is left to the next look.
-        busy = self._taken - self._closing
-        mine = [row for row in findings.over if row.key not in busy]
-        self._closing.update(row.key for row in mine)
-        self._taken.update(self._closing)
         if complete:
+            # A row that a call is answering is left to the next List. Until then no call answers a
+            # row that could not be closed: a commit that was given up may drop it later.
+            self._free(self._closing)
+            self._closing = {row.key for row in findings.over} - self._taken
+            self._taken.update(self._closing)
             self._idle, self._due = findings.idle, findings.due
             self.unconfirmed.set(findings.unconfirmed)
             self.drifted.set(findings.drifted)
@@ -835,15 +821,16 @@ class Reconcile:
                 stranger = stranger_row(holder, adoption.ids, container.resource, seen)
                 # A former look has kept it: it is neither written nor told again.
                 new += [] if ledger.find(stranger.key) else [stranger]
+        mine = [row for row in findings.over if row.key in self._closing]
         over = await self._removed(mine)
         written = await self._write(ledger, findings.confirmed, new, over)
         if complete and written and self._adopt is not None:
             await self._sweep(seen)
         return written and not unread and len(over) == len(findings.over)
 
-    def _release(self, keys: set[ContainerKey]) -> None:
+    def _free(self, keys: set[ContainerKey]) -> None:
         self._taken.difference_update(keys)
-        self._closing.difference_update(keys)
+        self._closing = self._closing - keys
 
     async def _removed(self, rows: Sequence[Row]) -> list[Row]:
         """Remove the rows' directories. Returns the rows whose directory is gone.
@@ -860,7 +847,6 @@ class Reconcile:
                         name = container_directory(row.key.pod_uid, row.key.container)
                 if not name or await self._remove(name):
                     over.append(row)
-        self._release({row.key for row in rows if row not in over})
         return over
 
     async def _write(
@@ -886,7 +872,7 @@ class Reconcile:
         except StateError as error:
             log.warning("reconcile.put_off", err=str(error))
             return False
-        self._release({row.key for row in over})
+        self._free({row.key for row in over})
         for row in confirmed:  # settlement posts the Event of a mismatch
             old, now = base.find(row.key), self._ledger.value.find(row.key)
             was_known = old is not None and old.mismatched and old.confirmed
@@ -904,19 +890,13 @@ class Reconcile:
             log.info("ledger.closed", pod_uid=row.key.pod_uid, ctr=row.key.container)
         return True
 
-    async def _directories(self) -> Mapping[str, dt.datetime] | None:
-        """Each container directory, with its last change; None: the disk failed or was silent."""
-        try:
-            async with asyncio.timeout(DEADLINE):
-                return await self._hooks.found()
-        except (AgentError, TimeoutError) as error:
-            log.warning("hooks.not_searched", err=str(error) or "out of time")
-            return None
-
     async def _sweep(self, seen: ReconcileFacts) -> None:
         """Remove leaked directories if the last successful search is SWEEP_PERIOD ago."""
         elapsed = asyncio.get_running_loop().time()
-        if elapsed - self._swept_at < SWEEP_PERIOD or (found := await self._directories()) is None:
+        if elapsed - self._swept_at < SWEEP_PERIOD:
+            return
+        found = await _within(DEADLINE, self._hooks.found(), "hooks.not_searched")
+        if found is None:
             return
         self._swept_at, now = elapsed, self._clock.now()
         ages = {name: now - changed for name, changed in found.items()}

@@ -21,7 +21,6 @@ from agent.hami.region import (
     Region,
     RegionChange,
     RegionOffsets,
-    RegionReading,
     RegionState,
     RegionSums,
     count_slots,
@@ -30,7 +29,7 @@ from agent.hami.region import (
     holds_back,
     recognise,
 )
-from agent.hookdirs import LISTED, NAME, open_containers, open_in, state_errors
+from agent.hookdirs import NAME, names_in, open_containers, open_in
 from agent.kit.tasks import Offload
 
 # Tells which processes of containers exist, by the host's /proc and its cgroup tree.
@@ -65,9 +64,10 @@ class ContainerProcesses:
         self._cgroups = cgroups
         self._proc = proc
         self._rounds = 0
-        self._is_host = self._is_due = False
+        self._is_host = False
         self._pods: dict[str, Path] = {}
-        self._gone = set[str]()
+        """The cgroups of the pods that were ever seen; a path stays when its cgroup is gone."""
+        self._gone = frozenset[str]()
         self._owners: dict[Path, str] = {}
         self._known: dict[Path, dict[int, int]] = {}
 
@@ -81,10 +81,16 @@ class ContainerProcesses:
             namespace = str((self._proc / "self/ns/pid").readlink())
         sees_init = namespace == INIT_NAMESPACE and self._read(self._proc / "1/status") != b""
         self._is_host = bool(uids) and sees_init
+        is_due = self._rounds % SEARCH_EVERY == 0
         self._pods = {uid: path for uid, path in self._pods.items() if uid in uids}
-        self._gone &= uids
-        self._is_due = self._rounds % SEARCH_EVERY == 0
-        if self._is_due:
+        there = {uid for uid, path in self._pods.items() if path.is_dir()}
+        before, self._gone = self._gone, uids - there
+        if self._is_host and self._gone and (is_due or not self._gone <= before):
+            for controller in CONTROLLERS:
+                if found := dict(_pods(self._cgroups / controller, DEEPEST)):
+                    self._pods |= found
+                    break
+        if is_due:
             for remembered in (self._owners, self._known):
                 for path in [path for path in remembered if not path.is_dir()]:
                     del remembered[path]
@@ -92,7 +98,7 @@ class ContainerProcesses:
     def alive(self, name: str, wanted: frozenset[int]) -> frozenset[int] | None:
         """Those of the PIDs in the container of that directory that exist; None: not known."""
         living = frozenset[int]()
-        pod = self._pod(_uid(name)) if self._is_host else None
+        pod = self._pods.get(_uid(name)) if self._is_host else None
         if pod is None:
             return None
         cgroups = _directories(pod)  # none, if it is gone: then no process lives
@@ -109,20 +115,6 @@ class ContainerProcesses:
                     return None
                 living |= matched
         return living
-
-    def _pod(self, uid: str) -> Path | None:
-        """The cgroup of the pod; None: it was never seen. A path stays when the cgroup is gone."""
-        path = self._pods.get(uid)
-        if path is not None and path.is_dir():
-            self._gone.discard(uid)
-        elif self._is_due or uid not in self._gone:
-            self._gone.add(uid)
-            self._is_due = False
-            for controller in CONTROLLERS:
-                if found := dict(_pods(self._cgroups / controller, DEEPEST)):
-                    self._pods |= found
-                    break
-        return self._pods.get(uid)
 
     def _pids(self, cgroup: Path) -> tuple[int, ...] | None:
         """The host's PIDs in the cgroup and below; None: more than is read."""
@@ -317,20 +309,15 @@ class HostRegions:
             pids = frozenset(process.pid for process in region.processes)
             if self._processes and pids:
                 alive = self._processes.alive(name, pids)
-            reading = RegionReading(RegionState.READABLE, region, alive=alive)
+            sums = region.sums(alive)
         except NoRegion as error:
-            reading = error.reading
-        sums = reading.sums()
+            sums = error.sums
         return sums, self._cpu() - begun
 
     def _held(self) -> Sequence[str]:
         with self._containers() as containers:
-            if containers is None:
-                return ()
-            with os.scandir(containers) as entries:
-                names = [entry.name for entry in itertools.islice(entries, LISTED)]
             held = list[str]()
-            for name in names:
+            for name in names_in(containers):
                 with (
                     contextlib.suppress(NoRegion),
                     _opened(containers, name, os.O_RDONLY) as (file, size),
@@ -354,18 +341,15 @@ class HostRegions:
                                 break
                             os.pwrite(file, word, offset)
                 except NoRegion as error:
-                    reasons[name] = error.reading.reason or f"it is {error.reading.state}"
+                    reasons[name] = error.sums.reason or f"it is {error.sums.state}"
         return reasons
 
     @contextlib.contextmanager
     def _containers(self) -> Iterator[int | None]:
         """Open the parent of the container directories; None: there is none yet."""
-        with state_errors(self._hook), contextlib.ExitStack() as open_directories:
-            try:
-                containers = open_containers(self._hook, open_directories)
-            except FileNotFoundError:
+        with open_containers(self._hook) as containers:
+            if containers is None:
                 self._hook.stat()
-                containers = None
             yield containers
 
 

@@ -40,7 +40,7 @@ from agent.errors import (
 from agent.hami.pod import consume, held_lock
 from agent.kit.cell import Cell, News
 from agent.kit.tasks import Allowance, Backoff
-from agent.kit.timing import Tally
+from agent.kit.timing import Tally, loop_time
 from agent.ledger import Decider, Ledger, is_over, mismatch
 from agent.ports import Clock, NodeApi, PodApi
 
@@ -92,25 +92,20 @@ class Effect(msgspec.Struct, frozen=True):
     pod_uid: PodUid
     namespace: str
     pod: str
-    due: dt.datetime
+    due: dt.datetime = dt.datetime.min.replace(tzinfo=dt.UTC)
     phase: str = ""
     groups: tuple[int, ...] = ()
     lock: str = ""
 
     @property
-    def frees_lock(self) -> bool:
-        """Whether it removes a lock, for which the scheduler waits."""
-        return bool(self.lock)
+    def place(self) -> tuple[EffectKind, PodUid]:
+        """What is in flight once at most. Two patches of a pod could arrive in the other order."""
+        return self.kind, self.pod_uid
 
     @property
     def identity(self) -> tuple[EffectKind, PodUid, str]:
         """Effects of equal identity are tried again as one, at growing intervals."""
-        return self.kind, self.pod_uid, self.lock
-
-    @property
-    def place(self) -> tuple[EffectKind, PodUid, str]:
-        """What is in flight once at most. Two patches of a pod could arrive in the other order."""
-        return self.kind, self.pod_uid, "" if self.kind is EffectKind.SETTLE_POD else self.lock
+        return *self.place, self.lock
 
     @property
     def is_rationed(self) -> bool:
@@ -170,25 +165,20 @@ def _for_answered(facts: SettlementFacts) -> Iterator[Effect]:
             for container in pod.asking(last.resource)
             if not is_over(container, last.epoch)
         }
-        settle = Effect(
-            kind=EffectKind.SETTLE_POD,
-            pod_uid=uid,
-            namespace=pod.namespace,
-            pod=pod.name,
-            due=last.answered_at if is_complete else last.answered_at + QUIET,
-            phase=PHASE_SUCCESS if is_complete else "",
-            groups=tuple(sorted(row.group for row in rows)),
-        )
+        due = last.answered_at if is_complete else last.answered_at + QUIET
         frees = is_complete and lock is not None and any(row.lock == lock.value for row in rows)
-        if frees and lock is not None and (pod.reusable_name or not is_there):
-            # Another pod of this name may have taken over the lock. The patch of the pod has the
-            # UID, so it fails in that case, and the lock stays.
-            yield msgspec.structs.replace(settle, lock=lock.value)
-        else:
-            if frees and lock is not None:
-                yield _release(lock, uid, last.answered_at)
-            if is_there and _changes(pod, settle):
-                yield settle
+        text = lock.value if frees and lock is not None else ""
+        where = uid, pod.namespace, pod.name, due
+        if text and is_there and not pod.reusable_name:
+            yield Effect(EffectKind.RELEASE_LOCK, *where, lock=text)
+            text = ""
+        # Otherwise another pod of this name may have taken over the lock. The patch of the pod has
+        # the UID, so it fails in that case, and the lock stays.
+        groups = tuple(sorted(row.group for row in rows))
+        phase = PHASE_SUCCESS if is_complete else ""
+        settle = Effect(EffectKind.SETTLE_POD, *where, phase, groups, text)
+        if text or (is_there and _changes(pod, settle)):
+            yield settle
 
 
 def _for_refused(facts: SettlementFacts) -> Iterator[Effect]:
@@ -202,11 +192,11 @@ def _for_refused(facts: SettlementFacts) -> Iterator[Effect]:
         if pod.static or is_noted or not refusal_text(pod):
             continue
         begun[pod.namespace] += not is_tried  # a patch that fails for good hides no other pod
-        where = pod.uid, pod.namespace, pod.name, facts.now
+        where = pod.uid, pod.namespace, pod.name
         yield Effect(EffectKind.SETTLE_POD, *where, phase=PHASE_FAILED)
 
 
-def _for_lock(facts: SettlementFacts) -> tuple[Effect, ...]:
+def _for_lock(facts: SettlementFacts) -> Iterator[Effect]:
     """Remove the lock of an owner that no longer needs it: answered in full, terminal, or gone.
 
     The lock has no UID, its time stamp has no fixed order to the pod's, and Pods and Node have
@@ -220,30 +210,25 @@ def _for_lock(facts: SettlementFacts) -> tuple[Effect, ...]:
     """
     lock = facts.lock
     if lock is None or lock.owner is None:
-        return ()
+        return
     owner = facts.table.named(*lock.owner)
-    rows = facts.ledger.rows_by(Decider.SCHEDULER)
-    answered = next((row.key.pod_uid for row in rows if row.lock == lock.value), None)
-    is_young = facts.standing < UNCLAIMED
-    if owner is None and answered is not None and is_young and not facts.table.stale:
-        # Its pod went while no agent ran: the patch with its UID shows whether the name is free.
-        # If another pod has it, the patch fails for ever, and the lock goes by its age, as below.
-        return (Effect(EffectKind.SETTLE_POD, answered, *lock.owner, facts.now, lock=lock.value),)
+    answered = facts.ledger.answered_under(lock.value)
+    has_stood = facts.standing >= UNCLAIMED
     if owner is None or not (owner.gpu_containers or owner.terminal):
-        is_left = not facts.table.stale and not is_young
-        return (_release(lock, NOBODY, facts.now),) if is_left else ()
-    if not owner.terminal:
-        if not _is_answered(owner, facts):
-            return ()
-        if any(row.lock == lock.value for row in facts.ledger.rows_of(owner.uid)):
-            return (_release(lock, owner.uid, facts.now),)
-    phase = PHASE_FAILED if refusal_text(owner) else ""
-    where = owner.uid, owner.namespace, owner.name, facts.now
-    return (Effect(EffectKind.SETTLE_POD, *where, phase=phase, lock=lock.value),)
-
-
-def _release(lock: NodeLock, uid: PodUid, due: dt.datetime) -> Effect:
-    return Effect(EffectKind.RELEASE_LOCK, uid, lock.namespace, lock.name, due, lock=lock.value)
+        if facts.table.stale:
+            return
+        if has_stood:
+            yield Effect(EffectKind.RELEASE_LOCK, NOBODY, *lock.owner, lock=lock.value)
+        elif owner is None:
+            # Its pod went while no agent ran: the patch with its UID shows whether the name is
+            # free. If another pod has it, the patch fails for ever, and the lock goes by its age.
+            for uid in answered:
+                yield Effect(EffectKind.SETTLE_POD, uid, *lock.owner, lock=lock.value)
+    elif owner.terminal or _is_answered(owner, facts):
+        is_noted = owner.uid in answered and not owner.terminal
+        kind = EffectKind.RELEASE_LOCK if is_noted else EffectKind.SETTLE_POD
+        phase = PHASE_FAILED if refusal_text(owner) else ""
+        yield Effect(kind, owner.uid, *owner.key, phase=phase, lock=lock.value)
 
 
 def _is_answered(pod: PodView, facts: SettlementFacts) -> bool:
@@ -254,13 +239,11 @@ def _is_answered(pod: PodView, facts: SettlementFacts) -> bool:
     must have stood for UNCLAIMED. An answer in the future is old, because the clock was set back.
     """
     rows = {row.key.container: row for row in facts.ledger.rows_of(pod.uid)}
-    unanswered = [container for container in pod.gpu_containers if container.name not in rows]
-    if unanswered and facts.standing < UNCLAIMED:
-        return False
-    for container in unanswered:
+    for container in pod.gpu_containers:
         # Ordinary init containers end before app containers.
         is_past = container.role is Role.INIT and pod.phase is Phase.RUNNING
-        if not (is_past or container.running_id is not None or container.has_run):
+        has_started = is_past or container.running_id is not None or container.has_run
+        if container.name not in rows and not (has_started and facts.standing >= UNCLAIMED):
             return False
     last = max((row.answered_at for row in rows.values()), default=None)
     return last is None or not dt.timedelta(0) <= facts.now - last < ANSWERED_GRACE
@@ -268,20 +251,17 @@ def _is_answered(pod: PodView, facts: SettlementFacts) -> bool:
 
 def events_of(effects: Iterable[Effect], facts: SettlementFacts) -> Iterator[NodeEvent]:
     """What people are told: why a pod was refused, and that one was given another GPU."""
-
-    def event(pod: PodView, reason: str, text: str) -> NodeEvent:
-        where = pod.namespace, pod.name, pod.uid
-        return NodeEvent(reason, text, True, *where)
-
-    pods = facts.table.pods
+    pods, texts = facts.table.pods, list[tuple[PodView, str, str]]()
     for effect in effects:
         if effect.is_rationed:
             pod = pods[effect.pod_uid]
-            yield event(pod, REFUSED_EVENT, refusal_text(pod))
+            texts.append((pod, REFUSED_EVENT, refusal_text(pod)))
     for row in facts.ledger.rows:
         shown = pods.get(row.pod_uid)
         if row.mismatched and row.confirmed and shown and not (shown.static or shown.terminal):
-            yield event(shown, MISMATCH_EVENT, str(mismatch(row)))
+            texts.append((shown, MISMATCH_EVENT, str(mismatch(row))))
+    for pod, reason, text in texts:
+        yield NodeEvent(reason, text, True, pod.namespace, pod.name, pod.uid)
 
 
 def _changes(pod: PodView, effect: Effect) -> dict[str, str | None]:
@@ -374,12 +354,12 @@ class Settlement:
         self._random = random
         self._sighting: tuple[str, float] | None = None
         """A lock's text, and the loop time at which it was first seen with a current pod table."""
-        self._owed: Cell[tuple[Effect, ...]] = Cell(())
-        self._done: frozenset[Effect] = frozenset()
+        self._done: set[Effect] = set()
         """Effects that are done, while the views do not show it yet."""
-        self._active: Cell[frozenset[Effect]] = Cell(frozenset())
+        self._active: set[tuple[EffectKind, PodUid]] = set()
+        self._attempts = Cell(0)
+        """How many attempts have ended."""
         self._trouble: dict[tuple[EffectKind, PodUid, str], _Trouble] = {}
-        self._failures = Cell(0)
         self._ration = Allowance(REFUSED, REFUSED_REFILL)
         self._told: set[NodeEvent] = set()
         self.results = Tally(
@@ -389,46 +369,42 @@ class Settlement:
         )
 
     async def run(self) -> NoReturn:
-        """Perform every effect when it is due."""
-        news = News(self._owed, self._active)
+        """Perform every effect when it is due.
+
+        Effects are derived after each change of pods, Node or ledger, after each attempt, and each
+        second while the node is locked.
+        """
+        news = News(self._pods, self._node, self._ledger, self._attempts)
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._follow())
             while True:
+                lock = held_lock(self._node.value)
+                waits = [] if lock is None else [PERIOD]
                 # Locks first; what failed behind what was not tried yet.
                 for effect in sorted(
-                    self._open(),
-                    key=lambda each: (not each.frees_lock, each.identity in self._trouble),
+                    self._open(lock),
+                    key=lambda each: (not each.lock, each.identity in self._trouble),
                 ):
-                    most = PARALLEL if effect.frees_lock else PARALLEL - 1
-                    is_free = effect.place not in {each.place for each in self._active.value}
-                    if len(self._active.value) < most and is_free and self._left(effect) <= GRAIN:
+                    most = PARALLEL if effect.lock else PARALLEL - 1
+                    left = self._left(effect)
+                    if left > GRAIN:
+                        waits.append(left)
+                    elif len(self._active) < most and effect.place not in self._active:
                         if effect.is_rationed:
-                            self._ration.spend(asyncio.get_running_loop().time())
-                        self._active.set(self._active.value | {effect})
+                            self._ration.spend(loop_time())
+                        self._active.add(effect.place)
                         group.create_task(self._perform(effect))
-                waits = [left for each in self._open() if (left := self._left(each)) > GRAIN]
                 await news.wait(min(waits, default=None))
 
-    async def _follow(self) -> NoReturn:
-        """Derive effects after each change of pods, Node or ledger; each second while locked.
-
-        Also after each failure: see REFUSED_AT_ONCE.
-        """
-        news = News(self._pods, self._node, self._ledger, self._failures)
-        while True:
-            lock = held_lock(self._node.value)
-            self._derive(lock)
-            await news.wait(PERIOD if lock is not None else None)
-
-    def _derive(self, lock: NodeLock | None) -> None:
-        table, elapsed = self._pods.value, asyncio.get_running_loop().time()
+    def _open(self, lock: NodeLock | None) -> list[Effect]:
+        """What is owed and not done. Events about it are handed on."""
+        table = self._pods.value
         # The time of a lock restarts after a gap in the pod watch: an owner that was bound in the
         # gap is not in the table at once.
         if lock is None or table.stale or not table.synced:
             self._sighting = None
         elif self._sighting is None or self._sighting[0] != lock.value:
-            self._sighting = lock.value, elapsed
-        stood = elapsed - self._sighting[1] if self._sighting else 0.0
+            self._sighting = lock.value, loop_time()
+        stood = loop_time() - self._sighting[1] if self._sighting else 0.0
         tried = (*self._trouble, *(each.identity for each in self._done))
         facts = SettlementFacts(
             table,
@@ -436,59 +412,48 @@ class Settlement:
             lock,
             self._clock.now(),
             dt.timedelta(seconds=stood),
-            frozenset(uid for kind, uid, *_ in tried if kind is EffectKind.SETTLE_POD),
+            frozenset(uid for kind, uid, _ in tried if kind is EffectKind.SETTLE_POD),
         )
-        before = {each.identity: each for each in self._owed.value}
-        found: list[Effect] = []
-        for effect in owed(facts):
-            old = before.get(effect.identity)
-            # What was owed already keeps its due time.
-            is_same = old is not None and msgspec.structs.replace(effect, due=old.due) == old
-            found.append(old if old is not None and is_same else effect)
-            if old is None and not effect.groups:  # an answer has its own line in the log
-                log.info(
-                    "settlement.owed", kind=effect.kind.value, ns=effect.namespace, pod=effect.pod
-                )
+        found = owed(facts)
+        current = frozenset(found)
         for event in events_of(found, facts):
             if event not in self._told:
                 self._told.add(event)
                 self._say(event)
         self._told = {event for event in self._told if event.pod_uid in table.pods}
-        current = frozenset(found)
         # A pod is settled once for each answer: who writes its annotations again is not fought.
-        self._done = frozenset(
+        self._done = {
             each
             for each in self._done
             if each in current or (each.groups and each.pod_uid in table.pods)
-        )
+        }
         known = {each.identity for each in found}
         self._trouble = {name: one for name, one in self._trouble.items() if name in known}
-        self._owed.set(tuple(found))
-
-    def _open(self) -> list[Effect]:
-        """What is owed, not done and not in flight."""
-        taken = self._done | self._active.value
-        return [effect for effect in self._owed.value if effect not in taken]
+        return [effect for effect in found if effect not in self._done]
 
     def _left(self, effect: Effect) -> float:
         """Seconds until the effect may be performed."""
         trouble = self._trouble.get(effect.identity)
-        elapsed = asyncio.get_running_loop().time()
-        pause = trouble.until - elapsed if trouble else 0.0
+        pause = trouble.until - loop_time() if trouble else 0.0
         if effect.is_rationed:
-            pause = max(pause, self._ration.wait(elapsed))
+            pause = max(pause, self._ration.wait(loop_time()))
         wait = effect.due - self._clock.now()
         return max(pause, wait.total_seconds() if wait <= HORIZON else 0.0)
 
     async def _perform(self, effect: Effect) -> None:
         """Perform the effect, or drop it if it can never succeed. After a failure, try again."""
+        trouble = self._trouble.get(effect.identity)
+        if trouble is None:
+            trouble = _Trouble(Backoff(LOCK_DELAYS if effect.lock else DELAYS, 0.2, self._random))
+            if not effect.groups:  # an answer has its own line in the log
+                log.info(
+                    "settlement.owed", kind=effect.kind.value, ns=effect.namespace, pod=effect.pod
+                )
+        is_patch = effect.kind is EffectKind.SETTLE_POD
         try:
-            result = await self._done_with(effect)
+            result = await self._attempt(effect)
         except ApiError as error:
-            trouble = self._trouble_of(effect)
-            delay = max(trouble.backoff.next(), error.retry_after or 0.0)
-            trouble.until = asyncio.get_running_loop().time() + delay
-            self.results.add(effect.kind.value, "failed")
+            result, delay = "failed", max(trouble.backoff.next(), error.retry_after or 0.0)
             log.warning(
                 "settlement.put_off",
                 kind=effect.kind.value,
@@ -497,71 +462,50 @@ class Settlement:
                 err=str(error),
             )
         else:
-            self.results.add(effect.kind.value, result)
-            is_patch = effect.kind is EffectKind.SETTLE_POD
-            if result == "dropped" and is_patch and effect.pod_uid in self._pods.value.pods:
-                # The view is late, or a webhook refuses what is right: that may pass, and until it
-                # does, no pod behind this one has to wait.
-                self._trouble_of(effect).until = asyncio.get_running_loop().time() + REJECTED_AGAIN
-                return
-            self._done |= {effect}
+            # The view is late, or a webhook refuses what is right: that may pass, and until it
+            # does, no pod behind this one has to wait.
+            is_vain = result == "dropped" and is_patch and effect.pod_uid in self._pods.value.pods
+            delay = REJECTED_AGAIN if is_vain else 0.0
+        finally:
+            self._active.discard(effect.place)
+        self.results.add(effect.kind.value, result)
+        if delay:
+            trouble.until = loop_time() + delay
+            self._trouble[effect.identity] = trouble
+        else:
+            self._done.add(effect)
             if is_patch:
                 # The same patch without the lock: the watch of the Node may be the quicker one.
-                self._done |= {msgspec.structs.replace(effect, lock="")}
+                self._done.add(msgspec.structs.replace(effect, lock=""))
             self._trouble.pop(effect.identity, None)
-        finally:
-            self._active.set(self._active.value - {effect})
+        self._attempts.set(self._attempts.value + 1)
 
-    def _trouble_of(self, effect: Effect) -> _Trouble:
-        self._failures.set(self._failures.value + 1)
-        backoff = Backoff(LOCK_DELAYS if effect.frees_lock else DELAYS, 0.2, self._random)
-        return self._trouble.setdefault(effect.identity, _Trouble(backoff))
+    async def _attempt(self, effect: Effect) -> str:
+        """Patch the pod, then remove its lock. Returns the result for the metric.
 
-    async def _done_with(self, effect: Effect) -> str:
-        """The result for the metric. Raises ApiError: try again."""
-        try:
-            if effect.kind is EffectKind.SETTLE_POD:
-                return await self._settle(effect)
-            if effect.pod_uid == NOBODY:
-                await self._require_unclaimed(effect)
-            return await self._release(effect)
-        except ApiNotFound:
-            return "dropped"  # the pod or the Node is gone
-        except ApiInvalid as error:
-            log.info("settlement.invalid", kind=effect.kind.value, pod=effect.pod, err=str(error))
-            # The pod of that name has another UID, or something refuses the patch.
-            return "dropped"
-        except (ApiConflict, ApiForbidden):
-            # The pod is gone? A 403 also comes for a pod on another node, a 409 also from a
-            # concurrent write. So the pod table decides.
-            table = self._pods.value
-            is_gone = table.synced and effect.pod_uid not in table.pods
-            if effect.kind is EffectKind.SETTLE_POD and is_gone:
-                return "dropped"
-            raise
-
-    async def _settle(self, effect: Effect) -> str:
-        """Patch the pod once (remove the consumed groups, set the phase), then release its lock.
-
-        If the effect has a lock, the pod is patched even if nothing changes. The patch proves that
-        the name still belongs to its UID or to no pod, so that the lock is not another pod's.
+        Raises:
+            ApiError: it must be tried again.
         """
-        pod = self._pods.value.pods.get(effect.pod_uid)
-        is_ended = pod is None or (pod.terminal and effect.phase == PHASE_SUCCESS)
-        changes = {} if pod is None or is_ended else _changes(pod, effect)
-        if not effect.lock and (is_ended or not changes):
-            return "dropped" if is_ended else "unchanged"
-        was_here = True
+        table, was_here = self._pods.value, False
+        if effect.kind is EffectKind.SETTLE_POD:
+            result = await self._patch(effect)
+            if result == "dropped" or not effect.lock:
+                return result
+            was_here = result == "done"
+        elif effect.pod_uid == NOBODY:
+            shown = table.named(effect.namespace, effect.pod)
+            owner = shown or await self._get(effect)
+            # A shown pod that asks for no GPU of ours is why the lock goes: see _for_lock.
+            if owner is not None and not owner.terminal and (owner.gpu_containers or not shown):
+                raise ApiError(f"pod {effect.namespace}/{effect.pod} is on this node by now")
         try:
-            await self._pod_api.annotate_pod(effect.namespace, effect.pod, effect.pod_uid, changes)
+            await self._node_api.release_lock(MUTEX_LOCK, effect.lock)
+        except ApiInvalid:
+            return "not-ours"  # it is gone, or has another text
         except ApiNotFound:
-            if not effect.lock:
-                raise
-            was_here = False
-        if not effect.lock:
-            return "done"
-        result = await self._release(effect)
-        if was_here and result == "done":
+            return "dropped"  # the Node is gone
+        log.info("lock.released", ns=effect.namespace, pod=effect.pod)
+        if was_here:
             # Was the pod deleted since the patch? Then the next pod of that name may have taken the
             # lock meanwhile. One that was deleted before the patch does not matter: a tenant can
             # replace an answered pod at any time.
@@ -575,15 +519,33 @@ class Settlement:
                 if now is None or now.uid != effect.pod_uid:
                     noted = {**self._outlived.value, effect.lock: effect.pod_uid}
                     self._outlived.set(dict(list(noted.items())[-OUTLIVED:]))
-        return result
+        return "done"
 
-    async def _require_unclaimed(self, effect: Effect) -> None:
-        """Raise ApiError if the owner of a lock that seemed to be nobody's is here after all."""
-        shown = self._pods.value.named(effect.namespace, effect.pod)
-        owner = shown or await self._get(effect)
-        # A shown pod that asks for no GPU of ours is why the lock goes: see _for_lock.
-        if owner is not None and not owner.terminal and (owner.gpu_containers or not shown):
-            raise ApiError(f"pod {effect.namespace}/{effect.pod} is on this node by now")
+    async def _patch(self, effect: Effect) -> str:
+        """Patch the pod once: remove the consumed groups, set the phase. Returns the result.
+
+        If the effect has a lock, the pod is patched even if nothing changes. The patch proves that
+        the name still belongs to its UID ("done") or to no pod ("gone"), so that the lock is not
+        another pod's.
+        """
+        pod = self._pods.value.pods.get(effect.pod_uid)
+        changes = {} if pod is None else _changes(pod, effect)
+        try:
+            await self._pod_api.annotate_pod(effect.namespace, effect.pod, effect.pod_uid, changes)
+        except ApiNotFound:
+            return "gone" if effect.lock else "dropped"
+        except ApiInvalid as error:
+            # The pod of that name has another UID, or something refuses the patch.
+            log.info("settlement.invalid", pod=effect.pod, err=str(error))
+            return "dropped"
+        except (ApiConflict, ApiForbidden):
+            # The pod is gone? A 403 also comes for a pod on another node, a 409 also from a
+            # concurrent write. So the pod table decides.
+            table = self._pods.value
+            if table.synced and effect.pod_uid not in table.pods:
+                return "dropped"
+            raise
+        return "done"
 
     async def _get(self, effect: Effect) -> PodView | None:
         """The pod of that name as it is now. Raises ApiError."""
@@ -591,12 +553,3 @@ class Settlement:
             return await self._pod_api.get_pod(effect.namespace, effect.pod)
         except ApiForbidden:
             return None  # a node's identity may not read a pod that is gone or not bound to it yet
-
-    async def _release(self, effect: Effect) -> str:
-        """Remove the lock if it still has this text. Returns the result for the metric."""
-        try:
-            await self._node_api.release_lock(MUTEX_LOCK, effect.lock)
-        except ApiInvalid:
-            return "not-ours"  # it is gone, or has another text
-        log.info("lock.released", ns=effect.namespace, pod=effect.pod)
-        return "done"

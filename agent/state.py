@@ -1,35 +1,32 @@
 """The state on disk: its encoding, its recovery, and the one writer of the ledger."""
 
 import asyncio
-import contextlib
 import datetime as dt
 import hashlib
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final, NoReturn, TypeVar
 
 import msgspec
 import structlog
 
-from agent.cluster import DEFAULT_PRIORITY, NodeEvent, PodUid, Role
+from agent.cluster import NodeEvent, PodUid
 from agent.errors import Refusal, StateCorrupt, StateError, cap
 from agent.health.judge import stepped
 from agent.kit.cell import Cell
 from agent.kit.timing import Lag, Tally
 from agent.ledger import (
     PLAIN,
-    ContainerEdits,
     ContainerKey,
     Decider,
     Holder,
     JournalEntry,
-    KubeletEpoch,
     LastGood,
     Ledger,
     Row,
     State,
 )
-from agent.model import GpuUuid, Health, Share, SliceId
+from agent.model import GpuUuid, Health
 from agent.ports import Clock, Disk
 
 # The form of every file in the state directory: JSON with a checksum of its data's exact bytes.
@@ -110,73 +107,50 @@ def decode_last_good(content: bytes) -> LastGood:
 KIND = "hami-agent-state"
 
 
-class _ScheduledRow(msgspec.Struct, frozen=True):
-    """A row that the scheduler decided, in the order of its keys."""
+_SCHEDULED: Final = (
+    *("key", "namespace", "pod", "role", "group", "shares", "slice_ids", "edits", "answered_at"),
+    *("epoch", "confirmed", "offered", "resource", "lock", "priority", "live_limits"),
+)
+"""What the file has of a row that the scheduler decided, in this order."""
 
-    key: ContainerKey
-    namespace: str
-    pod: str
-    role: Role
-    group: int
-    shares: tuple[Share, ...]
-    slice_ids: tuple[SliceId, ...]
-    edits: ContainerEdits
-    answered_at: dt.datetime
-    epoch: KubeletEpoch
-    confirmed: bool = False
-    offered: bool = False
-    resource: str = ""
-    lock: str = ""
-    priority: int = DEFAULT_PRIORITY
-    live_limits: tuple[Share, ...] = ()
-
-    def row(self) -> Row:
-        """What it says."""
-        values = msgspec.structs.asdict(self)
-        where = values.pop("namespace"), values.pop("pod"), self.key.container
-        return Row(holder=Holder(*where), **values)
-
-
-class _PlainRow(msgspec.Struct, frozen=True):
-    """A row that the kubelet decided. `uid` is its drawn UID; `recorded`: it was ever confirmed."""
-
-    uid: PodUid
-    slice_ids: tuple[SliceId, ...]
-    shares: tuple[Share, ...]
-    edits: ContainerEdits
-    answered_at: dt.datetime
-    epoch: KubeletEpoch
-    holder: Holder | None = None
-    recorded: bool = False
-    adopted: bool = False
-    resource: str = ""
-    live_limits: tuple[Share, ...] = ()
-
-    def row(self) -> Row:
-        """What it says."""
-        values = msgspec.structs.asdict(self)
-        confirmed = values.pop("recorded") or self.holder is not None
-        key = ContainerKey(values.pop("uid"), PLAIN)
-        return Row(key=key, decided_by=Decider.KUBELET, confirmed=confirmed, **values)
+_PLAIN: Final = (
+    *("uid", "slice_ids", "shares", "edits", "answered_at", "epoch", "holder", "recorded"),
+    *("adopted", "resource", "live_limits"),
+)
+"""The same of a row that the kubelet decided. `uid` is its drawn UID; `recorded`: it was ever
+confirmed."""
 
 
 def _written(row: Row) -> dict[str, object]:
     """The row as the file has it. Live limits are left out where nobody has set any."""
     is_scheduled = row.decided_by is Decider.SCHEDULER
-    form: type[msgspec.Struct] = _ScheduledRow if is_scheduled else _PlainRow
     others = {} if is_scheduled else {"uid": row.key.pod_uid, "recorded": row.confirmed}
     return {
         name: others[name] if name in others else getattr(row, name)
-        for name in form.__struct_fields__
+        for name in (_SCHEDULED if is_scheduled else _PLAIN)
         if name != "live_limits" or row.live_limits
     }
+
+
+def _read(fields: Mapping[str, object], decider: Decider) -> Row:
+    """The row that the file has as `fields`. Raises msgspec.ValidationError."""
+    if decider is Decider.SCHEDULER:
+        key = msgspec.convert(fields.get("key"), ContainerKey)
+        names = {name: fields.get(name) for name in ("namespace", "pod")}
+        others: dict[str, object] = {"holder": {**names, "container": key.container}}
+    else:
+        holder = fields.get("holder")
+        confirmed = fields.get("recorded", False) if holder is None else True
+        key = ContainerKey(msgspec.convert(fields.get("uid"), PodUid), PLAIN)
+        others = {"key": key, "holder": holder, "confirmed": confirmed}
+    return msgspec.convert({**fields, **others, "decided_by": decider}, Row)
 
 
 class _LedgerData(msgspec.Struct, frozen=True):
     """The rows by who decided them. Earlier agents also kept an outbox, which rows replace."""
 
-    rows: tuple[_ScheduledRow, ...] = ()
-    plain: tuple[_PlainRow, ...] = ()
+    rows: tuple[dict[str, object], ...] = ()
+    plain: tuple[dict[str, object], ...] = ()
 
 
 class _StateData(msgspec.Struct, frozen=True):
@@ -230,12 +204,22 @@ def encode_state(state: State, known: KnownRows | None = None) -> bytes:
 def decode_state(content: bytes) -> State:
     """Decode the state in `content`. Raises StateCorrupt, which says what is wrong."""
     data = unseal(content, KIND, _StateData)
-    found = data.ledger
+    rows: list[Row] = []
+    for place, found, decider in (
+        ("rows", data.ledger.rows, Decider.SCHEDULER),
+        ("plain", data.ledger.plain, Decider.KUBELET),
+    ):
+        for number, fields in enumerate(found):
+            try:
+                rows.append(_read(fields, decider))
+            except msgspec.ValidationError as error:
+                text = f"{cap(str(error), 120)} of ledger.{place}[{number}]"
+                raise StateCorrupt(f"it cannot be read: {text}") from error
     return State(
         generation=data.generation,
         boot_id=data.boot_id,
         machine_id=data.machine_id,
-        ledger=Ledger((*(one.row() for one in found.rows), *(one.row() for one in found.plain))),
+        ledger=Ledger(tuple(rows)),
         health={GpuUuid(uuid): health for uuid, health in data.health.items()},
         booted_at=data.booted_at,
     )
@@ -301,17 +285,14 @@ async def recover(
     """
     problems: list[StateError] = []
     found: dict[str, bytes] = {}
-    is_new = True
     for name in (CURRENT, PREVIOUS):
         try:
             content = await disk.read(name)
-            is_new &= content is None
             if content is None:
                 raise StateCorrupt(f"{name} is missing")
             found[name] = content
             state = _decoded(content, name, machine_id)
         except StateError as error:
-            is_new &= isinstance(error, StateCorrupt)
             problems.append(error)
             continue
         before = state.booted_at if state.boot_id == boot_id else None
@@ -330,12 +311,12 @@ async def recover(
         except StateError as error:
             notice += f"; {error}"
         return Recovered(state, notice)
-    empty = State(boot_id=boot_id, machine_id=machine_id, booted_at=booted_at)
-    if is_new:
-        return Recovered(empty)
     for problem in problems:
         if not isinstance(problem, StateCorrupt):
             raise problem
+    empty = State(boot_id=boot_id, machine_id=machine_id, booted_at=booted_at)
+    if not found:
+        return Recovered(empty)  # a new node
     notice = (
         "; ".join(map(str, problems)) + "; rebuilding from the pods' annotations and the kubelet"
     )
@@ -359,11 +340,6 @@ def _decoded(content: bytes, name: str, machine_id: str) -> State:
     return msgspec.structs.replace(state, machine_id=machine_id or state.machine_id)
 
 
-class _WaitingCommit(msgspec.Struct, eq=False):
-    change: Change
-    done: asyncio.Future[None]
-
-
 class StateService:
     """Writes generations, one at a time. `commit()` returns only while `run()` is running."""
 
@@ -371,13 +347,14 @@ class StateService:
         self._disk = disk
         self._known: KnownRows = {}
         self._state = msgspec.structs.replace(recovered, boot_id=boot_id)
-        self._waiting: deque[_WaitingCommit] = deque()
+        self._waiting: dict[asyncio.Future[None], Change] = {}
         self._health: Mapping[GpuUuid, Health] | None = None
         self._news = asyncio.Event()
-        self._writing = asyncio.Lock()
         self._limit = limit
         self._is_late = False
         self._lag = Lag()
+        self.is_idle = True
+        """False while a write runs."""
         self.ledger: Cell[Ledger] = Cell(recovered.ledger)
         self.error: Cell[str] = Cell("")
         self.errors = Tally("checkpoint_errors_total", "Failed writes of the state file.")
@@ -386,11 +363,6 @@ class StateService:
     def generation(self) -> int:
         """The number of the generation on disk."""
         return self._state.generation
-
-    @property
-    def is_idle(self) -> bool:
-        """True while no write runs."""
-        return not self._writing.locked()
 
     @property
     def health(self) -> Mapping[GpuUuid, Health]:
@@ -408,14 +380,13 @@ class StateService:
             raise StateError(self.error.value)
         if len(self._waiting) >= self._limit:
             raise StateError(f"{self._limit} changes already wait for the disk; look at its health")
-        waiting = _WaitingCommit(change, asyncio.get_running_loop().create_future())
-        self._waiting.append(waiting)
+        done = asyncio.get_running_loop().create_future()
+        self._waiting[done] = change
         self._news.set()
         try:
-            await waiting.done
+            await done
         finally:
-            with contextlib.suppress(ValueError):
-                self._waiting.remove(waiting)
+            self._waiting.pop(done, None)
 
     def remember(self, health: Mapping[GpuUuid, Health]) -> None:
         """Write `health` with the next write, soon. No caller is notified."""
@@ -448,47 +419,48 @@ class StateService:
             log.warning("state.last_write_lost", after=LAST_WRITE, place=self._disk.place)
 
     async def flush(self) -> None:
-        """Write the changes that wait now, after the running write."""
-        async with self._writing:
-            batch = [waiting for waiting in self._waiting if not waiting.done.done()]
-            self._waiting.clear()
-            try:
-                await self._write(batch)
-            except StateError as error:
-                if not self._is_late:  # a write that hung is already counted
-                    self.errors.add()
-                self._is_late = False
-                if self.error.set(str(error)):
-                    log.error("state.unwritable", err=str(error))  # noqa: TRY400 -- no bug
-                _resolve(batch, error)
-            finally:
-                _resolve(batch, StateError("the agent stopped before the disk had it"))
+        """Write one generation with the changes that wait, publish it and end their `commit`s.
 
-    async def _write(self, batch: list[_WaitingCommit]) -> None:
-        """Write one generation with these changes, publish it and end their `commit` calls."""
-        ledger = self._state.ledger
-        for waiting in batch:
-            ledger = waiting.change(ledger)
-        health = self._state.health if self._health is None else self._health
-        unchanged = ledger == self._state.ledger and health == self._state.health
-        if not unchanged or self.error.value:
-            generation = self._state.generation + 1
-            state = msgspec.structs.replace(
-                self._state, generation=generation, ledger=ledger, health=health
-            )
-            with self._lag.alarm(COMMIT_DEADLINE, lambda _: self._tell_late(batch)):
-                content = encode_state(state, self._known)
-                await self._disk.replace(CURRENT, content, keep=PREVIOUS)
-            self._state, self._is_late = state, False
-            if self.error.set(""):
-                log.info("state.writable", generation=generation)
-        if self._health == health:
-            self._health = None
+        Only run() may call it: two writes beside each other would have the same number.
+        """
+        batch = {done: one for done, one in self._waiting.items() if not done.done()}
+        self._waiting = {}
+        result: StateError | None = StateError("the agent stopped before the disk had it")
+        self.is_idle = False
+        try:
+            ledger = self._state.ledger
+            for change in batch.values():
+                ledger = change(ledger)
+            health = self._state.health if self._health is None else self._health
+            unchanged = ledger == self._state.ledger and health == self._state.health
+            if not unchanged or self.error.value:
+                generation = self._state.generation + 1
+                state = msgspec.structs.replace(
+                    self._state, generation=generation, ledger=ledger, health=health
+                )
+                with self._lag.alarm(COMMIT_DEADLINE, lambda _: self._tell_late(batch)):
+                    content = encode_state(state, self._known)
+                    await self._disk.replace(CURRENT, content, keep=PREVIOUS)
+                self._state, self._is_late = state, False
+                if self.error.set(""):
+                    log.info("state.writable", generation=generation)
+            if self._health == health:
+                self._health = None
+            result = None
+        except StateError as error:
+            result = error
+            if not self._is_late:  # a write that hung is already counted
+                self.errors.add()
+            self._is_late = False
+            if self.error.set(str(error)):
+                log.error("state.unwritable", err=str(error))  # noqa: TRY400 -- no bug
+        finally:
+            self.is_idle = True
+            _resolve(batch, result)
         # In this order, the callers continue before the followers of the ledger.
-        _resolve(batch, None)
-        self.ledger.set(ledger)
+        self.ledger.set(self._state.ledger)
 
-    def _tell_late(self, batch: list[_WaitingCommit]) -> None:
+    def _tell_late(self, batch: Iterable[asyncio.Future[None]]) -> None:
         """Set `error` while the write hangs; end the calls that wait for it."""
         silence = f"the disk has not answered for {COMMIT_DEADLINE:g} s"
         text = f"{silence}: look at {self._disk.place}'s disk"
@@ -499,15 +471,15 @@ class StateService:
         _resolve([*batch, *self._waiting], StateError(text))
 
 
-def _resolve(batch: list[_WaitingCommit], error: StateError | None) -> None:
+def _resolve(batch: Iterable[asyncio.Future[None]], error: StateError | None) -> None:
     """End the `commit` calls that still wait."""
-    for waiting in batch:
-        if waiting.done.done():
+    for done in batch:
+        if done.done():
             continue
         if error is None:
-            waiting.done.set_result(None)
+            done.set_result(None)
         else:
-            waiting.done.set_exception(error)
+            done.set_exception(error)
 
 
 # Keeps what happened on this node in the last 24 h, for people to read.

@@ -32,6 +32,7 @@ from agent.model import (
 )
 from agent.node.devices import read_cordon
 from agent.node.findings import Check, is_ready
+from agent.settle import REJECTED
 from agent.usage import ContainerUse
 
 # The documents of `/api/v1` as JSON, for the agent that writes them and the commands that read.
@@ -200,7 +201,8 @@ class SettingStatus(Document, frozen=True):
 class StatusDocument(Document, frozen=True):
     """All of a node. `journal_since`: refusals and changes before that time are not known.
 
-    None instead of `allocations`, `refusals` or `changes`: the source does not know them.
+    `standing`: the refusals whose pod is still there. None instead of `allocations`, `refusals`,
+    `changes` or `standing`: the source does not know them.
     """
 
     node: NodeStatus
@@ -209,6 +211,7 @@ class StatusDocument(Document, frozen=True):
     refusals: tuple[JournalEntry, ...] | None = None
     changes: tuple[JournalEntry, ...] | None = None
     journal_since: Moment | None = None
+    standing: tuple[JournalEntry, ...] | None = None
 
 
 class Envelope(Document, frozen=True):
@@ -273,6 +276,8 @@ def open_envelope(content: bytes, kind: str, form: type[D]) -> tuple[D, dt.datet
 PERIOD: Final = 30
 """Seconds of one value of the history."""
 PERIODS: Final = 30
+COMPARED: Final = 200
+"""Characters of a refusal that are looked for in a pod's status, of which only a part is kept."""
 BY_NAME: Final = operator.attrgetter("namespace", "pod", "container")
 
 
@@ -313,7 +318,18 @@ def status_of(facts: StatusFacts) -> StatusDocument:
         refusals=tuple(facts.refusals),
         changes=tuple(facts.changes),
         journal_since=facts.journal_since,
+        standing=standing_of(facts) if facts.pods.synced else None,
     )
+
+
+def standing_of(facts: StatusFacts) -> tuple[JournalEntry, ...]:
+    """The refusals whose pod is still there, the newest first: its status repeats the sentence."""
+    messages = [pod.message for pod in facts.pods.pods.values() if pod.reason == REJECTED]
+    found: dict[str, JournalEntry] = {}
+    for entry in facts.refusals:
+        if any(entry.text[:COMPARED] in message for message in messages):
+            found.setdefault(entry.text, entry)  # a pod that is refused again is one
+    return tuple(found.values())
 
 
 def node_of(facts: StatusFacts) -> NodeStatus:

@@ -49,7 +49,7 @@ class ContainerUse(msgspec.Struct, frozen=True):
     """The use of a container's GPUs at one time.
 
     - `last_kernel`: None: not known. `processes`: how many live ones use the region.
-    - `reason`: why nothing is known, as in RegionReading; empty otherwise.
+    - `reason`: why nothing is known, as in RegionSums; empty otherwise.
     """
 
     at: dt.datetime

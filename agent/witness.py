@@ -93,7 +93,8 @@ class PodResourcesWitness:
             text = f"PodResources {method} was not answered within {self._deadline:g} s"
             raise KubeletError(text) from error
         except (OSError, StreamTerminatedError, ProtocolError) as error:
-            text = f"PodResources at {self._socket} cannot be asked: {cap(str(error))}"
+            reason = getattr(error, "strerror", None) or str(error)
+            text = f"PodResources at {self._socket} cannot be asked: {cap(reason)}"
             raise KubeletError(text) from error
         except (EOFError, KeyError, ValueError) as error:
             # The generated parser raises these on bytes that are no message.

@@ -8,8 +8,9 @@ import pathlib
 import zlib
 from typing import Any
 
-from agent.hami.region import NoRegion, RegionReading, RegionState
+from agent.hami.region import NoRegion, RegionState
 from agent.regions import read_region
+from tests.fakes.regions import RegionReading
 
 FILE = pathlib.Path(__file__).parent / "vectors" / "hami-core-vectors.json"
 
@@ -71,5 +72,5 @@ def read_bytes(content: bytes | bytearray, size: int | None = None) -> RegionRea
     try:
         region = read_region(len(content) if size is None else size, pread)
     except NoRegion as error:
-        return error.reading
+        return RegionReading(error.sums.state, reason=error.sums.reason)
     return RegionReading(RegionState.READABLE, region)

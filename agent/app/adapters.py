@@ -9,7 +9,7 @@ import msgspec
 
 from agent.cluster import NodeView, PodTable, PodUid
 from agent.hookdirs import HostHookDirs
-from agent.host.files import HostDisk, HostFileWatch
+from agent.host.files import HostDisk
 from agent.host.node import CdiDirectories
 from agent.host.process import SystemClock, Worker
 from agent.kit.cell import Cell
@@ -38,7 +38,6 @@ class Adapters(msgspec.Struct, frozen=True):
     driver: Driver
     worker: Worker
     reader: Worker
-    files: HostFileWatch
     disk: HostDisk
     hooks: HostHookDirs
     cdi: CdiDirectories
@@ -77,7 +76,6 @@ async def open_adapters(
             driver=driver,
             worker=worker,
             reader=reader,
-            files=HostFileWatch(reader),
             disk=disk,
             hooks=HostHookDirs(settings.hook_path, Path("/dev"), version, worker, clearing),
             cdi=cdi_directories(settings, environ, reader),

@@ -6,24 +6,17 @@ import datetime as dt
 import gc
 import os
 import signal
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import msgspec
 import structlog
 
 from agent import __version__
-from agent.app.adapters import Adapters, open_adapters, open_disk
-from agent.app.back import (
-    AgentParts,
-    Run,
-    alive,
-    lost,
-    open_back,
-    tell_systemd,
-    tiers,
-)
+from agent.app.adapters import open_adapters, open_disk
+from agent.app.agent import WEB, NodeAgent, StartFacts
 from agent.app.codes import (
     BAD_SETTINGS,
     BUG,
@@ -33,8 +26,7 @@ from agent.app.codes import (
     OS_ERROR,
     RESTART,
 )
-from agent.app.front import Front, HostSignals, StartFacts
-from agent.app.web import PORT, SOCKET, WebSubjects, open_web, serve_web
+from agent.app.web import PORT, SOCKET, WebDoors
 from agent.cluster import NodeEvent
 from agent.errors import (
     AgentError,
@@ -46,24 +38,37 @@ from agent.errors import (
 )
 from agent.host.node import WrittenDirectory
 from agent.host.process import LockFile, SystemClock, Systemd, boot_id, machine_id, service_notifier
-from agent.kit.cell import Cell
-from agent.kit.tasks import BudgetSpent, Heartbeat, Offload, run_tiers, show_thread_name
+from agent.kit.cell import Cell, News
+from agent.kit.tasks import BudgetSpent, Offload, Task, run_tiers, show_thread_name
+from agent.kit.timing import Lag, until_tick
 from agent.kube.client import Connection, check
-from agent.kubelet.register import Rival
-from agent.ledger import Ledger, container_directory
+from agent.kubelet.register import RegistrationState, Rival
+from agent.ledger import container_directory
 from agent.ports import Disk
-from agent.settings.reading import COPY, SourcesRead, recalled
+from agent.settings.reading import COPY, SourcesRead, stand_in
 from agent.settings.schema import Settings
 from agent.settings.sources import NodeFacts, Sources
 from agent.state import decode_last_good, recover
 
 log = structlog.get_logger(__name__)
 
+EXPECTED: tuple[type[Exception], ...] = (AgentError, TimeoutError, OSError)
+"""Failures of the outside world, logged in one line. Any other exception is a defect."""
+
 STOP_DEADLINE = 10.0
 """Seconds for a clean stop."""
 
 HOOK_DEADLINE = 2.0
 """Seconds to prepare one container's directory at the start."""
+
+OPEN_DEADLINE = 2.0
+"""Seconds that a start waits for the API client's import and its credentials."""
+
+STATUS_PERIOD = 10.0
+"""Seconds after which the status line is computed again without news."""
+
+MEETING = 5.0
+"""Seconds that READY waits for the kubelet. A silent kubelet or driver is no failed start."""
 
 LAST_DEADLINE = 10.0
 """Seconds to post the last Events when the settings end the process."""
@@ -79,12 +84,12 @@ _CODES: tuple[tuple[type[BaseException], int], ...] = (
 
 
 class Process(msgspec.Struct, frozen=True):
-    """What the process was started with. `look` reads all sources again."""
+    """What the process was started with. `look` reads all sources again, with that Offload."""
 
     environ: Mapping[str, str]
     start: SourcesRead
     settings: Settings
-    look: Callable[[Sources, Offload], Awaitable[SourcesRead]]
+    look: Callable[[Offload, SourcesRead | None, Sources], Awaitable[SourcesRead]]
 
 
 async def run_agent(process: Process) -> int:
@@ -98,8 +103,7 @@ async def run_agent(process: Process) -> int:
     pool = ThreadPoolExecutor(initializer=show_thread_name, initargs=("asyncio",))
     asyncio.get_running_loop().set_default_executor(pool)
     try:
-        with _signals() as (stop, reload):
-            await _run(process, notifier, stop, reload)
+        await _run(process, notifier, *_signals())
     except* (AgentError, OSError) as group:
         code = OS_ERROR
         for error in _leaves(group):
@@ -138,39 +142,50 @@ async def _run(
         adapters = await stack.enter_async_context(opening)
         if settings.driver.on_no_driver == "exit":
             await adapters.driver.scan()
-        front = Front(
+        agent = NodeAgent(
             found,
             adapters,
-            HostSignals(reload, stop, notifier),
-            lambda good: process.look(good, adapters.reader),
+            connection,
+            notifier,
+            stop,
+            reload,
+            partial(process.look, adapters.reader),
         )
-        front.settings.tell_start(found.start)
+        stack.callback(agent.witness.close)
+        agent.settings.tell_start(found.start)
         if found.recovered.notice:
             log.warning("state.recovered", notice=found.recovered.notice)
-            front.notices.say(NodeEvent("StateRecovered", found.recovered.notice, warning=True))
-        await _prepare(front.state.ledger.value, adapters)
-        back = await stack.enter_async_context(open_back(settings, connection, adapters, front))
-        front.server.allocator = back.allocation
-        parts = AgentParts(front, back, observe=settings.observe)
-        await _refuse_rival(settings, adapters, parts)
-        written = stack.enter_context(WrittenDirectory(settings.paths.plugins))
-        watched = WebSubjects(Heartbeat(), parts=parts)
-        state = front.registration.state
-        own: dict[str, Run] = {
-            "heartbeat": watched.heartbeat.run,
-            "notify": lambda: tell_systemd(notifier, parts),
-            "web": lambda: serve_web(settings, watched, PORT),
-            "web_socket": lambda: serve_web(settings, watched, SOCKET),
-            "mounts": lambda: lost(state, written.path, written.is_lost),
-        }
+            agent.notices.say(NodeEvent("StateRecovered", found.recovered.notice, warning=True))
+        await _prepare(agent)
+        if agent.session is not None:
+            stack.push_async_callback(agent.session.close)
+            # Before the first answer: its LIST has no time to load the client. The watches report a
+            # bad connection and try again.
+            with contextlib.suppress(SettingsError, TimeoutError):
+                async with Lag().within(OPEN_DEADLINE):
+                    await agent.session.open()
+        await _refuse_rival(agent)
+        web = WebDoors(settings, agent=agent)
+        doors = [
+            *agent.doors,
+            Task("notify", lambda: tell_systemd(notifier, agent)),
+            Task("web", lambda: web.serve(PORT), WEB),
+            Task("web_socket", lambda: web.serve(SOCKET), WEB),
+        ]
+        if not agent.observes:
+            written = WrittenDirectory(settings.paths.plugins)
+            state = agent.registration.state
+            mounts = partial(lost, state, written.path, written.is_lost)
+            doors.append(Task("mounts", mounts, None))  # this process never sees the new mounts
         gc.freeze()  # what stays is not collected again: each collection would halt the loop
-        await run_tiers(tiers(parts, own, adapters.random), stop, STOP_DEADLINE)
+        tiers = (agent.writers, agent.services, doors)
+        await run_tiers(tiers, stop, STOP_DEADLINE, adapters.random, EXPECTED)
         notifier.stopping()
-        if front.state.is_idle:
+        if agent.state.is_idle:
             lock.release()  # nothing here writes any more: a standby need not wait for the driver
-        if front.settings.refusal is not None and front.facts.inventory.value.generation == 0:
-            await _post_last(parts)
-            raise front.settings.refusal
+        if agent.settings.refusal is not None and agent.facts.inventory.value.generation == 0:
+            await _post_last(agent)
+            raise agent.settings.refusal
 
 
 def _connection(settings: Settings, process: Process) -> Connection:
@@ -199,56 +214,50 @@ async def _wait_to_be_alone(
         return True
     settings = process.settings
     _connection(settings, process)
-    watched = WebSubjects(Heartbeat(), standby=f"another agent runs on this host ({lock.holder()})")
+    standby = f"another agent runs on this host ({lock.holder()})"
     notifier.ready()
-    notifier.status(f"standby: {watched.standby}")
+    notifier.status(f"standby: {standby}")
     async with contextlib.AsyncExitStack() as stack:
         try:
-            await stack.enter_async_context(open_web(settings, watched, PORT))
+            web = WebDoors(settings, standby)
+            await stack.enter_async_context(web.open(PORT))
         except PermissionFault as error:
             log.info("standby.without_web", err=str(error))  # the running agent has the port
-        group = await stack.enter_async_context(asyncio.TaskGroup())
-        beating = group.create_task(watched.heartbeat.run())
-        taken = group.create_task(lock.take())
-        stopped = group.create_task(stop.wait())
-        await asyncio.wait((taken, stopped), return_when=asyncio.FIRST_COMPLETED)
-        for task in (beating, taken, stopped):
-            task.cancel()
-    return lock.held and not stop.is_set()
+        return await lock.take(stop)
 
 
-async def _refuse_rival(settings: Settings, adapters: Adapters, parts: AgentParts) -> None:
+async def _refuse_rival(agent: NodeAgent) -> None:
     """Raise SettingsError if another plugin serves our resource.
 
     The kubelet would use the one that registered last, and only one follows the scheduler.
     """
+    settings = agent.found.settings
     if settings.observe or settings.takeover:
         return
     resource = settings.sharing.resource
     rival = Rival(settings.paths.plugins, Cell(resource))
-    if not await adapters.worker.call(rival.answers):
+    if not await agent.adapters.worker.call(rival.answers):
         return
     text = (
         f"The agent does not start: another plugin serves {resource} at {rival.path}: take it off "
         "the node (HAMi's: the DaemonSet hami-device-plugin), or set takeover: true."
     )
-    parts.front.notices.say(NodeEvent("PluginConflict", text, warning=True))
-    await _post_last(parts)
+    agent.notices.say(NodeEvent("PluginConflict", text, warning=True))
+    await _post_last(agent)
     raise SettingsError(text)
 
 
-async def _post_last(parts: AgentParts) -> None:
+async def _post_last(agent: NodeAgent) -> None:
     """Post the waiting Events when the settings end the process.
 
     Best effort: the log also has the reason.
     """
-    events = parts.back.events
-    if parts.observe or events is None:
+    if agent.observes or agent.events is None:
         return
     try:
         async with asyncio.timeout(LAST_DEADLINE):
-            for event in parts.front.notices.waiting:
-                await events.post(event)
+            for event in agent.notices.waiting:
+                await agent.events.post(event)
     except (AgentError, TimeoutError, OSError) as error:
         log.info("event.not_posted", err=str(error) or "no answer")
 
@@ -272,11 +281,8 @@ async def _recover(process: Process, disk: Disk) -> StartFacts:
     start, settings = process.start, process.settings
     held = start.taken().undrained(ledger)
     if held is not None:
-        last = None
-        if stored is not None:
-            with contextlib.suppress(SettingsError):
-                last = recalled(stored, start.taken().sources)
-        if last is None or last.undrained(ledger) is not None:
+        last = stand_in(stored, start.taken().sources, NodeFacts(), ledger)
+        if last is None:
             # Only a running agent notices that pods are gone: drained now, rows would stay.
             raise SettingsError(
                 held.said, remedy="set it back, then drain the node while the agent runs"
@@ -286,25 +292,24 @@ async def _recover(process: Process, disk: Disk) -> StartFacts:
     return StartFacts(boot, recovered, start, settings, stored)
 
 
-async def _prepare(ledger: Ledger, adapters: Adapters) -> None:
+async def _prepare(agent: NodeAgent) -> None:
     """Prepare the directories of the ledger's containers.
 
     After a reboot the kubelet starts them from its checkpoint without an Allocate. A directory
     that fails affects only its container.
     """
-    for row in (row for row in ledger.rows if row.has_directory):
+    for row in (row for row in agent.state.ledger.value.rows if row.has_directory):
         try:
             name = container_directory(row.key.pod_uid, row.key.container)
             async with asyncio.timeout(HOOK_DEADLINE):
-                await adapters.hooks.prepare(name, wipe=False)
+                await agent.adapters.hooks.prepare(name, wipe=False)
         except (AgentError, TimeoutError) as error:
             log.warning(
                 "hooks.not_prepared", ns=row.namespace, pod=row.pod, err=str(error) or "no answer"
             )
 
 
-@contextlib.contextmanager
-def _signals() -> Iterator[tuple[asyncio.Event, asyncio.Event]]:
+def _signals() -> tuple[asyncio.Event, asyncio.Event]:
     """Handle TERM and INT (stop; a second one exits at once) and HUP (reload): their events."""
     loop = asyncio.get_running_loop()
     stop, reload = asyncio.Event(), asyncio.Event()
@@ -318,11 +323,7 @@ def _signals() -> Iterator[tuple[asyncio.Event, asyncio.Event]]:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, end, number)
     loop.add_signal_handler(signal.SIGHUP, reload.set)
-    try:
-        yield stop, reload
-    finally:
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            loop.remove_signal_handler(number)
+    return stop, reload
 
 
 def _leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:
@@ -331,3 +332,65 @@ def _leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]
             yield from _leaves(error)
         else:
             yield error
+
+
+# What the service manager hears, and what ends the process.
+
+
+async def met(state: Cell[RegistrationState]) -> None:
+    """Wait for the first result at the kubelet, MEETING seconds at most.
+
+    Then the kubelet registered or refused the plugin's socket, or there is no kubelet.
+    """
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(MEETING):
+            await state.until(lambda now: now != RegistrationState())
+
+
+async def lost(
+    state: Cell[RegistrationState], directory: Path, is_lost: Callable[[], bool]
+) -> None:
+    """Watch the kubelet's directory. Raises DirectoryLost: this process cannot write there."""
+    while not is_lost():
+        await News(state).wait(until_tick(STATUS_PERIOD))
+    raise DirectoryLost(
+        f"{directory} was created again, and this process cannot write there: restart the agent"
+    )
+
+
+async def tell_systemd(notifier: Systemd, agent: NodeAgent) -> None:
+    """Send READY after the first result at the kubelet, then each new status line."""
+    if not agent.observes:
+        await met(agent.registration.state)
+    notifier.ready()
+    text = ""
+    while True:
+        state, listed = agent.registration.state.value, agent.facts.slices.value
+        slices = sum(len(group.ids) for group in listed.groups if group.healthy)
+        now = f"{slices} slices on offer; {state.text}"
+        if agent.observes:
+            now = f"observing, nothing is registered; {slices} slices would be on offer"
+        if now != text:
+            text = now
+            notifier.status(text)
+        changed = News(agent.registration.state, agent.facts.slices)
+        await changed.wait(until_tick(STATUS_PERIOD))
+
+
+@contextlib.asynccontextmanager
+async def alive(notifier: Systemd) -> AsyncIterator[None]:
+    """Ping systemd's watchdog while the block runs, also while a standby waits."""
+    if notifier.watchdog is None:
+        yield
+        return
+    period = notifier.watchdog.total_seconds() / 3
+
+    async def beat() -> None:
+        while True:
+            notifier.alive()
+            await asyncio.sleep(until_tick(period))
+
+    async with asyncio.TaskGroup() as group:
+        beating = group.create_task(beat())
+        yield
+        beating.cancel()

@@ -1,15 +1,13 @@
-"""Keeps the settings of this node: watches and reads files, publishes settings, saves a copy.
+"""Keeps the settings of this node: reads their files, publishes settings, saves a copy.
 
-Profiles may select by labels, which are unknown at the start. The settings are built
-again when these become known or change, and when a file changes. Another scheduler or resource name
-is refused, with all that came with it, while pods hold slices; the last of them has it read again.
+The files are read every 5 s, as no event tells of a change on every file system, and each read is
+judged by what is known then: labels, which are unknown at the start, GPUs, and the rows. Another
+scheduler or resource name is refused, with all that came with it, while pods hold slices.
 """
 
 import asyncio
 import contextlib
-from collections import deque
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping
-from pathlib import Path
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Final, NoReturn
 
 import msgspec
@@ -20,35 +18,34 @@ from agent.cluster import NodeEvent
 from agent.errors import SettingsError, StateError
 from agent.host.process import Systemd
 from agent.kit.cell import Cell
-from agent.kit.timing import Lag, Lull
+from agent.kit.timing import Lag, Lull, await_event, until_tick
 from agent.kubelet.door import PREFERENCE_FOLLOWED
 from agent.ledger import LastGood, Ledger
 from agent.model import GpuUuid, Scan
 from agent.node.devices import SCHEDULER
 from agent.ports import Disk
-from agent.settings.reading import COPY, SourcesRead, last_good, recalled
+from agent.settings.reading import COPY, SourcesRead, last_good, stand_in
 from agent.settings.schema import Settings, Values
 from agent.settings.sources import NodeFacts, Sources
 from agent.settings.values import NodeValues
 from agent.state import encode_last_good
 
+PERIOD: Final = 5.0
+"""Seconds between two reads of the files. It is also the wait after what could not act."""
 STILL: Final = 0.2
-"""Files count as written after this many seconds without a change."""
-RESTLESS: Final = 2.0
-"""Files that keep changing are read after this many seconds."""
+"""Changed files count as written when two reads, this many seconds apart, find the same.
+
+Otherwise the next PERIOD tries it again.
+"""
 RETRY: Final = 30.0
 """Seconds until a failed write of the copy is tried again."""
 LABELS: Final = 2.0
 """Seconds that the first start of all waits for the Node's labels."""
-AGAIN: Final = 5.0
-"""Seconds until files are read again that did not answer, or whose settings could not act."""
 QUIET: Final = 10.0
 """Seconds for the kubelet's calls to pause, before another name or scheduler takes effect."""
-TOLD: Final = 16
-"""Reasons of refusals to remember, so that each is logged once."""
 
 _UNLABELLED = f"the Node is not seen after {LABELS:g} s: what selects by labels does not apply yet"
-_BUSY = f"the kubelet admits pods without a pause; the settings are read again in {AGAIN:g} s"
+_BUSY = f"the kubelet admits pods without a pause; the settings are read again in {PERIOD:g} s"
 _UNFIT = "the settings do not fit so many GPUs: see Event ConfigRejected"
 _RESTART = "these settings take effect at the next start: restart the agent"
 _UNCHECKED = (
@@ -61,15 +58,14 @@ log = structlog.get_logger(__name__)
 
 
 class SettingsPorts(msgspec.Struct, frozen=True):
-    """What the service reads and acts on. `look` reads all sources again.
+    """What the service reads and acts on.
 
-    `asked`: set to request a read now. `refresh`: rebuilds the inventory after a change. `say`:
-    posts an Event. `stop`: ends the process. `ledger`: who holds slices. `calls`: which answers are
-    in progress.
+    `look`: reads the sources, see agent.settings.reading. `asked`: set to request a read now.
+    `refresh`: rebuilds the inventory after a change. `say`: posts an Event. `stop`: ends the
+    process. `ledger`: who holds slices. `calls`: which answers are in progress.
     """
 
-    look: Callable[[Sources], Awaitable[SourcesRead]]
-    watch: Callable[[Collection[Path], Callable[[], None]], Coroutine[None, None, NoReturn]]
+    look: Callable[[SourcesRead | None, Sources], Awaitable[SourcesRead]]
     asked: asyncio.Event
     disk: Disk
     notifier: Systemd
@@ -86,7 +82,7 @@ class SettingsService:
     `refusal`: the settings do not fit the GPUs of the first scan; `stop` is set then. `labelled`:
     set when the Node's labels are known and applied to the inventory; the report to the scheduler
     waits for it. `copy`: what to keep on disk, the sources in force once they fit the GPUs.
-    `profiles`: the names of those that apply.
+    `values`: those in force, with the names of the profiles that apply.
     `start`: has settings that the rows allow.
     """
 
@@ -98,31 +94,25 @@ class SettingsService:
         self.copy: Cell[LastGood | None] = Cell(None)
         self._plan = start.taken()
         self._running = self._plan.fixed()
-        self._files = start.asked
         self._cells = cells
         self._outside = outside
         self._facts = NodeFacts(settings.node)
-        self.profiles = self._plan.resolve(self._facts).profiles
-        self._unfit: SettingsError | None = None
+        self.values = self._plan.resolve(self._facts)
+        self._read: SourcesRead | None = None
         self._unread: SettingsError | None = None
+        self._unfit: SettingsError | None = None
         self._stored: LastGood | None = None
-        self._reported: deque[str] = deque(maxlen=TOLD)
-        self._late: Mapping[str, object] = {}
-        self._undrained: NodeValues | None = None
-        self._news = asyncio.Event()
-        self._is_asked = False
 
     def recall(self, stored: LastGood | None) -> None:
         """Take over the stored copy, first of all. Its labels count until the Node is seen."""
         self._stored = stored
         if stored is not None and stored.labels is not None and stored.node == self._facts.name:
-            self._learn(msgspec.structs.replace(self._facts, labels=stored.labels))
+            self._fit(msgspec.structs.replace(self._facts, labels=stored.labels))
 
     async def run(self) -> None:
-        """Follow the Node's labels, the rows and the files, and save the copy, for ever."""
+        """Follow the Node's labels and the files, and save the copy, for ever."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._follow_labels())
-            group.create_task(self._follow_rows())
             group.create_task(self._follow_files())
             group.create_task(self._keep_copy())
 
@@ -139,16 +129,18 @@ class SettingsService:
         """Count the GPUs of a scan, and return the part of it that may be listed.
 
         If the settings do not fit, GPUs that came after the first scan are left out. None: the
-        settings do not fit the first scan.
+        settings do not fit the first scan, and no last good ones do.
         """
-        first = self._facts.gpus is None
-        known = self._facts.gpus or frozenset()
-        silent = known & {fault.gpu for fault in scan.faults}
+        known = self._facts.gpus
+        silent = (known or frozenset()) & {fault.gpu for fault in scan.faults}
         gpus = silent.union(gpu.uuid for gpu in scan.gpus)
         facts = msgspec.structs.replace(self._facts, gpus=gpus)
-        if self._learn(facts) or (first and self._recover(facts)):
+        error = self._fit(facts)
+        if error is None:
             return scan
-        return None if first else scan.keeping(frozenset(map(GpuUuid, known)), _UNFIT)
+        if known is not None:
+            return scan.keeping(frozenset(map(GpuUuid, known)), _UNFIT)
+        return scan if self._recover(facts, error) else None
 
     async def read(self, *, asked: bool = False) -> None:
         """Read the sources, and apply them or log why not.
@@ -159,20 +151,22 @@ class SettingsService:
             if asked:  # systemd waits for the end of a reload
                 self._outside.notifier.reloading()
                 stack.callback(self._outside.notifier.ready)
-            result = await self._outside.look(self._plan.sources)
-            # A refused read may not name all files: the earlier ones stay watched.
-            self._files = result.asked | (self._files if result.refusal else frozenset())
-            if result.silent:
-                asyncio.get_running_loop().call_later(AGAIN, self._news.set)
-            if result.refusal is not None:
-                self.reject(result.refusal, asked=asked)
-            elif result.plan is None:
-                if self._reported or asked:
+            look, good = self._outside.look, self._plan.sources
+            before, self._read = self._read, await look(self._read, good)
+            read = self._read
+            # Whoever writes a file may be half way. A request does not wait for the rest.
+            if not asked and read is not before:
+                is_asked = await await_event(self._outside.asked, STILL)
+                if is_asked or await look(read, good) is not read:
+                    return
+            if read.refusal is not None:
+                self.reject(read.refusal, asked=asked)
+            elif read.sources == self._plan.sources:
+                if self._unread is not None or asked:
                     log.info("config.unchanged")
-                self._reported.clear()
-                self._unread = self._undrained = None
-            elif await self._may_change(result.plan):
-                self.take(result.plan, asked=asked)
+                self._unread = None
+            elif await self._may_change(read.taken()):
+                self.take(read.taken(), again=read is before, asked=asked)
 
     async def _may_change(self, plan: NodeValues) -> bool:
         """Wait for a pause in the kubelet's calls before another name or scheduler.
@@ -186,43 +180,42 @@ class SettingsService:
                     await self._outside.calls.come(PREFERENCE_FOLLOWED)
             except TimeoutError:
                 log.warning("config.waits", err=_BUSY)
-                asyncio.get_running_loop().call_later(AGAIN, self._news.set)
                 return False
         return True
 
-    def take(self, plan: NodeValues, *, asked: bool = False) -> None:
+    def take(self, plan: NodeValues, *, again: bool = False, asked: bool = False) -> None:
         """Apply changed sources. Refused settings change nothing.
 
-        The log names the settings that take effect only at the next start. `asked`: see `read`.
+        The log names the settings that take effect only at the next start. `again`: the last read
+        found the same. `asked`: see `read`.
         """
+        waiting = self._waiting()
         held = plan.undrained(self._outside.ledger.value)
+        if held is not None and again and self._unread is not None and not asked:
+            self._unread = held  # it was told; now others may hold the slices
+            return
         try:
             if held is not None:
                 raise held
             changed = self._apply(plan, self._facts)
         except SettingsError as error:
             self.reject(error, asked=asked)
-            self._undrained = None if held is None else plan
             return
         self._unread = None
-        self._reported.clear()
         for warning in plan.warnings:
             log.warning("config.ignored", what=warning)
         log.info("config.applied", changed=changed)
-        wanted = plan.fixed()
-        waiting = {key: wanted[key] for key, value in self._running.items() if wanted[key] != value}
-        if waiting and waiting != self._late:
-            what = _RESTART + _REPORTED * (waiting.get(SCHEDULER) == "none")
-            log.warning("config.needs_restart", settings=list(waiting), what=what)
-        self._late = waiting
+        if (late := self._waiting()) and late != waiting:
+            what = _RESTART + _REPORTED * (late.get(SCHEDULER) == "none")
+            log.warning("config.needs_restart", settings=list(late), what=what)
 
     def reject(self, error: SettingsError, *, asked: bool = False) -> None:
         """Report refused sources, once for each reason. The last good settings stay in force.
 
         `asked`: see `read`. The log then repeats the reason; the Event is not repeated.
         """
-        self._unread, self._undrained = error, None
-        self._refuse(error, asked=asked)
+        before, self._unread = self._unread, error
+        self._report(error, before, asked=asked)
 
     def tell_start(self, start: SourcesRead) -> None:
         """Report what of the sources is not in force since the start."""
@@ -233,7 +226,7 @@ class SettingsService:
 
     def accepted(self) -> tuple[Values, frozenset[str]]:
         """The values last accepted, and the keys that take effect only at the next start."""
-        return self._plan.resolve(self._facts), frozenset(self._late)
+        return self.values, frozenset(self._waiting())
 
     @property
     def trouble(self) -> str:
@@ -241,64 +234,38 @@ class SettingsService:
         found = (self._unread, self._unfit)
         return "; ".join(str(error) for error in found if error is not None)
 
-    def _refuse(self, error: SettingsError, *, asked: bool = False) -> None:
-        text = str(error)
-        is_new = text not in self._reported
+    def _waiting(self) -> Mapping[str, object]:
+        """The accepted values that wait for the next start, by key."""
+        wanted = self._plan.fixed()
+        return {key: wanted[key] for key, value in self._running.items() if wanted[key] != value}
+
+    def _report(
+        self, error: SettingsError, before: SettingsError | None, *, asked: bool = False
+    ) -> None:
+        """Log a refusal, and post it, unless `before` said the same."""
+        is_new = str(error) != str(before)
         if is_new or asked:
-            log.error("config.rejected", err=text)
+            log.error("config.rejected", err=str(error))
         if is_new:
-            self._reported.append(text)
-            self._outside.say(NodeEvent("ConfigRejected", text, warning=True))
+            self._outside.say(NodeEvent("ConfigRejected", str(error), warning=True))
 
     async def _follow_labels(self) -> None:
         """Apply the Node's labels. While the Node is not seen, its last labels count."""
         async for node in self._cells.node.follow():
             if node is not None:
-                self._learn(msgspec.structs.replace(self._facts, labels=node.labels))
+                self._fit(msgspec.structs.replace(self._facts, labels=node.labels))
                 self.labelled.set()
 
-    async def _follow_rows(self) -> None:
-        """Read the sources again when no pod holds slices under other settings any more."""
-        async for ledger in self._outside.ledger.follow():
-            if self._undrained is not None and self._undrained.undrained(ledger) is None:
-                self._news.set()
-
     async def _follow_files(self) -> NoReturn:
-        """Read the files when they are watched, and after each change, when it is complete."""
-        while True:
-            files = self._files
-            async with asyncio.TaskGroup() as group:
-                tasks = (
-                    group.create_task(self._outside.watch(files, self._news.set)),
-                    group.create_task(self._listen()),
-                )
-                while self._files == files:
-                    await self._news.wait()
-                    await self._settle()
-                    is_asked, self._is_asked = self._is_asked, False
-                    self._news.clear()
-                    await self.read(asked=is_asked)
-                for task in tasks:
-                    task.cancel()
+        """Read the sources every PERIOD seconds, and at once on request.
 
-    async def _listen(self) -> NoReturn:
+        The first time is now: a standby may have read its settings days ago.
+        """
+        is_asked = False
         while True:
-            await self._outside.asked.wait()
+            await self.read(asked=is_asked)
+            is_asked = await await_event(self._outside.asked, until_tick(PERIOD, turn=1))
             self._outside.asked.clear()
-            self._is_asked = True
-            self._news.set()
-
-    async def _settle(self) -> None:
-        """Return after STILL without a change, RESTLESS at most, or at once on request."""
-        loop = asyncio.get_running_loop()
-        end = loop.time() + RESTLESS
-        while not self._is_asked and loop.time() < end:
-            self._news.clear()
-            try:
-                async with asyncio.timeout(STILL):
-                    await self._news.wait()
-            except TimeoutError:
-                return
 
     async def _keep_copy(self) -> None:
         """Write the copy when it differs from the one on disk. Try a failed write again."""
@@ -316,45 +283,34 @@ class SettingsService:
                     self._stored, is_failing = copy, False
                     log.debug("config.copied", file=COPY)
 
-    def _learn(self, facts: NodeFacts) -> bool:
-        """Build the settings for these facts. False: they are refused, and nothing changed."""
-        if facts == self._facts:
-            return True
-        was_unfit = self._unfit is not None
+    def _fit(self, facts: NodeFacts) -> SettingsError | None:
+        """Build the settings in force for these facts. Returned: why they stay as they were."""
         try:
-            changed = self._apply(self._plan, facts)
+            if facts != self._facts or self._unfit is not None:
+                self._tell_fitted(changed=self._apply(self._plan, facts))
         except SettingsError as error:
-            if self._facts.gpus is None and facts.gpus is not None:
-                self.refusal = error
-                return False
             # The labels are known, whatever the settings say; the first scan judges these again.
             self._facts = msgspec.structs.replace(self._facts, labels=facts.labels)
-            if facts.gpus is not None:
-                self._unfit = error
-                self._refuse(error)
-            return False
-        if was_unfit:
-            self._reported.clear()  # the refusal is over; if it comes again, it is logged again
-        self._tell_fitted(changed=changed)
-        return True
+            if self._facts.gpus is not None:
+                before, self._unfit = self._unfit, error
+                self._report(error, before)
+            return error
+        return None
 
-    def _recover(self, facts: NodeFacts) -> bool:
+    def _recover(self, facts: NodeFacts, refusal: SettingsError) -> bool:
         """The settings do not fit the first GPUs: use the last good ones, or stop the process.
 
         The end of the process logs the reason, so there is no log line here.
         """
-        refusal = self.refusal
-        if refusal is None or self._outside.stop.is_set():
+        if self._outside.stop.is_set():
             return False
-        now = self._plan.sources
-        if self._stored is not None:
-            with contextlib.suppress(SettingsError):
-                last = recalled(self._stored, now)
-                if last.sources != now and last.undrained(self._outside.ledger.value) is None:
-                    self._tell_fitted(changed=self._apply(last, facts))
-                    self.refusal = None
-                    self.reject(refusal)
-                    return True
+        ledger = self._outside.ledger.value
+        last = stand_in(self._stored, self._plan.sources, facts, ledger)
+        if last is not None:
+            self._tell_fitted(changed=self._apply(last, facts))
+            self.reject(refusal)
+            return True
+        self.refusal = refusal
         self._outside.say(NodeEvent("ConfigRejected", str(refusal), warning=True))
         self._outside.stop.set()
         return False
@@ -366,7 +322,7 @@ class SettingsService:
         """
         settings = plan.settings(facts)
         self._plan, self._facts, self._unfit = plan, facts, None
-        self.profiles = plan.resolve(facts).profiles
+        self.values = plan.resolve(facts)
         cells = self._cells
         cells.resource.set(settings.sharing.resource)
         changed = cells.sharing.set(settings.sharing)

@@ -4,18 +4,15 @@ import asyncio
 import contextlib
 import platform
 from collections.abc import AsyncIterator
-from functools import partial
 from typing import Final, NoReturn
 
 import msgspec
 
 from agent import __version__
-from agent.app.back import AgentParts, Back
-from agent.app.front import Front
+from agent.app.agent import NodeAgent
 from agent.errors import PermissionFault
 from agent.health.watch import GpuRelease
 from agent.host.process import SystemClock
-from agent.kit.tasks import Heartbeat
 from agent.kit.timing import Tally
 from agent.model import HamiNames, Trouble
 from agent.node.findings import STANDBY, Check
@@ -33,38 +30,103 @@ SOCKET: Final = "web_socket"
 """The listeners of the web pages, by task name. Each serves and fails by itself."""
 
 
-class WebSubjects(msgspec.Struct, eq=False):
-    """What the web pages show; a standby has no parts. `shut`: why a listener cannot open.
+class WebDoors:
+    """The web pages of the agent, or of a standby, which has no `agent`, at two listeners.
 
-    A standby opens only the port. The unix socket belongs to the agent that serves.
+    A standby opens only the port: the unix socket belongs to the agent that serves. `standby`: why
+    it waits.
     """
 
-    heartbeat: Heartbeat
-    standby: str = ""
-    parts: AgentParts | None = None
-    shut: dict[str, str] = msgspec.field(default_factory=dict)
+    def __init__(
+        self,
+        settings: Settings,
+        standby: str = "",
+        agent: NodeAgent | None = None,
+    ) -> None:
+        self._settings = settings
+        self._standby = standby
+        self._agent = agent
+        self._shut: dict[str, str] = {}
+        """Why a listener cannot be opened."""
 
     def checks(self) -> tuple[Check, ...]:
         """All readiness checks."""
-        if self.parts is None:
-            return (Check(STANDBY, ok=False, text=f"standby: {self.standby}"),)
+        if self._agent is None:
+            return (Check(STANDBY, ok=False, text=f"standby: {self._standby}"),)
         doors = (
-            Check(door, door not in self.shut, self.shut.get(door, ""), required=False)
+            Check(door, door not in self._shut, self._shut.get(door, ""), required=False)
             for door in (PORT, SOCKET)
         )
-        return (*_checks(self.parts), *doors)
+        return (*_checks(self._agent), *doors)
+
+    def facts(self) -> StatusFacts | None:
+        """What the agent knows now; None for a standby."""
+        return None if self._agent is None else _status_facts(self._agent, self.checks())
+
+    @contextlib.asynccontextmanager
+    async def open(self, door: str) -> AsyncIterator[None]:
+        """Open one listener. Only the unix socket has the actions.
+
+        Raises PermissionFault: it cannot be bound.
+        """
+        settings, agent = self._settings, self._agent
+        build = BuildInfo(
+            version=__version__, python=platform.python_version(), schema=f"state/{VERSION}"
+        )
+        probes = Probes(self.checks)
+
+        def metric_facts() -> StatusFacts:
+            """A standby has only the metrics about itself."""
+            about = NodeStatus(name=settings.node)
+            return self.facts() or StatusFacts(SystemClock().now(), about, self.checks())
+
+        def series() -> MetricSources:
+            return MetricSources() if agent is None else _series_of(agent)
+
+        # Who observes is beside HAMi's own plugin, which has its monitor.
+        hami = HamiNames.NONE if settings.observe else settings.metrics.hami
+        names_pods = settings.metrics.containers
+        collector = AgentCollector(build, metric_facts, series, names_pods=names_pods, hami=hami)
+        pages: dict[str, Page] = {
+            "/": PageDoor(self.facts, settings.web.readers).page,
+            "/livez": probes.livez,
+            "/healthz": probes.livez,
+            "/readyz": probes.readyz,
+            "/metrics": MetricsPage(collector).page,
+            "/version": build.page,
+            PREFIX: ReadApi(self.facts, settings.web.readers).answer,
+        }
+        server: contextlib.AbstractAsyncContextManager[object]
+        if door == PORT:
+            address = settings.web.address
+            server = serve_port(pages, address, settings.web.port, near(address))
+        else:
+            actions = None if agent is None else _actions(agent).answer
+            server = serve_socket(pages, settings.paths.run / "api.sock", actions)
+        async with server:
+            yield
+
+    async def serve(self, door: str) -> NoReturn:
+        """Serve one listener. Raises PermissionFault."""
+        try:
+            async with self.open(door):
+                self._shut.pop(door, None)
+                while True:
+                    await asyncio.Event().wait()
+        except PermissionFault as error:
+            self._shut[door] = str(error)
+            raise
 
 
-def _checks(parts: AgentParts) -> list[Check]:
-    front = parts.front
-    facts, trouble = front.facts, front.settings.trouble
-    writable = front.state.error.value
-    problem = front.discovery.problem.value
+def _checks(agent: NodeAgent) -> list[Check]:
+    facts, trouble = agent.facts, agent.settings.trouble
+    writable = agent.state.error.value
+    problem = agent.discovery.problem.value
     inventory = facts.inventory.value
 
     # GPUs that have not answered yet; those with the same text are named together.
     named: dict[str, list[str]] = {}
-    for fault in front.keeper.left_out.value:
+    for fault in agent.keeper.left_out.value:
         if fault.trouble is Trouble.SILENT:
             named.setdefault(fault.text, []).append(fault.gpu)
     silent = "; ".join(
@@ -78,16 +140,16 @@ def _checks(parts: AgentParts) -> list[Check]:
         Check("state", not writable, writable),
         Check("inventory", inventory.generation > 0 and not waking, problem or unlisted),
     ]
-    if not parts.observe:
-        told = front.registration.state.value
+    if not agent.observes:
+        told = agent.registration.state.value
         checks += [
-            Check("server", bool(front.server.endpoint), "the plugin's socket does not serve yet"),
+            Check("server", bool(agent.server.endpoint), "the plugin's socket does not serve yet"),
             Check("registered", told.registered, told.text),
             Check("stream", told.stream, told.text or "the kubelet takes no lists"),
         ]
-    if (report := parts.back.report) is not None:  # plain mode needs no API server
-        table, now = facts.pods.value, parts.back.reported.value
-        if not parts.observe:
+    if (report := agent.report) is not None:  # plain mode needs no API server
+        table, now = facts.pods.value, agent.reported.value
+        if not agent.observes:
             unread = "the API server has not listed this node's pods yet"
             down = "the watch of this node's pods is down: new pods may be refused [HA-2010]"
             checks += [
@@ -95,7 +157,7 @@ def _checks(parts: AgentParts) -> list[Check]:
                 Check("api", not table.stale, down, required=False),
             ]
         checks.append(Check("report", now.reported, now.reason, required=False))
-        if parts.observe:
+        if agent.observes:
             would = f"would write {', '.join(sorted(report.pending))}; the log says what"
             checks.append(Check("observed", not report.pending, would, required=False))
 
@@ -103,7 +165,7 @@ def _checks(parts: AgentParts) -> list[Check]:
     unserved = [gpu for gpu in inventory.gpus if not gpu.serving]
     missed = [gpu for gpu in unserved if gpu.health.serving and gpu.there and gpu.wanted]
     ill = [gpu for gpu in unserved if gpu not in missed]
-    withheld = "; ".join(front.withholder.reasons.value)
+    withheld = "; ".join(agent.withholder.reasons.value)
     texts = {
         "settings": trouble,
         "driver": problem or "",
@@ -117,104 +179,41 @@ def _checks(parts: AgentParts) -> list[Check]:
     return checks
 
 
-@contextlib.asynccontextmanager
-async def open_web(settings: Settings, watched: WebSubjects, door: str) -> AsyncIterator[None]:
-    """Open one listener of the web pages. Only the unix socket has the actions.
-
-    Raises PermissionFault: it cannot be bound.
-    """
-    build = BuildInfo(
-        version=__version__, python=platform.python_version(), schema=f"state/{VERSION}"
-    )
-    probes = Probes(heartbeat_age=watched.heartbeat.age, checks=watched.checks)
-
-    facts = partial(_status_facts, settings, watched)
-
-    def metric_facts() -> StatusFacts:
-        """A standby has only the metrics about itself."""
-        about = NodeStatus(name=settings.node)
-        return facts() or StatusFacts(SystemClock().now(), about, watched.checks())
-
-    def series() -> MetricSources:
-        parts = watched.parts
-        return _series_of(parts.front, parts.back) if parts is not None else MetricSources()
-
-    # Who observes is beside HAMi's own plugin, which has its monitor.
-    hami = HamiNames.NONE if settings.observe else settings.metrics.hami
-    names_pods = settings.metrics.containers
-    collector = AgentCollector(build, metric_facts, series, names_pods=names_pods, hami=hami)
-    pages: dict[str, Page] = {
-        "/": PageDoor(facts, settings.web.readers).page,
-        "/livez": probes.livez,
-        "/healthz": probes.livez,
-        "/readyz": probes.readyz,
-        "/metrics": MetricsPage(collector).page,
-        "/version": build.page,
-        PREFIX: ReadApi(facts, settings.web.readers).answer,
-    }
-    server: contextlib.AbstractAsyncContextManager[object]
-    if door == PORT:
-        address = settings.web.address
-        server = serve_port(pages, address, settings.web.port, near(address))
-    else:
-        actions = _actions(watched.parts.front).answer if watched.parts is not None else None
-        server = serve_socket(pages, settings.paths.run / "api.sock", actions)
-    async with server:
-        yield
-
-
-async def serve_web(settings: Settings, watched: WebSubjects, door: str) -> NoReturn:
-    """Serve the web pages at one listener. Raises PermissionFault."""
-    try:
-        async with open_web(settings, watched, door):
-            watched.shut.pop(door, None)
-            while True:
-                await asyncio.Event().wait()
-    except PermissionFault as error:
-        watched.shut[door] = str(error)
-        raise
-
-
-def _actions(front: Front) -> Actions:
-    health = front.health
+def _actions(agent: NodeAgent) -> Actions:
+    health = agent.health
 
     async def release(name: str) -> GpuRelease | None:
         found = await health.release(name)
-        ledger, pods = front.state.ledger.value, front.facts.pods.value
+        ledger, pods = agent.state.ledger.value, agent.facts.pods.value
         held_by = pods_holding(ledger, found.gpus, pods) if found else ()
         return found and msgspec.structs.replace(found, held_by=held_by)
 
     def left_out(name: str) -> str:
-        faults = front.keeper.left_out.value
+        faults = agent.keeper.left_out.value
         return next((one.text for one in faults if name in {one.gpu, str(one.index)}), "")
 
-    return Actions(health.recheck, release, lambda: labelled(front.facts.inventory.value), left_out)
+    return Actions(health.recheck, release, lambda: labelled(agent.facts.inventory.value), left_out)
 
 
-def _status_facts(settings: Settings, watched: WebSubjects) -> StatusFacts | None:
-    """What the agent knows now; None for a standby."""
-    parts = watched.parts
-    if parts is None:
-        return None
-    front, back = parts.front, parts.back
-    facts = front.facts
+def _status_facts(agent: NodeAgent, checks: tuple[Check, ...]) -> StatusFacts:
+    settings, facts = agent.found.settings, agent.facts
     sharing = facts.sharing.value
     about = NodeStatus(
         name=settings.node,
         version=__version__,
-        started_at=front.journal.started,
+        started_at=agent.journal.started,
         scheduler="hami" if settings.plain is None else "none",
         resource=facts.resource.value,
-        kubelet=front.registration.state.value.text,
+        kubelet=agent.registration.state.value.text,
         observe=settings.observe,
-        profiles=front.settings.profiles,
+        profiles=agent.settings.values.profiles,
         split_count=sharing.split_count,
         memory_scaling=sharing.memory_scaling,
         core_scaling=sharing.core_scaling,
     )
 
     def in_force() -> tuple[SettingStatus, ...]:
-        values, late = front.settings.accepted()
+        values, late = agent.settings.accepted()
         return tuple(
             SettingStatus(
                 key=one.field.key,
@@ -228,35 +227,35 @@ def _status_facts(settings: Settings, watched: WebSubjects) -> StatusFacts | Non
     return StatusFacts(
         now=SystemClock().now(),
         about=about,
-        checks=watched.checks(),
+        checks=checks,
         node=facts.node.value,
         inventory=facts.inventory.value,
-        gone=front.keeper.gone,
+        gone=agent.keeper.gone,
         slices=facts.slices.value,
-        ledger=front.state.ledger.value,
-        newest=front.samples.newest,
-        history=front.samples.history,
-        used=back.usage.newest,
-        past=back.usage.history,
-        changes=front.journal.changes,
-        refusals=front.journal.refusals,
-        journal_since=front.journal.since,
+        ledger=agent.state.ledger.value,
+        newest=agent.samples.newest,
+        history=agent.samples.history,
+        used=agent.usage.newest,
+        past=agent.usage.history,
+        changes=agent.journal.changes,
+        refusals=agent.journal.refusals,
+        journal_since=agent.journal.since,
         settings=in_force,
         pods=facts.pods.value,
     )
 
 
-def _series_of(front: Front, back: Back) -> MetricSources:
+def _series_of(agent: NodeAgent) -> MetricSources:
     """The counters and gauges of all services."""
-    state, traffic = front.state, front.server.traffic
-    clearing, registration, reconcile = front.clearing, front.registration, back.reconcile
+    state, traffic = agent.state, agent.server.traffic
+    clearing, registration, reconcile = agent.clearing, agent.registration, agent.reconcile
     tallies: list[Tally] = [
-        back.allocation.results,
+        agent.allocation.results,
         state.errors,
         registration.registrations,
-        front.health.xid_events,
-        front.health.transitions,
-        front.notices.unposted,
+        agent.health.xid_events,
+        agent.health.transitions,
+        agent.notices.unposted,
         traffic.calls,
     ]
     readings = [
@@ -289,10 +288,10 @@ def _series_of(front: Front, back: Back) -> MetricSources:
             lambda: reconcile.unconfirmed.value,
         ),
     ]
-    if back.events is not None:  # plain mode has no scheduler and no API server
+    if agent.events is not None:  # plain mode has no scheduler and no API server
         tallies += [
             reconcile.mismatches,
-            *back.tallies,
+            *agent.api_tallies,
         ]
         readings.append(
             Gauge(
@@ -306,7 +305,7 @@ def _series_of(front: Front, back: Back) -> MetricSources:
         tallies,
         (
             traffic.durations,
-            back.allocation.waits,
+            agent.allocation.waits,
         ),
         readings,
     )

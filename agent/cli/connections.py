@@ -1,17 +1,21 @@
 """How a verb reaches the running agent, by its socket, and the API server, by a kubeconfig."""
 
 import argparse
+import asyncio
 import contextlib
 import http.client
 import os
 import random
 import socket
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 from agent.cli.main import Unreachable
+from agent.errors import ApiError, SettingsError
 from agent.kube.client import Connection, KubeSession, check
+
+R = TypeVar("R")
 
 # The agent's unix socket.
 
@@ -92,3 +96,16 @@ async def open_session(connection: Connection, program: str) -> AsyncIterator[Ku
         yield session
     finally:
         await session.close()
+
+
+def ask(connection: Connection, program: str, read: Callable[[KubeSession], Awaitable[R]]) -> R:
+    """What a session with the API server reads. Raises Unreachable, and what else `read` raises."""
+
+    async def asked() -> R:
+        async with open_session(connection, program) as session:
+            return await read(session)
+
+    try:
+        return asyncio.run(asked())
+    except (SettingsError, ApiError) as error:
+        raise Unreachable(str(error)) from error

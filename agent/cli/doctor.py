@@ -6,41 +6,55 @@ It looks at what is at hand, runs each check of a table that has what it needs, 
 import argparse
 import asyncio
 import contextlib
+import difflib
+import errno
 import os
-import sys
-import textwrap
+import re
+import string
 from collections import Counter
 from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 import msgspec
 
-import agent
-from agent.allocate.edits import looks_up_cdi, misnamed
+from agent.allocate.edits import looks_up_cdi, misnamed, undefined
 from agent.app.adapters import cdi_directories, open_driver
-from agent.cli.connections import call, open_session
+from agent.cli.connections import ask, connection_of, open_session
 from agent.cli.logs import configure
 from agent.cli.main import (
     INCOMPLETE,
     OK,
     PROBLEM,
     TABLE,
+    USAGE,
     WARNED,
     Subparsers,
     Unreachable,
     add_output,
+    fail,
     nearest,
 )
-from agent.cli.output import UNFOLDED, Paint, answer, painter, terminal_width
+from agent.cli.output import (
+    RUNBOOK,
+    UNFOLDED,
+    FoldedLine,
+    answer,
+    folded,
+    painter,
+    terminal_width,
+    working,
+)
 from agent.cli.runbook import HINT
 from agent.cli.settings_args import add_settings, looked, sources, started
+from agent.cli.status import status_at
 from agent.cluster import REGISTER
 from agent.errors import (
     AgentError,
     ApiError,
     DriverMissing,
     KubeletError,
+    MalformedText,
     SettingsError,
     StateError,
     WitnessUnsupported,
@@ -49,29 +63,37 @@ from agent.errors import (
 from agent.hami.register import register_differences, report_of
 from agent.hookdirs import HostHookDirs, directory_sizes
 from agent.host.node import (
-    device_nodes,
-    library_file,
     look_at,
     plugin_sockets,
-    uncompiled,
-    unkept,
-    waiting_agents,
 )
 from agent.host.process import LockFile, SystemClock, Worker
 from agent.inventory import InventoryKeeper
 from agent.kit.cell import Cell
 from agent.kube.client import Connection
 from agent.kube.reader import NodeReader
+from agent.ledger import HookFacts
 from agent.model import Inventory, Scan, Trouble
 from agent.node import preflight, scheduling
-from agent.node.findings import ALL_GROUPS, CHECKS, FROM_API, Finding, counted, in_groups, traced
-from agent.node.preflight import PluginSocket, Right
-from agent.node.scheduling import AgentAnswer, ClusterAnswer, NodeSight
+from agent.node.findings import (
+    ALL_GROUPS,
+    CHECKS,
+    FROM_API,
+    Finding,
+    Verdict,
+    When,
+    counted,
+    in_groups,
+    judged,
+    traced,
+)
+from agent.node.preflight import PluginSocket
+from agent.node.scheduling import AgentAnswer, NodeSight
 from agent.ports import Clock
 from agent.settings.reading import DEVICE_CONFIG, NODE_CONFIG
-from agent.settings.schema import Settings, check_shares
+from agent.settings.schema import FIELDS, Settings, check_shares
 from agent.settings.sources import NodeFacts
 from agent.settings.values import NodeValues
+from agent.status import open_envelope
 from agent.witness import PodResourcesWitness
 
 LARGEST: Final = 3
@@ -79,11 +101,32 @@ LARGEST: Final = 3
 UNKEPT: Final = "so no limit would be enforced"
 UNDEFINED: Final = "no single CDI specification"
 """Words of the agent about HAMi-core's files (`check_library`), about CDI (`undefined`)."""
-ANSWER_SECONDS: Final = 5.0
+LIKENESS: Final = 0.8
+"""From this ratio on, a name may be a misspelt name of this Node."""
 DRIVER_SECONDS: Final = 15.0
 """8 GPUs that initialise one after the other take 12 s."""
 LOOK_SECONDS: Final = 1.0
 
+CONTROL: Final = ("nvidiactl", "nvidia-uvm")
+"""The device files that every CUDA program opens."""
+REFUSED: Final = {
+    errno.ENOENT: (
+        "does not exist",
+        "load the module on the host (nvidia-modprobe -u -c 0), or pass the file in",
+    ),
+    # open(2): EACCES is the file's mode, EPERM a device cgroup that has no rule for it.
+    errno.EACCES: ("may not be opened by this user", "run this check as root"),
+    errno.EPERM: (
+        "may not be opened: the device cgroup forbids it",
+        "restart this container: its device rules are older than the driver's files (DeviceAllow)",
+    ),
+}
+"""What is said of a device file that cannot be opened, and what to do."""
+GPU_FILE: Final = re.compile(r"nvidia[0-9]+")
+OURS: Final = re.compile(r".*/hami-(.+)-[0-9a-f]{8}\.sock")
+"""The path of an agent's socket. Source: agent/kubelet/door.py, socket_name."""
+PROGRAM: Final = "hami-agent doctor"
+KUBECONFIG: Final = "node.kubeconfig"
 COLOURS: Final = {"WRONG": "red", "note": "yellow", "unknown": "yellow", "ok": "green"}
 _GROUPS: Final = ", ".join(CHECKS)
 _INDENT: Final = 20
@@ -104,6 +147,14 @@ def add_parser(subparsers: Subparsers) -> None:
         "wrong, 1 if something is, 5 if nothing is but something could not be checked, 6 with "
         "--strict if there are notes alone.",
         epilog="example: hami-agent doctor --only kubelet,scheduler -o json",
+    )
+    parser.add_argument(
+        "--node",
+        metavar="NAME",
+        help="check that node of the cluster, in the pod of its agent (pods/exec)",
+    )
+    parser.add_argument(
+        "--context", default="", metavar="NAME", help="with --node: context of the kubeconfig"
     )
     parser.add_argument(
         "--pre",
@@ -133,9 +184,21 @@ def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     """Print what was found; return the exit code."""
     configure("error", "auto", environ)
     groups = args.only or (ALL_GROUPS - args.skip if args.skip else ALL_GROUPS)
-    findings = asyncio.run(_findings(args, environ, groups))
+    # An option that would be ignored is refused: its user expects it to count.
+    if args.node is None and args.context:
+        return fail("doctor", "--context: only --node reads a cluster; give --node NAME", USAGE)
+    options = {"--config": args.config} | {
+        one.flag: vars(args)[one.key] for one in FIELDS if one.flag
+    }
+    given = [flag for flag, word in options.items() if word is not None and flag != "--kubeconfig"]
+    if args.node is not None and given:
+        text = f"{', '.join(given)}: the agent of {args.node} has settings of its own"
+        return fail("doctor", text, USAGE)
+    findings = (
+        _in_pod(args, environ) if args.node else asyncio.run(_findings(args, environ, groups))
+    )
     columns, every = terminal_width(environ, UNFOLDED), args.output == "wide"
-    lines = finding_lines(findings, columns, painter(environ), every=every)
+    lines = folded(finding_lines(findings, every=every), columns, painter(environ))
     answer(args.output, "Preflight" if args.pre else "Checkup", document_of(findings), lines)
     verdicts = {one.verdict for one in findings}
     if "WRONG" in verdicts:
@@ -143,6 +206,47 @@ def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     if "unknown" in verdicts:
         return INCOMPLETE
     return WARNED if args.strict and "note" in verdicts else OK
+
+
+class DoctorLine(msgspec.Struct, frozen=True):
+    """A finding as `-o json` has it."""
+
+    id: str
+    verdict: Literal["ok", "note", "wrong", "unknown"]
+    subject: str
+    said: str
+    advice: str = ""
+    means: str = ""
+
+
+class DoctorData(msgspec.Struct, frozen=True):
+    """The data of `doctor -o json`."""
+
+    findings: tuple[DoctorLine, ...]
+
+
+def _in_pod(args: argparse.Namespace, environ: Mapping[str, str]) -> list[Finding]:
+    """What doctor finds in the pod of the node's agent. Raises Unreachable."""
+    words = ["doctor", "-o", "json", *["--pre"] * args.pre, *["--read-only"] * args.read_only]
+    for name in ("only", "skip"):
+        words += [f"--{name}", ",".join(sorted(chosen))] if (chosen := vars(args)[name]) else []
+    kubeconfig = vars(args)[KUBECONFIG] and Path(vars(args)[KUBECONFIG])
+    way = connection_of(argparse.Namespace(kubeconfig=kubeconfig, context=args.context), environ)
+    with working(f"checking {cap(args.node, 64)}"):
+        said = ask(way, PROGRAM, lambda api: NodeReader(api, args.node).by_agent(*words))
+    try:
+        kind = "Preflight" if args.pre else "Checkup"
+        found, _ = open_envelope(said.out, kind, DoctorData)
+    except MalformedText as error:
+        raise Unreachable(cap(said.err.strip() or said.failure or str(error))) from error
+    return [
+        Finding(
+            one.id,
+            "WRONG" if one.verdict == "wrong" else one.verdict,
+            *(one.subject, one.said, one.advice, one.means),
+        )
+        for one in found.findings
+    ]
 
 
 def _groups(text: str) -> frozenset[str]:
@@ -173,7 +277,6 @@ async def _findings(
     config = _config_findings(plan, settings, before=args.pre)
     if read.refusal is not None:
         config[0] = _refused(read.refusal)
-    files = (plan.sources.own, plan.sources.node_config)
     sight = NodeSeen(
         settings,
         environ,
@@ -181,8 +284,6 @@ async def _findings(
         groups,
         agent=None if args.pre else _ask_agent(settings.paths.run / "api.sock"),
         config=tuple(config),
-        names=dict.fromkeys(plan.names()),
-        files=", ".join(file.name for file in files if file is not None) or "settings",
         reader=args.read_only,
     )
     return await examine(sight)
@@ -194,43 +295,70 @@ def _refused(error: SettingsError) -> Finding:
 
 
 def _config_findings(plan: NodeValues, settings: Settings, *, before: bool) -> list[Finding]:
-    values = plan.resolve(NodeFacts(settings.node))
-    main = Finding("P-SETTINGS", "ok", "settings", f"accepted, for Node {settings.node}")
+    """The settings, HAMi's files, and the names of Nodes. `before`: no agent has run here yet."""
+    node, values, read = settings.node, plan.resolve(NodeFacts(settings.node)), plan.sources
+    main = Finding("P-SETTINGS", "ok", "settings", f"accepted, for Node {node}")
     try:
         check_shares(values)
     except SettingsError as error:
         main = Finding("P-SETTINGS", "WRONG", "settings", str(error))
-    notes = [
-        Finding("P-SETTINGS", "note", "settings", text, "it changes nothing here")
-        for text in plan.warnings
-    ]
-    read = plan.sources
+    idle = "it changes nothing here"
+    notes = [Finding("P-SETTINGS", "note", "settings", text, idle) for text in plan.warnings]
+    found = [main, *notes]
+
     files = {
         str(values[key].value): text is not None
         for key, text in ((DEVICE_CONFIG, read.device_config), (NODE_CONFIG, read.node_config))
         if values[key].value
     }
+    there = [path for path, exists in files.items() if exists]
+    said = "read" if there else "not there: the agent's own settings and defaults apply"
     entries = plan.node_config.profiles
-    names = [name for profile in entries for name in profile.match.nodes]
-    if settings.node not in names and len(names) < len(entries):
-        names = []  # an entry by labels or for all others may apply
-    unchecked = settings.plain is None and not settings.match.requests.known
-    hami = preflight.judge_hami_files(
-        files, settings.node, names, needed=before, unchecked=unchecked
-    )
-    return [main, *notes, hami]
+    named = [name for profile in entries for name in profile.match.nodes]
+    if node in named:
+        said += f"; {node} is named"
+    elif named and len(named) >= len(entries):  # else one by labels or for all others may apply
+        said += f"; {node} is not among the nodes named"
+    # Without them the node may share otherwise than before, which a running agent has done.
+    advice = "to keep the settings of HAMi's release" if before and not there else ""
+    if settings.plain is None and not settings.match.requests.known:
+        said += "; annotations are not checked against what their pods request"
+        advice = advice or "to check them as HAMi after 2.10 does"
+    row = When(bool(advice), "note", said, f"{advice}, mount its ConfigMaps")
+    found.append(judged("P-HAMI", ", ".join(there or files) or "HAMi's ConfigMaps", said, row))
+    if before:
+        return found
+
+    where = ", ".join(file.name for file in (read.own, read.node_config) if file) or "settings"
+    names = plan.names()
+    well = f"{counted(len(names), 'Node')} named" if names else "no entry names a Node"
+    alike = [name for name in names if node not in names and is_alike(name, node)]
+    for name in alike:
+        said = f"an entry for {cap(name, 64)} does not match this Node; did you mean {node}?"
+        advice = "write the Node's name as `kubectl get nodes` shows it, or remove the entry"
+        found.append(Finding("P-ENTRIES", "note", where, said, advice))
+    return found if alike else [*found, Finding("P-ENTRIES", "ok", where, well)]
+
+
+def is_alike(name: str, node: str) -> bool:
+    """True if `name` may be meant for the Node `node`: another case, domain or spelling."""
+    one, other = name.lower(), node.lower()
+    if one.partition(".")[0] == other.partition(".")[0]:
+        return True
+    # Nodes of one pool differ by their number alone.
+    is_other = one.rstrip(string.digits) == other.rstrip(string.digits)
+    return not is_other and difflib.SequenceMatcher(None, one, other).ratio() >= LIKENESS
 
 
 def _ask_agent(path: Path) -> AgentAnswer:
     """Ask the running agent by its socket."""
     try:
-        status, text = call(path, "GET", "/readyz?verbose", ANSWER_SECONDS)
+        return AgentAnswer(str(path), status_at(path).found.node.checks)
     except Unreachable as error:
         reason = error.__cause__
         failure = os.strerror(reason.errno) if isinstance(reason, OSError) and reason.errno else ""
         denied = isinstance(reason, PermissionError)
-        return AgentAnswer(str(path), failure=failure or str(reason), denied=denied)
-    return AgentAnswer(str(path), status, text)
+        return AgentAnswer(str(path), failure=failure or str(reason or error), denied=denied)
 
 
 # What is at hand.
@@ -239,13 +367,13 @@ def _ask_agent(path: Path) -> AgentAnswer:
 class NodeSeen(msgspec.Struct, eq=False):
     """What is at hand of a node, and what was seen there.
 
-    - `agent`: the answer of the agent's readiness page; None: before the first start.
+    - `agent`: the answer of the agent; None: before the first start.
     - `config`: the findings about the settings.
-    - `names`: the Nodes that the settings name, each with whether it exists, if it was asked;
-      `files`: where they do.
     - `reader`: the account may only read, and is not the agent's.
-    - `device_files`, `processes`: /dev and /proc.
-    - `cluster`: None: no API server is asked in plain mode, nor for other groups.
+    - `device_files`: /dev.
+    - `server`: the API server; empty: it is not asked in plain mode, nor for other groups. `node`:
+      None: there is none, or it was not read. `plugins`: pods of other device plugins for NVIDIA
+      GPUs.
     - `scan`: None: the driver was not asked, or gave none.
     - `repaired`: see `judge_agent`.
     """
@@ -256,12 +384,11 @@ class NodeSeen(msgspec.Struct, eq=False):
     groups: frozenset[str] = ALL_GROUPS
     agent: AgentAnswer | None = None
     config: tuple[Finding, ...] = ()
-    names: dict[str, bool | None] = msgspec.field(default_factory=dict)
-    files: str = "settings"
     reader: bool = False
     device_files: Path = Path("/dev")
-    processes: Path = Path("/proc")
-    cluster: ClusterAnswer | None = None
+    server: str = ""
+    node: NodeSight | None = None
+    plugins: tuple[str, ...] = ()
     scan: Scan | None = None
     sockets: tuple[PluginSocket, ...] = ()
     repaired: dict[str, str] = msgspec.field(default_factory=dict)
@@ -271,77 +398,66 @@ async def examine(seen: NodeSeen) -> tuple[Finding, ...]:
     """All findings of the chosen groups, in their order. Each look has a deadline of its own."""
     paths, groups = seen.settings.paths, seen.groups
     seen.sockets = plugin_sockets(paths.plugins, paths.kubelet_socket.name)
-    if seen.settings.plain is None and groups & {*FROM_API, "config"}:
-        seen.cluster = await _ask_cluster(seen)
     findings = [*seen.config]
     for needed_by, find in LOOKS:
         if groups & needed_by:
             findings += await find(seen)
     if seen.agent is not None:
-        findings = [*traced([*findings, *_unseen(seen, findings)])]
+        # One finding for each group of which checks were not made. There is nothing to say of the
+        # monitor without HAMi's plugin.
+        made = {one.check for one in findings} | {"P-MONITOR"}
+        for group in FROM_API if seen.server else ():
+            if missing := [check for check in CHECKS[group] if check not in made]:
+                said = f"not checked: {', '.join(missing)}"
+                advice = "repair what is said of the API server, and run this check again"
+                findings.append(Finding(missing[0], "unknown", seen.server, said, advice))
+        findings = [*traced(findings)]
     return in_groups(findings, groups)
 
 
-def _unseen(seen: NodeSeen, findings: Sequence[Finding]) -> Iterator[Finding]:
-    """One finding for each group of which checks were not made."""
-    if seen.cluster is None:
-        return
-    # There is nothing to say of the monitor without HAMi's plugin.
-    made = {one.check for one in findings} | {"P-MONITOR"}
-    for group in FROM_API:
-        missing = [check for check in CHECKS[group] if check not in made]
-        if missing:
-            said = f"not checked: {', '.join(missing)}"
-            advice = "repair what is said of the API server, and run this check again"
-            yield Finding(missing[0], "unknown", seen.cluster.server, said, advice)
-
-
-async def _ask_cluster(seen: NodeSeen) -> ClusterAnswer:
+async def _ask_cluster(seen: NodeSeen) -> list[Finding]:
     """Ask all questions in one session: the rights of this account, the plugins here, the Node.
 
     What a right is missing for is not asked.
     """
-    settings, node = seen.settings, seen.settings.node
+    settings, running = seen.settings, seen.agent is not None
     kubeconfig = Path(settings.kubeconfig) if settings.kubeconfig else None
     connection = Connection(kubeconfig=kubeconfig, environment=seen.environ)
-    server = f"API server by {connection.source}"
-    plugins: tuple[str, ...] = ()
-    sight: NodeSight | None = None
+    seen.server, found = f"API server by {connection.source}", list[Finding]()
     try:
         async with open_session(connection, "hami-agent") as session:
-            reader = NodeReader(session, node)
-            wanted = preflight.rights(node, node_condition=settings.node_condition)
-            unasked = tuple(right for right in wanted if seen.reader and not right.reads)
+            reader = NodeReader(session, settings.node)
+            wanted = preflight.rights(settings.node, node_condition=settings.node_condition)
+            unasked = [right for right in wanted if seen.reader and not right.reads]
             asked = [right for right in wanted if right not in unasked]
             denied = [right for right in asked if not await reader.granted(right)]
             words = {right.words for right in denied}
             if "list pods" not in words:
-                neighbours = await reader.neighbours()
-                plugins = neighbours.plugins
-                pods = map(preflight.right_to_get, neighbours.pods[:1])
+                neighbours = await reader.listed()
+                others = (pod for pod in neighbours if pod.is_other_plugin)
+                seen.plugins = tuple(f"{pod.namespace}/{pod.name}" for pod in others)
+                keys = [(pod.namespace, pod.name) for pod in neighbours[:1]]
+                pods = map(preflight.right_to_get, keys)
                 denied += [right for right in pods if not await reader.granted(right)]
             if "get nodes" not in words:
-                sight = await reader.look(settings.sharing.resource, seen.clock)
-            excess: list[Right] = []
-            if seen.agent is not None:
+                seen.node = await reader.look(settings.sharing.resource, seen.clock)
+                found += scheduling.judge_node(settings.node, seen.node)
+            found.append(scheduling.judge_rights(seen.server, denied, unasked))
+            if running:
                 excess = [right for right in preflight.UNNEEDED if await reader.granted(right)]
-                for name in [name for name in seen.names if name != node][: scheduling.ASKED]:
-                    seen.names[name] = await reader.named(name)
+                found.append(scheduling.judge_excess(seen.server, excess))
+            if running and seen.node is not None:
+                found.append(scheduling.judge_clock(seen.server, seen.node.skew))
     except (ApiError, SettingsError) as error:
-        failure, remedy = _failure_of(error)
-        return ClusterAnswer(server, failure=failure, remedy=remedy)
-    return ClusterAnswer(server, sight, tuple(denied), unasked, tuple(excess), plugins=plugins)
+        said, remedy = _failure_of(error)
+        advice = remedy or "repair the connection or the permissions, and run this again"
+        seen.node, seen.plugins = None, ()
+        # An agent that runs says itself what it lacks of the API server.
+        return [Finding("P-NODE", "unknown" if running else "WRONG", seen.server, said, advice)]
+    return found
 
 
 # The looks of the table.
-
-
-async def _entries(seen: NodeSeen) -> Iterable[Finding]:
-    if seen.agent is None:
-        return []
-    node = seen.settings.node
-    names = {name: True if name == node else exists for name, exists in seen.names.items()}
-    return scheduling.judge_entries(node, names, seen.files)
 
 
 async def _paths(seen: NodeSeen) -> Iterable[Finding]:
@@ -359,29 +475,46 @@ async def _paths(seen: NodeSeen) -> Iterable[Finding]:
     wrong = [finding for finding in below if finding.verdict != "ok"]
     findings = [*made, preflight.judge_path(hook, made=False), *wrong]
     if seen.agent is not None:
-        with contextlib.suppress(OSError):  # the lines above say what is wrong with the directories
+        # The lines above say what is wrong with the directories.
+        with contextlib.suppress(StateError):
             sizes = directory_sizes(seen.settings.hook_path).items()
-            large = [(name, one) for name, one in sizes if one.is_beyond or one.closed]
+            large = [(name, one) for name, one in sizes if one.is_beyond or one.is_closed]
             for name, one in sorted(large, key=lambda each: -each[1].size)[:LARGEST]:
                 path = f"{home}/containers/{name}"
-                findings.append(preflight.judge_size(path, one.size, one.entries))
+                said = (
+                    f"keeps {one.size / 2**20:,.0f} MiB or more in "
+                    f"{counted(one.entries, 'file')}, or has one that may not be read; HAMi-core "
+                    "needs about 2 MiB"
+                )
+                advice = (
+                    "ask the pod's owner why (the name begins with the pod's UID), or delete the "
+                    "pod"
+                )
+                means = "when that file system is full, new pods with GPUs are refused (HA-5003)"
+                findings.append(Finding("P-PATHS", "note", path, said, advice, means))
     return findings
 
 
 async def _agent(seen: NodeSeen) -> Iterable[Finding]:
-    """The agent that runs, and whether it is alone and was compiled when it was installed."""
-    run = seen.settings.paths.run
-    holder = LockFile(run / "lock").holder().strip()
-    missing = uncompiled(list(sys.modules.values()))
-    pid = holder.removeprefix("pid ")
-    lost = unkept(missing, seen.processes / pid) if seen.agent and pid.isdigit() else None
-    home = str(Path(agent.__file__).parent)
-    compiled = preflight.judge_bytecode(home, len(missing), lost)
+    """The agent that runs, and whether it is alone."""
     if seen.agent is None:
-        return [compiled]
-    waiting = waiting_agents(run, holder, seen.processes)
-    alone = scheduling.judge_instances(look_at(run / "lock"), holder, waiting, seen.sockets)
-    return [*scheduling.judge_agent(seen.agent, seen.repaired), alone, compiled]
+        return []
+    lock = seen.settings.paths.run / "lock"
+    serving = [one.path for one in seen.sockets if one.alive and OURS.fullmatch(one.path)]
+    holder = LockFile(lock).holder().strip()  # also when it has ended
+    held = f"last taken by {holder}" if holder else "names no holder"
+    alone = judged(
+        "P-SECOND",
+        ", ".join(serving) if len(serving) > 1 else str(lock),
+        f"{held}; {counted(len(serving), 'live socket')} of agents at the kubelet",
+        When(
+            len(serving) > 1,
+            "WRONG",
+            f"{counted(len(serving), 'agent')} serve the kubelet of this node",
+            "stop all but one: the systemd service and the DaemonSet exclude each other",
+        ),
+    )
+    return [*scheduling.judge_agent(seen.agent, seen.repaired), alone]
 
 
 async def _library(seen: NodeSeen) -> Iterable[Finding]:
@@ -389,17 +522,30 @@ async def _library(seen: NodeSeen) -> Iterable[Finding]:
     settings = seen.settings
     plain, home = settings.plain, settings.hook_path / "vgpu"
     needed = plain is None or plain.memory_limits
+    facts = HookFacts("")
     async with Worker("disk", 1) as worker:
         version = settings.library_version
         hooks = HostHookDirs(settings.hook_path, Path("/dev"), version, worker, worker)
         try:
             facts = await hooks.facts()
+            missing = ", ".join(facts.missing)
         except (StateError, OSError) as error:
-            return [preflight.judge_library(str(home), (str(error),), needed=needed)]
-    there = preflight.judge_library(str(home), facts.missing, needed=needed)
-    if facts.missing or not needed:
+            missing = getattr(error, "strerror", None) or str(error)
+    there = judged(
+        "P-LIBRARY",
+        str(home),
+        "libvgpu.so and ld.so.preload are there",
+        When(
+            bool(missing) and needed,
+            "WRONG",
+            f"not there: {missing}",
+            "put HAMi-core's files there; until then no slice is on offer (HA-5005)",
+        ),
+        When(bool(missing), "ok", f"not there: {missing}; not needed with these settings"),
+    )
+    if missing or not needed:
         return [there]
-    library, preload = library_file(Path(facts.library)), library_file(home / "ld.so.preload")
+    library, preload = look_at(Path(facts.library)), look_at(home / "ld.so.preload")
     if facts.loadable and facts.preload is not None and not misnamed(facts):
         seen.repaired[UNKEPT] = "HAMi-core's files are there and containers load them"
     return [there, *preflight.judge_library_files(library, preload, facts)]
@@ -412,22 +558,69 @@ async def _driver(seen: NodeSeen) -> Iterable[Finding]:
     name = settings.driver.simulate or settings.driver.nvml_library or "NVIDIA's library (NVML)"
     findings = list(preflight.judge_driver(name, seen.scan, failure, remedy))
     if looks_up_cdi(settings.edits):
-        defined = None
-        async with Worker("cdi", 1) as worker:
-            cdi = cdi_directories(settings, seen.environ, worker)
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(LOOK_SECONDS):
-                    defined = await cdi.names(settings.edits.cdi_spec_dirs)
-        sharing, gpus = settings.sharing, seen.scan.gpus if seen.scan else ()
-        shared = [gpu.uuid for gpu in gpus if not (sharing.filters(gpu) or gpu.mig_enabled)]
-        found = preflight.judge_cdi(shared, settings.edits, defined)
-        findings.append(found)
-        if found.verdict == "ok":
-            seen.repaired[UNDEFINED] = "the CDI specifications define its GPUs"
+        findings.append(await _cdi(seen))
     if seen.agent is not None and settings.driver.simulate is None:
         described = None if seen.scan is None else len(seen.scan.gpus) + len(seen.scan.faults)
-        findings += preflight.judge_access(device_nodes(seen.device_files), described)
+        findings += _access(seen.device_files, described)
     return findings
+
+
+async def _cdi(seen: NodeSeen) -> Finding:
+    """Whether a container runtime finds the GPUs by the CDI names of the answers."""
+    settings, defined = seen.settings, None
+    async with Worker("cdi", 1) as worker:
+        cdi = cdi_directories(settings, seen.environ, worker)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LOOK_SECONDS):
+                defined = await cdi.names(settings.edits.cdi_spec_dirs)
+    sharing, gpus = settings.sharing, seen.scan.gpus if seen.scan else ()
+    shared = [gpu.uuid for gpu in gpus if not (sharing.filters(gpu) or gpu.mig_enabled)]
+    fault = undefined(shared, settings.edits, defined)
+    if fault is None and defined is not None:
+        seen.repaired[UNDEFINED] = "the CDI specifications define its GPUs"
+    return judged(
+        "P-CDI",
+        ", ".join(settings.edits.cdi_spec_dirs),
+        f"defines {counted(len(shared), 'GPU')}",
+        When(
+            defined is None,
+            "unknown",
+            "cannot be read, or is not mounted here, so GPUs are on offer whatever it defines",
+            "mount the host's directories read-only at the same paths, or run this as root",
+        ),
+        When(fault is not None, "WRONG", *(fault or ("", ""))),
+    )
+
+
+def _access(directory: Path, gpus: int | None) -> Iterator[Finding]:
+    """Whether the device files of the driver can be opened. `gpus`: None: not known.
+
+    Those of GPUs are only counted: opening them would wake the GPUs.
+    """
+    control, is_bad = [directory / name for name in CONTROL], False
+    for path in control:
+        try:
+            os.close(os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK))
+        except OSError as error:
+            said = f"cannot be opened ({error.strerror})"
+            advice = "look with nvidia-smi and for NVRM in the kernel's log (dmesg)"
+            said, advice = REFUSED.get(error.errno or 0, (said, advice))
+            verdict: Verdict = "unknown" if error.errno == errno.EACCES else "WRONG"
+            yield Finding("P-ACCESS", verdict, str(path), said, advice, causes=("P-DRIVER",))
+            is_bad = True
+    seen = 0
+    with contextlib.suppress(OSError):
+        seen = sum(bool(GPU_FILE.fullmatch(path.name)) for path in directory.iterdir())
+    if gpus is not None and seen < gpus:
+        said = f"{counted(gpus, 'GPU')} in the driver, {counted(seen, 'device file')} here"
+        advice = (
+            "pass all GPUs to this container (NVIDIA_VISIBLE_DEVICES=all), or create the missing "
+            "ones on the host: nvidia-modprobe -c N"
+        )
+        yield Finding("P-ACCESS", "note", "/dev/nvidiaN", said, advice)
+    elif not is_bad:
+        paths = ", ".join(map(str, control))
+        yield Finding("P-ACCESS", "ok", paths, f"can be opened; {counted(seen, 'file')} of GPUs")
 
 
 async def last_scan(scans: AsyncGenerator[Scan]) -> tuple[Scan | None, str, str | None]:
@@ -456,7 +649,7 @@ def _failure_of(error: AgentError | OSError) -> tuple[str, str | None]:
     """
     if isinstance(error, DriverMissing | SettingsError):
         return error.said, error.remedy
-    return str(error), None
+    return getattr(error, "strerror", None) or str(error), None
 
 
 async def _scans(settings: Settings) -> AsyncGenerator[Scan]:
@@ -478,14 +671,25 @@ async def _scans(settings: Settings) -> AsyncGenerator[Scan]:
 
 
 async def _kubelet(seen: NodeSeen) -> Iterable[Finding]:
-    """The kubelet's socket, and what it answers by PodResources."""
+    """The kubelet's directory and socket, and what it answers by PodResources."""
     paths = seen.settings.paths
-    socket = preflight.judge_kubelet(look_at(paths.plugins), look_at(paths.kubelet_socket))
+    socket = preflight.judge_path(look_at(paths.plugins), "P-KUBELET", made=False)
+    if socket.verdict == "ok":
+        socket = judged(
+            "P-KUBELET",
+            str(paths.kubelet_socket),
+            "the kubelet's socket is there",
+            When(
+                look_at(paths.kubelet_socket).kind != "socket",
+                "WRONG",
+                "no socket of a kubelet is there",
+                "start the kubelet, or set paths.kubeletSocket to its socket",
+            ),
+        )
     # A person waits for this, and no pod.
     witness = PodResourcesWitness(paths.pod_resources_socket, deadline=2.0)
     held: int | None = None
-    failure = ""
-    asks = True
+    failure, asks = "", True
     try:
         containers = (each for pod in await witness.list() for each in pod.containers)
         held = sum(1 for each in containers if each.ids.get(seen.settings.sharing.resource))
@@ -496,24 +700,40 @@ async def _kubelet(seen: NodeSeen) -> Iterable[Finding]:
         failure = str(error)
     finally:
         witness.close()
-    serving = seen.agent is not None and not seen.agent.failure
-    path = str(paths.pod_resources_socket)
-    return [socket, preflight.judge_witness(path, held, failure, asks=asks, serving=serving)]
+    hold = "holds" if held == 1 else "hold"
+    known = f"the kubelet answers, and {counted(held or 0, 'container')} {hold} slices"
+    if held and (seen.agent is None or seen.agent.failure):
+        known += "; the agent takes them over with the ids that they have"
+    answers = judged(
+        "P-WITNESS",
+        str(paths.pod_resources_socket),
+        known,
+        When(
+            held is None,
+            "WRONG",
+            failure,
+            "check that the kubelet runs and that paths.podResourcesSocket names its socket",
+            causes=("P-KUBELET",),
+        ),
+        When(
+            not asks,
+            "note",
+            f"{known}; it cannot say which pod it is admitting",
+            "this kubelet is older than 1.34: start GPU pods one at a time (HA-2007)",
+        ),
+    )
+    return [socket, answers]
 
 
 async def _plugins(seen: NodeSeen) -> Iterable[Finding]:
-    answer, sockets, reported = seen.cluster, seen.sockets, False
-    if seen.agent is not None:
-        # The register annotation is the agent's own then, and no sign of HAMi's plugin; a socket
-        # that nobody listens on is one of the leftovers.
-        sockets = tuple(one for one in sockets if one.alive)
-    elif answer is not None and answer.node is not None:
-        reported = REGISTER in answer.node.annotations
+    running = seen.agent is not None
+    # The register annotation is the agent's own while it runs, and no sign of HAMi's plugin; a
+    # socket that nobody listens on is one of the leftovers.
     return preflight.judge_plugins(
         look_at(seen.settings.paths.plugins),
-        sockets,
-        answer.plugins if answer is not None else (),
-        reported=reported,
+        [one for one in seen.sockets if one.alive or not running],
+        seen.plugins,
+        reported=not running and seen.node is not None and REGISTER in seen.node.annotations,
         takeover=seen.settings.takeover,
     )
 
@@ -521,17 +741,17 @@ async def _plugins(seen: NodeSeen) -> Iterable[Finding]:
 async def _cluster(seen: NodeSeen) -> Iterable[Finding]:
     """The API server; what HAMi's scheduler reads of the Node, and what the kubelet offers."""
     settings = seen.settings
-    if seen.cluster is None:
+    if settings.plain is not None:
         return []
-    running, node = seen.agent is not None, seen.cluster.node
-    found = list(scheduling.judge_cluster(settings.node, seen.cluster, running=running))
+    found = await _ask_cluster(seen)
+    node = seen.node
     if node is None:
         return found
     differences: tuple[str, ...] = ()
     if seen.scan is not None and REGISTER in node.annotations:
         differences = report_differences(settings, seen.scan, node.annotations)
     report, profile = scheduling.read_report(node, differences), settings.report.profile
-    if not running:
+    if seen.agent is None:
         compared = [scheduling.judge_report(node.name, report, None)]
         return found + compared if report.is_there and seen.scan is not None else found
     now = seen.clock.now()
@@ -565,15 +785,15 @@ def report_differences(
 
 
 LOOKS: Final = (
-    ({"config"}, _entries),
     # What the driver says is also held against the report that the scheduler reads.
     ({"driver", "scheduler"}, _driver),
     ({"kubelet"}, _kubelet),
+    # Pods of other plugins are read with the Node.
+    ({*FROM_API}, _cluster),
     ({"kubelet", "scheduler"}, _plugins),
     # What the agent says of HAMi-core's files is held against those that are there now.
     ({"library", "agent"}, _library),
     ({"agent"}, _agent),
-    ({"kubelet", "api", "scheduler"}, _cluster),
     ({"paths"}, _paths),
 )
 """The looks, each with the groups that need it. One that lacks what it needs finds nothing."""
@@ -582,42 +802,29 @@ LOOKS: Final = (
 # Renders the findings: lines for people, data for programs.
 
 
-def finding_lines(
-    findings: Sequence[Finding], columns: int, paint: Paint, *, every: bool
-) -> Iterator[str]:
-    """What is not well, or with `every` all, and a line with the numbers, folded at `columns`.
+def finding_lines(findings: Sequence[Finding], *, every: bool) -> Iterator[FoldedLine]:
+    """What is not well, or with `every` all, and a line with the numbers.
 
     Each finding has one line, then what it means and what to do.
     """
-    margin = " " * min(_INDENT, columns // 4)
-
-    def folded(text: str, indent: str = "") -> list[str]:
-        return textwrap.wrap(
-            text,
-            columns,
-            initial_indent=indent,
-            subsequent_indent=f"{margin}  ",
-            break_on_hyphens=False,
-        )
-
     for one in findings:
         if one.verdict == "ok" and not every:
             continue
         # Without what a terminal would obey: some texts come from the cluster.
         said, advice = cap(f"{one.subject}: {one.said}", _LONGEST), cap(one.advice, _LONGEST)
-        first, *rest = folded(f"{one.group:<10} {one.verdict:<8} {one.check:<12} {said}")
-        yield first.replace(one.verdict, paint(one.verdict, COLOURS[one.verdict]), 1)
-        yield from rest
+        text = f"{one.group:<10} {one.verdict:<8} {one.check:<12} {said}"
+        yield FoldedLine(text, 0, _INDENT + 2, one.verdict, COLOURS[one.verdict])
         if one.verdict in {"WRONG", "note"}:
-            yield from folded(f"means: {one.consequence}", margin)
+            yield FoldedLine(f"means: {one.consequence}", _INDENT, _INDENT + 2)
         if one.verdict != "ok":
-            yield from folded(f"to do: {f'{advice} [RUNBOOK {one.check}]'.lstrip()}", margin)
+            do = f"to do: {f'{advice} {RUNBOOK}{one.check}]'.lstrip()}"
+            yield FoldedLine(do, _INDENT, _INDENT + 2)
     counts = Counter(one.verdict for one in findings)
     if counts.keys() - {"ok"}:
-        yield from folded(HINT)
+        yield FoldedLine(HINT)
     total = f"{counts['WRONG']} wrong, {counted(counts['note'], 'note')}, {counts['ok']} ok"
     total += f", {counts['unknown']} not checked" if counts["unknown"] else ""
-    yield from folded(total if every or not counts["ok"] else f"{total} (-o wide lists all)")
+    yield FoldedLine(total if every or not counts["ok"] else f"{total} (-o wide lists all)")
 
 
 def document_of(findings: Sequence[Finding]) -> dict[str, object]:

@@ -3,33 +3,31 @@
 import argparse
 import asyncio
 import datetime as dt
-import sys
-import textwrap
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Final, TypeAlias
+from typing import Final
 
 import msgspec
 
-from agent.cli.connections import add_cluster, connection_of, open_session
+from agent.cli.connections import add_cluster, ask, connection_of
 from agent.cli.logs import configure
 from agent.cli.main import (
     INCOMPLETE,
-    NOT_FOUND,
     OK,
     PROBLEM,
-    TABLE,
-    UNREACHABLE,
     USAGE,
+    NotThere,
     Subparsers,
     add_output,
     fail,
 )
 from agent.cli.output import (
+    RUNBOOK,
     UNFOLDED,
     Column,
-    Paint,
-    document,
+    FoldedLine,
+    answer,
+    folded,
     painter,
     table,
     terminal_width,
@@ -37,17 +35,17 @@ from agent.cli.output import (
 )
 from agent.cli.runbook import HINT
 from agent.cluster import ALLOCATED
-from agent.errors import AgentError, ApiError, ApiNotFound, MalformedText, SettingsError, cap
+from agent.errors import ApiError, ApiNotFound, MalformedText, cap
 from agent.hami.pod import encode_stamp
 from agent.host.process import SystemClock
-from agent.kube.client import Connection, KubeSession, default_namespace
+from agent.kube.client import KubeSession, default_namespace
 from agent.kube.objects import EPOCH
 from agent.kube.reader import (
     ClusterReader,
     ClusterSnapshot,
     HeldUse,
+    ListedPod,
     NodeReader,
-    RefusedPod,
 )
 from agent.ports import Clock
 from agent.sandbox.explain.decide import explain_pod
@@ -94,14 +92,6 @@ _GPU_COLUMNS: Final = (
     Column("SLICES", right=True),
     Column("WHY NOT"),
 )
-_ENTRY: Final = "[RUNBOOK "
-_KEPT: Final = "[RUNBOOK\0"
-Lines: TypeAlias = Iterator[tuple[int, int, str]]
-"""Indent, indent of what is folded, and text of each line."""
-
-
-class NoPod(AgentError):  # noqa: N818 -- names what happened
-    """There is no such pod, or no pod of such a workload."""
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -162,72 +152,59 @@ def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
         namespace = space or namespace
     connection = connection_of(args, environ)
     source, clock = f"API server by {connection.source}", SystemClock()
-    code, data = OK, object()
-    try:
-        if args.recent:
-            with working("reading pods and Events"):
-                refused = asyncio.run(read_refused(connection, namespace, clock))
-            kind, data, at = "Refusals", refused_data(refused), clock.now()
-            lines = recent_lines(refused, source, at)
-        else:
-            namespace = namespace or default_namespace(connection)
-            with working("reading the pod, Nodes and pods with GPUs"):
-                chosen, found = asyncio.run(read_pod(connection, namespace, kind, name, clock))
-            settings, at = SchedulerSettings(scheduler_name=args.scheduler_name), clock.now()
-            with working(f"trying changes on {len(found.nodes)} Nodes"):
-                explanation = explain_pod(found, at, settings)
-            kind, data = "Explanation", explanation
-            lines = explanation_lines(explanation, found.taken, source, at, chosen)
-            code = PROBLEM if explanation.blocked else OK
-            code = INCOMPLETE if explanation.missing else code
-    except SettingsError as error:
-        advice = ": give --kubeconfig, or set KUBECONFIG"
-        return fail("explain", f"{error.said}{advice}", UNREACHABLE)
-    except ApiError as error:
-        return fail("explain", str(error), UNREACHABLE)
-    except NoPod as error:
-        return fail("explain", str(error), NOT_FOUND)
-    if args.output == TABLE:
-        columns = terminal_width(environ, UNFOLDED)
-        sys.stdout.write(folded(lines, columns, painter(environ)))
+    data: object
+    if args.recent:
+        with working("reading pods and Events"):
+            found_pods = ask(
+                connection, PROGRAM, lambda api: ClusterReader(api, clock).refused(namespace)
+            )
+        refused = sorted(found_pods, key=lambda pod: pod.at or EPOCH, reverse=True)
+        code, kind, data, at = OK, "Refusals", refused_data(refused), clock.now()
+        lines = recent_lines(refused, source, at)
     else:
-        sys.stdout.write(document(kind, data, args.output, at, source))
+        namespace = namespace or default_namespace(connection)
+        with working("reading the pod, Nodes and pods with GPUs"):
+            chosen, found = ask(
+                connection, PROGRAM, lambda api: read_pod(api, namespace, kind, name, clock)
+            )
+        settings, at = SchedulerSettings(scheduler_name=args.scheduler_name), clock.now()
+        with working(f"trying changes on {len(found.nodes)} Nodes"):
+            explanation = explain_pod(found, at, settings)
+        kind, data = "Explanation", explanation
+        lines = explanation_lines(explanation, found.taken, source, at, chosen)
+        code = PROBLEM if explanation.blocked else OK
+        code = INCOMPLETE if explanation.missing else code
+    shown = folded(lines, terminal_width(environ, UNFOLDED), painter(environ))
+    answer(args.output, kind, data, shown, at=at, source=source)
     return code
 
 
 async def read_pod(
-    connection: Connection, namespace: str, kind: str, name: str, clock: Clock
+    session: KubeSession, namespace: str, kind: str, name: str, clock: Clock
 ) -> tuple[str, ClusterSnapshot]:
     """Read the pod and the parts of the cluster that decide about it; nothing is written.
 
     Of a workload it is the pod that is furthest from running; the text says how it was chosen.
 
     Raises:
-        SettingsError: the files of the connection cannot be used.
         ApiError: the pod cannot be read.
-        NoPod: there is none of that name.
+        NotThere: there is none of that name.
     """
-    async with open_session(connection, PROGRAM) as session:
-        reader, chosen, where = ClusterReader(session, clock), "", cap(namespace, 64)
-        if kind != "Pod":
-            pods = await reader.owned(namespace, kind, name)
-            if not pods:
-                raise NoPod(f"no pod of {kind} {cap(name, 256)} is in the namespace {where}")
-            phases = Counter(pod.phase for pod in pods)
-            told = ", ".join(f"{count} {cap(phase, 32)}" for phase, count in phases.items())
-            chosen, name = f"{kind} {cap(name, 256)} has {told}: ", pods[0].name
-        try:
-            found = await reader.snapshot(namespace, name)
-        except ApiNotFound as missing:
-            near = await reader.similar(namespace, name)
-            text = f"there is no pod {cap(name, 256)} in the namespace {where}"
-            if near.elsewhere:
-                text += f"; one is in {', '.join(cap(space, 64) for space in near.elsewhere)}"
-            if near.nearest:
-                text += f"; the nearest names are {', '.join(cap(n, 256) for n in near.nearest)}"
-            text += f"; no other name is known: {near.unread}" if near.unread else ""
-            raise NoPod(text) from missing
-        return chosen, await _with_use(session, found)
+    reader, chosen, where = ClusterReader(session, clock), "", cap(namespace, 64)
+    if kind != "Pod":
+        pods = await reader.owned(namespace, kind, name)
+        if not pods:
+            raise NotThere(f"no pod of {kind} {cap(name, 256)} is in the namespace {where}")
+        phases = Counter(pod.phase for pod in pods)
+        told = ", ".join(f"{count} {cap(phase, 32)}" for phase, count in phases.items())
+        chosen, name = f"{kind} {cap(name, 256)} has {told}: ", pods[0].name
+    try:
+        found = await reader.snapshot(namespace, name)
+    except ApiNotFound as missing:
+        near = await reader.similar(namespace, name)
+        text = f"there is no pod {cap(name, 256)} in the namespace {where}{near}"
+        raise NotThere(text) from missing
+    return chosen, await _with_use(session, found)
 
 
 async def _with_use(session: KubeSession, found: ClusterSnapshot) -> ClusterSnapshot:
@@ -256,80 +233,53 @@ async def _with_use(session: KubeSession, found: ClusterSnapshot) -> ClusterSnap
     return msgspec.structs.replace(found, uses=uses)
 
 
-async def read_refused(
-    connection: Connection, namespace: str, clock: Clock
-) -> Sequence[RefusedPod]:
-    """Read the pods that kubelets refused, the last first; `namespace` empty: of all namespaces.
-
-    Raises:
-        SettingsError: the files of the connection cannot be used.
-        ApiError: the pods cannot be read.
-    """
-    async with open_session(connection, PROGRAM) as session:
-        found = await ClusterReader(session, clock).refused(namespace)
-    return sorted(found, key=lambda pod: pod.at or EPOCH, reverse=True)
-
-
 # Renders the answers as text for people, and as data for programs.
-
-
-def folded(lines_of: Lines, columns: int, paint: Paint) -> str:
-    """The lines for people, folded at `columns`; the word of a verdict has its colour."""
-    colours = dict(_WORDS.values())
-    lines: list[str] = []
-    for indent, hanging, text in lines_of:
-        head, *rest = textwrap.wrap(
-            text.replace(_ENTRY, _KEPT),  # an id stays on one line with its mark
-            columns,
-            initial_indent=" " * indent,
-            subsequent_indent=" " * min(hanging, columns // 3),
-            break_on_hyphens=False,
-        )
-        word = text[:4].rstrip()
-        is_gate = not indent and text[4:5] == " " and word in colours
-        lines += [paint(word, colours[word]) + head[len(word) :] if is_gate else head, *rest]
-    return "".join(f"{line}\n" for line in lines).replace(_KEPT, _ENTRY)
 
 
 def explanation_lines(
     explanation: Explanation, taken: dt.datetime, source: str, now: dt.datetime, chosen: str = ""
-) -> Lines:
+) -> Iterator[FoldedLine]:
     """The explanation for people. `chosen`: how the pod was chosen among those of a workload."""
-    yield 0, 2, f"{chosen}{explanation.headline}"
+    yield FoldedLine(f"{chosen}{explanation.headline}")
     rest = [gate.name for gate in explanation.gates if gate.verdict is GateVerdict.NOT_REACHED]
     for gate in explanation.gates:
         if gate.name in rest:
             continue
-        reason = f" {_ENTRY}{gate.reason}]" if gate.reason else ""
-        yield 0, 5, f"{_WORDS[gate.verdict][0]:<4} {gate.name:<10} {gate.said}{reason}"
+        reason = f" {RUNBOOK}{gate.reason}]" if gate.reason else ""
+        word, colour = _WORDS[gate.verdict]
+        text = f"{word:<4} {gate.name:<10} {gate.said}{reason}"
+        yield FoldedLine(text, 0, 5, word, colour)
         for fact in gate.facts:
-            yield 7, 9, fact
+            yield FoldedLine(fact, 7, 9)
         if gate.name == "placement" and gate.verdict is GateVerdict.BLOCKED:
             yield from _node_lines(explanation)
         if gate.advice:
-            yield 7, 9, f"do: {gate.advice}"
+            yield FoldedLine(f"do: {gate.advice}", 7, 9)
     if rest:
-        yield 0, 5, f"--   not reached: {', '.join(rest)}"
+        word, colour = _WORDS[GateVerdict.NOT_REACHED]
+        yield FoldedLine(f"{word}   not reached: {', '.join(rest)}", 0, 5, word, colour)
     if explanation.changes:
-        yield 0, 2, "Changes that would place it, each alone (tried with the scheduler's model):"
+        yield FoldedLine(
+            "Changes that would place it, each alone (tried with the scheduler's model):"
+        )
     elif explanation.tried:
-        yield 0, 2, "No single change that was tried with the scheduler's model places it."
+        yield FoldedLine("No single change that was tried with the scheduler's model places it.")
     for number, change in enumerate(explanation.changes, 1):
-        yield 2, 6, f"({number}) {change.said} -> {cap(change.node, 128)}"
+        yield FoldedLine(f"({number}) {change.said} -> {cap(change.node, 128)}", 2, 6)
         if change.paste:
-            yield 6, 8, change.paste
+            yield FoldedLine(change.paste, 6, 8)
     for text in explanation.missing:
-        yield 0, 2, f"missing: {text}"
+        yield FoldedLine(f"missing: {text}")
     if any(gate.reason for gate in explanation.gates):
-        yield 0, 2, HINT
+        yield FoldedLine(HINT)
     age = span((now - taken).total_seconds())
-    yield 0, 2, f"data: {cap(source, 256)}, read {age} ago"
+    yield FoldedLine(f"data: {cap(source, 256)}, read {age} ago")
 
 
-def _node_lines(explanation: Explanation) -> Lines:
+def _node_lines(explanation: Explanation) -> Iterator[FoldedLine]:
     shown = [node for node in explanation.nodes if not node.is_fit][:NODES_SHOWN]
     for node in shown:
-        yield 7, 9, f"{cap(node.name, 128)}: {cap(node.said)}"
+        yield FoldedLine(f"{cap(node.name, 128)}: {cap(node.said)}", 7, 9)
         # One line for all GPUs of which the same is said.
         alike: defaultdict[tuple[str, ...], list[str]] = defaultdict(list)
         for gpu in node.gpus:
@@ -343,19 +293,19 @@ def _node_lines(explanation: Explanation) -> Lines:
             alike[cells].append(str(gpu.index))
         rows = [(",".join(indexes), *cells) for cells, indexes in alike.items()]
         for line in table(_GPU_COLUMNS, rows, UNFOLDED) if rows else ():
-            yield 9, 11, line
+            yield FoldedLine(line, 9, 11)
         if node.biggest and node.gpus:
-            yield 9, 11, f"most is held by {', '.join(node.biggest)}"
+            yield FoldedLine(f"most is held by {', '.join(node.biggest)}", 9, 11)
         for event in node.events:
-            yield 9, 11, event
+            yield FoldedLine(event, 9, 11)
     reasons = explanation.nodes_by_reason
     are_more = max(reasons.values(), default=0) > len(shown) or len(explanation.nodes) > len(shown)
     if are_more and reasons:
         told = ", ".join(f"{count:,} {reason}" for reason, count in reasons.items())
-        yield 7, 9, f"Nodes by reason: {told}"
+        yield FoldedLine(f"Nodes by reason: {told}", 7, 9)
 
 
-def refused_data(refused: Sequence[RefusedPod]) -> list[Mapping[str, str | None]]:
+def refused_data(refused: Sequence[ListedPod]) -> list[Mapping[str, str | None]]:
     """The refusals for programs."""
     return [
         {
@@ -370,18 +320,24 @@ def refused_data(refused: Sequence[RefusedPod]) -> list[Mapping[str, str | None]
     ]
 
 
-def recent_lines(refused: Sequence[RefusedPod], source: str, now: dt.datetime) -> Lines:
+def recent_lines(
+    refused: Sequence[ListedPod], source: str, now: dt.datetime
+) -> Iterator[FoldedLine]:
     """The last refusals, of all in `refused`, for people."""
     if not refused:
-        yield 0, 2, "No kubelet has refused a pod that still exists."
+        yield FoldedLine("No kubelet has refused a pod that still exists.")
     for pod in refused[:SHOWN]:
         name = f"{cap(pod.namespace, 64)}/{cap(pod.name, 256)}"
         identifier = refusal_id(pod.message)
-        entry = f" {_ENTRY}{identifier}]" if identifier else ""
-        yield 0, 2, f"{name} on {cap(pod.node, 128)}, {when(pod.at, now)}{entry}"
-        yield 2, 4, cap(agent_sentence(pod.message).strip() or "no reason is told", TEXT)
+        entry = f" {RUNBOOK}{identifier}]" if identifier else ""
+        yield FoldedLine(f"{name} on {cap(pod.node, 128)}, {when(pod.at, now)}{entry}")
+        yield FoldedLine(
+            cap(agent_sentence(pod.message).strip() or "no reason is told", TEXT), 2, 4
+        )
     if len(refused) > SHOWN:
-        yield 0, 2, f"{counted(len(refused) - SHOWN, 'older refusal')} not shown: -o json has all"
+        yield FoldedLine(
+            f"{counted(len(refused) - SHOWN, 'older refusal')} not shown: -o json has all"
+        )
     if any(refusal_id(pod.message) for pod in refused[:SHOWN]):
-        yield 0, 2, HINT
-    yield 0, 2, f"data: {cap(source, 256)}, read now"
+        yield FoldedLine(HINT)
+    yield FoldedLine(f"data: {cap(source, 256)}, read now")

@@ -5,7 +5,6 @@ Only the module of that verb is imported: `run` must start fast.
 
 import argparse
 import difflib
-import errno
 import gc
 import importlib
 import platform
@@ -115,11 +114,14 @@ def dispatch(argv: Sequence[str], environ: Mapping[str, str], program: str = "ha
 def _unwritten(group: BaseExceptionGroup[Unwritten]) -> int:
     """Print why the answer cannot be written; nothing if its reader, such as `head`, ended."""
     drop_output()
-    while isinstance(error := group.exceptions[0], BaseExceptionGroup):
-        group = error
-    if error.errno == errno.EPIPE:
+    error: BaseException | None = group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    cause = error and error.__cause__
+    if isinstance(cause, BrokenPipeError):
         return 128 + signal.SIGPIPE
-    sys.stderr.write(f"hami-agent: standard output cannot be written: {error.strerror}\n")
+    why = cause.strerror if isinstance(cause, OSError) else cause
+    sys.stderr.write(f"hami-agent: standard output cannot be written: {why}\n")
     return UNWRITTEN
 
 

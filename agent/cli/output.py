@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 import sys
+import textwrap
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final, TextIO, TypeAlias
@@ -117,6 +118,9 @@ def writes_utf8() -> bool:
 
 Paint: TypeAlias = Callable[[str, str], str]
 """Gives a text a colour (red, green, yellow or faint) where the terminal takes it."""
+RUNBOOK: Final = "[RUNBOOK "
+"""Before the id of an entry."""
+_KEPT: Final = "[RUNBOOK\0"
 _CODES: Final = {"red": 31, "green": 32, "yellow": 33, "faint": 2}
 
 
@@ -125,6 +129,34 @@ def painter(environ: Mapping[str, str], out: TextIO | None = None) -> Paint:
     is_terminal = (out or sys.stdout).isatty()
     plain = environ.get("NO_COLOR") or environ.get("TERM") == "dumb" or not is_terminal
     return lambda text, colour: text if plain else f"\x1b[{_CODES[colour]}m{text}\x1b[0m"
+
+
+class FoldedLine(msgspec.Struct, frozen=True):
+    """A line for people.
+
+    `hanging`: the indent of what is folded. `word`: the first of these has `colour`.
+    """
+
+    text: str
+    indent: int = 0
+    hanging: int = 2
+    word: str = ""
+    colour: str = ""
+
+
+def folded(lines: Iterable[FoldedLine], columns: int, paint: Paint) -> Iterator[str]:
+    """The lines, folded at `columns`; an id of the runbook stays on one line with its mark."""
+    for line in lines:
+        first, *rest = textwrap.wrap(
+            line.text.replace(RUNBOOK, _KEPT),
+            columns,
+            initial_indent=" " * min(line.indent, columns // 4),
+            subsequent_indent=" " * min(line.hanging, columns // 3),
+            break_on_hyphens=False,
+        )
+        if line.word:
+            first = first.replace(line.word, paint(line.word, line.colour), 1)
+        yield from (each.replace(_KEPT, RUNBOOK) for each in (first, *rest))
 
 
 @contextlib.contextmanager

@@ -4,6 +4,7 @@ import argparse
 import asyncio
 import sys
 from collections.abc import Mapping
+from functools import partial
 
 from agent.app.codes import BAD_SETTINGS
 from agent.app.main import Process, run_agent
@@ -37,5 +38,5 @@ def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
         sys.stderr.write(f"hami-agent: {error}\n")
         return BAD_SETTINGS
     configure(settings.log.level, settings.log.format, environ)
-    process = Process(environ, start, settings, lambda good, files: look(origin, files, good))
+    process = Process(environ, start, settings, partial(look, origin))
     return asyncio.run(run_agent(process))

@@ -33,12 +33,9 @@ def add_settings(
             value = ",".join(value) if isinstance(value, tuple) else value
             default = "" if value is None else f" [{value}]"
             is_shown = only is None or field.key in only
-            # As in `status` and `cordon`; `config check FILE` has an option of that name.
-            short = ["--node"] * (field.key == "node.name" and usage == "")
             group.add_argument(
                 field.flag,
                 *field.other_flags,
-                *short,
                 nargs="?" if alone else None,
                 const="true" if alone else None,
                 metavar="VALUE",

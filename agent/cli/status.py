@@ -1,7 +1,6 @@
 """`hami-agent status`: the node, its GPUs, who holds them, and what happened."""
 
 import argparse
-import asyncio
 import contextlib
 import datetime as dt
 import difflib
@@ -11,9 +10,9 @@ import stat
 import tarfile
 import textwrap
 import zlib
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Final
 
 import msgspec
 
@@ -21,9 +20,9 @@ from agent.cli.connections import (
     DEFAULT_SOCKET,
     add_cluster,
     add_socket,
+    ask,
     call,
     connection_of,
-    open_session,
 )
 from agent.cli.logs import configure
 from agent.cli.main import (
@@ -50,7 +49,7 @@ from agent.cli.output import (
     working,
     writes_utf8,
 )
-from agent.errors import ApiError, MalformedText, SettingsError, cap
+from agent.errors import ApiError, MalformedText, cap
 from agent.host.process import SystemClock
 from agent.kube.api import EndlessList
 from agent.kube.client import KubeSession
@@ -68,6 +67,7 @@ from agent.status import (
     names_of,
     observed_status,
     open_envelope,
+    span,
 )
 
 # Renders the status of a node as text. Pure.
@@ -95,7 +95,7 @@ _GPU_COLUMNS: Final = (
 _WIDE: Final = (Column("PHYSICAL", right=True), Column("PCI"), Column("NUMA"), Column("UUID"))
 _CORES: Final = {None: "-", 0: "any"}
 """Cores without a number: not known, and not limited."""
-_POD_COLUMNS: Final = (
+POD_COLUMNS: Final = (
     Column("NAMESPACE", flexible=True),
     Column("POD", flexible=True),
     Column("CONTAINER", rank=1, flexible=True),
@@ -129,12 +129,6 @@ class StatusStyle(msgspec.Struct, frozen=True):
     wide: bool = False
     paint: Paint = lambda text, _: text
 
-    def alarm(self, text: str, *, severe: bool) -> list[str]:
-        """The text in lines that fit, in the colour of what needs a person."""
-        return [
-            self.paint(line, "red" if severe else "yellow") for line in wrapped(text, self.width)
-        ]
-
 
 def status_lines(found: StatusDocument, now: dt.datetime, style: StatusStyle) -> Iterator[str]:
     """The node, its GPUs, and what needs attention."""
@@ -153,26 +147,33 @@ def status_lines(found: StatusDocument, now: dt.datetime, style: StatusStyle) ->
 def head_lines(node: NodeStatus, now: dt.datetime, style: StatusStyle) -> Iterator[str]:
     """The node and its agent, the settings in force, and the lock if it is held."""
     ready = {True: "READY", False: "NOT READY", None: "by its objects"}[node.ready]
-    rows = [[f"{cap(node.name)}  {ready}"]]
-    if node.version:
-        up = f" up {age(node.started_at, now)}" if node.started_at else ""
-        rows[0].append(f"agent {cap(node.version)}{up}")
-    rows[0] += [f"driver {cap(node.driver)}"] if node.driver else []
-    rows[0] += [f"kubelet: {cap(node.kubelet)}"] if node.kubelet else []
-    rows[0] += ["observes only"] if node.observe else []
+    up = f" up {age(node.started_at, now)}" if node.started_at else ""
+    factors = (("memory", node.memory_scaling), ("cores", node.core_scaling))
+    rows = [
+        [
+            f"{cap(node.name)}  {ready}",
+            node.version and f"agent {cap(node.version)}{up}",
+            node.driver and f"driver {cap(node.driver)}",
+            node.kubelet and f"kubelet: {cap(node.kubelet)}",
+            "observes only" if node.observe else "",
+        ]
+    ]
     if node.split_count is not None:
-        parts = [f"settings  {node.split_count} slices for each GPU"]
-        for name, factor in (("memory", node.memory_scaling), ("cores", node.core_scaling)):
-            parts += [] if factor is None else [f"{name} x{factor:g}"]
-        parts += [f"scheduler {cap(node.scheduler)}", cap(node.resource)]
-        parts += [f"profiles {cap(', '.join(node.profiles))}"] if node.profiles else []
-        rows.append(parts)
+        rows.append(
+            [
+                f"settings  {node.split_count} slices for each GPU",
+                *(f"{name} x{factor:g}" for name, factor in factors if factor is not None),
+                f"scheduler {cap(node.scheduler)}",
+                cap(node.resource),
+                "profiles " + cap(", ".join(node.profiles)) if node.profiles else "",
+            ]
+        )
     if node.lock is not None:
         held = f" for {age(node.lock.since, now)}" if node.lock.since else ""
         rows.append([f"lock  held by {cap(node.lock.holder) or 'nobody named'}{held}"])
     width, between = min(style.width, HEAD_WIDTH), " | " if style.ascii else " · "
     for line, *parts in rows:
-        for part in parts:
+        for part in filter(None, parts):
             longer = f"{line}{between}{part}"
             if len(longer) > width:
                 yield from wrapped(line, width)
@@ -221,7 +222,13 @@ def gpu_lines(gpus: Sequence[GpuStatus], style: StatusStyle) -> Iterator[str]:
 
 def attention_lines(found: StatusDocument, now: dt.datetime, style: StatusStyle) -> Iterator[str]:
     """What needs a person: GPUs that are not well, checks that fail, pods that were refused."""
-    yield from _about_gpus(found, now, style)
+    for text, colour in (*_gpu_notices(found, now), *_notices(found, now)):
+        for line in wrapped(text, style.width):
+            yield style.paint(line, colour) if colour else line
+
+
+def _notices(found: StatusDocument, now: dt.datetime) -> Iterator[tuple[str, str]]:
+    """A sentence for each, and its colour."""
     idle = [
         (one.last_kernel, one)
         for one in found.allocations or ()
@@ -231,63 +238,52 @@ def attention_lines(found: StatusDocument, now: dt.datetime, style: StatusStyle)
         since_when, longest = min(idle, key=operator.itemgetter(0))
         some = "1 container has" if len(idle) == 1 else f"{len(idle)} containers have"
         which = "it is" if len(idle) == 1 else "the longest is"
-        text = (
-            f"idle: {some} run no kernel for over an hour; {which} {_container(longest)}, "
-            f"{age(since_when, now)}; `hami-agent status --by pod` lists all"
-        )
-        yield from wrapped(text, style.width)
+        text = f"idle: {some} run no kernel for over an hour; {which} {_container(longest)}"
+        yield f"{text}, {age(since_when, now)}; `hami-agent status --by pod` lists all", ""
     for check in found.node.checks:
         if not check.ok and check.name not in OF_GPUS:
-            word = "not ready" if check.required else "degraded"
-            text = f"{word}: {check.name}: {cap(check.text)}"
-            yield from style.alarm(text, severe=check.required)
-    if found.refusals:
-        last = found.refusals[0]
-        text = (
-            f"refused: {len(found.refusals)} in 24 h, the last {age(last.at, now)} ago: "
-            f"{cap(last.text, 1024)} [{cap(last.reason)}]"
-        )
-        yield from style.alarm(text, severe=False)
+            word, colour = ("not ready", "red") if check.required else ("degraded", "yellow")
+            yield f"{word}: {check.name}: {cap(check.text)}", colour
+    # Nothing can be done for a pod that is gone: --since tells of it. An older agent tells of all.
+    if refusals := found.refusals if found.standing is None else found.standing:
+        last = refusals[0]
+        text = f"refused: {len(refusals)} in 24 h, the last {age(last.at, now)} ago"
+        yield f"{text}: {cap(last.text, 1024)} [{cap(last.reason)}]", "yellow"
 
 
-def _about_gpus(found: StatusDocument, now: dt.datetime, style: StatusStyle) -> Iterator[str]:
-    """What is not well about GPUs. Equal words about several GPUs are one line."""
-    told: dict[tuple[str, bool | None], list[str]] = {}
+def _gpu_notices(found: StatusDocument, now: dt.datetime) -> Iterator[tuple[str, str]]:
+    """What is not well about GPUs. Equal words about several GPUs are one sentence."""
+    told: dict[tuple[str, str], list[str]] = {}
     for gpu in found.gpus:
         which = cap(gpu.uuid) if gpu.index is None else str(gpu.index)
+        notices = [(f"is not offered: {cap(text, 1024)}", "yellow") for text in gpu.obstacles]
         if gpu.condition and gpu.condition != Condition.OK:
             since = f" for {age(gpu.since, now)}" if gpu.since else ""
             act = f"; action: {cap(gpu.action)}" if gpu.action not in {"", "none"} else ""
-            why = cap(gpu.text or gpu.cause, 1024)
-            text = f"{cap(gpu.condition)}{since}: {why}{act}"
-            told.setdefault((text, gpu.condition in SEVERE), []).append(which)
-        for obstacle in gpu.obstacles:
-            text = f"is not offered: {cap(obstacle, 1024)}"
-            told.setdefault((text, False), []).append(which)
+            text = f"{cap(gpu.condition)}{since}: {cap(gpu.text or gpu.cause, 1024)}{act}"
+            notices.insert(0, (text, "red" if gpu.condition in SEVERE else "yellow"))
         if gpu.cordoned:
             act = f"`hami-agent uncordon {which} --node {cap(found.node.name)}` ends it"
-            text = f"is cordoned: the scheduler places no new pod; {act}"
-            told.setdefault((text, None), []).append(which)
-    for (text, severe), gpus in told.items():
-        line = f"GPU {gpus[0]} {text}"
-        if len(gpus) > 1:
-            be, _, rest = text.partition(" ")
-            line = f"GPUs {', '.join(gpus)} {'are' if be == 'is' else be} {rest}"
-        if severe is None:
-            yield from wrapped(line, style.width)
-        else:
-            yield from style.alarm(line, severe=severe)
+            notices.append((f"is cordoned: the scheduler places no new pod; {act}", ""))
+        for notice in notices:
+            told.setdefault(notice, []).append(which)
+    for (text, colour), gpus in told.items():
+        be, _, rest = text.partition(" ")
+        be = "are" if be == "is" and len(gpus) > 1 else be
+        yield f"GPU{'s' if len(gpus) > 1 else ''} {', '.join(gpus)} {be} {rest}", colour
 
 
 def pod_lines(
     allocations: Sequence[AllocationStatus], now: dt.datetime, style: StatusStyle
 ) -> Iterator[str]:
-    """A table with a line for each container and GPU."""
-    rows = [pod_row(one, share, now) for one in allocations for share in one.shares]
+    """A table with a line for each container and GPU; what uses the most memory comes first."""
+    pairs = [(one, share) for one in allocations for share in one.shares]
+    pairs.sort(key=lambda pair: -(pair[1].used_mib or 0))
+    rows = [pod_row(one, share, now) for one, share in pairs]
     if not rows:
         yield "no container holds a slice"
         return
-    yield from table(_POD_COLUMNS, rows, UNFOLDED if style.wide else style.width)
+    yield from table(POD_COLUMNS, rows, UNFOLDED if style.wide else style.width)
     for one in allocations:
         if one.unkept:
             text = f"nothing keeps the limits of {_container(one)}: {cap(one.unkept)}"
@@ -332,14 +328,8 @@ def entry_lines(
 
 
 def age(since: dt.datetime, now: dt.datetime) -> str:
-    """The time since then, such as 12s, 5m, 3h20m or 4d02h."""
-    seconds = max(0, int((now - since).total_seconds()))
-    minutes, hours, days = seconds // 60, seconds // 3600, seconds // 86400
-    if days:
-        return f"{days}d{hours % 24:02}h"
-    if hours:
-        return f"{hours}h{minutes % 60:02}m"
-    return f"{minutes}m" if minutes else f"{seconds}s"
+    """The time since then, such as 12s, 5m, 3h20m or 4d2h."""
+    return span((now - since).total_seconds()).replace(" min", "m").replace(" ", "")
 
 
 def gib(mib: int | None) -> str:
@@ -367,16 +357,14 @@ def wrapped(text: str, width: int) -> list[str]:
 
 PROGRAM: Final = "hami-agent-status"
 RESOURCE: Final = SharingSettings().resource
-R = TypeVar("R")
 DEADLINE: Final = 5.0
 MEMBER: Final = "hami-agent/status.json"
 LARGEST: Final = 8 * 1024 * 1024
 """Bytes of the status in a bundle."""
 LARGEST_ARCHIVE: Final = LARGEST + (1 << 20)
-"""Bytes of a bundle that are read, packed and unpacked: the verb `bundle` writes MEMBER first."""
+"""Bytes of a bundle that are read, packed and unpacked."""
 CHUNK: Final = 4096
 """Packed bytes that are unpacked at once: they are a thousand times as many then, at most."""
-MEMBERS: Final = 100
 FILE: Final = (tarfile.REGTYPE, tarfile.AREGTYPE)
 
 
@@ -418,10 +406,10 @@ def status_in(bundle: Path) -> StatusRead:
 
 
 def _member_of(bundle: Path) -> bytes:
-    """The bytes of MEMBER. Raises Unreachable, OSError, TarError, zlib.error.
+    """The bytes of MEMBER, the first file. Raises Unreachable, OSError, TarError, zlib.error.
 
-    `gzip` and `tarfile` believe an archive that asks for GiB for a name. This reads a bounded part
-    of it, and only plain members, as the verb `bundle` writes them.
+    `gzip` and `tarfile` believe an archive that asks for GiB for a name. This unpacks a bounded
+    part of it, and reads one header.
     """
     unpack, text = zlib.decompressobj(wbits=zlib.MAX_WBITS | 16), bytearray()
     with bundle.open("rb") as file:
@@ -430,39 +418,15 @@ def _member_of(bundle: Path) -> bytes:
             text += unpack.decompress(packed, LARGEST_ARCHIVE - len(text))
             if not packed or unpack.eof or len(text) == LARGEST_ARCHIVE:
                 break
-    at = 0
-    for _ in range(MEMBERS):
-        header = bytes(text[at : at + tarfile.BLOCKSIZE])
-        member = tarfile.TarInfo.frombuf(header, "utf-8", "surrogateescape")
-        at += tarfile.BLOCKSIZE
-        if member.name == MEMBER:
-            break
-        if member.type not in (*FILE, tarfile.DIRTYPE) or member.size < 0:
-            raise tarfile.ReadError("it has a member that `hami-agent bundle` does not write")
-        at += -(-member.size // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE
-    else:
-        raise tarfile.ReadError("it has more members than `hami-agent bundle` writes")
+    header = bytes(text[: tarfile.BLOCKSIZE])
+    member = tarfile.TarInfo.frombuf(header, "utf-8", "surrogateescape")
+    if member.name != MEMBER:
+        raise tarfile.ReadError(
+            "the status is not its first file, as `hami-agent bundle` writes it"
+        )
     if member.type not in FILE or not 0 <= member.size <= LARGEST:
         raise Unreachable(f"{bundle}: {MEMBER} is not a file of at most 8 MiB")
-    return bytes(memoryview(text)[at : at + member.size])
-
-
-def _ask(
-    args: argparse.Namespace,
-    environ: Mapping[str, str],
-    read: Callable[[KubeSession, str], Awaitable[R]],
-) -> R:
-    """What a session with the API server reads. Raises Unreachable, NotThere."""
-    connection = connection_of(args, environ)
-
-    async def asked() -> R:
-        async with open_session(connection, PROGRAM) as session:
-            return await read(session, f"API server by {connection.source}")
-
-    try:
-        return asyncio.run(asked())
-    except (SettingsError, ApiError) as error:
-        raise Unreachable(str(error)) from error
+    return bytes(memoryview(text)[tarfile.BLOCKSIZE :][: member.size])
 
 
 async def _read_node(session: KubeSession, source: str, args: argparse.Namespace) -> StatusRead:
@@ -517,22 +481,17 @@ def show_nodes(args: argparse.Namespace, environ: Mapping[str, str], silent: str
 
     Raises Unreachable.
     """
-    at = SystemClock().now()
-
-    async def read(session: KubeSession, source: str) -> tuple[list[StatusDocument], str]:
-        found = []
-        every = await nodes_with_gpus(session, RESOURCE)
-        for seen, pods in sorted(every, key=lambda one: by_number(one[0].name)):
-            try:
-                found.append(observed_status(seen, pods, RESOURCE, at))
-            except MalformedText:
-                text = "the register annotation cannot be read"
-                check = Check(name="report", ok=False, text=text)
-                node = NodeStatus(name=seen.name, resource=RESOURCE, checks=(check,))
-                found.append(StatusDocument(node=node, gpus=()))
-        return found, source
-
-    found, source = _ask(args, environ, read)
+    connection, at = connection_of(args, environ), SystemClock().now()
+    source = f"API server by {connection.source}"
+    every = ask(connection, PROGRAM, lambda session: nodes_with_gpus(session, RESOURCE))
+    found = []
+    for seen, pods in sorted(every, key=lambda one: by_number(one[0].name)):
+        try:
+            found.append(observed_status(seen, pods, RESOURCE, at))
+        except MalformedText:
+            check = Check("report", ok=False, text="the register annotation cannot be read")
+            node = NodeStatus(name=seen.name, resource=RESOURCE, checks=(check,))
+            found.append(StatusDocument(node=node, gpus=()))
     rows = [
         [
             cap(one.node.name),
@@ -626,8 +585,10 @@ def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
         if args.bundle is not None:
             read = status_in(args.bundle)
         elif args.node is not None:
+            connection = connection_of(args, environ)
             with working(f"reading {cap(args.node, 64)}"):
-                read = _ask(args, environ, lambda api, source: _read_node(api, source, args))
+                source = f"API server by {connection.source}"
+                read = ask(connection, PROGRAM, lambda api: _read_node(api, source, args))
         else:
             read = status_at(args.socket)
         found = read.found if args.gpu is None else only(read.found, args.gpu)

@@ -16,11 +16,10 @@ def add_parser(subparsers: Subparsers) -> None:
     parser = subparsers.add_parser(
         "top",
         help="show this node live: GPUs and who holds them",
-        description="A live screen of the running agent: each GPU with its health, what was "
-        "promised and what is used, and the containers that hold slices. Keys: g and p choose the "
-        "table, / filters the containers, s sorts them by the next column, q quits. It needs the "
-        "extra `cli` of the package; in the agent's image use `status`. Exits 3 if no agent "
-        "answers.",
+        description="A live screen of the running agent: what `status` shows, and the containers "
+        "that hold slices. Keys: / filters the containers, Esc shows all again, s sorts them by "
+        "the next column, q quits. It needs the extra `cli` of the package; in the agent's image "
+        "use `status`. Exits 3 if no agent answers.",
         epilog="example: hami-agent top --interval 5",
     )
     parser.add_argument(

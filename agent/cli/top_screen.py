@@ -1,7 +1,7 @@
 """The live screen of `hami-agent top`. Imported only where the extra `cli` is installed."""
 
-from collections.abc import Callable, Sequence
-from typing import ClassVar, Final
+from collections.abc import Callable
+from typing import ClassVar
 
 from textual import work
 from textual.app import App, ComposeResult
@@ -10,45 +10,25 @@ from textual.widgets import DataTable, Footer, Input, Static
 from typing_extensions import override
 
 from agent.cli.main import Unreachable
-from agent.cli.status import (
-    StatusRead,
-    StatusStyle,
-    attention_lines,
-    gib,
-    head_lines,
-    pod_row,
-    spark,
-)
+from agent.cli.status import POD_COLUMNS, StatusRead, StatusStyle, pod_row, status_lines
 from agent.errors import cap
-
-BAR: Final = 16
-"""Characters of a bar."""
-GPU_TITLES: Final = ("GPU", "HEALTH", "UTIL", "", "SLICES", "PROMISED", "", "USED", "15 MIN")
-POD_TITLES: Final = (
-    *("NAMESPACE", "POD", "CONTAINER", "GPU", "MEMORY", "USED"),
-    *("CORES", "UTIL", "IDLE", "SINCE", "KUBELET"),
-)
 
 
 class TopScreen(App[None]):
-    """Header, GPUs and containers; read again each `interval` seconds.
+    """What `status` shows, and the containers; read again each `interval` seconds.
 
     `read` may block, so it runs on a thread. When it fails, the last values stay and the header
     says since when.
     """
 
     CSS: ClassVar[str] = """
-    #head, #notes { height: auto; padding: 0 1; }
-    #notes { color: $warning; }
+    #node { height: auto; max-height: 60%; padding: 0 1; }
     #trouble { height: auto; padding: 0 1; background: $error; color: $text; display: none; }
-    DataTable { height: auto; max-height: 50%; padding: 0 1; }
-    #pods { height: 1fr; max-height: 100%; }
+    DataTable { height: 1fr; padding: 0 1; }
     Input { display: none; height: 3; }
     Input.shown { display: block; }
     """
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("g", "look_at('gpus')", "GPUs"),
-        Binding("p", "look_at('pods')", "Containers"),
         Binding("slash", "filter", "Filter", key_display="/"),
         Binding("s", "sort", "Sort"),
         Binding("escape", "all", "All"),
@@ -76,19 +56,16 @@ class TopScreen(App[None]):
     def compose(self) -> ComposeResult:
         """Lay out the screen."""
         yield Static(id="trouble", markup=False)
-        yield Static(id="head", markup=False)
-        yield DataTable(id="gpus", cursor_type="row", zebra_stripes=True)
-        yield Static(id="notes", markup=False)
+        yield Static(id="node", markup=False)
         yield Input(placeholder="namespace, pod or container", id="filter")
-        yield DataTable(id="pods", cursor_type="row", zebra_stripes=True)
+        yield DataTable(cursor_type="row", zebra_stripes=True)
         yield Footer()
 
     def on_mount(self) -> None:
         """Fill the screen and begin to look."""
-        self.query_one("#gpus", DataTable).add_columns(*GPU_TITLES)
-        self.query_one("#pods", DataTable).add_columns(*POD_TITLES)
+        self.query_one(DataTable).add_columns(*(column.title for column in POD_COLUMNS))
         self._show(self._last)
-        self.query_one("#pods", DataTable).focus()
+        self.query_one(DataTable).focus()
         self.set_interval(self._interval, self.look)
 
     @work(thread=True, exclusive=True)
@@ -101,10 +78,6 @@ class TopScreen(App[None]):
         else:
             self.call_from_thread(self._show, found)
 
-    def action_look_at(self, table: str) -> None:
-        """Put the cursor into one of the tables."""
-        self.query_one(f"#{table}", DataTable).focus()
-
     def action_filter(self) -> None:
         """Ask for a filter."""
         self.query_one("#filter", Input).add_class("shown").focus()
@@ -114,11 +87,11 @@ class TopScreen(App[None]):
         entry = self.query_one("#filter", Input)
         entry.value = ""
         entry.remove_class("shown")
-        self.action_look_at("pods")
+        self.query_one(DataTable).focus()
 
     def action_sort(self) -> None:
         """Sort the containers by the next column."""
-        self._column = (self._column + 1) % len(POD_TITLES)
+        self._column = (self._column + 1) % len(POD_COLUMNS)
         self._show(self._last)
 
     def on_input_changed(self, event: Input.Changed) -> None:
@@ -128,7 +101,7 @@ class TopScreen(App[None]):
 
     def on_input_submitted(self) -> None:
         """Go back to the table."""
-        self.action_look_at("pods")
+        self.query_one(DataTable).focus()
 
     def _fail(self, text: str) -> None:
         trouble = self.query_one("#trouble", Static)
@@ -139,39 +112,19 @@ class TopScreen(App[None]):
         self._last = read
         self.query_one("#trouble", Static).display = False
         style = StatusStyle(max(20, self.size.width - 2), ascii=self._plain)
-        found, now = read.found, read.at
-        self.query_one("#head", Static).update("\n".join(head_lines(found.node, now, style)))
-        self.query_one("#notes", Static).update("\n".join(attention_lines(found, now, style)))
-        gpus = [
-            (
-                str(gpu.uuid if gpu.index is None else gpu.index),
-                f"{gpu.condition}, cordoned" if gpu.cordoned else gpu.condition,
-                "-" if gpu.gpu_percent is None else f"{gpu.gpu_percent}%",
-                self._bar((gpu.gpu_percent or 0) / 100),
-                f"{gpu.slices_held}/{gpu.slices}",
-                f"{gib(gpu.promised_mib)} of {gib(gpu.sellable_mib or None)}",
-                self._bar(gpu.promised_mib / gpu.sellable_mib if gpu.sellable_mib else 0.0),
-                f"{gib(gpu.used_mib)} of {gib(gpu.memory_mib)}",
-                spark(gpu.history.gpu_percent if gpu.history else (), plain=self._plain),
-            )
-            for gpu in found.gpus
+        lines = status_lines(read.found, read.at, style)
+        self.query_one("#node", Static).update("\n".join(lines))
+        pods = [
+            pod_row(one, share, read.at)
+            for one in read.found.allocations or ()
+            for share in one.shares
         ]
-        _fill(self.query_one("#gpus", DataTable), gpus)
-        pods = [pod_row(one, share, now) for one in found.allocations or () for share in one.shares]
-        kept = [row for row in pods if self._wanted in " ".join(row[:3]).lower()]
-        kept.sort(key=lambda row: (row[self._column], *row[:4]))
-        _fill(self.query_one("#pods", DataTable), kept)
-
-    def _bar(self, share: float) -> str:
-        full = round(min(1.0, max(0.0, share)) * BAR)
-        return ("#" * full).ljust(BAR, "-") if self._plain else ("█" * full).ljust(BAR, "░")
-
-
-def _fill(table: "DataTable[str]", rows: Sequence[Sequence[str]]) -> None:
-    """Replace the rows; the cursor stays at its row."""
-    place = table.cursor_row
-    table.clear()
-    for row in rows:
-        table.add_row(*(cap(cell, 64) for cell in row))
-    if rows:
-        table.move_cursor(row=min(place, len(rows) - 1))
+        rows = [row for row in pods if self._wanted in " ".join(row[:3]).lower()]
+        rows.sort(key=lambda row: (row[self._column], *row[:4]))
+        table = self.query_one(DataTable)
+        place = table.cursor_row
+        table.clear()
+        for row in rows:
+            table.add_row(*(cap(cell, 64) for cell in row))
+        if rows:  # the cursor stays at its row
+            table.move_cursor(row=min(place, len(rows) - 1))

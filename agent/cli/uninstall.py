@@ -3,8 +3,9 @@
 import argparse
 import asyncio
 import contextlib
+import os
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -19,7 +20,6 @@ from agent.errors import (
     AgentError,
     ApiError,
     ApiNotFound,
-    PermissionFault,
     SettingsError,
     StateError,
 )
@@ -62,12 +62,50 @@ class Cleaned(msgspec.Struct, frozen=True):
 
 
 Told = Callable[[Cleaned], None]
-Say = Callable[[str], None]
-"""Takes a progress line."""
+Look = Callable[[], Awaitable[tuple[NodeLeftovers, ...]]]
+
+
+async def clean_nodes(
+    api: KubeLeftovers, look: Look, told: Told, *, force: bool = False
+) -> tuple[NodeLeftovers, ...]:
+    """Clean each Node when neither agent nor plugin is on it; return the Nodes of the last look.
+
+    It looks until all are free or WAIT has passed, and cleans again what was written meanwhile.
+    With `force` it looks once and cleans all. Raises ApiError: the API server does not answer.
+    """
+    clock, failed, is_said = asyncio.get_running_loop().time, set[str](), False
+    ends = clock() + WAIT
+    while True:
+        nodes = await look()
+        for node in nodes:
+            is_kept = not force and (node.is_busy or node.served)
+            if is_kept or not node.is_touched or node.name in failed:
+                continue
+            try:
+                await api.clean(node)
+            except ApiNotFound:  # it was deleted meanwhile
+                continue
+            except ApiError as error:
+                if not error.status:  # each of the others would wait for the API server
+                    raise
+                failed.add(node.name)
+                told(Cleaned(node.name, failure=str(error)))
+            else:
+                told(Cleaned(node.name, node.names))
+        busy = [node.name for node in nodes if node.is_busy]
+        if force or not busy or clock() >= ends:
+            return nodes
+        if not is_said:
+            _say(
+                f"waiting up to {WAIT:.0f} s for the agents to end and the kubelets to report that "
+                f"no plugin serves: {_some(busy)}"
+            )
+            is_said = True
+        await asyncio.sleep(PAUSE)
 
 
 async def uninstall_here(
-    settings: Settings, environ: Mapping[str, str], told: Told, say: Say, *, force: bool
+    settings: Settings, environ: Mapping[str, str], told: Told, *, force: bool
 ) -> None:
     """Clean the Node of this host, if no pod has a GPU and no plugin serves; or by `force`.
 
@@ -75,65 +113,43 @@ async def uninstall_here(
     UninstallRefused, PermissionFault, SettingsError, ApiNotFound (there is no such Node), ApiError.
     """
     with _without_an_agent(settings.paths.run / "lock"):
-        await _release(settings.hook_path, say)
+        await _release(settings.hook_path)
         if settings.plain is not None:  # plain mode writes nothing to a Node
             return
         kubeconfig = Path(settings.kubeconfig) if settings.kubeconfig else None
         connection = Connection(kubeconfig, environment=environ)
         async with open_session(connection, PROGRAM) as session:
             api = KubeLeftovers(session, settings.sharing.resource)
-            node = await api.node(settings.node)
-            if node.is_touched and not force:
-                if pods := await api.gpu_pods(node.name):
-                    raise UninstallRefused(
-                        f"pods with GPUs run here ({_some(pods)}): they would keep running, but "
-                        "could not restart until another plugin serves; --force uninstalls anyway"
-                    )
 
-                async def seen() -> tuple[NodeLeftovers, ...]:
-                    return (await api.node(settings.node),)
+            async def look() -> tuple[NodeLeftovers, ...]:
+                return (await api.node(settings.node),)
 
-                # The agent has just ended, so its kubelet may still report that it serves.
-                async for (node,) in _looks(seen, say):  # noqa: B007 -- the last look counts
-                    pass
-                if node.served:
-                    raise UninstallRefused(
-                        f"a device plugin serves {settings.sharing.resource} on the Node "
-                        f"{node.name}, as its kubelet reports, and would write again: stop it "
-                        "first; --force uninstalls anyway"
-                    )
-            await api.clean(node)
-    told(Cleaned(node.name, node.names))
+            (node,) = await look()
+            if node.is_touched and not force and (pods := await api.gpu_pods(node.name)):
+                raise UninstallRefused(
+                    f"pods with GPUs run here ({_some(pods)}): they would keep running, but "
+                    "could not restart until another plugin serves; --force uninstalls anyway"
+                )
+            # The agent has just ended, so its kubelet may still report that it serves.
+            (node,) = await clean_nodes(api, look, told, force=force)
+            if node.served and node.is_touched and not force:
+                raise UninstallRefused(
+                    f"a device plugin serves {settings.sharing.resource} on the Node {node.name}, "
+                    "as its kubelet reports, and would write again: stop it first; --force "
+                    "uninstalls anyway"
+                )
 
 
 async def uninstall_everywhere(
-    connection: Connection, resource: str, namespace: str, selector: str, told: Told, say: Say
+    connection: Connection, resource: str, namespace: str, selector: str, told: Told
 ) -> None:
     """Clean every Node on which no agent and no plugin is left, also where pods have GPUs.
 
-    Each is cleaned as soon as it is free, and again if an agent wrote meanwhile. Raises
-    SettingsError, ApiError: the pods or the Nodes cannot be read.
+    Raises SettingsError, ApiError: the pods or the Nodes cannot be read.
     """
-    nodes: tuple[NodeLeftovers, ...] = ()
-    failed: set[str] = set()
     async with open_session(connection, PROGRAM) as session:
         api = KubeLeftovers(session, resource)
-        async for nodes in _looks(lambda: api.nodes(namespace, selector), say):
-            for node in nodes:
-                is_free = node.is_touched and not (node.is_busy or node.served)
-                if not is_free or node.name in failed:
-                    continue
-                try:
-                    await api.clean(node)
-                except ApiNotFound:  # it was deleted meanwhile
-                    continue
-                except ApiError as error:
-                    if not error.status:  # each of the others would wait for the API server
-                        raise
-                    failed.add(node.name)
-                    told(Cleaned(node.name, failure=str(error)))
-                else:
-                    told(Cleaned(node.name, node.names))
+        nodes = await clean_nodes(api, lambda: api.nodes(namespace, selector), told)
     for node in nodes:
         if node.agent and node.has_kubelet:  # without a kubelet nothing runs the pod
             failure = (
@@ -145,29 +161,9 @@ async def uninstall_everywhere(
             told(Cleaned(node.name, skipped=f"a device plugin serves {resource} there"))
 
 
-async def _looks(
-    read: Callable[[], Awaitable[tuple[NodeLeftovers, ...]]], say: Say
-) -> AsyncIterator[tuple[NodeLeftovers, ...]]:
-    """The Nodes, again and again until neither agent nor plugin is on one, or WAIT has passed."""
-    ends = asyncio.get_running_loop().time() + WAIT
-    is_said = False
-    while True:
-        yield (nodes := await read())
-        busy = [node.name for node in nodes if node.is_busy]
-        if not busy or asyncio.get_running_loop().time() >= ends:
-            return
-        if not is_said:
-            say(
-                f"waiting up to {WAIT:.0f} s for the agents to end and the kubelets to report that "
-                f"no plugin serves: {_some(busy)}"
-            )
-            is_said = True
-        await asyncio.sleep(PAUSE)
-
-
-async def _release(hook: Path, say: Say) -> None:
+async def _release(hook: Path) -> None:
     """Release the containers that an agent held back which was killed: no other will."""
-    if not _reason_left(hook, "it is there"):
+    if not os.access(hook, os.F_OK):
         return
     try:
         async with Worker("regions", 1) as worker:
@@ -175,10 +171,10 @@ async def _release(hook: Path, say: Say) -> None:
             held = await regions.held()
             failed = await regions.write({name: RegionChange(recent_kernel=0) for name in held})
     except StateError as error:
-        say(f"containers that an agent held back may wait for ever: {error}")
+        _say(f"containers that an agent held back may wait for ever: {error}")
         return
     for name in held:
-        say(f"{name}: launches were held back; {failed.get(name, 'released')}")
+        _say(f"{name}: launches were held back; {failed.get(name, 'released')}")
 
 
 @contextlib.contextmanager
@@ -187,18 +183,11 @@ def _without_an_agent(path: Path) -> Iterator[None]:
 
     Raises UninstallRefused, PermissionFault.
     """
-    try:
+    is_there = True
+    with contextlib.suppress(PermissionError):  # then the lock cannot be taken either
         is_there = path.parent.is_dir()
-    except OSError as error:
-        raise PermissionFault(
-            f"{path.parent} cannot be accessed ({error.strerror}), so an agent may run on this "
-            "host: run this command as root, or as the agent's user"
-        ) from error
-    if not is_there:
-        yield
-        return
     lock = LockFile(path)
-    if not lock.try_take():
+    if is_there and not lock.try_take():
         raise UninstallRefused(
             f"an agent runs on this host ({path}: {lock.holder()}) and would write again: stop it "
             "first (`systemctl stop hami-agent`, or take the DaemonSet off this node)"
@@ -207,27 +196,6 @@ def _without_an_agent(path: Path) -> Iterator[None]:
         yield
     finally:
         lock.release()
-
-
-def _paths_left(settings: Settings) -> Mapping[str, str]:
-    """The agent's paths that stay on this host, each with what to do about it."""
-    paths = settings.paths
-    reasons = {
-        paths.state: "the state, for a later install; remove it if none will follow",
-        paths.run: "the next boot removes it; or remove it now",
-        settings.hook_path
-        / "vgpu": "mounted in containers with GPUs; remove it when they have ended",
-    }
-    left = {path: _reason_left(path, why) for path, why in reasons.items()}
-    return {str(path): why for path, why in left.items() if why}
-
-
-def _reason_left(path: Path, why: str) -> str:
-    """The reason why the path stays; empty if it does not exist."""
-    try:
-        return why if path.is_dir() else ""
-    except OSError as error:
-        return f"it may exist: it cannot be accessed ({error.strerror})"
 
 
 def _some(names: Iterable[str]) -> str:
@@ -290,79 +258,79 @@ def add_parser(subparsers: Subparsers) -> None:
 def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     """Run the verb, print a line for each change, and return the exit code."""
     configure("error", "auto", environ)
-    if mistake := _misused(args, environ):
+    named = flags(args).get("--kubeconfig")
+    if args.all_nodes and not named and IN_CLUSTER not in environ:
+        named = environ.get("KUBECONFIG")  # in a pod its service account comes before it
+    if mistake := _misused(args, is_reachable=bool(named) or IN_CLUSTER in environ):
         return fail("uninstall", mistake, USAGE)
     nodes: list[Cleaned] = []
+    lines: list[str] = []
 
     def told(node: Cleaned) -> None:
+        if node.failure and not args.all_nodes:  # there is no other Node to go on with
+            raise UninstallRefused(node.failure)
         nodes.append(node)
+        said = f"removed {', '.join(node.removed)}"
+        said = f"skipped: {node.skipped}" if node.skipped else said
+        said = f"something is left: {node.failure}" if node.failure else said
         if args.output == TABLE:
-            sys.stdout.writelines(_lines(node))
+            sys.stdout.write(f"{node.node}: {said}\n")
             sys.stdout.flush()
 
-    refusal, code = "", OK
-    host: Mapping[str, str] = {}
+    refusal, left = "", dict[str, str]()
     try:
-        host = asyncio.run(_uninstall(args, environ, told))
+        if args.all_nodes:
+            # No settings are read: a release with invalid settings must be uninstallable. Its Job
+            # has the variables of the release.
+            connection = Connection(Path(named) if named else None, environment=environ)
+            resource = flags(args).get("--resource-name") or RESOURCE
+            asyncio.run(
+                uninstall_everywhere(connection, resource, args.namespace, args.selector, told)
+            )
+        else:
+            left = asyncio.run(_uninstall_here(args, environ, told))
+        code = PROBLEM if any(node.failure for node in nodes) else OK
     except AgentError as error:
         refusal, code = str(error), code_of(error)
     else:
-        code = PROBLEM if any(node.failure for node in nodes) else OK
-    lines = [f"this host: left {path}: {why}" for path, why in host.items()]
-    if not any(_lines(node) for node in nodes):
-        lines.insert(0, "nothing of the agent's was found")
-    data = {"ok": code == OK, "refusal": refusal, "nodes": nodes, "leftOnHost": dict(host)}
-    answer(args.output, "Uninstallation", data, () if refusal else lines)
+        lines = [] if nodes else ["nothing of the agent's was found"]
+        lines += [f"this host: left {path}: {why}" for path, why in left.items()]
+    data = {"ok": code == OK, "refusal": refusal, "nodes": nodes, "leftOnHost": left}
+    answer(args.output, "Uninstallation", data, lines)
     return fail("uninstall", refusal, code) if refusal else code
+
+
+async def _uninstall_here(
+    args: argparse.Namespace, environ: Mapping[str, str], told: Told
+) -> dict[str, str]:
+    """Clean the Node of this host; the paths that are left there. Raises AgentError."""
+    try:
+        settings = (await started(sources(args, environ))).taken().settings(NodeFacts())
+    except SettingsError as error:
+        raise UninstallRefused(str(error)) from error
+    await uninstall_here(settings, environ, told, force=args.force)
+    paths = settings.paths
+    reasons = {
+        paths.state: "the state, for a later install; remove it if none will follow",
+        paths.run: "the next boot removes it; or remove it now",
+        settings.hook_path
+        / "vgpu": "mounted in containers with GPUs; remove it when they have ended",
+    }
+    return {str(path): why for path, why in reasons.items() if os.access(path, os.F_OK)}
 
 
 def _say(text: str) -> None:
     sys.stderr.write(f"hami-agent uninstall: {text}\n")
 
 
-def _lines(node: Cleaned) -> list[str]:
-    lines = [f"{node.node}: removed {', '.join(node.removed)}\n"] if node.removed else []
-    lines += [f"{node.node}: skipped: {node.skipped}\n"] if node.skipped else []
-    lines += [f"{node.node}: something is left: {node.failure}\n"] if node.failure else []
-    return lines
-
-
-def _misused(args: argparse.Namespace, environ: Mapping[str, str]) -> str:
+def _misused(args: argparse.Namespace, *, is_reachable: bool) -> str:
     """What is wrong with the command line; empty if nothing is."""
     if {args.all_nodes} != {bool(args.namespace), bool(args.selector)}:
         return "--all-nodes, --namespace and --selector go together"
-    if not args.all_nodes:
-        return ""
     given = [flag for flag in flags(args) if flag not in EVERYWHERE]
     given += ["--force"] * args.force + ["--config"] * bool(args.config)
-    if given:
+    if args.all_nodes and given:
         return f"{', '.join(sorted(given))} would have no effect with --all-nodes: leave it out"
-    if not _kubeconfig(args, environ) and IN_CLUSTER not in environ:
+    if args.all_nodes and not is_reachable:
         return "no kubeconfig, and this is not a pod: give --kubeconfig, or set KUBECONFIG"
     return ""
-
-
-def _kubeconfig(args: argparse.Namespace, environ: Mapping[str, str]) -> str | None:
-    """The kubeconfig for --all-nodes; in a pod its service account comes before KUBECONFIG."""
-    named = flags(args).get("--kubeconfig")
-    return named or (None if IN_CLUSTER in environ else environ.get("KUBECONFIG"))
-
-
-async def _uninstall(
-    args: argparse.Namespace, environ: Mapping[str, str], told: Told
-) -> Mapping[str, str]:
-    """Clean this Node or all; the paths that stay on this host. Raises AgentError."""
-    if args.all_nodes:
-        # No settings are read: a release with invalid settings must be uninstallable. Its Job has
-        # the variables of the release.
-        named = _kubeconfig(args, environ)
-        connection = Connection(Path(named) if named else None, environment=environ)
-        resource = flags(args).get("--resource-name") or RESOURCE
-        await uninstall_everywhere(connection, resource, args.namespace, args.selector, told, _say)
-        return {}
-    try:
-        settings = (await started(sources(args, environ))).taken().settings(NodeFacts())
-    except SettingsError as error:
-        raise UninstallRefused(str(error)) from error
-    await uninstall_here(settings, environ, told, _say, force=args.force)
-    return _paths_left(settings)

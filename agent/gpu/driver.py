@@ -6,7 +6,6 @@ import time
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from types import MappingProxyType
 from typing import Final, ParamSpec, TypeVar
 
 import msgspec
@@ -15,9 +14,8 @@ import structlog
 
 from agent.errors import DriverError, DriverMissing, GpuError
 from agent.gpu import nvml
-from agent.gpu.nvml import Handle, NvmlLibrary
+from agent.gpu.nvml import CallFailed, Handle, NvmlLibrary
 from agent.gpu.threads import NO_ANSWER, EventStream, NvmlSession, OpenedSession, SetFailed
-from agent.health.judge import doubtful
 from agent.model import (
     MIB,
     NO_INDEX,
@@ -45,91 +43,28 @@ from agent.model import (
 # the driver.
 
 
-class Indexes:
-    """Names the GPU at an index that does not answer with its UUID.
-
-    It outlives sessions: a GPU that is slow at the start of one is the same as before. After the
-    indexes changed, an index names a GPU only once that GPU answered there. Until then an unseen
-    GPU may be at any index that does not answer, and a fault there is assigned to none for certain.
-    """
-
-    def __init__(self) -> None:
-        self._uuids: dict[int, GpuUuid] = {}
-        self._count: int | None = None
-        self._unseen: set[GpuUuid] = set()
-        """Known before the indexes changed, and not seen since."""
-
-    def name(self, index: int) -> str:
-        """The UUID at `index` if it is known, else `index N`."""
-        return self._uuids.get(index, f"index {index}")
-
-    def find(self, name: str) -> int | None:
-        """The index with that name, or None."""
-        return next((n for n in range(self._count or 0) if self.name(n) == name), None)
-
-    def counted(self, count: int) -> bool:
-        """Note how many GPUs the driver lists. False when the number, so any index, changed."""
-        fits = self._count in {None, count}
-        self._count = count
-        if not fits:
-            self._forget()
-        return fits
-
-    def seen(self, uuids: Mapping[int, GpuUuid]) -> bool:
-        """Note the UUIDs that GPUs answered with. False when one was known at another index."""
-        together = {**self._uuids, **uuids}
-        fits = all(self._uuids.get(index, uuid) == uuid for index, uuid in uuids.items())
-        fits = fits and len(set(together.values())) == len(together)
-        if not fits:
-            self._forget()
-        self._uuids.update(uuids)
-        self._unseen.difference_update(self._uuids.values())
-        return fits
-
-    def named(self, faults: Mapping[int, GpuFault]) -> tuple[GpuFault, ...]:
-        """Name the faults, and add one for each GPU that may be at an index without a name.
-
-        An added fault never says that the GPU is lost: at most one of them is.
-        """
-        named = {n: msgspec.structs.replace(faults[n], gpu=self.name(n)) for n in sorted(faults)}
-        nameless = {n: fault for n, fault in named.items() if n not in self._uuids}
-        if not nameless:
-            self._unseen.clear()
-            return tuple(named.values())
-        text = "; ".join(f"it may be {fault.gpu}: {fault.text}" for fault in nameless.values())
-        explained = len(nameless) <= len(self._unseen)
-        return (
-            *(f for n, f in named.items() if f.lost or n in self._uuids or not explained),
-            *(GpuFault(uuid, text, doubtful(nameless.values())) for uuid in sorted(self._unseen)),
-        )
-
-    def _forget(self) -> None:
-        self._unseen.update(self._uuids.values())
-        self._uuids.clear()
-
-
 RELEASED = "it is released: hami-agent recheck takes it back"
-UNPLACED = "it is searched for when all GPUs are taken back"
-RECHECK_ALL = f"{UNPLACED}: hami-agent recheck all"
+RECHECK_ALL = "it is searched for when all GPUs are taken back: hami-agent recheck all"
+"""Of a GPU that was never described: its address is unknown, and only a scan of all finds it."""
 
 
 class Handles:
-    """Knows which GPUs may be opened. While one is released, only PCI addresses find the others.
+    """Knows which GPU is at which index, and which may be opened.
 
-    Indexes change when a GPU goes, and a GPU that was never seen may be the released one.
+    - It outlives sessions: a GPU that is slow at the start of one is the same as before. After the
+      indexes changed, an index names a GPU only once that GPU was described there.
+    - While a GPU is released, only PCI addresses find the others: indexes change when a GPU goes,
+      and a GPU that was never described may be the released one.
     """
 
     def __init__(self, library: NvmlLibrary) -> None:
         self._library = library
+        self._count: int | None = None
         # The threads of the GPUs read these: they are only replaced, never changed.
-        self._known: Mapping[GpuUuid, Gpu] = MappingProxyType({})
+        self._known: Mapping[GpuUuid, Gpu] = {}
+        """The GPUs as they were described last, each at another index."""
         self.released: frozenset[GpuUuid] = frozenset()
         """The GPUs that must not be opened."""
-        self.unplaced: frozenset[GpuUuid] = frozenset()
-        """The GPUs taken back while others stay released that were never described.
-
-        Their address is unknown: only a scan of all GPUs finds them.
-        """
         self._others: frozenset[GpuUuid] = frozenset()
         """The GPUs that are released only because all were."""
 
@@ -138,20 +73,36 @@ class Handles:
         """True when every known GPU is released: then no session may be open."""
         return bool(self.released) and self._known.keys() <= self.released
 
-    @property
-    def known(self) -> tuple[Gpu, ...]:
-        """The GPUs as the last scan described them."""
-        return tuple(self._known.values())
+    def find(self, uuid: GpuUuid) -> Gpu | None:
+        """The GPU as it was described last; None: it never was, or the indexes have changed."""
+        return self._known.get(uuid)
 
-    def seen(self, gpus: Iterable[Gpu], faults: Iterable[GpuFault]) -> None:
-        """Take the result of a scan of all GPUs; a faulty one keeps its last description.
+    def at(self, index: int) -> Gpu | None:
+        """The GPU that was described at that index, or None."""
+        return next((gpu for gpu in self._known.values() if gpu.index == index), None)
 
-        While a GPU is released, no scan is of all GPUs.
-        """
-        if not self.released:
-            names = {fault.gpu for fault in faults}
-            kept = {uuid: gpu for uuid, gpu in self._known.items() if uuid in names}
-            self._known = MappingProxyType(kept | {gpu.uuid: gpu for gpu in gpus})
+    def name(self, index: int) -> str:
+        """The UUID at `index` if it is known, else `index N`."""
+        gpu = self.at(index)
+        return gpu.uuid if gpu else f"index {index}"
+
+    def counted(self, count: int) -> bool:
+        """Note how many GPUs the driver lists. False when the number, so any index, changed."""
+        fits = self._count in {None, count}
+        self._count = count
+        if not fits:
+            self._known = {}
+        return fits
+
+    def seen(self, gpus: Collection[Gpu]) -> bool:
+        """Note the GPUs that a scan of all described. False when one was known at another index."""
+        fits = all(
+            self.name(gpu.index) in {gpu.uuid, f"index {gpu.index}"}
+            and self._known.get(gpu.uuid, gpu).index == gpu.index
+            for gpu in gpus
+        )
+        self._known = {**(self._known if fits else {}), **{gpu.uuid: gpu for gpu in gpus}}
+        return fits
 
     def release(self, uuids: Collection[GpuUuid], *, everything: bool = False) -> None:
         """Let no thread open these GPUs from now on.
@@ -170,22 +121,17 @@ class Handles:
                 text = "the driver has not described it; only `hami-agent release all` releases it"
                 raise GpuError(uuid, text)
         self.released |= set(uuids)
-        self.unplaced -= set(uuids)
 
     def take_back(self, uuid: GpuUuid) -> None:
         """Let this GPU, and those released by `everything`, be opened again."""
-        if uuid in self.released and uuid not in self._known:
-            self.unplaced |= {uuid}
         self.released -= {uuid, *self._others}
         self._others = frozenset()
-        if not self.released:
-            self.unplaced = frozenset()
 
     def open_to(self, count: int) -> list[int]:
         """The indexes that may be opened; the driver lists `count`."""
         if not self.released:
             return list(range(count))
-        return [gpu.index for gpu in self.known if gpu.uuid not in self.released]
+        return [gpu.index for uuid, gpu in self._known.items() if uuid not in self.released]
 
     # On the threads of the GPUs.
 
@@ -193,7 +139,7 @@ class Handles:
         """Get the handle of GPU `index`. Raises NVMLError, GpuError when it is released."""
         if not self.released:
             return self._library.nvmlDeviceGetHandleByIndex(index)
-        return self._of(next((gpu for gpu in self.known if gpu.index == index), None), str(index))
+        return self._of(self.at(index), str(index))
 
     def of_uuid(self, uuid: GpuUuid) -> Handle:
         """Get the handle of a GPU. Raises NVMLError, GpuError when it is released."""
@@ -283,7 +229,6 @@ class LinkRow(msgspec.Struct, frozen=True):
     """One GPU's side of its links: the paths to each peer, and its NVLinks."""
 
     paths: Mapping[GpuUuid, PciPath]
-    peer_to_peer: Mapping[GpuUuid, bool]
     nvlinks: Mapping[str, int]
     """How many NVLinks lead to each PCI bus id."""
     to_switches: int
@@ -296,15 +241,11 @@ def link_row(
     """Read what connects `gpu` to its peers at those indexes. Raises NVMLError, GpuError."""
     handle = handles.of_index(gpu.index)
     paths: dict[GpuUuid, PciPath] = {}
-    peer_to_peer: dict[GpuUuid, bool] = {}
     for peer, index in peers.items():
         other = handles.of_index(index)
         level = nvml.maybe(library, library.nvmlDeviceGetTopologyCommonAncestor, handle, other)
         if level in _PATHS:
             paths[peer] = _PATHS[level]
-        status = nvml.maybe(library, library.nvmlDeviceGetP2PStatus, handle, other, nvml.P2P_READ)
-        if status is not None:
-            peer_to_peer[peer] = status == pynvml.NVML_P2P_STATUS_OK
     direct: dict[str, int] = {}
     to_switches = 0
     for link in _active_links(library, handle):
@@ -316,7 +257,7 @@ def link_row(
         if info is not None:
             remote = bus_id(nvml.text_of(info.busId))
             direct[remote] = direct.get(remote, 0) + 1
-    return LinkRow(paths, peer_to_peer, direct, to_switches)
+    return LinkRow(paths, direct, to_switches)
 
 
 def linked(gpu: Gpu, peers: Mapping[GpuUuid, Gpu], rows: Mapping[GpuUuid, LinkRow]) -> Gpu:
@@ -330,7 +271,6 @@ def linked(gpu: Gpu, peers: Mapping[GpuUuid, Gpu], rows: Mapping[GpuUuid, LinkRo
             row.paths.get(uuid),
             row.nvlinks.get(peer.pci, 0)
             + (min(row.to_switches, rows[uuid].to_switches) if uuid in rows else 0),
-            row.peer_to_peer.get(uuid),
         )
         for uuid, peer in peers.items()
         if uuid != gpu.uuid
@@ -372,23 +312,20 @@ _FABRIC: Final = {
     pynvml.NVML_GPU_FABRIC_STATE_IN_PROGRESS: FabricState.IN_PROGRESS,
 }
 
-_OUTCOMES: Final = {Trouble.LOST: ProbeOutcome.LOST, Trouble.RESET: ProbeOutcome.REFUSED}
+_OUTCOMES: Final = {
+    Trouble.LOST: ProbeOutcome.LOST,
+    Trouble.RESET: ProbeOutcome.REFUSED,
+    Trouble.SILENT: ProbeOutcome.SILENT,
+}
 
 _GRAVE: Final = frozenset({pynvml.NVML_ERROR_GPU_IS_LOST, pynvml.NVML_ERROR_RESET_REQUIRED})
 
 
 def probe_of(library: NvmlLibrary, handles: Handles, uuid: GpuUuid) -> Probe:
-    """Probe the GPU. Raises GpuError (released), DriverError (the whole driver fails)."""
-    try:
-        handle = handles.of_uuid(uuid)
-        nvml.maybe(library, library.nvmlDeviceGetMemoryInfo, handle)
-        signs = signs_of(library, handle)
-    except library.NVMLError as error:
-        driver_error = nvml.driver_wide(error)
-        if driver_error is not None:
-            raise driver_error from error
-        outcome = _OUTCOMES.get(nvml.trouble(error), ProbeOutcome.FAILED)
-        return Probe(uuid, outcome, str(error))
+    """Probe the GPU. Raises NVMLError, GpuError when it is released."""
+    handle = handles.of_uuid(uuid)
+    nvml.maybe(library, library.nvmlDeviceGetMemoryInfo, handle)
+    signs = signs_of(library, handle)
     if signs.rows_failed:
         text = "a row of its memory could not be remapped"
         return Probe(uuid, ProbeOutcome.FAILED, text, signs)
@@ -520,9 +457,8 @@ class NvmlDriver:
             deadline,
             ended=self._on_session_end,
             quiet=self._quiet,
-            back=lambda _: self._report_change(),
+            back=self._report_change,
         )
-        self._indexes = Indexes()
         self._links: Mapping[GpuUuid, LinkRow] | None = None
         self._renewed = False
         """A new session was begun because all GPUs failed, and none has answered since."""
@@ -543,13 +479,17 @@ class NvmlDriver:
             return await self._scan_others(opened)
         count = await self._session.whole(opened, self._library.nvmlDeviceGetCount)
         # When GPUs come or go, an index that was right a minute ago can name another GPU.
-        if not self._indexes.counted(count):
+        if not self._handles.counted(count):
             self._forget_handles()
         found, troubled = await self._describe(opened, range(count))
         self._renewed = self._renewed and not found
-        if not self._indexes.seen({index: gpu.uuid for index, gpu in found.items()}):
+        if not self._handles.seen(found.values()):
             self._forget_handles()
-        faults = self._indexes.named(troubled)
+        # What fails at an index of which no GPU has answered yet is nobody's for certain.
+        faults = tuple(
+            msgspec.structs.replace(troubled[index], gpu=self._handles.name(index))
+            for index in sorted(troubled)
+        )
         self._described |= {gpu.pci for gpu in found.values()}
         # The library lists no GPU whose device file it cannot open: in a container, each GPU that
         # came after the container's start. With a fault, that GPU may be the one that is not
@@ -563,27 +503,25 @@ class NvmlDriver:
         await self._follow(opened, sorted(found), {*peers, *silent})
         self._session.check(opened)
         gpus = tuple(linked(gpu, peers, rows) for gpu in peers.values())
-        self._handles.seen(gpus, faults)
+        self._handles.seen(gpus)  # with their links
         return Scan(opened.driver_version, gpus, faults)
 
     async def _scan_others(self, opened: OpenedSession) -> Scan:
         """Describe the GPUs that are not released; their known addresses and links stay."""
         found, troubled = await self._describe(opened, self._handles.open_to(0))
-        known = {gpu.index: gpu for gpu in self._handles.known}
         gpus = tuple(
-            msgspec.structs.replace(found[index], links=known[index].links)
+            msgspec.structs.replace(found[index], links=known.links if known else ())
             for index in sorted(found)
+            for known in (self._handles.at(index),)
         )
+        # Also of one that was never described: it must be visible to be taken back.
+        released = [
+            GpuFault(uuid, RELEASED, Trouble.RELEASED, known.index if known else NO_INDEX)
+            for uuid in sorted(self._handles.released)
+            for known in (self._handles.find(uuid),)
+        ]
         faults = [troubled[index] for index in sorted(troubled)]
-        # Also one that was never described: it must be visible to be taken back.
-        places = {gpu.uuid: gpu.index for gpu in self._handles.known}
-        faults.extend(
-            GpuFault(uuid, RELEASED, Trouble.RELEASED, places.get(uuid, NO_INDEX))
-            for uuid in sorted(self._handles.released, key=lambda uuid: (places.get(uuid, 0), uuid))
-        )
-        faults.extend(
-            GpuFault(uuid, UNPLACED, Trouble.UNPLACED) for uuid in sorted(self._handles.unplaced)
-        )
+        faults += sorted(released, key=lambda fault: fault.index)
         await self._follow(opened, sorted(found), {gpu.uuid for gpu in gpus})
         self._session.check(opened)
         return Scan(opened.driver_version, gpus, tuple(faults))
@@ -594,35 +532,25 @@ class NvmlDriver:
         try:
             work = partial(probe_of, self._library, self._handles, uuid)
             probe = await self._session.call(opened, uuid, work)
-        except TimeoutError as error:
-            probe = Probe(uuid, ProbeOutcome.SILENT, str(error) or NO_ANSWER)
-        except DriverError as error:
-            self._session.end(error, opened)
-            raise
+        except CallFailed as error:
+            outcome = _OUTCOMES.get(error.trouble, ProbeOutcome.FAILED)
+            probe = Probe(uuid, outcome, error.text)
         self._renewed = self._renewed and probe.outcome is not ProbeOutcome.PASSED
         # The driver forgets the registration of a GPU that is reset, and tells nobody: without
         # this, its next XID would be heard by no set.
         if probe.outcome in {ProbeOutcome.LOST, ProbeOutcome.REFUSED}:
             self._note_reset(uuid)
         elif probe.outcome is not ProbeOutcome.SILENT:
-            index = self._indexes.find(uuid)
-            await self._register(opened, self._open_streams, [] if index is None else [index])
-        obstacles = (stream.unmonitored.get(uuid, "") for stream in self._open_streams)
+            known = self._handles.find(uuid)
+            await self._register(opened, self._open_streams, [known.index] if known else [])
+        obstacles = (stream.obstacles.get(uuid, "") for stream in self._open_streams)
         return msgspec.structs.replace(probe, unmonitored=next(filter(None, obstacles), ""))
 
     async def sample(self, uuid: GpuUuid) -> GpuSample:
         """Read how much one GPU is used. Raises GpuError, DriverMissing, DriverError."""
         opened = await self._session.open()
-        try:
-            work = partial(sample_of, self._library, self._handles, uuid)
-            return await self._session.call(opened, uuid, work)
-        except TimeoutError as error:
-            raise GpuError(uuid, str(error) or NO_ANSWER) from error
-        except self._library.NVMLError as error:  # it says nothing about the GPU's health
-            translated = nvml.translate(error, uuid)
-            if isinstance(translated, DriverError):
-                self._session.end(translated, opened)
-            raise translated from error
+        work = partial(sample_of, self._library, self._handles, uuid)
+        return await self._session.call(opened, uuid, work)
 
     async def release(self, uuids: Collection[GpuUuid], *, everything: bool = False) -> None:
         """Close these GPUs and use none of them until it is taken back.
@@ -688,24 +616,19 @@ class NvmlDriver:
             work = partial(describe, self._library, self._handles, index, self._sys_root)
             try:
                 found[index] = await self._session.call(opened, name, work)
-            except TimeoutError:
-                faults[index] = GpuFault(name, NO_ANSWER, Trouble.SILENT, index)
-            except (DriverError, GpuError) as error:
-                # The session is over, which is raised below.
-                faults[index] = GpuFault(name, str(error), index=index)
-            except (self._library.NVMLError, ValueError) as error:
-                # ValueError: the binding could not decode a text.
-                translated = nvml.translate(error, name)
-                if isinstance(translated, DriverError):
-                    self._session.end(translated, opened)
-                trouble = nvml.trouble(error)
-                if trouble in {Trouble.LOST, Trouble.RESET}:
+            except CallFailed as error:
+                if error.trouble in {Trouble.LOST, Trouble.RESET}:
                     self._note_reset(name)
-                faults[index] = GpuFault(name, str(error), trouble, index)
+                # Of a silent one always the same words, or each look would be news.
+                text = NO_ANSWER if error.trouble is Trouble.SILENT else error.text
+                faults[index] = GpuFault(name, text, error.trouble, index)
+            except (DriverError, GpuError) as error:
+                # The session is over, which is raised below, or the GPU was just released.
+                faults[index] = GpuFault(name, str(error), index=index)
 
         async with asyncio.TaskGroup() as tasks:
             for index in indexes:
-                tasks.create_task(one(index, self._indexes.name(index)))
+                tasks.create_task(one(index, self._handles.name(index)))
         self._session.check(opened)
         return found, faults
 
@@ -722,8 +645,8 @@ class NvmlDriver:
             work = partial(link_row, self._library, self._handles, gpu, others)
             try:
                 rows[gpu.uuid] = await self._session.call(opened, gpu.uuid, work)
-            except (TimeoutError, DriverError, self._library.NVMLError, ValueError) as error:
-                log.info("driver.links_unknown", gpu=gpu.uuid, err=str(error) or NO_ANSWER)
+            except (DriverError, GpuError) as error:
+                log.info("driver.links_unknown", gpu=gpu.uuid, err=str(error))
 
         async with asyncio.TaskGroup() as tasks:
             for gpu in peers.values():
@@ -783,7 +706,7 @@ class NvmlDriver:
     async def _open_stream(self, session: OpenedSession, stream: EventStream) -> None:
         await self._session.whole(session, stream.create)
         count = await self._session.whole(session, self._library.nvmlDeviceGetCount)
-        if not self._handles.released and not self._indexes.counted(count):
+        if not self._handles.released and not self._handles.counted(count):
             self._forget_handles()
         await self._register(session, [stream], self._handles.open_to(count))
         self._session.check(session)
@@ -802,14 +725,14 @@ class NvmlDriver:
                 stream.settle(await self._session.call(opened, name, work))
             except DriverError:
                 return  # the session and its streams are over
-            except (TimeoutError, GpuError, self._library.NVMLError, ValueError) as error:
-                stream.missed(name, str(error) or NO_ANSWER)
+            except GpuError as error:
+                stream.missed(name, error.text)
 
         async with asyncio.TaskGroup() as tasks:
             for stream in streams:
                 for index in indexes:
-                    name = self._indexes.name(index)
-                    if name not in stream.settled:
+                    name = self._handles.name(index)
+                    if stream.obstacles.get(name) != "":
                         tasks.create_task(register(stream, index, name))
 
     async def _follow(
@@ -823,7 +746,7 @@ class NvmlDriver:
     def _note_reset(self, gpu: str) -> None:
         """Have a lost or resetting GPU registered again once it answers: a reset forgets it."""
         for stream in self._streams:
-            stream.settled.discard(gpu)
+            stream.obstacles.pop(gpu, None)
 
     def _forget_handles(self) -> None:
         """Forget all GPUs, after their indexes changed: an event may be of another GPU now."""

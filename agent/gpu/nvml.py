@@ -14,7 +14,7 @@ from typing import Any, Final, ParamSpec, TypeVar
 
 import pynvml
 
-from agent.errors import AgentError, DriverError, DriverMissing, GpuError, cap
+from agent.errors import DriverError, DriverMissing, GpuError, cap
 from agent.model import Trouble
 
 P = ParamSpec("P")
@@ -42,8 +42,6 @@ Debian and RHEL, Debian's alternatives, WSL, Arch, Bottlerocket, Talos (two), Ni
 
 FIELD_RECOVERY_ACTION: Final = 230
 """NVML_FI_DEV_GET_GPU_RECOVERY_ACTION. Older releases of pynvml do not name it."""
-P2P_READ: Final = 0
-"""NVML_P2P_CAPS_INDEX_READ, which pynvml has as a tuple by mistake."""
 
 Handle = Any
 """The library's opaque pointer to a GPU."""
@@ -79,6 +77,14 @@ _MISSING: Final = {
     ),
 }
 """What is missing, and the remedy."""
+
+
+class CallFailed(GpuError):  # noqa: N818 -- names what happened
+    """A call about one GPU failed, or has not returned in time (SILENT)."""
+
+    def __init__(self, gpu: str, text: str, trouble: Trouble) -> None:
+        super().__init__(gpu, text, lost=trouble is Trouble.LOST)
+        self.trouble = trouble
 
 
 NvmlLibrary = Any
@@ -283,15 +289,6 @@ def driver_wide(error: Exception, *, about_gpu: bool = True) -> DriverError | No
     if code(error) == pynvml.NVML_ERROR_UNINITIALIZED:
         return DriverError("the driver ended the session; a new one begins")
     return None
-
-
-def translate(error: Exception, gpu: str) -> AgentError:
-    """The agent's error for `error`: a DriverError, or a GpuError that names `gpu`."""
-    driver_error = driver_wide(error)
-    if driver_error is not None:
-        return driver_error
-    is_lost = trouble(error) is Trouble.LOST
-    return GpuError(gpu, cap(str(error)) or f"error {code(error)}", lost=is_lost)
 
 
 def trouble(error: Exception) -> Trouble:

@@ -18,21 +18,18 @@ import msgspec
 import pynvml
 import structlog
 
-from agent.errors import DriverError
+from agent.errors import DriverError, cap
 from agent.gpu import nvml
-from agent.gpu.nvml import Handle, NvmlLibrary
+from agent.gpu.nvml import CallFailed, Handle, NvmlLibrary
 from agent.health.xids import XIDS
 from agent.kit.tasks import show_thread_name
 from agent.kit.timing import NOISE, Lag, await_event, until_tick
-from agent.model import DriverEvent, EventKind, GpuUuid
+from agent.model import DriverEvent, EventKind, GpuUuid, Trouble
 
 log = structlog.get_logger(__name__)
 
 PATIENCE: Final = 0.02
-"""Seconds that calls wait behind another on one thread. Then a new thread makes them."""
-
-RETRY: Final = 0.25
-"""Seconds until the next try to start a thread for calls that wait."""
+"""Seconds between looks at calls that wait. While each thread is in a call, another is started."""
 
 T = TypeVar("T")
 
@@ -43,223 +40,143 @@ class GpuThreads:
     - At rest one thread makes all calls, and wakes the loop once after the last of them. A call
       that does not return in PATIENCE keeps its thread, and a new thread makes those behind it.
     - A call that exceeds its deadline is given up. Further calls about that GPU are refused until
-      it returns; then `back` is called with the name of the GPU.
+      it returns; then `back` is called.
     - A GPU's name is its UUID, or its index while the UUID is unknown: a GPU that hangs then may
       hold a second thread. One more name is for the whole driver.
     """
 
-    def __init__(self, deadline: float, back: Callable[[str], None] = lambda _: None) -> None:
+    def __init__(self, deadline: float, back: Callable[[], object] = lambda: None) -> None:
         self._deadline = deadline
         self._back = back
         self._loop = asyncio.get_running_loop()
         self._lag = Lag()
-        self._lines: dict[str, _GpuLine] = {}
-        """The GPUs about which calls run or wait, and no others."""
-        self._moved = asyncio.Event()
-        """Set when a call has left."""
-        # The loop's own executor joins its threads at exit, and one that hangs would hold it.
-        self._queue: queue.SimpleQueue[_GpuLine | None] = queue.SimpleQueue()
-        """The lines whose call is to be made; None ends all threads."""
-        self._returned: collections.deque[_GpuLine] = collections.deque()
-        self._thread: _CallThread | None = None
-        """The thread that makes the calls of the queue. Former ones end after their call."""
-        self._relief: asyncio.TimerHandle | None = None
+        self._calls: dict[str, _Call] = {}
+        """The call about each GPU that waits for a thread, is on one, or has just returned."""
+        self._queue: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
+        """The calls that wait; None ends the thread that takes it."""
+        self._inside: set[_Call] = set()
+        self._returned: collections.deque[_Call] = collections.deque()
+        self._threads = 0
+        self._spare = 1
+        """How many threads stay that are in no call."""
+        self._timer: asyncio.TimerHandle | None = None
 
-    @property
-    def stuck(self) -> frozenset[str]:
-        """The GPUs whose call exceeded its deadline and has not returned."""
-        return frozenset(name for name, line in self._lines.items() if self._is_stuck(line))
-
-    async def call(self, gpu: str, work: Callable[[], T]) -> T:
+    async def call(self, gpu: str, work: Callable[[], T], deadline: float | None = None) -> T:
         """Run `work` on a thread after earlier calls about that GPU; return or raise its result.
 
         Raises TimeoutError after the deadline, which starts again once the earlier calls have
         returned; and at once while one of them is stuck or no thread can be started. Cancelling the
-        caller does not stop a begun call.
+        caller does not stop a call.
         """
-        answer = await self.launch(gpu, work, timed=True)
-        async with self._lag.within(self._deadline):
-            return await asyncio.shield(answer)
-
-    async def launch(
-        self, gpu: str, work: Callable[[], T], *, timed: bool = False
-    ) -> "asyncio.Future[T]":
-        """Begin the call and return its future; unless `timed`, it is never called stuck.
-
-        Wait for the future with asyncio.wait, or read it in a callback: a cancelled await would
-        cancel it while the thread goes on. Raises TimeoutError in the same cases as call().
-        """
-        line = self._lines.setdefault(gpu, _GpuLine(gpu))
-        if self._is_stuck(line):
-            raise _not_back(gpu)
-        line.waiting += 1
-        try:
+        with contextlib.suppress(TimeoutError):
             async with self._lag.within(self._deadline):
-                await line.turn.acquire()
-        except TimeoutError as error:
-            if self._is_stuck(line):
-                raise _not_back(gpu) from error
-            raise TimeoutError(f"earlier calls about {gpu} take too long") from error
-        finally:
-            line.waiting -= 1
-            self._forget_idle(line)
+                while gpu in self._calls and not self._is_stuck(self._calls[gpu]):
+                    await asyncio.wait([self._calls[gpu].answer])
+        if gpu in self._calls:
+            raise TimeoutError(f"an earlier call about {gpu} has not returned")
+        seconds = deadline or self._deadline
         answer: asyncio.Future[T] = self._loop.create_future()
-        line.work, line.answer = work, answer
-        line.end, line.timed = self._lag.clock() + self._deadline - NOISE, timed
-        try:
-            self._submit(line)
-        except RuntimeError as error:  # a limit of the unit or of the machine
-            line.turn.release()
-            self._forget_idle(line)
-            raise TimeoutError(f"no thread can be started for the call: {error}") from error
-        return answer
+        call = _Call(gpu, work, self._lag.clock() + seconds - NOISE, answer)
+        self._calls[gpu] = call
+        # Not before this turn of the loop has ended: beside a running loop, the thread would wait
+        # for the interpreter at each call.
+        self._loop.call_soon(self._tend, call)
+        async with self._lag.within(seconds):
+            return await asyncio.shield(answer)
 
     async def empty(self) -> bool:
         """Wait until every call has left or exceeded its deadline. False: one is still inside."""
-        while self._lines:
-            left = max(line.end for line in self._lines.values()) - self._lag.clock()
+        while self._calls:
+            left = max(call.end for call in self._calls.values()) - self._lag.clock()
             if left <= 0:
                 return False
-            self._moved.clear()
-            await await_event(self._moved, left)
+            answers = [call.answer for call in self._calls.values()]
+            await asyncio.wait(answers, timeout=left, return_when=asyncio.FIRST_COMPLETED)
         return True
 
     def close(self) -> None:
-        """End all threads; one that hangs stays until the process ends."""
-        if self._relief is not None:
-            self._relief.cancel()
-        if self._thread is not None:
-            self._thread.is_relieved = True
-        self._loop.call_soon(self._queue.put, None)  # after the calls of this turn
+        """End all threads; one that hangs stays until it is back or the process ends."""
+        self._spare = 0
+        self._loop.call_soon(self._tend)  # after the calls of this turn
 
-    def _is_stuck(self, line: "_GpuLine") -> bool:
+    def _is_stuck(self, call: "_Call") -> bool:
         # By the time in which the loop ran: a starved process blames no GPU.
-        return line.timed and self._lag.clock() >= line.end
+        return self._lag.clock() >= call.end
 
-    def _forget_idle(self, line: "_GpuLine") -> None:
-        if not line.waiting and not line.turn.locked():
-            del self._lines[line.gpu]
-
-    def _on_done(self, line: "_GpuLine") -> None:
-        """Give the caller its result, if it still waits, and let the next call about the GPU in."""
-        was_stuck = self._is_stuck(line)
-        line.timed = False
-        line.turn.release()
-        self._forget_idle(line)
-        self._moved.set()
-        if was_stuck:
-            self._loop.call_soon(self._back, line.gpu)
-        if line.error is not None:
-            line.answer.set_exception(line.error)
-            # Read here: asyncio would log it where the caller was given up before.
-            line.answer.exception()
-        else:
-            line.answer.set_result(line.result)
-
-    # The threads.
-
-    def _submit(self, line: "_GpuLine") -> None:
-        """Have the line's call made. Raises RuntimeError: its thread is slow, no other starts."""
-        if self._thread is None or self._thread.is_slow(self._loop.time()):
-            self._start_thread()
-        # Not before this turn of the loop has ended: beside a running loop, the thread would wait
-        # for the interpreter at each call.
-        self._loop.call_soon(self._queue.put, line)
-        if self._relief is None:
-            self._relief = self._loop.call_later(PATIENCE, self._relieve)
-
-    def _start_thread(self) -> None:
-        """Start the thread that makes the next calls; the present one ends after its call.
-
-        Raises RuntimeError: a limit of the unit or of the machine.
-        """
-        fresh = _CallThread()
-        work = partial(self._serve, fresh)
-        threading.Thread(target=work, name="nvml calls", daemon=True).start()
-        if self._thread is not None:
-            self._thread.is_relieved = True
-        self._thread = fresh
-
-    def _relieve(self) -> None:
-        """Start another thread if calls wait behind a slow one, and look again while any wait."""
-        self._relief, pause = None, PATIENCE
-        if not self._queue.empty():
-            try:
-                if self._thread is not None and self._thread.is_slow(self._loop.time()):
-                    self._start_thread()
-            except RuntimeError:
-                pause = RETRY
-            self._relief = self._loop.call_later(pause, self._relieve)
-        self._collect()
-
-    def _collect(self) -> None:
-        """Hand on what the threads have done."""
+    def _tend(self, fresh: "_Call | None" = None) -> None:
+        """Queue the call, hand on what has returned, and keep as many threads as are needed."""
+        if fresh is not None:
+            self._queue.put(fresh)
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
         for _ in range(len(self._returned)):
             # Each in a turn of its own: an error of one must not lose the others' answers.
-            self._loop.call_soon(self._on_done, self._returned.popleft())
-        if self._queue.empty() and self._relief is not None:
-            self._relief.cancel()
-            self._relief = None
+            self._loop.call_soon(self._hand_on, self._returned.popleft())
+        if self._queue.empty():
+            for _ in range(self._threads - len(self._inside) - self._spare):
+                self._queue.put(None)
+                self._threads -= 1
+            return
+        # A thread that is in no call takes the next one. A busy machine may let it wait.
+        if len(self._inside) >= self._threads:
+            self._start_thread()
+        self._timer = self._loop.call_later(PATIENCE, self._tend)
 
-    def _serve(self, own: "_CallThread") -> None:
-        """Make calls until another thread makes them or the loop is closed. Runs on the thread."""
+    def _start_thread(self) -> None:
+        # The loop's own executor joins its threads at exit, and one that hangs would hold it.
+        thread = threading.Thread(target=self._make_calls, name="nvml calls", daemon=True)
+        try:
+            thread.start()
+            self._threads += 1
+        except RuntimeError as error:  # a limit of the unit or of the machine
+            # While there is a thread, it may come back, and the next look tries again.
+            while not self._threads and not self._queue.empty():
+                if (call := self._queue.get_nowait()) is not None:
+                    call.error = TimeoutError(f"no thread can be started for the call: {error}")
+                    self._loop.call_soon(self._hand_on, call)
+
+    def _make_calls(self) -> None:
+        """Make the calls that wait, until there are threads enough. Runs on a thread."""
         show_thread_name(threading.current_thread().name)
-        with contextlib.suppress(RuntimeError):
-            while not own.is_relieved:
-                line = self._queue.get()
-                if line is None:
-                    self._queue.put(None)  # for another thread that waits
-                    break
-                own.since = self._loop.time()
-                line.make()
-                own.since = None
-                self._returned.append(line)
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            while (call := self._queue.get()) is not None:
+                self._inside.add(call)
+                call.make()
+                self._inside.discard(call)
+                self._returned.append(call)
                 # One wake-up of the loop for all calls of a round. If the next call hangs, the
-                # timer of _relieve() collects what this one has answered.
+                # timer hands on what this one has answered.
                 if self._queue.empty():
-                    self._loop.call_soon_threadsafe(self._collect)
-            if self._returned:
-                self._loop.call_soon_threadsafe(self._collect)
+                    self._loop.call_soon_threadsafe(self._tend)
+            if self._returned:  # what waited behind the last call was the word to end
+                self._loop.call_soon_threadsafe(self._tend)
+
+    def _hand_on(self, call: "_Call") -> None:
+        """Give the caller its result, if it still waits, and let the next call about the GPU in."""
+        del self._calls[call.gpu]
+        if self._is_stuck(call):
+            self._loop.call_soon(self._back)
+        if call.error is None:
+            call.answer.set_result(call.result)
+            return
+        call.answer.set_exception(call.error)
+        # Read here: asyncio would log it where the caller was given up before.
+        call.answer.exception()
 
 
-def _not_back(gpu: str) -> TimeoutError:
-    return TimeoutError(f"an earlier call about {gpu} has not returned")
-
-
-class _CallThread(msgspec.Struct, eq=False):
-    """One thread. `since`: when it began its present call; None while it waits for one.
-
-    `is_relieved`: another thread makes the next calls.
-    """
-
-    since: float | None = None
-    is_relieved: bool = False
-
-    def is_slow(self, now: float) -> bool:
-        """Whether its present call takes longer than PATIENCE."""
-        return self.since is not None and now - self.since >= PATIENCE
-
-
-class _GpuLine(msgspec.Struct, eq=False):
-    """The calls about one GPU: who has `turn` has its call in the queue, on a thread, or back.
-
-    `waiting`: how many others wait for their turn. `end`: of the deadline of the present call, by
-    the clock of Lag.
-    """
+class _Call(msgspec.Struct, eq=False):
+    """One call. `end`: of its deadline, by the clock of Lag."""
 
     gpu: str
-    turn: asyncio.Lock = msgspec.field(default_factory=asyncio.Lock)
-    waiting: int = 0
-    end: float = 0.0
-    timed: bool = False
-    work: Callable[[], Any] = print
-    answer: Any = None
+    work: Callable[[], Any]
+    end: float
+    answer: Any
     result: Any = None
     error: BaseException | None = None
 
     def make(self) -> None:
-        """Make the call. Runs on the thread."""
-        self.result = self.error = None
+        """Make the call. Runs on a thread."""
         try:
             self.result = self.work()
         except BaseException as error:  # noqa: BLE001 -- raised in the caller
@@ -294,7 +211,7 @@ class NvmlSession:
 
     `find` returns the library file to use. `ended` is called when the driver ends a session.
     `quiet` ends all waits for events and returns whether all have left the library. `back` is
-    called with a GPU whose stuck call returned. A late answer of an earlier session does not end
+    called when a stuck call returned. A late answer of an earlier session does not end
     the present one, and no call of an earlier session begins.
     """
 
@@ -306,47 +223,41 @@ class NvmlSession:
         deadline: float,
         ended: Callable[[DriverError], None],
         quiet: Callable[[], Awaitable[bool]],
-        back: Callable[[str], None],
+        back: Callable[[], None],
     ) -> None:
         self._threads = GpuThreads(deadline, back)
         self._library = library
         self._find = find
         self._sys_root = sys_root
-        self._deadline = deadline
         self._ended = ended
         self._quiet = quiet
         self._preparing = asyncio.Lock()
-        self._opening: asyncio.Future[OpenedSession] | None = None
         self.present: OpenedSession | None = None
         """The session that has begun and not ended; reading it begins none."""
+        self._unused: OpenedSession | None = None
+        """A session that began after its caller had left."""
         self._begun = 0
         """How many sessions were begun and not ended, which the library counts."""
         self._broken = CLOSED
-        self._left_open = ""
-        """Why the last session could not be ended, as logged; empty: it was ended."""
         self.withheld = ""
         """Why no session may begin; empty: one may."""
 
     async def open(self) -> OpenedSession:
         """Return the present session, or begin one. Raises DriverMissing, DriverError.
 
-        All callers share one beginning. It goes on when they are cancelled or time out, so a slow
-        driver is open for a later caller.
+        A beginning goes on when its caller is cancelled or times out, so a slow driver is open for
+        a later one.
         """
         with self._translated(None):
             async with self._preparing:
                 if self.withheld:
                     raise DriverError(self.withheld)
-                if self.present is not None:
-                    return self.present
-                opening = self._opening or await self._begin_anew()
-            async with asyncio.timeout(OPEN_DEADLINE):
-                opened = await asyncio.shield(opening)
-            # Its callback may not have run yet, if the session began while this caller waited for
-            # the lock. Without this, the caller would be told that the session is over.
-            self._on_begun(opening)
-            self.check(opened)
-            return opened
+                if self.present is None:
+                    # To end a session during a call is undefined.
+                    begin = partial(self._begin, alone=await self._is_alone())
+                    self.present = await self._threads.call(DRIVER, begin, OPEN_DEADLINE)
+                    self._unused = None
+                return self.present
 
     def check(self, opened: OpenedSession) -> None:
         """Raise DriverError if that session is over."""
@@ -363,14 +274,24 @@ class NvmlSession:
         self._ended(error)
 
     async def call(self, opened: OpenedSession, gpu: str, work: Callable[[], T]) -> T:
-        """Make a call about one GPU, as GpuThreads.call. Raises DriverError if it is over."""
-        self.check(opened)
-        return await self._threads.call(gpu, work)
+        """Make a call about one GPU. Raises CallFailed; DriverError, DriverMissing: it is over."""
+        try:
+            return await self._threads.call(gpu, partial(self._make, opened, work))
+        except TimeoutError as error:
+            raise CallFailed(gpu, str(error) or NO_ANSWER, Trouble.SILENT) from error
+        except ValueError as error:  # the binding could not decode a text
+            raise CallFailed(gpu, cap(str(error)), Trouble.FAILED) from error
+        except self._library.NVMLError as error:
+            if (driver_error := nvml.driver_wide(error)) is not None:
+                self.end(driver_error, opened)
+                raise driver_error from error
+            text = cap(str(error)) or f"error {nvml.code(error)}"
+            raise CallFailed(gpu, text, nvml.trouble(error)) from error
 
     async def whole(self, opened: OpenedSession, work: Callable[[], T]) -> T:
         """Make a call about the whole driver. Raises DriverError, DriverMissing."""
         with self._translated(opened):
-            return await self.call(opened, DRIVER, work)
+            return await self._threads.call(DRIVER, partial(self._make, opened, work))
 
     async def shut(self, why: str) -> None:
         """End the session now, which closes all GPUs; a later call begins another.
@@ -378,19 +299,12 @@ class NvmlSession:
         Raises DriverError when a call does not return from the library.
         """
         async with self._preparing:
-            if (opening := self._opening) is not None:
-                await asyncio.wait([opening], timeout=self._deadline)
-                if opening.done():
-                    self._on_begun(opening)
             self.end(DriverError(why))
+            if not await self._is_alone():
+                raise DriverError("a call has not returned from the driver, which holds all GPUs")
             with self._translated(None):
-                if not await self._is_alone():
-                    raise DriverError(
-                        "a call has not returned from the driver, which holds all GPUs"
-                    )
-                ending = await self._threads.launch(DRIVER, self._end_all)
-            await asyncio.wait([ending], timeout=self._deadline)
-            if not ending.done() or ending.result():
+                left_open = await self._threads.call(DRIVER, self._end_all)
+            if left_open:
                 raise DriverError("the driver does not end the session, which holds all GPUs")
 
     async def close(self) -> None:
@@ -405,6 +319,11 @@ class NvmlSession:
             async with asyncio.timeout(CLOSE_DEADLINE):
                 await self.shut(CLOSED)
         self._threads.close()
+
+    def _make(self, opened: OpenedSession, work: Callable[[], T]) -> T:
+        """Make a call unless the session has ended while it waited. Runs on a thread."""
+        self.check(opened)
+        return work()
 
     @contextlib.contextmanager
     def _translated(self, opened: OpenedSession | None) -> Iterator[None]:
@@ -428,35 +347,17 @@ class NvmlSession:
         left = await self._threads.empty()
         return await self._quiet() and left
 
-    async def _begin_anew(self) -> "asyncio.Future[OpenedSession]":
-        """Begin a session after the last call has left: ending one during a call is undefined.
-
-        Raises TimeoutError while a call about the whole driver is stuck.
-        """
-        begin = partial(self._begin, alone=await self._is_alone())
-        self._opening = await self._threads.launch(DRIVER, begin)
-        self._opening.add_done_callback(self._on_begun)
-        return self._opening
-
-    def _on_begun(self, opening: "asyncio.Future[OpenedSession]") -> None:
-        """Keep the new session, even if no caller waits for it; a second call does nothing."""
-        if self._opening is not opening:
-            return
-        self._opening = None
-        if opening.exception() is None and self.withheld != CLOSED:
-            self.present = opening.result()
-
     def _begin(self, *, alone: bool) -> OpenedSession:
         """End the old session, load the library and begin a new session. Runs on a thread.
 
         Both only while no call is inside (`alone`): a returning call would continue in the new
         session, or in another library. Otherwise the new session begins beside the old one.
         """
+        if self._unused is not None:
+            return self._unused
         library = self._library
-        if alone and (text := self._end_all()) != self._left_open:
-            self._left_open = text
-            if text:
-                log.info("driver.session_left_open", err=text)
+        if alone and (text := self._end_all()):
+            log.info("driver.session_left_open", err=text)
         nvml.bind(library, self._find(), anew=alone)
         try:
             # It opens no GPU yet: without a persistence daemon, the first handle of each wakes it.
@@ -476,10 +377,12 @@ class NvmlSession:
             nvml.bind(library, other, anew=alone)
             library.nvmlInit()
         self._begun += 1  # before the next calls, which may fail: each begun one must be ended
-        return OpenedSession(nvml.text_of(library.nvmlSystemGetDriverVersion()))
+        self._unused = OpenedSession(nvml.text_of(library.nvmlSystemGetDriverVersion()))
+        return self._unused
 
     def _end_all(self) -> str:
         """End all begun sessions. Returns why not, or an empty text. Runs on a thread."""
+        self._unused = None
         while self._begun:
             try:
                 self._library.nvmlShutdown()
@@ -495,8 +398,6 @@ class NvmlSession:
 _KINDS: Final = {
     pynvml.nvmlEventTypeXidCriticalError: EventKind.XID,
     pynvml.nvmlEventTypeDoubleBitEccError: EventKind.ECC_DOUBLE,
-    pynvml.nvmlEventTypeSingleBitEccError: EventKind.ECC_SINGLE,
-    pynvml.nvmlEventTypePowerSourceChange: EventKind.POWER_SOURCE,
     pynvml.nvmlEventMigConfigChange: EventKind.CHANGED,
 }
 WANTED: Final = sum(_KINDS)  # each is one bit
@@ -522,41 +423,35 @@ class SetFailed(DriverError):  # noqa: N818 -- names what happened
 class EventRegistration(msgspec.Struct, frozen=True):
     """The answer of a GPU to its registration. `refused`: why it sends no events; empty: it does.
 
-    `where` is its handle's address, `era` the stream's era at the call.
+    `where` is its handle's address; `known`: the addresses that the stream knew at the call.
     """
 
+    known: dict[int, GpuUuid]
     where: int
     uuid: GpuUuid
     refused: str
-    era: int
 
 
 class EventStream:
     """The events of one event set, which the stream makes and frees.
 
     Events that nobody has taken yet wait in the order in which they came first, equal ones counted
-    together. Beyond EVENT_LIMIT different ones, one more for each GPU is kept of the XIDs that the
-    table does not name, which all mean the same: a storm hides no fatal XID. CHANGED reports that
-    events were dropped.
+    together. Beyond EVENT_LIMIT different ones, XIDs that the table does not name have the number
+    0: a storm hides no fatal XID.
     """
 
     def __init__(self, library: NvmlLibrary, open_gpu: Callable[[int], Handle]) -> None:
         self._open_gpu = open_gpu
         self._event_set: Any = None
-        self.settled: set[str] = set()
-        """The GPUs that report, or never will."""
         self.ended = asyncio.Event()
         """Set once the thread has left the library and will not return to it."""
-        self.unmonitored: dict[str, str] = {}
-        """Why a GPU (its UUID, or `index N`) does not report to this stream."""
+        self.obstacles: dict[str, str] = {}
+        """By GPU (its UUID, or `index N`) why it does not report to this stream; empty: it does."""
         self._known: dict[int, GpuUuid] = {}
-        """The GPU of each handle's address. Only replaced, never changed: the thread reads it."""
-        self._era = 0
+        """The GPU of each handle's address; another dict once the indexes have changed."""
         self._library = library
         self._loop = asyncio.get_running_loop()
         self._waiting: collections.Counter[DriverEvent] = collections.Counter()
-        self._overflown = False
-        self._strange: set[GpuUuid | None] = set()
         self._failure: DriverError | None = None
         self._news = asyncio.Event()
         self._turns = 0
@@ -568,8 +463,8 @@ class EventStream:
 
     @property
     def is_open(self) -> bool:
-        """True while its thread waits for events."""
-        return self._started and self._failure is None
+        """True while GPUs can be registered; soon its thread waits for their events."""
+        return self._event_set is not None and self._failure is None
 
     def start(self) -> None:
         """Start the thread, which waits for events; if the stream has failed, it frees the set.
@@ -585,33 +480,24 @@ class EventStream:
 
     def settle(self, answer: EventRegistration) -> None:
         """Note the answer of a GPU, unless the indexes have changed since it was asked."""
-        if answer.era != self._era:
-            return
-        self.settled.add(answer.uuid)
-        others = {where: uuid for where, uuid in self._known.items() if uuid != answer.uuid}
-        self._known = others | {answer.where: answer.uuid}
-        if answer.refused:
+        if answer.known is self._known:
+            self._known[answer.where] = answer.uuid
             self.missed(answer.uuid, answer.refused)
-        else:
-            self.unmonitored.pop(answer.uuid, None)
 
     def missed(self, gpu: str, reason: str) -> None:
-        """Note and log why the GPU does not report: only probes watch it."""
-        if self.unmonitored.get(gpu) != reason:
+        """Note and log why the GPU does not report: only probes watch it. Empty: it reports."""
+        if reason and self.obstacles.get(gpu) != reason:
             log.warning("driver.no_events", gpu=gpu, err=reason)
-        self.unmonitored[gpu] = reason
+        self.obstacles[gpu] = reason
 
     def keep(self, gpus: Collection[str]) -> None:
         """Forget all other GPUs; if they come back, they are registered again."""
-        self.settled.intersection_update(gpus)
-        for gone in self.unmonitored.keys() - gpus:
-            del self.unmonitored[gone]
+        self.obstacles = {gpu: why for gpu, why in self.obstacles.items() if gpu in gpus}
 
     def forget(self) -> None:
         """Forget all GPUs, after their indexes changed: a handle may name another GPU now."""
-        self._era += 1
         self._known = {}
-        self.settled.clear()
+        self.obstacles.clear()
 
     async def next(self) -> DriverEvent:
         """Wait for the next event. Raises SetFailed, DriverError once it failed and is empty.
@@ -626,12 +512,7 @@ class EventStream:
                     self._waiting[event] -= 1
                     if not self._waiting[event]:
                         del self._waiting[event]
-                    if not self._waiting:
-                        self._strange.clear()
                 return event
-            if self._overflown:
-                self._overflown = False
-                return DriverEvent(EventKind.CHANGED)
             if self._failure is not None:
                 raise self._failure
             await self._wait()
@@ -675,7 +556,7 @@ class EventStream:
         Raises NVMLError, GpuError, ValueError (undecodable text): these failures may pass.
         Raises DriverError when the stream has ended.
         """
-        era, library, refused = self._era, self._library, ""
+        known, library, refused = self._known, self._library, ""
         with self._inside():
             handle = self._open_gpu(index)
             # Read here, because a lost GPU cannot tell it when its event comes: NVIDIA's plugin
@@ -693,7 +574,7 @@ class EventStream:
                 if not nvml.is_unable(error):
                     raise
                 refused = f"it has no events: {error}"
-        return EventRegistration(_address(handle), uuid, refused, era)
+        return EventRegistration(known, _address(handle), uuid, refused)
 
     @contextlib.contextmanager
     def _inside(self) -> Iterator[None]:
@@ -769,13 +650,9 @@ class EventStream:
             has_room = event in self._waiting or len(self._waiting) < EVENT_LIMIT
             # A broken GPU can report 10,000 XIDs a second. What the table names is at most some 170
             # for each GPU, so only invented numbers need a bound.
-            if has_room or event.xid is None or event.xid in XIDS:
-                self._waiting[event] += 1
-            elif event.uuid not in self._strange:
-                self._strange.add(event.uuid)
-                self._waiting[event] += 1
-            else:
-                self._overflown = True
+            if not has_room and event.xid is not None and event.xid not in XIDS:
+                event = msgspec.structs.replace(event, xid=0)
+            self._waiting[event] += 1
         if not self._news.is_set():
             self._tell(self._news.set)
 

@@ -90,6 +90,24 @@ class Region(msgspec.Struct, frozen=True):
     priority: int
     last_kernel: dt.datetime | None
 
+    def sums(self, alive: frozenset[int] | None = None) -> "RegionSums":
+        """Sum over the processes whose PID is in `alive`; None: over all slots in use."""
+        live = [one for one in self.processes if alive is None or one.pid in alive]
+        positions = range(len(self.gpus))
+        # Only of all processes together HAMi-core's numbers cannot be negative.
+        parts = ([one.memory[position] for one in live] for position in positions)
+        sums = (map(sum, zip(*part, strict=True)) for part in parts)
+        return RegionSums(
+            RegionState.READABLE,
+            msgspec.structs.replace(self, processes=()),
+            memory=tuple(MemoryUse(*(max(0, number) for number in one)) for one in sums),
+            sm_percent=tuple(
+                sum(one.sm_percent[position] for one in live) for position in positions
+            ),
+            processes=len(live),
+            knows_living=alive is not None,
+        )
+
 
 class RegionState(enum.StrEnum):
     """What stands in a container's directory."""
@@ -101,42 +119,10 @@ class RegionState(enum.StrEnum):
     UNREADABLE = "unreadable"
 
 
-class RegionReading(msgspec.Struct, frozen=True):
-    """The result of reading one container's region. `reason`: why it is unreadable, one clause.
-
-    `alive`: of the processes, those whose PID still exists; None: that is not known here.
-    """
-
-    state: RegionState
-    region: Region | None = None
-    reason: str = ""
-    alive: frozenset[int] | None = None
-
-    def sums(self) -> "RegionSums":
-        """Sum over the live processes; without `alive` all slots in use count."""
-        region = self.region
-        if region is None:
-            return RegionSums(self.state, reason=self.reason)
-        live = [one for one in region.processes if self.alive is None or one.pid in self.alive]
-        positions = range(len(region.gpus))
-        # Only of all processes together HAMi-core's numbers cannot be negative.
-        parts = ([one.memory[position] for one in live] for position in positions)
-        sums = (map(sum, zip(*part, strict=True)) for part in parts)
-        return RegionSums(
-            self.state,
-            msgspec.structs.replace(region, processes=()),
-            memory=tuple(MemoryUse(*(max(0, number) for number in one)) for one in sums),
-            sm_percent=tuple(
-                sum(one.sm_percent[position] for one in live) for position in positions
-            ),
-            processes=len(live),
-            knows_living=self.alive is not None,
-        )
-
-
 class RegionSums(msgspec.Struct, frozen=True):
-    """What is kept of a reading: `region` without its processes, and the sums over the live ones.
+    """What is kept of a container's region: without its processes, and their sums.
 
+    - `reason`: why it is unreadable, one clause.
     - `memory`, `sm_percent`: by GPU, as many as the region has GPUs.
     - `processes`: how many were summed. `knows_living`: False: dead ones may be among them.
     """
@@ -268,11 +254,11 @@ LAYOUTS: Final = (V0, V1_1, V1_1S, V1_2)
 
 
 class NoRegion(Exception):  # noqa: N818 -- a normal state, too
-    """A file is not a region that can be read; `reading` is the result for it."""
+    """A file is not a region that can be read; `sums` is the result for it."""
 
     def __init__(self, reason: str = "", state: RegionState = RegionState.UNREADABLE) -> None:
         super().__init__(reason)
-        self.reading = RegionReading(state, reason=reason)
+        self.sums = RegionSums(state, reason=reason)
 
 
 def recognise(size: int, head: bytes) -> RegionOffsets:

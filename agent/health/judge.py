@@ -285,9 +285,7 @@ def _on_event(
         text, then = "uncorrectable memory error", NextStep.RESET_NOW
         found = verdict(Condition.BAD, now, Cause.ECC, text, "H-ECC", then, needs=Action.RESET)
     else:
-        # Corrected errors, the power supply, changes of the GPUs that are there. NVIDIA's plugin
-        # registers for corrected errors too, and skips every event that is no XID.
-        return health
+        return health  # the GPUs that are there have changed
     if event.uuid is not None:
         return worse(health, found)
     # NVIDIA's and HAMi's plugin mark all GPUs unhealthy then (rm/health.go), which empties the node
@@ -810,15 +808,11 @@ def with_uuids(scan: Scan, missing: Collection[GpuUuid]) -> Scan:
         faults = tuple(known if each is fault else each for each in scan.faults)
     else:
         text = "; ".join(f"it may be {fault.gpu}: {fault.text}" for fault in nameless)
-        trouble = doubtful(nameless)
+        # Never LOST: at most as many of them are as faults say so.
+        is_silent = all(fault.trouble is Trouble.SILENT for fault in nameless)
+        trouble = Trouble.SILENT if is_silent else Trouble.FAILED
         faults = (*scan.faults, *(GpuFault(uuid, text, trouble) for uuid in sorted(missing)))
     return msgspec.structs.replace(scan, faults=faults)
-
-
-def doubtful(nameless: Iterable[GpuFault]) -> Trouble:
-    """The trouble of a GPU that may be behind any of these faults. It is never LOST."""
-    is_silent = all(fault.trouble is Trouble.SILENT for fault in nameless)
-    return Trouble.SILENT if is_silent else Trouble.FAILED
 
 
 MANY: Final = 2
@@ -863,7 +857,7 @@ def same_fault(scan: Scan, ill: Ill) -> GpuFault | None:
     faults = [
         fault
         for fault in scan.faults
-        if fault.trouble not in {Trouble.RELEASED, Trouble.UNPLACED} and not ill(GpuUuid(fault.gpu))
+        if fault.trouble is not Trouble.RELEASED and not ill(GpuUuid(fault.gpu))
     ]
     same = {msgspec.structs.replace(fault, gpu="", index=0) for fault in faults}
     if scan.gpus or len(same) != 1 or faults[0].trouble not in MAY_PASS:

@@ -124,10 +124,9 @@ class GpuProber:
         try:
             async with Lag().within(self._deadline):
                 probe = await self._driver.probe(uuid)
-        except TimeoutError:
-            return Probe(uuid, ProbeOutcome.SILENT, f"no answer within {self._deadline:g} s")
-        except (DriverError, GpuError) as error:
-            return Probe(uuid, ProbeOutcome.SILENT, cap(str(error)))
+        except (TimeoutError, DriverError, GpuError) as error:
+            text = cap(str(error)) or f"no answer within {self._deadline:g} s"
+            return Probe(uuid, ProbeOutcome.SILENT, text)
         if probe.outcome is ProbeOutcome.PASSED and (obstacle := self._obstacle()):
             return msgspec.structs.replace(probe, unmonitored=obstacle)
         return probe
@@ -140,7 +139,7 @@ _Sort = tuple[EventKind, GpuUuid | None, XidClass | None]
 
 
 class ReportBatcher:
-    """Holds events for `gather` seconds and probes for `coalesce` seconds, then returns them.
+    """Holds reports for `gather` seconds, then returns them.
 
     It keeps the first event of each sort. So a storm is a few events for each GPU, and does not
     displace a more severe one.
@@ -150,7 +149,6 @@ class ReportBatcher:
         self._settings = settings
         self._waiting: dict[Probe | _Sort, DriverEvent | Probe] = {}
         self._reported = asyncio.Event()
-        self._urgent = asyncio.Event()
 
     def note(self, report: DriverEvent | Probe) -> None:
         """Add a report to the next batch. XIDs of the class APPLICATION are ignored."""
@@ -164,17 +162,13 @@ class ReportBatcher:
                 return
             sort = report.kind, report.uuid, kind
         self._waiting.setdefault(sort, report)
-        if isinstance(report, DriverEvent):
-            self._urgent.set()
         self._reported.set()
 
     async def next(self) -> tuple[DriverEvent | Probe, ...]:
         """Wait for reports, then for those that belong to the same verdict; return all."""
         await self._reported.wait()
-        await await_event(self._urgent, self._settings.coalesce)
         await asyncio.sleep(self._settings.gather)
         self._reported.clear()
-        self._urgent.clear()
         reports, self._waiting = tuple(self._waiting.values()), {}
         return reports
 
@@ -183,9 +177,6 @@ class ReportBatcher:
 
 SETTLED: Final = 5.0
 """Seconds that a stream must be open without an error before the agent relies on it."""
-
-OPENING: Final = 15.0
-"""Seconds for the first stream to open, before GPUs count as unmonitored."""
 
 FIRST_RETRY: Final = 0.5
 LAST_RETRY: Final = 30.0
@@ -199,14 +190,13 @@ class EventListener:
     def __init__(self, driver: Driver, take: Callable[[DriverEvent], None]) -> None:
         self._driver = driver
         self._take = take
-        self._begun_at = self._opened_at = loop_time()
+        self._opened_at = 0.0
         self._deaf = ""
         self._wanted = asyncio.Event()
         self._opened = asyncio.Event()
 
     async def run(self) -> None:
         """Receive events for ever, and open the stream again when it ends."""
-        self._begun_at = loop_time()
         self._opened.clear()  # a former run may have left it set
         delay = FIRST_RETRY
         while True:
@@ -223,7 +213,10 @@ class EventListener:
                 delay = FIRST_RETRY
             self._opened.clear()
             self._wanted.clear()
-            self._note_deaf(reason or "no reason given")
+            reason = reason or "no reason given"
+            if not self._deaf:
+                log.warning("driver.events_lost", err=reason)
+            self._deaf = reason
             # An XID that came in between is heard by nobody. The scan and the probes find a GPU
             # that is lost, refused or asks for a reset.
             self._take(DriverEvent(EventKind.CHANGED))
@@ -244,15 +237,9 @@ class EventListener:
         return True
 
     def obstacle(self) -> str:
-        """Why the agent does not receive events; empty if it does.
-
-        During the first OPENING seconds a stream that is not open yet is no obstacle.
-        """
+        """Why the agent does not receive events; empty: it does, or the first stream opens yet."""
         if self._has_settled():
             self._note_heard()
-        began = loop_time() - self._begun_at
-        if not self._deaf and not self._opened.is_set() and began >= OPENING:
-            self._note_deaf("the stream of events does not open")
         return self._deaf
 
     def _has_settled(self) -> bool:
@@ -266,11 +253,6 @@ class EventListener:
         if self._deaf:
             self._deaf = ""
             log.info("driver.events_back")
-
-    def _note_deaf(self, reason: str) -> None:
-        if not self._deaf:
-            log.warning("driver.events_lost", err=reason)
-        self._deaf = reason
 
 
 # Turns driver events and probes into verdicts.
@@ -378,14 +360,14 @@ class HealthWatch:
         self._xid_lines = Allowance(1, LOG_PERIOD)
         if self._health and boot_changed:
             remember(dict(self._health))  # otherwise the next start would not see the boot
-        if settings.switches.off:
+        if settings.off:
             self._health = dict.fromkeys(self._health, switched_off(self._now()))
         if self._health:
             judged(dict(self._health))
 
     async def run(self) -> None:
         """Listen, probe and judge for ever. If health checks are off, only publish that."""
-        if self._settings.switches.off:
+        if self._settings.off:
             async for inventory in self._inventory.follow():
                 fresh = {gpu.uuid for gpu in inventory.gpus} - self._health.keys()
                 if fresh:
@@ -412,17 +394,17 @@ class HealthWatch:
         if before.cause == Cause.RELEASED:
             # Whoever released the GPU gives it back by this. Its handles open before the probe.
             self._driver.take_back(uuid)
-            off = self._settings.switches.off
+            off = self._settings.off
             back = switched_off(self._now()) if off else taken_back(before, self._now())
             self._publish({uuid: back})
             self._changed()
         if was_reset:
             # NVML tells nobody of a reset, and an XID before it would count for ever.
             self._publish({uuid: reset_by_word(self._health_of(uuid), self._now())})
-        if not self._settings.switches.off:
+        if not self._settings.off:
             await self._listener.heard(LISTEN_FIRST)  # else the GPU is served without events
         probe = await self._prober.probe_one(uuid, self._to_probe(), self._is_ill)
-        if not self._settings.switches.off:
+        if not self._settings.off:
             self._publish(self._judged((probe,)))
         after, inventory = self._health_of(uuid), self._inventory.value
         shared = msgspec.structs.replace(inventory.find(uuid) or shared, health=after)
@@ -443,11 +425,10 @@ class HealthWatch:
         try:
             async with asyncio.timeout(RELEASE_DEADLINE):
                 await self._driver.release(uuids, everything=name == ALL)
-        except (DriverError, GpuError) as error:
-            obstacle = cap(str(error))
-        except TimeoutError:
+        except (TimeoutError, DriverError, GpuError) as error:
             # It counts as released all the same: no new container gets it.
-            obstacle = f"the driver has not released it within {RELEASE_DEADLINE:g} s"
+            late = f"the driver has not released it within {RELEASE_DEADLINE:g} s"
+            obstacle = cap(str(error)) or late
         self._listener.reopen()  # the others' events were lost with the session
         return GpuRelease(uuids, obstacle=obstacle)
 

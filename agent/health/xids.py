@@ -233,38 +233,20 @@ PLUGINS_SKIP: Final = (13, 31, 43, 45, 68, 109)
 """The XIDs that both plugins ignore by default. Source: k8s-device-plugin internal/rm/health.go."""
 
 
-class XidSwitches(msgspec.Struct, frozen=True):
-    """Which XIDs count, by the variables of NVIDIA's plugin (from 0.18) and HAMi's (from 2.8).
-
-    `disabled` maps an XID to whether it is ignored, and 0 to whether all are. Source:
-    getDisabledHealthCheckXids of both plugins.
-    """
-
-    disabled: Mapping[int, bool] = msgspec.field(default_factory=dict)
-
-    @property
-    def off(self) -> bool:
-        """Whether all health checks are off. With `all`, enabling single XIDs changes nothing."""
-        return self.disabled.get(_EVERY_XID, False)
-
-    def ignores(self, number: int) -> bool | None:
-        """Whether this XID is ignored; None: no variable names it or all XIDs."""
-        every = self.disabled.get(_EVERY_XID)
-        return False if every is False else self.disabled.get(number, every)
-
-
 @functools.lru_cache(maxsize=8)
-def read_switches(disable: str, enable: str) -> XidSwitches:
-    """Parse DP_DISABLE_HEALTHCHECKS and DP_ENABLE_HEALTHCHECKS; the second one wins.
+def read_switches(disable: str, enable: str) -> Mapping[int, bool]:
+    """By XID whether it is ignored, and by 0 whether all are. The second text wins.
 
-    Items other than a number, `all` or `xids` are ignored; `malformed` returns them.
+    These are DP_DISABLE_HEALTHCHECKS and DP_ENABLE_HEALTHCHECKS of NVIDIA's plugin (from 0.18) and
+    HAMi's (from 2.8). Items other than a number, `all` or `xids` are ignored; `malformed` returns
+    them. Source: getDisabledHealthCheckXids of both plugins.
     """
     if not disable.strip() and not enable.strip():
-        return XidSwitches()
+        return {}
     disabled = dict.fromkeys(_items(disable), True)
     disabled.update(dict.fromkeys(PLUGINS_SKIP, True))
     disabled.update(dict.fromkeys(_items(enable), False))
-    return XidSwitches(disabled)
+    return disabled
 
 
 def malformed(text: str) -> tuple[str, ...]:
@@ -355,9 +337,9 @@ class HealthSettings(msgspec.Struct, frozen=True):
     ] = 7200.0
     probe_deadline: float = 2.0
     gather: float = 0.005
-    """How long an event waits for other events of the same failure."""
+    """How long a report waits for others of the same failure."""
     coalesce: float = 0.05
-    """How long a probe waits for others. Changes within this time after a list are one list."""
+    """Changes within this time after a list are one list."""
     xids: Annotated[
         Mapping[int, XidClass],
         Field(
@@ -391,9 +373,9 @@ class HealthSettings(msgspec.Struct, frozen=True):
     ] = ""
 
     @property
-    def switches(self) -> XidSwitches:
-        """What the two lists mean together; `xids` wins."""
-        return read_switches(self.disabled_xids, self.enabled_xids)
+    def off(self) -> bool:
+        """Whether all health checks are off. With `all`, enabling single XIDs changes nothing."""
+        return read_switches(self.disabled_xids, self.enabled_xids).get(_EVERY_XID, False)
 
 
 DEFAULTS: Final = HealthSettings()
@@ -404,7 +386,9 @@ def xid_class(number: int, settings: HealthSettings = DEFAULTS) -> XidClass:
     if number in settings.xids:
         return settings.xids[number]
     known = XIDS[number].kind if number in XIDS else XidClass.FATAL
-    is_ignored = settings.switches.ignores(number)
+    switches = read_switches(settings.disabled_xids, settings.enabled_xids)
+    every = switches.get(_EVERY_XID)
+    is_ignored = False if every is False else switches.get(number, every)
     if is_ignored:
         return XidClass.APPLICATION
     is_counted = is_ignored is False and known is XidClass.APPLICATION

@@ -5,19 +5,19 @@ import contextlib
 import errno
 import os
 import stat
-from collections import defaultdict
 from collections.abc import (
     AsyncGenerator,
     Callable,
     Collection,
     Iterator,
     Mapping,
+    Sequence,
 )
 from pathlib import Path
 from typing import Final, NoReturn, Self
 
 import structlog
-from asyncinotify import Event, Inotify, Mask, Watch
+from asyncinotify import Event, Inotify, Mask
 
 from agent.errors import KubeletError, SettingsError, StateError
 from agent.kit.disk import check_writable
@@ -266,35 +266,29 @@ def _state_errors(
 
 
 # Reads small files that people write, up to a size limit.
-#
-# Settings files may lie on a file system that hangs: `offload` blocks only a thread of its own.
 
 MISSING: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EBADF, errno.ELOOP})
 """The errors of stat() for a missing file; pathlib uses the same."""
 
 
-async def is_there(path: Path, offload: Offload) -> bool:
-    """False for a missing file. One that cannot be inspected exists; reading it fails."""
+def read_file(path: Path, limit: int, *, needed: bool = True) -> bytes | None:
+    """Return the content of a file of at most `limit` bytes; None: it is missing, if not `needed`.
+
+    Blocks for as long as the file system hangs. Raises SettingsError.
+    """
     try:
-        return stat.S_ISREG((await offload.call(path.stat)).st_mode)
-    except OSError as error:
-        return error.errno not in MISSING
-
-
-async def read_file(path: Path, limit: int, offload: Offload) -> bytes:
-    """Return the content of a file of at most `limit` bytes. Raises SettingsError."""
-    return await offload.call(_text, path, limit)
-
-
-def _text(path: Path, limit: int) -> bytes:
-    try:
+        mode = path.stat().st_mode
+        if not needed and not stat.S_ISREG(mode):
+            return None
         # A pipe may block for ever. /dev/stdin may be one.
-        if stat.S_ISFIFO(path.stat().st_mode) and path.parent != Path("/dev"):
+        if stat.S_ISFIFO(mode) and path.parent != Path("/dev"):
             said = "is a pipe, which may block for ever; name a regular file"
             raise SettingsError(f"{path}: {said}")
         with path.open("rb") as file:
             content = file.read(limit + 1)
     except OSError as error:
+        if not needed and error.errno in MISSING:
+            return None
         reason = error.strerror or str(error)
         said = f"cannot be read: {reason}; check the path and its rights"
         raise SettingsError(f"{path}: {said}") from error
@@ -310,21 +304,17 @@ def check_size(path: Path, content: bytes, limit: int) -> None:
 
 # Watches directories for files that are created, removed, replaced or written.
 #
-# They are the kubelet's device plugin directory with its sockets, and the directories of settings
-# files. The kubelet's directory is on the node's disk, and an Allocate needs its state at once: the
-# loop inspects it. Settings may lie on a file system that hangs, so another thread inspects them.
+# They are the kubelet's device plugin directory with its sockets, and that of HAMi-core's files.
+# The kubelet's directory is on the node's disk, and an Allocate needs its state at once: the loop
+# inspects it. HAMi-core's may be on a file system that hangs, so another thread opens it.
 
 POLL = 5.0
-"""Seconds between two inspections of the files: they find what inotify missed."""
-ANSWER = 5.0
-"""Seconds for one inspection of settings files; after this it is tried again later."""
+"""Seconds between two inspections: they find what inotify missed."""
 COMES_OR_GOES = Mask.CREATE | Mask.DELETE | Mask.MOVED_FROM | Mask.MOVED_TO
 ENDS = Mask.DELETE_SELF | Mask.MOVE_SELF | Mask.UNMOUNT | Mask.IGNORED
 WRITTEN = Mask.CLOSE_WRITE | Mask.DELETE | Mask.MOVED_FROM | Mask.MOVED_TO
 """What changes a file that people write. A new file changes once its writer has closed it."""
 EVERYTHING = ""
-SWAPPED = "..data"
-"""The link that the kubelet replaces when it renews a mounted ConfigMap."""
 
 
 class DirectoryWatch:
@@ -359,55 +349,40 @@ class DirectoryWatch:
         loop = asyncio.get_running_loop()
         while True:
             with contextlib.ExitStack() as stack:
-                news, (inotify, parent) = asyncio.Event(), self._watched(stack)
-                if inotify is not None:
-                    loop.add_reader(inotify.fd, news.set)
-                    stack.callback(loop.remove_reader, inotify.fd)
-                seen = self._look()
+                inotify = self._watched(stack)
+                seen, is_over = self._look(), False
                 yield EVERYTHING
-                is_over, due = False, loop.time() + until_tick(POLL)
                 while not is_over:
-                    events = await _events(inotify, news, due)
-                    for event in events:
-                        name = str(event.name)
-                        if Mask.Q_OVERFLOW in event.mask:
-                            log.warning("watch.overflow", directory=str(self._directory))
-                            yield EVERYTHING
-                        elif event.mask & ENDS or (
-                            event.watch is parent and name == self._directory.name
-                        ):
-                            is_over = True
-                        elif event.watch is not parent and name in self._names():
-                            seen[name] = self._seen(name)
-                            yield name
-                    if events:
-                        continue
-                    before, now = dict(seen), self._look()
-                    seen.update(now)
-                    due = loop.time() + until_tick(POLL)
-                    # Without inotify each inspection ends the period, and all is looked at.
-                    is_over = inotify is None or now[EVERYTHING] != before.get(EVERYTHING)
-                    for name in sorted(now):
-                        if name and now[name] != before.get(name):
-                            yield name
+                    events = await _events(inotify, loop.time() + until_tick(POLL))
+                    before, seen = seen, self._look()
+                    # A name that came and went again is told by its events alone.
+                    told = [str(one.name) for one in events if str(one.name) in seen]
+                    told += [n for n in seen if seen[n] != before.get(n) and n not in told]
+                    if any(Mask.Q_OVERFLOW in event.mask for event in events):
+                        log.warning("watch.overflow", directory=str(self._directory))
+                        told = [EVERYTHING]
+                    for name in filter(None, told):
+                        yield name
+                    # Another directory, or none: it is watched anew, and all is looked at. Without
+                    # inotify each inspection ends so.
+                    is_other = EVERYTHING in told or any(event.mask & ENDS for event in events)
+                    is_over = is_other or inotify is None
 
-    def _watched(self, stack: contextlib.ExitStack) -> tuple[Inotify | None, Watch | None]:
+    def _watched(self, stack: contextlib.ExitStack) -> Inotify | None:
         """Watch the directory, and its parent to see it come and go; None: files are inspected."""
-        with contextlib.ExitStack() as undo:
-            try:
-                inotify = undo.enter_context(Inotify(sync_timeout=0))
-                parent = inotify.add_watch(self._directory.parent, COMES_OR_GOES | Mask.ONLYDIR)
-            except OSError as error:
-                obstacle = error.strerror or str(error)
-                if obstacle != self._polled:
-                    log.info("watch.polling", directory=str(self._directory), err=obstacle)
-                self._polled = obstacle
-                return None, None
-            with contextlib.suppress(OSError):  # if it is missing, the parent reports its creation
-                inotify.add_watch(self._directory, COMES_OR_GOES | ENDS | Mask.ONLYDIR)
-            stack.push(undo.pop_all())
+        try:
+            inotify = stack.enter_context(Inotify(sync_timeout=0))
+            inotify.add_watch(self._directory.parent, COMES_OR_GOES | Mask.ONLYDIR)
+        except OSError as error:
+            obstacle = error.strerror or str(error)
+            if obstacle != self._polled:
+                log.info("watch.polling", directory=str(self._directory), err=obstacle)
+            self._polled = obstacle
+            return None
+        with contextlib.suppress(OSError):  # if it is missing, the parent reports its creation
+            inotify.add_watch(self._directory, COMES_OR_GOES | ENDS | Mask.ONLYDIR)
         self._polled = ""
-        return inotify, parent
+        return inotify
 
     def _look(self) -> dict[str, KubeletEpoch | None]:
         """The present state of the names, and of the directory under the empty name."""
@@ -431,10 +406,13 @@ class DirectoryWatch:
         return KubeletEpoch(inode=status.st_ino, ctime_ns=status.st_ctime_ns)
 
 
-async def _events(inotify: Inotify | None, news: asyncio.Event, due: float) -> list[Event]:
+async def _events(inotify: Inotify | None, due: float) -> list[Event]:
     """Wait for the next events; return none at the loop time `due`, however many there are."""
-    loop, events = asyncio.get_running_loop(), list[Event]()
-    with contextlib.suppress(TimeoutError):
+    loop, news, events = asyncio.get_running_loop(), asyncio.Event(), list[Event]()
+    with contextlib.suppress(TimeoutError), contextlib.ExitStack() as stack:
+        if inotify is not None:
+            loop.add_reader(inotify.fd, news.set)
+            stack.callback(loop.remove_reader, inotify.fd)
         async with asyncio.timeout_at(due):
             while not events and loop.time() < due:
                 await news.wait()  # it may be set twice for the same events
@@ -444,79 +422,38 @@ async def _events(inotify: Inotify | None, news: asyncio.Event, due: float) -> l
     return events
 
 
-class HostFileWatch:
-    """Watches files that people write, and the ConfigMap link in each of their directories.
+async def follow_files(
+    paths: Sequence[Path], changed: Callable[[], None], offload: Offload
+) -> NoReturn:
+    """Call `changed` when the kernel tells that one of the files, of one directory, changed.
 
-    `offload` inspects them every POLL seconds. Between two inspections inotify reports changes at
-    once, in the directories that were there at the last one.
+    It is a hint for callers who also look now and then themselves: of a link's target elsewhere,
+    and of file systems without events, it tells nothing. `offload` watches the directory, which may
+    be missing, appear, vanish and be replaced: what appears is watched within POLL seconds.
     """
-
-    def __init__(self, offload: Offload) -> None:
-        self._offload = offload
-
-    async def follow(self, paths: Collection[Path], changed: Callable[[], None]) -> NoReturn:
-        """Call `changed` once the files are watched, then whenever one may have changed.
-
-        The files and their directories may be missing, appear, vanish, be replaced or be links.
-        """
-        names: dict[Path, set[str]] = defaultdict(lambda: {SWAPPED})
-        for path in paths:
-            names[path.absolute().parent].add(path.name)
-        async with asyncio.TaskGroup() as group:
-            for directory, those in names.items():
-                group.create_task(self._follow(directory, those, changed))
+    directory, names = paths[0].parent, {path.name for path in paths}
+    loop = asyncio.get_running_loop()
+    try:
+        opened = Inotify(sync_timeout=0)
+    except OSError as error:
+        log.info("watch.polling", directory=str(directory), err=error.strerror)
         await asyncio.Event().wait()
-        raise AssertionError("unreachable: the event is never set")
-
-    async def _follow(
-        self, directory: Path, names: Collection[str], changed: Callable[[], None]
-    ) -> NoReturn:
-        loop, news, inotify = asyncio.get_running_loop(), asyncio.Event(), None
-        with contextlib.ExitStack() as stack:
-            try:
-                inotify = stack.enter_context(Inotify(sync_timeout=0))
-                loop.add_reader(inotify.fd, news.set)
-                stack.callback(loop.remove_reader, inotify.fd)
-            except OSError as error:
-                log.info("watch.polling", directory=str(directory), err=error.strerror)
-            seen: Mapping[str, tuple[int, int] | None] | None = None
-            is_told = is_silent = False
-            while True:
-                look = None
-                try:
-                    async with asyncio.timeout(ANSWER):
-                        look = await self._offload.call(_look_at_files, directory, names, inotify)
-                except TimeoutError:
-                    if not is_silent:
-                        log.warning("watch.silent", directory=str(directory), after=ANSWER)
-                is_silent = look is None
-                # A change that inotify reports can have the same times as the one before.
-                if seen is None or (look is not None and (is_told or look != seen)):
+        raise AssertionError("unreachable: the event is never set") from error
+    with opened as inotify:
+        while True:
+            # Again each time: the directory may be another one.
+            await offload.call(_watch, inotify, directory)
+            due = loop.time() + until_tick(POLL, turn=1)
+            while loop.time() < due:
+                events = await _events(inotify, due)
+                if any(
+                    event.mask & (ENDS | Mask.Q_OVERFLOW) or str(event.name) in names
+                    for event in events
+                ):
                     changed()
-                if look is not None:
-                    seen, is_told = look, False
-                due = loop.time() + until_tick(POLL, turn=1)
-                while not is_told and loop.time() < due:
-                    is_told = any(
-                        event.mask & (ENDS | Mask.Q_OVERFLOW) or str(event.name) in names
-                        for event in await _events(inotify, news, due)
-                    )
 
 
-def _look_at_files(
-    directory: Path, names: Collection[str], inotify: Inotify | None
-) -> Mapping[str, tuple[int, int] | None]:
-    """Watch the directory if it is there, and return the state of its files.
-
-    A file that cannot be inspected counts as missing: reading it raises the reason.
-    """
-    if inotify is not None:
-        # Again each time: the directory may be another one. ValueError: the caller has left.
-        with contextlib.suppress(OSError, ValueError):
-            inotify.add_watch(directory, WRITTEN | ENDS | Mask.ONLYDIR)
-    states = dict[str, tuple[int, int] | None].fromkeys(names)
-    for name in names:
-        with contextlib.suppress(OSError):
-            status = (directory / name).stat()
-            states[name] = status.st_ino, status.st_ctime_ns
-    return states
+def _watch(inotify: Inotify, directory: Path) -> None:
+    # ValueError: the caller has left.
+    with contextlib.suppress(OSError, ValueError):
+        inotify.add_watch(directory, WRITTEN | ENDS | Mask.ONLYDIR)

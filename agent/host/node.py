@@ -2,26 +2,22 @@
 
 import contextlib
 import errno
-import hashlib
 import itertools
 import os
 import re
 import socket
 import stat
-import struct
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from importlib.machinery import ModuleSpec, SourceFileLoader
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from types import ModuleType
-from typing import Any, Final, Self
+from typing import Any, Final
 
 import yaml
 
 from agent.cluster import PodUid
 from agent.kit.disk import check_writable
 from agent.kit.tasks import Offload
-from agent.node.preflight import CONTROL, DeviceNode, LibraryFile, PathFacts, PluginSocket
+from agent.node.preflight import PathFacts, PluginSocket
 
 # Reads CDI specifications as container runtimes do: which device names they define.
 #
@@ -185,8 +181,8 @@ class WrittenDirectory:
 
     A sandbox that mounts a directory for writing loses the mount when the directory is removed. A
     new directory in its place is read-only to this process for ever. A file system that turned
-    read-only looks the same, except that the directory was not removed. So an open descriptor keeps
-    the directory of the last time when it could be written.
+    read-only looks the same, except that the directory was not removed. So a descriptor keeps the
+    directory of the start open, if it could be written, for the life of the process.
 
     The directory is the kubelet's, on a local disk: calls do not block.
     """
@@ -194,29 +190,19 @@ class WrittenDirectory:
     def __init__(self, path: Path, read_only: Callable[[Path], bool] = is_read_only) -> None:
         self.path = path
         self._read_only = read_only
-        self._opened = contextlib.ExitStack()
         self._handle: int | None = None
+        with contextlib.suppress(OSError):
+            if not read_only(path):
+                self._handle = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
 
     def is_lost(self) -> bool:
         """True when it was removed and its successor is read-only to this process."""
+        if self._handle is None or os.fstat(self._handle).st_nlink:
+            return False
         try:
-            read_only = self._read_only(self.path)
-            if not read_only:
-                handle = os.open(self.path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-                self._opened.close()
-                self._opened.callback(os.close, handle)
-                self._handle = handle
+            return self._read_only(self.path)
         except OSError:
             return False
-        return read_only and self._handle is not None and os.fstat(self._handle).st_nlink == 0
-
-    def __enter__(self) -> Self:
-        self.is_lost()  # it may be removed before anybody looks again
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._opened.close()
-        self._handle = None
 
 
 # Inspects paths and sockets of this host; it changes none.
@@ -265,139 +251,3 @@ def plugin_sockets(directory: Path, kubelet: str) -> tuple[PluginSocket, ...]:
             alive = code not in {errno.ECONNREFUSED, errno.ENOENT}
             sockets.append(PluginSocket(str(path), alive=alive))
     return tuple(sockets)
-
-
-# Inspects device files, HAMi-core's files and the agents on this host; it changes nothing.
-
-FILE_LIMIT: Final = 64 * 1024 * 1024
-"""Bytes of a library; HAMi-core's has less than 1 MiB."""
-_BYTECODE_HEAD: Final = struct.Struct("<4x3L")
-"""Of a file with bytecode (PEP 552): flags; if they are 0, time and size of the source."""
-_NSPID: Final = re.compile("^NSpid:(.*)$", re.MULTILINE)
-_GPU: Final = re.compile(r"nvidia[0-9]+")
-
-
-def device_nodes(directory: Path) -> tuple[DeviceNode, ...]:
-    """The device files of NVIDIA's driver in `directory`.
-
-    Those that every program opens are opened and closed; those of GPUs are not, which would wake
-    them.
-    """
-    nodes = []
-    for path in (directory / name for name in CONTROL):
-        try:
-            os.close(os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK))
-        except OSError as error:
-            nodes.append(DeviceNode(str(path), error.errno or errno.EIO))
-        else:
-            nodes.append(DeviceNode(str(path)))
-    with contextlib.suppress(OSError):
-        gpus = sorted(path for path in directory.iterdir() if _GPU.fullmatch(path.name))
-        nodes += [DeviceNode(str(path)) for path in gpus]
-    return tuple(nodes)
-
-
-def library_file(path: Path) -> LibraryFile:
-    """Read owner, mode and digest of a file."""
-    try:
-        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    except OSError as error:
-        return LibraryFile(str(path), failure=f"cannot be read: {error.strerror}")
-    status = os.fstat(handle)
-    if not stat.S_ISREG(status.st_mode):
-        os.close(handle)
-        return LibraryFile(str(path), failure="is not a regular file")
-    with os.fdopen(handle, "rb") as file:
-        content = file.read(FILE_LIMIT)
-    return LibraryFile(
-        str(path),
-        owner=status.st_uid,
-        mode=stat.S_IMODE(status.st_mode),
-        ours=status.st_uid in {0, os.geteuid()},
-        digest=hashlib.sha256(content).hexdigest(),
-    )
-
-
-def uncompiled(modules: Iterable[ModuleType]) -> tuple[Path, ...]:
-    """The sources of those modules that have no valid bytecode on disk.
-
-    Python writes it when it loads a module, unless it may not.
-    """
-    missing = []
-    for module in modules:
-        spec = getattr(module, "__spec__", None)
-        if not isinstance(spec, ModuleSpec) or not isinstance(spec.loader, SourceFileLoader):
-            continue  # it needs no bytecode
-        if spec.cached is None:
-            continue
-        source = Path(spec.loader.path)
-        try:
-            with Path(spec.cached).open("rb") as file:
-                flags, date, size = _BYTECODE_HEAD.unpack(file.read(_BYTECODE_HEAD.size))
-            status = source.stat()
-        except (OSError, struct.error):
-            missing.append(source)
-        else:
-            now = (int(status.st_mtime) & 0xFFFFFFFF, status.st_size)
-            missing += [source] if not flags and (date, size) != now else []
-    return tuple(missing)
-
-
-def unkept(sources: Iterable[Path], process: Path) -> int | None:
-    """How many of these sources a process cannot keep bytecode beside; None: it is not known.
-
-    `process`: its directory in /proc. Its environment and its mounts decide, not ours: a service
-    may see read-only what its administrator can write.
-    """
-    try:
-        words = (process / "environ").read_bytes().split(b"\0")
-        forbidden = any(re.match(rb"PYTHONDONTWRITEBYTECODE=.", word) for word in words)
-        seen = [process / "root" / source.parent.relative_to("/") for source in sources]
-        return sum(forbidden or is_read_only(directory) for directory in seen)
-    except OSError:
-        return None
-
-
-def waiting_agents(run: Path, holder: str, processes: Path) -> tuple[int, ...]:
-    """The agents with the run directory `run` that do not hold the lock, by process id.
-
-    `holder`: the text of the lock file; `processes`: /proc. Only an agent that names its run
-    directory by a flag, or has the default one, is recognised.
-    """
-    pid = holder.removeprefix("pid ").strip()
-    found, waiting = 0, []
-    for entry in processes.iterdir():
-        if not entry.name.isdigit():
-            continue
-        try:
-            words = (entry / "cmdline").read_bytes().decode(errors="replace").split("\0")
-            status = (entry / "status").read_text(errors="replace")
-        except OSError:  # it ended
-            continue
-        if _run_directory(words) == str(run):
-            found += 1
-            # In its own PID namespace, as in a container, it has another number.
-            ids = _NSPID.search(status)
-            if pid not in (ids[1].split() if ids else [entry.name]):
-                waiting.append(int(entry.name))
-    # A holder in another PID namespace is not seen, or by another number.
-    return tuple(sorted(waiting)) if len(waiting) < found else ()
-
-
-def _run_directory(words: Sequence[str]) -> str:
-    """The run directory of `hami-agent run` or `python -m agent run`; empty: it is no agent.
-
-    One that only observes takes no lock.
-    """
-    for place, word in enumerate(words[:-1]):
-        named = word.rpartition("/")[2] == "hami-agent"
-        module = words[place - 1 : place + 1] == ["-m", "agent"]
-        if (named or module) and words[place + 1] == "run" and "--observe" not in words:
-            break
-    else:
-        return ""
-    flag = "--run-dir"
-    for word, value in itertools.pairwise((*words, "")):
-        if word == flag or word.startswith(f"{flag}="):
-            return value if word == flag else word.partition("=")[2]
-    return "/run/hami-agent"

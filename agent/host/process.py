@@ -87,11 +87,6 @@ class LockFile:
         self._path = path
         self._handle: int | None = None
 
-    @property
-    def held(self) -> bool:
-        """True while this process holds the lock."""
-        return self._handle is not None
-
     def try_take(self) -> bool:
         """Take the lock if it is free; True if this process holds it. Raises PermissionFault."""
         if self._handle is not None:
@@ -105,14 +100,20 @@ class LockFile:
             ) from error
         return self._handle is not None
 
-    async def take(self) -> None:
-        """Wait in standby until this process holds the lock. Raises PermissionFault."""
+    async def take(self, stop: asyncio.Event) -> bool:
+        """Wait in standby until this process holds the lock; False: `stop` was set before that.
+
+        Raises PermissionFault.
+        """
         if self.try_take():
-            return
+            return True
         log.info("lock.standby", path=str(self._path), holder=self.holder())
-        while not self.try_take():  # noqa: ASYNC110 -- flock gives no notice of a release
-            await asyncio.sleep(POLL)
-        log.info("lock.taken", path=str(self._path))
+        # flock gives no notice of a release.
+        while not await await_event(stop, POLL):
+            if self.try_take():
+                log.info("lock.taken", path=str(self._path))
+                return True
+        return False
 
     def holder(self) -> str:
         """What the file says about its holder, for people; empty when it says nothing."""

@@ -16,8 +16,10 @@ class Cell(Generic[T]):
 
     def __init__(self, value: T) -> None:
         self._value = value
-        self._version = 0
-        self._news = asyncio.Event()
+        self.version = 0
+        """How often the value has changed."""
+        self.waiting: dict[asyncio.Event, None] = {}
+        """The events of those who wait for a change, in their order: for News alone."""
 
     @property
     def value(self) -> T:
@@ -29,9 +31,9 @@ class Cell(Generic[T]):
         if value == self._value:
             return False
         self._value = value
-        self._version += 1
-        news, self._news = self._news, asyncio.Event()
-        news.set()
+        self.version += 1
+        for event in self.waiting:
+            event.set()
         return True
 
     def follow(self) -> AsyncIterator[T]:
@@ -40,15 +42,10 @@ class Cell(Generic[T]):
 
     async def until(self, predicate: Callable[[T], bool]) -> T:
         """Wait for the first value for which `predicate` holds; the present one counts."""
+        news = News(self)
         while not predicate(value := self._value):
-            await self._news.wait()
+            await news.wait()
         return value
-
-    async def _newer(self, seen: int) -> int:
-        """The version after `seen`, as soon as there is one."""
-        while self._version == seen:
-            await self._news.wait()
-        return self._version
 
 
 class _Follower(Generic[T]):
@@ -56,13 +53,16 @@ class _Follower(Generic[T]):
 
     def __init__(self, cell: Cell[T]) -> None:
         self._cell = cell
-        self._seen = -1
+        self._news: News | None = None
 
     def __aiter__(self) -> AsyncIterator[T]:
         return self
 
     async def __anext__(self) -> T:
-        self._seen = await self._cell._newer(self._seen)  # noqa: SLF001 -- two halves of one thing
+        if self._news is None:
+            self._news = News(self._cell)
+        else:
+            await self._news.wait()
         return self._cell.value
 
 
@@ -71,26 +71,26 @@ class News:
 
     def __init__(self, *cells: Cell[Any]) -> None:
         self._cells = cells
-        self._seen = [cell.value for cell in cells]
+        self._seen = [cell.version for cell in cells]
 
     async def wait(self, within: float | None = None) -> bool:
-        """Wait until a cell differs from its value at the end of the last wait, or at the start.
+        """Wait until a cell has changed since the end of the last wait, or since the start.
 
         False: none did within `within` seconds.
         """
-        pairs = list(zip(self._cells, self._seen, strict=True))
+        # No task waits for each cell: its turns of the loop would let everybody else run first, and
+        # the kubelet must hear of a lost GPU before the report and the Events are made.
+        event = asyncio.Event()
+        for cell in self._cells:
+            cell.waiting[event] = None
         try:
-            async with asyncio.timeout(within), asyncio.TaskGroup() as group:
-                if not any(cell.value is not seen for cell, seen in pairs):
-                    tasks = [group.create_task(_changed(cell, seen)) for cell, seen in pairs]
-                    await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-                    for task in tasks:
-                        task.cancel()
+            if self._seen == [cell.version for cell in self._cells]:
+                async with asyncio.timeout(within):
+                    await event.wait()
         except TimeoutError:
             return False
-        self._seen = [cell.value for cell in self._cells]
+        finally:
+            for cell in self._cells:
+                del cell.waiting[event]
+        self._seen = [cell.version for cell in self._cells]
         return True
-
-
-async def _changed(cell: Cell[Any], seen: object) -> None:
-    await cell.until(lambda value: value is not seen)

@@ -4,14 +4,12 @@ import asyncio
 import collections
 import contextlib
 import random
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Final, NoReturn, Protocol, TypeVar, TypeVarTuple
 
 import msgspec
 import structlog
-
-from agent.kit.timing import until_tick
 
 log = structlog.get_logger(__name__)
 
@@ -31,7 +29,6 @@ class Offload(Protocol):
 
         Cancelling the caller does not stop work that has begun.
         """
-        ...
 
 
 def show_thread_name(name: str) -> None:
@@ -139,10 +136,14 @@ class TaskEnded(Exception):  # noqa: N818 -- names what happened
 
 
 class Task(msgspec.Struct, frozen=True):
-    """A standing task: `run` ends only when it is cancelled."""
+    """A standing task: `run` ends only when it is cancelled.
+
+    `delays`: before it is run again, and their jitter, see Backoff. None: its failure ends all.
+    """
 
     name: str
-    run: Callable[[], Awaitable[None]]
+    run: Callable[[], Coroutine[object, object, None]]
+    delays: tuple[tuple[float, ...], float] | None = (0.1, 0.5, 1.0, 5.0), 0.0
 
 
 async def apart(work: Awaitable[T]) -> T:
@@ -215,9 +216,14 @@ async def supervise(
 
 
 async def run_tiers(
-    tiers: Sequence[Sequence[Task]], stop: asyncio.Event, deadline: float, depth: int = 0
+    tiers: Sequence[Sequence[Task]],
+    stop: asyncio.Event,
+    deadline: float,
+    chance: random.Random,
+    expected: tuple[type[Exception], ...],
+    depth: int = 0,
 ) -> float:
-    """Run all tasks until `stop` is set; then stop tier by tier.
+    """Run all tasks until `stop` is set; then stop tier by tier. `expected`: see supervise().
 
     The first tier is the outer one: it starts first and stops last. Each tier is cancelled and
     awaited before the next. All tiers together have `deadline` seconds: each gets an equal share of
@@ -232,8 +238,11 @@ async def run_tiers(
         await stop.wait()
         return loop.time() + deadline
     async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(_stand(task), name=task.name) for task in tiers[depth]]
-        over_at = await run_tiers(tiers, stop, deadline, depth + 1)
+        tasks = [
+            group.create_task(_stand(task, chance, expected), name=task.name)
+            for task in tiers[depth]
+        ]
+        over_at = await run_tiers(tiers, stop, deadline, chance, expected, depth + 1)
         # Not after a failure: the group has cancelled them already, and a second cancel would
         # interrupt their clean-up.
         for task in tasks:
@@ -247,9 +256,11 @@ async def run_tiers(
     return over_at
 
 
-async def _stand(task: Task) -> None:
+async def _stand(task: Task, chance: random.Random, expected: tuple[type[Exception], ...]) -> None:
     """Run a task; any end but a requested cancellation is a failure."""
     try:
+        if task.delays is not None:
+            await supervise(task.name, task.run, Backoff(*task.delays, chance), expected)
         await task.run()
     except asyncio.CancelledError as error:
         current = asyncio.current_task()
@@ -257,24 +268,3 @@ async def _stand(task: Task) -> None:
             raise
         raise TaskEnded(task.name) from error
     raise TaskEnded(task.name)
-
-
-class Heartbeat:
-    """Measures for how long the loop has been blocked: it notes the time at each tick."""
-
-    def __init__(self, interval: float = 5.0) -> None:
-        self._interval = interval
-        self._last: float | None = None
-
-    async def run(self) -> NoReturn:
-        """Beat every `interval` seconds until cancelled."""
-        loop = asyncio.get_running_loop()
-        while True:
-            self._last = loop.time()
-            await asyncio.sleep(until_tick(self._interval))
-
-    def age(self) -> float:
-        """Seconds since the last beat; infinite before the first one."""
-        if self._last is None:
-            return float("inf")
-        return asyncio.get_running_loop().time() - self._last

@@ -5,13 +5,12 @@ import functools
 import math
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, TypeVar
 
 import msgspec
 import structlog
 
 from agent.cluster import (
-    NodeChange,
     NodeCondition,
     NodeView,
     PodChange,
@@ -20,6 +19,7 @@ from agent.cluster import (
     PodView,
 )
 from agent.errors import ApiError, ApiGone, ApiNotFound, MalformedText
+from agent.hami.pod import encode_stamp
 from agent.kube import client
 from agent.kube.client import (
     BODY_LIMIT,
@@ -33,10 +33,9 @@ from agent.kube.client import (
     error_frame,
     path_of,
 )
-from agent.kube.events import stamp
 from agent.kube.objects import (
     MOST_OBJECTS,
-    ListPage,
+    ListMeta,
     Raw,
     decode_node,
     decode_pod,
@@ -53,15 +52,15 @@ T = TypeVar("T")
 
 PAGE_LIMIT = 8 * 1024 * 1024
 """Bytes of an answer with several objects; an answer with one object may have BODY_LIMIT."""
-LIMITS: Final = (0, 500, 64, 16, 4, 1)
-"""Objects in an answer; 0: all of them. 500 as in kubectl: 5,000 Nodes are 10 answers.
+MOST: Final = 500
+"""Objects in an answer, as in kubectl: 5,000 Nodes are 10 answers.
 
-The first request asks for all: servers 1.31 to 1.33 answer it from their cache by the pods' node.
-They answer a page from etcd, for which they read every pod of the cluster (kubernetes
+The first request may ask for all (0): servers 1.31 to 1.33 answer that from their cache by the
+pods' node. They answer a page from etcd, for which they read every pod of the cluster (kubernetes
 apiserver/pkg/storage/cacher/delegator.go, shouldDelegateList).
 """
-AFTER_ALL: Final = 4
-"""The index in LIMITS after an answer with many was too long: one with four rarely is."""
+FEW: Final = 4
+"""Objects in an answer after one with more was too long: one with four rarely is."""
 MOST_ODD: Final = 2
 """Beyond these a list has no end.
 
@@ -92,13 +91,6 @@ command_budget = functools.partial(ListBudget, 30_000, 192 << 20, 32 << 20)
 """5,000 Nodes of 20 KB, as Kubernetes supports, and 9,000 pods of 10 KB are 190 MB."""
 
 
-class ObjectList(msgspec.Struct, Generic[T], frozen=True):
-    """The objects of a list, as read, and the list's resourceVersion."""
-
-    version: str
-    items: tuple[T, ...]
-
-
 class EndlessList(ApiError):  # noqa: N818 -- the list is
     """The server always promises more, the same again, or more than is read."""
 
@@ -121,12 +113,12 @@ class Lists:
     ) -> None:
         self._session = session
         self._budget = budget
-        self._most = 0 if whole else 1
-        """The index in LIMITS with which a small list begins."""
-        self._place = self._most
+        self._most = 0 if whole else MOST
+        """How many objects a small list asks for."""
+        self._limit = self._most
 
-    async def fetch(self, request: ApiRequest, read: Callable[[Raw], T]) -> ObjectList[T]:
-        """Return all objects, as read; each answer has 10 s. Raises ApiError.
+    async def fetch(self, request: ApiRequest, read: Callable[[Raw], T]) -> tuple[str, list[T]]:
+        """Return the version and all objects, as read; each answer has 10 s. Raises ApiError.
 
         If the server forgets the list between two pages, the list begins again, once.
         """
@@ -138,7 +130,7 @@ class Lists:
 
     async def _all(
         self, request: ApiRequest, read: Callable[[Raw], T], budget: ListBudget
-    ) -> ObjectList[T]:
+    ) -> tuple[str, list[T]]:
         objects: list[T] = []
         rest = version = ""
         answers, odd, left = 0, 0, budget.bytes
@@ -159,15 +151,15 @@ class Lists:
                 )
             rest = page.rest
         if left - budget.bytes < PAGE_LIMIT // 2:
-            self._place = self._most
-        return ObjectList(version, tuple(objects))
+            self._limit = self._most
+        return version, objects
 
     async def _page(
         self, request: ApiRequest, rest: str, read: Callable[[Raw], T], budget: ListBudget
-    ) -> tuple[ListPage, list[T], int]:
+    ) -> tuple[ListMeta, list[T], int]:
         """One page, its objects as read, and how many were asked for."""
         while True:
-            limit = LIMITS[self._place]
+            limit = self._limit
             options = (("limit", str(limit or "")), ("continue", rest))
             query = (*request.query, *(option for option in options if option[1]))
             paged = msgspec.structs.replace(request, query=query)
@@ -182,7 +174,7 @@ class Lists:
             # Not for the agent itself: with one pod full of commas a tenant would slow each LIST.
             is_dense = budget.memory < math.inf and has_many_values(body)
             if limit != 1 and (is_dense or not body):
-                self._place = max(AFTER_ALL, self._place + 1)
+                self._limit = 1 if 0 < limit <= FEW else FEW
                 continue
             read_all = functools.partial(_read, paged, read, is_dense)
             page, items = await aside(body, paged, read_all)
@@ -190,9 +182,9 @@ class Lists:
             if budget.memory < math.inf:
                 budget.memory -= sum(map(size_of, items))
             # It asks for more only if as many objects of this length are half a page.
-            larger = LIMITS[max(1, self._place - 1)]
+            larger = min(MOST, 4 * limit) or MOST
             if page.rest and len(body) * larger < (limit or larger) * PAGE_LIMIT // 2:
-                self._place = max(1, self._place - 1)
+                self._limit = larger
             return page, items, limit
 
 
@@ -210,17 +202,17 @@ def _read(
     read: Callable[[Raw], T],
     is_dense: bool,  # noqa: FBT001 -- called at once
     body: bytes | bytearray,
-) -> tuple[ListPage, list[T]]:
+) -> tuple[ListMeta, list[T]]:
     try:
-        page = read_page(body, one=is_dense)
-        return page, [read(item) for item in page.items]
+        page, items = read_page(body, one=is_dense)
+        return page, [read(item) for item in items]
     except MalformedText as error:
         if not is_dense:
             raise
         raise EndlessList(f"{request.what}: {error}") from error
 
 
-def _skipped(request: ApiRequest, error: AnswerTooLong) -> ListPage:
+def _skipped(request: ApiRequest, error: AnswerTooLong) -> ListMeta:
     """Skip an object that no API server with etcd's own limits can hold.
 
     To fail would hide all other objects. An Allocate for this one finds it absent.
@@ -304,7 +296,7 @@ class KubeNode:
         self._session = session
         self._node = node
 
-    async def watch_node(self) -> AsyncIterator[NodeChange]:
+    async def watch_node(self) -> AsyncIterator[NodeView | None]:
         """Send one WATCH by name without a version: the server first sends the present Node."""
         query = (
             ("watch", "1"),
@@ -312,11 +304,12 @@ class KubeNode:
             ("allowWatchBookmarks", "true"),
         )
         request = ApiRequest("watch", "nodes", path_of("nodes"), query=query, accept=METADATA_ONLY)
+        is_shown = False
         async for kind, node in frames(self._session, request, _shown):
-            if kind == OPENED:
-                yield NodeChange(opened=True)
-            elif kind != "BOOKMARK":
-                yield NodeChange(node)
+            # A bookmark says nothing, but the first one shows that there is no Node before it.
+            if kind != OPENED and not (kind == "BOOKMARK" and is_shown):
+                is_shown = True
+                yield node
 
     async def get_node(self) -> NodeView | None:
         """Send one GET; without a version the server answers from its storage, not from a cache."""
@@ -350,7 +343,7 @@ class KubeNode:
 
     async def set_condition(self, condition: NodeCondition) -> None:
         """Create or replace the condition of its type."""
-        since = stamp(condition.since)
+        since = encode_stamp(condition.since)
         entry = {
             "type": condition.kind,
             "status": str(condition.status),
@@ -396,8 +389,8 @@ class KubePods:
     async def list_pods(self) -> PodList:
         """Send one LIST, answered from the server's storage, in as many pages as needed."""
         request = ApiRequest("list", "pods", path_of("pods"), query=(self._selector,))
-        listed = await self._lists.fetch(request, lambda item: self._view(read_object(item)))
-        return PodList(tuple(pod for pod in listed.items if pod is not None), listed.version)
+        version, pods = await self._lists.fetch(request, lambda item: self._view(read_object(item)))
+        return PodList(tuple(pod for pod in pods if pod is not None), version)
 
     async def get_pod(self, namespace: str, name: str) -> PodView | None:
         """Send one GET; without a version the server answers from its storage, not from a cache."""
@@ -456,5 +449,5 @@ def read_node(body: Raw) -> NodeView:
 
 
 def _shown(kind: str, obj: Raw) -> NodeView | None:
-    """The Node in one frame; None when it was deleted. Raises MalformedText."""
+    """The Node in one frame; None when it was deleted, or in a bookmark. Raises MalformedText."""
     return read_node(obj) if kind in {"ADDED", "MODIFIED"} else None

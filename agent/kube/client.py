@@ -3,15 +3,13 @@
 import asyncio
 import contextlib
 import importlib
-import importlib.machinery
 import importlib.util
 import random
 import socket
 import stat
 import sys
-import types
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote
@@ -42,27 +40,8 @@ if TYPE_CHECKING:  # loaded by load()
 log = structlog.get_logger(__name__)
 
 # Loads kubernetes_asyncio without its 900 model modules, which take 38 MB and 0.2 s.
-#
-# The library's package files import everything. Empty packages replace them and resolve the few
-# names that the library itself uses. If this fails (another layout), the library is imported
-# normally.
 
 ROOT = "kubernetes_asyncio"
-NAMES: Mapping[str, Mapping[str, str]] = {
-    ROOT: {},
-    f"{ROOT}.client": {
-        "ApiClient": "",
-        "Configuration": f"{ROOT}.client.configuration",
-    },
-    f"{ROOT}.client.models": {},
-    f"{ROOT}.config": {},
-    "urllib3": {},
-}
-"""The replaced packages, and the module of each name that is resolved.
-
-`ApiClient` is only named in annotations, and only Basic authentication uses urllib3, which no
-Kubernetes since 1.19 accepts: neither is loaded.
-"""
 
 
 class Library(msgspec.Struct, frozen=True):
@@ -83,38 +62,23 @@ def load() -> Library:
 
     Raises ImportError when kubernetes_asyncio is not installed.
     """
+    client = f"{ROOT}.client"
     if ROOT not in sys.modules:
-        spec = importlib.util.find_spec(ROOT)  # finds the files, executes nothing
-        if spec is None or spec.origin is None:
-            raise ImportError(
-                f"{ROOT} is not installed; install the distribution kubernetes-asyncio"
-            )
-        root = Path(spec.origin).parents[1]
-        for name, names in NAMES.items():
-            package = _lazy_package(name, root.joinpath(*name.split(".")), names)
-            sys.modules[name] = package
-            parent, _, child = name.rpartition(".")
-            if parent:
-                setattr(sys.modules[parent], child, package)
-    try:
-        return _collect()
-    except (ImportError, AttributeError) as error:
-        stand_in = getattr(sys.modules.get(ROOT), "__spec__", None)
-        if stand_in is None or stand_in.loader is not None:  # the library itself fails
-            raise
-        log.warning("kube.lazy_import_failed", err=str(error))
-    # The library has another layout than the stand-ins know: without them it finds its own files.
-    replaced = {name.split(".")[0] for name in NAMES}
-    for name in [name for name in sys.modules if name.split(".")[0] in replaced]:
-        del sys.modules[name]
-    return _collect()
-
-
-def _collect() -> Library:
+        # The files of these packages import everything, and only Basic authentication, which no
+        # Kubernetes since 1.19 accepts, uses urllib3. They are not executed.
+        for name in (ROOT, client, "urllib3"):
+            spec = importlib.util.find_spec(name)
+            if spec is None:
+                raise ImportError(f"{name} is not installed; install kubernetes-asyncio")
+            sys.modules[name] = importlib.util.module_from_spec(spec)
+        # The two names that the library itself takes from them; the first only for annotations.
+        names = {"ApiClient": object}
+        names["Configuration"] = _get(f"{client}.configuration", "Configuration")
+        vars(sys.modules[client]).update(names)
     exceptions = importlib.import_module("aiohttp.client_exceptions")
     return Library(
-        rest_client=_get(f"{ROOT}.client.rest", "RESTClientObject"),
-        configuration=_get(f"{ROOT}.client.configuration", "Configuration"),
+        rest_client=_get(f"{client}.rest", "RESTClientObject"),
+        configuration=_get(f"{client}.configuration", "Configuration"),
         load_kube_config=_get(f"{ROOT}.config.kube_config", "load_kube_config"),
         load_incluster_config=_get(f"{ROOT}.config.incluster_config", "load_incluster_config"),
         http_session=_get("aiohttp.client", "ClientSession"),
@@ -126,30 +90,6 @@ def _collect() -> Library:
 
 def _get(module: str, name: str) -> Any:  # noqa: ANN401 -- the library is untyped
     return getattr(importlib.import_module(module), name)
-
-
-def _lazy_package(name: str, folder: Path, names: Mapping[str, str]) -> types.ModuleType:
-    """A package in place of the one in `folder`, whose file is not executed."""
-    package = types.ModuleType(name)
-    origin = str(folder / "__init__.py")
-    spec = importlib.machinery.ModuleSpec(name, None, origin=origin, is_package=True)
-    spec.submodule_search_locations = [str(folder)]
-
-    def resolve(wanted: str) -> object:
-        if wanted not in names:
-            raise AttributeError(f"{name} has no {wanted} while it is loaded lazily")
-        value = _get(names[wanted], wanted) if names[wanted] else object
-        setattr(package, wanted, value)
-        return value
-
-    vars(package).update(
-        __path__=[str(folder)],
-        __package__=name,
-        __file__=origin,
-        __spec__=spec,
-        __getattr__=resolve,
-    )
-    return package
 
 
 # Finds the API server and our identity there: by a kubeconfig file or the service account.
@@ -202,7 +142,7 @@ def check(connection: Connection) -> None:
         try:
             content = path.read_bytes()
         except OSError as error:
-            raise _unusable(path, f"cannot be read ({cap(str(error), 128)})") from error
+            raise _unusable(path, f"cannot be read ({_reason(error)})") from error
         if not content:
             raise _unusable(path, "is empty")
 
@@ -219,7 +159,7 @@ def default_namespace(connection: Connection) -> str:
         except FileNotFoundError:
             return "default"
         except (OSError, UnicodeDecodeError) as error:
-            raise _unusable(own, f"cannot be read ({cap(str(error), 128)})") from error
+            raise _unusable(own, f"cannot be read ({_reason(error)})") from error
     namespace = _read_context(connection.kubeconfig, connection.context).get("namespace")
     return namespace if isinstance(namespace, str) and namespace else "default"
 
@@ -231,7 +171,7 @@ def _read_context(path: Path, name: str) -> Mapping[str, object]:
             raise _unusable(path, "is not a regular file")
         content: object = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
-        raise _unusable(path, f"cannot be read ({cap(str(error), 128)})") from error
+        raise _unusable(path, f"cannot be read ({_reason(error)})") from error
     except (yaml.YAMLError, ValueError) as error:  # ValueError: a date such as 2026-13-32
         # Only the place, not the text of the error: a kubeconfig holds secrets.
         mark = getattr(error, "problem_mark", None)
@@ -288,6 +228,11 @@ def unusable(connection: Connection, error: Exception) -> SettingsError:
     """The SettingsError for a connection that the libraries cannot use."""
     reason = f"cannot be used ({cap(str(error) or type(error).__name__, 128)})"
     return _unusable(Path(connection.source), reason)
+
+
+def _reason(error: OSError | UnicodeDecodeError) -> str:
+    """Why a file cannot be read, in the system's words, without its path."""
+    return cap(str(getattr(error, "strerror", None) or error), 128)
 
 
 def _unusable(path: Path, reason: str) -> SettingsError:
@@ -433,8 +378,9 @@ class Executed(msgspec.Struct, frozen=True):
 
 
 class KubeClient(msgspec.Struct):
-    """The library's HTTP client with its settings; a renewed token replaces only these."""
+    """The library's HTTP client, and its settings with the credentials."""
 
+    library: Library
     configuration: Any
     rest: Any
 
@@ -467,12 +413,12 @@ class KubeSession:
             "api_received_bytes_total", "Bytes received from the API server.", ("resource",)
         )
         self._connection = connection
-        self._library: Library | None = None
+        self._failures: tuple[type[Exception], ...] = (OSError, SettingsError)
+        """What becomes an ApiError; TimeoutError is an OSError. The libraries are loaded late."""
         self._client: KubeClient | None = None
         self._retired: KubeClient | None = None
         self._lag = Lag()
         self._closed = False
-        self._renewals = 0
         self._lock = asyncio.Lock()
         self._rooms: dict[tuple[str, str], asyncio.Semaphore] = {}
 
@@ -481,14 +427,7 @@ class KubeSession:
 
         Raises SettingsError: the connection's files cannot be used.
         """
-        async with self._lock:
-            if self._client is not None or self._closed:
-                return
-            library = await asyncio.to_thread(load)
-            configuration = await configure(library, self._connection)
-            self._client = self._connect(library, configuration)
-            self._library = library
-        log.info("kube.opened", server=configuration.host, source=self._connection.source)
+        await self._other_than(None)
 
     async def close(self) -> None:
         """End all connections; a second call does nothing."""
@@ -516,15 +455,13 @@ class KubeSession:
         limit = BODY_LIMIT if at_most is None else at_most
         kind = (request.verb, request.resource.partition("/")[0])
         room = self._rooms.setdefault(kind, asyncio.Semaphore(IN_FLIGHT))
-        try:
+        with self._failures_of(request):
             async with self._lag.within(DEADLINE), room:
                 answer = await self._authorized(request)
                 try:
                     return await self._successful(request, answer, limit), answer.headers
                 finally:
                     answer.close()
-        except self._failures() as error:
-            raise self._unanswered(request, error) from error
 
     async def fetch(self, request: ApiRequest, read: Callable[[Raw], T]) -> T:
         """Return the object in a successful answer, as read. Raises ApiError."""
@@ -536,10 +473,10 @@ class KubeSession:
 
         Raises ApiError, also when the connection breaks while the caller reads.
         """
-        answer = None
-        try:
+        with self._failures_of(request), contextlib.ExitStack() as stack:
             async with self._lag.within(DEADLINE):
                 answer = await self._authorized(request)
+                stack.callback(answer.close)
                 if not _is_success(answer):
                     await self._successful(request, answer, BODY_LIMIT)
             if answer.connection and answer.connection.transport:  # the answer has not ended
@@ -550,29 +487,24 @@ class KubeSession:
                 for option, value in KEEPALIVE:
                     found.setsockopt(socket.IPPROTO_TCP, option, value)
             yield answer.content
-        except self._failures() as error:
-            raise self._unanswered(request, error) from error
-        finally:
-            if answer is not None:
-                answer.close()
 
-    async def execute(self, pod: str, container: str, command: Sequence[str]) -> Executed:
+    async def execute(self, request: ApiRequest) -> Executed:
         """Run a command in a container and return what it wrote, as `kubectl exec` does.
 
-        `pod`: the pod's path below /api/v1. Raises ApiError: no answer in EXECUTION, more than 10
-        MiB, or a server that refuses.
+        `request`: to exec of the pod, with container and command. Raises ApiError: no answer in
+        EXECUTION, more than 10 MiB, or a server that refuses.
         """
-        words = (("command", word) for word in command)
-        query = (("container", container), ("stdout", "true"), ("stderr", "true"), *words)
-        request = ApiRequest("get", "pods/exec", f"{pod}/exec", query=query)
         written = defaultdict[int, bytearray](bytearray)
-        try:
+        with self._failures_of(request):
             async with self._lag.within(EXECUTION):
-                _, client = await self._ready(request)
+                client = await self._other_than(None)
                 url = client.configuration.host + request.path
                 protocols = (EXEC_PROTOCOL,)
                 frames = client.rest.pool_manager.ws_connect(
-                    url, params=query, headers=await self._identity(client), protocols=protocols
+                    url,
+                    params=request.query,
+                    headers=await self._identity(client),
+                    protocols=protocols,
                 )
                 async with frames as answer:
                     async for frame in answer:
@@ -580,26 +512,18 @@ class KubeSession:
                             written[frame.data[0]] += frame.data[1:]
                         if sum(map(len, written.values())) > BODY_LIMIT:
                             raise ApiError(f"{request.what}: the answer is longer than 10 MiB")
-        except self._failures() as error:
-            if status := getattr(error, "status", 0):  # the handshake was refused, without a body
-                raise refused(request.what, status) from error
-            raise self._unanswered(request, error) from error
         return _executed(request, written)
 
     async def _authorized(self, request: ApiRequest) -> "ClientResponse":
         """Send the request; after a 401 or a TLS error, once more with fresh credentials."""
-        library, client = await self._ready(request)
-        seen = self._renewals
-        try:
+        client, answer = await self._other_than(None), None
+        with contextlib.suppress(*client.library.tls_errors):
             answer = await self._send(client, request)
-        except library.tls_errors:
-            answer = None
         if answer is not None:
             if answer.status != UNAUTHORIZED:
                 return answer
             answer.close()
-        await self._renew(seen, tls=answer is None)
-        _, client = await self._ready(request)
+        client = await self._other_than(client, tls=answer is None)
         return await self._send(client, request)
 
     async def _send(self, client: KubeClient, request: ApiRequest) -> "ClientResponse":
@@ -642,64 +566,61 @@ class KubeSession:
             return body
         raise refused(request.what, answer.status, bytes(body), answer.headers.get("Retry-After"))
 
-    async def _ready(self, request: ApiRequest) -> tuple[Library, KubeClient]:
-        if self._client is None:
-            try:
-                await self.open()
-            except SettingsError as error:
-                raise ApiError(f"{request.what}: {error}") from error
-        if self._closed or self._library is None or self._client is None:
-            raise ApiError(f"{request.what}: the connection to the API server was closed")
-        return self._library, self._client
-
-    async def _renew(self, seen: int, *, tls: bool) -> None:
-        """Read the credentials again, unless another request did since renewal number `seen`.
+    async def _other_than(self, refused: KubeClient | None, *, tls: bool = False) -> KubeClient:
+        """The present client; if it is `refused`, a new one with credentials that are read again.
 
         `tls`: the connection failed, not the identity. The client before the new one stays open,
-        so open watches keep their connection.
+        so open watches keep their connection. Raises SettingsError; ApiError: it is closed.
         """
+        present = self._client
+        if present is not None and present is not refused:
+            return present  # no other request waits for a renewal, which may take seconds
         async with self._lock:
-            library, old = self._library, self._client
-            if self._renewals != seen or library is None or old is None:
-                return
+            if self._closed:
+                raise ApiError("the connection to the API server was closed")
+            old = self._client
+            if old is not None and old is not refused:
+                return old
+            library = old.library if old else await asyncio.to_thread(load)
+            self._failures = (OSError, SettingsError, *library.http_errors, *library.config_errors)
             configuration = await configure(library, self._connection)
-            self._renewals += 1
             # A token is sent with each request. Only a client certificate, as an identity, needs
             # another TLS context: a server that does not accept it answers 401, too.
-            if not tls and not configuration.cert_file:
-                old.configuration = configuration
-                return
-            self._client = self._connect(library, configuration)
+            if old is not None and not tls and not configuration.cert_file:
+                self._client = KubeClient(library, configuration, old.rest)
+                return self._client
+            try:
+                rest = library.rest_client(configuration)
+            except (OSError, ValueError) as error:  # invalid certificates
+                raise unusable(self._connection, error) from error
+            # The library's own HTTP session reads proxy variables and .netrc, on two threads,
+            # before every request.
+            theirs = rest.pool_manager
+            rest.pool_manager = library.http_session(connector=theirs.connector)
+            theirs.detach()
+            client = self._client = KubeClient(library, configuration, rest)
             retired, self._retired = self._retired, old
             if retired is not None:
                 await retired.rest.close()
-        log.info("kube.credentials_renewed", source=self._connection.source)
+        event = "kube.credentials_renewed" if old else "kube.opened"
+        log.info(event, server=configuration.host, source=self._connection.source)
+        return client
 
-    def _connect(self, library: Library, configuration: Any) -> KubeClient:  # noqa: ANN401 -- untyped library
-        """Make a client whose HTTP session reads no proxy variables and no .netrc.
-
-        The library's own session reads both, on two threads, before every request.
-        """
+    @contextlib.contextmanager
+    def _failures_of(self, request: ApiRequest) -> Iterator[None]:
+        """Turn what the libraries raise in this block into an ApiError that names the request."""
         try:
-            rest = library.rest_client(configuration)
-        except (OSError, ValueError) as error:  # invalid certificates
-            raise unusable(self._connection, error) from error
-        theirs = rest.pool_manager
-        rest.pool_manager = library.http_session(connector=theirs.connector)
-        theirs.detach()
-        return KubeClient(configuration, rest)
-
-    def _failures(self) -> tuple[type[Exception], ...]:
-        known = (OSError, SettingsError)  # TimeoutError is an OSError
-        library = self._library
-        return known if library is None else known + library.http_errors + library.config_errors
-
-    def _unanswered(self, request: ApiRequest, error: Exception) -> ApiError:
-        reason = cap(str(error) or type(error).__name__, 160)
-        return ApiError(
-            f"{request.what}: no answer from the API server ({reason}); reached through "
-            f"{self._connection.source}"
-        )
+            yield
+        except self._failures as error:
+            if isinstance(error, SettingsError):
+                raise ApiError(f"{request.what}: {error}") from error
+            if status := getattr(error, "status", 0):  # a handshake was refused, without a body
+                raise refused(request.what, status) from error
+            reason = cap(str(error) or type(error).__name__, 160)
+            raise ApiError(
+                f"{request.what}: no answer from the API server ({reason}); reached through "
+                f"{self._connection.source}"
+            ) from error
 
 
 async def aside(body: bytes | bytearray, request: ApiRequest, read: Callable[[Raw], T]) -> T:

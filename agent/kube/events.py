@@ -10,6 +10,7 @@ import msgspec
 
 from agent.cluster import NodeEvent
 from agent.errors import ApiConflict, ApiError, ApiNotFound, cap
+from agent.hami.pod import encode_stamp
 from agent.kit.tasks import Allowance
 from agent.kit.timing import Tally
 from agent.kube.client import MERGE_PATCH, ApiRequest, KubeSession, path_of
@@ -96,9 +97,8 @@ class EventPoster:
                 await self._create(event, series)
             except ApiConflict:  # it was written before a restart, or by a try without an answer
                 series.count = max(2, series.count)
-                await self._update(event, series)
-                return "update"
-            return "create"
+            else:
+                return "create"
         try:
             await self._update(event, series)
         except ApiNotFound:  # the server deletes Events after an hour
@@ -111,7 +111,7 @@ class EventPoster:
         await self._session.call(ApiRequest("create", "events", path, body=body))
 
     async def _update(self, event: NodeEvent, series: EventSeries) -> None:
-        body = {"count": series.count, "lastTimestamp": stamp(self._clock.now())}
+        body = {"count": series.count, "lastTimestamp": encode_stamp(self._clock.now())}
         path = path_of("namespaces", event.namespace or NODE_NAMESPACE, "events", series.name)
         await self._session.call(
             ApiRequest("patch", "events", path, body=body, content_type=MERGE_PATCH)
@@ -160,12 +160,7 @@ def event_object(
         "source": {"component": COMPONENT, "host": node},
         "reportingComponent": COMPONENT,
         "reportingInstance": node,
-        "firstTimestamp": stamp(now),
-        "lastTimestamp": stamp(now),
+        "firstTimestamp": encode_stamp(now),
+        "lastTimestamp": encode_stamp(now),
         "count": series.count,
     }
-
-
-def stamp(now: dt.datetime) -> str:
-    """Format a time as metav1.Time: RFC 3339 in UTC, in whole seconds."""
-    return now.astimezone(dt.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

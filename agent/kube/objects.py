@@ -3,10 +3,10 @@
 import datetime as dt
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from types import MappingProxyType
-from typing import Annotated, Any, Final, TypedDict
+from typing import Annotated, Any, Final
 
 import msgspec
 
@@ -50,16 +50,21 @@ MOST_OBJECTS: Final = 150_000
 MOST_VALUES: Final = 500_000
 """Values in an answer: so many take up to 50 MB when they are read, and 8 MiB of `{}` take 250."""
 
-_ListMeta = TypedDict("_ListMeta", {"resourceVersion": str, "continue": str}, total=False)
+
+class ListMeta(msgspec.Struct, frozen=True):
+    """The metadata of a page. `rest`: the token for the next page, empty for none."""
+
+    version: str = msgspec.field(default="", name="resourceVersion")
+    rest: str = msgspec.field(default="", name="continue")
 
 
-class _List(msgspec.Struct):
-    metadata: _ListMeta
+class _Page(msgspec.Struct):
+    metadata: ListMeta
     items: Annotated[list[msgspec.Raw], msgspec.Meta(max_length=MOST_OBJECTS)] | None = None
 
 
-class _ListOfOne(msgspec.Struct):
-    metadata: _ListMeta
+class _PageOfOne(msgspec.Struct):
+    metadata: ListMeta
     items: tuple[msgspec.Raw]
 
 
@@ -69,19 +74,11 @@ class _Frame(msgspec.Struct):
 
 
 _OBJECT: Final = msgspec.json.Decoder(dict[str, Any])
-_LIST: Final = msgspec.json.Decoder(_List)
-_ONE: Final = msgspec.json.Decoder(_ListOfOne)
+_PAGE: Final = msgspec.json.Decoder(_Page)
+_ONE: Final = msgspec.json.Decoder(_PageOfOne)
 _FRAME: Final = msgspec.json.Decoder(_Frame)
 _ITEMS: Final = b'"items":['
 _BROKEN: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-
-
-class ListPage(msgspec.Struct, frozen=True):
-    """A page of a list. `rest`: the token for the next page, empty for none."""
-
-    version: str
-    rest: str
-    items: tuple[msgspec.Raw, ...]
 
 
 def has_many_values(body: bytes | bytearray) -> bool:
@@ -99,29 +96,29 @@ def read_object(body: Raw) -> Mapping[str, Any]:
         raise MalformedText("it is not a JSON object") from error
 
 
-def read_page(body: Raw, *, one: bool = False) -> ListPage:
-    """Read a page of a list without decoding its items. Raises MalformedText.
+def read_page(body: Raw, *, one: bool = False) -> tuple[ListMeta, Sequence[msgspec.Raw]]:
+    """Read the metadata and the items of a page, which are not decoded. Raises MalformedText.
 
     `one`: it has exactly one item; it is read no further than to the second.
     """
     try:
-        page = (_ONE if one else _LIST).decode(body)
+        page = (_ONE if one else _PAGE).decode(body)
     except _BROKEN as error:
         raise MalformedText("it is not a list of objects") from error
-    version = page.metadata.get("resourceVersion", "")
-    if not version:
+    if not page.metadata.version:
         raise MalformedText("the list has no resourceVersion")
-    return ListPage(version, page.metadata.get("continue", ""), tuple(page.items or ()))
+    return page.metadata, page.items or ()
 
 
-def read_page_head(beginning: Raw) -> ListPage:
+def read_page_head(beginning: Raw) -> ListMeta:
     """Read the metadata of a truncated list; the API server writes them before the items.
 
     Raises:
         MalformedText: the beginning does not contain the metadata.
     """
     head, _, _ = bytes(beginning).partition(_ITEMS)
-    return read_page(head + _ITEMS + b"]}")
+    metadata, _ = read_page(head + _ITEMS + b"]}")
+    return metadata
 
 
 def read_frame(line: Raw) -> tuple[str, msgspec.Raw]:
@@ -201,43 +198,38 @@ def _exact(text: str) -> Fraction | None:
     return Fraction(sign + digits) * factor
 
 
-# Reads metadata.managedFields: which client last changed which field of an object.
+# Reads metadata.managedFields: which client last changed which annotation of an object.
 
 WRITER: Final = "hami-agent"
 """The agent's field manager: its User-Agent up to the slash."""
 
 
-class ManagedFields(msgspec.Struct, frozen=True):
-    """The fields that one writer changed last; `time` (RFC 3339) is that of its last change."""
+class AnnotationWrite(msgspec.Struct, frozen=True):
+    """Who changed an annotation last; `time` (RFC 3339) is that of the writer's last change."""
 
+    key: str
     writer: str
     time: str
-    fields: Mapping[str, object]
-
-    @property
-    def annotations(self) -> frozenset[str]:
-        """The keys of the annotations among the fields."""
-        keys = inside(inside(self.fields, "f:metadata"), "f:annotations")
-        return frozenset(key.removeprefix("f:") for key in keys)
 
 
-def entries(metadata: Mapping[str, object]) -> tuple[ManagedFields, ...]:
-    """Read the entries of all writers; malformed parts count as absent."""
+def annotation_writes(metadata: Mapping[str, object]) -> tuple[AnnotationWrite, ...]:
+    """Read who changed which annotation; malformed parts count as absent."""
     return tuple(
-        ManagedFields(str(item.get("manager")), str(item.get("time", "")), inside(item, "fieldsV1"))
+        AnnotationWrite(key.removeprefix("f:"), str(item.get("manager")), str(item.get("time", "")))
         for item in objects_in(metadata, "managedFields")
+        for key in inside(inside(inside(item, "fieldsV1"), "f:metadata"), "f:annotations")
     )
 
 
-def other_writer(managed: Iterable[ManagedFields], key: str) -> str:
+def other_writer(writes: Iterable[AnnotationWrite], key: str) -> str:
     """The writer other than an agent that last changed this annotation, as `writer time`.
 
     Empty: an agent did, or the writer is unknown.
     """
-    owners = [entry for entry in managed if key in entry.annotations]
-    if not owners or any(entry.writer == WRITER for entry in owners):
+    owners = [write for write in writes if write.key == key]
+    if not owners or any(write.writer == WRITER for write in owners):
         return ""
-    last = max(owners, key=lambda entry: entry.time)
+    last = max(owners, key=lambda write: write.time)
     return f"{last.writer} {last.time}"
 
 

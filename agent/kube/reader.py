@@ -15,9 +15,15 @@ from agent.cluster import GPU_DEGRADED, REGISTER, NodeView, PodView
 from agent.errors import ApiError, ApiForbidden, ApiNotFound, MalformedText, cap
 from agent.hami.pod import decode_node_lock
 from agent.hami.register import read_register
-from agent.kube.api import EndlessList, KubeNode, Lists, command_budget
+from agent.kube.api import (
+    EndlessList,
+    KubeNode,
+    ListBudget,
+    Lists,
+    command_budget,
+    read_node,
+)
 from agent.kube.client import (
-    METADATA_ONLY,
     ApiRequest,
     Executed,
     KubeSession,
@@ -28,11 +34,10 @@ from agent.kube.events import COMPONENT, NODE_NAMESPACE
 from agent.kube.objects import (
     WRITER,
     Raw,
+    annotation_writes,
     decode_moment,
-    decode_node,
     decode_pod,
     decode_quantity,
-    entries,
     inside,
     objects_in,
     other_writer,
@@ -48,6 +53,10 @@ from agent.ports import Clock
 # It keeps of 5,000 Nodes and their pods only what a decision uses.
 
 JsonObject = Mapping[str, Any]
+PLUGINS: Final = ("hami-device-plugin", "nvidia-device-plugin")
+"""Names or components of pods of other plugins for NVIDIA GPUs contain one of these."""
+GENERATED: Final = {"Deployment": "ReplicaSet", "CronJob": "Job"}
+"""What a workload makes that makes its pods."""
 
 
 class Taint(msgspec.Struct, frozen=True):
@@ -72,7 +81,6 @@ class ClusterNode(msgspec.Struct, frozen=True):
     labels: Mapping[str, str] = msgspec.field(default_factory=dict)
     taints: tuple[Taint, ...] = ()
     is_closed: bool = False
-    is_ready: bool = True
     slices: int = 0
     reported: dt.datetime | None = None
 
@@ -99,40 +107,52 @@ class PodEventView(msgspec.Struct, frozen=True):
     message: str
     writer: str
     last: dt.datetime | None
-    count: int = 1
     about: str = ""
 
 
-class AgentPod(msgspec.Struct, frozen=True):
-    """A pod of the agent. `state`: `Ready`, else what it waits for in the kubelet's words."""
+class ListedPod(msgspec.Struct, frozen=True):
+    """A pod of a list, with what commands say of it.
 
-    node: str
-    name: str
-    state: str
-
-
-class RefusedPod(msgspec.Struct, frozen=True):
-    """A pod that the kubelet failed at its admission. `message`: the kubelet's.
-
-    `at`: when the kubelet saw the pod, else when it was created; None if neither can be read.
+    - `at`: when the kubelet saw it, else when it was created; None if neither can be read.
+    - `owners`: kind and name of each.
+    - `state`: `Ready`, else what it waits for in the kubelet's words.
+    - `is_plugin`: it mounts the kubelet's plugin directory of its host.
+    - `component`: its label of this name.
     """
 
     namespace: str
     name: str
-    node: str
-    message: str
-    at: dt.datetime | None
+    node: str = ""
+    phase: str = "Pending"
+    reason: str = ""
+    message: str = ""
+    at: dt.datetime | None = None
+    is_deleted: bool = False
+    owners: tuple[tuple[str, str], ...] = ()
+    state: str = ""
+    is_plugin: bool = False
+    component: str = ""
 
+    @property
+    def is_other_plugin(self) -> bool:
+        """Whether it is another plugin for NVIDIA GPUs, by its name or component."""
+        return any(plugin in word for plugin in PLUGINS for word in (self.name, self.component))
 
-class OwnedPod(msgspec.Struct, frozen=True, order=True):
-    """A pod of a workload; in order, the one to explain first is the first.
+    @property
+    def rank(self) -> int:
+        """0 without a Node, 1 on one and not running, 2 running, 3 ended well or being deleted."""
+        if self.is_deleted or self.phase == "Succeeded":
+            return 3
+        return 2 if self.phase == "Running" else int(bool(self.node))
 
-    `rank`: 0 without a Node, 1 on a Node and not running, 2 running, 3 ended well or being deleted.
-    """
-
-    rank: int
-    name: str
-    phase: str
+    def is_of(self, kind: str, name: str) -> bool:
+        """Whether this workload owns it, or what this workload makes."""
+        return any(
+            (owner_kind, owner) == (kind, name)
+            # The name of what a workload makes has one more word, without a hyphen.
+            or (owner_kind == GENERATED.get(kind) and owner.rpartition("-")[0] == name)
+            for owner_kind, owner in self.owners
+        )
 
 
 class HeldUse(msgspec.Struct, frozen=True):
@@ -173,7 +193,7 @@ class ClusterSnapshot(msgspec.Struct, frozen=True):
     quotas: tuple[JsonObject, ...] = ()
     events: tuple[PodEventView, ...] = ()
     unread: tuple[Unread, ...] = ()
-    agents: tuple[AgentPod, ...] = ()
+    agents: tuple[ListedPod, ...] = ()
     uses: tuple[HeldUse, ...] = ()
     use_unread: str = ""
     node_events: tuple[PodEventView, ...] = ()
@@ -185,7 +205,7 @@ class ClusterSnapshot(msgspec.Struct, frozen=True):
         return all(unread.part != part for unread in self.unread)
 
 
-# Decodes what `explain` reads of a cluster; each object is cut to what a decision uses.
+# Decodes what commands read of a cluster; each object is cut to what a decision uses.
 #
 # A field of another shape counts as absent: one malformed object must not hide the others.
 
@@ -203,19 +223,14 @@ _REPORT: Final = frozenset({annotations.REGISTER, annotations.CORDON, annotation
 """A removed cordon leaves no trace, but the scheduler writes the handshake when it reads on."""
 
 
-def decode_target(body: Raw) -> JsonObject:
-    """Decode the pod to explain: a whole object with metadata, spec and status.
+def decode_parts(body: Raw) -> dict[str, dict[str, Any]]:
+    """Decode an object with its metadata, spec and status; a part that it lacks is empty.
 
     Raises:
         MalformedText: it is not an object.
     """
-    pod = read_object(body)
-    parts = ("metadata", "spec", "status")
-    metadata, spec, status = (dict(inside(pod, part)) for part in parts)
-    for part in ("annotations", "labels"):
-        texts = inside(metadata, part)
-        metadata[part] = {key: text for key, text in texts.items() if isinstance(text, str)}
-    return {"metadata": metadata, "spec": spec, "status": status}
+    found = read_object(body)
+    return {part: dict(inside(found, part)) for part in ("metadata", "spec", "status")}
 
 
 def decode_cluster_node(body: Raw, labels: frozenset[str]) -> ClusterNode:
@@ -224,15 +239,10 @@ def decode_cluster_node(body: Raw, labels: frozenset[str]) -> ClusterNode:
     Raises:
         MalformedText: it is not an object.
     """
-    node = read_object(body)
-    metadata, spec, status = (inside(node, part) for part in ("metadata", "spec", "status"))
+    metadata, spec, status = decode_parts(body).values()
     noted, labelled = inside(metadata, "annotations"), inside(metadata, "labels")
-    ready = [entry for entry in objects_in(status, "conditions") if entry.get("type") == "Ready"]
-    stamps = (
-        decode_moment(entry.time)
-        for entry in entries(metadata)
-        if not _REPORT.isdisjoint(entry.annotations)
-    )
+    writes = annotation_writes(metadata)
+    stamps = (decode_moment(write.time) for write in writes if write.key in _REPORT)
     return ClusterNode(
         name=text_in(metadata, "name"),
         annotations={key: text_in(noted, key) for key in _NOTED if key in noted},
@@ -242,7 +252,6 @@ def decode_cluster_node(body: Raw, labels: frozenset[str]) -> ClusterNode:
             for taint in objects_in(spec, "taints")
         ),
         is_closed=spec.get("unschedulable") is True,
-        is_ready=not ready or ready[0].get("status") == "True",
         slices=decode_quantity(text_in(inside(status, "allocatable"), SLICES)) or 0,
         reported=max((stamp for stamp in stamps if stamp is not None), default=None),
     )
@@ -254,8 +263,7 @@ def decode_holder(body: Raw) -> GpuHolder | None:
     Raises:
         MalformedText: it is not an object.
     """
-    pod = read_object(body)
-    metadata, spec, status = (inside(pod, part) for part in ("metadata", "spec", "status"))
+    metadata, spec, status = decode_parts(body).values()
     noted = inside(metadata, "annotations")
     if annotations.VGPU_NODE not in noted:
         return None
@@ -278,22 +286,15 @@ def decode_holder(body: Raw) -> GpuHolder | None:
 
 def decode_quota(body: Raw) -> JsonObject:
     """Decode a ResourceQuota: its names and limits. Raises MalformedText: not an object."""
-    quota = read_object(body)
-    metadata = inside(quota, "metadata")
-    hard = {
-        key: value
-        for key, value in inside(inside(quota, "spec"), "hard").items()
-        if isinstance(value, str | int)
-    }
-    names: dict[str, Any] = {key: text_in(metadata, key) for key in ("namespace", "name")}
-    return {"metadata": names, "spec": {"hard": hard}}
+    metadata, spec, _ = decode_parts(body).values()
+    names = {key: text_in(metadata, key) for key in ("namespace", "name")}
+    return {"metadata": names, "spec": {"hard": inside(spec, "hard")}}
 
 
 def decode_pod_event(body: Raw) -> PodEventView:
     """Decode an Event. Raises MalformedText: it is not an object."""
     event = read_object(body)
     series = inside(event, "series")
-    count = series.get("count") or event.get("count") or 1
     stamps = (
         text_in(series, "lastObservedTime"),
         text_in(event, "lastTimestamp"),
@@ -307,31 +308,14 @@ def decode_pod_event(body: Raw) -> PodEventView:
         writer=text_in(inside(event, "source"), "component")
         or text_in(event, "reportingComponent"),
         last=next((stamp for text in stamps if (stamp := decode_moment(text))), None),
-        count=count if isinstance(count, int) else 1,
         about=text_in(inside(event, "involvedObject"), "name"),
     )
 
 
-def is_device_plugin(pod: Mapping[str, object]) -> bool:
-    """Whether the pod mounts the kubelet's plugin directory of its host.
-
-    Labels and owners are the words of a pod's author. A pod that may mount that directory may
-    replace the device plugin of its node anyway.
-    """
-    volumes = objects_in(inside(pod, "spec"), "volumes")
-    paths = (text_in(inside(volume, "hostPath"), "path") for volume in volumes)
-    return any(PurePosixPath(path).name == "device-plugins" for path in paths)
-
-
-def decode_agent(body: Raw) -> AgentPod | None:
-    """Decode a pod with the agent's label; None if it is no device plugin.
-
-    Raises MalformedText: it is not an object.
-    """
-    pod = read_object(body)
-    if not is_device_plugin(pod):
-        return None
-    metadata, spec, status = (inside(pod, part) for part in ("metadata", "spec", "status"))
+def decode_listed(body: Raw) -> ListedPod:
+    """Decode a pod of a list. Raises MalformedText: it is not an object."""
+    metadata, spec, status = decode_parts(body).values()
+    owners = objects_in(metadata, "ownerReferences")
     waits = (
         text_in(inside(inside(one, "state"), "waiting"), "reason")
         for key in ("initContainerStatuses", "containerStatuses")
@@ -341,59 +325,43 @@ def decode_agent(body: Raw) -> AgentPod | None:
         entry.get("type") == "Ready" and entry.get("status") == "True"
         for entry in objects_in(status, "conditions")
     )
-    phase = text_in(status, "phase")
+    phase = text_in(status, "phase") or "Pending"
     not_ready = "Running, not ready" if phase == "Running" else phase
-    return AgentPod(
-        node=text_in(spec, "nodeName"),
-        name=f"{text_in(metadata, 'namespace')}/{text_in(metadata, 'name')}",
-        state="Ready" if is_ready else next(filter(None, waits), not_ready),
-    )
-
-
-def decode_refused(body: Raw) -> RefusedPod | None:
-    """Decode a pod; None if the kubelet did not refuse it for want of devices.
-
-    Raises:
-        MalformedText: it is not an object.
-    """
-    pod = read_object(body)
-    metadata, spec, status = (inside(pod, part) for part in ("metadata", "spec", "status"))
-    if text_in(status, "reason") != REFUSED:
-        return None
-    started = decode_moment(status.get("startTime"))
-    return RefusedPod(
+    # Labels and owners are the words of a pod's author. A pod that may mount the kubelet's plugin
+    # directory may replace the device plugin of its node anyway.
+    volumes = (inside(volume, "hostPath") for volume in objects_in(spec, "volumes"))
+    return ListedPod(
         namespace=text_in(metadata, "namespace"),
         name=text_in(metadata, "name"),
         node=text_in(spec, "nodeName"),
+        phase=phase,
+        reason=text_in(status, "reason"),
         message=text_in(status, "message"),
-        at=started or decode_moment(metadata.get("creationTimestamp")),
+        at=decode_moment(status.get("startTime"))
+        or decode_moment(metadata.get("creationTimestamp")),
+        is_deleted=bool(metadata.get("deletionTimestamp")),
+        owners=tuple((text_in(owner, "kind"), text_in(owner, "name")) for owner in owners),
+        state="Ready" if is_ready else next(filter(None, waits), not_ready),
+        is_plugin=any(
+            PurePosixPath(text_in(volume, "path")).name == "device-plugins" for volume in volumes
+        ),
+        component=text_in(inside(metadata, "labels"), "app.kubernetes.io/component"),
     )
 
 
-GENERATED: Final = {"Deployment": "ReplicaSet", "CronJob": "Job"}
-"""What a workload makes that makes its pods; the name has one more word, without a hyphen."""
-_RANKS: Final = {"Running": 2, "Succeeded": 3}
+def listed_if(wanted: Callable[[ListedPod], bool]) -> Callable[[Raw], ListedPod | None]:
+    """What decodes a pod of a list, and leaves out those that are not wanted."""
 
+    def read(body: Raw) -> ListedPod | None:
+        pod = decode_listed(body)
+        return pod if wanted(pod) else None
 
-def decode_owned(body: Raw, kind: str, name: str) -> OwnedPod | None:
-    """Decode a pod; None if it is not of this workload. Raises MalformedText: not an object."""
-    pod = read_object(body)
-    metadata = inside(pod, "metadata")
-    for owner in objects_in(metadata, "ownerReferences"):
-        owner_kind, owner_name = text_in(owner, "kind"), text_in(owner, "name")
-        head, _, made = owner_name.rpartition("-")
-        is_made = owner_kind == GENERATED.get(kind) and head == name and bool(made)
-        if is_made or (owner_kind, owner_name) == (kind, name):
-            phase = text_in(inside(pod, "status"), "phase") or "Pending"
-            rank = _RANKS.get(phase, 1 if text_in(inside(pod, "spec"), "nodeName") else 0)
-            rank = 3 if metadata.get("deletionTimestamp") else rank
-            return OwnedPod(rank, text_in(metadata, "name"), phase)
-    return None
+    return read
 
 
 def decode_name(body: Raw) -> tuple[str, str]:
     """Namespace and name of an object. Raises MalformedText: it is not an object."""
-    metadata = inside(read_object(body), "metadata")
+    metadata, *_ = decode_parts(body).values()
     return text_in(metadata, "namespace"), text_in(metadata, "name")
 
 
@@ -414,25 +382,45 @@ OWNERS: Final = 16
 T = TypeVar("T")
 
 
-class NoSuchPod(msgspec.Struct, frozen=True):
-    """There is no pod of that name. `nearest`: similar names of the namespace.
+class ObjectReader:
+    """Reads lists of objects in pages; each answer has 10 s.
 
-    `elsewhere`: other namespaces with a pod of exactly that name. `unread`: why the names could not
-    be listed; empty if they were.
+    `budget`: what all lists of this reader may have; None: each has its own.
     """
 
-    nearest: tuple[str, ...] = ()
-    elsewhere: tuple[str, ...] = ()
-    unread: str = ""
+    def __init__(self, session: KubeSession, budget: ListBudget | None = None) -> None:
+        self._session = session
+        self._budget = budget
+
+    async def read_list(
+        self,
+        resource: str,
+        read: Callable[[Raw], T | None],
+        *query: tuple[str, str],
+        namespace: str = "",
+        whole: bool = False,
+        accept: str = "application/json",
+    ) -> tuple[T, ...]:
+        """What `read` makes of the objects; `namespace` empty: of the whole cluster.
+
+        `whole`: see Lists. Raises ApiError, which names a missing right.
+        """
+        path = path_of("namespaces", namespace, resource) if namespace else path_of(resource)
+        request = ApiRequest("list", resource, path, query, accept=accept)
+        lists = Lists(self._session, whole=whole, budget=lambda: self._budget or command_budget())
+        try:
+            _, items = await lists.fetch(request, read)
+        except ApiForbidden as error:
+            raise _right(request, error) from error
+        return tuple(item for item in items if item is not None)
 
 
-class ClusterReader:
-    """Reads parts of a cluster, each with LISTs in pages; each answer has 10 s."""
+class ClusterReader(ObjectReader):
+    """Reads what decides about a pod, the pods of a workload and those that were refused."""
 
     def __init__(self, session: KubeSession, clock: Clock) -> None:
-        self._session = session
+        super().__init__(session, command_budget())
         self._clock = clock
-        self._budget = command_budget()
         self._unread: list[Unread] = []
         self._is_silent = False
         """It gave no answer: each further request would only wait for its deadline."""
@@ -450,7 +438,7 @@ class ClusterReader:
         path = path_of("namespaces", namespace, "pods", name)
         request = ApiRequest("get", "pods", path)
         try:
-            pod = await self._session.fetch(request, decode_target)
+            pod = await self._session.fetch(request, decode_parts)
         except ApiForbidden as error:
             raise _right(request, error) from error
         taken = self._clock.now()
@@ -474,10 +462,12 @@ class ClusterReader:
         quotas = await self._part("resourcequotas", namespace, decode_quota)
         own = ("fieldSelector", f"involvedObject.uid={pod['metadata'].get('uid', '')}")
         events = await self._part("events", namespace, decode_pod_event, own)
-        agents: tuple[AgentPod, ...] = ()
+        agents: tuple[ListedPod, ...] = ()
         if any(_is_unregistered(node) for node in nodes):
             query = ("labelSelector", AGENTS)
-            agents = await self._part("pods", "", decode_agent, query, part="agents")
+            agents = await self._part(
+                "pods", "", listed_if(lambda pod: pod.is_plugin), query, part="agents"
+            )
         about = "involvedObject.kind=Node"
         if bound := pod["spec"].get("nodeName"):
             about += f",involvedObject.name={bound}"
@@ -513,7 +503,7 @@ class ClusterReader:
         for namespace, name in sorted(owners - known)[:OWNERS]:
             path = path_of("namespaces", namespace, "pods", name)
             try:
-                pod = await self._session.fetch(ApiRequest("get", "pods", path), decode_target)
+                pod = await self._session.fetch(ApiRequest("get", "pods", path), decode_parts)
                 found[namespace, name] = text_in(pod["status"], "phase") or "Pending"
             except ApiNotFound:
                 found[namespace, name] = ""
@@ -521,39 +511,47 @@ class ClusterReader:
                 continue  # nothing is concluded from what could not be read
         return found
 
-    async def owned(self, namespace: str, kind: str, name: str) -> tuple[OwnedPod, ...]:
-        """The pods of a workload, those without a Node first. Raises ApiError."""
-        pods = await self._list("pods", namespace, lambda raw: decode_owned(raw, kind, name))
-        return tuple(sorted(pods))
+    async def owned(self, namespace: str, kind: str, name: str) -> tuple[ListedPod, ...]:
+        """The pods of a workload, those that are furthest from running first. Raises ApiError."""
+        read = listed_if(lambda pod: pod.is_of(kind, name))
+        pods = await self.read_list("pods", read, namespace=namespace)
+        return tuple(sorted(pods, key=lambda pod: (pod.rank, pod.name)))
 
-    async def refused(self, namespace: str) -> tuple[RefusedPod, ...]:
+    async def refused(self, namespace: str) -> tuple[ListedPod, ...]:
         """List the pods that kubelets refused; `namespace` empty: of all namespaces.
 
         Raises ApiError.
         """
         query = ("fieldSelector", "status.phase=Failed")
-        return await self._list("pods", namespace, decode_refused, query)
+        read = listed_if(lambda pod: pod.reason == REFUSED)
+        return await self.read_list("pods", read, query, namespace=namespace)
 
-    async def similar(self, namespace: str, name: str) -> NoSuchPod:
-        """Find the names that may have been meant."""
+    async def similar(self, namespace: str, name: str) -> str:
+        """The names that may have been meant, as the end of a sentence."""
         named = ("fieldSelector", f"metadata.name={name}")
         try:
-            found = await self._list("pods", namespace, decode_name, accept=METADATA_LIST)
-            same = await self._list("pods", "", decode_name, named, accept=METADATA_LIST)
+            found = await self.read_list(
+                "pods", decode_name, namespace=namespace, accept=METADATA_LIST
+            )
+            same = await self.read_list("pods", decode_name, named, accept=METADATA_LIST)
             known = [other for _, other in found]
             nearest = difflib.get_close_matches(name, known, n=NEAREST, cutoff=0.5)
             if not (nearest or same):
                 # Pods with GPUs in all namespaces, named with their namespace.
                 query = ("labelSelector", annotations.VGPU_NODE)
-                found = await self._list("pods", "", decode_name, query, accept=METADATA_LIST)
+                found = await self.read_list("pods", decode_name, query, accept=METADATA_LIST)
                 spaces = {other: space for space, other in found}
                 near = difflib.get_close_matches(name, spaces, n=NEAREST, cutoff=0.6)
                 nearest = [f"{spaces[other]}/{other}" for other in near]
         except EndlessList:
             raise  # nor is it to be believed that there is no such pod
         except ApiError as error:
-            return NoSuchPod(unread=str(error))
-        return NoSuchPod(tuple(nearest), tuple(sorted(space for space, _ in same))[:NEAREST])
+            return f"; no other name is known: {error}"
+        elsewhere = sorted(space for space, _ in same)[:NEAREST]
+        text = f"; one is in {', '.join(cap(space, 64) for space in elsewhere)}" if same else ""
+        if nearest:
+            text += f"; the nearest names are {', '.join(cap(other, 256) for other in nearest)}"
+        return text
 
     async def _part(
         self,
@@ -567,7 +565,7 @@ class ClusterReader:
         why = "not asked, because the API server fell silent"
         if not self._is_silent:
             try:
-                return await self._list(resource, namespace, read, *query)
+                return await self.read_list(resource, read, *query, namespace=namespace)
             except EndlessList:
                 raise  # no other part of what this server says is to be believed
             except ApiError as error:
@@ -575,27 +573,6 @@ class ClusterReader:
                 self._is_silent = not error.status
         self._unread.append(Unread(part or resource, why))
         return ()
-
-    async def _list(
-        self,
-        resource: str,
-        namespace: str,
-        read: Callable[[Raw], T | None],
-        *query: tuple[str, str],
-        accept: str = "application/json",
-    ) -> tuple[T, ...]:
-        """What `read` makes of the objects; `namespace` empty: of the whole cluster.
-
-        Raises ApiError, which names a missing right.
-        """
-        path = path_of("namespaces", namespace, resource) if namespace else path_of(resource)
-        request = ApiRequest("list", resource, path, query, accept=accept)
-        lists = Lists(self._session, whole=False, budget=lambda: self._budget)
-        try:
-            listed = await lists.fetch(request, read)
-        except ApiForbidden as error:
-            raise _right(request, error) from error
-        return tuple(item for item in listed.items if item is not None)
 
 
 def _is_troubled(node: ClusterNode) -> bool:
@@ -642,25 +619,13 @@ ENDED: Final = frozenset({"Succeeded", "Failed"})
 CONTAINER: Final = "agent"
 """The agent's container in its pod, as chart and manifests name it."""
 REVIEWS: Final = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
-PLUGINS: Final = ("hami-device-plugin", "nvidia-device-plugin")
-"""Names or components of pods of other plugins for NVIDIA GPUs contain one of these."""
 
 
-class Neighbours(msgspec.Struct, frozen=True):
-    """The pods of this node, by namespace and name.
-
-    `plugins`: those that are other plugins for NVIDIA GPUs, as namespace/name.
-    """
-
-    pods: tuple[tuple[str, str], ...]
-    plugins: tuple[str, ...]
-
-
-class NodeReader:
-    """Reads what is known of one node with the rights of who asks; each answer has 10 s."""
+class NodeReader(ObjectReader):
+    """Reads what is known of one node with the rights of who asks."""
 
     def __init__(self, session: KubeSession, node: str) -> None:
-        self._session = session
+        super().__init__(session)
         self._node = node
 
     async def by_agent(self, *words: str) -> Executed:
@@ -668,14 +633,16 @@ class NodeReader:
 
         Raises ApiError: there is no such pod, or the account may not run programs in it.
         """
-        places = await self._pods(_place, ("labelSelector", AGENTS))
-        # During an update the old pod, which is deleted, may be listed first.
-        alive = sorted(place for place in places if place is not None)
+        pods = await self._pods(decode_listed, ("labelSelector", AGENTS))
+        alive = [pod for pod in pods if pod.is_plugin and pod.phase not in ENDED]
         if not alive:
             raise ApiError(f"no pod of the agent is on the node {self._node}")
-        _, namespace, name = alive[0]
-        pod = path_of("namespaces", namespace, "pods", name)
-        return await self._session.execute(pod, CONTAINER, ("hami-agent", *words))
+        # During an update the old pod, which is deleted, may be listed first.
+        pod = min(alive, key=lambda pod: (pod.is_deleted, pod.namespace, pod.name))
+        path = path_of("namespaces", pod.namespace, "pods", pod.name, "exec")
+        command = (("command", word) for word in ("hami-agent", *words))
+        query = (("container", CONTAINER), ("stdout", "true"), ("stderr", "true"), *command)
+        return await self._session.execute(ApiRequest("get", "pods/exec", path, query=query))
 
     async def status(self) -> bytes:
         """The agent's status as JSON. Raises ApiError, as by_agent() or because it says none."""
@@ -692,21 +659,20 @@ class NodeReader:
         """The pods of the node. `resource`: the name of slices. Raises ApiError."""
         return await self._pods(lambda item: decode_pod(read_object(item), resource))
 
+    async def listed(self) -> tuple[ListedPod, ...]:
+        """The pods of the node, with what commands say of them. Raises ApiError."""
+        return await self._pods(decode_listed)
+
     async def events(self) -> tuple[PodEventView, ...]:
         """The Events that agents posted about the Node. Raises ApiError."""
-        query = (("fieldSelector", f"involvedObject.kind=Node,involvedObject.name={self._node}"),)
-        path = path_of("namespaces", NODE_NAMESPACE, "events")
-        request = ApiRequest("list", "events", path, query=query)
-        listed = await Lists(self._session, budget=command_budget).fetch(request, decode_pod_event)
-        return tuple(event for event in listed.items if event.writer == COMPONENT)
+        query = ("fieldSelector", f"involvedObject.kind=Node,involvedObject.name={self._node}")
+        events = await self.read_list("events", decode_pod_event, query, namespace=NODE_NAMESPACE)
+        return tuple(event for event in events if event.writer == COMPONENT)
 
     async def names(self) -> tuple[str, ...]:
         """The names of all Nodes. Raises ApiError."""
-        request = ApiRequest("list", "nodes", path_of("nodes"), accept=METADATA_LIST)
-        listed = await Lists(self._session, whole=False, budget=command_budget).fetch(
-            request, decode_name
-        )
-        return tuple(sorted(name for _, name in listed.items))
+        found = await self.read_list("nodes", decode_name, accept=METADATA_LIST)
+        return tuple(sorted(name for _, name in found))
 
     async def granted(self, right: Right) -> bool:
         """True when this identity has the right; the right is not used. Raises ApiError."""
@@ -724,18 +690,6 @@ class NodeReader:
         request = ApiRequest("create", "selfsubjectaccessreviews", REVIEWS, body=body)
         answer = await self._session.fetch(request, read_object)
         return inside(answer, "status").get("allowed") is True
-
-    async def neighbours(self) -> Neighbours:
-        """List the pods of this node. Raises ApiError."""
-        metas = await self._pods(lambda item: inside(read_object(item), "metadata"))
-        plugins: list[str] = []
-        for metadata in metas:
-            component = text_in(inside(metadata, "labels"), "app.kubernetes.io/component")
-            words = (text_in(metadata, "name"), component)
-            if any(plugin in word for plugin in PLUGINS for word in words):
-                plugins.append(f"{metadata.get('namespace')}/{metadata.get('name')}")
-        names = ((text_in(one, "namespace"), text_in(one, "name")) for one in metas)
-        return Neighbours(tuple(names), tuple(plugins))
 
     async def look(self, resource: str, clock: Clock) -> NodeSight | None:
         """Get the Node; None: there is none. Raises ApiError."""
@@ -755,8 +709,8 @@ class NodeReader:
         metadata, status = inside(found, "metadata"), inside(found, "status")
         if metadata.get("name") != self._node:
             raise ApiError(f"{request.what}: the answer has no name, or another one")
-        managed = entries(metadata)
-        agents = [entry for entry in managed if entry.writer == WRITER]
+        writes = annotation_writes(metadata)
+        agents = [write for write in writes if write.writer == WRITER]
         offered, had = (
             max(0, decode_quantity(str(inside(status, part).get(resource, 0))) or 0)
             for part in ("allocatable", "capacity")
@@ -767,58 +721,33 @@ class NodeReader:
             annotations={key: str(value) for key, value in inside(metadata, "annotations").items()},
             allocatable=offered,
             capacity=had,
-            written=frozenset(key for entry in agents for key in entry.annotations),
-            last_written=max((entry.time for entry in agents), default=""),
-            reported_by=other_writer(managed, REGISTER),
+            written=frozenset(write.key for write in agents),
+            last_written=max((write.time for write in agents), default=""),
+            reported_by=other_writer(writes, REGISTER),
             skew=skew,
         )
-
-    async def named(self, node: str) -> bool | None:
-        """Whether a Node of this name exists; None: this account may not look. Raises ApiError."""
-        request = ApiRequest("get", "nodes", path_of("nodes", node), accept=METADATA_ONLY)
-        try:
-            await self._session.call(request)
-        except ApiNotFound:
-            return False
-        except ApiForbidden:  # a node's own identity may read only its own Node
-            return None
-        return True
 
     async def _pods(self, read: Callable[[Raw], T], *query: tuple[str, str]) -> tuple[T, ...]:
         """List the pods of this node. Raises ApiError."""
         query = (("fieldSelector", f"spec.nodeName={self._node}"), *query)
-        request = ApiRequest("list", "pods", path_of("pods"), query=query)
-        return (await Lists(self._session, budget=command_budget).fetch(request, read)).items
+        return await self.read_list("pods", read, *query, whole=True)
 
 
 async def nodes_with_gpus(
     session: KubeSession, resource: str
 ) -> list[tuple[NodeView, tuple[PodView, ...]]]:
     """The Nodes that report GPUs, each with the pods that hold some. Raises ApiError."""
-    lists = Lists(session, whole=False, budget=command_budget)
-    request = ApiRequest("list", "nodes", path_of("nodes"), accept=METADATA_LIST)
-    nodes = await lists.fetch(request, lambda item: decode_node(read_object(item)))
-    query = (("labelSelector", annotations.VGPU_NODE),)
-    request = ApiRequest("list", "pods", path_of("pods"), query=query)
-    pods = await lists.fetch(request, lambda item: decode_pod(read_object(item), resource))
-    held: dict[str, list[PodView]] = {}
-    for pod in pods.items:
-        held.setdefault(pod.node, []).append(pod)
-    reporting = (node for node in nodes.items if node.annotations.get(REGISTER))
-    return [(node, tuple(held.get(node.name, ()))) for node in reporting]
-
-
-def _place(raw: Raw) -> tuple[bool, str, str] | None:
-    """Whether it is deleted, namespace and name of a living agent's pod."""
-    item = read_object(raw)
-    metadata = inside(item, "metadata")
-    if inside(item, "status").get("phase") in ENDED or not is_device_plugin(item):
-        return None
-    return (
-        "deletionTimestamp" in metadata,
-        text_in(metadata, "namespace"),
-        text_in(metadata, "name"),
+    reader = ObjectReader(session)
+    nodes = await reader.read_list("nodes", read_node, accept=METADATA_LIST)
+    query = ("labelSelector", annotations.VGPU_NODE)
+    pods = await reader.read_list(
+        "pods", lambda item: decode_pod(read_object(item), resource), query
     )
+    held: dict[str, list[PodView]] = {}
+    for pod in pods:
+        held.setdefault(pod.node, []).append(pod)
+    reporting = (node for node in nodes if node.annotations.get(REGISTER))
+    return [(node, tuple(held.get(node.name, ()))) for node in reporting]
 
 
 # Reads and removes what agents left on Nodes, for `uninstall`.
@@ -862,34 +791,24 @@ class NodeLeftovers(msgspec.Struct, frozen=True):
         return (*self.keys, *((f"condition {GPU_DEGRADED}",) if self.degraded else ()))
 
 
-class KubeLeftovers:
-    """Nodes and pods of agents of one resource. Each request has the session's deadline of 10 s."""
+class KubeLeftovers(ObjectReader):
+    """Nodes and pods of agents of one resource."""
 
     def __init__(self, session: KubeSession, resource: str) -> None:
-        self._session = session
+        super().__init__(session)
         self._resource = resource
-        self._lists = Lists(session, whole=False, budget=command_budget)
 
     async def nodes(self, namespace: str, selector: str) -> tuple[NodeLeftovers, ...]:
         """List all Nodes, with the agents' pods that this selector finds. Raises ApiError.
 
         A pod that is not bound yet may begin on any Node: it has an entry of its own.
         """
-        query = (("labelSelector", selector),)
-        request = ApiRequest("list", "pods", path_of("namespaces", namespace, "pods"), query=query)
-
-        def place(raw: Raw) -> tuple[str, str]:
-            pod = read_object(raw)
-            node = inside(pod, "spec").get("nodeName", "")
-            return str(node), str(inside(pod, "metadata").get("name"))
-
-        agents = dict((await self._lists.fetch(request, place)).items)
-        request = ApiRequest("list", "nodes", path_of("nodes"))
+        query = ("labelSelector", selector)
+        pods = await self.read_list("pods", decode_listed, query, namespace=namespace)
+        agents = {pod.node: pod.name for pod in pods}
         # Each Node is read at once: the text of 5,000 is 100 MB.
-        listed = await self._lists.fetch(request, self._read)
-        nodes = [
-            msgspec.structs.replace(node, agent=agents.get(node.name, "")) for node in listed.items
-        ]
+        listed = await self.read_list("nodes", self._read)
+        nodes = [msgspec.structs.replace(node, agent=agents.get(node.name, "")) for node in listed]
         if unbound := agents.get(""):
             nodes.append(NodeLeftovers("no Node yet", has_kubelet=True, agent=unbound))
         return tuple(nodes)

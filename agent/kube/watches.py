@@ -53,22 +53,17 @@ class Reopening:
     def __init__(self, restarts: Tally, random: random.Random) -> None:
         self.failures = 0
         """How many watches broke since the last healthy one."""
+        self.wanted = asyncio.Event()
+        """Ends the pause between two watches, but not before the time that the server asked for."""
         self._restarts = restarts
         self._random = random
         self._backoff = Backoff(DELAYS, JITTER, random)
         self._losses = 0
 
     async def run(
-        self,
-        follow: Callable[[], Awaitable[None]],
-        broke: Callable[[ApiError], None],
-        wanted: asyncio.Event,
+        self, follow: Callable[[], Awaitable[None]], broke: Callable[[ApiError], None]
     ) -> NoReturn:
-        """Run `follow`, which is one watch, for ever; `broke` takes each of its errors.
-
-        `wanted` ends the pause between two watches, but not before the time that the server asked
-        for.
-        """
+        """Run `follow`, which is one watch, for ever; `broke` takes each of its errors."""
         loop = asyncio.get_running_loop()
         while True:
             began, failure, least = loop.time(), None, 0.0
@@ -79,10 +74,10 @@ class Reopening:
             delay = self.delay(failure, loop.time() - began)
             if failure is not None:
                 broke(failure)
-            wanted.clear()
+            self.wanted.clear()
             least = max(least, min(LOOK_PAUSE, delay))
             await asyncio.sleep(least)
-            await await_event(wanted, delay - least)
+            await await_event(self.wanted, delay - least)
 
     def delay(self, failure: ApiError | None, lasted: float) -> float:
         """Seconds until the next watch after one that lasted so many seconds."""
@@ -120,9 +115,6 @@ in the scheduler's queue for longer than the grace period of its lock."""
 FORMER_LOCKS = 64
 """The most former locks that are kept: the scheduler takes fewer than two a second."""
 
-UNSEEN_AFTER = 5.0
-"""Seconds. A watch begins with the Node; if none comes within this time, there is no Node."""
-
 
 class NodeWatch:
     """Sole writer of the view of the Node (None: not seen yet, or deleted).
@@ -143,15 +135,14 @@ class NodeWatch:
         """The version of the agent's last write since this watch began. Older frames are late."""
         self._failing = False
         """The API server was lost and has not sent the Node since."""
-        self._wanted = asyncio.Event()
 
     async def run(self) -> NoReturn:
         """Keep the view up to date for ever."""
-        await self._watch.run(self._follow, self._broke, self._wanted)
+        await self._watch.run(self._follow, self._broke)
 
     def look(self) -> None:
         """Open the watch now if it is down."""
-        self._wanted.set()
+        self._watch.wanted.set()
 
     async def refresh(self) -> None:
         """Update the view by one GET. The caller sets the deadline. Raises ApiError."""
@@ -182,38 +173,22 @@ class NodeWatch:
 
     async def _follow(self) -> None:
         """Follow one watch to its end. Frames come in order; only the agent's writes overtake."""
-        loop = asyncio.get_running_loop()
         self._floor = 0
-        unseen: asyncio.TimerHandle | None = None
-        try:
-            async for change in self._api.watch_node():
-                if change.opened:
-                    unseen = loop.call_later(UNSEEN_AFTER, self._unseen)
-                    continue
-                if unseen is not None:
-                    unseen.cancel()
-                if change.node is None:
+        async for node in self._api.watch_node():
+            if node is None:
+                if self._node.set(None):
                     log.warning("node.deleted")
-                    self._node.set(None)
-                elif version_number(change.node.resource_version) >= self._floor:
-                    self._set(change.node)
-                if self._failing:
-                    self._failing = False
-                    log.info("node.followed")
-                    self.returns.set(self.returns.value + 1)
-        finally:
-            if unseen is not None:
-                unseen.cancel()
+            elif version_number(node.resource_version) >= self._floor:
+                self._set(node)
+            if self._failing:
+                self._failing = False
+                log.info("node.followed")
+                self.returns.set(self.returns.value + 1)
 
     def _broke(self, error: ApiError) -> None:
         if not self._failing:
             log.warning("node.lost", err=str(error))
         self._failing = True
-
-    def _unseen(self) -> None:
-        """The open watch sends no Node: it was deleted while no watch was open."""
-        if self._node.set(None):
-            log.warning("node.deleted", unseen_for=UNSEEN_AFTER)
 
 
 # Follows the pods of this node with LIST and WATCH; keeps deleted pods for 10 minutes.
@@ -270,9 +245,8 @@ class PodWatch:
     async def run(self) -> None:
         """Keep the table up to date for ever."""
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._watch.run(self._follow, self._broke, asyncio.Event()))
+            group.create_task(self._watch.run(self._follow, self._broke))
             group.create_task(self._answer())
-            group.create_task(self._bury())
             if self._resource is not None:
                 group.create_task(self._recount(self._resource))
 
@@ -344,6 +318,8 @@ class PodWatch:
 
     def _apply(self, change: PodChange) -> None:
         """Apply one frame, unless a LIST was newer."""
+        if change.pod is None:  # a bookmark comes each minute: old tombstones go
+            self._publish()
         version = version_number(change.resource_version)
         if version and version <= version_number(self._version):
             return
@@ -395,15 +371,6 @@ class PodWatch:
             answer.exception()  # maybe nobody waits for it any more
         else:
             answer.set_result(self._table.value)
-
-    async def _bury(self) -> NoReturn:
-        """Forget deleted pods after KEEP."""
-        while True:
-            table = await self._table.until(lambda table: bool(table.tombstones))
-            oldest = min(grave.deleted_at for grave in table.tombstones)
-            left = (oldest + KEEP - self._clock.now()).total_seconds()
-            await asyncio.sleep(min(max(left, 1.0), KEEP.total_seconds()))
-            self._publish()
 
     async def _recount(self, resource: Cell[str]) -> None:
         """Count all containers again when the resource name changes, without a request."""

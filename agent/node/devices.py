@@ -73,33 +73,25 @@ class LastingSetting:
 def undrained(wanted: Sequence[LastingSetting], ledger: Ledger, node: str) -> SettingsError | None:
     """Why `node` cannot have these settings yet; None: the answers of all rows fit them.
 
-    If rows differ, each of their values fits.
+    If rows differ, each of their values fits. The first setting that does not fit is named.
     """
-    changes: list[str] = []
-    restart = ""
     for setting in wanted:
         rows = [row for row in ledger.rows if _value(row, setting.key)]
         values = [_value(row, setting.key) for row in rows]
         if not values or setting.value in values:
             continue
-        pods = sorted({f"{row.namespace}/{row.pod}" for row in rows if row.holder})
-        names = pods[:MOST_NAMED]
-        if len(pods) > MOST_NAMED:
-            names.append(f"{len(pods) - MOST_NAMED} more")
-        if not all(row.holder for row in rows):
-            names.append("pods that the kubelet has not named")
-        changes.append(
+        unnamed = "pods that the kubelet has not named"
+        pods = {f"{row.namespace}/{row.pod}" if row.holder else unnamed for row in rows}
+        more = [f"{len(pods) - MOST_NAMED} more"] if len(pods) > MOST_NAMED else []
+        names = ", ".join(sorted(pods)[:MOST_NAMED] + more)
+        restart = ", then restart the agent" if setting.key == SCHEDULER else ""
+        return SettingsError(
             f"{setting.origin}: {setting.key} cannot change from {values[-1]} to {setting.value} "
-            f"while slices are held by {', '.join(names)}"
+            f"while slices are held by {names}; running pods go on",
+            remedy=f"drain the node (kubectl drain {node}) or delete what holds them{restart}, or "
+            "set it back; slices are held for up to a minute after their pod has gone",
         )
-        restart = restart or (", then restart the agent" if setting.key == SCHEDULER else "")
-    if not changes:
-        return None
-    return SettingsError(
-        f"{' and '.join(changes)}; running pods go on",
-        remedy=f"drain the node (kubectl drain {node}) or delete what holds them{restart}, or set "
-        "it back; slices are held for up to a minute after their pod has gone",
-    )
+    return None
 
 
 def _value(row: Row, key: str) -> str:

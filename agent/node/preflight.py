@@ -1,15 +1,13 @@
 """Rules of `doctor`: what a host must have for the agent, and the rights that the agent needs."""
 
-import errno
-import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 import msgspec
 
-from agent.allocate.edits import NOT_LOADABLE, misnamed, mounted_library, undefined
-from agent.ledger import EditSettings, HookFacts
-from agent.model import GpuUuid, Scan
+from agent.allocate.edits import NOT_LOADABLE, misnamed, mounted_library
+from agent.ledger import HookFacts
+from agent.model import Scan
 from agent.node.findings import (
     NO_OFFER,
     OF_ONE_GPU,
@@ -149,96 +147,6 @@ def judge_path(place: PathFacts, check: str = "P-PATHS", *, made: bool) -> Findi
     )
 
 
-def judge_size(path: str, size: int, entries: int) -> Finding:
-    """Note a container directory that has more bytes or entries than HAMi-core can need."""
-    return Finding(
-        "P-PATHS",
-        "note",
-        path,
-        f"keeps {size / 2**20:,.0f} MiB or more in {counted(entries, 'file')}, or has one that may "
-        "not be read; HAMi-core needs about 2 MiB",
-        "ask the pod's owner why (the name begins with the pod's UID), or delete the pod",
-        "when that file system is full, new pods with GPUs are refused (HA-5003)",
-    )
-
-
-def judge_bytecode(program: str, uncompiled: int, lost: int | None) -> Finding:
-    """Judge how many modules of the program in `program` are not compiled.
-
-    `lost`: those of them whose bytecode the agent cannot keep; None: it is not known.
-    """
-    modules = counted(uncompiled, "module")
-    advice = "run `python -m compileall` as the files' owner, for Python's own library too"
-    return judged(
-        "P-BYTECODE",
-        program,
-        f"{modules} not compiled yet; the agent's next start keeps the result"
-        if uncompiled
-        else "its modules are compiled",
-        When(
-            uncompiled > 0 and lost is None,
-            "note",
-            f"{modules} not compiled: a start that may not write there compiles them each time",
-            advice,
-        ),
-        When(
-            uncompiled > 0 and lost != 0,
-            "note",
-            f"each start compiles {modules} anew, and cannot keep the result",
-            advice,
-        ),
-    )
-
-
-def judge_kubelet(directory: PathFacts, socket: PathFacts) -> Finding:
-    """Judge the kubelet's device plugin directory and its socket."""
-    finding = judge_path(directory, "P-KUBELET", made=False)
-    if finding.verdict != "ok":
-        return finding
-    return judged(
-        "P-KUBELET",
-        socket.path,
-        "the kubelet's socket is there",
-        When(
-            socket.kind != "socket",
-            "WRONG",
-            "no socket of a kubelet is there",
-            "start the kubelet, or set paths.kubeletSocket to its socket",
-        ),
-    )
-
-
-def judge_witness(
-    path: str, held: int | None, failure: str, *, asks: bool, serving: bool = False
-) -> Finding:
-    """Judge PodResources. `held`: number of containers with slices; `asks`: it has Get.
-
-    `serving`: an agent runs and knows these containers.
-    """
-    hold = "holds" if held == 1 else "hold"
-    known = f"the kubelet answers, and {counted(held or 0, 'container')} {hold} slices"
-    if held and not serving:
-        known += "; the agent takes them over with the ids that they have"
-    return judged(
-        "P-WITNESS",
-        path,
-        known,
-        When(
-            held is None,
-            "WRONG",
-            failure,
-            "check that the kubelet runs and that paths.podResourcesSocket names its socket",
-            causes=("P-KUBELET",),
-        ),
-        When(
-            not asks,
-            "note",
-            f"{known}; it cannot say which pod it is admitting",
-            "this kubelet is older than 1.34: start GPU pods one at a time (HA-2007)",
-        ),
-    )
-
-
 def judge_driver(
     library: str, scan: Scan | None, failure: str, remedy: str | None = None
 ) -> Iterator[Finding]:
@@ -274,45 +182,6 @@ def judge_driver(
     left += [(fault.sentence, f"it is not shared; {fault.remedy}") for fault in scan.faults]
     for said, advice in left:
         yield Finding("P-DRIVER", "note", library, said, advice, OF_ONE_GPU)
-
-
-def judge_library(home: str, missing: Sequence[str], *, needed: bool) -> Finding:
-    """Judge HAMi-core's files in `home`. `missing`: the names of those that do not exist."""
-    said = f"not there: {', '.join(missing)}"
-    return judged(
-        "P-LIBRARY",
-        home,
-        "libvgpu.so and ld.so.preload are there",
-        When(
-            bool(missing) and needed,
-            "WRONG",
-            said,
-            "put HAMi-core's files there; until then no slice is on offer (HA-5005)",
-        ),
-        When(bool(missing), "ok", f"{said}; not needed with these settings"),
-    )
-
-
-def judge_cdi(
-    gpus: Sequence[GpuUuid], settings: EditSettings, defined: frozenset[str] | None
-) -> Finding:
-    """Judge whether a container runtime finds the GPUs by the CDI names of the answers.
-
-    `defined`: the names that the specifications define; None: not known.
-    """
-    fault = undefined(gpus, settings, defined)
-    return judged(
-        "P-CDI",
-        ", ".join(settings.cdi_spec_dirs),
-        f"defines {counted(len(gpus), 'GPU')}",
-        When(
-            defined is None,
-            "unknown",
-            "cannot be read, or is not mounted here, so GPUs are on offer whatever it defines",
-            "mount the host's directories read-only at the same paths, or run this as root",
-        ),
-        When(fault is not None, "WRONG", *(fault or ("", ""))),
-    )
 
 
 def judge_plugins(
@@ -357,101 +226,11 @@ def judge_plugins(
         )
 
 
-def judge_hami_files(
-    files: Mapping[str, bool],
-    node: str,
-    names: Sequence[str],
-    *,
-    needed: bool = True,
-    unchecked: bool = False,
-) -> Finding:
-    """Judge HAMi's two files: whether each path exists, and the nodes (`names`) that they name.
-
-    `needed`: without them the node may share otherwise than before, which a running agent has done.
-    `unchecked`: they do not say how HAMi's scheduler reads requests, and pods need it.
-    """
-    there = [path for path, exists in files.items() if exists]
-    subject = ", ".join(there or files) or "HAMi's ConfigMaps"
-    said = "read" if there else "not there: the agent's own settings and defaults apply"
-    if names and there:
-        said += f"; {node} is named" if node in names else f"; {node} is not among the nodes named"
-    advice = "" if there or not needed else "to keep the settings of HAMi's release"
-    if unchecked:
-        said += "; annotations are not checked against what their pods request"
-        advice = advice or "to check them as HAMi after 2.10 does"
-    row = When(bool(advice), "note", said, f"{advice}, mount its ConfigMaps")
-    return judged("P-HAMI", subject, said, row)
-
-
-# The device files of NVIDIA's driver: whether they exist and may be opened.
-
-CONTROL: Final = ("nvidiactl", "nvidia-uvm")
-"""The device files that every CUDA program opens."""
-_REFUSED: Final = {
-    errno.ENOENT: (
-        "does not exist",
-        "load the module on the host (nvidia-modprobe -u -c 0), or pass the file in",
-    ),
-    # open(2): EACCES is the file's mode, EPERM a device cgroup that has no rule for it.
-    errno.EACCES: ("may not be opened by this user", "run this check as root"),
-    errno.EPERM: (
-        "may not be opened: the device cgroup forbids it",
-        "restart this container: its device rules are older than the driver's files (DeviceAllow)",
-    ),
-}
-
-
-class DeviceNode(msgspec.Struct, frozen=True):
-    """A device file. `error`: why it cannot be opened; 0: it can, or it was not tried."""
-
-    path: str
-    error: int = 0
-
-
-def judge_access(nodes: Sequence[DeviceNode], gpus: int | None) -> Iterator[Finding]:
-    """Judge the device files. `gpus`: how many GPUs the driver describes; None: not known."""
-    control = [node for node in nodes if node.path.rpartition("/")[2] in CONTROL]
-    bad = [node for node in control if node.error]
-    for node in bad:
-        said = f"cannot be opened ({os.strerror(node.error)})"
-        advice = "look with nvidia-smi and for NVRM in the kernel's log (dmesg)"
-        said, advice = _REFUSED.get(node.error, (said, advice))
-        verdict: Verdict = "unknown" if node.error == errno.EACCES else "WRONG"
-        yield Finding("P-ACCESS", verdict, node.path, said, advice, causes=("P-DRIVER",))
-    seen = len(nodes) - len(control)
-    if gpus is not None and seen < gpus:
-        said = f"{counted(gpus, 'GPU')} in the driver, {counted(seen, 'device file')} here"
-        advice = (
-            "pass all GPUs to this container (NVIDIA_VISIBLE_DEVICES=all), or create the missing "
-            "ones on the host: nvidia-modprobe -c N"
-        )
-        yield Finding("P-ACCESS", "note", "/dev/nvidiaN", said, advice)
-    elif not bad:
-        paths = ", ".join(node.path for node in control)
-        yield judged("P-ACCESS", paths, f"can be opened; {counted(seen, 'file')} of GPUs")
-
-
-# HAMi-core's files that every container loads: who may open them, and what they contain.
-
-
-class LibraryFile(msgspec.Struct, frozen=True):
-    """A file of HAMi-core on the host.
-
-    - `ours`: its owner is root or the agent's user.
-    - `digest`: its SHA-256 in hexadecimal.
-    - `failure`: why it cannot be read.
-    """
-
-    path: str
-    owner: int = 0
-    mode: int = 0
-    ours: bool = True
-    digest: str = ""
-    failure: str = ""
+# HAMi-core's files that every container loads: who may write and read them.
 
 
 def judge_library_files(
-    library: LibraryFile, preload: LibraryFile, facts: HookFacts
+    library: PathFacts, preload: PathFacts, facts: HookFacts
 ) -> Sequence[Finding]:
     """Judge libvgpu.so and ld.so.preload, which exist. `facts`: what check_library() judges."""
     until, mounted = "until then no slice is on offer (HA-5005)", mounted_library(facts)
@@ -460,8 +239,13 @@ def judge_library_files(
         judged(
             "P-PRELOAD",
             file.path,
-            f"SHA-256 {library.digest}; {preload.path} names it; only its owner may write both",
-            When(bool(file.failure), "unknown", file.failure, "run this check as root"),
+            f"{preload.path} names it; only its owner may write both",
+            When(
+                file.kind != "file",
+                "unknown",
+                f"is a {file.kind or 'file that is gone'}, and no regular file",
+                "run this check as root",
+            ),
             When(
                 not file.ours or bool(file.mode & 0o022),
                 "WRONG",

@@ -1,8 +1,6 @@
 """Rules of `doctor`: the agent that runs, and what API server, kubelet and scheduler show."""
 
 import datetime as dt
-import difflib
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final, TypeVar
 
@@ -12,15 +10,20 @@ from agent.cluster import HANDSHAKE, MUTEX_LOCK, REGISTER, SCORE
 from agent.errors import MalformedText, cap
 from agent.hami.pod import decode_node_lock, decode_stamp
 from agent.hami.register import ReportProfile, decode_handshake, is_json_form, read_register
-from agent.node.findings import OF_ONE_GPU, Finding, Verdict, When, counted, judged
-from agent.node.preflight import PathFacts, PluginSocket, Right
+from agent.node.findings import (
+    OF_ONE_GPU,
+    Check,
+    Finding,
+    Verdict,
+    When,
+    counted,
+    is_ready,
+    judged,
+)
+from agent.node.preflight import Right
 
 R = TypeVar("R")
 
-ASKED: Final = 32
-"""The most names of Nodes for which the API server is asked."""
-LIKENESS: Final = 0.8
-"""From this ratio on, a name may be a misspelt name of this Node."""
 SKEW_LIMIT: Final = 2.0
 """Seconds."""
 READ_WITHIN: Final = 60.0
@@ -54,26 +57,6 @@ class NodeSight(msgspec.Struct, frozen=True):
     skew: float | None = None
 
 
-class ClusterAnswer(msgspec.Struct, frozen=True):
-    """The API server's answers about this node.
-
-    - `node`: None: it does not exist, or was not asked for because permissions are missing.
-    - `denied`: permissions of the agent that this account lacks. `unasked`: those that the agent's
-      account has and this account need not have. `excess`: granted, and not needed by the agent.
-    - `plugins`: pods of other device plugins for NVIDIA GPUs on this node.
-    - `failure`: why there are no further answers. `remedy`: what to do about it, if known.
-    """
-
-    server: str
-    node: NodeSight | None = None
-    denied: tuple[Right, ...] = ()
-    unasked: tuple[Right, ...] = ()
-    excess: tuple[Right, ...] = ()
-    plugins: tuple[str, ...] = ()
-    failure: str = ""
-    remedy: str | None = None
-
-
 # The API server: whether it can be asked, this account's rights, its clock, the Node.
 
 
@@ -88,132 +71,103 @@ def skew_of(server: dt.datetime, before: dt.datetime, after: dt.datetime) -> flo
     return max(least, 0.0) + min(most, 0.0)
 
 
-def judge_cluster(node: str, answer: ClusterAnswer, *, running: bool) -> Iterator[Finding]:
-    """Judge the Node, its label, the rights and the clock. `running`: an agent does."""
-    server, sight = answer.server, answer.node
-    if answer.failure:
-        advice = answer.remedy or "repair the connection or the permissions, and run this again"
-        # An agent that runs says itself what it lacks of the API server.
-        yield Finding("P-NODE", "unknown" if running else "WRONG", server, answer.failure, advice)
-        return
-    if all(right.words != "get nodes" for right in answer.denied):
-        has_report = sight is not None and REGISTER in sight.annotations
-        yield judged(
-            "P-NODE",
-            f"Node {node}",
-            "exists, already registered" if has_report else "exists, not registered yet",
-            When(
-                sight is None,
-                "WRONG",
-                "the API server knows no such Node",
-                "set node.name (--node-name, NODE_NAME) to the Node's name in Kubernetes",
-            ),
-        )
-    if sight is not None:
+def judge_node(name: str, node: NodeSight | None) -> Iterator[Finding]:
+    """Judge whether the Node exists, and its label."""
+    has_report = node is not None and REGISTER in node.annotations
+    yield judged(
+        "P-NODE",
+        f"Node {name}",
+        "exists, already registered" if has_report else "exists, not registered yet",
+        When(
+            node is None,
+            "WRONG",
+            "the API server knows no such Node",
+            "set node.name (--node-name, NODE_NAME) to the Node's name in Kubernetes",
+        ),
+    )
+    if node is not None:
         yield judged(
             "P-LABEL",
-            f"label gpu=on of Node {node}",
+            f"label gpu=on of Node {name}",
             "is set",
             When(
-                sight.labels.get("gpu") != "on",
+                node.labels.get("gpu") != "on",
                 "note",
                 "is not set",
                 "by default, HAMi's DaemonSet and the agent's select nodes by it",
             ),
         )
-    yield judged(
+
+
+def judge_rights(server: str, denied: Sequence[Right], unasked: Sequence[Right]) -> Finding:
+    """Judge the agent's permissions.
+
+    `denied`: those that this account lacks. `unasked`: those that the agent's account has and this
+    account need not have.
+    """
+    return judged(
         "P-RIGHTS",
         server,
         "all permissions of the agent are granted",
         When(
-            bool(answer.denied),
+            bool(denied),
             "WRONG",
-            f"these are denied: {_words(answer.denied)}",
+            f"these are denied: {_words(denied)}",
             "grant them to this account: the chart's ClusterRole lists them",
         ),
         When(
-            bool(answer.unasked),
+            bool(unasked),
             "note",
-            "this account can read what the agent reads; these were not checked: "
-            f"{_words(answer.unasked)}",
+            f"this account can read what the agent reads; these were not checked: "
+            f"{_words(unasked)}",
             "the agent's account has them: run this check again as the agent once it is installed",
         ),
     )
-    if running:
-        yield judged(
-            "P-EXCESS",
-            server,
-            "none of the rights that the agent does not need is granted, as far as asked",
-            When(
-                bool(answer.excess),
-                "note",
-                f"wider than needed: {_words(answer.excess)}",
-                "give the agent the chart's ClusterRole, or the kubeconfig of this node's own "
-                "identity",
-            ),
-        )
-    if running and sight is not None:
-        skew = sight.skew or 0.0
-        order = "ahead of" if skew > 0 else "behind"
-        yield judged(
-            "P-CLOCK",
-            server,
-            f"its clock and this node's differ by at most {SKEW_LIMIT:g} s",
-            When(
-                sight.skew is None,
-                "unknown",
-                "its answers have no time (Date)",
-                "compare `date -u` on both machines",
-            ),
-            When(
-                abs(skew) > SKEW_LIMIT,
-                "note",
-                f"its clock is {abs(skew):.0f} s {order} this node's",
-                "synchronise both clocks (timedatectl, chronyc tracking)",
-            ),
-        )
+
+
+def judge_excess(server: str, excess: Sequence[Right]) -> Finding:
+    """Judge the permissions that are granted, and not needed by the agent."""
+    return judged(
+        "P-EXCESS",
+        server,
+        "none of the rights that the agent does not need is granted, as far as asked",
+        When(
+            bool(excess),
+            "note",
+            f"wider than needed: {_words(excess)}",
+            "give the agent the chart's ClusterRole, or the kubeconfig of this node's own identity",
+        ),
+    )
+
+
+def judge_clock(server: str, skew: float | None) -> Finding:
+    """Judge the clocks of the API server and of this node. `skew`: see `skew_of`."""
+    order = "ahead of" if (skew or 0.0) > 0 else "behind"
+    return judged(
+        "P-CLOCK",
+        server,
+        f"its clock and this node's differ by at most {SKEW_LIMIT:g} s",
+        When(
+            skew is None,
+            "unknown",
+            "its answers have no time (Date)",
+            "compare `date -u` on both machines",
+        ),
+        When(
+            abs(skew or 0.0) > SKEW_LIMIT,
+            "note",
+            f"its clock is {abs(skew or 0.0):.0f} s {order} this node's",
+            "synchronise both clocks (timedatectl, chronyc tracking)",
+        ),
+    )
 
 
 def _words(rights: Sequence[Right]) -> str:
     return ", ".join(right.words for right in rights)
 
 
-def judge_entries(node: str, names: Mapping[str, bool | None], where: str) -> Sequence[Finding]:
-    """Judge the names of Nodes in nodeconfig and in profiles. `where`: the files, for messages.
+# The agent that runs on this node, by its own checks.
 
-    The value of a name: whether such a Node exists; None: this account may not look.
-    """
-    lost = []
-    for name, exists in names.items():
-        alike = node not in names and is_alike(name, node)
-        if exists is False or (exists is None and alike):
-            which = "matches no Node" if exists is False else "does not match this Node"
-            meant = f"; did you mean {node}?" if alike else ""
-            lost.append(f"an entry for {cap(name, 64)} {which}{meant}")
-    advice = "write the Node's name as `kubectl get nodes` shows it, or remove the entry"
-    unseen = sum(exists is None for name, exists in names.items() if name != node)
-    rest = f"whether {unseen} of them exist was not asked" if unseen else "each exists"
-    well = f"{counted(len(names), 'Node')} named; {rest}" if names else "no entry names a Node"
-    found = [Finding("P-ENTRIES", "note", where, said, advice) for said in lost]
-    return found or [judged("P-ENTRIES", where, well)]
-
-
-def is_alike(name: str, node: str) -> bool:
-    """True if `name` may be meant for the Node `node`: another case, domain or spelling."""
-    one, other = name.lower(), node.lower()
-    if one.partition(".")[0] == other.partition(".")[0]:
-        return True
-    # Nodes of one pool differ by their number alone.
-    if one.rstrip("0123456789") == other.rstrip("0123456789"):
-        return False
-    return difflib.SequenceMatcher(None, one, other).ratio() >= LIKENESS
-
-
-# The agent that runs on this node, by its own readiness page, and whether it is alone.
-
-_LINE: Final = re.compile(r"\[([-+!])\](\S+) (?:ok|(?:failed|degraded): (.*))")
-_OURS: Final = re.compile(r".*/hami-(.+)-[0-9a-f]{8}\.sock")
-"""The path of an agent's socket. Source: agent/kubelet/door.py, socket_name."""
 _CLUSTER: Final = ("P-NODE", "P-RIGHTS", "P-SETTINGS")
 CAUSES: Final[Mapping[str, tuple[str, ...]]] = {
     "state": ("P-PATHS",),
@@ -235,14 +189,13 @@ CAUSES: Final[Mapping[str, tuple[str, ...]]] = {
 
 
 class AgentAnswer(msgspec.Struct, frozen=True):
-    """The answer of `/readyz?verbose` by the agent's socket at `path`.
+    """The checks of the agent that answers at the socket `path`.
 
-    `failure`: why there is none; `denied`: this user may not use the socket.
+    `failure`: why there is no answer; `denied`: this user may not use the socket.
     """
 
     path: str
-    status: int = 0
-    text: str = ""
+    checks: tuple[Check, ...] = ()
     failure: str = ""
     denied: bool = False
 
@@ -253,13 +206,11 @@ def judge_agent(answer: AgentAnswer, repaired: Mapping[str, str]) -> Sequence[Fi
     `repaired`: words of the agent about the host that no longer hold, each with what was seen now:
     the agent looks every 10 s, and one output must not contradict itself.
     """
-    lines = [match for match in map(_LINE.fullmatch, answer.text.splitlines()) if match]
-    is_agent = bool(lines) and answer.status in {200, 503}
+    passed = sum(check.ok for check in answer.checks)
     whole = judged(
         "P-AGENT",
         answer.path,
-        f"the agent is ready; {counted(sum(match[1] == '+' for match in lines), 'check')} of it "
-        "passed",
+        f"the agent is ready; {counted(passed, 'check')} of it passed",
         When(
             answer.denied,
             "unknown",
@@ -273,62 +224,23 @@ def judge_agent(answer: AgentAnswer, repaired: Mapping[str, str]) -> Sequence[Fi
             "start it (systemctl start hami-agent, or look at the DaemonSet's pod of this node), "
             "and give this check the agent's settings (--run-dir)",
         ),
-        When(
-            not is_agent,
-            "WRONG",
-            f"answers {answer.status}, but not as an agent",
-            "give --run-dir of the agent",
-        ),
     )
-    if whole.verdict != "ok":
-        return [whole]
     found = []
-    for sign, name, text in (match.groups() for match in lines if match[1] != "+"):
-        verdict: Verdict = "WRONG" if sign == "-" else "note"
-        said, means = text or "fails", ""
+    for check in answer.checks:
+        if check.ok:
+            continue
+        said, means = check.text or "fails", ""
         advice = "see /readyz?verbose in the runbook, Start here, and the agent's log"
-        if name in {"gpu_health", "cdi"}:
+        if check.name in {"gpu_health", "cdi"}:
             advice = "run `hami-agent status`: it says of each GPU what to do"
-            means = OF_ONE_GPU if verdict == "note" else ""
+            means = "" if check.required else OF_ONE_GPU
         if seen := next((seen for words, seen in repaired.items() if words in said), ""):
             said = f"the agent has not seen yet that {seen}"
             advice = "the agent looks every 10 s: run this check again in 10 s"
-        found.append(Finding("P-AGENT", verdict, name, said, advice, means, CAUSES.get(name, ())))
-    is_ready = all(one.verdict == "note" for one in found)
-    return [*found, *([whole] if is_ready else [])]
-
-
-def judge_instances(
-    lock: PathFacts, holder: str, waiting: Sequence[int], sockets: Sequence[PluginSocket]
-) -> Finding:
-    """Judge whether one agent serves here.
-
-    `lock`: the lock file in the run directory; `holder`: what it says of its holder. `waiting`: the
-    other processes of agents on this host. `sockets`: all in the kubelet's directory.
-    """
-    serving = [one.path for one in sockets if one.alive and _OURS.fullmatch(one.path)]
-    # The text stays in the file when its holder has ended.
-    held = f"last taken by {holder}" if holder else "names no holder"
-    return judged(
-        "P-SECOND",
-        ", ".join(serving) if len(serving) > 1 else lock.path,
-        f"{held}; {counted(len(serving), 'live socket')} of agents at the kubelet",
-        When(
-            len(serving) > 1,
-            "WRONG",
-            f"{counted(len(serving), 'agent')} serve the kubelet of this node",
-            "stop all but one: the systemd service and the DaemonSet exclude each other",
-        ),
-        When(
-            bool(waiting),
-            "note",
-            f"more agents run on this host (pid {', '.join(map(str, waiting))}) than the one that "
-            "holds the lock",
-            "nothing during an update: the next agent waits there. Otherwise stop it, because it "
-            "takes over as soon as the other one ends",
-            "pods are not affected: only the agent that holds the lock serves",
-        ),
-    )
+        verdict: Verdict = "WRONG" if check.required else "note"
+        causes = CAUSES.get(check.name, ())
+        found.append(Finding("P-AGENT", verdict, check.name, said, advice, means, causes))
+    return [*found, *([whole] if is_ready(answer.checks) else [])]
 
 
 # What HAMi's scheduler and the kubelet show of this node, as the API server has it.

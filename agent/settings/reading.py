@@ -5,6 +5,7 @@ agent.settings.values interprets their content.
 
 import asyncio
 import contextlib
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -12,9 +13,9 @@ import msgspec
 
 from agent import __version__
 from agent.errors import AgentError, SettingsError, StateCorrupt
-from agent.host.files import check_size, is_there, read_file
+from agent.host.files import check_size, read_file
 from agent.kit.tasks import Offload
-from agent.ledger import LastGood, SourceFile
+from agent.ledger import LastGood, Ledger, SourceFile
 from agent.settings.schema import DEFAULT, Setting
 from agent.settings.sources import NodeFacts, Sources
 from agent.settings.values import NodeValues, make_plan
@@ -39,67 +40,91 @@ MAX_COPY: Final = 4 * 1024 * 1024
 class SourcesRead(msgspec.Struct, frozen=True):
     """The result of one read of the sources.
 
-    `asked`: the files that were looked for, whether they exist or not. `sources`: what was read
-    before any error. `plan` None: the sources are refused (`refusal` says why) or unchanged. At a
-    start with a `refusal`, `plan` is that of the last good sources. `silent`: a file system did
-    not answer, so the caller must read again.
+    `sources`: what was read before any error. `plan` None: they are refused, and `refusal` says
+    why. At a start with a `refusal`, `plan` is that of the last good sources. `named`: the settings
+    that name HAMi's files, if the read came so far.
     """
 
-    asked: frozenset[Path]
     sources: Sources
     plan: NodeValues | None = None
     refusal: SettingsError | None = None
-    silent: bool = False
+    named: tuple[Setting, Setting] | None = None
 
     def taken(self) -> NodeValues:
         """The plan. Raises SettingsError: there is none."""
         if self.plan is None:
-            raise self.refusal or SettingsError("nothing new was read")
+            raise self.refusal or SettingsError("nothing was read")
         return self.plan
 
 
-async def look(sources: Sources, offload: Offload, good: Sources | None = None) -> SourcesRead:
-    """Read all sources. `good`: the sources in force, if there are any.
+async def look(
+    sources: Sources,
+    offload: Offload,
+    last: SourcesRead | None = None,
+    good: Sources | None = None,
+) -> SourcesRead:
+    """Read all sources. `last`: the result of the last read, which is returned if it still holds.
 
-    If a file of `good` is gone, everything is refused: settings do not fall back to defaults while
-    pods run. `offload` reads files and parses YAML. A file that does not answer is refused.
+    `good`: the sources in force. If a file of theirs is gone, everything is refused: settings do
+    not fall back to defaults while pods run. `offload` reads files and parses YAML. A file that
+    does not answer is refused.
     """
-    paths, current = [sources.file or DEFAULT_FILE], sources
+    begun: dict[Path, Sources] = {}
     try:
         async with asyncio.timeout(DEADLINE):
-            # Our own file, the environment and the flags come first: they say where HAMi's files
-            # are. What was read is kept in `current` if the next read fails.
-            if sources.file is not None or await is_there(paths[0], offload):
-                own = SourceFile(str(paths[0]), await read_file(paths[0], MAX_YAML, offload))
-                current = msgspec.structs.replace(current, own=own)
-            values = (await offload.call(make_plan, current)).resolve(NodeFacts())
-            named = values[DEVICE_CONFIG], values[NODE_CONFIG]
-            # Both are watched even if one is refused: the operator may have to change both.
-            paths += [Path(str(one.value)) for one in named if one.value]
-            device_config = await _named(named[0], MAX_YAML, offload, paths)
-            node_config = await _named(named[1], MAX_JSON, offload, paths)
-            current = msgspec.structs.replace(
-                current, device_config=device_config, node_config=node_config
-            )
-            if current == good:
-                return SourcesRead(frozenset(paths), current)
-            before = good or Sources()
-            for old, new in (
-                (before.own, current.own),
-                (before.device_config, current.device_config),
-                (before.node_config, current.node_config),
-            ):
-                if old is not None and new is None and Path(old.name) in paths:
-                    refusal = SettingsError(
-                        f"{old.name}: was removed; the agent keeps its settings until it is back; "
-                        "to go on without it, restart the agent"
-                    )
-                    return SourcesRead(frozenset(paths), current, refusal=refusal)
-            return SourcesRead(frozenset(paths), current, await offload.call(make_plan, current))
-    except SettingsError as error:
-        return SourcesRead(frozenset(paths), current, refusal=error)
+            return await offload.call(_read, sources, last, good or Sources(), begun)
     except TimeoutError:
-        return SourcesRead(frozenset(paths), current, refusal=_unanswered(paths[-1]), silent=True)
+        if last is not None and not begun:  # the thread still waits for the file of an earlier read
+            return last
+        path, current = [(sources.file or DEFAULT_FILE, sources), *begun.items()][-1]
+        return SourcesRead(current, refusal=_unanswered(path))
+
+
+def _read(
+    sources: Sources, last: SourcesRead | None, good: Sources, begun: dict[Path, Sources]
+) -> SourcesRead:
+    """Read the files one after the other; `begun` gets the path of each, and what was read then."""
+
+    def read(path: Path, limit: int, *, needed: bool) -> SourceFile | None:
+        begun[path] = current
+        content = read_file(path, limit, needed=needed)
+        return None if content is None else SourceFile(str(path), content)
+
+    current, named = sources, None
+    try:
+        # Our own file, the environment and the flags come first: they say where HAMi's files are.
+        # What was read is kept in `current` if the next read fails.
+        own = read(sources.file or DEFAULT_FILE, MAX_YAML, needed=sources.file is not None)
+        current = msgspec.structs.replace(current, own=own)
+        if last is not None and last.sources.own == own:
+            named = last.named
+        if named is None:
+            values = make_plan(current).resolve(NodeFacts())
+            named = values[DEVICE_CONFIG], values[NODE_CONFIG]
+        # The default files need not exist.
+        files = [
+            read(Path(str(one.value)), limit, needed=one.origin != DEFAULT) if one.value else None
+            for one, limit in zip(named, (MAX_YAML, MAX_JSON), strict=True)
+        ]
+        current = msgspec.structs.replace(current, device_config=files[0], node_config=files[1])
+        if last is not None and last.sources == current:
+            return last
+        for old, new in (
+            (good.own, current.own),
+            (good.device_config, current.device_config),
+            (good.node_config, current.node_config),
+        ):
+            if old is not None and new is None and Path(old.name) in begun:
+                refusal = SettingsError(
+                    f"{old.name}: was removed; the agent keeps its settings until it is back; "
+                    "to go on without it, restart the agent"
+                )
+                return SourcesRead(current, refusal=refusal, named=named)
+        return SourcesRead(current, make_plan(current), named=named)
+    except SettingsError as error:
+        if last is not None and (last.sources, str(last.refusal)) == (current, str(error)):
+            return last
+        return SourcesRead(current, refusal=error, named=named)
 
 
 async def begin(sources: Sources, offload: Offload, state: Offload) -> SourcesRead:
@@ -124,9 +149,9 @@ async def begin(sources: Sources, offload: Offload, state: Offload) -> SourcesRe
         raise refusal
     try:
         async with asyncio.timeout(DEADLINE):
-            if await is_there(file, state):
-                copy = decode_last_good(await read_file(file, MAX_COPY, state))
-                last = recalled(copy, start.sources)
+            content = await state.call(partial(read_file, file, MAX_COPY, needed=False))
+            if content is not None:
+                last = recalled(decode_last_good(content), start.sources)
     except TimeoutError as error:
         raise _both(refusal, file, _unanswered(file)) from error
     except (SettingsError, StateCorrupt) as error:
@@ -141,7 +166,8 @@ async def read_text(path: Path, offload: Offload) -> SourceFile:
 
     It has no deadline: the operator may be typing the text.
     """
-    text = SourceFile(str(path), await read_file(path, MAX_JSON, offload))
+    content = await offload.call(read_file, path, MAX_JSON)
+    text = SourceFile(str(path), content or b"")
     if not is_json(text):
         check_size(path, text.content, MAX_YAML)
     return text
@@ -166,6 +192,22 @@ def recalled(copy: LastGood, sources: Sources) -> NodeValues:
     return plan
 
 
+def stand_in(
+    copy: LastGood | None, sources: Sources, facts: NodeFacts, ledger: Ledger
+) -> NodeValues | None:
+    """The settings of the copy in the place of `sources`, which the node or its rows refuse.
+
+    None: the copy says the same, is refused itself, or there is none.
+    """
+    with contextlib.suppress(SettingsError):
+        if copy is not None:
+            last = recalled(copy, sources)
+            last.settings(facts)
+            if last.sources != sources and last.undrained(ledger) is None:
+                return last
+    return None
+
+
 def last_good(sources: Sources, node: NodeFacts) -> LastGood:
     """The copy to keep of `sources`, which fit the node."""
     return LastGood(
@@ -181,19 +223,6 @@ def last_good(sources: Sources, node: NodeFacts) -> LastGood:
 def _unanswered(path: Path) -> SettingsError:
     text = f"was not read within {DEADLINE:g} s; check the file system that it is on"
     return SettingsError(f"{path}: {text}")
-
-
-async def _named(
-    setting: Setting, limit: int, offload: Offload, paths: list[Path]
-) -> SourceFile | None:
-    """Read the file that the setting names. The default file need not exist."""
-    if not setting.value:
-        return None
-    path = Path(str(setting.value))
-    paths.append(path)
-    if setting.origin == DEFAULT and not await is_there(path, offload):
-        return None
-    return SourceFile(str(path), await read_file(path, limit, offload))
 
 
 def _both(refusal: SettingsError, file: Path, error: AgentError) -> SettingsError:

@@ -1,25 +1,24 @@
-"""The agent's front, joined as the composition root joins it, over ports in memory."""
+"""The agent, joined over ports in memory. What needs the API server does not run."""
 
 import asyncio
 import contextlib
 import dataclasses
 import types
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Coroutine
 from functools import partial
 
-from agent.app.back import AgentParts
-from agent.app.front import Front, HostSignals, StartFacts
-from agent.app.web import WebSubjects
+from agent.app.agent import NodeAgent, StartFacts
+from agent.app.web import WebDoors
 from agent.cluster import NodeEvent
 from agent.hami.register import ReportSettings, report_of
-from agent.kit.tasks import Heartbeat
+from agent.kube.client import Connection
 from agent.ledger import SourceFile, State
 from agent.model import GpuUuid, SharedGpu, SliceGroup
 from agent.ports import Driver
 from agent.settings.sources import NodeFacts, Sources
 from agent.settings.values import make_plan
 from agent.state import Recovered
-from tests.app.settings_room import FakeWatch, SystemdSide, nothing_new, start_of
+from tests.app.settings_room import SystemdSide, nothing_new, start_of
 from tests.fakes.apiserver import EventSink
 from tests.fakes.chance import Seeded
 from tests.fakes.clock import LoopClock
@@ -32,23 +31,21 @@ SETTINGS = """
 health: {driverHang: 60}
 paths: {state: /nowhere/state, run: /nowhere/run, kubeletSocket: %s/kubelet.sock}
 """
-NO_BACK = types.SimpleNamespace(report=None)
 BEFORE = State(boot_id="boot", machine_id="machine")
 
 
 @dataclasses.dataclass
 class FrontPlaces:
-    """The state's disk, HAMi-core's directories, and who hears that files changed."""
+    """The state's disk, HAMi-core's directories, and the CDI specifications."""
 
     disk: MemoryDisk = dataclasses.field(default_factory=MemoryDisk)
     hooks: FakeHookDirs = dataclasses.field(default_factory=FakeHookDirs)
-    watch: FakeWatch = dataclasses.field(default_factory=FakeWatch)
     cdi: FakeSpecifications = dataclasses.field(default_factory=FakeSpecifications)
+    regions: Inline = dataclasses.field(default_factory=Inline)
 
     def lose(self, *files: str) -> None:
         """These files of HAMi-core vanish."""
         self.hooks.missing = files
-        self.watch.change()
 
 
 def joined(
@@ -58,8 +55,8 @@ def joined(
     settings: str = SETTINGS,
     places: FrontPlaces | None = None,
     plugins: str = "/nowhere",
-) -> Front:
-    """The front on that driver; `state` is what was on disk, `boot` the node's present one.
+) -> NodeAgent:
+    """The agent on that driver; `state` is what was on disk, `boot` the node's present one.
 
     `settings` is its own file; `plugins` is the kubelet's directory.
     """
@@ -70,29 +67,41 @@ def joined(
         driver=driver,
         clock=LoopClock(),
         disk=places.disk,
-        files=places.watch,
         random=Seeded(0),
         registrar=None,
         worker=Inline(),
         hooks=places.hooks,
         cdi=places.cdi,
-        regions=Inline(),
+        regions=places.regions,
     )
     found = StartFacts(boot, Recovered(state), start_of(plan), plan.settings(NodeFacts()))
-    signals = HostSignals(asyncio.Event(), asyncio.Event(), SystemdSide())
-    return Front(found, adapters, signals, nothing_new)  # type: ignore[arg-type]
+    return NodeAgent(
+        found,
+        adapters,  # type: ignore[arg-type]
+        Connection(),
+        SystemdSide(),
+        asyncio.Event(),
+        asyncio.Event(),
+        nothing_new,
+    )
 
 
-def watched(front: Front) -> WebSubjects:
-    """What readiness shows of it, without answers and without an API server."""
-    return WebSubjects(Heartbeat(), parts=AgentParts(front, NO_BACK))  # type: ignore[arg-type]
+def watched(agent: NodeAgent) -> WebDoors:
+    """What readiness shows of it, without an API server."""
+    agent.report = None
+    return WebDoors(agent.found.settings, agent=agent)
+
+
+def runs(agent: NodeAgent) -> dict[str, Callable[[], Coroutine[object, object, None]]]:
+    """Its standing tasks by name, none supervised."""
+    return {one.name: one.run for one in (*agent.writers, *agent.services, *agent.doors)}
 
 
 @dataclasses.dataclass
 class FrontNode:
-    """The front at work, and what people are told."""
+    """The agent at work, and what people are told."""
 
-    front: Front
+    front: NodeAgent
     told: list[NodeEvent]
 
     @property
@@ -124,8 +133,8 @@ class FrontNode:
 
 
 @contextlib.asynccontextmanager
-async def running(front: Front) -> AsyncIterator[FrontNode]:
-    """Everything of the front that follows the driver, at work."""
+async def running(front: NodeAgent) -> AsyncIterator[FrontNode]:
+    """Everything that follows the driver, at work."""
     sink = EventSink()
 
     async def discover() -> None:
@@ -133,10 +142,11 @@ async def running(front: Front) -> AsyncIterator[FrontNode]:
         await asyncio.sleep(0.001)
         await front.discovery.run()
 
+    standing = runs(front)
+    names = ("state", "held", "withholder", "inventory", "health", "samples", "gpu_events")
     async with at_work(
-        *(front.state.run, front.follow_held, front.withholder.run, front.keeper.run),
-        *(discover, front.health.run, front.samples.run, front.gpu_events),
-        *(front.left_out, partial(front.notices.post_all, sink.post_event)),
+        *(standing[name] for name in names),
+        *(discover, standing["left_out"], partial(front.notices.post_all, sink.post_event)),
     ):
         await asyncio.sleep(0.1)
         yield FrontNode(front, sink.posted)

@@ -3,9 +3,10 @@
 import asyncio
 import contextlib
 import dataclasses
-from collections.abc import AsyncIterator, Callable, Collection, Mapping, MutableMapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, MutableMapping
+from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import structlog
 
@@ -34,21 +35,6 @@ from tests.services.at_work import at_work
 
 
 @dataclasses.dataclass
-class FakeWatch:
-    """Watches files: `change` says that something changed."""
-
-    followed: list[frozenset[Path]] = dataclasses.field(default_factory=list)
-    change: Callable[[], None] = lambda: None
-
-    async def follow(self, paths: Collection[Path], changed: Callable[[], None]) -> NoReturn:
-        self.followed.append(frozenset(paths))
-        self.change = changed
-        changed()
-        await asyncio.Event().wait()
-        raise AssertionError
-
-
-@dataclasses.dataclass
 class SystemdSide(Systemd):
     """What the service manager is told."""
 
@@ -71,9 +57,9 @@ class SystemdSide(Systemd):
         raise AssertionError
 
 
-async def nothing_new(good: Sources) -> SourcesRead:
+async def nothing_new(last: SourcesRead | None, good: Sources) -> SourcesRead:
     """A look at sources that are those in force."""
-    return SourcesRead(frozenset(), good)
+    return last or SourcesRead(good)
 
 
 def a_plan(own: str) -> NodeValues:
@@ -81,9 +67,9 @@ def a_plan(own: str) -> NodeValues:
     return make_plan(Sources(own=SourceFile("c.yaml", own.encode()), host="node-a"))
 
 
-def start_of(plan: NodeValues, *asked: Path) -> SourcesRead:
-    """A start with these settings, after these files were looked for."""
-    return SourcesRead(frozenset(asked), plan.sources, plan)
+def start_of(plan: NodeValues) -> SourcesRead:
+    """A start with these settings."""
+    return SourcesRead(plan.sources, plan)
 
 
 @dataclasses.dataclass
@@ -91,9 +77,8 @@ class SettingsRoom:
     """A service, and what it has said and done."""
 
     start: SourcesRead
-    look: Callable[[Sources], object] = nothing_new
+    look: Callable[[SourcesRead | None, Sources], Awaitable[SourcesRead]] = nothing_new
     disk: Disk = dataclasses.field(default_factory=MemoryDisk)
-    watch: FakeWatch = dataclasses.field(default_factory=FakeWatch)
     systemd: SystemdSide = dataclasses.field(default_factory=SystemdSide)
     asked: asyncio.Event = dataclasses.field(default_factory=asyncio.Event)
     stop: asyncio.Event = dataclasses.field(default_factory=asyncio.Event)
@@ -107,8 +92,7 @@ class SettingsRoom:
         settings = self.start.taken().settings(NodeFacts())
         self.cells = SharedCells(settings)
         outside = SettingsPorts(
-            look=self.look,  # type: ignore[arg-type]
-            watch=self.watch.follow,
+            look=self.look,
             asked=self.asked,
             disk=self.disk,
             notifier=self.systemd,
@@ -218,7 +202,7 @@ async def a_settings_node(
         flags = {"--nodeconfig": f"{root}/nodeconfig", "--device-config": "", "--node-name": NODE}
         sources = Sources(root / "own", {}, {**flags, "--state-dir": f"{root}/state"})
         start = await begin(sources, Inline(), Inline())
-        room = SettingsRoom(start, look=lambda good: look(sources, Inline(), good))
+        room = SettingsRoom(start, look=partial(look, sources, Inline()))
         facts = room.cells
         keeper = InventoryKeeper(facts.inventory, facts.sharing, LoopClock(), slices=facts.slices)
         room.rebuild = keeper.refresh

@@ -16,23 +16,6 @@ LONG = 360.0
 """Seconds: longer than the scheduler keeps a lock."""
 
 
-@pytest.mark.parametrize("forged", [None, 1], ids=["bare", "with forged annotations"])
-@told
-async def test_a_stray_pod_of_another_count_beside_the_lock_owner_costs_the_owner_nothing(forged):
-    async with a_story() as story:
-        await story.world.stop_kubelet(3.0)
-        story.world.create_stray("stray", Shape((Box(count=2),), forged=forged))
-        await asyncio.sleep(1.1)  # the kubelet admits in the order of creation, in whole seconds
-        await story.bound("owner", SMALL)
-
-        await story.failed("stray", "HA-2004")
-        await story.running("owner")
-
-        assert "team-a/owner" in story.message("stray")
-        await story.until(lambda: story.bind_phase("owner") == PHASE_SUCCESS)
-        await story.until(lambda: story.bind_phase("stray") == (PHASE_FAILED if forged else ""))
-
-
 @told
 async def test_a_success_that_comes_late_is_not_written_on_the_pod_made_anew():
     async with a_story() as story:
@@ -50,74 +33,6 @@ async def test_a_success_that_comes_late_is_not_written_on_the_pod_made_anew():
         await story.placed("web-0")
         await story.running("web-0")
         await story.until(lambda: story.bind_phase("web-0") == PHASE_SUCCESS)
-
-
-@pytest.mark.parametrize("when", ["before", "after"])
-@told
-async def test_a_lock_that_a_retried_bind_stamped_anew_goes_with_its_owners_answer(when):
-    async with a_story() as story:
-        if when == "before":
-            await story.world.stop_kubelet(20.0)
-        uid = await story.bound("train", SMALL)
-        if when == "after":
-            await story.cut_off_when_answered(uid)
-        first = story.lock
-        await asyncio.sleep(5)
-        story.world.stamp_again()
-        await asyncio.sleep(1)
-        assert first != story.lock
-
-        story.world.faults.clear()
-        await story.running("train")
-
-        await story.until(lambda: not story.lock)
-        await story.runs("next", SMALL)
-
-
-@told
-async def test_the_lock_of_an_owner_that_was_evicted_before_its_allocate_is_given_back():
-    async with a_story() as story:
-        await story.world.stop_kubelet(30.0)
-        uid = await story.bound("victim", SMALL)
-        evicted = {"phase": "Failed", "reason": "Evicted", "message": "memory pressure"}
-        story.world.store.update(
-            "pods", "team-a", "victim", lambda pod: {**pod, "status": pod["status"] | evicted}
-        )
-
-        await story.until(lambda: not story.lock, within=5)
-
-        await story.runs("next", SMALL)
-        assert (uid, "c0") not in story.world.audit.answers
-
-
-@pytest.mark.parametrize("ahead", [-LONG, LONG], ids=["behind", "ahead"])
-@told
-async def test_a_clock_that_is_six_minutes_off_costs_no_pod(ahead):
-    async with a_story() as story:
-        story.world.scheduler.clock.ahead = ahead
-        await story.runs("first", SMALL)
-        await story.world.stop_kubelet(60.0)
-        await story.bound("waits", SMALL)
-        lock = story.lock
-        await asyncio.sleep(50)
-        assert lock == story.lock
-
-        await story.running("waits")
-        await story.until(lambda: not story.lock, within=5)
-
-
-@told
-async def test_a_pod_whose_kubelet_was_away_for_six_minutes_after_its_bind_is_served():
-    async with a_story() as story:
-        await story.world.stop_kubelet(LONG)
-        await story.bound("train", SMALL)
-        lock = story.lock
-
-        await asyncio.sleep(LONG - 10)
-        assert lock == story.lock
-        await story.running("train")
-
-        assert {("ok", ""): 1} == story.results
 
 
 @pytest.mark.parametrize(
@@ -230,21 +145,6 @@ async def test_a_bound_pod_whose_status_hides_it_afterwards_is_served(status):
         await story.running("train")
 
 
-@told
-async def test_a_pod_that_a_kubelet_rejected_without_a_plugin_is_served_by_the_next_kubelet():
-    async with a_story() as story:
-        story.world.late_registrations = 1.0
-        await story.world.stop_kubelet(1.0)
-        uid = await story.bound("train", SMALL)
-        await story.until(lambda: story.pod("train")["status"].get("startTime"))
-        story.world.late_registrations = 0.0
-        assert [] == story.pod("train")["status"]["conditions"]
-        assert 0 == story.asked(uid)
-        await story.world.stop_kubelet(1.0)
-
-        await story.running("train")
-
-
 # Pods for which HAMi takes no lock, and annotations that a tenant wrote.
 
 
@@ -282,53 +182,6 @@ async def test_a_pod_whose_init_containers_alone_ask_is_served(boxes, unlocked):
             assert f"{box.mib or 16000}m" == envs["CUDA_DEVICE_MEMORY_LIMIT_0"]
             assert box.count == len(envs["NVIDIA_VISIBLE_DEVICES"].split(","))
         await story.until(lambda: story.bind_phase("prepare") == PHASE_SUCCESS)
-
-
-@told
-async def test_it_is_served_beside_pods_that_hold_the_lock_and_leaves_it_to_them():
-    async with a_story() as story:
-        await story.world.stop_kubelet(20.0)
-        for name in ("first", "second"):
-            await story.bound(name, LOCKLESS)
-        await story.bound("owner", Shape((Box(mib=4000),)))
-        lock = story.lock
-        assert lock.endswith(",owner")
-        await story.bound("third", LOCKLESS)
-
-        await story.running("first", "second", "owner", "third")
-
-        assert {("ok", ""): 4} == story.results
-        await story.until(lambda: not story.lock)
-
-
-@pytest.mark.parametrize("death", ["kubelet", "agent", "reboot"])
-@told
-async def test_it_gets_the_same_again_after_a_death(death):
-    async with a_story() as story:
-        if death == "kubelet":
-            story.world.die_after_answer()
-        uid = await story.runs("prepare", Shape((SIDECAR, APP)))
-        before = story.world.audit.answers[(uid, "c0")]
-        if death == "agent":
-            story.world.kill_agent_at(0, 1.0)
-            await asyncio.sleep(5)
-            await story.world.end_containers(0, 2)
-        elif death == "reboot":
-            await story.world.reboot(lose=True)
-        await asyncio.sleep(60)
-
-        await story.running("prepare")
-        assert before == story.world.audit.answers[(uid, "c0")]
-
-
-@told
-async def test_strict_refuses_it_and_names_the_setting():
-    async with a_story(unlocked=UnlockedPods.STRICT) as story:
-        await story.bound("prepare", LOCKLESS)
-
-        await story.failed("prepare", "HA-2005")
-        assert "set allocation.unlockedPods to scheduled" in story.message("prepare")
-        await story.until(lambda: story.bind_phase("prepare") == PHASE_FAILED)
 
 
 async def bound_by_hand(story: AllocationStory, name: str, shape: Shape, scheduler: str) -> None:
@@ -378,21 +231,6 @@ async def test_forged_annotations_of_a_request_that_hami_drops_are_worth_nothing
         assert "cannot count 3221225472 MiB" in story.message("forger")
 
 
-@told
-async def test_a_pod_that_the_kubelet_has_started_before_is_refused():
-    async with a_story() as story:
-        await story.world.stop_kubelet(10.0)
-        await story.bound("odd", LOCKLESS)
-        story.world.store.update(
-            "pods", NAMESPACE, "odd", lambda pod: pod | {"status": pod["status"] | STARTED}
-        )
-
-        await story.failed("odd", "HA-2005")
-
-
-STARTED = {"startTime": "2026-09-01T12:00:00Z"}
-
-
 async def edited(story: AllocationStory, shape: Shape, text: str) -> None:
     """The pod `edited`, whose tenant writes on it after it was bound and before it is admitted."""
     await story.world.stop_kubelet(10.0)
@@ -440,21 +278,3 @@ async def test_with_the_lock_no_more_is_given_than_was_requested(shape, text, ga
         assert "delete the pod" in story.message("edited")
         await story.until(lambda: not story.lock)
         await story.runs("next", Shape((Box(mib=4000),)))
-
-
-@pytest.mark.parametrize("text", ["1,20", "2999,1"])
-@told
-async def test_a_pod_that_makes_little_of_its_share_gets_little(text):
-    async with a_story() as story:
-        await story.world.stop_kubelet(10.0)
-        uid = await story.bound("edited", Shape((Box(mib=3000),)))
-        ((share,),) = story.world.scheduler.placed[uid]
-        assert story.world.edit("edited", f"{share.uuid},NVIDIA,{text}:;")
-
-        await story.running("edited")
-        mib, cores = text.split(",")
-        envs = story.envs("edited")
-        assert (f"{mib}m", cores) == (
-            envs["CUDA_DEVICE_MEMORY_LIMIT_0"],
-            envs["CUDA_DEVICE_SM_LIMIT"],
-        )

@@ -32,18 +32,6 @@ DAY = 86_400.0
 
 
 @told
-async def test_a_kubelet_that_dies_between_our_answer_and_its_checkpoint_gets_it_again():
-    async with a_story() as story:
-        story.world.die_after_answer()
-        uid = await story.bound("train", SMALL)
-
-        await story.running("train")
-
-        assert (2, 1) == (story.asked(uid), story.results[("replay", "")])
-        assert 2 == story.world.kubelet.lives
-
-
-@told
 async def test_a_container_restarts_after_a_lost_checkpoint_while_another_pod_holds_the_lock():
     async with a_story() as story:
         uid = await story.runs("old", SMALL)
@@ -99,37 +87,6 @@ async def test_a_reboot_with_a_lost_checkpoint_gives_all_pods_their_old_answers(
         assert {("replay", ""): 3} == story.results
 
 
-@pytest.mark.parametrize("same", [True, False], ids=["equal", "of another size"])
-@told
-async def test_a_deleted_pod_that_is_still_asked_for_takes_nothing_from_its_successor(same):
-    async with a_story() as story:
-        old = await story.bound("web-0", SMALL)
-        story.world.delete(story.pod("web-0"), 0)
-        assert 0 == story.asked(old)
-        story.world.create("web-0", SMALL if same else Shape((Box(mib=2000),)))
-        await story.until(lambda: story.asked(old))
-
-        new = await story.placed("web-0", within=400)
-        await story.running("web-0")
-
-        assert old != new
-        assert ("4000m" if same else "2000m") == story.envs("web-0")["CUDA_DEVICE_MEMORY_LIMIT_0"]
-
-
-@told
-async def test_pods_start_while_others_use_up_the_rate_limit_of_pod_resources():
-    async with a_story() as story:
-        uid = await story.bound("train", SMALL)
-        while not story.asked(uid):
-            story.world.crowd(60)
-            await asyncio.sleep(0.0005)
-        for _ in range(60):
-            story.world.crowd(60)
-            await asyncio.sleep(0.005)
-
-        await story.running("train")
-
-
 @told
 async def test_a_pod_that_another_handler_rejects_after_our_answer_gives_its_share_back():
     async with a_story() as story:
@@ -143,17 +100,6 @@ async def test_a_pod_that_another_handler_rejects_after_our_answer_gives_its_sha
         await story.runs("next", BIG)
 
         await story.until(lambda: not story.lock)
-
-
-@told
-async def test_an_init_container_may_take_more_than_the_app_after_it():
-    async with a_story() as story:
-        await story.runs("beside", BIG)
-        await story.runs("peak", Shape((Box("init", mib=12000), Box(mib=4000))))
-
-        assert "12000m" == story.envs("peak", "c0")["CUDA_DEVICE_MEMORY_LIMIT_0"]
-        assert "4000m" == story.envs("peak", "c1")["CUDA_DEVICE_MEMORY_LIMIT_0"]
-        await story.runs("small", SMALL)
 
 
 @told
@@ -172,33 +118,6 @@ async def test_containers_restart_after_the_split_count_was_lowered_under_them()
         await story.running(*names)
         await story.world.reboot(lose=True)
         await story.running(*names, within=120)
-
-
-@pytest.mark.parametrize(
-    "boxes",
-    [
-        (Box("sidecar", mib=2000), Box(mib=4000)),
-        (Box("init", mib=6000), Box("sidecar", mib=2000), Box(mib=4000)),
-        (Box("sidecar", count=0), Box("init", mib=6000), Box(mib=4000)),
-        (Box(count=0), Box(mib=2000), Box(mib=4000)),
-        (Box(mib=2000), Box(count=0), Box(mib=4000)),
-        (Box(mib=2000), Box(mib=4000), Box(count=0)),
-        (Box("init", count=0), Box(count=0), Box(mib=4000)),
-        (Box("sidecar", mib=2000), Box(count=0), Box(mib=4000, count=2)),
-    ],
-    ids=lambda boxes: " ".join(f"{box.kind}{box.count}" for box in boxes),
-)
-@told
-async def test_each_container_gets_what_was_written_for_it_wherever_it_stands(boxes):
-    async with a_story() as story:
-        await story.runs("many", Shape(boxes))
-
-        asking = [(place, box) for place, box in enumerate(boxes) if box.count]
-        assert len(asking) == len(story.world.audit.answers)
-        for place, box in asking:
-            envs = story.envs("many", f"c{place}")
-            assert f"{box.mib}m" == envs["CUDA_DEVICE_MEMORY_LIMIT_0"]
-            assert box.count == len(envs["NVIDIA_VISIBLE_DEVICES"].split(","))
 
 
 @pytest.mark.parametrize("steps", range(11))

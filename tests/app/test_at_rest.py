@@ -6,24 +6,17 @@ Doors and clients need sockets; tests/bench counts the wake-ups of a whole proce
 import asyncio
 import collections
 import contextlib
-import types
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
-from agent.app.back import AgentParts, lost, tell_systemd, tiers
-from agent.kit.tasks import Heartbeat
+from agent.app.main import lost, tell_systemd
 from agent.ledger import Ledger
-from agent.usage import ContainerUsage
-from tests.app.front_node import BEFORE, FrontPlaces, joined
+from tests.app.front_node import BEFORE, FrontPlaces, joined, runs
 from tests.app.settings_room import SystemdSide
 from tests.builders import a_gpu, a_row
-from tests.fakes.chance import Seeded
-from tests.fakes.clock import LoopClock
 from tests.fakes.driver import ScriptedDriver
-from tests.fakes.regions import MemoryRegions
 from tests.services.at_work import at_work
 
 GPUS = 8
@@ -31,7 +24,8 @@ START = 302.5
 """Seconds after which nothing of a start is under way any more."""
 MINUTES = 10
 END = START + MINUTES * 60
-DOORS = {"plugin", "registration", "rival", "web", "web_socket"}
+DOORS = {"plugin", "registration", "rival"}
+CLIENTS = {"node", "pods", "report", "settlement", "announcer", "pod_announcer", "reconcile"}
 
 
 Handed = set[tuple[str, float]]
@@ -82,40 +76,24 @@ def a_minute(moments) -> dict[float, float]:
 
 @contextlib.asynccontextmanager
 async def an_agent(ledger: Ledger, handed: Handed) -> AsyncIterator[None]:
-    """All standing tasks without doors, in the tiers of the process."""
-    places, regions = FrontPlaces(), MemoryRegions()
+    """All standing tasks without doors and clients."""
+    places = FrontPlaces()
     driver = ScriptedDriver(a_gpu(index=number) for number in range(GPUS))
     for thread, owner, method in (
         ("gpus", driver, "_answer"),
         ("state", places.disk, "check"),
         ("disk", places.hooks, "facts"),
         ("clearing", places.hooks, "room"),
-        ("regions", regions, "read"),
+        ("regions", places.regions, "call"),
     ):
         count(handed, thread, owner, method)
     front = joined(driver, msgspec.structs.replace(BEFORE, ledger=ledger), places=places)
-    usage = ContainerUsage(
-        regions,
-        front.state.ledger,
-        front.facts.pods,
-        front.facts.inventory,
-        LoopClock(),
-        front.notices.say,
-        switches=True,
-    )
-    runs = {"usage": usage.run}
-    parts = AgentParts(front, types.SimpleNamespace(runs=runs))  # type: ignore[arg-type]
-    nothing = asyncio.Event().wait
-    own: dict[str, Any] = {
-        "heartbeat": Heartbeat().run,
-        "notify": lambda: tell_systemd(ToldSystemd(), parts),
-        "web": nothing,
-        "web_socket": nothing,
-        "mounts": lambda: lost(front.registration.state, Path("/nowhere"), lambda: False),
-    }
-    started = tiers(parts, own, Seeded(0))
-    standing = [task.run for tier in started for task in tier if task.name not in DOORS]
-    async with at_work(*standing):  # type: ignore[arg-type]
+    standing = [run for name, run in runs(front).items() if name not in DOORS | CLIENTS]
+    async with at_work(
+        *standing,
+        lambda: tell_systemd(ToldSystemd(), front),
+        lambda: lost(front.registration.state, Path("/nowhere"), lambda: False),
+    ):
         yield
 
 
@@ -125,7 +103,7 @@ async def rest(ledger: Ledger, monkeypatch) -> tuple[dict[float, float], dict[st
     wakes = Wakes(asyncio.get_running_loop(), monkeypatch)
     async with an_agent(ledger, handed):
         await asyncio.sleep(END)
-    threads = {thread for thread, _ in handed}
+    threads = {thread for thread, at in handed if START < at < END}
     return a_minute(wakes.moments), {
         thread: sum(a_minute(at for of, at in handed if of == thread).values())
         for thread in sorted(threads)

@@ -83,7 +83,6 @@ async def test_a_library_that_no_container_would_load_takes_every_slice(preload,
         assert ([G0, G1], [G0, G1]) == offered(node)
         before, places.hooks.preload = places.hooks.preload, preload
         places.hooks.loadable = loadable
-        places.watch.change()
         await asyncio.sleep(WITHIN)
 
         assert ([], []) == offered(node)

@@ -2,10 +2,12 @@
 
 import asyncio
 import contextlib
+import errno
 import os
 import socket
 from collections.abc import AsyncIterator, Iterable, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -15,11 +17,12 @@ from aiohttp import web
 from agent.cli import doctor
 from agent.cli.doctor import NodeSeen, report_differences
 from agent.cluster import REGISTER
+from agent.errors import KubeletError, WitnessUnsupported
 from agent.hami.register import RegisteredGpu, encode_register
 from agent.host.process import SystemClock
 from agent.ledger import SourceFile
 from agent.model import GpuFault, Scan
-from agent.node.findings import ALL_GROUPS, Finding
+from agent.node.findings import ALL_GROUPS, Check, Finding
 from agent.node.scheduling import AgentAnswer
 from agent.sandbox.hardware import described
 from agent.sandbox.lab.child import child_environment
@@ -27,6 +30,7 @@ from agent.sandbox.lab.cluster import LabOptions, SandboxCluster, open_cluster
 from agent.settings.schema import Settings
 from agent.settings.sources import NodeFacts, Sources
 from agent.settings.values import make_plan
+from agent.witness import PodResourcesWitness
 from tests.fakes.http import a_session
 
 pytestmark = [
@@ -101,6 +105,8 @@ def wrong(findings: Iterable[Finding]) -> set[str]:
     return {one.check for one in findings if one.verdict == "WRONG"}
 
 
+READY = AgentAnswer("/run/api.sock", (Check("state", ok=True),))
+"""The answer of an agent that is ready."""
 THEIR_POD = {
     "metadata": {
         "namespace": "hami",
@@ -160,6 +166,16 @@ async def test_what_the_api_server_says_is_told(
         assert [{"verb": "get", "resource": "pods", **wanted}] == asked
 
 
+async def test_beside_an_agent_rights_that_it_does_not_need_are_noted(tmp_path: Path):
+    async with beside_server(PreflightServer(), tmp_path) as (_, chosen):
+        found = await examine(chosen, agent=READY, groups=frozenset({"api"}))
+
+    assert [("P-NODE", "ok"), ("P-RIGHTS", "ok"), ("P-EXCESS", "note"), ("P-CLOCK", "ok")] == [
+        (one.check, one.verdict) for one in found
+    ]
+    assert "list secrets" in found[2].said
+
+
 @pytest.mark.parametrize(("condition", "number"), [(False, 8), (True, 9)])
 async def test_every_right_is_asked_for(tmp_path: Path, condition: bool, number: int):  # noqa: FBT001 -- a case
     server = PreflightServer()
@@ -179,8 +195,9 @@ NO_CDI = "GPU 0 no single CDI specification in /etc/cdi defines nvidia.com/gpu=G
 
 async def test_what_the_agent_saw_before_a_repair_is_not_repeated(tmp_path: Path):
     """One output must not say that a file is there and that it is missing."""
-    page = f"[+]state ok\n[!]offer degraded: {LIBRARY_LOST}\n[!]cdi degraded: {NO_CDI}\n"
-    answer, groups = AgentAnswer("/s", 200, page), frozenset({"agent", "driver", "library"})
+    lost = (("offer", LIBRARY_LOST), ("cdi", NO_CDI))
+    checks = [Check(name, ok=False, text=text, required=False) for name, text in lost]
+    answer, groups = AgentAnswer("/s", tuple(checks)), frozenset({"agent", "driver", "library"})
     (tmp_path / "gpus.yaml").write_text("cdiVersion: 0.5.0\nkind: nvidia.com/gpu\ndevices:\n")
     with (tmp_path / "gpus.yaml").open("a") as file:
         for gpu in described("h100:2").gpus:
@@ -190,7 +207,8 @@ async def test_what_the_agent_saw_before_a_repair_is_not_repeated(tmp_path: Path
         chosen = settings(cluster, **cdi)
         found = await examine(chosen, agent=answer, groups=groups)
         (cluster.places.hook / "vgpu/libvgpu.so").unlink()
-        (tmp_path / "gpus.yaml").unlink()
+        whole = (tmp_path / "gpus.yaml").read_text().splitlines()
+        (tmp_path / "gpus.yaml").write_text("\n".join(whole[:-1]))  # one GPU is missing
         gone = await examine(chosen, agent=answer, groups=groups)
 
     def said(findings: Iterable[Finding]) -> dict[str, str]:
@@ -266,8 +284,7 @@ async def test_in_plain_mode_no_api_server_is_asked_and_only_the_host_is_judged(
 @pytest.fixture
 def bare(tmp_path: Path, stub_path: Path) -> Settings:
     """A host in plain mode with the GPUs of the C stub of NVIDIA's library, and nothing else."""
-    for name in ("dev", "proc"):
-        (tmp_path / name).mkdir()
+    (tmp_path / "dev").mkdir()
     flags = {
         "--scheduler": "none",
         "--nvml-library": str(stub_path),
@@ -297,9 +314,8 @@ async def beside(settings: Settings, path: Path, *groups: str) -> list[tuple[str
     found = await examine(
         settings,
         groups=frozenset(groups) or ALL_GROUPS,
-        agent=AgentAnswer("/run/api.sock", 200, "[+]state ok\nreadyz check passed\n"),
+        agent=READY,
         device_files=path / "dev",
-        processes=path / "proc",
     )
     return [(one.check, one.verdict) for one in found]
 
@@ -317,6 +333,37 @@ async def test_the_device_files_are_held_against_the_gpus_of_the_driver(bare, st
     assert [("P-DRIVER", "ok"), ("P-ACCESS", "note")] == fewer
     assert [("P-DRIVER", "ok"), ("P-ACCESS", "ok")] == all_three
     assert [("P-DRIVER", "ok"), ("P-ACCESS", "WRONG")] == without
+
+
+@pytest.mark.parametrize(
+    ("number", "verdict", "said"),
+    [
+        (errno.EPERM, "WRONG", "may not be opened: the device cgroup forbids it"),
+        (errno.EACCES, "unknown", "may not be opened by this user"),
+        (errno.ENODEV, "WRONG", "cannot be opened (No such device)"),
+    ],
+)
+async def test_a_device_file_that_cannot_be_opened_is_told_with_the_reason(
+    bare, stub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number, verdict, said
+):
+    """Those of GPUs are not opened: that would wake them."""
+    plain = os.open
+
+    def opened(path, *more, **named):
+        if Path(path).parent == tmp_path / "dev":
+            raise OSError(number, os.strerror(number))
+        return plain(path, *more, **named)
+
+    stub.order([0])
+    (tmp_path / "dev/nvidia0").touch()
+    monkeypatch.setattr(os, "open", opened)
+    found = await examine(
+        bare, groups=frozenset({"driver"}), agent=READY, device_files=tmp_path / "dev"
+    )
+
+    assert [(verdict, f"{tmp_path}/dev/{name}", said) for name in ("nvidiactl", "nvidia-uvm")] == [
+        (one.verdict, one.subject, one.said) for one in found if one.check == "P-ACCESS"
+    ]
 
 
 async def test_without_a_driver_missing_device_files_are_its_consequence(
@@ -338,6 +385,83 @@ async def test_in_plain_mode_no_api_server_is_asked_and_none_is_missed(bare, stu
     assert ("P-AGENT", "ok") in found
     assert ("P-KUBELET", "WRONG") in found
     assert ("P-WITNESS", "note") in found, "it follows from the kubelet"
+    assert ("P-LIBRARY", "ok") in found, "it is not needed"
+
+
+@pytest.mark.parametrize(
+    ("mode", "kind", "verdict", "said"),
+    [
+        (0o755, "", "WRONG", "no socket of a kubelet is there"),
+        (0o755, "file", "WRONG", "no socket of a kubelet is there"),
+        (0o755, "socket", "ok", "the kubelet's socket is there"),
+        (0o707, "socket", "WRONG", "every user may write there (mode 0707)"),
+    ],
+)
+async def test_the_kubelets_socket_must_be_there_and_none_may_replace_it(
+    bare, tmp_path: Path, mode, kind, verdict, said
+):
+    place = tmp_path / "plugins/kubelet.sock"
+    place.parent.mkdir()
+    with socket.socket(socket.AF_UNIX) as kubelet:
+        kubelet.bind(str(place)) if kind == "socket" else None
+        place.touch() if kind == "file" else None
+        place.parent.chmod(mode)
+        first, *_ = await examine(bare, groups=frozenset({"kubelet"}))
+
+    assert ("P-KUBELET", verdict, said) == (first.check, first.verdict, first.said)
+
+
+@pytest.mark.parametrize(
+    ("names", "alive"),
+    [
+        (("hami-gpu-0123abcd.sock",), 1),
+        (("hami-gpu-0123abcd.sock", "nvidia-gpu.sock", "hami-x.sock"), 1),
+        (("hami-gpu-0123abcd.sock", "hami-gpu-89abcdef.sock"), 2),
+    ],
+)
+async def test_live_sockets_of_agents_are_counted(bare, tmp_path: Path, names, alive: int):
+    (tmp_path / "plugins").mkdir()
+    with contextlib.ExitStack() as opened:
+        for name in names:
+            theirs = opened.enter_context(socket.socket(socket.AF_UNIX))
+            theirs.bind(str(tmp_path / "plugins" / name))
+            theirs.listen()
+        with socket.socket(socket.AF_UNIX) as left:
+            left.bind(str(tmp_path / "plugins/hami-gpu-aaaaaaaa.sock"))
+        found = await examine(bare, groups=frozenset({"agent"}), agent=READY)
+
+    (one,) = [each for each in found if each.check == "P-SECOND"]
+    said = "2 agents serve the kubelet" if alive == 2 else "names no holder; 1 live socket of"
+    assert ("WRONG" if alive == 2 else "ok", True) == (one.verdict, said in one.said)
+
+
+@pytest.mark.parametrize(
+    ("ids", "trouble", "agent", "verdict", "said"),
+    [
+        ([None], None, None, "ok", "0 containers hold slices"),
+        ([["a"]], None, None, "ok", "1 container holds slices; the agent takes them over"),
+        ([["a"], ["b"]], KubeletError("slow"), READY, "ok", "2 containers hold slices"),
+        ([], WitnessUnsupported("no Get"), READY, "note", "cannot say which pod it is admitting"),
+    ],
+)
+async def test_what_the_kubelet_answers_about_containers_is_told(
+    bare, monkeypatch: pytest.MonkeyPatch, ids, trouble, agent, verdict, said
+):
+    async def listed(_):
+        held = [SimpleNamespace(ids={"nvidia.com/gpu": one}) for one in ids]
+        return [SimpleNamespace(containers=held)]
+
+    async def get(*_):
+        if trouble:
+            raise trouble
+
+    monkeypatch.setattr(PodResourcesWitness, "list", listed)
+    monkeypatch.setattr(PodResourcesWitness, "get", get)
+    found = await examine(bare, groups=frozenset({"kubelet"}), agent=agent)
+
+    (one,) = [each for each in found if each.check == "P-WITNESS"]
+    assert (verdict, True) == (one.verdict, said in one.said)
+    assert ("takes them over" in one.said) == (agent is None and bool(ids[0]))
 
 
 async def test_the_largest_container_directories_are_named_and_no_driver_is_asked_for_them(

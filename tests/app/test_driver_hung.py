@@ -1,6 +1,6 @@
 """The driver answers nothing for ten minutes: what goes on, what is refused, and the way back.
 
-The front of the agent is joined as the composition root joins it, over simulated hardware.
+The agent is joined over simulated hardware.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ import msgspec
 import pytest
 from aiohttp.test_utils import make_mocked_request
 
-from agent.app.front import Front
+from agent.app.agent import NodeAgent
 from agent.cluster import NodeEvent
 from agent.errors import Refusal, RefusalReason
 from agent.health.judge import switched_off
@@ -22,7 +22,7 @@ from agent.model import GpuFault, Scan, Trouble, slice_id
 from agent.report import CALM, gpu_degraded
 from agent.sandbox.hardware import Description, SimulatedHardware
 from agent.web.api import Probes
-from tests.app.front_node import joined, watched
+from tests.app.front_node import joined, runs, watched
 from tests.builders import NOON, a_gpu
 from tests.fakes.apiserver import EventSink
 from tests.fakes.hardware_driver import HardwareDriver
@@ -36,7 +36,7 @@ HANG, LIMIT = 600.0, 60.0
 class HungNode:
     """The agent, its hardware, and what people are told."""
 
-    front: Front
+    front: NodeAgent
     hardware: SimulatedHardware
     desk: Desk
     probes: Probes
@@ -75,7 +75,6 @@ async def a_node() -> AsyncIterator[HungNode]:
     """A node of two GPUs that were found."""
     hardware = SimulatedHardware(Description("570", (a_gpu(index=0), a_gpu(index=1))))
     front = joined(HardwareDriver(hardware))
-    subjects = watched(front)
     sink = EventSink()
 
     async def follow_inventory() -> None:
@@ -83,14 +82,14 @@ async def a_node() -> AsyncIterator[HungNode]:
             if inventory.generation:
                 desk.inventory.set(inventory)
 
-    runs = (
-        *(subjects.heartbeat.run, front.state.run),
-        *(front.discovery.run, front.health.run, front.gpu_events),
+    standing = (
+        front.state.run,
+        *(front.discovery.run, front.health.run, runs(front)["gpu_events"]),
         *(follow_inventory, partial(front.notices.post_all, sink.post_event)),
     )
-    async with a_desk() as desk, at_work(*runs):
+    async with a_desk() as desk, at_work(*standing):
         await front.facts.slices.until(lambda listed: len(listed.groups) == 2)
-        probes = Probes(heartbeat_age=subjects.heartbeat.age, checks=subjects.checks)
+        probes = Probes(watched(front).checks)
         yield HungNode(front, hardware, desk, probes, sink.posted)
 
 

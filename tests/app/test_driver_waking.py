@@ -1,6 +1,6 @@
 """GPUs that take long to wake: served as soon as they answer, and not taken for a missing driver.
 
-The front of the agent as the composition root joins it, over the real pynvml and the C stub.
+The agent, joined over the real pynvml and the C stub.
 """
 
 import asyncio

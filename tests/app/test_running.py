@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.app.back import MEETING, alive, lost, met
+from agent.app.main import MEETING, alive, lost, met
 from agent.errors import DirectoryLost
 from agent.host.process import Systemd
 from agent.kit.cell import Cell

@@ -4,12 +4,11 @@ import asyncio
 import contextlib
 import dataclasses
 from collections.abc import AsyncIterator
-from pathlib import Path
 
 import pytest
 import structlog
 
-from agent.app.settings import AGAIN, QUIET, RESTLESS, STILL
+from agent.app.settings import PERIOD, QUIET, STILL
 from agent.errors import SettingsError
 from agent.kubelet.door import PREFERENCE_FOLLOWED
 from agent.ledger import LastGood, Ledger, SourceFile
@@ -24,22 +23,29 @@ from tests.unit.core.allocation.plain_scene import a_plain_row
 OLD, NEW = "nvidia.com/gpu", "example.com/vgpu"
 HELD = Ledger((a_row(),))
 RENAMED = f"sharing: {{resourceName: {NEW}}}"
-SOON = 3.0
-"""Seconds in which files are looked at after news, and the kubelet's calls pause."""
+SOON = PERIOD + 3.0
+"""Seconds in which files are read, and the kubelet's calls pause."""
 
 
 @dataclasses.dataclass
 class Written:
-    """The settings file as it is now."""
+    """The settings file as it is now; each read finds the first of `drafts` instead, once."""
 
     own: str
+    drafts: list[str] = dataclasses.field(default_factory=list)
+    read_at: list[float] = dataclasses.field(default_factory=list)
+    _reads: dict[str, SourcesRead] = dataclasses.field(default_factory=dict)
 
-    async def look(self, good: Sources) -> SourcesRead:
-        try:
-            plan = a_plan(self.own)
-        except SettingsError as error:
-            return SourcesRead(frozenset(), good, refusal=error)
-        return SourcesRead(frozenset(), plan.sources, None if plan.sources == good else plan)
+    async def look(self, last: SourcesRead | None, good: Sources) -> SourcesRead:
+        self.read_at.append(asyncio.get_running_loop().time())
+        text = self.drafts.pop(0) if self.drafts else self.own
+        if text not in self._reads:
+            try:
+                plan = a_plan(text)
+                self._reads[text] = SourcesRead(plan.sources, plan)
+            except SettingsError as error:
+                self._reads[text] = SourcesRead(Sources(), refusal=error)
+        return self._reads[text]
 
 
 @contextlib.asynccontextmanager
@@ -126,7 +132,6 @@ async def test_a_name_that_was_put_back_or_broken_does_not_come_with_the_last_ro
         assert (OLD, told) == (name_of(room), len(room.told))
 
         written.own = RENAMED
-        room.watch.change()
         await asyncio.sleep(SOON)
         assert (NEW, "") == (name_of(room), room.service.trouble)
 
@@ -175,18 +180,16 @@ async def test_calls_without_a_pause_hold_up_a_name_and_no_other_settings_and_it
     async with a_room(Ledger()) as (room, written):
         written.own = RENAMED
         with structlog.testing.capture_logs() as logs, room.calls.busy():
-            room.watch.change()
-            await asyncio.sleep(SOON + QUIET)
+            await asyncio.sleep(PERIOD + QUIET)
             assert ["config.waits"] == [line["event"] for line in logs]
             assert OLD == name_of(room)
 
             written.own = "sharing: {splitCount: 4}"
-            await asyncio.sleep(AGAIN)
+            await asyncio.sleep(PERIOD)
             assert 4 == room.split_count
             written.own = RENAMED
-            room.watch.change()
             await asyncio.sleep(SOON)
-        await asyncio.sleep(QUIET + AGAIN)
+        await asyncio.sleep(QUIET + PERIOD)
 
         assert NEW == name_of(room)
 
@@ -235,118 +238,52 @@ def test_last_good_settings_stand_in_for_ones_too_large_unless_the_rows_refuse_t
     assert stands_in == (NEW == name_of(room))
 
 
-# Settings are read once their files lie still, at once on demand, and never for nothing.
+# Files are read every five seconds, at once on demand, and what is half written is not taken.
+
+FOUR, FIVE, SIX = (f"sharing: {{splitCount: {count}}}" for count in (4, 5, 6))
 
 
-OWN = Path("/etc/hami-agent/config.yaml")
-HAMIS = Path("/etc/hami/config.json")
+async def test_files_at_rest_are_read_every_period_and_say_nothing():
+    async with a_room(Ledger()) as (room, written):
+        before, start = len(written.read_at), written.read_at[-1]
+        with structlog.testing.capture_logs() as logs:
+            await asyncio.sleep(100 * PERIOD)
+
+    assert 100 == len(written.read_at) - before
+    assert {0.0} == {round((at - start) % PERIOD, 3) % PERIOD for at in written.read_at[before:]}
+    assert ([], [], []) == (logs, room.told, room.refreshed)
 
 
-@dataclasses.dataclass
-class SettingsFiles:
-    """Sources whose looks are noted: when, and whether somebody had asked."""
+async def test_what_changed_while_the_agent_stood_by_is_read_at_once():
+    written = Written(FOUR)
+    room = SettingsRoom(start_of(a_plan("")), look=written.look)
+    async with at_work(room.service.run):
+        await asyncio.sleep(2 * STILL)
 
-    readings: list[tuple[float, bool]] = dataclasses.field(default_factory=list)
-    paths: list[Path] = dataclasses.field(default_factory=lambda: [OWN])
-    takes: float = 0.0
-    refusal: SettingsError | None = None
-    silent: bool = False
-
-    def __post_init__(self) -> None:
-        self.room = SettingsRoom(start_of(a_plan(""), OWN), look=self.look)
-        self.watch, self.asked = self.room.watch, self.room.asked
-
-    async def look(self, good: Sources) -> SourcesRead:
-        is_asked = "reloading" in self.room.systemd.said
-        self.room.systemd.said.clear()
-        self.readings.append((asyncio.get_running_loop().time(), is_asked))
-        await asyncio.sleep(self.takes)
-        return SourcesRead(frozenset(self.paths), good, refusal=self.refusal, silent=self.silent)
+    assert 4 == room.split_count
 
 
-@contextlib.asynccontextmanager
-async def reloading() -> AsyncIterator[tuple[SettingsFiles, float]]:
-    """The service at work, its first reading done, and the time."""
-    files = SettingsFiles()
-    async with at_work(files.room.service.run):
-        await asyncio.sleep(1)
-        assert 1 == len(files.readings)
-        files.readings.clear()
-        yield files, asyncio.get_running_loop().time()
+async def test_a_change_is_taken_once_two_reads_find_the_same():
+    async with a_room(Ledger()) as (room, written):
+        written.own, written.drafts = SIX, [FOUR, "sharing: {splitCou", FIVE]
+        await asyncio.sleep(2 * PERIOD)
+        assert ([], []) == (room.refreshed, room.told)
+        await asyncio.sleep(PERIOD)
+
+        assert ([6], []) == (room.refreshed, room.told)
+        assert pytest.approx(STILL) == written.read_at[-1] - written.read_at[-2]
 
 
-async def test_nothing_is_read_when_nothing_changes_and_a_change_once_it_lies_still():
-    async with reloading() as (room, _):
-        await asyncio.sleep(86_400)
-        assert [] == room.readings
-        began = asyncio.get_running_loop().time()
-        for _ in range(4):
-            room.watch.change()
-            await asyncio.sleep(STILL / 2)
-        await asyncio.sleep(5)
-
-        ((when, is_asked),) = room.readings
-        assert not is_asked
-        assert when == pytest.approx(began + 2.5 * STILL)
-
-
-async def test_files_that_never_lie_still_are_read_nevertheless():
-    async with reloading() as (room, _):
-        for _ in range(200):
-            room.watch.change()
-            await asyncio.sleep(STILL / 4)
-
-        assert 4 <= len(room.readings) <= 10 / RESTLESS
-
-
-@pytest.mark.parametrize("after_a_change", [0.0, STILL / 2])
-async def test_who_asks_does_not_wait(after_a_change: float):
-    async with reloading() as (room, began):
-        if after_a_change:
-            room.watch.change()
-            await asyncio.sleep(after_a_change)
+@pytest.mark.parametrize("drafts", [[], [FOUR]], ids=["at rest", "half written"])
+async def test_who_asks_does_not_wait(drafts: list[str]):
+    async with a_room(Ledger()) as (room, written):
+        written.own, written.drafts = SIX, list(drafts)
+        loop = asyncio.get_running_loop()
+        if drafts:
+            await asyncio.sleep(written.read_at[-1] + PERIOD + STILL / 2 - loop.time())
+        began = loop.time()
         room.asked.set()
-        await asyncio.sleep(1)
+        await asyncio.sleep(STILL / 10)
 
-        assert [(began + after_a_change, True)] == room.readings
-
-
-async def test_a_change_during_a_reading_is_read_again():
-    async with reloading() as (room, _):
-        room.takes = 0.5
-        room.watch.change()
-        await asyncio.sleep(STILL + 0.1)
-        room.watch.change()
-        await asyncio.sleep(5)
-
-        assert 2 == len(room.readings)
-
-
-async def test_other_files_are_watched_when_the_settings_name_them_and_those_before_if_refused():
-    async with reloading() as (room, _):
-        room.paths = [OWN, HAMIS]
-        room.watch.change()
-        await asyncio.sleep(1)
-
-        assert [{OWN}, {OWN, HAMIS}] == room.watch.followed
-        # The first look at them comes after they are watched: nothing in between is missed.
-        assert 2 == len(room.readings)
-        # A refused read may not have told of all.
-        for refusal, watched in ((SettingsError("no"), {OWN, HAMIS}), (None, {HAMIS})):
-            room.paths, room.refusal = [HAMIS], refusal
-            room.watch.change()
-            await asyncio.sleep(1)
-            assert watched == room.watch.followed[-1]
-
-
-async def test_a_file_system_that_hangs_is_asked_again_until_it_answers():
-    async with reloading() as (room, _):
-        room.refusal, room.silent = SettingsError("no answer"), True
-        room.watch.change()
-        await asyncio.sleep(3.5 * (AGAIN + STILL))
-        assert 4 == len(room.readings)
-
-        room.refusal, room.silent = None, False
-        await asyncio.sleep(86_400)
-        assert 5 == len(room.readings)
-        assert ["ConfigRejected"] == [event.reason for event in room.room.told]
+        assert (began, [6]) == (written.read_at[-1], room.refreshed)
+        assert ["reloading", "ready"] == room.systemd.said

@@ -375,7 +375,7 @@ CHART = (
 @pytest.mark.parametrize("switch", ["--pass-device-specs", "--pass-device-specs=true"])
 @pytest.mark.parametrize("flag", ["--config-file", "--device-config"])
 def test_a_command_line_of_hamis_chart_is_taken(files, capsys, switch: str, flag: str):
-    words = [*CHART.split(), switch, f"{flag}=device.yaml"]
+    words = [*CHART.split(), switch, "--report-node-capacity", f"{flag}=device.yaml"]
     assert 0 == dispatch(["config", "show", "--diff", "--origin", *words], {})
 
     out = capsys.readouterr()
@@ -387,39 +387,6 @@ def test_a_command_line_of_hamis_chart_is_taken(files, capsys, switch: str, flag
     ] == [line.split() for line in out.out.splitlines()[1:]]
     assert [
         "hami-agent: warning: device.yaml:3:3: nvidia: unknown key `deviceColour`",
+        "hami-agent: warning: --report-node-capacity: has no effect here",
         "hami-agent: warning: -v: has no effect here",
     ] == out.err.splitlines()
-
-
-def test_a_flag_that_changes_nothing_is_told_as_its_variable_is(capsys):
-    words = ["--device-split-count", "3", "--disable-core-limit", "--device-id-strategy=index"]
-    words += ["--mig-strategy", "mixed"]
-    environ = {"DEVICE_SPLIT_COUNT": "3", "DISABLE_CORE_LIMIT": "true"}
-    environ |= {"DEVICE_ID_STRATEGY": "index", "MIG_STRATEGY": "mixed"}
-
-    assert 0 == dispatch(["config", "show", *words], {})
-    by_flags = capsys.readouterr().err.splitlines()
-    assert 0 == dispatch(["config", "show"], environ)
-    by_variables = capsys.readouterr().err.splitlines()
-
-    assert 4 == len(by_flags)
-    assert [line.split(": ")[3:] for line in by_flags] == [
-        line.split(": ")[3:] for line in by_variables
-    ]
-
-
-@pytest.mark.parametrize(
-    ("flag", "variable", "value"),
-    [
-        ("--imex-required", "IMEX_REQUIRED", "true"),
-        ("--device-discovery-strategy", "DEVICE_DISCOVERY_STRATEGY", "tegra"),
-    ],
-)
-def test_what_a_flag_asks_for_and_the_agent_cannot_do_is_refused(
-    capsys, flag: str, variable: str, value: str
-):
-    assert 78 == dispatch(["config", "show", f"{flag}={value}"], {})
-    assert f"hami-agent: {flag}: " in (said := capsys.readouterr().err)
-    assert f"found '{value}'" in said
-    assert 78 == dispatch(["config", "show"], {variable: value})
-    assert said.replace(flag, f"env {variable}") == capsys.readouterr().err

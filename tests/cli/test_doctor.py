@@ -116,12 +116,6 @@ def test_what_the_flags_bring_is_told(flags, tmp_path: Path, capsys, more, said)
     assert said.format(tmp_path) in capsys.readouterr().out
 
 
-def test_the_node_is_named_as_in_other_verbs(flags, capsys):
-    dispatch(["doctor", "--pre", *flags, "--node", "other", "-o", "wide"], {})
-
-    assert "accepted, for Node other" in capsys.readouterr().out
-
-
 def test_the_same_as_json(flags, capsys):
     assert 1 == dispatch(["doctor", "--pre", "-o", "json", *flags], {})
 
@@ -145,6 +139,58 @@ def test_refused_settings_are_all_that_is_said(tmp_path: Path, capsys):
     assert line.startswith("config     WRONG    P-SETTINGS")
     assert "config.yaml:1:" in line
     assert "1 wrong, 0 notes, 0 ok" == total
+
+
+@pytest.mark.parametrize(
+    ("name", "node", "alike"),
+    [
+        ("gpu-a07", "gpu-a07.example.org", True),
+        ("GPU-A07", "gpu-a07", True),
+        ("gpu-ao7", "gpu-a07", True),
+        ("gpu-a08", "gpu-a07", False),
+        ("your-node-name", "gpu-a07", False),
+    ],
+)
+def test_the_next_node_of_a_pool_is_no_misspelling(name, node, alike):
+    assert alike is doctor.is_alike(name, node)
+
+
+NODES = {"named": ["m", "n"], "others": ["m", "o"], "alike": ["N.example.org"]}
+
+
+@pytest.mark.parametrize(
+    ("words", "file", "verdict", "said"),
+    [
+        ((), "", "ok", "not there: the agent's own settings and defaults apply"),
+        (("--pre",), "", "note", "not there: the agent's own settings and defaults apply"),
+        (("--pre",), "named", "ok", "read; n is named"),
+        ((), "others", "ok", "read; n is not among the nodes named"),
+        ((), "alike", "ok", "read; n is not among the nodes named"),
+        *(
+            ((*words, "--scheduler", "hami"), file, "note", "; annotations are not checked against")
+            for words in ((), ("--pre",))
+            for file in ("", "named")
+        ),
+    ],
+)
+def test_what_hamis_files_say_of_this_node_is_told(
+    flags, tmp_path, capsys, words, file, verdict, said
+):
+    path = tmp_path / "config.json"
+    if file:
+        path.write_text(json.dumps({"nodeconfig": [{"name": name} for name in NODES[file]]}))
+        words = (*words, "--nodeconfig", str(path))
+    dispatch(["doctor", *flags, "--only", "config", "-o", "json", *words], {})
+    findings = json.loads(capsys.readouterr().out)["data"]["findings"]
+
+    (hami,) = [one for one in findings if one["id"] == "P-HAMI"]
+    assert (verdict, True) == (hami["verdict"], said in hami["said"])
+    assert ("mount its ConfigMaps" in hami["advice"]) == (hami["verdict"] == "note")
+    entries = [(one["verdict"], one["said"]) for one in findings if one["id"] == "P-ENTRIES"]
+    meant = "an entry for N.example.org does not match this Node; did you mean n?"
+    well = f"{len(NODES[file])} Nodes named" if file else "no entry names a Node"
+    found = ("note", meant) if file == "alike" else ("ok", well)
+    assert ([] if "--pre" in words else [found]) == entries
 
 
 @pytest.mark.parametrize("name", ["n", "*"])

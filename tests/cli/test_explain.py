@@ -73,6 +73,8 @@ def crashed_agent(rig: ExplainRig) -> None:
     rig.submit("agent-x", {}, metadata={"labels": labels}, spec=spec, admitted=False)
     waiting = {"name": "main", "state": {"waiting": {"reason": "CrashLoopBackOff"}}}
     rig.edit_pod("agent-x", {"status": {"phase": "Running", "containerStatuses": [waiting]}})
+    # A tenant's pod with the label of agents says nothing of them.
+    rig.submit("agent-y", {}, metadata={"labels": labels}, spec={"nodeName": "n1"}, admitted=False)
 
 
 def full_quota(rig: ExplainRig) -> None:

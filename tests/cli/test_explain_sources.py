@@ -1,6 +1,5 @@
 """`explain` and its source: rights, names, sizes, contexts, forms, and text that is not ours."""
 
-import contextlib
 import datetime as dt
 import json
 import os
@@ -8,28 +7,25 @@ import socket
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
 
-import aiohttp
 import pytest
 import pytest_asyncio
 import yaml
-from aiohttp import web
 
-from agent.cli.explain import explanation_lines, folded, recent_lines
+from agent.cli.explain import explanation_lines, recent_lines
 from agent.cli.main import dispatch
+from agent.cli.output import folded
 from agent.errors import ApiError, ApiForbidden
 from agent.hami.pod import encode_stamp
 from agent.host.process import SystemClock
 from agent.kube.client import ApiRequest, KubeSession
-from agent.kube.reader import ClusterNode, ClusterSnapshot, RefusedPod
+from agent.kube.reader import ClusterNode, ClusterSnapshot, ListedPod
 from agent.sandbox.explain.decide import explain_pod
 from agent.status import AllocationStatus, NodeStatus, ShareStatus, StatusDocument, envelope
 from tests.fakes.explain_rig import (
     EXPLAIN_RIGHTS,
     REGISTER,
-    TOKEN,
     ExplainRig,
     a_gpu,
-    answer_exec,
     explain_rig,
     report_of,
 )
@@ -274,6 +270,8 @@ def owned(rig: ExplainRig, name: str, kind: str, owner: str, phase: str, node: s
         ("statefulsets/db", "db-0", "1 Pending, 1 Failed"),
         ("rs/web-6f", "web-2", "2 Pending, 1 Running"),
         ("job/once", "once-x", "1 Succeeded"),
+        ("job/twice", "twice-b", "1 Running, 1 Succeeded"),
+        ("ds/all", "all-b", "1 Running, 1 Pending"),
         ("cronjob/nightly", "nightly-1-x", "1 Failed"),
     ],
 )
@@ -289,9 +287,14 @@ async def test_of_a_workload_the_pod_that_is_furthest_from_running_is_explained(
         ("db-1", "StatefulSet", "db", "Failed", "n1"),
         ("once-x", "Job", "once", "Succeeded", "n1"),
         ("nightly-1-x", "Job", "nightly-1", "Failed", "n1"),
+        ("twice-a", "Job", "twice", "Succeeded", "n1"),
+        ("twice-b", "Job", "twice", "Running", "n1"),
+        ("all-a", "DaemonSet", "all", "Pending", "n1"),
+        ("all-b", "DaemonSet", "all", "Running", "n1"),
         ("other", "Job", "other", "Pending", ""),
     ):
         owned(rig, name, kind, owner, phase, node)
+    rig.edit_pod("all-a", {"metadata": {"deletionTimestamp": encode_stamp(rig.now())}})
 
     text = (await rig.explain(word, "-o", "table")).out
 
@@ -472,24 +475,26 @@ def test_no_line_is_longer_than_the_terminal(columns: int):
     )
     explanation = explain_pod(ClusterSnapshot(pod, now, nodes), now)
 
-    text = folded(
-        explanation_lines(explanation, now, "API server by /etc/kubeconfig", now),
-        columns,
-        lambda text, _: text,
+    lines = list(
+        folded(
+            explanation_lines(explanation, now, "API server by /etc/kubeconfig", now),
+            columns,
+            lambda text, _: text,
+        )
     )
 
-    assert columns >= max(len(line) for line in text.splitlines())
-    assert "CardInsufficientMemory" in " ".join(text.split())
+    assert columns >= max(map(len, lines))
+    assert "CardInsufficientMemory" in " ".join(" ".join(lines).split())
 
 
 @pytest.mark.parametrize("message", ["", " \n"])
 def test_a_refusal_without_a_text_is_listed_and_only_words_of_gates_are_coloured(message: str):
     now = SystemClock().now()
-    refused = [RefusedPod("note", "p", "n1", message, now)]
+    refused = [ListedPod("note", "p", "n1", message=message, at=now)]
 
-    text = folded(recent_lines(refused, "s", now), 80, lambda text, colour: f"<{colour}>{text}")
+    lines = folded(recent_lines(refused, "s", now), 80, lambda text, colour: f"<{colour}>{text}")
 
-    assert "note/p on n1, 0 s ago\n  no reason is told\ndata: s, read now\n" == text
+    assert ["note/p on n1, 0 s ago", "  no reason is told", "data: s, read now"] == list(lines)
 
 
 async def test_the_example_of_the_help_runs(rig: ExplainRig, capsys: Capsys):
@@ -507,48 +512,6 @@ async def test_the_example_of_the_help_runs(rig: ExplainRig, capsys: Capsys):
 OFF = {"name": "CUDA_DISABLE_CONTROL", "value": "1"}
 ONE = {"limits": {GPU: 1}}
 HELD = "main: GPU 3 (GPU-a), 8,192 MiB, 20 % of the cores"
-
-
-@contextlib.asynccontextmanager
-async def a_running_pod(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], answer: bytes | int
-) -> AsyncIterator[ExplainRig]:
-    """Pod `p` on node `n1`, in whose agent's pod each command gives this answer."""
-    async with explain_rig(tmp_path, capsys) as rig, aiohttp.ClientSession() as client:
-
-        async def serve(request: web.BaseRequest) -> web.StreamResponse:
-            if request.path.endswith("/exec"):
-                return await answer_exec(request, answer)
-            url = f"{rig.model.url}{request.path_qs}"
-            async with client.get(url, headers={**request.headers}) as passed:
-                return web.Response(
-                    body=await passed.read(),
-                    status=passed.status,
-                    content_type="application/json",
-                )
-
-        rig.node("n1", a_gpu("GPU-a", 3))
-        rig.holder("p", "n1", "GPU-a", 8192, 20)
-        labels = {"app.kubernetes.io/name": "hami-agent"}
-        rig.store.create(
-            "pods",
-            {
-                "metadata": {"name": "agent-x", "namespace": "kube-system", "labels": labels},
-                "spec": {
-                    "nodeName": "n1",
-                    "volumes": [{"hostPath": {"path": "/var/lib/kubelet/device-plugins"}}],
-                },
-            },
-        )
-        runner = web.ServerRunner(web.Server(serve))
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-        rig.kubeconfig.write_text(KUBECONFIG.format(server=url, token=TOKEN), encoding="utf-8")
-        try:
-            yield rig
-        finally:
-            await runner.cleanup()
 
 
 def a_status(used_mib: int | None = None) -> bytes:
@@ -590,10 +553,13 @@ NOT_KEPT = "HAMi-core does not work under the runtime class"
     ids=["used", "not known", "gVisor", "Kata", "switched off", "refused", "no status"],
 )
 async def test_a_running_pod_is_told_with_what_it_uses_and_what_keeps_its_limits(
-    tmp_path, capsys, answer, spec, facts
+    rig: ExplainRig, answer, spec, facts
 ):
-    async with a_running_pod(tmp_path, capsys, answer()) as rig:
-        rig.edit_pod("p", {"spec": spec})
+    rig.node("n1", a_gpu("GPU-a", 3))
+    rig.holder("p", "n1", "GPU-a", 8192, 20)
+    rig.edit_pod("p", {"spec": spec})
+    rig.agent_pod("n1")
+    async with rig.answering(answer()):
         found = await rig.explain("p")
 
     told = found.gate("running")["facts"]

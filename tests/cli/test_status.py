@@ -211,6 +211,25 @@ def test_what_needs_a_person_has_a_colour_and_the_same_words():
     assert not any("> 0 " in line or ">GPU-x " in line for line in lines), "a good one has none"
 
 
+def test_what_needs_attention_names_only_refusals_of_pods_that_are_there():
+    other = msgspec.structs.replace(REFUSED, text="its GPU is bad")
+    both = msgspec.structs.replace(STATUS, refusals=(REFUSED, other), standing=(other,))
+
+    assert "refused: 1 in 24 h, the last 1h ago: its GPU is bad" in " ".join(shown(both).split())
+    assert "refused" not in shown(msgspec.structs.replace(STATUS, standing=()))
+    assert "refused: 1 in 24 h" in shown(), "an older agent does not say which pods are there"
+
+
+def test_the_containers_that_use_the_most_memory_come_first():
+    def using(pod: str, mib: int | None) -> AllocationStatus:
+        share = msgspec.structs.replace(HELD.shares[0], used_mib=mib)
+        return msgspec.structs.replace(HELD, pod=pod, shares=(share,))
+
+    lines = list(pod_lines([using("a", None), using("b", 1), using("c", 9)], NOON, StatusStyle()))
+
+    assert ["c", "b", "a"] == [line.split()[1] for line in lines[1:]]
+
+
 def test_ascii_is_ascii():
     assert shown(ascii=True, width=60).isascii()
 

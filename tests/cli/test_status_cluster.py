@@ -1,17 +1,14 @@
-"""`hami-agent status --node`: a node of the cluster, by its agent or by its objects alone."""
+"""`--node` of status and doctor: a node of the cluster, in its agent's pod or by its objects."""
 
-import contextlib
 import json
 
 import pytest
-from aiohttp import web
 
 from agent.cli.main import dispatch
 from agent.hami.pod import encode_stamp
 from agent.status import NodeStatus, StatusDocument, envelope
 from tests.builders import NOON
-from tests.fakes.explain_rig import TOKEN, a_gpu, answer_exec, explain_rig
-from tests.fakes.kubeworld import KUBECONFIG
+from tests.fakes.explain_rig import a_gpu, explain_rig
 
 pytestmark = pytest.mark.looptime(False)
 
@@ -76,54 +73,20 @@ async def test_what_cannot_be_read_is_an_error_with_its_reason(
     assert (code, "", True) == (found.code, found.out, said in found.err)
 
 
-PLUGINS = [{"name": "p", "hostPath": {"path": "/var/lib/kubelet/device-plugins"}}]
-AGENT = {
-    "metadata": {"name": "agent-x", "namespace": "kube-system", "uid": "u"},
-    "spec": {"volumes": PLUGINS},
-}
-
-
-@contextlib.asynccontextmanager
-async def an_executor(answer, *pods):
-    """An API server with these pods of agents, in each of which every command says this."""
-    asked = []
-
-    async def serve(request):
-        asked.append(request.url)
-        if request.path.endswith("/exec"):
-            return await answer_exec(request, answer)
-        if request.path.endswith("/nodes/a"):
-            return web.json_response({"kind": "Node", "metadata": {"name": "a", "uid": "u"}})
-        kind = {"apiVersion": "v1", "kind": "PodList"}
-        return web.json_response({**kind, "metadata": {"resourceVersion": "1"}, "items": pods})
-
-    runner = web.ServerRunner(web.Server(serve))
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    try:
-        yield f"http://127.0.0.1:{runner.addresses[0][1]}", asked
-    finally:
-        await runner.cleanup()
-
-
 KNOWN = StatusDocument(node=NodeStatus(name="a", version="9.9.9", ready=True), gpus=())
-EVICTED = {**AGENT, "metadata": {"name": "agent-a"}, "status": {"phase": "Failed"}}
-LEAVING = {
-    **AGENT,
-    "metadata": {"name": "agent-b", "deletionTimestamp": "2026-01-01T00:00:00Z"},
-}
 COMMAND = ["hami-agent", "status", "-o", "json"]
 
 
-@pytest.mark.parametrize(
-    "pods", [(AGENT,), (EVICTED, LEAVING, AGENT)], ids=["alone", "others evicted or being replaced"]
-)
-async def test_the_agent_is_read_in_its_pod(tmp_path, capsys, pods):
-    answer = envelope("Status", KNOWN, NOON)
-    async with explain_rig(tmp_path, capsys) as rig, an_executor(answer, *pods) as (url, asked):
-        rig.kubeconfig.write_text(KUBECONFIG.format(server=url, token=TOKEN))
-        found = await rig.run("status", "--node", "a", "-o", "json")
+@pytest.mark.parametrize("others", [False, True], ids=["alone", "others evicted or replaced"])
+async def test_the_agent_is_read_in_its_pod(tmp_path, capsys, others):
+    async with explain_rig(tmp_path, capsys) as rig:
+        if others:
+            rig.agent_pod("a", "agent-a", status={"phase": "Failed"})
+            leaving = {"deletionTimestamp": "2026-01-01T00:00:00Z"}
+            rig.agent_pod("a", "agent-b", metadata=leaving)
+        rig.agent_pod("a")
+        async with rig.answering(envelope("Status", KNOWN, NOON)) as asked:
+            found = await rig.run("status", "--node", "a", "-o", "json")
 
     assert (0, "9.9.9") == (found.code, found.data["node"]["version"])
     source = json.loads(found.out)["source"]
@@ -142,22 +105,24 @@ async def test_the_agent_is_read_in_its_pod(tmp_path, capsys, pods):
     ids=["forbidden", "the command fails", "no status"],
 )
 async def test_an_agent_that_cannot_be_read_in_its_pod_is_told(tmp_path, capsys, answer, said):
-    async with explain_rig(tmp_path, capsys) as rig, an_executor(answer, AGENT) as (url, _):
-        rig.kubeconfig.write_text(KUBECONFIG.format(server=url, token=TOKEN))
-        found = await rig.run("status", "--node", "a")
+    async with explain_rig(tmp_path, capsys) as rig:
+        rig.node("a", a_gpu("GPU-1"))
+        rig.agent_pod("a")
+        async with rig.answering(answer):
+            found = await rig.run("status", "--node", "a")
 
     assert said in found.err
 
 
 async def test_a_pod_that_only_bears_the_agents_label_is_not_asked(tmp_path, capsys):
     owners = [{"kind": "DaemonSet", "name": "hami-agent", "controller": True}]
-    labels = {"app.kubernetes.io/name": "hami-agent"}
-    metadata = {"name": "agent-x", "namespace": "a-tenant", "labels": labels}
-    tenants = {"metadata": {**metadata, "ownerReferences": owners}, "spec": {"volumes": []}}
-    async with explain_rig(tmp_path, capsys) as rig, an_executor(b"{}", tenants) as (url, asked):
-        rig.kubeconfig.write_text(KUBECONFIG.format(server=url, token=TOKEN))
-        await rig.run("status", "--node", "a")
+    tenants = {"namespace": "a-tenant", "ownerReferences": owners}
+    async with explain_rig(tmp_path, capsys) as rig:
+        rig.agent_pod("a", metadata=tenants, spec={"volumes": []})
+        async with rig.answering(b"{}") as asked:
+            await rig.run("status", "--node", "a")
 
+    assert asked
     assert not any(one.path.endswith("/exec") for one in asked)
 
 
@@ -174,14 +139,14 @@ async def test_without_the_agent_the_nodes_events_are_its_changes(tmp_path, caps
                     "type": "Warning",
                     "reason": "GpuUnhealthy",
                     "message": f"XID 79, says the {writer}",
-                    "lastTimestamp": encode_stamp(rig.now(-90)),
+                    "lastTimestamp": encode_stamp(rig.now(-150)),
                 },
             )
         found = await rig.run("status", "--node", "a", "--since", "1h")
         later = await rig.run("status", "--node", "a", "--since", "1m")
         listed = await rig.run("status", "--node", "a", "-o", "json")
 
-    assert "changes:\n1m ago  GpuUnhealthy: XID 79, says the hami-agent" in found.out
+    assert "changes:\n2m ago  GpuUnhealthy: XID 79, says the hami-agent" in found.out
     assert "refusals: not known, because no agent was read" in found.out
     assert "kubelet" not in found.out
     assert "changes: none" in later.out
@@ -227,3 +192,57 @@ async def test_what_only_an_agent_here_can_say_is_not_asked_of_a_cluster(tmp_pat
         found = await rig.run("status", *words)
 
     assert (3, "") == (found.code, found.out)
+
+
+WRONG = {"id": "P-PATHS", "verdict": "wrong", "subject": "/x", "said": "is full", "means": "none"}
+WELL = {"id": "P-NEW", "verdict": "ok", "subject": "a check", "said": "of a later version"}
+SKIPPED = ("doctor", "-o", "json", "--pre", "--skip", "kubelet")
+
+
+@pytest.mark.parametrize(
+    ("words", "asked", "found", "code", "said"),
+    [
+        ((), ("doctor", "-o", "json"), [WRONG, WELL], 1, "P-PATHS      /x: is full\n"),
+        (("--pre", "--skip", "kubelet"), SKIPPED, [], 0, ""),
+        (("-o", "wide"), ("doctor", "-o", "json"), [WELL], 0, "P-NEW        a check: of a later"),
+    ],
+    ids=["wrong", "before the start", "a later version"],
+)
+async def test_a_node_of_the_cluster_is_checked_in_its_pod(
+    tmp_path, capsys, words, asked, found, code, said
+):
+    kind = "Preflight" if "--pre" in words else "Checkup"
+    answer = envelope(kind, {"ok": True, "complete": True, "findings": found}, NOON)
+    async with explain_rig(tmp_path, capsys) as rig:
+        rig.agent_pod("a")
+        async with rig.answering(answer) as urls:
+            told = await rig.run("doctor", "--node", "a", *words)
+
+    assert ["hami-agent", *asked] == urls[-1].query.getall("command")
+    assert (code, True) == (told.code, said in told.out)
+
+
+async def test_a_check_in_a_pod_that_fails_is_told(tmp_path, capsys):
+    async with explain_rig(tmp_path, capsys) as rig:
+        rig.agent_pod("a")
+        async with rig.answering("hami-agent doctor: no settings"):
+            told = await rig.run("doctor", "--node", "a")
+
+    assert (3, True) == (told.code, "hami-agent doctor: no settings" in told.err)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (
+            ("--node", "a", "--resource", "r"),
+            "--resource-name: the agent of a has settings of its own",
+        ),
+        (("--node", "a", "--config", "/x"), "--config: the agent of a has settings of its own"),
+        (("--context", "c"), "--context: only --node reads a cluster; give --node NAME"),
+    ],
+)
+def test_an_option_that_the_other_way_to_check_ignores_is_refused(words, said, capsys):
+    assert 2 == dispatch(["doctor", *words], {})
+
+    assert said in capsys.readouterr().err

@@ -6,7 +6,7 @@ tests/app/test_uninstalling.py has what it waits for; tests/peers asks the real 
 import asyncio
 import io
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -117,69 +117,59 @@ async def test_while_an_agent_runs_nothing_is_changed(
     assert world.node_annotations() == NOTES
 
 
-async def test_while_pods_with_gpus_run_it_must_be_forced(
-    world: ModelWorld, flags: list[str], capsys: pytest.CaptureFixture[str]
-):
+def serving(ready: str, amount: Any) -> Callable[[ModelWorld], object]:
+    """The kubelet reports so many slices; `ready`: whether it lives."""
+    status = node_object(NODE, ready, allocatable={RESOURCE: amount})["status"]
+    return lambda world: world.store.update("nodes", "", NODE, lambda one: one | {"status": status})
+
+
+def with_pods(world: ModelWorld) -> None:
     for name in "abcde":
         create_pod(world, name)
     create_pod(world, "over", status={"phase": "Succeeded"})
     create_pod(world, "far", "another-node")
 
-    assert 1 == await uninstalled(*flags, "-o", "json")
 
-    refusal = json.loads(capsys.readouterr().out)["data"]["refusal"]
-    assert "(gpus/a, gpus/b, gpus/c and 2 more)" in refusal
-    assert world.node_annotations() == NOTES
-    assert 0 == await uninstalled(*flags, "--force")
-    assert REGISTER not in world.node_annotations()
-    assert 0 == await uninstalled(*flags), "there is nothing left to refuse"
-
-
-async def test_pods_and_plugins_of_another_resource_hold_nothing_up(
-    world: ModelWorld, flags: list[str]
-):
-    create_pod(world, "a")
-    made = node_object(NODE, allocatable={RESOURCE: "80"})
-    world.store.update("nodes", "", NODE, lambda one: one | {"status": made["status"]})
-
-    assert 0 == await uninstalled(*flags, "--resource-name", "other.com/gpu")
+SERVED = (
+    f"a device plugin serves {RESOURCE} on the Node {NODE}, as its kubelet reports, and would "
+    "write again: stop it first; --force uninstalls anyway"
+)
+OTHER_RESOURCE = ("--resource-name", "other.com/gpu")
 
 
 @pytest.mark.parametrize(
-    ("ready", "amount", "is_served"),
+    ("arrange", "words", "refusal"),
     [
-        ("True", "8", True),
-        ("False", "1k", True),
-        ("Unknown", "8", False),
-        ("True", "0", False),
-        ("True", "many", False),
-        ("True", None, False),
+        (with_pods, (), "(gpus/a, gpus/b, gpus/c and 2 more)"),
+        (with_pods, OTHER_RESOURCE, ""),
+        (serving("True", "8"), (), SERVED),
+        (serving("False", "1k"), (), SERVED),
+        (serving("True", "80"), OTHER_RESOURCE, ""),
+        *((serving("True", amount), (), "") for amount in ("0", "many", None)),
+        (serving("Unknown", "8"), (), ""),
     ],
 )
-async def test_while_a_living_kubelet_offers_the_resource_it_must_be_forced(
+async def test_while_pods_or_a_plugin_are_there_it_must_be_forced(
     world: ModelWorld,
     flags: list[str],
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-    ready: str,
-    amount: Any,
-    *,
-    is_served: bool,
+    arrange: Callable[[ModelWorld], object],
+    words: Sequence[str],
+    refusal: str,
 ):
-    status = node_object(NODE, ready, allocatable={RESOURCE: amount})["status"]
-    world.store.update("nodes", "", NODE, lambda one: one | {"status": status})
+    arrange(world)
     monkeypatch.setattr("agent.cli.uninstall.WAIT", 0.0)
 
-    assert int(is_served) == await uninstalled(*flags)
+    assert int(bool(refusal)) == await uninstalled(*flags, *words, "-o", "json")
 
-    refusal = (
-        f"a device plugin serves {RESOURCE} on the Node {NODE}, as its kubelet reports, and would "
-        "write again: stop it first; --force uninstalls anyway"
-    )
-    assert (refusal in capsys.readouterr().err) == is_served
-    assert (NOTES if is_served else KEPT) == world.node_annotations()
+    told = json.loads(capsys.readouterr().out)["data"]["refusal"]
+    assert refusal in told
+    assert bool(refusal) == bool(told)
+    assert (NOTES if refusal else KEPT) == world.node_annotations()
     assert 0 == await uninstalled(*flags, "--force")
     assert world.node_annotations() == KEPT
+    assert 0 == await uninstalled(*flags), "there is nothing left to refuse"
 
 
 async def test_a_kubelet_has_time_to_report_that_the_plugin_ended(
@@ -213,25 +203,34 @@ async def test_a_node_that_says_nothing_has_nothing(world: ModelWorld, odd: dict
     assert NodeLeftovers(NODE) == await KubeLeftovers(world.session, RESOURCE).node(NODE)
 
 
-async def test_a_right_that_is_missing_is_told_and_ends_with_1(
-    world: ModelWorld, flags: list[str], capsys: pytest.CaptureFixture[str]
-):
-    world.use_token("other")
-
-    assert 1 == await uninstalled(*flags)
-
-    assert "grant this right" in capsys.readouterr().err
-
-
-async def test_another_nodes_name_ends_with_4_and_no_server_with_3(
+async def test_what_cannot_be_read_is_told_and_has_its_exit_code(
     world: ModelWorld, flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     world.delete_node()
     assert 4 == await uninstalled(*flags)
+    world.use_token("other")
+    assert 1 == await uninstalled(*flags)
+    assert "grant this right" in capsys.readouterr().err
     await world.begin_outage()
     assert 3 == await uninstalled(*flags)
     assert 3 == await uninstalled(*flags, "--kubeconfig", str(tmp_path / "none"))
     assert "give the path of a readable kubeconfig" in capsys.readouterr().err
+
+
+async def test_a_node_that_may_not_be_changed_is_an_error(
+    world: ModelWorld,
+    flags: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+):
+    async def clean(*_: object) -> None:
+        raise ApiForbidden("no right", status=403)
+
+    monkeypatch.setattr(KubeLeftovers, "clean", clean)
+
+    assert 1 == await uninstalled(*flags)
+
+    assert ("", "hami-agent uninstall: no right\n") == capsys.readouterr()
 
 
 def test_refused_settings_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
@@ -283,47 +282,23 @@ async def test_no_agent_starts_while_the_node_is_cleaned(
     after.release()
 
 
-def deny(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
-    """What is in this folder cannot be looked at."""
-    plain = Path.is_dir
-
-    def is_dir(path: Path) -> bool:
-        if folder in path.parents:
-            raise PermissionError(13, "Permission denied")
-        return plain(path)
-
-    monkeypatch.setattr(Path, "is_dir", is_dir)
-
-
-async def test_a_run_directory_that_cannot_be_looked_at_is_a_sentence(
+async def test_a_run_directory_that_may_not_be_entered_may_have_an_agent(
     world: ModelWorld,
     flags: list[str],
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ):
-    deny(monkeypatch, tmp_path / "closed")
+    def denied(*_: object) -> None:
+        raise PermissionError(13, "Permission denied")
 
-    assert 1 == await uninstalled(*flags, "--run-dir", str(tmp_path / "closed/run"))
+    monkeypatch.setattr(Path, "is_dir", denied)
+    monkeypatch.setattr(LockFile, "_locked", denied)
 
-    assert f"{tmp_path}/closed/run cannot be accessed" in capsys.readouterr().err
+    assert 1 == await uninstalled(*flags, "--run-dir", str(tmp_path / "closed/run"), "--force")
+
+    assert f"{tmp_path}/closed/run/lock cannot be locked: Permission" in capsys.readouterr().err
     assert world.node_annotations() == NOTES
-
-
-async def test_a_path_that_cannot_be_looked_at_afterwards_is_told(
-    world: ModelWorld,
-    flags: list[str],
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-):
-    deny(monkeypatch, tmp_path / "closed")
-
-    assert 0 == await uninstalled(*flags, "--state-dir", str(tmp_path / "closed/state"))
-
-    said = capsys.readouterr().out
-    assert f"left {tmp_path}/closed/state: it may exist: it cannot be accessed" in said
-    assert REGISTER not in world.node_annotations()
 
 
 @pytest.mark.parametrize("mode", ["hami", "plain", "an outage"])

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.cluster import NodeChange, PodChange, PodUid
+from agent.cluster import NodeView, PodChange, PodUid
 from agent.errors import ApiError, ApiGone, ApiInvalid, ApiNotFound, ApiThrottled
 from tests.builders import NODE
 from tests.fakes.kubeworld import NAMESPACE, KubeWorld, a_world
@@ -71,7 +71,6 @@ async def test_a_foreign_or_absent_lock_stays_as_it_is(kind, tmp_path, now):
 async def test_the_node_watch_begins_with_the_node_and_follows_it(kind, tmp_path):
     async with cluster(kind, tmp_path) as world:
         watch = world.node_api.watch_node()
-        assert NodeChange(opened=True) == await anext(watch)
         first = await anext(watch)
         world.edit_node({"plain": "changed"})
         second = await anext(watch)
@@ -80,40 +79,44 @@ async def test_the_node_watch_begins_with_the_node_and_follows_it(kind, tmp_path
         world.create_node({"plain": "new"})
         fourth = await anext(watch)
 
-        plain = [
-            change.node and change.node.annotations["plain"]
-            for change in (first, second, third, fourth)
-        ]
+        plain = [node and node.annotations["plain"] for node in (first, second, third, fourth)]
         assert ["kept", "changed", None, "new"] == plain
-        assert NodeChange(None) == third
-        assert first.node is not None
-        assert fourth.node is not None
-        assert first.node.uid != fourth.node.uid
+        assert first is not None
+        assert fourth is not None
+        assert first.uid != fourth.uid
 
 
-async def test_the_watch_of_an_absent_node_is_open_and_shows_its_creation(kind, tmp_path):
-    async with cluster(kind, tmp_path) as world:
+@pytest.mark.parametrize("is_created", [False, True])
+async def test_the_watch_of_an_absent_node_shows_its_creation_or_at_its_end_that_there_is_none(
+    kind, tmp_path, *, is_created
+):
+    async def first() -> NodeView | None:
+        return await anext(world.node_api.watch_node())
+
+    async with cluster(kind, tmp_path) as world, asyncio.TaskGroup() as group:
         world.delete_node()
-        watch = world.node_api.watch_node()
-        assert NodeChange(opened=True) == await anext(watch)
-        world.create_node({"plain": "new"})
-        change = await anext(watch)
+        showing = group.create_task(first())
+        await asyncio.sleep(0.3)
+        assert not showing.done()
+        if is_created:
+            world.create_node({"plain": "new"})
+        else:
+            world.end_watches()
 
-        assert change.node is not None
+        assert is_created is (await showing is not None)
 
 
 @pytest.mark.parametrize("identity", [THE_NODE, THE_ACCOUNT])
 async def test_a_get_shows_the_node_as_the_watch_does(kind, tmp_path, identity):
     async with cluster(kind, tmp_path, identity) as world:
         watch = world.node_api.watch_node()
-        await anext(watch)
         begun = await anext(watch)
         first = await world.node_api.get_node()
         world.edit_node({LOCK: None})
         second = await world.node_api.get_node()
         changed = await anext(watch)
 
-        assert [begun.node, changed.node] == [first, second]
+        assert [begun, changed] == [first, second]
         assert second is not None
         assert {"plain": "kept"} == second.annotations
 

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from agent.errors import StateError
-from agent.hami.region import RegionChange, RegionReading, RegionState
+from agent.hami.region import RegionChange, RegionState
 from agent.regions import HostRegions
 from agent.sandbox.hami_core import (
     CORE_LIMIT,
@@ -18,7 +18,7 @@ from agent.sandbox.hami_core import (
     HamiCoreRegion,
 )
 from tests.fakes.offload import Inline
-from tests.fakes.regions import MemoryRegions
+from tests.fakes.regions import MemoryRegions, RegionReading
 from tests.hami_regions import read_bytes
 from tests.host.region_dirs import FILE, NAME, OTHER
 

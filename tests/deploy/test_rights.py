@@ -15,6 +15,8 @@ EVERYBODYS = {("create", "selfsubjectaccessreviews")}
 """Kubernetes grants it to whoever has a token (ClusterRole system:basic-user)."""
 OPTIONAL = {("patch", "nodes/status")}
 """The chart grants it only with `report.nodeCondition` (tests/chart/test_values.py)."""
+OPERATORS = {("get", "pods/exec")}
+"""`execute` of the client asks it, which only COMMANDS call."""
 COMMANDS = Path("agent/kube/reader.py")
 """What commands ask with the rights of the operator who runs them."""
 ADAPTER_NODE = Path("agent/kube/api.py")
@@ -36,6 +38,8 @@ def asked_in(part: ast.AST) -> Iterator[tuple[str, str]]:
             case ast.Call(func=ast.Name(id="ApiRequest")):
                 verb, resource, *_ = node.args
                 yield literal(verb), literal(resource)
+            case ast.Call(func=ast.Attribute(attr="read_list")):
+                yield "list", literal(node.args[0])
 
 
 def literal(argument: ast.expr) -> str:
@@ -54,7 +58,13 @@ def granted() -> Iterator[tuple[str, str]]:
 
 
 def test_every_request_is_granted_and_every_right_is_used():
-    assert set(asked()) - EVERYBODYS - OPTIONAL == set(granted())
+    assert set(asked()) - EVERYBODYS - OPTIONAL - OPERATORS == set(granted())
+
+
+def test_only_commands_run_something_in_a_pod():
+    callers = (path for path in tree.modules("agent") if "execute" in called_in(tree.parsed(path)))
+
+    assert [COMMANDS] == list(callers)
 
 
 def test_who_uninstalls_asks_for_what_it_is_granted_and_every_right_is_used():

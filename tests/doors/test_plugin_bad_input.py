@@ -210,25 +210,6 @@ async def test_ten_thousand_ids_keep_nobody_waiting(tmp_path: Path):
         assert G1 == answer.envs["NVIDIA_VISIBLE_DEVICES"]
 
 
-async def test_a_refusal_leaves_the_lock_owner_who_waits_as_it_was(tmp_path: Path):
-    async with a_kubelet(tmp_path) as kubelet:
-        desk = kubelet.desk
-        stray = decode_pod(pod_object(f"{G1},NVIDIA,-1,1:;"), RESOURCE)
-        desk.see(stray)
-        desk.witness.admit(stray)
-        desk.lock(placed(2))
-        before = await kubelet.stored()
-
-        status, text = await kubelet.refused(ids(7))
-
-        assert (Status.FAILED_PRECONDITION, True) == (status, text.endswith(" [HA-2004]"))
-        assert before == await kubelet.stored()
-        desk.witness.forget(stray)
-        desk.witness.admit(placed(2))
-        (answer,) = await kubelet.allocate(ids(7))
-        assert "3000m" == answer.envs["CUDA_DEVICE_MEMORY_LIMIT_0"]
-
-
 # The kubelet's door opens to the kubelet alone, and a peer that floods it keeps nobody out.
 
 

@@ -45,17 +45,6 @@ async def test_an_allocate_is_answered_with_everything_that_the_edits_hold(tmp_p
         assert ["vendor.com/gpu=0"] == [cdi.name for cdi in container.cdi_devices]
 
 
-async def test_ids_in_any_order_and_asked_twice_get_the_same_answer(tmp_path: Path):
-    async with a_plugin(tmp_path) as (door, plugin):
-        answers = [
-            await asyncio.to_thread(plugin.allocate, ids)
-            for ids in (FORWARDS, FORWARDS, FORWARDS[::-1])
-        ]
-
-        assert answers[0] == answers[1] == answers[2]
-        assert [tuple(FORWARDS)] * 2 + [tuple(FORWARDS[::-1])] == door.allocator.asked
-
-
 async def test_several_containers_are_answered_in_order(tmp_path: Path):
     async with a_plugin(tmp_path) as (_, plugin):
         answer = await asyncio.to_thread(plugin.allocate, ["b"], ["a"], ["c", "d"])
@@ -202,16 +191,6 @@ async def test_a_change_of_health_reaches_every_stream(tmp_path: Path):
         assert [{"Unhealthy"}] * 2 == [health(await next_of(stream)) for stream in streams]
 
 
-async def test_numa_node_0_is_sent_and_an_unknown_one_is_left_out(tmp_path: Path):
-    groups = (a_group(0, slices=1, numa=0), a_group(1, slices=1, numa=None))
-    async with a_plugin(tmp_path, a_list(1, *groups, a_group(2, slices=1, numa=-1))) as (_, plugin):
-        zero, unknown, minus_one = (await next_of(plugin.lists())).devices
-
-        assert [0] == [node.ID for node in zero.topology.nodes]
-        assert not unknown.HasField("topology")
-        assert not minus_one.HasField("topology")
-
-
 async def test_a_new_generation_with_the_same_slices_sends_nothing(tmp_path: Path):
     async with a_plugin(tmp_path, a_list(1, a_group())) as (door, plugin):
         stream = plugin.lists()
@@ -295,13 +274,3 @@ async def test_a_stream_that_the_peer_ends_is_no_longer_counted(tmp_path: Path):
 
         async with asyncio.timeout(30):
             await door.server.traffic.streams.until(lambda count: count == 0)
-
-
-async def test_lists_are_not_compressed_for_a_peer_that_takes_gzip(tmp_path: Path):
-    async with a_door(tmp_path) as door, a_raw_call(door.path) as call:
-        await call.request(LIST_AND_WATCH, prefixed(b""))
-        while not messages(call.body):
-            await call.read()
-
-        assert [0] == [flag for flag, _ in messages(call.body)]
-        assert "grpc-encoding" not in call.headers

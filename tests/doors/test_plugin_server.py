@@ -1,7 +1,6 @@
 """The life of a server: bound before it says so, drained before it goes, nobody else's file."""
 
 import asyncio
-import contextlib
 import os
 import socket
 import stat
@@ -209,20 +208,6 @@ async def test_an_allocate_by_a_former_name_is_refused_although_a_preference_cam
         answer = await asyncio.to_thread(renamed.allocate, ["b"])
         assert "b" == answer.container_responses[0].envs["IDS"]
         renamed.close()
-
-
-async def test_a_new_server_lists_what_is_newest(tmp_path: Path):
-    async with a_door(tmp_path, a_list(1, a_group(slices=1))) as door:
-        door.lists.set(a_list(2, a_group(slices=2)))
-        await door.server.rebind()
-        door.lists.set(a_list(3, a_group(slices=3)))
-        plugin = GrpcPlugin(door.path)
-
-        seen = 0
-        stream = plugin.lists()
-        while seen != 3:
-            seen = len((await asyncio.to_thread(next, stream)).devices)
-        plugin.close()
 
 
 async def test_a_peer_that_neither_reads_nor_leaves_does_not_hold_up_the_end(tmp_path: Path):
@@ -482,29 +467,6 @@ async def test_a_server_that_does_not_answer_itself_does_not_serve(
         await server.rebind()
 
     assert "" == server.endpoint
-
-
-async def test_servers_of_two_resources_of_one_tail_are_born_at_once_and_sweep_only_the_dead(
-    tmp_path: Path,
-):
-    servers = [
-        a_server(tmp_path, resource, Seeded(seed))
-        for seed, resource in enumerate(("a.example/gpu", "b.example/gpu"))
-    ]
-    with contextlib.closing(socket.socket(socket.AF_UNIX)) as dead:
-        dead.bind(str(tmp_path / "hami-gpu-01234567.sock"))
-
-    async with asyncio.TaskGroup() as group:
-        running = [group.create_task(server.run()) for server in servers]
-        for _ in range(5):
-            async with asyncio.TaskGroup() as births:
-                for server in servers:
-                    births.create_task(server.rebind())
-            assert {server.endpoint for server in servers} == names(tmp_path)
-        for task in running:
-            task.cancel()
-
-    assert set() == names(tmp_path)
 
 
 @pytest.mark.parametrize(

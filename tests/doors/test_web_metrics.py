@@ -15,7 +15,6 @@ from agent.hami.region import (
     RegionGpu,
     RegionLayout,
     RegionProcess,
-    RegionReading,
     RegionState,
 )
 from agent.ledger import ContainerEdits
@@ -49,6 +48,7 @@ from tests.doors.metrics_page import (
     scrape,
 )
 from tests.doors.web_client import serving
+from tests.fakes.regions import RegionReading
 
 pytestmark = pytest.mark.looptime(False)
 

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Mapping
 
 import msgspec
 
-from agent.cluster import NodeChange, NodeEvent, NodeView, PodChange, PodList, PodUid, PodView
+from agent.cluster import NodeEvent, NodeView, PodChange, PodList, PodUid, PodView
 from agent.errors import ApiError, ApiGone, ApiInvalid, ApiNotFound, ApiThrottled
 from tests.builders import NODE
 
@@ -24,7 +24,7 @@ class Record:
     """One write, as the watches see it."""
 
     version: int
-    change: PodChange | NodeChange
+    change: PodChange | NodeView | None
 
 
 class FakeApi:
@@ -82,7 +82,7 @@ class FakeApi:
     def delete_node(self) -> None:
         """Somebody deletes the Node."""
         self.node = None
-        self._record(NodeChange(None))
+        self._record(None)
 
     def put_pod(self, pod: PodView) -> PodView:
         """Somebody creates or changes a pod of this node."""
@@ -137,15 +137,19 @@ class FakeApi:
         self._kept_from = self._version
         self.end_watches()
 
-    async def watch_node(self) -> AsyncIterator[NodeChange]:
+    async def watch_node(self) -> AsyncIterator[NodeView | None]:
         await self._enter("watch_node")
         cursor, ended = self._version, self._ended
-        yield NodeChange(opened=True)
-        if self.node is not None:
-            yield NodeChange(self.node)
+        is_shown = self.node is not None
+        if is_shown:
+            yield self.node
         async for record in self._follow(cursor, ended):
-            if record is not None and isinstance(record.change, NodeChange):
+            if record is not None and not isinstance(record.change, PodChange):
+                is_shown = True
                 yield record.change
+            elif record is None and not is_shown:  # the first bookmark
+                is_shown = True
+                yield None
 
     async def get_node(self) -> NodeView | None:
         await self._enter("get_node")
@@ -228,10 +232,10 @@ class FakeApi:
 
     def _put_node(self, node: NodeView) -> NodeView:
         self.node = msgspec.structs.replace(node, resource_version=str(self._version + 1))
-        self._record(NodeChange(self.node))
+        self._record(self.node)
         return self.node
 
-    def _record(self, change: PodChange | NodeChange) -> None:
+    def _record(self, change: PodChange | NodeView | None) -> None:
         self._version += 1
         self._records.append(Record(self._version, change))
         self._tell()

@@ -9,8 +9,10 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
 from aiohttp import web
+from yarl import URL
 
 from agent.cli.main import dispatch
 from agent.hami.pod import encode_node_lock, encode_stamp
@@ -182,6 +184,41 @@ class ExplainRig:
                 "lastTimestamp": encode_stamp(self.now(-age)),
             },
         )
+
+    def agent_pod(self, node: str, name: str = "agent-x", **parts: Any) -> Json:
+        """A pod of an agent. `parts`: metadata, spec, status."""
+        labels = {"app.kubernetes.io/name": "hami-agent"}
+        metadata = {"name": name, "namespace": "kube-system", "labels": labels}
+        plugins = {"name": "p", "hostPath": {"path": "/var/lib/kubelet/device-plugins"}}
+        pod = {
+            "metadata": metadata | parts.get("metadata", {}),
+            "spec": {"nodeName": node, "volumes": [plugins], **parts.get("spec", {})},
+        }
+        return self.store.create("pods", pod | {"status": parts.get("status", {})})
+
+    @contextlib.asynccontextmanager
+    async def answering(self, answer: bytes | str | int) -> AsyncIterator[list[URL]]:
+        """Every command in a pod answers so (`answer_exec`); the addresses that are asked for."""
+        asked: list[URL] = []
+
+        async def serve(request: web.BaseRequest) -> web.StreamResponse:
+            asked.append(request.url)
+            if request.path.endswith("/exec"):
+                return await answer_exec(request, answer)
+            headers = {**request.headers}
+            async with client.get(f"{self.model.url}{request.path_qs}", headers=headers) as passed:
+                return web.json_response(body=await passed.read(), status=passed.status)
+
+        runner = web.ServerRunner(web.Server(serve))
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+        self.kubeconfig.write_text(KUBECONFIG.format(server=url, token=TOKEN), encoding="utf-8")
+        async with aiohttp.ClientSession() as client:
+            try:
+                yield asked
+            finally:
+                await runner.cleanup()
 
     @contextlib.asynccontextmanager
     async def scheduling(self, *, eager: bool = True) -> AsyncIterator[None]:

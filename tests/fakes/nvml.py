@@ -30,40 +30,17 @@ class NVMLError(Exception):
         self.value = value
 
 
-def told(value):
-    """The value. Raises NVMLError where the GPU has none."""
-    if value is None:
-        raise NVMLError(NOT_SUPPORTED)
-    return value
-
-
 @dataclasses.dataclass
 class FakeGpu:
     uuid: str
-    name: str | bytes = "NVIDIA H100 80GB HBM3"
-    """Bytes are decoded where the library is asked, as pynvml does."""
-    memory: int = 81559 * 1024 * 1024
     bus: bytes = b"00000000:1B:00.0"
     minor: int = 0
     mig: int = 0
     links: Sequence[tuple[int, bytes]] = ()
     """(remote type: 0 GPU, 2 switch; remote bus id) of each active NVLink."""
     rows_failed: int = 0
-    rows: tuple[int, int, int] = (0, 0, 0)
-    """Remapped after corrected and uncorrected errors; 1: some wait for a reset."""
-    pages_pending: int = 0
-    ecc: tuple[int, int] = (0, 0)
-    ecc_life: tuple[int, int] | None = None
-    """None: not supported, as the next two."""
-    celsius: int | None = None
-    milliwatts: int | None = None
     recovery: int | None = 0
     """None: the driver does not know the field."""
-    percent: tuple[int, int] = (0, 0)
-    used: int = 0
-    reserved: int | None = None
-    """None: the driver does not tell it from what is used."""
-    peer_to_peer: int = 0
     event_types: int = 0x8 | 0x2 | 0x10
 
 
@@ -73,7 +50,6 @@ class NvmlAnswer:
 
     total: int = 0
     used: int = 0
-    reserved: int = 0
     gpu: int = 0
     memory: int = 0
     nvmlReturn: int = 0
@@ -83,6 +59,38 @@ class NvmlAnswer:
     device: object = None
     eventType: int = 0
     eventData: int = 0
+
+
+def _unable(*_: object) -> None:
+    raise NVMLError(NOT_SUPPORTED)
+
+
+def _memory(_: FakeGpu, version: object = None) -> NvmlAnswer:
+    if version is not None:
+        raise NVMLError(FUNCTION_NOT_FOUND)
+    return NvmlAnswer(total=81559 << 20)
+
+
+ANSWERS: dict[str, Callable] = {
+    "nvmlDeviceGetUUID": lambda gpu: gpu.uuid,
+    "nvmlDeviceGetName": lambda gpu: "NVIDIA H100 80GB HBM3",
+    "nvmlDeviceGetMemoryInfo": _memory,
+    "nvmlDeviceGetPciInfo": lambda gpu: NvmlAnswer(busId=gpu.bus),
+    "nvmlDeviceGetMinorNumber": lambda gpu: gpu.minor,
+    "nvmlDeviceGetMigMode": lambda gpu: [gpu.mig, gpu.mig],
+    "nvmlDeviceGetRemappedRows": lambda gpu: (0, 0, 0, gpu.rows_failed),
+    "nvmlDeviceGetRetiredPagesPendingStatus": lambda gpu: 0,
+    "nvmlDeviceGetTotalEccErrors": lambda gpu, kind, span: _unable() if span else 0,
+    "nvmlDeviceGetTemperature": _unable,
+    "nvmlDeviceGetPowerUsage": _unable,
+    "nvmlDeviceGetGpuFabricInfo": _unable,
+    "nvmlDeviceGetUtilizationRates": lambda gpu: NvmlAnswer(),
+    "nvmlDeviceGetNvLinkState": lambda gpu, link: link < len(gpu.links) if gpu.links else _unable(),
+    "nvmlDeviceGetNvLinkRemotePciInfo": lambda gpu, link: NvmlAnswer(busId=gpu.links[link][1]),
+    "nvmlDeviceGetNvLinkRemoteDeviceType": lambda gpu, link: gpu.links[link][0],
+    "nvmlDeviceGetSupportedEventTypes": lambda gpu: gpu.event_types,
+}
+"""What a GPU tells, by call."""
 
 
 class FakeNvml:
@@ -108,8 +116,6 @@ class FakeNvml:
         self._released = threading.Event()
         self._cells = [ctypes.c_int(index) for index in range(64)]
         self._events: queue.Queue[NvmlAnswer | int] = queue.Queue()
-        self.latency = 0.0
-        """Seconds that a call takes."""
         self._lock = threading.Lock()
         self._ending = 0
         self.inside = 0
@@ -181,47 +187,15 @@ class FakeNvml:
         buses = [gpu.bus.decode() for gpu in self.gpus]
         return self.nvmlDeviceGetHandleByIndex(buses.index(pciBusId))
 
-    def nvmlDeviceGetUUID(self, handle):
-        return self._gpu("nvmlDeviceGetUUID", handle).uuid
+    def __getattr__(self, call: str) -> Callable:
+        """A call that only tells something of a GPU."""
+        if call not in ANSWERS:
+            raise AttributeError(call)
+        return lambda handle, *more: ANSWERS[call](self._gpu(call, handle), *more)
 
-    def nvmlDeviceGetName(self, handle):
-        name = self._gpu("nvmlDeviceGetName", handle).name
-        return name.decode() if isinstance(name, bytes) else name
-
-    def nvmlDeviceGetMemoryInfo(self, handle, version=None):
-        gpu = self._gpu("nvmlDeviceGetMemoryInfo", handle)
-        if version is None:
-            return NvmlAnswer(total=gpu.memory, used=gpu.used + (gpu.reserved or 0))
-        if gpu.reserved is None:
-            raise NVMLError(FUNCTION_NOT_FOUND)
-        return NvmlAnswer(total=gpu.memory, used=gpu.used, reserved=gpu.reserved)
-
-    def nvmlDeviceGetPciInfo(self, handle):
-        return NvmlAnswer(busId=self._gpu("nvmlDeviceGetPciInfo", handle).bus)
-
-    def nvmlDeviceGetMinorNumber(self, handle):
-        return self._gpu("nvmlDeviceGetMinorNumber", handle).minor
-
-    def nvmlDeviceGetMigMode(self, device):
-        gpu = self._gpu("nvmlDeviceGetMigMode", device)
-        return [gpu.mig, gpu.mig]
-
-    def nvmlDeviceGetRemappedRows(self, device):
-        gpu = self._gpu("nvmlDeviceGetRemappedRows", device)
-        return (*gpu.rows, gpu.rows_failed)
-
-    def nvmlDeviceGetRetiredPagesPendingStatus(self, device):
-        return self._gpu("nvmlDeviceGetRetiredPagesPendingStatus", device).pages_pending
-
-    def nvmlDeviceGetTotalEccErrors(self, handle, errorType, counterType):
-        gpu = self._gpu("nvmlDeviceGetTotalEccErrors", handle)
-        return told(gpu.ecc_life if counterType else gpu.ecc)[errorType]
-
-    def nvmlDeviceGetTemperature(self, handle, sensor):
-        return told(self._gpu("nvmlDeviceGetTemperature", handle).celsius)
-
-    def nvmlDeviceGetPowerUsage(self, handle):
-        return told(self._gpu("nvmlDeviceGetPowerUsage", handle).milliwatts)
+    def nvmlDeviceGetTopologyCommonAncestor(self, device1, device2):
+        self._gpu("nvmlDeviceGetTopologyCommonAncestor", device1)
+        return self.level
 
     def nvmlDeviceGetFieldValues(self, handle, fieldIds):
         recovery = self._gpu("nvmlDeviceGetFieldValues", handle).recovery
@@ -230,37 +204,6 @@ class FakeNvml:
         if recovery is None:
             return [NvmlAnswer(nvmlReturn=NOT_SUPPORTED)]
         return [NvmlAnswer(value=NvmlAnswer(uiVal=recovery))]
-
-    def nvmlDeviceGetGpuFabricInfo(self, device, gpuFabricInfo):
-        raise NVMLError(NOT_SUPPORTED)
-
-    def nvmlDeviceGetUtilizationRates(self, handle):
-        percent = self._gpu("nvmlDeviceGetUtilizationRates", handle).percent
-        return NvmlAnswer(gpu=percent[0], memory=percent[1])
-
-    def nvmlDeviceGetP2PStatus(self, device1, device2, p2pIndex):
-        return self._gpu("nvmlDeviceGetP2PStatus", device1).peer_to_peer
-
-    def nvmlDeviceGetTopologyCommonAncestor(self, device1, device2):
-        self._gpu("nvmlDeviceGetTopologyCommonAncestor", device1)
-        return self.level
-
-    def nvmlDeviceGetNvLinkState(self, device, link):
-        gpu = self._gpu("nvmlDeviceGetNvLinkState", device)
-        if not gpu.links:
-            raise NVMLError(NOT_SUPPORTED)
-        return int(link < len(gpu.links))
-
-    def nvmlDeviceGetNvLinkRemotePciInfo(self, device, link):
-        return NvmlAnswer(
-            busId=self._gpu("nvmlDeviceGetNvLinkRemotePciInfo", device).links[link][1]
-        )
-
-    def nvmlDeviceGetNvLinkRemoteDeviceType(self, handle, link):
-        return self._gpu("nvmlDeviceGetNvLinkRemoteDeviceType", handle).links[link][0]
-
-    def nvmlDeviceGetSupportedEventTypes(self, handle):
-        return self._gpu("nvmlDeviceGetSupportedEventTypes", handle).event_types
 
     def nvmlDeviceRegisterEvents(self, handle, eventTypes, eventSet):
         self._gpu("nvmlDeviceRegisterEvents", handle)
@@ -307,9 +250,6 @@ class FakeNvml:
         with self._lock:
             self.calls[call] += 1
             self.undefined += bool(self._ending and call != "nvmlShutdown")
-        if self.latency and call != "nvmlShutdown":
-            with self._visit():
-                threading.Event().wait(self.latency)
         for key in ((call, index), (call, None), ("*", index)):
             if key in self.hanging:
                 with self._visit():

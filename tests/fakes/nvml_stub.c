@@ -32,7 +32,7 @@ enum { GPUS = 16, QUEUE = 16384, STEP_US = 1000, MAGIC = 0x5708 };
   X(nvmlDeviceGetCount_v2) X(nvmlDeviceGetHandleByIndex_v2) \
   X(nvmlDeviceGetHandleByUUID) X(nvmlDeviceGetHandleByPciBusId_v2) X(nvmlDeviceGetUUID) X(nvmlDeviceGetName) X(nvmlDeviceGetMemoryInfo) X(nvmlDeviceGetMemoryInfo_v2) \
   X(nvmlDeviceGetPciInfo_v3) X(nvmlDeviceGetMinorNumber) X(nvmlDeviceGetMigMode) \
-  X(nvmlDeviceGetTopologyCommonAncestor) X(nvmlDeviceGetP2PStatus) X(nvmlDeviceGetNvLinkState) \
+  X(nvmlDeviceGetTopologyCommonAncestor) X(nvmlDeviceGetNvLinkState) \
   X(nvmlDeviceGetNvLinkRemotePciInfo_v2) X(nvmlDeviceGetNvLinkRemoteDeviceType) \
   X(nvmlDeviceGetRemappedRows) X(nvmlDeviceGetRetiredPagesPendingStatus) \
   X(nvmlDeviceGetGpuFabricInfo) X(nvmlDeviceGetTotalEccErrors) X(nvmlDeviceGetFieldValues) \
@@ -46,7 +46,7 @@ static const char *const names[] = {CALLS(NAME)};
 
 /* Numbers of a GPU that a test may set, by name. */
 #define FIELDS(X) \
-  X(memory) X(used) X(reserved) X(minor) X(mig) X(level) X(peer_to_peer) X(nvlinks) \
+  X(memory) X(used) X(reserved) X(minor) X(mig) X(level) X(nvlinks) \
   X(rows_corrected) X(rows_uncorrected) X(rows_pending) X(rows_failed) X(pages_pending) \
   X(ecc_corrected) X(ecc_uncorrected) X(recovery) X(gpu_percent) \
   X(ecc_life_corrected) X(ecc_life_uncorrected) X(celsius) X(milliwatts) X(memory_percent) X(event_types) X(domain) X(fabric) X(fabric_status)
@@ -349,11 +349,6 @@ int nvmlDeviceGetMigMode(gpu_t *gpu, unsigned int *now, unsigned int *next) {
 int nvmlDeviceGetTopologyCommonAncestor(gpu_t *one, gpu_t *other, int *level) {
   ENTER(nvmlDeviceGetTopologyCommonAncestor, other);
   TELL(nvmlDeviceGetTopologyCommonAncestor, one, level, level);
-}
-int nvmlDeviceGetP2PStatus(gpu_t *one, gpu_t *other, int kind, int *status) {
-  (void)kind;
-  ENTER(nvmlDeviceGetP2PStatus, other);
-  TELL(nvmlDeviceGetP2PStatus, one, status, peer_to_peer);
 }
 int nvmlDeviceGetTotalEccErrors(gpu_t *gpu, int type, int counter, unsigned long long *count) {
   ENTER(nvmlDeviceGetTotalEccErrors, gpu);

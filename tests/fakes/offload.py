@@ -1,10 +1,12 @@
 """Work that an adapter would give to a thread, done on the spot."""
 
 import asyncio
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar, TypeVarTuple
 
+import pytest
 from typing_extensions import override
 
 R = TypeVar("R")
@@ -19,14 +21,36 @@ class Inline:
         return work(*args)
 
 
-class Hanging(Inline):
-    """An offload on which whatever is asked of the file of that name never comes back."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
+class Blocked(Inline):
+    """An offload whose thread never comes to what it is given."""
 
     @override
     async def call(self, work: Callable[[*Ts], R], *args: *Ts) -> R:
-        if any(isinstance(one, Path) and one.name == self.name for one in args):
+        await asyncio.Event().wait()
+        raise AssertionError
+
+
+class Hanging(Inline):
+    """An offload whose thread never comes back from the file of that name."""
+
+    def __init__(self, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        real = Path.stat
+
+        def hang(path: Path) -> os.stat_result:
+            if path.name == name:
+                raise _HangsError
+            return real(path)
+
+        monkeypatch.setattr(Path, "stat", hang)
+
+    @override
+    async def call(self, work: Callable[[*Ts], R], *args: *Ts) -> R:
+        try:
+            return work(*args)
+        except _HangsError:
             await asyncio.Event().wait()
-        return await super().call(work, *args)
+            raise
+
+
+class _HangsError(BaseException):
+    """In the place of a call that does not return."""

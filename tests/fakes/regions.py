@@ -13,11 +13,26 @@ from agent.hami.region import (
     RegionGpu,
     RegionLayout,
     RegionProcess,
-    RegionReading,
     RegionState,
     RegionSums,
 )
 from agent.regions import HostRegions
+
+
+class RegionReading(msgspec.Struct, frozen=True):
+    """A container's region as it is, or why there is none; `alive`: the PIDs that exist."""
+
+    state: RegionState
+    region: Region | None = None
+    reason: str = ""
+    alive: frozenset[int] | None = None
+
+    def sums(self) -> RegionSums:
+        """What the agent keeps of it."""
+        if self.region is None:
+            return RegionSums(self.state, reason=self.reason)
+        return self.region.sums(self.alive)
+
 
 ABSENT = RegionReading(RegionState.ABSENT)
 

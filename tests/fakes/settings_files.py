@@ -9,9 +9,9 @@ from agent.settings.values import NodeValues
 from tests.fakes.offload import Inline
 
 
-def look(sources: Sources, good: Sources | None = None) -> SourcesRead:
-    """One look at the sources."""
-    return asyncio.run(reading.look(sources, Inline(), good))
+def look(sources: Sources, last: SourcesRead | None = None) -> SourcesRead:
+    """One look at the sources; those of `last`, if any, are in force."""
+    return asyncio.run(reading.look(sources, Inline(), last, last.sources if last else None))
 
 
 def load(sources: Sources) -> NodeValues:

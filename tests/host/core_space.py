@@ -24,7 +24,6 @@ from agent.hami.region import (
     NoRegion,
     Region,
     RegionChange,
-    RegionReading,
     RegionState,
     recognise,
 )
@@ -32,6 +31,7 @@ from agent.regions import ContainerProcesses, HostRegions, read_region
 from tests.fakes import cuda_process
 from tests.fakes.cuda_stub import CudaStub
 from tests.fakes.offload import Inline
+from tests.fakes.regions import RegionReading
 from tests.host.hook_space import can_mount
 from tests.peers.lab.space import until
 
@@ -200,7 +200,7 @@ class CoreContainer:
                 size = os.fstat(file.fileno()).st_size
                 region = read_region(size, functools.partial(os.pread, file.fileno()))
         except NoRegion as error:
-            return error.reading
+            return RegionReading(error.sums.state, reason=error.sums.reason)
         except FileNotFoundError:
             return RegionReading(RegionState.ABSENT)
         self._processes.begin([NAME])

@@ -62,7 +62,7 @@ def clear():
 
 def measure():
     size = directory_sizes(hook)[NAME]
-    print(size.entries, size.closed, size.is_beyond or size.closed > 0)
+    print(size.entries, int(size.is_closed), size.is_beyond or size.is_closed)
 """
 NO_PRIVILEGES = ("setpriv", "--bounding-set=-all", "--inh-caps=-all", "--no-new-privs")
 
@@ -155,7 +155,6 @@ def renaming(leaf: Path, *more: str) -> Iterator[None]:
 
 async def cleared(dirs: HostHookDirs) -> Cleared:
     """What the last part of the removal says, when no more can go."""
-    done = await dirs.clear(again=True)
-    while done.more:
-        done = await dirs.clear(again=False)
+    while (done := await dirs.clear()).more:
+        pass
     return done

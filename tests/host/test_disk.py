@@ -43,32 +43,6 @@ async def test_the_directory_that_was_opened_is_the_one_that_is_used(disk, tmp_p
     assert [] == list((tmp_path / "state").iterdir())
 
 
-async def test_a_killed_process_leaves_whole_generations_at_every_step(tmp_path):
-    step = survived = 0
-    while not survived:
-        path = tmp_path / str(step)
-        disk, faults = await with_faults(path)
-        await disk.replace("state.json", b"1", keep="state.json.1")
-        await disk.replace("state.json", b"2", keep="state.json.1")
-        faults.kill_at(step)
-        try:
-            await disk.replace("state.json", b"3", keep="state.json.1")
-        except Killed:
-            step += 1
-        else:
-            survived = 1
-
-        again = await HostDisk.open(path, Inline())
-        found = await again.read("state.json"), await again.read("state.json.1")
-        assert found in {(b"2", b"1"), (b"2", b"2"), (b"3", b"2")}
-        await again.replace("state.json", b"4", keep="state.json.1")
-        assert {"state.json", "state.json.1"} == {entry.name for entry in path.iterdir()}
-        disk.close()
-        again.close()
-
-    assert step >= 10
-
-
 async def test_a_link_in_the_place_of_a_file_is_not_followed(disk, tmp_path):
     victim = tmp_path / "victim"
     victim.write_bytes(b"mine")
@@ -272,19 +246,6 @@ def test_a_first_replace_whose_directory_cannot_be_synced_leaves_nothing():
         replace(faults, "state", OLD)
 
     assert {} == files.names
-
-
-def test_what_a_dead_process_began_is_not_written_on():
-    files, faults = with_generations(0, None)
-    faults.kill_at(4)
-    with pytest.raises(Killed):
-        replace(faults, "state", NEWER)
-    begun = files.names[".state.new"]
-    faults.revive()
-
-    replace(faults, "state", NEWER)
-
-    assert files.names["state"] is not begun
 
 
 @KEPT

@@ -408,15 +408,13 @@ async def test_a_removal_takes_many_small_parts_and_comes_to_an_end(dirs, hook, 
             (hook / "vgpu" / "containers" / name / str(number)).write_text("")
         await dirs.remove(name)
 
-    parts = [(await dirs.clear(again=False)).more for _ in range(30)]
+    parts = [(await dirs.clear()).more for _ in range(30)]
 
     assert (True, False) == (parts[12], parts[-1])
     assert [] == list((hook / "vgpu" / "containers").iterdir())
 
 
-async def test_what_cannot_be_removed_is_tried_again_only_when_that_is_asked_for(
-    dirs, hook, monkeypatch
-):
+async def test_what_cannot_be_removed_is_tried_once_in_each_round(dirs, hook, monkeypatch):
     tried = []
 
     def refuse(name: str, above: int) -> Iterator[None]:
@@ -428,13 +426,11 @@ async def test_what_cannot_be_removed_is_tried_again_only_when_that_is_asked_for
     await dirs.remove(NAME)
     with monkeypatch.context() as patch:
         patch.setattr("agent.hookdirs.dissolve", refuse)
-        parts = [await dirs.clear(again=again) for again in (False, False, True, False)]
+        rounds = [await cleared(dirs) for _ in range(2)]
 
     assert 2 == len(tried)
-    assert [(False, 1, "Operation not permitted")] * 4 == [
-        (one.more, one.kept, one.why) for one in parts
-    ]
-    assert 0 == (await dirs.clear(again=True)).kept
+    assert [(1, "Operation not permitted")] * 2 == [(one.kept, one.why) for one in rounds]
+    assert 0 == (await cleared(dirs)).kept
 
 
 async def test_a_container_that_goes_on_writing_holds_up_nobody_elses_removal(
@@ -453,7 +449,7 @@ async def test_a_container_that_goes_on_writing_holds_up_nobody_elses_removal(
     for number in range(100):
         for more in range(20):
             (busy / f"{number}-{more}").write_text("")
-        assert (await dirs.clear(again=False)).more
+        assert (await dirs.clear()).more
 
     assert [busy] == list(containers.iterdir())
 
@@ -498,7 +494,7 @@ async def test_no_removal_is_waited_for_by_what_is_made_beside_it(hook, tmp_path
 
         async with asyncio.TaskGroup() as group:
             group.create_task(clearing.call(hang))
-            part = group.create_task(dirs.clear(again=True))
+            part = group.create_task(dirs.clear())
             try:
                 await asyncio.to_thread(begun.wait)
                 for wipe in (True, False):
@@ -535,7 +531,7 @@ async def test_what_hami_core_keeps_is_not_beyond_and_no_other_name_is_looked_at
 
     ((name, size),) = directory_sizes(hook).items()
 
-    assert (NAME, 2, 0, False) == (name, size.entries, size.closed, size.is_beyond)
+    assert (NAME, 2, 0, False) == (name, size.entries, size.is_closed, size.is_beyond)
     assert 1_200_000 <= size.size < 2_000_000
 
 
@@ -578,7 +574,7 @@ async def test_a_file_of_several_names_is_one_and_nothing_is_opened_that_could_h
 
     size = directory_sizes(hook)[NAME]
 
-    assert (24, 0, False) == (size.entries, size.closed, size.is_beyond)
+    assert (24, 0, False) == (size.entries, size.is_closed, size.is_beyond)
     assert 100_000 <= size.size < 200_000
 
 

@@ -69,12 +69,10 @@ async def test_a_watch_is_opened_with_the_rotated_token_too(tmp_path: Path):
         world.use_token("expired")
         await world.session.open()
         world.use_token("secret")
-        watch = world.node_api.watch_node()
-        await anext(watch)
-        change = await anext(watch)
+        node = await anext(world.node_api.watch_node())
 
-    assert change.node is not None
-    assert NODE == change.node.name
+    assert node is not None
+    assert NODE == node.name
 
 
 async def test_the_rights_of_the_cluster_role_are_enough(tmp_path: Path):
@@ -437,20 +435,6 @@ async def test_a_node_that_is_not_there_is_told_apart(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("identity", "other"),
-    [(ACCOUNT, False), (f"system:node:{NODE}", None)],
-)
-async def test_another_node_is_looked_for_by_name_if_the_account_may(
-    identity, other, tmp_path: Path
-):
-    async with model_world(tmp_path, identity) as world:
-        world.store.create("nodes", {"metadata": {"name": NODE}})
-        sight = NodeReader(world.session, NODE)
-
-        assert [True, other] == [await sight.named(NODE), await sight.named("none")]
-
-
-@pytest.mark.parametrize(
     ("date", "skew"),
     [
         ("Tue, 01 Sep 2026 12:00:30 GMT", 30.0),
@@ -589,6 +573,29 @@ async def test_requests_that_fail_together_renew_once(
                 group.create_task(session.call(ASK))
 
     assert 2 == len(loads)
+
+
+async def test_a_renewal_that_takes_long_holds_up_no_other_request(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    begun, may_end = asyncio.Event(), asyncio.Event()
+
+    async def slow(library: Library, connection: Connection) -> object:
+        begun.set()
+        await may_end.wait()
+        return await configure(library, connection)
+
+    async with in_a_pod(tmp_path) as (server, session), asyncio.TaskGroup() as group:
+        await session.call(ASK)
+        monkeypatch.setattr(session_module, "configure", slow)
+        server.token = "second"  # noqa: S105 -- a test
+        refused = group.create_task(session.call(ASK))
+        await begun.wait()
+        server.token = "first"  # noqa: S105 -- a test
+        async with asyncio.timeout(5):
+            assert b"{}" == await session.call(ASK)
+        may_end.set()
+        assert b"{}" == await refused
 
 
 async def test_a_client_certificate_that_rotates_is_shown_after_a_401(tmp_path: Path):

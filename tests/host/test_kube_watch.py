@@ -168,14 +168,28 @@ async def test_a_pod_that_cannot_be_read_does_not_blind_us_for_the_others(tmp_pa
         assert ["1", "6", "7"] == await versions(pods_of(session))
 
 
+A_NODE = b'{"type":"ADDED","object":{"metadata":{"name":"n","uid":"u"}}}\n'
+
+
+@pytest.mark.parametrize(
+    ("frames", "shown"),
+    [((A_NODE, BOOKMARK, BOOKMARK), ["n"]), ((BOOKMARK, BOOKMARK, A_NODE, BOOKMARK), [None, "n"])],
+)
+async def test_only_a_bookmark_before_every_node_says_that_there_is_none(
+    tmp_path: Path, frames: tuple[bytes, ...], shown: list[str | None]
+):
+    async with a_session(streaming(*frames), tmp_path) as session:
+        found = [node async for node in KubeNode(session, NODE).watch_node()]
+
+    assert shown == [node and node.name for node in found]
+
+
 async def test_a_node_without_a_uid_is_an_error(tmp_path: Path):
     async with a_session(
         streaming(b'{"type":"ADDED","object":{"metadata":{}}}\n'), tmp_path
     ) as session:
-        watch = KubeNode(session, NODE).watch_node()
-        await anext(watch)
         with pytest.raises(ApiError, match=r"metadata\.uid"):
-            await anext(watch)
+            await anext(KubeNode(session, NODE).watch_node())
 
 
 async def test_frames_are_found_wherever_the_bytes_are_cut(tmp_path: Path):

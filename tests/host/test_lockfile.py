@@ -33,7 +33,6 @@ def test_only_one_holds_it(tmp_path):
     assert first.try_take()
     assert first.try_take()
     assert not second.try_take()
-    assert (True, False) == (first.held, second.held)
     first.release()
     first.release()
     assert second.try_take()
@@ -66,12 +65,12 @@ async def test_a_standby_takes_over_within_one_poll(tmp_path):
 
     with structlog.testing.capture_logs() as logs:
         async with asyncio.TaskGroup() as group:
-            waiting = group.create_task(standby.take())
+            waiting = group.create_task(standby.take(asyncio.Event()))
             await asyncio.sleep(100.05)
             assert not waiting.done()
             holder.release()
 
-    assert standby.held
+    assert waiting.result()
     assert 100.05 < loop.time() <= 100.05 + POLL
     assert [("lock.standby", f"pid {os.getpid()}"), ("lock.taken", None)] == [
         (line["event"], line.get("holder")) for line in logs
@@ -82,10 +81,23 @@ async def test_a_standby_takes_over_within_one_poll(tmp_path):
 async def test_a_free_lock_is_taken_at_once(tmp_path):
     lock = LockFile(tmp_path / "lock")
 
-    await lock.take()
-
+    assert await lock.take(asyncio.Event())
     assert 0 == asyncio.get_running_loop().time()
     lock.release()
+
+
+async def test_a_standby_that_is_told_to_stop_does_not_wait_for_the_lock(tmp_path):
+    holder, standby, stop = (
+        LockFile(tmp_path / "lock"),
+        LockFile(tmp_path / "lock"),
+        asyncio.Event(),
+    )
+    holder.try_take()
+    asyncio.get_running_loop().call_later(50, stop.set)
+
+    assert not await standby.take(stop)
+    assert 50 == asyncio.get_running_loop().time()
+    holder.release()
 
 
 def test_a_lock_whose_file_was_removed_between_is_not_a_lock(tmp_path, monkeypatch):

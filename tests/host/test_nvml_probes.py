@@ -41,16 +41,6 @@ async def test_a_probe_says_how_the_gpu_answers(driver, library, call, code, out
     )
 
 
-async def test_gpus_that_answer_share_a_thread_with_the_driver(driver):
-    before = set(threading.enumerate())
-    await driver.scan()
-    for n in range(3):
-        await driver.probe(GpuUuid(f"GPU-{n}"))
-
-    # A slow machine may have needed more of them for a while.
-    await until(lambda: len(set(threading.enumerate()) - before) == 1)
-
-
 async def test_a_row_that_could_not_be_remapped_fails_the_probe(driver, library):
     library.gpus[0].rows_failed = 1
     probe = await driver.probe(G0)
@@ -189,17 +179,6 @@ async def test_a_sample_of_what_cannot_be_told_is_none(driver, library):
     library.failures["nvmlDeviceGetMemoryInfo", 0] = 3
 
     assert GpuSample(G0) == await driver.sample(G0)
-
-
-async def test_a_sample_has_heat_power_and_the_errors_of_a_life(driver, library):
-    library.gpus[1].celsius, library.gpus[1].milliwatts = 41, 70_150
-    library.gpus[1].ecc, library.gpus[1].ecc_life = (1, 0), (9, 2)
-    library.failures["nvmlDeviceGetTemperature", 0] = 999
-
-    sample = await driver.sample(G1)
-    assert (41, 70_150) == (sample.celsius, sample.milliwatts)
-    assert (9, 2) == (sample.ecc_corrected, sample.ecc_uncorrected)
-    assert (await driver.sample(G0)).celsius is None
 
 
 async def test_a_sample_that_may_not_be_seen_is_none_and_the_session_goes_on(driver, library):

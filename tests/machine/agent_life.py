@@ -56,7 +56,7 @@ class LifeApi(NodeApi, PodApi, Protocol):
 
 
 class AgentServices:
-    """What answers the kubelet and what follows, joined as `agent/app/back.py` joins it.
+    """What answers the kubelet and what follows, joined as `agent/app/agent.py` joins it.
 
     `node` and `pods` are what the watches have shown, `streams` how many of its list streams the
     kubelet has open.

@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 
 from agent.cluster import (
     MUTEX_LOCK,
-    NodeChange,
     NodeView,
     PodChange,
     PodList,
@@ -209,15 +208,14 @@ class AgentApi:
         self.released: Callable[[str], None] = lambda _: None
         self.annotated: Callable[[PodUid, Mapping[str, str | None]], None] = lambda *_: None
 
-    async def watch_node(self) -> AsyncIterator[NodeChange]:
+    async def watch_node(self) -> AsyncIterator[NodeView | None]:
         await self._request()
-        yield NodeChange(opened=True)
         follower = self._store.subscribe("nodes", None, fields={"metadata.name": self._node})
         async for change in self._follow(follower, self._faults.node):
             deleted = change.type == "DELETED"
             node = None if deleted else decode_node(change.object)
             self._faults.shown_locks.add(node.annotations.get(MUTEX_LOCK, "") if node else "")
-            yield NodeChange(node)
+            yield node
 
     async def get_node(self) -> NodeView | None:
         await self._request()

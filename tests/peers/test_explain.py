@@ -10,7 +10,7 @@ import re
 import pytest
 
 from agent import cluster as annotations
-from agent.kube.objects import entries
+from agent.kube.objects import annotation_writes
 from agent.sandbox.hardware_talk import XidRequest
 from tests.peers.lab.api import JSON_PATCH, RefusedError
 from tests.peers.lab.cluster import ACCOUNT
@@ -230,8 +230,8 @@ async def test_a_cordon_reaches_the_scheduler_and_is_told_beside_a_bad_gpu(clust
 
 async def daters(cluster, key):
     """Whose write of this annotation of the Node the API server dates."""
-    dated = entries((await cluster.api.get(NODE_PATH))["metadata"])
-    return [one.writer for one in dated if key in one.annotations]
+    dated = annotation_writes((await cluster.api.get(NODE_PATH))["metadata"])
+    return [one.writer for one in dated if one.key == key]
 
 
 async def until_taken_in(cluster, cordon=None):

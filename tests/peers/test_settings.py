@@ -59,6 +59,7 @@ async def test_memory_beyond_a_gpus_own_can_be_had_once_it_is_scaled(cluster, ta
     lived = lives_of(cluster, before)
 
     files.write(NODE_CONFIG, node_config(devicememoryscaling=1.5, libcudaloglevel="4"))
+    ask_to_reload(agent)
     loop = asyncio.get_running_loop()
     began = loop.time()
     await run(cluster, a_telling_pod(cluster, "after", memory=120_000), within=60.0)
@@ -112,7 +113,7 @@ async def until_health(cluster, wanted):
 
 
 async def test_an_edit_of_the_nodeconfig_reaches_kubelet_and_scheduler(cluster, table):
-    _, files = await with_node_config(cluster, 10)
+    agent, files = await with_node_config(cluster, 10)
     loop = asyncio.get_running_loop()
     mark, since = await mark_of_rest(cluster), wall()
     first, *_, last = gpu_uuids(cluster)
@@ -133,6 +134,7 @@ async def test_an_edit_of_the_nodeconfig_reaches_kubelet_and_scheduler(cluster, 
     for count, (wanted, entry) in enumerate(edits, start=1):
         began = loop.time()
         files.write(NODE_CONFIG, node_config(**entry))
+        ask_to_reload(agent)
         await until_everywhere(cluster, table, wanted, began, "config.json edited")
         await until_node_writes(cluster, mark, count)
         if wanted.gpus == 6:

@@ -112,20 +112,6 @@ async def test_beside_the_nodes_agent_it_changes_nothing_and_finds_nothing_to_wr
         assert await offers(cluster, 80)
 
 
-async def test_beside_an_agent_with_other_settings_it_shows_what_would_differ():
-    async with open_cluster(options()) as opened:
-        cluster = await started(opened)
-        assert await cluster.until(lambda: writes(cluster) == 1, PATIENCE)
-
-        child = await observer(cluster, "--split-count", "4")
-
-        assert await cluster.until(lambda: bool(would_write(cluster, child)), PATIENCE)
-        assert '"count":4' in would_write(cluster, child)[0][REGISTER]
-        assert '"count":10' in cluster.node_annotations()[REGISTER]
-        assert 1 == writes(cluster)
-        assert 80 == cluster.allocatable()
-
-
 async def test_a_failing_gpu_is_shown_and_no_event_posted():
     async with open_cluster(options()) as opened:
         cluster = opened
@@ -239,21 +225,6 @@ async def test_a_row_and_its_directory_go_when_the_pod_ends():
         assert not ended.exists()
         assert stays.is_dir()
         assert await comes(lambda: [] == list(ended.parent.glob(".removed-*")))
-
-
-async def test_a_killed_agent_loses_no_row_and_the_next_one_serves_on():
-    async with a_node() as cluster:
-        first = directory(await runs(cluster, "one", 1))
-        await cluster.kill_agent()
-        assert await offers(cluster, 0)
-        first.rmdir()  # as after a reboot with a hook path in memory
-        await started(cluster, slices=20)
-
-        second = directory(await runs(cluster, "two", 1))
-
-        assert await comes(lambda: {"one", "two"} == holders(cluster))
-        assert first.is_dir()
-        assert first != second
 
 
 # Another device plugin of the node serves the same resource.

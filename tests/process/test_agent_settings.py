@@ -12,17 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from agent.cluster import (
-    REGISTER,
-)
+from agent.cluster import REGISTER
 from agent.hami.register import decode_register, read_register
-from agent.host.process import machine_id
-from agent.ledger import Ledger, State
-from agent.sandbox.lab.cluster import NODE, SandboxCluster, fetch, open_cluster
-from agent.sandbox.scenario.facts import ledger_on_disk
+from agent.sandbox.apiserver_requests import merge_patch
+from agent.sandbox.lab.cluster import NAMESPACE, NODE, SandboxCluster, fetch, open_cluster
+from agent.sandbox.scenario.facts import is_running, ledger_on_disk
+from agent.sandbox.scenario.stage import Wish, Workload
 from agent.settings.reading import COPY
-from agent.state import CURRENT, encode_state
-from tests.builders import NOON, a_row
 from tests.fakes.config_map import MountedMap
 from tests.process.agent_process import (
     PATIENCE,
@@ -140,38 +136,33 @@ async def test_every_kind_of_change_is_one_list_and_one_write(tmp_path):
         await node.offers(16, all_gpus(4))
         assert (1, 1) == node.counts()
 
-        node.mounted.write(config="sharing: {splitCount: 6}")
-        await node.offers(24, all_gpus(6))
-        assert (2, 2) == node.counts()
-
         node.mounted.write(config="sharing: {splitCount: 6, coreScaling: 2}")
         await node.offers(24, all_gpus(6, 200))
-        assert (2, 3) == node.counts()
+        assert (2, 2) == node.counts()
 
         entry = {"name": NODE, "devicesplitcount": 5, "filterdevices": {"index": [0]}}
         node.nodeconfig.write_text(json.dumps({"nodeconfig": [entry]}))
+        node.cluster.reload_agent()
         await node.offers(15, all_gpus(5, 200)[1:])
-        assert (3, 4) == node.counts()
-
-        node.mounted.write(config="sharing: {splitCount: 6, coreScaling: 2, operatingMode: mps}")
-        await node.until(lambda: '"mode":"mps"' in node.cluster.node_annotations()[REGISTER])
-        assert (3, 5) == node.counts()
+        assert (3, 3) == node.counts()
 
         node.mounted.write(config="report: {profile: colon}\nsharing: {coreScaling: 2}")
+        node.cluster.reload_agent()
         await node.until(lambda: "hami-core:" in node.cluster.node_annotations()[REGISTER])
-        assert (3, 6) == node.counts()
+        assert (3, 4) == node.counts()
 
         node.mounted.write(config="sharing: {coreScaling: 2}")
         node.nodeconfig.unlink()
         node.nodeconfig.write_text('{"nodeconfig": []}')
+        node.cluster.reload_agent()
         await node.offers(40, all_gpus(10, 200))
         await asyncio.sleep(SPREAD)
-        assert (4, 7) == node.counts()
+        assert (4, 5) == node.counts()
         assert 1 == len(node.cluster.kubelet.history.of("registered"))
         assert [] == node.events()
 
 
-async def test_a_hangup_reads_what_no_event_told_of(tmp_path):
+async def test_a_hangup_reads_the_files_at_once(tmp_path):
     target = tmp_path / "elsewhere.yaml"
     target.write_text("sharing: {splitCount: 4}")
     (tmp_path / "linked.yaml").symlink_to(target)
@@ -217,33 +208,78 @@ def named(resource: str, scheduler: str = "hami") -> str:
 
 
 @contextlib.asynccontextmanager
-async def held_by_the_old_name() -> AsyncIterator[SandboxCluster]:
-    """A node whose agent has ended and left its settings, with a row under the old name."""
-    row = a_row(resource=OLD, answered_at=NOON.replace(year=9999))
-    async with open_cluster(options(gpus=1)) as cluster:
-        cluster.places.config.write_text(named(OLD))
-        await started(cluster, slices=4)
+async def a_node() -> AsyncIterator[SandboxCluster]:
+    """One GPU of four slices, by the old name, and a pod that has one of them."""
+    async with open_cluster(options(gpus=1)) as opened:
+        opened.places.config.write_text(named(OLD))
+        cluster = await started(opened, slices=4)
+        await runs(cluster, "resident")
         assert await comes((cluster.places.state / COPY).exists)
-        assert 0 == await cluster.stop_agent()
-        state = State(machine_id=machine_id(), ledger=Ledger((row,)))
-        (cluster.places.state / CURRENT).write_bytes(encode_state(state))
         yield cluster
 
 
-async def test_a_start_with_another_name_uses_the_last_good_settings():
-    async with held_by_the_old_name() as cluster:
+async def shows(cluster: SandboxCluster, *wanted: tuple[str, int]) -> bool:
+    """Whether the kubelet comes to offer so many slices of each name."""
+
+    def shown() -> bool:
+        return all(cluster.kubelet.allocatable(name) == count for name, count in wanted)
+
+    return await cluster.until(shown, PATIENCE)
+
+
+async def runs(cluster: SandboxCluster, name: str) -> None:
+    pod = Workload(name, "", (Wish("main", 1, 3000),)).pod()
+    cluster.submit(pod)
+    assert await cluster.until(lambda: is_running(cluster, name), PATIENCE), cluster.pod(name)
+
+
+async def succeeds(cluster: SandboxCluster, name: str) -> None:
+    """The pod has done its work; a kubelet that starts is looked at, and the row is closed."""
+    await cluster.kubelet.pod_gone(cluster.pod(name)["metadata"]["uid"])
+    done = {"status": {"phase": "Succeeded"}}
+    cluster.store.update("pods", NAMESPACE, name, lambda held: merge_patch(held, done))
+    await cluster.kubelet.restart()
+
+
+def rows(cluster: SandboxCluster) -> dict[str, str]:
+    """By what name each pod was answered."""
+    return {row.pod: row.resource for row in ledger_on_disk(cluster).rows}
+
+
+async def refusal(cluster: SandboxCluster) -> str:
+    """The Event that says why the settings are refused."""
+
+    def told() -> list[str]:
+        found = cluster.store.select("events")
+        return [one["message"] for one in found if one["reason"] == "ConfigRejected"]
+
+    assert await cluster.until(lambda: bool(told()), PATIENCE), cluster.log.last(20)
+    (text,) = told()
+    return text
+
+
+async def test_a_start_with_another_name_uses_the_last_good_settings_until_the_last_row():
+    async with a_node() as cluster:
+        await cluster.stop_agent()
         cluster.places.config.write_text(named(NEW))
 
         await started(cluster, slices=4)
 
+        assert f"cannot change from {OLD} to {NEW}" in await refusal(cluster)
         assert await cluster.until(lambda: cluster.web_address is not None, PATIENCE)
         page = await fetch(cluster.web_address or "", "/readyz?verbose")
         assert f"[!]settings degraded: {cluster.places.config}:3:17: sharing.res" in page.text
+        await runs(cluster, "second")
+        assert {"resident": OLD, "second": OLD} == rows(cluster)
+        for name in ("second", "resident"):
+            await succeeds(cluster, name)
+        assert await shows(cluster, (NEW, 4), (OLD, 0)), cluster.log.last(20)
 
 
 @pytest.mark.parametrize("by_flag", [True, False])
 async def test_a_start_that_the_rows_refuse_and_no_copy_can_replace_ends_with_78(*, by_flag: bool):
-    async with held_by_the_old_name() as cluster:
+    async with a_node() as cluster:
+        await cluster.stop_agent()
         if by_flag:
             arguments = (*cluster.options.arguments, "--scheduler", "none")
             cluster.places.config.write_text(named(OLD).partition("\n")[2])
@@ -261,7 +297,7 @@ async def test_a_start_that_the_rows_refuse_and_no_copy_can_replace_ends_with_78
         assert str(line.fields["err"]).endswith(
             "set it back, then drain the node while the agent runs"
         )
-        assert [OLD] == [row.resource for row in ledger_on_disk(cluster).rows]
+        assert {"resident": OLD} == rows(cluster)
 
 
 # What SETTINGS.md tells to type works, as it stands there.

@@ -284,12 +284,14 @@ async def test_a_pod_that_is_gone_is_let_go_and_its_successor_is_never_settled_f
 
 async def test_a_success_is_not_written_on_a_pod_that_ended_but_a_refusal_is():
     ended = placed(phase=Phase.FAILED)
-    async with a_desk(ended, refused(1)) as desk:
+    never_placed = refused(2, annotations={})
+    async with a_desk(ended, refused(1), never_placed) as desk:
         desk.answer(ended)
         await asyncio.sleep(1)
 
         assert ended.annotations == desk.annotations(ended)
         assert {TO_ALLOCATE: GROUPS, PHASE: "failed"} == desk.annotations(refused(1))
+        assert {PHASE: "failed"} == desk.annotations(never_placed)
 
 
 @pytest.mark.parametrize(

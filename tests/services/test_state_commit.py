@@ -205,22 +205,6 @@ async def _failing(service):
     return str(caught.value)
 
 
-async def test_a_flush_writes_what_waits_and_never_beside_another_write():
-    disk = GatedDisk(shut=True)
-    async with a_service(disk) as service, asyncio.TaskGroup() as group:
-        for number in (1, 2):
-            group.create_task(service.commit(putting(number)))
-            await asyncio.sleep(0.01)
-        flushing = group.create_task(service.flush())
-        await asyncio.sleep(0.01)
-        assert 1 == disk.writes
-        disk.gate.set()
-        await flushing
-
-    assert 2 == len(decode_state(await disk.content(CURRENT)).ledger.rows)
-    assert 2 == service.generation
-
-
 ILL = {GpuUuid(G1): a_health(condition=Condition.BAD)}
 
 

@@ -16,7 +16,7 @@ def test_every_tally_that_a_part_owns_is_published():
         for name in OWNED.findall(tree.text(path))
     )
     of_the_api_server = re.search(
-        r"tallies = \((.*?)\n +\)", tree.text("agent/app/back.py"), re.DOTALL
+        r"tallies = \((.*?)\n +\)", tree.text("agent/app/agent.py"), re.DOTALL
     )
     series = tree.text("agent/app/web.py") + of_the_api_server[1]
     published = collections.Counter(re.findall(r"\.(\w+),\)?$", series, re.MULTILINE))

@@ -14,6 +14,7 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from types import FrameType
 
@@ -122,9 +123,7 @@ async def run_here(arguments: list[str], environ: dict[str, str]) -> None:
     start = await started(origin)
     settings = start.taken().settings(NodeFacts())
     configure(settings.log.level, settings.log.format, environ)
-    await run_agent(
-        Process(environ, start, settings, lambda good, files: look(origin, files, good))
-    )
+    await run_agent(Process(environ, start, settings, partial(look, origin)))
 
 
 Walk = Callable[[int], Awaitable[None]]

@@ -37,7 +37,7 @@ async def compiled_at_a_start(node, program):
     await node.offers(80)
     await node.systemctl("stop")
     said = node.machine.path(SAID).read_text()
-    assert "/agent/app/__pycache__/back." in said
+    assert "/agent/app/__pycache__/agent." in said
     return re.findall(r"^# code object from (/.*\.py)$", said, re.MULTILINE)
 
 

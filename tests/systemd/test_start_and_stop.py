@@ -86,7 +86,7 @@ async def test_an_error_has_its_own_priority_in_the_journal(node):
 
 
 async def test_a_reload_takes_changed_settings_over_in_the_same_process(node):
-    # A link's target elsewhere tells of no change, so nobody but the reload brings it so soon.
+    # Without the reload the agent would read the file within five seconds.
     node.write("/etc/hami-agent/elsewhere/settings", "sharing: {splitCount: 10}\n")
     node.machine.path("/etc/hami-agent/config.yaml").symlink_to("elsewhere/settings")
     await node.systemctl("start")

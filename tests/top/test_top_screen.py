@@ -39,35 +39,34 @@ def a_screen(read=None, found=FOUND, **options):
     return TopScreen(read or (lambda: first), first, interval=3600, **options)
 
 
-def cells(app, table):
-    rows = app.query_one(f"#{table}", DataTable)
+def cells(app):
+    rows = app.query_one(DataTable)
     return [list(rows.get_row_at(number)) for number in range(rows.row_count)]
 
 
 async def test_the_screen_shows_the_gpus_and_who_holds_them():
     async with (app := a_screen()).run_test(size=(120, 40)):
-        assert ["0", "ok", "50%", "█" * 8 + "░" * 8] == cells(app, "gpus")[0][:4]
-        assert [["a", "two"], ["b", "one"]] == [
-            row[:2] for row in cells(app, "pods") if "x" not in row[1]
-        ]
-        assert "\x1b" not in str(cells(app, "pods"))
-        assert "XID 79 [H-079]" in str(app.query_one("#notes", Static).content)
+        text = str(app.query_one("#node", Static).content)
+        assert any(line.split()[:3] == ["0", "-", "ok"] for line in text.splitlines())
+        assert [["a", "two"], ["b", "one"]] == [row[:2] for row in cells(app) if "x" not in row[1]]
+        assert "\x1b" not in str(cells(app))
+        assert "XID 79 [H-079]" in text
 
 
 async def test_a_filter_keeps_what_matches_and_escape_ends_it():
     async with (app := a_screen()).run_test(size=(120, 40)) as pilot:
         await pilot.press("slash", *"two", "enter")
-        assert [["a", "two"]] == [row[:2] for row in cells(app, "pods")]
+        assert [["a", "two"]] == [row[:2] for row in cells(app)]
         assert not app.query_one(Input).has_focus
         await pilot.press("escape")
-        assert 3 == len(cells(app, "pods"))
+        assert 3 == len(cells(app))
 
 
 async def test_s_sorts_by_the_next_column_and_q_leaves():
     async with (app := a_screen(plain=True)).run_test(size=(120, 40)) as pilot:
         await pilot.press("s")
-        assert ["one", "two"] == [row[1] for row in cells(app, "pods")][:2]
-        assert "#" * 8 + "-" * 8 == cells(app, "gpus")[0][3]
+        assert ["one", "two"] == [row[1] for row in cells(app)][:2]
+        assert str(app.query_one("#node", Static).content).isascii()
         await pilot.press("q")
     assert app.return_code == 0
 
@@ -80,8 +79,8 @@ async def test_new_values_replace_the_old_ones_and_the_cursor_stays():
         app.look()
         await app.workers.wait_for_complete()
         await pilot.pause()
-        assert ["two", "new"] == [row[1] for row in cells(app, "pods")]
-        assert 1 == app.query_one("#pods", DataTable).cursor_row
+        assert ["two", "new"] == [row[1] for row in cells(app)]
+        assert 1 == app.query_one(DataTable).cursor_row
 
 
 async def test_when_the_source_fails_the_last_values_stay_and_their_age_is_said():
@@ -101,4 +100,4 @@ async def test_when_the_source_fails_the_last_values_stay_and_their_age_is_said(
             trouble = app.query_one("#trouble", Static)
             assert shown == trouble.display
         assert "the values are of 12:00:00 UTC: /run/x does not answer" == str(trouble.content)
-        assert 3 == len(cells(app, "pods"))
+        assert 3 == len(cells(app))

@@ -548,7 +548,10 @@ def _verdict(
             said = "unregistered: its register annotation is missing or cannot be read"
         there = {agent.node: agent for agent in world.snapshot.agents}
         if agent := there.get(name):
-            said += f"; its agent {cap(agent.name, 128)} is {cap(agent.state, 64)}"
+            said += (
+                f"; its agent {cap(f'{agent.namespace}/{agent.name}', 128)} is "
+                f"{cap(agent.state, 64)}"
+            )
         elif there:  # else agents are no pods in this cluster
             said += "; no pod of the agent is on it"
     elif fit.reason == "NodeInsufficientDevice" and request is not None:

@@ -99,7 +99,7 @@ HEAD: Final = ("attack", "answers", "tries", "within", "usual", "median", "worst
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Line:
+class SiegeLine:
     """One attack. Times in seconds; `within` is its bound of time, `most` that of tries."""
 
     name: str
@@ -123,7 +123,7 @@ class Line:
 class AttackTable:
     """The attacks in their order, and figures that stand below it."""
 
-    lines: list[Line] = dataclasses.field(default_factory=list)
+    lines: list[SiegeLine] = dataclasses.field(default_factory=list)
     notes: list[str] = dataclasses.field(default_factory=list)
 
     def text(self) -> str:
@@ -296,7 +296,7 @@ class Siege:
     def note(self, attack: Attack, tally: AttackTally, found: Round, result: str) -> None:
         """One more line of the table."""
         self.table.lines.append(
-            Line(
+            SiegeLine(
                 attack.name,
                 attack.threats,
                 tally.tries,

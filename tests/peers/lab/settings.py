@@ -104,7 +104,10 @@ def node_config(**entry: Any) -> str:
 
 
 BOUND: Final = 2.0
-"""Seconds from an edit to its effect; the agent spreads the writes of many nodes over one."""
+"""Seconds from a reload to its effect; the agent spreads the writes of many nodes over one.
+
+Without a reload the agent reads a changed file within 6 s.
+"""
 
 QUIET: Final = 3.0
 """Seconds in which a write that is one too many would be there."""

@@ -9,7 +9,7 @@ import msgspec
 
 from agent.allocate.match import NOT_HERE, MatchSettings, UnlockedPods
 from agent.allocate.service import HamiAllocation
-from agent.app.front import Front
+from agent.app.agent import NodeAgent
 from agent.cluster import NodeEvent, NodeLock, NodeView, PodTable, PodUid, PodView, Tombstone
 from agent.hami.pod import held_lock
 from agent.kit.cell import Cell
@@ -63,7 +63,7 @@ def ids(*numbers: int, gpu: int = 0) -> tuple[SliceId, ...]:
 
 
 class Desk:
-    """What a test of the allocation holds in its hands. `front`: the agent's front beside it.
+    """What a test of the allocation holds in its hands. `front`: the agent beside it.
 
     Without one it has a state and host directories of its own.
     """
@@ -73,7 +73,7 @@ class Desk:
         state: State,
         disk: GatedDisk,
         unlocked: UnlockedPods,
-        front: Front | None = None,
+        front: NodeAgent | None = None,
         hooks: FakeHookDirs | None = None,
     ) -> None:
         self.clock = LoopClock(NOON)

@@ -7,19 +7,18 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 
 import pytest
 
-from agent.allocate import plain
 from agent.allocate.service import DISK_BUDGET
 from agent.cluster import Phase
 from agent.errors import ApiError, KubeletError, Refusal, RefusalReason, StateError
 from agent.ledger import mismatch
-from agent.model import SliceId
-from tests.builders import a_container, a_row, an_inventory
+from tests.builders import a_container, a_row
 from tests.machine.sides import VirtualLoop, starved
 from tests.services.allocation.allocating import G1, NEXT_EPOCH, Desk, a_desk, ids, placed
 from tests.services.allocation.plain_node import a_node
 from tests.unit.core.allocation import plain_scene
 from tests.unit.core.allocation.refusals import PASSING, check_refusal
 from tests.unit.core.allocation.test_matching_gates import DECIDED
+from tests.unit.core.allocation.test_plain import REFUSED as PLAIN
 
 POD = "team-a/train-1"
 Scene = Callable[[], Awaitable[Refusal]]
@@ -59,13 +58,6 @@ async def a_bound_pod() -> AsyncIterator[Desk]:
 async def the_kubelet_is_silent() -> Refusal:
     async with a_bound_pod() as desk:
         desk.witness.failures = [KubeletError("no such socket")] * 3
-        return await refused(desk.service.allocate(ids(1)))
-
-
-@closes(RefusalReason.OUT_OF_TIME, "did not say in time which pod", "controller starts it again")
-async def the_kubelet_hangs() -> Refusal:
-    async with a_bound_pod() as desk:
-        desk.witness.hung = True
         return await refused(desk.service.allocate(ids(1)))
 
 
@@ -146,15 +138,6 @@ async def the_disk_is_full() -> Refusal:
         return await refused(desk.service.allocate(ids(1)))
 
 
-@closes(RefusalReason.STATE_UNWRITABLE, "the disk has not answered", "ask the operator")
-async def the_disk_hangs() -> Refusal:
-    async with a_bound_pod() as desk:
-        desk.disk.gate.clear()
-        refusal = await refused(desk.service.allocate(ids(1)))
-        desk.disk.gate.set()
-        return refusal
-
-
 @closes(RefusalReason.HOST_DIRECTORY, "read-only", "hook path")
 async def a_directory_cannot_be_made() -> Refusal:
     async with a_bound_pod() as desk:
@@ -176,46 +159,14 @@ async def the_kubelet_booked_another_gpu() -> Refusal:
     return mismatch(a_row(slice_ids=ids(0, gpu=1), offered=True))
 
 
-PLAIN: tuple[tuple[RefusalReason, str, str, list[str]], ...] = (
-    (
-        RefusalReason.UNKNOWN_SLICE,
-        "'GPU', which is not the id of a slice",
-        "ask the operator",
-        ["GPU"],
-    ),
-    (RefusalReason.UNKNOWN_SLICE, "has only 10 slices", "create the pod again", [f"{G1}-10"]),
-    (
-        RefusalReason.REPEATED_SLICE,
-        "2 times in one request",
-        "create the pod again",
-        [f"{G1}-1"] * 2,
-    ),
-    (
-        RefusalReason.TOO_MANY_SLICES,
-        "10001 slices",
-        "ask for fewer",
-        [f"{G1}-{n}" for n in range(10_001)],
-    ),
-)
-
-
-@pytest.mark.parametrize(("gate", "wrong", "todo", "texts"), PLAIN)
-def test_the_gate_of_plain_mode_closes_and_says_so_too(gate, wrong, todo, texts):
-    with pytest.raises(Refusal) as caught:
-        plain.grant(tuple(map(SliceId, texts)), an_inventory(count=1), ())
-
-    check_refusal(caught.value, gate, wrong=wrong, todo=todo)
-
-
 @pytest.mark.parametrize(("ask", "gate", "wrong", "todo", "pod"), SCENES)
 async def test_the_gate_closes_and_says_what_is_wrong_and_what_to_do(ask, gate, wrong, todo, pod):
     check_refusal(await ask(), gate, wrong=wrong, todo=todo, pod=pod)
 
 
 def test_each_gate_has_a_scene_that_closes_it():
-    assert set(RefusalReason) == DECIDED | DOOR | {row[1] for row in SCENES} | {
-        row[0] for row in PLAIN
-    }
+    scenes = {row[1] for row in (*SCENES, *PLAIN.values())}
+    assert set(RefusalReason) == DECIDED | DOOR | scenes
 
 
 def test_what_the_runbook_calls_passing_are_gates():

@@ -75,19 +75,6 @@ async def test_a_row_on_its_way_to_disk_takes_room_already():
             desk.disk.gate.set()
 
 
-async def test_a_pod_that_the_kubelet_dropped_makes_room_and_keeps_its_directory_for_reconcile():
-    async with a_desk() as desk:
-        rejected = desk.bind(placed(1, f"{G1},NVIDIA,60000,10:;"))
-        await desk.service.allocate(ids(4))
-        desk.witness.forget(rejected)  # the API still shows it Pending
-        desk.bind(placed(2, f"{G1},NVIDIA,60000,10:;"))
-
-        await desk.service.allocate(ids(4))
-
-        assert ["train-1", "train-2"] == [row.pod for row in desk.ledger.rows]
-        assert f"{rejected.uid}_main" in desk.hooks.names
-
-
 async def test_a_slow_look_at_the_hook_path_gives_a_container_to_one_of_two_calls(monkeypatch):
     async with a_desk() as desk:
         desk.bind(placed(1))
@@ -104,20 +91,6 @@ async def test_a_slow_look_at_the_hook_path_gives_a_container_to_one_of_two_call
 
         assert 1 == sum(not isinstance(call.result(), RefusalReason) for call in calls)
         assert 1 == len(desk.ledger.rows)
-
-
-async def test_an_answer_that_the_kubelet_would_die_of_is_not_given():
-    async with a_desk() as desk:
-        desk.bind(placed(1))
-        desk.disk.gate.clear()
-        async with asyncio.TaskGroup() as group:
-            first = group.create_task(outcome(desk, 4))
-            await asyncio.sleep(0.01)
-            # The kubelet begins with a dead container of another pod.
-            await desk.service.prefer(ids(5, 6), (), 1)
-            desk.disk.gate.set()
-
-        assert RefusalReason.OVERLAP is first.result()
 
 
 async def test_a_put_off_replay_keeps_the_kubelet_from_its_pods_next_container_meanwhile():

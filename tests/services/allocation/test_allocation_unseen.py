@@ -1,17 +1,18 @@
 """A pod that our watch has not shown yet is never taken for one that waits for its old answer."""
 
 import asyncio
+import contextlib
 
 import msgspec
 import pytest
 
 from agent.allocate.service import API_BUDGET, LOCK_PAUSE
-from agent.cluster import NodeView, Phase, PodTable
+from agent.cluster import Phase, PodTable
 from agent.errors import ApiError, Refusal, RefusalReason
 from agent.ledger import KubeletEpoch, Ledger, State
 from agent.settle import EffectKind
-from tests.builders import NODE, a_container, a_lock, a_row, a_share
-from tests.services.allocation.allocating import G1, G2, NEXT_EPOCH, a_desk, ids, placed
+from tests.builders import a_container, a_lock, a_row, a_share
+from tests.services.allocation.allocating import G1, NEXT_EPOCH, a_desk, ids, placed
 
 OLD = placed(1, f"{G1},NVIDIA,6000,20:;")
 NEW = placed(2, f"{G1},NVIDIA,2000,20:;")
@@ -121,34 +122,6 @@ async def test_a_pod_whose_name_can_return_costs_one_get_and_is_served_where_the
         assert rows == [row.key.pod_uid for row in desk.ledger.rows]
 
 
-async def test_where_the_get_shows_another_pod_its_own_share_is_given():
-    async with a_desk() as desk:
-        successor = msgspec.structs.replace(
-            placed(2, f"{G2},NVIDIA,500,5:;"), uid=placed(9).uid, reusable_name=True
-        )
-        desk.bind(NAMED)
-        desk.names[NAMED.key] = successor.uid
-        desk.unseen = [successor]
-        desk.gone = [NAMED]
-
-        await desk.service.allocate(ids(0))
-
-        (row,) = desk.ledger.rows
-        assert (successor.uid, G2) == (row.key.pod_uid, row.shares[0].uuid)
-        assert (1, [NAMED.key]) == (desk.refreshes, desk.gets)
-
-
-async def test_a_lock_that_the_watch_has_not_shown_is_read_once_before_a_refusal():
-    async with a_desk() as desk:
-        desk.admit(NEW)
-        lock = a_lock(namespace=NEW.namespace, name=NEW.name).value
-        desk.unseen_node = NodeView(NODE, "uid", "9", {"hami.io/mutex.lock": lock})
-
-        await desk.service.allocate(ids(0))
-
-        assert (1, [lock]) == (desk.node_gets, [row.lock for row in desk.ledger.rows])
-
-
 async def test_an_api_server_that_says_nothing_is_waited_for_no_longer_than_an_answer_may_take():
     async with a_desk() as desk:
         silence = desk.silent = asyncio.Event()
@@ -180,19 +153,27 @@ async def test_the_lock_of_a_pod_whose_name_can_return_goes_behind_the_patch_wit
         assert (("", [lock]) if pod is NEW else (lock, [])) == (settle.lock, released)
 
 
-async def test_a_call_of_the_kubelet_before_uses_up_no_pod_of_the_next():
-    """It is cut off while the agent waits, and the next kubelet admits the same pod."""
+@pytest.mark.parametrize("is_refused", [False, True], ids=["it is cut off", "it is refused"])
+async def test_a_call_of_the_kubelet_before_uses_up_no_pod_of_the_next(is_refused):
+    """It ends while the agent waits, and the next kubelet admits the same pod."""
     pod = placed(1, reusable_name=True)
     async with a_desk() as desk, asyncio.TaskGroup() as group:
         desk.bind(pod)
-        desk.witness.admit(pod)
-        desk.silent = asyncio.Event()
-        first = group.create_task(desk.service.allocate(ids(1)))
+        silence = desk.silent = asyncio.Event()
+        desk.names[pod.key] = ApiError("away")
+
+        async def ask() -> None:
+            with contextlib.suppress(Refusal):
+                await desk.service.allocate(ids(1))
+
+        first = group.create_task(ask())
         await asyncio.sleep(0.05)
         desk.epoch = KubeletEpoch(8, desk.epoch.ctime_ns)
-        first.cancel()
+        if not is_refused:
+            first.cancel()
+        silence.set()
         await asyncio.wait([first])
-        desk.silent.set()
+        desk.names.clear()
 
         await desk.service.allocate(ids(2))
 

@@ -14,7 +14,7 @@ from agent.kit.turns import BEGUN, CLOSE
 from agent.ledger import ContainerEdits, Holder
 from agent.model import Inventory
 from agent.reconcile import PERIOD, QUIET
-from tests.builders import NOON, a_row
+from tests.builders import NOON, a_row, a_shared_gpu, an_inventory
 from tests.services.allocation.plain_node import a_node
 from tests.unit.core.allocation.plain_scene import EPOCH, HOLDER, NEXT, a_plain_row, ids
 
@@ -70,16 +70,6 @@ async def test_no_answer_is_given_before_its_row_is_on_disk():
             node.disk.gate.set()
 
         assert call.result() == node.rows[0].edits
-
-
-async def test_the_same_ids_while_they_are_held_get_another_directory():
-    async with a_node() as node:
-        first = await node.service.allocate(ids(0))
-        node.book(HOLDER, ids(0))
-        second = await node.service.allocate(ids(0))
-
-        assert directory(first) != directory(second)
-        assert 2 == len(node.rows)
 
 
 async def outcome(node, wanted) -> ContainerEdits | Refusal:
@@ -178,6 +168,13 @@ async def test_the_same_ids_from_the_next_kubelet_get_another_directory_and_the_
         assert {("ok", ""): 2} == node.results
 
 
+async def test_a_slice_that_is_held_is_given_again_although_the_split_count_was_lowered():
+    async with a_node(a_plain_row(slice_ids=ids(9))) as node:
+        node.inventory.set(an_inventory(gpus=[a_shared_gpu(split_count=1)]))
+
+        assert directory(await node.service.allocate(ids(9)))
+
+
 async def test_what_cannot_be_given_leaves_nothing_behind():
     async with a_node() as node:
         assert RefusalReason.UNKNOWN_GPU is (await refused(node, ids(0, gpu=9))).gate
@@ -242,15 +239,6 @@ async def test_the_kubelet_is_asked_at_the_start_and_then_once_a_minute(seconds,
         assert (lists, 0) == (node.witness.lists, node.disk.writes)
 
 
-async def test_an_answer_is_confirmed_after_a_moment():
-    async with a_node() as node:
-        await asyncio.sleep(5)
-        await serve(node, ids(0), HOLDER)
-        await asyncio.sleep(1)
-
-        assert HOLDER == node.rows[0].holder
-
-
 async def test_no_list_is_asked_for_while_allocates_run_or_have_just_run():
     async with a_node() as node:
         await asyncio.sleep(5)
@@ -263,15 +251,6 @@ async def test_no_list_is_asked_for_while_allocates_run_or_have_just_run():
         await asyncio.sleep(1)
         assert before + 1 == node.witness.lists
         assert all(row.holder for row in node.rows)
-
-
-async def test_a_call_that_is_held_holds_the_list_up():
-    async with a_node() as node, asyncio.timeout(100):
-        with node.calls.busy():
-            await asyncio.sleep(90)
-            assert 0 == node.witness.lists
-        await asyncio.sleep(QUIET + 0.1)
-        assert 1 == node.witness.lists
 
 
 async def test_an_answer_that_is_booked_late_is_looked_for_again():
@@ -295,14 +274,6 @@ async def test_a_container_that_nobody_here_answered_is_adopted_without_a_direct
         node.end(OTHER)
         await asyncio.sleep(PERIOD + 15)
         assert not node.rows
-
-
-async def test_an_adoption_brings_no_look_of_its_own():
-    async with a_node() as node:
-        node.book(OTHER, ids(1))
-        await asyncio.sleep(PERIOD / 2)
-
-        assert 1 == node.witness.lists
 
 
 async def test_without_a_kubelet_nobody_is_asked():
@@ -340,17 +311,6 @@ async def test_what_a_row_was_idle_under_one_kubelet_does_not_count_under_the_ne
 
 SCHEDULED = a_row(slice_ids=ids(0), epoch=EPOCH, pod="old", answered_at=NOON)
 """A row of hami mode in a state file of a version that took another `scheduler` at any time."""
-
-
-async def test_a_row_of_hami_mode_answers_nobody_in_plain_mode():
-    async with a_node(SCHEDULED) as node:
-        node.epoch.set(NEXT)
-        await asyncio.sleep(1)
-
-        await serve(node, ids(0), HOLDER)
-
-        assert [SCHEDULED.key] != [row.key for row in node.rows if row.holder == HOLDER]
-        assert f"{SCHEDULED.key.pod_uid}_{SCHEDULED.key.container}" not in node.hooks.names
 
 
 async def test_a_row_of_hami_mode_is_over_in_plain_mode_when_its_pod_is_gone():

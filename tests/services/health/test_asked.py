@@ -124,37 +124,6 @@ async def test_what_a_boot_has_mended_is_remembered_as_mended():
 # A GPU that an operator has released: not served, not asked, and as it was when taken back.
 
 
-async def test_a_released_gpu_is_not_served_and_not_asked():
-    async with running() as bench:
-        await asyncio.sleep(1)
-        found = await bench.watch.release("1")
-        bench.driver.probes.clear()
-        bench.driver.xid(G1, 48)
-        await asyncio.sleep(100)
-
-        assert found
-        assert ((G1,), "") == (found.gpus, found.obstacle)
-        assert {G1} == bench.driver.released
-        assert ["ok", "unmonitored", "ok"] == bench.conditions
-        assert (False, "released") == (bench.of(G1).serving, bench.of(G1).cause)
-        assert G1 not in bench.driver.probes
-        assert Cause.RELEASED == bench.memory[G1].cause
-        assert [False] == [g.healthy for g in bench.slices.value.groups if g.uuid == G1]
-
-
-async def test_a_recheck_takes_it_back_and_looks_at_all():
-    async with running() as bench:
-        await asyncio.sleep(1)
-        await bench.watch.release(G1)
-        wanted = bench.scans_wanted
-        found = await bench.watch.recheck("1")
-
-        assert found
-        assert ("ok", True, ()) == (found.after.condition.value, found.serving, found.missing)
-        assert set() == bench.driver.released
-        assert bench.scans_wanted > wanted
-
-
 @pytest.mark.parametrize("outcome", [ProbeOutcome.LOST, ProbeOutcome.REFUSED])
 async def test_one_that_its_work_has_left_unwell_is_never_on_offer(outcome):
     async with running() as bench:
@@ -193,17 +162,6 @@ async def test_where_health_checks_are_off_it_is_taken_back_to_that():
         await bench.watch.recheck("1")
 
         assert (True, "off") == (bench.of(G1).serving, bench.of(G1).cause)
-
-
-async def test_all_are_released_at_once():
-    async with running() as bench:
-        await asyncio.sleep(1)
-        found = await bench.watch.release("all")
-
-        assert found
-        assert 3 == len(found.gpus) == len(bench.driver.released)
-        assert bench.driver.released_everything
-        assert ["unmonitored"] * 3 == bench.conditions
 
 
 async def test_what_holds_a_gpu_is_said_and_nothing_is_placed_on_it_all_the_same():

@@ -8,7 +8,7 @@ import pytest
 import structlog
 
 from agent.errors import DriverError
-from agent.health.watch import MOST_KNOWN, OPENING
+from agent.health.watch import MOST_KNOWN
 from agent.inventory import Discovery
 from agent.model import (
     Condition,
@@ -191,18 +191,6 @@ async def test_one_line_is_logged_per_change():
 
     events = [line for line in lines if line["event"] == "gpu.health"]
     assert [("ok", "bad", G0)] == [(e["was"], e["condition"], e["gpu"]) for e in events]
-
-
-async def test_a_first_stream_that_never_opens_is_noticed():
-    bench = HealthBench()
-    bench.driver.opening = 3600.0
-    async with at_work(bench.watch.run):
-        await asyncio.sleep(OPENING - 0.2)
-        assert ["ok"] * 3 == bench.conditions
-        await asyncio.sleep(10)
-
-    assert ["unmonitored"] * 3 == bench.conditions
-    assert "does not open" in bench.of(G0).text
 
 
 # A driver that fails alike for all GPUs condemns none; another session is tried once.

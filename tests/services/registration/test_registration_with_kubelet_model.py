@@ -11,17 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from agent.errors import Refusal, RefusalReason
 from agent.host.files import DirectoryWatch
 from agent.kit.cell import Cell
-from agent.kubelet.door import Fence
 from agent.kubelet.register import KubeletRegistrar, KubeletWatch, Registration
-from agent.model import SliceId
 from agent.sandbox.kubelet.model import KubeletModel, Timings
 from tests.fakes.chance import Seeded
 from tests.fakes.clock import LoopClock
 from tests.fakes.door import RESOURCE, FakeDoor, a_group, a_list
-from tests.fakes.kubelet_rig import a_container_object, a_pod_object
 from tests.services.at_work import at_work
 
 pytestmark = pytest.mark.looptime(False)
@@ -30,7 +26,7 @@ pytestmark = pytest.mark.looptime(False)
 class ModelledNode:
     """A kubelet and an agent's side of the plugin API, in directories below `root`."""
 
-    def __init__(self, root: Path, fence: Fence | None = None) -> None:
+    def __init__(self, root: Path) -> None:
         self.plugins = root / "plugins"
         self.pod_resources = root / "pod-resources"
         self.kubelet = KubeletModel(
@@ -40,14 +36,14 @@ class ModelledNode:
             Seeded(),
             timings=Timings(socket=0.0, first_admission=(0.0, 0.0), container_retry=(0.1, 0.1)),
         )
-        self.door = FakeDoor(self.plugins, a_list(1, a_group(0), a_group(1)), seed=1, fence=fence)
+        self.door = FakeDoor(self.plugins, a_list(1, a_group(0), a_group(1)), seed=1)
         server = self.door.server
         watch = DirectoryWatch(self.plugins, lambda: {"kubelet.sock", server.endpoint} - {""})
         self.registration = Registration(
             Cell(RESOURCE),
             server,
             watch,
-            KubeletRegistrar(self.plugins / "kubelet.sock", fenced=fence is not None),
+            KubeletRegistrar(self.plugins / "kubelet.sock"),
             server.traffic.streams,
             Seeded(),
         )
@@ -66,13 +62,10 @@ class ModelledNode:
 
 
 @contextlib.asynccontextmanager
-async def a_node(
-    root: Path, *, kubelet: bool = True, fence: Fence | None = None
-) -> AsyncIterator[ModelledNode]:
-    """A node whose agent runs, and its kubelet unless told otherwise."""
-    node = ModelledNode(root, fence)
-    if kubelet:
-        await node.kubelet.start()
+async def a_node(root: Path) -> AsyncIterator[ModelledNode]:
+    """A node whose agent and kubelet run."""
+    node = ModelledNode(root)
+    await node.kubelet.start()
     try:
         async with at_work(node.door.server.run, node.directory.run, node.registration.run):
             yield node
@@ -125,26 +118,3 @@ async def test_a_directory_that_is_removed_and_made_anew_is_recovered_from(tmp_p
         await node.kubelet.start()
 
         await node.allocatable(20)
-
-
-async def test_a_container_behind_the_fence_waits_with_our_sentence_and_its_pod_lives(
-    tmp_path: Path,
-):
-    asked: list[frozenset[str]] = []
-
-    def fence(ids: tuple[SliceId, ...]) -> None:
-        asked.append(frozenset(ids))
-        if len(asked) == 1:
-            raise Refusal(RefusalReason.OTHER_GPU_BOOKED, "The kubelet booked another GPU.")
-
-    async with a_node(tmp_path, fence=fence) as node:
-        await node.allocatable(20)
-
-        pod = a_pod_object(containers=[a_container_object(resource=RESOURCE)])
-        assert (await node.kubelet.admit(pod)).admitted
-
-        await within(node.until_seen("container_waiting", 1))
-        (waiting,) = [one for one in node.kubelet.history if one.kind == "container_waiting"]
-        assert waiting.text.endswith("desc = The kubelet booked another GPU. [HA-4006]")
-        await within(node.kubelet.until_running("u1", "main"))
-        assert asked == [frozenset(node.kubelet.held(RESOURCE)["u1", "main"])] * len(asked)

@@ -215,23 +215,3 @@ async def test_what_changes_nothing_writes_nothing(happening: Happening):
 
         assert 1 == agent.api.writes
         assert agent.state.value.reported
-
-
-async def test_all_of_it_in_a_row_writes_nothing():
-    async with settled(16, SCORED) as agent:
-        agent.report.set(SCORED)
-        for name, happening in NOTHINGS.items():
-            if name != "equal settings":
-                await happening(agent)
-        await asyncio.sleep(HOUR)
-
-        assert 1 == agent.api.writes
-
-
-async def test_an_agent_that_starts_again_finds_all_said():
-    async with settled(8) as agent:
-        api = agent.api
-    async with running(IdleAgent(8, api)):
-        await asyncio.sleep(HOUR)
-
-    assert 1 == api.writes

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from agent.hami.register import ReportProfile, ReportSettings, report_of
-from agent.model import Condition, GpuUuid, Inventory
+from agent.model import Condition, Inventory
 from agent.sandbox.scheduler.registry import Registry, Version
 from tests.builders import NODE, a_gpu, a_health, a_shared_gpu, an_inventory
 from tests.fakes.clock import LoopClock
@@ -174,20 +174,6 @@ async def test_the_jitter_of_a_large_cluster_adds_a_second_and_none_for_health(v
         assert await scheduler.seconds_until(sick, INTERVAL) <= INTERVAL
 
 
-async def test_2_10_reads_a_change_between_its_look_and_its_answer_at_the_next_look():
-    async with scheduled(Version.V2_10) as scheduler:
-        scheduler.late = 5.0
-        await asyncio.sleep(INTERVAL - 1)
-        more = grown(scheduler.room.inventory.value)
-        scheduler.room.inventory.set(more)
-        assert await scheduler.seconds_until(more, INTERVAL) <= INTERVAL
-
-        sick = msgspec.structs.replace(ill(more), generation=3)
-        scheduler.room.inventory.set(sick)
-        within = scheduler.late + INTERVAL
-        assert await scheduler.seconds_until(sick, within) <= within
-
-
 @pytest.mark.parametrize("kubelet", [1.0, KUBELET])
 @pytest.mark.parametrize("offset", OFFSETS)
 @pytest.mark.parametrize("change", COUNTED, ids=name_of)
@@ -200,35 +186,6 @@ async def test_2_8_reads_it_within_15_seconds_of_the_kubelets_new_count(
         scheduler.room.inventory.set(changed)
 
         assert await scheduler.seconds_until(changed, INTERVAL + kubelet) <= INTERVAL + kubelet
-
-
-@pytest.mark.parametrize("change", SILENT, ids=name_of)
-async def test_2_8_reads_a_change_of_equal_count_with_the_next_count_and_not_before(
-    change: Change,
-):
-    async with scheduled(Version.V2_8) as scheduler:
-        changed = change(scheduler.room.inventory.value)
-        scheduler.room.inventory.set(changed)
-        await asyncio.sleep(3600)
-        assert not scheduler.knows(changed)
-
-        sick = msgspec.structs.replace(ill(changed), generation=3)
-        scheduler.room.inventory.set(sick)
-        await scheduler.seconds_until(sick, INTERVAL + KUBELET)
-
-
-@pytest.mark.parametrize(
-    ("version", "written"), [(Version.V2_8, 0), (Version.V2_9, 1), (Version.V2_10, 1)], ids=name_of
-)
-async def test_an_idle_hour_costs_neither_side_a_write(version: Version, written: int):
-    async with scheduled(version) as scheduler:
-        before = scheduler.room.api.writes
-        assert written == scheduler.writes
-        await asyncio.sleep(3600)
-
-        assert before == scheduler.room.api.writes
-        assert written == scheduler.writes
-        assert scheduler.knows(scheduler.room.inventory.value)
 
 
 @pytest.mark.parametrize("version", [Version.V2_7], ids=name_of)
@@ -263,19 +220,3 @@ async def test_a_scheduler_that_starts_anew_knows_the_node_at_its_first_looks(ve
         wait = 3 * INTERVAL if version is Version.V2_7 else INTERVAL
 
         await scheduler.seconds_until(scheduler.room.inventory.value, wait)
-
-
-@pytest.mark.parametrize("version", [Version.V2_9, Version.V2_10], ids=name_of)
-async def test_a_cordon_comes_into_force_with_the_next_change(version: Version):
-    """The agent never writes it, and its own writes make the scheduler look."""
-    async with scheduled(version) as scheduler:
-        room = scheduler.room
-        uuid = GpuUuid(room.inventory.value.gpus[1].uuid)
-        room.api.edit_node({"hami.io/device-cordon": uuid})
-        changed = ill(room.inventory.value)
-        room.inventory.set(changed)
-        await scheduler.seconds_until(changed, INTERVAL)
-
-        state = scheduler.registry.state(NODE, {})
-        assert state is not None
-        assert frozenset({uuid}) == state.cordoned

@@ -98,7 +98,7 @@ async def test_changes_within_the_jitter_become_one_write():
             await asyncio.sleep(0.1)
         await room.settled()
 
-    assert 2 == room.api.writes
+    assert (2, 1) == (room.api.writes, room.written("inventory"))
     assert room.told(an_inventory(count=5))
 
 
@@ -208,8 +208,8 @@ async def lost(room: Reporting) -> None:
 async def test_the_end_of_an_outage_ends_the_wait_of_what_it_held_up():
     async with reported() as room:
         await lost(room)
-        seen = room.api.edit_node({"other": "x"})
-        await room.node.until(lambda node: node == seen)
+        room.api.edit_node({"other": "x"})
+        await room.node.until(lambda node: node is not None and "other" in node.annotations)
         await asyncio.sleep(SPREAD)
 
         assert room.told(an_inventory(count=3))
@@ -498,19 +498,6 @@ async def test_a_stamp_that_failed_is_tried_again_and_said():
 
         assert room.state.value.reported
         assert 1 == room.written("stamp")
-
-
-async def test_after_hours_without_an_api_server_the_stamp_comes_with_the_connection():
-    async with reported(settings=COLON) as room:
-        room.api.begin_outage()
-        await asyncio.sleep(4 * 3600)
-        before = room.written("stamp")
-        room.api.end_outage()
-        async with asyncio.timeout(120):
-            await room.state.until(lambda state: state.reported)
-
-        assert before + 1 == room.written("stamp")
-        assert room.api.calls["annotate_node"] < 4 * 3600 / 20
 
 
 async def test_no_stamp_is_written_while_another_writer_is_left_alone():

@@ -14,7 +14,6 @@ from agent.hami.region import (
     RegionChange,
     RegionGpu,
     RegionProcess,
-    RegionReading,
     RegionState,
 )
 from agent.kit.cell import Cell
@@ -44,7 +43,7 @@ from tests.builders import (
     an_inventory,
 )
 from tests.fakes.clock import LoopClock
-from tests.fakes.regions import MemoryRegions, a_process, a_region
+from tests.fakes.regions import MemoryRegions, RegionReading, a_process, a_region
 from tests.services.at_work import at_work
 from tests.unit.core.allocation.plain_scene import UID, a_plain_row
 

@@ -3,27 +3,24 @@
 import datetime as dt
 import json
 
+import msgspec
 import pytest
 
 from agent.errors import MalformedText
 from agent.kube.objects import decode_moment
 from agent.kube.reader import (
-    AgentPod,
     ClusterNode,
-    ClusterSnapshot,
     GpuHolder,
+    ListedPod,
     PodEventView,
-    RefusedPod,
     Taint,
-    Unread,
-    decode_agent,
     decode_cluster_node,
     decode_holder,
+    decode_listed,
     decode_name,
+    decode_parts,
     decode_pod_event,
     decode_quota,
-    decode_refused,
-    decode_target,
 )
 
 NOON = dt.datetime(2026, 1, 2, 12, tzinfo=dt.UTC)
@@ -58,7 +55,6 @@ def test_of_a_node_only_what_decides_is_kept():
         },
         "status": {
             "allocatable": {"nvidia.com/gpu": "80"},
-            "conditions": [{"type": "Ready", "status": "False"}],
         },
     }
 
@@ -68,7 +64,6 @@ def test_of_a_node_only_what_decides_is_kept():
         labels={"zone": "a"},
         taints=(Taint("gpu", "x", "NoSchedule"),),
         is_closed=True,
-        is_ready=False,
         slices=80,
         reported=NOON,
     )
@@ -116,134 +111,91 @@ def test_a_pod_with_gpus_is_kept_with_its_shares(statuses: list, *, passed: bool
     assert expected == decode_holder(raw(pod))
 
 
-def test_of_a_quota_names_and_limits_are_kept():
-    quota = {
-        "metadata": {"namespace": "d", "name": "q", "uid": "u"},
-        "spec": {"hard": {"limits.nvidia.com/gpumem": "4k", "x": 3, "y": [1]}},
-    }
-    expected = {
-        "metadata": {"namespace": "d", "name": "q"},
-        "spec": {"hard": {"limits.nvidia.com/gpumem": "4k", "x": 3}},
-    }
-
-    assert expected == decode_quota(raw(quota))
-
-
 @pytest.mark.parametrize(
-    ("parts", "last", "count", "writer"),
+    ("parts", "last", "writer"),
     [
-        ({"lastTimestamp": "2026-01-02T12:00:00Z", "count": 3}, NOON, 3, ""),
-        (
-            {"eventTime": "2026-01-02T12:00:00Z", "reportingComponent": "kubelet"},
-            NOON,
-            1,
-            "kubelet",
-        ),
+        ({"lastTimestamp": "2026-01-02T12:00:00Z"}, NOON, ""),
+        ({"eventTime": "2026-01-02T12:00:00Z", "reportingComponent": "kubelet"}, NOON, "kubelet"),
         (
             {
-                "series": {"count": 4, "lastObservedTime": "2026-01-02T12:00:00.000000Z"},
+                "series": {"lastObservedTime": "2026-01-02T12:00:00.000000Z"},
                 "source": {"component": "hami-scheduler"},
             },
             NOON,
-            4,
             "hami-scheduler",
         ),
-        ({"metadata": {"creationTimestamp": "2026-01-02T12:00:00Z"}, "count": "x"}, NOON, 1, ""),
-        ({"lastTimestamp": "noon"}, None, 1, ""),
+        ({"metadata": {"creationTimestamp": "2026-01-02T12:00:00Z"}}, NOON, ""),
+        ({"lastTimestamp": "noon"}, None, ""),
     ],
 )
 def test_an_event_of_either_form_has_a_last_time(
-    parts: dict, last: dt.datetime | None, count: int, writer: str
+    parts: dict, last: dt.datetime | None, writer: str
 ):
     event = {"type": "Warning", "reason": "FilteringFailed", "message": "no"} | parts
 
-    assert PodEventView("Warning", "FilteringFailed", "no", writer, last, count) == (
+    assert PodEventView("Warning", "FilteringFailed", "no", writer, last) == (
         decode_pod_event(raw(event))
     )
 
 
-def test_the_pod_to_explain_always_has_its_three_parts():
-    pod = {"metadata": {"name": "p", "annotations": {"a": "b", "c": 3}, "labels": None}, "spec": 1}
-
-    expected = {
-        "metadata": {"name": "p", "annotations": {"a": "b"}, "labels": {}},
-        "spec": {},
-        "status": {},
-    }
-    assert expected == decode_target(raw(pod))
+READY = {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}
+UNREADY = {"phase": "Running", "conditions": [{"type": "Ready", "status": "False"}]}
+HOUR = dt.timedelta(hours=1)
 
 
 @pytest.mark.parametrize(
-    ("parts", "at"),
+    ("status", "field", "value"),
     [
-        ({"startTime": "2026-01-02T12:00:00Z"}, NOON),
-        ({}, NOON - dt.timedelta(hours=1)),
-        ({"startTime": "noon"}, NOON - dt.timedelta(hours=1)),
+        (READY, "state", "Ready"),
+        (UNREADY, "state", "Running, not ready"),
+        ({"phase": "Pending"}, "state", "Pending"),
+        ({"startTime": "2026-01-02T12:00:00Z"}, "at", NOON),
+        ({}, "at", NOON - HOUR),
+        ({"startTime": "noon"}, "at", NOON - HOUR),
     ],
 )
-def test_a_refused_pod_has_the_message_of_its_kubelet(parts: dict, at: dt.datetime):
-    created = "2026-01-02T11:00:00Z"
-    pod = {
-        "metadata": {"namespace": "d", "name": "p", "creationTimestamp": created},
-        "spec": {"nodeName": "n1"},
-        "status": {"reason": "UnexpectedAdmissionError", "message": "no [HA-4002]"} | parts,
-    }
+def test_of_a_pod_commands_say_what_its_status_has(status: dict, field: str, value: object):
+    created = {"creationTimestamp": "2026-01-02T11:00:00Z"}
+    pod = {"metadata": {"namespace": "d", "name": "p"} | created, "status": status}
 
-    assert RefusedPod("d", "p", "n1", "no [HA-4002]", at) == decode_refused(raw(pod))
+    assert value == getattr(decode_listed(raw(pod)), field)
 
 
 @pytest.mark.parametrize(
-    ("status", "state"),
+    ("volumes", "is_plugin"),
     [
-        ({"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}, "Ready"),
-        (
-            {"phase": "Running", "conditions": [{"type": "Ready", "status": "False"}]},
-            "Running, not ready",
-        ),
-        ({"phase": "Pending"}, "Pending"),
-        (
-            {
-                "phase": "Running",
-                "containerStatuses": [
-                    {"state": {"running": {}}},
-                    {"state": {"waiting": {"reason": "CrashLoopBackOff"}}},
-                ],
-            },
-            "CrashLoopBackOff",
-        ),
-    ],
-)
-def test_an_agents_pod_is_ready_or_says_what_it_waits_for(status: dict, state: str):
-    metadata = {"namespace": "kube-system", "name": "agent-x"}
-    volumes = [{"emptyDir": {}}, {"hostPath": {"path": "/data/kubelet/device-plugins/"}}]
-    spec = {"nodeName": "n1", "volumes": volumes}
-    pod = {"metadata": metadata, "spec": spec, "status": status}
-
-    assert AgentPod("n1", "kube-system/agent-x", state) == decode_agent(raw(pod))
-
-
-def test_a_name_is_read_from_the_metadata_alone():
-    assert ("d", "p") == decode_name(raw({"metadata": {"namespace": "d", "name": "p"}}))
-
-
-@pytest.mark.parametrize(
-    ("decode", "pod"),
-    [
-        (decode_holder, {"metadata": {"annotations": {"other": "x"}}}),
-        (decode_refused, {"status": {"reason": "Evicted"}}),
+        ([{"emptyDir": {}}, {"hostPath": {"path": "/data/kubelet/device-plugins/"}}], True),
         # The label alone makes no agent.
-        *(
-            (decode_agent, {"metadata": {"name": "agent-x"}, "spec": {"volumes": volumes}})
-            for volumes in (None, [], [{"hostPath": {"path": "/var/lib/kubelet"}}], [3])
-        ),
+        *((one, False) for one in (None, [], [{"hostPath": {"path": "/var/lib/kubelet"}}], [3])),
     ],
 )
-def test_a_pod_of_another_kind_is_none(decode, pod):
-    assert decode(raw(pod)) is None
+def test_a_device_plugin_mounts_the_directory_of_plugins(volumes: list | None, *, is_plugin: bool):
+    labels = {"app.kubernetes.io/component": "hami-agent"}
+    spec = {"nodeName": "n1", "volumes": volumes}
+    pod = {"metadata": {"namespace": "d", "name": "p", "labels": labels}, "spec": spec}
+    expected = ListedPod("d", "p", "n1", state="Pending", component="hami-agent")
+
+    assert msgspec.structs.replace(expected, is_plugin=is_plugin) == decode_listed(raw(pod))
 
 
 @pytest.mark.parametrize(
-    "decode", [decode_target, decode_holder, decode_quota, decode_name, decode_refused]
+    ("name", "component", "is_other"),
+    [
+        ("hami-device-plugin-x", "", True),
+        ("x", "nvidia-device-plugin", True),
+        ("hami-agent-x", "hami-agent", False),
+    ],
+)
+def test_another_plugin_has_its_name_in_that_of_the_pod_or_component(name, component, is_other):
+    assert is_other is ListedPod("d", name, component=component).is_other_plugin
+
+
+def test_a_pod_without_gpus_of_hami_holds_none():
+    assert decode_holder(raw({"metadata": {"annotations": {"other": "x"}}})) is None
+
+
+@pytest.mark.parametrize(
+    "decode", [decode_parts, decode_holder, decode_quota, decode_name, decode_listed]
 )
 def test_what_is_no_object_is_refused(decode):
     with pytest.raises(MalformedText):
@@ -253,9 +205,3 @@ def test_what_is_no_object_is_refused(decode):
 @pytest.mark.parametrize("text", [None, "", 3, "yesterday"])
 def test_what_is_no_time_is_none(text: object):
     assert decode_moment(text) is None
-
-
-def test_a_snapshot_knows_which_part_is_missing():
-    snapshot = ClusterSnapshot({}, NOON, unread=(Unread("nodes", "no right"),))
-
-    assert (False, True) == (snapshot.has("nodes"), snapshot.has("pods"))

@@ -19,10 +19,10 @@ from agent.cluster import (
 from agent.errors import MalformedText
 from agent.kube.objects import (
     EPOCH,
+    annotation_writes,
     decode_node,
     decode_pod,
     decode_quantity,
-    entries,
     other_writer,
     read_page,
 )
@@ -408,7 +408,9 @@ def test_other_extended_resources_are_kept_because_ours_may_get_another_name():
 
 
 def test_an_empty_list_may_have_null_for_items():
-    assert () == read_page(b'{"metadata":{"resourceVersion":"7"},"items":null}').items
+    _, items = read_page(b'{"metadata":{"resourceVersion":"7"},"items":null}')
+
+    assert () == items
 
 
 # Kubernetes quantities.
@@ -476,4 +478,4 @@ def by(manager: str, time: str, *keys: str) -> dict[str, Any]:
     ],
 )
 def test_who_but_an_agent_wrote_last_is_told_with_the_time(managed: Any, writer: str):
-    assert writer == other_writer(entries({"managedFields": managed}), REGISTER)
+    assert writer == other_writer(annotation_writes({"managedFields": managed}), REGISTER)

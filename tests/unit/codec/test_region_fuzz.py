@@ -86,7 +86,7 @@ class RegionTenant:
         try:
             region = read_region(size, pread)
         except NoRegion as error:
-            assert len(error.reading.reason) < 100  # noqa: PT017 -- either outcome is one
+            assert len(error.sums.reason) < 100  # noqa: PT017 -- either outcome is one
         else:
             assert len(region.gpus) <= MAX_GPUS
             assert len(region.processes) * len(region.gpus) <= MAX_USES

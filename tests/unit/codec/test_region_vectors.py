@@ -15,10 +15,10 @@ from agent.hami.region import (
     RegionLayout,
     RegionOffsets,
     RegionProcess,
-    RegionReading,
     RegionState,
 )
 from agent.usage import use_of
+from tests.fakes.regions import RegionReading
 from tests.fakes.scheduler_vectors import load_category
 from tests.hami_regions import document, file_ids, mutate, read_bytes, region_file
 

@@ -3,10 +3,18 @@
 import msgspec
 import pytest
 
-from agent.cluster import ALLOCATED, CORDON, MUTEX_LOCK, REGISTER, NodeView, Phase, Role
+from agent.cluster import ALLOCATED, CORDON, MUTEX_LOCK, REGISTER, NodeView, Phase, PodTable, Role
 from agent.errors import MalformedText
 from agent.hami.register import encode_register, registered
-from agent.status import NodeStatus, envelope, observed_status, open_envelope
+from agent.ledger import JournalEntry
+from agent.status import (
+    NodeStatus,
+    StatusFacts,
+    envelope,
+    observed_status,
+    open_envelope,
+    status_of,
+)
 from tests.builders import (
     G1,
     G2,
@@ -125,6 +133,29 @@ def test_a_report_for_schedulers_before_2_8_is_read():
 
 
 ABOUT = NodeStatus(name="n")
+
+
+@pytest.mark.parametrize(
+    ("message", "reason", "counts"),
+    [
+        ("Allocate failed: desc = it has no lock [HA-2005], which is unexpected", "U", 1),
+        ("Allocate failed: desc = its GPU is bad [HA-4002], which is unexpected", "U", 0),
+        ("it has no lock", "Evicted", 0),
+        (None, "", 0),  # the pod is gone
+    ],
+)
+def test_a_refusal_stands_while_its_pod_is_there(message, reason, counts):
+    refused = JournalEntry(at=NOON, reason="HA-2005", text="it has no lock")
+    status = {"message": message, "reason": "UnexpectedAdmissionError" if reason == "U" else reason}
+    pod = a_pod(**(status if message else {}))
+    facts = StatusFacts(
+        NOON, ABOUT, refusals=(refused, refused), pods=PodTable({pod.uid: pod}, synced=True)
+    )
+    unsynced = msgspec.structs.replace(facts, pods=PodTable())
+
+    assert (refused,) * counts == status_of(facts).standing
+    assert (refused, refused) == status_of(facts).refusals
+    assert status_of(unsynced).standing is None
 
 
 def test_what_is_wrapped_is_read_back_with_its_time() -> None:

@@ -11,7 +11,6 @@ from agent.kit.tasks import (
     Allowance,
     Backoff,
     BudgetSpent,
-    Heartbeat,
     Task,
     TaskEnded,
     run_tiers,
@@ -237,7 +236,7 @@ class TierStage:
                     self._note("end", name)
                 raise
 
-        return Task(name, run)
+        return Task(name, run, None)
 
 
 async def run(tiers, *, stop_after=None, deadline=10.0):
@@ -245,7 +244,7 @@ async def run(tiers, *, stop_after=None, deadline=10.0):
     async with asyncio.TaskGroup() as group:
         if stop_after is not None:
             asyncio.get_running_loop().call_later(stop_after, stop.set)
-        await group.create_task(run_tiers(tiers, stop, deadline))
+        await group.create_task(run_tiers(tiers, stop, deadline, Seeded(0), (OSError,)))
 
 
 async def test_the_outer_tier_starts_first_and_stops_last_and_an_empty_one_is_no_obstacle():
@@ -316,7 +315,7 @@ async def cleans_up_badly():
 )
 async def test_any_end_but_the_requested_one_is_a_failure(work, stop_after, failure, text):
     with pytest.raises(ExceptionGroup) as caught:
-        await run([[Task("demo", work)]], stop_after=stop_after)
+        await run([[Task("demo", work, None)]], stop_after=stop_after)
 
     assert caught.group_contains(failure, match=text)
 
@@ -345,7 +344,7 @@ async def test_a_cancelled_caller_cancels_every_tier_from_the_inside_out():
     stage = TierStage()
     tiers = [[stage.task("state")], [stage.task("door", clean_up=1)]]
     async with asyncio.TaskGroup() as group:
-        whole = group.create_task(run_tiers(tiers, asyncio.Event(), 10.0))
+        whole = group.create_task(run_tiers(tiers, asyncio.Event(), 10.0, Seeded(0), ()))
         await asyncio.sleep(3)
         whole.cancel()
 
@@ -353,14 +352,14 @@ async def test_a_cancelled_caller_cancels_every_tier_from_the_inside_out():
     assert ["door", "door", "state", "state"] == [name for _, _, name in stage.journal[2:]]
 
 
-async def test_a_turning_loop_keeps_the_heartbeat_fresh_and_an_end_lets_it_age():
-    heartbeat = Heartbeat(interval=2.0)
-    assert float("inf") == heartbeat.age()
-    async with asyncio.TaskGroup() as group:
-        beating = group.create_task(heartbeat.run())
-        await asyncio.sleep(101)
-        assert 1.0 == heartbeat.age()
-        beating.cancel()
-        await asyncio.sleep(10)
+async def test_a_supervised_task_is_run_again_and_one_that_is_not_ends_all():
+    stage, runs = TierStage(), []
 
-    assert 11.0 == heartbeat.age()
+    async def fail():
+        runs.append(asyncio.get_running_loop().time())
+        raise OSError("net")
+
+    with pytest.raises(ExceptionGroup):
+        await run([[Task("demo", fail, ((1.0, 3.0), 0.0))], [stage.task("bad", fail_after=5)]])
+
+    assert [0, 1, 4] == runs

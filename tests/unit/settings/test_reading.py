@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from agent.settings import reading
 from agent.settings.reading import COPY, SourcesRead, last_good, recalled
 from agent.settings.sources import NodeFacts, Sources
 from agent.state import encode_last_good
-from tests.fakes.offload import Hanging, Inline
+from tests.fakes.offload import Blocked, Hanging, Inline
 from tests.fakes.settings_files import begin, load, look
 
 OWN = b"sharing: {splitCount: 4}\n"
@@ -51,34 +52,49 @@ def split_count(found: SourcesRead, node: str = "") -> object:
 
 
 def test_the_same_bytes_are_no_news_and_other_bytes_are(sources, tmp_path):
-    good = look(sources).sources
+    last = look(sources)
     (tmp_path / "own.yaml").write_bytes(OWN)
-    found = look(sources, good)
 
-    assert (None, None) == (found.plan, found.refusal)
-    assert {tmp_path / "own.yaml", tmp_path / "n.json"} == found.asked
+    assert last is look(sources, last)
     (tmp_path / "own.yaml").write_text("sharing: {splitCount: 5}\n")
-    assert 5 == split_count(look(sources, good))
+    assert 5 == split_count(look(sources, last))
 
 
-@pytest.mark.parametrize("text", ["nvidia: [", None])
-def test_a_refused_file_hides_no_other_one(sources, tmp_path, text):
-    if text is not None:
-        (tmp_path / "d.yaml").write_text(text)
-    found = look(Sources(None, {}, {**sources.flags, "--device-config": f"{tmp_path}/d.yaml"}))
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [("own.yaml", BAD), ("own.yaml", None), ("n.json", "{"), ("n.json", None)],
+)
+def test_the_same_refusal_is_no_news_and_what_is_mended_is(sources, tmp_path, name, text):
+    good, path = look(sources), tmp_path / name
+    before = path.read_bytes()
+    if text is None:
+        path.unlink()
+    else:
+        path.write_text(text)
+    bad = look(sources, good)
 
-    assert f"{tmp_path}/d.yaml" in str(found.refusal)
-    assert {"own.yaml", "d.yaml", "n.json"} == {path.name for path in found.asked}
-    assert found.sources.own is not None
+    assert str(bad.refusal).startswith(str(path))
+    assert bad is asyncio.run(reading.look(sources, Inline(), bad, good.sources))
+    path.write_bytes(before)
+    assert 4 == split_count(look(sources, bad))
+
+
+def test_a_change_of_the_own_file_names_other_files(sources, tmp_path):
+    last = look(sources)
+    (tmp_path / "d.yaml").write_text("nvidia: {deviceMemoryScaling: 2}")
+    del sources.flags["--device-config"]
+    (tmp_path / "own.yaml").write_text(f"files: {{deviceConfig: {tmp_path}/d.yaml}}")
+
+    found = look(sources, last)
+
+    assert 2.0 == found.taken().resolve(NodeFacts())["sharing.memoryScaling"].value
 
 
 def test_a_file_that_is_gone_is_refused_while_it_is_looked_for(sources, tmp_path):
-    good = look(sources).sources
+    good = look(sources)
     (tmp_path / "own.yaml").unlink()
-    found = look(sources, good)
 
-    assert f"{tmp_path}/own.yaml: was removed" in str(found.refusal)
-    assert tmp_path / "own.yaml" in found.asked
+    assert f"{tmp_path}/own.yaml: was removed" in str(look(sources, good).refusal)
     assert 10 == split_count(look(sources)), "at a start it is no file"
     (tmp_path / "n.json").unlink()
     assert "n.json: cannot be read: No such file" in str(look(sources, good).refusal)
@@ -87,7 +103,7 @@ def test_a_file_that_is_gone_is_refused_while_it_is_looked_for(sources, tmp_path
 def test_a_file_that_is_named_no_more_may_be_gone(sources, tmp_path):
     own = tmp_path / "own.yaml"
     own.write_text(f"files: {{nodeConfig: {tmp_path}/n.json, deviceConfig: ''}}\n")
-    good = look(Sources()).sources
+    good = look(Sources())
     (tmp_path / "n.json").unlink()
     own.write_text("files: {nodeConfig: '', deviceConfig: ''}\nsharing: {splitCount: 7}\n")
 
@@ -95,16 +111,18 @@ def test_a_file_that_is_named_no_more_may_be_gone(sources, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["own.yaml", "d.yaml", "n.json"])
-async def test_a_file_that_does_not_answer_is_refused_by_its_name(sources, tmp_path, name):
+async def test_a_file_that_does_not_answer_is_refused_by_its_name(
+    sources, tmp_path, monkeypatch, name
+):
     (tmp_path / "d.yaml").write_text("{}")
     flags = {**sources.flags, "--device-config": f"{tmp_path}/d.yaml"}
     began = asyncio.get_running_loop().time()
 
-    found = await reading.look(Sources(None, {}, flags), Hanging(name))
+    found = await reading.look(Sources(None, {}, flags), Hanging(name, monkeypatch))
 
     assert f"{tmp_path}/{name}: was not read within 30 s; check the" in str(found.refusal)
-    assert found.silent
     assert reading.DEADLINE == asyncio.get_running_loop().time() - began
+    assert found is await reading.look(Sources(None, {}, flags), Blocked(), found)
 
 
 @pytest.mark.parametrize(
@@ -141,17 +159,46 @@ def test_hamis_files_are_named_by_each_source(tmp_path, monkeypatch, own, enviro
         ("d", b"[{x: y\x00\xff" * 120_000, "d: is larger than"),
         ("n", b"[{x: y\x00\xff" * 140_000, "n: is larger than"),
         ("d", b"[{x: y\x00\xff", "d:1: is not UTF-8"),
-        (300 * "x", None, "File name too long"),
+        (300 * "x", None, "File name too long; check the path and its rights"),
+        ("/proc/self/mem", None, "/proc/self/mem: cannot be read: Input/output error"),
+        ("loop", None, "loop: cannot be read: Too many levels"),
+        ("here", None, "here: cannot be read: Is a directory"),
+        ("pipe", None, "pipe: is a pipe, which may block for ever; name a regular file"),
     ],
 )
 def test_a_file_that_cannot_be_read_is_refused_with_the_reason(tmp_path, file, content, says):
     path = tmp_path / file
+    (tmp_path / "here").mkdir()
+    (tmp_path / "loop").symlink_to("loop")
+    os.mkfifo(tmp_path / "pipe")
     if content is not None:
         path.write_bytes(content)
     flags = {"d": {"--device-config": str(path)}, "n": {"--nodeconfig": str(path)}}
     with pytest.raises(SettingsError) as caught:
         load(Sources(path if file not in flags else None, {}, flags.get(file, {})))
     assert says in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda path: None, None),
+        (Path.mkdir, None),
+        (lambda path: path.symlink_to(path), None),
+        (lambda path: path.write_text(BAD), ":1:23: sharing.splitCount"),
+        (lambda path: path.symlink_to("/proc/self/mem"), ": cannot be read: Input/output error"),
+    ],
+)
+def test_the_default_file_may_be_missing_and_may_not_be_bad(sources, tmp_path, make, says):
+    path = tmp_path / "own.yaml"
+    path.unlink()
+    make(path)
+    found = look(sources)
+
+    if says is None:
+        assert 10 == split_count(found)
+    else:
+        assert f"{path}{says}" in str(found.refusal)
 
 
 # What a start goes by: the sources, else the last good copy of them, else nothing at all.
@@ -173,7 +220,6 @@ def test_refused_sources_give_way_to_the_copy_below_flags_and_environment(source
 
     assert 4 == split_count(start)
     assert f"{tmp_path}/own.yaml:1:23: sharing.splitCount" in str(start.refusal)
-    assert {tmp_path / "own.yaml", tmp_path / "n.json"} >= start.asked > set()
     assert SourceFile("/then/own.yaml", own) == start.taken().sources.own
     flags = {**sources.flags, "--split-count": "6"}
     start = begin(Sources(None, {"HAMI_AGENT_SHARING_CORE_SCALING": "3"}, flags))
@@ -240,14 +286,30 @@ def test_what_is_kept_is_what_is_recalled(sources):
     assert ("node-a", {"pool": "big"}) == (copy.node, copy.labels)
 
 
-async def test_a_file_that_does_not_answer_gives_way_to_the_copy_and_a_copy_is_told(
-    sources, tmp_path, keep
+async def test_a_file_that_does_not_answer_gives_way_to_the_copy(
+    sources, tmp_path, monkeypatch, keep
 ):
     keep()
-    start = await reading.begin(sources, Hanging("own.yaml"), Inline())
+    start = await reading.begin(sources, Hanging("own.yaml", monkeypatch), Inline())
 
     assert 4 == split_count(start)
     assert f"{tmp_path}/own.yaml: was not read within 30 s" in str(start.refusal)
+
+
+async def test_a_copy_that_does_not_answer_is_told(sources, tmp_path, monkeypatch, keep):
+    keep()
     (tmp_path / "own.yaml").write_text(BAD)
     with pytest.raises(SettingsError, match=r"own.yaml:1:23.*/state/settings.json: was not read"):
-        await reading.begin(sources, Inline(), Hanging(COPY))
+        await reading.begin(sources, Inline(), Hanging(COPY, monkeypatch))
+
+
+async def test_a_hanging_file_of_hamis_hides_not_where_the_copy_is(
+    sources, tmp_path, monkeypatch, keep
+):
+    keep()
+    (tmp_path / "own.yaml").write_text(f"paths: {{state: {tmp_path}/state}}\n")
+    del sources.flags["--state-dir"]
+
+    start = await reading.begin(sources, Hanging("n.json", monkeypatch), Inline())
+
+    assert 4 == split_count(start)

@@ -31,16 +31,36 @@ def refusal(**sources: object) -> SettingsError:
 
 
 OWN = [
+    # no YAML
+    *(
+        (text, f"{place}: not valid YAML: {says}")
+        for text, place, says in [
+            ("sharing: [", "2:1", ""),
+            ("a:\n\tb: 1\n", "2:1", "found character that cannot start"),
+            ("a:\n  b: 1\n\tc: 1\n", "3:1", "found a tab character"),
+            ("--- 1\n--- 2\n", "2:1", "but found another document"),
+            ("a: 1\nb: x\x01y\n", "2:5", "unacceptable character #x0001"),
+            ("a: 'x\nb: 1\n", "1:4", "found unexpected end of stream"),
+            ("a: @b\n", "1:4", "found character that cannot start"),
+            ("a: {b: 1\n", "2:1", "did not find expected ',' or '}'"),
+            ("a:\n   b: 1\n  c: 1\n", "3:3", "did not find expected key"),
+            ("a: b: c\n", "1:5", "mapping values are not allowed"),
+            ("a: !!\n", "1:6", "did not find expected tag URI"),
+            # a scalar that its type cannot hold
+            ("node: {name: 2026-99-99}", "1:14: node.name", ""),
+            ("node: {name: !!python/name:os.system x}", "1:14: node.name", ""),
+            ("node: {name: !!binary x}", "1:14: node.name", ""),
+            ("node: {name: {[1]: 2}}", "1:14: node.name", ""),
+        ]
+    ),
+    ("a: " + "[" * 30_000, "1:23: nested deeper than 20 levels"),
     # no settings file
-    ("sharing: [", "2:1: not valid YAML"),
     ("- a\n- b\n", "1:1: keys and values are expected here, not a list"),
     ("1: 2", "1:1: a text key is expected, not `1`"),
-    ("--- 1\n--- 2\n", "2:1: not valid YAML: but found another document"),
     ("sharing: &a {splitCount: 1}\nother: *a\n", "2:8: aliases are not allowed"),
     ("".join(f"{'  ' * n}k{n}:\n" for n in range(25)), "21:41: nested deeper than 20"),
     ("node: {name: a, name: b}", "1:17: node: the key `name` stands here twice"),
     ("node: !!python/object:os.system {}", "1:7: node: the tag tag:yaml.org,2002:python"),
-    ("node: {name: !!python/name:os.system x}", "1:14: node.name: not valid YAML"),
     ("sharing:\n  splitCount: {{ .Values.n }}\n", "2:16: this is a template that was not rendered"),
     ("{{- if .Values.n }}\nsharing: {}\n{{- end }}\n", "1:2: this is a template that was not"),
     ('a:\n  b:\n    {{- include "x" . | nindent 4 }}\n', "3:6: this is a template that was not"),
@@ -149,7 +169,12 @@ DEVICES = [
             ("deviceSplitCount", "[1]", f"{WHOLE}, not a l"),
             ("deviceSplitCount", "0x", f"{WHOLE}, not `0x`"),
             *(("deviceSplitCount", value, WHOLE) for value in ("5.5", "1e400", ".inf", "'1:30'")),
-            ("deviceSplitCount", "1.5e0", WHOLE),
+            # what is another scalar to yaml.v2
+            *(("deviceSplitCount", value, WHOLE) for value in ("1.5e0", "1e1", "1E1", "0o17")),
+            *(("deviceSplitCount", value, WHOLE) for value in ("08", "1:30")),
+            *(("deviceMemoryScaling", value, NUMBER) for value in ("1.5e0", "1e1", "1:30.5")),
+            ("preConfiguredDeviceMemory", "1e+06", WHOLE),
+            *(("overwriteEnv", value, "true or false is expected") for value in ("y", "N")),
             ("deviceSplitCount", "-1", "`-1` is not between 0 and"),
             *(("deviceMemoryScaling", value, NUMBER) for value in ("much", ".nan", "1e999")),
             *(("deviceMemoryScaling", value, NUMBER) for value in ("2001-01-01", "[1.5]", "yes")),
@@ -165,6 +190,7 @@ DEVICES = [
     ),
     ("{deviceSplitCount: 0}", "28: sharing.splitCount: expected 1 to 10000, found 0"),
     ('{libCudaLogLevel: "\\0"}', "27: library.cudaLogLevel: expected text of UTF-8"),
+    ("{1: x}", "10: nvidia: a text key is expected, not `1`"),
     ("{<<: {deviceSplitCount: 1}}", "10: nvidia: a text key is expected, not `<<`"),
     ("{migProfileAllowlist: [{models: x}]}", "41: nvidia.migProfileAllowlist[0].models: a list is"),
     (
@@ -179,6 +205,8 @@ DEVICES = [
 ]
 NODES = [
     ('{"name":1}', "24: nodeconfig[0].name: text is expected, not `1`"),
+    ('{"devicememoryscaling":NaN}', "39: NaN is not a JSON value"),
+    ('{"filterdevices":{"uuid":[1]}}', "42: nodeconfig[0].filterdevices.uuid[0]: text is expected"),
     ('{"devicememoryscaling":"2"}', "39: nodeconfig[0].devicememoryscaling: a number is expected"),
     ('{"devicecorescaling":true}', "37: nodeconfig[0].devicecorescaling: a number is expected"),
     ('{"devicecorescaling":1e999}', "37: nodeconfig[0].devicecorescaling: a number is expected"),
@@ -216,11 +244,6 @@ OTHERS = [
             ("NODE_NAME", "a\udcff", "node.name: expected text of UTF-8"),
             ("CONFIG_FILE", "/a\0b", "files.deviceConfig: expected text of"),
             ("DEVICE_LIST_STRATEGY", "x", "allocation.deviceListStrategy: expected one or more"),
-            (
-                "DEVICE_DISCOVERY_STRATEGY",
-                "tegra",
-                "no other value works here: expected auto or nvml, found",
-            ),
             ("HAMI_AGENT_HEALTH_XIDS", "94", "health.xids: expected XID=CLASS"),
             ("HAMI_AGENT_HEALTH_XIDS", "65536=fatal", "health.xids: expected XID=CLASS"),
             ("HAMI_AGENT_HEALTH_XIDS", "4=fatal,4=contained", "health.xids: expected one class "),
@@ -229,6 +252,22 @@ OTHERS = [
     (
         {"environ": {"HAMI_AGENT_SERVICE_HOST": "10.0.0.7", "HAMI_AGENT_SIMULATE": "h100:8"}},
         "env HAMI_AGENT_SIMULATE: unknown setting; a variable",
+    ),
+    *(
+        (
+            {source: {name: value}},
+            f"{'env ' * (source == 'environ')}{name}: no other value works here: {says}",
+        )
+        for variable, flag, value, says in [
+            ("IMEX_REQUIRED", "--imex-required", "true", "expected false, found 'true'"),
+            (
+                "DEVICE_DISCOVERY_STRATEGY",
+                "--device-discovery-strategy",
+                "tegra",
+                "expected auto or nvml, found 'tegra'",
+            ),
+        ]
+        for source, name in (("environ", variable), ("flags", flag))
     ),
     ({"flags": {"--device-list-strategy": ""}}, "--device-list-strategy: allocation.deviceListS"),
     ({"flags": {"--state-dir": "/a\udcff"}}, "--state-dir: paths.state: expected text of UTF-8"),
@@ -239,10 +278,18 @@ OTHERS = [
             ("null", "n.json:1:1: keys and values are expected here, not `null`"),
             ('{"nodeconfig":{}}', "n.json:1:15: nodeconfig: a list is expected here"),
             ('{"kind": "List", "apiVersion": "v1"}', "n.json:1:1: this is a Kubernetes object"),
-            (
-                '{"nodeconfig":[{"name":"a","operat\n',
-                "n.json:1:35: not valid JSON: Invalid control character",
-            ),
+            ('{"nodeconfig":[{"name":"a","operat\n', "n.json:1:35: not valid JSON: Invalid contr"),
+            ('{"a": }', "n.json:1:7: not valid JSON"),
+            ('{"a": 1,\n "b": NaN}', "n.json:2:7: NaN is not a JSON value"),
+            ("[-Infinity]", "n.json:1:2: -Infinity is not a JSON value"),
+            ("[" * 21 + "]" * 21, "n.json:1:21: nested deeper than 20 levels"),
+            ("[" * 200_000, "n.json:1:21: nested deeper than 20 levels"),
+            ('{"[[": ["' + "[" * 30 + '",\n' + "[" * 200_000, "n.json:2:19: nested deeper"),
+            (" ", "n.json: is empty"),
+            ('{"a": 1}\n{}', "n.json:2:1: not valid JSON: Extra data"),
+            ('{"a": 1,}', "n.json:1:9: not valid JSON: Expecting property name enclosed"),
+            ('\ufeff{"a": 1}', "n.json:1:1: not valid JSON: Unexpected UTF-8 BOM"),
+            ('{"a": 1', "n.json:1:8: not valid JSON: Expecting"),
             (
                 json.dumps({f"key{n}": 1 for n in range(70_000)}),
                 "n.json:1:1: the key `nodeconfig` is not there, and 70000 others are",

@@ -132,8 +132,8 @@ def test_the_variables_of_the_plugins_are_read():
     lists = {"DP_DISABLE_HEALTHCHECKS": "63,74,x", "DP_ENABLE_HEALTHCHECKS": "13"}
     found = settings_of("", lists).health
 
-    assert not found.switches.off
-    assert settings_of("health: {disabledXids: all}\n").health.switches.off
+    assert not found.off
+    assert settings_of("health: {disabledXids: all}\n").health.off
     assert [XidClass.APPLICATION, XidClass.APPLICATION, XidClass.FATAL] == [
         xid_class(number, found) for number in (63, 74, 13)
     ]

@@ -198,13 +198,27 @@ VALUES = [
                 {COUNT: 10},
                 "env DEVICE_SPLIT_COUNT: has no effect here",
             ),
-            ({"DEVICE_ID_STRATEGY": "index"}, {}, "env DEVICE_ID_STRATEGY: has no effect here"),
             (
                 {"DP_DISABLE_HEALTHCHECKS": "63, my-xids", "DP_ENABLE_HEALTHCHECKS": "all"},
                 {"health.disabledXids": "63, my-xids"},
                 "env DP_DISABLE_HEALTHCHECKS: 'my-xids' is neither an XID nor all: it is ignored",
             ),
         ]
+    ),
+    # variables and flags of HAMi's plugin that change nothing
+    *(
+        (
+            {source: {name: value}},
+            {COUNT: 10},
+            (f"{'env ' * (source == 'environ')}{name}: has no effect here",),
+        )
+        for variable, flag, value in [
+            ("DEVICE_SPLIT_COUNT", "--device-split-count", "3"),
+            ("DISABLE_CORE_LIMIT", "--disable-core-limit", "true"),
+            ("DEVICE_ID_STRATEGY", "--device-id-strategy", "index"),
+            ("MIG_STRATEGY", "--mig-strategy", "mixed"),
+        ]
+        for source, name in (("environ", variable), ("flags", flag))
     ),
     # durations
     *(

@@ -16,7 +16,6 @@ DIFFERENT = {
     "next_container-063": "a placeholder is no request",
     "next_container-244": "names of sockets",
 }
-BOTH = f"{G1},NVIDIA,1000,10:;{G2},NVIDIA,2000,20:;"
 
 
 def containers_of(vector: Vector) -> tuple[ContainerView, ...]:
@@ -61,17 +60,6 @@ def test_a_placeholder_is_not_served():
         decode_pod_devices(vector.given["annotation"]), containers
     ).items()
     assert (1, "ctr1") == (place, name)
-
-
-def test_what_is_consumed_does_not_decide_who_was_served():
-    """HAMi finds the consumed text empty; here the full text stays, and served rows decide."""
-    assert (
-        "no pending device allocation found"
-        == (vectors("next_container")["next_container-062"].expected["error"])
-    )
-    containers = (a_container(name="a"), a_container(name="b"))
-    pairs = pair_groups(decode_pod_devices(BOTH), containers)
-    assert ["a", "b"] == list(pairs)
 
 
 def test_init_containers_come_first_and_containers_without_gpus_are_skipped():

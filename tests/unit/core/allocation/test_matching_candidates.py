@@ -24,7 +24,6 @@ from tests.builders import (
     a_gpu,
     a_health,
     a_pod,
-    a_row,
     a_share,
     a_shared_gpu,
     an_inventory,
@@ -285,30 +284,6 @@ def admitted(pod: PodView, **options: object) -> Evidence:
 def pod_with(text: str, **changes: object) -> PodView:
     """A pod annotated with that devices text."""
     return a_pod(name="train-1", annotations=annotated(text), **changes)  # type: ignore[arg-type]
-
-
-def test_the_shares_are_those_of_the_annotation() -> None:
-    grant = granted(admitted(pod_with(f"{G2},NVIDIA,4000,40:;")))
-
-    assert grant.shares == (a_share(uuid=G2, memory_mib=4000, core_percent=40),)
-
-
-def test_the_group_of_the_second_container_is_not_the_first_ones() -> None:
-    pod = pod_with(
-        f"{G1},NVIDIA,1000,10:;;{G2},NVIDIA,2000,20:;",
-        containers=(
-            a_container(name="c0"),
-            a_container(name="none", count=0),
-            a_container(name="c2"),
-        ),
-    )
-    row = a_row(pod_uid=pod.uid, pod=pod.name, container="c0", epoch=NOW_KUBELET)
-    scene = knowing(a_scene(pod, rows=(row,), lock=pod), holding(pod, c0=f"{G1}-1"))
-
-    grant = granted(scene)
-
-    assert (grant.candidate.container.name, grant.group) == ("c2", 2)
-    assert grant.shares == (a_share(uuid=G2, memory_mib=2000, core_percent=20),)
 
 
 def test_before_a_refusal_for_room_the_kubelet_is_asked_for_the_pod_in_the_way() -> None:

@@ -215,6 +215,12 @@ TABLE = {
         "annotation hami.io/vgpu-devices-allocated is missing",
         "schedulerName",
     ),
+    "no GPU was written": RefusalCase(
+        RefusalReason.NO_ANNOTATION,
+        given(";"),
+        "annotation hami.io/vgpu-devices-allocated names no GPU",
+        "schedulerName",
+    ),
     "the request was dropped": RefusalCase(
         RefusalReason.DROPPED_REQUEST,
         admitting(DROPPED),

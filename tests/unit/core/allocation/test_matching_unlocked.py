@@ -248,16 +248,3 @@ def test_an_annotation_that_was_edited_gives_no_more_than_was_asked_for(row) -> 
         assert granted(scene, settings=CHECKED)
     else:
         refused_by(scene, RefusalReason.NOT_AS_REQUESTED, settings=CHECKED)
-
-
-def test_the_shares_of_two_containers_cannot_be_swapped() -> None:
-    small, big = (a_container(name=f"c{mib}", asks={"mem": mib}) for mib in (1000, 8000))
-    text = f"{G1},NVIDIA,8000,0:;{G1},NVIDIA,1000,0:;"
-    pod = a_pod(name="train-1", annotations=annotated(text), containers=(small, big))
-
-    refusal = refused_by(
-        knowing(a_scene(pod, lock=pod), holding(pod)),
-        RefusalReason.NOT_AS_REQUESTED,
-        settings=CHECKED,
-    )
-    assert "Container c1000 of pod team-a/train-1 requests 1000 MiB" in refusal.sentence

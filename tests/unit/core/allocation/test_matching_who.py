@@ -315,6 +315,9 @@ def test_a_refused_request_that_a_deleted_pod_may_have_sent_uses_up_no_successor
     assert None is rejected_pod(1, scene, SETTINGS)
     late = changed(scene, now=scene.now + dt.timedelta(seconds=61))
     assert POD.uid == rejected_pod(1, late, SETTINGS)
+    other = named_pod(3)
+    beside = a_scene(POD, gone=(other,), rows=(row_of(other),), lock=POD)
+    assert POD.uid == rejected_pod(1, knowing(beside, holding(POD)), SETTINGS)
 
 
 def test_a_refused_request_that_may_have_been_anothers_uses_up_nobody() -> None:

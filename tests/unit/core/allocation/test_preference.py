@@ -193,8 +193,8 @@ def test_the_operations_stay_within_the_stated_bound_at_any_size(size, share_inc
 
     assert (size if size <= SLICES else 0) == number
     assert GPUS**2 >= calls["closeness"]
-    assert GPUS**2 + GPUS + SLICES >= calls["_rank"]
-    assert size >= calls["take"]
+    assert GPUS**2 + GPUS + SLICES >= calls["rank"]
+    assert size >= calls["pop"]
     assert SLICES + len(must) >= calls["split_slice_id"]
     assert 40 * SLICES + GPUS**2 * (GPUS + 20) + GPUS * number >= calls.total()
 
@@ -211,4 +211,4 @@ def test_the_bound_holds_for_any_offer(data):
     groups = len({one.rpartition("-")[0] for one in available})
     assert (size if size <= every else 0) == number
     assert groups**2 >= calls["closeness"]
-    assert groups**2 + groups + every >= calls["_rank"]
+    assert groups**2 + groups + every >= calls["rank"]

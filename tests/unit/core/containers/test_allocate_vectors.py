@@ -128,35 +128,6 @@ def test_a_text_without_groups_serves_nobody():
         answers(vector.given)
 
 
-def test_the_annotation_names_the_gpu_even_when_the_kubelet_names_another():
-    """HAMi with preferred allocation follows the kubelet, and books the other GPU."""
-    vector = vectors("allocate")["allocate-164"]
-    assert G2 == responses(vector)[0]["envs"]["NVIDIA_VISIBLE_DEVICES"]
-    found, _ = answers(vector.given)
-    assert G1 == dict(found[0].envs)["NVIDIA_VISIBLE_DEVICES"]
-
-
-def test_ids_that_the_kubelet_made_up_only_count():
-    """HAMi fails a pod for an id that looks like a MIG instance and is none."""
-    vector = vectors("allocate")["allocate-168"]
-    assert "unknown device: MIG-unknown" in vector.expected["calls"][0]["error"]
-    found, _ = answers(vector.given)
-    assert G1 == dict(found[0].envs)["NVIDIA_VISIBLE_DEVICES"]
-
-
-@pytest.mark.parametrize(
-    ("number", "error"), [("165", None), ("166", 'pods "gone" not found')], ids=["none", "foreign"]
-)
-def test_the_answer_does_not_depend_on_the_lock(number: str, error: str | None):
-    """HAMi guesses from a list without a lock, and looks a lock's owner up within Allocate.
-
-    Here the right to an answer is decided before an answer is made.
-    """
-    vector = vectors("allocate")[f"allocate-{number}"]
-    assert error == vector.expected["calls"][0]["error"]
-    assert answers(vectors("allocate")["allocate-153"].given) == answers(vector.given)
-
-
 def test_no_memory_means_all_that_is_registered():
     """HAMi writes `0m`: no limit, with which a container reads its GPU's size as 0."""
     vector = vectors("allocate")["allocate-167"]

@@ -1,5 +1,6 @@
 """What one container receives, where HAMi's vectors are silent or we differ."""
 
+import itertools
 import re
 import uuid
 from typing import Any
@@ -68,6 +69,53 @@ def test_a_second_share_of_one_gpu_takes_no_cuda_index_from_the_others():
 def test_bus_ids_are_numbers_however_they_are_written():
     assert pci_key("00000000:0A:00.0") == pci_key("0000:0a:00.0") < pci_key("0000:10:00.0")
     assert pci_key("0000:ff:00.0") < pci_key("0001:00:00.0")
+
+
+BUSES = {
+    "in steps": ("0000:10:00.0", "0000:20:00.0", "0000:30:00.0"),
+    "one digit and two": ("0000:09:00.0", "0000:0a:00.0", "0000:10:00.0"),
+    "several domains": ("0000:f0:00.0", "0001:10:00.0", "0002:01:00.0"),
+    "virtual domains": ("ffff:10:00.0", "10000:10:00.0", "20000:01:00.0"),
+    "as NVML writes them": ("00000000:0A:00.0", "00000000:1B:00.0", "00000001:02:00.0"),
+    "of several forms": ("0000:0A:00.0", "00000000:0b:00.0", "0000:C0:00.0"),
+    "by the device": ("0000:10:02.0", "0000:10:0a.0", "0000:10:10.0"),
+}
+
+
+@pytest.mark.parametrize("buses", BUSES.values(), ids=BUSES)
+@pytest.mark.parametrize("speeds", list(itertools.permutations(range(3))))
+def test_each_gpu_has_its_own_limit_wherever_it_sits(buses, speeds):
+    """HAMi-core limits CUDA's device i by CUDA_DEVICE_MEMORY_LIMIT_i.
+
+    CUDA puts the fastest GPU first, unless it is told to number by bus id.
+    """
+    shares = [
+        GrantedShare(a_share(uuid=f"GPU-{n}", memory_mib=1000 + n), bus, 81559)
+        for n, bus in enumerate(buses)
+    ]
+    envs = dict(edits_of(*reversed(shares)).envs)
+
+    cuda = sorted(range(3), key=lambda n: [int(part, 16) for part in re.split("[:.]", buses[n])])
+    if envs.get("CUDA_DEVICE_ORDER") != "PCI_BUS_ID":
+        cuda.sort(key=speeds.__getitem__, reverse=True)
+    assert [f"{1000 + n}m" for n in cuda] == [
+        envs[f"CUDA_DEVICE_MEMORY_LIMIT_{place}"] for place in range(3)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("buses", "order"),
+    [(BUSES["in steps"], [0, 1, 2]), (("", "0000:10:00.0", "0000:30:00.0"), [1, 2, 0])],
+    ids=["the bus", "the index, where a bus is not known"],
+)
+def test_the_bus_decides_and_not_the_index_that_the_driver_gave_last(buses, order):
+    """A GPU that was plugged in has an index at the end until the driver is loaded again."""
+    shares = [
+        GrantedShare(a_share(uuid=f"GPU-{n}", memory_mib=n), bus, 81559, index=(2, 0, 1)[n])
+        for n, bus in enumerate(buses)
+    ]
+
+    assert order == [one.share.memory_mib for one in cuda_order(reversed(shares))]
 
 
 def test_the_same_request_is_answered_with_equal_bytes():
@@ -233,16 +281,6 @@ def test_with_it_a_container_finds_the_daemons_pipes_and_shares_its_memory(root,
         *plain.mounts,
     ) == edits.mounts
     assert sorted(edits.envs) == list(edits.envs)
-
-
-def test_hami_cores_limits_stay_beside_the_daemon():
-    names = {
-        "CUDA_DEVICE_MEMORY_LIMIT_0",
-        "CUDA_DEVICE_SM_LIMIT",
-        "CUDA_DEVICE_MEMORY_SHARED_CACHE",
-    }
-
-    assert names <= dict(edits_of(granted(), mode="mps", mps_root="/mps").envs).keys()
 
 
 def test_each_resource_has_a_daemon_of_its_own():

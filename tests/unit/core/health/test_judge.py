@@ -29,7 +29,6 @@ ROWS = GpuSigns(rows_failed=True)
 REPORTS: dict[str, DriverEvent | Probe] = {
     "ecc": DriverEvent(EventKind.ECC_DOUBLE, G1),
     "ecc?": DriverEvent(EventKind.ECC_DOUBLE, None),
-    "ecc-corrected": DriverEvent(EventKind.ECC_SINGLE, G1),
     "changed": DriverEvent(EventKind.CHANGED, G1),
     "xid-none": DriverEvent(EventKind.XID, G1),
     "pass": PASSED,

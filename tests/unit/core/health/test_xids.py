@@ -11,7 +11,6 @@ from agent.health.xids import (
     HealthSettings,
     XidClass,
     malformed,
-    read_switches,
     xid_class,
     xid_name,
 )
@@ -43,7 +42,7 @@ def test_the_variables_mean_what_they_mean_to_hami(vector: Vector):
     }
 
     assert ["DP_DISABLE_HEALTHCHECKS", "DP_ENABLE_HEALTHCHECKS"] == list(vector.given)
-    assert vector.expected["healthGoroutineEndsAtOnce"] is judged.switches.off
+    assert vector.expected["healthGoroutineEndsAtOnce"] is judged.off
     assert vector.expected["ignored"] == ignored
 
 
@@ -58,10 +57,12 @@ def test_the_variables_mean_what_they_mean_to_hami(vector: Vector):
     ],
 )
 def test_the_odd_corners_are_those_of_nvidias_plugin(disable, enable, off, ignored):
-    switches = read_switches(disable, enable)
+    judged = settings(disable, enable)
 
-    assert off is switches.off
-    assert ignored == tuple(one for one in (*APPLICATION, 48, 79) if switches.ignores(one))
+    assert off is judged.off
+    assert ignored == tuple(
+        one for one in (*APPLICATION, 48, 79) if xid_class(one, judged) is XidClass.APPLICATION
+    )
 
 
 def test_an_application_xid_that_is_enabled_is_fatal_and_others_keep_their_class():

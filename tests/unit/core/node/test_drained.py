@@ -67,13 +67,11 @@ def test_another_name_is_refused_with_its_place_the_pods_and_what_to_do():
     ) == said(rows("p"), resource=NEW)
 
 
-def test_another_name_and_another_scheduler_are_told_together():
+def test_of_two_settings_the_first_is_told_and_a_scheduler_needs_a_restart():
     told = said(rows("p"), scheduler="none", resource=NEW)
 
     assert told.startswith(
-        "c.yaml:1:12: scheduler cannot change from hami to none while slices are held by a/p and "
-        "c.yaml:2:18: sharing.resourceName cannot change from nvidia.com/gpu to example.com/vgpu "
-        "while slices are held by a/p; running pods go on: "
+        "c.yaml:1:12: scheduler cannot change from hami to none while slices are held by a/p; "
     )
     assert "what holds them, then restart the agent, or set it back;" in told
 

@@ -60,16 +60,6 @@ def test_other_ids_of_the_same_gpu_are_taken_over_and_no_drift():
     assert (OTHER_IDS, 0) == (findings.confirmed[0].slice_ids, findings.drifted)
 
 
-def test_an_init_container_is_confirmed_by_the_file_of_a_kubelet_that_knows_its_pod():
-    row = a_row(role=Role.INIT, epoch=OLD_KUBELET)
-    known, recorded = (held(POD),), {row.key: frozenset(IDS)}
-
-    assert () == found(row, holdings=(held(POD, *IDS),)).confirmed
-    assert () == found(row, holdings=known, recorded={}).confirmed
-    (confirmed,) = found(row, holdings=known, recorded=recorded).confirmed
-    assert (True, NOW_KUBELET) == (confirmed.confirmed, confirmed.epoch)
-
-
 def test_a_row_that_stays_unconfirmed_is_counted_after_a_minute():
     row = a_row()
 
@@ -214,6 +204,7 @@ def test_the_row_of_a_deleted_pod_is_over_when_all_views_say_so_for_a_minute(row
         {"holdings": (held(POD, *IDS, container="other"),)},
         # An init container of a pod that a new kubelet has not taken up.
         {"recorded": {a_row().key: frozenset(IDS)}},
+        {"holdings": (held(POD),), "recorded": {}},
     ],
 )
 @pytest.mark.parametrize("role", [Role.APP, Role.INIT])

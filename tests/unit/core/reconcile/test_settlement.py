@@ -10,7 +10,6 @@ from agent.cluster import Phase, PodTable, PodView, Role, Tombstone
 from agent.ledger import KubeletEpoch, Ledger
 from agent.settle import (
     REFUSED_AT_ONCE,
-    REFUSED_EVENT,
     UNCLAIMED,
     Effect,
     SettlementFacts,
@@ -67,7 +66,7 @@ def a_scene(
 def told(effects: Iterable[Effect]) -> list[str]:
     """Each effect in words: its kind, its phase, and whether it removes a lock."""
     return [
-        " ".join(filter(None, (one.kind.value, one.phase, "+ lock" * one.frees_lock)))
+        " ".join(filter(None, (one.kind.value, one.phase, "+ lock" * bool(one.lock))))
         for one in effects
     ]
 
@@ -92,39 +91,7 @@ def test_our_sentence_is_found_in_the_words_of_the_kubelet(changes, text):
     assert text == refusal_text(rejected(**changes))
 
 
-@pytest.mark.parametrize("annotations", [BOUND, {}], ids=["placed", "never placed"])
-def test_only_the_refused_pod_is_settled_as_failed_and_told_why_until_it_shows(annotations):
-    running = a_pod(uid=a_pod_uid(7), name="other", annotations=BOUND, phase=Phase.RUNNING)
-    ended = a_pod(uid=a_pod_uid(8), name="done", annotations=BOUND, phase=Phase.FAILED)
-    refused = rejected(annotations=annotations)
-
-    scene = a_scene(running, refused, ended, lock_stamp=None)
-    (settle,) = owed(scene)
-    (event,) = events_of((settle,), scene)
-
-    assert {refused.uid} == {settle.pod_uid, event.pod_uid}
-    assert (["settle-pod failed"], ()) == (told((settle,)), settle.groups)
-    assert (REFUSED_EVENT, SENTENCE, True) == (event.reason, event.text, event.warning)
-    settled = changed(refused, annotations={**annotations, PHASE: "failed"})
-    assert () == owed(a_scene(settled, lock_stamp=None))
-
-
 STAMPS = [NOON, NOON - dt.timedelta(days=9000), NOON + dt.timedelta(days=9000)]
-BIND_TIMES = ["", "soon", "0", "99999999999", str(int(NOON.timestamp()))]
-"""A tenant can write bind-time, and the scheduler's clock is not ours."""
-
-
-@pytest.mark.parametrize("stamp", STAMPS)
-@pytest.mark.parametrize("bind_time", BIND_TIMES)
-@pytest.mark.parametrize("phase", [Phase.FAILED, Phase.SUCCEEDED])
-def test_the_lock_of_a_terminal_owner_goes_behind_a_patch_with_its_uid(phase, bind_time, stamp):
-    ended = changed(POD, phase=phase, annotations={**BOUND, "hami.io/bind-time": bind_time})
-
-    (effect,) = owed(a_scene(ended, lock_stamp=stamp))
-
-    assert (PROVED, ended.uid) == (told([effect]), effect.pod_uid)
-    assert a_lock(stamp=stamp).value == effect.lock
-    assert () == owed(a_scene(ended, lock_stamp=stamp, synced=False))
 
 
 def test_a_refused_owner_is_settled_told_and_its_lock_goes():
@@ -149,7 +116,7 @@ def test_the_lock_of_a_pod_that_was_answered_in_full_goes_by_its_text_or_behind_
     namesake = a_pod(uid=a_pod_uid(9), annotations={})
 
     scene = a_scene(POD, ledger=ledger, lock_stamp=stamp)
-    (effect,) = (one for one in owed(scene) if one.frees_lock)
+    (effect,) = (one for one in owed(scene) if one.lock)
     assert (RELEASED if noted == text else PROVED) == told([effect])
     assert text == effect.lock
 

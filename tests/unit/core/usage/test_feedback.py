@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.hami.region import Region, RegionChange, RegionReading, RegionState
+from agent.hami.region import Region, RegionChange, RegionState
 from agent.ledger import Row
 from agent.model import GpuUuid
 from agent.sandbox.hami_core import HAMI_2_8_0, HAMI_2_8_1, HAMI_2_8_2, HAMI_2_9_0, HamiCoreLibrary
 from agent.usage import ACTIVE_FOR, HIGHEST_RECENT, Feedback, feedback, region_user, uses_sm
 from tests.builders import G1, G2, NOON, a_row, a_share, a_uuid
 from tests.fakes.limiter import LimitedProcess
-from tests.fakes.regions import a_process, a_region, changed
+from tests.fakes.regions import RegionReading, a_process, a_region, changed
 from tests.fakes.scheduler_vectors import load_cases
 
 # Containers on GPUs of a simulated node: kernels of HAMi-core, and rounds of feedback.

@@ -12,13 +12,12 @@ from agent.hami.region import (
     RegionGpu,
     RegionLayout,
     RegionProcess,
-    RegionReading,
     RegionState,
     RegionSums,
 )
 from agent.usage import ContainerGpuUse, ContainerUse, use_of
 from tests.builders import G1, G2, NOON, a_uuid
-from tests.fakes.regions import a_process, a_region
+from tests.fakes.regions import RegionReading, a_process, a_region
 
 NOW = dt.datetime(2026, 11, 26, 12, tzinfo=dt.UTC)
 BEFORE = NOW - dt.timedelta(seconds=30)

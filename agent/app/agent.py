@@ -1,0 +1,454 @@
+"""The agent of one node: its services, made in the order in which they need each other.
+
+The standing task of each service is added to its tier next to where the service is made.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from functools import partial
+
+import msgspec
+
+from agent.allocate.edits import check_library
+from agent.allocate.plain import PlainAllocation
+from agent.allocate.service import AllocateStep, Allocation, HamiAllocation
+from agent.app.adapters import Adapters, SharedCells
+from agent.app.settings import SettingsPorts, SettingsService
+from agent.cluster import PodTable
+from agent.errors import Refusal, StateError
+from agent.health.watch import HealthWatch
+from agent.host.files import DirectoryWatch, follow_files
+from agent.host.node import CgroupContainers
+from agent.host.process import Systemd
+from agent.inventory import (
+    Cue,
+    Discovery,
+    InventoryKeeper,
+    NodeCheck,
+    Samples,
+    Withholder,
+)
+from agent.kit.cell import Cell
+from agent.kit.tasks import Task
+from agent.kit.timing import Tally
+from agent.kube.api import KubeNode, KubePods
+from agent.kube.client import Connection, KubeSession
+from agent.kube.events import EventPoster
+from agent.kube.watches import NodeWatch, PodWatch, RecentlyRegistered
+from agent.kubelet.door import PluginServer, check_directory
+from agent.kubelet.register import KubeletWatch, Registration, Rival, Rivals
+from agent.ledger import LastGood, Row
+from agent.model import GpuUuid, Scan, SliceId
+from agent.reconcile import Clearing, Reconcile, check_start
+from agent.regions import ContainerProcesses, HostRegions
+from agent.report import (
+    NodeEventQueue,
+    ReportCells,
+    Reporter,
+    ReportState,
+    follow_cordons,
+    follow_gpus,
+    follow_left_out,
+    keep_condition,
+)
+from agent.settings.reading import SourcesRead
+from agent.settings.schema import Settings
+from agent.settings.sources import Sources
+from agent.settle import Settlement
+from agent.state import NodeJournal, Recovered, StateService
+from agent.usage import ContainerUsage
+from agent.witness import KubeletRecordsFile, PodResourcesWitness
+
+# Seconds before each restart of a task, the last of them repeatedly, and their jitter.
+SOCKET = (0.1, 0.5, 1.0, 10.0), 0.0
+REGISTER = (0.05, 0.1, 0.5, 1.0, 10.0), 0.2
+DRIVER = (0.5, 1.0, 5.0, 30.0), 0.0
+WEB = (0.5, 1.0, 10.0, 30.0), 0.0
+KUBELET = (1.0, 5.0, 15.0, 60.0), 0.0
+API = (1.0, 2.0, 5.0, 15.0, 60.0), 0.3
+
+
+class StartFacts(msgspec.Struct, frozen=True):
+    """What was found on the host before anything runs: the recovered state, and the settings.
+
+    `start`: the settings as they were read. `settings`: those that the rows of the state allow.
+    `stored`: the last good settings on disk.
+    """
+
+    boot_id: str
+    recovered: Recovered
+    start: SourcesRead
+    settings: Settings
+    stored: LastGood | None = None
+
+
+class NodeAgent:
+    """The services of one node, around their cells and ports. Nothing runs until the tiers do.
+
+    - `writers`, `services`, `doors`: the tiers. The doors stop first, then what knows the node,
+      then the writer of the state.
+    - `stop`: set to end the process. `asked`: set to request that the settings are read now.
+      `look`: see SettingsPorts.
+    - `notices`: Events that wait for the API server. `journal`: what happened lately.
+    - `session`, `events`, `report`: None in plain mode, which has no API server.
+    - `reported`: whether the API server holds the report.
+    - `api_tallies`: counters of what talks to the API server.
+    """
+
+    def __init__(
+        self,
+        found: StartFacts,
+        adapters: Adapters,
+        connection: Connection,
+        notifier: Systemd,
+        stop: asyncio.Event,
+        asked: asyncio.Event,
+        look: Callable[[SourcesRead | None, Sources], Awaitable[SourcesRead]],
+    ) -> None:
+        self.found = found
+        self.adapters = adapters
+        settings, before = found.settings, found.recovered.state
+        clock, chance, plugins = adapters.clock, adapters.random, settings.paths.plugins
+        self.observes = settings.observe
+
+        # The facts, their file, and what people are told.
+        self.facts = facts = SharedCells(settings)
+        self.state = state = StateService(
+            disk=adapters.disk, recovered=before, boot_id=found.boot_id
+        )
+        self.writers = [Task("state", state.run)]
+        self.journal = NodeJournal(clock)
+        self.notices = NodeEventQueue(self.journal.changed)
+        say = self.notices.say
+
+        # What the kubelet asks, and what it is offered.
+        fence = self._check_start if settings.fenced else None
+        self.server = PluginServer(plugins, facts.resource, facts.slices, chance, fence)
+        self.keeper = InventoryKeeper(
+            facts.inventory,
+            facts.sharing,
+            clock,
+            state.health,
+            facts.edits,
+            adapters.cdi.names,
+            facts.slices,
+        )
+        self.keeper.hold(state.ledger.value.held_ids())
+
+        # The settings, which depend on the Node's labels, its GPUs and the rows.
+        outside = SettingsPorts(
+            look=look,
+            asked=asked,
+            disk=adapters.disk,
+            notifier=notifier,
+            refresh=self.keeper.refresh,
+            say=say,
+            stop=stop,
+            ledger=state.ledger,
+            calls=self.server.traffic.admissions,
+        )
+        self.settings = SettingsService(found.start, settings, facts, outside)
+        self.settings.recall(found.stored)
+
+        # The GPUs.
+        self.discovery = Discovery(adapters.driver, self._scanned, ill=self._is_ill)
+        self.health = HealthWatch(
+            driver=adapters.driver,
+            inventory=facts.inventory,
+            judged=self.keeper.judged,
+            remember=state.remember,
+            changed=self.discovery.rescan,
+            settings=settings.health,
+            clock=clock,
+            recalled=state.health,
+            boot_changed=bool(before.boot_id) and before.boot_id != found.boot_id,
+        )
+        self.samples = Samples(adapters.driver, facts.inventory, clock)
+        self.recent = RecentlyRegistered(facts.inventory)
+
+        # The kubelet's directory, and the registration there.
+        self._kubelet_name = settings.paths.kubelet_socket.name
+        directory = DirectoryWatch(plugins, self._sockets, self._kubelet_name)
+        self.kubelet = KubeletWatch(directory, self._heard)
+        streams = self.server.traffic.streams
+        self.registration = Registration(
+            facts.resource, self.server, directory, adapters.registrar, streams, chance
+        )
+        self._rival = Rival(plugins, facts.resource)
+        self.rivals = Rivals(self._rival, self.registration, say)
+
+        # Whether new pods can be answered, and what ended pods leave behind.
+        self.withholder = Withholder(self._node_checks(), self.keeper.withhold, say, self._cues())
+        self.clearing = Clearing(adapters.hooks, adapters.hooks.set_aside, say)
+
+        left_out = self.keeper.left_out
+        self.services = [
+            Task("settings", self.settings.run),
+            Task("inventory", self.keeper.run),
+            Task("left_out", partial(follow_left_out, left_out, facts.inventory, say)),
+            Task(
+                "gpu_events",
+                partial(follow_gpus, facts.inventory, state.ledger, facts.pods, left_out, say),
+            ),
+            Task("cordons", partial(follow_cordons, facts.node, facts.inventory, say)),
+            Task("held", self._follow_held),
+            Task("discovery", self._discover, DRIVER),
+            Task("health", self.health.run, DRIVER),
+            Task("samples", self.samples.run, DRIVER),
+            Task("kubelet", self.kubelet.run),
+            Task("recent", self.recent.run),
+        ]
+        self.doors: list[Task] = []
+        # Who only observes acts on no pod, lock, row or directory.
+        if not self.observes:
+            self.services += [
+                Task("withholder", self.withholder.run),
+                Task("clearing", self.clearing.run),
+                Task("room", self.clearing.follow_room),
+            ]
+            self.doors += [
+                Task("plugin", self.server.run, SOCKET),
+                Task("registration", self._register, REGISTER),
+                Task("rival", self.rivals.run, SOCKET),
+            ]
+        self._join_answers(connection)
+
+    def _join_answers(self, connection: Connection) -> None:
+        """Make what answers the kubelet, and what follows from the answers."""
+        settings, adapters, say = self.found.settings, self.adapters, self.notices.say
+        facts, state, paths = self.facts, self.state, settings.paths
+        clock, chance, hooks = adapters.clock, adapters.random, adapters.hooks
+        name, observes, traffic = settings.node, settings.observe, self.server.traffic
+        self.usage = ContainerUsage(
+            HostRegions(settings.hook_path, adapters.regions, ContainerProcesses(paths.cgroup)),
+            state.ledger,
+            facts.pods,
+            facts.inventory,
+            clock,
+            say,
+            switches=settings.feedback and not observes,
+            observes=observes,
+        )
+        self.services.append(Task("usage", self.usage.run))
+        self.witness = PodResourcesWitness(paths.pod_resources_socket)
+        records = KubeletRecordsFile(paths.plugins, adapters.worker)
+        self.session: KubeSession | None = None
+        self.events: EventPoster | None = None
+        self.report: Reporter | None = None
+        self.reported = Cell(ReportState())
+        self.api_tallies: tuple[Tally, ...] = ()
+        post_event = None
+        if settings.plain is not None:
+            table, adopt = Cell(PodTable(synced=True)), None
+            allocation: Allocation = PlainAllocation(
+                commit=state.commit,
+                say=say,
+                noted=self.refused,
+                inventory=facts.inventory,
+                ledger=state.ledger,
+                edits=facts.edits,
+                epoch=self.kubelet.now,
+                hooks=hooks,
+                clock=clock,
+                chance=chance,
+                settings=settings.plain,
+            )
+        else:
+            self.session = session = KubeSession(connection, chance, observes=observes)
+            self.events = EventPoster(session, name, clock)
+            post_event = None if observes else self.events.post
+            pod_api = KubePods(session, name, settings.sharing.resource)
+            node_api = KubeNode(session, name)
+            node = NodeWatch(node_api, facts.node, chance)
+            pods = PodWatch(pod_api, facts.pods, clock, chance, facts.resource)
+            allocation = beside = HamiAllocation(
+                commit=state.commit,
+                say=say,
+                noted=self.refused,
+                pods=facts.pods,
+                node=facts.node,
+                inventory=facts.inventory,
+                ledger=state.ledger,
+                outlived=facts.outlived,
+                match=facts.match,
+                edits=facts.edits,
+                registered=self.recent.greatest,
+                witness=self.witness,
+                records=records,
+                containers=CgroupContainers(paths.cgroup, adapters.worker),
+                hooks=hooks,
+                refresh=pods.refresh,
+                look_at_pod=pods.look,
+                look_at_node=node.refresh,
+                epoch=self.kubelet.now,
+                streams=traffic.streams,
+                clock=clock,
+                look=node.look,
+            )
+            table, adopt = facts.pods, beside.adopt
+            self.report = report = Reporter(
+                node_api,
+                ReportCells(facts.inventory, facts.node, node.returns, facts.report, self.reported),
+                node.saw,
+                say,
+                clock,
+                chance,
+                observes=observes,
+            )
+            # Beside those about the Node: Events that tenants can cause must not hide a bad GPU.
+            pod_events = NodeEventQueue()
+            pod_events.unposted = self.notices.unposted
+            settlement = Settlement(
+                pods=facts.pods,
+                node=facts.node,
+                ledger=state.ledger,
+                outlived=facts.outlived,
+                node_api=node_api,
+                pod_api=pod_api,
+                say=pod_events.say,
+                clock=clock,
+                random=chance,
+            )
+
+            async def report_labelled() -> None:
+                # The Node's labels come before the first report: profiles may depend on them.
+                await self.settings.labelled.wait()
+                await report.run()
+
+            self.services.append(Task("node", node.run, API))
+            self.doors.append(Task("report", report_labelled, API))
+            if not observes:
+                post_all = partial(pod_events.post_all, post_event)
+                self.services += [
+                    Task("pods", pods.run, API),
+                    Task("kubelet_start", beside.run),
+                    Task("settlement", settlement.run, API),
+                    Task("pod_announcer", post_all, API),
+                ]
+                if settings.node_condition:
+                    write = node_api.set_condition
+                    condition = partial(keep_condition, write, facts.inventory, facts.node, clock)
+                    self.services.append(Task("condition", condition, API))
+            self.api_tallies = (
+                node.restarts,
+                pods.restarts,
+                report.writes,
+                report.failures,
+                settlement.results,
+                self.events.posted,
+                session.requests,
+                session.received,
+            )
+        self.allocation = self.server.allocator = allocation
+        self.reconcile = Reconcile(
+            pods=table,
+            ledger=state.ledger,
+            epoch=self.kubelet.epoch,
+            taken=allocation.taken,
+            rivals=self.rivals.gone,
+            calls=traffic.admissions,
+            witness=self.witness,
+            records=records,
+            hooks=hooks,
+            clock=clock,
+            resource=lambda: facts.resource.value,
+            adopt=adopt,
+            commit=state.commit,
+        )
+        if not observes:
+            self.services.append(Task("reconcile", self.reconcile.run, KUBELET))
+        announce = partial(self.notices.post_all, post_event)
+        self.services.append(Task("announcer", announce, API))
+
+    # What passes between the services.
+
+    def refused(self, refusal: Refusal, row: Row | None) -> None:
+        """Record a refusal, and check whether the node would refuse every new pod."""
+        self.journal.refused(refusal, row)
+        self.withholder.refused(str(refusal))
+
+    def _scanned(self, scan: Scan) -> None:
+        """Update the settings first: they may depend on the GPUs."""
+        listed = self.settings.saw_gpus(scan)
+        if listed is not None:
+            self.keeper.found(listed)
+        self.health.scanned(scan)
+
+    def _is_ill(self, uuid: GpuUuid) -> bool:
+        shared = self.facts.inventory.value.find(uuid)
+        return shared is not None and shared.health.ill
+
+    def _sockets(self) -> tuple[str, ...]:
+        """The names to watch in the kubelet's directory. They change."""
+        return (self._kubelet_name, *filter(None, (self.server.endpoint, *self._rival.names)))
+
+    def _heard(self, name: str) -> None:
+        """Take note that a socket came or went. The empty name stands for all."""
+        self.registration.heard(name)
+        self.rivals.heard(name)
+
+    def _check_start(self, ids: tuple[SliceId, ...]) -> None:
+        """Check that the container that holds these slices may start. Raises Refusal."""
+        check_start(self.state.ledger.value, ids)
+
+    async def _follow_held(self) -> None:
+        """Pass the ids in use to the inventory, so that they stay listed."""
+        async for ledger in self.state.ledger.follow():
+            self.keeper.hold(ledger.held_ids())
+
+    async def _discover(self) -> None:
+        # The Node's labels come before the first scan: the first list may depend on them.
+        await self.settings.await_labels()
+        await self.discovery.run()
+
+    async def _register(self) -> None:
+        """Keep registered from the first list on: an empty one would remove every slice."""
+        await self.facts.slices.until(lambda listed: listed.generation > 0)
+        await self.registration.run()
+
+    def _node_checks(self) -> tuple[NodeCheck, ...]:
+        """The node checks that the settings need: what they find would refuse every new pod."""
+        adapters, error = self.adapters, self.state.error
+        with_core = self._mounts_core
+
+        async def state() -> None:
+            if error.value:
+                raise StateError(error.value)
+            await adapters.disk.check()
+
+        async def files() -> None:
+            facts = await adapters.hooks.facts()
+            if with_core:
+                check_library(facts)
+
+        call, plugins = adapters.worker.call, self.found.settings.paths.plugins
+        core = (NodeCheck(AllocateStep.DIRECTORY, adapters.hooks.check, turn=3),)
+        return (
+            NodeCheck(AllocateStep.WRITE, state, turn=2),
+            NodeCheck(AllocateStep.HOOK, partial(call, adapters.driver.check), turn=3),
+            NodeCheck(AllocateStep.HOOK, files, turn=3),
+            *(core if with_core else ()),
+            NodeCheck(AllocateStep.HOOK, partial(call, check_directory, plugins), turn=3),
+        )
+
+    def _cues(self) -> tuple[Cue, ...]:
+        """What tells at once that a check may have another result.
+
+        Full disks and changed rights are not reported by the kernel.
+        """
+
+        async def written(look: Callable[[], None]) -> None:
+            async for _ in self.state.error.follow():
+                look()
+
+        async def library(look: Callable[[], None]) -> None:
+            # Not on the thread that reads settings: this file system is another one, and may hang.
+            await follow_files(self.adapters.hooks.mounted, look, self.adapters.worker)
+
+        return (written, library) if self._mounts_core else (written,)
+
+    @property
+    def _mounts_core(self) -> bool:
+        """Plain mode without limits mounts nothing of HAMi-core and makes no directories."""
+        plain = self.found.settings.plain
+        return plain is None or plain.memory_limits
