@@ -195,7 +195,9 @@ def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
         text = f"{', '.join(given)}: the agent of {args.node} has settings of its own"
         return fail("doctor", text, USAGE)
     findings = (
-        _in_pod(args, environ) if args.node else asyncio.run(_findings(args, environ, groups))
+        _in_pod(args, environ)
+        if args.node is not None
+        else asyncio.run(_findings(args, environ, groups))
     )
     columns, every = terminal_width(environ, UNFOLDED), args.output == "wide"
     lines = folded(finding_lines(findings, every=every), columns, painter(environ))
@@ -241,9 +243,9 @@ def _in_pod(args: argparse.Namespace, environ: Mapping[str, str]) -> list[Findin
         raise Unreachable(cap(said.err.strip() or said.failure or str(error))) from error
     return [
         Finding(
-            one.id,
+            cap(one.id, _INDENT),
             "WRONG" if one.verdict == "wrong" else one.verdict,
-            *(one.subject, one.said, one.advice, one.means),
+            *(one.subject, one.said, one.advice, cap(one.means, _LONGEST)),
         )
         for one in found.findings
     ]

@@ -61,7 +61,7 @@ from agent.sandbox.scheduler.model import SchedulerSettings
 from agent.status import StatusDocument, counted, open_envelope, span
 
 PROGRAM: Final = "hami-agent-explain"
-USE_DEADLINE: Final = 3.0
+USE_DEADLINE: Final = 10.0
 """Seconds for the agent to say what the pod uses."""
 KINDS: Final = {
     **dict.fromkeys(("pod", "po"), "Pod"),

@@ -55,6 +55,7 @@ class Library(msgspec.Struct, frozen=True):
     config_errors: tuple[type[Exception], ...]
     http_errors: tuple[type[Exception], ...]
     tls_errors: tuple[type[Exception], ...]
+    handshake_errors: tuple[type[Exception], ...]
 
 
 def load() -> Library:
@@ -85,6 +86,7 @@ def load() -> Library:
         config_errors=(_get(f"{ROOT}.config.config_exception", "ConfigException"),),
         http_errors=(exceptions.ClientError, _get("aiohttp.http_exceptions", "LineTooLong")),
         tls_errors=(exceptions.ClientSSLError,),
+        handshake_errors=(exceptions.WSServerHandshakeError,),
     )
 
 
@@ -321,8 +323,8 @@ MERGE_PATCH = "application/merge-patch+json"
 STRATEGIC_PATCH = "application/strategic-merge-patch+json"
 METADATA_ONLY = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json"
 """Half the bytes of a Node, little of a pod; a server without support sends all."""
-EXECUTION = 30.0
-"""Seconds for a command in a container: on a busy node Python alone takes some to start."""
+EXECUTION = 60.0
+"""Seconds for a command in a container: `doctor` waits 34 s for peers of which none answers."""
 EXEC_PROTOCOL = "v4.channel.k8s.io"
 """Binary frames whose first byte is the channel: 1 output, 2 errors, 3 the result (Status)."""
 METHODS: Mapping[str, str] = {"create": "POST", "patch": "PATCH"}
@@ -500,22 +502,32 @@ class KubeSession:
         """
         written = defaultdict[int, bytearray](bytearray)
         with self._failures_of(request):
-            async with self._lag.within(EXECUTION):
-                client = await self._other_than(None)
-                url = client.configuration.host + request.path
-                protocols = (EXEC_PROTOCOL,)
-                frames = client.rest.pool_manager.ws_connect(
-                    url,
-                    params=request.query,
-                    headers=await self._identity(client),
-                    protocols=protocols,
-                )
-                async with frames as answer:
+            client = await self._other_than(None)
+            try:
+                async with (
+                    self._lag.within(EXECUTION),
+                    client.rest.pool_manager.ws_connect(
+                        client.configuration.host + request.path,
+                        params=request.query,
+                        headers=await self._identity(client),
+                        protocols=(EXEC_PROTOCOL,),
+                        proxy=client.rest.proxy,
+                        proxy_headers=client.rest.proxy_headers,
+                        server_hostname=client.rest.server_hostname,
+                    ) as answer,
+                ):
                     async for frame in answer:
                         if isinstance(frame.data, bytes) and frame.data:
                             written[frame.data[0]] += frame.data[1:]
                         if sum(map(len, written.values())) > BODY_LIMIT:
                             raise ApiError(f"{request.what}: the answer is longer than 10 MiB")
+            except TimeoutError as error:
+                text = f"{request.what}: the command has not ended within {EXECUTION:g} s"
+                raise ApiError(text) from error
+            except client.library.handshake_errors as error:
+                # A handshake loses the text of its answer: without one the server refuses alike.
+                await self.call(request)
+                raise ApiError(f"{request.what}: the server opens no websocket: {error}") from error
         return _executed(request, written)
 
     async def _authorized(self, request: ApiRequest) -> "ClientResponse":
@@ -581,7 +593,7 @@ class KubeSession:
             return present  # no other request waits for a renewal, which may take seconds
         async with self._lock:
             if self._closed:
-                raise ApiError("the connection to the API server was closed")
+                raise ConnectionError("the session was closed")
             old = self._client
             if old is not None and old is not refused:
                 return old
@@ -618,8 +630,6 @@ class KubeSession:
         except self._failures as error:
             if isinstance(error, SettingsError):
                 raise ApiError(f"{request.what}: {error}") from error
-            if status := getattr(error, "status", 0):  # a handshake was refused, without a body
-                raise refused(request.what, status) from error
             reason = cap(str(error) or type(error).__name__, 160)
             raise ApiError(
                 f"{request.what}: no answer from the API server ({reason}); reached through "
@@ -644,7 +654,8 @@ def _executed(request: ApiRequest, written: defaultdict[int, bytearray]) -> Exec
         status = msgspec.json.decode(bytes(written[3]), type=ExecStatus)
     except msgspec.DecodeError as error:
         raise ApiError(f"{request.what}: it ended without a result") from error
-    failure = "" if status.status == "Success" else cap(status.message or status.reason)
+    said = cap(status.message or status.reason or "it failed")
+    failure = "" if status.status == "Success" else said
     err = bytes(written[2]).decode(errors="replace")
     return Executed(bytes(written[1]), err, failure)
 

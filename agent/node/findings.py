@@ -117,7 +117,8 @@ class Finding(msgspec.Struct, frozen=True):
     @property
     def consequence(self) -> str:
         """What the finding means for pods; empty: nothing is wrong."""
-        return "" if self.verdict == "ok" else self.means or CHECKS[self.group][self.check]
+        known = CHECKS.get(self.group, {}).get(self.check, "")
+        return "" if self.verdict == "ok" else self.means or known
 
 
 class When(msgspec.Struct, frozen=True):

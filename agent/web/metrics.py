@@ -85,10 +85,6 @@ class MetricSources(msgspec.Struct, frozen=True):
 _Labels: TypeAlias = tuple[str, ...]
 _Values: TypeAlias = Iterable[tuple[_Labels, float]]
 """The values of the labels, and the number, of each series of a family."""
-_Series: TypeAlias = tuple[str, str, _Labels]
-"""Name, help and labels of one of HAMi's families."""
-_Value: TypeAlias = tuple[str, _Labels, float]
-"""The key of one of HAMi's families, the values of its labels, and the number."""
 
 
 class _Scrape(msgspec.Struct, frozen=True):
@@ -128,7 +124,10 @@ class _Scrape(msgspec.Struct, frozen=True):
 
 
 _Family: TypeAlias = tuple[str, str, _Labels, Callable[[_Scrape], _Values]]
-"""Name without prefix, help, labels and values. What is not known has no series."""
+"""Name, help, labels and values. What is not known has no series.
+
+A name that ends with _total is a counter's, and each other one a gauge's.
+"""
 
 
 def _gpu_info(at: _Scrape) -> _Values:
@@ -186,7 +185,7 @@ def _limits(at: _Scrape) -> _Values:
 
 _OWN: Final[tuple[_Family, ...]] = (
     (
-        "build_info",
+        "hami_agent_build_info",
         "Version and build of this agent; the value is 1.",
         ("version", "revision", "python", "profile"),
         lambda at: [
@@ -194,31 +193,31 @@ _OWN: Final[tuple[_Family, ...]] = (
         ],
     ),
     (
-        "driver_info",
+        "hami_agent_driver_info",
         "Version of the NVIDIA driver; the value is 1.",
         ("version",),
         lambda at: [((version,), 1) for version in (at.facts.inventory.driver_version,) if version],
     ),
     (
-        "ready",
+        "hami_agent_ready",
         "1 for each condition of readiness that holds.",
         ("condition",),
         lambda at: [((one.name,), one.ok) for one in at.facts.checks if one.required],
     ),
     (
-        "degraded",
+        "hami_agent_degraded",
         "1 for each failing check that pods do not notice.",
         ("reason",),
         lambda at: [((one.name,), not one.ok) for one in at.facts.checks if not one.required],
     ),
     (
-        "gpu_info",
+        "hami_agent_gpu_info",
         "One series per GPU; the label gpu is its index in all series.",
         ("gpu", "uuid", "model", "pci", "numa", "mode"),
         _gpu_info,
     ),
     (
-        "gpu_health",
+        "hami_agent_gpu_health",
         "1 for the present condition of each GPU, else 0.",
         ("gpu", "state"),
         lambda at: [
@@ -228,13 +227,13 @@ _OWN: Final[tuple[_Family, ...]] = (
         ],
     ),
     (
-        "gpu_health_since_timestamp_seconds",
+        "hami_agent_gpu_health_since_timestamp_seconds",
         "Unix time at which the present condition of each GPU began.",
         GPU,
         lambda at: [((name,), gpu.health.since.timestamp()) for name, gpu in at.gpus],
     ),
     (
-        "gpu_served",
+        "hami_agent_gpu_served",
         (
             "1 while the health of a GPU lets new containers have it, else 0; runbook is the id to "
             "look up."
@@ -246,19 +245,19 @@ _OWN: Final[tuple[_Family, ...]] = (
         ],
     ),
     (
-        "slices",
+        "hami_agent_slices",
         "Slices of each GPU in the kubelet's list by reported health.",
         ("gpu", "state"),
         _slices,
     ),
     (
-        "slices_allocated",
+        "hami_agent_slices_allocated",
         "Slices of each GPU that containers hold.",
         GPU,
         _slices_allocated,
     ),
     (
-        "memory_promised_bytes",
+        "hami_agent_memory_promised_bytes",
         "Bytes of each GPU promised to pods that have not ended: what the next pod finds taken.",
         GPU,
         lambda at: [
@@ -267,13 +266,13 @@ _OWN: Final[tuple[_Family, ...]] = (
         ],
     ),
     (
-        "memory_sellable_bytes",
+        "hami_agent_memory_sellable_bytes",
         "Bytes of each GPU that are registered, after scaling.",
         GPU,
         lambda at: [((name,), gpu.registered_mib * MIB) for name, gpu in at.gpus],
     ),
     (
-        "gpu_utilization_ratio",
+        "hami_agent_gpu_utilization_ratio",
         "Share of the time in which a kernel ran, 0 to 1.",
         GPU,
         lambda at: [
@@ -283,7 +282,7 @@ _OWN: Final[tuple[_Family, ...]] = (
         ],
     ),
     (
-        "gpu_memory_utilization_ratio",
+        "hami_agent_gpu_memory_utilization_ratio",
         "Share of the time in which memory was read or written, 0 to 1.",
         GPU,
         lambda at: [
@@ -293,7 +292,7 @@ _OWN: Final[tuple[_Family, ...]] = (
         ],
     ),
     (
-        "gpu_memory_used_bytes",
+        "hami_agent_gpu_memory_used_bytes",
         "Bytes of each GPU's memory in use by any process.",
         GPU,
         lambda at: [
@@ -301,7 +300,7 @@ _OWN: Final[tuple[_Family, ...]] = (
         ],
     ),
     (
-        "container_regions",
+        "hami_agent_container_regions",
         "Containers by the state of HAMi-core's shared region, which says what they use.",
         ("state",),
         _regions,
@@ -309,13 +308,13 @@ _OWN: Final[tuple[_Family, ...]] = (
 )
 _OF_CONTAINERS: Final[tuple[_Family, ...]] = (
     (
-        "container_memory_promised_bytes",
+        "hami_agent_container_memory_promised_bytes",
         "Bytes of each GPU's memory promised to a container; none: it has no limit.",
         SHARE,
         _memory_promised,
     ),
     (
-        "container_cores_promised_ratio",
+        "hami_agent_container_cores_promised_ratio",
         "Share of each GPU's compute promised to a container, 0 to 1; 0: it has no limit.",
         SHARE,
         lambda at: [
@@ -325,13 +324,13 @@ _OF_CONTAINERS: Final[tuple[_Family, ...]] = (
         ],
     ),
     (
-        "container_slices_promised",
+        "hami_agent_container_slices_promised",
         "Slices of each GPU promised to a container.",
         SHARE,
         lambda at: [(at.part(uuid, holder), 1) for holder, row in at.given for uuid in row.gpus],
     ),
     (
-        "container_limits_info",
+        "hami_agent_container_limits_info",
         (
             "Who keeps a container's limits (hami-core, none, or unknown: its pod is not known), "
             "and when its compute limit applies (default: beside other busy containers, force, "
@@ -341,25 +340,25 @@ _OF_CONTAINERS: Final[tuple[_Family, ...]] = (
         _limits,
     ),
     (
-        "container_memory_used_bytes",
+        "hami_agent_container_memory_used_bytes",
         "Bytes of each GPU's memory that a container uses, as HAMi-core counts them.",
         SHARE,
         lambda at: [(part, gpu.memory.total) for part, gpu in at.gpus_used],
     ),
     (
-        "container_memory_limit_bytes",
+        "hami_agent_container_memory_limit_bytes",
         "Bytes of each GPU's memory to which HAMi-core limits a container now.",
         SHARE,
         lambda at: [(part, gpu.memory_limit) for part, gpu in at.gpus_used if gpu.memory_limit > 0],
     ),
     (
-        "container_utilization_ratio",
+        "hami_agent_container_utilization_ratio",
         "Share of each GPU's compute that a container uses, 0 to 1.",
         SHARE,
         lambda at: [(part, min(gpu.sm_percent, 100) / 100) for part, gpu in at.gpus_used],
     ),
     (
-        "container_cores_limit_ratio",
+        "hami_agent_container_cores_limit_ratio",
         "Share of each GPU's compute to which HAMi-core limits a container now, 0 to 1.",
         SHARE,
         lambda at: [
@@ -369,7 +368,7 @@ _OF_CONTAINERS: Final[tuple[_Family, ...]] = (
         ],
     ),
     (
-        "container_idle_seconds",
+        "hami_agent_container_idle_seconds",
         "Seconds since a process of a container last started a kernel.",
         CONTAINER,
         lambda at: [
@@ -379,7 +378,7 @@ _OF_CONTAINERS: Final[tuple[_Family, ...]] = (
         ],
     ),
     (
-        "container_processes",
+        "hami_agent_container_processes",
         "Processes of a container that use its GPUs.",
         CONTAINER,
         lambda at: [
@@ -389,6 +388,184 @@ _OF_CONTAINERS: Final[tuple[_Family, ...]] = (
         ],
     ),
 )
+
+
+# The series of HAMi's vGPUmonitor, by HAMi's names, labels and scales.
+#
+# Source: HAMi v2.10 cmd/vGPUmonitor/metrics.go, pkg/metrics/metrics.go; HAMi #2732 (temperature,
+# power, ECC) and #2808.
+
+ZONE: Final = "vGPU"
+UUID_LENGTH: Final = 40
+TYPE_PREFIX: Final = "NVIDIA-"
+"""Before every name, also before one that begins with it. The register annotation differs."""
+WHOLE: Final = 2**64
+"""HAMi's sums are of 64 bits without a sign."""
+
+_NODE: Final = ("node", "device_index", "device_uuid", "device_type", "zone")
+_CONTAINER: Final = ("namespace", "pod", "container", "vdevice_index", "device_uuid", "zone")
+_OLD_NODE: Final = ("nodeid", "deviceidx", "deviceuuid", "devicetype", "zone")
+_OLD_CONTAINER: Final = ("podnamespace", "podname", "ctrname", "vdeviceid", "deviceuuid")
+
+
+def _of_gpus(
+    read: Callable[[GpuSample], Mapping[_Labels, float | None]],
+) -> Callable[[_Scrape], _Values]:
+    """What each GPU reports, by the values of further labels; what it does not has no series."""
+
+    def values(at: _Scrape) -> _Values:
+        for shared in at.facts.inventory.gpus:
+            gpu, sampled = shared.gpu, at.facts.newest(shared.uuid)
+            if gpu.index == NO_INDEX or sampled is None:
+                continue
+            uuid, name = gpu.uuid[:UUID_LENGTH], TYPE_PREFIX + gpu.name
+            for more, number in read(sampled.sample).items():
+                if number is not None:
+                    yield (at.facts.about.name, str(gpu.index), uuid, name, *more, ZONE), number
+
+    return values
+
+
+def _of_shares(read: Callable[[ContainerGpuUse], float]) -> Callable[[_Scrape], _Values]:
+    """What each container uses of each GPU."""
+    return lambda at: [((*labels, ZONE), read(gpu)) for labels, gpu, _ in _vgpus(at)]
+
+
+def _vgpus(at: _Scrape) -> Iterator[tuple[_Labels, ContainerGpuUse, ContainerUse]]:
+    for holder, use in at.used:
+        for gpu in use.gpus:
+            labels = (*astuple(holder), str(gpu.index), gpu.uuid[:UUID_LENGTH])
+            yield labels, gpu, use
+
+
+def _parts(at: _Scrape) -> _Values:
+    """Sizes that HAMi has as label values; the last is what the others leave of the total."""
+    for labels, gpu, _ in _vgpus(at):
+        known = gpu.memory.context, gpu.memory.module, gpu.memory.buffer
+        parts = (*known, (gpu.memory.total - sum(known)) % WHOLE)
+        yield (*labels, *map(str, parts), ZONE), gpu.memory.total
+
+
+def _idle(at: _Scrape) -> _Values:
+    """The time since the last kernel, which is the same for all GPUs of a container."""
+    for labels, _, use in _vgpus(at):
+        if use.idle is not None:
+            yield (*labels, ZONE), use.idle // dt.timedelta(seconds=1)
+
+
+# As HAMi's monitor counts: with what the driver reserves.
+_HOST_MEMORY: Final = _of_gpus(
+    lambda one: {(): None if one.used_mib is None else (one.used_mib + one.reserved_mib) * MIB}
+)
+_HOST_COMPUTE: Final = _of_gpus(lambda one: {(): one.gpu_percent})
+_ECC: Final = _of_gpus(
+    lambda one: {("corrected",): one.ecc_corrected, ("uncorrected",): one.ecc_uncorrected}
+)
+_MEMORY: Final = _of_shares(lambda gpu: gpu.memory.total)
+_LIMIT: Final = _of_shares(lambda gpu: gpu.memory_limit)
+_COMPUTE: Final = _of_shares(lambda gpu: gpu.sm_percent)
+_CURRENT: Final[tuple[_Family, ...]] = (
+    ("hami_host_gpu_memory_used_bytes", "GPU device memory usage in bytes", _NODE, _HOST_MEMORY),
+    ("hami_host_gpu_utilization_ratio", "GPU core utilization ratio (0-100)", _NODE, _HOST_COMPUTE),
+    (
+        "hami_host_gpu_memory_controller_utilization_ratio",
+        "GPU memory controller utilization ratio (0-100)",
+        _NODE,
+        _of_gpus(lambda one: {(): one.memory_percent}),
+    ),
+    (
+        "hami_host_gpu_temperature_celsius",
+        "GPU temperature in degrees Celsius",
+        _NODE,
+        _of_gpus(lambda one: {(): one.celsius}),
+    ),
+    (
+        "hami_host_gpu_power_usage_watts",
+        "GPU power draw in watts",
+        _NODE,
+        _of_gpus(lambda one: {(): one.milliwatts and one.milliwatts / 1000}),
+    ),
+    (
+        "hami_host_gpu_ecc_errors_total",
+        "GPU ECC errors in its lifetime",
+        (*_NODE[:-1], "error_type", "zone"),
+        _ECC,
+    ),
+    ("hami_vgpu_memory_used_bytes", "vGPU device memory usage in bytes", _CONTAINER, _MEMORY),
+    ("hami_vgpu_memory_limit_bytes", "vGPU device memory limit in bytes", _CONTAINER, _LIMIT),
+    (
+        "hami_container_device_memory_bytes",
+        "Container device memory usage in bytes",
+        _CONTAINER,
+        _MEMORY,
+    ),
+    (
+        "hami_container_device_utilization_ratio",
+        "Container device SM utilization ratio",
+        _CONTAINER,
+        _COMPUTE,
+    ),
+    (
+        "hami_container_last_kernel_elapsed_seconds",
+        "Seconds since last kernel execution in container",
+        _CONTAINER,
+        _idle,
+    ),
+    (
+        "hami_vgpu_memory_context_bytes",
+        "Container device memory context size in bytes",
+        _CONTAINER,
+        _of_shares(lambda gpu: gpu.memory.context),
+    ),
+    (
+        "hami_vgpu_memory_module_bytes",
+        "Container device memory module size in bytes",
+        _CONTAINER,
+        _of_shares(lambda gpu: gpu.memory.module),
+    ),
+    (
+        "hami_vgpu_memory_buffer_bytes",
+        "Container device memory buffer size in bytes",
+        _CONTAINER,
+        _of_shares(lambda gpu: gpu.memory.buffer),
+    ),
+)
+_LEGACY: Final[tuple[_Family, ...]] = (
+    ("HostGPUMemoryUsage", "GPU device memory usage", _OLD_NODE, _HOST_MEMORY),
+    ("HostCoreUtilization", "GPU core utilization", _OLD_NODE, _HOST_COMPUTE),
+    ("vGPU_device_memory_usage_in_bytes", "vGPU device usage", (*_OLD_CONTAINER, "zone"), _MEMORY),
+    ("vGPU_device_memory_limit_in_bytes", "vGPU device limit", (*_OLD_CONTAINER, "zone"), _LIMIT),
+    (
+        "Device_memory_desc_of_container",
+        "Container device memory description",
+        (*_OLD_CONTAINER, "context", "module", "data", "offset", "zone"),
+        _parts,
+    ),
+    (
+        "Device_utilization_desc_of_container",
+        "Container device utilization description",
+        (*_OLD_CONTAINER, "zone"),
+        _COMPUTE,
+    ),
+    (
+        "Device_last_kernel_of_container",
+        "Container device last kernel description",
+        (*_OLD_CONTAINER, "zone"),
+        _idle,
+    ),
+)
+_HAMI_BUILD: Final[_Family] = (
+    "hami_build_info",
+    "hami build metadata exposed as labels with a constant value of 1.",
+    ("build_date", "compiler", "go_version", "platform", "revision", "version"),
+    lambda at: [(("", "", "", "", at.build.revision, at.build.version), 1)],
+)
+_FORMS: Final[Mapping[HamiNames, tuple[_Family, ...]]] = {
+    HamiNames.NONE: (),
+    HamiNames.CURRENT: (*_CURRENT, _HAMI_BUILD),
+    HamiNames.LEGACY: (*_LEGACY, _HAMI_BUILD),
+    HamiNames.BOTH: (*_CURRENT, *_LEGACY, _HAMI_BUILD),
+}
 
 
 class AgentCollector(Collector):
@@ -433,16 +610,17 @@ class AgentCollector(Collector):
             newest=newest,
             used=[(holder, use) for holder, use in uses if use is not None],
         )
-        for name, text, labels, values in (*_OWN, *(_OF_CONTAINERS if self._names_pods else ())):
+        own = (*_OWN, *(_OF_CONTAINERS if self._names_pods else ()))
+        for name, text, labels, values in (*own, *_FORMS[self._hami]):
             # Two rows of one name: the agent has not seen yet that the other pod is gone.
             sums: dict[_Labels, float] = {}
             for of, number in values(at):
                 sums[of] = sums.get(of, 0) + number
-            family = GaugeMetricFamily(PREFIX + name, text, labels=labels)
+            kind = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
+            family = kind(name, text, labels=labels)
             for of, number in sums.items():
                 family.add_metric(of, number)
             yield family
-        yield from hami_families(self._hami, self._build, facts, at.used)
         for reading in series.readings:
             yield GaugeMetricFamily(PREFIX + reading.name, reading.help, value=reading.read())
         yield from counters(series.tallies, {str(uuid): name for uuid, name in at.labels.items()})
@@ -499,181 +677,3 @@ def histograms(durations: Iterable[Durations]) -> Iterator[Metric]:
             buckets = list(zip(bounds, row.cumulative, strict=True))
             family.add_metric(row.labels, buckets, sum_value=row.total)
         yield family
-
-
-# Renders the series of HAMi's vGPUmonitor, by HAMi's names, labels and scales.
-#
-# Source: HAMi v2.10 cmd/vGPUmonitor/metrics.go, pkg/metrics/metrics.go; HAMi #2732 (temperature,
-# power, ECC) and #2808.
-
-ZONE: Final = "vGPU"
-UUID_LENGTH: Final = 40
-TYPE_PREFIX: Final = "NVIDIA-"
-"""Before every name, also before one that begins with it. The register annotation differs."""
-WHOLE: Final = 2**64
-"""HAMi's sums are of 64 bits without a sign."""
-
-_NODE: Final = ("node", "device_index", "device_uuid", "device_type")
-_CONTAINER: Final = ("namespace", "pod", "container", "vdevice_index", "device_uuid")
-
-_CURRENT: Final[Mapping[str, _Series]] = {
-    "gpu memory": ("hami_host_gpu_memory_used_bytes", "GPU device memory usage in bytes", _NODE),
-    "gpu compute": ("hami_host_gpu_utilization_ratio", "GPU core utilization ratio (0-100)", _NODE),
-    "gpu traffic": (
-        "hami_host_gpu_memory_controller_utilization_ratio",
-        "GPU memory controller utilization ratio (0-100)",
-        _NODE,
-    ),
-    "temperature": (
-        "hami_host_gpu_temperature_celsius",
-        "GPU temperature in degrees Celsius",
-        _NODE,
-    ),
-    "power": ("hami_host_gpu_power_usage_watts", "GPU power draw in watts", _NODE),
-    "ecc": (
-        "hami_host_gpu_ecc_errors_total",
-        "GPU ECC errors in its lifetime",
-        (*_NODE, "error_type"),
-    ),
-    "memory": ("hami_vgpu_memory_used_bytes", "vGPU device memory usage in bytes", _CONTAINER),
-    "limit": ("hami_vgpu_memory_limit_bytes", "vGPU device memory limit in bytes", _CONTAINER),
-    "memory again": (
-        "hami_container_device_memory_bytes",
-        "Container device memory usage in bytes",
-        _CONTAINER,
-    ),
-    "compute": (
-        "hami_container_device_utilization_ratio",
-        "Container device SM utilization ratio",
-        _CONTAINER,
-    ),
-    "idle": (
-        "hami_container_last_kernel_elapsed_seconds",
-        "Seconds since last kernel execution in container",
-        _CONTAINER,
-    ),
-    "context": (
-        "hami_vgpu_memory_context_bytes",
-        "Container device memory context size in bytes",
-        _CONTAINER,
-    ),
-    "module": (
-        "hami_vgpu_memory_module_bytes",
-        "Container device memory module size in bytes",
-        _CONTAINER,
-    ),
-    "buffer": (
-        "hami_vgpu_memory_buffer_bytes",
-        "Container device memory buffer size in bytes",
-        _CONTAINER,
-    ),
-}
-
-_OLD_NODE: Final = ("nodeid", "deviceidx", "deviceuuid", "devicetype")
-_OLD_CONTAINER: Final = ("podnamespace", "podname", "ctrname", "vdeviceid", "deviceuuid")
-
-_LEGACY: Final[Mapping[str, _Series]] = {
-    "gpu memory": ("HostGPUMemoryUsage", "GPU device memory usage", _OLD_NODE),
-    "gpu compute": ("HostCoreUtilization", "GPU core utilization", _OLD_NODE),
-    "memory": ("vGPU_device_memory_usage_in_bytes", "vGPU device usage", _OLD_CONTAINER),
-    "limit": ("vGPU_device_memory_limit_in_bytes", "vGPU device limit", _OLD_CONTAINER),
-    "parts": (
-        "Device_memory_desc_of_container",
-        "Container device memory description",
-        (*_OLD_CONTAINER, "context", "module", "data", "offset"),
-    ),
-    "compute": (
-        "Device_utilization_desc_of_container",
-        "Container device utilization description",
-        _OLD_CONTAINER,
-    ),
-    "idle": (
-        "Device_last_kernel_of_container",
-        "Container device last kernel description",
-        _OLD_CONTAINER,
-    ),
-}
-
-_FORMS: Final[Mapping[HamiNames, tuple[Mapping[str, _Series], ...]]] = {
-    HamiNames.NONE: (),
-    HamiNames.CURRENT: (_CURRENT,),
-    HamiNames.LEGACY: (_LEGACY,),
-    HamiNames.BOTH: (_CURRENT, _LEGACY),
-}
-
-_BUILD: Final = ("build_date", "compiler", "go_version", "platform", "revision", "version")
-
-
-def hami_families(
-    names: HamiNames, build: BuildInfo, facts: StatusFacts, used: Iterable[Used]
-) -> Iterator[Metric]:
-    """Render what the GPUs report and what containers use, and the agent's version as HAMi's."""
-    forms = _FORMS[names]
-    if not forms:
-        return
-    values = [
-        *_reported(facts),
-        *(one for holder, use in used for one in _of(holder, use)),
-    ]
-    for form in forms:
-        families: dict[str, GaugeMetricFamily | CounterMetricFamily] = {}
-        for key, (name, text, labels) in form.items():
-            kind = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
-            families[key] = kind(name, text, labels=(*labels, "zone"))
-        for key, values_of, number in values:
-            if key in families:
-                families[key].add_metric((*values_of, ZONE), number)
-        yield from families.values()
-    info = GaugeMetricFamily(
-        "hami_build_info",
-        "hami build metadata exposed as labels with a constant value of 1.",
-        labels=_BUILD,
-    )
-    info.add_metric(("", "", "", "", build.revision, build.version), 1)
-    yield info
-
-
-def _reported(facts: StatusFacts) -> Iterator[_Value]:
-    """What each GPU reports; what it does not report has no series."""
-    for shared in facts.inventory.gpus:
-        gpu, sampled = shared.gpu, facts.newest(shared.uuid)
-        if gpu.index == NO_INDEX or sampled is None:
-            continue
-        one = sampled.sample
-        # As HAMi's monitor counts.
-        used = None if one.used_mib is None else (one.used_mib + one.reserved_mib) * MIB
-        labels = (facts.about.name, str(gpu.index), gpu.uuid[:UUID_LENGTH], TYPE_PREFIX + gpu.name)
-        for key, kind, value in (
-            ("gpu memory", (), used),
-            ("gpu compute", (), one.gpu_percent),
-            ("gpu traffic", (), one.memory_percent),
-            ("temperature", (), one.celsius),
-            ("power", (), one.milliwatts and one.milliwatts / 1000),
-            ("ecc", ("corrected",), one.ecc_corrected),
-            ("ecc", ("uncorrected",), one.ecc_uncorrected),
-        ):
-            if value is not None:
-                yield key, (*labels, *kind), value
-
-
-def _of(holder: Holder, use: ContainerUse) -> Iterator[_Value]:
-    """What one container uses of each GPU; the time since the last kernel is the same for all."""
-    for gpu in use.gpus:
-        uuid, memory = gpu.uuid[:UUID_LENGTH], gpu.memory
-        labels = (holder.namespace, holder.pod, holder.container, str(gpu.index), uuid)
-        for key, number in (
-            ("memory", memory.total),
-            ("limit", gpu.memory_limit),
-            ("memory again", memory.total),
-            ("compute", gpu.sm_percent),
-            ("context", memory.context),
-            ("module", memory.module),
-            ("buffer", memory.buffer),
-        ):
-            yield key, labels, number
-        # Sizes that HAMi has as label values; the last is what the others leave of the total.
-        known = memory.context, memory.module, memory.buffer
-        parts = (*known, (memory.total - sum(known)) % WHOLE)
-        yield "parts", (*labels, *map(str, parts)), memory.total
-        if use.idle is not None:
-            yield "idle", labels, use.idle // dt.timedelta(seconds=1)

@@ -435,18 +435,17 @@ def _allocations(allocations: Sequence[AllocationStatus], now: dt.datetime) -> H
     return join(field, _table(HEADS, rows, id="rows"), more)
 
 
-def _doubts(one: AllocationStatus) -> Iterator[Html]:
+def _doubts(one: AllocationStatus) -> list[Html]:
+    """What is wrong with the container's share; nothing is, once it has ended."""
     if one.ended:
-        yield element("i", " It has ended.")
-        return
-    if one.mismatched:
-        yield element("strong", " The kubelet booked another GPU (HA-4006).")
-    if one.confirmed is False:
-        yield element("strong", " The kubelet has not recorded the answer yet.")
-    if one.unkept:
-        yield element("strong", " Nothing keeps its limits: ", one.unkept, ".")
-    if one.unread:
-        yield element("strong", " Its use is not known: ", one.unread, ".")
+        return [element("i", " It has ended.")]
+    said = {
+        " The kubelet booked another GPU (HA-4006).": one.mismatched,
+        " The kubelet has not recorded the answer yet.": one.confirmed is False,
+        f" Nothing keeps its limits: {one.unkept}.": one.unkept,
+        f" Its use is not known: {one.unread}.": one.unread,
+    }
+    return [element("strong", words) for words, is_so in said.items() if is_so]
 
 
 def _memory(share: ShareStatus) -> str:

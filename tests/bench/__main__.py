@@ -11,7 +11,6 @@ from pathlib import Path
 import structlog
 
 from tests.bench import lab, real, rest
-from tests.bench.allocates import steps
 from tests.bench.beside import lacks
 from tests.bench.figures import Figure, keep, table
 from tests.bench.lab import ROOT
@@ -86,12 +85,10 @@ PARTS: dict[str, Callable[[int], Awaitable[list[Figure]]]] = {
     "events": rest.events,
     "pods": _pods,
     "allocates": _allocates,
-    "steps": steps,
     "idle": _idle,
     "churn": churn,
     "regions": _regions,
     "real-starts": real.starts,
-    "real-instructions": real.instructions,
     "real-rest": real.rest,
     "real-allocates": allocates,
     "real-ten-minutes": real.ten_minutes,

@@ -9,25 +9,18 @@ from itertools import pairwise
 import msgspec
 from grpclib import GRPCError
 
-from agent.allocate.service import AllocateCall
 from agent.kit.unix import UnixChannel
-from agent.kubelet.door import container_response
-from agent.ledger import State
-from agent.model import SliceId
 from agent.sandbox import hardware_talk as talk
 from agent.sandbox.hardware_talk import ask
 from agent.sandbox.lab.cluster import NAMESPACE, SandboxCluster, fetch, scrape
 from agent.sandbox.scenario.facts import is_locked, is_running, pod_facts
 from agent.sandbox.scenario.stage import plain
-from agent.state import KnownRows, encode_state
 from agent.wire.v1beta1 import (
     AllocateRequest,
-    AllocateResponse,
     ContainerAllocateRequest,
     DevicePluginStub,
 )
 from tests.bench.figures import Figure, percentile
-from tests.services.allocation.allocating import G1, Desk, a_desk, fill, ids, placed
 
 STEPS = {
     "kubelet": "the question to the kubelet",
@@ -205,64 +198,3 @@ async def under_load(cluster: SandboxCluster, count: int) -> list[Figure]:
         *whole("allocate_storm", "Allocate beside XIDs and a scrape", stormy),
         *many,
     ]
-
-
-# What one Allocate computes, step by step: everything that it waits for is in memory.
-
-NODES = (10, 110, 500)
-"""Pods that hold a slice already."""
-GPUS, SLICES = 16, 100
-TRIES = 40
-COMPUTED_STEPS = {
-    "decode": "Allocate: decode the request",
-    "match": "… match: the pod, its share, the row",
-    "state": "… encode the state",
-    "answer": "… encode the answer",
-}
-_HOW = "the agent's functions, by themselves; kubelet and disk are in memory"
-
-
-async def steps(_: int) -> list[Figure]:
-    """Decode the request, find the pod and its share, encode the state, encode the answer."""
-    found: list[Figure] = []
-    for pods in NODES:
-        tries: list[tuple[float, ...]] = []
-        for _try in range(TRIES):
-            async with a_desk() as desk:
-                await fill(desk, pods, 1, GPUS, SLICES)
-                tries.append(await _took(desk))
-        for step, what, took in zip(
-            COMPUTED_STEPS, COMPUTED_STEPS.values(), zip(*tries, strict=True), strict=True
-        ):
-            samples = [seconds * 1000 for seconds in took]
-            told = f"{what}, {pods} pods"
-            found.append(Figure(f"step_{step}_{pods}", told, "ms", samples, _HOW))
-    return found
-
-
-async def _took(desk: Desk) -> tuple[float, ...]:
-    """Seconds for each of STEPS of one Allocate, for a pod that has just been bound."""
-    decide, spent = desk.service.decide, 0.0
-
-    async def timed(ids: tuple[SliceId, ...], call: AllocateCall) -> None:
-        nonlocal spent
-        begun = time.perf_counter()
-        await decide(ids, call)
-        spent = time.perf_counter() - begun
-
-    desk.service.decide = timed  # type: ignore[method-assign]
-    known: KnownRows = {}
-    encode_state(State(ledger=desk.ledger), known)
-    data = bytes(AllocateRequest([ContainerAllocateRequest([*ids(SLICES - 1)])]))
-    desk.bind(placed(1_000_000, f"{G1},NVIDIA,1,0:;", reusable_name=False))
-
-    begun = time.perf_counter()
-    asked = tuple(map(SliceId, AllocateRequest.parse(data).container_requests[0].devices_ids))
-    decoded = time.perf_counter()
-    edits = await desk.service.allocate(asked)
-    allocated = time.perf_counter()
-    encode_state(State(ledger=desk.ledger), known)
-    stored = time.perf_counter()
-    bytes(AllocateResponse([container_response(edits)]))
-    answered = time.perf_counter()
-    return decoded - begun, spent, stored - allocated, answered - stored

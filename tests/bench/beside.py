@@ -98,10 +98,8 @@ class RealBed:
         """A group of processes whose time on a core can be limited."""
         return QUOTA.parent / self.cluster.root.name / "quota"
 
-    async def start(
-        self, *before: str, at_gate: Callable[[int], None] = lambda pid: None
-    ) -> Registered:
-        """Start an agent behind the words `before`; returns when the kubelet has its Register.
+    async def start(self, at_gate: Callable[[int], None] = lambda pid: None) -> Registered:
+        """Start an agent; returns when the kubelet has its Register.
 
         The process waits at a gate, so that it begins at a known moment; `at_gate` gets its pid.
 
@@ -112,7 +110,7 @@ class RealBed:
         if not gate.exists():
             os.mkfifo(gate)
         self._started += 1
-        command = ("sh", "-c", _GATE, "gate", str(gate), *before, *self.command)
+        command = ("sh", "-c", _GATE, "gate", str(gate), *self.command)
         agent = self._agent(f"bench-{self._started}", command)
         handle = os.open(gate, os.O_RDWR)
         try:

@@ -12,7 +12,6 @@ from tests.bench import process, toll
 from tests.bench.beside import QUOTA, RealBed, kubelet_port, open_bed
 from tests.bench.figures import Figure
 from tests.bench.lab import PATIENCE, PLACE, beside, chill, files
-from tests.bench.rest import Uncounted, count
 from tests.peers.lab.agents import Agent
 from tests.peers.lab.faces import page
 from tests.peers.lab.identities import ADMIN
@@ -169,17 +168,6 @@ async def _at_rest(bed: RealBed) -> Agent:
     await bed.until_up(agent)
     await asyncio.sleep(2 * SETTLED)
     return agent
-
-
-async def instructions(runs: int) -> list[Figure]:
-    """Instructions from exec to Register, in user mode."""
-    async with open_bed() as bed:
-        try:
-            samples, how = await count(bed, runs)
-        except Uncounted as error:
-            samples, how = [], str(error)
-    what = "exec → Register: instructions"
-    return [Figure("real_start_instructions", what, "million", samples, how)]
 
 
 # Allocate as the real kubelet meets it, and where its time goes.

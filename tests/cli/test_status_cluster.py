@@ -1,6 +1,7 @@
 """`--node` of status and doctor: a node of the cluster, in its agent's pod or by its objects."""
 
 import json
+import re
 
 import pytest
 
@@ -98,11 +99,12 @@ async def test_the_agent_is_read_in_its_pod(tmp_path, capsys, others):
 @pytest.mark.parametrize(
     ("answer", "said"),
     [
-        (403, "get pods/exec (/api/v1/namespaces/kube-system/pods/agent-x/exec)"),
+        (403, "the API server answered 403: forbidden"),
+        (200, "the server opens no websocket"),
         ("hami-agent status: no agent answers at /run/x", "no agent answers at /run/x"),
         (b"[]", "the answer is no Status"),
     ],
-    ids=["forbidden", "the command fails", "no status"],
+    ids=["forbidden", "no websocket", "the command fails", "no status"],
 )
 async def test_an_agent_that_cannot_be_read_in_its_pod_is_told(tmp_path, capsys, answer, said):
     async with explain_rig(tmp_path, capsys) as rig:
@@ -195,6 +197,7 @@ async def test_what_only_an_agent_here_can_say_is_not_asked_of_a_cluster(tmp_pat
 
 
 WRONG = {"id": "P-PATHS", "verdict": "wrong", "subject": "/x", "said": "is full", "means": "none"}
+LATER = {"id": "P-NEW", "verdict": "note", "subject": "a\x1b[31m", "said": "is new"}
 WELL = {"id": "P-NEW", "verdict": "ok", "subject": "a check", "said": "of a later version"}
 SKIPPED = ("doctor", "-o", "json", "--pre", "--skip", "kubelet")
 
@@ -205,8 +208,9 @@ SKIPPED = ("doctor", "-o", "json", "--pre", "--skip", "kubelet")
         ((), ("doctor", "-o", "json"), [WRONG, WELL], 1, "P-PATHS      /x: is full\n"),
         (("--pre", "--skip", "kubelet"), SKIPPED, [], 0, ""),
         (("-o", "wide"), ("doctor", "-o", "json"), [WELL], 0, "P-NEW        a check: of a later"),
+        ((), ("doctor", "-o", "json"), [LATER], 0, "P-NEW        a"),
     ],
-    ids=["wrong", "before the start", "a later version"],
+    ids=["wrong", "before the start", "a later version", "its note"],
 )
 async def test_a_node_of_the_cluster_is_checked_in_its_pod(
     tmp_path, capsys, words, asked, found, code, said
@@ -219,7 +223,21 @@ async def test_a_node_of_the_cluster_is_checked_in_its_pod(
             told = await rig.run("doctor", "--node", "a", *words)
 
     assert ["hami-agent", *asked] == urls[-1].query.getall("command")
-    assert (code, True) == (told.code, said in told.out)
+    assert (code, True, False) == (told.code, said in told.out, "\x1b" in told.out)
+
+
+async def test_a_pod_behind_a_proxy_is_reached_through_it(tmp_path, capsys):
+    async with explain_rig(tmp_path, capsys) as rig:
+        rig.agent_pod("a")
+        async with rig.answering(envelope("Status", KNOWN, NOON)) as asked:
+            text = rig.kubeconfig.read_text()
+            (url,) = re.findall(r'server: "(.*?)"', text)
+            way = f'server: "http://api.invalid:6443", proxy-url: "{url}"'
+            rig.kubeconfig.write_text(text.replace(f'server: "{url}"', way))
+            found = await rig.run("status", "--node", "a", "-o", "json")
+
+    assert (0, "9.9.9") == (found.code, found.data["node"]["version"])
+    assert "/api/v1/namespaces/kube-system/pods/agent-x/exec" == asked[-1].path
 
 
 async def test_a_check_in_a_pod_that_fails_is_told(tmp_path, capsys):

@@ -43,7 +43,7 @@ from agent.status import (
 )
 from agent.web import api
 from agent.web.api import PREFIX, Actions, ReadApi, refuse_reader
-from agent.web.page import page_html
+from agent.web.page import PageDoor, page_html
 from agent.web.server import serve_port, serve_socket
 from tests.builders import (
     G1,
@@ -226,14 +226,10 @@ async def test_a_gpu_without_an_index_is_not_named_none():
                 assert status == answer.status
 
 
-@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE"])
-async def test_over_tcp_nothing_is_changed(method):
-    async with reading(facts) as client, client.request(method, "/api/v1/gpus/3") as answer:
-        assert 405 == answer.status
-
-
-async def test_a_browser_that_was_led_here_by_another_name_reads_nothing():
-    async with reading(facts) as client:
+@pytest.mark.parametrize("path", ["/api/v1/node", "/"])
+async def test_a_browser_that_was_led_here_by_another_name_reads_nothing(path):
+    pages = {PREFIX: ReadApi(facts).answer, "/": PageDoor(facts).page}
+    async with client_of(pages) as client:
         for host, status in {
             "evil.example": 403,
             "evil.example:9394": 403,
@@ -241,8 +237,11 @@ async def test_a_browser_that_was_led_here_by_another_name_reads_nothing():
             "127.0.0.1": 200,
             "[::1]:9394": 200,
         }.items():
-            async with client.get("/api/v1/node", headers={"Host": host}) as answer:
-                assert status == answer.status, host
+            async with client.get(path, headers={"Host": host}) as answer:
+                assert (status, path == "/" and status == 200) == (
+                    answer.status,
+                    "script-src" in answer.headers["Content-Security-Policy"],
+                ), host
 
 
 @pytest.mark.parametrize(
@@ -260,7 +259,9 @@ def test_from_elsewhere_only_those_read_whom_the_setting_lets(peer, policy, refu
 
     assert refused == (answer is not None)
     if answer is not None:
-        assert (403, True) == (answer.status, "web.readers: all" in (answer.text or ""))
+        assert (403, "text/plain") == (answer.status, answer.content_type)
+        for words in ("kubectl port-forward", "web.readers: all", "NetworkPolicy"):
+            assert words in (answer.text or "")
 
 
 ILL = a_health(condition=Condition.BAD, cause="xid", text="XID 48 [H-048]")

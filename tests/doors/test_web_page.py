@@ -265,30 +265,7 @@ async def test_its_policy_admits_exactly_the_style_and_the_script_that_are_in_it
     } == rules
 
 
-@pytest.mark.looptime(False)
-@pytest.mark.parametrize(
-    ("host", "policy", "status"),
-    [
-        ("localhost:9394", ReaderPolicy.LOCAL, 200),
-        ("evil.example", ReaderPolicy.LOCAL, 403),
-        ("evil.example", ReaderPolicy.ALL, 200),
-    ],
-)
-async def test_a_page_from_elsewhere_cannot_read_it_by_its_own_name(host, policy, status):
-    async with reading(policy=policy) as client, client.get("/", headers={"Host": host}) as answer:
-        assert status == answer.status
-
-
 FAR = cast("web.BaseRequest", FakePeer(("10.1.2.3", 40_000), "/", "localhost"))
-
-
-async def test_from_another_address_it_is_refused_with_what_to_do_and_in_plain_text():
-    answer = PageDoor(busy).page(FAR)
-
-    assert (403, "text/plain") == (answer.status, answer.content_type)
-    assert POLICY not in answer.headers  # and so the one of every path applies
-    for words in ("kubectl port-forward", "web.readers: all", "NetworkPolicy"):
-        assert words in (answer.text or "")
 
 
 @pytest.mark.looptime(False)

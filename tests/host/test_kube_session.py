@@ -622,3 +622,33 @@ async def test_a_client_certificate_that_rotates_is_shown_after_a_401(tmp_path: 
             await session.call(ASK)
         finally:
             await session.close()
+
+
+@pytest.mark.parametrize(
+    ("said", "beside"),
+    [
+        (b"\x15\x03\x01\x00\x02\x02\x16", ""),
+        (b"HTTP/1.1 200 OK\r\nX-Long: %s\r\n\r\n" % (b"a" * 9000), ""),
+        (b"HTTP/1.1 404 No\r\nContent-Length: 0\r\n\r\n", ', proxy-url: "{url}"'),
+    ],
+    ids=["no HTTP", "a long header", "a proxy that reaches nothing"],
+)
+async def test_an_answer_that_is_not_the_api_servers_says_nothing_of_its_objects(
+    tmp_path: Path, said: bytes, beside: str
+):
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readline()
+        writer.write(said)
+        writer.close()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        text = KUBECONFIG.format(server="https://api.invalid:6443" if beside else url, token="t")  # noqa: S106 -- a test
+        path = tmp_path / "kubeconfig"
+        path.write_text(text.replace("}}]", beside.format(url=url) + "}}]", 1))
+        session = KubeSession(Connection(path), NoChance())
+        with pytest.raises(ApiError, match="no answer from the API server") as caught:
+            await session.call(ApiRequest("get", "pods", path_of("namespaces", "d", "pods", "p")))
+        await session.close()
+
+    assert (ApiError, 0) == (type(caught.value), caught.value.status)

@@ -188,7 +188,7 @@ class ApiFaults:
 class AgentApi:
     """NodeApi and PodApi of one life of the agent. `step`: one of its awaits, maybe its last.
 
-    `writes` counts what was asked for, refused or not.
+    `node`: its Node. `writes` counts what was asked for, refused or not.
     """
 
     def __init__(
@@ -197,7 +197,9 @@ class AgentApi:
         faults: ApiFaults,
         chance: random.Random,
         step: Callable[[], Awaitable[None]],
+        node: str = NODE,
     ) -> None:
+        self._node = node
         self._store = store
         self._faults = faults
         self._chance = chance
@@ -208,7 +210,7 @@ class AgentApi:
 
     async def watch_node(self) -> AsyncIterator[NodeView | None]:
         await self._request()
-        follower = self._store.subscribe("nodes", None, fields={"metadata.name": NODE})
+        follower = self._store.subscribe("nodes", None, fields={"metadata.name": self._node})
         async for change in self._follow(follower, self._faults.node):
             deleted = change.type == "DELETED"
             node = None if deleted else decode_node(change.object)
@@ -217,7 +219,7 @@ class AgentApi:
 
     async def get_node(self) -> NodeView | None:
         await self._request()
-        node = self._stored("nodes", "", NODE)
+        node = self._stored("nodes", "", self._node)
         await self._step()
         return None if node is None else decode_node(node)
 
@@ -225,27 +227,27 @@ class AgentApi:
         self.writes += 1
         await self._request()
         changes = {"metadata": {"annotations": dict(annotations)}}
-        node = self._store.update("nodes", "", NODE, lambda held: merge_patch(held, changes))
+        node = self._store.update("nodes", "", self._node, lambda held: merge_patch(held, changes))
         await self._step()
         return decode_node(node)
 
     async def release_lock(self, key: str, value: str) -> None:
         self.writes += 1
         await self._request()
-        node = self._store.get("nodes", "", NODE)
+        node = self._store.get("nodes", "", self._node)
         if (node["metadata"].get("annotations") or {}).get(key) != value:
             raise ApiInvalid("the test failed", status=422)
         if key == MUTEX_LOCK:
             self.released(value)
         changes = {"metadata": {"annotations": {key: None}}}
-        self._store.update("nodes", "", NODE, lambda held: merge_patch(held, changes))
+        self._store.update("nodes", "", self._node, lambda held: merge_patch(held, changes))
         await self._step()
 
     async def list_pods(self) -> PodList:
         await self._request()
         if self._faults.list_fails:
             raise ApiError("the LIST failed", status=500)
-        found = self._store.select("pods", fields={"spec.nodeName": NODE})
+        found = self._store.select("pods", fields={"spec.nodeName": self._node})
         version = str(self._store.version)
         pods = PodList(tuple(decode_pod(pod, RESOURCE) for pod in found), version)
         await self._step()
@@ -255,7 +257,7 @@ class AgentApi:
         await self._request()
         pod = self._stored("pods", namespace, name)
         await self._step()
-        is_here = pod is not None and pod["spec"].get("nodeName") == NODE
+        is_here = pod is not None and pod["spec"].get("nodeName") == self._node
         if self._faults.hides and not is_here:
             raise ApiForbidden("no relationship found between node and this object")
         return decode_pod(pod, RESOURCE) if pod is not None and is_here else None
@@ -264,7 +266,7 @@ class AgentApi:
         await self._request()
         try:
             follower = self._store.subscribe(
-                "pods", int(resource_version), fields={"spec.nodeName": NODE}
+                "pods", int(resource_version), fields={"spec.nodeName": self._node}
             )
         except GoneError as error:
             raise ApiGone(str(error), status=410) from error

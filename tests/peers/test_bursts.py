@@ -3,22 +3,16 @@
 import asyncio
 import contextlib
 import json
-import random
-import secrets
 import statistics
-import sys
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, replace
 from itertools import cycle, islice
-from pathlib import Path
 
 import pytest
 
 from agent.cluster import MUTEX_LOCK
-from tests.bench.allocates import STEPS
 from tests.peers.lab.api import Object
 from tests.peers.lab.cluster import ACCOUNT, Cluster
-from tests.peers.lab.faces import readings
 from tests.peers.lab.grants import (
     WHOLE,
     Outcome,
@@ -29,7 +23,7 @@ from tests.peers.lab.grants import (
     seen_inside,
 )
 from tests.peers.lab.identities import NODE, NODE_USER
-from tests.peers.lab.node_state import lock_text, notes_of, until_unlocked
+from tests.peers.lab.node_state import lock_text, notes_of
 from tests.peers.lab.nodes import frozen
 from tests.peers.lab.placement import (
     agent_stamps,
@@ -37,7 +31,6 @@ from tests.peers.lab.placement import (
     bind,
     create_by_hand,
     lock,
-    place,
     share,
 )
 from tests.peers.lab.pods import (
@@ -45,7 +38,6 @@ from tests.peers.lab.pods import (
     PODS,
     a_container,
     a_pod,
-    as_if_generated,
     as_seen,
     create,
     delete,
@@ -61,6 +53,7 @@ from tests.peers.lab.pods import (
     up_at,
 )
 from tests.peers.lab.requests import asked_since, mark_of_rest, of_pods, reads, refused, writes
+from tests.peers.lab.stream import a_chance
 
 COUNT = 20
 CORES = 30
@@ -222,7 +215,7 @@ def locks_held(cluster: Cluster, since: float) -> Iterator[tuple[str, float]]:
         now = notes_of(seen.object).get(MUTEX_LOCK, "").rpartition(",")[2]
         if now != owner:
             if owner and taken >= since:
-                yield owner, (seen.at - taken) * MILLI
+                yield owner, (seen.at - taken) * 1000
             owner, taken = now, seen.at
 
 
@@ -279,89 +272,6 @@ async def placed_by(cluster: Cluster, case: BurstCase) -> AsyncIterator[None]:
         await theirs.stop()
         await ours.stop()
         await cluster.revive()
-
-
-# How long an Allocate takes inside the agent: this node's disk and kubelet included.
-#
-# Beside it what the disk and the kubelet take by themselves, asked just after from a process of its
-# own: what is left is the agent's.
-
-TRIES = 40
-MILLI = 1000
-P50, P99 = 2.5, 10.0
-"""Milliseconds that are promised; the disk alone can take more."""
-ROOT = Path(__file__).parents[2]
-
-
-@pytest.mark.long
-@pytest.mark.timeout(400)
-async def test_an_allocate_takes_milliseconds(cluster, agent, table):
-    took, disk, question = [], [], []
-    waits: dict[str, list[float]] = {step: [] for step in STEPS}
-    state = cluster.space.view / "var/lib/hami-agent"
-    async with toll(state.parent / "toll", cluster.kubelet.pod_resources) as asked:
-        for number in range(TRIES):
-            name = f"one-{number}"
-            before, waited = await spent(agent), await waited_for(agent)
-            await place(cluster, as_if_generated(a_pod(name)), [[share(cluster, number % 8)]])
-            await until_running(cluster, name)
-            count, seconds = (
-                now - then for now, then in zip(await spent(agent), before, strict=True)
-            )
-            took.append(seconds / count * MILLI)
-            for step, total in (await waited_for(agent)).items():
-                waits[step].append((total - waited[step]) * MILLI)
-            await until_unlocked(cluster)
-            alone = await asked(f"{(state / 'state.json').stat().st_size} default {name}")
-            disk.append(alone[0])
-            question.append(alone[1])
-            await delete(cluster, name, grace=0)
-            await until_deleted(cluster, name)
-
-    table.add("one Allocate inside the agent, p50", statistics.median(took), P50, "ms")
-    worst = statistics.quantiles(took, n=100)[-1]
-    table.add("one Allocate inside the agent, p99", worst, P99, "ms")
-    for step, what in STEPS.items():
-        table.add(f"{what}, p50", statistics.median(waits[step]), None, "ms")
-    own = [one - sum(parts) for one, *parts in zip(took, *waits.values(), strict=True)]
-    table.add("… the agent's own: decode, match, encode, p50", statistics.median(own), None, "ms")
-    table.add("… the same on disk, alone, p50", statistics.median(disk), None, "ms")
-    table.add("… the same question, alone, p50", statistics.median(question), None, "ms")
-    assert TRIES == len(took)
-
-
-@contextlib.asynccontextmanager
-async def toll(directory, socket):
-    """Ask tests.bench.toll: how many ms its two halves take, each time it is told a line."""
-    directory.mkdir(exist_ok=True)
-    command = sys.executable, "-m", "tests.bench.toll", str(directory), str(socket)
-    pipe = asyncio.subprocess.PIPE
-    process = await asyncio.create_subprocess_exec(*command, cwd=ROOT, stdin=pipe, stdout=pipe)
-
-    async def asked(line):
-        process.stdin.write(f"{line}\n".encode())
-        async with asyncio.timeout(10):
-            return tuple(map(float, (await process.stdout.readline()).split()))
-
-    try:
-        yield asked
-    finally:
-        process.kill()
-        await process.wait()
-
-
-async def waited_for(agent):
-    """The seconds that all Allocates together waited, by step."""
-    name = "hami_agent_allocate_wait_seconds_sum"
-    return {step: (await readings(agent, step=step)).get(name, 0.0) for step in STEPS}
-
-
-async def spent(agent):
-    """How many Allocates were answered, and the seconds that they took together."""
-    labels = {"method": "allocate", "code": "OK"}
-    found = await readings(agent, **labels)
-    name = "hami_agent_rpc_duration_seconds"
-    return found.get(f"{name}_count", 0.0), found.get(f"{name}_sum", 0.0)
 
 
 # Two pods of the same count back to back: each finds inside what was written for it alone.
@@ -532,10 +442,3 @@ def robbed_by(way, pairs):
     if way == IN_ALLOCATE:
         return [first for first, _ in pairs]
     return [name for pair in pairs for name in pair] if way == QUEUED else []
-
-
-def a_chance():
-    """Another one each time; its seed is shown with a failure."""
-    seed = secrets.randbelow(2**32)
-    print(f"seed {seed}")  # noqa: T201 -- as said
-    return random.Random(seed)  # noqa: S311 -- moments, no secrets

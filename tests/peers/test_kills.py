@@ -1,8 +1,6 @@
 """An agent that is killed again and again, while pods come and go through the real scheduler."""
 
 import asyncio
-import random
-import secrets
 import socket
 import statistics
 from collections import Counter
@@ -57,7 +55,7 @@ from tests.peers.lab.pods import (
 )
 from tests.peers.lab.requests import ALLOWED, asked_since, refused
 from tests.peers.lab.space import until, until_answer
-from tests.peers.lab.stream import Gap, Stream, is_blind
+from tests.peers.lab.stream import Gap, Stream, a_chance, is_blind
 from tests.peers.lab.table import FAR_STARTING, age_of
 
 KILLS = 20
@@ -92,13 +90,6 @@ async def kill_and_start(cluster, agent, harm):
     harm.gaps.append(Gap(killed, served, agent_said(agent, "pods.listed", started)[0]))
     harm.delays.append(served - started)
     harm.oversold |= oversold(cluster)
-
-
-def a_chance():
-    """Another one each time; its seed is shown with a failure."""
-    seed = secrets.randbelow(2**32)
-    print(f"seed {seed}")  # noqa: T201 -- as said
-    return random.Random(seed)  # noqa: S311 -- moments, no secrets
 
 
 async def a_bad_moment(cluster, chance):

@@ -83,8 +83,3 @@ def faults(findings: Iterable[dict]) -> list[tuple[str, str]]:
         for one in findings
         if one["verdict"] != "ok" and "(follows from " not in one["said"]
     ]
-
-
-def line(findings: Iterable[dict], point: str) -> dict:
-    (found,) = [one for one in findings if one["id"] == point and one["verdict"] != "ok"]
-    return found

@@ -142,11 +142,11 @@ async def test_in_plain_mode_it_serves_no_socket_and_needs_no_api_server():
 
 
 @contextlib.asynccontextmanager
-async def a_node(*arguments: str, limits: bool = True) -> AsyncIterator[SandboxCluster]:
+async def a_node() -> AsyncIterator[SandboxCluster]:
     """A node whose agent is in plain mode and could not find an API server if it wanted to."""
-    async with open_cluster(options("--scheduler", "none", *arguments, gpus=2)) as cluster:
+    async with open_cluster(options("--scheduler", "none", gpus=2)) as cluster:
         cluster.places.kubeconfig.unlink()
-        cluster.places.config.write_text(f"plain:\n  memoryLimits: {str(limits).lower()}\n")
+        cluster.places.config.write_text("plain: {memoryLimits: true}\n")
         yield await started(cluster, slices=20)
 
 
@@ -209,15 +209,6 @@ async def test_pods_get_their_slices_and_it_is_ready_without_any_api_server():
         assert 2 == len(second.envs["NVIDIA_VISIBLE_DEVICES"].split(","))
         assert await comes(lambda: {"one", "two"} == holders(cluster))
         assert {} == dict(cluster.api.journal.counts)
-
-
-async def test_without_limits_a_container_gets_its_gpus_and_nothing_else():
-    async with a_node(limits=False) as cluster:
-        answer = await runs(cluster, "one", 1)
-
-        assert {"NVIDIA_VISIBLE_DEVICES"} == set(answer.envs)
-        assert [] == answer.mounts
-        assert not (cluster.places.hook / "vgpu" / "containers").exists()
 
 
 @pytest.mark.timeout(120)

@@ -2,9 +2,7 @@
 
 import asyncio
 import json
-import os
 import re
-import signal
 import struct
 import sys
 from pathlib import Path
@@ -17,7 +15,6 @@ from agent.sandbox.lab.cluster import SandboxCluster, fetch, open_cluster, scrap
 from agent.sandbox.scenario.facts import is_running, pod_facts
 from agent.sandbox.scenario.stage import Wish, Workload
 from deploy.metrics import described, sentence
-from tests.fakes.explain_rig import a_gpu, explain_rig
 from tests.hami_regions import region_file
 from tests.host.region_dirs import FILE, poke
 from tests.process.agent_process import ENVIRON, PATIENCE, ROOT, comes, options, run, started
@@ -191,42 +188,6 @@ def test_settings_are_shown_without_what_they_name(tmp_path):
 
     assert str(kubeconfig) in shown.stdout
     assert "s3cret" not in shown.stdout + shown.stderr
-
-
-# `explain` as a process: its reader ends early, or its output is full.
-
-
-async def run_explain(kubeconfig: Path, stdout: int) -> tuple[int | None, bytes]:
-    """Exit code and standard error."""
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "agent", "explain", "p", "--kubeconfig", str(kubeconfig)),
-        cwd=ROOT,
-        env=ENVIRON,
-        stdout=stdout,
-        stderr=asyncio.subprocess.PIPE,
-    )
-    async with asyncio.timeout(50):
-        _, said = await process.communicate()
-    return process.returncode, said
-
-
-async def test_a_reader_that_ended_gets_no_message_and_a_full_disk_one_sentence(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-):
-    async with explain_rig(tmp_path, capsys) as rig:
-        rig.node("n1", a_gpu("GPU-a"))
-        rig.submit("p", {"nvidia.com/gpu": 1})
-        read, write = os.pipe()
-        os.close(read)
-        ended = await run_explain(rig.kubeconfig, write)
-        os.close(write)
-        full = os.open("/dev/full", os.O_WRONLY)
-        filled = await run_explain(rig.kubeconfig, full)
-        os.close(full)
-
-    assert (128 + signal.SIGPIPE, b"") == ended
-    sentence = b"hami-agent: standard output cannot be written: No space left on device\n"
-    assert (74, sentence) == filled
 
 
 # A real agent holds a container back by its region file, and releases it however it ends.

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import re
 import statistics
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,41 +10,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from agent.cluster import HANDSHAKE, REGISTER
-from agent.hami.register import decode_register
-from agent.sandbox.lab.cluster import LabOptions, SandboxCluster, fetch, open_cluster
-from agent.sandbox.scenario.facts import is_running
-from agent.sandbox.scenario.stage import Wish, Workload
+from agent.sandbox.lab.cluster import SandboxCluster, fetch, open_cluster
 from agent.state import CURRENT, decode_state, encode_state
 from tests.fakes.nvml_stub import NvmlStub
 from tests.process.agent_process import PATIENCE, comes, offers, options, run, started
-from tests.process.doctored_node import doctored
 from tests.process.driver_node import GPUS, LIMIT, SLICES, DriverNode, a_cluster, a_node, start
 
 pytestmark = [pytest.mark.process, pytest.mark.looptime(False), pytest.mark.timeout(120)]
-
-
-async def shows(node: DriverNode, words: str) -> bool:
-    """Whether the metrics show it, in time: nothing tells when a page changes."""
-    for _ in range(int(PATIENCE / 0.2)):
-        if words in (await node.page("/metrics"))[1]:
-            return True
-        await node.cluster.until(lambda: False, 0.2)
-    return False
-
-
-async def test_how_much_a_gpu_is_used_is_shown(library):
-    async with a_node(library) as node:
-        node.stub.set(1, gpu_percent=93, used=7 << 30, celsius=41, ecc_life_corrected=9)
-
-        assert await shows(node, 'hami_agent_gpu_utilization_ratio{gpu="1"} 0.93')
-        assert await shows(node, 'hami_agent_gpu_memory_used_bytes{gpu="1"} 7.516192768e+09')
-        page = (await node.page("/metrics"))[1]
-        heat = re.findall(
-            r'^hami_host_gpu_temperature_celsius{device_index="(.)".* (.+)$', page, re.MULTILINE
-        )
-        assert [("1", "41.0")] == heat  # the others do not tell
-        assert 'error_type="corrected",' in page
 
 
 def test_a_driver_that_fails_is_69_where_the_agent_is_to_exit(library, tmp_path):
@@ -91,8 +62,6 @@ async def test_a_boot_ends_what_a_reset_would_and_a_restart_of_the_agent_does_no
 # A whole agent on the real pynvml and a library of ours that hangs: the agent never does.
 
 HANG = 20.0
-SLOW = 5.0
-"""Longer than anything waits for a driver that is there."""
 PROBE = 1.0
 """Seconds: a page that waits for a call to the driver takes the two of its deadline."""
 
@@ -161,24 +130,6 @@ async def test_a_library_that_hangs_for_20_s_holds_up_no_page_and_refuses_with_t
         assert await comes(lambda: node.threads <= threads), (threads, node.threads)
         assert 0 == await node.cluster.stop_agent()
     assert (0, 0, 0) == (node.stub.sessions, node.stub.sets, node.stub.undefined)
-
-
-@pytest.mark.slow
-async def test_a_library_that_takes_5_s_to_begin_is_served(library):
-    stub = NvmlStub(library)
-    stub.set(2, memory=16 << 30)
-    stub.hang("nvmlInitWithFlags")
-    async with a_cluster() as cluster:
-        await start(cluster, library)
-        assert await comes(lambda: stub.inside == 1)
-        await asyncio.sleep(SLOW)
-        assert (1, 0) == (stub.calls("nvmlInitWithFlags"), cluster.allocatable())
-        stub.hang("nvmlInitWithFlags", hung=False)
-
-        assert await offers(cluster, 10 * GPUS), cluster.log.last(20)
-        assert 1 == stub.calls("nvmlInitWithFlags")
-        assert 0 == await cluster.stop_agent()
-    assert (0, 0, 0) == (stub.sessions, stub.sets, stub.undefined)
 
 
 async def test_an_xid_of_the_library_takes_the_slices_of_its_gpu_away(library):
@@ -328,84 +279,3 @@ async def test_a_gpu_is_released_for_its_reset_and_taken_back_by_an_operators_wo
         assert await cluster.until(lambda: cluster.allocatable() == 10, PATIENCE)
         assert await cluster.until(lambda: "GpuReleased" in reasons(cluster), PATIENCE)
         assert 4 == (await verb(cluster, "release", "7"))[0]
-
-
-async def test_all_gpus_that_were_released_are_taken_back_with_one_word():
-    async with open_cluster(options(gpus=2)) as cluster:
-        await answering(cluster)
-        code, text, _ = await verb(cluster, "release", "all")
-        assert (0, True) == (code, "`hami-agent recheck all` takes them back" in text)
-        assert await cluster.until(lambda: cluster.allocatable() == 0, PATIENCE)
-
-        code, text, _ = await verb(cluster, "recheck", "all")
-        assert (0, 2) == (code, text.count("it answered"))
-        assert await cluster.until(lambda: cluster.allocatable() == 20, PATIENCE)
-        assert 0 == (await verb(cluster, "recheck", "--was-reset", "all"))[0]
-
-
-# A real agent offers no slice that no container could use, or that would have no limits.
-
-
-def specification(*gpus: str) -> str:
-    devices = [{"name": gpu, "containerEdits": {"env": ["A=1"]}} for gpu in gpus]
-    return json.dumps({"cdiVersion": "0.5.0", "kind": "nvidia.com/gpu", "devices": devices})
-
-
-def told(cluster: SandboxCluster, reason: str) -> list[str]:
-    events = cluster.store.select("events")
-    return [one["message"] for one in events if one["reason"] == reason]
-
-
-def of(findings: list[dict], point: str) -> dict:
-    (found,) = [one for one in findings if one["id"] == point]
-    return found
-
-
-def healthy(cluster: SandboxCluster) -> list[bool]:
-    """The health of the GPUs in the report, once a scheduler has read it; else nothing."""
-    annotations = cluster.node_annotations()
-    if not {REGISTER, HANDSHAKE} <= annotations.keys():
-        return []
-    return [gpu.healthy for gpu in decode_register(annotations[REGISTER])]
-
-
-def wrong(findings: list[dict]) -> list[str]:
-    return [one["id"] for one in findings if one["verdict"] == "wrong"]
-
-
-def with_cdi(strategy: str) -> LabOptions:
-    return options(f"--device-list-strategy={strategy}", gpus=2)
-
-
-async def test_gpus_are_on_offer_as_far_as_cdi_specifications_define_them():
-    async with open_cluster(with_cdi("cdi-annotations")) as cluster:
-        static, dynamic = (cluster.places.root / name for name in ("cdi", "run-cdi"))
-        flag = f"--cdi-spec-dirs={static},{dynamic}"
-        cluster.places.config.write_text(f"allocation: {{cdiSpecDirs: ['{static}', '{dynamic}']}}")
-        await cluster.start_agent()
-        assert await cluster.until(lambda: len(told(cluster, "GpuLeftOut")) == 2, PATIENCE)
-        assert await cluster.until(lambda: healthy(cluster) == [False, False], PATIENCE)
-        gpus = [gpu.uuid for gpu in decode_register(cluster.node_annotations()[REGISTER])]
-        code, findings = await doctored(cluster, flag, "--only", "driver,agent,kubelet")
-        assert (1, ["P-CDI"]) == (code, wrong(findings))
-        said = of(findings, "P-CDI")["said"]
-        assert f"nvidia.com/gpu={gpus[0]} and nvidia.com/gpu={gpus[1]}" in said
-
-        dynamic.mkdir()
-        (dynamic / "nvidia.yaml").write_text(specification(gpus[0]))
-        assert await offers(cluster, 10)
-        assert await cluster.until(lambda: healthy(cluster) == [True, False], PATIENCE)
-        cluster.submit(Workload("first", "", (Wish("main", 1, 1024),)).pod())
-        assert await cluster.until(lambda: is_running(cluster, "first"), PATIENCE)
-        static.mkdir()
-        (static / "more.json").write_text(specification(gpus[1]))
-        assert await offers(cluster, 20)
-        code, findings = await doctored(cluster, flag, "--only", "driver")
-        assert (0, []) == (code, wrong(findings))
-        assert "defines 2 GPUs" in of(findings, "P-CDI")["said"]
-
-        (dynamic / "nvidia.yaml").unlink()
-        assert await offers(cluster, 10)
-        page = await fetch(cluster.web_address or "", "/readyz?verbose")
-        assert f"defines nvidia.com/gpu={gpus[0]}; write one" in page.text
-        assert is_running(cluster, "first")

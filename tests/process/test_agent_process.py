@@ -57,20 +57,6 @@ async def test_sigterm_ends_it_with_0_and_takes_its_socket_away():
         assert ["agent.stopped"] == [line.event for line in cluster.log if line.event][-1:]
 
 
-async def test_after_sigkill_the_next_agent_serves_on():
-    async with open_cluster(options()) as opened:
-        cluster = await started(opened)
-        left = sockets(cluster)
-
-        await cluster.kill_agent()
-        assert -9 == cluster.agent.code
-        assert await offers(cluster, 0)
-        await started(cluster)
-
-        assert 2 == len(sockets(cluster))
-        assert sockets(cluster) != left
-
-
 async def test_a_second_instance_stands_by_and_takes_over():
     async with open_cluster(options()) as opened:
         cluster = await started(opened)

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from agent.model import DriverEvent, EventKind, GpuUuid, ProbeOutcome
+from agent.model import DriverEvent, EventKind, ProbeOutcome
 from agent.sandbox.hardware import (
     RESET_TIME,
     HardwareError,
@@ -54,17 +54,6 @@ async def test_an_xid_of_an_application_is_reported_and_harms_nothing(hardware, 
     assert ("ok", (number,)) == (state.words, state.xids)
     assert (DriverEvent(EventKind.XID, state.gpu.uuid, number),) == await events.next()
     assert ProbeOutcome.PASSED is outcome(hardware, "1")
-
-
-async def test_xid_79_takes_the_gpu_off_the_bus_until_it_is_restored(hardware):
-    uuid = hardware.xid("1", 79).gpu.uuid
-    scan = hardware.scan()
-
-    assert ProbeOutcome.LOST is outcome(hardware, "1")
-    assert uuid not in [gpu.uuid for gpu in scan.gpus]
-    assert [(uuid, True)] == [(fault.gpu, fault.lost) for fault in scan.faults]
-    assert "ok" == hardware.restore("1").words
-    assert 4 == len(hardware.scan().gpus)
 
 
 @pytest.mark.parametrize("number", [48, 95, 119])
@@ -117,10 +106,6 @@ async def test_a_gpu_can_be_lost_without_a_word(hardware):
 
     assert ProbeOutcome.LOST is outcome(hardware, "3")
     assert [31] == [event.xid for event in await events.next()]
-
-
-def test_a_gpu_that_the_driver_does_not_know_is_lost(hardware):
-    assert ProbeOutcome.LOST is hardware.probe(GpuUuid("GPU-none")).outcome
 
 
 async def test_a_removed_gpu_leaves_its_place_to_an_added_one_that_is_another(hardware):

@@ -89,18 +89,6 @@ async def test_an_endless_line_is_refused_and_the_connection_closed(driver, path
     assert b"" == rest
 
 
-async def test_the_driver_sees_what_people_do(driver, path):
-    scan = await driver.scan()
-    uuid = scan.gpus[1].uuid
-    await ask(path, talk.XidRequest(gpu="1", xid=79))
-
-    assert ["NVIDIA H100 80GB HBM3"] * 2 == [gpu.name for gpu in scan.gpus]
-    assert ProbeOutcome.LOST is (await driver.probe(uuid)).outcome
-    assert [uuid] == [fault.gpu for fault in (await driver.scan()).faults]
-    await ask(path, talk.RestoreRequest(gpu="1"))
-    assert ProbeOutcome.PASSED is (await driver.probe(uuid)).outcome
-
-
 async def test_events_reach_every_listener(driver, path):
     other = SimulatedDriver(path)
     streams = [driver.events(), other.events()]
@@ -126,6 +114,33 @@ async def test_a_listener_that_dies_with_news_unread_ends_nobody_elses_simulatio
             assert isinstance(await ask(path, talk.ListRequest()), talk.DoneReply)
 
 
+async def test_a_stream_ends_with_its_session(driver):
+    opened = asyncio.Event()
+    async with asyncio.TaskGroup() as tasks:
+        heard = tasks.create_task(_error_of(first(driver.events(opened.set))))
+        await opened.wait()
+        await driver.close()
+
+    assert isinstance(heard.result(), DriverError)
+
+
+async def _error_of(awaitable) -> Exception | None:
+    try:
+        await awaitable
+    except DriverError as error:
+        return error
+    return None
+
+
+async def test_hardware_that_is_not_there_is_a_missing_driver(path):
+    driver = SimulatedDriver(path)
+
+    with pytest.raises(DriverMissing, match="no simulated hardware answers at"):
+        await driver.scan()
+    with pytest.raises(DriverError, match="no simulated hardware answers at"):
+        await first(driver.events())
+
+
 async def test_a_hung_driver_answers_the_driver_nothing_and_people_everything(driver, path):
     await ask(path, talk.HangRequest(seconds=0.4))
     with pytest.raises(TimeoutError):
@@ -145,38 +160,6 @@ async def test_a_request_sent_early_is_answered_after_the_hang(driver, path):
         shown = json.loads(await peer.reader.readline())
 
     assert ("scan", "done") == (scan["reply"], shown["reply"])
-
-
-async def test_a_closed_session_answers_no_more_and_its_stream_ends(driver):
-    events = driver.events()
-    async with asyncio.TaskGroup() as tasks:
-        heard = tasks.create_task(_error_of(first(events)))
-        await asyncio.sleep(0.1)
-        await driver.close()
-        await driver.close()
-
-    assert isinstance(heard.result(), DriverError)
-    with pytest.raises(DriverError, match="closed"):
-        await driver.scan()
-    with pytest.raises(DriverError, match="closed"):
-        await first(driver.events())
-
-
-async def _error_of(awaitable) -> Exception | None:
-    try:
-        await awaitable
-    except DriverError as error:
-        return error
-    return None
-
-
-async def test_hardware_that_is_not_there_is_a_missing_driver(path):
-    driver = SimulatedDriver(path)
-
-    with pytest.raises(DriverMissing, match="no simulated hardware answers at"):
-        await driver.scan()
-    with pytest.raises(DriverError, match="no simulated hardware answers at"):
-        await first(driver.events())
 
 
 async def test_hardware_that_lives_elsewhere_outlives_the_agent(driver, path):

@@ -1,7 +1,6 @@
 """The kubelet's checkpoint file by itself: bytes, checksum, corruption, atomic writes."""
 
 import asyncio
-import base64
 import errno
 import json
 
@@ -95,22 +94,13 @@ def test_another_checksum_is_refused(content, data):
         checkpoint.decode(json.dumps(document).encode())
 
 
-@given(st.data())
-def test_any_changed_field_is_refused(data):
-    entry = data.draw(st.sampled_from(range(2)))
-    key = data.draw(st.sampled_from(["PodUID", "ContainerName", "ResourceName", "AllocResp"]))
-    document = json.loads(checkpoint.encode(WHOLE))
-    fields = document["Data"]["PodDeviceEntries"][entry]
-    changed = base64.b64encode(b"more").decode() if key == "AllocResp" else fields[key] + "x"
-    fields[key] = changed
-
-    with pytest.raises(CheckpointError, match="corrupted"):
-        checkpoint.decode(json.dumps(document).encode())
-
-
 @pytest.mark.parametrize(
     "change",
     [
+        lambda data: data["PodDeviceEntries"][0].update(PodUID="x"),
+        lambda data: data["PodDeviceEntries"][1].update(ContainerName="x"),
+        lambda data: data["PodDeviceEntries"][1].update(ResourceName="x"),
+        lambda data: data["PodDeviceEntries"][0].update(AllocResp="bW9yZQ=="),
         lambda data: data["RegisteredDevices"].pop("example.com/x"),
         lambda data: data["RegisteredDevices"]["nvidia.com/gpu"].reverse(),
         lambda data: data["PodDeviceEntries"].reverse(),
@@ -119,7 +109,7 @@ def test_any_changed_field_is_refused(data):
         lambda data: data.update(PodDeviceEntries=None),
     ],
 )
-def test_a_changed_list_or_map_is_refused(change):
+def test_a_changed_field_list_or_map_is_refused(change):
     document = json.loads(checkpoint.encode(WHOLE))
     change(document["Data"])
 
@@ -149,12 +139,6 @@ def test_a_failed_write_leaves_the_old_file_and_no_rubbish(tmp_path, monkeypatch
 
     assert WHOLE == checkpoint.load(tmp_path)
     assert [checkpoint.FILE_NAME] == [path.name for path in tmp_path.iterdir()]
-
-
-def test_the_file_is_private(tmp_path):
-    checkpoint.replace(tmp_path, WHOLE, Seeded())
-
-    assert 0o600 == (tmp_path / checkpoint.FILE_NAME).stat().st_mode & 0o777
 
 
 # What the kubelet makes of an empty checkpoint. Of others: tests/peers/test_kubelet_allocation.py.
@@ -219,23 +203,6 @@ async def test_a_plugin_that_is_back_within_09_seconds_saves_every_pod(tmp_path)
 
 
 # What a kubelet does to its directories when it starts, and leaves when it goes.
-
-
-async def test_a_first_start_makes_both_directories(tmp_path):
-    async with a_rig(tmp_path / "fresh") as rig:
-        assert (rig.plugins / "kubelet.sock").is_socket()
-        assert (rig.pod_resources / "kubelet.sock").is_socket()
-
-
-async def test_an_exit_leaves_a_dead_socket_file(tmp_path):
-    async with a_rig_with_plugin(tmp_path) as (rig, plugin):
-        await rig.kubelet.stop()
-        await rig.soon(plugin.streams_ended.wait())
-
-        assert (rig.plugins / "kubelet.sock").is_socket()
-        assert plugin.path.is_socket()
-        with pytest.raises(ConnectionRefusedError):
-            await plugin.register()
 
 
 async def test_connections_break_when_the_kubelet_goes(tmp_path):

@@ -170,6 +170,17 @@ async def test_pods_deleted_while_they_wait_are_still_admitted(tmp_path):
         assert 1 == len(node.rig.kubelet.node.pods)
 
 
+async def test_a_reboot_without_the_plugin_fails_running_pods(tmp_path):
+    async with a_node_rig(tmp_path) as node:
+        node.create("p")
+        await node.phases(p="Running")
+
+        await node.rig.kubelet.reboot()
+
+        await node.phases(p="Failed")
+        assert "containerStatuses" not in node.pod("p")["status"]
+
+
 async def test_a_pod_that_was_deleted_while_the_kubelet_is_down_is_not_admitted(tmp_path):
     async with a_node_rig(tmp_path) as node:
         await node.rig.kubelet.kill()
@@ -183,18 +194,6 @@ async def test_a_pod_that_was_deleted_while_the_kubelet_is_down_is_not_admitted(
         await asyncio.sleep(5)
 
         assert [] == node.rig.seen("admitting")
-
-
-async def test_a_graceful_deletion_ends_the_pod_and_removes_it(tmp_path):
-    async with a_node_rig(tmp_path) as node:
-        node.create("p")
-        await node.phases(p="Running")
-
-        node.store.delete("pods", "default", "p")
-        assert node.pod("p")["metadata"]["deletionTimestamp"]
-
-        await node.phases(p=None)
-        assert {} == node.rig.kubelet.node.pods
 
 
 async def test_a_deletion_that_has_begun_ends_while_an_allocate_is_held(tmp_path):
@@ -212,36 +211,6 @@ async def test_a_deletion_that_has_begun_ends_while_an_allocate_is_held(tmp_path
 
         node.plugin.script.gate.set()
         await node.phases(q="Running")
-
-
-async def test_a_pod_deleted_in_its_own_allocate_holds_nothing_for_the_next(tmp_path):
-    async with a_node_rig(tmp_path) as node:
-        gate = node.plugin.script.gate = asyncio.Event()
-        node.create("p")
-        await node.plugin.allocating.wait()
-        node.store.delete("pods", "default", "p", grace=0)
-        await asyncio.sleep(0.1)
-        node.create("q", count=4)
-        await asyncio.sleep(0.1)
-
-        gate.set()
-
-        await node.phases(p=None, q="Running")
-
-
-async def test_a_new_pod_of_the_same_name_is_another_pod(tmp_path):
-    async with a_node_rig(tmp_path) as node:
-        gate = node.plugin.script.gate = asyncio.Event()
-        old = node.create("p")
-        await node.plugin.allocating.wait()
-        node.store.delete("pods", "default", "p", grace=0)
-        new = node.create("p")
-        await asyncio.sleep(1)
-        gate.set()
-
-        await node.phases(p="Running")
-        assert [old, new] == [event.pod for event in node.rig.seen("allocated")]
-        assert {(new, "main")} <= node.rig.ids().keys()
 
 
 async def test_a_job_ends_succeeded_and_frees_its_ids(tmp_path):
@@ -283,17 +252,6 @@ async def test_a_restarted_container_has_a_new_id_and_count(tmp_path):
         after = node.pod("p")["status"]["containerStatuses"][0]
         assert before["containerID"] != after["containerID"]
         assert {"running"} == after["state"].keys()
-
-
-async def test_a_reboot_without_the_plugin_fails_running_pods(tmp_path):
-    async with a_node_rig(tmp_path) as node:
-        node.create("p")
-        await node.phases(p="Running")
-
-        await node.rig.kubelet.reboot()
-
-        await node.phases(p="Failed")
-        assert "containerStatuses" not in node.pod("p")["status"]
 
 
 async def test_a_forgotten_history_loses_no_pod(tmp_path):

@@ -3,6 +3,7 @@
 import asyncio
 import random
 import re
+import secrets
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -103,6 +104,13 @@ pod at a time, and tries again after seconds where it could not."""
 _SHAPES: Final = ((1,), (1,), (2,), (1, 1))
 """How many GPUs each container of a pod asks for."""
 _LASTS: Final = (0.2, 3.0)
+
+
+def a_chance() -> random.Random:
+    """Another one each time; its seed is shown with a failure."""
+    seed = secrets.randbelow(2**32)
+    print(f"seed {seed}")  # noqa: T201 -- as said
+    return random.Random(seed)  # noqa: S311 -- moments, no secrets
 
 
 @dataclass(eq=False, slots=True)
