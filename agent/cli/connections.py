@@ -8,6 +8,7 @@ import os
 import random
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -71,17 +72,18 @@ def add_cluster(parser: argparse.ArgumentParser) -> None:
 
 def connection_of(args: argparse.Namespace, environ: Mapping[str, str]) -> Connection:
     """The way to the API server, chosen as by kubectl. Raises Unreachable: there is none."""
+    made = partial(Connection, context=args.context, remedy="give --kubeconfig, or set KUBECONFIG")
     if args.kubeconfig is not None:
-        return Connection(args.kubeconfig, context=args.context)
+        return made(args.kubeconfig)
     listed = [part for part in environ.get("KUBECONFIG", "").split(":") if part]
     home = Path(environ["HOME"], ".kube", "config") if environ.get("HOME") else None
     if listed:
         there = (path for path in map(Path, listed) if os.access(path, os.F_OK))
-        return Connection(next(there, Path(listed[0])), context=args.context)
+        return made(next(there, Path(listed[0])))
     if home is not None and os.access(home, os.F_OK):
-        return Connection(home, context=args.context)
+        return made(home)
     if IN_CLUSTER in environ:
-        return Connection(environment=environ)
+        return made(environment=environ)
     raise Unreachable(
         "no kubeconfig: give --kubeconfig, set KUBECONFIG, or put one at ~/.kube/config"
     )

@@ -3,7 +3,6 @@
 import argparse
 import asyncio
 import contextlib
-import os
 import sys
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -132,7 +131,9 @@ async def uninstall_here(
                 )
             # The agent has just ended, so its kubelet may still report that it serves.
             (node,) = await clean_nodes(api, look, told, force=force)
-            if node.served and node.is_touched and not force:
+            if not node.is_touched:
+                told(Cleaned(node.name))
+            elif node.served and not force:
                 raise UninstallRefused(
                     f"a device plugin serves {settings.sharing.resource} on the Node {node.name}, "
                     "as its kubelet reports, and would write again: stop it first; --force "
@@ -163,7 +164,7 @@ async def uninstall_everywhere(
 
 async def _release(hook: Path) -> None:
     """Release the containers that an agent held back which was killed: no other will."""
-    if not os.access(hook, os.F_OK):
+    if not _why_left(hook, "it is there"):
         return
     try:
         async with Worker("regions", 1) as worker:
@@ -183,11 +184,8 @@ def _without_an_agent(path: Path) -> Iterator[None]:
 
     Raises UninstallRefused, PermissionFault.
     """
-    is_there = True
-    with contextlib.suppress(PermissionError):  # then the lock cannot be taken either
-        is_there = path.parent.is_dir()
     lock = LockFile(path)
-    if is_there and not lock.try_take():
+    if _why_left(path.parent, "it is there") and not lock.try_take():
         raise UninstallRefused(
             f"an agent runs on this host ({path}: {lock.holder()}) and would write again: stop it "
             "first (`systemctl stop hami-agent`, or take the DaemonSet off this node)"
@@ -196,6 +194,17 @@ def _without_an_agent(path: Path) -> Iterator[None]:
         yield
     finally:
         lock.release()
+
+
+def _why_left(path: Path, why: str) -> str:
+    """The reason why the path stays on this host; empty if it does not exist."""
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return ""
+    except OSError as error:
+        return f"it may exist: it cannot be accessed ({error.strerror})"
+    return why
 
 
 def _some(names: Iterable[str]) -> str:
@@ -273,7 +282,7 @@ def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
         said = f"removed {', '.join(node.removed)}"
         said = f"skipped: {node.skipped}" if node.skipped else said
         said = f"something is left: {node.failure}" if node.failure else said
-        if args.output == TABLE:
+        if args.output == TABLE and node != Cleaned(node.node):
             sys.stdout.write(f"{node.node}: {said}\n")
             sys.stdout.flush()
 
@@ -293,7 +302,8 @@ def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     except AgentError as error:
         refusal, code = str(error), code_of(error)
     else:
-        lines = [] if nodes else ["nothing of the agent's was found"]
+        is_clean = all(node == Cleaned(node.node) for node in nodes)
+        lines = ["nothing of the agent's was found"] if is_clean else []
         lines += [f"this host: left {path}: {why}" for path, why in left.items()]
     data = {"ok": code == OK, "refusal": refusal, "nodes": nodes, "leftOnHost": left}
     answer(args.output, "Uninstallation", data, lines)
@@ -316,7 +326,8 @@ async def _uninstall_here(
         settings.hook_path
         / "vgpu": "mounted in containers with GPUs; remove it when they have ended",
     }
-    return {str(path): why for path, why in reasons.items() if os.access(path, os.F_OK)}
+    left = {str(path): _why_left(path, why) for path, why in reasons.items()}
+    return {path: why for path, why in left.items() if why}
 
 
 def _say(text: str) -> None:

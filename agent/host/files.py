@@ -436,7 +436,7 @@ async def follow_files(
     try:
         opened = Inotify(sync_timeout=0)
     except OSError as error:
-        log.info("watch.polling", directory=str(directory), err=error.strerror)
+        log.info("watch.without_events", directory=str(directory), err=error.strerror)
         await asyncio.Event().wait()
         raise AssertionError("unreachable: the event is never set") from error
     with opened as inotify:

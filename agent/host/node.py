@@ -182,7 +182,7 @@ class WrittenDirectory:
     A sandbox that mounts a directory for writing loses the mount when the directory is removed. A
     new directory in its place is read-only to this process for ever. A file system that turned
     read-only looks the same, except that the directory was not removed. So a descriptor keeps the
-    directory of the start open, if it could be written, for the life of the process.
+    directory open that a look found to be writable first, for the life of the process.
 
     The directory is the kubelet's, on a local disk: calls do not block.
     """
@@ -191,18 +191,17 @@ class WrittenDirectory:
         self.path = path
         self._read_only = read_only
         self._handle: int | None = None
-        with contextlib.suppress(OSError):
-            if not read_only(path):
-                self._handle = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        self.is_lost()  # it may be removed before anybody looks again
 
     def is_lost(self) -> bool:
         """True when it was removed and its successor is read-only to this process."""
-        if self._handle is None or os.fstat(self._handle).st_nlink:
-            return False
         try:
-            return self._read_only(self.path)
+            read_only = self._read_only(self.path)
+            if self._handle is None and not read_only:
+                self._handle = os.open(self.path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         except OSError:
             return False
+        return read_only and self._handle is not None and os.fstat(self._handle).st_nlink == 0
 
 
 # Inspects paths and sockets of this host; it changes none.

@@ -118,6 +118,11 @@ class Connection(msgspec.Struct, frozen=True):
     service_account: Path = SERVICE_ACCOUNT
     environment: Mapping[str, str] = msgspec.field(default_factory=dict)
     context: str = ""
+    remedy: str = (
+        "give the path of a readable kubeconfig for this node; inside a pod with a service account "
+        "give none"
+    )
+    """What to do where a file of it cannot be used."""
 
     @property
     def source(self) -> str:
@@ -131,7 +136,7 @@ def check(connection: Connection) -> None:
     Raises SettingsError: a file is missing, unreadable, or not a kubeconfig.
     """
     if connection.kubeconfig is not None:
-        _read_context(connection.kubeconfig, connection.context)
+        _read_context(connection, connection.kubeconfig)
         return
     names = ("KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT")
     if not all(connection.environment.get(name) for name in names):
@@ -144,9 +149,9 @@ def check(connection: Connection) -> None:
         try:
             content = path.read_bytes()
         except OSError as error:
-            raise _unusable(path, f"cannot be read ({_reason(error)})") from error
+            raise _unusable(connection, f"cannot be read ({_reason(error)})", path) from error
         if not content:
-            raise _unusable(path, "is empty")
+            raise _unusable(connection, "is empty", path)
 
 
 def default_namespace(connection: Connection) -> str:
@@ -161,29 +166,30 @@ def default_namespace(connection: Connection) -> str:
         except FileNotFoundError:
             return "default"
         except (OSError, UnicodeDecodeError) as error:
-            raise _unusable(own, f"cannot be read ({_reason(error)})") from error
-    namespace = _read_context(connection.kubeconfig, connection.context).get("namespace")
+            raise _unusable(connection, f"cannot be read ({_reason(error)})", own) from error
+    namespace = _read_context(connection, connection.kubeconfig).get("namespace")
     return namespace if isinstance(namespace, str) and namespace else "default"
 
 
-def _read_context(path: Path, name: str) -> Mapping[str, object]:
-    """The named context of the file, or its current one. Raises SettingsError."""
+def _read_context(connection: Connection, path: Path) -> Mapping[str, object]:
+    """The connection's context in its kubeconfig, or the current one. Raises SettingsError."""
+    name = connection.context
     try:
         if not stat.S_ISREG(path.stat().st_mode):  # a pipe may block for ever
-            raise _unusable(path, "is not a regular file")
+            raise _unusable(connection, "is not a regular file")
         content: object = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
-        raise _unusable(path, f"cannot be read ({_reason(error)})") from error
+        raise _unusable(connection, f"cannot be read ({_reason(error)})") from error
     except (yaml.YAMLError, ValueError) as error:  # ValueError: a date such as 2026-13-32
         # Only the place, not the text of the error: a kubeconfig holds secrets.
         mark = getattr(error, "problem_mark", None)
         place = "" if mark is None else f" (line {mark.line + 1}, column {mark.column + 1})"
-        raise _unusable(path, f"is not YAML{place}") from None
+        raise _unusable(connection, f"is not YAML{place}") from None
     if not isinstance(content, dict) or not content.get("clusters"):
-        raise _unusable(path, "names no cluster")
+        raise _unusable(connection, "names no cluster")
     wanted = name or content.get("current-context")
     if not wanted or not isinstance(wanted, str):
-        raise _unusable(path, "has no current-context")
+        raise _unusable(connection, "has no current-context")
     entries = content.get("contexts")
     contexts = {
         entry.get("name"): entry.get("context")
@@ -192,7 +198,8 @@ def _read_context(path: Path, name: str) -> Mapping[str, object]:
     }
     if name and name not in contexts:
         known = ", ".join(cap(str(known), 64) for known in contexts)
-        raise _unusable(path, f"has no context {cap(name, 64)} (it has {known or 'none'})")
+        said = f"has no context {cap(name, 64)} (it has {known or 'none'})"
+        raise _unusable(connection, said)
     context = contexts.get(wanted)
     return context if isinstance(context, dict) else {}
 
@@ -222,14 +229,14 @@ async def configure(library: Library, connection: Connection) -> Any:  # noqa: A
     except library.config_errors + library.http_errors + UNUSABLE as error:
         raise unusable(connection, error) from error
     if not configuration.host:
-        raise _unusable(Path(connection.source), "names no server for its current-context")
+        raise _unusable(connection, "names no server for its current-context")
     return configuration
 
 
 def unusable(connection: Connection, error: Exception) -> SettingsError:
     """The SettingsError for a connection that the libraries cannot use."""
     reason = f"cannot be used ({cap(str(error) or type(error).__name__, 128)})"
-    return _unusable(Path(connection.source), reason)
+    return _unusable(connection, reason)
 
 
 def _reason(error: OSError | UnicodeDecodeError) -> str:
@@ -237,12 +244,9 @@ def _reason(error: OSError | UnicodeDecodeError) -> str:
     return cap(str(getattr(error, "strerror", None) or error), 128)
 
 
-def _unusable(path: Path, reason: str) -> SettingsError:
-    return SettingsError(
-        f"{path}: {reason}",
-        remedy="give the path of a readable kubeconfig for this node; inside a pod with a service "
-        "account give none",
-    )
+def _unusable(connection: Connection, reason: str, path: Path | None = None) -> SettingsError:
+    """The SettingsError for a file of the connection. `path`: which, if it has several."""
+    return SettingsError(f"{path or connection.source}: {reason}", remedy=connection.remedy)
 
 
 # Turns failed requests to the API server into the agent's errors.

@@ -240,10 +240,11 @@ def judge_library_files(
             "P-PRELOAD",
             file.path,
             f"{preload.path} names it; only its owner may write both",
+            When(not file.kind, "unknown", "was removed during this check", "run it again"),
             When(
                 file.kind != "file",
                 "unknown",
-                f"is a {file.kind or 'file that is gone'}, and no regular file",
+                f"is a {file.kind}, and no regular file",
                 "run this check as root",
             ),
             When(

@@ -349,7 +349,11 @@ async def test_the_kubeconfig_of_the_home_is_found(rig: ExplainRig, tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    "verb", [("explain", "p"), ("explain", "--recent"), ("status", "--node=n")]
+    "verb",
+    [
+        *(("explain", "p"), ("explain", "--recent"), ("explain", "p", "-n=a")),
+        *(("status", "--node=n"), ("cordon", "0", "-y", "--node=n")),
+    ],
 )
 @pytest.mark.parametrize(
     "make",
@@ -363,7 +367,8 @@ def test_a_kubeconfig_that_is_no_regular_file_is_refused_at_once(
     make(path)
 
     assert 3 == dispatch([*verb, "--kubeconfig", str(path)], {})
-    assert "kubeconfig: is not a regular file" in capsys.readouterr().err
+    said = "kubeconfig: is not a regular file: give --kubeconfig, or set KUBECONFIG\n"
+    assert capsys.readouterr().err.endswith(said)
 
 
 def test_an_api_server_that_is_not_there_ends_with_3(tmp_path: Path, capsys: Capsys):

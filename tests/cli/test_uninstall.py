@@ -6,6 +6,7 @@ tests/app/test_uninstalling.py has what it waits for; tests/peers asks the real 
 import asyncio
 import io
 import json
+import os
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -102,6 +103,9 @@ async def test_the_same_as_json(
     assert {*GONE, "condition GpuDegraded"} == set(node["removed"])
     assert ("", "") == (node["skipped"], node["failure"])
     assert [f"{tmp_path}/run"] == list(data["leftOnHost"])
+    assert 0 == await uninstalled(*flags, "-o", "json")
+    nothing = {"node": NODE, "removed": [], "skipped": "", "failure": ""}
+    assert [nothing] == json.loads(capsys.readouterr().out)["data"]["nodes"]
 
 
 async def test_while_an_agent_runs_nothing_is_changed(
@@ -282,6 +286,21 @@ async def test_no_agent_starts_while_the_node_is_cleaned(
     after.release()
 
 
+def deny(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    """This folder may not be entered."""
+
+    def guarded(plain: Callable[..., Any]) -> Callable[..., Any]:
+        def call(path: Any, *args: Any, **more: Any) -> Any:
+            if not isinstance(path, int) and folder in Path(os.fsdecode(path)).parents:
+                raise PermissionError(13, "Permission denied", str(path))
+            return plain(path, *args, **more)
+
+        return call
+
+    for name in ("stat", "open", "mkdir"):
+        monkeypatch.setattr(os, name, guarded(getattr(os, name)))
+
+
 async def test_a_run_directory_that_may_not_be_entered_may_have_an_agent(
     world: ModelWorld,
     flags: list[str],
@@ -289,16 +308,37 @@ async def test_a_run_directory_that_may_not_be_entered_may_have_an_agent(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ):
-    def denied(*_: object) -> None:
-        raise PermissionError(13, "Permission denied")
-
-    monkeypatch.setattr(Path, "is_dir", denied)
-    monkeypatch.setattr(LockFile, "_locked", denied)
+    deny(monkeypatch, tmp_path / "closed")
 
     assert 1 == await uninstalled(*flags, "--run-dir", str(tmp_path / "closed/run"), "--force")
 
     assert f"{tmp_path}/closed/run/lock cannot be locked: Permission" in capsys.readouterr().err
     assert world.node_annotations() == NOTES
+
+
+async def test_a_path_that_cannot_be_looked_at_afterwards_is_told(
+    world: ModelWorld,
+    flags: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+):
+    deny(monkeypatch, tmp_path / "closed")
+    closed = (
+        "--state-dir",
+        str(tmp_path / "closed/state"),
+        "--hook-path",
+        str(tmp_path / "closed/hook"),
+    )
+
+    assert 0 == await uninstalled(*flags, *closed)
+
+    told = capsys.readouterr()
+    for path in ("state", "hook/vgpu"):
+        said = f"left {tmp_path}/closed/{path}: it may exist: it cannot be accessed (Permission"
+        assert said in told.out
+    assert "containers that an agent held back may wait for ever" in told.err
+    assert REGISTER not in world.node_annotations()
 
 
 @pytest.mark.parametrize("mode", ["hami", "plain", "an outage"])

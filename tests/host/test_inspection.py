@@ -159,6 +159,26 @@ def test_a_directory_that_never_could_be_written_is_not_lost(tmp_path, mounts):
     assert not seen.is_lost()
 
 
+@pytest.mark.parametrize("is_there", [False, True], ids=["missing", "read-only"])
+def test_a_directory_that_can_be_written_only_after_the_start_is_lost_too(
+    is_there, tmp_path, mounts
+):
+    path, mounts.read_only = tmp_path / "made", True
+    if is_there:
+        path.mkdir()
+    seen = WrittenDirectory(path, mounts.look)
+    assert not seen.is_lost()
+    path.mkdir(exist_ok=True)
+    mounts.read_only = False
+    assert not seen.is_lost()
+    path.rmdir()
+    path.mkdir()
+    assert not seen.is_lost()
+    mounts.read_only = True
+
+    assert seen.is_lost()
+
+
 def test_what_the_kernel_says_is_asked(tmp_path):
     assert not is_read_only(tmp_path)
     with pytest.raises(FileNotFoundError):

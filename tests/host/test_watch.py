@@ -267,7 +267,7 @@ async def test_without_inotify_nothing_is_told_and_nothing_fails(tmp_path, monke
             await asyncio.sleep(0.05)
             assert told.empty()
 
-    assert ["watch.polling"] == [line["event"] for line in logs]
+    assert ["watch.without_events"] == [line["event"] for line in logs]
 
 
 async def test_leaving_gives_back_every_descriptor_also_if_the_disk_answers_later(tmp_path):

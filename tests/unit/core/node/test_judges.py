@@ -120,7 +120,11 @@ FILES: list[Case] = [
     (with_facts(preload="# nothing\n"), ONLY_LINE),
     (with_facts(preload="/opt/x.so\n/h/vgpu/libvgpu.so\n"), ["P-PRELOAD ok"]),
     (with_facts(loadable=False), [f"{EACH_WRONG[0]}|{NO_SLICE}"]),
-    (with_library(**UNREAD), EACH_UNKNOWN),
+    (
+        with_library(**UNREAD),
+        [f"{line}|is a path that cannot be looked at (denied)" for line in EACH_UNKNOWN],
+    ),
+    (with_library(kind=""), [f"{line}|was removed during this check" for line in EACH_UNKNOWN]),
     (
         preflight.judge_library_files(
             replace(LIBRARY, **UNREAD), replace(PRELOAD, **UNREAD), replace(GOOD, preload=None)
