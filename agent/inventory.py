@@ -444,12 +444,9 @@ class InventoryKeeper:
             for uuid, health in self._health.items()
             if health.condition is not Condition.OK and health.cause != Cause.OFF
         }
-        # A GPU that was known and that this scan does not name may be the one that does not answer:
-        # while the number or order of GPUs changes, an index says of none which it is.
+        # The GPUs that neither this scan nor an earlier one has named.
         seen = {*(gpu.uuid for gpu in self._scan.gpus), *(one.gpu for one in self._scan.faults)}
-        there = {gpu.uuid for gpu in old.gpus if gpu.present}
-        missing = ((self._held.keys() | unwell) - self._facts.keys() | there) - seen
-        scan = with_uuids(self._scan, missing)
+        scan = with_uuids(self._scan, (self._held.keys() | unwell) - seen - self._facts.keys())
         shared, left_out = self._shared(scan, unwell)
         listed = {gpu.uuid for gpu in scan.gpus} | {one.gpu for one in scan.faults if not one.lost}
         self._facts = {u: gpu for u, gpu in self._facts.items() if u in shared or u in listed}

@@ -6,6 +6,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final, ParamSpec, TypeVar
 
 import msgspec
@@ -16,6 +17,7 @@ from agent.errors import DriverError, DriverMissing, GpuError
 from agent.gpu import nvml
 from agent.gpu.nvml import CallFailed, Handle, NvmlLibrary
 from agent.gpu.threads import NO_ANSWER, EventStream, NvmlSession, OpenedSession, SetFailed
+from agent.health.judge import doubtful
 from agent.model import (
     MIB,
     NO_INDEX,
@@ -43,26 +45,84 @@ from agent.model import (
 # the driver.
 
 
+class Indexes:
+    """Names the GPU at an index that does not answer with its UUID.
+
+    It outlives sessions: a GPU that is slow at the start of one is the same as before. After the
+    indexes changed, an index names a GPU only once that GPU answered there. Until then an unseen
+    GPU may be at any index that does not answer, and a fault there is assigned to none for certain.
+    """
+
+    def __init__(self) -> None:
+        self._uuids: dict[int, GpuUuid] = {}
+        self._count: int | None = None
+        self._unseen: set[GpuUuid] = set()
+        """Known before the indexes changed, and not seen since."""
+
+    def name(self, index: int) -> str:
+        """The UUID at `index` if it is known, else `index N`."""
+        return self._uuids.get(index, f"index {index}")
+
+    def find(self, name: str) -> int | None:
+        """The index with that name, or None."""
+        return next((n for n in range(self._count or 0) if self.name(n) == name), None)
+
+    def counted(self, count: int) -> bool:
+        """Note how many GPUs the driver lists. False when the number, so any index, changed."""
+        fits = self._count in {None, count}
+        self._count = count
+        if not fits:
+            self._forget()
+        return fits
+
+    def seen(self, uuids: Mapping[int, GpuUuid]) -> bool:
+        """Note the UUIDs that GPUs answered with. False when one was known at another index."""
+        together = {**self._uuids, **uuids}
+        fits = all(self._uuids.get(index, uuid) == uuid for index, uuid in uuids.items())
+        fits = fits and len(set(together.values())) == len(together)
+        if not fits:
+            self._forget()
+        self._uuids.update(uuids)
+        self._unseen.difference_update(self._uuids.values())
+        return fits
+
+    def named(self, faults: Mapping[int, GpuFault]) -> tuple[GpuFault, ...]:
+        """Name the faults, and add one for each GPU that may be at an index without a name.
+
+        An added fault never says that the GPU is lost: at most one of them is.
+        """
+        named = {n: msgspec.structs.replace(faults[n], gpu=self.name(n)) for n in sorted(faults)}
+        nameless = {n: fault for n, fault in named.items() if n not in self._uuids}
+        if not nameless:
+            self._unseen.clear()
+            return tuple(named.values())
+        text = "; ".join(f"it may be {fault.gpu}: {fault.text}" for fault in nameless.values())
+        explained = len(nameless) <= len(self._unseen)
+        return (
+            *(f for n, f in named.items() if f.lost or n in self._uuids or not explained),
+            *(GpuFault(uuid, text, doubtful(nameless.values())) for uuid in sorted(self._unseen)),
+        )
+
+    def _forget(self) -> None:
+        self._unseen.update(self._uuids.values())
+        self._uuids.clear()
+
+
 RELEASED = "it is released: hami-agent recheck takes it back"
 RECHECK_ALL = "it is searched for when all GPUs are taken back: hami-agent recheck all"
 """Of a GPU that was never described: its address is unknown, and only a scan of all finds it."""
 
 
 class Handles:
-    """Knows which GPU is at which index, and which may be opened.
+    """Knows which GPUs may be opened. While one is released, only PCI addresses find the others.
 
-    - It outlives sessions: a GPU that is slow at the start of one is the same as before. After the
-      indexes changed, an index names a GPU only once that GPU was described there.
-    - While a GPU is released, only PCI addresses find the others: indexes change when a GPU goes,
-      and a GPU that was never described may be the released one.
+    Indexes change when a GPU goes, and a GPU that was never seen may be the released one.
     """
 
     def __init__(self, library: NvmlLibrary) -> None:
         self._library = library
-        self._count: int | None = None
         # The threads of the GPUs read these: they are only replaced, never changed.
-        self._known: Mapping[GpuUuid, Gpu] = {}
-        """The GPUs as they were described last, each at another index."""
+        self._known: Mapping[GpuUuid, Gpu] = MappingProxyType({})
         self.released: frozenset[GpuUuid] = frozenset()
         """The GPUs that must not be opened."""
         self._others: frozenset[GpuUuid] = frozenset()
@@ -73,36 +133,20 @@ class Handles:
         """True when every known GPU is released: then no session may be open."""
         return bool(self.released) and self._known.keys() <= self.released
 
-    def find(self, uuid: GpuUuid) -> Gpu | None:
-        """The GPU as it was described last; None: it never was, or the indexes have changed."""
-        return self._known.get(uuid)
+    @property
+    def known(self) -> tuple[Gpu, ...]:
+        """The GPUs as the last scan described them."""
+        return tuple(self._known.values())
 
-    def at(self, index: int) -> Gpu | None:
-        """The GPU that was described at that index, or None."""
-        return next((gpu for gpu in self._known.values() if gpu.index == index), None)
+    def seen(self, gpus: Iterable[Gpu], faults: Iterable[GpuFault]) -> None:
+        """Take the result of a scan of all GPUs; a faulty one keeps its last description.
 
-    def name(self, index: int) -> str:
-        """The UUID at `index` if it is known, else `index N`."""
-        gpu = self.at(index)
-        return gpu.uuid if gpu else f"index {index}"
-
-    def counted(self, count: int) -> bool:
-        """Note how many GPUs the driver lists. False when the number, so any index, changed."""
-        fits = self._count in {None, count}
-        self._count = count
-        if not fits:
-            self._known = {}
-        return fits
-
-    def seen(self, gpus: Collection[Gpu]) -> bool:
-        """Note the GPUs that a scan of all described. False when one was known at another index."""
-        fits = all(
-            self.name(gpu.index) in {gpu.uuid, f"index {gpu.index}"}
-            and self._known.get(gpu.uuid, gpu).index == gpu.index
-            for gpu in gpus
-        )
-        self._known = {**(self._known if fits else {}), **{gpu.uuid: gpu for gpu in gpus}}
-        return fits
+        While a GPU is released, no scan is of all GPUs.
+        """
+        if not self.released:
+            names = {fault.gpu for fault in faults}
+            kept = {uuid: gpu for uuid, gpu in self._known.items() if uuid in names}
+            self._known = MappingProxyType(kept | {gpu.uuid: gpu for gpu in gpus})
 
     def release(self, uuids: Collection[GpuUuid], *, everything: bool = False) -> None:
         """Let no thread open these GPUs from now on.
@@ -131,7 +175,7 @@ class Handles:
         """The indexes that may be opened; the driver lists `count`."""
         if not self.released:
             return list(range(count))
-        return [gpu.index for uuid, gpu in self._known.items() if uuid not in self.released]
+        return [gpu.index for gpu in self.known if gpu.uuid not in self.released]
 
     # On the threads of the GPUs.
 
@@ -139,7 +183,7 @@ class Handles:
         """Get the handle of GPU `index`. Raises NVMLError, GpuError when it is released."""
         if not self.released:
             return self._library.nvmlDeviceGetHandleByIndex(index)
-        return self._of(self.at(index), str(index))
+        return self._of(next((gpu for gpu in self.known if gpu.index == index), None), str(index))
 
     def of_uuid(self, uuid: GpuUuid) -> Handle:
         """Get the handle of a GPU. Raises NVMLError, GpuError when it is released."""
@@ -459,6 +503,7 @@ class NvmlDriver:
             quiet=self._quiet,
             back=self._report_change,
         )
+        self._indexes = Indexes()
         self._links: Mapping[GpuUuid, LinkRow] | None = None
         self._renewed = False
         """A new session was begun because all GPUs failed, and none has answered since."""
@@ -479,17 +524,13 @@ class NvmlDriver:
             return await self._scan_others(opened)
         count = await self._session.whole(opened, self._library.nvmlDeviceGetCount)
         # When GPUs come or go, an index that was right a minute ago can name another GPU.
-        if not self._handles.counted(count):
+        if not self._indexes.counted(count):
             self._forget_handles()
         found, troubled = await self._describe(opened, range(count))
         self._renewed = self._renewed and not found
-        if not self._handles.seen(found.values()):
+        if not self._indexes.seen({index: gpu.uuid for index, gpu in found.items()}):
             self._forget_handles()
-        # What fails at an index of which no GPU has answered yet is nobody's for certain.
-        faults = tuple(
-            msgspec.structs.replace(troubled[index], gpu=self._handles.name(index))
-            for index in sorted(troubled)
-        )
+        faults = self._indexes.named(troubled)
         self._described |= {gpu.pci for gpu in found.values()}
         # The library lists no GPU whose device file it cannot open: in a container, each GPU that
         # came after the container's start. With a fault, that GPU may be the one that is not
@@ -503,25 +544,24 @@ class NvmlDriver:
         await self._follow(opened, sorted(found), {*peers, *silent})
         self._session.check(opened)
         gpus = tuple(linked(gpu, peers, rows) for gpu in peers.values())
-        self._handles.seen(gpus)  # with their links
+        self._handles.seen(gpus, faults)
         return Scan(opened.driver_version, gpus, faults)
 
     async def _scan_others(self, opened: OpenedSession) -> Scan:
         """Describe the GPUs that are not released; their known addresses and links stay."""
         found, troubled = await self._describe(opened, self._handles.open_to(0))
+        known = {gpu.index: gpu for gpu in self._handles.known}
         gpus = tuple(
-            msgspec.structs.replace(found[index], links=known.links if known else ())
+            msgspec.structs.replace(found[index], links=known[index].links)
             for index in sorted(found)
-            for known in (self._handles.at(index),)
         )
-        # Also of one that was never described: it must be visible to be taken back.
-        released = [
-            GpuFault(uuid, RELEASED, Trouble.RELEASED, known.index if known else NO_INDEX)
-            for uuid in sorted(self._handles.released)
-            for known in (self._handles.find(uuid),)
-        ]
         faults = [troubled[index] for index in sorted(troubled)]
-        faults += sorted(released, key=lambda fault: fault.index)
+        # Also one that was never described: it must be visible to be taken back.
+        places = {gpu.uuid: gpu.index for gpu in self._handles.known}
+        faults.extend(
+            GpuFault(uuid, RELEASED, Trouble.RELEASED, places.get(uuid, NO_INDEX))
+            for uuid in sorted(self._handles.released, key=lambda uuid: (places.get(uuid, 0), uuid))
+        )
         await self._follow(opened, sorted(found), {gpu.uuid for gpu in gpus})
         self._session.check(opened)
         return Scan(opened.driver_version, gpus, tuple(faults))
@@ -541,8 +581,8 @@ class NvmlDriver:
         if probe.outcome in {ProbeOutcome.LOST, ProbeOutcome.REFUSED}:
             self._note_reset(uuid)
         elif probe.outcome is not ProbeOutcome.SILENT:
-            known = self._handles.find(uuid)
-            await self._register(opened, self._open_streams, [known.index] if known else [])
+            index = self._indexes.find(uuid)
+            await self._register(opened, self._open_streams, [] if index is None else [index])
         obstacles = (stream.obstacles.get(uuid, "") for stream in self._open_streams)
         return msgspec.structs.replace(probe, unmonitored=next(filter(None, obstacles), ""))
 
@@ -628,7 +668,7 @@ class NvmlDriver:
 
         async with asyncio.TaskGroup() as tasks:
             for index in indexes:
-                tasks.create_task(one(index, self._handles.name(index)))
+                tasks.create_task(one(index, self._indexes.name(index)))
         self._session.check(opened)
         return found, faults
 
@@ -706,7 +746,7 @@ class NvmlDriver:
     async def _open_stream(self, session: OpenedSession, stream: EventStream) -> None:
         await self._session.whole(session, stream.create)
         count = await self._session.whole(session, self._library.nvmlDeviceGetCount)
-        if not self._handles.released and not self._handles.counted(count):
+        if not self._handles.released and not self._indexes.counted(count):
             self._forget_handles()
         await self._register(session, [stream], self._handles.open_to(count))
         self._session.check(session)
@@ -731,7 +771,7 @@ class NvmlDriver:
         async with asyncio.TaskGroup() as tasks:
             for stream in streams:
                 for index in indexes:
-                    name = self._handles.name(index)
+                    name = self._indexes.name(index)
                     if stream.obstacles.get(name) != "":
                         tasks.create_task(register(stream, index, name))
 

@@ -808,11 +808,15 @@ def with_uuids(scan: Scan, missing: Collection[GpuUuid]) -> Scan:
         faults = tuple(known if each is fault else each for each in scan.faults)
     else:
         text = "; ".join(f"it may be {fault.gpu}: {fault.text}" for fault in nameless)
-        # Never LOST: at most as many of them are as faults say so.
-        is_silent = all(fault.trouble is Trouble.SILENT for fault in nameless)
-        trouble = Trouble.SILENT if is_silent else Trouble.FAILED
+        trouble = doubtful(nameless)
         faults = (*scan.faults, *(GpuFault(uuid, text, trouble) for uuid in sorted(missing)))
     return msgspec.structs.replace(scan, faults=faults)
+
+
+def doubtful(nameless: Iterable[GpuFault]) -> Trouble:
+    """The trouble of a GPU that may be behind any of these faults. It is never LOST."""
+    is_silent = all(fault.trouble is Trouble.SILENT for fault in nameless)
+    return Trouble.SILENT if is_silent else Trouble.FAILED
 
 
 MANY: Final = 2

@@ -160,6 +160,33 @@ async def test_a_gpu_that_was_never_described_cannot_be_released(stub_driver, st
         await stub_driver.release([G1])
 
 
+async def test_a_gpu_that_asks_for_a_reset_as_another_falls_off_can_be_released(stub_driver, stub):
+    await stub_driver.scan()
+    stub.order([0, 1])
+    stub.refuse(1)
+    await stub_driver.scan()
+    await stub_driver.release([G1])
+
+    assert [G0] == [gpu.uuid for gpu in (await stub_driver.scan()).gpus]
+    assert not stub.attached(1)
+
+
+async def test_a_gpu_that_was_slow_as_another_fell_off_is_asked_on_while_the_rest_is_released(
+    stub_driver, stub
+):
+    await stub_driver.scan()
+    stub.order([0, 1])
+    stub.hang(slot=1)
+    await stub_driver.scan()
+    stub.hang(slot=1, hung=False)
+    await until(lambda: is_back(stub_driver, stub))
+    await stub_driver.release([G0])
+
+    assert ProbeOutcome.PASSED is (await stub_driver.probe(G1)).outcome
+    assert [G1] == [gpu.uuid for gpu in (await stub_driver.scan()).gpus]
+    assert [False, True, False] == attached(stub)
+
+
 async def release_all_with_one_undescribed(driver, stub) -> None:
     stub.hang(slot=1)
     await driver.scan()

@@ -1,15 +1,27 @@
 """Scans through NVML: every fact, one GPU's failure is never another's, nor is its index."""
 
 import asyncio
+from functools import partial
+from itertools import permutations
 from pathlib import Path
 
 import pytest
 
 from agent.errors import DriverError
-from agent.gpu.driver import NvmlDriver, bus_id, numa_node
+from agent.gpu.driver import Indexes, NvmlDriver, bus_id, numa_node
 from agent.inventory import InventoryKeeper
 from agent.kit.cell import Cell
-from agent.model import GpuFault, GpuUuid, Inventory, PciPath, SharingSettings, Trouble
+from agent.model import (
+    Condition,
+    GpuFault,
+    GpuUuid,
+    Inventory,
+    PciPath,
+    SharingSettings,
+    SliceId,
+    Trouble,
+)
+from tests.builders import a_health
 from tests.fakes.chance import Seeded
 from tests.fakes.clock import LoopClock
 from tests.fakes.nvml import FakeGpu, FakeNvml
@@ -155,23 +167,16 @@ async def test_the_path_between_two_gpus_is_the_librarys_level(library, driver, 
     assert [path, path] == [link.path for link in (await driver.scan()).gpus[0].links]
 
 
-@pytest.mark.parametrize(
-    "scans",
-    [
-        [("012", "", []), ("102", "1", ["index 1"]), ("102", "0", ["GPU-1"])],
-        [("012", "", []), ("312", "", []), ("312", "0", ["GPU-3"])],
-        [("012", "0", ["index 0"]), ("102", "12", ["index 1", "index 2"])],
-        [("012", "", []), ("20", "1", ["index 1"]), ("20", "0", ["GPU-2"])],
-    ],
-    ids=["two have changed places", "another is in its place", "one is elsewhere", "one is gone"],
-)
-async def test_a_fault_is_of_the_gpu_that_answered_last_at_its_index(driver, library, scans):
-    every = gpus(4)
-    for order, failing, faults in scans:
-        library.gpus = [every[int(number)] for number in order]
-        library.failures = {("*", int(index)): 15 for index in failing}
+async def test_a_fault_at_an_index_whose_owner_has_moved_names_nobody(driver, library):
+    await driver.scan()
+    library.gpus = [library.gpus[2], library.gpus[0]]
+    library.failures["*", 1] = 15
+    scan = await driver.scan()
 
-        assert faults == [fault.gpu for fault in (await driver.scan()).faults]
+    assert ["GPU-2"] == [gpu.uuid for gpu in scan.gpus]
+    assert [("index 1", True), ("GPU-0", False), ("GPU-1", False)] == [
+        (fault.gpu, fault.lost) for fault in scan.faults
+    ]
 
 
 async def test_no_gpu_is_both_here_and_at_fault_whatever_has_moved(driver, library):
@@ -211,18 +216,26 @@ async def test_a_gpu_that_hangs_holds_one_thread_over_the_end_of_a_session(drive
     assert 1 == library.inside
 
 
-async def test_a_gpu_that_is_slow_as_another_goes_stays_shared(driver, library):
+@pytest.mark.parametrize("condition", [Condition.OK, Condition.BAD])
+@pytest.mark.parametrize("held", [{}, {GpuUuid("GPU-1"): frozenset({SliceId("GPU-1-0")})}])
+async def test_a_gpu_that_is_slow_as_another_goes_stays_shared(driver, library, held, condition):
     library.gpus = gpus(4)
     inventory: Cell[Inventory] = Cell(Inventory())
     keeper = InventoryKeeper(inventory, Cell(SharingSettings()), LoopClock())
     keeper.found(await driver.scan())
+    keeper.hold(held)
+    keeper.judged({GpuUuid("GPU-1"): a_health(condition=condition)})
     library.gpus.pop(3)
     library.hanging.add(("*", 1))
-    keeper.found(await driver.scan())
+    doubtful = await driver.scan()
+    for step in (partial(keeper.found, doubtful), keeper.refresh, keeper.refresh):
+        step()
+        shared = [(gpu.uuid, gpu.present, gpu.split_count) for gpu in inventory.value.gpus]
+        assert [(f"GPU-{n}", True, 10) for n in range(4)] == shared
+        assert () == keeper.left_out.value
 
-    assert ["index 1"] == [fault.gpu for fault in keeper.left_out.value]
-    assert [f"GPU-{n}" for n in range(4)] == [gpu.uuid for gpu in inventory.value.gpus]
-    assert {True} == {gpu.present for gpu in inventory.value.gpus}
+    assert {"GPU-1", "GPU-3"} == {fault.gpu for fault in doubtful.faults}
+    assert "it may be index 1: no answer in time" == doubtful.faults[0].text
     library.release()
     await _until_back(driver)
     keeper.found(await driver.scan())
@@ -278,3 +291,61 @@ async def test_links_that_cannot_be_asked_leave_the_gpu_without(library, driver)
     scan = await driver.scan()
 
     assert [0, 2, 2] == [len(gpu.links) for gpu in scan.gpus]
+
+
+A, B, C, D = (GpuUuid(f"GPU-{letter}") for letter in "abcd")
+
+
+@pytest.fixture
+def indexes() -> Indexes:
+    indexes = Indexes()
+    indexes.counted(3)
+    indexes.seen({0: A, 1: B, 2: C})
+    return indexes
+
+
+def named(indexes: Indexes, *troubled: int, lost: bool = False) -> list[tuple[str, bool]]:
+    trouble = Trouble.LOST if lost else Trouble.SILENT
+    faults = {n: GpuFault("as asked", "slow", trouble) for n in troubled}
+    return [(fault.gpu, fault.lost) for fault in indexes.named(faults)]
+
+
+def test_more_faults_than_those_who_may_be_behind_them_are_said_too(indexes):
+    indexes.counted(4)
+    indexes.seen({0: A, 1: B})
+
+    assert [("index 2", False), ("index 3", False), (C, False)] == named(indexes, 2, 3)
+
+
+def test_a_gpu_is_gone_once_every_index_has_said_whose_it_is(indexes):
+    indexes.counted(2)
+    indexes.seen({0: A})
+    assert [(B, False), (C, False)] == named(indexes, 1)
+    assert indexes.seen({0: A, 1: C})
+
+    assert [] == named(indexes)
+    assert not indexes.counted(3)
+    indexes.seen({0: A, 1: C})
+    assert [("index 2", False)] == named(indexes, 2)
+
+
+def test_a_gpu_that_is_seen_elsewhere_is_not_named_where_it_was(indexes):
+    assert not indexes.seen({1: C})
+
+    assert ["index 0", C, "index 2"] == [indexes.name(n) for n in range(3)]
+    assert [(A, False), (B, False)] == named(indexes, 0, 2)
+
+
+@pytest.mark.parametrize("order", list(permutations((A, B, C, D), 3)))
+@pytest.mark.parametrize("slow", range(3))
+def test_no_gpu_is_both_here_and_at_fault_whatever_has_moved_and_nobody_is_left_out(
+    indexes, order, slow
+):
+    seen = {n: uuid for n, uuid in enumerate(order) if n != slow}
+    indexes.counted(3)
+    indexes.seen(seen)
+    faults = {gpu for gpu, _ in named(indexes, slow)}
+
+    assert not faults & set(seen.values())
+    if order[slow] != D:
+        assert order[slow] in faults

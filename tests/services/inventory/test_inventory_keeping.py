@@ -335,6 +335,18 @@ def test_of_several_that_are_missing_each_may_be_any_and_has_no_index():
     assert faults[G1].startswith(text)
 
 
+@pytest.mark.parametrize(
+    ("trouble", "remedy"), [(Trouble.LOST, "if this lasts"), (Trouble.SILENT, "may still be")]
+)
+def test_of_several_that_are_missing_none_is_gone_for_certain(trouble, remedy):
+    bench = remembering(recalled={G1: BAD, G2: BAD})
+    faults = tuple(GpuFault(f"index {number}", "no", trouble) for number in (1, 2))
+    bench.scan(*gpus(0), faults=faults)
+
+    assert [True] * 2 == [gpu.there for gpu in bench.inventory.value.gpus if not gpu.present]
+    assert all(remedy in fault.text for fault in bench.keeper.left_out.value)
+
+
 def test_a_gpu_that_was_described_and_left_is_not_taken_for_one_without_a_name():
     bench = remembering(recalled={})
     bench.hold(1)
