@@ -772,7 +772,7 @@ class NvmlDriver:
             for stream in streams:
                 for index in indexes:
                     name = self._indexes.name(index)
-                    if stream.obstacles.get(name) != "":
+                    if name not in stream.settled:
                         tasks.create_task(register(stream, index, name))
 
     async def _follow(
@@ -786,7 +786,7 @@ class NvmlDriver:
     def _note_reset(self, gpu: str) -> None:
         """Have a lost or resetting GPU registered again once it answers: a reset forgets it."""
         for stream in self._streams:
-            stream.obstacles.pop(gpu, None)
+            stream.settled.discard(gpu)
 
     def _forget_handles(self) -> None:
         """Forget all GPUs, after their indexes changed: an event may be of another GPU now."""

@@ -445,8 +445,10 @@ class EventStream:
         self._event_set: Any = None
         self.ended = asyncio.Event()
         """Set once the thread has left the library and will not return to it."""
+        self.settled: set[str] = set()
+        """The GPUs that have answered their registration: they are not asked again."""
         self.obstacles: dict[str, str] = {}
-        """By GPU (its UUID, or `index N`) why it does not report to this stream; empty: it does."""
+        """By GPU (its UUID, or `index N`) why it does not report to this stream."""
         self._known: dict[int, GpuUuid] = {}
         """The GPU of each handle's address; another dict once the indexes have changed."""
         self._library = library
@@ -480,23 +482,33 @@ class EventStream:
 
     def settle(self, answer: EventRegistration) -> None:
         """Note the answer of a GPU, unless the indexes have changed since it was asked."""
-        if answer.known is self._known:
-            self._known[answer.where] = answer.uuid
+        if answer.known is not self._known:
+            return
+        # Where it was before, another GPU may be now, although no scan has seen the change yet.
+        for where in [old for old, uuid in self._known.items() if uuid == answer.uuid]:
+            del self._known[where]
+        self._known[answer.where] = answer.uuid
+        self.settled.add(answer.uuid)
+        if answer.refused:
             self.missed(answer.uuid, answer.refused)
+        else:
+            self.obstacles.pop(answer.uuid, None)
 
     def missed(self, gpu: str, reason: str) -> None:
-        """Note and log why the GPU does not report: only probes watch it. Empty: it reports."""
-        if reason and self.obstacles.get(gpu) != reason:
+        """Note and log why the GPU does not report: only probes watch it."""
+        if self.obstacles.get(gpu) != reason:
             log.warning("driver.no_events", gpu=gpu, err=reason)
         self.obstacles[gpu] = reason
 
     def keep(self, gpus: Collection[str]) -> None:
         """Forget all other GPUs; if they come back, they are registered again."""
+        self.settled.intersection_update(gpus)
         self.obstacles = {gpu: why for gpu, why in self.obstacles.items() if gpu in gpus}
 
     def forget(self) -> None:
         """Forget all GPUs, after their indexes changed: a handle may name another GPU now."""
         self._known = {}
+        self.settled.clear()
         self.obstacles.clear()
 
     async def next(self) -> DriverEvent:

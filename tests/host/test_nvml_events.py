@@ -83,7 +83,10 @@ async def test_a_probe_says_that_a_gpu_is_unmonitored_and_why(driver, library, t
     async with listening(driver) as heard:
         library.xid(1, 31)
         await hear(heard, 1)
+        asked = library.calls["nvmlDeviceGetSupportedEventTypes"]
         probes = [await driver.probe(G0), await driver.probe(G1)]
+        await driver.scan()
+        assert asked == library.calls["nvmlDeviceGetSupportedEventTypes"]  # its answer is final
 
     assert words in probes[0].unmonitored
     assert [ProbeOutcome.PASSED] * 2 == [probe.outcome for probe in probes]
@@ -265,6 +268,7 @@ async def test_an_event_after_a_move_is_of_the_gpu_whose_handle_it_is_now(driver
         library.gpus = [library.gpus[index] for index in order]
         await driver.scan()
         for index in range(len(order)):
+            library.failures["*", index] = 15  # it tells its name no more
             library.xid(index, 79)
         told = [event.uuid for event in await hear(heard, len(order))]
 
@@ -290,12 +294,29 @@ async def test_an_answer_of_before_the_gpus_moved_names_no_handle():
     before = stream.register(0)
     stream.forget()
     stream.settle(before)
-    assert {} == stream.obstacles
+    assert set() == stream.settled
     stream.settle(stream.register(0))
 
-    assert {G0: ""} == stream.obstacles
+    assert {G0} == stream.settled
+    stream.keep([G1])
+    assert set() == stream.settled
     stream.start()
     await stream.stop()
+
+
+async def test_where_a_gpu_was_before_it_was_registered_anew_another_may_be():
+    library = FakeNvml([FakeGpu("GPU-0"), FakeGpu("GPU-1")])
+    stream = EventStream(library, library.nvmlDeviceGetHandleByIndex)
+    stream.create()
+    for index in (0, 1):
+        stream.settle(stream.register(index))
+    library.gpus.reverse()  # no scan has seen it when a probe registers a GPU again
+    stream.settle(stream.register(0))
+    stream.start()
+    library.xid(1, 79)
+
+    assert DriverEvent(EventKind.XID, G0, 79) == await stream.next()
+    assert await stream.stop()
 
 
 async def test_a_gpu_that_is_registered_late_is_known_by_its_address_all_the_same(driver, library):
