@@ -435,6 +435,8 @@ class DevicePlugin:
                     # The kubelet would close the stream: it keeps the former list.
                     log.error("plugin.list_too_long", err=str(error), generation=listed.generation)  # noqa: TRY400 -- no bug
                 else:
+                    # The kubelet writes its checkpoint at each list, also at an equal one
+                    # (devicemanager/manager.go, genericDeviceUpdateCallback).
                     if encoded != sent:
                         sent = encoded
                         yield encoded
