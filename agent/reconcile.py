@@ -370,7 +370,7 @@ def judge_by_scheduler(ledger: Ledger, seen: ReconcileFacts, resource: str) -> F
         due=min((end for end in ends if end > seen.now), default=None),
         # Drift: the agent could not offer the right ids before the answer. The kubelet used the ids
         # of an init container again, or another plugin answered.
-        drifted=sum(bool(new and new.astray and not new.offered) for _, new in updates)
+        drifted=sum(bool(new and new.has_gpu_mismatch and not new.offered) for _, new in updates)
         + sum(row.role is Role.INIT for row in overdue),
         unconfirmed=sum(row.role is not Role.INIT for row in overdue) + kept.unconfirmed,
     )
