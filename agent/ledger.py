@@ -417,7 +417,7 @@ class Row(msgspec.Struct, frozen=True):
         return self.confirmed and self.epoch == epoch
 
     @property
-    def astray(self) -> bool:
+    def has_gpu_mismatch(self) -> bool:
         """Whether the kubelet's ids are of other GPUs than the shares. The shares are right."""
         pairs = (split_slice_id(text) for text in self.slice_ids)
         held = sorted(pair[0] if pair else GpuUuid("") for pair in pairs)
@@ -426,7 +426,7 @@ class Row(msgspec.Struct, frozen=True):
     @property
     def mismatched(self) -> bool:
         """Whether the kubelet booked other GPUs although the right ones were offered."""
-        return self.offered and self.astray
+        return self.offered and self.has_gpu_mismatch
 
 
 def mismatch(row: Row) -> Refusal:

@@ -634,7 +634,7 @@ class SharedGpu(msgspec.Struct, frozen=True):
         return self.present and self.health.serving
 
     @property
-    def plight(self) -> str:
+    def unavailable_reason(self) -> str:
         """Why no new container may get the GPU, as a predicate of its name. Empty: one may."""
         if not self.health.serving:
             return f"is {self.health.condition.value}: {self.health.text or self.health.cause}"
@@ -673,7 +673,7 @@ class Inventory(msgspec.Struct, frozen=True):
         """Reasons other than health for which new containers do not get the GPU."""
         if gpu.serving:
             return (WITHHELD,) if self.withheld else ()
-        return (f"it {gpu.plight}",) if gpu.health.serving else ()
+        return (f"it {gpu.unavailable_reason}",) if gpu.health.serving else ()
 
 
 # What the driver and probes report about a GPU, before any verdict.

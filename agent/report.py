@@ -346,7 +346,7 @@ def gpu_degraded(inventory: Inventory, now: dt.datetime) -> NodeCondition:
         return NodeCondition(
             GPU_DEGRADED, status=False, reason="AllServed", message=text, since=since
         )
-    text = "; ".join(f"{gpu.gpu.title} {gpu.plight}" for gpu in ill)
+    text = "; ".join(f"{gpu.gpu.title} {gpu.unavailable_reason}" for gpu in ill)
     since = min((gpu.health.since for gpu in ill if not gpu.health.serving), default=now)
     text = text[:TEXT_LIMIT]
     return NodeCondition(GPU_DEGRADED, status=True, reason="NotServed", message=text, since=since)

@@ -1186,8 +1186,8 @@ def _usable(
         if not gpu.serving:
             raise Refusal(
                 RefusalReason.BAD_GPU,
-                f"Pod {name} cannot start: its {gpu.gpu.title} {cap(gpu.plight)}; create it again, "
-                "so that it is placed on another GPU.",
+                f"Pod {name} cannot start: its {gpu.gpu.title} {cap(gpu.unavailable_reason)}; "
+                "create it again, so that it is placed on another GPU.",
             )
         # With the greatest amounts of the last 60 s, by which the pod may have been placed.
         recent = evidence.registered.get(gpu.uuid, GpuUse())

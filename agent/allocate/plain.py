@@ -108,7 +108,8 @@ def grant(
         if not gpu.serving:
             raise Refusal(
                 RefusalReason.BAD_GPU,
-                f"{gpu.gpu.title} {gpu.plight}; create the pod again, so that it gets another GPU.",
+                f"{gpu.gpu.title} {gpu.unavailable_reason}; create the pod again, so that it gets "
+                "another GPU.",
             )
         share = Share(uuid, memory_mib=count * slice_mib(gpu), core_percent=0)
         registered, minor = gpu.registered_mib, gpu.gpu.minor

@@ -171,8 +171,8 @@ def _checks(agent: NodeAgent) -> list[Check]:
         "driver": problem or "",
         "gpus": "" if inventory.gpus else "there are no GPUs to share",
         "gpus_answering": silent,
-        "gpu_health": "; ".join(f"GPU {gpu.gpu.label} {gpu.plight}" for gpu in ill),
-        "cdi": "; ".join(f"GPU {gpu.gpu.label} {gpu.plight}" for gpu in missed),
+        "gpu_health": "; ".join(f"GPU {gpu.gpu.label} {gpu.unavailable_reason}" for gpu in ill),
+        "cdi": "; ".join(f"GPU {gpu.gpu.label} {gpu.unavailable_reason}" for gpu in missed),
         "offer": f"no slice is on offer: {withheld}" if withheld else "",
     }
     checks += [Check(name, not text, text, required=False) for name, text in texts.items()]

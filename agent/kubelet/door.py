@@ -239,7 +239,7 @@ def encode_list(listed: SliceList) -> bytes:
 
 
 # Each stream encodes the list, and an XID changes one GPU of it: 0.9 ms for 1,600 slices.
-@functools.lru_cache(maxsize=64)
+@functools.lru_cache(maxsize=32)
 def _encode_group(group: SliceGroup) -> tuple[bytes, int]:
     """The entries of one GPU's slices, and how many bytes they are when unhealthy."""
     # An unknown NUMA node is omitted: the kubelet never places a container on node -1.
@@ -435,6 +435,8 @@ class DevicePlugin:
                     # The kubelet would close the stream: it keeps the former list.
                     log.error("plugin.list_too_long", err=str(error), generation=listed.generation)  # noqa: TRY400 -- no bug
                 else:
+                    # The kubelet writes its checkpoint at each list, also at an equal one
+                    # (devicemanager/manager.go, genericDeviceUpdateCallback).
                     if encoded != sent:
                         sent = encoded
                         yield encoded

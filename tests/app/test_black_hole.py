@@ -240,7 +240,7 @@ async def test_what_is_said_of_its_health_is_true():
         for uuid in ALL:
             shared = node.shared(uuid)
             assert (Condition.OK, True) == (shared.health.condition, shared.health.serving)
-            assert "no single CDI specification" in shared.plight
+            assert "no single CDI specification" in shared.unavailable_reason
         assert ["GpuLeftOut"] * 3 == node.reasons
 
 
@@ -365,7 +365,7 @@ async def test_a_bad_gpu_that_is_also_undefined_is_called_bad():
     settings = f"{SETTINGS}allocation: {{deviceListStrategy: cdi-cri}}\n"
     async with running(joined(driver, state, settings=settings, places=places_of())) as node:
         assert [] == node.served
-        assert "is bad" in node.shared(G0).plight
+        assert "is bad" in node.shared(G0).unavailable_reason
 
 
 async def test_a_gpu_that_the_settings_leave_out_is_not_missed():

@@ -175,7 +175,7 @@ def test_a_lost_gpu_stays_in_view_and_one_that_is_silent_for_now_stays_as_it_was
 
     assert ([(0, True, True), (1, False, False)], [G1]) == (bench.shown, left_out(bench))
     assert lost.wanted
-    assert lost.plight.startswith("is not shared: GPU is lost; ")
+    assert lost.unavailable_reason.startswith("is not shared: GPU is lost; ")
 
 
 def test_a_faulty_gpu_that_nobody_has_described_is_only_named():
@@ -258,7 +258,7 @@ def test_it_is_in_view_with_its_health_and_has_no_slice_and_no_place_in_the_anno
     kept = bench.inventory.value.gpus[1]
 
     assert (G1, BAD, False) == (kept.uuid, kept.health, kept.serving)
-    assert (0, "is bad: refused [H-RESET]") == (kept.split_count, kept.plight)
+    assert (0, "is bad: refused [H-RESET]") == (kept.split_count, kept.unavailable_reason)
     assert fault.lost is not kept.there
     assert [10, 0] == [len(group.ids) for group in bench.slices.value.groups]
     assert [G0] == [gpu.uuid for gpu in told(bench.inventory.value)]
@@ -274,7 +274,9 @@ def test_a_recalled_illness_is_there_with_the_first_scan_and_so_is_one_only_watc
     bench.scan(*gpus(0), faults=(LOST,))
 
     assert {G1: NO_INDEX} == bench.kept
-    assert bench.inventory.value.gpus[1].plight.startswith("is not shared: GPU is lost; ")
+    assert bench.inventory.value.gpus[1].unavailable_reason.startswith(
+        "is not shared: GPU is lost; "
+    )
 
 
 def test_it_stays_in_view_while_a_fault_names_it_whatever_its_health_says_by_then():

@@ -184,7 +184,7 @@ def test_a_gpu_serves_while_it_is_there_and_well(present, condition, serving):
 
 
 @pytest.mark.parametrize(
-    ("parts", "plight"),
+    ("parts", "unavailable_reason"),
     [
         ({}, ""),
         ({"health": a_health(condition=Condition.BAD, text="XID 48")}, "is bad: XID 48"),
@@ -195,8 +195,8 @@ def test_a_gpu_serves_while_it_is_there_and_well(present, condition, serving):
         ({"present": False, "wanted": False, "there": False}, "is not on the node any more"),
     ],
 )
-def test_why_a_gpu_is_given_to_nobody_reads_behind_its_name(parts, plight):
-    assert plight == a_shared_gpu(**parts).plight
+def test_why_a_gpu_is_given_to_nobody_reads_behind_its_name(parts, unavailable_reason):
+    assert unavailable_reason == a_shared_gpu(**parts).unavailable_reason
 
 
 @pytest.mark.parametrize(
