@@ -216,19 +216,24 @@ VISIT: Final = 100_000
 
 
 class SetAside:
-    """Removes the directories set aside below `hook`, in rounds of small parts."""
+    """Removes the directories set aside below `hook`, and knows which cannot be removed."""
 
     def __init__(self, hook: Path) -> None:
         self._hook = hook
         self._kept: dict[str, str] = {}
-        """Why each directory stays that this round could not remove."""
+        """Why each directory stays that could not be removed."""
         self._round: Iterator[None] | None = None
 
-    def clear(self, now: Callable[[], float]) -> Cleared:
-        """Remove the next part of a round, or the first of a new one. Raises StateError."""
+    def clear(self, again: bool, now: Callable[[], float]) -> Cleared:  # noqa: FBT001 -- for an Offload
+        """Remove a bounded part; with `again`, also try what could not be removed before.
+
+        Raises StateError.
+        """
         end = now() + SLICE_SECONDS
+        if again:
+            self._kept = {}
         if self._round is None:
-            self._kept, self._round = {}, self._remove()
+            self._round = self._remove()
         try:
             for _ in range(SLICE_ENTRIES):
                 next(self._round)
@@ -244,7 +249,7 @@ class SetAside:
 
     def _remove(self) -> Iterator[None]:
         """Remove all, but those that cannot be removed. Each step takes a few system calls."""
-        while names := self._names() - self._kept.keys():
+        while names := self._untried():
             for name in sorted(names):
                 with open_containers(self._hook) as above:
                     try:
@@ -254,9 +259,12 @@ class SetAside:
                         self._kept[name] = error.strerror or "unknown error"
                 yield
 
-    def _names(self) -> set[str]:
+    def _untried(self) -> set[str]:
         with open_containers(self._hook) as above:
-            return set(filter(ASIDE.fullmatch, names_in(above)))
+            names = set(filter(ASIDE.fullmatch, names_in(above)))
+        # Somebody else may have removed one that stayed.
+        self._kept = {name: why for name, why in self._kept.items() if name in names}
+        return names - self._kept.keys()
 
 
 # HAMi-core's directories on the host, one for each container.
@@ -366,9 +374,13 @@ class HostHookDirs:
         """
         return await self._offload.call(self._found)
 
-    async def clear(self) -> Cleared:
-        """Remove a bounded part of what was set aside. Raises StateError."""
-        return await self._clearing.call(self._aside.clear, asyncio.get_running_loop().time)
+    async def clear(self, *, again: bool) -> Cleared:
+        """Remove a bounded part of what was set aside. Raises StateError.
+
+        With `again`, also try what could not be removed before.
+        """
+        now = asyncio.get_running_loop().time
+        return await self._clearing.call(self._aside.clear, again, now)
 
     async def room(self) -> DiskRoom:
         """Return the free space and inodes of their file system. Raises StateError."""

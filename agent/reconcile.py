@@ -531,10 +531,10 @@ def _may_hold_for_another(pod: PodView, ledger: Ledger, seen: ReconcileFacts) ->
 # Nothing waits for it: new directories are made meanwhile, however much a tenant has left.
 
 CLEARING_PERIOD: Final = 3600.0
-"""Seconds between two rounds if nothing is set aside."""
+"""Seconds between attempts to remove what stays."""
 
 RETRY: Final = 60.0
-"""Seconds until the next round after the disk failed or did not answer."""
+"""Seconds until the next attempt after the disk failed or did not answer."""
 
 ROOM_PERIOD: Final = 60.0
 """Seconds between two looks at the space that is left."""
@@ -548,8 +548,6 @@ CLEARING_DEADLINE: Final = 30.0
 
 class Clearing:
     """Sole writer of `state` and `room`. `set_aside` changes when there is something to remove.
-
-    A round tries all that is there, also what stayed before.
 
     `say` posts one Event about the Node when directories stay, and no other until none stays.
     """
@@ -565,10 +563,18 @@ class Clearing:
 
     async def run(self) -> NoReturn:
         """Clear at the start, when something was set aside, and each CLEARING_PERIOD."""
+        loop = asyncio.get_running_loop()
         news = News(self._set_aside)
+        due = loop.time()
         while True:
-            is_done = await self._clear()
-            await news.wait(CLEARING_PERIOD if is_done else RETRY)
+            # What stays is not tried for each pod that ends: a tenant can make that costly.
+            again = loop.time() >= due
+            is_done = await self._clear(again=again)
+            if again:
+                due = loop.time() + (CLEARING_PERIOD if is_done else RETRY)
+            elif not is_done:
+                due = min(due, loop.time() + RETRY)
+            await news.wait(max(due - loop.time(), 0.0))
 
     async def follow_room(self) -> NoReturn:
         """Set `room` each ROOM_PERIOD; not known while the disk fails or does not answer."""
@@ -577,15 +583,16 @@ class Clearing:
             self.room.set(room or DiskRoom())
             await asyncio.sleep(until_tick(ROOM_PERIOD))
 
-    async def _clear(self) -> bool:
+    async def _clear(self, *, again: bool) -> bool:
         """Remove all that can be removed. False: the disk failed."""
         more = True
         while more:
-            cleared = await _within(CLEARING_DEADLINE, self._hooks.clear(), "hooks.not_cleared")
+            part = self._hooks.clear(again=again)
+            cleared = await _within(CLEARING_DEADLINE, part, "hooks.not_cleared")
             if cleared is None:
                 return False
-            more, before = cleared.more, self.state.value
-            # In a round, what stayed after the last one still counts.
+            more, again, before = cleared.more, False, self.state.value
+            # During an attempt, what stayed before still counts.
             if not more or cleared.kept > before.kept:
                 if cleared.kept and not before.kept:
                     log.warning("hooks.kept", directories=cleared.kept, err=cleared.why)
@@ -658,6 +665,7 @@ class Reconcile:
         self._resource = resource
         self._adopt = adopt
         self._commit = commit
+        self._silent = False
         self._swept_at = -math.inf
         self._since = EVER
         self._due: dt.datetime | None = None
@@ -757,9 +765,16 @@ class Reconcile:
         elapsed, self._due = asyncio.get_running_loop().time(), None
         rows = self._ledger.value.rows
         self._asked.update((row.key, elapsed) for row in rows if row.holder is None)
-        ask = retry(self._witness.list, WitnessThrottled, THROTTLED_PAUSE)
-        holdings = await _within(DEADLINE, ask, "reconcile.unanswered")
-        if holdings is None or self._epoch.value != epoch:
+        try:
+            async with asyncio.timeout(DEADLINE):
+                holdings = await retry(self._witness.list, WitnessThrottled, THROTTLED_PAUSE)
+        except (AgentError, TimeoutError) as error:
+            if not self._silent:
+                log.info("reconcile.unanswered", err=str(error) or "out of time")
+            self._silent = True  # said once until it answers: it is tried again within seconds
+            return False
+        self._silent = False
+        if self._epoch.value != epoch:
             return False
         if self._names is None:
             found = await _within(DEADLINE, self._hooks.found(), "hooks.not_searched")
@@ -798,10 +813,11 @@ class Reconcile:
         judge = judge_by_kubelet if self._adopt is None else judge_by_scheduler
         findings = judge(ledger, seen, self._resource())
         if complete:
-            # A row that a call is answering is left to the next List. Until then no call answers a
-            # row that could not be closed: a commit that was given up may drop it later.
-            self._free(self._closing)
-            self._closing = {row.key for row in findings.over} - self._taken
+            # A commit that was given up may have dropped its rows later. One whose row is there may
+            # still do so: no call answers that row, also if it is no longer over.
+            self._free(self._closing - {row.key for row in ledger.rows})
+            # A row that a call is answering is left to the next List.
+            self._closing |= {row.key for row in findings.over} - self._taken
             self._taken.update(self._closing)
             self._idle, self._due = findings.idle, findings.due
             self.unconfirmed.set(findings.unconfirmed)
@@ -853,7 +869,7 @@ class Reconcile:
         self, base: Ledger, confirmed: Sequence[Row], new: Sequence[Row], over: Sequence[Row]
     ) -> bool:
         """Commit what was found about `base`. False: it could not be written."""
-        if not (confirmed or new or over):
+        if not (confirmed or new or over or self._closing):
             return True
 
         def change(ledger: Ledger) -> Ledger:
@@ -872,7 +888,7 @@ class Reconcile:
         except StateError as error:
             log.warning("reconcile.put_off", err=str(error))
             return False
-        self._free({row.key for row in over})
+        self._free(self._closing)  # no earlier commit is under way any more
         for row in confirmed:  # settlement posts the Event of a mismatch
             old, now = base.find(row.key), self._ledger.value.find(row.key)
             was_known = old is not None and old.mismatched and old.confirmed

@@ -64,10 +64,11 @@ class ContainerProcesses:
         self._cgroups = cgroups
         self._proc = proc
         self._rounds = 0
-        self._is_host = False
+        self._is_host = self._is_due = False
         self._pods: dict[str, Path] = {}
         """The cgroups of the pods that were ever seen; a path stays when its cgroup is gone."""
-        self._gone = frozenset[str]()
+        self._gone = set[str]()
+        """Those that were asked about and searched for in vain."""
         self._owners: dict[Path, str] = {}
         self._known: dict[Path, dict[int, int]] = {}
 
@@ -81,16 +82,10 @@ class ContainerProcesses:
             namespace = str((self._proc / "self/ns/pid").readlink())
         sees_init = namespace == INIT_NAMESPACE and self._read(self._proc / "1/status") != b""
         self._is_host = bool(uids) and sees_init
-        is_due = self._rounds % SEARCH_EVERY == 0
         self._pods = {uid: path for uid, path in self._pods.items() if uid in uids}
-        there = {uid for uid, path in self._pods.items() if path.is_dir()}
-        before, self._gone = self._gone, uids - there
-        if self._is_host and self._gone and (is_due or not self._gone <= before):
-            for controller in CONTROLLERS:
-                if found := dict(_pods(self._cgroups / controller, DEEPEST)):
-                    self._pods |= found
-                    break
-        if is_due:
+        self._gone &= uids
+        self._is_due = self._rounds % SEARCH_EVERY == 0
+        if self._is_due:
             for remembered in (self._owners, self._known):
                 for path in [path for path in remembered if not path.is_dir()]:
                     del remembered[path]
@@ -98,7 +93,7 @@ class ContainerProcesses:
     def alive(self, name: str, wanted: frozenset[int]) -> frozenset[int] | None:
         """Those of the PIDs in the container of that directory that exist; None: not known."""
         living = frozenset[int]()
-        pod = self._pods.get(_uid(name)) if self._is_host else None
+        pod = self._pod(_uid(name)) if self._is_host else None
         if pod is None:
             return None
         cgroups = _directories(pod)  # none, if it is gone: then no process lives
@@ -115,6 +110,21 @@ class ContainerProcesses:
                     return None
                 living |= matched
         return living
+
+    def _pod(self, uid: str) -> Path | None:
+        """The cgroup of the pod; None: it was never seen."""
+        path = self._pods.get(uid)
+        if path is not None and path.is_dir():
+            self._gone.discard(uid)
+        elif self._is_due or uid not in self._gone:
+            # Only a pod that is asked about: one that was just answered has no cgroup yet.
+            self._gone.add(uid)
+            self._is_due = False
+            for controller in CONTROLLERS:
+                if found := dict(_pods(self._cgroups / controller, DEEPEST)):
+                    self._pods |= found
+                    break
+        return self._pods.get(uid)
 
     def _pids(self, cgroup: Path) -> tuple[int, ...] | None:
         """The host's PIDs in the cgroup and below; None: more than is read."""

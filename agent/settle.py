@@ -375,6 +375,7 @@ class Settlement:
         second while the node is locked.
         """
         news = News(self._pods, self._node, self._ledger, self._attempts)
+        self._active.clear()  # an attempt that was cancelled before its first step left its place
         async with asyncio.TaskGroup() as group:
             while True:
                 lock = held_lock(self._node.value)

@@ -128,7 +128,7 @@ class FakeHookDirs(HostHookDirs):
 
     `changed`: when each changed last, just now where it does not say. `hanging` names a call,
     `stuck` directories that cannot be removed.
-    `cleared` is what clear() says, one after the other, `clears` how often it was asked.
+    `cleared` is what clear() says, one after the other, `clears` how it was asked.
     """
 
     def __init__(self) -> None:
@@ -143,7 +143,7 @@ class FakeHookDirs(HostHookDirs):
         self.hanging = ""
         self.stuck: set[str] = set()
         self.set_aside = Cell(0)
-        self.clears = 0
+        self.clears: list[bool] = []
         self.cleared = [Cleared()]
         self.space = DiskRoom(2.0**30, 1000.0)
         self.gate = asyncio.Event()
@@ -180,11 +180,11 @@ class FakeHookDirs(HostHookDirs):
             raise StateError(f"{name}: Device or resource busy")
         self.names.discard(name)
 
-    async def clear(self) -> Cleared:
+    async def clear(self, *, again: bool) -> Cleared:
         await self._hang("clear")
         if self.failure is not None:
             raise self.failure
-        self.clears += 1
+        self.clears.append(again)
         return self.cleared.pop(0) if len(self.cleared) > 1 else self.cleared[0]
 
     async def room(self) -> DiskRoom:

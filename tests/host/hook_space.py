@@ -153,8 +153,9 @@ def renaming(leaf: Path, *more: str) -> Iterator[None]:
             running.kill()
 
 
-async def cleared(dirs: HostHookDirs) -> Cleared:
+async def cleared(dirs: HostHookDirs, *, again: bool = True) -> Cleared:
     """What the last part of the removal says, when no more can go."""
-    while (done := await dirs.clear()).more:
-        pass
+    done = await dirs.clear(again=again)
+    while done.more:
+        done = await dirs.clear(again=False)
     return done

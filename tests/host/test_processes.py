@@ -202,6 +202,13 @@ def test_a_pod_with_more_cgroups_than_are_read_is_unknown(node):
     assert None is node.alive(7)
 
 
+def test_a_pod_that_starts_in_a_later_round_than_its_row_is_found_when_it_is_asked_about(node):
+    node.processes.begin([MAIN])
+    node.container([7])
+
+    assert {7} == node.alive(7)
+
+
 def test_a_pod_without_a_cgroup_is_searched_for_again_only_now_and_then(node):
     assert None is node.alive(7)
     node.container([7])

@@ -294,6 +294,14 @@ async def test_a_success_is_not_written_on_a_pod_that_ended_but_a_refusal_is():
         assert {PHASE: "failed"} == desk.annotations(never_placed)
 
 
+async def test_a_static_pod_is_none_of_ours_to_settle_also_where_it_was_refused():
+    async with a_desk(refused(1, static=True), refused(2)) as desk:
+        await asyncio.sleep(3600)
+
+        assert 1 == desk.api.calls["annotate_pod"]
+        assert ["allocating", "failed"] == [desk.annotations(refused(n))[PHASE] for n in (1, 2)]
+
+
 @pytest.mark.parametrize(
     ("error", "is_there", "result"),
     [
@@ -684,6 +692,27 @@ async def test_a_patch_that_is_refused_for_a_pod_that_is_there_is_tried_again_an
             desk.see()
         assert {"failed"} == {desk.annotations(pod)[PHASE] for pod in pods}
         assert len(pods) == len(desk.said)
+
+
+async def test_a_patch_that_a_failure_cancels_before_it_begins_is_made_after_the_next_start(
+    monkeypatch,
+):
+    desk, annotate = SettlingDesk(refused(1)), FakeApi.annotate_pod
+
+    async def break_down(*_: Any) -> None:
+        desk.api.put_pod(refused(2))
+        desk.see()
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(desk.api, "annotate_pod", break_down)
+    with pytest.raises(ExceptionGroup):
+        async with at_work(desk.settlement.run):
+            await asyncio.sleep(60)
+    monkeypatch.setattr(desk.api, "annotate_pod", annotate.__get__(desk.api))
+    async with at_work(desk.settlement.run):
+        await asyncio.sleep(60)
+
+    assert ["failed"] * 2 == [desk.annotations(refused(n))[PHASE] for n in (1, 2)]
 
 
 # Events.

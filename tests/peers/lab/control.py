@@ -225,6 +225,8 @@ async def open_control_plane(
         *(f"--etcd-servers={etcd_url}", "--bind-address=127.0.0.1", f"--secure-port={port}"),
         *("--advertise-address=127.0.0.1", f"--service-cluster-ip-range={services[0]}/24"),
         *(f"--tls-cert-file={certificates.cert}", f"--tls-private-key-file={certificates.key}"),
+        f"--kubelet-client-certificate={certificates.cert}",
+        f"--kubelet-client-key={certificates.key}",
         *(f"--token-auth-file={tokens}", "--authorization-mode=Node,RBAC"),
         *("--enable-admission-plugins=NodeRestriction", "--allow-privileged"),
         "--service-account-issuer=https://kubernetes.default.svc",

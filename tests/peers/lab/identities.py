@@ -85,7 +85,12 @@ def make_certificates(folder: Path, *more: str) -> Certificates:
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     authority = trustme.CA(organization_name="hami-agent lab")
-    serving = authority.issue_cert("localhost", "127.0.0.1", *more)
+    # The API server also goes to kubelets with it, for exec; a group is an organization there.
+    serving = authority.issue_cert(
+        *("localhost", "127.0.0.1", *more),
+        common_name="kube-apiserver",
+        organization_name="system:masters",
+    )
     # Any key will do; this one's certificate is thrown away.
     signing = authority.issue_cert("service-accounts")
     ca_pem = authority.cert_pem.bytes()

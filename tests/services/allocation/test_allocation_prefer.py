@@ -153,6 +153,18 @@ async def test_an_offer_is_taken_back_when_the_next_one_cannot_be_made():
         assert [False] == [row.offered for row in desk.ledger.rows]
 
 
+async def test_an_offer_is_taken_back_when_the_kubelet_does_not_say_who_asks_next():
+    async with a_desk() as desk:
+        desk.bind(placed(1, f"{G2},NVIDIA,3000,30:;"))
+        await desk.service.prefer(OFFERED, (), 1)
+        desk.witness.hung = True
+        await desk.service.prefer(OFFERED, (), 1)
+        desk.witness.hung = False
+        await desk.service.allocate(ids(0))
+
+        assert [(False, False)] == [(row.offered, row.mismatched) for row in desk.ledger.rows]
+
+
 async def test_an_offer_of_a_container_is_none_of_another():
     async with a_desk() as desk:
         await answered(desk, OFFERED, ids(0, gpu=1))

@@ -6,6 +6,7 @@ import errno
 
 import msgspec
 import pytest
+from structlog.testing import capture_logs
 
 from agent.cluster import Phase, PodTable, Role
 from agent.errors import KubeletError, StateError, WitnessThrottled
@@ -14,7 +15,7 @@ from agent.kit.timing import Lull
 from agent.ledger import ContainerKey, Decider, KubeletEpoch, Ledger, State
 from agent.model import slice_id
 from agent.reconcile import PERIOD, Reconcile
-from agent.state import StateService
+from agent.state import COMMIT_DEADLINE, StateService
 from tests.builders import G1, G2, NOON, a_container, a_pod, a_pod_uid, a_row
 from tests.fakes.clock import LoopClock
 from tests.fakes.gated_disk import GatedDisk
@@ -298,6 +299,46 @@ async def test_a_row_that_cannot_be_closed_on_disk_is_nobodys_to_answer_with():
         await asyncio.sleep(PERIOD)
 
         assert {ROW.key} == scene.taken
+
+
+async def test_that_the_kubelet_does_not_answer_is_said_once_until_it_does():
+    with capture_logs() as log:
+        async with a_scene() as scene:
+            scene.see()
+            for _ in range(2):
+                scene.witness.failures = [KubeletError("no socket")] * 6
+                await asyncio.sleep(10 * PERIOD)
+
+    assert 2 == [line["event"] for line in log].count("reconcile.unanswered")
+
+
+async def test_a_row_that_a_write_under_way_may_still_close_is_nobodys_to_answer_with():
+    async with a_scene(ROW) as scene:
+        scene.disk.gate.clear()
+        scene.see(msgspec.structs.replace(POD, phase=Phase.SUCCEEDED))
+        await asyncio.sleep(PERIOD + COMMIT_DEADLINE)
+        scene.witness.admit(POD, main=SLICE)
+        scene.see(POD)
+        await asyncio.sleep(2 * PERIOD)
+        assert ((ROW.key,), {ROW.key}) == (tuple(row.key for row in scene.rows), scene.taken)
+
+        scene.disk.gate.set()
+        await asyncio.sleep(2 * PERIOD)
+
+        assert set() == scene.taken
+
+
+async def test_a_row_that_could_not_be_closed_and_is_used_again_can_be_answered_with():
+    async with a_scene(ROW) as scene:
+        scene.disk.faults.fail_at(0, errno.ENOSPC, times=10_000)
+        scene.see(msgspec.structs.replace(POD, phase=Phase.SUCCEEDED))
+        await asyncio.sleep(PERIOD)
+        scene.see(POD)
+        scene.disk.faults.revive()
+
+        await asyncio.sleep(2 * PERIOD)
+
+        assert ([ROW.key], set()) == ([row.key for row in scene.rows], scene.taken)
 
 
 async def test_an_init_container_is_confirmed_by_the_file_of_a_kubelet_that_knows_its_pod():

@@ -213,6 +213,7 @@ def test_a_lock_is_read_back_to_the_whole_second(stamp, namespace, name):
         ("2026-08-21T10:00:00.123456789Z", "2026-08-21T10:00:00.123456+00:00"),
         ("2026-08-21T10:00:00-05:30", "2026-08-21T15:30:00+00:00"),
         ("2026-08-21T10:00:00+08:00", "2026-08-21T02:00:00+00:00"),
+        ("2026-08-21T10:00:00+24:00", "2026-08-20T10:00:00+00:00"),
     ],
 )
 def test_a_stamp_is_read_with_fraction_and_offset_and_written_in_utc(text: str, expected: str):
