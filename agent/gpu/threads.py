@@ -52,6 +52,8 @@ class GpuThreads:
         self._lag = Lag()
         self._calls: dict[str, _Call] = {}
         """The call about each GPU that waits for a thread, is on one, or has just returned."""
+        self._fresh: list[_Call] = []
+        """The calls of this turn of the loop, which are queued together once it has ended."""
         self._queue: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
         """The calls that wait; None ends the thread that takes it."""
         self._inside: set[_Call] = set()
@@ -80,7 +82,9 @@ class GpuThreads:
         self._calls[gpu] = call
         # Not before this turn of the loop has ended: beside a running loop, the thread would wait
         # for the interpreter at each call.
-        self._loop.call_soon(self._tend, call)
+        if not self._fresh:
+            self._loop.call_soon(self._tend)
+        self._fresh.append(call)
         async with self._lag.within(seconds):
             return await asyncio.shield(answer)
 
@@ -103,10 +107,11 @@ class GpuThreads:
         # By the time in which the loop ran: a starved process blames no GPU.
         return self._lag.clock() >= call.end
 
-    def _tend(self, fresh: "_Call | None" = None) -> None:
-        """Queue the call, hand on what has returned, and keep as many threads as are needed."""
-        if fresh is not None:
-            self._queue.put(fresh)
+    def _tend(self) -> None:
+        """Queue fresh calls, hand on what has returned, and keep as many threads as are needed."""
+        for call in self._fresh:
+            self._queue.put(call)
+        self._fresh.clear()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
