@@ -52,6 +52,8 @@ class GpuThreads:
         self._lag = Lag()
         self._calls: dict[str, _Call] = {}
         """The call about each GPU that waits for a thread, is on one, or has just returned."""
+        self._fresh: list[_Call] = []
+        """The calls of this turn of the loop, which are queued together once it has ended."""
         self._queue: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
         """The calls that wait; None ends the thread that takes it."""
         self._inside: set[_Call] = set()
@@ -80,7 +82,9 @@ class GpuThreads:
         self._calls[gpu] = call
         # Not before this turn of the loop has ended: beside a running loop, the thread would wait
         # for the interpreter at each call.
-        self._loop.call_soon(self._tend, call)
+        if not self._fresh:
+            self._loop.call_soon(self._tend)
+        self._fresh.append(call)
         async with self._lag.within(seconds):
             return await asyncio.shield(answer)
 
@@ -103,17 +107,21 @@ class GpuThreads:
         # By the time in which the loop ran: a starved process blames no GPU.
         return self._lag.clock() >= call.end
 
-    def _tend(self, fresh: "_Call | None" = None) -> None:
-        """Queue the call, hand on what has returned, and keep as many threads as are needed."""
-        if fresh is not None:
-            self._queue.put(fresh)
+    def _tend(self) -> None:
+        """Queue fresh calls, hand on what has returned, and keep as many threads as are needed."""
+        for call in self._fresh:
+            self._queue.put(call)
+        self._fresh.clear()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        # Before the answers are taken: a thread adds its answer and then takes the next call. If
+        # it did so in between, the queue would seem empty here, and no timer would look again.
+        is_empty = self._queue.empty()
         for _ in range(len(self._returned)):
             # Each in a turn of its own: an error of one must not lose the others' answers.
             self._loop.call_soon(self._hand_on, self._returned.popleft())
-        if self._queue.empty():
+        if is_empty:
             for _ in range(self._threads - len(self._inside) - self._spare):
                 self._queue.put(None)
                 self._threads -= 1
@@ -236,26 +244,40 @@ class NvmlSession:
         """The session that has begun and not ended; reading it begins none."""
         self._unused: OpenedSession | None = None
         """A session that began after its caller had left."""
+        self._failure: Exception = DriverError(CLOSED)
+        """Why a beginning failed last; another object after each failure."""
         self._begun = 0
         """How many sessions were begun and not ended, which the library counts."""
         self._broken = CLOSED
+        self._left_open = ""
+        """Why the last session could not be ended, as logged; empty: it was ended."""
         self.withheld = ""
         """Why no session may begin; empty: one may."""
 
     async def open(self) -> OpenedSession:
         """Return the present session, or begin one. Raises DriverMissing, DriverError.
 
-        A beginning goes on when its caller is cancelled or times out, so a slow driver is open for
-        a later one.
+        All who wait share one beginning and its failure. It goes on when its caller is cancelled
+        or times out, so a slow driver is open for a later one.
         """
+        known = self._failure
         with self._translated(None):
             async with self._preparing:
                 if self.withheld:
                     raise DriverError(self.withheld)
                 if self.present is None:
                     # To end a session during a call is undefined.
-                    begin = partial(self._begin, alone=await self._is_alone())
-                    self.present = await self._threads.call(DRIVER, begin, OPEN_DEADLINE)
+                    alone = self._failure is known and await self._is_alone()
+                    # The beginning that this caller waited for has failed. If each began another
+                    # in its turn, most would wait in vain and be told of a silent driver.
+                    if self._failure is not known:
+                        raise self._failure
+                    begin = partial(self._begin, alone=alone)
+                    try:
+                        self.present = await self._threads.call(DRIVER, begin, OPEN_DEADLINE)
+                    except TimeoutError as error:
+                        self._failure = error
+                        raise
                     self._unused = None
                 return self.present
 
@@ -348,16 +370,25 @@ class NvmlSession:
         return await self._quiet() and left
 
     def _begin(self, *, alone: bool) -> OpenedSession:
+        """Return the unused session or begin one, and note a failure. Runs on a thread."""
+        try:
+            self._unused = self._unused or self._begin_anew(alone=alone)
+        except Exception as error:
+            self._failure = error  # here, because the caller may have left
+            raise
+        return self._unused
+
+    def _begin_anew(self, *, alone: bool) -> OpenedSession:
         """End the old session, load the library and begin a new session. Runs on a thread.
 
         Both only while no call is inside (`alone`): a returning call would continue in the new
         session, or in another library. Otherwise the new session begins beside the old one.
         """
-        if self._unused is not None:
-            return self._unused
         library = self._library
-        if alone and (text := self._end_all()):
-            log.info("driver.session_left_open", err=text)
+        if alone and (text := self._end_all()) != self._left_open:
+            self._left_open = text
+            if text:
+                log.info("driver.session_left_open", err=text)
         nvml.bind(library, self._find(), anew=alone)
         try:
             # It opens no GPU yet: without a persistence daemon, the first handle of each wakes it.
@@ -377,8 +408,7 @@ class NvmlSession:
             nvml.bind(library, other, anew=alone)
             library.nvmlInit()
         self._begun += 1  # before the next calls, which may fail: each begun one must be ended
-        self._unused = OpenedSession(nvml.text_of(library.nvmlSystemGetDriverVersion()))
-        return self._unused
+        return OpenedSession(nvml.text_of(library.nvmlSystemGetDriverVersion()))
 
     def _end_all(self) -> str:
         """End all begun sessions. Returns why not, or an empty text. Runs on a thread."""

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 
 import pytest
+import structlog
 
 from agent.errors import DriverError, DriverMissing
 from agent.gpu.driver import NvmlDriver
@@ -178,6 +179,59 @@ async def test_all_who_wait_share_one_beginning(driver, library):
     assert 1 == library.calls["nvmlInit"]
 
 
+@pytest.mark.parametrize("leaves_early", [False, True])
+async def test_all_who_wait_share_one_beginning_and_its_failure(
+    driver, library, monkeypatch, leaves_early
+):
+    quiet, waits = driver._session._quiet, list[str]()
+
+    async def count() -> bool:
+        waits.append("for the threads of all streams, each a second or more")
+        return await quiet()
+
+    monkeypatch.setattr(driver._session, "_quiet", count)
+    library.hanging.add(("nvmlInit", None))
+    library.failures["nvmlInit", None] = 9
+
+    async def ask(uuid: GpuUuid) -> str:
+        with pytest.raises(DriverMissing) as refused:
+            await driver.probe(uuid)
+        return str(refused.value)
+
+    async with asyncio.TaskGroup() as tasks:
+        first = tasks.create_task(ask(UUIDS[0]))
+        await until(lambda: library.inside == 1)
+        answers = [tasks.create_task(ask(uuid)) for uuid in UUIDS]
+        await asyncio.sleep(0)
+        if leaves_early:
+            first.cancel()
+            await asyncio.wait([first])
+        library.release()
+
+    assert ["kernel module is not loaded"] * 3 == [answer.result()[11:38] for answer in answers]
+    assert (1, 1 + leaves_early) == (library.calls["nvmlInit"], len(waits))
+
+
+async def test_all_who_wait_for_a_beginning_that_takes_too_long_hear_that_at_once(
+    driver, library, monkeypatch
+):
+    monkeypatch.setattr("agent.gpu.threads.OPEN_DEADLINE", 0.3)
+    library.hanging.add(("nvmlInit", None))
+
+    async def ask(uuid: GpuUuid) -> str:
+        with pytest.raises(DriverError) as refused:
+            await driver.probe(uuid)
+        return str(refused.value)
+
+    async with asyncio.TaskGroup() as tasks:
+        answers = [tasks.create_task(ask(uuid)) for uuid in UUIDS]
+
+    assert {"the driver does not answer: no answer in time"} == {
+        answer.result() for answer in answers
+    }
+    assert 1 == library.calls["nvmlInit"]
+
+
 async def test_a_beginning_that_failed_while_nobody_waited_is_tried_again(driver, library):
     library.hanging.add(("nvmlInit", None))
     library.failures["nvmlInit", None] = 9
@@ -190,3 +244,39 @@ async def test_a_beginning_that_failed_while_nobody_waited_is_tried_again(driver
 
     assert 3 == len((await driver.scan()).gpus)
     assert 2 == library.calls["nvmlInit"]
+
+
+async def test_a_session_that_is_ended_before_its_use_is_never_used(driver, library):
+    await driver.scan()
+    await driver.renew()
+    library.hanging.add(("nvmlInit", None))
+    async with asyncio.TaskGroup() as tasks:
+        scan = tasks.create_task(driver.scan())
+        await until(lambda: library.inside == 1)
+        scan.cancel()
+    library.release()
+    await until(lambda: library.open == 1)
+    await driver.release([UUIDS[0]])
+    assert (2, 0) == (library.calls["nvmlInit"], library.open)
+
+    assert ProbeOutcome.PASSED is (await driver.probe(UUIDS[1])).outcome
+    assert (3, 1) == (library.calls["nvmlInit"], library.open)
+
+
+async def test_a_session_that_cannot_be_ended_for_long_is_told_once_for_each_reason(
+    driver, library
+):
+    with structlog.testing.capture_logs() as lines:
+        for shutdown in (999, 999, 999, 4, None, 4):
+            await driver.scan()
+            library.failures["nvmlDeviceGetCount", None] = ENDED
+            if shutdown is not None:
+                library.failures["nvmlShutdown", None] = shutdown
+            with pytest.raises(DriverError, match="session"):
+                await driver.scan()
+            del library.failures["nvmlDeviceGetCount", None]
+            await driver.scan()
+            library.failures.clear()
+
+    told = [line["err"] for line in lines if line["event"] == "driver.session_left_open"]
+    assert ["error 999", "error 4", "error 4"] == told

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import gc
+import queue
 import threading
 import time
 
@@ -226,6 +227,38 @@ async def test_an_answer_is_handed_on_although_the_next_call_of_the_thread_hangs
     assert ("quick", False) == (await quick, slow.done())
     stuck.let_go()
     assert "late" == await slow
+
+
+async def test_an_answer_that_comes_while_the_loop_looks_waits_for_no_other_call(patient, stuck):
+    first, is_inside, own = Stuck(), threading.Event(), threading.current_thread()
+
+    def hang() -> None:
+        is_inside.set()
+        stuck()
+
+    class Preempted(queue.SimpleQueue):
+        put_so_far = 0
+
+        def put(self, *args, **kwargs) -> None:
+            self.put_so_far += 1
+            super().put(*args, **kwargs)
+
+        def empty(self) -> bool:
+            # Here the loop's thread stands still while the other goes on.
+            if self.put_so_far == 2 and threading.current_thread() is own:
+                first.let_go()
+                is_inside.wait(PATIENT)
+            return super().empty()
+
+    patient._queue = Preempted()
+    quick = await begin(patient, "quick", first)
+    slow = await begin(patient, "slow", hang)
+
+    async with asyncio.timeout(PATIENT):
+        assert ("late", False) == (await quick, slow.done())
+    assert is_inside.is_set()
+    stuck.let_go()
+    await slow
 
 
 async def test_an_error_is_the_callers_and_no_other_loses_its_answer_by_it(threads, stuck):
