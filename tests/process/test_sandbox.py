@@ -184,6 +184,8 @@ def test_a_node_that_offers_nothing_stays_up_to_be_looked_at(short_directory: Pa
     flags = ("device-list-strategy=cdi-cri", f"cdi-spec-dirs={short_directory}/none")
     with subprocess.Popen(  # noqa: S603 -- this very program
         [
+            # As a shell without job control starts `command &`: with SIGINT ignored.
+            *("/bin/sh", "-c", 'trap "" INT; exec "$@"', "sh"),
             *(sys.executable, "-m", "agent", "sandbox", "--interactive", "--gpus", "1"),
             *(f"--agent-flag=--{flag}" for flag in flags),
         ],
