@@ -112,7 +112,7 @@ def _values(action: argparse.Action, environ: Mapping[str, str]) -> list[str]:
 
 
 async def _nodes(environ: Mapping[str, str]) -> list[str]:
-    connection = connection_of(argparse.Namespace(kubeconfig=None, context=""), environ)
+    connection = connection_of(None, "", environ)
     program = "hami-agent-completion"
     async with asyncio.timeout(2), open_session(connection, program) as session:
         return list(await NodeReader(session, "").names())

@@ -70,11 +70,11 @@ def add_cluster(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--context", default="", metavar="NAME", help="context of the kubeconfig")
 
 
-def connection_of(args: argparse.Namespace, environ: Mapping[str, str]) -> Connection:
+def connection_of(kubeconfig: Path | None, context: str, environ: Mapping[str, str]) -> Connection:
     """The way to the API server, chosen as by kubectl. Raises Unreachable: there is none."""
-    made = partial(Connection, context=args.context, remedy="give --kubeconfig, or set KUBECONFIG")
-    if args.kubeconfig is not None:
-        return made(args.kubeconfig)
+    made = partial(Connection, context=context, remedy="give --kubeconfig, or set KUBECONFIG")
+    if kubeconfig is not None:
+        return made(kubeconfig)
     listed = [part for part in environ.get("KUBECONFIG", "").split(":") if part]
     home = Path(environ["HOME"], ".kube", "config") if environ.get("HOME") else None
     if listed:

@@ -232,8 +232,8 @@ def _in_pod(args: argparse.Namespace, environ: Mapping[str, str]) -> list[Findin
     words = ["doctor", "-o", "json", *["--pre"] * args.pre, *["--read-only"] * args.read_only]
     for name in ("only", "skip"):
         words += [f"--{name}", ",".join(sorted(chosen))] if (chosen := vars(args)[name]) else []
-    kubeconfig = vars(args)[KUBECONFIG] and Path(vars(args)[KUBECONFIG])
-    way = connection_of(argparse.Namespace(kubeconfig=kubeconfig, context=args.context), environ)
+    kubeconfig = vars(args)[KUBECONFIG]
+    way = connection_of(Path(kubeconfig) if kubeconfig else None, args.context, environ)
     with working(f"checking {cap(args.node, 64)}"):
         said = ask(way, PROGRAM, lambda api: NodeReader(api, args.node).by_agent(*words))
     try:

@@ -150,7 +150,7 @@ def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
             said = f"two namespaces: {cap(space, 64)} and {cap(namespace, 64)}"
             return fail("explain", said, USAGE)
         namespace = space or namespace
-    connection = connection_of(args, environ)
+    connection = connection_of(args.kubeconfig, args.context, environ)
     source, clock = f"API server by {connection.source}", SystemClock()
     data: object
     if args.recent:

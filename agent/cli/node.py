@@ -256,7 +256,7 @@ def _place(args: argparse.Namespace, environ: Mapping[str, str]) -> tuple[str, C
     Settings are read only for what nothing else says.
     """
     try:
-        connection = connection_of(args, environ)
+        connection = connection_of(args.kubeconfig, args.context, environ)
         if args.node is not None:
             return args.node, connection
     except Unreachable:
@@ -265,7 +265,9 @@ def _place(args: argparse.Namespace, environ: Mapping[str, str]) -> tuple[str, C
     settings = read.taken().settings(NodeFacts())
     if connection is None and settings.kubeconfig:
         connection = Connection(Path(settings.kubeconfig), context=args.context)
-    return args.node or settings.node, connection or connection_of(args, environ)
+    return args.node or settings.node, connection or connection_of(
+        args.kubeconfig, args.context, environ
+    )
 
 
 async def edit_cordon(

@@ -481,7 +481,7 @@ def show_nodes(args: argparse.Namespace, environ: Mapping[str, str], silent: str
 
     Raises Unreachable.
     """
-    connection, at = connection_of(args, environ), SystemClock().now()
+    connection, at = connection_of(args.kubeconfig, args.context, environ), SystemClock().now()
     source = f"API server by {connection.source}"
     every = ask(connection, PROGRAM, lambda session: nodes_with_gpus(session, RESOURCE))
     found = []
@@ -585,7 +585,7 @@ def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
         if args.bundle is not None:
             read = status_in(args.bundle)
         elif args.node is not None:
-            connection = connection_of(args, environ)
+            connection = connection_of(args.kubeconfig, args.context, environ)
             with working(f"reading {cap(args.node, 64)}"):
                 source = f"API server by {connection.source}"
                 read = ask(connection, PROGRAM, lambda api: _read_node(api, source, args))
