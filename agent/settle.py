@@ -5,6 +5,7 @@ derived again after each change, so a restart finds what the process before it s
 """
 
 import asyncio
+import dataclasses
 import datetime as dt
 import enum
 import random
@@ -323,6 +324,7 @@ class _Trouble(msgspec.Struct, eq=False):
     until: float = 0.0
 
 
+@dataclasses.dataclass(eq=False, kw_only=True)
 class Settlement:
     """Derives what is owed and performs it.
 
@@ -330,28 +332,17 @@ class Settlement:
     answered pod, that were still held when that pod was deleted.
     """
 
-    def __init__(
-        self,
-        *,
-        pods: Cell[PodTable],
-        node: Cell[NodeView | None],
-        ledger: Cell[Ledger],
-        outlived: Cell[Mapping[str, PodUid]],
-        node_api: NodeApi,
-        pod_api: PodApi,
-        say: Callable[[NodeEvent], None],
-        clock: Clock,
-        random: random.Random,
-    ) -> None:
-        self._pods = pods
-        self._node = node
-        self._ledger = ledger
-        self._outlived = outlived
-        self._node_api = node_api
-        self._pod_api = pod_api
-        self._say = say
-        self._clock = clock
-        self._random = random
+    pods: Cell[PodTable]
+    node: Cell[NodeView | None]
+    ledger: Cell[Ledger]
+    outlived: Cell[Mapping[str, PodUid]]
+    node_api: NodeApi
+    pod_api: PodApi
+    say: Callable[[NodeEvent], None]
+    clock: Clock
+    chance: random.Random
+
+    def __post_init__(self) -> None:
         self._sighting: tuple[str, float] | None = None
         """A lock's text, and the loop time at which it was first seen with a current pod table."""
         self._done: set[Effect] = set()
@@ -374,11 +365,11 @@ class Settlement:
         Effects are derived after each change of pods, Node or ledger, after each attempt, and each
         second while the node is locked.
         """
-        news = News(self._pods, self._node, self._ledger, self._attempts)
+        news = News(self.pods, self.node, self.ledger, self._attempts)
         self._active.clear()  # an attempt that was cancelled before its first step left its place
         async with asyncio.TaskGroup() as group:
             while True:
-                lock = held_lock(self._node.value)
+                lock = held_lock(self.node.value)
                 waits = [] if lock is None else [PERIOD]
                 # Locks first; what failed behind what was not tried yet.
                 for effect in sorted(
@@ -398,7 +389,7 @@ class Settlement:
 
     def _open(self, lock: NodeLock | None) -> list[Effect]:
         """What is owed and not done. Events about it are handed on."""
-        table = self._pods.value
+        table = self.pods.value
         # The time of a lock restarts after a gap in the pod watch: an owner that was bound in the
         # gap is not in the table at once.
         if lock is None or table.stale or not table.synced:
@@ -409,9 +400,9 @@ class Settlement:
         tried = (*self._trouble, *(each.identity for each in self._done))
         facts = SettlementFacts(
             table,
-            self._ledger.value,
+            self.ledger.value,
             lock,
-            self._clock.now(),
+            self.clock.now(),
             dt.timedelta(seconds=stood),
             frozenset(uid for kind, uid, _ in tried if kind is EffectKind.SETTLE_POD),
         )
@@ -420,7 +411,7 @@ class Settlement:
         for event in events_of(found, facts):
             if event not in self._told:
                 self._told.add(event)
-                self._say(event)
+                self.say(event)
         self._told = {event for event in self._told if event.pod_uid in table.pods}
         # A pod is settled once for each answer: who writes its annotations again is not fought.
         self._done = {
@@ -438,14 +429,14 @@ class Settlement:
         pause = trouble.until - loop_time() if trouble else 0.0
         if effect.is_rationed:
             pause = max(pause, self._ration.wait(loop_time()))
-        wait = effect.due - self._clock.now()
+        wait = effect.due - self.clock.now()
         return max(pause, wait.total_seconds() if wait <= HORIZON else 0.0)
 
     async def _perform(self, effect: Effect) -> None:
         """Perform the effect, or drop it if it can never succeed. After a failure, try again."""
         trouble = self._trouble.get(effect.identity)
         if trouble is None:
-            trouble = _Trouble(Backoff(LOCK_DELAYS if effect.lock else DELAYS, 0.2, self._random))
+            trouble = _Trouble(Backoff(LOCK_DELAYS if effect.lock else DELAYS, 0.2, self.chance))
             if not effect.groups:  # an answer has its own line in the log
                 log.info(
                     "settlement.owed", kind=effect.kind.value, ns=effect.namespace, pod=effect.pod
@@ -465,7 +456,7 @@ class Settlement:
         else:
             # The view is late, or a webhook refuses what is right: that may pass, and until it
             # does, no pod behind this one has to wait.
-            is_vain = result == "dropped" and is_patch and effect.pod_uid in self._pods.value.pods
+            is_vain = result == "dropped" and is_patch and effect.pod_uid in self.pods.value.pods
             delay = REJECTED_AGAIN if is_vain else 0.0
         finally:
             self._active.discard(effect.place)
@@ -487,7 +478,7 @@ class Settlement:
         Raises:
             ApiError: it must be tried again.
         """
-        table, was_here = self._pods.value, False
+        table, was_here = self.pods.value, False
         if effect.kind is EffectKind.SETTLE_POD:
             result = await self._patch(effect)
             if result == "dropped" or not effect.lock:
@@ -500,7 +491,7 @@ class Settlement:
             if owner is not None and not owner.terminal and (owner.gpu_containers or not shown):
                 raise ApiError(f"pod {effect.namespace}/{effect.pod} is on this node by now")
         try:
-            await self._node_api.release_lock(MUTEX_LOCK, effect.lock)
+            await self.node_api.release_lock(MUTEX_LOCK, effect.lock)
         except ApiInvalid:
             return "not-ours"  # it is gone, or has another text
         except ApiNotFound:
@@ -518,8 +509,8 @@ class Settlement:
                 )
             else:
                 if now is None or now.uid != effect.pod_uid:
-                    noted = {**self._outlived.value, effect.lock: effect.pod_uid}
-                    self._outlived.set(dict(list(noted.items())[-OUTLIVED:]))
+                    noted = {**self.outlived.value, effect.lock: effect.pod_uid}
+                    self.outlived.set(dict(list(noted.items())[-OUTLIVED:]))
         return "done"
 
     async def _patch(self, effect: Effect) -> str:
@@ -529,10 +520,10 @@ class Settlement:
         the name still belongs to its UID ("done") or to no pod ("gone"), so that the lock is not
         another pod's.
         """
-        pod = self._pods.value.pods.get(effect.pod_uid)
+        pod = self.pods.value.pods.get(effect.pod_uid)
         changes = {} if pod is None else _changes(pod, effect)
         try:
-            await self._pod_api.annotate_pod(effect.namespace, effect.pod, effect.pod_uid, changes)
+            await self.pod_api.annotate_pod(effect.namespace, effect.pod, effect.pod_uid, changes)
         except ApiNotFound:
             return "gone" if effect.lock else "dropped"
         except ApiInvalid as error:
@@ -542,7 +533,7 @@ class Settlement:
         except (ApiConflict, ApiForbidden):
             # The pod is gone? A 403 also comes for a pod on another node, a 409 also from a
             # concurrent write. So the pod table decides.
-            table = self._pods.value
+            table = self.pods.value
             if table.synced and effect.pod_uid not in table.pods:
                 return "dropped"
             raise
@@ -551,6 +542,6 @@ class Settlement:
     async def _get(self, effect: Effect) -> PodView | None:
         """The pod of that name as it is now. Raises ApiError."""
         try:
-            return await self._pod_api.get_pod(effect.namespace, effect.pod)
+            return await self.pod_api.get_pod(effect.namespace, effect.pod)
         except ApiForbidden:
             return None  # a node's identity may not read a pod that is gone or not bound to it yet

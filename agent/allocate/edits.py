@@ -23,7 +23,7 @@ from agent.ledger import (
     NodeEdit,
     container_directory,
 )
-from agent.model import GpuUuid
+from agent.model import GpuUuid, Share, SharedGpu
 
 # NVIDIA's device list strategies: how an answer names the GPUs of a container.
 #
@@ -79,11 +79,15 @@ def undefined(
 
 def _names(uuids: Sequence[GpuUuid], settings: EditSettings) -> tuple[str, ...]:
     vendor = settings.cdi_kind.partition("/")[0]
-    modes = (("gdrcopy", settings.gdrcopy), ("gds", settings.gds), ("mofed", settings.mofed))
     return (
         *(f"{settings.cdi_kind}={gpu}" for gpu in uuids),
-        *(f"{vendor}/{name}=all" for name, wanted in modes if wanted),
+        *(f"{vendor}/{name}=all" for name in _modes(settings)),
     )
+
+
+def _modes(settings: EditSettings) -> list[str]:
+    """NVIDIA's optional modes that are switched on."""
+    return [name for name in ("gdrcopy", "gds", "mofed") if getattr(settings, name)]
 
 
 # Builds the Allocate answer of one container: HAMi's environment and mounts for its shares.
@@ -187,9 +191,7 @@ def gpu_edits(
     elif ENVVAR in strategies:
         envs.append(("NVIDIA_VISIBLE_DEVICES", ",".join(uuids)))
     if not is_cdi_only(settings):
-        features = (settings.gdrcopy, settings.gds, settings.mofed)
-        names = ("NVIDIA_GDRCOPY", "NVIDIA_GDS", "NVIDIA_MOFED")
-        envs += ((name, "enabled") for name, wanted in zip(names, features, strict=True) if wanted)
+        envs += ((f"NVIDIA_{mode.upper()}", "enabled") for mode in _modes(settings))
     if settings.mode == "mps" and settings.mps_root:
         root, pipe = settings.mps_root.rstrip("/"), f"{settings.resource}/pipe"
         envs.append(("CUDA_MPS_PIPE_DIRECTORY", f"{MPS_ROOT}/{pipe}"))
@@ -274,6 +276,11 @@ def misnamed(facts: HookFacts) -> str:
 def cache_file(pod_uid: str, container: str) -> str:
     """The name of the container's cache file, derived from pod UID and container name."""
     return f"{uuid.uuid5(CACHE_NAMES, f'{pod_uid}/{container}')}.cache"
+
+
+def granted_share(share: Share, gpu: SharedGpu) -> GrantedShare:
+    """The share, with what an answer says of its GPU."""
+    return GrantedShare(share, gpu.gpu.pci, gpu.registered_mib, gpu.gpu.minor, gpu.gpu.index)
 
 
 def cuda_order(shares: Iterable[GrantedShare]) -> tuple[GrantedShare, ...]:

@@ -22,6 +22,7 @@ from agent.allocate.room import (
     claim_of,
     counts,
     read_request,
+    require_serving,
     scheduled,
     scheduled_role,
     shortage,
@@ -1176,19 +1177,7 @@ def _usable(
                 f"Pod {name} was given GPU {cap(share.uuid, 64)}, which this node does not share"
                 f"{why}; create it again, so that it is placed again.",
             )
-        if not gpu.serving and gpu.health.condition is Condition.UNMONITORED:
-            raise Refusal(
-                RefusalReason.DRIVER_UNRESPONSIVE,
-                f"Pod {name} cannot start: the driver has not answered for its {gpu.gpu.title} for "
-                "too long; ask the operator to check the node's driver.",
-                transient=True,
-            )
-        if not gpu.serving:
-            raise Refusal(
-                RefusalReason.BAD_GPU,
-                f"Pod {name} cannot start: its {gpu.gpu.title} {cap(gpu.unavailable_reason)}; "
-                "create it again, so that it is placed on another GPU.",
-            )
+        require_serving(gpu, f"Pod {name}")
         # With the greatest amounts of the last 60 s, by which the pod may have been placed.
         recent = evidence.registered.get(gpu.uuid, GpuUse())
         gpus[share.uuid] = msgspec.structs.replace(

@@ -13,14 +13,13 @@ import enum
 import functools
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager
-from itertools import chain
 from typing import Final, NoReturn, Protocol, TypeVar
 
 import msgspec
 import structlog
 from typing_extensions import override
 
-from agent.allocate.edits import check_library, container_edits, cuda_order
+from agent.allocate.edits import check_library, container_edits, cuda_order, granted_share
 from agent.allocate.match import (
     NOT_HERE,
     UNREAD,
@@ -67,7 +66,6 @@ from agent.ledger import (
     ContainerKey,
     Decider,
     EditSettings,
-    GrantedShare,
     Holder,
     Holding,
     HookFacts,
@@ -359,6 +357,11 @@ class Allocation(abc.ABC):
             ledger = ledger.put(row)
         return ledger
 
+    def held(self) -> frozenset[SliceId]:
+        """The slice ids of all rows, also of those that are being written."""
+        rows = self.with_pending(self.ledger.value).rows
+        return frozenset(slice_id for row in rows for slice_id in row.slice_ids)
+
     async def _serve(self, ids: tuple[SliceId, ...], call: AllocateCall) -> Row:
         await self.decide(ids, call)
         # No await from here until the row is claimed: another call would decide on the same pod.
@@ -609,8 +612,7 @@ class HamiAllocation(Allocation):
             log.debug("prefer.unsteered", reason=str(error) or "out of time")
         finally:
             turn.there = {key: one is not None for key, one in inquiry.known.items()}
-        ledger = self.with_pending(self.ledger.value)
-        held = frozenset(chain.from_iterable(ledger.held_ids().values()))
+        held = self.held()
         chosen = self._offer = None  # an earlier offer is no longer what the kubelet was told
         if grant is not None:
             wanted = tuple(share.uuid for share in grant.shares)
@@ -663,8 +665,7 @@ class HamiAllocation(Allocation):
                     f"GPU {share.uuid} was removed during this call; create the pod again.",
                     transient=True,
                 )
-            registered, minor = gpu.registered_mib, gpu.gpu.minor
-            named.append(GrantedShare(share, gpu.gpu.pci, registered, minor, gpu.gpu.index))
+            named.append(granted_share(share, gpu))
         granted = cuda_order(named)
         key = ContainerKey(pod.uid, container.name)
         return Row(
