@@ -317,11 +317,12 @@ OUTLIVED = 64
 """How many locks are remembered whose pod went first; as many as NodeView.former_locks has."""
 
 
-class _Trouble(msgspec.Struct, eq=False):
-    """The retry state of an effect that failed. `until`: loop time of the next try."""
+class _Attempt(msgspec.Struct, eq=False):
+    """The last try of an effect. `until`: loop time of the next one; None: it is done."""
 
+    effect: Effect
     backoff: Backoff
-    until: float = 0.0
+    until: float | None = None
 
 
 @dataclasses.dataclass(eq=False, kw_only=True)
@@ -345,12 +346,10 @@ class Settlement:
     def __post_init__(self) -> None:
         self._sighting: tuple[str, float] | None = None
         """A lock's text, and the loop time at which it was first seen with a current pod table."""
-        self._done: set[Effect] = set()
-        """Effects that are done, while the views do not show it yet."""
+        self._tried: dict[tuple[EffectKind, PodUid, str], _Attempt] = {}
         self._active: set[tuple[EffectKind, PodUid]] = set()
-        self._attempts = Cell(0)
+        self._ended = Cell(0)
         """How many attempts have ended."""
-        self._trouble: dict[tuple[EffectKind, PodUid, str], _Trouble] = {}
         self._ration = Allowance(REFUSED, REFUSED_REFILL)
         self._told: set[NodeEvent] = set()
         self.results = Tally(
@@ -365,7 +364,7 @@ class Settlement:
         Effects are derived after each change of pods, Node or ledger, after each attempt, and each
         second while the node is locked.
         """
-        news = News(self.pods, self.node, self.ledger, self._attempts)
+        news = News(self.pods, self.node, self.ledger, self._ended)
         self._active.clear()  # an attempt that was cancelled before its first step left its place
         async with asyncio.TaskGroup() as group:
             while True:
@@ -374,7 +373,7 @@ class Settlement:
                 # Locks first; what failed behind what was not tried yet.
                 for effect in sorted(
                     self._open(lock),
-                    key=lambda each: (not each.lock, each.identity in self._trouble),
+                    key=lambda each: (not each.lock, each.identity in self._tried),
                 ):
                     most = PARALLEL if effect.lock else PARALLEL - 1
                     left = self._left(effect)
@@ -397,36 +396,36 @@ class Settlement:
         elif self._sighting is None or self._sighting[0] != lock.value:
             self._sighting = lock.value, loop_time()
         stood = loop_time() - self._sighting[1] if self._sighting else 0.0
-        tried = (*self._trouble, *(each.identity for each in self._done))
         facts = SettlementFacts(
             table,
             self.ledger.value,
             lock,
             self.clock.now(),
             dt.timedelta(seconds=stood),
-            frozenset(uid for kind, uid, _ in tried if kind is EffectKind.SETTLE_POD),
+            frozenset(uid for kind, uid, _ in self._tried if kind is EffectKind.SETTLE_POD),
         )
         found = owed(facts)
-        current = frozenset(found)
         for event in events_of(found, facts):
             if event not in self._told:
                 self._told.add(event)
                 self.say(event)
         self._told = {event for event in self._told if event.pod_uid in table.pods}
         # A pod is settled once for each answer: who writes its annotations again is not fought.
-        self._done = {
-            each
-            for each in self._done
-            if each in current or (each.groups and each.pod_uid in table.pods)
+        current = {each.identity for each in found}
+        self._tried = {
+            identity: last
+            for identity, last in self._tried.items()
+            if identity in current
+            or (last.until is None and last.effect.groups and last.effect.pod_uid in table.pods)
         }
-        known = {each.identity for each in found}
-        self._trouble = {name: one for name, one in self._trouble.items() if name in known}
-        return [effect for effect in found if effect not in self._done]
+        # What is done is owed until the views show it.
+        done = {last.effect for last in self._tried.values() if last.until is None}
+        return [each for each in found if each not in done]
 
     def _left(self, effect: Effect) -> float:
         """Seconds until the effect may be performed."""
-        trouble = self._trouble.get(effect.identity)
-        pause = trouble.until - loop_time() if trouble else 0.0
+        last = self._tried.get(effect.identity)
+        pause = last.until - loop_time() if last and last.until else 0.0
         if effect.is_rationed:
             pause = max(pause, self._ration.wait(loop_time()))
         wait = effect.due - self.clock.now()
@@ -434,9 +433,11 @@ class Settlement:
 
     async def _perform(self, effect: Effect) -> None:
         """Perform the effect, or drop it if it can never succeed. After a failure, try again."""
-        trouble = self._trouble.get(effect.identity)
-        if trouble is None:
-            trouble = _Trouble(Backoff(LOCK_DELAYS if effect.lock else DELAYS, 0.2, self.chance))
+        last = self._tried.get(effect.identity)
+        if last is None or last.until is None:
+            last = _Attempt(
+                effect, Backoff(LOCK_DELAYS if effect.lock else DELAYS, 0.2, self.chance)
+            )
             if not effect.groups:  # an answer has its own line in the log
                 log.info(
                     "settlement.owed", kind=effect.kind.value, ns=effect.namespace, pod=effect.pod
@@ -445,7 +446,7 @@ class Settlement:
         try:
             result = await self._attempt(effect)
         except ApiError as error:
-            result, delay = "failed", max(trouble.backoff.next(), error.retry_after or 0.0)
+            result, delay = "failed", max(last.backoff.next(), error.retry_after or 0.0)
             log.warning(
                 "settlement.put_off",
                 kind=effect.kind.value,
@@ -461,16 +462,13 @@ class Settlement:
         finally:
             self._active.discard(effect.place)
         self.results.add(effect.kind.value, result)
-        if delay:
-            trouble.until = loop_time() + delay
-            self._trouble[effect.identity] = trouble
-        else:
-            self._done.add(effect)
-            if is_patch:
-                # The same patch without the lock: the watch of the Node may be the quicker one.
-                self._done.add(msgspec.structs.replace(effect, lock=""))
-            self._trouble.pop(effect.identity, None)
-        self._attempts.set(self._attempts.value + 1)
+        until = loop_time() + delay if delay else None
+        self._tried[effect.identity] = _Attempt(effect, last.backoff, until)
+        if is_patch and not delay:
+            # The same patch without the lock: the watch of the Node may be the quicker one.
+            bare = msgspec.structs.replace(effect, lock="")
+            self._tried[bare.identity] = _Attempt(bare, last.backoff)
+        self._ended.set(self._ended.value + 1)
 
     async def _attempt(self, effect: Effect) -> str:
         """Patch the pod, then remove its lock. Returns the result for the metric.

@@ -248,7 +248,6 @@ def check_library(facts: HookFacts, container: ContainerView | None = None) -> N
     raise Refusal(
         RefusalReason.NO_LIBRARY,
         f"{said}, so no limit would be enforced; ask the operator to {remedy}.",
-        transient=True,
     )
 
 

@@ -700,7 +700,6 @@ def _sole_candidate(
     raise Refusal(
         RefusalReason.WITNESS_SILENT,
         f"This kubelet cannot say which pod it admits, and {what}upgrade the kubelet to 1.34.",
-        transient=True,
     )
 
 
@@ -740,7 +739,6 @@ def _unknown(what: str) -> Refusal:
         RefusalReason.PODS_UNKNOWN,
         f"The agent could not ask the API server, and {what}; the kubelet or the pod's controller "
         "starts it again; without a controller, create it again.",
-        transient=True,
     )
 
 

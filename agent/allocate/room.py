@@ -291,7 +291,6 @@ def require_serving(gpu: SharedGpu, who: str) -> None:
             RefusalReason.DRIVER_UNRESPONSIVE,
             f"{who} cannot start: the driver has not answered for its {gpu.gpu.title} for too "
             "long; ask the operator to check the node's driver.",
-            transient=True,
         )
     raise Refusal(
         RefusalReason.BAD_GPU,

@@ -160,7 +160,6 @@ def starved_refusal() -> Refusal:
         RefusalReason.STARVED,
         "The GPU agent of this node gets too little CPU to answer in time; ask the operator to "
         "raise its CPU request, and the pod's controller starts it again.",
-        transient=True,
     )
 
 
@@ -173,13 +172,11 @@ def disk_refusal(error: TimeoutError | StateError, step: AllocateStep) -> Refusa
             RefusalReason.HOST_DIRECTORY,
             f"{_BELOW_THE_HOOK_PATH[step]} ({reason}); ask the operator to check the node's hook "
             "path and its disk.",
-            transient=True,
         )
     return Refusal(
         RefusalReason.STATE_UNWRITABLE,
         f"The agent cannot write its state ({reason}), so it answers no new container; ask the "
         "operator to check the node's disk.",
-        transient=True,
     )
 
 
@@ -192,7 +189,6 @@ def refusal_of(error: TimeoutError | StateError, step: AllocateStep) -> Refusal:
     return Refusal(
         RefusalReason.OUT_OF_TIME,
         "The kubelet did not say in time which pod this is; its controller starts it again.",
-        transient=True,
     )
 
 
@@ -416,7 +412,7 @@ class Allocation(abc.ABC):
             f"answer would crash it. It asks again{whose} in a few seconds if the container ran "
             "before; the controller of a new pod starts it again."
         )
-        return Refusal(RefusalReason.OVERLAP, text, transient=True)
+        return Refusal(RefusalReason.OVERLAP, text)
 
     def _refused(self, refusal: Refusal, call: AllocateCall, count: int) -> None:
         """Record the refusal of `count` slices once, everywhere."""
@@ -663,7 +659,6 @@ class HamiAllocation(Allocation):
                 raise Refusal(
                     RefusalReason.UNKNOWN_GPU,
                     f"GPU {share.uuid} was removed during this call; create the pod again.",
-                    transient=True,
                 )
             named.append(granted_share(share, gpu))
         granted = cuda_order(named)
@@ -761,9 +756,7 @@ class Inquiry:
                 self._learn_uid(step.key, pod.uid if pod else NOT_HERE)
             elif not await self._caught_up(step, evidence):
                 break
-        raise Refusal(
-            RefusalReason.OUT_OF_TIME, "The agent could not decide; report this.", transient=True
-        )
+        raise Refusal(RefusalReason.OUT_OF_TIME, "The agent could not decide; report this.")
 
     async def names(self) -> frozenset[PodKey] | None:
         """All names that the kubelet knows, if dead containers may be asking; None: not known."""
@@ -873,7 +866,6 @@ class Inquiry:
                 RefusalReason.OUT_OF_TIME,
                 f"The node did not let the agent read {what} in time; ask the operator to check "
                 "the node and its disk, and the pod's controller starts it again.",
-                transient=True,
             ) from error
 
     async def _ask(self, namespace: str, name: str) -> None:
@@ -892,7 +884,6 @@ class Inquiry:
                         RefusalReason.WITNESS_SILENT,
                         f"The kubelet does not say which pod it is admitting ({error}); the pod's "
                         "controller starts it again.",
-                        transient=True,
                     ) from error
                 await asyncio.sleep(pause)
 
