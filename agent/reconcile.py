@@ -192,13 +192,6 @@ class Findings(msgspec.Struct, frozen=True):
 
 
 # Compares plain mode's rows with the kubelet: which container holds a row, and when a row is over.
-#
-# Only the kubelet reports pods here. While it starts it knows no pod; after a lost checkpoint it
-# does not know which ids a running container holds. So a row is over only when no container can use
-# it: its holder's pod is gone, or it never had a holder and no container has its ids. If the
-# kubelet instance that named the holder no longer lists it, it is gone. In all other cases the
-# kubelet's checkpoint file must agree: it forgets a pod only when the kubelet knows that the pod
-# ended.
 
 GONE_GRACE = dt.timedelta(seconds=10)
 """How long a row stays when the kubelet instance that named its holder no longer lists it."""
@@ -221,6 +214,13 @@ def judge_by_kubelet(ledger: Ledger, seen: ReconcileFacts, resource: str) -> Fin
 
     In plain mode that is all rows: a state file of an earlier version may have rows of hami mode.
     In hami mode it is the strangers' rows.
+
+    Only the kubelet reports pods here. While it starts it knows no pod; after a lost checkpoint it
+    does not know which ids a running container holds. So a row is over only when no container can
+    use it: its holder's pod is gone, or it never had a holder and no container has its ids. If the
+    kubelet instance that named the holder no longer lists it, it is gone. In all other cases the
+    kubelet's checkpoint file must agree: it forgets a pod only when the kubelet knows that the pod
+    ended.
     """
     if not seen.complete:
         return Findings()
@@ -528,8 +528,6 @@ def _may_hold_for_another(pod: PodView, ledger: Ledger, seen: ReconcileFacts) ->
 
 
 # Removes container directories that were set aside, in small parts; reports what stays, and room.
-#
-# Nothing waits for it: new directories are made meanwhile, however much a tenant has left.
 
 CLEARING_PERIOD: Final = 3600.0
 """Seconds between attempts to remove what stays."""
@@ -550,6 +548,7 @@ CLEARING_DEADLINE: Final = 30.0
 class Clearing:
     """Sole writer of `state` and `room`. `set_aside` changes when there is something to remove.
 
+    Nothing waits for it: new directories are made meanwhile, however much a tenant has left.
     `say` posts one Event about the Node when directories stay, and no other until none stays.
     """
 
@@ -604,10 +603,6 @@ class Clearing:
 
 
 # Compares the ledger with the kubelet after each answer, for each new kubelet and each minute.
-#
-# It confirms rows, and reports a mismatch if the kubelet booked other GPUs than were offered. It
-# adopts containers that the ledger does not know: another plugin answered them, or the state file
-# was lost. It closes rows that no container can use any more; the rules for that differ by mode.
 
 SETTLE = 0.1
 """Seconds from an answer to the question whether the kubelet has booked it."""
@@ -625,6 +620,10 @@ SWEEP_PERIOD = 3600.0
 @dataclasses.dataclass(eq=False, kw_only=True)
 class Reconcile:
     """Keeps the ledger equal to what the kubelet holds.
+
+    It confirms rows, and reports a mismatch if the kubelet booked other GPUs than were offered. It
+    adopts containers that the ledger does not know: another plugin answered them, or the state file
+    was lost. It closes rows that no container can use any more; the rules for that differ by mode.
 
     - `epoch`: the present kubelet instance. `resource`: the present name.
     - `taken`: the rows that a call is answering or the reconcile is closing, shared with Allocate:

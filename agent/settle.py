@@ -279,11 +279,6 @@ def _changes(pod: PodView, effect: Effect) -> dict[str, str | None]:
 
 
 # Performs what is owed, and retries it until it is done.
-#
-# - Locks come first, because the scheduler waits for them.
-# - An effect on a lock or a pod is done when the API server accepted it or can never accept it. A
-#   patch of a pod that is still shown is tried again later: a webhook may have refused it.
-# - An Event is handed on once, and posted beside this. It may be lost.
 
 PERIOD = 1.0
 """Seconds between two looks while the node is locked: the grace period ends without an event."""
@@ -327,7 +322,12 @@ class _Attempt(msgspec.Struct, eq=False):
 
 @dataclasses.dataclass(eq=False, kw_only=True)
 class Settlement:
-    """Derives what is owed and performs it.
+    """Derives what is owed, performs it, and retries it until it is done.
+
+    - Locks come first, because the scheduler waits for them.
+    - An effect on a lock or a pod is done when the API server accepted it or can never accept it.
+      A patch of a pod that is still shown is tried again later: a webhook may have refused it.
+    - An Event is handed on once, and posted beside this. It may be lost.
 
     `say` takes the Events about pods. Sole writer of `outlived`: locks, each with the UID of its
     answered pod, that were still held when that pod was deleted.

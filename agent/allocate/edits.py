@@ -90,23 +90,7 @@ def _modes(settings: EditSettings) -> list[str]:
     return [name for name in ("gdrcopy", "gds", "mofed") if getattr(settings, name)]
 
 
-# Builds the Allocate answer of one container: HAMi's environment and mounts for its shares.
-#
-# Equal inputs give equal bytes, so a repeated Allocate gets the same answer, down to the name of
-# the cache file. Source: HAMi v2.10 pkg/device-plugin/nvidiadevice/nvinternal/plugin/server.go,
-# Allocate and getAllocateResponse. HAMi-core reads the environment.
-#
-# The answer differs from HAMi's in three points:
-#
-# - The shares are in `cuda_order`, and the answer makes CUDA keep to it.
-# - 0 MiB becomes all registered memory of the GPU, because HAMi-core takes `0m` for no limit and
-#   then reports a size of 0.
-# - File names are derived from pod UID and container; HAMi's are random.
-#
-# In mode `mps` HAMi's plugin answers as in `hami-core`. If the settings name the root of an MPS
-# control daemon, the agent also adds what a client of the daemon needs, as NVIDIA's plugin does. It
-# does not start a daemon. Source: NVIDIA k8s-device-plugin v0.19 internal/plugin/mps.go,
-# cmd/mps-control-daemon/mps/root.go.
+# The answer of one container: HAMi's environment and mounts for its shares.
 
 LOCK_DIRECTORY = "/tmp/vgpulock"  # noqa: S108 -- where libvgpu.so looks in the container
 PRELOAD_FILE = "/etc/ld.so.preload"
@@ -128,6 +112,17 @@ def container_edits(
     control_disabled: bool = False,
 ) -> ContainerEdits:
     """The whole answer for one container. `control_disabled`: it asks to run without HAMi-core.
+
+    Equal inputs give equal bytes, so a repeated Allocate gets the same answer, down to the name of
+    the cache file. HAMi-core reads the environment. The answer differs from HAMi's in three points:
+
+    - The shares are in `cuda_order`, and the answer makes CUDA keep to it.
+    - 0 MiB becomes all registered memory of the GPU, because HAMi-core takes `0m` for no limit and
+      then reports a size of 0.
+    - File names are derived from pod UID and container; HAMi's are random.
+
+    Source: HAMi v2.10 pkg/device-plugin/nvidiadevice/nvinternal/plugin/server.go, Allocate and
+    getAllocateResponse.
 
     Raises:
         Refusal: pod UID or container cannot name a directory.
@@ -177,6 +172,11 @@ def gpu_edits(
 
     It has nothing for HAMi-core. `answer` is unique among the answers on this node. `shares` are in
     CUDA's order.
+
+    In mode `mps` HAMi's plugin answers as in `hami-core`. If the settings name the root of an MPS
+    control daemon, the agent also adds what a client of the daemon needs, as NVIDIA's plugin does.
+    It does not start a daemon. Source: NVIDIA k8s-device-plugin v0.19 internal/plugin/mps.go,
+    cmd/mps-control-daemon/mps/root.go.
     """
     uuids = tuple(dict.fromkeys(granted.share.uuid for granted in shares))
     strategies = set(settings.device_list_strategies)

@@ -1,4 +1,8 @@
-"""Plain mode: the kubelet's ids decide what a container gets."""
+"""Plain mode: the kubelet's ids decide what a container gets.
+
+Each answer gets its own row, because the kubelet can name ids again while a container holds them:
+after a lost checkpoint, or after a List during an Allocate. So no answer is given again.
+"""
 
 import dataclasses
 import random
@@ -33,11 +37,6 @@ from agent.ledger import (
 )
 from agent.model import GpuUuid, Inventory, Share, SharedGpu, SliceId, split_slice_id
 from agent.setting import Field, boolean
-
-# Makes plain mode's answers: the kubelet's ids decide what a container gets.
-#
-# Each answer gets its own row, because the kubelet can name ids again while a container holds them:
-# after a lost checkpoint, or after a List during an Allocate. So no answer is given again.
 
 MOST_IDS = 10_000
 """More slices than any container asks for. A longer request is refused."""
@@ -130,15 +129,13 @@ def edits_of(
     return gpu_edits(f"{uid}/{PLAIN}", granted, edits, facts)
 
 
-# Plain mode: decides what a container gets by the slice ids that the kubelet names.
-#
-# The agent does not know which pod asks. It does not ask PodResources, which cannot tell a new pod
-# from an old one. The kubelet crashes when the earlier of two overlapping calls is granted.
-
-
 @dataclasses.dataclass(eq=False, kw_only=True)
 class PlainAllocation(Allocation):
-    """Each slice that the kubelet names is a part of its GPU. `edits` has the resource name too."""
+    """Each slice that the kubelet names is a part of its GPU. `edits` has the resource name too.
+
+    The agent does not know which pod asks. It does not ask PodResources, which cannot tell a new
+    pod from an old one. The kubelet crashes when the earlier of two overlapping calls is granted.
+    """
 
     chance: random.Random
     settings: PlainSettings

@@ -446,28 +446,6 @@ admission, 0.9 to 1.0 s after the socket."""
 LOOK_DEADLINE = 0.4
 """Seconds for a look at the cgroups that must be over by then."""
 
-# After a lost kubelet checkpoint PodResources says "known, no slices" of a pod that runs, of one
-# whose container died, and of one that is being admitted. What the kubelet asks for depends on
-# what it saw when it started. The agent looks when the kubelet begins to take its list (run):
-#
-# - The kubelet takes the set of running containers from the runtime, 0.35 s before its socket
-#   appears. The agent reads the cgroups, if the list was taken within 0.5 s after the socket.
-# - It admits the pods that were there, one by one, from 0.9 s after its socket on, and asks in
-#   the order of the spec for each container that has no record and is not in that set, also if it
-#   has died since. A pod without a cgroup was dead: its first container that has not started
-#   since is next.
-# - It asks for nothing in an admission before it took the list: it starts those pods unasked.
-#   Only a pod that was made since then counts as new.
-# - It asks for any container that dies later, in parallel and in any order; after a refusal for
-#   the next one, and 8 to 10 s later again. All others are unknown: only a single possible
-#   container is served. A status proves no death: the former kubelet may have started the
-#   container again without telling.
-#
-# Refused (HA-2002): several possible containers of one count, in one pod or in several. A new pod
-# that holds the node lock is served all the same: the kubelet knew it when it began the call, and
-# no other is new. Refused (HA-2010) while the API server cannot be asked: a pod that has run, for
-# a pod that no view shows may be the one.
-
 
 class Refresh(Protocol):
     """LISTs this node's pods. Raises ApiError."""
@@ -480,7 +458,31 @@ class HamiAllocation(Allocation):
     """The pod's annotation says what each container gets.
 
     Only the number of the kubelet's ids counts. The ids themselves may differ after a restart,
-    which is never a reason to refuse. The facts that it reads, and the peers that it asks:
+    which is never a reason to refuse.
+
+    After a lost kubelet checkpoint PodResources says "known, no slices" of a pod that runs, of one
+    whose container died, and of one that is being admitted. What the kubelet asks for depends on
+    what it saw when it started. The agent looks when the kubelet begins to take its list (`run`):
+
+    - The kubelet takes the set of running containers from the runtime, 0.35 s before its socket
+      appears. The agent reads the cgroups, if the list was taken within 0.5 s after the socket.
+    - It admits the pods that were there, one by one, from 0.9 s after its socket on, and asks in
+      the order of the spec for each container that has no record and is not in that set, also if
+      it has died since. A pod without a cgroup was dead: its first container that has not started
+      since is next.
+    - It asks for nothing in an admission before it took the list: it starts those pods unasked.
+      Only a pod that was made since then counts as new.
+    - It asks for any container that dies later, in parallel and in any order; after a refusal for
+      the next one, and 8 to 10 s later again. All others are unknown: only a single possible
+      container is served. A status proves no death: the former kubelet may have started the
+      container again without telling.
+
+    Refused (HA-2002): several possible containers of one count, in one pod or in several. A new pod
+    that holds the node lock is served all the same: the kubelet knew it when it began the call, and
+    no other is new. Refused (HA-2010) while the API server cannot be asked: a pod that has run, for
+    a pod that no view shows may be the one.
+
+    The facts that it reads, and the peers that it asks:
 
     - `outlived`: the locks that still stood when the pod that was answered under them was gone.
     - `match`: how pods are matched.
