@@ -472,7 +472,7 @@ class DevicePlugin:
                 "The GPU agent of this node is stopping, or its resource has another name now; "
                 "create the pod again, with the node's present resource name."
             )
-            raise Refusal(RefusalReason.STOPPING, sentence, transient=True)
+            raise Refusal(RefusalReason.STOPPING, sentence)
         answers = [
             container_response(await self._allocator.allocate(_ids(request.devices_ids)))
             for request in requests
