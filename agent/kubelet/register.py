@@ -333,7 +333,7 @@ class Registration:
             await self._wait(deadline - loop_time())
 
         if self._streams.value == 0:
-            text = f"registered, but the kubelet opened no stream in {STREAM_DEADLINE:g} s, or it ended"
+            text = f"registered, but the kubelet opened no stream in {STREAM_DEADLINE:g} s"
             self._retry("registration.no_stream", text)
 
     async def _serve(self) -> None:
