@@ -470,8 +470,7 @@ class EventStream:
     0: a storm hides no fatal XID.
     """
 
-    def __init__(self, library: NvmlLibrary, open_gpu: Callable[[int], Handle]) -> None:
-        self._open_gpu = open_gpu
+    def __init__(self, library: NvmlLibrary) -> None:
         self._event_set: Any = None
         self.ended = asyncio.Event()
         """Set once the thread has left the library and will not return to it."""
@@ -592,15 +591,15 @@ class EventStream:
         with self._inside():
             self._event_set = self._library.nvmlEventSetCreate()
 
-    def register(self, index: int) -> EventRegistration:
-        """Register GPU `index` with the set. Blocks. A GPU without events is an answer too.
+    def register(self, open_gpu: Callable[[], Handle]) -> EventRegistration:
+        """Register a GPU with the set. Blocks. A GPU without events is an answer too.
 
         Raises NVMLError, GpuError, ValueError (undecodable text): these failures may pass.
         Raises DriverError when the stream has ended.
         """
         known, library, refused = self._known, self._library, ""
         with self._inside():
-            handle = self._open_gpu(index)
+            handle = open_gpu()
             # Read here, because a lost GPU cannot tell it when its event comes: NVIDIA's plugin
             # asks then, and marks all GPUs unhealthy without an answer (internal/rm/health.go).
             uuid = GpuUuid(nvml.text_of(library.nvmlDeviceGetUUID(handle)))
