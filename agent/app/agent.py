@@ -146,8 +146,7 @@ class NodeAgent:
             ledger=state.ledger,
             calls=self.server.traffic.admissions,
         )
-        self.settings = SettingsService(found.start, settings, facts, outside)
-        self.settings.recall(found.stored)
+        self.settings = SettingsService(found.start, found.stored, settings, facts, outside)
 
         # The GPUs.
         self.discovery = Discovery(adapters.driver, self._scanned, ill=self._is_ill)
