@@ -6,7 +6,6 @@ import sys
 from collections.abc import Mapping
 from functools import partial
 
-from agent.app.codes import BAD_SETTINGS
 from agent.app.main import Process, run_agent
 from agent.cli.logs import configure
 from agent.cli.main import Subparsers
@@ -36,7 +35,7 @@ def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
         settings = start.taken().settings(NodeFacts())
     except SettingsError as error:
         sys.stderr.write(f"hami-agent: {error}\n")
-        return BAD_SETTINGS
+        return error.exit_code
     configure(settings.log.level, settings.log.format, environ)
     process = Process(environ, start, settings, partial(look, origin))
     return asyncio.run(run_agent(process))
