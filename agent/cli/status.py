@@ -363,8 +363,6 @@ LARGEST: Final = 8 * 1024 * 1024
 """Bytes of the status in a bundle."""
 LARGEST_ARCHIVE: Final = LARGEST + (1 << 20)
 """Bytes of a bundle that are read, packed and unpacked."""
-CHUNK: Final = 4096
-"""Packed bytes that are unpacked at once: they are a thousand times as many then, at most."""
 FILE: Final = (tarfile.REGTYPE, tarfile.AREGTYPE)
 
 
@@ -411,22 +409,18 @@ def _member_of(bundle: Path) -> bytes:
     `gzip` and `tarfile` believe an archive that asks for GiB for a name. This unpacks a bounded
     part of it, and reads one header.
     """
-    unpack, text = zlib.decompressobj(wbits=zlib.MAX_WBITS | 16), bytearray()
     with bundle.open("rb") as file:
-        for _ in range(0, LARGEST_ARCHIVE, CHUNK):
-            packed = file.read(CHUNK)
-            text += unpack.decompress(packed, LARGEST_ARCHIVE - len(text))
-            if not packed or unpack.eof or len(text) == LARGEST_ARCHIVE:
-                break
-    header = bytes(text[: tarfile.BLOCKSIZE])
-    member = tarfile.TarInfo.frombuf(header, "utf-8", "surrogateescape")
+        packed = file.read(LARGEST_ARCHIVE)
+    text = zlib.decompressobj(wbits=zlib.MAX_WBITS | 16).decompress(packed, LARGEST_ARCHIVE)
+
+    member = tarfile.TarInfo.frombuf(text[: tarfile.BLOCKSIZE], "utf-8", "surrogateescape")
     if member.name != MEMBER:
         raise tarfile.ReadError(
             "the status is not its first file, as `hami-agent bundle` writes it"
         )
     if member.type not in FILE or not 0 <= member.size <= LARGEST:
         raise Unreachable(f"{bundle}: {MEMBER} is not a file of at most 8 MiB")
-    return bytes(memoryview(text)[tarfile.BLOCKSIZE :][: member.size])
+    return text[tarfile.BLOCKSIZE : tarfile.BLOCKSIZE + member.size]
 
 
 async def _read_node(session: KubeSession, source: str, args: argparse.Namespace) -> StatusRead:

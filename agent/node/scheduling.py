@@ -80,7 +80,7 @@ def judge_node(name: str, node: NodeSight | None) -> Iterator[Finding]:
         "exists, already registered" if has_report else "exists, not registered yet",
         When(
             node is None,
-            "WRONG",
+            "wrong",
             "the API server knows no such Node",
             "set node.name (--node-name, NODE_NAME) to the Node's name in Kubernetes",
         ),
@@ -111,7 +111,7 @@ def judge_rights(server: str, denied: Sequence[Right], unasked: Sequence[Right])
         "all permissions of the agent are granted",
         When(
             bool(denied),
-            "WRONG",
+            "wrong",
             f"these are denied: {_words(denied)}",
             "grant them to this account: the chart's ClusterRole lists them",
         ),
@@ -168,25 +168,6 @@ def _words(rights: Sequence[Right]) -> str:
 
 # The agent that runs on this node, by its own checks.
 
-_CLUSTER: Final = ("P-NODE", "P-RIGHTS", "P-SETTINGS")
-CAUSES: Final[Mapping[str, tuple[str, ...]]] = {
-    "state": ("P-PATHS",),
-    "server": ("P-KUBELET", "P-PATHS"),
-    "registered": ("P-KUBELET", "P-DRIVER"),
-    "stream": ("P-KUBELET",),
-    "api": _CLUSTER,
-    "api_synced": _CLUSTER,
-    "report": (*_CLUSTER, "P-WRITER"),
-    "settings": ("P-SETTINGS",),
-    "inventory": ("P-DRIVER",),
-    "driver": ("P-DRIVER",),
-    "gpus": ("P-DRIVER",),
-    "gpus_answering": ("P-DRIVER",),
-    "cdi": ("P-CDI",),
-    "offer": ("P-LIBRARY", "P-PRELOAD", "P-PATHS", "P-KUBELET"),
-}
-"""The checks of the doctor that explain a failed check of the agent's readiness, by its name."""
-
 
 class AgentAnswer(msgspec.Struct, frozen=True):
     """The checks of the agent that answers at the socket `path`.
@@ -219,7 +200,7 @@ def judge_agent(answer: AgentAnswer, repaired: Mapping[str, str]) -> Sequence[Fi
         ),
         When(
             bool(answer.failure),
-            "WRONG",
+            "wrong",
             f"no agent answers: {answer.failure}",
             "start it (systemctl start hami-agent, or look at the DaemonSet's pod of this node), "
             "and give this check the agent's settings (--run-dir)",
@@ -237,9 +218,8 @@ def judge_agent(answer: AgentAnswer, repaired: Mapping[str, str]) -> Sequence[Fi
         if seen := next((seen for words, seen in repaired.items() if words in said), ""):
             said = f"the agent has not seen yet that {seen}"
             advice = "the agent looks every 10 s: run this check again in 10 s"
-        verdict: Verdict = "WRONG" if check.required else "note"
-        causes = CAUSES.get(check.name, ())
-        found.append(Finding("P-AGENT", verdict, check.name, said, advice, means, causes))
+        verdict: Verdict = "wrong" if check.required else "note"
+        found.append(Finding("P-AGENT", verdict, check.name, said, advice, means))
     return [*found, *([whole] if is_ready(answer.checks) else [])]
 
 
@@ -302,18 +282,16 @@ def judge_offer(node: NodeSight, resource: str, report: ReportSeen, now: dt.date
             "note",
             f"{offered}; there is no readable register annotation to compare it with",
             "repair what is said of the annotation (P-REPORT) and of the agent (P-AGENT)",
-            causes=("P-REPORT", "P-AGENT"),
         ),
         When(
             offered != report.healthy,
-            "note" if is_new else "WRONG",
+            "note" if is_new else "wrong",
             f"{offered}, and the register annotation has {report.healthy} healthy slices",
             "look again in 15 s: the kubelet reports every 10 s. If it stays, look at "
             "`registered`, `stream` and `report` in the agent's /readyz?verbose",
             "kube-scheduler counts fewer slices than HAMi's scheduler: pods stay Pending"
             if less
             else "HAMi's scheduler counts fewer slices than the kubelet offers: pods stay Pending",
-            ("P-AGENT", "P-KUBELET", "P-DRIVER", "P-SECOND", "P-PLUGIN"),
         ),
     )
 
@@ -327,33 +305,29 @@ def judge_report(node: str, report: ReportSeen, running: ReportProfile | None) -
     reader = f"HAMi's scheduler {releases}" if running else ""
     more = f", and {len(report.differences) - 1} more" if len(report.differences) > 1 else ""
     look = "look at `report` in the agent's /readyz?verbose; the agent writes it within seconds"
-    causes: tuple[str, ...] = ("P-AGENT", "P-RIGHTS", "P-DRIVER", "P-WRITER")
     return judged(
         "P-REPORT",
         f"{REGISTER} of Node {node}",
         "says what the agent would write" + (f", for {reader}" if running else ""),
         When(
             bool(running) and not report.is_there,
-            "WRONG",
+            "wrong",
             "does not exist",
             look,
             "HAMi's scheduler knows no GPU of this node (node unregistered)",
-            causes,
         ),
         When(
             bool(running) and not report.gpus,
-            "WRONG",
+            "wrong",
             "cannot be read",
             look,
             "HAMi's scheduler keeps what it read before, or knows no GPU of this node",
-            causes,
         ),
         When(
             bool(running) and report.is_json != (running is ReportProfile.JSON),
-            "WRONG",
+            "wrong",
             f"does not have the form for {reader}, which the settings name",
             "set report.profile to the scheduler's release, and restart the agent",
-            causes=causes,
         ),
         When(
             bool(report.differences),
@@ -388,7 +362,7 @@ def judge_handshake(
         "a scheduler has read the report since it was written",
         When(
             word == "Deleted",
-            "WRONG",
+            "wrong",
             f"the scheduler dropped this node's GPUs ({cap(text, 64)})",
             "restart HAMi's scheduler, which then reads the report again; with a scheduler up to "
             "2.7.1 set report.profile",
@@ -396,11 +370,10 @@ def judge_handshake(
         ),
         When(
             profile.stamps and not word,
-            "WRONG",
+            "wrong",
             "the agent's stamp is absent",
             "look at `report` in the agent's /readyz?verbose",
             "HAMi's scheduler drops this node after 60 s",
-            ("P-AGENT", "P-RIGHTS"),
         ),
         When(
             profile.stamps and word == "Reported" and stamped > READ_WITHIN,
@@ -428,7 +401,6 @@ def judge_handshake(
             + (f", which is {age:.0f} s old" if report.written else ""),
             "check that HAMi's scheduler runs; releases from 2.9 on write this within 15 s. "
             "Release 2.8 never does: after a change of memory or names alone, restart it",
-            causes=("P-AGENT", "P-KUBELET", "P-DRIVER"),
         ),
     )
 
@@ -468,17 +440,16 @@ def judge_lock(node: NodeSight, now: dt.datetime) -> Finding:
         "free" if text is None else f"held by {owner} for {age:.0f} s",
         When(
             text is not None and lock is None,
-            "WRONG",
+            "wrong",
             f"cannot be read ({cap(text or '', 64)}): no scheduler ever takes it over",
             f"remove it: {remove}",
         ),
         When(
             age > LOCK_LONG,
-            "WRONG" if age > LOCK_EXPIRES else "note",
+            "wrong" if age > LOCK_EXPIRES else "note",
             f"held by {owner} for {age:.0f} s",
             "look at that pod's Events. The agent frees the lock of a pod that failed, ended or "
             f"is gone within 35 s; if there is no such pod and the lock stays: {remove}",
-            causes=("P-RIGHTS",),
         ),
     )
 
