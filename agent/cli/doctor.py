@@ -36,7 +36,6 @@ from agent.cli.main import (
     nearest,
 )
 from agent.cli.output import (
-    RUNBOOK,
     UNFOLDED,
     FoldedLine,
     answer,
@@ -69,6 +68,7 @@ from agent.host.node import (
 from agent.host.process import LockFile, SystemClock, Worker
 from agent.inventory import InventoryKeeper
 from agent.kit.cell import Cell
+from agent.kit.units import counted
 from agent.kube.client import Connection
 from agent.kube.reader import NodeReader
 from agent.ledger import HookFacts
@@ -82,7 +82,6 @@ from agent.node.findings import (
     Verdict,
     When,
     concluded,
-    counted,
     judged,
 )
 from agent.node.preflight import PluginSocket
@@ -812,7 +811,7 @@ def finding_lines(findings: Sequence[Finding], *, every: bool) -> Iterator[Folde
         if one.verdict in {"wrong", "note"}:
             yield FoldedLine(f"means: {cap(one.means, _LONGEST)}", _INDENT, _INDENT + 2)
         if one.verdict != "ok":
-            do = f"to do: {f'{advice} {RUNBOOK}{check}]'.lstrip()}"
+            do = f"to do: {f'{advice} [RUNBOOK {check}]'.lstrip()}"
             yield FoldedLine(do, _INDENT, _INDENT + 2)
 
     counts = Counter(one.verdict for one in findings)

@@ -174,8 +174,3 @@ def concluded(findings: Iterable[Finding], groups: frozenset[str]) -> Iterator[F
 
         if group in groups:
             yield msgspec.structs.replace(one, verdict=verdict, said=said, means=means, group=group)
-
-
-def counted(number: int, thing: str) -> str:
-    """A number with its noun, for example `2 GPUs`."""
-    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"

@@ -6,6 +6,7 @@ from typing import Final
 import msgspec
 
 from agent.allocate.edits import NOT_LOADABLE, misnamed, mounted_library
+from agent.kit.units import counted
 from agent.ledger import HookFacts
 from agent.model import Scan
 from agent.node.findings import (
@@ -14,7 +15,6 @@ from agent.node.findings import (
     Finding,
     Verdict,
     When,
-    counted,
     judged,
 )
 

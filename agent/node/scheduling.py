@@ -10,13 +10,13 @@ from agent.cluster import HANDSHAKE, MUTEX_LOCK, REGISTER, SCORE
 from agent.errors import MalformedText, cap
 from agent.hami.pod import decode_node_lock, decode_stamp
 from agent.hami.register import ReportProfile, decode_handshake, is_json_form, read_register
+from agent.kit.units import counted, span
 from agent.node.findings import (
     OF_ONE_GPU,
     Check,
     Finding,
     Verdict,
     When,
-    counted,
     is_ready,
     judged,
 )
@@ -156,7 +156,7 @@ def judge_clock(server: str, skew: float | None) -> Finding:
         When(
             abs(skew or 0.0) > SKEW_LIMIT,
             "note",
-            f"its clock is {abs(skew or 0.0):.0f} s {order} this node's",
+            f"its clock is {span(abs(skew or 0.0))} {order} this node's",
             "synchronise both clocks (timedatectl, chronyc tracking)",
         ),
     )
@@ -271,8 +271,10 @@ def read_report(node: NodeSight, differences: tuple[str, ...]) -> ReportSeen:
 
 def judge_offer(node: NodeSight, resource: str, report: ReportSeen, now: dt.datetime) -> Finding:
     """Judge allocatable against the healthy slices of the register annotation."""
-    offered, less = node.allocatable, node.allocatable < report.healthy
+    offered = node.allocatable
     is_new = report.written is not None and (now - report.written).total_seconds() < KUBELET_WITHIN
+    fewer = "kube-scheduler" if offered < report.healthy else "HAMi's scheduler"
+
     return judged(
         "P-OFFER",
         f"allocatable {resource} of Node {node.name}",
@@ -289,9 +291,7 @@ def judge_offer(node: NodeSight, resource: str, report: ReportSeen, now: dt.date
             f"{offered}, and the register annotation has {report.healthy} healthy slices",
             "look again in 15 s: the kubelet reports every 10 s. If it stays, look at "
             "`registered`, `stream` and `report` in the agent's /readyz?verbose",
-            "kube-scheduler counts fewer slices than HAMi's scheduler: pods stay Pending"
-            if less
-            else "HAMi's scheduler counts fewer slices than the kubelet offers: pods stay Pending",
+            f"{fewer} counts fewer slices than the other one: pods stay Pending",
         ),
     )
 
@@ -352,14 +352,23 @@ def judge_handshake(
     text = node.annotations.get(HANDSHAKE, "")
     handshake = _decoded(decode_handshake, text)
     word = handshake.word.value if handshake else text.partition(" ")[0][:32]
+
     # Schedulers write their local time without a zone: only a stamp with one has an age.
     stamp = handshake.stamp if handshake and handshake.stamp and handshake.stamp.tzinfo else now
-    stamped, written = (now - stamp).total_seconds(), report.written or now
-    age = (now - written).total_seconds()
+    stamped, age = (now - stamp).total_seconds(), (now - (report.written or now)).total_seconds()
+
+    # Schedulers from 2.10 on remove it when they drop a node whose slices are gone.
+    offers = report.is_there and (report.healthy > 0 or not report.gpus)
+    is_new = report.written is not None and age < READ_WITHIN
+    well = {
+        "": "absent: the report is new, offers no slice, or there is none",
+        "Requesting": "a scheduler has read the report since it was written",
+    }.get(word, f"{word}: schedulers from 2.8 on do not use it")
+
     return judged(
         "P-HANDSHAKE",
         f"{HANDSHAKE} of Node {node.name}",
-        "a scheduler has read the report since it was written",
+        f"{word}: the agent's stamps are read" if profile.stamps else well,
         When(
             word == "Deleted",
             "wrong",
@@ -378,27 +387,14 @@ def judge_handshake(
         When(
             profile.stamps and word == "Reported" and stamped > READ_WITHIN,
             "note",
-            f"no scheduler has read the report of {stamped:.0f} s ago",
+            f"no scheduler has read the report of {span(stamped)} ago",
             "check that HAMi's scheduler runs",
         ),
-        When(profile.stamps, "ok", f"{word}: the agent's stamps are read"),
-        When(word not in {"", "Requesting"}, "ok", f"{word}: schedulers from 2.8 on do not use it"),
         When(
-            not word and (not report.is_there or (report.written and age < READ_WITHIN) is True),
-            "ok",
-            "absent: the report is new, or there is none",
-        ),
-        # Schedulers from 2.10 on remove it when they drop a node whose slices are gone.
-        When(
-            not word and report.gpus > 0 and not report.healthy,
-            "ok",
-            "absent: the report offers no slice to a scheduler",
-        ),
-        When(
-            not word,
+            not profile.stamps and not word and offers and not is_new,
             "note",
             "absent: no scheduler has read the present report"
-            + (f", which is {age:.0f} s old" if report.written else ""),
+            + (f", which is {span(age)} old" if report.written else ""),
             "check that HAMi's scheduler runs; releases from 2.9 on write this within 15 s. "
             "Release 2.8 never does: after a change of memory or names alone, restart it",
         ),
@@ -437,7 +433,7 @@ def judge_lock(node: NodeSight, now: dt.datetime) -> Finding:
     return judged(
         "P-LOCK",
         f"{MUTEX_LOCK} of Node {node.name}",
-        "free" if text is None else f"held by {owner} for {age:.0f} s",
+        "free" if text is None else f"held by {owner} for {span(age)}",
         When(
             text is not None and lock is None,
             "wrong",
@@ -447,7 +443,7 @@ def judge_lock(node: NodeSight, now: dt.datetime) -> Finding:
         When(
             age > LOCK_LONG,
             "wrong" if age > LOCK_EXPIRES else "note",
-            f"held by {owner} for {age:.0f} s",
+            f"held by {owner} for {span(age)}",
             "look at that pod's Events. The agent frees the lock of a pod that failed, ended or "
             f"is gone within 35 s; if there is no such pod and the lock stays: {remove}",
         ),
@@ -461,10 +457,8 @@ def judge_leftovers(
 
     `stamps`, `scores`: the agent's settings make it write the handshake, the score.
     """
-    found = [
-        Finding(
-            "P-LEFTOVERS",
-            "note",
+    left = [
+        (
             path,
             "left by HAMi's or NVIDIA's plugin: no process listens there",
             f"rm {path}, if that plugin does not come back",
@@ -474,13 +468,9 @@ def judge_leftovers(
     for key, is_ours in {HANDSHAKE: stamps, SCORE: scores}.items():
         text = node.annotations.get(key)
         if text is not None and not is_ours and (key == SCORE or text.startswith("Reported")):
-            finding = Finding(
-                "P-LEFTOVERS",
-                "note",
-                f"{key} of Node {node.name}",
-                f"left by HAMi's plugin: these settings never write it ({cap(text, 48)})",
-                f"kubectl annotate node {node.name} {key}-",
-            )
-            found.append(finding)
-    well = judged("P-LEFTOVERS", f"Node {node.name}", "nothing of HAMi's plugin is left")
-    return found or [well]
+            said = f"left by HAMi's plugin: these settings never write it ({cap(text, 48)})"
+            advice = f"kubectl annotate node {node.name} {key}-"
+            left.append((f"{key} of Node {node.name}", said, advice))
+
+    well = Finding("P-LEFTOVERS", "ok", f"Node {node.name}", "nothing of HAMi's plugin is left")
+    return [Finding("P-LEFTOVERS", "note", *one) for one in left] or [well]

@@ -262,7 +262,7 @@ SCHEDULER: list[Case] = [
     (lock("\x1b?"), ["P-LOCK wrong|cannot be read"]),
     (lock(a_lock(59)), ["P-LOCK ok|by pod demo/late for 59 s"]),
     (lock(a_lock(61)), ["P-LOCK note|by pod demo/late for 61 s"]),
-    (lock(a_lock(301)), ["P-LOCK wrong|for 301 s"]),
+    (lock(a_lock(301)), ["P-LOCK wrong|for 5 min"]),
     (lock(a_lock(301).partition(",")[0]), ["P-LOCK wrong|an unnamed pod"]),
     (
         left("/d/nvidia-gpu.sock", handshake="Reported 2026", score="[]"),
