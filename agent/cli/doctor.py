@@ -34,6 +34,7 @@ from agent.cli.main import (
     add_output,
     fail,
     nearest,
+    parser_of,
 )
 from agent.cli.output import (
     UNFOLDED,
@@ -125,6 +126,8 @@ OURS: Final = re.compile(r".*/hami-(.+)-[0-9a-f]{8}\.sock")
 """The path of an agent's socket. Source: agent/kubelet/door.py, socket_name."""
 PROGRAM: Final = "hami-agent doctor"
 KUBECONFIG: Final = "node.kubeconfig"
+FIRST_PROCESS: Final = Path("/proc/1/cmdline")
+"""In the agent's pod: the agent."""
 WORDS: Final[Mapping[Verdict, tuple[str, str]]] = {
     "wrong": ("WRONG", "red"),
     "note": ("note", "yellow"),
@@ -255,7 +258,7 @@ async def _findings(
     args: argparse.Namespace, environ: Mapping[str, str], groups: frozenset[str]
 ) -> tuple[Finding, ...]:
     """What is wrong with the settings; if they can be used, also what the other checks find."""
-    origin, read = sources(args, environ), None
+    origin, read = sources(_as_the_agent(args), environ), None
     if not args.pre:
         # A running agent has the last good settings, if the present ones are refused.
         with contextlib.suppress(SettingsError):
@@ -279,6 +282,21 @@ async def _findings(
         reader=args.read_only,
     )
     return await examine(sight)
+
+
+def _as_the_agent(args: argparse.Namespace) -> argparse.Namespace:
+    """The options, and those that the agent of this container was started with, which yield."""
+    words: list[str] = []
+    with contextlib.suppress(OSError):
+        words = FIRST_PROCESS.read_bytes().decode(errors="replace").split("\0")[:-1]
+
+    starts = [place for place, word in enumerate(words) if word.endswith("/hami-agent")]
+    if not starts or words[starts[0] + 1 : starts[0] + 2] != ["run"]:
+        return args  # on the host, or in a pod of its own
+
+    theirs = vars(parser_of("run").parse_args(words[starts[0] + 1 :]))
+    given = {key: value for key, value in vars(args).items() if value is not None}
+    return argparse.Namespace(**theirs | given)
 
 
 def _refused(error: SettingsError) -> Finding:
