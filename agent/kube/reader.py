@@ -86,20 +86,6 @@ class ClusterNode(msgspec.Struct, frozen=True):
     reported: dt.datetime | None = None
 
 
-class GpuHolder(msgspec.Struct, frozen=True):
-    """A pod for which HAMi's scheduler has chosen GPUs. `shares`: its devices annotation."""
-
-    uid: str
-    namespace: str
-    name: str
-    node: str
-    shares: str
-    phase: str
-    inits: int = 0
-    has_passed_init: bool = False
-    is_deleted: bool = False
-
-
 class PodEventView(msgspec.Struct, frozen=True):
     """An Event. `last`: the last time; None if it cannot be read. `about`: its object's name."""
 
@@ -119,6 +105,9 @@ class ListedPod(msgspec.Struct, frozen=True):
     - `state`: `Ready`, else what it waits for in the kubelet's words.
     - `is_plugin`: it mounts the kubelet's plugin directory of its host.
     - `component`: its label of this name.
+    - `chosen`: the Node that HAMi's scheduler chose; empty: it has chosen no GPUs.
+    - `shares`: its devices annotation.
+    - `inits`: how many init containers it has; `has_passed_init`: all have ended well.
     """
 
     namespace: str
@@ -133,6 +122,11 @@ class ListedPod(msgspec.Struct, frozen=True):
     state: str = ""
     is_plugin: bool = False
     component: str = ""
+    uid: str = ""
+    chosen: str = ""
+    shares: str = ""
+    inits: int = 0
+    has_passed_init: bool = False
 
     @property
     def is_other_plugin(self) -> bool:
@@ -190,7 +184,7 @@ class ClusterSnapshot(msgspec.Struct, frozen=True):
     pod: JsonObject
     taken: dt.datetime
     nodes: tuple[ClusterNode, ...] = ()
-    holders: tuple[GpuHolder, ...] = ()
+    holders: tuple[ListedPod, ...] = ()
     quotas: tuple[JsonObject, ...] = ()
     events: tuple[PodEventView, ...] = ()
     unread: tuple[Unread, ...] = ()
@@ -259,33 +253,6 @@ def decode_cluster_node(body: Raw, labels: frozenset[str]) -> ClusterNode:
     )
 
 
-def decode_holder(body: Raw) -> GpuHolder | None:
-    """Decode a pod; None if HAMi's scheduler has chosen no GPUs for it.
-
-    Raises:
-        MalformedText: it is not an object.
-    """
-    pod = read_object(body)
-    metadata, notes = inside(pod, "metadata"), inside(pod, "metadata", "annotations")
-    if annotations.VGPU_NODE not in notes:
-        return None
-
-    inits = objects_in(pod, "status", "initContainerStatuses")
-    codes = [inside(init, "state", "terminated").get("exitCode") for init in inits]
-
-    return GpuHolder(
-        uid=text_in(metadata, "uid"),
-        namespace=text_in(metadata, "namespace"),
-        name=text_in(metadata, "name"),
-        node=text_in(notes, annotations.VGPU_NODE),
-        shares=text_in(notes, annotations.ALLOCATED),
-        phase=text_in(pod, "status", "phase"),
-        inits=len(objects_in(pod, "spec", "initContainers")),
-        has_passed_init=bool(codes) and all(code == 0 for code in codes),
-        is_deleted=bool(metadata.get("deletionTimestamp")),
-    )
-
-
 def decode_quota(body: Raw) -> JsonObject:
     """Decode a ResourceQuota: its names and limits. Raises MalformedText: not an object."""
     quota = read_object(body)
@@ -317,10 +284,11 @@ def decode_listed(body: Raw) -> ListedPod:
     """Decode a pod of a list. Raises MalformedText: it is not an object."""
     pod = read_object(body)
     metadata, spec, status = (inside(pod, part) for part in ("metadata", "spec", "status"))
+    inits = objects_in(status, "initContainerStatuses")
+    codes = [inside(init, "state", "terminated").get("exitCode") for init in inits]
     waits = (
         text_in(one, "state", "waiting", "reason")
-        for key in ("initContainerStatuses", "containerStatuses")
-        for one in objects_in(status, key)
+        for one in (*inits, *objects_in(status, "containerStatuses"))
     )
     is_ready = any(
         entry.get("type") == "Ready" and entry.get("status") == "True"
@@ -349,6 +317,11 @@ def decode_listed(body: Raw) -> ListedPod:
         state="Ready" if is_ready else next(filter(None, waits), not_ready),
         is_plugin=any(PurePosixPath(path).name == "device-plugins" for path in paths),
         component=text_in(metadata, "labels", "app.kubernetes.io/component"),
+        uid=text_in(metadata, "uid"),
+        chosen=text_in(metadata, "annotations", annotations.VGPU_NODE),
+        shares=text_in(metadata, "annotations", annotations.ALLOCATED),
+        inits=len(objects_in(spec, "initContainers")),
+        has_passed_init=bool(codes) and all(code == 0 for code in codes),
     )
 
 
@@ -455,11 +428,12 @@ class ClusterReader(ObjectReader):
             if is_labelled
             else ("fieldSelector", UNFINISHED)
         )
-        holders = await self._part("pods", "", decode_holder, query)
+        read = listed_if(lambda pod: bool(pod.chosen))
+        holders = await self._part("pods", "", read, query)
         is_own_read, failures = True, len(self._unread)
         if any(unread.part == "pods" for unread in self._unread):
             # Whoever may read one namespace alone can still be told what holds its quota.
-            holders = await self._part("pods", namespace, decode_holder, query)
+            holders = await self._part("pods", namespace, read, query)
             is_own_read = len(self._unread) == failures
             del self._unread[failures:]
         quotas = await self._part("resourcequotas", namespace, decode_quota)
@@ -493,7 +467,7 @@ class ClusterReader(ObjectReader):
         )
 
     async def _owners(
-        self, nodes: Iterable[ClusterNode], holders: Iterable[GpuHolder]
+        self, nodes: Iterable[ClusterNode], holders: Iterable[ListedPod]
     ) -> Mapping[tuple[str, str], str]:
         """The phases of pods that hold a lock and no GPU yet; a pod that is unread is left out."""
         owners: set[tuple[str, str]] = set()
