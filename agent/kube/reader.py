@@ -12,7 +12,7 @@ import msgspec
 
 from agent import cluster as annotations
 from agent.cluster import GPU_DEGRADED, REGISTER, NodeView, PodView
-from agent.errors import ApiError, ApiForbidden, ApiNotFound, MalformedText, cap
+from agent.errors import ApiError, ApiNotFound, MalformedText, cap
 from agent.hami.pod import decode_node_lock
 from agent.hami.register import read_register
 from agent.kube.api import (
@@ -50,8 +50,6 @@ from agent.node.scheduling import NodeSight, skew_of
 from agent.ports import Clock
 
 # The part of a cluster that explains one pod: the pod, the nodes, who holds GPUs, quotas, Events.
-#
-# It keeps of 5,000 Nodes and their pods only what a decision uses.
 
 JsonObject = Mapping[str, Any]
 PLUGINS: Final = ("hami-device-plugin", "nvidia-device-plugin")
@@ -172,6 +170,8 @@ class Unread(msgspec.Struct, frozen=True):
 class ClusterSnapshot(msgspec.Struct, frozen=True):
     """All parts as they were read, in this order: nodes, holders, quotas, Events.
 
+    Of 5,000 Nodes and their pods only what a decision uses is kept.
+
     A part that is listed in `unread` is empty. `taken`: when the pod was read. `agents`: those pods
     of agents that were asked for; none for agents that are no pods. `uses`: of a running pod;
     `use_unread`: why its node's agent did not say.
@@ -201,8 +201,6 @@ class ClusterSnapshot(msgspec.Struct, frozen=True):
 
 
 # Decodes what commands read of a cluster; each object is cut to what a decision uses.
-#
-# A field of another shape counts as absent: one malformed object must not hide the others.
 
 REFUSED: Final = "UnexpectedAdmissionError"
 """The reason of a pod that the kubelet failed because of its devices."""
@@ -372,22 +370,23 @@ class ObjectReader:
         self,
         resource: str,
         read: Callable[[Raw], T | None],
-        *query: tuple[str, str],
+        *,
         namespace: str = "",
+        labels: str = "",
+        fields: str = "",
         whole: bool = False,
         accept: str = "application/json",
     ) -> tuple[T, ...]:
         """What `read` makes of the objects; `namespace` empty: of the whole cluster.
 
-        `whole`: see Lists. Raises ApiError, which names a missing right.
+        `labels`, `fields`: selectors. `whole`: see Lists. Raises ApiError.
         """
         path = path_of("namespaces", namespace, resource) if namespace else path_of(resource)
+        selectors = (("labelSelector", labels), ("fieldSelector", fields))
+        query = tuple((key, selector) for key, selector in selectors if selector)
         request = ApiRequest("list", resource, path, query, accept=accept)
         lists = Lists(self._session, whole=whole, budget=lambda: self._budget or command_budget())
-        try:
-            _, items = await lists.fetch(request, read)
-        except ApiForbidden as error:
-            raise _right(request, error) from error
+        _, items = await lists.fetch(request, read)
         return tuple(item for item in items if item is not None)
 
 
@@ -410,48 +409,46 @@ class ClusterReader(ObjectReader):
             ApiNotFound: there is no such pod.
             ApiError: the pod cannot be read.
         """
-        self._unread, self._is_silent = [], False
         path = path_of("namespaces", namespace, "pods", name)
-        request = ApiRequest("get", "pods", path)
-        try:
-            pod = await self._session.fetch(request, decode_parts)
-        except ApiForbidden as error:
-            raise _right(request, error) from error
+        pod = await self._session.fetch(ApiRequest("get", "pods", path), decode_parts)
         taken = self._clock.now()
-        labels = frozenset(_selected_labels(pod))
-        nodes = await self._part("nodes", "", lambda raw: decode_cluster_node(raw, labels))
+
+        selected = frozenset(_selected_labels(pod))
+        nodes = await self._part("nodes", lambda raw: decode_cluster_node(raw, selected))
+
         # Schedulers from 2.5 on label the pods with GPUs; 2.4 only annotates them.
         reports = (node.annotations.get(annotations.REGISTER, "") for node in nodes)
         is_labelled = all(report.startswith(JSON_FORM) for report in reports if report)
-        query = (
-            ("labelSelector", annotations.VGPU_NODE)
-            if is_labelled
-            else ("fieldSelector", UNFINISHED)
-        )
+        labels, fields = (annotations.VGPU_NODE, "") if is_labelled else ("", UNFINISHED)
         read = listed_if(lambda pod: bool(pod.chosen))
-        holders = await self._part("pods", "", read, query)
+        holders = await self._part("pods", read, labels=labels, fields=fields)
         is_own_read, failures = True, len(self._unread)
         if any(unread.part == "pods" for unread in self._unread):
             # Whoever may read one namespace alone can still be told what holds its quota.
-            holders = await self._part("pods", namespace, read, query)
+            holders = await self._part(
+                "pods", read, namespace=namespace, labels=labels, fields=fields
+            )
             is_own_read = len(self._unread) == failures
             del self._unread[failures:]
-        quotas = await self._part("resourcequotas", namespace, decode_quota)
-        own = ("fieldSelector", f"involvedObject.uid={pod['metadata'].get('uid', '')}")
-        events = await self._part("events", namespace, decode_pod_event, own)
+
+        quotas = await self._part("resourcequotas", decode_quota, namespace=namespace)
+        own = f"involvedObject.uid={pod['metadata'].get('uid', '')}"
+        events = await self._part("events", decode_pod_event, namespace=namespace, fields=own)
+
         agents: tuple[ListedPod, ...] = ()
-        if any(_is_unregistered(node) for node in nodes):
-            query = ("labelSelector", AGENTS)
-            agents = await self._part(
-                "pods", "", listed_if(lambda pod: pod.is_plugin), query, part="agents"
-            )
-        about = "involvedObject.kind=Node"
-        if bound := pod["spec"].get("nodeName"):
-            about += f",involvedObject.name={bound}"
+        if any(map(_is_unregistered, nodes)):
+            read = listed_if(lambda pod: pod.is_plugin)
+            agents = await self._part("pods", read, labels=AGENTS, part="agents")
+
         said: tuple[PodEventView, ...] = ()
-        if bound or any(_is_troubled(node) for node in nodes):
-            query, part = ("fieldSelector", about), "events of Nodes"
-            said = await self._part("events", "default", decode_pod_event, query, part=part)
+        bound = pod["spec"].get("nodeName")
+        if bound or any(map(_is_troubled, nodes)):
+            about = "involvedObject.kind=Node" + f",involvedObject.name={bound}" * bool(bound)
+            part = "events of Nodes"
+            said = await self._part(
+                "events", decode_pod_event, namespace=NODE_NAMESPACE, fields=about, part=part
+            )
+
         return ClusterSnapshot(
             pod,
             taken,
@@ -499,18 +496,18 @@ class ClusterReader(ObjectReader):
 
         Raises ApiError.
         """
-        query = ("fieldSelector", "status.phase=Failed")
         read = listed_if(lambda pod: pod.reason == REFUSED)
-        return await self.read_list("pods", read, query, namespace=namespace)
+        failed = "status.phase=Failed"
+        return await self.read_list("pods", read, namespace=namespace, fields=failed)
 
     async def similar(self, namespace: str, name: str) -> str:
         """The names that may have been meant, as the end of a sentence."""
-        named = ("fieldSelector", f"metadata.name={name}")
+        named = f"metadata.name={name}"
         try:
             found = await self.read_list(
                 "pods", decode_name, namespace=namespace, accept=METADATA_LIST
             )
-            same = await self.read_list("pods", decode_name, named, accept=METADATA_LIST)
+            same = await self.read_list("pods", decode_name, fields=named, accept=METADATA_LIST)
         except EndlessList:
             raise  # nor is it to be believed that there is no such pod
         except ApiError as error:
@@ -527,21 +524,26 @@ class ClusterReader(ObjectReader):
     async def _part(
         self,
         resource: str,
-        namespace: str,
         read: Callable[[Raw], T | None],
-        *query: tuple[str, str],
+        *,
+        namespace: str = "",
+        labels: str = "",
+        fields: str = "",
         part: str = "",
     ) -> tuple[T, ...]:
         """List a part, which is named by its resource unless `part` does."""
         why = "not asked, because the API server fell silent"
         if not self._is_silent:
             try:
-                return await self.read_list(resource, read, *query, namespace=namespace)
+                return await self.read_list(
+                    resource, read, namespace=namespace, labels=labels, fields=fields
+                )
             except EndlessList:
                 raise  # no other part of what this server says is to be believed
             except ApiError as error:
                 why = str(error)
                 self._is_silent = not error.status
+
         self._unread.append(Unread(part or resource, why))
         return ()
 
@@ -557,19 +559,6 @@ def _is_unregistered(node: ClusterNode) -> bool:
     has_report = bool(node.annotations.get(annotations.REGISTER))
     has_gpus = node.slices > 0 or has_report or annotations.HANDSHAKE in node.annotations
     return has_gpus and not (has_report and node.slices > 0)
-
-
-def _right(request: ApiRequest, error: ApiError) -> ApiForbidden:
-    """The error that names the missing right in one sentence."""
-    if error.status == 401:
-        text = f"{request.what}: the API server does not accept the credentials; renew them"
-        return ApiForbidden(text, status=error.status)
-    scope = "in this namespace" if "/namespaces/" in request.path else "in the whole cluster"
-    return ApiForbidden(
-        f"this account may not {request.verb} {request.resource} {scope}; grant it the verb "
-        f"{request.verb} on the resource {request.resource}",
-        status=error.status,
-    )
 
 
 def _selected_labels(pod: JsonObject) -> Iterable[str]:
@@ -604,7 +593,7 @@ class NodeReader(ObjectReader):
 
         Raises ApiError: there is no such pod, or the account may not run programs in it.
         """
-        pods = await self._pods(decode_listed, ("labelSelector", AGENTS))
+        pods = await self._pods(decode_listed, labels=AGENTS)
         alive = [pod for pod in pods if pod.is_plugin and pod.phase not in ENDED]
         if not alive:
             raise ApiError(f"no pod of the agent is on the node {self._node}")
@@ -636,8 +625,10 @@ class NodeReader(ObjectReader):
 
     async def events(self) -> tuple[PodEventView, ...]:
         """The Events that agents posted about the Node. Raises ApiError."""
-        query = ("fieldSelector", f"involvedObject.kind=Node,involvedObject.name={self._node}")
-        events = await self.read_list("events", decode_pod_event, query, namespace=NODE_NAMESPACE)
+        about = f"involvedObject.kind=Node,involvedObject.name={self._node}"
+        events = await self.read_list(
+            "events", decode_pod_event, namespace=NODE_NAMESPACE, fields=about
+        )
         return tuple(event for event in events if event.writer == COMPONENT)
 
     async def names(self) -> tuple[str, ...]:
@@ -700,10 +691,10 @@ class NodeReader(ObjectReader):
             skew=skew,
         )
 
-    async def _pods(self, read: Callable[[Raw], T], *query: tuple[str, str]) -> tuple[T, ...]:
+    async def _pods(self, read: Callable[[Raw], T], *, labels: str = "") -> tuple[T, ...]:
         """List the pods of this node. Raises ApiError."""
-        query = (("fieldSelector", f"spec.nodeName={self._node}"), *query)
-        return await self.read_list("pods", read, *query, whole=True)
+        fields = f"spec.nodeName={self._node}"
+        return await self.read_list("pods", read, labels=labels, fields=fields, whole=True)
 
 
 async def nodes_with_gpus(
@@ -712,10 +703,12 @@ async def nodes_with_gpus(
     """The Nodes that report GPUs, each with the pods that hold some. Raises ApiError."""
     reader = ObjectReader(session)
     nodes = await reader.read_list("nodes", read_node, accept=METADATA_LIST)
-    query = ("labelSelector", annotations.VGPU_NODE)
     pods = await reader.read_list(
-        "pods", lambda item: decode_pod(read_object(item), resource), query
+        "pods",
+        lambda item: decode_pod(read_object(item), resource),
+        labels=annotations.VGPU_NODE,
     )
+
     held: dict[str, list[PodView]] = {}
     for pod in pods:
         held.setdefault(pod.node, []).append(pod)
@@ -776,8 +769,7 @@ class KubeLeftovers(ObjectReader):
 
         A pod that is not bound yet may begin on any Node: it has an entry of its own.
         """
-        query = ("labelSelector", selector)
-        pods = await self.read_list("pods", decode_listed, query, namespace=namespace)
+        pods = await self.read_list("pods", decode_listed, namespace=namespace, labels=selector)
         agents = {pod.node: pod.name for pod in pods}
         # Each Node is read at once: the text of 5,000 is 100 MB.
         listed = await self.read_list("nodes", self._read)
