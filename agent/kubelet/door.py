@@ -38,7 +38,7 @@ from agent.errors import (
 )
 from agent.kit.cell import Cell, News
 from agent.kit.tasks import Allowance
-from agent.kit.timing import Durations, Lag, Lull, Tally
+from agent.kit.timing import Durations, Lag, Lull, Tally, loop_time
 from agent.kit.unix import UnixChannel, peer_uid
 from agent.ledger import ContainerEdits
 from agent.model import LIST_BYTES, SliceGroup, SliceId, SliceList
@@ -512,7 +512,7 @@ class DevicePlugin:
     @contextlib.contextmanager
     def _answered(self, method: str) -> Iterator[None]:
         """Count a call, and turn its error into a status with one sentence."""
-        started = _now()
+        started = loop_time()
         status = Status.CANCELLED
         try:
             yield
@@ -532,7 +532,7 @@ class DevicePlugin:
         finally:
             self.traffic.calls.add(method, status.name)
             if method != "list":  # a stream lasts as long as the kubelet
-                self.traffic.durations.observe(_now() - started, method, status.name)
+                self.traffic.durations.observe(loop_time() - started, method, status.name)
 
 
 async def received(stream: Stream[Any, Any]) -> Any:  # noqa: ANN401 -- any request
@@ -581,10 +581,6 @@ def container_response(edits: ContainerEdits) -> pluginapi.ContainerAllocateResp
         annotations=dict(edits.annotations),
         cdi_devices=[pluginapi.CdiDevice(name) for name in edits.cdi_names],
     )
-
-
-def _now() -> float:
-    return asyncio.get_running_loop().time()
 
 
 # The device plugin server of one resource: it binds, serves, checks itself, drains and unlinks.
