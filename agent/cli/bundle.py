@@ -30,7 +30,6 @@ def add_parser(subparsers: Subparsers) -> None:
     """Add the verb `bundle`."""
     parser = subparsers.add_parser(
         "bundle",
-        help="write a support archive of this node",
         description="Writes what the running agent knows into one archive (tar.gz): status with "
         "the refusals and changes of the last 24 hours, settings with their origins, readiness, "
         "metrics and version. `status --from` reads it. It has names of pods, GPUs and files, but "

@@ -52,7 +52,6 @@ def add_parser(subparsers: Subparsers) -> None:
     """Add the verb `completion`."""
     parser = subparsers.add_parser(
         "completion",
-        help="print a script that completes command lines",
         description="Prints a script for bash, zsh or fish that completes the verbs, options and "
         "their values of this program, the GPUs and pods that the agent of this machine knows, "
         "and the Nodes of the kubeconfig's cluster. At each tab it calls the program.",

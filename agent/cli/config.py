@@ -48,7 +48,6 @@ def add_parser(subparsers: Subparsers) -> None:
     """Add the verbs `config show`, `config check` and `config schema`."""
     parser = subparsers.add_parser(
         "config",
-        help="show or check settings",
         epilog="example: hami-agent config check /etc/hami-agent/config.yaml",
     )
     verbs = parser.add_subparsers(dest="action", required=True, metavar="ACTION")

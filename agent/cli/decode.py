@@ -47,7 +47,6 @@ def add_parser(subparsers: Subparsers) -> None:
     """Add the verb `decode`."""
     parser = subparsers.add_parser(
         "decode",
-        help="decode a HAMi annotation to JSON",
         description=f"Decodes {FORMS}.",
         epilog="example: hami-agent decode 'GPU-1,NVIDIA,4096,30:;'",
     )

@@ -127,24 +127,24 @@ def _unwritten(group: BaseExceptionGroup[Unwritten]) -> int:
 
 def _dispatch(argv: Sequence[str], environ: Mapping[str, str], program: str) -> int:
     parser, subparsers = _parser(program)
-    verb = next((word for word in argv if not word.startswith("-")), None)
-    if verb is not None and verb not in VERBS:
-        known = "`hami-agent --help` lists all"
-        text = f"there is no verb {cap(verb, 64)}{nearest(verb, VERBS)}; {known}"
-        sys.stderr.write(f"hami-agent: {text}\n")
-        return USAGE
+    verb = argv[0] if argv else "-"
     # A module of verbs has `add_parser(subparsers)` and `main(args, environ) -> exit code`.
     module: types.ModuleType | None = None
-    if verb is not None:
+    if verb in VERBS:
         module = importlib.import_module(VERBS[verb][0])
         module.add_parser(subparsers)
         if not gc.isenabled():
             gc.freeze()  # loaded modules stay: collecting them would take 30 ms
             gc.enable()
-    if verb is None or argv[0] != verb:  # an option comes first: its help may list all verbs
+    elif verb.startswith("-"):  # the help lists all verbs
         for name, (_, text) in VERBS.items():
-            if name not in subparsers.choices:
-                subparsers.add_parser(name, help=text)
+            subparsers.add_parser(name, help=text)
+    else:
+        known = "`hami-agent --help` lists all"
+        text = f"there is no verb {cap(verb, 64)}{nearest(verb, VERBS)}; {known}"
+        sys.stderr.write(f"hami-agent: {text}\n")
+        return USAGE
+
     try:
         args = parser.parse_args(argv)
     except SystemExit as leaving:
@@ -155,7 +155,7 @@ def _dispatch(argv: Sequence[str], environ: Mapping[str, str], program: str) -> 
     try:
         code: int = module.main(args, environ)
     except AgentError as error:
-        return fail(verb or "", str(error), code_of(error))
+        return fail(verb, str(error), code_of(error))
     return code
 
 
@@ -292,9 +292,7 @@ def add_output(
 
 def add_parser(subparsers: Subparsers) -> None:
     """Add the verb `version`."""
-    parser = subparsers.add_parser(
-        "version", help="print the version", epilog="example: hami-agent version -o json"
-    )
+    parser = subparsers.add_parser("version", epilog="example: hami-agent version -o json")
     add_output(parser)
 
 

@@ -67,7 +67,6 @@ def add_parser(subparsers: Subparsers) -> None:
     codes = "3 if no agent answers, and 4 if there is no such GPU."
     parser = subparsers.add_parser(
         "recheck",
-        help="probe a GPU now and print its health",
         description="Makes the running agent probe a GPU now, or all, and prints the health of "
         "each, why, and what is needed until it is ok. A released GPU is taken back. The agent "
         "resets nothing and does not shorten the cool-down. With --was-reset you state that you "
@@ -86,7 +85,6 @@ def add_parser(subparsers: Subparsers) -> None:
 
     parser = subparsers.add_parser(
         "release",
-        help="release a GPU for a reset, a MIG change or another driver",
         description="Makes the running agent release a GPU, or all. Until `hami-agent recheck` "
         "takes it back, no new pod gets it and the agent neither opens nor asks it. Pods that have "
         "it go on, and are named: a reset takes the GPU from them. The exit code is 0 if the GPU "
@@ -104,7 +102,6 @@ def add_parser(subparsers: Subparsers) -> None:
     )
     cordon = subparsers.add_parser(
         "cordon",
-        help="place no new pods on a GPU",
         description="Writes the GPU into the Node's annotation hami.io/device-cordon, so that "
         "HAMi's scheduler (2.10 and later) places no new pods on it. Pods that run there go on, "
         f"and the agent and the kubelet offer its slices as before. {codes}",
@@ -112,7 +109,6 @@ def add_parser(subparsers: Subparsers) -> None:
     )
     uncordon = subparsers.add_parser(
         "uncordon",
-        help="let new pods be placed on a cordoned GPU again",
         description="Removes the GPU from the Node's annotation hami.io/device-cordon, so that "
         f"HAMi's scheduler may place new pods on it again. {codes}",
         epilog="example: hami-agent uncordon 3 --node gpu-1",

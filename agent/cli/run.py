@@ -20,7 +20,6 @@ def add_parser(subparsers: Subparsers) -> None:
     """Add the verb `run`."""
     parser = subparsers.add_parser(
         "run",
-        help="run the agent on this node",
         description="Runs until SIGTERM. Settings files are read again when they change, and on "
         "SIGHUP.",
         epilog="example: hami-agent run --config /etc/hami-agent/config.yaml --simulate h100:8",

@@ -26,7 +26,6 @@ def add_parser(subparsers: Subparsers) -> None:
     """Add the verb `runbook`."""
     parser = subparsers.add_parser(
         "runbook",
-        help="print what an id in a message means and what to do",
         description="Prints the entry of the runbook for the id of a refusal (HA-4002), of a line "
         "of doctor (P-DRIVER) or explain (E-LOCK), of a GPU's fault (H-079) or of an Event. It "
         "reads nothing of the node or the cluster. Exits 4 if there is no such id.",

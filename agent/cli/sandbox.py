@@ -172,7 +172,6 @@ def add_parser(subparsers: Subparsers) -> None:
     """Add the verb `sandbox`."""
     parser = subparsers.add_parser(
         "sandbox",
-        help="run the agent against simulated peers, on any machine",
         description="Runs the agent, unchanged, as a child process against a simulated kubelet, "
         "API server, scheduler and GPUs, takes it through a scenario and checks every claim. "
         "Exits 0 only if all were true. Touches nothing outside its own temporary directory.",

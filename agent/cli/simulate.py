@@ -73,7 +73,6 @@ def add_parser(subparsers: Subparsers) -> None:
     """Add the verb `simulate`."""
     parser = subparsers.add_parser(
         "simulate",
-        help="act on simulated GPUs: xid, lose, refuse, restore, hang, add, remove",
         description="Acts on the simulated GPUs of an agent that runs with --simulate, or of a "
         "sandbox. A GPU is named by index or UUID.",
         epilog="example: hami-agent simulate xid 79 --gpu 1",

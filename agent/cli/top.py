@@ -15,7 +15,6 @@ def add_parser(subparsers: Subparsers) -> None:
     """Add the verb `top`."""
     parser = subparsers.add_parser(
         "top",
-        help="show this node live: GPUs and who holds them",
         description="A live screen of the running agent: what `status` shows, and the containers "
         "that hold slices. Keys: / filters the containers, Esc shows all again, s sorts them by "
         "the next column, q quits. It needs the extra `cli` of the package; in the agent's image "

@@ -250,7 +250,6 @@ def add_parser(subparsers: Subparsers) -> None:
     """Add the verb `uninstall`."""
     parser = subparsers.add_parser(
         "uninstall",
-        help="remove what the agent wrote on the Node",
         description="Removes the GPU report and the agent's condition from the Node of this "
         "host. It refuses while pods with GPUs or an agent run here, or a device plugin serves "
         "after 90 s. It releases containers that a killed agent held back, and changes nothing "
