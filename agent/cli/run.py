@@ -24,6 +24,7 @@ def add_parser(subparsers: Subparsers) -> None:
         "SIGHUP.",
         epilog="example: hami-agent run --config /etc/hami-agent/config.yaml --simulate h100:8",
     )
+
     add_settings(parser)
 
 
@@ -36,6 +37,8 @@ def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     except SettingsError as error:
         sys.stderr.write(f"hami-agent: {error}\n")
         return BAD_SETTINGS
+
     configure(settings.log.level, settings.log.format, environ)
     process = Process(environ, start, settings, partial(look, origin))
+
     return asyncio.run(run_agent(process))

@@ -36,12 +36,16 @@ from agent.settings.sources import NodeFacts
 # its report again.
 
 PROGRAM: Final = "hami-agent-uninstall"
+
 RESOURCE: Final = "nvidia.com/gpu"
 """The resource that agents serve by default."""
+
 WAIT: Final = 90.0
 """Seconds for the agents to end, within the grace period of their pods (15 s), and for the
 kubelets to report that no plugin serves, which they do every 10 s."""
+
 PAUSE: Final = 5.0
+
 SHOWN: Final = 3
 """The most names in a sentence."""
 
@@ -73,6 +77,7 @@ async def clean_nodes(
     """
     clock, failed, is_said = asyncio.get_running_loop().time, set[str](), False
     ends = clock() + WAIT
+
     while True:
         nodes = await look()
         for node in nodes:
@@ -87,6 +92,7 @@ async def clean_nodes(
             except ApiError as error:
                 if not error.status:  # each of the others would wait for the API server
                     raise
+
                 failed.add(node.name)
                 told(Cleaned(node.name, failure=str(error)))
             else:
@@ -101,7 +107,9 @@ async def clean_nodes(
                 f"waiting up to {WAIT:.0f} s for the agents to end and the kubelets to report that "
                 f"no plugin serves: {_some(busy)}"
             )
+
             is_said = True
+
         await asyncio.sleep(PAUSE)
 
     for node in nodes if not force else ():
@@ -110,6 +118,7 @@ async def clean_nodes(
                 f"its agent has not ended and would write again (pod {node.agent}): "
                 "clean it by hand when the pod is gone: deploy/README.md, Uninstall"
             )
+
             told(Cleaned(node.name, failure=failure))
         elif node.served and node.is_touched:
             told(Cleaned(node.name, skipped=f"a device plugin serves {resource} there"))
@@ -208,6 +217,7 @@ def _without_an_agent(path: Path) -> Iterator[None]:
             f"an agent runs on this host ({path}: {lock.holder()}) and would write again: stop it "
             "first (`systemctl stop hami-agent`, or take the DaemonSet off this node)"
         )
+
     try:
         yield
     finally:
@@ -263,6 +273,7 @@ def add_parser(subparsers: Subparsers) -> None:
         action="store_true",
         help="even if pods with GPUs run here or a device plugin serves; not beside an agent",
     )
+
     everywhere = parser.add_argument_group(
         "all Nodes",
         "of a cluster, with an account that may change them, even if pods with GPUs run there. A "
@@ -274,6 +285,7 @@ def add_parser(subparsers: Subparsers) -> None:
         action="store_true",
         help="clean all Nodes; it waits up to 90 s for agents that still serve",
     )
+
     everywhere.add_argument("--namespace", metavar="NAME", help="namespace of the agents' pods")
     everywhere.add_argument(
         "--selector", metavar="LABELS", help="labels of the agents' pods, as k=v,k=v"
@@ -290,6 +302,7 @@ def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
         named = environ.get("KUBECONFIG")  # in a pod its service account comes before it
     if mistake := _misused(args, is_reachable=bool(named) or IN_CLUSTER in environ):
         return fail("uninstall", mistake, USAGE)
+
     done: list[Cleaned] = []
 
     def told(node: Cleaned) -> None:
@@ -297,6 +310,7 @@ def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
         said = f"removed {', '.join(node.removed)}"
         said = f"skipped: {node.skipped}" if node.skipped else said
         said = f"something is left: {node.failure}" if node.failure else said
+
         if args.output == TABLE and node != Cleaned(node.node):
             sys.stdout.write(f"{node.node}: {said}\n")
             sys.stdout.flush()
@@ -320,6 +334,7 @@ def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     is_clean = not refusal and all(node == Cleaned(node.node) for node in done)
     data = {"ok": code == OK, "refusal": refusal, "nodes": done}
     answer(args.output, "Uninstallation", data, ["nothing of the agent's was found"] * is_clean)
+
     return fail("uninstall", refusal, code) if refusal else code
 
 
@@ -331,10 +346,13 @@ def _misused(args: argparse.Namespace, *, is_reachable: bool) -> str:
     """What is wrong with the command line; empty if nothing is."""
     if {args.all_nodes} != {bool(args.namespace), bool(args.selector)}:
         return "--all-nodes, --namespace and --selector go together"
+
     given = [flag for flag in flags(args) if flag not in EVERYWHERE]
     given += ["--force"] * args.force + ["--config"] * bool(args.config)
     if args.all_nodes and given:
         return f"{', '.join(sorted(given))} would have no effect with --all-nodes: leave it out"
+
     if args.all_nodes and not is_reachable:
         return "no kubeconfig, and this is not a pod: give --kubeconfig, or set KUBECONFIG"
+
     return ""

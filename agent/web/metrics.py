@@ -48,16 +48,22 @@ from agent.web.api import BuildInfo
 
 PREFIX: Final = "hami_agent_"
 TEXT: Final = "text/plain; version=0.0.4; charset=utf-8"
+
 KEPT: Final = 0.25
 """Seconds for which a rendered page is reused. Rendering takes the loop 14 ms with 8 GPUs and
 80 containers, so many requests at once would delay the kubelet."""
+
 CONTAINER: Final = ("namespace", "pod", "container")
+
 SHARE: Final = ("gpu", *CONTAINER)
 """Labels of a container, and of one of its GPUs."""
+
 UNLIMITED: Final = 100
 """Percent of compute from which on a limit is none."""
+
 APPLIED: Final = frozenset({"force", "FORCE", "disable", "DISABLE"})
 """The policies that HAMi-core knows; any other text is its default."""
+
 UNKNOWN: Final = "unknown"
 """The label of a GPU that the driver's event does not name."""
 
@@ -82,6 +88,7 @@ class MetricSources(msgspec.Struct, frozen=True):
 
 
 _Labels: TypeAlias = tuple[str, ...]
+
 _Measured: TypeAlias = Iterator[tuple[str, _Labels, float | None]]
 """What is measured, the values of the labels, and the number. None: it is not known, so it has no
 series."""
@@ -162,6 +169,7 @@ _OWN: Final[dict[_Labels, Mapping[str, str]]] = {
     },
 }
 """The text of each family by its name without prefix, for each set of labels."""
+
 _OF_CONTAINERS: Final[dict[_Labels, Mapping[str, str]]] = {
     SHARE: {
         "container_memory_promised_bytes": (
@@ -226,10 +234,12 @@ def _of_labels(facts: StatusFacts, counted: Collection[str]) -> _Measured:
 def _of_gpus(facts: StatusFacts) -> _Measured:
     listed = {(group.uuid, group.healthy): len(group.ids) for group in facts.slices.groups}
     held = facts.ledger.living(facts.pods).held_ids()
+
     for name, gpu in labelled(facts.inventory):
         now, of = gpu.health, (name,)
         for condition in Condition:
             yield "gpu_health", (name, condition.value), now.condition is condition
+
         verdict = (now.condition.value, now.cause, now.action, now.runbook)
         yield "gpu_served", (name, *verdict), now.serving
         yield "gpu_health_since_timestamp_seconds", of, now.since.timestamp()
@@ -285,6 +295,7 @@ def _of_limits(facts: StatusFacts, newest: Mapping[Holder, Row]) -> _Measured:
         keeper = "unknown" if pod is None else "hami-core"
         if pod and pod.unkept(holder.container):
             keeper = "none"
+
         yield "container_limits_info", (*astuple(holder), keeper, policy), 1
 
 
@@ -316,8 +327,10 @@ def _of_use(facts: StatusFacts, used: Sequence[_Used]) -> _Measured:
 
 ZONE: Final = "vGPU"
 UUID_LENGTH: Final = 40
+
 TYPE_PREFIX: Final = "NVIDIA-"
 """Before every name, also before one that begins with it. The register annotation differs."""
+
 WHOLE: Final = 2**64
 """HAMi's sums are of 64 bits without a sign."""
 
@@ -325,6 +338,7 @@ _NODE: Final = ("node", "device_index", "device_uuid", "device_type")
 _CONTAINER: Final = ("namespace", "pod", "container", "vdevice_index", "device_uuid")
 _OLD_NODE: Final = ("nodeid", "deviceidx", "deviceuuid", "devicetype")
 _OLD_CONTAINER: Final = ("podnamespace", "podname", "ctrname", "vdeviceid", "deviceuuid")
+
 _FURTHER: Final = {"gpu_ecc": ("error_type",), "parts": ("context", "module", "data", "offset")}
 """The labels of a measure beside those of its GPU or container."""
 
@@ -339,6 +353,7 @@ _CURRENT_NODE: Final = {
     "hami_host_gpu_power_usage_watts": ("gpu_watts", "GPU power draw in watts"),
     "hami_host_gpu_ecc_errors_total": ("gpu_ecc", "GPU ECC errors in its lifetime"),
 }
+
 _CURRENT_CONTAINER: Final = {
     "hami_vgpu_memory_used_bytes": ("used", "vGPU device memory usage in bytes"),
     "hami_vgpu_memory_limit_bytes": ("limit", "vGPU device memory limit in bytes"),
@@ -355,10 +370,12 @@ _CURRENT_CONTAINER: Final = {
     "hami_vgpu_memory_module_bytes": ("module", "Container device memory module size in bytes"),
     "hami_vgpu_memory_buffer_bytes": ("buffer", "Container device memory buffer size in bytes"),
 }
+
 _OLD_NAMES_NODE: Final = {
     "HostGPUMemoryUsage": ("gpu_used", "GPU device memory usage"),
     "HostCoreUtilization": ("gpu_busy", "GPU core utilization"),
 }
+
 _OLD_NAMES_CONTAINER: Final = {
     "vGPU_device_memory_usage_in_bytes": ("used", "vGPU device usage"),
     "vGPU_device_memory_limit_in_bytes": ("limit", "vGPU device limit"),
@@ -366,6 +383,7 @@ _OLD_NAMES_CONTAINER: Final = {
     "Device_utilization_desc_of_container": ("busy", "Container device utilization description"),
     "Device_last_kernel_of_container": ("idle", "Container device last kernel description"),
 }
+
 _HAMI: Final = {
     HamiNames.CURRENT: {_NODE: _CURRENT_NODE, _CONTAINER: _CURRENT_CONTAINER},
     HamiNames.LEGACY: {_OLD_NODE: _OLD_NAMES_NODE, _OLD_CONTAINER: _OLD_NAMES_CONTAINER},
@@ -381,6 +399,7 @@ def _hami_gpus(facts: StatusFacts) -> _Measured:
 
         gpu_is = (facts.about.name, str(gpu.index), gpu.uuid[:UUID_LENGTH], TYPE_PREFIX + gpu.name)
         of, sample = (*gpu_is, ZONE), newest.sample
+
         # As HAMi's monitor counts: with what the driver reserves.
         used = None if sample.used_mib is None else sample.used_mib + sample.reserved_mib
         yield "gpu_used", of, _divided(used, 1 / MIB)
@@ -465,6 +484,7 @@ class AgentCollector(Collector):
         running = [row for row in facts.ledger.rows if takes_room(row, facts.pods)]
         rows = running if self._names_pods else ()
         given = [(row.holder, row) for row in rows if row.holder is not None and not row.adopted]
+
         # The newest row of each holder: the agent has not seen yet that the other pod is gone.
         newest = dict(sorted(given, key=lambda one: one[1].answered_at))
         uses = ((holder, facts.used(row.key)) for holder, row in newest.items())
@@ -490,6 +510,7 @@ class AgentCollector(Collector):
 
         for reading in series.readings:
             yield GaugeMetricFamily(PREFIX + reading.name, reading.help, value=reading.read())
+
         named = gpu_labels(facts.inventory, facts.gone)
         yield from counters(series.tallies, {str(uuid): name for uuid, name in named.items()})
         yield from histograms(series.durations)
@@ -523,6 +544,7 @@ def counters(tallies: Iterable[Tally], gpus: Mapping[str, str]) -> Iterator[Metr
             named = zip(tally.labels, raw, strict=True)
             values = [gpus.get(value, value) if label == "gpu" else value for label, value in named]
             family.add_metric(values, count)
+
         yield family
 
 
@@ -544,4 +566,5 @@ def histograms(durations: Iterable[Durations]) -> Iterator[Metric]:
         for row in one.rows():
             buckets = list(zip(bounds, row.cumulative, strict=True))
             family.add_metric(row.labels, buckets, sum_value=row.total)
+
         yield family

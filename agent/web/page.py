@@ -43,18 +43,25 @@ from agent.web.api import refuse_reader
 
 KEPT: Final = 0.5
 """Seconds for which a rendering is reused: many readers cost the loop no more than one."""
+
 GPUS: Final = 32
 CONTAINERS: Final = 300
+
 ENTRIES: Final = 30
 """The newest of the refusals, and of the changes."""
+
 CHECKS: Final = 40
 SETTINGS: Final = 200
+
 LONGEST: Final = 300
 """Characters of one text. A longer one is cut."""
+
 WIDTH: Final = 1000
 """Units of a bar."""
+
 HEIGHT: Final = 20
 """Units of a history's height."""
+
 TO_DO: Final = {
     "wait": "nothing, it clears by itself",
     "inspect": "look at the kernel's log",
@@ -66,6 +73,7 @@ TO_DO: Final = {
 
 HEADS: Final = ("Pod and container", "GPU", "Memory", "Cores", "Idle", "For")
 GPU_NAME: Final = re.compile(r"\bGPU (?:[0-9]+|GPU-[0-9a-f-]+)")
+
 ALSO: Final = 5
 """Names beside the first one of equal entries."""
 
@@ -88,14 +96,17 @@ def _hash(content: str) -> str:
 
 STYLE: Final = _asset("page.css")
 SCRIPT: Final = _asset("page.js")
+
 PAGE: Final = _asset("page.html") + "\n"
 """The document; what changes has its place in braces."""
+
 LEGEND: Final = Html(
     '<p class="legend">Memory: <b class="key p">promised</b> above, <b class="key u">used</b> '
     'below; <b class="key e">the GPU\'s own</b> ends at the mark. The line shows how busy it was.'
     "</p>"
 )
 """What the drawings in the block of each GPU mean."""
+
 GPU_BLOCK: Final = (
     '<article id="{anchor}" class="gpu {condition}">'
     "<h3><span>{name}</span> {tags}<small>{model}</small></h3>{bar}"
@@ -103,12 +114,14 @@ GPU_BLOCK: Final = (
     "<dt>Slices</dt><dd>{slices}</dd></dl>"
     '{history}{why}<p class="id">{place}</p></article>'
 )
+
 FILTER: Final = Html(
     '<p id="filtering" hidden><label for="filter">Filter by pod, container or GPU</label> '
     '<input id="filter" type="search" autocomplete="off" data-own> '
     '<span id="shown" role="status" data-own></span></p>'
 )
 """Hidden until the script runs."""
+
 POLICY: Final = "; ".join(
     (
         "default-src 'none'",
@@ -122,6 +135,7 @@ POLICY: Final = "; ".join(
     )
 )
 """The Content-Security-Policy of the page. The only image is its empty icon."""
+
 BUILD: Final = hashlib.sha256(f"{STYLE}{SCRIPT}".encode()).hexdigest()[:12]
 """The script loads the page anew when another build answers."""
 
@@ -142,6 +156,7 @@ class PageDoor:
         refused = refuse_reader(request, self._readers)
         if refused is not None:
             return refused
+
         now = asyncio.get_running_loop().time()
         if not self._body or self._until <= now:
             facts = self._facts()
@@ -149,8 +164,10 @@ class PageDoor:
                 text = "This agent stands by; this page tries again every 3 s."
                 later = {"Retry-After": "3", "Refresh": "3"}  # a browser asks again by itself
                 return web.Response(status=503, text=f"{text}\n", headers=later)
+
             self._body = page_html(status_of(facts), facts.settings(), facts.now).encode()
             self._until = now + KEPT
+
         headers = {"Content-Security-Policy": POLICY}
         return web.Response(
             body=self._body, content_type="text/html", charset="utf-8", headers=headers
@@ -164,6 +181,7 @@ def text(foreign: str) -> Html:
 
     if len(foreign) > LONGEST or not foreign.isprintable():
         foreign = cap(foreign, LONGEST)
+
     return Html(html.escape(foreign))
 
 
@@ -187,8 +205,10 @@ def page_html(status: StatusDocument, settings: Sequence[SettingStatus], now: dt
     state, kind = ("not ready", "tag bad") if not node.ready else ("ready", "tag ok")
     if node.ready and not all(gpu.serving for gpu in status.gpus):
         kind = "tag watch"
+
     failing = [check for check in node.checks if not check.ok]
     grave = "why" if any(check.required for check in failing) else "why slight"
+
     parts = {
         "GPUs": len(status.gpus),
         "Allocations": len(status.allocations or ()),
@@ -197,6 +217,7 @@ def page_html(status: StatusDocument, settings: Sequence[SettingStatus], now: dt
         "Checks": len(node.checks),
         "Settings": len(settings),
     }
+
     sentence = fill('<p class="sum">{}</p>', join(*_sentence(status.gpus)))
 
     return fill(
@@ -266,6 +287,7 @@ def _facts(node: NodeStatus, now: dt.datetime) -> Iterator[Html]:
     sharing = f"{counted(node.split_count or 0, 'slice')} of {node.resource} per GPU"
     for name, factor in (("memory", node.memory_scaling), ("cores", node.core_scaling)):
         sharing += f", {name} x{factor:g}" if factor not in {None, 1} else ""
+
     sharing += f", profile {', '.join(node.profiles)}" if node.profiles else ""
 
     facts = {
@@ -287,6 +309,7 @@ def _gpus(gpus: Sequence[GpuStatus], now: dt.datetime) -> Html:
     # What needs somebody comes first; the others keep their order.
     first = sorted(gpus, key=lambda gpu: (gpu.serving, gpu.condition == "ok"))
     blocks = join(*(_gpu(gpu, now) for gpu in first[:GPUS]))
+
     return fill('{}<div class="gpus">{}</div>{}', LEGEND, blocks, _more(gpus, GPUS, "api/v1/gpus"))
 
 
@@ -299,6 +322,7 @@ def _gpu(gpu: GpuStatus, now: dt.datetime) -> Html:
     used = "not known" if gpu.used_mib is None else f"{gib(gpu.used_mib)} GiB"
     if gpu.used_mib is not None and gpu.memory_mib:
         used = f"{gib(gpu.used_mib)} / {gib(gpu.memory_mib)} GiB"
+
     used += "" if gpu.gpu_percent is None else f", {gpu.gpu_percent} % busy"
     given = f"{gib(gpu.promised_mib)} / {gib(gpu.sellable_mib)} GiB, {gpu.promised_cores} % cores"
 
@@ -307,6 +331,7 @@ def _gpu(gpu: GpuStatus, now: dt.datetime) -> Html:
     if said := gpu.text.removesuffix(f" [{gpu.runbook}]"):
         since = join("For ", _time(age(gpu.since, now), gpu.since), ": ") if gpu.since else ""
         notes.append(fill("<p>{}{}</p>", since, said))
+
     to_do = [f"To do: {TO_DO[gpu.action]}."] if gpu.action in TO_DO else []
     to_do += [f"Runbook: {gpu.runbook}."] if gpu.runbook else []
     notes += [fill("<p><strong>{}</strong></p>", " ".join(to_do))] if to_do else []
@@ -314,6 +339,7 @@ def _gpu(gpu: GpuStatus, now: dt.datetime) -> Html:
 
     place = [gpu.uuid, gpu.pci, "" if gpu.numa is None else f"NUMA {gpu.numa}"]
     place += [gpu.mode] if gpu.mode != "hami-core" else []
+
     return fill(
         GPU_BLOCK,
         anchor=_anchor(gpu),
@@ -338,6 +364,7 @@ def _bar(gpu: GpuStatus) -> Html:
         round((mib or 0) * WIDTH / most) for mib in (gpu.promised_mib, gpu.used_mib, gpu.memory_mib)
     )
     mark = f'<path class="e" d="M{own - 1} 8H{own + 2}"></path>' if 0 < own < WIDTH else ""
+
     return Html(
         f'<svg class="bar" viewBox="0 0 {WIDTH} 16" preserveAspectRatio="none" aria-hidden="true">'
         f'<path class="p" d="M0 5H{promised}"></path><path class="u" d="M0 13H{used}"></path>'
@@ -357,11 +384,13 @@ def _history(history: UseHistory | None) -> Html:
         if value is not None:  # where nothing is known the line has a gap; one value alone is a dot
             y = HEIGHT - round(min(value, 100) * HEIGHT / 100)
             line += f"M{x} {y}h0" if before is None else f"L{x} {y}"
+
         before = value
 
     minutes = round(len(values) * history.period_seconds / 60)
     lowest, highest = min(known), max(known)
     busy = f"{lowest} %" if lowest == highest else f"{lowest} to {highest} %"
+
     return Html(
         f'<p class="past"><svg class="line" viewBox="0 -1 {len(values) - 1} {HEIGHT + 2}" '
         f'preserveAspectRatio="none" aria-hidden="true"><path d="{line}"></path></svg> '
@@ -377,6 +406,7 @@ def _allocations(allocations: Sequence[AllocationStatus], now: dt.datetime) -> H
     rows = []
     for one in allocations[:CONTAINERS]:
         pod = f"{one.namespace}/{one.pod}" if one.pod else "not known yet"
+
         cells = (
             ", ".join(share.gpu for share in one.shares),
             _amounts([_memory(share) for share in one.shares]),
@@ -384,6 +414,7 @@ def _allocations(allocations: Sequence[AllocationStatus], now: dt.datetime) -> H
             age(one.last_kernel, now) if one.last_kernel else "",
             age(one.since, now) if one.since else "",
         )
+
         # On a narrow screen each row is a box, in which each value has its head beside it.
         named = zip(HEADS[1:], cells, strict=True)
         values = join(*(fill('<td data-head="{}">{}</td>', head, cell) for head, cell in named))
@@ -414,6 +445,7 @@ def _memory(share: ShareStatus) -> str:
     used = "" if share.used_mib is None else gib(share.used_mib)
     if used and limit:
         return f"{used} of {limit}"
+
     without = "no limit" if share.memory_mib is None else "all"
     return f"{used} GiB, {without}" if used else limit or without
 
@@ -424,6 +456,7 @@ def _cores(share: ShareStatus) -> str:
     used = "" if share.gpu_percent is None else f"{share.gpu_percent}"
     if used and limit:
         return f"{used} of {limit}{', over' if int(used) > (share.cores or 0) else ''}"
+
     return f"{used} %, no limit" if used else limit or "no limit"
 
 
@@ -431,6 +464,7 @@ def _amounts(amounts: Sequence[str]) -> str:
     """Equal amounts once with their number, different ones all."""
     if len(amounts) < 2 or len(set(amounts)) > 1:
         return ", ".join(amounts)
+
     return f"{len(amounts)} x {amounts[0]}" if amounts[0][0].isdigit() else amounts[0]
 
 
@@ -442,11 +476,13 @@ def _entries(name: str, entries: Sequence[JournalEntry], now: dt.datetime, none:
     groups: dict[tuple[str, str], list[JournalEntry]] = {}
     for entry in entries:
         groups.setdefault((entry.reason, GPU_NAME.sub("", entry.text, 1)), []).append(entry)
+
     rows = []
     for newest, *older in list(groups.values())[:ENTRIES]:
         others = [name for name in dict.fromkeys(map(_about, older)) if name != _about(newest)]
         also = f" Also: {', '.join(others[:ALSO])}" if others else ""
         also += f" and {len(others) - ALSO} more" if len(others) > ALSO else ""
+
         rows.append(
             fill(
                 '<li>{at} <b class="{kind}">{reason}</b> {times} <span>{holder}{said}</span></li>',
