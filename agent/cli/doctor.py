@@ -145,7 +145,6 @@ def add_parser(subparsers: Subparsers) -> None:
     """Add the verb `doctor`."""
     parser = subparsers.add_parser(
         "doctor",
-        help="check how this node is set up, and what the scheduler reads of it",
         description="Checks this node with the settings of `run`, and changes nothing. Each line "
         "says what was checked and what was found, what that means for pods, what to do, and the "
         "entry of the runbook. What is well is only counted; -o wide lists it. With --pre it "
