@@ -71,65 +71,54 @@ async def look(
     not fall back to defaults while pods run. `offload` reads files and parses YAML. A file that
     does not answer is refused.
     """
-    begun: dict[Path, Sources] = {}
+    current, named, gone = sources, None, list[Path]()
+    path = own_path = sources.file or DEFAULT_FILE
+
+    async def read(kind: str, file: Path, limit: int, *, needed: bool) -> None:
+        """Read one file into `current`."""
+        nonlocal current, path
+        path = file
+        content = await offload.call(partial(read_file, file, limit, needed=needed))
+        former = getattr(good, kind, None)
+        if content is None and former is not None and former.name == str(file):
+            gone.append(file)
+        found = None if content is None else SourceFile(str(file), content)
+        current = msgspec.structs.replace(current, **{kind: found})
+
     try:
         async with asyncio.timeout(DEADLINE):
-            return await offload.call(_read, sources, last, good or Sources(), begun)
-    except TimeoutError:
-        path, current = [(sources.file or DEFAULT_FILE, sources), *begun.items()][-1]
-        refusal = _unanswered(path)
-        # If none was begun, the thread still waits for something else, perhaps the file of `last`.
-        known = str(refusal) if begun else _UNANSWERED
-        if last is not None and str(last.refusal).endswith(known):
-            return last
-        return SourcesRead(current, refusal=refusal)
+            # Our own file, the environment and the flags come first: they say where HAMi's are.
+            await read("own", path, MAX_YAML, needed=sources.file is not None)
+            if last is not None and last.sources.own == current.own:
+                named = last.named
+            if named is None:
+                values = (await offload.call(make_plan, current)).resolve(NodeFacts())
+                named = values[DEVICE_CONFIG], values[NODE_CONFIG]
 
+            limits = {"device_config": MAX_YAML, "node_config": MAX_JSON}
+            for (kind, limit), one in zip(limits.items(), named, strict=True):
+                if one.value:  # the default files need not exist
+                    await read(kind, Path(str(one.value)), limit, needed=one.origin != DEFAULT)
 
-def _read(
-    sources: Sources, last: SourcesRead | None, good: Sources, begun: dict[Path, Sources]
-) -> SourcesRead:
-    """Read the files one after the other; `begun` gets the path of each, and what was read then."""
-
-    def read(path: Path, limit: int, *, needed: bool) -> SourceFile | None:
-        begun[path] = current
-        content = read_file(path, limit, needed=needed)
-        return None if content is None else SourceFile(str(path), content)
-
-    current, named = sources, None
-    try:
-        # Our own file, the environment and the flags come first: they say where HAMi's files are.
-        # What was read is kept in `current` if the next read fails.
-        own = read(sources.file or DEFAULT_FILE, MAX_YAML, needed=sources.file is not None)
-        current = msgspec.structs.replace(current, own=own)
-        if last is not None and last.sources.own == own:
-            named = last.named
-        if named is None:
-            values = make_plan(current).resolve(NodeFacts())
-            named = values[DEVICE_CONFIG], values[NODE_CONFIG]
-        # The default files need not exist.
-        files = [
-            read(Path(str(one.value)), limit, needed=one.origin != DEFAULT) if one.value else None
-            for one, limit in zip(named, (MAX_YAML, MAX_JSON), strict=True)
-        ]
-        current = msgspec.structs.replace(current, device_config=files[0], node_config=files[1])
-        if last is not None and last.refusal is None and last.sources == current:
-            return last
-        for old, new in (
-            (good.own, current.own),
-            (good.device_config, current.device_config),
-            (good.node_config, current.node_config),
-        ):
-            if old is not None and new is None and Path(old.name) in begun:
+            if last is not None and last.refusal is None and last.sources == current:
+                return last
+            if gone:
                 raise SettingsError(  # noqa: TRY301 -- judged below as any other
-                    f"{old.name}: was removed; the agent keeps its settings until it is back; "
+                    f"{gone[0]}: was removed; the agent keeps its settings until it is back; "
                     "to go on without it, restart the agent"
                 )
-        return SourcesRead(current, make_plan(current), named=named)
-    except SettingsError as error:
-        # What was read may be less than all: only the same refusal again is no news.
-        if last is not None and (last.sources, str(last.refusal)) == (current, str(error)):
+            return SourcesRead(current, await offload.call(make_plan, current), named=named)
+    except TimeoutError:
+        refusal = _unanswered(path)
+        # The thread may still wait for something else, perhaps the file of `last`.
+        if path == own_path and last is not None and str(last.refusal).endswith(_UNANSWERED):
             return last
-        return SourcesRead(current, refusal=error, named=named)
+    except SettingsError as error:
+        refusal = error
+    # What was read may be less than all: only the same refusal again is no news.
+    if last is not None and (last.sources, str(last.refusal)) == (current, str(refusal)):
+        return last
+    return SourcesRead(current, refusal=refusal, named=named)
 
 
 async def begin(sources: Sources, offload: Offload, state: Offload) -> SourcesRead:
