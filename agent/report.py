@@ -6,7 +6,7 @@ import enum
 import random
 from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping
-from typing import Final, NoReturn, TypeVar
+from typing import Final, NoReturn
 
 import msgspec
 import structlog
@@ -47,7 +47,6 @@ from agent.ports import Clock, NodeApi
 # Posts Events about this Node in order, with best effort. An Event is never the only record.
 
 log = structlog.get_logger(__name__)
-T = TypeVar("T")
 
 LIMIT = 256
 """Events that may wait. When more come, the oldest is dropped and counted."""
@@ -326,15 +325,13 @@ def gpu_degraded(inventory: Inventory, now: dt.datetime) -> NodeCondition:
     ill = [gpu for gpu in gpus if not gpu.serving]
     if not ill:
         since = max((gpu.health.since for gpu in gpus), default=now)
-        count = len(gpus)
         few = {0: "there are no GPUs to share", 1: "the only GPU is served"}
-        text = few.get(count, f"all {count} GPUs are served")
+        text = few.get(len(gpus), f"all {len(gpus)} GPUs are served")
         return NodeCondition(
             GPU_DEGRADED, status=False, reason="AllServed", message=text, since=since
         )
-    text = "; ".join(f"{gpu.gpu.title} {gpu.unavailable_reason}" for gpu in ill)
+    text = "; ".join(f"{gpu.gpu.title} {gpu.unavailable_reason}" for gpu in ill)[:TEXT_LIMIT]
     since = min((gpu.health.since for gpu in ill if not gpu.health.serving), default=now)
-    text = text[:TEXT_LIMIT]
     return NodeCondition(GPU_DEGRADED, status=True, reason="NotServed", message=text, since=since)
 
 
@@ -680,9 +677,8 @@ class Reporter:
     async def _write(self, need: DueWrite) -> None:
         loop = asyncio.get_running_loop()
         changes = {} if need.reason is Reason.STAMP else need.report.changes
-        stamp = None
-        if self._cells.settings.value.profile.stamps:
-            stamp = encode_reported(self._clock.now())
+        is_stamped = self._cells.settings.value.profile.stamps
+        stamp = encode_reported(self._clock.now()) if is_stamped else None
         try:
             node = await self._api.annotate_node({**changes, HANDSHAKE: stamp})
         except ApiError as error:

@@ -16,7 +16,7 @@ from agent.errors import AgentError, SettingsError, StateCorrupt
 from agent.host.files import check_size, read_file
 from agent.kit.tasks import Offload
 from agent.ledger import LastGood, Ledger, SourceFile
-from agent.settings.schema import DEFAULT, Setting
+from agent.settings.schema import DEFAULT
 from agent.settings.sources import NodeFacts, Sources
 from agent.settings.values import NodeValues, make_plan
 from agent.state import decode_last_good
@@ -30,6 +30,11 @@ COPY: Final = "settings.json"
 MAX_YAML: Final = 256 * 1024
 MAX_JSON: Final = 1024 * 1024
 """Bytes: what a ConfigMap can hold."""
+_HAMIS: Final = (
+    (DEVICE_CONFIG, "device_config", MAX_YAML),
+    (NODE_CONFIG, "node_config", MAX_JSON),
+)
+"""The setting that names a file of HAMi's, its attribute in Sources, and its most bytes."""
 DEADLINE: Final = 30.0
 """Seconds to read all files. A file system that hangs must not block the agent."""
 
@@ -43,14 +48,12 @@ class SourcesRead(msgspec.Struct, frozen=True):
     """The result of one read of the sources.
 
     `sources`: what was read before any error. `plan` None: they are refused, and `refusal` says
-    why. At a start with a `refusal`, `plan` is that of the last good sources. `named`: the settings
-    that name HAMi's files, if the read came so far.
+    why. At a start with a `refusal`, `plan` is that of the last good sources.
     """
 
     sources: Sources
     plan: NodeValues | None = None
     refusal: SettingsError | None = None
-    named: tuple[Setting, Setting] | None = None
 
     def taken(self) -> NodeValues:
         """The plan. Raises SettingsError: there is none."""
@@ -71,7 +74,7 @@ async def look(
     not fall back to defaults while pods run. `offload` reads files and parses YAML. A file that
     does not answer is refused.
     """
-    current, named, gone = sources, None, list[Path]()
+    current, gone = sources, list[Path]()
     path = own_path = sources.file or DEFAULT_FILE
 
     async def read(kind: str, file: Path, limit: int, *, needed: bool) -> None:
@@ -89,15 +92,13 @@ async def look(
         async with asyncio.timeout(DEADLINE):
             # Our own file, the environment and the flags come first: they say where HAMi's are.
             await read("own", path, MAX_YAML, needed=sources.file is not None)
-            if last is not None and last.sources.own == current.own:
-                named = last.named
-            if named is None:
-                values = (await offload.call(make_plan, current)).resolve(NodeFacts())
-                named = values[DEVICE_CONFIG], values[NODE_CONFIG]
-
-            limits = {"device_config": MAX_YAML, "node_config": MAX_JSON}
-            for (kind, limit), one in zip(limits.items(), named, strict=True):
-                if one.value:  # the default files need not exist
+            if last is not None and last.refusal is None and last.sources.own == current.own:
+                plan = last.taken()
+            else:
+                plan = await offload.call(make_plan, current)
+            values = plan.resolve(NodeFacts())
+            for key, kind, limit in _HAMIS:
+                if (one := values[key]).value:  # the default files need not exist
                     await read(kind, Path(str(one.value)), limit, needed=one.origin != DEFAULT)
 
             if last is not None and last.refusal is None and last.sources == current:
@@ -107,7 +108,7 @@ async def look(
                     f"{gone[0]}: was removed; the agent keeps its settings until it is back; "
                     "to go on without it, restart the agent"
                 )
-            return SourcesRead(current, await offload.call(make_plan, current), named=named)
+            return SourcesRead(current, await offload.call(make_plan, current))
     except TimeoutError:
         refusal = _unanswered(path)
         # The thread may still wait for something else, perhaps the file of `last`.
@@ -118,7 +119,7 @@ async def look(
     # What was read may be less than all: only the same refusal again is no news.
     if last is not None and (last.sources, str(last.refusal)) == (current, str(refusal)):
         return last
-    return SourcesRead(current, refusal=refusal, named=named)
+    return SourcesRead(current, refusal=refusal)
 
 
 async def begin(sources: Sources, offload: Offload, state: Offload) -> SourcesRead:
