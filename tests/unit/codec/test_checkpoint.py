@@ -7,10 +7,9 @@ from pathlib import Path
 import msgspec
 import pytest
 from hypothesis import given
-from hypothesis import strategies as st
 
 from agent.errors import StateCorrupt
-from agent.ledger import Decider, Ledger, Row, State
+from agent.ledger import Ledger, Row, State
 from agent.model import Health
 from agent.state import VERSION, decode_state, encode_state
 from tests.unit.codec.states import STATES, a_full_state
@@ -50,22 +49,6 @@ def test_equal_states_make_equal_bytes(state):
     )
 
     assert encode_state(state) == encode_state(backwards)
-
-
-@given(st.lists(STATES, max_size=4), st.data())
-def test_what_was_written_before_changes_no_byte(states, data):
-    known = {}
-    for state in states:
-        again = data.draw(st.sampled_from(states))
-        found = (*state.ledger.rows, *again.ledger.rows)
-        rows = tuple(row for decider in Decider for row in found if row.decided_by is decider)
-        both = msgspec.structs.replace(
-            state, ledger=msgspec.structs.replace(again.ledger, rows=rows)
-        )
-        encoded = encode_state(both, known)
-
-        assert encode_state(both) == encoded
-        assert both == decode_state(encoded)
 
 
 def test_a_file_of_version_1_reads_for_ever_and_is_written_like_this():
