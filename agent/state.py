@@ -9,6 +9,7 @@ from typing import Final, NoReturn, TypeVar
 
 import msgspec
 import structlog
+from msgspec.structs import asdict
 
 from agent.cluster import NodeEvent, PodUid
 from agent.errors import Refusal, StateCorrupt, StateError, cap
@@ -106,44 +107,24 @@ def decode_last_good(content: bytes) -> LastGood:
 
 KIND = "hami-agent-state"
 
-
-_SCHEDULED: Final = (
-    *("key", "namespace", "pod", "role", "group", "shares", "slice_ids", "edits", "answered_at"),
-    *("epoch", "confirmed", "offered", "resource", "lock", "priority", "live_limits"),
-)
-"""What the file has of a row that the scheduler decided, in this order."""
-
-_PLAIN: Final = (
-    *("uid", "slice_ids", "shares", "edits", "answered_at", "epoch", "holder", "recorded"),
-    *("adopted", "resource", "live_limits"),
-)
-"""The same of a row that the kubelet decided. `uid` is its drawn UID; `recorded`: it was ever
-confirmed."""
-
-
-def _written(row: Row) -> dict[str, object]:
-    """The row as the file has it. Live limits are left out where nobody has set any."""
-    is_scheduled = row.decided_by is Decider.SCHEDULER
-    others = {} if is_scheduled else {"uid": row.key.pod_uid, "recorded": row.confirmed}
-    return {
-        name: others[name] if name in others else getattr(row, name)
-        for name in (_SCHEDULED if is_scheduled else _PLAIN)
-        if name != "live_limits" or row.live_limits
-    }
+_NOBODY: Final = Holder("", "", "")
 
 
 def _read(fields: Mapping[str, object], decider: Decider) -> Row:
     """The row that the file has as `fields`. Raises msgspec.ValidationError."""
-    if decider is Decider.SCHEDULER:
+    others: dict[str, object] = {"decided_by": decider}
+
+    # The agent of the version before wrote no holder of a row that the scheduler decided, and no
+    # key of another.
+    if decider is Decider.SCHEDULER and "holder" not in fields:
         key = msgspec.convert(fields.get("key"), ContainerKey)
         names = {name: fields.get(name) for name in ("namespace", "pod")}
-        others: dict[str, object] = {"holder": {**names, "container": key.container}}
-    else:
-        holder = fields.get("holder")
-        confirmed = fields.get("recorded", False) if holder is None else True
+        others |= {"holder": {**names, "container": key.container}}
+    elif "key" not in fields:
+        is_known = fields.get("recorded", False) or fields.get("holder") is not None
         key = ContainerKey(msgspec.convert(fields.get("uid"), PodUid), PLAIN)
-        others = {"key": key, "holder": holder, "confirmed": confirmed}
-    return msgspec.convert({**fields, **others, "decided_by": decider}, Row)
+        others |= {"key": key, "confirmed": is_known}
+    return msgspec.convert({**fields, **others}, Row)
 
 
 class _LedgerData(msgspec.Struct, frozen=True):
@@ -166,15 +147,22 @@ class _StateData(msgspec.Struct, frozen=True):
 
 def encode_state(state: State) -> bytes:
     """Encode the state; equal states give equal bytes. A full node takes about half a ms."""
-    ledger = state.ledger
     value = {
         "generation": state.generation,
         "boot_id": state.boot_id,
         "machine_id": state.machine_id,
+        # An agent of the version before looks for an outbox, for the names of a holder beside its
+        # row, and for `uid` and `recorded`.
         "ledger": {
-            "rows": tuple(map(_written, ledger.rows_by(Decider.SCHEDULER))),
-            "outbox": (),  # an agent of the version before looks for one
-            "plain": tuple(map(_written, ledger.rows_by(Decider.KUBELET))),
+            "rows": [
+                {**asdict(row.holder or _NOBODY), **asdict(row)}
+                for row in state.ledger.rows_by(Decider.SCHEDULER)
+            ],
+            "outbox": (),
+            "plain": [
+                {"uid": row.key.pod_uid, "recorded": row.confirmed, **asdict(row)}
+                for row in state.ledger.rows_by(Decider.KUBELET)
+            ],
         },
         "health": {str(uuid): state.health[uuid] for uuid in sorted(state.health)},
         "booted_at": state.booted_at,
@@ -489,9 +477,9 @@ class NodeJournal:
 
     def refused(self, refusal: Refusal, row: Row | None) -> None:
         """Record a refusal. `row`: what would have been answered, if it is known."""
-        holder = row.holder if row and row.holder else Holder("", "", "")
+        holder = row.holder if row and row.holder else _NOBODY
         entry = JournalEntry(self._clock.now(), refusal.gate.value, refusal.sentence)
-        self._refusals.append(msgspec.structs.replace(entry, **msgspec.structs.asdict(holder)))
+        self._refusals.append(msgspec.structs.replace(entry, **asdict(holder)))
 
     @property
     def changes(self) -> tuple[JournalEntry, ...]:
