@@ -38,7 +38,7 @@ from agent.errors import (
 )
 from agent.kit.cell import Cell, News
 from agent.kit.tasks import Allowance
-from agent.kit.timing import Durations, Lag, Lull, Tally, loop_time
+from agent.kit.timing import Durations, IdleWaiter, Lag, Tally, loop_time
 from agent.kit.unix import UnixChannel, peer_uid
 from agent.ledger import ContainerEdits
 from agent.model import LIST_BYTES, SliceGroup, SliceId, SliceList
@@ -354,7 +354,7 @@ class Traffic:
 
     def __init__(self) -> None:
         self.streams: Cell[int] = Cell(0)
-        self.admissions = Lull()
+        self.admissions = IdleWaiter()
         self.calls = Tally(
             "rpc_calls_total",
             "Calls of the kubelet by gRPC code of the answer.",
@@ -706,9 +706,9 @@ class Incarnation(Server):
             if streams.value > 0:  # without a stream no kubelet is connected
                 with contextlib.suppress(TimeoutError):
                     async with Lag().within(LAST_CALLS):
-                        await calls.come(PREFERENCE_FOLLOWED)
+                        await calls.idle_for(PREFERENCE_FOLLOWED)
             self._plugin.is_draining = True
-            await _ended(calls.come(0), DRAIN_DEADLINE, "plugin.drain_overdue")
+            await _ended(calls.idle_for(0), DRAIN_DEADLINE, "plugin.drain_overdue")
             self._plugin.has_ended.set(True)
             none_left = streams.until(lambda count: count == 0)
             await _ended(none_left, STREAM_DEADLINE, "plugin.stream_overdue")
