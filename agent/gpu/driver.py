@@ -18,7 +18,7 @@ import structlog
 from agent.errors import DriverError, DriverMissing, GpuError
 from agent.gpu import nvml
 from agent.gpu.nvml import CallFailed, Handle, NvmlLibrary
-from agent.gpu.threads import NO_ANSWER, EventStream, NvmlSession, OpenedSession, SetFailed
+from agent.gpu.threads import DRIVER, NO_ANSWER, EventStream, NvmlSession, OpenedSession, SetFailed
 from agent.health.judge import NAMELESS, doubtful
 from agent.model import (
     MIB,
@@ -527,7 +527,7 @@ class NvmlDriver:
         # described.
         if not faults:
             unlisted = partial(gpus_not_listed, self._sys_root, self._described)
-            faults = await self._session.whole(opened, unlisted)
+            faults = await self._session.call(opened, DRIVER, unlisted)
 
         silent = [fault.gpu for fault in faults if not fault.lost]
         await self._follow(opened, found, silent)
@@ -644,7 +644,7 @@ class NvmlDriver:
         """Count the GPUs. While one is released, their number tells nothing of the others."""
         if self._table.released:
             return
-        count = await self._session.whole(opened, self._library.nvmlDeviceGetCount)
+        count = await self._session.call(opened, DRIVER, self._library.nvmlDeviceGetCount)
         # When GPUs come or go, an index that was right a minute ago can name another GPU.
         if not self._table.counted(count):
             self._forget_handles()
@@ -718,7 +718,7 @@ class NvmlDriver:
         return self._streams[-1]
 
     async def _open_stream(self, session: OpenedSession, stream: EventStream) -> None:
-        await self._session.whole(session, stream.create)
+        await self._session.call(session, DRIVER, stream.create)
         await self._count(session)
         await self._register(session, [stream], self._table.places())
         self._session.check(session)
