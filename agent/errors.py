@@ -209,17 +209,27 @@ class RefusalReason(enum.Enum):
     NO_LIBRARY = "HA-5005"
     STARVED = "HA-5006"
 
+    @property
+    def is_transient(self) -> bool:
+        """Whether it is about a moment, so that the same pod may be served later."""
+        return self.value.startswith("HA-5") or self in {
+            RefusalReason.WITNESS_SILENT,
+            RefusalReason.OVERLAP,
+            RefusalReason.PODS_UNKNOWN,
+            RefusalReason.DRIVER_UNRESPONSIVE,
+        }
+
 
 class Refusal(AgentError):  # noqa: N818 -- an answer, not a fault
     """An Allocate is answered with an error on purpose.
 
     `sentence` tells the pod's owner what is wrong and what to do. str() adds the id and appears in
-    the pod's status. `transient` refusals become UNAVAILABLE, the others FAILED_PRECONDITION
+    the pod's status. Transient refusals become UNAVAILABLE, the others FAILED_PRECONDITION
     (INVALID_ARGUMENT for a malformed request).
     """
 
-    def __init__(self, gate: RefusalReason, sentence: str, *, transient: bool = False) -> None:
+    def __init__(self, gate: RefusalReason, sentence: str) -> None:
         super().__init__(f"{sentence} [{gate.value}]")
         self.gate = gate
         self.sentence = sentence
-        self.transient = transient
+        self.transient = gate.is_transient

@@ -304,7 +304,7 @@ class NodeAgent:
                 pod_api=pod_api,
                 say=pod_events.say,
                 clock=clock,
-                random=chance,
+                chance=chance,
             )
 
             async def report_labelled() -> None:

@@ -19,11 +19,11 @@ def add_parser(subparsers: Subparsers) -> None:
     """Add the verb `run`."""
     parser = subparsers.add_parser(
         "run",
-        help="run the agent on this node",
         description="Runs until SIGTERM. Settings files are read again when they change, and on "
         "SIGHUP.",
         epilog="example: hami-agent run --config /etc/hami-agent/config.yaml --simulate h100:8",
     )
+
     add_settings(parser)
 
 
@@ -36,6 +36,8 @@ def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     except SettingsError as error:
         sys.stderr.write(f"hami-agent: {error}\n")
         return error.exit_code
+
     configure(settings.log.level, settings.log.format, environ)
     process = Process(environ, start, settings, partial(look, origin))
+
     return asyncio.run(run_agent(process))
