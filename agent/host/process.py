@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar, TypeVarTuple
+from typing import Any, Final, Self, TypeVar, TypeVarTuple
 
 import structlog
 
@@ -35,8 +35,11 @@ class SystemClock:
 
 # Reads the name of this host and the ids of this boot and this machine.
 
-BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-MACHINE_ID = Path("/etc/machine-id")
+BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
+"""Holds the id of the present boot."""
+
+MACHINE_ID: Final = Path("/etc/machine-id")
+"""Holds the id of this machine, the same across boots."""
 
 
 def host_name() -> str:
@@ -47,17 +50,8 @@ def host_name() -> str:
     return socket.gethostname().strip().lower()
 
 
-def boot_id(path: Path = BOOT_ID) -> str:
-    """The id of the present boot; empty if the kernel gives none."""
-    return _word(path)
-
-
-def machine_id(path: Path = MACHINE_ID) -> str:
-    """The id of this machine, the same across boots; empty if it has none."""
-    return _word(path)
-
-
-def _word(path: Path) -> str:
+def read_id(path: Path) -> str:
+    """The id in a file of one line; empty if there is none."""
     try:
         return path.read_text(encoding="ascii", errors="replace").strip()
     except OSError:
