@@ -98,7 +98,6 @@ def add_parser(subparsers: Subparsers) -> None:
     """Add the verb `explain`."""
     parser = subparsers.add_parser(
         "explain",
-        help="explain why a pod is pending or refused, gate by gate",
         description="Explains a pod gate by gate: admission, quota, placement with the figures "
         "of each GPU, binding with the node lock, allocation, start, and what it holds. Then "
         "it names at most three changes, each of which alone would place the pod, tried with a "

@@ -28,6 +28,7 @@ DEADLINE: Final = 5.0
 _COLUMNS: Final = [
     Column(title) for title in ("GPU", "UUID", "MODEL", "MEMORY", "PCI", "NUMA", "STATE", "XIDS")
 ]
+
 _ACTIONS: Final[Mapping[str, tuple[type[talk.HardwareRequest], str, str]]] = {
     "xid": (talk.XidRequest, "a GPU reports an XID; 79 takes it off the bus", "79 --gpu 1"),
     "lose": (talk.LoseRequest, "a GPU stops answering, without an event", "--gpu 1"),
@@ -43,6 +44,7 @@ _ACTIONS: Final[Mapping[str, tuple[type[talk.HardwareRequest], str, str]]] = {
     "list": (talk.ListRequest, "show all GPUs", "-o json"),
 }
 """The request, the help and the example of each action. A field of a request is an argument."""
+
 _FAILURES: Final = {"unknown-gpu": NOT_FOUND, "malformed": USAGE, "busy": UNREACHABLE}
 
 
@@ -73,17 +75,19 @@ def add_parser(subparsers: Subparsers) -> None:
     """Add the verb `simulate`."""
     parser = subparsers.add_parser(
         "simulate",
-        help="act on simulated GPUs: xid, lose, refuse, restore, hang, add, remove",
         description="Acts on the simulated GPUs of an agent that runs with --simulate, or of a "
         "sandbox. A GPU is named by index or UUID.",
         epilog="example: hami-agent simulate xid 79 --gpu 1",
     )
+
     _add_globals(parser, DEFAULT_SOCKET, TABLE)
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+
     for name, (form, text, words) in _ACTIONS.items():
         example = f"example: hami-agent simulate {name} {words}"
         action = actions.add_parser(name, help=text, description=text, epilog=example)
         _add_globals(action, argparse.SUPPRESS, argparse.SUPPRESS)
+
         for field in form.__struct_fields__:
             flag, options = _ARGUMENTS[field]
             action.add_argument(flag, **options)
@@ -110,10 +114,13 @@ async def run(args: argparse.Namespace) -> int:
     except TimeoutError:
         text = f"{args.socket} did not answer within {DEADLINE:g} s"
         return fail("simulate", text, UNREACHABLE)
+
     if isinstance(reply, talk.FailedReply):
         return fail("simulate", reply.text, _FAILURES.get(reply.reason, PROBLEM))
+
     if not isinstance(reply, talk.DoneReply):
         return fail("simulate", f"{args.socket} did not answer as a simulation", UNREACHABLE)
+
     lines: Iterable[str] = [reply.text]
     if args.action == "list":
         rows = [
@@ -127,7 +134,9 @@ async def run(args: argparse.Namespace) -> int:
             )
             for gpu in reply.gpus
         ]
+
         lines = table(_COLUMNS, rows, UNFOLDED)
+
     data = {"action": args.action, "text": reply.text, "gpus": reply.gpus}
     answer(args.output, "Simulation", data, lines, source=str(args.socket))
     return OK
@@ -142,4 +151,5 @@ def _add_globals(parser: argparse.ArgumentParser, socket: object, output: str) -
         metavar="PATH",
         help=f"control socket of the simulation (default {DEFAULT_SOCKET})",
     )
+
     add_output(parser, output)

@@ -505,7 +505,6 @@ def add_parser(subparsers: Subparsers) -> None:
     """Add the verb `status`."""
     parser = subparsers.add_parser(
         "status",
-        help="show a node: GPUs, their health, who holds them, what changed",
         description="Shows the node as the running agent sees it: readiness, the health of each "
         "GPU and what to do, what was promised to pods and what is used, and the last refusal. "
         "With --since it also shows what was refused and what changed. With --node it reads a node "
