@@ -226,22 +226,6 @@ class Envelope(Document, frozen=True):
 D = TypeVar("D")
 
 
-def span(seconds: float) -> str:
-    """A duration in its two greatest units, such as `12 min` or `3 h 5 min`; at least 0 s."""
-    whole = max(0, int(seconds))
-    if whole < 120:
-        return f"{whole} s"
-    days, hours, minutes = whole // 86_400, whole // 3_600 % 24, whole // 60 % 60
-    parts = [(days, "d"), (hours, "h"), (minutes, "min")]
-    first = next(place for place, (number, _) in enumerate(parts) if number)
-    return " ".join(f"{number} {unit}" for number, unit in parts[first : first + 2] if number)
-
-
-def counted(number: int, noun: str) -> str:
-    """The number with its noun, in the plural where it needs one."""
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
-
-
 def names_of(gpu: GpuStatus) -> frozenset[str]:
     """The words that name a GPU: its UUID, and its index if that is known."""
     return frozenset({gpu.uuid} if gpu.index is None else {gpu.uuid, str(gpu.index)})

@@ -9,7 +9,6 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from agent.app.codes import BAD_SETTINGS
 from agent.cli.main import OK, PROBLEM, TABLE, Subparsers, add_output
 from agent.cli.output import UNFOLDED, answer, terminal_width
 from agent.cli.settings_args import add_settings, flags, looked, sources
@@ -138,7 +137,7 @@ def _show(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
         name = plan.settings(NodeFacts()).node
     except SettingsError as error:
         sys.stderr.write(f"hami-agent: {error}\n")
-        return BAD_SETTINGS
+        return error.exit_code
 
     notes = ["what selects by labels is left out"] * plan.need_labels(NodeFacts(name))
     _tell(plan, notes)

@@ -14,7 +14,7 @@ import string
 from collections import Counter
 from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final
 
 import msgspec
 
@@ -34,9 +34,9 @@ from agent.cli.main import (
     add_output,
     fail,
     nearest,
+    parser_of,
 )
 from agent.cli.output import (
-    RUNBOOK,
     UNFOLDED,
     FoldedLine,
     answer,
@@ -69,6 +69,7 @@ from agent.host.node import (
 from agent.host.process import LockFile, SystemClock, Worker
 from agent.inventory import InventoryKeeper
 from agent.kit.cell import Cell
+from agent.kit.units import counted
 from agent.kube.client import Connection
 from agent.kube.reader import NodeReader
 from agent.ledger import HookFacts
@@ -81,10 +82,8 @@ from agent.node.findings import (
     Finding,
     Verdict,
     When,
-    counted,
-    in_groups,
+    concluded,
     judged,
-    traced,
 )
 from agent.node.preflight import PluginSocket
 from agent.node.scheduling import AgentAnswer, NodeSight
@@ -127,7 +126,15 @@ OURS: Final = re.compile(r".*/hami-(.+)-[0-9a-f]{8}\.sock")
 """The path of an agent's socket. Source: agent/kubelet/door.py, socket_name."""
 PROGRAM: Final = "hami-agent doctor"
 KUBECONFIG: Final = "node.kubeconfig"
-COLOURS: Final = {"WRONG": "red", "note": "yellow", "unknown": "yellow", "ok": "green"}
+FIRST_PROCESS: Final = Path("/proc/1/cmdline")
+"""In the agent's pod: the agent."""
+WORDS: Final[Mapping[Verdict, tuple[str, str]]] = {
+    "wrong": ("WRONG", "red"),
+    "note": ("note", "yellow"),
+    "unknown": ("unknown", "yellow"),
+    "ok": ("ok", "green"),
+}
+"""The word of a verdict for people, and its colour."""
 _GROUPS: Final = ", ".join(CHECKS)
 _INDENT: Final = 20
 _LONGEST: Final = 1024
@@ -193,40 +200,33 @@ def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     if args.node is not None and given:
         text = f"{', '.join(given)}: the agent of {args.node} has settings of its own"
         return fail("doctor", text, USAGE)
-    findings = (
-        _in_pod(args, environ)
-        if args.node is not None
-        else asyncio.run(_findings(args, environ, groups))
-    )
-    columns, every = terminal_width(environ, UNFOLDED), args.output == "wide"
-    lines = folded(finding_lines(findings, every=every), columns, painter(environ))
-    answer(args.output, "Preflight" if args.pre else "Checkup", document_of(findings), lines)
+    if args.node is not None:
+        findings = _in_pod(args, environ)
+    else:
+        findings = asyncio.run(_findings(args, environ, groups))
+
     verdicts = {one.verdict for one in findings}
-    if "WRONG" in verdicts:
+    found = Checked("wrong" not in verdicts, "unknown" not in verdicts, findings)
+    lines = finding_lines(findings, every=args.output == "wide")
+    shown = folded(lines, terminal_width(environ, UNFOLDED), painter(environ))
+    answer(args.output, "Preflight" if args.pre else "Checkup", found, shown)
+
+    if not found.ok:
         return PROBLEM
-    if "unknown" in verdicts:
+    if not found.complete:
         return INCOMPLETE
     return WARNED if args.strict and "note" in verdicts else OK
 
 
-class DoctorLine(msgspec.Struct, frozen=True):
-    """A finding as `-o json` has it."""
+class Checked(msgspec.Struct, frozen=True):
+    """The data of `doctor -o json`. `ok`: nothing is wrong; `complete`: all could be checked."""
 
-    id: str
-    verdict: Literal["ok", "note", "wrong", "unknown"]
-    subject: str
-    said: str
-    advice: str = ""
-    means: str = ""
+    ok: bool
+    complete: bool
+    findings: tuple[Finding, ...]
 
 
-class DoctorData(msgspec.Struct, frozen=True):
-    """The data of `doctor -o json`."""
-
-    findings: tuple[DoctorLine, ...]
-
-
-def _in_pod(args: argparse.Namespace, environ: Mapping[str, str]) -> list[Finding]:
+def _in_pod(args: argparse.Namespace, environ: Mapping[str, str]) -> tuple[Finding, ...]:
     """What doctor finds in the pod of the node's agent. Raises Unreachable."""
     words = ["doctor", "-o", "json", *["--pre"] * args.pre, *["--read-only"] * args.read_only]
     for name in ("only", "skip"):
@@ -237,17 +237,10 @@ def _in_pod(args: argparse.Namespace, environ: Mapping[str, str]) -> list[Findin
         said = ask(way, PROGRAM, lambda api: NodeReader(api, args.node).by_agent(*words))
     try:
         kind = "Preflight" if args.pre else "Checkup"
-        found, _ = open_envelope(said.out, kind, DoctorData)
+        found, _ = open_envelope(said.out, kind, Checked)
     except MalformedText as error:
         raise Unreachable(cap(said.err.strip() or said.failure or str(error))) from error
-    return [
-        Finding(
-            cap(one.id, _INDENT),
-            "WRONG" if one.verdict == "wrong" else one.verdict,
-            *(one.subject, one.said, one.advice, cap(one.means, _LONGEST)),
-        )
-        for one in found.findings
-    ]
+    return found.findings
 
 
 def _groups(text: str) -> frozenset[str]:
@@ -262,9 +255,9 @@ def _groups(text: str) -> frozenset[str]:
 
 async def _findings(
     args: argparse.Namespace, environ: Mapping[str, str], groups: frozenset[str]
-) -> Sequence[Finding]:
+) -> tuple[Finding, ...]:
     """What is wrong with the settings; if they can be used, also what the other checks find."""
-    origin, read = sources(args, environ), None
+    origin, read = sources(_as_the_agent(args), environ), None
     if not args.pre:
         # A running agent has the last good settings, if the present ones are refused.
         with contextlib.suppress(SettingsError):
@@ -274,7 +267,7 @@ async def _findings(
         plan = read.taken()
         settings = plan.settings(NodeFacts())
     except SettingsError as error:
-        return [_refused(error)]
+        return tuple(concluded([_refused(error)], ALL_GROUPS))
     config = _config_findings(plan, settings, before=args.pre)
     if read.refusal is not None:
         config[0] = _refused(read.refusal)
@@ -290,9 +283,24 @@ async def _findings(
     return await examine(sight)
 
 
+def _as_the_agent(args: argparse.Namespace) -> argparse.Namespace:
+    """The options, and those that the agent of this container was started with, which yield."""
+    words: list[str] = []
+    with contextlib.suppress(OSError):
+        words = FIRST_PROCESS.read_bytes().decode(errors="replace").split("\0")[:-1]
+
+    starts = [place for place, word in enumerate(words) if word.endswith("/hami-agent")]
+    if not starts or words[starts[0] + 1 : starts[0] + 2] != ["run"]:
+        return args  # on the host, or in a pod of its own
+
+    theirs = vars(parser_of("run").parse_args(words[starts[0] + 1 :]))
+    given = {key: value for key, value in vars(args).items() if value is not None}
+    return argparse.Namespace(**theirs | given)
+
+
 def _refused(error: SettingsError) -> Finding:
     advice = "correct it; `hami-agent config check` prints what each node would get"
-    return Finding("P-SETTINGS", "WRONG", "settings", str(error), advice)
+    return Finding("P-SETTINGS", "wrong", "settings", str(error), advice)
 
 
 def _config_findings(plan: NodeValues, settings: Settings, *, before: bool) -> list[Finding]:
@@ -302,7 +310,7 @@ def _config_findings(plan: NodeValues, settings: Settings, *, before: bool) -> l
     try:
         check_shares(values)
     except SettingsError as error:
-        main = Finding("P-SETTINGS", "WRONG", "settings", str(error))
+        main = Finding("P-SETTINGS", "wrong", "settings", str(error))
     idle = "it changes nothing here"
     notes = [Finding("P-SETTINGS", "note", "settings", text, idle) for text in plan.warnings]
     found = [main, *notes]
@@ -412,8 +420,7 @@ async def examine(seen: NodeSeen) -> tuple[Finding, ...]:
                 said = f"not checked: {', '.join(missing)}"
                 advice = "repair what is said of the API server, and run this check again"
                 findings.append(Finding(missing[0], "unknown", seen.server, said, advice))
-        findings = [*traced(findings)]
-    return in_groups(findings, groups)
+    return tuple(concluded(findings, groups))
 
 
 async def _ask_cluster(seen: NodeSeen) -> list[Finding]:
@@ -454,7 +461,7 @@ async def _ask_cluster(seen: NodeSeen) -> list[Finding]:
         advice = remedy or "repair the connection or the permissions, and run this again"
         seen.node, seen.plugins = None, ()
         # An agent that runs says itself what it lacks of the API server.
-        return [Finding("P-NODE", "unknown" if running else "WRONG", seen.server, said, advice)]
+        return [Finding("P-NODE", "unknown" if running else "wrong", seen.server, said, advice)]
     return found
 
 
@@ -510,7 +517,7 @@ async def _agent(seen: NodeSeen) -> Iterable[Finding]:
         f"{held}; {counted(len(serving), 'live socket')} of agents at the kubelet",
         When(
             len(serving) > 1,
-            "WRONG",
+            "wrong",
             f"{counted(len(serving), 'agent')} serve the kubelet of this node",
             "stop all but one: the systemd service and the DaemonSet exclude each other",
         ),
@@ -538,7 +545,7 @@ async def _library(seen: NodeSeen) -> Iterable[Finding]:
         "libvgpu.so and ld.so.preload are there",
         When(
             bool(missing) and needed,
-            "WRONG",
+            "wrong",
             f"not there: {missing}",
             "put HAMi-core's files there; until then no slice is on offer (HA-5005)",
         ),
@@ -589,7 +596,7 @@ async def _cdi(seen: NodeSeen) -> Finding:
             "cannot be read, or is not mounted here, so GPUs are on offer whatever it defines",
             "mount the host's directories read-only at the same paths, or run this as root",
         ),
-        When(fault is not None, "WRONG", *(fault or ("", ""))),
+        When(fault is not None, "wrong", *(fault or ("", ""))),
     )
 
 
@@ -606,8 +613,8 @@ def _access(directory: Path, gpus: int | None) -> Iterator[Finding]:
             said = f"cannot be opened ({error.strerror})"
             advice = "look with nvidia-smi and for NVRM in the kernel's log (dmesg)"
             said, advice = REFUSED.get(error.errno or 0, (said, advice))
-            verdict: Verdict = "unknown" if error.errno == errno.EACCES else "WRONG"
-            yield Finding("P-ACCESS", verdict, str(path), said, advice, causes=("P-DRIVER",))
+            verdict: Verdict = "unknown" if error.errno == errno.EACCES else "wrong"
+            yield Finding("P-ACCESS", verdict, str(path), said, advice)
             is_bad = True
     seen = 0
     with contextlib.suppress(OSError):
@@ -682,7 +689,7 @@ async def _kubelet(seen: NodeSeen) -> Iterable[Finding]:
             "the kubelet's socket is there",
             When(
                 look_at(paths.kubelet_socket).kind != "socket",
-                "WRONG",
+                "wrong",
                 "no socket of a kubelet is there",
                 "start the kubelet, or set paths.kubeletSocket to its socket",
             ),
@@ -711,10 +718,9 @@ async def _kubelet(seen: NodeSeen) -> Iterable[Finding]:
         known,
         When(
             held is None,
-            "WRONG",
+            "wrong",
             failure,
             "check that the kubelet runs and that paths.podResourcesSocket names its socket",
-            causes=("P-KUBELET",),
         ),
         When(
             not asks,
@@ -811,39 +817,23 @@ def finding_lines(findings: Sequence[Finding], *, every: bool) -> Iterator[Folde
     for one in findings:
         if one.verdict == "ok" and not every:
             continue
+
         # Without what a terminal would obey: some texts come from the cluster.
+        check, group = cap(one.check, _INDENT), cap(one.group, _INDENT)
         said, advice = cap(f"{one.subject}: {one.said}", _LONGEST), cap(one.advice, _LONGEST)
-        text = f"{one.group:<10} {one.verdict:<8} {one.check:<12} {said}"
-        yield FoldedLine(text, 0, _INDENT + 2, one.verdict, COLOURS[one.verdict])
-        if one.verdict in {"WRONG", "note"}:
-            yield FoldedLine(f"means: {one.consequence}", _INDENT, _INDENT + 2)
+        word, colour = WORDS[one.verdict]
+        text = f"{group:<10} {word:<8} {check:<12} {said}"
+        yield FoldedLine(text, 0, _INDENT + 2, word, colour)
+
+        if one.verdict in {"wrong", "note"}:
+            yield FoldedLine(f"means: {cap(one.means, _LONGEST)}", _INDENT, _INDENT + 2)
         if one.verdict != "ok":
-            do = f"to do: {f'{advice} {RUNBOOK}{one.check}]'.lstrip()}"
+            do = f"to do: {f'{advice} [RUNBOOK {check}]'.lstrip()}"
             yield FoldedLine(do, _INDENT, _INDENT + 2)
+
     counts = Counter(one.verdict for one in findings)
     if counts.keys() - {"ok"}:
         yield FoldedLine(HINT)
-    total = f"{counts['WRONG']} wrong, {counted(counts['note'], 'note')}, {counts['ok']} ok"
+    total = f"{counts['wrong']} wrong, {counted(counts['note'], 'note')}, {counts['ok']} ok"
     total += f", {counts['unknown']} not checked" if counts["unknown"] else ""
     yield FoldedLine(total if every or not counts["ok"] else f"{total} (-o wide lists all)")
-
-
-def document_of(findings: Sequence[Finding]) -> dict[str, object]:
-    """The data of the findings for programs."""
-    verdicts = {one.verdict for one in findings}
-    return {
-        "ok": "WRONG" not in verdicts,
-        "complete": "unknown" not in verdicts,
-        "findings": [
-            {
-                "id": one.check,
-                "verdict": one.verdict.lower(),
-                "subject": one.subject,
-                "said": one.said,
-                "advice": one.advice,
-                "group": one.group,
-                "means": one.consequence,
-            }
-            for one in findings
-        ],
-    }

@@ -23,7 +23,7 @@ from agent.cli.output import answer
 from agent.errors import AgentError, ApiError, ApiNotFound, SettingsError, cap
 from agent.setting import Value, ValueType, WrongValue
 
-# Exit codes of the verbs, and how a verb fails. Those of the daemon are in agent.app.codes.
+# Exit codes of the verbs, and how a verb fails. Those of `run` are in agent.errors.
 
 OK = 0
 

@@ -9,7 +9,6 @@ import sys
 from collections.abc import Mapping
 from functools import partial
 
-from agent.app.codes import BAD_SETTINGS
 from agent.app.main import Process, run_agent
 from agent.cli.logs import configure
 from agent.cli.main import Subparsers
@@ -38,7 +37,7 @@ def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
         settings = start.taken().settings(NodeFacts())
     except SettingsError as error:
         sys.stderr.write(f"hami-agent: {error}\n")
-        return BAD_SETTINGS
+        return error.exit_code
 
     configure(settings.log.level, settings.log.format, environ)
     process = Process(environ, start, settings, partial(look, origin))

@@ -242,15 +242,9 @@ class NvmlSession:
         self._preparing = asyncio.Lock()
         self.present: OpenedSession | None = None
         """The session that has begun and not ended; reading it begins none."""
-        self._unused: OpenedSession | None = None
-        """A session that began after its caller had left."""
         self._failure: Exception = DriverError(CLOSED)
         """Why a beginning failed last; another object after each failure."""
-        self._begun = 0
-        """How many sessions were begun and not ended, which the library counts."""
         self._broken = CLOSED
-        self._left_open = ""
-        """Why the last session could not be ended, as logged; empty: it was ended."""
         self.withheld = ""
         """Why no session may begin; empty: one may."""
 
@@ -274,11 +268,10 @@ class NvmlSession:
                         raise self._failure
                     begin = partial(self._begin, alone=alone)
                     try:
-                        self.present = await self._threads.call(DRIVER, begin, OPEN_DEADLINE)
+                        return await self._threads.call(DRIVER, begin, OPEN_DEADLINE)
                     except TimeoutError as error:
                         self._failure = error
                         raise
-                    self._unused = None
                 return self.present
 
     def check(self, opened: OpenedSession) -> None:
@@ -370,26 +363,27 @@ class NvmlSession:
         return await self._quiet() and left
 
     def _begin(self, *, alone: bool) -> OpenedSession:
-        """Return the unused session or begin one, and note a failure. Runs on a thread."""
+        """Begin a session, unless one began after its caller had left. Runs on a thread."""
         try:
-            self._unused = self._unused or self._begin_anew(alone=alone)
+            if self.present is None:
+                self.present = OpenedSession(self._begin_anew(alone=alone))
         except Exception as error:
             self._failure = error  # here, because the caller may have left
             raise
-        return self._unused
+        return self.present
 
-    def _begin_anew(self, *, alone: bool) -> OpenedSession:
-        """End the old session, load the library and begin a new session. Runs on a thread.
+    def _begin_anew(self, *, alone: bool) -> str:
+        """End the old session, load the library and begin a new session. Returns its version.
 
         Both only while no call is inside (`alone`): a returning call would continue in the new
-        session, or in another library. Otherwise the new session begins beside the old one.
+        session, or in another library. Otherwise the new session begins beside the old one. Runs
+        on a thread.
         """
         library = self._library
-        if alone and (text := self._end_all()) != self._left_open:
-            self._left_open = text
-            if text:
-                log.info("driver.session_left_open", err=text)
+        if alone:
+            self._end_all()
         nvml.bind(library, self._find(), anew=alone)
+
         try:
             # It opens no GPU yet: without a persistence daemon, the first handle of each wakes it.
             library.nvmlInit()
@@ -398,29 +392,26 @@ class NvmlSession:
                 raise why from error
             # An upgrade has replaced the library and reloaded the module, but the loader keeps the
             # file that it mapped for the soname. So the new file is named by its path.
-            other = (
-                nvml.replaced()
-                if nvml.code(error) == pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH
-                else None
-            )
+            is_upgraded = nvml.code(error) == pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH
+            other = nvml.successor(library, self._find()) if is_upgraded else None
             if other is None:
                 raise
             nvml.bind(library, other, anew=alone)
             library.nvmlInit()
-        self._begun += 1  # before the next calls, which may fail: each begun one must be ended
-        return OpenedSession(nvml.text_of(library.nvmlSystemGetDriverVersion()))
+
+        return nvml.text_of(library.nvmlSystemGetDriverVersion())
 
     def _end_all(self) -> str:
-        """End all begun sessions. Returns why not, or an empty text. Runs on a thread."""
-        self._unused = None
-        while self._begun:
-            try:
+        """End all sessions, which the library counts. Returns why not, or an empty text.
+
+        Runs on a thread.
+        """
+        self.present = None
+        try:
+            while True:
                 self._library.nvmlShutdown()
-            except self._library.NVMLError as error:
-                if nvml.code(error) != pynvml.NVML_ERROR_UNINITIALIZED:
-                    return str(error)
-            self._begun -= 1
-        return ""
+        except self._library.NVMLError as error:
+            return "" if nvml.code(error) == pynvml.NVML_ERROR_UNINITIALIZED else str(error)
 
 
 # The wait for events, on a thread of its own.
@@ -470,8 +461,7 @@ class EventStream:
     0: a storm hides no fatal XID.
     """
 
-    def __init__(self, library: NvmlLibrary, open_gpu: Callable[[int], Handle]) -> None:
-        self._open_gpu = open_gpu
+    def __init__(self, library: NvmlLibrary) -> None:
         self._event_set: Any = None
         self.ended = asyncio.Event()
         """Set once the thread has left the library and will not return to it."""
@@ -592,15 +582,15 @@ class EventStream:
         with self._inside():
             self._event_set = self._library.nvmlEventSetCreate()
 
-    def register(self, index: int) -> EventRegistration:
-        """Register GPU `index` with the set. Blocks. A GPU without events is an answer too.
+    def register(self, open_gpu: Callable[[], Handle]) -> EventRegistration:
+        """Register a GPU with the set. Blocks. A GPU without events is an answer too.
 
         Raises NVMLError, GpuError, ValueError (undecodable text): these failures may pass.
         Raises DriverError when the stream has ended.
         """
         known, library, refused = self._known, self._library, ""
         with self._inside():
-            handle = self._open_gpu(index)
+            handle = open_gpu()
             # Read here, because a lost GPU cannot tell it when its event comes: NVIDIA's plugin
             # asks then, and marks all GPUs unhealthy without an answer (internal/rm/health.go).
             uuid = GpuUuid(nvml.text_of(library.nvmlDeviceGetUUID(handle)))

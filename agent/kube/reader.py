@@ -43,6 +43,7 @@ from agent.kube.objects import (
     other_writer,
     read_object,
     text_in,
+    texts_in,
 )
 from agent.node.preflight import Right
 from agent.node.scheduling import NodeSight, skew_of
@@ -239,21 +240,22 @@ def decode_cluster_node(body: Raw, labels: frozenset[str]) -> ClusterNode:
     Raises:
         MalformedText: it is not an object.
     """
-    metadata, spec, status = decode_parts(body).values()
-    noted, labelled = inside(metadata, "annotations"), inside(metadata, "labels")
-    writes = annotation_writes(metadata)
+    node = read_object(body)
+    notes, labelled = (texts_in(node, "metadata", part) for part in ("annotations", "labels"))
+    writes = annotation_writes(inside(node, "metadata"))
     stamps = (decode_moment(write.time) for write in writes if write.key in _REPORT)
+
     return ClusterNode(
-        name=text_in(metadata, "name"),
-        annotations={key: text_in(noted, key) for key in _NOTED if key in noted},
-        labels={key: text_in(labelled, key) for key in labels if key in labelled},
+        name=text_in(node, "metadata", "name"),
+        annotations={key: text for key, text in notes.items() if key in _NOTED},
+        labels={key: text for key, text in labelled.items() if key in labels},
         taints=tuple(
             Taint(text_in(taint, "key"), text_in(taint, "value"), text_in(taint, "effect"))
-            for taint in objects_in(spec, "taints")
+            for taint in objects_in(node, "spec", "taints")
         ),
-        is_closed=spec.get("unschedulable") is True,
-        slices=decode_quantity(text_in(inside(status, "allocatable"), SLICES)) or 0,
-        reported=max((stamp for stamp in stamps if stamp is not None), default=None),
+        is_closed=inside(node, "spec").get("unschedulable") is True,
+        slices=decode_quantity(text_in(node, "status", "allocatable", SLICES)) or 0,
+        reported=max(filter(None, stamps), default=None),
     )
 
 
@@ -263,61 +265,60 @@ def decode_holder(body: Raw) -> GpuHolder | None:
     Raises:
         MalformedText: it is not an object.
     """
-    metadata, spec, status = decode_parts(body).values()
-    noted = inside(metadata, "annotations")
-    if annotations.VGPU_NODE not in noted:
+    pod = read_object(body)
+    metadata, notes = inside(pod, "metadata"), inside(pod, "metadata", "annotations")
+    if annotations.VGPU_NODE not in notes:
         return None
-    ended = [
-        inside(inside(one, "state"), "terminated")
-        for one in objects_in(status, "initContainerStatuses")
-    ]
+
+    inits = objects_in(pod, "status", "initContainerStatuses")
+    codes = [inside(init, "state", "terminated").get("exitCode") for init in inits]
+
     return GpuHolder(
         uid=text_in(metadata, "uid"),
         namespace=text_in(metadata, "namespace"),
         name=text_in(metadata, "name"),
-        node=text_in(noted, annotations.VGPU_NODE),
-        shares=text_in(noted, annotations.ALLOCATED),
-        phase=text_in(status, "phase"),
-        inits=len(objects_in(spec, "initContainers")),
-        has_passed_init=bool(ended) and all(end.get("exitCode") == 0 for end in ended),
+        node=text_in(notes, annotations.VGPU_NODE),
+        shares=text_in(notes, annotations.ALLOCATED),
+        phase=text_in(pod, "status", "phase"),
+        inits=len(objects_in(pod, "spec", "initContainers")),
+        has_passed_init=bool(codes) and all(code == 0 for code in codes),
         is_deleted=bool(metadata.get("deletionTimestamp")),
     )
 
 
 def decode_quota(body: Raw) -> JsonObject:
     """Decode a ResourceQuota: its names and limits. Raises MalformedText: not an object."""
-    metadata, spec, _ = decode_parts(body).values()
-    names = {key: text_in(metadata, key) for key in ("namespace", "name")}
-    return {"metadata": names, "spec": {"hard": inside(spec, "hard")}}
+    quota = read_object(body)
+    names = {key: text_in(quota, "metadata", key) for key in ("namespace", "name")}
+    return {"metadata": names, "spec": {"hard": inside(quota, "spec", "hard")}}
 
 
 def decode_pod_event(body: Raw) -> PodEventView:
     """Decode an Event. Raises MalformedText: it is not an object."""
     event = read_object(body)
-    series = inside(event, "series")
     stamps = (
-        text_in(series, "lastObservedTime"),
+        text_in(event, "series", "lastObservedTime"),
         text_in(event, "lastTimestamp"),
         text_in(event, "eventTime"),
-        text_in(inside(event, "metadata"), "creationTimestamp"),
+        text_in(event, "metadata", "creationTimestamp"),
     )
+
     return PodEventView(
         kind=text_in(event, "type"),
         reason=text_in(event, "reason"),
         message=text_in(event, "message"),
-        writer=text_in(inside(event, "source"), "component")
-        or text_in(event, "reportingComponent"),
-        last=next((stamp for text in stamps if (stamp := decode_moment(text))), None),
-        about=text_in(inside(event, "involvedObject"), "name"),
+        writer=text_in(event, "source", "component") or text_in(event, "reportingComponent"),
+        last=next(filter(None, map(decode_moment, stamps)), None),
+        about=text_in(event, "involvedObject", "name"),
     )
 
 
 def decode_listed(body: Raw) -> ListedPod:
     """Decode a pod of a list. Raises MalformedText: it is not an object."""
-    metadata, spec, status = decode_parts(body).values()
-    owners = objects_in(metadata, "ownerReferences")
+    pod = read_object(body)
+    metadata, spec, status = (inside(pod, part) for part in ("metadata", "spec", "status"))
     waits = (
-        text_in(inside(inside(one, "state"), "waiting"), "reason")
+        text_in(one, "state", "waiting", "reason")
         for key in ("initContainerStatuses", "containerStatuses")
         for one in objects_in(status, key)
     )
@@ -329,7 +330,8 @@ def decode_listed(body: Raw) -> ListedPod:
     not_ready = "Running, not ready" if phase == "Running" else phase
     # Labels and owners are the words of a pod's author. A pod that may mount the kubelet's plugin
     # directory may replace the device plugin of its node anyway.
-    volumes = (inside(volume, "hostPath") for volume in objects_in(spec, "volumes"))
+    paths = (text_in(volume, "hostPath", "path") for volume in objects_in(spec, "volumes"))
+
     return ListedPod(
         namespace=text_in(metadata, "namespace"),
         name=text_in(metadata, "name"),
@@ -340,12 +342,13 @@ def decode_listed(body: Raw) -> ListedPod:
         at=decode_moment(status.get("startTime"))
         or decode_moment(metadata.get("creationTimestamp")),
         is_deleted=bool(metadata.get("deletionTimestamp")),
-        owners=tuple((text_in(owner, "kind"), text_in(owner, "name")) for owner in owners),
-        state="Ready" if is_ready else next(filter(None, waits), not_ready),
-        is_plugin=any(
-            PurePosixPath(text_in(volume, "path")).name == "device-plugins" for volume in volumes
+        owners=tuple(
+            (text_in(owner, "kind"), text_in(owner, "name"))
+            for owner in objects_in(metadata, "ownerReferences")
         ),
-        component=text_in(inside(metadata, "labels"), "app.kubernetes.io/component"),
+        state="Ready" if is_ready else next(filter(None, waits), not_ready),
+        is_plugin=any(PurePosixPath(path).name == "device-plugins" for path in paths),
+        component=text_in(metadata, "labels", "app.kubernetes.io/component"),
     )
 
 
@@ -361,7 +364,7 @@ def listed_if(wanted: Callable[[ListedPod], bool]) -> Callable[[Raw], ListedPod 
 
 def decode_name(body: Raw) -> tuple[str, str]:
     """Namespace and name of an object. Raises MalformedText: it is not an object."""
-    metadata, *_ = decode_parts(body).values()
+    metadata = inside(read_object(body), "metadata")
     return text_in(metadata, "namespace"), text_in(metadata, "name")
 
 
@@ -534,21 +537,15 @@ class ClusterReader(ObjectReader):
                 "pods", decode_name, namespace=namespace, accept=METADATA_LIST
             )
             same = await self.read_list("pods", decode_name, named, accept=METADATA_LIST)
-            known = [other for _, other in found]
-            nearest = difflib.get_close_matches(name, known, n=NEAREST, cutoff=0.5)
-            if not (nearest or same):
-                # Pods with GPUs in all namespaces, named with their namespace.
-                query = ("labelSelector", annotations.VGPU_NODE)
-                found = await self.read_list("pods", decode_name, query, accept=METADATA_LIST)
-                spaces = {other: space for space, other in found}
-                near = difflib.get_close_matches(name, spaces, n=NEAREST, cutoff=0.6)
-                nearest = [f"{spaces[other]}/{other}" for other in near]
         except EndlessList:
             raise  # nor is it to be believed that there is no such pod
         except ApiError as error:
             return f"; no other name is known: {error}"
-        elsewhere = sorted(space for space, _ in same)[:NEAREST]
-        text = f"; one is in {', '.join(cap(space, 64) for space in elsewhere)}" if same else ""
+
+        elsewhere = ", ".join(cap(space, 64) for space, _ in sorted(same)[:NEAREST])
+        known = [other for _, other in found]
+        nearest = difflib.get_close_matches(name, known, n=NEAREST, cutoff=0.5)
+        text = f"; one is in {elsewhere}" if same else ""
         if nearest:
             text += f"; the nearest names are {', '.join(cap(other, 256) for other in nearest)}"
         return text
@@ -705,20 +702,22 @@ class NodeReader(ObjectReader):
             skew = skew_of(sent, before, after)
         except ValueError:  # no time, or none that can be read
             skew = None
-        found = await aside(body, request, read_object)
-        metadata, status = inside(found, "metadata"), inside(found, "status")
+        node = await aside(body, request, read_object)
+        metadata = inside(node, "metadata")
         if metadata.get("name") != self._node:
             raise ApiError(f"{request.what}: the answer has no name, or another one")
+
         writes = annotation_writes(metadata)
         agents = [write for write in writes if write.writer == WRITER]
         offered, had = (
-            max(0, decode_quantity(str(inside(status, part).get(resource, 0))) or 0)
+            max(0, decode_quantity(str(inside(node, "status", part).get(resource, 0))) or 0)
             for part in ("allocatable", "capacity")
         )
+
         return NodeSight(
             name=self._node,
-            labels={key: str(value) for key, value in inside(metadata, "labels").items()},
-            annotations={key: str(value) for key, value in inside(metadata, "annotations").items()},
+            labels=texts_in(metadata, "labels"),
+            annotations=texts_in(metadata, "annotations"),
             allocatable=offered,
             capacity=had,
             written=frozenset(write.key for write in agents),
@@ -837,16 +836,16 @@ class KubeLeftovers(ObjectReader):
 
     def _read(self, body: Raw) -> NodeLeftovers:
         node = read_object(body)
-        metadata, status = inside(node, "metadata"), inside(node, "status")
         conditions = {
-            one.get("type"): one.get("status") for one in objects_in(status, "conditions")
+            one.get("type"): one.get("status") for one in objects_in(node, "status", "conditions")
         }
         # The kubelet writes True and False; the controller Unknown when the kubelet is silent.
         has_kubelet = conditions.get("Ready", "Unknown") != "Unknown"
-        offered = decode_quantity(str(inside(status, "allocatable").get(self._resource, 0)))
-        keys = inside(metadata, "annotations")
+        offered = decode_quantity(str(inside(node, "status", "allocatable").get(self._resource, 0)))
+        keys = inside(node, "metadata", "annotations")
+
         return NodeLeftovers(
-            str(metadata.get("name")),
+            text_in(node, "metadata", "name"),
             tuple(key for key in keys if key in REPORT or key.startswith(OWN)),
             degraded=GPU_DEGRADED in conditions,
             has_kubelet=has_kubelet,

@@ -146,9 +146,12 @@ class NodeWatch:
 
     async def refresh(self) -> None:
         """Update the view by one GET. The caller sets the deadline. Raises ApiError."""
+        held = self._node.value
         node = await self._api.get_node()
         if node is not None:
             self.saw(node)
+        elif self._node.value is held:  # no frame was newer than the answer
+            self._set(None)
 
     def saw(self, node: NodeView) -> None:
         """Update the view from the answer to a request, unless the watch showed a newer Node."""
@@ -159,10 +162,12 @@ class NodeWatch:
         self._floor = version
         self._set(node)
 
-    def _set(self, node: NodeView) -> None:
+    def _set(self, node: NodeView | None) -> None:
         """Set the view, with the locks that were removed lately."""
         held = self._node.value
-        if held is not None:
+        if node is None and held is not None:
+            log.warning("node.deleted")
+        if node is not None and held is not None:
             now = asyncio.get_running_loop().time()
             former = [(text, until) for text, until in held.former_locks if until > now]
             gone = held.annotations.get(MUTEX_LOCK, "")
@@ -175,10 +180,7 @@ class NodeWatch:
         """Follow one watch to its end. Frames come in order; only the agent's writes overtake."""
         self._floor = 0
         async for node in self._api.watch_node():
-            if node is None:
-                if self._node.set(None):
-                    log.warning("node.deleted")
-            elif version_number(node.resource_version) >= self._floor:
+            if node is None or version_number(node.resource_version) >= self._floor:
                 self._set(node)
             if self._failing:
                 self._failing = False

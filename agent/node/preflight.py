@@ -6,6 +6,7 @@ from typing import Final
 import msgspec
 
 from agent.allocate.edits import NOT_LOADABLE, misnamed, mounted_library
+from agent.kit.units import counted
 from agent.ledger import HookFacts
 from agent.model import Scan
 from agent.node.findings import (
@@ -14,7 +15,6 @@ from agent.node.findings import (
     Finding,
     Verdict,
     When,
-    counted,
     judged,
 )
 
@@ -123,27 +123,27 @@ def judge_path(place: PathFacts, check: str = "P-PATHS", *, made: bool) -> Findi
         When(is_missing and place.writable, "ok", "does not exist: the agent creates it"),
         When(
             is_missing,
-            "WRONG",
+            "wrong",
             "does not exist and cannot be created",
             "create it, or mount it read-write",
         ),
         When(
             place.kind != "directory",
-            "WRONG",
+            "wrong",
             f"is a {place.kind}" if place.kind else "does not exist",
             "mount or create the directory there",
         ),
-        When(not place.ours, "WRONG", f"belongs to uid {place.owner}", chown, means),
+        When(not place.ours, "wrong", f"belongs to uid {place.owner}", chown, means),
         When(
-            bool(place.mode & 0o002), "WRONG", f"every user may write there ({mode})", chown, means
+            bool(place.mode & 0o002), "wrong", f"every user may write there ({mode})", chown, means
         ),
         When(
             not place.writable,
-            "WRONG",
+            "wrong",
             f"cannot be written (owner {place.owner}, {mode})",
             "run as its owner, and mount it read-write",
         ),
-        When(place.full, "WRONG", "no space or no inodes are left", "free some space there"),
+        When(place.full, "wrong", "no space or no inodes are left", "free some space there"),
     )
 
 
@@ -160,7 +160,7 @@ def judge_driver(
             "(dmesg); then reload the driver or reboot"
         )
         advice = repair if remedy is None else remedy
-        yield Finding("P-DRIVER", "WRONG", library, failure, advice)
+        yield Finding("P-DRIVER", "wrong", library, failure, advice)
         return
     models = ", ".join(sorted({gpu.name for gpu in scan.gpus}))
     yield judged(
@@ -169,7 +169,7 @@ def judge_driver(
         f"driver {scan.driver_version}, {counted(len(scan.gpus), 'GPU')}: {models}",
         When(
             not scan.gpus,
-            "WRONG",
+            "wrong",
             f"driver {scan.driver_version} answers but describes no GPU",
             "see the notes on each GPU below" if scan.faults else "look with nvidia-smi -L",
         ),
@@ -200,7 +200,7 @@ def judge_plugins(
     running = [(f"pod {pod}", "another device plugin runs on this node") for pod in pods]
     theirs = [socket for socket in sockets if socket.theirs]
     running += [(one.path, "another device plugin answers here") for one in theirs if one.alive]
-    verdict: Verdict = "note" if takeover else "WRONG"
+    verdict: Verdict = "note" if takeover else "wrong"
     advice = (
         "with takeover the agent takes the resource from it; remove it from this node right after"
         if takeover
@@ -249,14 +249,14 @@ def judge_library_files(
             ),
             When(
                 not file.ours or bool(file.mode & 0o022),
-                "WRONG",
+                "wrong",
                 f"others than root may write it (uid {file.owner}, mode {file.mode:04o})",
                 f"chown root and chmod go-w {file.path}; then put HAMi-core's file there again",
                 code,
             ),
             When(
                 not file.mode & 0o004,
-                "WRONG",
+                "wrong",
                 f"not everybody may read it (mode {file.mode:04o})",
                 "make it 0644",
                 "containers of other users have no limits",
@@ -266,8 +266,8 @@ def judge_library_files(
     ]
     if not facts.loadable:
         advice = f"put HAMi-core's file there; {until}"
-        found.append(Finding("P-PRELOAD", "WRONG", library.path, NOT_LOADABLE, advice, NO_OFFER))
+        found.append(Finding("P-PRELOAD", "wrong", library.path, NOT_LOADABLE, advice, NO_OFFER))
     if names := misnamed(facts):
         said, advice = f"names {names} and not {mounted}", f"make {mounted} its only line; {until}"
-        found.append(Finding("P-PRELOAD", "WRONG", preload.path, said, advice, NO_OFFER))
+        found.append(Finding("P-PRELOAD", "wrong", preload.path, said, advice, NO_OFFER))
     return [one for one in found if one.verdict != "ok"] or found[:1]

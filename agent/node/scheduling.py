@@ -10,13 +10,13 @@ from agent.cluster import HANDSHAKE, MUTEX_LOCK, REGISTER, SCORE
 from agent.errors import MalformedText, cap
 from agent.hami.pod import decode_node_lock, decode_stamp
 from agent.hami.register import ReportProfile, decode_handshake, is_json_form, read_register
+from agent.kit.units import counted, span
 from agent.node.findings import (
     OF_ONE_GPU,
     Check,
     Finding,
     Verdict,
     When,
-    counted,
     is_ready,
     judged,
 )
@@ -80,7 +80,7 @@ def judge_node(name: str, node: NodeSight | None) -> Iterator[Finding]:
         "exists, already registered" if has_report else "exists, not registered yet",
         When(
             node is None,
-            "WRONG",
+            "wrong",
             "the API server knows no such Node",
             "set node.name (--node-name, NODE_NAME) to the Node's name in Kubernetes",
         ),
@@ -111,7 +111,7 @@ def judge_rights(server: str, denied: Sequence[Right], unasked: Sequence[Right])
         "all permissions of the agent are granted",
         When(
             bool(denied),
-            "WRONG",
+            "wrong",
             f"these are denied: {_words(denied)}",
             "grant them to this account: the chart's ClusterRole lists them",
         ),
@@ -156,7 +156,7 @@ def judge_clock(server: str, skew: float | None) -> Finding:
         When(
             abs(skew or 0.0) > SKEW_LIMIT,
             "note",
-            f"its clock is {abs(skew or 0.0):.0f} s {order} this node's",
+            f"its clock is {span(abs(skew or 0.0))} {order} this node's",
             "synchronise both clocks (timedatectl, chronyc tracking)",
         ),
     )
@@ -167,25 +167,6 @@ def _words(rights: Sequence[Right]) -> str:
 
 
 # The agent that runs on this node, by its own checks.
-
-_CLUSTER: Final = ("P-NODE", "P-RIGHTS", "P-SETTINGS")
-CAUSES: Final[Mapping[str, tuple[str, ...]]] = {
-    "state": ("P-PATHS",),
-    "server": ("P-KUBELET", "P-PATHS"),
-    "registered": ("P-KUBELET", "P-DRIVER"),
-    "stream": ("P-KUBELET",),
-    "api": _CLUSTER,
-    "api_synced": _CLUSTER,
-    "report": (*_CLUSTER, "P-WRITER"),
-    "settings": ("P-SETTINGS",),
-    "inventory": ("P-DRIVER",),
-    "driver": ("P-DRIVER",),
-    "gpus": ("P-DRIVER",),
-    "gpus_answering": ("P-DRIVER",),
-    "cdi": ("P-CDI",),
-    "offer": ("P-LIBRARY", "P-PRELOAD", "P-PATHS", "P-KUBELET"),
-}
-"""The checks of the doctor that explain a failed check of the agent's readiness, by its name."""
 
 
 class AgentAnswer(msgspec.Struct, frozen=True):
@@ -219,7 +200,7 @@ def judge_agent(answer: AgentAnswer, repaired: Mapping[str, str]) -> Sequence[Fi
         ),
         When(
             bool(answer.failure),
-            "WRONG",
+            "wrong",
             f"no agent answers: {answer.failure}",
             "start it (systemctl start hami-agent, or look at the DaemonSet's pod of this node), "
             "and give this check the agent's settings (--run-dir)",
@@ -237,9 +218,8 @@ def judge_agent(answer: AgentAnswer, repaired: Mapping[str, str]) -> Sequence[Fi
         if seen := next((seen for words, seen in repaired.items() if words in said), ""):
             said = f"the agent has not seen yet that {seen}"
             advice = "the agent looks every 10 s: run this check again in 10 s"
-        verdict: Verdict = "WRONG" if check.required else "note"
-        causes = CAUSES.get(check.name, ())
-        found.append(Finding("P-AGENT", verdict, check.name, said, advice, means, causes))
+        verdict: Verdict = "wrong" if check.required else "note"
+        found.append(Finding("P-AGENT", verdict, check.name, said, advice, means))
     return [*found, *([whole] if is_ready(answer.checks) else [])]
 
 
@@ -291,8 +271,10 @@ def read_report(node: NodeSight, differences: tuple[str, ...]) -> ReportSeen:
 
 def judge_offer(node: NodeSight, resource: str, report: ReportSeen, now: dt.datetime) -> Finding:
     """Judge allocatable against the healthy slices of the register annotation."""
-    offered, less = node.allocatable, node.allocatable < report.healthy
+    offered = node.allocatable
     is_new = report.written is not None and (now - report.written).total_seconds() < KUBELET_WITHIN
+    fewer = "kube-scheduler" if offered < report.healthy else "HAMi's scheduler"
+
     return judged(
         "P-OFFER",
         f"allocatable {resource} of Node {node.name}",
@@ -302,18 +284,14 @@ def judge_offer(node: NodeSight, resource: str, report: ReportSeen, now: dt.date
             "note",
             f"{offered}; there is no readable register annotation to compare it with",
             "repair what is said of the annotation (P-REPORT) and of the agent (P-AGENT)",
-            causes=("P-REPORT", "P-AGENT"),
         ),
         When(
             offered != report.healthy,
-            "note" if is_new else "WRONG",
+            "note" if is_new else "wrong",
             f"{offered}, and the register annotation has {report.healthy} healthy slices",
             "look again in 15 s: the kubelet reports every 10 s. If it stays, look at "
             "`registered`, `stream` and `report` in the agent's /readyz?verbose",
-            "kube-scheduler counts fewer slices than HAMi's scheduler: pods stay Pending"
-            if less
-            else "HAMi's scheduler counts fewer slices than the kubelet offers: pods stay Pending",
-            ("P-AGENT", "P-KUBELET", "P-DRIVER", "P-SECOND", "P-PLUGIN"),
+            f"{fewer} counts fewer slices than the other one: pods stay Pending",
         ),
     )
 
@@ -327,33 +305,29 @@ def judge_report(node: str, report: ReportSeen, running: ReportProfile | None) -
     reader = f"HAMi's scheduler {releases}" if running else ""
     more = f", and {len(report.differences) - 1} more" if len(report.differences) > 1 else ""
     look = "look at `report` in the agent's /readyz?verbose; the agent writes it within seconds"
-    causes: tuple[str, ...] = ("P-AGENT", "P-RIGHTS", "P-DRIVER", "P-WRITER")
     return judged(
         "P-REPORT",
         f"{REGISTER} of Node {node}",
         "says what the agent would write" + (f", for {reader}" if running else ""),
         When(
             bool(running) and not report.is_there,
-            "WRONG",
+            "wrong",
             "does not exist",
             look,
             "HAMi's scheduler knows no GPU of this node (node unregistered)",
-            causes,
         ),
         When(
             bool(running) and not report.gpus,
-            "WRONG",
+            "wrong",
             "cannot be read",
             look,
             "HAMi's scheduler keeps what it read before, or knows no GPU of this node",
-            causes,
         ),
         When(
             bool(running) and report.is_json != (running is ReportProfile.JSON),
-            "WRONG",
+            "wrong",
             f"does not have the form for {reader}, which the settings name",
             "set report.profile to the scheduler's release, and restart the agent",
-            causes=causes,
         ),
         When(
             bool(report.differences),
@@ -378,17 +352,26 @@ def judge_handshake(
     text = node.annotations.get(HANDSHAKE, "")
     handshake = _decoded(decode_handshake, text)
     word = handshake.word.value if handshake else text.partition(" ")[0][:32]
+
     # Schedulers write their local time without a zone: only a stamp with one has an age.
     stamp = handshake.stamp if handshake and handshake.stamp and handshake.stamp.tzinfo else now
-    stamped, written = (now - stamp).total_seconds(), report.written or now
-    age = (now - written).total_seconds()
+    stamped, age = (now - stamp).total_seconds(), (now - (report.written or now)).total_seconds()
+
+    # Schedulers from 2.10 on remove it when they drop a node whose slices are gone.
+    offers = report.is_there and (report.healthy > 0 or not report.gpus)
+    is_new = report.written is not None and age < READ_WITHIN
+    well = {
+        "": "absent: the report is new, offers no slice, or there is none",
+        "Requesting": "a scheduler has read the report since it was written",
+    }.get(word, f"{word}: schedulers from 2.8 on do not use it")
+
     return judged(
         "P-HANDSHAKE",
         f"{HANDSHAKE} of Node {node.name}",
-        "a scheduler has read the report since it was written",
+        f"{word}: the agent's stamps are read" if profile.stamps else well,
         When(
             word == "Deleted",
-            "WRONG",
+            "wrong",
             f"the scheduler dropped this node's GPUs ({cap(text, 64)})",
             "restart HAMi's scheduler, which then reads the report again; with a scheduler up to "
             "2.7.1 set report.profile",
@@ -396,39 +379,24 @@ def judge_handshake(
         ),
         When(
             profile.stamps and not word,
-            "WRONG",
+            "wrong",
             "the agent's stamp is absent",
             "look at `report` in the agent's /readyz?verbose",
             "HAMi's scheduler drops this node after 60 s",
-            ("P-AGENT", "P-RIGHTS"),
         ),
         When(
             profile.stamps and word == "Reported" and stamped > READ_WITHIN,
             "note",
-            f"no scheduler has read the report of {stamped:.0f} s ago",
+            f"no scheduler has read the report of {span(stamped)} ago",
             "check that HAMi's scheduler runs",
         ),
-        When(profile.stamps, "ok", f"{word}: the agent's stamps are read"),
-        When(word not in {"", "Requesting"}, "ok", f"{word}: schedulers from 2.8 on do not use it"),
         When(
-            not word and (not report.is_there or (report.written and age < READ_WITHIN) is True),
-            "ok",
-            "absent: the report is new, or there is none",
-        ),
-        # Schedulers from 2.10 on remove it when they drop a node whose slices are gone.
-        When(
-            not word and report.gpus > 0 and not report.healthy,
-            "ok",
-            "absent: the report offers no slice to a scheduler",
-        ),
-        When(
-            not word,
+            not profile.stamps and not word and offers and not is_new,
             "note",
             "absent: no scheduler has read the present report"
-            + (f", which is {age:.0f} s old" if report.written else ""),
+            + (f", which is {span(age)} old" if report.written else ""),
             "check that HAMi's scheduler runs; releases from 2.9 on write this within 15 s. "
             "Release 2.8 never does: after a change of memory or names alone, restart it",
-            causes=("P-AGENT", "P-KUBELET", "P-DRIVER"),
         ),
     )
 
@@ -465,20 +433,19 @@ def judge_lock(node: NodeSight, now: dt.datetime) -> Finding:
     return judged(
         "P-LOCK",
         f"{MUTEX_LOCK} of Node {node.name}",
-        "free" if text is None else f"held by {owner} for {age:.0f} s",
+        "free" if text is None else f"held by {owner} for {span(age)}",
         When(
             text is not None and lock is None,
-            "WRONG",
+            "wrong",
             f"cannot be read ({cap(text or '', 64)}): no scheduler ever takes it over",
             f"remove it: {remove}",
         ),
         When(
             age > LOCK_LONG,
-            "WRONG" if age > LOCK_EXPIRES else "note",
-            f"held by {owner} for {age:.0f} s",
+            "wrong" if age > LOCK_EXPIRES else "note",
+            f"held by {owner} for {span(age)}",
             "look at that pod's Events. The agent frees the lock of a pod that failed, ended or "
             f"is gone within 35 s; if there is no such pod and the lock stays: {remove}",
-            causes=("P-RIGHTS",),
         ),
     )
 
@@ -490,10 +457,8 @@ def judge_leftovers(
 
     `stamps`, `scores`: the agent's settings make it write the handshake, the score.
     """
-    found = [
-        Finding(
-            "P-LEFTOVERS",
-            "note",
+    left = [
+        (
             path,
             "left by HAMi's or NVIDIA's plugin: no process listens there",
             f"rm {path}, if that plugin does not come back",
@@ -503,13 +468,9 @@ def judge_leftovers(
     for key, is_ours in {HANDSHAKE: stamps, SCORE: scores}.items():
         text = node.annotations.get(key)
         if text is not None and not is_ours and (key == SCORE or text.startswith("Reported")):
-            finding = Finding(
-                "P-LEFTOVERS",
-                "note",
-                f"{key} of Node {node.name}",
-                f"left by HAMi's plugin: these settings never write it ({cap(text, 48)})",
-                f"kubectl annotate node {node.name} {key}-",
-            )
-            found.append(finding)
-    well = judged("P-LEFTOVERS", f"Node {node.name}", "nothing of HAMi's plugin is left")
-    return found or [well]
+            said = f"left by HAMi's plugin: these settings never write it ({cap(text, 48)})"
+            advice = f"kubectl annotate node {node.name} {key}-"
+            left.append((f"{key} of Node {node.name}", said, advice))
+
+    well = Finding("P-LEFTOVERS", "ok", f"Node {node.name}", "nothing of HAMi's plugin is left")
+    return [Finding("P-LEFTOVERS", "note", *one) for one in left] or [well]

@@ -23,6 +23,7 @@ from typing import Final
 from aiohttp import web
 
 from agent.errors import cap
+from agent.kit.units import age, counted, gib
 from agent.ledger import JournalEntry
 from agent.model import ReaderPolicy
 from agent.node.findings import Check
@@ -35,8 +36,6 @@ from agent.status import (
     StatusDocument,
     StatusFacts,
     UseHistory,
-    counted,
-    span,
     status_of,
 )
 from agent.web.api import refuse_reader
@@ -319,12 +318,12 @@ def _gpu(gpu: GpuStatus, now: dt.datetime) -> Html:
     tags += [("cordoned", "watch")] if gpu.cordoned else []
     tags += [] if gpu.serving else [("not offered", "bad")]
 
-    used = "not known" if gpu.used_mib is None else f"{gib(gpu.used_mib)} GiB"
+    used = "not known" if gpu.used_mib is None else gib(gpu.used_mib)
     if gpu.used_mib is not None and gpu.memory_mib:
-        used = f"{gib(gpu.used_mib)} / {gib(gpu.memory_mib)} GiB"
+        used = f"{gib(gpu.used_mib, '')} / {gib(gpu.memory_mib)}"
 
     used += "" if gpu.gpu_percent is None else f", {gpu.gpu_percent} % busy"
-    given = f"{gib(gpu.promised_mib)} / {gib(gpu.sellable_mib)} GiB, {gpu.promised_cores} % cores"
+    given = f"{gib(gpu.promised_mib, '')} / {gib(gpu.sellable_mib)}, {gpu.promised_cores} % cores"
 
     # Why it is not ok or not offered.
     notes: list[Html] = []
@@ -441,8 +440,8 @@ def _doubts(one: AllocationStatus) -> list[Html]:
 
 def _memory(share: ShareStatus) -> str:
     """What is used, if that is known, of what may be used."""
-    limit = f"{gib(share.memory_mib)} GiB" if share.memory_mib else ""
-    used = "" if share.used_mib is None else gib(share.used_mib)
+    limit = gib(share.memory_mib) if share.memory_mib else ""
+    used = "" if share.used_mib is None else gib(share.used_mib, "")
     if used and limit:
         return f"{used} of {limit}"
 
@@ -564,11 +563,6 @@ def _more(items: Collection[object], most: int, path: str) -> Html:
     return Html(f'<p class="more">{said}<a href="{path}">{path}</a></p>')
 
 
-def age(since: dt.datetime, now: dt.datetime) -> str:
-    """How long ago, as `4 min` or `3 d 4 h`; a future time is `0 s`."""
-    return span((now - since).total_seconds())
-
-
 def _time(words: str, at: dt.datetime) -> Html:
     """The words, with the time itself for programs and as a tooltip."""
     utc = at.astimezone(dt.UTC)
@@ -583,8 +577,3 @@ def _time(words: str, at: dt.datetime) -> Html:
 def clock(at: dt.datetime) -> str:
     """The time of day, in UTC."""
     return at.astimezone(dt.UTC).strftime("%H:%M:%S UTC")
-
-
-def gib(mib: int) -> str:
-    """Memory in GiB, such as `8.0`."""
-    return f"{mib / 1024:.1f}"

@@ -117,7 +117,7 @@ class AgentServices:
             pod_api=api,
             say=lambda _: None,
             clock=clock,
-            random=chance,
+            chance=chance,
         )
         self.reconcile = Reconcile(
             pods=self.pods,

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent.hami.pod import encode_pod_devices
+from agent.kit.units import span
 from agent.kube.reader import ClusterNode, ClusterSnapshot, GpuHolder, PodEventView
 from agent.model import GpuUuid, Share
 from agent.sandbox.explain.decide import explain_pod
@@ -19,7 +20,6 @@ from agent.sandbox.scheduler.filter import filter_pod
 from agent.sandbox.scheduler.model import RegisteredNode, SchedulerSettings
 from agent.sandbox.scheduler.registry import read_offer
 from agent.sandbox.scheduler.usage import Reservation, Usage
-from agent.status import span
 from tests.fakes.chance import Seeded
 from tests.fakes.explain_rig import REGISTER, a_gpu, report_of
 from tests.sandbox.explained import CORES, GPU, MEMORY, NOW, a_node, a_pod, event, told

@@ -241,6 +241,36 @@ def test_what_the_agent_said_of_the_pod_is_quoted_the_newest_first():
     ] == [*running.facts[1:]]
 
 
+@pytest.mark.parametrize("refusal", ["no lock [HA-2005]", "no healthy devices present"])
+@pytest.mark.parametrize(
+    ("reason", "message", "age", "is_shown"),
+    [
+        ("GpuUnhealthy", "GPU 0 (GPU-a): XID 79", 9000, True),
+        ("GpuUnhealthy", "GPUs 0, 2: XID 79", 9000, True),
+        ("GpuInventoryChanged", "no longer shared: GPU 0 (GPU-a)", 20, True),
+        ("GpuUnhealthy", "GPU 1 (GPU-b): XID 79", 20, False),
+        ("GpuUnhealthy", "GPUs 1, 2: XID 79", 20, False),
+        ("GpuDegradedForPod", "GPU 1 (GPU-b), which pod d/x holds: lost", 20, False),
+        ("AllocationRefused", "it has no lock [HA-2005]", 20, False),
+        ("PluginConflict", "another plugin took the resource", 20, True),
+        ("ConfigRejected", "splitCount is no number", 9000, False),
+    ],
+)
+def test_under_a_refusal_only_events_of_its_node_that_concern_the_pod_are_quoted(
+    refusal, reason, message, age, is_shown
+):
+    held = {"annotations": {"hami.io/vgpu-devices-allocated": "GPU-a,NVIDIA,1000,0:;"}}
+    pod = a_pod({**REJECTED, "message": refusal}, "n1", metadata=held)
+    nodes = (a_node("n1", *(a_gpu(f"GPU-{name}", index) for index, name in enumerate("abc"))),)
+    of_node = event(reason, message, age, "hami-agent", "n1")
+    found = told(pod, nodes=nodes, node_events=(of_node,)).gate("allocation")
+
+    assert ("blocked", is_shown) == (
+        found.verdict.value,
+        any(f"{reason}: {message}" in fact for fact in found.facts),
+    )
+
+
 @pytest.mark.parametrize(
     ("containers", "shares", "holders"),
     [

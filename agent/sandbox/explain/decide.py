@@ -15,6 +15,7 @@ import msgspec
 
 from agent import cluster as annotations
 from agent.errors import cap
+from agent.kit.units import counted, span
 from agent.kube.objects import decode_moment
 from agent.kube.reader import ClusterSnapshot, GpuHolder, JsonObject
 from agent.sandbox.explain.gates import (
@@ -72,7 +73,6 @@ from agent.sandbox.scheduler.model import (
 )
 from agent.sandbox.scheduler.usage import Reservation
 from agent.sandbox.scheduler.webhook import review_pod
-from agent.status import counted, span
 
 CHANGES_TOLD: Final = 3
 NODES_PER_KIND: Final = 16

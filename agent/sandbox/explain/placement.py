@@ -16,6 +16,7 @@ from agent.allocate.room import ContainerRequest
 from agent.cluster import PodView, Requirement
 from agent.errors import MalformedText, cap
 from agent.hami.pod import decode_pod_devices
+from agent.kit.units import counted, span
 from agent.kube.objects import decode_moment, decode_pod
 from agent.kube.reader import ClusterNode, ClusterSnapshot, GpuHolder, JsonObject, Taint
 from agent.sandbox.explain.story import (
@@ -45,7 +46,6 @@ from agent.sandbox.scheduler.model import (
 )
 from agent.sandbox.scheduler.registry import read_offer
 from agent.sandbox.scheduler.usage import TERMINAL, Quotas, Reservation, Usage
-from agent.status import counted, span
 
 # The cluster of a snapshot, as HAMi's scheduler would see it now.
 #
