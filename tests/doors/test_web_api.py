@@ -12,6 +12,7 @@ from typing import cast
 import aiohttp
 import msgspec
 import pytest
+import structlog
 from aiohttp import web
 
 from agent.allocate.room import promised
@@ -372,10 +373,15 @@ async def test_pages_are_served_beside_actions(tmp_path):
     assert 405 == (await post(tmp_path, "/livez", "PUT"))[0]
 
 
-async def test_somebody_else_is_refused(tmp_path, monkeypatch):
+async def test_somebody_else_is_refused_and_one_line_a_minute_tells_it(tmp_path, monkeypatch):
     monkeypatch.setattr(api, "peer_uid", lambda _: os.geteuid() + 1)
+    served = actions()
 
-    assert 403 == (await post(tmp_path, "/api/v1/gpus/0:recheck"))[0]
+    with structlog.testing.capture_logs() as logs:
+        for _ in range(2):
+            assert 403 == (await post(tmp_path, "/api/v1/gpus/0:recheck", served=served))[0]
+
+    assert 1 == [line["event"] for line in logs].count("web.action_refused")
 
 
 async def test_there_are_no_actions_over_tcp():
