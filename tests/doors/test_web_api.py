@@ -475,13 +475,13 @@ async def test_every_face_shows_what_has_ended_and_the_sum_that_the_next_pod_mee
     page = page_html(found, (), NOON)
 
     assert mib == promised(seen.ledger, seen.table, GPU).memory_mib
-    assert {("", "0"): mib * 2**20} == await series(cells, "hami_agent_memory_promised_bytes")
+    assert {("", "0"): mib * 2**20} == await series(cells, "hami_agent_memory_allocated_bytes")
     assert mib == found.gpus[0].promised_mib
     assert f"{mib / 1024:.1f}" in page
 
     (one,) = (each for each in found.allocations if each.shares[0].memory_mib == 70000)
     *_, last = pod_lines([one], NOON, StatusStyle(width=200))
-    served = await series(cells, "hami_agent_container_memory_promised_bytes")
+    served = await series(cells, "hami_agent_container_memory_allocated_bytes")
     assert seen.ended == one.ended == last.endswith("ended") == ("It has ended." in page)
     assert seen.ended == (one.shares[0].used_mib is None)
     is_named = seen.row.holder is not None and not seen.ended
