@@ -486,13 +486,13 @@ async def _paths(seen: NodeSeen) -> Iterable[Finding]:
         # The lines above say what is wrong with the directories.
         with contextlib.suppress(StateError):
             sizes = directory_sizes(seen.settings.hook_path).items()
-            large = [(name, one) for name, one in sizes if one.is_beyond or one.is_closed]
+            large = [(name, one) for name, one in sizes if one.is_beyond]
             for name, one in sorted(large, key=lambda each: -each[1].size)[:LARGEST]:
                 path = f"{home}/containers/{name}"
                 said = (
                     f"keeps {one.size / 2**20:,.0f} MiB or more in "
-                    f"{counted(one.entries, 'file')}, or has one that may not be read; HAMi-core "
-                    "needs about 2 MiB"
+                    f"{counted(one.entries, 'file')}, or has a directory or what may not be read; "
+                    "HAMi-core needs about 2 MiB in a few files"
                 )
                 advice = (
                     "ask the pod's owner why (the name begins with the pod's UID), or delete the "

@@ -236,7 +236,7 @@ async def test_each_fresh_socket_that_refuses_is_tried_quickly_for_a_second():
     side.answer = raising(KubeletError("kubelet.sock refuses connections"))
     async with a_registration(side):
         await asyncio.sleep(120)
-        first = tuple(side.calls)
+        first = side.calls[:]
         side.start_kubelet()
         await asyncio.sleep(120)
 
