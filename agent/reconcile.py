@@ -175,7 +175,8 @@ class Findings(msgspec.Struct, frozen=True):
 
     - `confirmed`: rows that the kubelet confirms, with their new values.
     - `over`: rows that no container can use any more.
-    - `adopt`: containers to adopt. `strangers`: rows that only keep ids in use.
+    - `adopt`: containers to adopt. `strangers`: rows that only keep ids in use, also for each
+      container to adopt.
     - `idle`: for the next reconcile. `due`: when the next row may be over if nothing changes.
     - `drifted`: how many rows have drift or cannot be compared.
     - `unconfirmed`: how many rows the kubelet should have confirmed by now.
@@ -355,6 +356,7 @@ def judge_by_scheduler(ledger: Ledger, seen: ReconcileFacts, resource: str) -> F
     over = [row for row in unseen if _vanished(row, by_key, seen)]
     gone = {row.key for row in over}
     overdue = [row for row in unseen if row.key not in gone and _overdue(row, seen.now)]
+    adopt = tuple(_adoptions(ledger, seen, by_key))
     kept = judge_by_kubelet(Ledger(ledger.rows_by(Decider.KUBELET)), seen, resource)
     # When the rows of deleted pods may be over. VANISHED_GRACE is not shorter than PERIOD, so a pod
     # cannot be deleted and due between two Lists.
@@ -365,8 +367,8 @@ def judge_by_scheduler(ledger: Ledger, seen: ReconcileFacts, resource: str) -> F
     return Findings(
         confirmed=(*(new for old, new in updates if new and new != old), *kept.confirmed),
         over=(*over, *kept.over),
-        adopt=tuple(_adoptions(ledger, seen, by_key)),
-        strangers=tuple(_strangers(kept.strangers, ledger, seen)),
+        adopt=adopt,
+        strangers=tuple(_strangers(kept.strangers, adopt, ledger, seen)),
         idle=kept.idle,
         due=min((end for end in ends if end > seen.now), default=None),
         # Drift: the agent could not offer the right ids before the answer. The kubelet used the ids
@@ -499,18 +501,21 @@ def _adoptions(
                 yield Adoption(pod, container, tuple(sorted(ids)))
 
 
-def _strangers(found: Iterable[Row], ledger: Ledger, seen: ReconcileFacts) -> Iterator[Row]:
-    """Those of `found` whose container was not answered and whose pod has no groups."""
-    answered = _answered_holders(ledger)
+def _strangers(
+    found: Iterable[Row], adopt: Iterable[Adoption], ledger: Ledger, seen: ReconcileFacts
+) -> Iterator[Row]:
+    """Those of `found` whose container was not answered, by us or by another plugin.
+
+    That is, whose pod has no groups. A container to adopt is among them, in case its answer cannot
+    be read.
+    """
+    answered = {row.holder for row in ledger.rows_by(Decider.SCHEDULER)}
+    to_adopt = {Holder(*each.pod.key, each.container.name) for each in adopt}
     for row in found if seen.table.synced else ():
         pod = seen.table.named(row.namespace, row.pod)
         is_known = pod is not None and (pod.groups or _may_hold_for_another(pod, ledger, seen))
-        if not is_known and row.holder not in answered:
+        if row.holder not in answered and (row.holder in to_adopt or not is_known):
             yield row
-
-
-def _answered_holders(ledger: Ledger) -> frozenset[Holder | None]:
-    return frozenset(row.holder for row in ledger.rows_by(Decider.SCHEDULER))
 
 
 def _may_hold_for_another(pod: PodView, ledger: Ledger, seen: ReconcileFacts) -> bool:
@@ -808,27 +813,17 @@ class Reconcile:
             self._idle, self._due = findings.idle, findings.due
             self.unconfirmed.set(findings.unconfirmed)
             self.drifted.set(findings.drifted)
-        new, unread = list(findings.strangers), 0
-        answered = _answered_holders(ledger)
-        for adoption in findings.adopt:
-            row = None if self.adopt is None else await self.adopt(adoption)
-            if row is not None:
-                new.append(row)
-                continue
-            # Its answer cannot be read: a row keeps its ids in use, and a later look tries again.
-            unread += 1
-            pod, container = adoption.pod, adoption.container
-            holder = Holder(pod.namespace, pod.name, container.name)
-            if adoption.ids and holder not in answered:
-                stranger = stranger_row(holder, adoption.ids, container.resource, seen)
-                # A former look has kept it: it is neither written nor told again.
-                new += [] if ledger.find(stranger.key) else [stranger]
+        found = [await self.adopt(each) for each in findings.adopt] if self.adopt else []
+        adopted = [row for row in found if row is not None]
+        # Of an answer that cannot be read a row keeps the ids in use, and a later look tries again.
+        holders = {row.holder for row in adopted}
+        new = adopted + [row for row in findings.strangers if row.holder not in holders]
         mine = [row for row in findings.over if row.key in self._closing]
         over = await self._removed(mine)
         written = await self._write(ledger, findings.confirmed, new, over)
         if complete and written and self.adopt is not None:
             await self._sweep(seen)
-        return written and not unread and len(over) == len(findings.over)
+        return written and len(adopted) == len(found) and len(over) == len(findings.over)
 
     def _free(self, keys: set[ContainerKey]) -> None:
         self.taken.difference_update(keys)

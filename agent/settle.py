@@ -434,26 +434,19 @@ class Settlement:
     async def _perform(self, effect: Effect) -> None:
         """Perform the effect, or drop it if it can never succeed. After a failure, try again."""
         last = self._tried.get(effect.identity)
+        log_line = log.bind(kind=effect.kind.value, ns=effect.namespace, pod=effect.pod)
         if last is None or last.until is None:
-            last = _Attempt(
-                effect, Backoff(LOCK_DELAYS if effect.lock else DELAYS, 0.2, self.chance)
-            )
+            delays = LOCK_DELAYS if effect.lock else DELAYS
+            last = _Attempt(effect, Backoff(delays, 0.2, self.chance))
             if not effect.groups:  # an answer has its own line in the log
-                log.info(
-                    "settlement.owed", kind=effect.kind.value, ns=effect.namespace, pod=effect.pod
-                )
+                log_line.info("settlement.owed")
+
         is_patch = effect.kind is EffectKind.SETTLE_POD
         try:
             result = await self._attempt(effect)
         except ApiError as error:
             result, delay = "failed", max(last.backoff.next(), error.retry_after or 0.0)
-            log.warning(
-                "settlement.put_off",
-                kind=effect.kind.value,
-                pod=effect.pod,
-                again_in=delay,
-                err=str(error),
-            )
+            log_line.warning("settlement.put_off", again_in=delay, err=str(error))
         else:
             # The view is late, or a webhook refuses what is right: that may pass, and until it
             # does, no pod behind this one has to wait.

@@ -287,6 +287,7 @@ Question = (
     | LookAtNode
     | AwaitOthers
 )
+"""What the caller finds out and adds to the evidence before it decides again."""
 
 
 class Grant(msgspec.Struct, frozen=True):
@@ -465,19 +466,19 @@ def _deleted_pods(evidence: Evidence) -> Iterator[PodView]:
     """
     kubelet, rows_of = evidence.kubelet, evidence.ledger.rows_of
     life = ASKED_AFTER_DELETION if kubelet.witnessed else ASKED_UNWITNESSED
-    recent = [
-        stone.pod
-        for stone in evidence.table.tombstones
-        if dt.timedelta(0) <= evidence.now - stone.deleted_at <= life
-        and stone.pod.annotations.get(BIND_PHASE) != PHASE_SUCCESS
-    ]
-    for pod in recent:
-        if not pod.terminal and pod.gpu_containers and not rows_of(pod.uid):
-            successor = evidence.table.named(*pod.key)
-            rows = rows_of(successor.uid) if successor else ()
-            is_past = successor is not None and successor.has_run  # it admits them in their order
-            if not is_past and all(row.epoch != kubelet.epoch for row in rows):
-                yield pod
+    for stone in evidence.table.tombstones:
+        pod, age = stone.pod, evidence.now - stone.deleted_at
+        is_answered = pod.annotations.get(BIND_PHASE) == PHASE_SUCCESS or bool(rows_of(pod.uid))
+        if is_answered or pod.terminal or not pod.gpu_containers:
+            continue
+
+        # The kubelet admits pods of a name in their order.
+        successor = evidence.table.named(*pod.key)
+        is_past = successor is not None and (
+            successor.has_run or any(row.epoch == kubelet.epoch for row in rows_of(successor.uid))
+        )
+        if not is_past and dt.timedelta(0) <= age <= life:
+            yield pod
 
 
 # Step 2: the kubelet is asked about the candidates, to find the pod that it is admitting.
@@ -690,13 +691,13 @@ def _sole_candidate(
         return first  # each of them is refused, for the same reason
     if len(found) == 1 and (first.row is None or lock_of(first.pod, evidence)):
         return first  # for a first answer, step 7 waits for the lock
-    what = f"{len(found)} pods are possible; start GPU pods one at a time, or "
+    what = f"{len(found)} pods are possible; start GPU pods one at a time"
     if len(found) == 1:
-        what = f"pod {'/'.join(first.pod.key)}, the only possible one, no longer holds the node "
-        what += "lock; delete the pod, or "
+        name = "/".join(first.pod.key)
+        what = f"pod {name}, the only possible one, no longer holds the node lock; delete the pod"
     raise Refusal(
         RefusalReason.WITNESS_SILENT,
-        f"This kubelet cannot say which pod it admits, and {what}upgrade the kubelet to 1.34.",
+        f"This kubelet cannot say which pod it admits, and {what}, or upgrade the kubelet to 1.34.",
     )
 
 

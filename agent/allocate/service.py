@@ -589,11 +589,9 @@ class HamiAllocation(Allocation):
             uid = call.row.key.pod_uid
         if uid is None or refusal.gate is RefusalReason.OVERLAP or epoch != call.turn.client:
             return  # after an overlap, and of a new kubelet, it may come again
-        pod = table.pods.get(uid)
-        if pod is None or not pod.has_run:
-            known = table.pods.keys() | {tombstone.pod.uid for tombstone in table.tombstones}
-            self.rejected[uid] = self.instance()
-            self.rejected = {uid: by for uid, by in self.rejected.items() if uid in known}
+        known = table.pods.keys() | {tombstone.pod.uid for tombstone in table.tombstones}
+        self.rejected[uid] = self.instance()
+        self.rejected = {uid: by for uid, by in self.rejected.items() if uid in known}
 
     @override
     async def prefer(
