@@ -138,7 +138,7 @@ def refusal_text(pod: PodView) -> str:
     return f"{sentence}{bracket}{rest.partition(']')[0]}]"
 
 
-def owed(facts: SettlementFacts) -> tuple[Effect, ...]:
+def pending_effects(facts: SettlementFacts) -> tuple[Effect, ...]:
     """All effects that are owed now."""
     if not facts.table.synced:
         return ()  # nothing proves that a pod is there, or is not
@@ -308,7 +308,7 @@ REFUSED_REFILL = 2.0
 """Allowance for patches of refused pods without a lock: 220 at once, which is twice the pods of a
 kubelet, then one every 2 s. A tenant can cause them without end, and nothing waits for them."""
 
-OUTLIVED = 64
+ORPHANED_LOCKS = 64
 """How many locks are remembered whose pod went first; as many as NodeView.former_locks has."""
 
 
@@ -329,14 +329,14 @@ class Settlement:
       A patch of a pod that is still shown is tried again later: a webhook may have refused it.
     - An Event is handed on once, and posted beside this. It may be lost.
 
-    `say` takes the Events about pods. Sole writer of `outlived`: locks, each with the UID of its
-    answered pod, that were still held when that pod was deleted.
+    `say` takes the Events about pods. Sole writer of `orphaned_locks`: locks, each with the UID of
+    its answered pod, that were still held when that pod was deleted.
     """
 
     pods: Cell[PodTable]
     node: Cell[NodeView | None]
     ledger: Cell[Ledger]
-    outlived: Cell[Mapping[str, PodUid]]
+    orphaned_locks: Cell[Mapping[str, PodUid]]
     node_api: NodeApi
     pod_api: PodApi
     say: Callable[[NodeEvent], None]
@@ -351,7 +351,7 @@ class Settlement:
         self._ended = Cell(0)
         """How many attempts have ended."""
         self._ration = Allowance(REFUSED, REFUSED_REFILL)
-        self._told: set[NodeEvent] = set()
+        self._said: set[NodeEvent] = set()
         self.results = Tally(
             "outbox_effects_total",
             "Effects that followed an answer, by kind and result.",
@@ -404,12 +404,12 @@ class Settlement:
             dt.timedelta(seconds=stood),
             frozenset(uid for kind, uid, _ in self._tried if kind is EffectKind.SETTLE_POD),
         )
-        found = owed(facts)
+        found = pending_effects(facts)
         for event in events_of(found, facts):
-            if event not in self._told:
-                self._told.add(event)
+            if event not in self._said:
+                self._said.add(event)
                 self.say(event)
-        self._told = {event for event in self._told if event.pod_uid in table.pods}
+        self._said = {event for event in self._said if event.pod_uid in table.pods}
         # A pod is settled once for each answer: who writes its annotations again is not fought.
         current = {each.identity for each in found}
         self._tried = {
@@ -500,8 +500,8 @@ class Settlement:
                 )
             else:
                 if now is None or now.uid != effect.pod_uid:
-                    noted = {**self.outlived.value, effect.lock: effect.pod_uid}
-                    self.outlived.set(dict(list(noted.items())[-OUTLIVED:]))
+                    noted = {**self.orphaned_locks.value, effect.lock: effect.pod_uid}
+                    self.orphaned_locks.set(dict(list(noted.items())[-ORPHANED_LOCKS:]))
         return "done"
 
     async def _patch(self, effect: Effect) -> str:

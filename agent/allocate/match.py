@@ -196,7 +196,8 @@ class Evidence(msgspec.Struct, frozen=True):
     - `ledger`: includes rows that are being written.
     - `released_locks`: the former locks that still prove a right, the last one first.
     - `used_locks`: the last locks with the pods that were answered under them. It remembers longer
-      than the rows. `outlived`: those of these locks that still stood when their pod was gone.
+      than the rows. `orphaned_locks`: those of these locks that still stood when their pod was
+      gone.
     - `known`: the witness's answers in this call; None: it does not know the pod. A missing key:
       it was not asked.
     - `pod_uids_read`: the UIDs from GETs of pods; also NOT_HERE and UNREAD.
@@ -219,7 +220,7 @@ class Evidence(msgspec.Struct, frozen=True):
     known: Mapping[PodKey, Holding | None]
     released_locks: tuple[NodeLock, ...] = ()
     used_locks: Mapping[str, PodUid] = msgspec.field(default_factory=dict)
-    outlived: Mapping[str, PodUid] = msgspec.field(default_factory=dict)
+    orphaned_locks: Mapping[str, PodUid] = msgspec.field(default_factory=dict)
     pod_uids_read: Mapping[PodKey, PodUid | None] = msgspec.field(default_factory=dict)
     registered: Mapping[GpuUuid, GpuUse] = msgspec.field(default_factory=dict)
     records_read: bool = False
@@ -959,15 +960,15 @@ def lock_of(pod: PodView, evidence: Evidence) -> NodeLock | None:
     if _is_made_with_its_node(pod):
         return None
 
-    def is_unspent(lock: NodeLock) -> bool:
+    def is_unused(lock: NodeLock) -> bool:
         uids = {evidence.used_locks.get(lock.value), *evidence.ledger.answered_under(lock.value)}
-        return uids <= {None, pod.uid, evidence.outlived.get(lock.value)}
+        return uids <= {None, pod.uid, evidence.orphaned_locks.get(lock.value)}
 
     lock = evidence.lock
     is_read = evidence.node_read and not evidence.node_unread
-    if lock is not None and lock.owner == pod.key and (is_read or is_unspent(lock)):
+    if lock is not None and lock.owner == pod.key and (is_read or is_unused(lock)):
         return lock
-    former = (old for old in evidence.released_locks if old.owner == pod.key and is_unspent(old))
+    former = (old for old in evidence.released_locks if old.owner == pod.key and is_unused(old))
     return next(former, None)
 
 

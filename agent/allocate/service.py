@@ -196,7 +196,7 @@ def refusal_of(error: TimeoutError | StateError, step: AllocateStep) -> Refusal:
 
 BUCKETS: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0)
 
-SPENT = 256
+USED_LOCKS = 256
 """Node locks remembered, each with the pod that was answered under it. The scheduler takes fewer
 in the 60 s in which a former lock proves a right."""
 
@@ -379,7 +379,7 @@ class Allocation(abc.ABC):
                     # The lock stands until it is released. Another pod that asks meanwhile is not
                     # its owner by right.
                     self.used_locks[row.lock] = row.key.pod_uid
-                    while len(self.used_locks) > SPENT:
+                    while len(self.used_locks) > USED_LOCKS:
                         del self.used_locks[next(iter(self.used_locks))]
                 if is_row_first and row.has_directory:
                     await self._make_directory(row, call, wipe=False)
@@ -484,7 +484,8 @@ class HamiAllocation(Allocation):
 
     The facts that it reads, and the peers that it asks:
 
-    - `outlived`: the locks that still stood when the pod that was answered under them was gone.
+    - `orphaned_locks`: the locks that still stood when the pod that was answered under them was
+      gone.
     - `match`: how pods are matched.
     - `registered`: the greatest amounts registered for each GPU in the last 60 s.
     - `refresh`: makes the one LIST of this node's pods; `is_owners`: the lock's owner may need it.
@@ -496,7 +497,7 @@ class HamiAllocation(Allocation):
 
     pods: Cell[PodTable]
     node: Cell[NodeView | None]
-    outlived: Cell[Mapping[str, PodUid]]
+    orphaned_locks: Cell[Mapping[str, PodUid]]
     match: Cell[MatchSettings]
     registered: Callable[[], Mapping[GpuUuid, GpuUse]] = dict
     witness: Witness
@@ -796,7 +797,7 @@ class Inquiry:
             registered=source.registered(),
             claimed=source.claimed(),
             used_locks=source.used_locks,
-            outlived=source.outlived.value,
+            orphaned_locks=source.orphaned_locks.value,
             known_before=turn.there if turn else {},
             beside=beside,
         )
