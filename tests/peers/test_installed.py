@@ -182,6 +182,22 @@ async def test_pods_run_with_what_the_scheduler_gave_them(site, table):
         assert expected_inside(cluster, name) == await seen_inside(cluster, name)
 
 
+async def test_an_agent_is_read_and_checked_in_its_pod_from_elsewhere(site):
+    # The kubelet names no loopback address, and there is no other one here.
+    where = {"status": {"addresses": [{"type": "InternalIP", "address": "127.0.0.1"}]}}
+    await site.cluster.api.patch(f"{NODE_PATH}/status", where)
+    status = await verb(site.cluster, "status", "--node", NODE, "-o", "json")
+    checkup = await verb(site.cluster, "doctor", "--node", NODE, "-o", "json")
+    lost = await verb(site.cluster, "doctor", "--node", NODE, "--only", "agent", "-o", "wide")
+
+    assert (0, NODE) == (status.code, status.document["data"]["node"]["name"]), status
+    assert status.document["source"].startswith(f"agent of {NODE} in its pod, through the ")
+    assert checkup.code in {0, 1, 5}, checkup
+    found = {one["id"]: one["verdict"] for one in checkup.document["data"]["findings"]}
+    assert ("ok", "ok", "ok") == tuple(found[one] for one in ("P-AGENT", "P-KUBELET", "P-NODE"))
+    assert "P-AGENT" in lost.text
+
+
 async def test_an_update_and_its_rollback_disturb_no_pod(site, table):
     cluster = site.cluster
     names = await residents(site, "steady")
@@ -362,19 +378,3 @@ async def test_what_is_uninstalled_leaves_what_the_documents_say_and_nothing_els
     # The scheduler writes its question without being told of any GPU.
     assert not notes.get(annotations.HANDSHAKE, "").startswith("Reported")
     assert LEFT == site.left()
-
-
-async def test_an_agent_is_read_and_checked_in_its_pod_from_elsewhere(site):
-    # The kubelet names no loopback address, and there is no other one here.
-    where = {"status": {"addresses": [{"type": "InternalIP", "address": "127.0.0.1"}]}}
-    await site.cluster.api.patch(f"{NODE_PATH}/status", where)
-    status = await verb(site.cluster, "status", "--node", NODE, "-o", "json")
-    checkup = await verb(site.cluster, "doctor", "--node", NODE, "-o", "json")
-    lost = await verb(site.cluster, "doctor", "--node", NODE, "--only", "agent", "-o", "wide")
-
-    assert (0, NODE) == (status.code, status.document["data"]["node"]["name"]), status
-    assert status.document["source"].startswith(f"agent of {NODE} in its pod, through the ")
-    assert checkup.code in {0, 1, 5}, checkup
-    found = {one["id"]: one["verdict"] for one in checkup.document["data"]["findings"]}
-    assert ("ok", "ok", "ok") == tuple(found[one] for one in ("P-AGENT", "P-KUBELET", "P-NODE"))
-    assert "P-AGENT" in lost.text
