@@ -577,9 +577,15 @@ class Clearing:
             if again:
                 due = loop.time() + CLEARING_PERIOD
 
-            if not await self._clear(again=again):
+            part = self._hooks.clear(again=again)
+            cleared = await _within(CLEARING_DEADLINE, part, "hooks.not_cleared")
+            if cleared is None:
                 due = min(due, loop.time() + RETRY)
-            await news.wait(max(due - loop.time(), 0.0))
+            else:
+                self._note(cleared)
+                await asyncio.sleep(CLEARING_PAUSE)
+            if cleared is None or not cleared.more:
+                await news.wait(max(due - loop.time(), 0.0))
 
     async def follow_room(self) -> NoReturn:
         """Set `room` each ROOM_PERIOD; not known while the disk fails or does not answer."""
@@ -588,23 +594,15 @@ class Clearing:
             self.room.set(room or DiskRoom())
             await asyncio.sleep(until_tick(ROOM_PERIOD))
 
-    async def _clear(self, *, again: bool) -> bool:
-        """Remove all that can be removed. False: the disk failed."""
-        more = True
-        while more:
-            part = self._hooks.clear(again=again)
-            cleared = await _within(CLEARING_DEADLINE, part, "hooks.not_cleared")
-            if cleared is None:
-                return False
-            more, again, before = cleared.more, False, self.state.value
-            # During an attempt, what stayed before still counts.
-            if not more or cleared.kept > before.kept:
-                if cleared.kept and not before.kept:
-                    log.warning("hooks.kept", directories=cleared.kept, err=cleared.why)
-                    self._say(kept_event(cleared))
-                self.state.set(cleared)
-            await asyncio.sleep(CLEARING_PAUSE)
-        return True
+    def _note(self, cleared: Cleared) -> None:
+        before = self.state.value
+        if cleared.more and cleared.kept <= before.kept:
+            return  # during an attempt, what stayed before still counts
+
+        if cleared.kept and not before.kept:
+            log.warning("hooks.kept", directories=cleared.kept, err=cleared.why)
+            self._say(kept_event(cleared))
+        self.state.set(cleared)
 
 
 # Compares the ledger with the kubelet after each answer, for each new kubelet and each minute.

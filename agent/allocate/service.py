@@ -13,7 +13,7 @@ import enum
 import functools
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager
-from typing import Final, NoReturn, Protocol, TypeVar
+from typing import Final, NoReturn, TypeVar
 
 import msgspec
 import structlog
@@ -165,8 +165,7 @@ def starved_refusal() -> Refusal:
 
 def disk_refusal(error: TimeoutError | StateError, step: AllocateStep) -> Refusal:
     """The refusal when the disk failed in `step`, or did not finish it in time."""
-    is_told = isinstance(error, StateError)
-    reason = str(error) if is_told else "the disk has not answered in time"
+    reason = str(error) if isinstance(error, StateError) else "the disk has not answered in time"
     if step in _BELOW_THE_HOOK_PATH:
         return Refusal(
             RefusalReason.HOST_DIRECTORY,
@@ -447,12 +446,6 @@ LOOK_DEADLINE = 0.4
 """Seconds for a look at the cgroups that must be over by then."""
 
 
-class Refresh(Protocol):
-    """LISTs this node's pods. Raises ApiError."""
-
-    def __call__(self, *, is_owners: bool) -> Awaitable[PodTable]: ...  # noqa: D102
-
-
 @dataclasses.dataclass(eq=False, kw_only=True)
 class HamiAllocation(Allocation):
     """The pod's annotation says what each container gets.
@@ -488,7 +481,8 @@ class HamiAllocation(Allocation):
       gone.
     - `match`: how pods are matched.
     - `registered`: the greatest amounts registered for each GPU in the last 60 s.
-    - `refresh`: makes the one LIST of this node's pods; `is_owners`: the lock's owner may need it.
+    - `refresh`: makes the one LIST of this node's pods; with `is_owners`: the lock's owner may need
+      it. Raises ApiError.
     - `look_at_pod`: GETs the UID of the pod that has a name now. `look_at_node`: GETs the Node.
     - `streams`: how many list streams the kubelet has open.
     - `look`: opens the Node's watch at once if it is down. After an outage the scheduler and the
@@ -503,7 +497,7 @@ class HamiAllocation(Allocation):
     witness: Witness
     records: KubeletRecords
     containers: Containers
-    refresh: Refresh
+    refresh: Callable[..., Awaitable[PodTable]]
     look_at_pod: Callable[[str, str], Awaitable[PodUid]]
     look_at_node: Callable[[], Awaitable[None]]
     streams: Cell[int]
