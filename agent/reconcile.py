@@ -112,10 +112,10 @@ UNCONFIRMED_AFTER = dt.timedelta(seconds=60)
 EVER = dt.datetime.min.replace(tzinfo=dt.UTC)
 
 
-class ReconcileFacts(msgspec.Struct, frozen=True):
+class ReconcileFacts(msgspec.Struct, frozen=True, dict=True):
     """The facts that a reconcile compares with the ledger.
 
-    - `holdings`: the kubelet's answers; `complete`: they are from a List, so they have all pods.
+    - `holdings`: the kubelet's answers about all pods; to confirm rows, some are enough.
     - `recorded`: the ids in the kubelet's checkpoint file by container; None: not read.
     - `directories`: the names of the container directories; empty: not searched.
     - `since`: when this process began to see all pods.
@@ -127,12 +127,16 @@ class ReconcileFacts(msgspec.Struct, frozen=True):
     holdings: Sequence[Holding]
     epoch: KubeletEpoch
     now: dt.datetime
-    complete: bool
     recorded: Mapping[ContainerKey, frozenset[SliceId]] | None = None
     directories: frozenset[str] = frozenset()
     since: dt.datetime = EVER
     failed: Mapping[PodUid, dt.datetime] = msgspec.field(default_factory=dict)
     idle: Mapping[ContainerKey, dt.datetime] = msgspec.field(default_factory=dict)
+
+    @functools.cached_property
+    def by_pod(self) -> Mapping[PodKey, Holding]:
+        """The kubelet's answers by the pod's name."""
+        return {(each.namespace, each.pod): each for each in self.holdings}
 
 
 class Adoption(msgspec.Struct, frozen=True):
@@ -211,7 +215,7 @@ Held = frozenset[SliceId]
 
 
 def judge_by_kubelet(ledger: Ledger, seen: ReconcileFacts, resource: str) -> Findings:
-    """Compare the rows with a complete List; a Get gives no findings.
+    """Compare the rows with a List.
 
     In plain mode that is all rows: a state file of an earlier version may have rows of hami mode.
     In hami mode it is the strangers' rows.
@@ -223,8 +227,6 @@ def judge_by_kubelet(ledger: Ledger, seen: ReconcileFacts, resource: str) -> Fin
     kubelet's checkpoint file must agree: it forgets a pod only when the kubelet knows that the pod
     ended.
     """
-    if not seen.complete:
-        return Findings()
     holders = {
         Holder(holding.namespace, holding.pod, container.name): ids
         for holding in seen.holdings
@@ -349,21 +351,19 @@ def judge_by_scheduler(ledger: Ledger, seen: ReconcileFacts, resource: str) -> F
     ended = {pod.key for pod in seen.table.pods.values() if _has_ended(pod, seen)}
     holdings = [each for each in seen.holdings if (each.namespace, each.pod) not in ended]
     seen = msgspec.structs.replace(seen, holdings=holdings)
-    by_key: dict[PodKey, Holding] = {(each.namespace, each.pod): each for each in seen.holdings}
     rows = ledger.rows_by(Decider.SCHEDULER)
-    updates = [(row, _confirm(row, by_key, seen)) for row in rows]
+    updates = [(row, _confirm(row, seen)) for row in rows]
     unseen = [row for row, update in updates if update is None]
-    over = [row for row in unseen if _vanished(row, by_key, seen)]
+    over = [row for row in unseen if _vanished(row, seen)]
     gone = {row.key for row in over}
     overdue = [row for row in unseen if row.key not in gone and _overdue(row, seen.now)]
-    adopt = tuple(_adoptions(ledger, seen, by_key))
+    adopt = tuple(_adoptions(ledger, seen))
     kept = judge_by_kubelet(Ledger(ledger.rows_by(Decider.KUBELET)), seen, resource)
     # When the rows of deleted pods may be over. VANISHED_GRACE is not shorter than PERIOD, so a pod
     # cannot be deleted and due between two Lists.
     ends = [kept.due] if kept.due else []
-    if seen.complete:
-        deleted = (row for row in rows if row.key.pod_uid not in seen.table.pods)
-        ends += (_gone_since(row, seen) + VANISHED_GRACE for row in deleted)
+    deleted = (row for row in rows if row.key.pod_uid not in seen.table.pods)
+    ends += (_gone_since(row, seen) + VANISHED_GRACE for row in deleted)
     return Findings(
         confirmed=(*(new for old, new in updates if new and new != old), *kept.confirmed),
         over=(*over, *kept.over),
@@ -383,7 +383,7 @@ def _overdue(row: Row, now: dt.datetime) -> bool:
     return not row.confirmed and has_passed(UNCONFIRMED_AFTER, row.answered_at, now)
 
 
-def _confirm(row: Row, by_key: Mapping[PodKey, Holding], seen: ReconcileFacts) -> Row | None:
+def _confirm(row: Row, seen: ReconcileFacts) -> Row | None:
     """The row as the kubelet confirms it; None: it does not confirm it.
 
     An init container is only in the kubelet's checkpoint file, which can be older than the kubelet
@@ -391,7 +391,7 @@ def _confirm(row: Row, by_key: Mapping[PodKey, Holding], seen: ReconcileFacts) -
     this instance, and its unknown pod as dead.
     """
     pod = seen.table.pods.get(row.key.pod_uid)
-    holding = by_key.get((row.namespace, row.pod))
+    holding = seen.by_pod.get((row.namespace, row.pod))
     if pod is None or pod.terminal or holding is None:
         return None
     ids = frozenset(row.slice_ids)
@@ -416,11 +416,11 @@ def leaked(
     names have no pod.
     """
     table = seen.table
-    if not (seen.complete and table.synced) or table.stale:
+    if not table.synced or table.stale:
         return ()
     pods = [*table.pods.values(), *(tombstone.pod for tombstone in table.tombstones)]
     names = {pod.key for pod in pods}
-    if any((holding.namespace, holding.pod) not in names for holding in seen.holdings):
+    if not seen.by_pod.keys() <= names:
         return ()
     owners = {
         *(pod.uid for pod in pods if not _has_ended(pod, seen)),
@@ -436,12 +436,12 @@ def leaked(
     )
 
 
-def _vanished(row: Row, by_key: Mapping[PodKey, Holding], seen: ReconcileFacts) -> bool:
+def _vanished(row: Row, seen: ReconcileFacts) -> bool:
     """Whether the row's pod has been gone for long enough.
 
     A kubelet that has just started knows no pod, and deleted pods may still run.
     """
-    if not (seen.complete and seen.table.synced) or seen.table.stale:
+    if not seen.table.synced or seen.table.stale:
         return False
     pod = seen.table.pods.get(row.key.pod_uid)
     if pod is not None:
@@ -449,7 +449,7 @@ def _vanished(row: Row, by_key: Mapping[PodKey, Holding], seen: ReconcileFacts) 
     if not has_passed(dt.timedelta(seconds=SETTLING), seen.epoch.since, seen.now):
         return False
     successor = seen.table.named(row.namespace, row.pod)
-    if (row.namespace, row.pod) in by_key and successor is None:
+    if (row.namespace, row.pod) in seen.by_pod and successor is None:
         return False
     return has_passed(VANISHED_GRACE, _gone_since(row, seen), seen.now)
 
@@ -472,19 +472,16 @@ def _gone_since(row: Row, seen: ReconcileFacts) -> dt.datetime:
     return max((at for at in (row.answered_at, seen.since) if at <= seen.now), default=EVER)
 
 
-def _adoptions(
-    ledger: Ledger, seen: ReconcileFacts, by_key: Mapping[PodKey, Holding]
-) -> Iterator[Adoption]:
+def _adoptions(ledger: Ledger, seen: ReconcileFacts) -> Iterator[Adoption]:
     """Containers with groups in the annotation that were answered and have no row.
 
     The kubelet names ids for them. If it lost its checkpoint, their directory shows it: only an
-    answer makes one. A Get gives no adoptions: it is about a pod that is being answered, and the
-    kubelet may be about to ask for its other containers.
+    answer makes one.
     """
-    for pod in seen.table.pods.values() if seen.complete else ():
+    for pod in seen.table.pods.values():
         if pod.terminal or not pod.groups:
             continue
-        holding = None if _may_hold_for_another(pod, ledger, seen) else by_key.get(pod.key)
+        holding = None if _may_hold_for_another(pod, ledger, seen) else seen.by_pod.get(pod.key)
         for container in pod.gpu_containers:
             resource = container.resource
             ids = holding.ids_of(container.name, resource) if holding else frozenset()
@@ -742,7 +739,16 @@ class Reconcile:
                 break
             if holding is not None:
                 holdings.append(holding)
-        await self._apply(holdings, epoch or KubeletEpoch(), complete=False)
+        # They only confirm rows: of the pods that were asked about, some are being answered, and
+        # the kubelet may be about to ask for their other containers.
+        is_init = any(row.role is Role.INIT for row in rows)
+        recorded = await self._recorded() if is_init else None
+        seen = ReconcileFacts(
+            self.pods.value, holdings, epoch or KubeletEpoch(), self.clock.now(), recorded
+        )
+        ledger = self.ledger.value
+        pairs = [(row, _confirm(row, seen)) for row in ledger.rows_by(Decider.SCHEDULER)]
+        await self._write(ledger, [new for old, new in pairs if new and new != old], (), ())
 
     async def _list(self, epoch: KubeletEpoch) -> bool:
         """Reconcile with a List of the kubelet `epoch`. False: it should be tried again soon."""
@@ -768,22 +774,19 @@ class Reconcile:
         if self._names is None:
             found = await _within(DEADLINE, self.hooks.found(), "hooks.not_searched")
             self._names = None if found is None else frozenset(found)
-        done = await self._apply(holdings, epoch, complete=True)
+        done = await self._apply(holdings, epoch)
         if done and self._names is not None:
             self._names = frozenset()
         return done
 
-    async def _apply(
-        self, holdings: Sequence[Holding], epoch: KubeletEpoch, *, complete: bool
-    ) -> bool:
-        """Compare the ledger with the kubelet's answers and correct it; `complete`: to a List.
+    async def _recorded(self) -> Mapping[ContainerKey, frozenset[SliceId]] | None:
+        """The ids in the kubelet's checkpoint file; None: it cannot be read."""
+        read = self.records.read(self.resource())
+        return await _within(DEADLINE, read, "reconcile.records_unread")
 
-        False: something is left to do.
-        """
-        recorded: Mapping[ContainerKey, frozenset[SliceId]] | None = None
-        if complete or any(row.role is Role.INIT for row in self.ledger.value.rows):
-            read = self.records.read(self.resource())
-            recorded = await _within(DEADLINE, read, "reconcile.records_unread")
+    async def _apply(self, holdings: Sequence[Holding], epoch: KubeletEpoch) -> bool:
+        """Compare the ledger with a List and correct it. False: something is left to do."""
+        recorded = await self._recorded()
         ledger, table, now = self.ledger.value, self.pods.value, self.clock.now()
         failed = (pod.uid for pod in table.pods.values() if pod.phase is Phase.FAILED)
         self._failed = {uid: min(self._failed.get(uid, now), now) for uid in failed}
@@ -792,25 +795,23 @@ class Reconcile:
             holdings=holdings,
             epoch=epoch,
             now=now,
-            complete=complete,
             recorded=recorded,
-            directories=(self._names or frozenset()) if complete else frozenset(),
+            directories=self._names or frozenset(),
             since=self._since,
             failed=self._failed,
             idle=self._idle,
         )
         judge = judge_by_kubelet if self.adopt is None else judge_by_scheduler
         findings = judge(ledger, seen, self.resource())
-        if complete:
-            # A commit that was given up may have dropped its rows later. One whose row is there may
-            # still do so: no call answers that row, also if it is no longer over.
-            self._free(self._closing - {row.key for row in ledger.rows})
-            # A row that a call is answering is left to the next List.
-            self._closing |= {row.key for row in findings.over} - self.taken
-            self.taken.update(self._closing)
-            self._idle, self._due = findings.idle, findings.due
-            self.unconfirmed.set(findings.unconfirmed)
-            self.drifted.set(findings.drifted)
+        # A commit that was given up may have dropped its rows later. One whose row is there may
+        # still do so: no call answers that row, also if it is no longer over.
+        self._free(self._closing - {row.key for row in ledger.rows})
+        # A row that a call is answering is left to the next List.
+        self._closing |= {row.key for row in findings.over} - self.taken
+        self.taken.update(self._closing)
+        self._idle, self._due = findings.idle, findings.due
+        self.unconfirmed.set(findings.unconfirmed)
+        self.drifted.set(findings.drifted)
         found = [await self.adopt(each) for each in findings.adopt] if self.adopt else []
         adopted = [row for row in found if row is not None]
         # Of an answer that cannot be read a row keeps the ids in use, and a later look tries again.
@@ -819,7 +820,7 @@ class Reconcile:
         mine = [row for row in findings.over if row.key in self._closing]
         over = await self._removed(mine)
         written = await self._write(ledger, findings.confirmed, new, over)
-        if complete and written and self.adopt is not None:
+        if written and self.adopt is not None:
             await self._sweep(seen)
         return written and len(adopted) == len(found) and len(over) == len(findings.over)
 
