@@ -245,10 +245,12 @@ def judge_by_kubelet(ledger: Ledger, seen: ReconcileFacts, resource: str) -> Fin
     rows: list[Row] = []
     idle: dict[ContainerKey, dt.datetime] = {}
     ends: dict[ContainerKey, dt.datetime] = {}
+
     for old in ledger.rows:
         row, holder, ids = old, owners.get(old.key), frozenset(old.slice_ids)
         if holder is not None or (old.holder is None and ids in recorded):
             row = msgspec.structs.replace(old, holder=holder, confirmed=True, epoch=seen.epoch)
+
         rows.append(row)
         if row.holder is None:
             is_used = not held.isdisjoint(ids)  # any holder of these ids may use this row
@@ -258,8 +260,10 @@ def judge_by_kubelet(ledger: Ledger, seen: ReconcileFacts, resource: str) -> Fin
             # A container that is listed with other ids was answered anew, for a row of hami mode.
             is_listed = (row.holder.namespace, row.holder.pod) in listed
             is_used = is_listed and row.holder not in holders
+
         if is_used:
             continue
+
         # Times before its last answer do not count. After the clock was set back, times can lie in
         # the future: one of these then counts as now, and such an answer counts as old.
         since = seen.idle.get(row.key)
@@ -268,6 +272,7 @@ def judge_by_kubelet(ledger: Ledger, seen: ReconcileFacts, resource: str) -> Fin
         grace = _grace(row, seen, left)
         if grace is not None:
             ends[row.key] = idle[row.key] + grace
+
     over = {key for key, end in ends.items() if end <= seen.now}
     # Holders of slices that no row explains.
     unheld = {frozenset(row.slice_ids) for row in ledger.rows if row.holder is None}
@@ -278,6 +283,7 @@ def judge_by_kubelet(ledger: Ledger, seen: ReconcileFacts, resource: str) -> Fin
         if not (holder in used or holder in scheduled or ids in unheld)
         and any(map(split_slice_id, ids))
     )
+
     return Findings(
         confirmed=tuple(new for new, old in zip(rows, ledger.rows, strict=True) if new != old),
         over=tuple(row for row in rows if row.key in over),
@@ -306,6 +312,7 @@ def _matched(
             free.setdefault(ids, set()).add(row.key)
         elif holders.get(row.holder) == ids:
             own.setdefault(row.holder, set()).add(row.key)
+
     sharers = Counter(holders.values())
     new = Counter(ids for holder, ids in holders.items() if holder not in own)
     for holder, ids in holders.items():
@@ -313,6 +320,7 @@ def _matched(
         is_alone = sharers[ids] == 1 or (not keys and new[ids] == 1)
         if is_alone and recorded.get(ids, 0) <= sharers[ids]:
             keys = keys | free.get(ids, set())
+
         if keys:
             yield holder, frozenset(keys)
 
@@ -331,6 +339,7 @@ def _grace(row: Row, seen: ReconcileFacts, left: Held) -> dt.timedelta | None:
         return None  # a kubelet that knows no pod has just started
     if seen.recorded is None:
         return UNREAD_GRACE
+
     return UNSEEN_GRACE if left.isdisjoint(row.slice_ids) else None
 
 
@@ -364,6 +373,7 @@ def judge_by_scheduler(ledger: Ledger, seen: ReconcileFacts, resource: str) -> F
     ends = [kept.due] if kept.due else []
     deleted = (row for row in rows if row.key.pod_uid not in seen.table.pods)
     ends += (_gone_since(row, seen) + VANISHED_GRACE for row in deleted)
+
     return Findings(
         confirmed=(*(new for old, new in updates if new and new != old), *kept.confirmed),
         over=(*over, *kept.over),
@@ -394,13 +404,16 @@ def _confirm(row: Row, seen: ReconcileFacts) -> Row | None:
     holding = seen.by_pod.get((row.namespace, row.pod))
     if pod is None or pod.terminal or holding is None:
         return None
+
     ids = frozenset(row.slice_ids)
     if row.role is not Role.INIT:
         ids = holding.ids_of(row.key.container, row.resource)
     elif seen.recorded is None or row.key not in seen.recorded:
         return None
+
     if not ids:
         return None
+
     return msgspec.structs.replace(
         row, confirmed=True, epoch=seen.epoch, slice_ids=tuple(sorted(ids))
     )
@@ -418,10 +431,12 @@ def leaked(
     table = seen.table
     if not table.synced or table.stale:
         return ()
+
     pods = [*table.pods.values(), *(tombstone.pod for tombstone in table.tombstones)]
     names = {pod.key for pod in pods}
     if not seen.by_pod.keys() <= names:
         return ()
+
     owners = {
         *(pod.uid for pod in pods if not _has_ended(pod, seen)),
         *(row.key.pod_uid for row in ledger.rows),
@@ -443,14 +458,17 @@ def _vanished(row: Row, seen: ReconcileFacts) -> bool:
     """
     if not seen.table.synced or seen.table.stale:
         return False
+
     pod = seen.table.pods.get(row.key.pod_uid)
     if pod is not None:
         return _has_ended(pod, seen)
     if not has_passed(dt.timedelta(seconds=SETTLING), seen.epoch.since, seen.now):
         return False
+
     successor = seen.table.named(row.namespace, row.pod)
     if (row.namespace, row.pod) in seen.by_pod and successor is None:
         return False
+
     return has_passed(VANISHED_GRACE, _gone_since(row, seen), seen.now)
 
 
@@ -481,6 +499,7 @@ def _adoptions(ledger: Ledger, seen: ReconcileFacts) -> Iterator[Adoption]:
     for pod in seen.table.pods.values():
         if pod.terminal or not pod.groups:
             continue
+
         holding = None if _may_hold_for_another(pod, ledger, seen) else seen.by_pod.get(pod.key)
         for container in pod.gpu_containers:
             resource = container.resource
@@ -491,6 +510,7 @@ def _adoptions(ledger: Ledger, seen: ReconcileFacts) -> Iterator[Adoption]:
                 # They are another pod's of that name, which may have been created and deleted
                 # between two frames of the agent's watch: the kubelet's file lacks this UID.
                 ids = frozenset()
+
             is_made = bool(seen.directories) and (
                 container_directory(pod.uid, container.name) in seen.directories
             )
@@ -523,6 +543,7 @@ def _may_hold_for_another(pod: PodView, ledger: Ledger, seen: ReconcileFacts) ->
     """
     if pod.phase is not Phase.PENDING:
         return False
+
     return any(tombstone.pod.key == pod.key for tombstone in seen.table.tombstones) or any(
         (row.namespace, row.pod) == pod.key and row.key.pod_uid != pod.uid
         for row in ledger.rows_by(Decider.SCHEDULER)
@@ -568,6 +589,7 @@ class Clearing:
         loop = asyncio.get_running_loop()
         news = News(self._set_aside)
         due = loop.time()
+
         while True:
             # What stays is not tried for each pod that ends: a tenant can make that costly.
             again = loop.time() >= due
@@ -581,6 +603,7 @@ class Clearing:
             else:
                 self._note(cleared)
                 await asyncio.sleep(CLEARING_PAUSE)
+
             if cleared is None or not cleared.more:
                 await news.wait(max(due - loop.time(), 0.0))
 
@@ -599,6 +622,7 @@ class Clearing:
         if cleared.kept and not before.kept:
             log.warning("hooks.kept", directories=cleared.kept, err=cleared.why)
             self._say(kept_event(cleared))
+
         self.state.set(cleared)
 
 
@@ -681,14 +705,17 @@ class Reconcile:
         news = News(self.ledger, self.epoch, self.rivals)
         known: KubeletEpoch | None = None
         known_since, failures = 0.0, 0
+
         while True:
             epoch, rivals = self.epoch.value, self.rivals.value
             if epoch is None:
                 await news.wait()
                 continue
+
             if epoch != known:
                 known, known_since = epoch, loop.time()
                 self._idle = {}  # a new kubelet does not know all its pods yet
+
             failures = 0 if await self._list(epoch) else failures + 1
             if 0 < failures <= len(RETRIES):
                 period = RETRIES[failures - 1]
@@ -696,16 +723,20 @@ class Reconcile:
                 is_new = loop.time() - known_since < SETTLING
                 is_behind = any(row.epoch != epoch for row in self.ledger.value.rows)
                 period = SETTLING_PAUSE if is_new and is_behind else PERIOD
+
             due = loop.time() + period
             while self.epoch.value == epoch and self.rivals.value == rivals:
                 left = due - loop.time()
                 if self._due is not None:
                     left = min(left, (self._due - self.clock.now()).total_seconds())
+
                 fresh = self._fresh(epoch)
                 if left <= 0 or any(row.holder is None for row in fresh):
                     break  # only a List can name the pod
+
                 if fresh:
                     await self._get(fresh)
+
                 await news.wait(min(left, PAUSE) if self._asked else left)
 
     def _fresh(self, epoch: KubeletEpoch) -> list[Row]:
@@ -716,10 +747,12 @@ class Reconcile:
         for row in self.ledger.value.rows:
             if row.confirmed or row.epoch != epoch or row.key in self._asked:
                 continue
+
             pod = self.pods.value.pods.get(row.pod_uid)
             is_there = row.holder is None or (pod is not None and not pod.terminal)
             if is_there and 0 <= (now - row.answered_at).total_seconds() < YOUNG:
                 fresh.append(row)
+
         return fresh
 
     async def _get(self, rows: Sequence[Row]) -> None:
@@ -729,6 +762,7 @@ class Reconcile:
         elapsed = asyncio.get_running_loop().time()
         self._asked.update((row.key, elapsed) for row in rows)
         holdings: list[Holding] = []
+
         for namespace, pod in dict.fromkeys((row.namespace, row.pod) for row in rows):
             try:
                 async with asyncio.timeout(DEADLINE):
@@ -739,6 +773,7 @@ class Reconcile:
                 break
             if holding is not None:
                 holdings.append(holding)
+
         # They only confirm rows: of the pods that were asked about, some are being answered, and
         # the kubelet may be about to ask for their other containers.
         is_init = any(row.role is Role.INIT for row in rows)
@@ -757,9 +792,11 @@ class Reconcile:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(None if self.adopt is None else QUIET_WITHIN):
                 await self.calls.idle_for(QUIET)
+
         elapsed, self._due = asyncio.get_running_loop().time(), None
         rows = self.ledger.value.rows
         self._asked.update((row.key, elapsed) for row in rows if row.holder is None)
+
         try:
             async with asyncio.timeout(DEADLINE):
                 holdings = await retry(self.witness.list, WitnessThrottled, THROTTLED_PAUSE)
@@ -768,15 +805,19 @@ class Reconcile:
                 log.info("reconcile.unanswered", err=str(error) or "out of time")
             self._silent = True  # said once until it answers: it is tried again within seconds
             return False
+
         self._silent = False
         if self.epoch.value != epoch:
             return False
+
         if self._names is None:
             found = await _within(DEADLINE, self.hooks.found(), "hooks.not_searched")
             self._names = None if found is None else frozenset(found)
+
         done = await self._apply(holdings, epoch)
         if done and self._names is not None:
             self._names = frozenset()
+
         return done
 
     async def _recorded(self) -> Mapping[ContainerKey, frozenset[SliceId]] | None:
@@ -820,8 +861,10 @@ class Reconcile:
         mine = [row for row in findings.over if row.key in self._closing]
         over = await self._removed(mine)
         written = await self._write(ledger, findings.confirmed, new, over)
+
         if written and self.adopt is not None:
             await self._sweep(seen)
+
         return written and len(adopted) == len(found) and len(over) == len(findings.over)
 
     def _free(self, keys: set[ContainerKey]) -> None:
@@ -841,8 +884,10 @@ class Reconcile:
                 with contextlib.suppress(Refusal):
                     if row.has_directory:
                         name = container_directory(row.key.pod_uid, row.key.container)
+
                 if not name or await self._remove(name):
                     over.append(row)
+
         return over
 
     async def _write(
@@ -858,9 +903,11 @@ class Reconcile:
                 present = ledger.find(row.key)
                 if present is not None and present == base.find(row.key):
                     ledger = ledger.put(row)
+
             for row in new:
                 if ledger.find(row.key) is None:
                     ledger = ledger.put(row)
+
             return ledger.drop(row.key for row in over)
 
         try:
@@ -868,6 +915,7 @@ class Reconcile:
         except StateError as error:
             log.warning("reconcile.put_off", err=str(error))
             return False
+
         self._free(self._closing)  # no earlier commit is under way any more
         for row in confirmed:  # settlement posts the Event of a mismatch
             old, now = base.find(row.key), self.ledger.value.find(row.key)
@@ -877,13 +925,16 @@ class Reconcile:
                 log.warning(
                     "ledger.mismatch", ns=now.namespace, pod=now.pod, err=str(mismatch(now))
                 )
+
         for row in new:
             event = "ledger.kept_unread" if row.adopted else "ledger.adopted"
             tell = log.warning if row.adopted else log.info
             container = row.holder and row.holder.container
             tell(event, ns=row.namespace, pod=row.pod, ctr=container)
+
         for row in over:
             log.info("ledger.closed", pod_uid=row.key.pod_uid, ctr=row.key.container)
+
         return True
 
     async def _sweep(self, seen: ReconcileFacts) -> None:
@@ -891,9 +942,11 @@ class Reconcile:
         elapsed = asyncio.get_running_loop().time()
         if elapsed - self._swept_at < SWEEP_PERIOD:
             return
+
         found = await _within(DEADLINE, self.hooks.found(), "hooks.not_searched")
         if found is None:
             return
+
         self._swept_at, now = elapsed, self.clock.now()
         ages = {name: now - changed for name, changed in found.items()}
         with contextlib.suppress(TimeoutError):
@@ -915,4 +968,5 @@ class Reconcile:
         except TimeoutError:
             log.warning("hooks.not_removed", directory=name, err="out of time")
             raise
+
         return True

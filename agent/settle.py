@@ -153,6 +153,7 @@ def _for_answered(facts: SettlementFacts) -> Iterator[Effect]:
     table, ledger, lock = facts.table, facts.ledger, facts.lock
     graves = {stone.pod.uid: stone.pod for stone in table.tombstones}
     names = {pod.key for pod in table.pods.values()}
+
     for uid in dict.fromkeys(row.key.pod_uid for row in ledger.rows_by(Decider.SCHEDULER)):
         is_there, rows = uid in table.pods, ledger.rows_of(uid)
         pod = table.pods.get(uid) or graves.get(uid)
@@ -160,6 +161,7 @@ def _for_answered(facts: SettlementFacts) -> Iterator[Effect]:
             continue  # the lock of a pod that has ended: see _for_lock
         if not is_there and pod.key in names:
             continue  # its successor may have taken over the lock
+
         last = max(rows, key=lambda row: row.answered_at)
         is_complete = {row.key.container for row in rows} >= {
             container.name
@@ -170,9 +172,11 @@ def _for_answered(facts: SettlementFacts) -> Iterator[Effect]:
         frees = is_complete and lock is not None and any(row.lock == lock.value for row in rows)
         text = lock.value if frees and lock is not None else ""
         where = uid, pod.namespace, pod.name, due
+
         if text and is_there and not pod.reusable_name:
             yield Effect(EffectKind.RELEASE_LOCK, *where, lock=text)
             text = ""
+
         # Otherwise another pod of this name may have taken over the lock. The patch of the pod has
         # the UID, so it fails in that case, and the lock stays.
         groups = tuple(sorted(row.group for row in rows))
@@ -189,9 +193,11 @@ def _for_refused(facts: SettlementFacts) -> Iterator[Effect]:
         is_tried = pod.uid in facts.tried
         if begun[pod.namespace] >= REFUSED_AT_ONCE and not is_tried:
             continue
+
         is_noted = pod.annotations.get(BIND_PHASE) == PHASE_FAILED
         if pod.static or is_noted or not refusal_text(pod):
             continue
+
         begun[pod.namespace] += not is_tried  # a patch that fails for good hides no other pod
         where = pod.uid, pod.namespace, pod.name
         yield Effect(EffectKind.SETTLE_POD, *where, phase=PHASE_FAILED)
@@ -212,6 +218,7 @@ def _for_lock(facts: SettlementFacts) -> Iterator[Effect]:
     lock = facts.lock
     if lock is None or lock.owner is None:
         return
+
     owner = facts.table.named(*lock.owner)
     answered = facts.ledger.answered_under(lock.value)
     has_stood = facts.standing >= UNCLAIMED
@@ -246,6 +253,7 @@ def _is_answered(pod: PodView, facts: SettlementFacts) -> bool:
         has_started = is_past or container.running_id is not None or container.has_run
         if container.name not in rows and not (has_started and facts.standing >= UNCLAIMED):
             return False
+
     last = max((row.answered_at for row in rows.values()), default=None)
     return last is None or not dt.timedelta(0) <= facts.now - last < ANSWERED_GRACE
 
@@ -257,10 +265,12 @@ def events_of(effects: Iterable[Effect], facts: SettlementFacts) -> Iterator[Nod
         if effect.is_rationed:
             pod = pods[effect.pod_uid]
             texts.append((pod, REFUSED_EVENT, refusal_text(pod)))
+
     for row in facts.ledger.rows:
         shown = pods.get(row.pod_uid)
         if row.mismatched and row.confirmed and shown and not (shown.static or shown.terminal):
             texts.append((shown, MISMATCH_EVENT, str(mismatch(row))))
+
     for pod, reason, text in texts:
         yield NodeEvent(reason, text, True, pod.namespace, pod.name, pod.uid)
 
@@ -273,8 +283,10 @@ def _changes(pod: PodView, effect: Effect) -> dict[str, str | None]:
         consumed = consume(text, effect.groups)
         if consumed != text:
             changes[TO_ALLOCATE] = consumed
+
     if effect.phase and pod.annotations.get(BIND_PHASE) != effect.phase:
         changes[BIND_PHASE] = effect.phase
+
     return changes
 
 
@@ -382,8 +394,10 @@ class Settlement:
                     elif len(self._active) < most and effect.place not in self._active:
                         if effect.is_rationed:
                             self._ration.spend(loop_time())
+
                         self._active.add(effect.place)
                         group.create_task(self._perform(effect))
+
                 await news.wait(min(waits, default=None))
 
     def _open(self, lock: NodeLock | None) -> list[Effect]:
@@ -395,6 +409,7 @@ class Settlement:
             self._sighting = None
         elif self._sighting is None or self._sighting[0] != lock.value:
             self._sighting = lock.value, loop_time()
+
         stood = loop_time() - self._sighting[1] if self._sighting else 0.0
         facts = SettlementFacts(
             table,
@@ -405,10 +420,12 @@ class Settlement:
             frozenset(uid for kind, uid, _ in self._tried if kind is EffectKind.SETTLE_POD),
         )
         found = pending_effects(facts)
+
         for event in events_of(found, facts):
             if event not in self._said:
                 self._said.add(event)
                 self.say(event)
+
         self._said = {event for event in self._said if event.pod_uid in table.pods}
         # A pod is settled once for each answer: who writes its annotations again is not fought.
         current = {each.identity for each in found}
@@ -420,6 +437,7 @@ class Settlement:
         }
         # What is done is owed until the views show it.
         done = {last.effect for last in self._tried.values() if last.until is None}
+
         return [each for each in found if each not in done]
 
     def _left(self, effect: Effect) -> float:
@@ -454,6 +472,7 @@ class Settlement:
             delay = REJECTED_AGAIN if is_vain else 0.0
         finally:
             self._active.discard(effect.place)
+
         self.results.add(effect.kind.value, result)
         until = loop_time() + delay if delay else None
         self._tried[effect.identity] = _Attempt(effect, last.backoff, until)
@@ -461,6 +480,7 @@ class Settlement:
             # The same patch without the lock: the watch of the Node may be the quicker one.
             bare = msgspec.structs.replace(effect, lock="")
             self._tried[bare.identity] = _Attempt(bare, last.backoff)
+
         self._ended.set(self._ended.value + 1)
 
     async def _attempt(self, effect: Effect) -> str:
@@ -474,6 +494,7 @@ class Settlement:
             result = await self._patch(effect)
             if result == "dropped" or not effect.lock:
                 return result
+
             was_here = result == "done"
         elif effect.pod_uid == NOBODY:
             shown = table.named(effect.namespace, effect.pod)
@@ -481,12 +502,14 @@ class Settlement:
             # A shown pod that asks for no GPU of ours is why the lock goes: see _for_lock.
             if owner is not None and not owner.terminal and (owner.gpu_containers or not shown):
                 raise ApiError(f"pod {effect.namespace}/{effect.pod} is on this node by now")
+
         try:
             await self.node_api.release_lock(MUTEX_LOCK, effect.lock)
         except ApiInvalid:
             return "not-ours"  # it is gone, or has another text
         except ApiNotFound:
             return "dropped"  # the Node is gone
+
         log.info("lock.released", ns=effect.namespace, pod=effect.pod)
         if was_here:
             # Was the pod deleted since the patch? Then the next pod of that name may have taken the
@@ -502,6 +525,7 @@ class Settlement:
                 if now is None or now.uid != effect.pod_uid:
                     noted = {**self.orphaned_locks.value, effect.lock: effect.pod_uid}
                     self.orphaned_locks.set(dict(list(noted.items())[-ORPHANED_LOCKS:]))
+
         return "done"
 
     async def _patch(self, effect: Effect) -> str:
@@ -527,7 +551,9 @@ class Settlement:
             table = self.pods.value
             if table.synced and effect.pod_uid not in table.pods:
                 return "dropped"
+
             raise
+
         return "done"
 
     async def _get(self, effect: Effect) -> PodView | None:
