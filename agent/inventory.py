@@ -19,7 +19,7 @@ from agent.allocate.edits import looks_up_cdi, undefined
 from agent.allocate.service import DISK_BUDGET, AllocateStep, disk_refusal
 from agent.cluster import NodeEvent
 from agent.errors import AgentError, DriverError, GpuError, StateError
-from agent.health.judge import MANY, MAY_PASS, OF_ALL, Ill, same_fault, with_uuids
+from agent.health.judge import MANY, MAY_PASS, OF_ALL, Ill, attributed, same_fault
 from agent.kit.cell import Cell, News
 from agent.kit.timing import Lag, await_event, loop_time, until_tick
 from agent.ledger import EditSettings
@@ -437,7 +437,9 @@ class InventoryKeeper:
         }
         # The GPUs that neither this scan nor an earlier one has named.
         seen = {*(gpu.uuid for gpu in self._scan.gpus), *(one.gpu for one in self._scan.faults)}
-        scan = with_uuids(self._scan, (self._held.keys() | unwell) - seen - self._facts.keys())
+        missing = (self._held.keys() | unwell) - seen - self._facts.keys()
+        faults = attributed(self._scan.faults, missing)
+        scan = msgspec.structs.replace(self._scan, faults=faults)
         shared, left_out = self._shared(scan, unwell)
         listed = {gpu.uuid for gpu in scan.gpus} | {one.gpu for one in scan.faults if not one.lost}
         self._facts = {u: gpu for u, gpu in self._facts.items() if u in shared or u in listed}

@@ -791,32 +791,32 @@ NAMELESS: Final = "index "
 """The prefix of GpuFault.gpu if only the index is known."""
 
 
-def with_uuids(scan: Scan, missing: Collection[GpuUuid]) -> Scan:
-    """`scan` with UUIDs for its nameless faults.
+def attributed(faults: Iterable[GpuFault], missing: Collection[GpuUuid]) -> tuple[GpuFault, ...]:
+    """The faults with UUIDs for the nameless ones.
 
-    `missing` are GPUs that were known before and that `scan` does not describe. If one GPU is
-    missing and one fault is nameless, they are the same GPU. Otherwise each missing GPU may be
-    behind any of the faults.
+    `missing` are known GPUs that no scan describes now. If one GPU is missing and one fault is
+    nameless, they are the same GPU. Otherwise each missing GPU may be behind any of the faults, and
+    has a fault that never says that it is lost: at most one of them is.
     """
-    nameless = [fault for fault in scan.faults if fault.gpu.startswith(NAMELESS)]
+    faults = tuple(faults)
+    nameless = [fault for fault in faults if fault.gpu.startswith(NAMELESS)]
     if not nameless or not missing:
-        return scan
+        return faults
+
     if len(nameless) == len(missing) == 1:
         (fault,), (uuid,) = nameless, missing
         index = int(fault.gpu.removeprefix(NAMELESS))
         known = msgspec.structs.replace(fault, gpu=uuid, index=index)
-        faults = tuple(known if each is fault else each for each in scan.faults)
-    else:
-        text = "; ".join(f"it may be {fault.gpu}: {fault.text}" for fault in nameless)
-        trouble = doubtful(nameless)
-        faults = (*scan.faults, *(GpuFault(uuid, text, trouble) for uuid in sorted(missing)))
-    return msgspec.structs.replace(scan, faults=faults)
+        return tuple(known if each is fault else each for each in faults)
 
-
-def doubtful(nameless: Iterable[GpuFault]) -> Trouble:
-    """The trouble of a GPU that may be behind any of these faults. It is never LOST."""
+    text = "; ".join(f"it may be {fault.gpu}: {fault.text}" for fault in nameless)
     is_silent = all(fault.trouble is Trouble.SILENT for fault in nameless)
-    return Trouble.SILENT if is_silent else Trouble.FAILED
+    trouble = Trouble.SILENT if is_silent else Trouble.FAILED
+    explained = len(nameless) <= len(missing)
+    return (
+        *(each for each in faults if each.lost or each not in nameless or not explained),
+        *(GpuFault(uuid, text, trouble) for uuid in sorted(missing)),
+    )
 
 
 MANY: Final = 2
