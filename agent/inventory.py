@@ -100,10 +100,7 @@ class Discovery:
     async def _scan(self) -> bool:
         """Scan once. False: try again soon."""
         try:
-            async with Lag().within(SCAN_DEADLINE):
-                scan = await self._driver.scan()
-                if same_fault(scan, self._ill) is not None and await self._driver.renew():
-                    scan = await self._driver.scan()
+            scan = await self._ask()
         except (DriverError, TimeoutError) as error:
             self._fail(str(error) or f"the driver did not answer within {SCAN_DEADLINE:g} s")
             return False
@@ -115,6 +112,14 @@ class Discovery:
             log.info("driver.answers", version=scan.driver_version, gpus=len(scan.gpus))
         self._found(scan)
         return not any(fault.trouble in MAY_PASS for fault in scan.faults)
+
+    async def _ask(self) -> Scan:
+        """Scan, once more in a new session if all GPUs fail alike. Raises DriverError."""
+        async with Lag().within(SCAN_DEADLINE):
+            scan = await self._driver.scan()
+            if same_fault(scan, self._ill) is not None and await self._driver.renew():
+                return await self._driver.scan()
+            return scan
 
     def _fail(self, text: str) -> None:
         if self.problem.set(text):
