@@ -232,8 +232,8 @@ class EventListener:
         if self._opened.is_set():
             return False
         self.reopen()
-        if await await_event(self._opened, within):
-            self._note_heard()
+        await await_event(self._opened, within)
+        self._note_heard()
         return True
 
     def obstacle(self) -> str:
@@ -250,7 +250,7 @@ class EventListener:
         self._opened.set()
 
     def _note_heard(self) -> None:
-        if self._deaf:
+        if self._deaf and self._opened.is_set():
             self._deaf = ""
             log.info("driver.events_back")
 
