@@ -40,6 +40,7 @@ Verdict: TypeAlias = Literal["ok", "note", "unknown", "wrong"]
 
 OF_ONE_GPU: Final = "no new pod gets this GPU; pods that hold it may fail"
 """What a fault of one GPU means for pods."""
+
 NO_OFFER: Final = "no new pod gets a GPU of this node; pods that run go on"
 _SERVED: Final = "new pods with GPUs may be refused on this node; pods that run go on"
 
@@ -88,12 +89,14 @@ CHECKS: Final[Mapping[str, Mapping[str, str]]] = {
     "paths": {"P-PATHS": NO_OFFER},
 }
 """The checks by group, in the order of the output, each with what its failure means for pods."""
+
 GROUPS: Final = {check: group for group, checks in CHECKS.items() for check in checks}
 ALL_GROUPS: Final = frozenset(CHECKS)
 FROM_API: Final = ("kubelet", "api", "scheduler")
 """The groups that ask the API server."""
 
 _CLUSTER: Final = ("P-NODE", "P-RIGHTS", "P-SETTINGS")
+
 CAUSES: Final[Mapping[str, tuple[str, ...]]] = {
     "P-ACCESS": ("P-DRIVER",),
     "P-WITNESS": ("P-KUBELET",),
@@ -169,6 +172,7 @@ def concluded(findings: Iterable[Finding], groups: frozenset[str]) -> Iterator[F
 
         key = one.subject if one.check == "P-AGENT" else one.check
         causes = [cause for cause in CAUSES.get(key, ()) if cause in wrong]
+
         if causes and verdict in {"wrong", "note"}:
             verdict, said = "note", f"{said} (follows from {', '.join(causes)})"
 

@@ -9,14 +9,7 @@ from agent.allocate.edits import NOT_LOADABLE, misnamed, mounted_library
 from agent.kit.units import counted
 from agent.ledger import HookFacts
 from agent.model import Scan
-from agent.node.findings import (
-    NO_OFFER,
-    OF_ONE_GPU,
-    Finding,
-    Verdict,
-    When,
-    judged,
-)
+from agent.node.findings import NO_OFFER, OF_ONE_GPU, Finding, Verdict, When, judged
 
 # The rights at the API server.
 
@@ -116,6 +109,7 @@ def judge_path(place: PathFacts, check: str = "P-PATHS", *, made: bool) -> Findi
     is_missing, chown = not place.kind and made, f"chown root and chmod 0755 {place.path}"
     means = "who may write there can replace the sockets, or the limits of containers"
     mode = f"mode {place.mode:04o}"
+
     return judged(
         check,
         place.path,
@@ -209,12 +203,14 @@ def judge_plugins(
         if takeover
         else "remove it from this node first: two plugins for one resource take it from each other"
     )
+
     for subject, said in running:
         yield Finding("P-PLUGIN", verdict, subject, said, advice)
 
     if not running and directory.kind == "directory":
         said = "no other plugin for these GPUs answers"
         yield Finding("P-PLUGIN", "ok", directory.path, said)
+
     if running or reported:
         yield Finding(
             "P-MONITOR",
@@ -265,10 +261,13 @@ def judge_library_files(
         )
         for file in (library, preload)
     ]
+
     if not facts.loadable:
         advice = f"put HAMi-core's file there; {until}"
         found.append(Finding("P-PRELOAD", "wrong", library.path, NOT_LOADABLE, advice, NO_OFFER))
+
     if names := misnamed(facts):
         said, advice = f"names {names} and not {mounted}", f"make {mounted} its only line; {until}"
         found.append(Finding("P-PRELOAD", "wrong", preload.path, said, advice, NO_OFFER))
+
     return [one for one in found if one.verdict != "ok"] or found[:1]

@@ -11,25 +11,20 @@ from agent.errors import MalformedText, cap
 from agent.hami.pod import decode_node_lock, decode_stamp
 from agent.hami.register import ReportProfile, decode_handshake, is_json_form, read_register
 from agent.kit.units import counted, span
-from agent.node.findings import (
-    OF_ONE_GPU,
-    Check,
-    Finding,
-    Verdict,
-    When,
-    is_ready,
-    judged,
-)
+from agent.node.findings import OF_ONE_GPU, Check, Finding, Verdict, When, is_ready, judged
 from agent.node.preflight import PluginSocket, Right
 
 R = TypeVar("R")
 
 SKEW_LIMIT: Final = 2.0
 """Seconds."""
+
 READ_WITHIN: Final = 60.0
 """Seconds. HAMi's schedulers look at a Node every 15 s; those up to 2.7.1 drop it after 60 s."""
+
 KUBELET_WITHIN: Final = 15.0
 """Seconds. The kubelet writes a changed status every 10 s (nodeStatusUpdateFrequency)."""
+
 LOCK_LONG: Final = 60.0
 LOCK_EXPIRES: Final = 300.0
 """Seconds after which HAMi's scheduler takes a lock over, by its default."""
@@ -136,6 +131,7 @@ def judge_clock(server: str, skew: float | None) -> Finding:
 
 
 def _words(rights: Sequence[Right]) -> str:
+    """The rights as in a ClusterRole, in one line."""
     return ", ".join(right.words for right in rights)
 
 
@@ -160,6 +156,7 @@ def judge_agent(answer: AgentAnswer) -> Iterator[Finding]:
         advice = "run this check as root, or as the agent's user"
         yield Finding("P-AGENT", "unknown", answer.path, answer.failure, advice)
         return
+
     if answer.failure:
         advice = (
             "start it (systemctl start hami-agent, or look at the DaemonSet's pod of this node), "
@@ -177,9 +174,11 @@ def judge_agent(answer: AgentAnswer) -> Iterator[Finding]:
         means = ""
         # It may still tell of what was repaired a moment ago.
         advice = "see /readyz?verbose in the runbook, Start here; the agent looks every 10 s"
+
         if check.name in {"gpu_health", "cdi"}:
             advice = "run `hami-agent status`: it says of each GPU what to do"
             means = "" if check.required else OF_ONE_GPU
+
         verdict: Verdict = "wrong" if check.required else "note"
         yield Finding("P-AGENT", verdict, check.name, check.text or "fails", advice, means)
 
@@ -223,8 +222,10 @@ def read_report(node: NodeSight, differences: tuple[str, ...]) -> ReportSeen:
     text = node.annotations.get(REGISTER)
     if text is None:
         return ReportSeen()
+
     gpus = read_register(text)
     written = _decoded(decode_stamp, node.last_written) if REGISTER in node.written else None
+
     return ReportSeen(
         is_there=True,
         gpus=len(gpus),
@@ -271,6 +272,7 @@ def judge_report(node: str, report: ReportSeen, running: ReportProfile | None) -
     reader = f"HAMi's scheduler {releases}" if running else ""
     more = f", and {len(report.differences) - 1} more" if len(report.differences) > 1 else ""
     look = "look at `report` in the agent's /readyz?verbose; the agent writes it within seconds"
+
     return judged(
         "P-REPORT",
         f"{REGISTER} of Node {node}",
@@ -391,6 +393,7 @@ def judge_lock(node: NodeSight, now: dt.datetime) -> Finding:
 
     lock = _decoded(decode_node_lock, text)
     remove = f"kubectl annotate node {node.name} {MUTEX_LOCK}-"
+
     if lock is None:
         said = f"cannot be read ({cap(text, 64)}): no scheduler ever takes it over"
         return Finding("P-LOCK", "wrong", subject, said, f"remove it: {remove}")
@@ -398,6 +401,7 @@ def judge_lock(node: NodeSight, now: dt.datetime) -> Finding:
     seconds = (now - lock.stamp).total_seconds()
     owner = f"pod {cap('/'.join(lock.owner), 128)}" if lock.owner else "an unnamed pod"
     said = f"held by {owner} for {span(seconds)}"
+
     if seconds <= LOCK_LONG:
         return Finding("P-LOCK", "ok", subject, said)
 
@@ -429,6 +433,7 @@ def judge_leftovers(
     notes = node.annotations
     left = [HANDSHAKE] if not stamps and notes.get(HANDSHAKE, "").startswith("Reported") else []
     left += [SCORE] if not scores and SCORE in notes else []
+
     for key in left:
         said = f"left by HAMi's plugin: these settings never write it ({cap(notes[key], 48)})"
         advice = f"kubectl annotate node {node.name} {key}-"
