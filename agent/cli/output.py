@@ -94,11 +94,8 @@ def shorten(text: str, width: int) -> str:
         return text
 
     kept = ""
-
-    for char in text:
-        if wide(kept + char) > width - 1:
-            break
-        kept += char
+    while wide(kept + text[len(kept)]) < width:
+        kept += text[len(kept)]
 
     return kept + "…"
 

@@ -490,6 +490,7 @@ def test_a_lost_gpu_that_the_node_still_names_is_no_reason_to_restart_the_agent(
 
     assert () == report_differences(chosen, lost, {REGISTER: text})
     assert report_differences(chosen, silent, {REGISTER: text})
+    assert () == report_differences(chosen, Scan("570", ()), {REGISTER: "[1]"}), "nothing to say"
 
 
 @pytest.mark.parametrize(
