@@ -285,29 +285,45 @@ BY_NAME: Final = operator.attrgetter("namespace", "pod", "container")
 class StatusFacts(msgspec.Struct, frozen=True):
     """What the documents, the page and the metrics are made of, read at one moment.
 
-    `about`: what does not come from the other values. `node`: the Node as the watch last showed
-    it; None: not seen. `gone`: the GPUs that left the inventory, the last first. `newest` and
-    `history`: samples of a GPU. `used` and `past`: what a container uses. `settings`: those in
-    force. `pods` tells which containers have ended. A standby knows only `about` and `checks`.
+    A standby knows only `about` and `checks`.
     """
 
     now: dt.datetime
+
     about: NodeStatus
+    """What does not come from the other values."""
+
     checks: Sequence[Check] = ()
+
     node: NodeView | None = None
+    """The Node as the watch last showed it; None: not seen."""
+
     inventory: Inventory = msgspec.field(default_factory=Inventory)
+
     gone: Sequence[SharedGpu] = ()
+    """The GPUs that left the inventory, the last first."""
+
     slices: SliceList = msgspec.field(default_factory=SliceList)
     ledger: Ledger = msgspec.field(default_factory=Ledger)
+
     newest: Callable[[GpuUuid], Sampled | None] = lambda _: None
     history: Callable[[GpuUuid], Sequence[Sampled]] = lambda _: ()
+    """Samples of a GPU."""
+
     used: Callable[[ContainerKey], ContainerUse | None] = lambda _: None
     past: Callable[[ContainerKey], Mapping[GpuUuid, Sequence[Sampled]]] = lambda _: {}
+    """What a container uses, and has used."""
+
     changes: Sequence[JournalEntry] = ()
     refusals: Sequence[JournalEntry] = ()
     journal_since: dt.datetime | None = None
+    """Those before that time are not known."""
+
     settings: Callable[[], tuple[SettingStatus, ...]] = tuple
+    """Those in force."""
+
     pods: PodTable = msgspec.field(default_factory=PodTable)
+    """Tells which containers have ended."""
 
 
 def status_of(facts: StatusFacts) -> StatusDocument:

@@ -228,15 +228,23 @@ def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
 
 
 class Checked(msgspec.Struct, frozen=True):
-    """The data of `doctor -o json`. `ok`: nothing is wrong; `complete`: all could be checked."""
+    """The data of `doctor -o json`."""
 
     ok: bool
+    """Nothing is wrong."""
+
     complete: bool
+    """Everything could be checked."""
+
     findings: tuple[Finding, ...]
 
 
 def _in_pod(args: argparse.Namespace, environ: Mapping[str, str]) -> tuple[Finding, ...]:
-    """What doctor finds in the pod of the node's agent. Raises Unreachable."""
+    """What doctor finds in the pod of the node's agent.
+
+    Raises:
+        Unreachable: there is no such pod, no right to run programs in it, or no answer of doctor.
+    """
     words = ["doctor", "-o", "json", *["--pre"] * args.pre, *["--read-only"] * args.read_only]
     for name in ("only", "skip"):
         words += [f"--{name}", ",".join(sorted(chosen))] if (chosen := vars(args)[name]) else []
@@ -390,7 +398,7 @@ def is_alike(name: str, node: str) -> bool:
 
 
 def _ask_agent(path: Path) -> AgentAnswer:
-    """Ask the running agent by its socket."""
+    """Ask the running agent by its socket; why it does not answer is part of what is found."""
     try:
         return AgentAnswer(str(path), status_at(path).found.node.checks)
     except Unreachable as error:

@@ -66,7 +66,7 @@ NODES_SHOWN: Final = 5
 """The Nodes nearest to a fit that people see; programs get all that were judged."""
 
 SHOWN: Final = 20
-"""The last refusals that are shown; programs get all."""
+"""The last refusals that people see; programs get all."""
 
 _WORDS: Final = {
     GateVerdict.PASSED: ("ok", "green"),
@@ -218,7 +218,10 @@ async def read_pod(
 
 
 async def _with_use(session: KubeSession, found: ClusterSnapshot) -> ClusterSnapshot:
-    """The snapshot with what a running pod uses, as the agent of its Node says."""
+    """The snapshot with what a running pod uses, as the agent of its Node says.
+
+    Why that is not known stands in `use_unread`: it keeps nobody from the rest.
+    """
     metadata, node = found.pod["metadata"], found.pod["spec"].get("nodeName", "")
     is_running = found.pod["status"].get("phase") == "Running"
     if not is_running or ALLOCATED not in (metadata.get("annotations") or {}):
@@ -252,7 +255,11 @@ async def _with_use(session: KubeSession, found: ClusterSnapshot) -> ClusterSnap
 def explanation_lines(
     explanation: Explanation, taken: dt.datetime, source: str, now: dt.datetime, chosen: str = ""
 ) -> Iterator[FoldedLine]:
-    """The explanation for people. `chosen`: how the pod was chosen among those of a workload."""
+    """The explanation for people.
+
+    `taken`: when the pod was read. `source`: where. `chosen`: how the pod was chosen among those of
+    a workload; empty: it was named.
+    """
     yield FoldedLine(f"{chosen}{explanation.headline}")
     rest = [gate.name for gate in explanation.gates if gate.verdict is GateVerdict.NOT_REACHED]
 
@@ -352,7 +359,10 @@ def refused_data(refused: Sequence[ListedPod]) -> list[Mapping[str, str | None]]
 def recent_lines(
     refused: Sequence[ListedPod], source: str, now: dt.datetime
 ) -> Iterator[FoldedLine]:
-    """The last refusals, of all in `refused`, for people."""
+    """The last refusals, of all in `refused`, for people.
+
+    Each has the pod with its Node and age, then the agent's sentence, else the kubelet's message.
+    """
     if not refused:
         yield FoldedLine("No kubelet has refused a pod that still exists.")
 

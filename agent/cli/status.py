@@ -5,7 +5,6 @@ import contextlib
 import datetime as dt
 import difflib
 import operator
-import re
 import stat
 import tarfile
 import zlib
@@ -44,7 +43,7 @@ from agent.cli.output import (
 )
 from agent.errors import ApiError, MalformedText, cap
 from agent.host.process import SystemClock
-from agent.kit.units import age, gib, percent
+from agent.kit.units import age, by_number, gib, percent
 from agent.kube.api import EndlessList
 from agent.kube.client import KubeSession
 from agent.kube.reader import NodeReader, nodes_with_gpus
@@ -120,11 +119,16 @@ IDLE: Final = dt.timedelta(hours=1)
 
 
 class StatusStyle(msgspec.Struct, frozen=True):
-    """How to write. `width`: columns; `wide`: all columns, however wide; `paint`: colours."""
+    """How to write."""
 
     width: int = 80
+    """Columns of the terminal."""
+
     ascii: bool = False
+
     wide: bool = False
+    """Tables have all columns, however wide they are."""
+
     paint: Paint = lambda text, _: text
 
 
@@ -380,7 +384,7 @@ MEMBER: Final = "hami-agent/status.json"
 """The first file of a bundle. Source: agent/cli/bundle.py."""
 
 LARGEST: Final = 8 * 1024 * 1024
-"""Bytes of the status in a bundle."""
+"""Most bytes of the status in a bundle."""
 
 LARGEST_ARCHIVE: Final = LARGEST + (1 << 20)
 """Bytes of a bundle that are read, packed and unpacked."""
@@ -390,16 +394,26 @@ FILE: Final = (tarfile.REGTYPE, tarfile.AREGTYPE)
 
 
 class StatusRead(msgspec.Struct, frozen=True):
-    """The status of a node. `at`: when the source made it. `missing`: what it does not know."""
+    """The status of a node."""
 
     found: StatusDocument
+
     at: dt.datetime
+    """When the source made it."""
+
     source: str
+    """Where it was read, for people."""
+
     missing: str = ""
+    """What the source does not know; empty: nothing."""
 
 
 def status_at(socket: Path) -> StatusRead:
-    """The status by the agent's socket. Raises Unreachable."""
+    """The status by the agent's socket.
+
+    Raises:
+        Unreachable: nobody answers there, or not as an agent.
+    """
     try:
         status, text = call(socket, "GET", "/api/v1/status", DEADLINE)
         if status != 200:
@@ -412,7 +426,11 @@ def status_at(socket: Path) -> StatusRead:
 
 
 def status_in(bundle: Path) -> StatusRead:
-    """The status in an archive of `hami-agent bundle`. Raises Unreachable."""
+    """The status in an archive of `hami-agent bundle`.
+
+    Raises:
+        Unreachable: the file cannot be read, or is no such archive.
+    """
     try:
         if not stat.S_ISREG(bundle.stat().st_mode):  # a pipe may block for ever
             text = "is not a regular file; name an archive of `hami-agent bundle`"
@@ -429,10 +447,15 @@ def status_in(bundle: Path) -> StatusRead:
 
 
 def _member_of(bundle: Path) -> bytes:
-    """The bytes of MEMBER, the first file. Raises Unreachable, OSError, TarError, zlib.error.
+    """The bytes of MEMBER, the first file.
 
     `gzip` and `tarfile` believe an archive that asks for GiB for a name. This unpacks a bounded
     part of it, and reads one header.
+
+    Raises:
+        Unreachable: the first file is not a plain one, or too large.
+        OSError: the archive cannot be read.
+        TarError, zlib.error: it is no archive of that form.
     """
     with bundle.open("rb") as file:
         packed = file.read(LARGEST_ARCHIVE)
@@ -454,8 +477,11 @@ def _member_of(bundle: Path) -> bytes:
 async def _read_node(session: KubeSession, source: str, args: argparse.Namespace) -> StatusRead:
     """Read the agent of the node in its pod; where it does not answer, the objects.
 
-    With --objects the objects at once, which are what HAMi's scheduler reads. Raises NotThere (the
-    text has the nearest names), ApiError.
+    With --objects the objects at once, which are what HAMi's scheduler reads.
+
+    Raises:
+        NotThere: there is no such Node. The text has the nearest names.
+        ApiError: the objects cannot be read either.
     """
     node, resource, missing = args.node, args.resource or RESOURCE, ""
     reader = NodeReader(session, node)
@@ -495,12 +521,6 @@ async def _read_node(session: KubeSession, source: str, args: argparse.Namespace
         found = msgspec.structs.replace(found, changes=tuple(changes))
 
     return StatusRead(found, at, f"objects of the {source}" if args.objects else source, missing)
-
-
-def by_number(name: str) -> list[tuple[str, int]]:
-    """A key that puts gpu-2 before gpu-10."""
-    parts = re.findall(r"([^0-9]*)([0-9]*)", name)
-    return [(text, int(number or 0)) for text, number in parts]
 
 
 def show_nodes(args: argparse.Namespace, environ: Mapping[str, str], silent: str) -> int:
@@ -657,7 +677,11 @@ def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
 
 
 def only(found: StatusDocument, name: str) -> StatusDocument:
-    """The status of one GPU and of the pods that hold it. Raises NotThere."""
+    """The status of one GPU and of the pods that hold it.
+
+    Raises:
+        NotThere: no GPU has that index or UUID. The text has the known ones.
+    """
     gpu = next((gpu for gpu in found.gpus if name in names_of(gpu)), None)
     if gpu is None:
         known = [str(gpu.uuid if gpu.index is None else gpu.index) for gpu in found.gpus]

@@ -15,12 +15,16 @@ from agent.node.findings import NO_OFFER, OF_ONE_GPU, Finding, Verdict, When, ju
 
 
 class Right(msgspec.Struct, frozen=True):
-    """One permission: a verb on a resource. `name`: the object; empty: any object."""
+    """One permission: a verb on a resource."""
 
     verb: str
     resource: str
+
     name: str = ""
+    """The object; empty: any object."""
+
     namespace: str = ""
+
     selector: str = ""
     """The field selector of the request."""
 
@@ -78,25 +82,33 @@ UNNEEDED: Final = (
 
 
 class PathFacts(msgspec.Struct, frozen=True):
-    """The state of a path. `kind`: directory, socket, file or another; empty: does not exist."""
+    """The state of a path."""
 
     path: str
+
     kind: str
+    """Directory, socket, file or another; empty: it does not exist."""
+
     owner: int = 0
     mode: int = 0
+
     writable: bool = False
     """If the path does not exist: the agent could create it."""
+
     ours: bool = True
     """Its owner is root or the agent's user."""
+
     full: bool = False
     """The file system of the directory has no space or no inodes left."""
 
 
 class PluginSocket(msgspec.Struct, frozen=True):
-    """A socket of a plugin in the kubelet's directory. `alive`: a process listens on it."""
+    """A socket of a plugin in the kubelet's directory."""
 
     path: str
+
     alive: bool
+    """A process listens on it."""
 
     @property
     def theirs(self) -> bool:

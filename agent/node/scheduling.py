@@ -31,25 +31,30 @@ LOCK_EXPIRES: Final = 300.0
 
 
 class NodeSight(msgspec.Struct, frozen=True):
-    """The Node, as one GET shows it.
-
-    - `allocatable`, `capacity`: the amounts of the agent's resource in its status.
-    - `written`: the annotations that an agent changed last.
-    - `last_written`: when an agent last wrote one of them, in UTC.
-    - `reported_by`: the writer other than an agent that last changed the register annotation, and
-      when (`kube.objects.other_writer`).
-    - `skew`: see `skew_of`; None: the answer had no time.
-    """
+    """The Node, as one GET shows it."""
 
     name: str
     labels: Mapping[str, str] = msgspec.field(default_factory=dict)
     annotations: Mapping[str, str] = msgspec.field(default_factory=dict)
+
     allocatable: int = 0
     capacity: int = 0
+    """The amounts of the agent's resource in its status."""
+
     written: frozenset[str] = frozenset()
+    """The annotations that an agent changed last."""
+
     last_written: str = ""
+    """When an agent last wrote one of them, in UTC."""
+
     reported_by: str = ""
+    """The writer other than an agent that last changed the register annotation, and when.
+
+    Source: `other_writer` of agent/kube/objects.py.
+    """
+
     skew: float | None = None
+    """See `skew_of`; None: the answer had no time."""
 
 
 # The API server: whether it can be asked, this account's rights, its clock, the Node.
@@ -139,15 +144,16 @@ def _words(rights: Sequence[Right]) -> str:
 
 
 class AgentAnswer(msgspec.Struct, frozen=True):
-    """The checks of the agent that answers at the socket `path`.
-
-    `failure`: why there is no answer; `denied`: this user may not use the socket.
-    """
+    """The checks of the agent that answers at the socket `path`."""
 
     path: str
     checks: tuple[Check, ...] = ()
+
     failure: str = ""
+    """Why there is no answer; empty: there is one."""
+
     denied: bool = False
+    """This user may not use the socket."""
 
 
 def judge_agent(answer: AgentAnswer) -> Iterator[Finding]:
@@ -192,21 +198,24 @@ def judge_agent(answer: AgentAnswer) -> Iterator[Finding]:
 
 
 class ReportSeen(msgspec.Struct, frozen=True):
-    """The Node's register annotation.
-
-    - `is_there`: it exists. `gpus`: how many GPUs it names; 0: it cannot be read.
-    - `healthy`: the number of slices of its healthy GPUs.
-    - `is_json`: it has the form for schedulers from 2.8 on.
-    - `differences`: how it differs from what these settings would write, without health.
-    - `written`: when an agent last wrote an annotation of the Node; None: not known.
-    """
+    """The Node's register annotation."""
 
     is_there: bool = False
+
     gpus: int = 0
+    """How many GPUs it names; 0: it cannot be read."""
+
     healthy: int = 0
+    """The number of slices of its healthy GPUs."""
+
     is_json: bool = True
+    """It has the form for schedulers from 2.8 on."""
+
     differences: tuple[str, ...] = ()
+    """How it differs from what these settings would write, without health."""
+
     written: dt.datetime | None = None
+    """When an agent last wrote an annotation of the Node; None: not known."""
 
 
 def _decoded(decode: Callable[[str], R], text: str | None) -> R | None:
