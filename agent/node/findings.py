@@ -165,16 +165,20 @@ def concluded(findings: Iterable[Finding], groups: frozenset[str]) -> Iterator[F
     order = list(GROUPS)
     every = sorted(findings, key=lambda one: order.index(one.check))
     wrong = {one.check for one in every if one.verdict == "wrong"}
+    well = {one.check for one in every} - {one.check for one in every if one.verdict != "ok"}
 
     for one in every:
         group, verdict, said = GROUPS[one.check], one.verdict, one.said
         means = "" if verdict == "ok" else one.means or CHECKS[group][one.check]
+        is_of_agent = one.check == "P-AGENT"
+        likely = CAUSES.get(one.subject if is_of_agent else one.check, ())
 
-        key = one.subject if one.check == "P-AGENT" else one.check
-        causes = [cause for cause in CAUSES.get(key, ()) if cause in wrong]
-
-        if causes and verdict in {"wrong", "note"}:
-            verdict, said = "note", f"{said} (follows from {', '.join(causes)})"
+        if verdict in {"wrong", "note"}:
+            if causes := [cause for cause in likely if cause in wrong]:
+                verdict, said = "note", f"{said} (follows from {', '.join(causes)})"
+            elif is_of_agent and (repaired := [cause for cause in likely if cause in well]):
+                # One output must not contradict itself.
+                said = f"{said} (now ok: {', '.join(repaired)}; the agent looks every 10 s)"
 
         if group in groups:
             yield msgspec.structs.replace(one, verdict=verdict, said=said, means=means, group=group)

@@ -178,8 +178,7 @@ def judge_agent(answer: AgentAnswer) -> Iterator[Finding]:
             continue
 
         means = ""
-        # It may still tell of what was repaired a moment ago.
-        advice = "see /readyz?verbose in the runbook, Start here; the agent looks every 10 s"
+        advice = "see /readyz?verbose in the runbook, Start here, and the agent's log"
 
         if check.name in {"gpu_health", "cdi"}:
             advice = "run `hami-agent status`: it says of each GPU what to do"
