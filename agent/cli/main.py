@@ -31,8 +31,12 @@ PROBLEM = 1
 """The command ran, and its answer is that something is wrong."""
 
 USAGE = 2
+
 UNREACHABLE = 3
+"""The agent or the API server did not answer."""
+
 NOT_FOUND = 4
+"""There is no such Node, GPU, pod or entry."""
 
 INCOMPLETE = 5
 """The answer was given, but a part of the data could not be read."""
@@ -44,6 +48,7 @@ UNWRITTEN = 74
 """The answer could not be written."""
 
 INTERRUPTED = 130
+"""128 and the number of SIGINT, as shells have it."""
 
 
 class Unreachable(AgentError):  # noqa: N818 -- the state, not the call, is the error
@@ -98,6 +103,7 @@ VERBS: Mapping[str, tuple[str, str]] = {
     "completion": ("agent.cli.completion", "print a script that completes command lines"),
     "version": ("agent.cli.main", "print the version"),
 }
+"""The module of each verb, and what the verb does, in the order of the help."""
 
 Subparsers: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"  # noqa: SLF001 -- argparse names no public type
 
@@ -136,6 +142,7 @@ def _unwritten(group: BaseExceptionGroup[Unwritten]) -> int:
 
 
 def _dispatch(argv: Sequence[str], environ: Mapping[str, str], program: str) -> int:
+    """Load the module of the verb, parse the rest of the line and run it."""
     parser, subparsers = _parser(program)
     verb = argv[0] if argv else "-"
 
@@ -182,6 +189,7 @@ def parser_of(verb: str) -> argparse.ArgumentParser:
 
 
 def _parser(program: str) -> tuple[argparse.ArgumentParser, Subparsers]:
+    """The parser of the program, without any verb yet."""
     parser: argparse.ArgumentParser = Parser(
         prog=program,
         description="Shares the NVIDIA GPUs of one node among Kubernetes pods, beside HAMi's "
@@ -206,6 +214,7 @@ _FORM_WORDS: Final = {
     "yaml": "the same as YAML",
     "name": "names alone",
 }
+"""What each form of the output is, in the help."""
 
 
 LIKENESS: Final = 0.65

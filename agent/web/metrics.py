@@ -47,7 +47,10 @@ from agent.usage import ContainerUse
 from agent.web.api import BuildInfo
 
 PREFIX: Final = "hami_agent_"
+"""Before the agent's own names."""
+
 TEXT: Final = "text/plain; version=0.0.4; charset=utf-8"
+"""Prometheus' text format, whatever the client accepts."""
 
 KEPT: Final = 0.25
 """Seconds for which a rendered page is reused. Rendering takes the loop 14 ms with 8 GPUs and
@@ -116,6 +119,7 @@ def _family(name: str, text: str, labels: _Labels, sums: Mapping[_Labels, float]
 
 
 def _divided(number: int | None, by: float) -> float | None:
+    """A number in another unit; None: it is not known."""
     return None if number is None else number / by
 
 
@@ -204,6 +208,7 @@ _OF_CONTAINERS: Final[dict[_Labels, Mapping[str, str]]] = {
         ),
     },
 }
+"""The same of containers; left out if `metrics.containers` is false."""
 
 _FORMER: Final = {
     "memory_allocated_bytes": "memory_promised_bytes",
@@ -216,6 +221,7 @@ _FORMER: Final = {
 
 
 def _of_agent(build: BuildInfo, facts: StatusFacts) -> _Measured:
+    """Versions, and the readiness checks."""
     yield "build_info", (build.version, build.revision, build.python, build.profile), 1
     if version := facts.inventory.driver_version:
         yield "driver_info", (version,), 1
@@ -241,6 +247,7 @@ def _of_labels(facts: StatusFacts, counted: Collection[str]) -> _Measured:
 
 
 def _of_gpus(facts: StatusFacts) -> _Measured:
+    """Health, slices and memory of each GPU of the inventory, and its newest sample."""
     listed = {(group.uuid, group.healthy): len(group.ids) for group in facts.slices.groups}
     held = facts.ledger.living(facts.pods).held_ids()
 
@@ -269,6 +276,7 @@ def _of_gpus(facts: StatusFacts) -> _Measured:
 
 
 def _of_regions(facts: StatusFacts, rows: Iterable[Row]) -> _Measured:
+    """How many of these rows have a region in each state."""
     uses = (facts.used(row.key) for row in rows)
     count = Counter(use.state for use in uses if use is not None)
     for state in RegionState:
@@ -335,7 +343,10 @@ def _of_use(facts: StatusFacts, used: Sequence[_Used]) -> _Measured:
 # power, ECC) and #2808.
 
 ZONE: Final = "vGPU"
+"""The value of HAMi's label `zone`."""
+
 UUID_LENGTH: Final = 40
+"""Characters of a UUID, as HAMi cuts it."""
 
 TYPE_PREFIX: Final = "NVIDIA-"
 """Before every name, also before one that begins with it. The register annotation differs."""
@@ -347,6 +358,7 @@ _NODE: Final = ("node", "device_index", "device_uuid", "device_type")
 _CONTAINER: Final = ("namespace", "pod", "container", "vdevice_index", "device_uuid")
 _OLD_NODE: Final = ("nodeid", "deviceidx", "deviceuuid", "devicetype")
 _OLD_CONTAINER: Final = ("podnamespace", "podname", "ctrname", "vdeviceid", "deviceuuid")
+"""HAMi's labels of a GPU, and of a container on a GPU, without the zone."""
 
 _FURTHER: Final = {"gpu_ecc": ("error_type",), "parts": ("context", "module", "data", "offset")}
 """The labels of a measure beside those of its GPU or container."""
@@ -401,6 +413,7 @@ _HAMI: Final = {
 
 
 def _hami_gpus(facts: StatusFacts) -> _Measured:
+    """What the newest sample says of each GPU that has an index."""
     for shared in facts.inventory.gpus:
         gpu, newest = shared.gpu, facts.newest(shared.uuid)
         if gpu.index == NO_INDEX or newest is None:
@@ -421,6 +434,7 @@ def _hami_gpus(facts: StatusFacts) -> _Measured:
 
 
 def _hami_containers(used: Sequence[_Used]) -> _Measured:
+    """What each container uses of each of its GPUs."""
     for holder, use in used:
         # HAMi has the time since the last kernel for each GPU, and the agent for the container.
         idle = None if use.idle is None else use.idle // dt.timedelta(seconds=1)
