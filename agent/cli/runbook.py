@@ -6,7 +6,6 @@ such id.
 """
 
 import argparse
-import difflib
 import re
 import sys
 from collections.abc import Mapping
@@ -14,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 import agent
-from agent.cli.main import OK, NotThere, Subparsers
+from agent.cli.main import OK, NotThere, Subparsers, nearest
 from agent.errors import cap
 from agent.health.xids import xid_class, xid_name
 
@@ -64,9 +63,8 @@ def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
         title = f"H-{number:03} XID {number}: {xid_name(number)}; class {xid_class(number)}"
 
     if asked not in names:
-        near = ", ".join(names[each] for each in difflib.get_close_matches(asked, names, n=3))
-        text = f"the nearest: {near}" if near else "`hami-agent runbook` lists all"
-        raise NotThere(f"the runbook has no entry {cap(args.id, 64)}; {text}")
+        hint = nearest(asked, known) or "; `hami-agent runbook` lists all"
+        raise NotThere(f"the runbook has no entry {cap(args.id, 64)}{hint}")
 
     text = known[names[asked]][1]
     if title:

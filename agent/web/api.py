@@ -56,10 +56,10 @@ REASON_LIMIT: Final = 4096
 TELL_PERIOD: Final = 60.0
 """Seconds between two log lines of refused actions."""
 
-ACTION: Final = re.compile(r"/api/v1/gpus/([^/:]{1,64}):([a-z-]{1,32})")
-"""The path of an action: the name of a GPU, and what to do."""
-
 ACTIONS: Final = ("recheck", "release", "was-reset")
+
+ACTION: Final = re.compile(rf"/api/v1/gpus/([^/:]{{1,64}}):({'|'.join(ACTIONS)})")
+"""The path of an action: the name of a GPU, and what to do."""
 
 _PARTS: Final[Mapping[str, tuple[str, Callable[[StatusFacts], object]]]] = {
     "status": ("Status", status_of),
@@ -261,7 +261,7 @@ class Actions(msgspec.Struct, eq=False):
     async def answer(self, request: web.BaseRequest) -> web.Response:
         """Do the action, or answer why not."""
         match = ACTION.fullmatch(request.path)
-        if match is None or match[2] not in ACTIONS:
+        if match is None:
             paths = [f"{PREFIX}gpus/GPU:{name}" for name in ACTIONS]
             return _text(404, f"No such action. There is: {' '.join(paths)}")
 

@@ -168,11 +168,11 @@ async def _stop(server: asyncio.Server, gate: "ConnectionGate") -> None:
 def unix_socket(path: Path) -> Iterator[socket.socket]:
     """Bind a socket at `path`, not yet listening, for the block; make its directory (0750).
 
-    A socket that a dead process left is replaced. At the end the file is removed, unless it was
-    replaced. Raises PermissionFault: a process answers there, another file is there, or the agent
-    may not write the directory.
+    A socket that is there was left by a dead agent: the lock beside it lets one agent run at a
+    time. At the end the file is removed, unless it was replaced. Raises PermissionFault: another
+    file is there, or the agent may not write the directory.
     """
-    with contextlib.ExitStack() as stack:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as opened:
         try:
             path.parent.mkdir(mode=DIRECTORY_MODE, exist_ok=True)
             if os.path.lexists(path):
@@ -181,21 +181,8 @@ def unix_socket(path: Path) -> Iterator[socket.socket]:
                         f"{path} is in the way of the socket and is not a socket: remove it."
                     )
 
-                with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as caller:
-                    caller.setblocking(False)
-                    try:
-                        # BlockingIOError: its queue is full, so a busy process serves it.
-                        with contextlib.suppress(BlockingIOError):
-                            caller.connect(str(path))
+                path.unlink(missing_ok=True)
 
-                        raise PermissionFault(
-                            f"{path} is served by another process: stop it, or give this one "
-                            "another run directory."
-                        )
-                    except ConnectionRefusedError:  # the process that made it is gone
-                        path.unlink(missing_ok=True)
-
-            opened = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
             opened.setblocking(False)
             opened.bind(str(path))
 
