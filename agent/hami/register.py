@@ -90,8 +90,8 @@ def told(inventory: Inventory) -> tuple[SharedGpu, ...]:
     return tuple(sorted(known, key=lambda shared: (shared.gpu.index, shared.uuid)))
 
 
-def registered(inventory: Inventory) -> tuple[RegisteredGpu, ...]:
-    """The elements for the inventory, sorted by index.
+def registered(inventory: Inventory, *, colon: bool = False) -> tuple[RegisteredGpu, ...]:
+    """The elements for the inventory, sorted by index. `colon`: in the names of that form.
 
     A GPU that serves no new container, also an absent one, stays, not healthy: a scheduler would
     keep a GPU that vanishes from the text. An unknown NUMA node is 0, as in HAMi.
@@ -103,7 +103,9 @@ def registered(inventory: Inventory) -> tuple[RegisteredGpu, ...]:
             split_count=shared.split_count,
             registered_mib=shared.registered_mib,
             core_percent=shared.core_percent,
-            type_name=shared.type_name,
+            # Schedulers up to 2.7.1 expect `NVIDIA-` before every name. Source: HAMi v2.7.1
+            # pkg/device-plugin/nvidiadevice/nvinternal/plugin/register.go.
+            type_name=f"NVIDIA-{shared.gpu.name}" if colon else shared.type_name,
             numa=shared.gpu.numa or 0,
             mode=shared.mode,
             healthy=inventory.offers(shared),
@@ -165,17 +167,6 @@ def is_json_form(text: str) -> bool:
 def decode_either(text: str) -> tuple[RegisteredGpu, ...]:
     """Decode a register annotation of either form. Raises MalformedText."""
     return decode_register(text) if is_json_form(text) else decode_register_colon(text)
-
-
-def registered_colon(inventory: Inventory) -> tuple[RegisteredGpu, ...]:
-    """The elements for the inventory; these schedulers expect `NVIDIA-` before every name.
-
-    Source: HAMi v2.7.1 pkg/device-plugin/nvidiadevice/nvinternal/plugin/register.go.
-    """
-    return tuple(
-        msgspec.structs.replace(gpu, type_name=f"NVIDIA-{shared.gpu.name}")
-        for gpu, shared in zip(registered(inventory), told(inventory), strict=True)
-    )
 
 
 def encode_register_colon(gpus: Iterable[RegisteredGpu]) -> str:
@@ -272,7 +263,7 @@ class Handshake(msgspec.Struct, frozen=True):
 
 
 _STAMP = re.compile(
-    r"[ _](?P<year>[0-9]{4})[-.](?P<month>[0-9]{2})[-.](?P<day>[0-9]{2})"
+    r"[ _](?P<date>[0-9]{4}[-.][0-9]{2}[-.][0-9]{2})"
     r" (?P<time>[0-9]{2}:[0-9]{2}:[0-9]{2}(?:\.[0-9]{1,9})?)"
     r"(?: (?P<offset>[+-][0-9]{4}) \S{1,16})?(?: m=[+-][0-9.]{1,32})?"
 )
@@ -290,7 +281,7 @@ def decode_handshake(text: str) -> Handshake:
         if text.startswith(word.value):
             stamp = None
             if match := _STAMP.fullmatch(text.removeprefix(word.value)):
-                date = f"{match['year']}-{match['month']}-{match['day']}"
+                date = match["date"].replace(".", "-")
                 with contextlib.suppress(ValueError):
                     stamp = dt.datetime.fromisoformat(
                         f"{date}T{match['time']}{match['offset'] or ''}"
@@ -443,29 +434,26 @@ def report_of(
     if inventory.generation == 0:
         return None
     text, score = annotations.get(REGISTER), annotations.get(SCORE)
-    held, profile = read_register(text), settings.profile
-    linked: list[Gpu] = []
-    gpus = registered(inventory) if profile is ReportProfile.JSON else registered_colon(inventory)
+    held, is_json = read_register(text), settings.profile is ReportProfile.JSON
+
+    gpus, wanted, linked = registered(inventory, colon=not is_json), score, list[Gpu]()
     if not gpus:
         gpus = tuple(msgspec.structs.replace(gpu, healthy=False) for gpu in held)
-        wanted = score
     else:
         linked = [shared.gpu for shared in told(inventory)] if settings.topology_score else []
         wanted = encode_scores(pair_scores(linked)) if linked else None
     if not gpus:
         return None
-    encode = encode_register if profile is ReportProfile.JSON else encode_register_colon
-    register = encode(gpus)
+
+    register = encode_register(gpus) if is_json else encode_register_colon(gpus)
+    is_same_form = is_json_form(text or "") == is_json
     return NodeReport(
         gpus=gpus,
         held=held,
         register=register,
         score=wanted,
         register_differs=register != text
-        and (
-            is_json_form(text or "") != (profile is ReportProfile.JSON)
-            or collections.Counter(gpus) != collections.Counter(held)
-        ),
+        and not (is_same_form and collections.Counter(gpus) == collections.Counter(held)),
         score_differs=wanted != score
         and (wanted is None or read_scores(wanted) != read_scores(score)),
         lopsided=lopsided(linked),
