@@ -22,7 +22,6 @@ from agent.cluster import (
     NodeEvent,
     NodeView,
     PodTable,
-    PodUid,
 )
 from agent.errors import ApiError, ApiThrottled
 from agent.hami.register import NodeReport, ReportSettings, encode_reported, report_of
@@ -139,9 +138,6 @@ async def follow_cordons(
 
 
 # What people are told about GPUs: Events between two inventories, and the condition GpuDegraded.
-
-_Pod = tuple[str, str, PodUid]
-"""Namespace, name and UID."""
 
 WELL: Final = "answers again, and the agent receives its events"
 TEXT_LIMIT: Final = 1024
@@ -286,7 +282,7 @@ def _of_pods(old: Inventory, new: Inventory, ledger: Ledger) -> Iterator[NodeEve
     """One Event for each pod, about the first of its GPUs that became unusable."""
     well = {gpu.uuid for gpu in old.gpus if not _harm(gpu)}
     fallen = {gpu.uuid: gpu for gpu in new.gpus if gpu.uuid in well and _harm(gpu)}
-    told: set[_Pod] = set()
+    told: set[tuple[str, str, str]] = set()
     for row in ledger.rows if fallen else ():
         gpu = next((fallen[uuid] for uuid in row.gpus if uuid in fallen), None)
         pod = row.namespace, row.pod, row.pod_uid
@@ -479,6 +475,7 @@ class Reason(enum.StrEnum):
     NODE_CREATED = "node-created"
     INVENTORY = "inventory"
     HEALTH = "health"
+    """Of a GPU that is reported; others may differ in more."""
     SCORE = "score"
     """Only the score annotation differs."""
     FOREIGN = "foreign"
@@ -628,7 +625,7 @@ class Reporter:
             if settings.profile.stamps:
                 return DueWrite(node.uid, report, Reason.STAMP)
             return ""
-        reason = Reason.HEALTH if report.is_health_alone else Reason.INVENTORY
+        reason = Reason.HEALTH if report.changes_health else Reason.INVENTORY
         if self._written is not None and self._written[0] != node.uid:
             reason = Reason.NODE_CREATED
         elif self._written == (node.uid, report.register, report.score):

@@ -1,5 +1,6 @@
 """The annotations with which HAMi's scheduler places a pod, and its lock on the Node."""
 
+import contextlib
 import datetime as dt
 import json
 import re
@@ -234,15 +235,14 @@ def bare(text: str) -> str:
     """
     match = _KEYED.fullmatch(text.strip())
     value = (match[1] if match else text).strip()
-    if len(value) > 1 and value[0] == value[-1] == "'":
-        return value[1:-1].strip()
-    if len(value) > 1 and value[0] == value[-1] == '"':
-        try:
-            unquoted = json.loads(value)
-        except ValueError:
-            return value[1:-1].strip()
-        return str(unquoted).strip()
-    return value
+    if len(value) < 2 or value[0] != value[-1] or value[0] not in "'\"":
+        return value
+
+    inner = value[1:-1]
+    if value[0] == '"':
+        with contextlib.suppress(ValueError):
+            inner = str(json.loads(value))
+    return inner.strip()
 
 
 def kind_of(text: str) -> str | None:

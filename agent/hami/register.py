@@ -411,11 +411,6 @@ class NodeReport(msgspec.Struct, frozen=True):
         return changes
 
     @property
-    def is_health_alone(self) -> bool:
-        """True when only the health of GPUs differs."""
-        return _as_healthy(self.gpus) == _as_healthy(self.held)
-
-    @property
     def changes_health(self) -> bool:
         """True when the health of a GPU in the present annotation differs."""
         before = {gpu.uuid: gpu.healthy for gpu in self.held}
@@ -512,7 +507,3 @@ _WORDS = {
     "index": "index",
     "numa": "NUMA node",
 }
-
-
-def _as_healthy(gpus: tuple[RegisteredGpu, ...]) -> frozenset[RegisteredGpu]:
-    return frozenset(msgspec.structs.replace(gpu, healthy=True) for gpu in gpus)

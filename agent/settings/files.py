@@ -149,16 +149,14 @@ def _tree(text: str, name: str) -> yaml.Node:
         begin, start = token[0], mark(token)
         if depth > MAX_DEPTH:
             raise _too_deep(name, start)
-        if begin == "{":
-            pairs = []
-            while (key := next(tokens))[0] != "}":
-                pairs.append((node(key, depth), node(next(tokens), depth + 1)))
+        if begin in {"{", "["}:
+            nodes = []
+            while (inner := next(tokens))[0] not in {"}", "]"}:
+                nodes.append(node(inner, depth + 1))
+            if begin == "[":
+                return yaml.SequenceNode(SEQ, nodes, start)
+            pairs = list(zip(nodes[::2], nodes[1::2], strict=True))
             return yaml.MappingNode(MAP, pairs, start)
-        if begin == "[":
-            items = []
-            while (item := next(tokens))[0] != "]":
-                items.append(node(item, depth + 1))
-            return yaml.SequenceNode(SEQ, items, start)
         if begin[0] == '"':
             # Half of a character becomes U+FFFD, as in Go.
             value = _SURROGATE.sub("\ufffd", json.loads(begin))
