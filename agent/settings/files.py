@@ -215,11 +215,6 @@ class Place(msgspec.Struct, frozen=True):
             seen.add(name)
             yield name, here, Place(self.file, value, f"{self.field}.{name}".lstrip("."))
 
-    def texts(self, spelling: Callable[[str], str] = str) -> Mapping[str, object]:
-        """The text keys of a mapping with what their values hold, unchecked; else nothing."""
-        pairs = self.node.value if isinstance(self.node, yaml.MappingNode) else ()
-        return {spelling(key.value): value.value for key, value in pairs if key.tag == STR}
-
     def items(self) -> tuple["Place", ...]:
         """Read the entries of a list."""
         if not isinstance(self.node, yaml.SequenceNode):
@@ -295,7 +290,9 @@ def read_own_file(content: bytes, name: str, faults: Faults) -> Layer:
 
 def refuse_object(document: Place) -> None:
     """Raise SettingsError for a Kubernetes object: people give the ConfigMap around the file."""
-    if document.texts().keys() >= {"apiVersion", "kind"}:
+    pairs = document.node.value if isinstance(document.node, yaml.MappingNode) else ()
+    keys = [key.value for key, _ in pairs]
+    if "apiVersion" in keys and "kind" in keys:
         raise document.fault(
             "this is a Kubernetes object, not a settings file; give the file in its ConfigMap"
         )

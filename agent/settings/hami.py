@@ -259,9 +259,8 @@ def read_device_config(
 
 
 class NodeEntry(msgspec.Struct, frozen=True):
-    """The overrides for some nodes; the keys are in lower case. `number`: its place in the list."""
+    """The overrides for some nodes, and their place; the keys are in lower case."""
 
-    number: int
     name: str
     where: str
     found: dict[str, FoundValue]
@@ -270,20 +269,22 @@ class NodeEntry(msgspec.Struct, frozen=True):
 def read_node_layer(content: bytes, name: str, faults: Faults, node: str = "") -> Layer:
     """Read what config.json sets for some nodes: profiles for each entry; a later one wins.
 
-    The warnings about entries of `node` come first.
-
     Values of a wrong type go to `faults`. Values that do not fit are warnings; the profile has them
     too. Raises SettingsError with the place: the file cannot be parsed.
     """
     keys = _FileReader(faults, is_json=True)
-    warnings: list[str] = []
-    profiles: dict[int, list[SettingsProfile]] = {}
-    for entry in _read_entries(content, name, keys, node):
-        profiles[entry.number] = _profiles(entry, warnings)
-    # In the order of the file, as a later entry wins.
-    told = (*first_of(keys.warnings, name), *first_of(warnings, name))
-    found = [one for number in sorted(profiles) for one in profiles[number]]
-    return Layer(profiles=tuple(found), warnings=told)
+    items = _read_items(content, name, keys)
+
+    # Of many warnings only the first are told: those about `node` come before the others.
+    own, others = list[str](), keys.warnings
+    profiles: list[SettingsProfile] = []
+    for item in items:
+        keys.warnings = []
+        entry = _read_entry(item, keys)
+        profiles += _profiles(entry, keys.warnings)
+        (own if entry.name == node else others).extend(keys.warnings)
+
+    return Layer(profiles=tuple(profiles), warnings=first_of([*own, *others], name))
 
 
 def decode_nodeconfig(text: str) -> tuple[Mapping[str, object], ...]:
@@ -294,7 +295,8 @@ def decode_nodeconfig(text: str) -> tuple[Mapping[str, object], ...]:
     """
     try:
         keys = _FileReader(Faults(), is_json=True)
-        entries = _read_entries(text.encode(errors="replace"), NODES, keys)
+        items = _read_items(text.encode(errors="replace"), NODES, keys)
+        entries = [_read_entry(item, keys) for item in items]
         keys.faults.refuse()
     except SettingsError as error:
         raise MalformedText(str(error)) from error
@@ -305,8 +307,8 @@ def decode_nodeconfig(text: str) -> tuple[Mapping[str, object], ...]:
     )
 
 
-def _read_entries(content: bytes, name: str, keys: _FileReader, node: str = "") -> list[NodeEntry]:
-    """The entries; those that name `node` first. Raises SettingsError: the file is another one."""
+def _read_items(content: bytes, name: str, keys: _FileReader) -> list[Place]:
+    """The entries, unread. Raises SettingsError: the file is another one."""
     document = read_json(content, name)
     refuse_object(document)
     top = [key for key, _, _ in document.pairs(str.lower)]
@@ -316,8 +318,11 @@ def _read_entries(content: bytes, name: str, keys: _FileReader, node: str = "") 
                 f"the key `{NODES}` is not there, and {len(top)} others are; is it the right file?"
             )
         keys.warnings.append(str(document.fault(f"there is no key `{NODES}`; nothing is taken")))
-    lists: list[Place] = []
-    keys.read(document, {NODES: lists.append})
+    found = keys.read(document, {NODES: Place.items})
+    return list(found[NODES].value) if NODES in found else []
+
+
+def _read_entry(item: Place, keys: _FileReader) -> NodeEntry:
     expression = {"key": keys.text, "operator": keys.text, "values": keys.many(keys.text)}
     table: Mapping[str, Reader] = {
         "name": keys.text,
@@ -343,19 +348,14 @@ def _read_entries(content: bytes, name: str, keys: _FileReader, node: str = "") 
             }
         ),
     }
-    numbered = list(enumerate(item for place in lists for item in place.items()))
-    # The warnings about this node come first: of many only the first are told.
-    numbered.sort(key=lambda pair: not node or pair[1].texts(str.lower).get("name") != node)
-    entries: list[NodeEntry] = []
-    for number, item in numbered:
-        found = {} if item.null else keys.read(item, table)
-        named = str(found.pop("name").value) if "name" in found else ""
-        if not named and SELECTOR not in found:
-            keys.warnings.append(str(item.fault(_NAMELESS)))
-        elif named not in {"", ANY} and not _NAME.fullmatch(named):
-            keys.warnings.append(str(item.fault(f"no Node is called {cap(named)}: {_EXACT}")))
-        entries.append(NodeEntry(number, named, item.where, found))
-    return entries
+
+    found = {} if item.null else keys.read(item, table)
+    named = str(found.pop("name").value) if "name" in found else ""
+    if not named and SELECTOR not in found:
+        keys.warnings.append(str(item.fault(_NAMELESS)))
+    elif named not in {"", ANY} and not _NAME.fullmatch(named):
+        keys.warnings.append(str(item.fault(f"no Node is called {cap(named)}: {_EXACT}")))
+    return NodeEntry(named, item.where, found)
 
 
 def _profiles(entry: NodeEntry, warnings: list[str]) -> list[SettingsProfile]:
