@@ -30,16 +30,7 @@ from agent.kit.cell import Cell, News
 from agent.kit.tasks import Allowance, Backoff
 from agent.kit.timing import Tally
 from agent.ledger import Ledger
-from agent.model import (
-    Cause,
-    Condition,
-    GpuFault,
-    GpuUuid,
-    Health,
-    Inventory,
-    SharedGpu,
-    Trouble,
-)
+from agent.model import Cause, Condition, GpuFault, GpuUuid, Health, Inventory, SharedGpu, Trouble
 from agent.node.devices import cordon_events, read_cordon
 from agent.ports import Clock, NodeApi
 
@@ -606,7 +597,7 @@ class Reporter:
         """Log what would be written, if that is news. The Node counts as reported."""
         self._rest(need if isinstance(need, str) else "")
         node, pending = self._cells.node.value, {}
-        if node is not None and isinstance(need, DueWrite) and need.reason is not Reason.STAMP:
+        if node is not None and isinstance(need, DueWrite):
             held, changes = node.annotations, need.report.changes
             pending = {key: text for key, text in changes.items() if held.get(key) != text}
             if pending != self.pending:
@@ -673,7 +664,7 @@ class Reporter:
 
     async def _write(self, need: DueWrite) -> None:
         loop = asyncio.get_running_loop()
-        changes = {} if need.reason is Reason.STAMP else need.report.changes
+        changes = need.report.changes
         is_stamped = self._cells.settings.value.profile.stamps
         stamp = encode_reported(self._clock.now()) if is_stamped else None
         try:

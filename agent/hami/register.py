@@ -380,10 +380,12 @@ Annotations = Mapping[str, str]
 
 
 class NodeReport(msgspec.Struct, frozen=True):
-    """The wanted texts, and whether the Node's differ; `score` None: there must be none.
+    """The wanted texts; `score` None: there must be none.
 
-    `held` are the GPUs in the present register annotation, empty when it is absent or unreadable;
-    `lopsided` are the pairs of GPUs that report different links to each other.
+    - `changes`: what to write, None: remove. Empty when the Node's annotations mean the same, else
+      always the register annotation: a scheduler reads a new score only together with it.
+    - `held`: the GPUs in the present register annotation, none when it is absent or unreadable.
+    - `lopsided`: the pairs of GPUs that report different links to each other.
     """
 
     gpus: tuple[RegisteredGpu, ...]
@@ -391,24 +393,13 @@ class NodeReport(msgspec.Struct, frozen=True):
     register: str
     score: str | None
     register_differs: bool
-    score_differs: bool
+    changes: Mapping[str, str | None]
     lopsided: tuple[tuple[GpuUuid, GpuUuid], ...] = ()
 
     @property
     def is_said(self) -> bool:
         """True when the Node's annotations mean the same."""
-        return not (self.register_differs or self.score_differs)
-
-    @property
-    def changes(self) -> dict[str, str | None]:
-        """What to write (None: remove): always the register annotation, the score if it differs.
-
-        A scheduler reads a new score only together with a register annotation.
-        """
-        changes: dict[str, str | None] = {REGISTER: self.register}
-        if self.score_differs:
-            changes[SCORE] = self.score
-        return changes
+        return not self.changes
 
     @property
     def changes_health(self) -> bool:
@@ -442,17 +433,12 @@ def report_of(
 
     register = encode_register(gpus) if is_json else encode_register_colon(gpus)
     is_same_form = is_json_form(text or "") == is_json
-    return NodeReport(
-        gpus=gpus,
-        held=held,
-        register=register,
-        score=wanted,
-        register_differs=register != text
-        and not (is_same_form and collections.Counter(gpus) == collections.Counter(held)),
-        score_differs=wanted != score
-        and (wanted is None or read_scores(wanted) != read_scores(score)),
-        lopsided=lopsided(linked),
-    )
+    is_same = is_same_form and collections.Counter(gpus) == collections.Counter(held)
+    register_differs = register != text and not is_same
+    changes: dict[str, str | None] = {REGISTER: register} if register_differs else {}
+    if wanted != score and (wanted is None or read_scores(wanted) != read_scores(score)):
+        changes = {REGISTER: register, SCORE: wanted}
+    return NodeReport(gpus, held, register, wanted, register_differs, changes, lopsided(linked))
 
 
 def read_register(text: str | None) -> tuple[RegisteredGpu, ...]:
