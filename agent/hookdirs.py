@@ -125,72 +125,23 @@ def state_errors(hook: Path) -> Iterator[None]:
 
 
 # Measures the container directories when somebody asks; changes nothing, follows no link.
-#
-# A container may do anything in its directory meanwhile. So counting opens each directory from the
-# one above it, crosses no mount, and ends beyond what HAMi-core could ever need.
 
 BYTES: Final = 256 * 2**20
 ENTRIES: Final = 10_000
-DEPTH: Final = 16
-"""HAMi-core needs a few files of about 2 MiB, and makes no directory. Counting ends here."""
-
-_OTHER_NOW: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP})
-"""The errors of opening a directory that was meanwhile removed or replaced."""
+"""HAMi-core needs a few files of about 2 MiB. Counting ends here."""
 
 
-class DirectorySize(msgspec.Struct):
+class DirectorySize(msgspec.Struct, frozen=True):
     """The count of one directory.
 
     - `size`: allocated bytes. A sparse file counts its blocks, one of several names counts once.
-    - `is_closed`: something in it may not be read, or is a mount point.
-    - `is_beyond`: counting ended early, so there may be more than the count says.
+    - `is_beyond`: it has more than HAMi-core can need, a directory in it, or something that may not
+      be looked at. Counting ended there.
     """
 
     size: int = 0
     entries: int = 0
-    is_closed: bool = False
     is_beyond: bool = False
-
-    def count(self, name: str, above: int, depth: int = 0) -> None:
-        """Add the directory `name` in the open directory `above`. Raises OSError.
-
-        At most two descriptors are open for each level of depth.
-        """
-        if depth == DEPTH:
-            self.is_beyond = True
-            return
-        with contextlib.ExitStack() as open_directories:
-            try:
-                opened = open_in(open_directories, name, above)
-            except PermissionError:
-                self.is_closed = True
-                return
-            except OSError as error:
-                if error.errno in _OTHER_NOW:
-                    return
-                raise
-            status = os.fstat(opened)
-            if status.st_dev != os.fstat(above).st_dev:
-                # A mount in it is told; its own file system fills no other container's.
-                self.is_closed |= depth > 0
-                return
-            self.size += status.st_blocks * 512
-            for entry in open_directories.enter_context(os.scandir(opened)):
-                self.entries += 1
-                if self.is_beyond or self.size > BYTES or self.entries > ENTRIES:
-                    self.is_beyond = True
-                    return
-                try:
-                    status = entry.stat(follow_symlinks=False)
-                except PermissionError:
-                    self.is_closed = True
-                except FileNotFoundError:
-                    pass
-                else:
-                    if stat.S_ISDIR(status.st_mode):
-                        self.count(entry.name, opened, depth + 1)
-                    else:
-                        self.size += status.st_blocks * 512 // max(status.st_nlink, 1)
 
 
 def directory_sizes(hook: Path) -> Mapping[str, DirectorySize]:
@@ -198,10 +149,32 @@ def directory_sizes(hook: Path) -> Mapping[str, DirectorySize]:
     found = dict[str, DirectorySize]()
     with open_containers(hook) as above:
         for name in filter(NAME.fullmatch, names_in(above)):
-            found[name] = DirectorySize()
-            if above is not None:
-                found[name].count(name, above)
+            # A container may remove or replace it meanwhile.
+            with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+                found[name] = _size_of(name, above)
     return found
+
+
+def _size_of(name: str, above: int | None) -> DirectorySize:
+    """Count the directory `name` in the open directory `above`. Raises OSError."""
+    size = entries = 0
+    try:
+        with contextlib.ExitStack() as open_directories:
+            opened = open_in(open_directories, name, above)
+            for entry in open_directories.enter_context(os.scandir(opened)):
+                entries += 1
+                try:
+                    status = entry.stat(follow_symlinks=False)
+                except FileNotFoundError:
+                    continue
+
+                size += status.st_blocks * 512 // max(status.st_nlink, 1)
+                # HAMi-core makes no directory.
+                if stat.S_ISDIR(status.st_mode) or size > BYTES or entries > ENTRIES:
+                    return DirectorySize(size, entries, is_beyond=True)
+    except PermissionError:
+        return DirectorySize(size, entries, is_beyond=True)
+    return DirectorySize(size, entries)
 
 
 # Removes container directories that were set aside, in small parts.
@@ -310,13 +283,6 @@ class HostHookDirs:
         self.set_aside: Cell[int] = Cell(0)
         """The number of directories set aside since the start."""
 
-    @property
-    def mounted(self) -> tuple[Path, ...]:
-        """The files that containers get, if they exist; of two libraries the first."""
-        home = self._hook / "vgpu"
-        versioned = (home / f"libvgpu.so.{self._version}",) if self._version else ()
-        return (*versioned, home / "libvgpu.so", home / "ld.so.preload")
-
     async def facts(self) -> HookFacts:
         """Inspect the hook directory. Raises StateError.
 
@@ -329,7 +295,10 @@ class HostHookDirs:
         await self._offload.call(self._check)
 
     def _facts(self) -> HookFacts:
-        *libraries, preload = self.mounted
+        home = self._hook / "vgpu"
+        versioned = [home / f"libvgpu.so.{self._version}"] if self._version else []
+        libraries, preload = [*versioned, home / "libvgpu.so"], home / "ld.so.preload"
+
         with state_errors(self._hook):
             library = next(filter(Path.is_file, libraries), libraries[-1])
             nodes = (self._dev / name for name in CONTROL_NODES)

@@ -5,7 +5,7 @@ import enum
 import functools
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Annotated
 
 import msgspec
@@ -440,24 +440,6 @@ def mismatch(row: Row) -> Refusal:
     )
 
 
-class _Index:
-    """The rows by what an Allocate looks for, from one pass through all of them."""
-
-    def __init__(self, rows: Iterable[Row]) -> None:
-        self.by_pod: defaultdict[PodUid, tuple[Row, ...]] = defaultdict(tuple)
-        self.by_gpu: defaultdict[GpuUuid, dict[ContainerKey, Row]] = defaultdict(dict)
-        self.by_lock: defaultdict[str, set[PodUid]] = defaultdict(set)
-        self.booked: defaultdict[KubeletEpoch, set[ContainerKey]] = defaultdict(set)
-        for row in rows:
-            self.by_pod[row.key.pod_uid] += (row,)
-            for share in row.live_limits or row.shares:
-                self.by_gpu[share.uuid][row.key] = row
-            if row.lock:
-                self.by_lock[row.lock].add(row.key.pod_uid)
-            if row.confirmed or row.role is Role.INIT:
-                self.booked[row.epoch].add(row.key)
-
-
 class Ledger(msgspec.Struct, frozen=True, dict=True):
     """Rows in order of answering, one for each container."""
 
@@ -469,30 +451,43 @@ class Ledger(msgspec.Struct, frozen=True, dict=True):
 
     def rows_of(self, uid: PodUid) -> tuple[Row, ...]:
         """The rows of one pod."""
-        return self._index.by_pod.get(uid, ())
+        return self._by_pod.get(uid, ())
 
-    def rows_on(self, uuid: GpuUuid) -> Iterable[Row]:
+    @functools.cached_property
+    def _by_pod(self) -> Mapping[PodUid, tuple[Row, ...]]:
+        # An Allocate asks for the rows of each pod of the node.
+        found: defaultdict[PodUid, tuple[Row, ...]] = defaultdict(tuple)
+        for row in self.rows:
+            found[row.key.pod_uid] += (row,)
+        return found
+
+    def rows_on(self, uuid: GpuUuid) -> Collection[Row]:
         """The rows with a limit on that GPU, in order."""
-        return self._index.by_gpu.get(uuid, {}).values()
+        return {
+            row.key: row
+            for row in self.rows
+            for share in row.live_limits or row.shares
+            if share.uuid == uuid
+        }.values()
 
     def answered_under(self, lock: str) -> set[PodUid]:
         """The pods of the rows that note this lock."""
-        return self._index.by_lock.get(lock, set())
+        return {row.key.pod_uid for row in self.rows if row.lock == lock != ""}
 
     def booked_by(self, epoch: KubeletEpoch) -> set[ContainerKey]:
         """The containers that hold slices by that kubelet instance as far as the rows say.
 
         Init containers count from their answer: PodResources does not list ordinary ones.
         """
-        return self._index.booked.get(epoch, set())
-
-    @functools.cached_property
-    def _index(self) -> "_Index":
-        return _Index(self.rows)
+        return {
+            row.key
+            for row in self.rows
+            if row.epoch == epoch and (row.confirmed or row.role is Role.INIT)
+        }
 
     def rows_by(self, decider: Decider) -> tuple[Row, ...]:
         """The rows of one decider. In hami mode, rows of the kubelet keep strangers' ids in use."""
-        return tuple(row for row in self.rows if row.decided_by is decider)
+        return tuple([row for row in self.rows if row.decided_by is decider])
 
     def living(self, table: PodTable) -> "Ledger":
         """Only with the rows whose pod has not ended: what people are told of."""
@@ -500,16 +495,13 @@ class Ledger(msgspec.Struct, frozen=True, dict=True):
 
     def put(self, row: Row) -> "Ledger":
         """With `row` in place of the row of the same container, or at the end."""
-        if row.key not in [old.key for old in self.rows]:
-            return msgspec.structs.replace(self, rows=(*self.rows, row))
-        rows = tuple(row if old.key == row.key else old for old in self.rows)
-        return msgspec.structs.replace(self, rows=rows)
+        rows = {old.key: old for old in self.rows} | {row.key: row}
+        return Ledger(tuple(rows.values()))
 
     def drop(self, keys: Iterable[ContainerKey]) -> "Ledger":
         """Without the rows of these containers."""
         gone = frozenset(keys)
-        rows = tuple(row for row in self.rows if row.key not in gone)
-        return msgspec.structs.replace(self, rows=rows)
+        return Ledger(tuple(row for row in self.rows if row.key not in gone))
 
     def held_ids(self) -> Held:
         """The slice ids in use by GPU. A text that is not a slice id is left out."""

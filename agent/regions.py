@@ -15,7 +15,6 @@ from typing import Final, NamedTuple
 
 from agent.hami.region import (
     HEAD_SIZE,
-    MAX_PROCESSES,
     TRUNCATED,
     NoRegion,
     Region,
@@ -43,8 +42,6 @@ CONTROLLERS: Final = ("pids", "memory", "systemd", ".")
 """Where pods may be in the cgroup tree: with cgroup v1 each controller has a tree of its own."""
 DEEPEST: Final = 5
 """How deep the cgroup of a pod may be, as in kubelet/kubepods/burstable/pod<UID>."""
-SEARCH_EVERY: Final = 12
-"""Rounds between two searches for a pod whose cgroup is gone."""
 CGROUPS: Final = 64
 """Cgroups of one pod: a container may have some below its own."""
 LOOKUPS: Final = 50
@@ -63,18 +60,14 @@ class ContainerProcesses:
     def __init__(self, cgroups: Path, proc: Path = Path("/proc")) -> None:
         self._cgroups = cgroups
         self._proc = proc
-        self._rounds = 0
         self._is_host = self._is_due = False
         self._pods: dict[str, Path] = {}
         """The cgroups of the pods that were ever seen; a path stays when its cgroup is gone."""
-        self._gone = set[str]()
-        """Those that were asked about and searched for in vain."""
         self._owners: dict[Path, str] = {}
         self._known: dict[Path, dict[int, int]] = {}
 
     def begin(self, names: Iterable[str]) -> None:
         """Begin a round about the containers of these directories."""
-        self._rounds += 1
         uids = frozenset(map(_uid, names))
         # Whether this is the host's PID namespace, and processes of others are not hidden.
         namespace = ""
@@ -83,12 +76,9 @@ class ContainerProcesses:
         sees_init = namespace == INIT_NAMESPACE and self._read(self._proc / "1/status") != b""
         self._is_host = bool(uids) and sees_init
         self._pods = {uid: path for uid, path in self._pods.items() if uid in uids}
-        self._gone &= uids
-        self._is_due = self._rounds % SEARCH_EVERY == 0
-        if self._is_due:
-            for remembered in (self._owners, self._known):
-                for path in [path for path in remembered if not path.is_dir()]:
-                    del remembered[path]
+        self._owners = {path: name for path, name in self._owners.items() if path.is_dir()}
+        self._known = {path: pids for path, pids in self._known.items() if path in self._owners}
+        self._is_due = True
 
     def alive(self, name: str, wanted: frozenset[int]) -> frozenset[int] | None:
         """Those of the PIDs in the container of that directory that exist; None: not known."""
@@ -114,16 +104,16 @@ class ContainerProcesses:
     def _pod(self, uid: str) -> Path | None:
         """The cgroup of the pod; None: it was never seen."""
         path = self._pods.get(uid)
-        if path is not None and path.is_dir():
-            self._gone.discard(uid)
-        elif self._is_due or uid not in self._gone:
-            # Only a pod that is asked about: one that was just answered has no cgroup yet.
-            self._gone.add(uid)
+
+        # One search a round, and only for a pod that is asked about: one that was just answered has
+        # no cgroup yet.
+        if self._is_due and (path is None or not path.is_dir()):
             self._is_due = False
             for controller in CONTROLLERS:
                 if found := dict(_pods(self._cgroups / controller, DEEPEST)):
                     self._pods |= found
                     break
+
         return self._pods.get(uid)
 
     def _pids(self, cgroup: Path) -> tuple[int, ...] | None:
@@ -211,24 +201,23 @@ ENTRIES: Final = 256
 """A container directory with more entries is not searched."""
 RETRIES: Final = 2
 """Further reads of the slots, if they are FEW, while a process is writing one of them."""
+FEW: Final = 64
+
 SLOW: Final = 0.001
 """Seconds of CPU that a region may cost in each round."""
-FEW: Final = 64
-"""A region with more slots in use is read after the others."""
+COOLING: Final = 0.9
+"""A cheaper reading takes a tenth off a region's cost: being slow now and then gains nothing."""
 SHARE: Final = 0.004
 """The part of a core that all slower regions may cost together in the long run."""
+
 ROUND: Final = 2.0
 """Seconds after which a round leaves the rest to the next."""
 SLOW_ROUND: Final = 0.02
-"""The same for the slow and crowded regions, which go last: a round is 5 s, and SHARE of it."""
-
-
-class CrowdedRegion(Exception):  # noqa: N818 -- a normal state, too
-    """A region has more slots in use than are read before those of other regions."""
+"""The same for the slow regions, which go last: a round is 5 s, and SHARE of it."""
 
 
 class _Cost(NamedTuple):
-    """The mean CPU seconds of reading a region, and the loop time of the last reading."""
+    """The CPU seconds of reading a region, and the loop time of the last reading."""
 
     seconds: float = 0.0
     at: float = -math.inf
@@ -276,46 +265,38 @@ class HostRegions:
         slow = sum(cost.seconds > SLOW for cost in costs.values())
         # Slow regions go last. Of the others, those go first that the last round did not reach.
         queue = sorted(names, key=lambda name: (costs[name].seconds > SLOW, costs[name].at))
-        crowded = set[str]()
         if self._processes is not None:
             self._processes.begin(names)
+
         with self._containers() as containers:
             for name in queue:
-                cost = costs[name]
-                is_slow = cost.seconds > SLOW or name in crowded
-                pause = cost.seconds * slow / SHARE if is_slow else 0.0
-                if is_slow:
+                cost, pause = costs[name], 0.0
+                if cost.seconds > SLOW:
+                    pause = cost.seconds * slow / SHARE
                     end = min(end, now() + SLOW_ROUND)
+
                 if now() > end:
                     reason = "other regions took the time of this round"
                 elif now() < cost.at + pause:
                     ms = round(cost.seconds * 1000)
                     reason = f"reading it takes {ms} ms of CPU, so it is read every {pause:.0f} s"
                 else:
-                    most = MAX_PROCESSES if is_slow else FEW
-                    try:
-                        sums[name], spent = self._summed(containers, name, most)
-                        if spent > SLOW and not is_slow:
-                            # Something else, such as a garbage collection, may have taken the time.
-                            sums[name], spent = self._summed(containers, name, most)
-                    except CrowdedRegion:
-                        crowded.add(name)
-                        queue.append(name)
-                    else:
-                        costs[name] = _Cost((spent + (cost.seconds or spent)) / 2, now())
+                    sums[name], spent = self._summed(containers, name)
+                    if spent > SLOW and not pause:
+                        # Something else, such as a garbage collection, may have taken the time.
+                        sums[name], spent = self._summed(containers, name)
+                    costs[name] = _Cost(max(spent, COOLING * cost.seconds), now())
                     continue
+
                 sums[name] = RegionSums(RegionState.UNREADABLE, reason=reason)
         return sums
 
-    def _summed(self, containers: int | None, name: str, most: int) -> tuple[RegionSums, float]:
-        """Read and sum a region of at most `most` slots; also the CPU seconds that this costs.
-
-        Raises CrowdedRegion.
-        """
+    def _summed(self, containers: int | None, name: str) -> tuple[RegionSums, float]:
+        """Read and sum a region; also the CPU seconds that this costs."""
         begun, alive = self._cpu(), None
         try:
             with _opened(containers, name, os.O_RDONLY) as (file, size):
-                region = read_region(size, functools.partial(os.pread, file), most)
+                region = read_region(size, functools.partial(os.pread, file))
             pids = frozenset(process.pid for process in region.processes)
             if self._processes and pids:
                 alive = self._processes.alive(name, pids)
@@ -417,29 +398,25 @@ def _region_name(directory: int) -> str:
     return min(regions)
 
 
-def read_region(size: int, pread: Callable[[int, int], bytes], most: int = MAX_PROCESSES) -> Region:
+def read_region(size: int, pread: Callable[[int, int], bytes]) -> Region:
     """Read a region of `size` bytes, the slots again while a process is writing one.
 
     `pread`: read so many bytes at an offset; fewer, where the file ends. Its errors pass.
 
-    Raises NoRegion; CrowdedRegion: more than `most` slots are in use.
+    Raises NoRegion.
     """
     head = pread(HEAD_SIZE, 0)
     offsets = recognise(size, head)
-    region = _read_once(offsets, head, pread, most)
+    region = _read_once(offsets, head, pread)
     for _ in range(RETRIES):
         if len(region.processes) > FEW or not any(process.torn for process in region.processes):
             break
-        region = _read_once(offsets, head, pread, most)
+        region = _read_once(offsets, head, pread)
     return region
 
 
-def _read_once(
-    offsets: RegionOffsets, head: bytes, pread: Callable[[int, int], bytes], most: int
-) -> Region:
+def _read_once(offsets: RegionOffsets, head: bytes, pread: Callable[[int, int], bytes]) -> Region:
     tail = _exactly(pread, offsets.tail_size, offsets.tail)
-    if count_slots(tail) > most:
-        raise CrowdedRegion
     length = count_slots(tail) * offsets.slot_size
     first = _exactly(pread, length, offsets.slots)
     second = _exactly(pread, length, offsets.slots) if offsets.seqlock else first

@@ -62,7 +62,7 @@ def clear():
 
 def measure():
     size = directory_sizes(hook)[NAME]
-    print(size.entries, int(size.is_closed), size.is_beyond or size.is_closed)
+    print(size.entries, size.is_beyond)
 """
 NO_PRIVILEGES = ("setpriv", "--bounding-set=-all", "--inh-caps=-all", "--no-new-privs")
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from agent.host.node import CgroupContainers
-from agent.regions import CGROUPS, LOOKUPS, READ, SEARCH_EVERY
+from agent.regions import CGROUPS, LOOKUPS, READ
 from tests.fakes.offload import Inline
 from tests.host.hook_space import IDENTITIES, TOP, can_mount
 from tests.host.proc_node import ID, MAIN, UID, ProcNode
@@ -91,7 +91,7 @@ def test_when_the_cgroup_of_the_pod_is_gone_no_process_lives_whatever_is_searche
     assert {7} == node.alive(7)
     shutil.rmtree(cgroup.parent)
 
-    assert [set()] * 3 * SEARCH_EVERY == [node.alive(7) for _ in range(3 * SEARCH_EVERY)]
+    assert [set()] * 3 == [node.alive(7) for _ in range(3)]
 
 
 def test_it_stays_gone_in_rounds_in_which_another_container_of_the_pod_is_asked_about(node):
@@ -207,17 +207,6 @@ def test_a_pod_that_starts_in_a_later_round_than_its_row_is_found_when_it_is_ask
     node.container([7])
 
     assert {7} == node.alive(7)
-
-
-def test_a_pod_without_a_cgroup_is_searched_for_again_only_now_and_then(node):
-    assert None is node.alive(7)
-    node.container([7])
-
-    seen = [node.alive(7) for _ in range(SEARCH_EVERY)]
-
-    assert [{7}] == [found for found in seen if found is not None][:1]
-    assert None is seen[0]
-    assert {7} == seen[-1]
 
 
 CONTAINER = """

@@ -399,6 +399,20 @@ async def test_many_crowded_regions_cost_a_small_part_of_a_core_and_hide_no_othe
     assert {(RegionState.UNREADABLE, True), (RegionState.READABLE, False)} == states
 
 
+async def test_regions_that_are_slow_to_read_now_and_then_cost_a_small_part_of_a_core(hook, thread):
+    bad = names_of(100)
+    for name in bad:
+        with_region(hook, name)
+    regions = HostRegions(hook, thread, cpu=thread.cpu)
+
+    for number in range(240):
+        thread.rate = 1e-6 if number % 6 == 1 else 1e-12
+        await regions.read(bad)
+        thread.now += 5
+
+    assert thread.spent < 240 * 5 * 0.005
+
+
 @pytest.mark.parametrize("slots", [65, 1024])
 async def test_a_single_crowded_region_is_read_in_each_round(hook, thread, slots):
     crowded(hook, NAME, slots)
