@@ -4,7 +4,7 @@ import contextlib
 import datetime as dt
 import json
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Final
 
 from agent.cluster import (
@@ -139,17 +139,6 @@ def decode_pod_devices(text: str, *, type_word: str | None = None) -> Groups:
 def vendor_words(text: str) -> tuple[tuple[str, ...], ...]:
     """The type of each share of a text that `decode_pod_devices` accepts, in the same shape."""
     return tuple(tuple(piece.split(",")[1] for piece in _pieces(part)) for part in text.split(";"))
-
-
-def encode_pod_devices(groups: Sequence[Sequence[Share]]) -> str:
-    """Encode groups: every device ends with `:`, every group with `;`."""
-    return "".join(
-        "".join(
-            f"{share.uuid},{TYPE_WORD},{share.memory_mib},{share.core_percent}:" for share in group
-        )
-        + ";"
-        for group in groups
-    )
 
 
 def consume(text: str, groups: Collection[int]) -> str:

@@ -18,13 +18,13 @@ from agent.hami.pod import (
     decode_pod_devices,
     decode_stamp,
     encode_node_lock,
-    encode_pod_devices,
     encode_stamp,
     held_lock,
     validate,
 )
 from agent.hami.register import INT32
 from agent.model import GpuUuid, Share
+from agent.sandbox.scheduler.verbs import encode_pod_devices
 from tests.builders import G1, G2, NODE, a_lock, a_share
 from tests.hami_vectors import Vector, cases, vectors
 
