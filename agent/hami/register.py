@@ -466,6 +466,7 @@ def register_differences(
         return (f"is written {_READERS[was_old]}, and the agent would write {_READERS[is_old]}",)
     wanted = {gpu.uuid: gpu for gpu in report.gpus}
     held = {gpu.uuid: gpu for gpu in report.held if gpu.uuid in wanted or gpu.uuid not in faulty}
+
     texts = list[str]()
     for uuid in sorted(held | wanted):
         before, after = held.get(uuid), wanted.get(uuid)

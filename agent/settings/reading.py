@@ -82,6 +82,7 @@ async def look(
         nonlocal current, path
         path = file
         content = await offload.call(partial(read_file, file, limit, needed=needed))
+
         former = getattr(good, kind, None)
         if content is None and former is not None and former.name == str(file):
             gone.append(file)
@@ -97,6 +98,7 @@ async def look(
             else:
                 plan = await offload.call(make_plan, current)
             values = plan.resolve(NodeFacts())
+
             for key, kind, limit in _HAMIS:
                 if (one := values[key]).value:  # the default files need not exist
                     await read(kind, Path(str(one.value)), limit, needed=one.origin != DEFAULT)
