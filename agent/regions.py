@@ -28,8 +28,9 @@ from agent.hami.region import (
     holds_back,
     recognise,
 )
-from agent.hookdirs import NAME, names_in, open_containers, open_in
+from agent.hookdirs import names_in, open_containers, open_in
 from agent.kit.tasks import Offload
+from agent.ledger import DIRECTORY_NAME
 
 # Tells which processes of containers exist, by the host's /proc and its cgroup tree.
 #
@@ -366,7 +367,7 @@ def _place(open_files: contextlib.ExitStack, containers: int | None, name: str) 
 
     Raises NoRegion, OSError.
     """
-    if not NAME.fullmatch(name):
+    if not DIRECTORY_NAME.fullmatch(name):
         raise NoRegion("its directory's name is not <pod UID>_<container>")
     if containers is None:
         raise FileNotFoundError

@@ -9,9 +9,9 @@ import pytest
 from agent.allocate.service import DISK_BUDGET
 from agent.cluster import PodUid
 from agent.errors import Refusal, RefusalReason, StateError
-from agent.hookdirs import LEFT_BEHIND, NAME
+from agent.hookdirs import LEFT_BEHIND
 from agent.kit.turns import BEGUN, CLOSE
-from agent.ledger import ContainerEdits, Holder
+from agent.ledger import DIRECTORY_NAME, ContainerEdits, Holder
 from agent.model import Inventory
 from agent.reconcile import PERIOD, QUIET
 from tests.builders import NOON, a_row, a_shared_gpu, an_inventory
@@ -47,7 +47,7 @@ async def test_hami_mode_does_not_take_the_directory_for_one_of_a_pod_that_is_go
     async with a_node() as node:
         name = directory(await node.service.allocate(ids(3)))
 
-        assert NAME.fullmatch(name)
+        assert DIRECTORY_NAME.fullmatch(name)
         assert not LEFT_BEHIND.fullmatch(name)
 
 
