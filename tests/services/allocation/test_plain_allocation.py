@@ -286,6 +286,24 @@ async def test_without_a_kubelet_nobody_is_asked():
         assert node.witness.lists <= asked + 1
 
 
+async def test_slices_whose_row_could_not_be_closed_are_answered_again_once_the_disk_is_well():
+    async with a_node(HELD) as node:
+        node.book(HOLDER, HELD.slice_ids)
+        await asyncio.sleep(5)
+        with full(node.disk):
+            node.end(HOLDER)
+            await asyncio.sleep(10 * PERIOD)
+            assert [HELD.key] == [row.key for row in node.rows]
+            with pytest.raises(Refusal):
+                await serve(node, HELD.slice_ids, OTHER)
+
+        await asyncio.sleep(PERIOD + 1)
+        await serve(node, HELD.slice_ids, OTHER)
+
+        assert [HELD.slice_ids] == [row.slice_ids for row in node.rows]
+        assert HELD.key not in {row.key for row in node.rows}
+
+
 async def test_two_rows_of_one_name_are_no_trouble():
     twin = a_plain_row(uid=PodUid("b" * 32), holder=HOLDER)
     async with a_node(HELD, twin) as node:
