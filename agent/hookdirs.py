@@ -97,6 +97,7 @@ def open_containers(hook: Path) -> Iterator[int | None]:
                 above = open_in(open_directories, step, above)
         except FileNotFoundError:
             above = None
+
         yield above
 
 
@@ -172,6 +173,7 @@ def _size_of(name: str, above: int | None) -> DirectorySize:
                     return DirectorySize(size, entries, is_beyond=True)
     except PermissionError:
         return DirectorySize(size, entries, is_beyond=True)
+
     return DirectorySize(size, entries)
 
 
@@ -203,8 +205,10 @@ class SetAside:
         end = now() + SLICE_SECONDS
         if again:
             self._kept = {}
+
         if self._round is None:
             self._round = self._remove()
+
         try:
             for _ in range(SLICE_ENTRIES):
                 next(self._round)
@@ -215,6 +219,7 @@ class SetAside:
         except StateError:
             self._round = None
             raise
+
         why = next(iter(self._kept.values()), "")
         return Cleared(more=self._round is not None, kept=len(self._kept), why=why)
 
@@ -228,6 +233,7 @@ class SetAside:
                             yield from itertools.islice(dissolve(name, above), VISIT)
                     except OSError as error:
                         self._kept[name] = error.strerror or "unknown error"
+
                 yield
 
     def _untried(self) -> set[str]:
@@ -393,6 +399,7 @@ class HostHookDirs:
                     f"Container directory {name} cannot be used: a container changed its owner or "
                     "its access. The container cannot start: delete the pod."
                 ) from error
+
         return aside
 
     def _check(self) -> None:

@@ -254,6 +254,7 @@ def container_directory(pod_uid: str, container: str) -> str:
     if not DIRECTORY_NAME.fullmatch(name):
         text = f"{cap(name)!r} is not the UID of a pod and the name of a container"
         raise Refusal(RefusalReason.HOST_DIRECTORY, text)
+
     return name
 
 
