@@ -21,6 +21,7 @@ AgentError
 """
 
 import enum
+from typing import ClassVar
 
 FOREIGN_TEXT_LIMIT = 256
 
@@ -53,6 +54,10 @@ class AgentError(Exception):
     `said`: what is wrong. `remedy`: what to do; str() appends it after a colon.
     """
 
+    exit_code: ClassVar[int] = 70
+    """With which the agent ends when nothing handles the error, after sysexits. systemd starts the
+    agent again after all of them but that of SettingsError."""
+
     def __init__(self, text: str, *, remedy: str = "") -> None:
         super().__init__(f"{text}: {remedy}" if remedy else text)
         self.said = text
@@ -65,6 +70,8 @@ class SettingsError(AgentError):
     `every`: all errors that were found, one sentence each; the text is the first of them.
     """
 
+    exit_code = 78
+
     def __init__(self, text: str, *, every: tuple[str, ...] = (), remedy: str = "") -> None:
         super().__init__(text, remedy=remedy)
         self.every = every or (str(self),)
@@ -73,13 +80,19 @@ class SettingsError(AgentError):
 class PermissionFault(AgentError):  # noqa: N818 -- PermissionError is a builtin
     """A path that the agent needs may not be read, written or bound."""
 
+    exit_code = 77
+
 
 class DirectoryLost(AgentError):  # noqa: N818 -- names what happened
     """The kubelet's directory was replaced, and this process sees the new one read-only."""
 
+    exit_code = 75
+
 
 class DriverError(AgentError):
     """The driver as a whole did not answer, or answered with an error."""
+
+    exit_code = 69
 
 
 class DriverMissing(DriverError):  # noqa: N818 -- the state, not the call, is the error
@@ -98,6 +111,8 @@ class GpuError(AgentError):
 
 class StateError(AgentError):
     """The state directory cannot be read or written; the text says which path and why."""
+
+    exit_code = 77
 
 
 class StateCorrupt(StateError):  # noqa: N818 -- names what was found
@@ -194,17 +209,27 @@ class RefusalReason(enum.Enum):
     NO_LIBRARY = "HA-5005"
     STARVED = "HA-5006"
 
+    @property
+    def is_transient(self) -> bool:
+        """Whether it is about a moment, so that the same pod may be served later."""
+        return self.value.startswith("HA-5") or self in {
+            RefusalReason.WITNESS_SILENT,
+            RefusalReason.OVERLAP,
+            RefusalReason.PODS_UNKNOWN,
+            RefusalReason.DRIVER_UNRESPONSIVE,
+        }
+
 
 class Refusal(AgentError):  # noqa: N818 -- an answer, not a fault
     """An Allocate is answered with an error on purpose.
 
     `sentence` tells the pod's owner what is wrong and what to do. str() adds the id and appears in
-    the pod's status. `transient` refusals become UNAVAILABLE, the others FAILED_PRECONDITION
+    the pod's status. Transient refusals become UNAVAILABLE, the others FAILED_PRECONDITION
     (INVALID_ARGUMENT for a malformed request).
     """
 
-    def __init__(self, gate: RefusalReason, sentence: str, *, transient: bool = False) -> None:
+    def __init__(self, gate: RefusalReason, sentence: str) -> None:
         super().__init__(f"{sentence} [{gate.value}]")
         self.gate = gate
         self.sentence = sentence
-        self.transient = transient
+        self.transient = gate.is_transient

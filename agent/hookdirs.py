@@ -287,13 +287,6 @@ class HostHookDirs:
         self.set_aside: Cell[int] = Cell(0)
         """The number of directories set aside since the start."""
 
-    @property
-    def mounted(self) -> tuple[Path, ...]:
-        """The files that containers get, if they exist; of two libraries the first."""
-        home = self._hook / "vgpu"
-        versioned = (home / f"libvgpu.so.{self._version}",) if self._version else ()
-        return (*versioned, home / "libvgpu.so", home / "ld.so.preload")
-
     async def facts(self) -> HookFacts:
         """Inspect the hook directory. Raises StateError.
 
@@ -306,7 +299,10 @@ class HostHookDirs:
         await self._offload.call(self._check)
 
     def _facts(self) -> HookFacts:
-        *libraries, preload = self.mounted
+        home = self._hook / "vgpu"
+        versioned = [home / f"libvgpu.so.{self._version}"] if self._version else []
+        libraries, preload = [*versioned, home / "libvgpu.so"], home / "ld.so.preload"
+
         with state_errors(self._hook):
             library = next(filter(Path.is_file, libraries), libraries[-1])
             nodes = (self._dev / name for name in CONTROL_NODES)

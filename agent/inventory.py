@@ -7,7 +7,6 @@ from collections import deque
 from collections.abc import (
     Awaitable,
     Callable,
-    Coroutine,
     Mapping,
     Sequence,
 )
@@ -214,15 +213,11 @@ class NodeCheck(msgspec.Struct, frozen=True):
     turn: int = 0
 
 
-Cue = Callable[[Callable[[], None]], Coroutine[None, None, None]]
-"""Runs for ever and calls its argument when checks may have another result."""
-
-
 class Withholder:
     """Sole writer of `reasons`: why every new pod would be refused, one sentence each.
 
     While there are any, no slice is on offer: `withhold` is called with whether that is so when it
-    changes. `cues` make it run the checks at once. `say` posts an Event about the Node.
+    changes. `say` posts an Event about the Node.
     """
 
     def __init__(
@@ -230,22 +225,18 @@ class Withholder:
         checks: Sequence[NodeCheck],
         withhold: Callable[[bool], None],
         say: Callable[[NodeEvent], None],
-        cues: Sequence[Cue] = (),
     ) -> None:
         self.reasons: Cell[tuple[str, ...]] = Cell(())
         self._checks = checks
         self._found: dict[NodeCheck, str] = {}
         self._wanted = {check: asyncio.Event() for check in checks}
         self._withhold = withhold
-        self._cues = cues
         self._say = say
         self._lag = Lag()
 
     async def run(self) -> None:
         """Run all checks for ever. A check that hangs does not delay the others."""
         async with asyncio.TaskGroup() as group:
-            for cue in self._cues:
-                group.create_task(cue(self.look))
             for check in self._checks:
                 group.create_task(self._repeat(check))
 

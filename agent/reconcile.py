@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import dataclasses
 import datetime as dt
 import functools
 import math
@@ -27,7 +28,7 @@ from agent.errors import AgentError, Refusal, StateError, WitnessThrottled
 from agent.hookdirs import Cleared, DiskRoom, HostHookDirs, kept_event
 from agent.kit.cell import Cell, News
 from agent.kit.tasks import retry
-from agent.kit.timing import Lull, Tally, until_tick
+from agent.kit.timing import IdleWaiter, Tally, until_tick
 from agent.ledger import (
     PLAIN,
     ContainerEdits,
@@ -191,13 +192,6 @@ class Findings(msgspec.Struct, frozen=True):
 
 
 # Compares plain mode's rows with the kubelet: which container holds a row, and when a row is over.
-#
-# Only the kubelet reports pods here. While it starts it knows no pod; after a lost checkpoint it
-# does not know which ids a running container holds. So a row is over only when no container can use
-# it: its holder's pod is gone, or it never had a holder and no container has its ids. If the
-# kubelet instance that named the holder no longer lists it, it is gone. In all other cases the
-# kubelet's checkpoint file must agree: it forgets a pod only when the kubelet knows that the pod
-# ended.
 
 GONE_GRACE = dt.timedelta(seconds=10)
 """How long a row stays when the kubelet instance that named its holder no longer lists it."""
@@ -220,6 +214,13 @@ def judge_by_kubelet(ledger: Ledger, seen: ReconcileFacts, resource: str) -> Fin
 
     In plain mode that is all rows: a state file of an earlier version may have rows of hami mode.
     In hami mode it is the strangers' rows.
+
+    Only the kubelet reports pods here. While it starts it knows no pod; after a lost checkpoint it
+    does not know which ids a running container holds. So a row is over only when no container can
+    use it: its holder's pod is gone, or it never had a holder and no container has its ids. If the
+    kubelet instance that named the holder no longer lists it, it is gone. In all other cases the
+    kubelet's checkpoint file must agree: it forgets a pod only when the kubelet knows that the pod
+    ended.
     """
     if not seen.complete:
         return Findings()
@@ -527,8 +528,6 @@ def _may_hold_for_another(pod: PodView, ledger: Ledger, seen: ReconcileFacts) ->
 
 
 # Removes container directories that were set aside, in small parts; reports what stays, and room.
-#
-# Nothing waits for it: new directories are made meanwhile, however much a tenant has left.
 
 CLEARING_PERIOD: Final = 3600.0
 """Seconds between attempts to remove what stays."""
@@ -549,6 +548,7 @@ CLEARING_DEADLINE: Final = 30.0
 class Clearing:
     """Sole writer of `state` and `room`. `set_aside` changes when there is something to remove.
 
+    Nothing waits for it: new directories are made meanwhile, however much a tenant has left.
     `say` posts one Event about the Node when directories stay, and no other until none stays.
     """
 
@@ -569,10 +569,10 @@ class Clearing:
         while True:
             # What stays is not tried for each pod that ends: a tenant can make that costly.
             again = loop.time() >= due
-            is_done = await self._clear(again=again)
             if again:
-                due = loop.time() + (CLEARING_PERIOD if is_done else RETRY)
-            elif not is_done:
+                due = loop.time() + CLEARING_PERIOD
+
+            if not await self._clear(again=again):
                 due = min(due, loop.time() + RETRY)
             await news.wait(max(due - loop.time(), 0.0))
 
@@ -603,10 +603,6 @@ class Clearing:
 
 
 # Compares the ledger with the kubelet after each answer, for each new kubelet and each minute.
-#
-# It confirms rows, and reports a mismatch if the kubelet booked other GPUs than were offered. It
-# adopts containers that the ledger does not know: another plugin answered them, or the state file
-# was lost. It closes rows that no container can use any more; the rules for that differ by mode.
 
 SETTLE = 0.1
 """Seconds from an answer to the question whether the kubelet has booked it."""
@@ -621,8 +617,13 @@ SWEEP_PERIOD = 3600.0
 """Seconds between searches for leaked directories: of no row and of no pod of this node."""
 
 
+@dataclasses.dataclass(eq=False, kw_only=True)
 class Reconcile:
     """Keeps the ledger equal to what the kubelet holds.
+
+    It confirms rows, and reports a mismatch if the kubelet booked other GPUs than were offered. It
+    adopts containers that the ledger does not know: another plugin answered them, or the state file
+    was lost. It closes rows that no container can use any more; the rules for that differ by mode.
 
     - `epoch`: the present kubelet instance. `resource`: the present name.
     - `taken`: the rows that a call is answering or the reconcile is closing, shared with Allocate:
@@ -635,36 +636,21 @@ class Reconcile:
     - `commit` may raise StateError.
     """
 
-    def __init__(  # noqa: PLR0913 -- keyword-only
-        self,
-        *,
-        pods: Cell[PodTable],
-        ledger: Cell[Ledger],
-        epoch: Cell[KubeletEpoch | None],
-        taken: set[ContainerKey],
-        rivals: Cell[int],
-        calls: Lull,
-        witness: Witness,
-        records: KubeletRecords,
-        hooks: HostHookDirs,
-        clock: Clock,
-        resource: Callable[[], str],
-        adopt: Callable[[Adoption], Awaitable[Row | None]] | None,
-        commit: Callable[[Callable[[Ledger], Ledger]], Awaitable[None]],
-    ) -> None:
-        self._pods = pods
-        self._ledger = ledger
-        self._epoch = epoch
-        self._taken = taken
-        self._rivals = rivals
-        self._calls = calls
-        self._witness = witness
-        self._records = records
-        self._hooks = hooks
-        self._clock = clock
-        self._resource = resource
-        self._adopt = adopt
-        self._commit = commit
+    pods: Cell[PodTable]
+    ledger: Cell[Ledger]
+    epoch: Cell[KubeletEpoch | None]
+    taken: set[ContainerKey]
+    rivals: Cell[int]
+    calls: IdleWaiter
+    witness: Witness
+    records: KubeletRecords
+    hooks: HostHookDirs
+    clock: Clock
+    resource: Callable[[], str]
+    adopt: Callable[[Adoption], Awaitable[Row | None]] | None
+    commit: Callable[[Callable[[Ledger], Ledger]], Awaitable[None]]
+
+    def __post_init__(self) -> None:
         self._silent = False
         self._swept_at = -math.inf
         self._since = EVER
@@ -673,7 +659,7 @@ class Reconcile:
         self._closing: set[ContainerKey] = set()
         self._failed: Mapping[PodUid, dt.datetime] = {}
         self._asked: dict[ContainerKey, float] = {}
-        self._names: frozenset[str] | None = frozenset() if adopt is None else None
+        self._names: frozenset[str] | None = frozenset() if self.adopt is None else None
         """The directories that a start finds; None: not searched yet."""
         self.unconfirmed: Cell[int] = Cell(0)
         self.drifted: Cell[int] = Cell(0)
@@ -690,13 +676,13 @@ class Reconcile:
         - With a Get of the pod: after each other answer.
         """
         loop = asyncio.get_running_loop()
-        await self._pods.until(lambda table: table.synced)
-        self._since = self._clock.now()
-        news = News(self._ledger, self._epoch, self._rivals)
+        await self.pods.until(lambda table: table.synced)
+        self._since = self.clock.now()
+        news = News(self.ledger, self.epoch, self.rivals)
         known: KubeletEpoch | None = None
         known_since, failures = 0.0, 0
         while True:
-            epoch, rivals = self._epoch.value, self._rivals.value
+            epoch, rivals = self.epoch.value, self.rivals.value
             if epoch is None:
                 await news.wait()
                 continue
@@ -708,13 +694,13 @@ class Reconcile:
                 period = RETRIES[failures - 1]
             else:
                 is_new = loop.time() - known_since < SETTLING
-                is_behind = any(row.epoch != epoch for row in self._ledger.value.rows)
+                is_behind = any(row.epoch != epoch for row in self.ledger.value.rows)
                 period = SETTLING_PAUSE if is_new and is_behind else PERIOD
             due = loop.time() + period
-            while self._epoch.value == epoch and self._rivals.value == rivals:
+            while self.epoch.value == epoch and self.rivals.value == rivals:
                 left = due - loop.time()
                 if self._due is not None:
-                    left = min(left, (self._due - self._clock.now()).total_seconds())
+                    left = min(left, (self._due - self.clock.now()).total_seconds())
                 fresh = self._fresh(epoch)
                 if left <= 0 or any(row.holder is None for row in fresh):
                     break  # only a List can name the pod
@@ -724,13 +710,13 @@ class Reconcile:
 
     def _fresh(self, epoch: KubeletEpoch) -> list[Row]:
         """Unconfirmed rows of this kubelet that it was not asked about in the last PAUSE."""
-        elapsed, now = asyncio.get_running_loop().time(), self._clock.now()
+        elapsed, now = asyncio.get_running_loop().time(), self.clock.now()
         self._asked = {key: at for key, at in self._asked.items() if elapsed - at < PAUSE}
         fresh: list[Row] = []
-        for row in self._ledger.value.rows:
+        for row in self.ledger.value.rows:
             if row.confirmed or row.epoch != epoch or row.key in self._asked:
                 continue
-            pod = self._pods.value.pods.get(row.pod_uid)
+            pod = self.pods.value.pods.get(row.pod_uid)
             is_there = row.holder is None or (pod is not None and not pod.terminal)
             if is_there and 0 <= (now - row.answered_at).total_seconds() < YOUNG:
                 fresh.append(row)
@@ -739,14 +725,14 @@ class Reconcile:
     async def _get(self, rows: Sequence[Row]) -> None:
         """Ask the kubelet about the pods of these rows."""
         await asyncio.sleep(SETTLE)
-        epoch = self._epoch.value
+        epoch = self.epoch.value
         elapsed = asyncio.get_running_loop().time()
         self._asked.update((row.key, elapsed) for row in rows)
         holdings: list[Holding] = []
         for namespace, pod in dict.fromkeys((row.namespace, row.pod) for row in rows):
             try:
                 async with asyncio.timeout(DEADLINE):
-                    get = functools.partial(self._witness.get, namespace, pod)
+                    get = functools.partial(self.witness.get, namespace, pod)
                     holding = await retry(get, WitnessThrottled, THROTTLED_PAUSE)
             except (AgentError, TimeoutError) as error:
                 log.debug("reconcile.unanswered", pod=pod, err=str(error))
@@ -760,24 +746,24 @@ class Reconcile:
         # In plain mode a List always waits for the Allocates under way, because it can un-mark ids
         # that decide who has what.
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(None if self._adopt is None else QUIET_WITHIN):
-                await self._calls.come(QUIET)
+            async with asyncio.timeout(None if self.adopt is None else QUIET_WITHIN):
+                await self.calls.idle_for(QUIET)
         elapsed, self._due = asyncio.get_running_loop().time(), None
-        rows = self._ledger.value.rows
+        rows = self.ledger.value.rows
         self._asked.update((row.key, elapsed) for row in rows if row.holder is None)
         try:
             async with asyncio.timeout(DEADLINE):
-                holdings = await retry(self._witness.list, WitnessThrottled, THROTTLED_PAUSE)
+                holdings = await retry(self.witness.list, WitnessThrottled, THROTTLED_PAUSE)
         except (AgentError, TimeoutError) as error:
             if not self._silent:
                 log.info("reconcile.unanswered", err=str(error) or "out of time")
             self._silent = True  # said once until it answers: it is tried again within seconds
             return False
         self._silent = False
-        if self._epoch.value != epoch:
+        if self.epoch.value != epoch:
             return False
         if self._names is None:
-            found = await _within(DEADLINE, self._hooks.found(), "hooks.not_searched")
+            found = await _within(DEADLINE, self.hooks.found(), "hooks.not_searched")
             self._names = None if found is None else frozenset(found)
         done = await self._apply(holdings, epoch, complete=True)
         if done and self._names is not None:
@@ -792,10 +778,10 @@ class Reconcile:
         False: something is left to do.
         """
         recorded: Mapping[ContainerKey, frozenset[SliceId]] | None = None
-        if complete or any(row.role is Role.INIT for row in self._ledger.value.rows):
-            read = self._records.read(self._resource())
+        if complete or any(row.role is Role.INIT for row in self.ledger.value.rows):
+            read = self.records.read(self.resource())
             recorded = await _within(DEADLINE, read, "reconcile.records_unread")
-        ledger, table, now = self._ledger.value, self._pods.value, self._clock.now()
+        ledger, table, now = self.ledger.value, self.pods.value, self.clock.now()
         failed = (pod.uid for pod in table.pods.values() if pod.phase is Phase.FAILED)
         self._failed = {uid: min(self._failed.get(uid, now), now) for uid in failed}
         seen = ReconcileFacts(
@@ -810,22 +796,22 @@ class Reconcile:
             failed=self._failed,
             idle=self._idle,
         )
-        judge = judge_by_kubelet if self._adopt is None else judge_by_scheduler
-        findings = judge(ledger, seen, self._resource())
+        judge = judge_by_kubelet if self.adopt is None else judge_by_scheduler
+        findings = judge(ledger, seen, self.resource())
         if complete:
             # A commit that was given up may have dropped its rows later. One whose row is there may
             # still do so: no call answers that row, also if it is no longer over.
             self._free(self._closing - {row.key for row in ledger.rows})
             # A row that a call is answering is left to the next List.
-            self._closing |= {row.key for row in findings.over} - self._taken
-            self._taken.update(self._closing)
+            self._closing |= {row.key for row in findings.over} - self.taken
+            self.taken.update(self._closing)
             self._idle, self._due = findings.idle, findings.due
             self.unconfirmed.set(findings.unconfirmed)
             self.drifted.set(findings.drifted)
         new, unread = list(findings.strangers), 0
         answered = _answered_holders(ledger)
         for adoption in findings.adopt:
-            row = None if self._adopt is None else await self._adopt(adoption)
+            row = None if self.adopt is None else await self.adopt(adoption)
             if row is not None:
                 new.append(row)
                 continue
@@ -840,12 +826,12 @@ class Reconcile:
         mine = [row for row in findings.over if row.key in self._closing]
         over = await self._removed(mine)
         written = await self._write(ledger, findings.confirmed, new, over)
-        if complete and written and self._adopt is not None:
+        if complete and written and self.adopt is not None:
             await self._sweep(seen)
         return written and not unread and len(over) == len(findings.over)
 
     def _free(self, keys: set[ContainerKey]) -> None:
-        self._taken.difference_update(keys)
+        self.taken.difference_update(keys)
         self._closing = self._closing - keys
 
     async def _removed(self, rows: Sequence[Row]) -> list[Row]:
@@ -884,13 +870,13 @@ class Reconcile:
             return ledger.drop(row.key for row in over)
 
         try:
-            await self._commit(change)
+            await self.commit(change)
         except StateError as error:
             log.warning("reconcile.put_off", err=str(error))
             return False
         self._free(self._closing)  # no earlier commit is under way any more
         for row in confirmed:  # settlement posts the Event of a mismatch
-            old, now = base.find(row.key), self._ledger.value.find(row.key)
+            old, now = base.find(row.key), self.ledger.value.find(row.key)
             was_known = old is not None and old.mismatched and old.confirmed
             if row.mismatched and not was_known and now is not None and now.mismatched:
                 self.mismatches.add()
@@ -911,13 +897,13 @@ class Reconcile:
         elapsed = asyncio.get_running_loop().time()
         if elapsed - self._swept_at < SWEEP_PERIOD:
             return
-        found = await _within(DEADLINE, self._hooks.found(), "hooks.not_searched")
+        found = await _within(DEADLINE, self.hooks.found(), "hooks.not_searched")
         if found is None:
             return
-        self._swept_at, now = elapsed, self._clock.now()
+        self._swept_at, now = elapsed, self.clock.now()
         ages = {name: now - changed for name, changed in found.items()}
         with contextlib.suppress(TimeoutError):
-            for name in leaked(ages, self._ledger.value, seen):
+            for name in leaked(ages, self.ledger.value, seen):
                 log.info("hooks.leaked", directory=name)
                 await self._remove(name)
 
@@ -928,7 +914,7 @@ class Reconcile:
         """
         try:
             async with asyncio.timeout(DEADLINE):
-                await self._hooks.remove(name)
+                await self.hooks.remove(name)
         except AgentError as error:
             log.warning("hooks.not_removed", directory=name, err=str(error))
             return False

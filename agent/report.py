@@ -5,16 +5,8 @@ import datetime as dt
 import enum
 import random
 from collections import deque
-from collections.abc import (
-    AsyncIterator,
-    Awaitable,
-    Callable,
-    Collection,
-    Iterable,
-    Iterator,
-    Mapping,
-)
-from typing import Any, Final, NoReturn, TypeVar
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping
+from typing import Final, NoReturn
 
 import msgspec
 import structlog
@@ -55,7 +47,6 @@ from agent.ports import Clock, NodeApi
 # Posts Events about this Node in order, with best effort. An Event is never the only record.
 
 log = structlog.get_logger(__name__)
-T = TypeVar("T")
 
 LIMIT = 256
 """Events that may wait. When more come, the oldest is dropped and counted."""
@@ -236,40 +227,34 @@ def _of_health(old: Inventory, new: Inventory) -> Iterator[NodeEvent]:
     by_news: dict[NodeEvent, list[SharedGpu]] = {}
     for gpu in new.gpus:
         before = old.find(gpu.uuid)
-        if before is not None:
-            news = _change(before.health, gpu.health)
-        else:  # of a GPU that was not there, only that it is not healthy
-            news = None if _is_well(gpu.health) else _worse(gpu.health)
+        news = _news(before.health if before else None, gpu.health)
         if news is not None:
             by_news.setdefault(news, []).append(gpu)
+
     for news, gpus in by_news.items():
         yield msgspec.structs.replace(news, text=f"{gpus_in_words(gpus)}: {news.text}")
 
 
-def _change(before: Health, health: Health) -> NodeEvent | None:
-    if _state(before) == _state(health):
+def _news(before: Health | None, health: Health) -> NodeEvent | None:
+    """The Event about a health that differs from `before` (None: the GPU was not there)."""
+    if before is not None and _state(before) == _state(health):
         return None
-    if health.ill or not _is_well(health):
-        return _worse(health)
-    if before.cause == Cause.OFF:
-        return None
-    if before.cause == Cause.RELEASED:
-        return NodeEvent("GpuRecovered", "taken back, and healthy", warning=False)
-    was_unheard = before.condition is Condition.UNMONITORED
-    text = WELL if was_unheard else f"healthy again, after: {past(before)}"
-    return NodeEvent("GpuRecovered", text, warning=False)
 
+    if _is_well(health):
+        # Of a GPU that was not there, people hear only that it is not healthy.
+        if before is None or before.cause == Cause.OFF:
+            return None
+        text = f"healthy again, after: {past(before)}"
+        if before.condition is Condition.UNMONITORED:
+            text = "taken back, and healthy" if before.cause == Cause.RELEASED else WELL
+        return NodeEvent("GpuRecovered", text, warning=False)
 
-def _worse(health: Health) -> NodeEvent:
-    if health.ill:
-        return NodeEvent("GpuUnhealthy", health.text, warning=True)
     if health.cause == Cause.RELEASED:
         return NodeEvent("GpuReleased", health.text, warning=False)
-    if not health.silent:
-        return NodeEvent("GpuUnmonitored", health.text, warning=True)
-    if health.serving:
-        return NodeEvent("GpuDriverUnresponsive", health.text, warning=True)
-    return NodeEvent("GpuUnhealthy", f"not served any more: {health.text}", warning=True)
+    if health.silent and not health.serving:
+        return NodeEvent("GpuUnhealthy", f"not served any more: {health.text}", warning=True)
+    reason = "GpuDriverUnresponsive" if health.silent else "GpuUnmonitored"
+    return NodeEvent("GpuUnhealthy" if health.ill else reason, health.text, warning=True)
 
 
 def _is_well(health: Health) -> bool:
@@ -340,15 +325,13 @@ def gpu_degraded(inventory: Inventory, now: dt.datetime) -> NodeCondition:
     ill = [gpu for gpu in gpus if not gpu.serving]
     if not ill:
         since = max((gpu.health.since for gpu in gpus), default=now)
-        count = len(gpus)
         few = {0: "there are no GPUs to share", 1: "the only GPU is served"}
-        text = few.get(count, f"all {count} GPUs are served")
+        text = few.get(len(gpus), f"all {len(gpus)} GPUs are served")
         return NodeCondition(
             GPU_DEGRADED, status=False, reason="AllServed", message=text, since=since
         )
-    text = "; ".join(f"{gpu.gpu.title} {gpu.unavailable_reason}" for gpu in ill)
+    text = "; ".join(f"{gpu.gpu.title} {gpu.unavailable_reason}" for gpu in ill)[:TEXT_LIMIT]
     since = min((gpu.health.since for gpu in ill if not gpu.health.serving), default=now)
-    text = text[:TEXT_LIMIT]
     return NodeCondition(GPU_DEGRADED, status=True, reason="NotServed", message=text, since=since)
 
 
@@ -359,18 +342,6 @@ CALM: Final = 30.0
 
 WAKING: Final = 30.0
 """Seconds without an answer before a GPU is reported as left out: it may be initialising."""
-
-
-async def _values(cell: Cell[T], due: Mapping[Any, float]) -> AsyncIterator[T]:
-    """The values of the cell, and its present one again at each of the loop times in `due`."""
-    values = cell.follow()
-    while True:
-        try:
-            async with asyncio.timeout_at(min(due.values(), default=None)):
-                value = await anext(values)
-        except TimeoutError:
-            value = cell.value
-        yield value
 
 
 async def follow_gpus(
@@ -385,22 +356,26 @@ async def follow_gpus(
     The first inventory makes no Event, so a restarted agent does not repeat Events. `left_out`: the
     GPUs about which follow_left_out() writes Events.
     """
+    loop, news = asyncio.get_running_loop(), News(inventory)
     said: Inventory | None = None
     unsaid: dict[GpuUuid, float] = {}
     """The GPUs whose Events are held back, and until when (loop time)."""
-    async for found in _values(inventory, unsaid):
-        if found.generation == 0:  # the driver was not asked yet
-            continue
-        before, now = said or found, asyncio.get_running_loop().time()
-        turns = {uuid: unsaid.get(uuid, now + CALM) for uuid in turning(before, found)}
-        unsaid.clear()
-        unsaid.update((uuid, until) for uuid, until in turns.items() if now < until)
-        said = believed(before, found, unsaid)
-        explained = {fault.gpu for fault in left_out.value}
-        # A row stays for a while after its pod has ended.
-        rows = (row for row in ledger.value.rows if takes_room(row, pods.value))
-        for event in gpu_events(before, said, Ledger(tuple(rows)), explained):
-            say(event)
+
+    while True:
+        found, now = inventory.value, loop.time()
+        if found.generation:  # before, the driver was not asked
+            before = said or found
+            turns = {uuid: unsaid.get(uuid, now + CALM) for uuid in turning(before, found)}
+            unsaid = {uuid: until for uuid, until in turns.items() if now < until}
+            said = believed(before, found, unsaid)
+
+            explained = {fault.gpu for fault in left_out.value}
+            # A row stays for a while after its pod has ended.
+            rows = (row for row in ledger.value.rows if takes_room(row, pods.value))
+            for event in gpu_events(before, said, Ledger(tuple(rows)), explained):
+                say(event)
+
+        await news.wait(min(unsaid.values()) - now if unsaid else None)
 
 
 async def follow_left_out(
@@ -414,27 +389,32 @@ async def follow_left_out(
     - A lost or unhealthy GPU that is still in the inventory gets no Event here, because
       follow_gpus() has written one. Exception: health checks are off.
     """
-    seen: frozenset[GpuFault] = frozenset()
-    unsaid: dict[GpuFault, float] = {}
-    async for faults in _values(left_out, unsaid):
-        now = asyncio.get_running_loop().time()
-        due = {fault: at for fault, at in unsaid.items() if fault in faults}
-        for fault in faults:
-            if fault not in seen:
-                due[fault] = now + (WAKING if fault.trouble is Trouble.SILENT else 0.0)
-        seen = frozenset(faults)
-        unsaid.clear()
-        unsaid.update((fault, at) for fault, at in due.items() if now < at)
-        for fault in due:
+    loop, news = asyncio.get_running_loop(), News(left_out)
+    due: dict[GpuFault, float] = {}
+    """Each fault, and when its Event is due (loop time)."""
+    told: set[GpuFault] = set()
+
+    while True:
+        now = loop.time()
+        due = {
+            fault: due.get(fault, now + (WAKING if fault.trouble is Trouble.SILENT else 0.0))
+            for fault in left_out.value
+        }
+        told &= due.keys()
+        for fault in [fault for fault, at in due.items() if at <= now and fault not in told]:
+            told.add(fault)
             known = inventory.value.find(GpuUuid(fault.gpu))
             is_said = (
                 known is not None
                 and known.health.cause != Cause.OFF
                 and (fault.lost or not known.health.serving)
             )
-            if fault not in unsaid and not is_said:
+            if not is_said:
                 text = f"GPU {fault.gpu} is not shared: {fault.text} [GpuLeftOut]"
                 say(NodeEvent("GpuLeftOut", text, warning=True))
+
+        waits = [at for at in due.values() if now < at]
+        await news.wait(min(waits) - now if waits else None)
 
 
 async def keep_condition(
@@ -583,8 +563,10 @@ class Reporter:
         self._due: float | None = None
         self._stamped: float | None = None
         self._failed: tuple[Target, ApiError, float] | None = None
-        self._rounds: deque[float] = deque()
-        self._truce: tuple[Target, float] | None = None
+        self._rounds: deque[float] = deque(maxlen=ROUNDS)
+        """When the last corrections of another writer's text were made (loop time)."""
+        self._conflict = 0.0
+        """Until when the fight lasts that was told last (loop time)."""
 
     async def run(self) -> NoReturn:
         """Keep the annotation equal to the inventory for ever."""
@@ -671,32 +653,32 @@ class Reporter:
             # Another write than the one that failed waits only if the server asked for it.
             if target == need.target or _asks_to_wait(error):
                 turn = max(turn, retry_at)
-        return max(turn, self._truce_until(need, now))
+        if need.reason is Reason.FOREIGN:
+            turn = max(turn, self._fight_ends(now))
+        return turn
 
-    def _truce_until(self, need: DueWrite, now: float) -> float:
-        """The loop time at which corrections may go on; a changed inventory ends the wait."""
-        if self._truce is not None and self._truce[0] == need.target and now < self._truce[1]:
-            self._cells.state.set(ReportState(reported=False, reason=CONFLICT))
-            return self._truce[1]
-        if self._truce is not None:
-            self._truce = None
-            self._rounds.clear()
-        while self._rounds and self._rounds[0] <= now - FIGHT:
-            self._rounds.popleft()
-        if need.reason is not Reason.FOREIGN or len(self._rounds) < ROUNDS:
-            return 0.0
-        self._truce = (need.target, now + FIGHT)
-        log.error("report.conflict", rounds=len(self._rounds))
+    def _fight_ends(self, now: float) -> float:
+        """The loop time at which corrections may go on, and tell of a fight that has begun.
+
+        A write for another reason than FOREIGN, such as a changed inventory, ends the wait.
+        """
+        rounds = self._rounds
+        if len(rounds) < ROUNDS or rounds[-1] - rounds[0] >= FIGHT or rounds[-1] + FIGHT <= now:
+            return now
+
+        ends = rounds[-1] + FIGHT
+        if ends != self._conflict:
+            self._conflict = ends
+            log.error("report.conflict", rounds=len(rounds))
+            self._say(NodeEvent("ReportConflict", CONFLICT, warning=True))
         self._cells.state.set(ReportState(reported=False, reason=CONFLICT))
-        self._say(NodeEvent("ReportConflict", CONFLICT, warning=True))
-        return now + FIGHT
+        return ends
 
     async def _write(self, need: DueWrite) -> None:
         loop = asyncio.get_running_loop()
         changes = {} if need.reason is Reason.STAMP else need.report.changes
-        stamp = None
-        if self._cells.settings.value.profile.stamps:
-            stamp = encode_reported(self._clock.now())
+        is_stamped = self._cells.settings.value.profile.stamps
+        stamp = encode_reported(self._clock.now()) if is_stamped else None
         try:
             node = await self._api.annotate_node({**changes, HANDSHAKE: stamp})
         except ApiError as error:
@@ -712,7 +694,9 @@ class Reporter:
         self._stamped = loop.time()
         self.writes.add(need.reason.value)
         if need.reason is not Reason.STAMP:
-            if need.reason is Reason.FOREIGN:
+            if need.reason is not Reason.FOREIGN:
+                self._rounds.clear()
+            else:
                 self._rounds.append(self._stamped)
             self._written = need.target
             log.info("report.written", reason=need.reason.value, node_uid=need.uid)

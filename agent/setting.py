@@ -20,6 +20,7 @@ FALSE = frozenset({"0", "f", "F", "false", "FALSE", "False"})
 _NEVER: Final = re.compile("[\0\ud800-\udfff]")
 """Characters that no path and no message can hold. A variable that is not UTF-8 has surrogates."""
 _NUMBER: Final = re.compile(r"[-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]+)?")
+_WHOLE: Final = re.compile("-?[0-9]{1,19}")
 _GREATEST: Final = 10**19
 """Every whole number of a setting is smaller than this."""
 
@@ -168,47 +169,54 @@ boolean = ValueType(_boolean, {"type": "boolean"})
 """True or false; variables and flags may also say 1, 0, t or f."""
 
 
-def whole(low: int, high: int) -> ValueType:
-    """A whole number from `low` to `high`."""
+def _bounded(
+    parse: Callable[[object], float | None],
+    expected: str,
+    bounds: tuple[float, float],
+    show: Callable[[float], str],
+    kind: str = "number",
+) -> ValueType:
+    """What `parse` finds, within `bounds`. Messages say what was `expected`, and `show` a bound."""
+    low, high = bounds
 
-    def read(value: object) -> int:
-        parsed = value
-        if isinstance(parsed, str):
-            sign = parsed.removeprefix("-")
-            parsed = int(parsed) if sign.isascii() and sign.isdigit() and len(sign) < 20 else value
-        if isinstance(parsed, bool) or not isinstance(parsed, int):
-            raise WrongValue("expected a whole number")
+    def read(value: object) -> float:
+        parsed = parse(value)
+        if parsed is None:
+            raise WrongValue(f"expected {expected}")
         if not low <= parsed <= high:
-            raise WrongValue(f"expected {low} to {high}")
+            raise WrongValue(f"expected {show(low)} to {show(high)}")
         return parsed
 
-    return ValueType(read, {"type": "integer", "minimum": low, "maximum": high})
+    return ValueType(read, {"type": kind, "minimum": low, "maximum": high})
+
+
+def whole(low: int, high: int) -> ValueType:
+    """A whole number from `low` to `high`."""
+    return _bounded(_whole, "a whole number", (low, high), str, "integer")
+
+
+def _whole(value: object) -> int | None:
+    if isinstance(value, str) and _WHOLE.fullmatch(value):
+        return int(value)
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
 def number(low: float, high: float) -> ValueType:
     """A finite number from `low` to `high`."""
-
-    def read(value: object) -> float:
-        parsed = decimal(value)
-        if not math.isfinite(parsed):
-            raise WrongValue("expected a number")
-        if not low <= parsed <= high:
-            raise WrongValue(f"expected {low:g} to {high:g}")
-        return parsed
-
-    return ValueType(read, {"type": "number", "minimum": low, "maximum": high})
+    return _bounded(_decimal, "a number", (low, high), "{:g}".format)
 
 
-def decimal(value: object) -> float:
-    """Convert to a number; NaN if it is none. float() also takes `1_0` and other scripts."""
-    if isinstance(value, bool) or not isinstance(value, str | int | float):
-        return math.nan
+def _decimal(value: object) -> float | None:
+    """The finite number; None if it is none. float() also takes `1_0` and other scripts."""
+    if not isinstance(value, str | int | float) or isinstance(value, bool):
+        return None
     if isinstance(value, str) and not _NUMBER.fullmatch(value):
-        return math.nan
+        return None
     try:
-        return float(value)
+        parsed = float(value)
     except OverflowError:
-        return math.nan
+        return None
+    return parsed if math.isfinite(parsed) else None
 
 
 def choice(*words: str, like: Mapping[str, str] | None = None) -> ValueType:
@@ -263,17 +271,20 @@ def text_like(form: re.Pattern[str], example: str) -> ValueType:
     )
 
 
+_INDEX: Final = re.compile(r"\s*([0-9]{0,19})\s*")
+
+
 def _indexes(value: object) -> tuple[str, ...]:
     parts = value.split(",") if isinstance(value, str) else value
     if not isinstance(parts, list):
         raise WrongValue("expected GPU indexes")
-    found: list[str] = []
+    found = []
     for part in parts:
-        digits = str(part).strip() if isinstance(part, str) or _is_short(part) else "-"
-        if digits and not (digits.isascii() and digits.isdigit() and len(digits) < 20):
+        match = _INDEX.fullmatch(str(part)) if isinstance(part, str) or _is_short(part) else None
+        if match is None:
             raise WrongValue("expected GPU indexes", shown(part))
-        found += [digits] if digits else []
-    return tuple(found)
+        found.append(match[1])
+    return tuple(filter(None, found))
 
 
 indexes = ValueType(
@@ -296,10 +307,10 @@ _FORM: Final = re.compile("([0-9]{1,20}(?:[.][0-9]{1,400})?)(ms|s|m|h)")
 _PATTERN: Final = "^[0-9]+([.][0-9]+)?(ms|s|m|h)?$"
 
 
-def seconds_of(text: str) -> float | None:
-    """The seconds of a duration with a unit; None if `text` is not one."""
-    match = _FORM.fullmatch(text)
-    return None if match is None else float(Decimal(match[1]) * _UNITS[match[2]])
+def seconds_of(value: object) -> float | None:
+    """The seconds of a duration, which is a text with a unit or a number; None if it is none."""
+    match = _FORM.fullmatch(value) if isinstance(value, str) else None
+    return float(Decimal(match[1]) * _UNITS[match[2]]) if match else _decimal(value)
 
 
 def written(seconds: float) -> str:
@@ -316,22 +327,11 @@ def written(seconds: float) -> str:
 
 def duration(low: float, high: float) -> ValueType:
     """A duration from `low` to `high` seconds; its value is seconds."""
-
-    def read(value: object) -> float:
-        seconds = seconds_of(value) if isinstance(value, str) else None
-        if seconds is None:
-            seconds = decimal(value)
-        if not math.isfinite(seconds):
-            raise WrongValue("expected a duration such as 500ms, 2s, 10m or 1h")
-        if not low <= seconds <= high:
-            raise WrongValue(f"expected {written(low)} to {written(high)}")
-        return seconds
-
-    number = {"type": "number", "minimum": low, "maximum": high}
-    text = {"type": "string", "pattern": _PATTERN}
+    example = "a duration such as 500ms, 2s, 10m or 1h"
+    seconds = _bounded(seconds_of, example, (low, high), written)
     return ValueType(
-        read,
-        {"anyOf": [text, number]},
+        seconds.read,
+        {"anyOf": [{"type": "string", "pattern": _PATTERN}, seconds.schema]},
         lambda value: written(value) if isinstance(value, int | float) else value,
     )
 

@@ -5,6 +5,7 @@ derived again after each change, so a restart finds what the process before it s
 """
 
 import asyncio
+import dataclasses
 import datetime as dt
 import enum
 import random
@@ -278,11 +279,6 @@ def _changes(pod: PodView, effect: Effect) -> dict[str, str | None]:
 
 
 # Performs what is owed, and retries it until it is done.
-#
-# - Locks come first, because the scheduler waits for them.
-# - An effect on a lock or a pod is done when the API server accepted it or can never accept it. A
-#   patch of a pod that is still shown is tried again later: a webhook may have refused it.
-# - An Event is handed on once, and posted beside this. It may be lost.
 
 PERIOD = 1.0
 """Seconds between two looks while the node is locked: the grace period ends without an event."""
@@ -316,50 +312,44 @@ OUTLIVED = 64
 """How many locks are remembered whose pod went first; as many as NodeView.former_locks has."""
 
 
-class _Trouble(msgspec.Struct, eq=False):
-    """The retry state of an effect that failed. `until`: loop time of the next try."""
+class _Attempt(msgspec.Struct, eq=False):
+    """The last try of an effect. `until`: loop time of the next one; None: it is done."""
 
+    effect: Effect
     backoff: Backoff
-    until: float = 0.0
+    until: float | None = None
 
 
+@dataclasses.dataclass(eq=False, kw_only=True)
 class Settlement:
-    """Derives what is owed and performs it.
+    """Derives what is owed, performs it, and retries it until it is done.
+
+    - Locks come first, because the scheduler waits for them.
+    - An effect on a lock or a pod is done when the API server accepted it or can never accept it.
+      A patch of a pod that is still shown is tried again later: a webhook may have refused it.
+    - An Event is handed on once, and posted beside this. It may be lost.
 
     `say` takes the Events about pods. Sole writer of `outlived`: locks, each with the UID of its
     answered pod, that were still held when that pod was deleted.
     """
 
-    def __init__(
-        self,
-        *,
-        pods: Cell[PodTable],
-        node: Cell[NodeView | None],
-        ledger: Cell[Ledger],
-        outlived: Cell[Mapping[str, PodUid]],
-        node_api: NodeApi,
-        pod_api: PodApi,
-        say: Callable[[NodeEvent], None],
-        clock: Clock,
-        random: random.Random,
-    ) -> None:
-        self._pods = pods
-        self._node = node
-        self._ledger = ledger
-        self._outlived = outlived
-        self._node_api = node_api
-        self._pod_api = pod_api
-        self._say = say
-        self._clock = clock
-        self._random = random
+    pods: Cell[PodTable]
+    node: Cell[NodeView | None]
+    ledger: Cell[Ledger]
+    outlived: Cell[Mapping[str, PodUid]]
+    node_api: NodeApi
+    pod_api: PodApi
+    say: Callable[[NodeEvent], None]
+    clock: Clock
+    chance: random.Random
+
+    def __post_init__(self) -> None:
         self._sighting: tuple[str, float] | None = None
         """A lock's text, and the loop time at which it was first seen with a current pod table."""
-        self._done: set[Effect] = set()
-        """Effects that are done, while the views do not show it yet."""
+        self._tried: dict[tuple[EffectKind, PodUid, str], _Attempt] = {}
         self._active: set[tuple[EffectKind, PodUid]] = set()
-        self._attempts = Cell(0)
+        self._ended = Cell(0)
         """How many attempts have ended."""
-        self._trouble: dict[tuple[EffectKind, PodUid, str], _Trouble] = {}
         self._ration = Allowance(REFUSED, REFUSED_REFILL)
         self._told: set[NodeEvent] = set()
         self.results = Tally(
@@ -374,16 +364,16 @@ class Settlement:
         Effects are derived after each change of pods, Node or ledger, after each attempt, and each
         second while the node is locked.
         """
-        news = News(self._pods, self._node, self._ledger, self._attempts)
+        news = News(self.pods, self.node, self.ledger, self._ended)
         self._active.clear()  # an attempt that was cancelled before its first step left its place
         async with asyncio.TaskGroup() as group:
             while True:
-                lock = held_lock(self._node.value)
+                lock = held_lock(self.node.value)
                 waits = [] if lock is None else [PERIOD]
                 # Locks first; what failed behind what was not tried yet.
                 for effect in sorted(
                     self._open(lock),
-                    key=lambda each: (not each.lock, each.identity in self._trouble),
+                    key=lambda each: (not each.lock, each.identity in self._tried),
                 ):
                     most = PARALLEL if effect.lock else PARALLEL - 1
                     left = self._left(effect)
@@ -398,7 +388,7 @@ class Settlement:
 
     def _open(self, lock: NodeLock | None) -> list[Effect]:
         """What is owed and not done. Events about it are handed on."""
-        table = self._pods.value
+        table = self.pods.value
         # The time of a lock restarts after a gap in the pod watch: an owner that was bound in the
         # gap is not in the table at once.
         if lock is None or table.stale or not table.synced:
@@ -406,46 +396,48 @@ class Settlement:
         elif self._sighting is None or self._sighting[0] != lock.value:
             self._sighting = lock.value, loop_time()
         stood = loop_time() - self._sighting[1] if self._sighting else 0.0
-        tried = (*self._trouble, *(each.identity for each in self._done))
         facts = SettlementFacts(
             table,
-            self._ledger.value,
+            self.ledger.value,
             lock,
-            self._clock.now(),
+            self.clock.now(),
             dt.timedelta(seconds=stood),
-            frozenset(uid for kind, uid, _ in tried if kind is EffectKind.SETTLE_POD),
+            frozenset(uid for kind, uid, _ in self._tried if kind is EffectKind.SETTLE_POD),
         )
         found = owed(facts)
-        current = frozenset(found)
         for event in events_of(found, facts):
             if event not in self._told:
                 self._told.add(event)
-                self._say(event)
+                self.say(event)
         self._told = {event for event in self._told if event.pod_uid in table.pods}
         # A pod is settled once for each answer: who writes its annotations again is not fought.
-        self._done = {
-            each
-            for each in self._done
-            if each in current or (each.groups and each.pod_uid in table.pods)
+        current = {each.identity for each in found}
+        self._tried = {
+            identity: last
+            for identity, last in self._tried.items()
+            if identity in current
+            or (last.until is None and last.effect.groups and last.effect.pod_uid in table.pods)
         }
-        known = {each.identity for each in found}
-        self._trouble = {name: one for name, one in self._trouble.items() if name in known}
-        return [effect for effect in found if effect not in self._done]
+        # What is done is owed until the views show it.
+        done = {last.effect for last in self._tried.values() if last.until is None}
+        return [each for each in found if each not in done]
 
     def _left(self, effect: Effect) -> float:
         """Seconds until the effect may be performed."""
-        trouble = self._trouble.get(effect.identity)
-        pause = trouble.until - loop_time() if trouble else 0.0
+        last = self._tried.get(effect.identity)
+        pause = last.until - loop_time() if last and last.until else 0.0
         if effect.is_rationed:
             pause = max(pause, self._ration.wait(loop_time()))
-        wait = effect.due - self._clock.now()
+        wait = effect.due - self.clock.now()
         return max(pause, wait.total_seconds() if wait <= HORIZON else 0.0)
 
     async def _perform(self, effect: Effect) -> None:
         """Perform the effect, or drop it if it can never succeed. After a failure, try again."""
-        trouble = self._trouble.get(effect.identity)
-        if trouble is None:
-            trouble = _Trouble(Backoff(LOCK_DELAYS if effect.lock else DELAYS, 0.2, self._random))
+        last = self._tried.get(effect.identity)
+        if last is None or last.until is None:
+            last = _Attempt(
+                effect, Backoff(LOCK_DELAYS if effect.lock else DELAYS, 0.2, self.chance)
+            )
             if not effect.groups:  # an answer has its own line in the log
                 log.info(
                     "settlement.owed", kind=effect.kind.value, ns=effect.namespace, pod=effect.pod
@@ -454,7 +446,7 @@ class Settlement:
         try:
             result = await self._attempt(effect)
         except ApiError as error:
-            result, delay = "failed", max(trouble.backoff.next(), error.retry_after or 0.0)
+            result, delay = "failed", max(last.backoff.next(), error.retry_after or 0.0)
             log.warning(
                 "settlement.put_off",
                 kind=effect.kind.value,
@@ -465,21 +457,18 @@ class Settlement:
         else:
             # The view is late, or a webhook refuses what is right: that may pass, and until it
             # does, no pod behind this one has to wait.
-            is_vain = result == "dropped" and is_patch and effect.pod_uid in self._pods.value.pods
+            is_vain = result == "dropped" and is_patch and effect.pod_uid in self.pods.value.pods
             delay = REJECTED_AGAIN if is_vain else 0.0
         finally:
             self._active.discard(effect.place)
         self.results.add(effect.kind.value, result)
-        if delay:
-            trouble.until = loop_time() + delay
-            self._trouble[effect.identity] = trouble
-        else:
-            self._done.add(effect)
-            if is_patch:
-                # The same patch without the lock: the watch of the Node may be the quicker one.
-                self._done.add(msgspec.structs.replace(effect, lock=""))
-            self._trouble.pop(effect.identity, None)
-        self._attempts.set(self._attempts.value + 1)
+        until = loop_time() + delay if delay else None
+        self._tried[effect.identity] = _Attempt(effect, last.backoff, until)
+        if is_patch and not delay:
+            # The same patch without the lock: the watch of the Node may be the quicker one.
+            bare = msgspec.structs.replace(effect, lock="")
+            self._tried[bare.identity] = _Attempt(bare, last.backoff)
+        self._ended.set(self._ended.value + 1)
 
     async def _attempt(self, effect: Effect) -> str:
         """Patch the pod, then remove its lock. Returns the result for the metric.
@@ -487,7 +476,7 @@ class Settlement:
         Raises:
             ApiError: it must be tried again.
         """
-        table, was_here = self._pods.value, False
+        table, was_here = self.pods.value, False
         if effect.kind is EffectKind.SETTLE_POD:
             result = await self._patch(effect)
             if result == "dropped" or not effect.lock:
@@ -500,7 +489,7 @@ class Settlement:
             if owner is not None and not owner.terminal and (owner.gpu_containers or not shown):
                 raise ApiError(f"pod {effect.namespace}/{effect.pod} is on this node by now")
         try:
-            await self._node_api.release_lock(MUTEX_LOCK, effect.lock)
+            await self.node_api.release_lock(MUTEX_LOCK, effect.lock)
         except ApiInvalid:
             return "not-ours"  # it is gone, or has another text
         except ApiNotFound:
@@ -518,8 +507,8 @@ class Settlement:
                 )
             else:
                 if now is None or now.uid != effect.pod_uid:
-                    noted = {**self._outlived.value, effect.lock: effect.pod_uid}
-                    self._outlived.set(dict(list(noted.items())[-OUTLIVED:]))
+                    noted = {**self.outlived.value, effect.lock: effect.pod_uid}
+                    self.outlived.set(dict(list(noted.items())[-OUTLIVED:]))
         return "done"
 
     async def _patch(self, effect: Effect) -> str:
@@ -529,10 +518,10 @@ class Settlement:
         the name still belongs to its UID ("done") or to no pod ("gone"), so that the lock is not
         another pod's.
         """
-        pod = self._pods.value.pods.get(effect.pod_uid)
+        pod = self.pods.value.pods.get(effect.pod_uid)
         changes = {} if pod is None else _changes(pod, effect)
         try:
-            await self._pod_api.annotate_pod(effect.namespace, effect.pod, effect.pod_uid, changes)
+            await self.pod_api.annotate_pod(effect.namespace, effect.pod, effect.pod_uid, changes)
         except ApiNotFound:
             return "gone" if effect.lock else "dropped"
         except ApiInvalid as error:
@@ -542,7 +531,7 @@ class Settlement:
         except (ApiConflict, ApiForbidden):
             # The pod is gone? A 403 also comes for a pod on another node, a 409 also from a
             # concurrent write. So the pod table decides.
-            table = self._pods.value
+            table = self.pods.value
             if table.synced and effect.pod_uid not in table.pods:
                 return "dropped"
             raise
@@ -551,6 +540,6 @@ class Settlement:
     async def _get(self, effect: Effect) -> PodView | None:
         """The pod of that name as it is now. Raises ApiError."""
         try:
-            return await self._pod_api.get_pod(effect.namespace, effect.pod)
+            return await self.pod_api.get_pod(effect.namespace, effect.pod)
         except ApiForbidden:
             return None  # a node's identity may not read a pod that is gone or not bound to it yet

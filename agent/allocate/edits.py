@@ -23,7 +23,7 @@ from agent.ledger import (
     NodeEdit,
     container_directory,
 )
-from agent.model import GpuUuid
+from agent.model import GpuUuid, Share, SharedGpu
 
 # NVIDIA's device list strategies: how an answer names the GPUs of a container.
 #
@@ -79,30 +79,18 @@ def undefined(
 
 def _names(uuids: Sequence[GpuUuid], settings: EditSettings) -> tuple[str, ...]:
     vendor = settings.cdi_kind.partition("/")[0]
-    modes = (("gdrcopy", settings.gdrcopy), ("gds", settings.gds), ("mofed", settings.mofed))
     return (
         *(f"{settings.cdi_kind}={gpu}" for gpu in uuids),
-        *(f"{vendor}/{name}=all" for name, wanted in modes if wanted),
+        *(f"{vendor}/{name}=all" for name in _modes(settings)),
     )
 
 
-# Builds the Allocate answer of one container: HAMi's environment and mounts for its shares.
-#
-# Equal inputs give equal bytes, so a repeated Allocate gets the same answer, down to the name of
-# the cache file. Source: HAMi v2.10 pkg/device-plugin/nvidiadevice/nvinternal/plugin/server.go,
-# Allocate and getAllocateResponse. HAMi-core reads the environment.
-#
-# The answer differs from HAMi's in three points:
-#
-# - The shares are in `cuda_order`, and the answer makes CUDA keep to it.
-# - 0 MiB becomes all registered memory of the GPU, because HAMi-core takes `0m` for no limit and
-#   then reports a size of 0.
-# - File names are derived from pod UID and container; HAMi's are random.
-#
-# In mode `mps` HAMi's plugin answers as in `hami-core`. If the settings name the root of an MPS
-# control daemon, the agent also adds what a client of the daemon needs, as NVIDIA's plugin does. It
-# does not start a daemon. Source: NVIDIA k8s-device-plugin v0.19 internal/plugin/mps.go,
-# cmd/mps-control-daemon/mps/root.go.
+def _modes(settings: EditSettings) -> list[str]:
+    """NVIDIA's optional modes that are switched on."""
+    return [name for name in ("gdrcopy", "gds", "mofed") if getattr(settings, name)]
+
+
+# The answer of one container: HAMi's environment and mounts for its shares.
 
 LOCK_DIRECTORY = "/tmp/vgpulock"  # noqa: S108 -- where libvgpu.so looks in the container
 PRELOAD_FILE = "/etc/ld.so.preload"
@@ -124,6 +112,17 @@ def container_edits(
     control_disabled: bool = False,
 ) -> ContainerEdits:
     """The whole answer for one container. `control_disabled`: it asks to run without HAMi-core.
+
+    Equal inputs give equal bytes, so a repeated Allocate gets the same answer, down to the name of
+    the cache file. HAMi-core reads the environment. The answer differs from HAMi's in three points:
+
+    - The shares are in `cuda_order`, and the answer makes CUDA keep to it.
+    - 0 MiB becomes all registered memory of the GPU, because HAMi-core takes `0m` for no limit and
+      then reports a size of 0.
+    - File names are derived from pod UID and container; HAMi's are random.
+
+    Source: HAMi v2.10 pkg/device-plugin/nvidiadevice/nvinternal/plugin/server.go, Allocate and
+    getAllocateResponse.
 
     Raises:
         Refusal: pod UID or container cannot name a directory.
@@ -173,6 +172,11 @@ def gpu_edits(
 
     It has nothing for HAMi-core. `answer` is unique among the answers on this node. `shares` are in
     CUDA's order.
+
+    In mode `mps` HAMi's plugin answers as in `hami-core`. If the settings name the root of an MPS
+    control daemon, the agent also adds what a client of the daemon needs, as NVIDIA's plugin does.
+    It does not start a daemon. Source: NVIDIA k8s-device-plugin v0.19 internal/plugin/mps.go,
+    cmd/mps-control-daemon/mps/root.go.
     """
     uuids = tuple(dict.fromkeys(granted.share.uuid for granted in shares))
     strategies = set(settings.device_list_strategies)
@@ -187,9 +191,7 @@ def gpu_edits(
     elif ENVVAR in strategies:
         envs.append(("NVIDIA_VISIBLE_DEVICES", ",".join(uuids)))
     if not is_cdi_only(settings):
-        features = (settings.gdrcopy, settings.gds, settings.mofed)
-        names = ("NVIDIA_GDRCOPY", "NVIDIA_GDS", "NVIDIA_MOFED")
-        envs += ((name, "enabled") for name, wanted in zip(names, features, strict=True) if wanted)
+        envs += ((f"NVIDIA_{mode.upper()}", "enabled") for mode in _modes(settings))
     if settings.mode == "mps" and settings.mps_root:
         root, pipe = settings.mps_root.rstrip("/"), f"{settings.resource}/pipe"
         envs.append(("CUDA_MPS_PIPE_DIRECTORY", f"{MPS_ROOT}/{pipe}"))
@@ -246,7 +248,6 @@ def check_library(facts: HookFacts, container: ContainerView | None = None) -> N
     raise Refusal(
         RefusalReason.NO_LIBRARY,
         f"{said}, so no limit would be enforced; ask the operator to {remedy}.",
-        transient=True,
     )
 
 
@@ -274,6 +275,11 @@ def misnamed(facts: HookFacts) -> str:
 def cache_file(pod_uid: str, container: str) -> str:
     """The name of the container's cache file, derived from pod UID and container name."""
     return f"{uuid.uuid5(CACHE_NAMES, f'{pod_uid}/{container}')}.cache"
+
+
+def granted_share(share: Share, gpu: SharedGpu) -> GrantedShare:
+    """The share, with what an answer says of its GPU."""
+    return GrantedShare(share, gpu.gpu.pci, gpu.registered_mib, gpu.gpu.minor, gpu.gpu.index)
 
 
 def cuda_order(shares: Iterable[GrantedShare]) -> tuple[GrantedShare, ...]:

@@ -22,6 +22,7 @@ from agent.allocate.room import (
     claim_of,
     counts,
     read_request,
+    require_serving,
     scheduled,
     scheduled_role,
     shortage,
@@ -313,18 +314,6 @@ class Grant(msgspec.Struct, frozen=True):
 
 
 # Step 1: the candidates, which are the pods of this node that the Allocate may be for.
-#
-# A pod is a candidate if it has a container that requests that many slices and has no row, or whose
-# row the kubelet has no record of. Annotations do not matter.
-#
-# The kubelet asks at two places. It *admits* one pod after the other: new pods, and after its start
-# all that were there before. There it asks in the order of the spec, stops at the first refusal and
-# rejects the pod. It asks for no container that it has a record of, and after a start for none that
-# ran at that moment by the runtime's word, even if it has died since. Later its *pod workers* start
-# dead containers again, in parallel and in any order; they ask where there is no record, and after
-# a refusal for the next container and for this one again some seconds later. So after a lost
-# checkpoint the order says something only while a pod is being admitted.
-# Source: kubernetes pkg/kubelet/cm/devicemanager/manager.go, devicesToAllocate.
 
 ASKED_AFTER_DELETION = dt.timedelta(seconds=60)
 """How long after its deletion a pod may still be in the kubelet's queue."""
@@ -340,7 +329,18 @@ STAMP = dt.timedelta(seconds=1)
 def candidates(count: int, evidence: Evidence, settings: MatchSettings) -> tuple[Candidate, ...]:
     """The candidates for `count` slices: pods that exist, oldest first, then deleted pods.
 
-    Without pods that another Allocate in flight has claimed or whose first Allocate was refused.
+    A pod is a candidate if it has a container that requests that many slices and has no row, or
+    whose row the kubelet has no record of. Annotations do not matter. Pods that another Allocate in
+    flight answers, or whose first Allocate was refused, are left out.
+
+    The kubelet asks at two places. It *admits* one pod after the other: new pods, and after its
+    start all that were there before. There it asks in the order of the spec, stops at the first
+    refusal and rejects the pod. It asks for no container that it has a record of, and after a start
+    for none that ran at that moment by the runtime's word, even if it has died since. Later its
+    *pod workers* start dead containers again, in parallel and in any order; they ask where there is
+    no record, and after a refusal for the next container and for this one again some seconds later.
+    So after a lost checkpoint the order says something only while a pod is being admitted.
+    Source: kubernetes pkg/kubelet/cm/devicemanager/manager.go, devicesToAllocate.
     """
     found = []
     for pod, deleted in (
@@ -481,10 +481,6 @@ def _deleted_pods(evidence: Evidence) -> Iterator[PodView]:
 
 
 # Step 2: the kubelet is asked about the candidates, to find the pod that it is admitting.
-#
-# PodResources Get knows a pod from just before its admission. So among the candidates, the pod
-# being admitted is the one that Get knows without device ids. PodResources has no UIDs; the
-# kubelet's checkpoint file has.
 
 MANY = 8
 """With more candidates than this, the agent does not ask about all. After a reboot with a lost
@@ -496,7 +492,9 @@ def to_ask(
 ) -> Question | None:
     """The next question that has to be answered before a candidate is taken; None: none is left.
 
-    The owner of the node lock is asked about first.
+    PodResources Get knows a pod from just before its admission. So among the candidates, the pod
+    being admitted is the one that Get knows without device ids. PodResources has no UIDs; the
+    kubelet's checkpoint file has. The owner of the node lock is asked about first.
     """
     # The decision needs the kubelet's checkpoint file:
     # - if Get is missing, or for init containers, which are listed nowhere else;
@@ -699,7 +697,6 @@ def _sole_candidate(
     raise Refusal(
         RefusalReason.WITNESS_SILENT,
         f"This kubelet cannot say which pod it admits, and {what}upgrade the kubelet to 1.34.",
-        transient=True,
     )
 
 
@@ -739,7 +736,6 @@ def _unknown(what: str) -> Refusal:
         RefusalReason.PODS_UNKNOWN,
         f"The agent could not ask the API server, and {what}; the kubelet or the pod's controller "
         "starts it again; without a controller, create it again.",
-        transient=True,
     )
 
 
@@ -975,13 +971,14 @@ def lock_of(pod: PodView, evidence: Evidence) -> NodeLock | None:
 
 
 # Step 8: the container may get what the scheduler's annotation says.
-#
-# Tenants can write annotations. So every GPU and amount is checked against the pod's request, which
-# nobody can change, the inventory and the ledger.
 
 
 def check(candidate: Candidate, evidence: Evidence, settings: MatchSettings) -> Question | Grant:
-    """Grant what the annotation says if its GPUs serve and have room, or ask. Raises Refusal."""
+    """Grant what the annotation says if its GPUs serve and have room, or ask. Raises Refusal.
+
+    Tenants can write annotations. So every GPU and amount is checked against the pod's request,
+    which nobody can change, the inventory and the ledger.
+    """
     group, shares = _assigned(candidate, settings)
     gpus = _usable(candidate, shares, evidence)
     lock = lock_of(candidate.pod, evidence)
@@ -1176,19 +1173,7 @@ def _usable(
                 f"Pod {name} was given GPU {cap(share.uuid, 64)}, which this node does not share"
                 f"{why}; create it again, so that it is placed again.",
             )
-        if not gpu.serving and gpu.health.condition is Condition.UNMONITORED:
-            raise Refusal(
-                RefusalReason.DRIVER_UNRESPONSIVE,
-                f"Pod {name} cannot start: the driver has not answered for its {gpu.gpu.title} for "
-                "too long; ask the operator to check the node's driver.",
-                transient=True,
-            )
-        if not gpu.serving:
-            raise Refusal(
-                RefusalReason.BAD_GPU,
-                f"Pod {name} cannot start: its {gpu.gpu.title} {cap(gpu.unavailable_reason)}; "
-                "create it again, so that it is placed on another GPU.",
-            )
+        require_serving(gpu, f"Pod {name}")
         # With the greatest amounts of the last 60 s, by which the pod may have been placed.
         recent = evidence.registered.get(gpu.uuid, GpuUse())
         gpus[share.uuid] = msgspec.structs.replace(

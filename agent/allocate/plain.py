@@ -1,16 +1,27 @@
-"""Plain mode: the kubelet's ids decide what a container gets."""
+"""Plain mode: the kubelet's ids decide what a container gets.
+
+Each answer gets its own row, because the kubelet can name ids again while a container holds them:
+after a lost checkpoint, or after a List during an Allocate. So no answer is given again.
+"""
 
 import dataclasses
 import random
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from typing import Annotated
 
 import msgspec
 from typing_extensions import override
 
-from agent.allocate.edits import check_library, container_edits, cuda_order, gpu_edits
+from agent.allocate.edits import (
+    check_library,
+    container_edits,
+    cuda_order,
+    gpu_edits,
+    granted_share,
+)
 from agent.allocate.prefer import nearest
+from agent.allocate.room import require_serving
 from agent.allocate.service import AllocateCall, AllocateStep, Allocation
 from agent.cluster import PodUid
 from agent.errors import Refusal, RefusalReason, cap
@@ -24,13 +35,8 @@ from agent.ledger import (
     HookFacts,
     Row,
 )
-from agent.model import Condition, GpuUuid, Inventory, Share, SharedGpu, SliceId, split_slice_id
+from agent.model import GpuUuid, Inventory, Share, SharedGpu, SliceId, split_slice_id
 from agent.setting import Field, boolean
-
-# Makes plain mode's answers: the kubelet's ids decide what a container gets.
-#
-# Each answer gets its own row, because the kubelet can name ids again while a container holds them:
-# after a lost checkpoint, or after a List during an Allocate. So no answer is given again.
 
 MOST_IDS = 10_000
 """More slices than any container asks for. A longer request is refused."""
@@ -98,22 +104,9 @@ def grant(
                 f"The kubelet named GPU {cap(uuid, 64)}, which this node does not share; create "
                 "the pod again.",
             )
-        if gpu.present and not gpu.serving and gpu.health.condition is Condition.UNMONITORED:
-            raise Refusal(
-                RefusalReason.DRIVER_UNRESPONSIVE,
-                f"The driver has not answered for {gpu.gpu.title} for too long; ask the operator "
-                "to check the node's driver.",
-                transient=True,
-            )
-        if not gpu.serving:
-            raise Refusal(
-                RefusalReason.BAD_GPU,
-                f"{gpu.gpu.title} {gpu.unavailable_reason}; create the pod again, so that it gets "
-                "another GPU.",
-            )
+        require_serving(gpu, "The container")
         share = Share(uuid, memory_mib=count * slice_mib(gpu), core_percent=0)
-        registered, minor = gpu.registered_mib, gpu.gpu.minor
-        granted.append(GrantedShare(share, gpu.gpu.pci, registered, minor, gpu.gpu.index))
+        granted.append(granted_share(share, gpu))
     return cuda_order(granted)
 
 
@@ -136,15 +129,13 @@ def edits_of(
     return gpu_edits(f"{uid}/{PLAIN}", granted, edits, facts)
 
 
-# Plain mode: decides what a container gets by the slice ids that the kubelet names.
-#
-# The agent does not know which pod asks. It does not ask PodResources, which cannot tell a new pod
-# from an old one. The kubelet crashes when the earlier of two overlapping calls is granted.
-
-
 @dataclasses.dataclass(eq=False, kw_only=True)
 class PlainAllocation(Allocation):
-    """Each slice that the kubelet names is a part of its GPU. `edits` has the resource name too."""
+    """Each slice that the kubelet names is a part of its GPU. `edits` has the resource name too.
+
+    The agent does not know which pod asks. It does not ask PodResources, which cannot tell a new
+    pod from an old one. The kubelet crashes when the earlier of two overlapping calls is granted.
+    """
 
     chance: random.Random
     settings: PlainSettings
@@ -157,8 +148,7 @@ class PlainAllocation(Allocation):
         call.turn.overlapped |= call.turn.doubted
         facts = await self.wait_for_disk(call, "hook-path", self.hooks.facts())
         call.step = AllocateStep.CHECK
-        held = _ids_of(self.with_pending(self.ledger.value).rows)
-        granted = grant(ids, self.inventory.value, held)
+        granted = grant(ids, self.inventory.value, self.held())
         if call.turn.is_lost:
             # No row: another call overtook this one, and the kubelet crashes if the earlier of two
             # is granted.
@@ -174,8 +164,7 @@ class PlainAllocation(Allocation):
         Ids that were just offered to another container come last, because the kubelet marks them as
         used only at the Allocate.
         """
-        turn = self.turns.begin()
-        held = _ids_of(self.with_pending(self.ledger.value).rows)
+        turn, held = self.turns.begin(), self.held()
         gpus = {shared.uuid: shared.gpu for shared in self.inventory.value.gpus}
         offered = self.turns.offered()
         fresh = tuple(slice_id for slice_id in available if slice_id not in offered)
@@ -206,7 +195,3 @@ class PlainAllocation(Allocation):
             decided_by=Decider.KUBELET,
             resource=edits.resource,
         )
-
-
-def _ids_of(rows: Iterable[Row]) -> frozenset[SliceId]:
-    return frozenset(slice_id for row in rows for slice_id in row.slice_ids)

@@ -18,8 +18,9 @@ from typing import Annotated, Final
 import msgspec
 
 from agent.cluster import PodTable, PodUid, PodView, Role
+from agent.errors import Refusal, RefusalReason, cap
 from agent.ledger import Ledger, Row
-from agent.model import GpuUuid, Share, SharedGpu
+from agent.model import Condition, GpuUuid, Share, SharedGpu
 from agent.setting import Field, ValueType, optional_resource, whole
 
 # What HAMi's scheduler makes of a container's request of GPUs.
@@ -274,3 +275,25 @@ def shortage(
         if total.core_percent > gpu.core_percent:
             return Shortage(gpu, total, memory=False)
     return None
+
+
+def require_serving(gpu: SharedGpu, who: str) -> None:
+    """Require that new containers may use the GPU. `who`: whose GPU it is, for the sentence.
+
+    Raises:
+        Refusal: DRIVER_UNRESPONSIVE or BAD_GPU.
+    """
+    if gpu.serving:
+        return
+
+    if gpu.present and gpu.health.condition is Condition.UNMONITORED:
+        raise Refusal(
+            RefusalReason.DRIVER_UNRESPONSIVE,
+            f"{who} cannot start: the driver has not answered for its {gpu.gpu.title} for too "
+            "long; ask the operator to check the node's driver.",
+        )
+    raise Refusal(
+        RefusalReason.BAD_GPU,
+        f"{who} cannot start: its {gpu.gpu.title} {cap(gpu.unavailable_reason)}; create the pod "
+        "again, so that it is placed on another GPU.",
+    )

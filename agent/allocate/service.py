@@ -13,14 +13,13 @@ import enum
 import functools
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager
-from itertools import chain
 from typing import Final, NoReturn, Protocol, TypeVar
 
 import msgspec
 import structlog
 from typing_extensions import override
 
-from agent.allocate.edits import check_library, container_edits, cuda_order
+from agent.allocate.edits import check_library, container_edits, cuda_order, granted_share
 from agent.allocate.match import (
     NOT_HERE,
     UNREAD,
@@ -67,7 +66,6 @@ from agent.ledger import (
     ContainerKey,
     Decider,
     EditSettings,
-    GrantedShare,
     Holder,
     Holding,
     HookFacts,
@@ -162,7 +160,6 @@ def starved_refusal() -> Refusal:
         RefusalReason.STARVED,
         "The GPU agent of this node gets too little CPU to answer in time; ask the operator to "
         "raise its CPU request, and the pod's controller starts it again.",
-        transient=True,
     )
 
 
@@ -175,13 +172,11 @@ def disk_refusal(error: TimeoutError | StateError, step: AllocateStep) -> Refusa
             RefusalReason.HOST_DIRECTORY,
             f"{_BELOW_THE_HOOK_PATH[step]} ({reason}); ask the operator to check the node's hook "
             "path and its disk.",
-            transient=True,
         )
     return Refusal(
         RefusalReason.STATE_UNWRITABLE,
         f"The agent cannot write its state ({reason}), so it answers no new container; ask the "
         "operator to check the node's disk.",
-        transient=True,
     )
 
 
@@ -194,7 +189,6 @@ def refusal_of(error: TimeoutError | StateError, step: AllocateStep) -> Refusal:
     return Refusal(
         RefusalReason.OUT_OF_TIME,
         "The kubelet did not say in time which pod this is; its controller starts it again.",
-        transient=True,
     )
 
 
@@ -359,6 +353,11 @@ class Allocation(abc.ABC):
             ledger = ledger.put(row)
         return ledger
 
+    def held(self) -> frozenset[SliceId]:
+        """The slice ids of all rows, also of those that are being written."""
+        rows = self.with_pending(self.ledger.value).rows
+        return frozenset(slice_id for row in rows for slice_id in row.slice_ids)
+
     async def _serve(self, ids: tuple[SliceId, ...], call: AllocateCall) -> Row:
         await self.decide(ids, call)
         # No await from here until the row is claimed: another call would decide on the same pod.
@@ -413,7 +412,7 @@ class Allocation(abc.ABC):
             f"answer would crash it. It asks again{whose} in a few seconds if the container ran "
             "before; the controller of a new pod starts it again."
         )
-        return Refusal(RefusalReason.OVERLAP, text, transient=True)
+        return Refusal(RefusalReason.OVERLAP, text)
 
     def _refused(self, refusal: Refusal, call: AllocateCall, count: int) -> None:
         """Record the refusal of `count` slices once, everywhere."""
@@ -447,28 +446,6 @@ admission, 0.9 to 1.0 s after the socket."""
 LOOK_DEADLINE = 0.4
 """Seconds for a look at the cgroups that must be over by then."""
 
-# After a lost kubelet checkpoint PodResources says "known, no slices" of a pod that runs, of one
-# whose container died, and of one that is being admitted. What the kubelet asks for depends on
-# what it saw when it started. The agent looks when the kubelet begins to take its list (run):
-#
-# - The kubelet takes the set of running containers from the runtime, 0.35 s before its socket
-#   appears. The agent reads the cgroups, if the list was taken within 0.5 s after the socket.
-# - It admits the pods that were there, one by one, from 0.9 s after its socket on, and asks in
-#   the order of the spec for each container that has no record and is not in that set, also if it
-#   has died since. A pod without a cgroup was dead: its first container that has not started
-#   since is next.
-# - It asks for nothing in an admission before it took the list: it starts those pods unasked.
-#   Only a pod that was made since then counts as new.
-# - It asks for any container that dies later, in parallel and in any order; after a refusal for
-#   the next one, and 8 to 10 s later again. All others are unknown: only a single possible
-#   container is served. A status proves no death: the former kubelet may have started the
-#   container again without telling.
-#
-# Refused (HA-2002): several possible containers of one count, in one pod or in several. A new pod
-# that holds the node lock is served all the same: the kubelet knew it when it began the call, and
-# no other is new. Refused (HA-2010) while the API server cannot be asked: a pod that has run, for
-# a pod that no view shows may be the one.
-
 
 class Refresh(Protocol):
     """LISTs this node's pods. Raises ApiError."""
@@ -481,7 +458,31 @@ class HamiAllocation(Allocation):
     """The pod's annotation says what each container gets.
 
     Only the number of the kubelet's ids counts. The ids themselves may differ after a restart,
-    which is never a reason to refuse. The facts that it reads, and the peers that it asks:
+    which is never a reason to refuse.
+
+    After a lost kubelet checkpoint PodResources says "known, no slices" of a pod that runs, of one
+    whose container died, and of one that is being admitted. What the kubelet asks for depends on
+    what it saw when it started. The agent looks when the kubelet begins to take its list (`run`):
+
+    - The kubelet takes the set of running containers from the runtime, 0.35 s before its socket
+      appears. The agent reads the cgroups, if the list was taken within 0.5 s after the socket.
+    - It admits the pods that were there, one by one, from 0.9 s after its socket on, and asks in
+      the order of the spec for each container that has no record and is not in that set, also if
+      it has died since. A pod without a cgroup was dead: its first container that has not started
+      since is next.
+    - It asks for nothing in an admission before it took the list: it starts those pods unasked.
+      Only a pod that was made since then counts as new.
+    - It asks for any container that dies later, in parallel and in any order; after a refusal for
+      the next one, and 8 to 10 s later again. All others are unknown: only a single possible
+      container is served. A status proves no death: the former kubelet may have started the
+      container again without telling.
+
+    Refused (HA-2002): several possible containers of one count, in one pod or in several. A new pod
+    that holds the node lock is served all the same: the kubelet knew it when it began the call, and
+    no other is new. Refused (HA-2010) while the API server cannot be asked: a pod that has run, for
+    a pod that no view shows may be the one.
+
+    The facts that it reads, and the peers that it asks:
 
     - `outlived`: the locks that still stood when the pod that was answered under them was gone.
     - `match`: how pods are matched.
@@ -609,8 +610,7 @@ class HamiAllocation(Allocation):
             log.debug("prefer.unsteered", reason=str(error) or "out of time")
         finally:
             turn.there = {key: one is not None for key, one in inquiry.known.items()}
-        ledger = self.with_pending(self.ledger.value)
-        held = frozenset(chain.from_iterable(ledger.held_ids().values()))
+        held = self.held()
         chosen = self._offer = None  # an earlier offer is no longer what the kubelet was told
         if grant is not None:
             wanted = tuple(share.uuid for share in grant.shares)
@@ -661,10 +661,8 @@ class HamiAllocation(Allocation):
                 raise Refusal(
                     RefusalReason.UNKNOWN_GPU,
                     f"GPU {share.uuid} was removed during this call; create the pod again.",
-                    transient=True,
                 )
-            registered, minor = gpu.registered_mib, gpu.gpu.minor
-            named.append(GrantedShare(share, gpu.gpu.pci, registered, minor, gpu.gpu.index))
+            named.append(granted_share(share, gpu))
         granted = cuda_order(named)
         key = ContainerKey(pod.uid, container.name)
         return Row(
@@ -760,9 +758,7 @@ class Inquiry:
                 self._learn_uid(step.key, pod.uid if pod else NOT_HERE)
             elif not await self._caught_up(step, evidence):
                 break
-        raise Refusal(
-            RefusalReason.OUT_OF_TIME, "The agent could not decide; report this.", transient=True
-        )
+        raise Refusal(RefusalReason.OUT_OF_TIME, "The agent could not decide; report this.")
 
     async def names(self) -> frozenset[PodKey] | None:
         """All names that the kubelet knows, if dead containers may be asking; None: not known."""
@@ -872,7 +868,6 @@ class Inquiry:
                 RefusalReason.OUT_OF_TIME,
                 f"The node did not let the agent read {what} in time; ask the operator to check "
                 "the node and its disk, and the pod's controller starts it again.",
-                transient=True,
             ) from error
 
     async def _ask(self, namespace: str, name: str) -> None:
@@ -891,7 +886,6 @@ class Inquiry:
                         RefusalReason.WITNESS_SILENT,
                         f"The kubelet does not say which pod it is admitting ({error}); the pod's "
                         "controller starts it again.",
-                        transient=True,
                     ) from error
                 await asyncio.sleep(pause)
 

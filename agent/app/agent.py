@@ -17,11 +17,10 @@ from agent.app.settings import SettingsPorts, SettingsService
 from agent.cluster import PodTable
 from agent.errors import Refusal, StateError
 from agent.health.watch import HealthWatch
-from agent.host.files import DirectoryWatch, follow_files
+from agent.host.files import DirectoryWatch
 from agent.host.node import CgroupContainers
 from agent.host.process import Systemd
 from agent.inventory import (
-    Cue,
     Discovery,
     InventoryKeeper,
     NodeCheck,
@@ -147,8 +146,7 @@ class NodeAgent:
             ledger=state.ledger,
             calls=self.server.traffic.admissions,
         )
-        self.settings = SettingsService(found.start, settings, facts, outside)
-        self.settings.recall(found.stored)
+        self.settings = SettingsService(found.start, found.stored, settings, facts, outside)
 
         # The GPUs.
         self.discovery = Discovery(adapters.driver, self._scanned, ill=self._is_ill)
@@ -167,18 +165,16 @@ class NodeAgent:
         self.recent = RecentlyRegistered(facts.inventory)
 
         # The kubelet's directory, and the registration there.
-        self._kubelet_name = settings.paths.kubelet_socket.name
-        directory = DirectoryWatch(plugins, self._sockets, self._kubelet_name)
+        directory = DirectoryWatch(plugins, settings.paths.kubelet_socket.name)
         self.kubelet = KubeletWatch(directory, self._heard)
         streams = self.server.traffic.streams
         self.registration = Registration(
             facts.resource, self.server, directory, adapters.registrar, streams, chance
         )
-        self._rival = Rival(plugins, facts.resource)
-        self.rivals = Rivals(self._rival, self.registration, say)
+        self.rivals = Rivals(Rival(plugins, facts.resource), self.registration, say)
 
         # Whether new pods can be answered, and what ended pods leave behind.
-        self.withholder = Withholder(self._node_checks(), self.keeper.withhold, say, self._cues())
+        self.withholder = Withholder(self._node_checks(), self.keeper.withhold, say)
         self.clearing = Clearing(adapters.hooks, adapters.hooks.set_aside, say)
 
         left_out = self.keeper.left_out
@@ -203,6 +199,7 @@ class NodeAgent:
         if not self.observes:
             self.services += [
                 Task("withholder", self.withholder.run),
+                Task("unwritable", self._follow_disk),
                 Task("clearing", self.clearing.run),
                 Task("room", self.clearing.follow_room),
             ]
@@ -307,7 +304,7 @@ class NodeAgent:
                 pod_api=pod_api,
                 say=pod_events.say,
                 clock=clock,
-                random=chance,
+                chance=chance,
             )
 
             async def report_labelled() -> None:
@@ -378,10 +375,6 @@ class NodeAgent:
         shared = self.facts.inventory.value.find(uuid)
         return shared is not None and shared.health.ill
 
-    def _sockets(self) -> tuple[str, ...]:
-        """The names to watch in the kubelet's directory. They change."""
-        return (self._kubelet_name, *filter(None, (self.server.endpoint, *self._rival.names)))
-
     def _heard(self, name: str) -> None:
         """Take note that a socket came or went. The empty name stands for all."""
         self.registration.heard(name)
@@ -396,6 +389,11 @@ class NodeAgent:
         async for ledger in self.state.ledger.follow():
             self.keeper.hold(ledger.held_ids())
 
+    async def _follow_disk(self) -> None:
+        """Run the node checks as soon as the state's disk fails or recovers."""
+        async for _ in self.state.error.follow():
+            self.withholder.look()
+
     async def _discover(self) -> None:
         # The Node's labels come before the first scan: the first list may depend on them.
         await self.settings.await_labels()
@@ -406,10 +404,12 @@ class NodeAgent:
         await self.facts.slices.until(lambda listed: listed.generation > 0)
         await self.registration.run()
 
-    def _node_checks(self) -> tuple[NodeCheck, ...]:
+    def _node_checks(self) -> list[NodeCheck]:
         """The node checks that the settings need: what they find would refuse every new pod."""
         adapters, error = self.adapters, self.state.error
-        with_core = self._mounts_core
+        plain = self.found.settings.plain
+        # Plain mode without limits mounts nothing of HAMi-core and makes no directories.
+        with_core = plain is None or plain.memory_limits
 
         async def state() -> None:
             if error.value:
@@ -422,33 +422,12 @@ class NodeAgent:
                 check_library(facts)
 
         call, plugins = adapters.worker.call, self.found.settings.paths.plugins
-        core = (NodeCheck(AllocateStep.DIRECTORY, adapters.hooks.check, turn=3),)
-        return (
+        checks = [
             NodeCheck(AllocateStep.WRITE, state, turn=2),
             NodeCheck(AllocateStep.HOOK, partial(call, adapters.driver.check), turn=3),
             NodeCheck(AllocateStep.HOOK, files, turn=3),
-            *(core if with_core else ()),
             NodeCheck(AllocateStep.HOOK, partial(call, check_directory, plugins), turn=3),
-        )
-
-    def _cues(self) -> tuple[Cue, ...]:
-        """What tells at once that a check may have another result.
-
-        Full disks and changed rights are not reported by the kernel.
-        """
-
-        async def written(look: Callable[[], None]) -> None:
-            async for _ in self.state.error.follow():
-                look()
-
-        async def library(look: Callable[[], None]) -> None:
-            # Not on the thread that reads settings: this file system is another one, and may hang.
-            await follow_files(self.adapters.hooks.mounted, look, self.adapters.worker)
-
-        return (written, library) if self._mounts_core else (written,)
-
-    @property
-    def _mounts_core(self) -> bool:
-        """Plain mode without limits mounts nothing of HAMi-core and makes no directories."""
-        plain = self.found.settings.plain
-        return plain is None or plain.memory_limits
+        ]
+        if with_core:
+            checks.append(NodeCheck(AllocateStep.DIRECTORY, adapters.hooks.check, turn=3))
+        return checks

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mappin
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from typing import NoReturn
 
 import msgspec
 import structlog
@@ -17,27 +18,19 @@ import structlog
 from agent import __version__
 from agent.app.adapters import open_adapters, open_disk
 from agent.app.agent import WEB, NodeAgent, StartFacts
-from agent.app.codes import (
-    BAD_SETTINGS,
-    BUG,
-    NO_DRIVER,
-    NO_PERMISSION,
-    OK,
-    OS_ERROR,
-    RESTART,
-)
 from agent.app.web import PORT, SOCKET, WebDoors
 from agent.cluster import NodeEvent
-from agent.errors import (
-    AgentError,
-    DirectoryLost,
-    DriverError,
-    PermissionFault,
-    SettingsError,
-    StateError,
+from agent.errors import AgentError, DirectoryLost, PermissionFault, SettingsError, StateError
+from agent.host.node import is_read_only
+from agent.host.process import (
+    BOOT_ID,
+    MACHINE_ID,
+    LockFile,
+    SystemClock,
+    Systemd,
+    read_id,
+    service_notifier,
 )
-from agent.host.node import WrittenDirectory
-from agent.host.process import LockFile, SystemClock, Systemd, boot_id, machine_id, service_notifier
 from agent.kit.cell import Cell, News
 from agent.kit.tasks import BudgetSpent, Offload, Task, run_tiers, show_thread_name
 from agent.kit.timing import Lag, until_tick
@@ -73,14 +66,8 @@ MEETING = 5.0
 LAST_DEADLINE = 10.0
 """Seconds to post the last Events when the settings end the process."""
 
-_CODES: tuple[tuple[type[BaseException], int], ...] = (
-    (SettingsError, BAD_SETTINGS),
-    (PermissionFault, NO_PERMISSION),
-    (StateError, NO_PERMISSION),
-    (DriverError, NO_DRIVER),
-    (DirectoryLost, RESTART),
-    (AgentError, BUG),
-)
+OS_ERROR = 71
+"""The exit code after a failure that the agent does not know. The others are in agent.errors."""
 
 
 class Process(msgspec.Struct, frozen=True):
@@ -99,22 +86,22 @@ async def run_agent(process: Process) -> int:
     log.info("agent.starting", version=__version__, node=settings.node, observe=settings.observe)
     for warning in process.start.taken().warnings:
         log.warning("config.ignored", what=warning)
-    code = OK
     pool = ThreadPoolExecutor(initializer=show_thread_name, initargs=("asyncio",))
     asyncio.get_running_loop().set_default_executor(pool)
+
+    code = 0
     try:
         await _run(process, notifier, *_signals())
     except* (AgentError, OSError) as group:
-        code = OS_ERROR
         for error in _leaves(group):
             log.error("agent.failed", err=str(error))  # noqa: TRY400 -- expected: one line
-            code = next((known for kind, known in _CODES if isinstance(error, kind)), code)
+            code = error.exit_code if isinstance(error, AgentError) else code or OS_ERROR
     except* BudgetSpent as group:
-        code = BUG
+        code = AgentError.exit_code
         for error in _leaves(group):
             cause = str(error.__cause__)  # its traceback is in the log already
             log.error("agent.gave_up", err=str(error), cause=cause)  # noqa: TRY400
-    if code == OK:
+    if code == 0:
         log.info("agent.stopped")
     return code
 
@@ -173,9 +160,7 @@ async def _run(
             Task("web_socket", lambda: web.serve(SOCKET), WEB),
         ]
         if not agent.observes:
-            written = WrittenDirectory(settings.paths.plugins)
-            state = agent.registration.state
-            mounts = partial(lost, state, written.path, written.is_lost)
+            mounts = partial(lost, agent.registration.state, settings.paths.plugins)
             doors.append(Task("mounts", mounts, None))  # this process never sees the new mounts
         gc.freeze()  # what stays is not collected again: each collection would halt the loop
         tiers = (agent.writers, agent.services, doors)
@@ -267,10 +252,11 @@ async def _recover(process: Process, disk: Disk) -> StartFacts:
 
     Raises SettingsError: the rows refuse the settings, and the last good ones too.
     """
-    boot = boot_id()
+    boot = read_id(BOOT_ID)
     running = dt.timedelta(seconds=asyncio.get_running_loop().time())  # since the boot
     booted_at = SystemClock().now() - running
-    recovered = await recover(disk, boot_id=boot, machine_id=machine_id(), booted_at=booted_at)
+    machine = read_id(MACHINE_ID)
+    recovered = await recover(disk, boot_id=boot, machine_id=machine, booted_at=booted_at)
     stored = None
     try:
         content = await disk.read(COPY)
@@ -348,14 +334,28 @@ async def met(state: Cell[RegistrationState]) -> None:
 
 
 async def lost(
-    state: Cell[RegistrationState], directory: Path, is_lost: Callable[[], bool]
-) -> None:
-    """Watch the kubelet's directory. Raises DirectoryLost: this process cannot write there."""
-    while not is_lost():
+    state: Cell[RegistrationState],
+    directory: Path,
+    read_only: Callable[[Path], bool] = is_read_only,
+) -> NoReturn:
+    """Watch the kubelet's directory. Raises DirectoryLost: this process can never write there.
+
+    A sandbox that mounts a directory for writing loses the mount when the directory is removed. A
+    new directory in its place is read-only to this process for ever.
+    """
+    handle: int | None = None
+    while True:
+        with contextlib.suppress(OSError):
+            is_closed = read_only(directory)
+            if handle is None and not is_closed:
+                handle = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+            # On a file system that turned read-only, the directory was not removed.
+            if is_closed and handle is not None and os.fstat(handle).st_nlink == 0:
+                raise DirectoryLost(
+                    f"{directory} was created again, and this process cannot write there: restart "
+                    "the agent"
+                )
         await News(state).wait(until_tick(STATUS_PERIOD))
-    raise DirectoryLost(
-        f"{directory} was created again, and this process cannot write there: restart the agent"
-    )
 
 
 async def tell_systemd(notifier: Systemd, agent: NodeAgent) -> None:

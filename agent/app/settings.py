@@ -6,7 +6,6 @@ scheduler or resource name is refused, with all that came with it, while pods ho
 """
 
 import asyncio
-import contextlib
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Final, NoReturn
 
@@ -18,14 +17,14 @@ from agent.cluster import NodeEvent
 from agent.errors import SettingsError, StateError
 from agent.host.process import Systemd
 from agent.kit.cell import Cell
-from agent.kit.timing import Lag, Lull, await_event, until_tick
+from agent.kit.timing import IdleWaiter, Lag, await_event, until_tick
 from agent.kubelet.door import PREFERENCE_FOLLOWED
 from agent.ledger import LastGood, Ledger
 from agent.model import GpuUuid, Scan
 from agent.node.devices import SCHEDULER
 from agent.ports import Disk
 from agent.settings.reading import COPY, SourcesRead, last_good, stand_in
-from agent.settings.schema import Settings, Values
+from agent.settings.schema import Settings
 from agent.settings.sources import NodeFacts, Sources
 from agent.settings.values import NodeValues
 from agent.state import encode_last_good
@@ -45,6 +44,11 @@ LABELS: Final = 2.0
 """Seconds that the first start of all waits for the Node's labels."""
 QUIET: Final = 10.0
 """Seconds for the kubelet's calls to pause, before another name or scheduler takes effect."""
+
+SOURCES: Final = "sources"
+"""Files, variables and flags, as they were read last."""
+NODE: Final = "node"
+"""The settings in force, for the labels and GPUs of this node."""
 
 _UNLABELLED = f"the Node is not seen after {LABELS:g} s: what selects by labels does not apply yet"
 _BUSY = f"the kubelet admits pods without a pause; the settings are read again in {PERIOD:g} s"
@@ -75,21 +79,29 @@ class SettingsPorts(msgspec.Struct, frozen=True):
     say: Callable[[NodeEvent], None]
     stop: asyncio.Event
     ledger: Cell[Ledger]
-    calls: Lull
+    calls: IdleWaiter
 
 
 class SettingsService:
     """Sole writer of the cells of settings, and of their last good copy on disk.
 
-    `refusal`: the settings do not fit the GPUs of the first scan; `stop` is set then. `labelled`:
-    set when the Node's labels are known and applied to the inventory; the report to the scheduler
-    waits for it. `copy`: what to keep on disk, the sources in force once they fit the GPUs.
-    `values`: those in force, with the names of the profiles that apply.
-    `start`: has settings that the rows allow.
+    - `values`: those last accepted, with the names of the profiles that apply.
+    - `labelled`: set when the Node's labels are known and applied to the inventory; the report to
+      the scheduler waits for it.
+    - `copy`: what to keep on disk, the sources in force once they fit the GPUs.
+    - `refusal`: the settings do not fit the GPUs of the first scan; `stop` is set then.
+
+    `start` has settings that the rows allow. `stored`: the copy on disk. Its labels count until the
+    Node is seen.
     """
 
     def __init__(
-        self, start: SourcesRead, settings: Settings, cells: SharedCells, outside: SettingsPorts
+        self,
+        start: SourcesRead,
+        stored: LastGood | None,
+        settings: Settings,
+        cells: SharedCells,
+        outside: SettingsPorts,
     ) -> None:
         self.refusal: SettingsError | None = None
         self.labelled = asyncio.Event()
@@ -102,14 +114,10 @@ class SettingsService:
         self.values = self._plan.resolve(self._facts)
         self._read: SourcesRead | None = None
         self._tries = 0
-        self._unread: SettingsError | None = None
-        self._unfit: SettingsError | None = None
-        self._stored: LastGood | None = None
-
-    def recall(self, stored: LastGood | None) -> None:
-        """Take over the stored copy, first of all. Its labels count until the Node is seen."""
+        self._faults: dict[str, SettingsError | None] = {SOURCES: None, NODE: None}
+        """Why they are refused; the settings before them stay in force."""
         self._stored = stored
-        if stored is not None and stored.labels is not None and stored.node == self._facts.name:
+        if stored is not None and stored.labels is not None and stored.node == settings.node:
             self._fit(msgspec.structs.replace(self._facts, labels=stored.labels))
 
     async def run(self) -> None:
@@ -138,49 +146,69 @@ class SettingsService:
         silent = (known or frozenset()) & {fault.gpu for fault in scan.faults}
         gpus = silent.union(gpu.uuid for gpu in scan.gpus)
         facts = msgspec.structs.replace(self._facts, gpus=gpus)
+
         error = self._fit(facts)
         if error is None:
             return scan
         if known is not None:
             return scan.keeping(frozenset(map(GpuUuid, known)), _UNFIT)
-        return scan if self._recover(facts, error) else None
+        if self._outside.stop.is_set():
+            return None
+
+        last = stand_in(self._stored, self._plan.sources, facts, self._outside.ledger.value)
+        if last is not None:
+            self._change(last, facts)
+            self._refuse(SOURCES, error)
+            return scan
+
+        # The end of the process logs the reason.
+        self.refusal = error
+        self._outside.say(NodeEvent("ConfigRejected", str(error), warning=True))
+        self._outside.stop.set()
+        return None
 
     async def read(self, *, asked: bool = False) -> None:
         """Read the sources, and apply them or log why not.
 
         `asked`: the operator requested it, so the log has an answer each time.
         """
-        with contextlib.ExitStack() as stack:
+        if asked:
+            self._outside.notifier.reloading()
+        try:
+            await self._read_all(asked=asked)
+        finally:
             if asked:  # systemd waits for the end of a reload
-                self._outside.notifier.reloading()
-                stack.callback(self._outside.notifier.ready)
-            look, good = self._outside.look, self._plan.sources
-            before, self._read = self._read, await look(self._read, good)
-            read = self._read
-            # Whoever writes a file may be half way. A request does not wait for the rest, and what
-            # changes at every read is taken in the end: it would wait for ever.
-            is_whole = (
-                asked
-                or read is before
-                or not (
-                    await await_event(self._outside.asked, STILL)
-                    or await look(read, good) is not read
-                )
-            )
-            self._tries = 0 if is_whole else (self._tries + 1) % TRIES
-            if self._tries:
-                return
-            if read.refusal is not None:
-                self.reject(read.refusal, asked=asked)
-            elif read.sources == self._plan.sources:
-                if self._unread is not None or asked:
-                    log.info("config.unchanged")
-                self._unread = None
-            elif await self._may_change(read.taken()):
-                self.take(read.taken(), again=read is before, asked=asked)
+                self._outside.notifier.ready()
 
-    async def _may_change(self, plan: NodeValues) -> bool:
-        """Wait for a pause in the kubelet's calls before another name or scheduler.
+    async def _read_all(self, *, asked: bool) -> None:
+        look, good = self._outside.look, self._plan.sources
+        before, self._read = self._read, await look(self._read, good)
+        read = self._read
+
+        # Whoever writes a file may be half way. A request does not wait for the rest, and what
+        # changes at every read is taken in the end: it would wait for ever.
+        is_whole = (
+            asked
+            or read is before
+            or not (
+                await await_event(self._outside.asked, STILL) or await look(read, good) is not read
+            )
+        )
+        self._tries = 0 if is_whole else (self._tries + 1) % TRIES
+        if self._tries:
+            return
+
+        if read.refusal is not None:
+            self._refuse(SOURCES, read.refusal, asked=asked)
+        elif read.sources == self._plan.sources:
+            if asked or self._faults[SOURCES] is not None:
+                log.info("config.unchanged")
+            self._faults[SOURCES] = None
+        else:
+            await self._take_in_pause(read.taken(), again=read is before, asked=asked)
+
+    async def _take_in_pause(self, plan: NodeValues, *, again: bool, asked: bool) -> None:
+        """Apply changed sources; another name or scheduler in a pause of the kubelet's calls.
 
         The row of an answer in progress counts, and would be one under the old settings.
         """
@@ -188,11 +216,11 @@ class SettingsService:
         if held is None and plan.lasting() != self._plan.lasting():
             try:
                 async with asyncio.timeout(QUIET):
-                    await self._outside.calls.come(PREFERENCE_FOLLOWED)
+                    await self._outside.calls.idle_for(PREFERENCE_FOLLOWED)
             except TimeoutError:
                 log.warning("config.waits", err=_BUSY)
-                return False
-        return True
+                return
+        self.take(plan, again=again, asked=asked)
 
     def take(self, plan: NodeValues, *, again: bool = False, asked: bool = False) -> None:
         """Apply changed sources. Refused settings change nothing.
@@ -200,65 +228,44 @@ class SettingsService:
         The log names the settings that take effect only at the next start. `again`: the last read
         found the same. `asked`: see `read`.
         """
-        waiting = self._waiting()
+        pending = self.pending
         held = plan.undrained(self._outside.ledger.value)
-        if held is not None and again and self._unread is not None and not asked:
-            self._unread = held  # it was told; now others may hold the slices
+        if held is not None and again and self._faults[SOURCES] is not None and not asked:
+            self._faults[SOURCES] = held  # it was told; now others may hold the slices
             return
         try:
             if held is not None:
                 raise held
             changed = self._apply(plan, self._facts)
         except SettingsError as error:
-            self.reject(error, asked=asked)
+            self._refuse(SOURCES, error, asked=asked)
             return
-        self._unread = None
+
+        self._faults[SOURCES] = None
         for warning in plan.warnings:
             log.warning("config.ignored", what=warning)
         log.info("config.applied", changed=changed)
-        if (late := self._waiting()) and late != waiting:
+        if (late := self.pending) and late != pending:
             what = _RESTART + _REPORTED * (late.get(SCHEDULER) == "none")
             log.warning("config.needs_restart", settings=list(late), what=what)
-
-    def reject(self, error: SettingsError, *, asked: bool = False) -> None:
-        """Report refused sources, once for each reason. The last good settings stay in force.
-
-        `asked`: see `read`. The log then repeats the reason; the Event is not repeated.
-        """
-        before, self._unread = self._unread, error
-        self._report(error, before, asked=asked)
 
     def tell_start(self, start: SourcesRead) -> None:
         """Report what of the sources is not in force since the start."""
         if start.refusal is not None:
-            self.reject(start.refusal)
+            self._refuse(SOURCES, start.refusal)
         if self._plan.labelled and not self._cells.match.value.requests.known:
             log.warning("config.requests_unchecked", what=_UNCHECKED)
-
-    def accepted(self) -> tuple[Values, frozenset[str]]:
-        """The values last accepted, and the keys that take effect only at the next start."""
-        return self.values, frozenset(self._waiting())
 
     @property
     def trouble(self) -> str:
         """Why not all of the settings are in force; empty: they are."""
-        found = (self._unread, self._unfit)
-        return "; ".join(str(error) for error in found if error is not None)
+        return "; ".join(str(error) for error in self._faults.values() if error is not None)
 
-    def _waiting(self) -> Mapping[str, object]:
-        """The accepted values that wait for the next start, by key."""
+    @property
+    def pending(self) -> Mapping[str, object]:
+        """The accepted values that take effect only at the next start, by key."""
         wanted = self._plan.fixed()
         return {key: wanted[key] for key, value in self._running.items() if wanted[key] != value}
-
-    def _report(
-        self, error: SettingsError, before: SettingsError | None, *, asked: bool = False
-    ) -> None:
-        """Log a refusal, and post it, unless `before` said the same."""
-        is_new = str(error) != str(before)
-        if is_new or asked:
-            log.error("config.rejected", err=str(error))
-        if is_new:
-            self._outside.say(NodeEvent("ConfigRejected", str(error), warning=True))
 
     async def _follow_labels(self) -> None:
         """Apply the Node's labels. While the Node is not seen, its last labels count."""
@@ -296,35 +303,22 @@ class SettingsService:
 
     def _fit(self, facts: NodeFacts) -> SettingsError | None:
         """Build the settings in force for these facts. Returned: why they stay as they were."""
+        if facts == self._facts and self._faults[NODE] is None:
+            return None
         try:
-            if facts != self._facts or self._unfit is not None:
-                self._tell_fitted(changed=self._apply(self._plan, facts))
+            self._change(self._plan, facts)
         except SettingsError as error:
             # The labels are known, whatever the settings say; the first scan judges these again.
             self._facts = msgspec.structs.replace(self._facts, labels=facts.labels)
             if self._facts.gpus is not None:
-                before, self._unfit = self._unfit, error
-                self._report(error, before)
+                self._refuse(NODE, error)
             return error
         return None
 
-    def _recover(self, facts: NodeFacts, refusal: SettingsError) -> bool:
-        """The settings do not fit the first GPUs: use the last good ones, or stop the process.
-
-        The end of the process logs the reason, so there is no log line here.
-        """
-        if self._outside.stop.is_set():
-            return False
-        ledger = self._outside.ledger.value
-        last = stand_in(self._stored, self._plan.sources, facts, ledger)
-        if last is not None:
-            self._tell_fitted(changed=self._apply(last, facts))
-            self.reject(refusal)
-            return True
-        self.refusal = refusal
-        self._outside.say(NodeEvent("ConfigRejected", str(refusal), warning=True))
-        self._outside.stop.set()
-        return False
+    def _change(self, plan: NodeValues, facts: NodeFacts) -> None:
+        """Apply what other facts make of the settings. Raises SettingsError: they do not fit."""
+        if self._apply(plan, facts):
+            log.info("config.fitted", node=facts.name, gpus=len(facts.gpus or ()))
 
     def _apply(self, plan: NodeValues, facts: NodeFacts) -> bool:
         """Put the settings for these facts into force. True: that changed a cell.
@@ -332,8 +326,9 @@ class SettingsService:
         Raises SettingsError: they do not fit, and nothing changed.
         """
         settings = plan.settings(facts)
-        self._plan, self._facts, self._unfit = plan, facts, None
+        self._plan, self._facts, self._faults[NODE] = plan, facts, None
         self.values = plan.resolve(facts)
+
         cells = self._cells
         cells.resource.set(settings.sharing.resource)
         changed = cells.sharing.set(settings.sharing)
@@ -346,6 +341,14 @@ class SettingsService:
             self.copy.set(last_good(plan.sources, facts))
         return changed
 
-    def _tell_fitted(self, *, changed: bool) -> None:
-        if changed:
-            log.info("config.fitted", node=self._facts.name, gpus=len(self._facts.gpus or ()))
+    def _refuse(self, what: str, error: SettingsError, *, asked: bool = False) -> None:
+        """Keep the settings in force, and report why: an Event and a log line for each reason.
+
+        `asked`: see `read`. The log then repeats the reason.
+        """
+        is_new = str(error) != str(self._faults[what])
+        self._faults[what] = error
+        if is_new or asked:
+            log.error("config.rejected", err=str(error))
+        if is_new:
+            self._outside.say(NodeEvent("ConfigRejected", str(error), warning=True))

@@ -213,13 +213,13 @@ def _status_facts(agent: NodeAgent, checks: tuple[Check, ...]) -> StatusFacts:
     )
 
     def in_force() -> tuple[SettingStatus, ...]:
-        values, late = agent.settings.accepted()
+        values, pending = agent.settings.values, agent.settings.pending
         return tuple(
             SettingStatus(
                 key=one.field.key,
                 value=list(one.value) if isinstance(one.value, tuple) else one.value,
                 origin=one.origin,
-                pending=one.field.key in late,
+                pending=one.field.key in pending,
             )
             for one in values.values()
         )

@@ -1,4 +1,10 @@
-"""`hami-agent bundle`: a support archive of what the running agent knows."""
+"""Writes what the running agent knows into one archive (tar.gz), for support.
+
+It has the status with the refusals and changes of the last 24 hours, settings with their origins,
+readiness, metrics and version. `status --from` reads it. It has names of pods, GPUs and files, but
+no token, no environment of a container and no log. Exits 3 if no agent answers, and 5 if a part is
+missing.
+"""
 
 import argparse
 import io
@@ -30,12 +36,7 @@ def add_parser(subparsers: Subparsers) -> None:
     """Add the verb `bundle`."""
     parser = subparsers.add_parser(
         "bundle",
-        help="write a support archive of this node",
-        description="Writes what the running agent knows into one archive (tar.gz): status with "
-        "the refusals and changes of the last 24 hours, settings with their origins, readiness, "
-        "metrics and version. `status --from` reads it. It has names of pods, GPUs and files, but "
-        "no token, no environment of a container and no log. Exits 3 if no agent answers, and 5 "
-        "if a part is missing.",
+        description=__doc__,
         epilog="example: hami-agent bundle --file node-1.tgz",
     )
     parser.add_argument(
@@ -44,6 +45,7 @@ def add_parser(subparsers: Subparsers) -> None:
         metavar="PATH",
         help="the archive; it must not exist yet (default hami-agent-TIME.tgz)",
     )
+
     add_socket(parser)
 
 
@@ -54,12 +56,14 @@ def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     path = args.file or Path(f"hami-agent-{now:%Y%m%dT%H%M%SZ}.tgz")
     files: dict[str, bytes] = {}
     missing: list[str] = []
+
     for name, target in PARTS.items():
         status, text = call(args.socket, "GET", target, DEADLINE)
         if status in {200, 503}:  # /readyz may answer 503
             files[name] = text.encode()
         else:
             missing.append(f"{name}: {target} answered {status}")
+
     files["bundle.txt"] = f"hami-agent {__version__}\n".encode()
     try:
         # Never over an archive that is there, and for its owner alone: it names pods.
@@ -75,7 +79,9 @@ def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
         return fail("bundle", f"{path} exists already: choose another --file", UNWRITTEN)
     except OSError as error:
         return fail("bundle", f"{path} cannot be written: {error.strerror}", UNWRITTEN)
+
     sys.stdout.write(f"{path}: {', '.join(files)}\n")
     for text in missing:
         fail("bundle", f"missing: {text}", INCOMPLETE)
+
     return INCOMPLETE if missing else OK

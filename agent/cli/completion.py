@@ -1,6 +1,8 @@
-"""`hami-agent completion bash|zsh|fish`: completes command lines of hami-agent.
+"""Prints a script for bash, zsh or fish that completes command lines of this program.
 
-The script asks this verb at each tab, so that it fits the program whatever its version.
+It completes verbs, options and their values, the GPUs and pods that the agent of this machine
+knows, and the Nodes of the kubeconfig's cluster. At each tab it calls the program, so that it fits
+whatever version is installed.
 """
 
 import argparse
@@ -52,12 +54,10 @@ def add_parser(subparsers: Subparsers) -> None:
     """Add the verb `completion`."""
     parser = subparsers.add_parser(
         "completion",
-        help="print a script that completes command lines",
-        description="Prints a script for bash, zsh or fish that completes the verbs, options and "
-        "their values of this program, the GPUs and pods that the agent of this machine knows, "
-        "and the Nodes of the kubeconfig's cluster. At each tab it calls the program.",
+        description=__doc__,
         epilog="example: source <(hami-agent completion bash)",
     )
+
     parser.add_argument("shell", choices=tuple(SCRIPTS))
     parser.add_argument("words", nargs="*", help=argparse.SUPPRESS)
 
@@ -69,6 +69,7 @@ def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
         sys.stdout.writelines(f"{word}\n" for word in may_follow(words, environ))
     else:
         sys.stdout.write(SCRIPTS[args.shell])
+
     return OK
 
 
@@ -77,20 +78,25 @@ def may_follow(words: Sequence[str], environ: Mapping[str, str]) -> list[str]:
     *before, typed = words
     if not before:
         return list(VERBS)
+
     if before[0] not in VERBS:
         return []
+
     actions = _shown(parser_of(before[0]))
     for word in before:
         sub = [one for one in actions if isinstance(one, argparse._SubParsersAction)]  # noqa: SLF001 -- argparse names no public type
         if sub and word in sub[0].choices:
             actions = _shown(sub[0].choices[word])
+
     for action in actions:
         # A switch may stand alone, so another word may follow it.
         takes_value = action.nargs != 0 and (action.nargs != "?" or action.choices)
         if before[-1] in action.option_strings and takes_value:
             return _values(action, environ)
+
     if typed.startswith("-"):
         return [option for action in actions for option in action.option_strings]
+
     places = [action for action in actions if not action.option_strings]
     return [value for action in places for value in _values(action, environ)]
 
@@ -99,15 +105,19 @@ def _values(action: argparse.Action, environ: Mapping[str, str]) -> list[str]:
     """What may be given, as far as the program, this node's agent and the cluster know it."""
     if action.metavar == "ID":
         return list(entries())
+
     with contextlib.suppress(AgentError, TimeoutError):
         if action.metavar in {"GPU", "POD"}:
             found = status_at(DEFAULT_SOCKET).found
             if action.metavar == "GPU":
                 return [name for gpu in found.gpus for name in sorted(names_of(gpu))]
+
             held = (one for one in found.allocations or () if one.pod)
             return list(dict.fromkeys(f"{one.namespace}/{one.pod}" for one in held))
+
         if "--node" in action.option_strings:
             return asyncio.run(_nodes(environ))
+
     return [str(choice) for choice in action.choices or ()]
 
 

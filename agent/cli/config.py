@@ -9,7 +9,6 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from agent.app.codes import BAD_SETTINGS
 from agent.cli.main import OK, PROBLEM, TABLE, Subparsers, add_output
 from agent.cli.output import UNFOLDED, answer, terminal_width
 from agent.cli.settings_args import add_settings, flags, looked, sources
@@ -41,6 +40,7 @@ OWN: Final = "the agent's own file"
 
 _WIDEST: Final = 48
 """Columns reserved for a value; a longer one moves the next column."""
+
 _GAP: Final = "  "
 
 
@@ -48,32 +48,33 @@ def add_parser(subparsers: Subparsers) -> None:
     """Add the verbs `config show`, `config check` and `config schema`."""
     parser = subparsers.add_parser(
         "config",
-        help="show or check settings",
         epilog="example: hami-agent config check /etc/hami-agent/config.yaml",
     )
+
     verbs = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     show = verbs.add_parser(
         "show",
         help="print the effective settings",
-        description="Prints the settings of this node. Profiles that need labels are left out: "
-        "`config check` takes labels as arguments.",
+        description=_show.__doc__,
         epilog="example: hami-agent config show --origin --config /etc/hami-agent/config.yaml",
     )
+
     show.add_argument("--origin", action="store_true", help="print where each value came from")
     show.add_argument("--diff", action="store_true", help="print only what was set")
     add_output(show)
     add_settings(show)
+
     check = verbs.add_parser(
         "check",
         help="check settings files and print what each node would get",
-        description="Checks files without starting anything: the agent's own config.yaml and "
-        "HAMi's device-config.yaml and config.json, recognised by their content. Without FILE: "
-        "the files and variables that `run` would use here.",
+        description=_check.__doc__,
         epilog="example: hami-agent config check config.yaml --node gpu-1 --label zone=a",
     )
+
     check.add_argument(
         "files", nargs="*", type=Path, metavar="FILE", help="a file to check; - is standard input"
     )
+
     check.add_argument(
         "--node",
         action="append",
@@ -81,6 +82,7 @@ def add_parser(subparsers: Subparsers) -> None:
         metavar="NAME",
         help="a node to print, may be repeated; without it: all nodes that the files name",
     )
+
     check.add_argument(
         "--label",
         action="append",
@@ -89,14 +91,17 @@ def add_parser(subparsers: Subparsers) -> None:
         metavar="KEY=VALUE",
         help="a label of the nodes",
     )
+
     check.add_argument(
         "--gpu",
         action="append",
         metavar="MODEL",
         help="a GPU of the nodes, by any text; repeat it: only their number counts",
     )
+
     add_output(check)
     add_settings(check, "[FILE ...]")
+
     verbs.add_parser(
         "schema",
         help="print the JSON schema of the settings file, for editors",
@@ -109,6 +114,7 @@ def _label(text: str) -> tuple[str, str]:
     key, sign, value = text.partition("=")
     if not sign or not key:
         raise argparse.ArgumentTypeError(f"{text}: expected KEY=VALUE")
+
     return key, value
 
 
@@ -117,27 +123,38 @@ def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     if args.action == "schema":
         sys.stdout.write(json.dumps(json_schema(), indent=2) + "\n")
         return OK
+
     return _check(args, environ) if args.action == "check" else _show(args, environ)
 
 
 def _show(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
+    """Prints the settings of this node.
+
+    Profiles that need labels are left out: `config check` takes labels as arguments.
+    """
     try:
         plan = asyncio.run(looked(sources(args, environ))).taken()
         name = plan.settings(NodeFacts()).node
     except SettingsError as error:
         sys.stderr.write(f"hami-agent: {error}\n")
-        return BAD_SETTINGS
+        return error.exit_code
+
     notes = ["what selects by labels is left out"] * plan.need_labels(NodeFacts(name))
     _tell(plan, notes)
     values = plan.resolve(NodeFacts(name))
     settings = _changed(values) if args.diff else list(values.values())
     lines = table(settings, origin=args.origin, columns=terminal_width(environ, UNFOLDED))
     answer(args.output, "Config", list(map(plain, settings)), lines)
+
     return OK
 
 
 def _check(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
-    """Print what each node gets, or every fault in one sentence; return the exit code."""
+    """Checks settings files without starting anything, and prints what each node would get.
+
+    The files are the agent's own config.yaml and HAMi's device-config.yaml and config.json,
+    recognised by their content. Without FILE: the files and variables that `run` would use here.
+    """
     try:
         plan = _plan(args, environ)
         nodes = _nodes(args, plan)
@@ -146,6 +163,7 @@ def _check(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
         said = {"ok": False, "error": str(error), "errors": list(error.every)}
         answer(args.output, "ConfigCheck", said, ())
         return PROBLEM
+
     # What the command line would have to name for these profiles to apply.
     needing = [
         f"the profile {cap(one.name, 64) or f'at {one.where}'} is left out: it needs labels: "
@@ -153,9 +171,11 @@ def _check(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
         for one in plan.profiles
         if one.match.labels is not None and plan.labelled and not args.label
     ]
+
     notes = first_of(needing, "profiles")
     columns, lines = terminal_width(environ, UNFOLDED) - len(INDENT), []
     each: list[object] = []
+
     for title, values in nodes:
         changed = _changed(values)
         heads = ", ".join((title, *(f"profile {name}" for name in values.profiles)))
@@ -165,8 +185,10 @@ def _check(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
         ]
         settings = list(map(plain, changed))
         each.append({"name": title, "profiles": list(values.profiles), "settings": settings})
+
     if args.output == TABLE:
         _tell(plan, notes)
+
     said = {"ok": True, "warnings": list(plan.warnings), "notes": list(notes), "nodes": each}
     answer(args.output, "ConfigCheck", said, [*lines, "ok"])
     return OK
@@ -186,14 +208,17 @@ def _plan(args: argparse.Namespace, environ: Mapping[str, str]) -> NodeValues:
     """Read the sources. Raises one SettingsError with the faults of all of them."""
     if not args.files:
         return asyncio.run(looked(sources(args, environ))).taken()
+
     faults = Faults()
     given = asyncio.run(_given(args, faults))
     with faults.kept():
         plan = make_plan(given)
     faults.refuse()
+
     texts = (given.device_config, given.own, given.node_config)
     empty = [text.name for text in texts if text is not None and not text.content.strip()]
     warnings = [f"{name}: is empty; nothing is taken" for name in empty]
+
     return dataclasses.replace(plan, warnings=(*warnings, *plan.warnings))
 
 
@@ -203,18 +228,22 @@ def _nodes(args: argparse.Namespace, plan: NodeValues) -> Sequence[tuple[str, Va
     labels = dict(args.label) if args.label else None
     gpus = None if args.gpu is None else frozenset(map(str, range(len(args.gpu))))
     asked = [(name, NodeFacts(name, labels, gpus)) for name in args.node or plan.names()]
+
     if not args.node:
         asked.append((OTHERS, NodeFacts("", labels, gpus)))
+
     applied = (one for _, facts in asked for one in plan.applied(facts))
     for profile in applied if args.node else plan.profiles:
         with faults.kept():
             profile.faults.refuse()
+
     nodes = [(title, plan.resolve(facts)) for title, facts in asked]
     for (_, facts), (_, values) in zip(asked, nodes, strict=True):
         with faults.kept():
             build(values, host_name=facts.name or host_name(), gpus=max(1, len(gpus or ())))
             check_shares(values)
     faults.refuse()
+
     return nodes
 
 
@@ -229,7 +258,9 @@ async def _given(args: argparse.Namespace, faults: Faults) -> Sources:
                 if kind in files:
                     fault = f"is {kind}, and so is {files[kind].name}; name only one"
                     raise SettingsError(f"{path}: {fault}")
+
                 files[kind] = text
+
     return Sources(
         flags=flags(args),
         device_config=files.get(DEVICE_CONFIG),
@@ -248,9 +279,11 @@ def _kind(text: SourceFile) -> str:
                 return NODE_CONFIG
         else:
             return _kind_by(keys, NODE_CONFIG)
+
     found = read_yaml(text.content, text.name)
     if found is None or found.null:
         return OWN
+
     refuse_object(found)
     return _kind_by([key for key, _, _ in found.pairs()], OWN)
 
@@ -259,8 +292,10 @@ def _kind_by(keys: Collection[str], otherwise: str) -> str:
     """By the keys at the top; those of JSON are in lower case."""
     if NODES in keys:
         return NODE_CONFIG if otherwise == NODE_CONFIG else OWN
+
     if SECTION in keys:
         return DEVICE_CONFIG
+
     return OWN if SECTIONS & set(keys) else otherwise
 
 
@@ -282,6 +317,7 @@ def table(settings: Sequence[Setting], *, origin: bool, columns: int) -> Iterato
     rows += [(setting.field.key, _text(setting), setting.origin) for setting in settings]
     keys = max(len(row[0]) for row in rows)
     values = min(max(len(row[1]) for row in rows), _WIDEST)
+
     for key, value, place in rows:
         line = f"{key:<{keys}}"
         for cell in (f"{value:<{values}}", *([place] if origin else ())):
@@ -289,7 +325,9 @@ def table(settings: Sequence[Setting], *, origin: bool, columns: int) -> Iterato
             if len(longer.rstrip()) > columns:
                 yield line.rstrip()
                 longer = f"{_GAP}{_GAP}{cell}"
+
             line = longer
+
         yield line.rstrip()
 
 
@@ -297,5 +335,6 @@ def _text(setting: Setting) -> str:
     value = setting.field.read.write(setting.value)
     if value is None:
         return "-"
+
     is_shown = isinstance(value, str) and value.isprintable() and value
     return str(value) if is_shown else json.dumps(value)

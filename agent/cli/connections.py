@@ -44,6 +44,7 @@ def call(path: Path, method: str, target: str, timeout: float) -> tuple[int, str
         connection.sock.connect(str(path))
         connection.request(method, target)
         answer = connection.getresponse()
+
         return answer.status, answer.read(ANSWER_LIMIT).decode(errors="replace")
     except (OSError, http.client.HTTPException) as error:
         reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
@@ -67,6 +68,7 @@ def add_cluster(parser: argparse.ArgumentParser) -> None:
         metavar="PATH",
         help="default: KUBECONFIG, else ~/.kube/config; in a pod its service account",
     )
+
     parser.add_argument("--context", default="", metavar="NAME", help="context of the kubeconfig")
 
 
@@ -75,15 +77,19 @@ def connection_of(kubeconfig: Path | None, context: str, environ: Mapping[str, s
     made = partial(Connection, context=context, remedy="give --kubeconfig, or set KUBECONFIG")
     if kubeconfig is not None:
         return made(kubeconfig)
+
     listed = [part for part in environ.get("KUBECONFIG", "").split(":") if part]
     home = Path(environ["HOME"], ".kube", "config") if environ.get("HOME") else None
     if listed:
         there = (path for path in map(Path, listed) if os.access(path, os.F_OK))
         return made(next(there, Path(listed[0])))
+
     if home is not None and os.access(home, os.F_OK):
         return made(home)
+
     if IN_CLUSTER in environ:
         return made(environment=environ)
+
     raise Unreachable(
         "no kubeconfig: give --kubeconfig, set KUBECONFIG, or put one at ~/.kube/config"
     )

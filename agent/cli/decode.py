@@ -40,6 +40,7 @@ FORMS = (
 
 _CONSUMED: Final = re.compile("(?:(?:,,0,0:)*;)+")
 """Consumed groups, and what a scheduler writes for containers without GPUs."""
+
 _OBJECT: Final = re.compile(r'\s*(\{.*"apiVersion"|apiVersion:|---|items:)', re.DOTALL)
 
 
@@ -47,19 +48,21 @@ def add_parser(subparsers: Subparsers) -> None:
     """Add the verb `decode`."""
     parser = subparsers.add_parser(
         "decode",
-        help="decode a HAMi annotation to JSON",
         description=f"Decodes {FORMS}.",
         epilog="example: hami-agent decode 'GPU-1,NVIDIA,4096,30:;'",
     )
+
     parser.add_argument(
         "value", nargs="?", help="the annotation's value; read from stdin if absent or -"
     )
+
     parser.add_argument(
         "--kind",
         choices=tuple(DECODERS),
         metavar="KIND",
         help=f"{', '.join(DECODERS)}; recognised by the value's form if absent",
     )
+
     add_output(parser, "json", ("json", "yaml"))
 
 
@@ -74,14 +77,17 @@ def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
         except OSError as error:
             text = f"standard input cannot be read: {error.strerror}"
             return fail("decode", text, PROBLEM)
+
     text = bare(text)
     if not text:
         return fail("decode", "nothing to decode: give a value or pipe one in", USAGE)
+
     kind = args.kind or _kind(text)
     try:
         data = DECODERS[kind](text)
     except MalformedText as error:
         raise MalformedText(f"not a valid {kind} value: {error}") from error
+
     answer(args.output, kind, data, ())
     return OK
 
@@ -90,27 +96,33 @@ def _kind(text: str) -> str:
     """The kind of a value by its form. Raises MalformedText, which says what to give instead."""
     if len(text) > MAX_CHARS:
         raise MalformedText(f"the value has more than {MAX_CHARS} characters; no annotation does")
+
     kind = kind_of(text)
     if kind is not None:
         return kind
+
     if _OBJECT.match(text):
         raise MalformedText(
             "this is a whole object: give the value of one annotation, as kubectl prints it with "
             "-o jsonpath='{.metadata.annotations.hami\\.io/node-nvidia-register}'"
         )
+
     with contextlib.suppress(OSError, ValueError):  # too long, or with a NUL
         if Path(text).is_file():
             raise MalformedText(f"{cap(text)} is a file: hami-agent decode < {cap(text)}")
+
     raise MalformedText(f"this is not a value of HAMi's: expected {FORMS}")
 
 
 def _register(text: str) -> object:
     if is_json_form(text) and MIG_KEY in keys_of_first(text):
         raise MalformedText("this is hami.io/vgpu-mig-allocations, which is JSON: read it as it is")
+
     gpus = decode_either(text)
     for place, gpu in enumerate(gpus):
         if not gpu.uuid:
             raise MalformedText(f"register annotation, GPU {place} has no id")
+
     return [msgspec.structs.asdict(gpu) for gpu in gpus]
 
 
@@ -119,8 +131,10 @@ def _devices(text: str) -> object:
     groups, words = decode_pod_devices(text), vendor_words(text)
     if not any(groups) and not _CONSUMED.fullmatch(text):
         raise MalformedText("devices text names no GPU")
+
     if text.endswith(";"):  # the last group is only the end of the text
         groups = groups[:-1]
+
     return [
         [
             {"uuid": share.uuid, "type": word, **msgspec.structs.asdict(share)}
@@ -145,6 +159,7 @@ def _time(text: str) -> object:
 def _phase(text: str) -> object:
     if text not in PHASES:
         raise MalformedText(f"bind-phase {cap(text)!r} is none of {', '.join(PHASES)}")
+
     return text
 
 

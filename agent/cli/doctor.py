@@ -14,11 +14,11 @@ import string
 from collections import Counter
 from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final
 
 import msgspec
 
-from agent.allocate.edits import looks_up_cdi, misnamed, undefined
+from agent.allocate.edits import looks_up_cdi, undefined
 from agent.app.adapters import cdi_directories, open_driver
 from agent.cli.connections import ask, connection_of, open_session
 from agent.cli.logs import configure
@@ -34,9 +34,9 @@ from agent.cli.main import (
     add_output,
     fail,
     nearest,
+    parser_of,
 )
 from agent.cli.output import (
-    RUNBOOK,
     UNFOLDED,
     FoldedLine,
     answer,
@@ -46,7 +46,7 @@ from agent.cli.output import (
     working,
 )
 from agent.cli.runbook import HINT
-from agent.cli.settings_args import add_settings, looked, sources, started
+from agent.cli.settings_args import add_settings, flags, looked, sources, started
 from agent.cli.status import status_at
 from agent.cluster import REGISTER
 from agent.errors import (
@@ -69,6 +69,7 @@ from agent.host.node import (
 from agent.host.process import LockFile, SystemClock, Worker
 from agent.inventory import InventoryKeeper
 from agent.kit.cell import Cell
+from agent.kit.units import counted
 from agent.kube.client import Connection
 from agent.kube.reader import NodeReader
 from agent.ledger import HookFacts
@@ -81,16 +82,14 @@ from agent.node.findings import (
     Finding,
     Verdict,
     When,
-    counted,
-    in_groups,
+    concluded,
     judged,
-    traced,
 )
 from agent.node.preflight import PluginSocket
 from agent.node.scheduling import AgentAnswer, NodeSight
 from agent.ports import Clock
 from agent.settings.reading import DEVICE_CONFIG, NODE_CONFIG
-from agent.settings.schema import FIELDS, Settings, check_shares
+from agent.settings.schema import Settings, check_shares
 from agent.settings.sources import NodeFacts
 from agent.settings.values import NodeValues
 from agent.status import open_envelope
@@ -98,9 +97,6 @@ from agent.witness import PodResourcesWitness
 
 LARGEST: Final = 3
 """How many of the container directories that are too large have a line."""
-UNKEPT: Final = "so no limit would be enforced"
-UNDEFINED: Final = "no single CDI specification"
-"""Words of the agent about HAMi-core's files (`check_library`), about CDI (`undefined`)."""
 LIKENESS: Final = 0.8
 """From this ratio on, a name may be a misspelt name of this Node."""
 DRIVER_SECONDS: Final = 15.0
@@ -127,7 +123,15 @@ OURS: Final = re.compile(r".*/hami-(.+)-[0-9a-f]{8}\.sock")
 """The path of an agent's socket. Source: agent/kubelet/door.py, socket_name."""
 PROGRAM: Final = "hami-agent doctor"
 KUBECONFIG: Final = "node.kubeconfig"
-COLOURS: Final = {"WRONG": "red", "note": "yellow", "unknown": "yellow", "ok": "green"}
+FIRST_PROCESS: Final = Path("/proc/1/cmdline")
+"""In the agent's pod: the agent."""
+WORDS: Final[Mapping[Verdict, tuple[str, str]]] = {
+    "wrong": ("WRONG", "red"),
+    "note": ("note", "yellow"),
+    "unknown": ("unknown", "yellow"),
+    "ok": ("ok", "green"),
+}
+"""The word of a verdict for people, and its colour."""
 _GROUPS: Final = ", ".join(CHECKS)
 _INDENT: Final = 20
 _LONGEST: Final = 1024
@@ -138,7 +142,6 @@ def add_parser(subparsers: Subparsers) -> None:
     """Add the verb `doctor`."""
     parser = subparsers.add_parser(
         "doctor",
-        help="check how this node is set up, and what the scheduler reads of it",
         description="Checks this node with the settings of `run`, and changes nothing. Each line "
         "says what was checked and what was found, what that means for pods, what to do, and the "
         "entry of the runbook. What is well is only counted; -o wide lists it. With --pre it "
@@ -187,47 +190,38 @@ def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     # An option that would be ignored is refused: its user expects it to count.
     if args.node is None and args.context:
         return fail("doctor", "--context: only --node reads a cluster; give --node NAME", USAGE)
-    options = {"--config": args.config} | {
-        one.flag: vars(args)[one.key] for one in FIELDS if one.flag
-    }
-    given = [flag for flag, word in options.items() if word is not None and flag != "--kubeconfig"]
+    given = [flag for flag in flags(args) if flag != "--kubeconfig"]
+    given += ["--config"] if args.config is not None else []
     if args.node is not None and given:
         text = f"{', '.join(given)}: the agent of {args.node} has settings of its own"
         return fail("doctor", text, USAGE)
-    findings = (
-        _in_pod(args, environ)
-        if args.node is not None
-        else asyncio.run(_findings(args, environ, groups))
-    )
-    columns, every = terminal_width(environ, UNFOLDED), args.output == "wide"
-    lines = folded(finding_lines(findings, every=every), columns, painter(environ))
-    answer(args.output, "Preflight" if args.pre else "Checkup", document_of(findings), lines)
+    if args.node is not None:
+        findings = _in_pod(args, environ)
+    else:
+        findings = asyncio.run(_findings(args, environ, groups))
+
     verdicts = {one.verdict for one in findings}
-    if "WRONG" in verdicts:
+    found = Checked("wrong" not in verdicts, "unknown" not in verdicts, findings)
+    lines = finding_lines(findings, every=args.output == "wide")
+    shown = folded(lines, terminal_width(environ, UNFOLDED), painter(environ))
+    answer(args.output, "Preflight" if args.pre else "Checkup", found, shown)
+
+    if not found.ok:
         return PROBLEM
-    if "unknown" in verdicts:
+    if not found.complete:
         return INCOMPLETE
     return WARNED if args.strict and "note" in verdicts else OK
 
 
-class DoctorLine(msgspec.Struct, frozen=True):
-    """A finding as `-o json` has it."""
+class Checked(msgspec.Struct, frozen=True):
+    """The data of `doctor -o json`. `ok`: nothing is wrong; `complete`: all could be checked."""
 
-    id: str
-    verdict: Literal["ok", "note", "wrong", "unknown"]
-    subject: str
-    said: str
-    advice: str = ""
-    means: str = ""
+    ok: bool
+    complete: bool
+    findings: tuple[Finding, ...]
 
 
-class DoctorData(msgspec.Struct, frozen=True):
-    """The data of `doctor -o json`."""
-
-    findings: tuple[DoctorLine, ...]
-
-
-def _in_pod(args: argparse.Namespace, environ: Mapping[str, str]) -> list[Finding]:
+def _in_pod(args: argparse.Namespace, environ: Mapping[str, str]) -> tuple[Finding, ...]:
     """What doctor finds in the pod of the node's agent. Raises Unreachable."""
     words = ["doctor", "-o", "json", *["--pre"] * args.pre, *["--read-only"] * args.read_only]
     for name in ("only", "skip"):
@@ -238,17 +232,10 @@ def _in_pod(args: argparse.Namespace, environ: Mapping[str, str]) -> list[Findin
         said = ask(way, PROGRAM, lambda api: NodeReader(api, args.node).by_agent(*words))
     try:
         kind = "Preflight" if args.pre else "Checkup"
-        found, _ = open_envelope(said.out, kind, DoctorData)
+        found, _ = open_envelope(said.out, kind, Checked)
     except MalformedText as error:
         raise Unreachable(cap(said.err.strip() or said.failure or str(error))) from error
-    return [
-        Finding(
-            cap(one.id, _INDENT),
-            "WRONG" if one.verdict == "wrong" else one.verdict,
-            *(one.subject, one.said, one.advice, cap(one.means, _LONGEST)),
-        )
-        for one in found.findings
-    ]
+    return found.findings
 
 
 def _groups(text: str) -> frozenset[str]:
@@ -263,9 +250,9 @@ def _groups(text: str) -> frozenset[str]:
 
 async def _findings(
     args: argparse.Namespace, environ: Mapping[str, str], groups: frozenset[str]
-) -> Sequence[Finding]:
+) -> tuple[Finding, ...]:
     """What is wrong with the settings; if they can be used, also what the other checks find."""
-    origin, read = sources(args, environ), None
+    origin, read = sources(_as_the_agent(args), environ), None
     if not args.pre:
         # A running agent has the last good settings, if the present ones are refused.
         with contextlib.suppress(SettingsError):
@@ -275,7 +262,7 @@ async def _findings(
         plan = read.taken()
         settings = plan.settings(NodeFacts())
     except SettingsError as error:
-        return [_refused(error)]
+        return tuple(concluded([_refused(error)], ALL_GROUPS))
     config = _config_findings(plan, settings, before=args.pre)
     if read.refusal is not None:
         config[0] = _refused(read.refusal)
@@ -291,9 +278,24 @@ async def _findings(
     return await examine(sight)
 
 
+def _as_the_agent(args: argparse.Namespace) -> argparse.Namespace:
+    """The options, and those that the agent of this container was started with, which yield."""
+    words: list[str] = []
+    with contextlib.suppress(OSError):
+        words = FIRST_PROCESS.read_bytes().decode(errors="replace").split("\0")[:-1]
+
+    starts = [place for place, word in enumerate(words) if word.endswith("/hami-agent")]
+    if not starts or words[starts[0] + 1 : starts[0] + 2] != ["run"]:
+        return args  # on the host, or in a pod of its own
+
+    theirs = vars(parser_of("run").parse_args(words[starts[0] + 1 :]))
+    given = {key: value for key, value in vars(args).items() if value is not None}
+    return argparse.Namespace(**theirs | given)
+
+
 def _refused(error: SettingsError) -> Finding:
     advice = "correct it; `hami-agent config check` prints what each node would get"
-    return Finding("P-SETTINGS", "WRONG", "settings", str(error), advice)
+    return Finding("P-SETTINGS", "wrong", "settings", str(error), advice)
 
 
 def _config_findings(plan: NodeValues, settings: Settings, *, before: bool) -> list[Finding]:
@@ -303,7 +305,7 @@ def _config_findings(plan: NodeValues, settings: Settings, *, before: bool) -> l
     try:
         check_shares(values)
     except SettingsError as error:
-        main = Finding("P-SETTINGS", "WRONG", "settings", str(error))
+        main = Finding("P-SETTINGS", "wrong", "settings", str(error))
     idle = "it changes nothing here"
     notes = [Finding("P-SETTINGS", "note", "settings", text, idle) for text in plan.warnings]
     found = [main, *notes]
@@ -377,7 +379,6 @@ class NodeSeen(msgspec.Struct, eq=False):
       None: there is none, or it was not read. `plugins`: pods of other device plugins for NVIDIA
       GPUs.
     - `scan`: None: the driver was not asked, or gave none.
-    - `repaired`: see `judge_agent`.
     """
 
     settings: Settings
@@ -393,7 +394,6 @@ class NodeSeen(msgspec.Struct, eq=False):
     plugins: tuple[str, ...] = ()
     scan: Scan | None = None
     sockets: tuple[PluginSocket, ...] = ()
-    repaired: dict[str, str] = msgspec.field(default_factory=dict)
 
 
 async def examine(seen: NodeSeen) -> tuple[Finding, ...]:
@@ -413,8 +413,7 @@ async def examine(seen: NodeSeen) -> tuple[Finding, ...]:
                 said = f"not checked: {', '.join(missing)}"
                 advice = "repair what is said of the API server, and run this check again"
                 findings.append(Finding(missing[0], "unknown", seen.server, said, advice))
-        findings = [*traced(findings)]
-    return in_groups(findings, groups)
+    return tuple(concluded(findings, groups))
 
 
 async def _ask_cluster(seen: NodeSeen) -> list[Finding]:
@@ -455,7 +454,7 @@ async def _ask_cluster(seen: NodeSeen) -> list[Finding]:
         advice = remedy or "repair the connection or the permissions, and run this again"
         seen.node, seen.plugins = None, ()
         # An agent that runs says itself what it lacks of the API server.
-        return [Finding("P-NODE", "unknown" if running else "WRONG", seen.server, said, advice)]
+        return [Finding("P-NODE", "unknown" if running else "wrong", seen.server, said, advice)]
     return found
 
 
@@ -469,12 +468,10 @@ async def _paths(seen: NodeSeen) -> Iterable[Finding]:
     if inner.kind:  # a pod mounts only this directory, and its root is read-only
         hook = msgspec.structs.replace(hook, writable=inner.writable)
     made = [preflight.judge_path(look_at(path), made=True) for path in (paths.state, paths.run)]
-    below = [
-        preflight.judge_path(place, made=True)
-        for place in (inner, look_at(home / "containers"))
-        if place.kind
-    ]
-    wrong = [finding for finding in below if finding.verdict != "ok"]
+    below = [place for place in (inner, look_at(home / "containers")) if place.kind]
+    found = [preflight.judge_path(place, made=True) for place in below]
+    wrong = [one for one in found if one.verdict != "ok"]
+
     findings = [*made, preflight.judge_path(hook, made=False), *wrong]
     if seen.agent is not None:
         # The lines above say what is wrong with the directories.
@@ -505,18 +502,14 @@ async def _agent(seen: NodeSeen) -> Iterable[Finding]:
     serving = [one.path for one in seen.sockets if one.alive and OURS.fullmatch(one.path)]
     holder = LockFile(lock).holder().strip()  # also when it has ended
     held = f"last taken by {holder}" if holder else "names no holder"
-    alone = judged(
-        "P-SECOND",
-        ", ".join(serving) if len(serving) > 1 else str(lock),
-        f"{held}; {counted(len(serving), 'live socket')} of agents at the kubelet",
-        When(
-            len(serving) > 1,
-            "WRONG",
-            f"{counted(len(serving), 'agent')} serve the kubelet of this node",
-            "stop all but one: the systemd service and the DaemonSet exclude each other",
-        ),
-    )
-    return [*scheduling.judge_agent(seen.agent, seen.repaired), alone]
+    if len(serving) > 1:
+        said = f"{counted(len(serving), 'agent')} serve the kubelet of this node"
+        advice = "stop all but one: the systemd service and the DaemonSet exclude each other"
+        alone = Finding("P-SECOND", "wrong", ", ".join(serving), said, advice)
+    else:
+        said = f"{held}; {counted(len(serving), 'live socket')} of agents at the kubelet"
+        alone = Finding("P-SECOND", "ok", str(lock), said)
+    return [*scheduling.judge_agent(seen.agent), alone]
 
 
 async def _library(seen: NodeSeen) -> Iterable[Finding]:
@@ -533,23 +526,15 @@ async def _library(seen: NodeSeen) -> Iterable[Finding]:
             missing = ", ".join(facts.missing)
         except (StateError, OSError) as error:
             missing = getattr(error, "strerror", None) or str(error)
-    there = judged(
-        "P-LIBRARY",
-        str(home),
-        "libvgpu.so and ld.so.preload are there",
-        When(
-            bool(missing) and needed,
-            "WRONG",
-            f"not there: {missing}",
-            "put HAMi-core's files there; until then no slice is on offer (HA-5005)",
-        ),
-        When(bool(missing), "ok", f"not there: {missing}; not needed with these settings"),
-    )
+    if missing and needed:
+        advice = "put HAMi-core's files there; until then no slice is on offer (HA-5005)"
+        return [Finding("P-LIBRARY", "wrong", str(home), f"not there: {missing}", advice)]
     if missing or not needed:
-        return [there]
+        said = f"not there: {missing}; " if missing else ""
+        return [Finding("P-LIBRARY", "ok", str(home), f"{said}not needed with these settings")]
+
+    there = Finding("P-LIBRARY", "ok", str(home), "libvgpu.so and ld.so.preload are there")
     library, preload = look_at(Path(facts.library)), look_at(home / "ld.so.preload")
-    if facts.loadable and facts.preload is not None and not misnamed(facts):
-        seen.repaired[UNKEPT] = "HAMi-core's files are there and containers load them"
     return [there, *preflight.judge_library_files(library, preload, facts)]
 
 
@@ -577,21 +562,16 @@ async def _cdi(seen: NodeSeen) -> Finding:
                 defined = await cdi.names(settings.edits.cdi_spec_dirs)
     sharing, gpus = settings.sharing, seen.scan.gpus if seen.scan else ()
     shared = [gpu.uuid for gpu in gpus if not (sharing.filters(gpu) or gpu.mig_enabled)]
-    fault = undefined(shared, settings.edits, defined)
-    if fault is None and defined is not None:
-        seen.repaired[UNDEFINED] = "the CDI specifications define its GPUs"
-    return judged(
-        "P-CDI",
-        ", ".join(settings.edits.cdi_spec_dirs),
-        f"defines {counted(len(shared), 'GPU')}",
-        When(
-            defined is None,
-            "unknown",
-            "cannot be read, or is not mounted here, so GPUs are on offer whatever it defines",
-            "mount the host's directories read-only at the same paths, or run this as root",
-        ),
-        When(fault is not None, "WRONG", *(fault or ("", ""))),
-    )
+    subject = ", ".join(settings.edits.cdi_spec_dirs)
+    if defined is None:
+        said = "cannot be read, or is not mounted here, so GPUs are on offer whatever it defines"
+        advice = "mount the host's directories read-only at the same paths, or run this as root"
+        return Finding("P-CDI", "unknown", subject, said, advice)
+
+    if fault := undefined(shared, settings.edits, defined):
+        return Finding("P-CDI", "wrong", subject, *fault)
+
+    return Finding("P-CDI", "ok", subject, f"defines {counted(len(shared), 'GPU')}")
 
 
 def _access(directory: Path, gpus: int | None) -> Iterator[Finding]:
@@ -607,8 +587,8 @@ def _access(directory: Path, gpus: int | None) -> Iterator[Finding]:
             said = f"cannot be opened ({error.strerror})"
             advice = "look with nvidia-smi and for NVRM in the kernel's log (dmesg)"
             said, advice = REFUSED.get(error.errno or 0, (said, advice))
-            verdict: Verdict = "unknown" if error.errno == errno.EACCES else "WRONG"
-            yield Finding("P-ACCESS", verdict, str(path), said, advice, causes=("P-DRIVER",))
+            verdict: Verdict = "unknown" if error.errno == errno.EACCES else "wrong"
+            yield Finding("P-ACCESS", verdict, str(path), said, advice)
             is_bad = True
     seen = 0
     with contextlib.suppress(OSError):
@@ -677,17 +657,12 @@ async def _kubelet(seen: NodeSeen) -> Iterable[Finding]:
     paths = seen.settings.paths
     socket = preflight.judge_path(look_at(paths.plugins), "P-KUBELET", made=False)
     if socket.verdict == "ok":
-        socket = judged(
-            "P-KUBELET",
-            str(paths.kubelet_socket),
-            "the kubelet's socket is there",
-            When(
-                look_at(paths.kubelet_socket).kind != "socket",
-                "WRONG",
-                "no socket of a kubelet is there",
-                "start the kubelet, or set paths.kubeletSocket to its socket",
-            ),
-        )
+        is_there = look_at(paths.kubelet_socket).kind == "socket"
+        said = "the kubelet's socket is there" if is_there else "no socket of a kubelet is there"
+        advice = "" if is_there else "start the kubelet, or set paths.kubeletSocket to its socket"
+        verdict: Verdict = "ok" if is_there else "wrong"
+        socket = Finding("P-KUBELET", verdict, str(paths.kubelet_socket), said, advice)
+
     # A person waits for this, and no pod.
     witness = PodResourcesWitness(paths.pod_resources_socket, deadline=2.0)
     held: int | None = None
@@ -706,38 +681,39 @@ async def _kubelet(seen: NodeSeen) -> Iterable[Finding]:
     known = f"the kubelet answers, and {counted(held or 0, 'container')} {hold} slices"
     if held and (seen.agent is None or seen.agent.failure):
         known += "; the agent takes them over with the ids that they have"
-    answers = judged(
-        "P-WITNESS",
-        str(paths.pod_resources_socket),
-        known,
-        When(
-            held is None,
-            "WRONG",
-            failure,
-            "check that the kubelet runs and that paths.podResourcesSocket names its socket",
-            causes=("P-KUBELET",),
-        ),
-        When(
-            not asks,
-            "note",
-            f"{known}; it cannot say which pod it is admitting",
-            "this kubelet is older than 1.34: start GPU pods one at a time (HA-2007)",
-        ),
-    )
+    subject = str(paths.pod_resources_socket)
+    if held is None:
+        advice = "check that the kubelet runs and that paths.podResourcesSocket names its socket"
+        answers = Finding("P-WITNESS", "wrong", subject, failure, advice)
+    elif not asks:
+        said = f"{known}; it cannot say which pod it is admitting"
+        advice = "this kubelet is older than 1.34: start GPU pods one at a time (HA-2007)"
+        answers = Finding("P-WITNESS", "note", subject, said, advice)
+    else:
+        answers = Finding("P-WITNESS", "ok", subject, known)
     return [socket, answers]
 
 
 async def _plugins(seen: NodeSeen) -> Iterable[Finding]:
-    running = seen.agent is not None
-    # The register annotation is the agent's own while it runs, and no sign of HAMi's plugin; a
-    # socket that nobody listens on is one of the leftovers.
-    return preflight.judge_plugins(
-        look_at(seen.settings.paths.plugins),
-        [one for one in seen.sockets if one.alive or not running],
-        seen.plugins,
-        reported=not running and seen.node is not None and REGISTER in seen.node.annotations,
-        takeover=seen.settings.takeover,
-    )
+    """Other plugins that run here, and what they have left."""
+    settings, running = seen.settings, seen.agent is not None
+    # The register annotation is the agent's own while it runs, and no sign of HAMi's plugin.
+    reported = not running and seen.node is not None and REGISTER in seen.node.annotations
+    return [
+        *preflight.judge_plugins(
+            look_at(settings.paths.plugins),
+            seen.sockets,
+            seen.plugins,
+            reported=reported,
+            takeover=settings.takeover,
+        ),
+        *scheduling.judge_leftovers(
+            seen.node if running else None,
+            seen.sockets,
+            stamps=settings.report.profile.stamps,
+            scores=settings.report.topology_score,
+        ),
+    ]
 
 
 async def _cluster(seen: NodeSeen) -> Iterable[Finding]:
@@ -757,8 +733,6 @@ async def _cluster(seen: NodeSeen) -> Iterable[Finding]:
         compared = [scheduling.judge_report(node.name, report, None)]
         return found + compared if report.is_there and seen.scan is not None else found
     now = seen.clock.now()
-    stale = [one.path for one in seen.sockets if one.theirs and not one.alive]
-    scores = settings.report.topology_score
     return [
         *found,
         scheduling.judge_offer(node, settings.sharing.resource, report, now),
@@ -766,7 +740,6 @@ async def _cluster(seen: NodeSeen) -> Iterable[Finding]:
         scheduling.judge_handshake(node, report, profile, now),
         scheduling.judge_writer(node, report),
         scheduling.judge_lock(node, now),
-        *scheduling.judge_leftovers(node, stale, stamps=profile.stamps, scores=scores),
     ]
 
 
@@ -793,8 +766,7 @@ LOOKS: Final = (
     # Pods of other plugins are read with the Node.
     ({*FROM_API}, _cluster),
     ({"kubelet", "scheduler"}, _plugins),
-    # What the agent says of HAMi-core's files is held against those that are there now.
-    ({"library", "agent"}, _library),
+    ({"library"}, _library),
     ({"agent"}, _agent),
     ({"paths"}, _paths),
 )
@@ -812,39 +784,23 @@ def finding_lines(findings: Sequence[Finding], *, every: bool) -> Iterator[Folde
     for one in findings:
         if one.verdict == "ok" and not every:
             continue
+
         # Without what a terminal would obey: some texts come from the cluster.
+        check, group = cap(one.check, _INDENT), cap(one.group, _INDENT)
         said, advice = cap(f"{one.subject}: {one.said}", _LONGEST), cap(one.advice, _LONGEST)
-        text = f"{one.group:<10} {one.verdict:<8} {one.check:<12} {said}"
-        yield FoldedLine(text, 0, _INDENT + 2, one.verdict, COLOURS[one.verdict])
-        if one.verdict in {"WRONG", "note"}:
-            yield FoldedLine(f"means: {one.consequence}", _INDENT, _INDENT + 2)
+        word, colour = WORDS[one.verdict]
+        text = f"{group:<10} {word:<8} {check:<12} {said}"
+        yield FoldedLine(text, 0, _INDENT + 2, word, colour)
+
+        if one.verdict in {"wrong", "note"}:
+            yield FoldedLine(f"means: {cap(one.means, _LONGEST)}", _INDENT, _INDENT + 2)
         if one.verdict != "ok":
-            do = f"to do: {f'{advice} {RUNBOOK}{one.check}]'.lstrip()}"
+            do = f"to do: {f'{advice} [RUNBOOK {check}]'.lstrip()}"
             yield FoldedLine(do, _INDENT, _INDENT + 2)
+
     counts = Counter(one.verdict for one in findings)
     if counts.keys() - {"ok"}:
         yield FoldedLine(HINT)
-    total = f"{counts['WRONG']} wrong, {counted(counts['note'], 'note')}, {counts['ok']} ok"
+    total = f"{counts['wrong']} wrong, {counted(counts['note'], 'note')}, {counts['ok']} ok"
     total += f", {counts['unknown']} not checked" if counts["unknown"] else ""
     yield FoldedLine(total if every or not counts["ok"] else f"{total} (-o wide lists all)")
-
-
-def document_of(findings: Sequence[Finding]) -> dict[str, object]:
-    """The data of the findings for programs."""
-    verdicts = {one.verdict for one in findings}
-    return {
-        "ok": "WRONG" not in verdicts,
-        "complete": "unknown" not in verdicts,
-        "findings": [
-            {
-                "id": one.check,
-                "verdict": one.verdict.lower(),
-                "subject": one.subject,
-                "said": one.said,
-                "advice": one.advice,
-                "group": one.group,
-                "means": one.consequence,
-            }
-            for one in findings
-        ],
-    }

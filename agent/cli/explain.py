@@ -22,7 +22,6 @@ from agent.cli.main import (
     fail,
 )
 from agent.cli.output import (
-    RUNBOOK,
     UNFOLDED,
     Column,
     FoldedLine,
@@ -38,6 +37,7 @@ from agent.cluster import ALLOCATED
 from agent.errors import ApiError, ApiNotFound, MalformedText, cap
 from agent.hami.pod import encode_stamp
 from agent.host.process import SystemClock
+from agent.kit.units import age, counted, gib, percent
 from agent.kube.client import KubeSession, default_namespace
 from agent.kube.objects import EPOCH
 from agent.kube.reader import (
@@ -58,7 +58,7 @@ from agent.sandbox.explain.story import (
     when,
 )
 from agent.sandbox.scheduler.model import SchedulerSettings
-from agent.status import StatusDocument, counted, open_envelope, span
+from agent.status import StatusDocument, open_envelope
 
 PROGRAM: Final = "hami-agent-explain"
 USE_DEADLINE: Final = 10.0
@@ -87,7 +87,7 @@ _WORDS: Final = {
 """The word of a verdict, and its colour."""
 _GPU_COLUMNS: Final = (
     Column("GPU"),
-    Column("FREE MiB", right=True),
+    Column("FREE", right=True),
     Column("FREE CORES", right=True),
     Column("SLICES", right=True),
     Column("WHY NOT"),
@@ -98,7 +98,6 @@ def add_parser(subparsers: Subparsers) -> None:
     """Add the verb `explain`."""
     parser = subparsers.add_parser(
         "explain",
-        help="explain why a pod is pending or refused, gate by gate",
         description="Explains a pod gate by gate: admission, quota, placement with the figures "
         "of each GPU, binding with the node lock, allocation, start, and what it holds. Then "
         "it names at most three changes, each of which alone would place the pod, tried with a "
@@ -245,7 +244,7 @@ def explanation_lines(
     for gate in explanation.gates:
         if gate.name in rest:
             continue
-        reason = f" {RUNBOOK}{gate.reason}]" if gate.reason else ""
+        reason = f" [RUNBOOK {gate.reason}]" if gate.reason else ""
         word, colour = _WORDS[gate.verdict]
         text = f"{word:<4} {gate.name:<10} {gate.said}{reason}"
         yield FoldedLine(text, 0, 5, word, colour)
@@ -272,8 +271,7 @@ def explanation_lines(
         yield FoldedLine(f"missing: {text}")
     if any(gate.reason for gate in explanation.gates):
         yield FoldedLine(HINT)
-    age = span((now - taken).total_seconds())
-    yield FoldedLine(f"data: {cap(source, 256)}, read {age} ago")
+    yield FoldedLine(f"data: {cap(source, 256)}, read {age(taken, now)} ago")
 
 
 def _node_lines(explanation: Explanation) -> Iterator[FoldedLine]:
@@ -285,8 +283,8 @@ def _node_lines(explanation: Explanation) -> Iterator[FoldedLine]:
         for gpu in node.gpus:
             why = f"{gpu.reason}: {gpu.said}" if gpu.said else gpu.reason or "fits"
             cells = (
-                f"{gpu.registered_mib - gpu.promised_mib:,} of {gpu.registered_mib:,}",
-                f"{gpu.core_percent - gpu.promised_percent} of {gpu.core_percent} %",
+                f"{gib(gpu.registered_mib - gpu.promised_mib, '')} of {gib(gpu.registered_mib)}",
+                f"{gpu.core_percent - gpu.promised_percent} of {percent(gpu.core_percent)}",
                 f"{gpu.slots - gpu.used_slots} of {gpu.slots}",
                 why,
             )
@@ -329,7 +327,7 @@ def recent_lines(
     for pod in refused[:SHOWN]:
         name = f"{cap(pod.namespace, 64)}/{cap(pod.name, 256)}"
         identifier = refusal_id(pod.message)
-        entry = f" {RUNBOOK}{identifier}]" if identifier else ""
+        entry = f" [RUNBOOK {identifier}]" if identifier else ""
         yield FoldedLine(f"{name} on {cap(pod.node, 128)}, {when(pod.at, now)}{entry}")
         yield FoldedLine(
             cap(agent_sentence(pod.message).strip() or "no reason is told", TEXT), 2, 4

@@ -40,6 +40,7 @@ class _Messages(io.TextIOWrapper):
     def write(self, text: str, /) -> int:
         with contextlib.suppress(OSError):
             super().write(text)
+
         return len(text)
 
     @override
@@ -59,6 +60,7 @@ def own_streams() -> None:
             os.fstat(number)
         except OSError:
             os.open(os.devnull, mode)  # it gets the lowest free number, which is this one
+
     # The readers of the text refuse bytes that are no characters.
     sys.stdin = os.fdopen(0, encoding="utf-8", errors="replace", closefd=False)
     for number, name, kind in ((1, "stdout", _Answers), (2, "stderr", _Messages)):

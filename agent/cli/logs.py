@@ -17,13 +17,17 @@ from agent.errors import cap, cut
 _PRIORITY = {"debug": 7, "info": 6, "warning": 4, "error": 3, "critical": 2}
 
 MAX_LINE = 32 * 1024
+
 VALUE_LIMIT = 16 * 1024
 """Characters of one value; the entries of a list or table share them. The register annotation of 16
 GPUs fits beside others."""
+
 ITEMS_LIMIT = 64
 """Entries logged of a list or table."""
+
 LEAST = 16
 """Characters that every entry has at least."""
+
 TRACE_LINES = 100
 """Last lines logged of a traceback: the error is at the end."""
 
@@ -40,17 +44,21 @@ def configure(level: str, form: str, environ: Mapping[str, str]) -> None:
         structlog.processors.format_exc_info,
         _Cleaner(cap if as_text else cut),  # JSON escapes control characters
     ]
+
     processors.append(_text if as_text else structlog.processors.JSONRenderer(default=str))
     if "JOURNAL_STREAM" in environ and not as_text:
         processors.append(_journal)
+
     # grpclib logs every cancelled call, such as the normal end of a stream.
     logging.getLogger("grpclib").setLevel(logging.WARNING)
+
     structlog.configure(
         processors=processors,
         wrapper_class=structlog.make_filtering_bound_logger(level),
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
         cache_logger_on_first_use=True,
     )
+
     logging.basicConfig(level=logging.WARNING, handlers=[_Libraries()])
 
 
@@ -99,6 +107,7 @@ class _Cleaner:
     def _trace(self, text: str) -> str:
         lines = text.splitlines()[-TRACE_LINES:]
         depths = (len(line) - len(line.lstrip(" ")) for line in lines)
+
         return "\n".join(
             " " * min(depth, 40) + self._clean(line.strip(" "), MAX_LINE // TRACE_LINES)
             for depth, line in zip(depths, lines, strict=True)
@@ -119,4 +128,5 @@ def _text(logger: WrappedLogger, method: str, event: EventDict) -> str:
     event.pop("level", None)
     trace = "".join(f"\n    | {line}" for line in event.pop("exception", "").splitlines())
     rest = " ".join(f"{key}={value}" for key, value in sorted(event.items()))
+
     return f"{stamp} {method:<7} {name}  {rest}".rstrip() + trace

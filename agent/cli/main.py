@@ -23,20 +23,26 @@ from agent.cli.output import answer
 from agent.errors import AgentError, ApiError, ApiNotFound, SettingsError, cap
 from agent.setting import Value, ValueType, WrongValue
 
-# Exit codes of the verbs, and how a verb fails. Those of the daemon are in agent.app.codes.
+# Exit codes of the verbs, and how a verb fails. Those of `run` are in agent.errors.
 
 OK = 0
+
 PROBLEM = 1
 """The command ran, and its answer is that something is wrong."""
+
 USAGE = 2
 UNREACHABLE = 3
 NOT_FOUND = 4
+
 INCOMPLETE = 5
 """The answer was given, but a part of the data could not be read."""
+
 WARNED = 6
 """There are only warnings, and `--strict` was given."""
+
 UNWRITTEN = 74
 """The answer could not be written."""
+
 INTERRUPTED = 130
 
 
@@ -52,6 +58,7 @@ def code_of(error: AgentError) -> int:
     """The exit code of a verb that ends with this error."""
     if isinstance(error, NotThere | ApiNotFound):
         return NOT_FOUND
+
     # Without a status the API server did not answer. Settings: those of the way to it.
     is_silent = isinstance(error, ApiError) and not error.status
     return UNREACHABLE if is_silent or isinstance(error, Unreachable | SettingsError) else PROBLEM
@@ -108,6 +115,7 @@ def dispatch(argv: Sequence[str], environ: Mapping[str, str], program: str = "ha
         code = INTERRUPTED
     except* Unwritten as group:  # a group, because a verb may have tasks
         code = _unwritten(group)
+
     return code
 
 
@@ -117,9 +125,11 @@ def _unwritten(group: BaseExceptionGroup[Unwritten]) -> int:
     error: BaseException | None = group
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
+
     cause = error and error.__cause__
     if isinstance(cause, BrokenPipeError):
         return 128 + signal.SIGPIPE
+
     why = cause.strerror if isinstance(cause, OSError) else cause
     sys.stderr.write(f"hami-agent: standard output cannot be written: {why}\n")
     return UNWRITTEN
@@ -127,35 +137,40 @@ def _unwritten(group: BaseExceptionGroup[Unwritten]) -> int:
 
 def _dispatch(argv: Sequence[str], environ: Mapping[str, str], program: str) -> int:
     parser, subparsers = _parser(program)
-    verb = next((word for word in argv if not word.startswith("-")), None)
-    if verb is not None and verb not in VERBS:
-        known = "`hami-agent --help` lists all"
-        text = f"there is no verb {cap(verb, 64)}{nearest(verb, VERBS)}; {known}"
-        sys.stderr.write(f"hami-agent: {text}\n")
-        return USAGE
-    # A module of verbs has `add_parser(subparsers)` and `main(args, environ) -> exit code`.
+    verb = argv[0] if argv else "-"
+
+    # A module of verbs has `add_parser(subparsers)` and `main(args, environ) -> exit code`. The
+    # docstring of the module, or of a verb's function, is what its help says.
     module: types.ModuleType | None = None
-    if verb is not None:
+    if verb in VERBS:
         module = importlib.import_module(VERBS[verb][0])
         module.add_parser(subparsers)
         if not gc.isenabled():
             gc.freeze()  # loaded modules stay: collecting them would take 30 ms
             gc.enable()
-    if verb is None or argv[0] != verb:  # an option comes first: its help may list all verbs
+    elif verb.startswith("-"):  # the help lists all verbs
         for name, (_, text) in VERBS.items():
-            if name not in subparsers.choices:
-                subparsers.add_parser(name, help=text)
+            subparsers.add_parser(name, help=text)
+    else:
+        known = "`hami-agent --help` lists all"
+        text = f"there is no verb {cap(verb, 64)}{nearest(verb, VERBS)}; {known}"
+        sys.stderr.write(f"hami-agent: {text}\n")
+        return USAGE
+
     try:
         args = parser.parse_args(argv)
     except SystemExit as leaving:
         return leaving.code if isinstance(leaving.code, int) else USAGE
+
     if module is None:
         parser.print_help()
         return USAGE
+
     try:
         code: int = module.main(args, environ)
     except AgentError as error:
-        return fail(verb or "", str(error), code_of(error))
+        return fail(verb, str(error), code_of(error))
+
     return code
 
 
@@ -174,6 +189,7 @@ def _parser(program: str) -> tuple[argparse.ArgumentParser, Subparsers]:
         epilog="example: hami-agent sandbox --gpus 8 --profile h100",
         allow_abbrev=False,
     )
+
     parser.add_argument("--version", action="store_true", help="print the version")
     return parser, parser.add_subparsers(dest="verb", metavar="VERB")
 
@@ -182,6 +198,7 @@ def _parser(program: str) -> tuple[argparse.ArgumentParser, Subparsers]:
 
 TABLE: Final = "table"
 FORMS: Final = (TABLE, "json", "yaml")
+
 _FORM_WORDS: Final = {
     TABLE: "for people",
     "wide": "with all columns",
@@ -211,6 +228,7 @@ class _WholeWords(argparse.HelpFormatter):
         # Whoever typed `kubectl hami` can paste the example as it is printed.
         if self._prog.startswith("kubectl hami"):
             words = words.replace("hami-agent ", "kubectl hami ")
+
         return textwrap.wrap(words, width, break_on_hyphens=False, break_long_words=False)
 
     @override
@@ -253,6 +271,7 @@ class Parser(argparse.ArgumentParser):
         option = words[0].partition("=")[0]
         if not option.startswith("-"):
             return f"unexpected argument {cap(' '.join(words))}"
+
         names = [name for name in self._option_string_actions if name.startswith("--")]
         return f"unknown option {cap(option)}{nearest(option, names)}"
 
@@ -277,6 +296,7 @@ def add_output(
     """Add `-o table|json|yaml` and `--json`. `forms`: those of the verb."""
     words = "; ".join(f"{form}: {_FORM_WORDS[form]}" for form in forms)
     parser.add_argument("-o", "--output", choices=forms, default=default, help=words)
+
     parser.add_argument(
         "--json",
         dest="output",
@@ -292,9 +312,7 @@ def add_output(
 
 def add_parser(subparsers: Subparsers) -> None:
     """Add the verb `version`."""
-    parser = subparsers.add_parser(
-        "version", help="print the version", epilog="example: hami-agent version -o json"
-    )
+    parser = subparsers.add_parser("version", epilog="example: hami-agent version -o json")
     add_output(parser)
 
 
@@ -305,4 +323,5 @@ def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     facts = {"version": __version__, "python": python, "registerProfile": "json", "stateVersion": 1}
     line = f"hami-agent {__version__} (Python {python}, register annotation json, state version 1)"
     answer(args.output, "Version", facts, [line])
+
     return OK

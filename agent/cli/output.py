@@ -118,9 +118,8 @@ def writes_utf8() -> bool:
 
 Paint: TypeAlias = Callable[[str, str], str]
 """Gives a text a colour (red, green, yellow or faint) where the terminal takes it."""
-RUNBOOK: Final = "[RUNBOOK "
-"""Before the id of an entry."""
-_KEPT: Final = "[RUNBOOK\0"
+_TOGETHER: Final = re.compile(r"(?<=\[RUNBOOK) |(?<=\d) (?=(?:s|min|h|d|MiB|GiB|%)(?!\w))")
+"""The space before the id of an entry, and before a unit."""
 _CODES: Final = {"red": 31, "green": 32, "yellow": 33, "faint": 2}
 
 
@@ -145,18 +144,29 @@ class FoldedLine(msgspec.Struct, frozen=True):
 
 
 def folded(lines: Iterable[FoldedLine], columns: int, paint: Paint) -> Iterator[str]:
-    """The lines, folded at `columns`; an id of the runbook stays on one line with its mark."""
+    """The lines, folded at `columns`."""
     for line in lines:
-        first, *rest = textwrap.wrap(
-            line.text.replace(RUNBOOK, _KEPT),
-            columns,
-            initial_indent=" " * min(line.indent, columns // 4),
-            subsequent_indent=" " * min(line.hanging, columns // 3),
-            break_on_hyphens=False,
-        )
+        indents = " " * min(line.indent, columns // 4), " " * min(line.hanging, columns // 3)
+        first, *rest = wrapped(line.text, columns, *indents)
         if line.word:
             first = first.replace(line.word, paint(line.word, line.colour), 1)
-        yield from (each.replace(_KEPT, RUNBOOK) for each in (first, *rest))
+
+        yield from (first, *rest)
+
+
+def wrapped(text: str, width: int, first: str = "", rest: str = "  ") -> list[str]:
+    """The text in lines that fit. `first`, `rest`: the indents.
+
+    What is copied or read as one stays whole: words with hyphens, ids of the runbook, amounts.
+    """
+    lines = textwrap.wrap(
+        _TOGETHER.sub("\0", text),
+        width,
+        initial_indent=first,
+        subsequent_indent=rest,
+        break_on_hyphens=False,
+    )
+    return [line.replace("\0", " ") for line in lines] or [""]
 
 
 @contextlib.contextmanager

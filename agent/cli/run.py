@@ -1,4 +1,7 @@
-"""`hami-agent run`: runs the agent on this node."""
+"""Runs the agent on this node until SIGTERM.
+
+Settings files are read again when they change, and on SIGHUP.
+"""
 
 import argparse
 import asyncio
@@ -6,7 +9,6 @@ import sys
 from collections.abc import Mapping
 from functools import partial
 
-from agent.app.codes import BAD_SETTINGS
 from agent.app.main import Process, run_agent
 from agent.cli.logs import configure
 from agent.cli.main import Subparsers
@@ -20,11 +22,10 @@ def add_parser(subparsers: Subparsers) -> None:
     """Add the verb `run`."""
     parser = subparsers.add_parser(
         "run",
-        help="run the agent on this node",
-        description="Runs until SIGTERM. Settings files are read again when they change, and on "
-        "SIGHUP.",
+        description=__doc__,
         epilog="example: hami-agent run --config /etc/hami-agent/config.yaml --simulate h100:8",
     )
+
     add_settings(parser)
 
 
@@ -36,7 +37,9 @@ def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
         settings = start.taken().settings(NodeFacts())
     except SettingsError as error:
         sys.stderr.write(f"hami-agent: {error}\n")
-        return BAD_SETTINGS
+        return error.exit_code
+
     configure(settings.log.level, settings.log.format, environ)
     process = Process(environ, start, settings, partial(look, origin))
+
     return asyncio.run(run_agent(process))

@@ -1,4 +1,9 @@
-"""`hami-agent runbook`: prints what the runbook says of the id in a message."""
+"""Prints what the runbook says of the id in a message.
+
+Ids are those of a refusal (HA-4002), of a line of doctor (P-DRIVER) or explain (E-LOCK), of a GPU's
+fault (H-079) or of an Event. It reads nothing of the node or the cluster. Exits 4 if there is no
+such id.
+"""
 
 import argparse
 import difflib
@@ -18,6 +23,7 @@ _HEADING: Final = re.compile(rf"### (?:Events? |Condition )?({_ID}(?:, {_ID})*)(
 _LINK: Final = re.compile(r"\[([^\]]+)\]\([^)\s]+\)")
 _XID: Final = re.compile("(?:h-|xid ?)?([0-9]{1,5})")
 _OF_ALL_XIDS: Final = "h-nnn"
+
 HINT: Final = "`hami-agent runbook ID` prints what the runbook says of an id"
 """The line below answers that have ids."""
 
@@ -26,12 +32,10 @@ def add_parser(subparsers: Subparsers) -> None:
     """Add the verb `runbook`."""
     parser = subparsers.add_parser(
         "runbook",
-        help="print what an id in a message means and what to do",
-        description="Prints the entry of the runbook for the id of a refusal (HA-4002), of a line "
-        "of doctor (P-DRIVER) or explain (E-LOCK), of a GPU's fault (H-079) or of an Event. It "
-        "reads nothing of the node or the cluster. Exits 4 if there is no such id.",
+        description=__doc__,
         epilog="example: hami-agent runbook HA-4002",
     )
+
     parser.add_argument("id", nargs="?", metavar="ID", help="without it: list all ids")
 
 
@@ -43,19 +47,24 @@ def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
         width = max(map(len, known))
         sys.stdout.writelines(f"{name:<{width}}  {title}\n" for name, (title, _) in known.items())
         return OK
+
     names = {name.lower(): name for name in known}
     asked = args.id.strip("[]").lower()  # as messages have it
     title = ""
+
     if of_xid := _XID.fullmatch(asked):
         number, asked = int(of_xid[1]), _OF_ALL_XIDS
         title = f"H-{number:03} XID {number}: {xid_name(number)}; class {xid_class(number)}"
+
     if asked not in names:
         near = ", ".join(names[each] for each in difflib.get_close_matches(asked, names, n=3))
         text = f"the nearest: {near}" if near else "`hami-agent runbook` lists all"
         raise NotThere(f"the runbook has no entry {cap(args.id, 64)}; {text}")
+
     text = known[names[asked]][1]
     if title:
         text = title + text[text.index("\n") :]
+
     sys.stdout.write(text)
     return OK
 
@@ -66,9 +75,11 @@ def entries() -> Mapping[str, tuple[str, str]]:
     installed = home / "RUNBOOK.md"
     text = (installed if installed.exists() else home.parent / "RUNBOOK.md").read_text("utf-8")
     found: dict[str, tuple[str, str]] = {}
+
     for part in re.split("^(?=##)", text, flags=re.MULTILINE):
         if heading := _HEADING.match(part):
             plain = _LINK.sub(r"\1", part).removeprefix("### ").rstrip()
             title = heading[2].strip() or part.removeprefix("### ").partition(" ")[0]
             found |= dict.fromkeys(heading[1].split(", "), (title, f"{plain}\n"))
+
     return found

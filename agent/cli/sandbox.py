@@ -1,4 +1,9 @@
-"""`hami-agent sandbox`: runs the agent against simulated peers and checks every claim."""
+"""Runs the agent against simulated peers, takes it through a scenario and checks every claim.
+
+The agent is unchanged, and a child process. A kubelet, API server, scheduler and GPUs are
+simulated. Exits 0 only if all claims were true. Touches nothing outside its own temporary
+directory.
+"""
 
 import argparse
 import asyncio
@@ -55,8 +60,10 @@ from agent.settings.sources import NodeFacts
 
 WIDTH: Final = 80
 LOG_LINES: Final = 30
+
 ID_WIDTH: Final = 20
 """Characters of a claim's id."""
+
 MEASURES: Final[Mapping[str, str]] = {
     "exec_to_registered": "exec of the agent → registered",
     "xid_to_kubelet": "XID 79 → list at the kubelet",
@@ -65,6 +72,7 @@ MEASURES: Final[Mapping[str, str]] = {
     "burst_to_decided": "burst with a SIGKILL in it → every pod decided",
     "sigterm_to_exit": "SIGTERM → exit",
 }
+
 _WORDS: Final[Mapping[bool | None, tuple[str, str]]] = {
     True: ("ok", "green"),
     False: ("FAILED", "red"),
@@ -89,6 +97,7 @@ def summary_lines(
 ) -> Iterator[str]:
     """Render the measured times, the claims that failed, and how many were true."""
     yield ""
+
     rows = [
         (label, f"{seconds * 1000:.0f} ms" if seconds < 1 else f"{seconds:.2f} s")
         for name, label in MEASURES.items()
@@ -96,14 +105,17 @@ def summary_lines(
     ]
     if rows:
         yield from (*table((Column("MEASURED", flexible=True), Column("TIME")), rows, width), "")
+
     failed = [claim for claim in claims if not claim.ok and claim.measured != NOT_REACHED]
     if failed:
         yield f"{'CLAIM':<{ID_WIDTH}}  FOUND"
+
     for claim in failed:
         head, margin = f"{shorten(claim.id, ID_WIDTH):<{ID_WIDTH}}  ", " " * (ID_WIDTH + 2)
         yield from textwrap.wrap(
             claim.measured or "-", width, initial_indent=head, subsequent_indent=margin
         )
+
     true = sum(claim.ok for claim in claims)
     unchecked = len(claims) - true - len(failed)
     others = [f"{len(failed)} not"] * bool(failed) + [f"{unchecked} not checked"] * bool(unchecked)
@@ -119,6 +131,7 @@ async def invitation(cluster: SandboxCluster) -> str:
     people, pod = root / "kubectl.config", root / "pod.json"
     people.write_text(kubeconfig(f"{cluster.api.url}{PREFIX}{cluster.admin_token}", ""))
     pod.write_text(json.dumps(plain("mine").pod(), indent=2))
+
     # The agent's quiet period, from the sources that it reads. They are refused only if one became
     # invalid since the agent started.
     settings = cluster.command()[1:]
@@ -127,11 +140,13 @@ async def invitation(cluster: SandboxCluster) -> str:
     read = await looked(sources(parser.parse_args(settings), cluster.environment()))
     found = read.taken().resolve(NodeFacts())["health.quietPeriod"]
     quiet = found.field.read.write(found.value)
+
     # How to call hami-agent in another terminal.
     called = Path(sys.argv[0])
     program = f"{sys.executable} -m agent"
     if called.name == "hami-agent":
         program = called.name if shutil.which(called.name) == str(called) else str(called)
+
     return textwrap.dedent(f"""
         The sandbox stays up until ctrl-c, which removes everything.
           web        {web}
@@ -172,12 +187,10 @@ def add_parser(subparsers: Subparsers) -> None:
     """Add the verb `sandbox`."""
     parser = subparsers.add_parser(
         "sandbox",
-        help="run the agent against simulated peers, on any machine",
-        description="Runs the agent, unchanged, as a child process against a simulated kubelet, "
-        "API server, scheduler and GPUs, takes it through a scenario and checks every claim. "
-        "Exits 0 only if all were true. Touches nothing outside its own temporary directory.",
+        description=__doc__,
         epilog="example: hami-agent sandbox --gpus 8 --profile h100 --interactive",
     )
+
     parser.add_argument("--gpus", type=int, default=8, metavar="COUNT", help="GPUs (default 8)")
     parser.add_argument("--profile", choices=sorted(PROFILES), default="h100", help="their model")
     parser.add_argument(
@@ -188,6 +201,7 @@ def add_parser(subparsers: Subparsers) -> None:
         "--interactive", action="store_true", help="place a few pods, then stay up until ctrl-c"
     )
     parser.add_argument("--keep", action="store_true", help="keep the temporary directory")
+
     parser.add_argument(
         "--agent-flag",
         action="append",
@@ -201,6 +215,7 @@ def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     """Run the scenario; return the exit code: 0, 1 a claim is not true, 2 wrong usage."""
     if problem := _problem(args):
         return fail("sandbox", problem, USAGE)
+
     configure("warning", "auto", environ)
     try:
         return asyncio.run(_run(args, environ))
@@ -217,19 +232,24 @@ def _problem(args: argparse.Namespace) -> str:
         fewest, hint = 1, ""
     if not fewest <= args.gpus <= MOST_GPUS:
         return f"--gpus {args.gpus}: the scenario needs {fewest} to {MOST_GPUS} GPUs{hint}"
+
     if not 1 <= args.split_count <= 1000:
         return f"--split-count {args.split_count}: expected 1 to 1000"
+
     needed, where, gpus = NEEDED_SLICES, "all GPUs but one", args.gpus - 1
     if args.interactive:
         needed, where, gpus = slices_of(fitting(args.gpus)), "all GPUs", args.gpus
+
     if gpus * args.split_count < needed:
         more = args.gpus - gpus + math.ceil(needed / args.split_count)
         instead = "" if args.interactive or more > MOST_GPUS else f"--gpus {more} or "
+
         return (
             f"--gpus {args.gpus} --split-count {args.split_count}: the scenario needs {needed} "
             f"slices on {where}, and there are {gpus * args.split_count}; give {instead}"
             f"--split-count {math.ceil(needed / gpus)}"
         )
+
     return ""
 
 
@@ -237,6 +257,7 @@ async def _run(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     task = asyncio.current_task()
     if task is not None:
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+
     options = LabOptions(
         description=Description(DRIVER_VERSION, gpus_of(PROFILES[args.profile], args.gpus)),
         environ=environ,
@@ -244,15 +265,19 @@ async def _run(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
         web_port=free_port() if args.interactive else 0,
         keep=args.keep,
     )
+
     screen = _Screen(environ, quiet=args.output != TABLE)
     async with open_cluster(options) as cluster:
         stage = open_stage(cluster, args.split_count, screen.moment)
         gpus = counted(args.gpus, f"{args.profile} GPU")
         screen.say(f"{gpus}, kubelet, API server, scheduler are up")
+
         if args.keep:
             screen.say(f"everything is kept in {cluster.places.root}")
+
         async with screen.waiting(stage.record):
             record = await act(stage, OPENING if args.interactive else DEFAULT)
+
         # A node that offers nothing is one to look at.
         if args.interactive and (stage.placed or cluster.agent.code is None):
             with cluster.log.copied(cluster.places.log):
@@ -260,7 +285,9 @@ async def _run(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
                 async with asyncio.TaskGroup() as group:
                     group.create_task(keep_agent(cluster, stage.record.note))
                     group.create_task(tell_news(cluster, stage.record.note))
+
         log = [] if record.ok else cluster.log.last(LOG_LINES)
+
     if args.output == TABLE:
         head = ["", f"the agent's last {len(log)} log lines:"] if log else []
         screen.say(*head, *log, *summary_lines(record.claims, record.measured, screen.width))
@@ -272,7 +299,9 @@ async def _run(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
             "measured": dict(record.measured),
             "agentLog": log,  # empty if all claims were true
         }
+
         answer(args.output, "Sandbox", data, ())
+
     return OK if record.ok else PROBLEM
 
 

@@ -24,15 +24,18 @@ def add_settings(
         "--config", type=Path, metavar="FILE", help="settings file (/etc/hami-agent/config.yaml)"
     )
     group = parser.add_argument_group("settings", "each overrides the file and the environment")
+
     for field in FIELDS:
         if field.flag:
             # A switch may stand alone, as in HAMi's plugin: --pass-device-specs is =true.
             alone = field.read is boolean
+
             # The default as it would be written after the flag.
             value = field.read.write(field.default)
             value = ",".join(value) if isinstance(value, tuple) else value
             default = "" if value is None else f" [{value}]"
             is_shown = only is None or field.key in only
+
             group.add_argument(
                 field.flag,
                 *field.other_flags,
@@ -42,28 +45,28 @@ def add_settings(
                 dest=field.key,
                 help=field.text + default if is_shown else argparse.SUPPRESS,
             )
+
     others = parser.add_argument_group(
         *("of HAMi's plugin", "accepted so that its command lines work; they have no effect")
         if only is None
         else ()
     )
     for foreign in FOREIGN:
-        if foreign.flags:
-            others.add_argument(
-                *foreign.flags,
-                nargs="?" if foreign.switch else None,
-                const="true" if foreign.switch else None,
-                metavar="VALUE",
-                dest=foreign.flags[0],
-                help=None if only is None else argparse.SUPPRESS,
-            )
+        others.add_argument(
+            *foreign.flags,
+            nargs="?" if foreign.switch else None,
+            const="true" if foreign.switch else None,
+            metavar="VALUE",
+            dest=foreign.flags[0],
+            help=None if only is None else argparse.SUPPRESS,
+        )
 
 
 def flags(args: argparse.Namespace) -> Mapping[str, str]:
     """The given options of settings, by their names."""
     given = vars(args)
     names = {field.flag: field.key for field in FIELDS if field.flag}
-    names |= {foreign.flags[0]: foreign.flags[0] for foreign in FOREIGN if foreign.flags}
+    names |= {foreign.flags[0]: foreign.flags[0] for foreign in FOREIGN}
     return {flag: given[dest] for flag, dest in names.items() if given.get(dest) is not None}
 
 

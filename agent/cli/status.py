@@ -8,7 +8,6 @@ import operator
 import re
 import stat
 import tarfile
-import textwrap
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -47,10 +46,12 @@ from agent.cli.output import (
     table,
     terminal_width,
     working,
+    wrapped,
     writes_utf8,
 )
 from agent.errors import ApiError, MalformedText, cap
 from agent.host.process import SystemClock
+from agent.kit.units import age, gib, percent
 from agent.kube.api import EndlessList
 from agent.kube.client import KubeSession
 from agent.kube.reader import NodeReader, nodes_with_gpus
@@ -67,7 +68,6 @@ from agent.status import (
     names_of,
     observed_status,
     open_envelope,
-    span,
 )
 
 # Renders the status of a node as text. Pure.
@@ -86,15 +86,12 @@ _GPU_COLUMNS: Final = (
     Column("HEALTH"),
     Column("SLICES", right=True),
     Column("PROMISED", right=True),
-    Column("SELLABLE", rank=2, right=True),
     Column("CORES", rank=1, right=True),
     Column("USED", rank=3, right=True),
     Column("UTIL", rank=3, right=True),
     Column("15 MIN", rank=5),
 )
 _WIDE: Final = (Column("PHYSICAL", right=True), Column("PCI"), Column("NUMA"), Column("UUID"))
-_CORES: Final = {None: "-", 0: "any"}
-"""Cores without a number: not known, and not limited."""
 POD_COLUMNS: Final = (
     Column("NAMESPACE", flexible=True),
     Column("POD", flexible=True),
@@ -115,7 +112,6 @@ _NODE_COLUMNS: Final = (
     Column("CORDONED", rank=1, right=True),
     Column("SLICES", right=True),
     Column("PROMISED", right=True),
-    Column("SELLABLE", rank=2, right=True),
 )
 IDLE: Final = dt.timedelta(hours=1)
 """From then on a container without a kernel is pointed out."""
@@ -197,11 +193,10 @@ def gpu_lines(gpus: Sequence[GpuStatus], style: StatusStyle) -> Iterator[str]:
             cap(gpu.model.removeprefix("NVIDIA "), 64) or "-",
             f"{condition},cordoned" if gpu.cordoned else condition or "-",
             f"{gpu.slices_held}/{gpu.slices}",
-            gib(gpu.promised_mib),
-            gib(gpu.sellable_mib or None),  # 0: it was lost before this start, its size is unknown
-            f"{gpu.promised_cores}/{gpu.sellable_cores}%",
+            promised(gpu.promised_mib, gpu.sellable_mib),
+            f"{gpu.promised_cores}/{percent(gpu.sellable_cores)}",
             gib(gpu.used_mib),
-            "-" if gpu.gpu_percent is None else f"{gpu.gpu_percent}%",
+            percent(gpu.gpu_percent),
             spark(gpu.history.gpu_percent if gpu.history else (), plain=style.ascii),
             gib(gpu.memory_mib),
             cap(gpu.pci, 32) or "-",
@@ -304,10 +299,10 @@ def pod_row(one: AllocationStatus, share: ShareStatus, now: dt.datetime) -> list
         cap(share.gpu, 64),
         "all" if share.memory_mib == 0 else gib(share.memory_mib),
         gib(share.used_mib),
-        _CORES.get(share.cores, f"{share.cores}%"),
-        "-" if share.gpu_percent is None else f"{share.gpu_percent}%",
-        age(one.last_kernel, now) if one.last_kernel else "-",
-        age(one.since, now) if one.since else "-",
+        "any" if share.cores == 0 else percent(share.cores),
+        percent(share.gpu_percent),
+        age(one.last_kernel, now),
+        age(one.since, now),
         "ended" if one.ended else said,
     ]
 
@@ -327,14 +322,10 @@ def entry_lines(
         yield from wrapped(text, style.width)
 
 
-def age(since: dt.datetime, now: dt.datetime) -> str:
-    """The time since then, such as 12s, 5m, 3h20m or 4d2h."""
-    return span((now - since).total_seconds()).replace(" min", "m").replace(" ", "")
-
-
-def gib(mib: int | None) -> str:
-    """MiB as GiB with one decimal; a dash if it is not known."""
-    return "-" if mib is None else f"{mib / 1024:.1f}G"
+def promised(mib: int, sellable_mib: int) -> str:
+    """What is promised of what can be, such as `48.0/143.4 GiB`."""
+    # 0: it was lost before this start, so its size is not known.
+    return f"{gib(mib, '')}/{gib(sellable_mib or None)}"
 
 
 def spark(values: Sequence[int | None], *, plain: bool) -> str:
@@ -347,12 +338,6 @@ def spark(values: Sequence[int | None], *, plain: bool) -> str:
     return line
 
 
-def wrapped(text: str, width: int) -> list[str]:
-    """The text in lines that fit; words with hyphens stay whole, so that they can be copied."""
-    lines = textwrap.wrap(text, width, subsequent_indent="  ", break_on_hyphens=False)
-    return lines or [""]
-
-
 # Where the status is read from; each answer names its source and its time.
 
 PROGRAM: Final = "hami-agent-status"
@@ -363,8 +348,6 @@ LARGEST: Final = 8 * 1024 * 1024
 """Bytes of the status in a bundle."""
 LARGEST_ARCHIVE: Final = LARGEST + (1 << 20)
 """Bytes of a bundle that are read, packed and unpacked."""
-CHUNK: Final = 4096
-"""Packed bytes that are unpacked at once: they are a thousand times as many then, at most."""
 FILE: Final = (tarfile.REGTYPE, tarfile.AREGTYPE)
 
 
@@ -411,22 +394,18 @@ def _member_of(bundle: Path) -> bytes:
     `gzip` and `tarfile` believe an archive that asks for GiB for a name. This unpacks a bounded
     part of it, and reads one header.
     """
-    unpack, text = zlib.decompressobj(wbits=zlib.MAX_WBITS | 16), bytearray()
     with bundle.open("rb") as file:
-        for _ in range(0, LARGEST_ARCHIVE, CHUNK):
-            packed = file.read(CHUNK)
-            text += unpack.decompress(packed, LARGEST_ARCHIVE - len(text))
-            if not packed or unpack.eof or len(text) == LARGEST_ARCHIVE:
-                break
-    header = bytes(text[: tarfile.BLOCKSIZE])
-    member = tarfile.TarInfo.frombuf(header, "utf-8", "surrogateescape")
+        packed = file.read(LARGEST_ARCHIVE)
+    text = zlib.decompressobj(wbits=zlib.MAX_WBITS | 16).decompress(packed, LARGEST_ARCHIVE)
+
+    member = tarfile.TarInfo.frombuf(text[: tarfile.BLOCKSIZE], "utf-8", "surrogateescape")
     if member.name != MEMBER:
         raise tarfile.ReadError(
             "the status is not its first file, as `hami-agent bundle` writes it"
         )
     if member.type not in FILE or not 0 <= member.size <= LARGEST:
         raise Unreachable(f"{bundle}: {MEMBER} is not a file of at most 8 MiB")
-    return bytes(memoryview(text)[tarfile.BLOCKSIZE :][: member.size])
+    return text[tarfile.BLOCKSIZE : tarfile.BLOCKSIZE + member.size]
 
 
 async def _read_node(session: KubeSession, source: str, args: argparse.Namespace) -> StatusRead:
@@ -499,8 +478,9 @@ def show_nodes(args: argparse.Namespace, environ: Mapping[str, str], silent: str
             str(sum(gpu.condition != Condition.OK for gpu in one.gpus)),
             str(sum(gpu.cordoned for gpu in one.gpus)),
             f"{sum(gpu.slices_held for gpu in one.gpus)}/{sum(g.slices for g in one.gpus)}",
-            gib(sum(gpu.promised_mib for gpu in one.gpus)),
-            gib(sum(gpu.sellable_mib for gpu in one.gpus)),
+            promised(
+                sum(gpu.promised_mib for gpu in one.gpus), sum(gpu.sellable_mib for gpu in one.gpus)
+            ),
         ]
         for one in found
     ]
@@ -525,7 +505,6 @@ def add_parser(subparsers: Subparsers) -> None:
     """Add the verb `status`."""
     parser = subparsers.add_parser(
         "status",
-        help="show a node: GPUs, their health, who holds them, what changed",
         description="Shows the node as the running agent sees it: readiness, the health of each "
         "GPU and what to do, what was promised to pods and what is used, and the last refusal. "
         "With --since it also shows what was refused and what changed. With --node it reads a node "
@@ -654,5 +633,4 @@ def _lines(
             since = found.journal_since.astimezone(dt.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
             text = f"(known since {since}; the agent's log has earlier ones)"
             yield from wrapped(text, style.width)
-    seconds = max(0, round((SystemClock().now() - at).total_seconds()))
-    yield from wrapped(f"source: {read.source}, {seconds} s old", style.width)
+    yield from wrapped(f"source: {read.source}, {age(at, SystemClock().now())} old", style.width)

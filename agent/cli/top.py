@@ -1,4 +1,9 @@
-"""`hami-agent top`: a live screen of the node."""
+"""Shows a live screen of the running agent: what `status` shows, and the containers with slices.
+
+Keys: / filters the containers, Esc shows all again, s sorts them by the next column, q quits. It
+needs the extra `cli` of the package; in the agent's image use `status`. Exits 3 if no agent
+answers.
+"""
 
 import argparse
 import importlib.util
@@ -15,11 +20,7 @@ def add_parser(subparsers: Subparsers) -> None:
     """Add the verb `top`."""
     parser = subparsers.add_parser(
         "top",
-        help="show this node live: GPUs and who holds them",
-        description="A live screen of the running agent: what `status` shows, and the containers "
-        "that hold slices. Keys: / filters the containers, Esc shows all again, s sorts them by "
-        "the next column, q quits. It needs the extra `cli` of the package; in the agent's image "
-        "use `status`. Exits 3 if no agent answers.",
+        description=__doc__,
         epilog="example: hami-agent top --interval 5",
     )
     parser.add_argument(
@@ -29,6 +30,7 @@ def add_parser(subparsers: Subparsers) -> None:
         metavar="SECONDS",
         help="seconds between two looks, 1 to 3600 (default 2)",
     )
+
     add_socket(parser)
     parser.add_argument("--ascii", action="store_true", help="write ASCII only")
 
@@ -39,8 +41,10 @@ def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     if importlib.util.find_spec("textual") is None:
         text = "the package is installed without its extra `cli`: run `uv sync --extra cli` in its"
         return fail("top", f"{text} source directory, or use `hami-agent status`", USAGE)
+
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         return fail("top", "there is no terminal: use `hami-agent status`", USAGE)
+
     first = status_at(args.socket)
     from agent.cli.top_screen import TopScreen  # noqa: PLC0415 -- only with the extra
 

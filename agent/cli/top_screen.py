@@ -28,12 +28,14 @@ class TopScreen(App[None]):
     Input { display: none; height: 3; }
     Input.shown { display: block; }
     """
+
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("slash", "filter", "Filter", key_display="/"),
         Binding("s", "sort", "Sort"),
         Binding("escape", "all", "All"),
         Binding("q", "quit", "Quit"),
     ]
+
     ENABLE_COMMAND_PALETTE: ClassVar[bool] = False
 
     def __init__(
@@ -114,17 +116,21 @@ class TopScreen(App[None]):
         style = StatusStyle(max(20, self.size.width - 2), ascii=self._plain)
         lines = status_lines(read.found, read.at, style)
         self.query_one("#node", Static).update("\n".join(lines))
+
         pods = [
             pod_row(one, share, read.at)
             for one in read.found.allocations or ()
             for share in one.shares
         ]
+
         rows = [row for row in pods if self._wanted in " ".join(row[:3]).lower()]
         rows.sort(key=lambda row: (row[self._column], *row[:4]))
         table = self.query_one(DataTable)
         place = table.cursor_row
         table.clear()
+
         for row in rows:
             table.add_row(*(cap(cell, 64) for cell in row))
+
         if rows:  # the cursor stays at its row
             table.move_cursor(row=min(place, len(rows) - 1))

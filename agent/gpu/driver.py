@@ -1,12 +1,14 @@
 """The driver by NVML: scan, probe, sample, events and release."""
 
 import asyncio
+import collections
 import ctypes
+import math
+import operator
 import time
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from types import MappingProxyType
 from typing import Final, ParamSpec, TypeVar
 
 import msgspec
@@ -16,8 +18,8 @@ import structlog
 from agent.errors import DriverError, DriverMissing, GpuError
 from agent.gpu import nvml
 from agent.gpu.nvml import CallFailed, Handle, NvmlLibrary
-from agent.gpu.threads import NO_ANSWER, EventStream, NvmlSession, OpenedSession, SetFailed
-from agent.health.judge import doubtful
+from agent.gpu.threads import DRIVER, NO_ANSWER, EventStream, NvmlSession, OpenedSession, SetFailed
+from agent.health.judge import NAMELESS, doubtful
 from agent.model import (
     MIB,
     NO_INDEX,
@@ -44,85 +46,29 @@ from agent.model import (
 # stays open until all sessions end. Until then nobody can reset it, change its MIG mode or unload
 # the driver.
 
-
-class Indexes:
-    """Names the GPU at an index that does not answer with its UUID.
-
-    It outlives sessions: a GPU that is slow at the start of one is the same as before. After the
-    indexes changed, an index names a GPU only once that GPU answered there. Until then an unseen
-    GPU may be at any index that does not answer, and a fault there is assigned to none for certain.
-    """
-
-    def __init__(self) -> None:
-        self._uuids: dict[int, GpuUuid] = {}
-        self._count: int | None = None
-        self._unseen: set[GpuUuid] = set()
-        """Known before the indexes changed, and not seen since."""
-
-    def name(self, index: int) -> str:
-        """The UUID at `index` if it is known, else `index N`."""
-        return self._uuids.get(index, f"index {index}")
-
-    def find(self, name: str) -> int | None:
-        """The index with that name, or None."""
-        return next((n for n in range(self._count or 0) if self.name(n) == name), None)
-
-    def counted(self, count: int) -> bool:
-        """Note how many GPUs the driver lists. False when the number, so any index, changed."""
-        fits = self._count in {None, count}
-        self._count = count
-        if not fits:
-            self._forget()
-        return fits
-
-    def seen(self, uuids: Mapping[int, GpuUuid]) -> bool:
-        """Note the UUIDs that GPUs answered with. False when one was known at another index."""
-        together = {**self._uuids, **uuids}
-        fits = all(self._uuids.get(index, uuid) == uuid for index, uuid in uuids.items())
-        fits = fits and len(set(together.values())) == len(together)
-        if not fits:
-            self._forget()
-        self._uuids.update(uuids)
-        self._unseen.difference_update(self._uuids.values())
-        return fits
-
-    def named(self, faults: Mapping[int, GpuFault]) -> tuple[GpuFault, ...]:
-        """Name the faults, and add one for each GPU that may be at an index without a name.
-
-        An added fault never says that the GPU is lost: at most one of them is.
-        """
-        named = {n: msgspec.structs.replace(faults[n], gpu=self.name(n)) for n in sorted(faults)}
-        nameless = {n: fault for n, fault in named.items() if n not in self._uuids}
-        if not nameless:
-            self._unseen.clear()
-            return tuple(named.values())
-        text = "; ".join(f"it may be {fault.gpu}: {fault.text}" for fault in nameless.values())
-        explained = len(nameless) <= len(self._unseen)
-        return (
-            *(f for n, f in named.items() if f.lost or n in self._uuids or not explained),
-            *(GpuFault(uuid, text, doubtful(nameless.values())) for uuid in sorted(self._unseen)),
-        )
-
-    def _forget(self) -> None:
-        self._unseen.update(self._uuids.values())
-        self._uuids.clear()
-
-
 RELEASED = "it is released: hami-agent recheck takes it back"
 RECHECK_ALL = "it is searched for when all GPUs are taken back: hami-agent recheck all"
 """Of a GPU that was never described: its address is unknown, and only a scan of all finds it."""
 
 
-class Handles:
-    """Knows which GPUs may be opened. While one is released, only PCI addresses find the others.
+class GpuTable:
+    """Knows which GPU is at which index, and which may be opened.
 
-    Indexes change when a GPU goes, and a GPU that was never seen may be the released one.
+    - It outlives sessions: a GPU that is slow at the start of one is the same as before.
+    - After the indexes changed, an index names a GPU only once that GPU answered there. Until then
+      an unseen GPU may be at any index that does not answer, and a fault there is assigned to none
+      for certain.
+    - While a GPU is released, only the PCI addresses of the known GPUs are asked: indexes change
+      when a GPU goes, and a GPU that was never described may be the released one.
     """
 
     def __init__(self, library: NvmlLibrary) -> None:
         self._library = library
+        self._count = 0
+
         # The threads of the GPUs read these: they are only replaced, never changed.
-        self._known: Mapping[GpuUuid, Gpu] = MappingProxyType({})
+        self._known: Mapping[GpuUuid, Gpu] = {}
+        """The GPUs as they were described last; with NO_INDEX: unseen since the indexes changed."""
         self.released: frozenset[GpuUuid] = frozenset()
         """The GPUs that must not be opened."""
         self._others: frozenset[GpuUuid] = frozenset()
@@ -133,28 +79,72 @@ class Handles:
         """True when every known GPU is released: then no session may be open."""
         return bool(self.released) and self._known.keys() <= self.released
 
-    @property
-    def known(self) -> tuple[Gpu, ...]:
-        """The GPUs as the last scan described them."""
-        return tuple(self._known.values())
+    def find(self, uuid: str) -> Gpu | None:
+        """The GPU as it was described last, or None."""
+        return self._known.get(GpuUuid(uuid))
 
-    def seen(self, gpus: Iterable[Gpu], faults: Iterable[GpuFault]) -> None:
-        """Take the result of a scan of all GPUs; a faulty one keeps its last description.
+    def name(self, index: int) -> str:
+        """The UUID at `index` if it is known, else `index N`."""
+        at = (gpu.uuid for gpu in self._known.values() if gpu.index == index)
+        return next(at, f"{NAMELESS}{index}")
 
-        While a GPU is released, no scan is of all GPUs.
-        """
+    def places(self) -> dict[str, int]:
+        """The indexes that may be opened, by name."""
         if not self.released:
-            names = {fault.gpu for fault in faults}
-            kept = {uuid: gpu for uuid, gpu in self._known.items() if uuid in names}
-            self._known = MappingProxyType(kept | {gpu.uuid: gpu for gpu in gpus})
+            return {self.name(index): index for index in range(self._count)}
+        return {uuid: gpu.index for uuid, gpu in self._known.items() if uuid not in self.released}
+
+    def counted(self, count: int) -> bool:
+        """Note how many GPUs the driver lists. False when the number, so any index, changed."""
+        fits = self._count in {0, count}
+        self._count = count
+        if not fits:
+            self._forget_indexes()
+        return fits
+
+    def seen(self, gpus: Collection[Gpu]) -> bool:
+        """Note the GPUs as a scan of all described them. False when one was at another index."""
+        fits = all(
+            self.name(gpu.index) in {gpu.uuid, f"{NAMELESS}{gpu.index}"}
+            and self._known.get(gpu.uuid, gpu).index in {gpu.index, NO_INDEX}
+            for gpu in gpus
+        )
+        if not fits:
+            self._forget_indexes()
+        self._known = {**self._known, **{gpu.uuid: gpu for gpu in gpus}}
+        return fits
+
+    def named(self, faults: Iterable[GpuFault]) -> tuple[GpuFault, ...]:
+        """Name the faults, and add one for each GPU that may be at an index without a name.
+
+        An added fault never says that the GPU is lost: at most one of them is.
+        """
+        named = [msgspec.structs.replace(each, gpu=self.name(each.index)) for each in faults]
+        nameless = [fault for fault in named if fault.gpu.startswith(NAMELESS)]
+        unseen = sorted(uuid for uuid, gpu in self._known.items() if gpu.index == NO_INDEX)
+        if not nameless:
+            # Every index has said whose it is: what is still unseen has left the node.
+            self._known = {u: gpu for u, gpu in self._known.items() if u not in unseen}
+            return tuple(named)
+
+        text = "; ".join(f"it may be {fault.gpu}: {fault.text}" for fault in nameless)
+        explained = len(nameless) <= len(unseen)
+        return (
+            *(f for f in named if f.lost or f not in nameless or not explained),
+            *(GpuFault(uuid, text, doubtful(nameless)) for uuid in unseen),
+        )
+
+    def _forget_indexes(self) -> None:
+        replace = partial(msgspec.structs.replace, index=NO_INDEX)
+        self._known = {uuid: replace(gpu) for uuid, gpu in self._known.items()}
 
     def release(self, uuids: Collection[GpuUuid], *, everything: bool = False) -> None:
         """Let no thread open these GPUs from now on.
 
         With `everything`, no other GPU either, until any GPU is taken back.
 
-        Raises GpuError for a GPU that was never seen, unless all seen ones are released with it:
-        then no session can hold it.
+        Raises GpuError for a GPU that was never described, unless all known ones are released with
+        it: then no session can hold it.
         """
         if everything:
             self._others |= self._known.keys() - self.released - set(uuids)
@@ -171,29 +161,22 @@ class Handles:
         self.released -= {uuid, *self._others}
         self._others = frozenset()
 
-    def open_to(self, count: int) -> list[int]:
-        """The indexes that may be opened; the driver lists `count`."""
-        if not self.released:
-            return list(range(count))
-        return [gpu.index for gpu in self.known if gpu.uuid not in self.released]
-
     # On the threads of the GPUs.
 
-    def of_index(self, index: int) -> Handle:
-        """Get the handle of GPU `index`. Raises NVMLError, GpuError when it is released."""
-        if not self.released:
+    def open(self, name: str, index: int = NO_INDEX) -> Handle:
+        """Get the handle of GPU `index`, or with NO_INDEX by `name`, its UUID.
+
+        While a GPU is released, another may have come to its index: only `name` counts.
+
+        Raises NVMLError, GpuError when it is released.
+        """
+        if not self.released and index != NO_INDEX:
             return self._library.nvmlDeviceGetHandleByIndex(index)
-        return self._of(next((gpu for gpu in self.known if gpu.index == index), None), str(index))
-
-    def of_uuid(self, uuid: GpuUuid) -> Handle:
-        """Get the handle of a GPU. Raises NVMLError, GpuError when it is released."""
         if not self.released:
-            return self._library.nvmlDeviceGetHandleByUUID(uuid)
-        return self._of(self._known.get(uuid), uuid)
-
-    def _of(self, gpu: Gpu | None, name: str) -> Handle:
-        if name in self.released or (gpu is not None and gpu.uuid in self.released):
+            return self._library.nvmlDeviceGetHandleByUUID(name)
+        if name in self.released:
             raise GpuError(name, RELEASED)
+        gpu = self.find(name)
         if gpu is None:
             raise GpuError(name, RECHECK_ALL)
         # sysfs writes four digits of the domain, the library eight.
@@ -223,16 +206,18 @@ def numa_node(sys_root: Path, bus: str) -> int | None:
     return node if node >= 0 else None
 
 
-def describe(library: NvmlLibrary, handles: Handles, index: int, sys_root: Path) -> Gpu:
-    """Describe GPU `index`, without its links. Raises NVMLError, GpuError when it is released."""
-    handle = handles.of_index(index)
+def describe(library: NvmlLibrary, table: GpuTable, name: str, index: int, sys_root: Path) -> Gpu:
+    """Describe a GPU; its links are as before. Raises NVMLError, GpuError when it is released."""
+    handle = table.open(name, index)
     bus = bus_id(nvml.text_of(library.nvmlDeviceGetPciInfo(handle).busId))
     # Of the two modes, the present and the pending one, only the first decides what containers get.
     mig = nvml.maybe(library, library.nvmlDeviceGetMigMode, handle)
     # A GPU with the host's memory (GB10) does not report it.
     memory = nvml.maybe(library, library.nvmlDeviceGetMemoryInfo, handle)
+    uuid = GpuUuid(nvml.text_of(library.nvmlDeviceGetUUID(handle)))
+    known = table.find(uuid)
     return Gpu(
-        uuid=GpuUuid(nvml.text_of(library.nvmlDeviceGetUUID(handle))),
+        uuid=uuid,
         index=index,
         name=nvml.text_of(library.nvmlDeviceGetName(handle)),
         memory_mib=None if memory is None else int(memory.total) // MIB,
@@ -240,6 +225,7 @@ def describe(library: NvmlLibrary, handles: Handles, index: int, sys_root: Path)
         numa=numa_node(sys_root, bus),
         minor=nvml.maybe(library, library.nvmlDeviceGetMinorNumber, handle),
         mig_enabled=mig is not None and bool(mig[0]),
+        links=known.links if known else (),
     )
 
 
@@ -258,7 +244,7 @@ def gpus_not_listed(sys_root: Path, described: Collection[str]) -> tuple[GpuFaul
 
 # Reads the links between GPUs. All functions block and run on the GPU's thread.
 
-_PATHS: Final = {
+_PATHS: Final[Mapping[int | None, PciPath]] = {
     0: PciPath.SAME_BOARD,
     10: PciPath.SINGLE_SWITCH,
     20: PciPath.MULTI_SWITCH,
@@ -269,57 +255,50 @@ _PATHS: Final = {
 """NVML's topology levels (nvmlGpuTopologyLevel_t)."""
 
 
+SWITCHES: Final = "switches"
+"""Stands for the PCI bus ids of all NVSwitches."""
+
+
 class LinkRow(msgspec.Struct, frozen=True):
-    """One GPU's side of its links: the paths to each peer, and its NVLinks."""
+    """One GPU's side of its links: the path to each peer, and the NVLinks to each PCI bus id."""
 
-    paths: Mapping[GpuUuid, PciPath]
-    nvlinks: Mapping[str, int]
-    """How many NVLinks lead to each PCI bus id."""
-    to_switches: int
-    """How many NVLinks lead to switches."""
+    paths: Mapping[GpuUuid, PciPath | None]
+    nvlinks: collections.Counter[str]
 
 
-def link_row(
-    library: NvmlLibrary, handles: Handles, gpu: Gpu, peers: Mapping[GpuUuid, int]
-) -> LinkRow:
-    """Read what connects `gpu` to its peers at those indexes. Raises NVMLError, GpuError."""
-    handle = handles.of_index(gpu.index)
-    paths: dict[GpuUuid, PciPath] = {}
-    for peer, index in peers.items():
-        other = handles.of_index(index)
+NO_LINKS: Final = LinkRow({}, collections.Counter())
+
+
+def link_row(library: NvmlLibrary, table: GpuTable, gpu: Gpu, peers: Iterable[Gpu]) -> LinkRow:
+    """Read what connects `gpu` to its peers. Raises NVMLError, GpuError."""
+    handle = table.open(gpu.uuid, gpu.index)
+    paths: dict[GpuUuid, PciPath | None] = {}
+    for peer in peers:
+        other = table.open(peer.uuid, peer.index)
         level = nvml.maybe(library, library.nvmlDeviceGetTopologyCommonAncestor, handle, other)
-        if level in _PATHS:
-            paths[peer] = _PATHS[level]
-    direct: dict[str, int] = {}
-    to_switches = 0
+        paths[peer.uuid] = _PATHS.get(level)
+
+    nvlinks: collections.Counter[str] = collections.Counter()
     for link in _active_links(library, handle):
         kind = nvml.maybe(library, library.nvmlDeviceGetNvLinkRemoteDeviceType, handle, link)
         if kind == pynvml.NVML_NVLINK_DEVICE_TYPE_SWITCH:
-            to_switches += 1
+            nvlinks[SWITCHES] += 1
             continue
         info = nvml.maybe(library, library.nvmlDeviceGetNvLinkRemotePciInfo, handle, link)
         if info is not None:
-            remote = bus_id(nvml.text_of(info.busId))
-            direct[remote] = direct.get(remote, 0) + 1
-    return LinkRow(paths, direct, to_switches)
+            nvlinks[bus_id(nvml.text_of(info.busId))] += 1
+    return LinkRow(paths, nvlinks)
 
 
-def linked(gpu: Gpu, peers: Mapping[GpuUuid, Gpu], rows: Mapping[GpuUuid, LinkRow]) -> Gpu:
+def linked(gpu: Gpu, peers: Iterable[Gpu], rows: Mapping[GpuUuid, LinkRow]) -> Gpu:
     """Return `gpu` with its links. Over switches two GPUs share the smaller number of NVLinks."""
-    row = rows.get(gpu.uuid)
-    if row is None:
-        return gpu
-    links = tuple(
-        Link(
-            uuid,
-            row.paths.get(uuid),
-            row.nvlinks.get(peer.pci, 0)
-            + (min(row.to_switches, rows[uuid].to_switches) if uuid in rows else 0),
-        )
-        for uuid, peer in peers.items()
-        if uuid != gpu.uuid
-    )
-    return msgspec.structs.replace(gpu, links=links)
+    row, links = rows.get(gpu.uuid), []
+    for peer in peers:
+        if row is not None and peer.uuid != gpu.uuid:
+            theirs = rows.get(peer.uuid, NO_LINKS)
+            shared = min(row.nvlinks[SWITCHES], theirs.nvlinks[SWITCHES])
+            links.append(Link(peer.uuid, row.paths[peer.uuid], row.nvlinks[peer.pci] + shared))
+    return msgspec.structs.replace(gpu, links=tuple(links))
 
 
 def _active_links(library: NvmlLibrary, handle: Handle) -> Iterator[int]:
@@ -365,9 +344,9 @@ _OUTCOMES: Final = {
 _GRAVE: Final = frozenset({pynvml.NVML_ERROR_GPU_IS_LOST, pynvml.NVML_ERROR_RESET_REQUIRED})
 
 
-def probe_of(library: NvmlLibrary, handles: Handles, uuid: GpuUuid) -> Probe:
+def probe_of(library: NvmlLibrary, table: GpuTable, uuid: GpuUuid) -> Probe:
     """Probe the GPU. Raises NVMLError, GpuError when it is released."""
-    handle = handles.of_uuid(uuid)
+    handle = table.open(uuid)
     nvml.maybe(library, library.nvmlDeviceGetMemoryInfo, handle)
     signs = signs_of(library, handle)
     if signs.rows_failed:
@@ -392,9 +371,9 @@ def signs_of(library: NvmlLibrary, handle: Handle) -> GpuSigns:
     )
 
 
-def sample_of(library: NvmlLibrary, handles: Handles, uuid: GpuUuid) -> GpuSample:
+def sample_of(library: NvmlLibrary, table: GpuTable, uuid: GpuUuid) -> GpuSample:
     """Read how much the GPU is used. Raises NVMLError, GpuError."""
-    handle = handles.of_uuid(uuid)
+    handle = table.open(uuid)
     rates = _sign(library, library.nvmlDeviceGetUtilizationRates, handle)
     # The first form counts what the driver reserves as used, so an idle H100 would have some 600
     # MiB in use; drivers before 510 have no other.
@@ -462,11 +441,10 @@ REMOVED_AFTER: Final = 60.0
 MOST_AWAY: Final = 2
 """If so many stopped threads are still in a wait for events, no further one is started."""
 
-MOST_SETS: Final = 3
-"""If so many sets fail, each within SOON seconds, the cause is not a single GPU."""
-
 SOON: Final = 5.0
-PAUSE: Final = 1.0
+"""Seconds. If a second set fails within them, the cause is not a single GPU."""
+
+by_index: Final = operator.attrgetter("index")
 
 log = structlog.get_logger(__name__)
 
@@ -503,7 +481,6 @@ class NvmlDriver:
             quiet=self._quiet,
             back=self._report_change,
         )
-        self._indexes = Indexes()
         self._links: Mapping[GpuUuid, LinkRow] | None = None
         self._renewed = False
         """A new session was begun because all GPUs failed, and none has answered since."""
@@ -511,66 +488,57 @@ class NvmlDriver:
         """When a look found the library's file last."""
         self._described: frozenset[str] = frozenset()
         """The addresses of all GPUs that were ever described."""
-        self._handles = Handles(library)
+        self._table = GpuTable(library)
         self._streams: list[EventStream] = []
         """The streams whose thread may be in the library. Only the last one may be open."""
         self._has_changed = False
         """The GPUs changed while no stream was open."""
 
     async def scan(self) -> Scan:
-        """Describe all GPUs. Raises DriverMissing, DriverError."""
+        """Describe all GPUs, or those that are not released. Raises DriverMissing, DriverError."""
         opened = await self._session.open()
-        if self._handles.released:
-            return await self._scan_others(opened)
-        count = await self._session.whole(opened, self._library.nvmlDeviceGetCount)
-        # When GPUs come or go, an index that was right a minute ago can name another GPU.
-        if not self._indexes.counted(count):
-            self._forget_handles()
-        found, troubled = await self._describe(opened, range(count))
-        self._renewed = self._renewed and not found
-        if not self._indexes.seen({index: gpu.uuid for index, gpu in found.items()}):
-            self._forget_handles()
-        faults = self._indexes.named(troubled)
-        self._described |= {gpu.pci for gpu in found.values()}
+        released = sorted(self._table.released)
+        await self._count(opened)
+        found, troubled = await self._describe(opened, self._table.places())
+
+        faults: tuple[GpuFault, ...]
+        if released:
+            # Also one that was never described: it must be visible to be taken back.
+            places = {uuid: known.index for uuid in released if (known := self._table.find(uuid))}
+            faults = (
+                *troubled,
+                *(
+                    GpuFault(u, RELEASED, Trouble.RELEASED, places.get(u, NO_INDEX))
+                    for u in released
+                ),
+            )
+        else:
+            self._renewed = self._renewed and not found
+            if not self._table.seen(found):
+                self._forget_handles()
+            faults = self._table.named(troubled)
+            rows = await self._link_rows(opened, found)
+            found = [linked(gpu, found, rows) for gpu in found]
+            self._table.seen(found)  # with their links
+
+        self._described |= {gpu.pci for gpu in found}
         # The library lists no GPU whose device file it cannot open: in a container, each GPU that
         # came after the container's start. With a fault, that GPU may be the one that is not
         # described.
         if not faults:
             unlisted = partial(gpus_not_listed, self._sys_root, self._described)
-            faults = await self._session.whole(opened, unlisted)
-        peers = {found[index].uuid: found[index] for index in sorted(found)}
-        rows = await self._link_rows(opened, peers)
-        silent = [fault.gpu for fault in faults if not fault.lost]
-        await self._follow(opened, sorted(found), {*peers, *silent})
-        self._session.check(opened)
-        gpus = tuple(linked(gpu, peers, rows) for gpu in peers.values())
-        self._handles.seen(gpus, faults)
-        return Scan(opened.driver_version, gpus, faults)
+            faults = await self._session.call(opened, DRIVER, unlisted)
 
-    async def _scan_others(self, opened: OpenedSession) -> Scan:
-        """Describe the GPUs that are not released; their known addresses and links stay."""
-        found, troubled = await self._describe(opened, self._handles.open_to(0))
-        known = {gpu.index: gpu for gpu in self._handles.known}
-        gpus = tuple(
-            msgspec.structs.replace(found[index], links=known[index].links)
-            for index in sorted(found)
-        )
-        faults = [troubled[index] for index in sorted(troubled)]
-        # Also one that was never described: it must be visible to be taken back.
-        places = {gpu.uuid: gpu.index for gpu in self._handles.known}
-        faults.extend(
-            GpuFault(uuid, RELEASED, Trouble.RELEASED, places.get(uuid, NO_INDEX))
-            for uuid in sorted(self._handles.released, key=lambda uuid: (places.get(uuid, 0), uuid))
-        )
-        await self._follow(opened, sorted(found), {gpu.uuid for gpu in gpus})
+        silent = [fault.gpu for fault in faults if not fault.lost]
+        await self._follow(opened, found, silent)
         self._session.check(opened)
-        return Scan(opened.driver_version, gpus, tuple(faults))
+        return Scan(opened.driver_version, tuple(found), faults)
 
     async def probe(self, uuid: GpuUuid) -> Probe:
         """Probe one GPU. Raises DriverMissing, DriverError."""
         opened = await self._session.open()
         try:
-            work = partial(probe_of, self._library, self._handles, uuid)
+            work = partial(probe_of, self._library, self._table, uuid)
             probe = await self._session.call(opened, uuid, work)
         except CallFailed as error:
             outcome = _OUTCOMES.get(error.trouble, ProbeOutcome.FAILED)
@@ -581,15 +549,15 @@ class NvmlDriver:
         if probe.outcome in {ProbeOutcome.LOST, ProbeOutcome.REFUSED}:
             self._note_reset(uuid)
         elif probe.outcome is not ProbeOutcome.SILENT:
-            index = self._indexes.find(uuid)
-            await self._register(opened, self._open_streams, [] if index is None else [index])
+            known = self._table.find(uuid)
+            await self._register(opened, self._open_streams, {uuid: known.index} if known else {})
         obstacles = (stream.obstacles.get(uuid, "") for stream in self._open_streams)
         return msgspec.structs.replace(probe, unmonitored=next(filter(None, obstacles), ""))
 
     async def sample(self, uuid: GpuUuid) -> GpuSample:
         """Read how much one GPU is used. Raises GpuError, DriverMissing, DriverError."""
         opened = await self._session.open()
-        work = partial(sample_of, self._library, self._handles, uuid)
+        work = partial(sample_of, self._library, self._table, uuid)
         return await self._session.call(opened, uuid, work)
 
     async def release(self, uuids: Collection[GpuUuid], *, everything: bool = False) -> None:
@@ -600,14 +568,14 @@ class NvmlDriver:
 
         Raises GpuError for an unknown GPU, DriverError when a call does not return and holds them.
         """
-        self._handles.release(uuids, everything=everything)
-        if self._handles.all_released:
+        self._table.release(uuids, everything=everything)
+        if self._table.all_released:
             self._session.withheld = "all GPUs are released: hami-agent recheck takes them back"
         await self._session.shut("GPUs are released; a new session begins without them")
 
     def take_back(self, uuid: GpuUuid) -> None:
         """Use a released GPU again."""
-        self._handles.take_back(uuid)
+        self._table.take_back(uuid)
         self._note_reset(uuid)
         self._session.withheld = ""
 
@@ -646,52 +614,62 @@ class NvmlDriver:
         await self._session.close()
 
     async def _describe(
-        self, opened: OpenedSession, indexes: Iterable[int]
-    ) -> tuple[dict[int, Gpu], dict[int, GpuFault]]:
-        """The GPUs at those indexes, and what fails instead. Raises DriverError: it is over."""
-        found: dict[int, Gpu] = {}
-        faults: dict[int, GpuFault] = {}
+        self, opened: OpenedSession, places: Mapping[str, int]
+    ) -> tuple[list[Gpu], list[GpuFault]]:
+        """The GPUs, and what fails instead, by index. Raises DriverError: the session is over."""
+        found: list[Gpu] = []
+        faults: list[GpuFault] = []
 
-        async def one(index: int, name: str) -> None:
-            work = partial(describe, self._library, self._handles, index, self._sys_root)
+        async def one(name: str, index: int) -> None:
+            work = partial(describe, self._library, self._table, name, index, self._sys_root)
             try:
-                found[index] = await self._session.call(opened, name, work)
+                found.append(await self._session.call(opened, name, work))
             except CallFailed as error:
                 if error.trouble in {Trouble.LOST, Trouble.RESET}:
                     self._note_reset(name)
                 # Of a silent one always the same words, or each look would be news.
                 text = NO_ANSWER if error.trouble is Trouble.SILENT else error.text
-                faults[index] = GpuFault(name, text, error.trouble, index)
+                faults.append(GpuFault(name, text, error.trouble, index))
             except (DriverError, GpuError) as error:
                 # The session is over, which is raised below, or the GPU was just released.
-                faults[index] = GpuFault(name, str(error), index=index)
+                faults.append(GpuFault(name, str(error), index=index))
 
         async with asyncio.TaskGroup() as tasks:
-            for index in indexes:
-                tasks.create_task(one(index, self._indexes.name(index)))
+            for name, index in places.items():
+                tasks.create_task(one(name, index))
         self._session.check(opened)
-        return found, faults
+        return sorted(found, key=by_index), sorted(faults, key=by_index)
+
+    async def _count(self, opened: OpenedSession) -> None:
+        """Count the GPUs. While one is released, their number tells nothing of the others."""
+        if self._table.released:
+            return
+        count = await self._session.call(opened, DRIVER, self._library.nvmlDeviceGetCount)
+        # When GPUs come or go, an index that was right a minute ago can name another GPU.
+        if not self._table.counted(count):
+            self._forget_handles()
 
     async def _link_rows(
-        self, opened: OpenedSession, peers: Mapping[GpuUuid, Gpu]
+        self, opened: OpenedSession, gpus: Collection[Gpu]
     ) -> Mapping[GpuUuid, LinkRow]:
         """The links between the GPUs, which are read once for each set of GPUs."""
-        if self._links is not None and self._links.keys() == peers.keys():
+        uuids = {gpu.uuid for gpu in gpus}
+        if self._links is not None and self._links.keys() == uuids:
             return self._links
         rows: dict[GpuUuid, LinkRow] = {}
 
         async def read(gpu: Gpu) -> None:
-            others = {peer: other.index for peer, other in peers.items() if peer != gpu.uuid}
-            work = partial(link_row, self._library, self._handles, gpu, others)
+            peers = [peer for peer in gpus if peer is not gpu]
+            work = partial(link_row, self._library, self._table, gpu, peers)
             try:
                 rows[gpu.uuid] = await self._session.call(opened, gpu.uuid, work)
             except (DriverError, GpuError) as error:
                 log.info("driver.links_unknown", gpu=gpu.uuid, err=str(error))
 
         async with asyncio.TaskGroup() as tasks:
-            for gpu in peers.values():
+            for gpu in gpus:
                 tasks.create_task(read(gpu))
-        if rows.keys() == peers.keys():
+        if rows.keys() == uuids:
             self._links = rows
         return rows
 
@@ -705,11 +683,10 @@ class NvmlDriver:
 
         Raises DriverMissing, DriverError when the session ends, or the wait does not return.
         """
-        failed = 0
+        loop, failed_at = asyncio.get_running_loop(), -math.inf
         while True:
             session = await self._session.open()
             stream = self._added_stream()
-            begun = asyncio.get_running_loop().time()
             try:
                 await self._open_stream(session, stream)
                 if opened is not None:
@@ -718,16 +695,13 @@ class NvmlDriver:
                 while True:
                     yield await stream.next()
             except SetFailed as error:
-                is_soon = asyncio.get_running_loop().time() - begun < SOON
-                failed = failed + 1 if is_soon else 1
-                if failed >= MOST_SETS:
+                # The set of a GPU that was lost fails once. A driver that fails each set at once
+                # would be asked without end.
+                if loop.time() - failed_at < SOON:
                     raise DriverError(str(error)) from error
+                failed_at = loop.time()
             finally:
                 stream.end()
-            # The set of a GPU that was lost fails once. A driver that fails each set at once would
-            # be asked without end.
-            if failed > 1:
-                await asyncio.sleep(PAUSE)
 
     @property
     def _open_streams(self) -> tuple[EventStream, ...]:
@@ -740,28 +714,26 @@ class NvmlDriver:
         self._streams = [stream for stream in self._streams if not stream.ended.is_set()]
         if len(self._streams) >= MOST_AWAY:
             raise DriverError("earlier waits for events have not returned from the driver")
-        self._streams.append(EventStream(self._library, self._handles.of_index))
+        self._streams.append(EventStream(self._library))
         return self._streams[-1]
 
     async def _open_stream(self, session: OpenedSession, stream: EventStream) -> None:
-        await self._session.whole(session, stream.create)
-        count = await self._session.whole(session, self._library.nvmlDeviceGetCount)
-        if not self._handles.released and not self._indexes.counted(count):
-            self._forget_handles()
-        await self._register(session, [stream], self._handles.open_to(count))
+        await self._session.call(session, DRIVER, stream.create)
+        await self._count(session)
+        await self._register(session, [stream], self._table.places())
         self._session.check(session)
         stream.start()
         if self._has_changed:
             self._report_change()
 
     async def _register(
-        self, opened: OpenedSession, streams: Iterable[EventStream], indexes: Iterable[int]
+        self, opened: OpenedSession, streams: Iterable[EventStream], places: Mapping[str, int]
     ) -> None:
         """Register GPUs with the streams unless they are. One that fails is logged once."""
 
-        async def register(stream: EventStream, index: int, name: str) -> None:
+        async def register(stream: EventStream, name: str, index: int) -> None:
             try:
-                work = partial(stream.register, index)
+                work = partial(stream.register, partial(self._table.open, name, index))
                 stream.settle(await self._session.call(opened, name, work))
             except DriverError:
                 return  # the session and its streams are over
@@ -770,18 +742,18 @@ class NvmlDriver:
 
         async with asyncio.TaskGroup() as tasks:
             for stream in streams:
-                for index in indexes:
-                    name = self._indexes.name(index)
+                for name, index in places.items():
                     if name not in stream.settled:
-                        tasks.create_task(register(stream, index, name))
+                        tasks.create_task(register(stream, name, index))
 
     async def _follow(
-        self, opened: OpenedSession, found: Collection[int], there: Collection[str]
+        self, opened: OpenedSession, found: Iterable[Gpu], silent: Iterable[str]
     ) -> None:
         """After a scan, register the GPUs at new indexes, and forget those that are not there."""
+        places: dict[str, int] = {gpu.uuid: gpu.index for gpu in found}
         for stream in self._open_streams:
-            stream.keep(there)
-        await self._register(opened, self._open_streams, found)
+            stream.keep({*places, *silent})
+        await self._register(opened, self._open_streams, places)
 
     def _note_reset(self, gpu: str) -> None:
         """Have a lost or resetting GPU registered again once it answers: a reset forgets it."""

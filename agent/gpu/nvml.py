@@ -196,14 +196,6 @@ def missing(library: NvmlLibrary, error: Exception, sys_root: Path) -> DriverMis
     )
 
 
-def successor(library: NvmlLibrary, path: Path | None) -> Path | None:
-    """The file that a new process would load in place of the loaded library; None: the same."""
-    if path is None:
-        return replaced()
-    file, loaded = Path(os.path.realpath(path)), getattr(library.nvmlLib, "_name", None)
-    return file if loaded not in {None, str(file)} and file.is_file() else None
-
-
 def _refused_by_loader(file: str, text: str) -> DriverMissing:
     with contextlib.suppress(OSError):
         if Path(file).is_file():  # a pipe has no header and no end
@@ -221,31 +213,36 @@ def _refused_by_loader(file: str, text: str) -> DriverMissing:
     )
 
 
-def replaced(maps: Path = MAPS) -> Path | None:
-    """Find the library that replaced the loaded one behind the soname's link, or return None.
+def successor(library: NvmlLibrary, path: Path | None, maps: Path = MAPS) -> Path | None:
+    """The file that a new process would load in place of the loaded library; None: the same.
 
-    An upgrade of the driver changes the target of the link, but the loader keeps the file that it
-    has for the soname.
+    An upgrade of the driver changes the target of the soname's link, but the loader keeps the file
+    that it has for the soname.
     """
-    ours = _loaded(maps)
-    behind = {file.with_name(SONAME).resolve() for file in ours}
-    return next((file for file in sorted(behind - ours) if file.is_file()), None)
+    ours = _loaded(library, maps)
+    by_link = {file.with_name(SONAME).resolve() for file in ours}
+    theirs = {Path(os.path.realpath(path))} if path is not None and ours else by_link
+    return next((file for file in sorted(theirs - ours) if file.is_file()), None)
 
 
 def removed(library: NvmlLibrary, maps: Path = MAPS) -> Path | None:
     """The loaded library if neither it nor the soname's link beside it is there, else None."""
+    ours = _loaded(library, maps)
+    is_there = any(file.is_file() or file.with_name(SONAME).is_file() for file in ours)
+    return None if is_there else min(ours, default=None)
+
+
+def _loaded(library: NvmlLibrary, maps: Path) -> set[Path]:
+    """The library's files in this process: by its path, or as the loader mapped the soname."""
     name = str(getattr(library.nvmlLib, "_name", None) or "")
-    files = {Path(name)} if "/" in name else _loaded(maps)
-    is_there = any(file.is_file() or file.with_name(SONAME).is_file() for file in files)
-    return None if is_there else min(files, default=None)
+    if "/" in name:
+        return {Path(name)}
 
-
-def _loaded(maps: Path) -> set[Path]:
-    """The files of the library in this process; none where that cannot be read."""
     try:
         lines = maps.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return set()
+
     stem = SONAME.removesuffix(".1")
     files = {
         Path(line[line.index("/") :].removesuffix(" (deleted)")) for line in lines if "/" in line

@@ -242,15 +242,9 @@ class NvmlSession:
         self._preparing = asyncio.Lock()
         self.present: OpenedSession | None = None
         """The session that has begun and not ended; reading it begins none."""
-        self._unused: OpenedSession | None = None
-        """A session that began after its caller had left."""
         self._failure: Exception = DriverError(CLOSED)
         """Why a beginning failed last; another object after each failure."""
-        self._begun = 0
-        """How many sessions were begun and not ended, which the library counts."""
         self._broken = CLOSED
-        self._left_open = ""
-        """Why the last session could not be ended, as logged; empty: it was ended."""
         self.withheld = ""
         """Why no session may begin; empty: one may."""
 
@@ -274,11 +268,10 @@ class NvmlSession:
                         raise self._failure
                     begin = partial(self._begin, alone=alone)
                     try:
-                        self.present = await self._threads.call(DRIVER, begin, OPEN_DEADLINE)
+                        return await self._threads.call(DRIVER, begin, OPEN_DEADLINE)
                     except TimeoutError as error:
                         self._failure = error
                         raise
-                    self._unused = None
                 return self.present
 
     def check(self, opened: OpenedSession) -> None:
@@ -296,24 +289,13 @@ class NvmlSession:
         self._ended(error)
 
     async def call(self, opened: OpenedSession, gpu: str, work: Callable[[], T]) -> T:
-        """Make a call about one GPU. Raises CallFailed; DriverError, DriverMissing: it is over."""
-        try:
-            return await self._threads.call(gpu, partial(self._make, opened, work))
-        except TimeoutError as error:
-            raise CallFailed(gpu, str(error) or NO_ANSWER, Trouble.SILENT) from error
-        except ValueError as error:  # the binding could not decode a text
-            raise CallFailed(gpu, cap(str(error)), Trouble.FAILED) from error
-        except self._library.NVMLError as error:
-            if (driver_error := nvml.driver_wide(error)) is not None:
-                self.end(driver_error, opened)
-                raise driver_error from error
-            text = cap(str(error)) or f"error {nvml.code(error)}"
-            raise CallFailed(gpu, text, nvml.trouble(error)) from error
+        """Make a call about one GPU, or DRIVER.
 
-    async def whole(self, opened: OpenedSession, work: Callable[[], T]) -> T:
-        """Make a call about the whole driver. Raises DriverError, DriverMissing."""
-        with self._translated(opened):
-            return await self._threads.call(DRIVER, partial(self._make, opened, work))
+        Raises CallFailed about a GPU; DriverError, DriverMissing: the session is over, or the call
+        about the driver has failed.
+        """
+        with self._translated(opened, gpu):
+            return await self._threads.call(gpu, partial(self._make, opened, work))
 
     async def shut(self, why: str) -> None:
         """End the session now, which closes all GPUs; a later call begins another.
@@ -348,21 +330,31 @@ class NvmlSession:
         return work()
 
     @contextlib.contextmanager
-    def _translated(self, opened: OpenedSession | None) -> Iterator[None]:
-        """Translate errors of the whole driver; such an error may end the session `opened`."""
+    def _translated(self, opened: OpenedSession | None, gpu: str = DRIVER) -> Iterator[None]:
+        """Translate errors; one of the whole driver ends the session `opened`."""
+
+        def failed(what: str, error: Exception, trouble: Trouble, otherwise: str = "") -> Exception:
+            text = cap(str(error)) or otherwise
+            return (
+                DriverError(f"{what}: {text}") if gpu == DRIVER else CallFailed(gpu, text, trouble)
+            )
+
         try:
             yield
         except TimeoutError as error:
-            raise DriverError(f"the driver does not answer: {str(error) or NO_ANSWER}") from error
-        except ValueError as error:
-            raise DriverError(f"the driver's answer cannot be decoded: {error}") from error
+            what = "the driver does not answer"
+            raise failed(what, error, Trouble.SILENT, NO_ANSWER) from error
+        except ValueError as error:  # the binding could not decode a text
+            what = "the driver's answer cannot be decoded"
+            raise failed(what, error, Trouble.FAILED) from error
         except self._library.NVMLError as error:
-            driver_error = nvml.driver_wide(error, about_gpu=False)
-            if driver_error is not None and opened is not None:
-                self.end(driver_error, opened)
-            raise driver_error or DriverError(
-                f"the driver answers with an error: {error}"
-            ) from error
+            driver_error = nvml.driver_wide(error, about_gpu=gpu != DRIVER)
+            if driver_error is not None:
+                if opened is not None:
+                    self.end(driver_error, opened)
+                raise driver_error from error
+            what, code = "the driver answers with an error", f"error {nvml.code(error)}"
+            raise failed(what, error, nvml.trouble(error), code) from error
 
     async def _is_alone(self) -> bool:
         """Wait until no call and no event thread is in the library; False: some do not leave."""
@@ -370,26 +362,27 @@ class NvmlSession:
         return await self._quiet() and left
 
     def _begin(self, *, alone: bool) -> OpenedSession:
-        """Return the unused session or begin one, and note a failure. Runs on a thread."""
+        """Begin a session, unless one began after its caller had left. Runs on a thread."""
         try:
-            self._unused = self._unused or self._begin_anew(alone=alone)
+            if self.present is None:
+                self.present = OpenedSession(self._begin_anew(alone=alone))
         except Exception as error:
             self._failure = error  # here, because the caller may have left
             raise
-        return self._unused
+        return self.present
 
-    def _begin_anew(self, *, alone: bool) -> OpenedSession:
-        """End the old session, load the library and begin a new session. Runs on a thread.
+    def _begin_anew(self, *, alone: bool) -> str:
+        """End the old session, load the library and begin a new session. Returns its version.
 
         Both only while no call is inside (`alone`): a returning call would continue in the new
-        session, or in another library. Otherwise the new session begins beside the old one.
+        session, or in another library. Otherwise the new session begins beside the old one. Runs
+        on a thread.
         """
         library = self._library
-        if alone and (text := self._end_all()) != self._left_open:
-            self._left_open = text
-            if text:
-                log.info("driver.session_left_open", err=text)
+        if alone:
+            self._end_all()
         nvml.bind(library, self._find(), anew=alone)
+
         try:
             # It opens no GPU yet: without a persistence daemon, the first handle of each wakes it.
             library.nvmlInit()
@@ -398,29 +391,26 @@ class NvmlSession:
                 raise why from error
             # An upgrade has replaced the library and reloaded the module, but the loader keeps the
             # file that it mapped for the soname. So the new file is named by its path.
-            other = (
-                nvml.replaced()
-                if nvml.code(error) == pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH
-                else None
-            )
+            is_upgraded = nvml.code(error) == pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH
+            other = nvml.successor(library, self._find()) if is_upgraded else None
             if other is None:
                 raise
             nvml.bind(library, other, anew=alone)
             library.nvmlInit()
-        self._begun += 1  # before the next calls, which may fail: each begun one must be ended
-        return OpenedSession(nvml.text_of(library.nvmlSystemGetDriverVersion()))
+
+        return nvml.text_of(library.nvmlSystemGetDriverVersion())
 
     def _end_all(self) -> str:
-        """End all begun sessions. Returns why not, or an empty text. Runs on a thread."""
-        self._unused = None
-        while self._begun:
-            try:
+        """End all sessions, which the library counts. Returns why not, or an empty text.
+
+        Runs on a thread.
+        """
+        self.present = None
+        try:
+            while True:
                 self._library.nvmlShutdown()
-            except self._library.NVMLError as error:
-                if nvml.code(error) != pynvml.NVML_ERROR_UNINITIALIZED:
-                    return str(error)
-            self._begun -= 1
-        return ""
+        except self._library.NVMLError as error:
+            return "" if nvml.code(error) == pynvml.NVML_ERROR_UNINITIALIZED else str(error)
 
 
 # The wait for events, on a thread of its own.
@@ -470,8 +460,7 @@ class EventStream:
     0: a storm hides no fatal XID.
     """
 
-    def __init__(self, library: NvmlLibrary, open_gpu: Callable[[int], Handle]) -> None:
-        self._open_gpu = open_gpu
+    def __init__(self, library: NvmlLibrary) -> None:
         self._event_set: Any = None
         self.ended = asyncio.Event()
         """Set once the thread has left the library and will not return to it."""
@@ -592,15 +581,15 @@ class EventStream:
         with self._inside():
             self._event_set = self._library.nvmlEventSetCreate()
 
-    def register(self, index: int) -> EventRegistration:
-        """Register GPU `index` with the set. Blocks. A GPU without events is an answer too.
+    def register(self, open_gpu: Callable[[], Handle]) -> EventRegistration:
+        """Register a GPU with the set. Blocks. A GPU without events is an answer too.
 
         Raises NVMLError, GpuError, ValueError (undecodable text): these failures may pass.
         Raises DriverError when the stream has ended.
         """
         known, library, refused = self._known, self._library, ""
         with self._inside():
-            handle = self._open_gpu(index)
+            handle = open_gpu()
             # Read here, because a lost GPU cannot tell it when its event comes: NVIDIA's plugin
             # asks then, and marks all GPUs unhealthy without an answer (internal/rm/health.go).
             uuid = GpuUuid(nvml.text_of(library.nvmlDeviceGetUUID(handle)))

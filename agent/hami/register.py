@@ -13,7 +13,7 @@ import msgspec
 from agent.cluster import REGISTER, SCORE, TEXT_LIMIT
 from agent.errors import MalformedText, cap
 from agent.model import Gpu, GpuUuid, Inventory, Scores, SharedGpu, lopsided, pair_scores
-from agent.setting import Field, boolean, choice
+from agent.setting import FALSE, TRUE, Field, boolean, choice
 
 # Numbers as Go's strconv reads them.
 
@@ -154,9 +154,6 @@ LENGTHS = (7, 9)
 DEFAULT_MODE = "hami-core"
 """The mode of a record with 7 fields."""
 
-_TRUE = frozenset({"1", "t", "T", "TRUE", "true", "True"})
-_FALSE = frozenset({"0", "f", "F", "FALSE", "false", "False"})
-
 _SEPARATORS = re.compile("[,:]")
 
 
@@ -227,7 +224,7 @@ def _gpu(record: str, where: str) -> RegisteredGpu:
         raise MalformedText(f"{where}: {cap(record)!r} has {len(fields)} fields; expected 7 or 9")
     uuid, count, memory, cores, type_name, numa, health = fields[:7]
     index, mode = fields[7:] or ("0", DEFAULT_MODE)
-    if health not in _TRUE | _FALSE:
+    if health not in TRUE | FALSE:
         raise MalformedText(f"{where}, health is {cap(health)!r}, neither true nor false")
     return RegisteredGpu(
         uuid=GpuUuid(uuid),
@@ -238,7 +235,7 @@ def _gpu(record: str, where: str) -> RegisteredGpu:
         type_name=type_name,
         numa=_number(numa, INT64, f"{where}, NUMA node"),
         mode=mode,
-        healthy=health in _TRUE,
+        healthy=health in TRUE,
     )
 
 

@@ -5,16 +5,9 @@ import contextlib
 import errno
 import os
 import stat
-from collections.abc import (
-    AsyncGenerator,
-    Callable,
-    Collection,
-    Iterator,
-    Mapping,
-    Sequence,
-)
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Final, NoReturn, Self
+from typing import Final, Self
 
 import structlog
 from asyncinotify import Event, Inotify, Mask
@@ -22,7 +15,7 @@ from asyncinotify import Event, Inotify, Mask
 from agent.errors import KubeletError, SettingsError, StateError
 from agent.kit.disk import check_writable
 from agent.kit.tasks import Offload
-from agent.kit.timing import until_tick
+from agent.kit.timing import await_event, until_tick
 from agent.ledger import KubeletEpoch
 
 # The state directory: a crash at any step of a replace leaves one complete generation of a file.
@@ -98,6 +91,8 @@ def replace(files: DirectoryFiles, name: str, data: bytes, keep: str | None = No
     _drop(files, fresh)  # a new inode: after a failed sync, pages of the old one may be lost
     if keep:
         _drop(files, f".{name}.spent")  # agents before 0.2 left it
+
+    is_kept = False
     try:
         handle = files.create(fresh)
         try:
@@ -107,44 +102,36 @@ def replace(files: DirectoryFiles, name: str, data: bytes, keep: str | None = No
             files.sync(handle)
         finally:
             files.close(handle)
-        is_kept = _keep(files, name, backup)
+
+        with contextlib.suppress(FileNotFoundError):  # there is no old content
+            _name_too(files, name, backup)
+            is_kept = True
         if is_kept and keep:
             files.sync_directory()
         files.rename(fresh, name)
     except OSError:
         _drop(files, fresh)
         raise
+
     try:
         files.sync_directory()
     except OSError:
-        _take_back(files, name, backup if is_kept else None)
+        if is_kept:
+            _name_too(files, backup, name)
+        else:
+            files.unlink(name)
         raise
     if not keep:
         _drop(files, backup)
 
 
-def _keep(files: DirectoryFiles, name: str, backup: str) -> bool:
-    """Give the present content of `name` the name `backup`; False when there is none."""
-    second = f".{backup.lstrip('.')}.link"
-    _drop(files, second)
-    try:
-        files.link(name, second)
-    except FileNotFoundError:
-        return False
-    files.rename(second, backup)
-    _drop(files, second)  # rename() does nothing when both already name the same file
-    return True
-
-
-def _take_back(files: DirectoryFiles, name: str, backup: str | None) -> None:
-    """Undo the last rename: `name` gets the content of `backup` again, or is removed."""
-    if backup is None:
-        files.unlink(name)
-        return
-    second = f".{name}.back"
-    _drop(files, second)
-    files.link(backup, second)
-    files.rename(second, name)
+def _name_too(files: DirectoryFiles, name: str, second: str) -> None:
+    """Give the file `name` the name `second` too; another file may lose that name."""
+    spare = f".{second.lstrip('.')}.link"
+    _drop(files, spare)
+    files.link(name, spare)
+    files.rename(spare, second)
+    _drop(files, spare)  # rename() does nothing when both already name the same file
 
 
 def _drop(files: DirectoryFiles, name: str) -> None:
@@ -302,35 +289,29 @@ def check_size(path: Path, content: bytes, limit: int) -> None:
         raise SettingsError(f"{path}: is larger than {limit // 1024} KiB; is it the right file?")
 
 
-# Watches directories for files that are created, removed, replaced or written.
+# Watches the kubelet's device plugin directory, with its sockets.
 #
-# They are the kubelet's device plugin directory with its sockets, and that of HAMi-core's files.
-# The kubelet's directory is on the node's disk, and an Allocate needs its state at once: the loop
-# inspects it. HAMi-core's may be on a file system that hangs, so another thread opens it.
+# It is on the node's disk, and an Allocate needs its state at once: the loop inspects it.
 
 POLL = 5.0
-"""Seconds between two inspections: they find what inotify missed."""
+"""Seconds after which the directory is watched anew: so long, nothing that inotify missed stays
+unseen."""
+
 COMES_OR_GOES = Mask.CREATE | Mask.DELETE | Mask.MOVED_FROM | Mask.MOVED_TO
-ENDS = Mask.DELETE_SELF | Mask.MOVE_SELF | Mask.UNMOUNT | Mask.IGNORED
-WRITTEN = Mask.CLOSE_WRITE | Mask.DELETE | Mask.MOVED_FROM | Mask.MOVED_TO
-"""What changes a file that people write. A new file changes once its writer has closed it."""
+ENDS = Mask.DELETE_SELF | Mask.MOVE_SELF | Mask.UNMOUNT | Mask.IGNORED | Mask.Q_OVERFLOW
+"""After these events, the directory at this path may be another one, or events are missing."""
+
 EVERYTHING = ""
 
 
 class DirectoryWatch:
-    """The SocketWatch port over `directory`.
+    """The SocketWatch port over `directory`. `kubelet`: the name of the kubelet's own socket."""
 
-    It reports only `names`, which it reads at every event, so they may change. `kubelet` is the
-    name of the kubelet's own socket.
-    """
-
-    def __init__(
-        self, directory: Path, names: Callable[[], Collection[str]], kubelet: str = "kubelet.sock"
-    ) -> None:
+    def __init__(self, directory: Path, kubelet: str = "kubelet.sock") -> None:
         self._directory = directory
-        self._names = names
         self._kubelet = kubelet
-        self._polled = ""
+        self._obstacle = ""
+        """Why inotify cannot be used, as it was logged last."""
 
     def epoch(self) -> KubeletEpoch | None:
         """The kubelet's present socket, or None. Raises KubeletError."""
@@ -341,56 +322,43 @@ class DirectoryWatch:
         return self._seen(name) is not None
 
     async def changes(self) -> AsyncGenerator[str, None]:
-        """Yield names that were created, removed or replaced. Never ends. Raises KubeletError.
+        """Yield names that were created, removed or replaced. Never ends.
 
-        The empty name, which also comes first, means: any may have changed. The directory may be
-        missing, created and replaced.
+        The empty name means: any may have changed. It comes first, after POLL seconds at most, and
+        when the directory appears, vanishes or is replaced.
         """
         loop = asyncio.get_running_loop()
         while True:
             with contextlib.ExitStack() as stack:
                 inotify = self._watched(stack)
-                seen, is_over = self._look(), False
+                due = loop.time() + until_tick(POLL)
                 yield EVERYTHING
-                while not is_over:
-                    events = await _events(inotify, loop.time() + until_tick(POLL))
-                    before, seen = seen, self._look()
-                    # A name that came and went again is told by its events alone.
-                    told = [str(one.name) for one in events if str(one.name) in seen]
-                    told += [n for n in seen if seen[n] != before.get(n) and n not in told]
-                    if any(Mask.Q_OVERFLOW in event.mask for event in events):
-                        log.warning("watch.overflow", directory=str(self._directory))
-                        told = [EVERYTHING]
-                    for name in filter(None, told):
-                        yield name
-                    # Another directory, or none: it is watched anew, and all is looked at. Without
-                    # inotify each inspection ends so.
-                    is_other = EVERYTHING in told or any(event.mask & ENDS for event in events)
-                    is_over = is_other or inotify is None
+
+                while loop.time() < due:
+                    events = await _events(inotify, due - loop.time())
+                    for event in events:
+                        # The parent may have a file of the same name.
+                        if event.path and event.path.parent == self._directory:
+                            yield event.path.name
+                    if any(event.mask & ENDS or event.path == self._directory for event in events):
+                        break
 
     def _watched(self, stack: contextlib.ExitStack) -> Inotify | None:
-        """Watch the directory, and its parent to see it come and go; None: files are inspected."""
+        """Watch the directory, and its parent to see it come and go; None: inotify cannot."""
         try:
             inotify = stack.enter_context(Inotify(sync_timeout=0))
             inotify.add_watch(self._directory.parent, COMES_OR_GOES | Mask.ONLYDIR)
         except OSError as error:
             obstacle = error.strerror or str(error)
-            if obstacle != self._polled:
+            if obstacle != self._obstacle:
                 log.info("watch.polling", directory=str(self._directory), err=obstacle)
-            self._polled = obstacle
+            self._obstacle = obstacle
             return None
+
         with contextlib.suppress(OSError):  # if it is missing, the parent reports its creation
             inotify.add_watch(self._directory, COMES_OR_GOES | ENDS | Mask.ONLYDIR)
-        self._polled = ""
+        self._obstacle = ""
         return inotify
-
-    def _look(self) -> dict[str, KubeletEpoch | None]:
-        """The present state of the names, and of the directory under the empty name."""
-        states = {name: self._seen(name) for name in self._names()}
-        directory = self._seen(".")
-        # The time of a directory changes with every name in it.
-        states[EVERYTHING] = directory and KubeletEpoch(inode=directory.inode)
-        return states
 
     def _seen(self, name: str) -> KubeletEpoch | None:
         path = self._directory / name
@@ -406,54 +374,18 @@ class DirectoryWatch:
         return KubeletEpoch(inode=status.st_ino, ctime_ns=status.st_ctime_ns)
 
 
-async def _events(inotify: Inotify | None, due: float) -> list[Event]:
-    """Wait for the next events; return none at the loop time `due`, however many there are."""
-    loop, news, events = asyncio.get_running_loop(), asyncio.Event(), list[Event]()
-    with contextlib.suppress(TimeoutError), contextlib.ExitStack() as stack:
-        if inotify is not None:
-            loop.add_reader(inotify.fd, news.set)
-            stack.callback(loop.remove_reader, inotify.fd)
-        async with asyncio.timeout_at(due):
-            while not events and loop.time() < due:
-                await news.wait()  # it may be set twice for the same events
-                news.clear()
-                # Not Inotify.get(): it loses events when its caller is cancelled.
-                events = list(iter(inotify.sync_get, None)) if inotify else []
-    return events
+async def _events(inotify: Inotify | None, seconds: float) -> list[Event]:
+    """Wait for the next events, so long at most; none come without inotify."""
+    if inotify is None:
+        await asyncio.sleep(seconds)
+        return []
 
-
-async def follow_files(
-    paths: Sequence[Path], changed: Callable[[], None], offload: Offload
-) -> NoReturn:
-    """Call `changed` when the kernel tells that one of the files, of one directory, changed.
-
-    It is a hint for callers who also look now and then themselves: of a link's target elsewhere,
-    and of file systems without events, it tells nothing. `offload` watches the directory, which may
-    be missing, appear, vanish and be replaced: what appears is watched within POLL seconds.
-    """
-    directory, names = paths[0].parent, {path.name for path in paths}
-    loop = asyncio.get_running_loop()
+    loop, news = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_reader(inotify.fd, news.set)
     try:
-        opened = Inotify(sync_timeout=0)
-    except OSError as error:
-        log.info("watch.without_events", directory=str(directory), err=error.strerror)
-        await asyncio.Event().wait()
-        raise AssertionError("unreachable: the event is never set") from error
-    with opened as inotify:
-        while True:
-            # Again each time: the directory may be another one.
-            await offload.call(_watch, inotify, directory)
-            due = loop.time() + until_tick(POLL, turn=1)
-            while loop.time() < due:
-                events = await _events(inotify, due)
-                if any(
-                    event.mask & (ENDS | Mask.Q_OVERFLOW) or str(event.name) in names
-                    for event in events
-                ):
-                    changed()
+        await await_event(news, seconds)
+    finally:
+        loop.remove_reader(inotify.fd)
 
-
-def _watch(inotify: Inotify, directory: Path) -> None:
-    # ValueError: the caller has left.
-    with contextlib.suppress(OSError, ValueError):
-        inotify.add_watch(directory, WRITTEN | ENDS | Mask.ONLYDIR)
+    # Not Inotify.get(): it loses events when its caller is cancelled.
+    return list(iter(inotify.sync_get, None))

@@ -5,10 +5,9 @@ import errno
 import itertools
 import os
 import re
-import socket
 import stat
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,6 +16,7 @@ import yaml
 from agent.cluster import PodUid
 from agent.kit.disk import check_writable
 from agent.kit.tasks import Offload
+from agent.kubelet.door import listens
 from agent.node.preflight import PathFacts, PluginSocket
 
 # Reads CDI specifications as container runtimes do: which device names they define.
@@ -168,46 +168,14 @@ class CgroupContainers:
         return below if any("kubepods" in name for _, name in below) else []
 
 
-# Tells whether the mounts of this process, which a service has of its own, allow writes.
+# Inspects paths and sockets of this host; it changes none.
+
+KINDS: Final = ((stat.S_ISDIR, "directory"), (stat.S_ISSOCK, "socket"), (stat.S_ISREG, "file"))
 
 
 def is_read_only(directory: Path) -> bool:
     """Whether the mount that holds the directory refuses writes. Raises OSError."""
     return bool(os.statvfs(directory).f_flag & os.ST_RDONLY)
-
-
-class WrittenDirectory:
-    """Detects that the directory at `path` was removed and can never be written again.
-
-    A sandbox that mounts a directory for writing loses the mount when the directory is removed. A
-    new directory in its place is read-only to this process for ever. A file system that turned
-    read-only looks the same, except that the directory was not removed. So a descriptor keeps the
-    directory open that a look found to be writable first, for the life of the process.
-
-    The directory is the kubelet's, on a local disk: calls do not block.
-    """
-
-    def __init__(self, path: Path, read_only: Callable[[Path], bool] = is_read_only) -> None:
-        self.path = path
-        self._read_only = read_only
-        self._handle: int | None = None
-        self.is_lost()  # it may be removed before anybody looks again
-
-    def is_lost(self) -> bool:
-        """True when it was removed and its successor is read-only to this process."""
-        try:
-            read_only = self._read_only(self.path)
-            if self._handle is None and not read_only:
-                self._handle = os.open(self.path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-        except OSError:
-            return False
-        return read_only and self._handle is not None and os.fstat(self._handle).st_nlink == 0
-
-
-# Inspects paths and sockets of this host; it changes none.
-
-KINDS: Final = ((stat.S_ISDIR, "directory"), (stat.S_ISSOCK, "socket"), (stat.S_ISREG, "file"))
-CONNECT_SECONDS: Final = 0.5
 
 
 def look_at(path: Path) -> PathFacts:
@@ -240,13 +208,5 @@ def plugin_sockets(directory: Path, kubelet: str) -> tuple[PluginSocket, ...]:
         paths = sorted(path for path in directory.iterdir() if path.name != kubelet)
     except OSError:
         return ()
-    sockets = []
-    for path in paths:
-        if look_at(path).kind == "socket":
-            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-                probe.settimeout(CONNECT_SECONDS)
-                code = probe.connect_ex(str(path))
-            # Those codes: no process listens.
-            alive = code not in {errno.ECONNREFUSED, errno.ENOENT}
-            sockets.append(PluginSocket(str(path), alive=alive))
-    return tuple(sockets)
+    found = ((path, listens(path)) for path in paths)
+    return tuple(PluginSocket(str(path), alive=alive) for path, alive in found if alive is not None)

@@ -32,7 +32,7 @@ from agent.errors import (
     cap,
 )
 from agent.kit.timing import Lag, Tally
-from agent.kube.objects import WRITER, Raw
+from agent.kube.objects import WRITER, Raw, inside, objects_in, read_object, text_in
 
 if TYPE_CHECKING:  # loaded by load()
     from aiohttp import ClientResponse, StreamReader
@@ -45,17 +45,19 @@ ROOT = "kubernetes_asyncio"
 
 
 class Library(msgspec.Struct, frozen=True):
-    """The parts of kubernetes_asyncio and aiohttp in use, untyped."""
+    """The modules of aiohttp and kubernetes_asyncio that are in use, untyped."""
 
-    rest_client: Callable[..., Any]
-    configuration: Callable[[], Any]
-    load_kube_config: Callable[..., Any]
-    load_incluster_config: Callable[..., Any]
-    http_session: Callable[..., Any]
-    config_errors: tuple[type[Exception], ...]
-    http_errors: tuple[type[Exception], ...]
-    tls_errors: tuple[type[Exception], ...]
-    handshake_errors: tuple[type[Exception], ...]
+    aiohttp: Any
+    configuration: Any
+    rest: Any
+    kube_config: Any
+    incluster_config: Any
+
+    @property
+    def errors(self) -> tuple[type[Exception], ...]:
+        """What they raise for files that describe no connection and for peers without HTTP."""
+        http = (self.aiohttp.ClientError, self.aiohttp.http_exceptions.LineTooLong)
+        return (*http, self.kube_config.ConfigException)
 
 
 def load() -> Library:
@@ -72,26 +74,18 @@ def load() -> Library:
             if spec is None:
                 raise ImportError(f"{name} is not installed; install kubernetes-asyncio")
             sys.modules[name] = importlib.util.module_from_spec(spec)
+
         # The two names that the library itself takes from them; the first only for annotations.
-        names = {"ApiClient": object}
-        names["Configuration"] = _get(f"{client}.configuration", "Configuration")
-        vars(sys.modules[client]).update(names)
-    exceptions = importlib.import_module("aiohttp.client_exceptions")
+        module = importlib.import_module(f"{client}.configuration")
+        vars(sys.modules[client]).update(ApiClient=object, Configuration=module.Configuration)
+
     return Library(
-        rest_client=_get(f"{client}.rest", "RESTClientObject"),
-        configuration=_get(f"{client}.configuration", "Configuration"),
-        load_kube_config=_get(f"{ROOT}.config.kube_config", "load_kube_config"),
-        load_incluster_config=_get(f"{ROOT}.config.incluster_config", "load_incluster_config"),
-        http_session=_get("aiohttp.client", "ClientSession"),
-        config_errors=(_get(f"{ROOT}.config.config_exception", "ConfigException"),),
-        http_errors=(exceptions.ClientError, _get("aiohttp.http_exceptions", "LineTooLong")),
-        tls_errors=(exceptions.ClientSSLError,),
-        handshake_errors=(exceptions.WSServerHandshakeError,),
+        aiohttp=importlib.import_module("aiohttp"),
+        configuration=importlib.import_module(f"{client}.configuration"),
+        rest=importlib.import_module(f"{client}.rest"),
+        kube_config=importlib.import_module(f"{ROOT}.config.kube_config"),
+        incluster_config=importlib.import_module(f"{ROOT}.config.incluster_config"),
     )
-
-
-def _get(module: str, name: str) -> Any:  # noqa: ANN401 -- the library is untyped
-    return getattr(importlib.import_module(module), name)
 
 
 # Finds the API server and our identity there: by a kubeconfig file or the service account.
@@ -146,11 +140,7 @@ def check(connection: Connection) -> None:
         )
     for name in ("token", "ca.crt"):
         path = connection.service_account / name
-        try:
-            content = path.read_bytes()
-        except OSError as error:
-            raise _unusable(connection, f"cannot be read ({_reason(error)})", path) from error
-        if not content:
+        if not _text(connection, path):
             raise _unusable(connection, "is empty", path)
 
 
@@ -161,72 +151,72 @@ def default_namespace(connection: Connection) -> str:
     """
     if connection.kubeconfig is None:
         own = connection.service_account / "namespace"
-        try:
-            return own.read_text(encoding="utf-8").strip() or "default"
-        except FileNotFoundError:
-            return "default"
-        except (OSError, UnicodeDecodeError) as error:
-            raise _unusable(connection, f"cannot be read ({_reason(error)})", own) from error
-    namespace = _read_context(connection, connection.kubeconfig).get("namespace")
-    return namespace if isinstance(namespace, str) and namespace else "default"
+        return (_text(connection, own).strip() if own.is_file() else "") or "default"
+
+    return text_in(_read_context(connection, connection.kubeconfig), "namespace") or "default"
 
 
 def _read_context(connection: Connection, path: Path) -> Mapping[str, object]:
     """The connection's context in its kubeconfig, or the current one. Raises SettingsError."""
     name = connection.context
     try:
-        if not stat.S_ISREG(path.stat().st_mode):  # a pipe may block for ever
-            raise _unusable(connection, "is not a regular file")
-        content: object = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise _unusable(connection, f"cannot be read ({_reason(error)})") from error
+        content: object = yaml.safe_load(_text(connection, path))
     except (yaml.YAMLError, ValueError) as error:  # ValueError: a date such as 2026-13-32
         # Only the place, not the text of the error: a kubeconfig holds secrets.
         mark = getattr(error, "problem_mark", None)
         place = "" if mark is None else f" (line {mark.line + 1}, column {mark.column + 1})"
         raise _unusable(connection, f"is not YAML{place}") from None
+
     if not isinstance(content, dict) or not content.get("clusters"):
         raise _unusable(connection, "names no cluster")
-    wanted = name or content.get("current-context")
-    if not wanted or not isinstance(wanted, str):
+    wanted = name or text_in(content, "current-context")
+    if not wanted:
         raise _unusable(connection, "has no current-context")
-    entries = content.get("contexts")
-    contexts = {
-        entry.get("name"): entry.get("context")
-        for entry in (entries if isinstance(entries, list) else ())
-        if isinstance(entry, dict) and isinstance(entry.get("name"), str)
-    }
+
+    entries = objects_in(content, "contexts")
+    contexts = {known: entry for entry in entries if (known := text_in(entry, "name"))}
     if name and name not in contexts:
-        known = ", ".join(cap(str(known), 64) for known in contexts)
+        known = ", ".join(cap(known, 64) for known in contexts)
         said = f"has no context {cap(name, 64)} (it has {known or 'none'})"
         raise _unusable(connection, said)
-    context = contexts.get(wanted)
-    return context if isinstance(context, dict) else {}
+    return inside(contexts.get(wanted, {}), "context")
+
+
+def _text(connection: Connection, path: Path) -> str:
+    """The text of one of the connection's files. Raises SettingsError."""
+    try:
+        if not stat.S_ISREG(path.stat().st_mode):  # a pipe may block for ever
+            raise _unusable(connection, "is not a regular file", path)
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        # In the system's words, without the path.
+        reason = cap(str(getattr(error, "strerror", None) or error), 128)
+        raise _unusable(connection, f"cannot be read ({reason})", path) from error
 
 
 async def configure(library: Library, connection: Connection) -> Any:  # noqa: ANN401 -- untyped library
     """The library's Configuration for this connection. Raises SettingsError."""
     check(connection)
-    configuration = library.configuration()
+    configuration = library.configuration.Configuration()
     configuration.connection_pool_maxsize = CONNECTIONS
     configuration.host = ""
     try:
         if connection.kubeconfig is None:
-            library.load_incluster_config(
+            library.incluster_config.load_incluster_config(
                 configuration,
                 token_filename=str(connection.service_account / "token"),
                 cert_filename=str(connection.service_account / "ca.crt"),
                 environ=dict(connection.environment),
             )
         else:
-            await library.load_kube_config(
+            await library.kube_config.load_kube_config(
                 config_file=str(connection.kubeconfig),
                 context=connection.context or None,
                 client_configuration=configuration,
                 persist_config=False,
             )
-    # http_errors: an identity provider of the kubeconfig that does not answer
-    except library.config_errors + library.http_errors + UNUSABLE as error:
+    # errors: also of an identity provider of the kubeconfig that does not answer
+    except library.errors + UNUSABLE as error:
         raise unusable(connection, error) from error
     if not configuration.host:
         raise _unusable(connection, "names no server for its current-context")
@@ -237,11 +227,6 @@ def unusable(connection: Connection, error: Exception) -> SettingsError:
     """The SettingsError for a connection that the libraries cannot use."""
     reason = f"cannot be used ({cap(str(error) or type(error).__name__, 128)})"
     return _unusable(connection, reason)
-
-
-def _reason(error: OSError | UnicodeDecodeError) -> str:
-    """Why a file cannot be read, in the system's words, without its path."""
-    return cap(str(getattr(error, "strerror", None) or error), 128)
 
 
 def _unusable(connection: Connection, reason: str, path: Path | None = None) -> SettingsError:
@@ -365,14 +350,6 @@ class ApiRequest(msgspec.Struct, frozen=True):
 def path_of(*segments: str) -> str:
     """The path below /api/v1 with these segments, each quoted."""
     return "/".join(("/api/v1", *(quote(segment, safe="") for segment in segments)))
-
-
-class ExecStatus(msgspec.Struct, frozen=True):
-    """The Status with which an exec ends."""
-
-    status: str = ""
-    message: str = ""
-    reason: str = ""
 
 
 class Executed(msgspec.Struct, frozen=True):
@@ -524,7 +501,7 @@ class KubeSession:
             except TimeoutError as error:
                 text = f"{request.what}: the command has not ended within {EXECUTION:g} s"
                 raise ApiError(text) from error
-            except client.library.handshake_errors as error:
+            except client.library.aiohttp.WSServerHandshakeError as error:
                 # A handshake loses the text of its answer: without one the server refuses alike.
                 await self.call(request)
                 raise ApiError(f"{request.what}: the server opens no websocket: {error}") from error
@@ -533,7 +510,7 @@ class KubeSession:
     async def _authorized(self, request: ApiRequest) -> "ClientResponse":
         """Send the request; after a 401 or a TLS error, once more with fresh credentials."""
         client, answer = await self._other_than(None), None
-        with contextlib.suppress(*client.library.tls_errors):
+        with contextlib.suppress(client.library.aiohttp.ClientSSLError):
             answer = await self._send(client, request)
         if answer is not None:
             if answer.status != UNAUTHORIZED:
@@ -598,7 +575,7 @@ class KubeSession:
             if old is not None and old is not refused:
                 return old
             library = old.library if old else await asyncio.to_thread(load)
-            self._failures = (OSError, SettingsError, *library.http_errors, *library.config_errors)
+            self._failures = (OSError, SettingsError, *library.errors)
             configuration = await configure(library, self._connection)
             # A token is sent with each request. Only a client certificate, as an identity, needs
             # another TLS context: a server that does not accept it answers 401, too.
@@ -606,13 +583,13 @@ class KubeSession:
                 self._client = KubeClient(library, configuration, old.rest)
                 return self._client
             try:
-                rest = library.rest_client(configuration)
+                rest = library.rest.RESTClientObject(configuration)
             except (OSError, ValueError) as error:  # invalid certificates
                 raise unusable(self._connection, error) from error
             # The library's own HTTP session reads proxy variables and .netrc, on two threads,
             # before every request.
             theirs = rest.pool_manager
-            rest.pool_manager = library.http_session(connector=theirs.connector)
+            rest.pool_manager = library.aiohttp.ClientSession(connector=theirs.connector)
             theirs.detach()
             client = self._client = KubeClient(library, configuration, rest)
             retired, self._retired = self._retired, old
@@ -651,11 +628,12 @@ async def aside(body: bytes | bytearray, request: ApiRequest, read: Callable[[Ra
 def _executed(request: ApiRequest, written: defaultdict[int, bytearray]) -> Executed:
     """What a command wrote by channel; the last channel has a Status. Raises ApiError: it broke."""
     try:
-        status = msgspec.json.decode(bytes(written[3]), type=ExecStatus)
-    except msgspec.DecodeError as error:
+        status = read_object(written[3])
+    except MalformedText as error:
         raise ApiError(f"{request.what}: it ended without a result") from error
-    said = cap(status.message or status.reason or "it failed")
-    failure = "" if status.status == "Success" else said
+
+    said = text_in(status, "message") or text_in(status, "reason") or "it failed"
+    failure = "" if text_in(status, "status") == "Success" else cap(said)
     err = bytes(written[2]).decode(errors="replace")
     return Executed(bytes(written[1]), err, failure)
 

@@ -136,28 +136,35 @@ def read_frame(line: Raw) -> tuple[str, msgspec.Raw]:
 NOTHING: Final[Mapping[str, object]] = MappingProxyType({})
 
 
-def inside(parent: Mapping[str, object], key: str) -> Mapping[str, object]:
-    """The object below `key`; an empty one if there is none."""
-    value = parent.get(key)
-    return value if isinstance(value, Mapping) else NOTHING
+def inside(parent: Mapping[str, object], *keys: str) -> Mapping[str, object]:
+    """The object below these keys, one below the other; an empty one if there is none."""
+    for key in keys:
+        value = parent.get(key)
+        parent = value if isinstance(value, Mapping) else NOTHING
+
+    return parent
 
 
-def text_in(parent: Mapping[str, object], key: str) -> str:
-    """The text below `key`; empty if there is none."""
-    value = parent.get(key)
+def text_in(parent: Mapping[str, object], *keys: str) -> str:
+    """The text below these keys; empty if there is none."""
+    value = inside(parent, *keys[:-1]).get(keys[-1])
     return value if isinstance(value, str) else ""
 
 
-def objects_in(parent: Mapping[str, object], key: str) -> tuple[Mapping[str, object], ...]:
-    """The objects of the list below `key`; none if there is no list."""
-    value = parent.get(key)
+def objects_in(parent: Mapping[str, object], *keys: str) -> tuple[Mapping[str, object], ...]:
+    """The objects of the list below these keys; none if there is no list."""
+    value = inside(parent, *keys[:-1]).get(keys[-1])
     items = value if isinstance(value, list | tuple) else ()
     return tuple(item for item in items if isinstance(item, Mapping))
 
 
+def texts_in(parent: Mapping[str, object], *keys: str) -> dict[str, str]:
+    """The texts of the object below these keys, by their own keys."""
+    pairs = inside(parent, *keys).items()
+    return {key: value for key, value in pairs if isinstance(value, str)}
+
+
 # Decodes Kubernetes quantities (`2`, `1k`, `1.5Gi`) to whole numbers.
-#
-# Source: k8s.io/apimachinery pkg/api/resource, ParseQuantity and Quantity.Value.
 
 _QUANTITY = re.compile(
     r"([+-]?)([0-9]{1,64}(?:\.[0-9]{0,64})?|\.[0-9]{1,64})(?:([eE][+-]?[0-9]{1,2})|([A-Za-z]{0,2}))"
@@ -173,7 +180,10 @@ _SUFFIXES = {
 
 
 def decode_quantity(text: str) -> int | None:
-    """Decode a quantity, rounded up as Kubernetes does; None when it is not a quantity."""
+    """Decode a quantity, rounded up as Kubernetes does; None when it is not a quantity.
+
+    Source: k8s.io/apimachinery pkg/api/resource, ParseQuantity and Quantity.Value.
+    """
     exact = _exact(text)
     return None if exact is None else math.ceil(exact)
 
@@ -217,7 +227,7 @@ def annotation_writes(metadata: Mapping[str, object]) -> tuple[AnnotationWrite, 
     return tuple(
         AnnotationWrite(key.removeprefix("f:"), str(item.get("manager")), str(item.get("time", "")))
         for item in objects_in(metadata, "managedFields")
-        for key in inside(inside(inside(item, "fieldsV1"), "f:metadata"), "f:annotations")
+        for key in inside(item, "fieldsV1", "f:metadata", "f:annotations")
     )
 
 
@@ -234,9 +244,6 @@ def other_writer(writes: Iterable[AnnotationWrite], key: str) -> str:
 
 
 # Decodes Pods and Nodes of the API server to views, with only the fields that decide something.
-#
-# An object without uid or name is refused. Other fields that are missing or of another type count
-# as absent: the API server checked them, and one malformed pod must not hide the others.
 
 WORDS_KEPT = (BIND_PHASE, BIND_TIME, VGPU_NODE)
 TEXT_KEPT = 1024
@@ -259,13 +266,15 @@ EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 def decode_pod(obj: Mapping[str, object], resource: str) -> PodView:
     """Decode a pod, with each container's request of `resource`.
 
-    The requests of other extended resources are kept: `resource` may get another name.
+    The requests of other extended resources are kept: `resource` may get another name. A field that
+    is missing or of another type counts as absent: the API server checked it, and one malformed pod
+    must not hide the others.
 
     Raises:
         MalformedText: metadata.uid or metadata.name is missing or not a text.
     """
     metadata, spec, status = (inside(obj, key) for key in ("metadata", "spec", "status"))
-    annotations = _texts(metadata, "annotations")
+    annotations = texts_in(metadata, "annotations")
     uid, name = _identity(metadata, "pod")
     groups: Groups | None = None
     groups_error = ""
@@ -316,8 +325,8 @@ def decode_node(obj: Mapping[str, object]) -> NodeView:
         name=name,
         uid=uid,
         resource_version=text_in(metadata, "resourceVersion"),
-        annotations=_texts(metadata, "annotations"),
-        labels=_texts(metadata, "labels"),
+        annotations=texts_in(metadata, "annotations"),
+        labels=texts_in(metadata, "labels"),
     )
 
 
@@ -333,47 +342,53 @@ def _containers(
     spec: Mapping[str, object], status: Mapping[str, object], resource: str
 ) -> Iterator[ContainerView]:
     """Init containers and sidecars first, then app containers, as the kubelet admits them."""
-    statuses = _statuses(status, "initContainerStatuses")
-    for item in objects_in(spec, "initContainers"):
-        is_sidecar = item.get("restartPolicy") == "Always"
-        own = statuses.get(text_in(item, "name"), {})
-        container = _container(item, Role.SIDECAR if is_sidecar else Role.INIT, own, resource)
-        ended = None if is_sidecar else _ended_at(own, "OnFailure")
-        yield msgspec.structs.replace(container, ended_at=ended)
-    statuses = _statuses(status, "containerStatuses")
-    restarts = text_in(spec, "restartPolicy")
-    for item in objects_in(spec, "containers"):
-        own = statuses.get(text_in(item, "name"), {})
-        container = _container(item, Role.APP, own, resource)
-        # A container's own policy wins, and its rules may start it again after any exit.
-        policy = "Always" if item.get("restartPolicyRules") else text_in(item, "restartPolicy")
-        yield msgspec.structs.replace(container, ended_at=_ended_at(own, policy or restarts))
+    for kind in ("initContainers", "containers"):
+        # Their statuses: initContainerStatuses, containerStatuses.
+        statuses = objects_in(status, f"{kind[:-1]}Statuses")
+        known = {text_in(item, "name"): item for item in statuses}
+
+        for item in objects_in(spec, kind):
+            policy = text_in(item, "restartPolicy")
+            if kind == "containers":
+                role = Role.APP
+                # A container's own policy wins, and its rules may start it again after any exit.
+                policy = "Always" if item.get("restartPolicyRules") else policy
+                policy = policy or text_in(spec, "restartPolicy")
+            elif policy == "Always":
+                role = Role.SIDECAR
+            else:
+                role, policy = Role.INIT, "OnFailure"
+            yield _container(item, role, policy, known.get(text_in(item, "name"), {}), resource)
 
 
 def _container(
     item: Mapping[str, object],
     role: Role,
+    restarts: str,
     status: Mapping[str, object],
     resource: str,
 ) -> ContainerView:
+    """One container with its status. `restarts`: the policy by which the kubelet starts it."""
     state, last = inside(status, "state"), inside(status, "lastState")
     is_running = isinstance(state.get("running"), Mapping)
     container_id = text_in(status, "containerID").rpartition("://")[2]
     starts = (
-        text_in(inside(parent, kind), "startedAt")
+        text_in(parent, kind, "startedAt")
         for parent in (state, last)
         for kind in ("running", "terminated")
     )
+
     # As HAMi-core reads it, with atoi.
     number = _ATOI.match(_literal(item, PRIORITY_ENV, str(DEFAULT_PRIORITY)))
-    resources = inside(item, "resources")
-    names = {*inside(resources, "limits"), *inside(resources, "requests")} - {resource}
+
+    names = {*inside(item, "resources", "limits"), *inside(item, "resources", "requests")}
     others: list[tuple[str, int]] = []
-    for name in sorted(names):
+    for name in sorted(names - {resource}):
         text = _requested(item, name) if "/" in name else ""  # an extended resource has a domain
         if text:
             amount = decode_whole(text)
             others.append((name, NOT_WHOLE if amount is None else amount))
+
     return ContainerView(
         name=text_in(item, "name"),
         role=role,
@@ -385,7 +400,8 @@ def _container(
         running_id=container_id if is_running else None,
         has_run=bool(container_id) or "terminated" in state or "terminated" in last,
         started_at=max((decode_moment(text) or EPOCH for text in starts if text), default=None),
-        succeeded=any(inside(s, "terminated").get("exitCode") == 0 for s in (state, last)),
+        ended_at=_ended_at(state, restarts),
+        succeeded=any(inside(each, "terminated").get("exitCode") == 0 for each in (state, last)),
         priority=max(INT32[0], min(int(number[1]), INT32[1])) if number else 0,
         core_policy=_literal(item, CORE_POLICY_ENV),
         resource=resource,
@@ -401,9 +417,9 @@ def _literal(item: Mapping[str, object], name: str, absent: str = "") -> str:
     return text_in(given[-1], "value")
 
 
-def _ended_at(status: Mapping[str, object], restarts: str) -> dt.datetime | None:
+def _ended_at(state: Mapping[str, object], restarts: str) -> dt.datetime | None:
     """When the container ended; None if it runs or the restart policy may start it again."""
-    terminated = inside(inside(status, "state"), "terminated")
+    terminated = inside(state, "terminated")
     is_over = restarts == "Never" or (restarts == "OnFailure" and terminated.get("exitCode") == 0)
     if not terminated or not is_over:
         return None
@@ -412,18 +428,13 @@ def _ended_at(status: Mapping[str, object], restarts: str) -> dt.datetime | None
 
 def _requested(item: Mapping[str, object], resource: str) -> str:
     """The quantity in limits, else in requests, as text; empty when there is none."""
-    resources = inside(item, "resources")
     for part in ("limits", "requests"):
-        value = inside(resources, part).get(resource)
+        value = inside(item, "resources", part).get(resource)
         if isinstance(value, str):
             return value
         if type(value) is int and abs(value) < 2**63:
             return str(value)
     return ""
-
-
-def _statuses(status: Mapping[str, object], key: str) -> Mapping[str, Mapping[str, object]]:
-    return {text_in(item, "name"): item for item in objects_in(status, key)}
 
 
 def decode_moment(text: object) -> dt.datetime | None:
@@ -432,8 +443,3 @@ def decode_moment(text: object) -> dt.datetime | None:
         return decode_stamp(text) if isinstance(text, str) and text else None
     except MalformedText:
         return None
-
-
-def _texts(parent: Mapping[str, object], key: str) -> Mapping[str, str]:
-    pairs = inside(parent, key).items()
-    return {name: value for name, value in pairs if isinstance(value, str)}

@@ -12,7 +12,7 @@ import msgspec
 
 from agent import cluster as annotations
 from agent.cluster import GPU_DEGRADED, REGISTER, NodeView, PodView
-from agent.errors import ApiError, ApiForbidden, ApiNotFound, MalformedText, cap
+from agent.errors import ApiError, ApiNotFound, MalformedText, cap
 from agent.hami.pod import decode_node_lock
 from agent.hami.register import read_register
 from agent.kube.api import (
@@ -43,14 +43,13 @@ from agent.kube.objects import (
     other_writer,
     read_object,
     text_in,
+    texts_in,
 )
 from agent.node.preflight import Right
 from agent.node.scheduling import NodeSight, skew_of
 from agent.ports import Clock
 
 # The part of a cluster that explains one pod: the pod, the nodes, who holds GPUs, quotas, Events.
-#
-# It keeps of 5,000 Nodes and their pods only what a decision uses.
 
 JsonObject = Mapping[str, Any]
 PLUGINS: Final = ("hami-device-plugin", "nvidia-device-plugin")
@@ -85,20 +84,6 @@ class ClusterNode(msgspec.Struct, frozen=True):
     reported: dt.datetime | None = None
 
 
-class GpuHolder(msgspec.Struct, frozen=True):
-    """A pod for which HAMi's scheduler has chosen GPUs. `shares`: its devices annotation."""
-
-    uid: str
-    namespace: str
-    name: str
-    node: str
-    shares: str
-    phase: str
-    inits: int = 0
-    has_passed_init: bool = False
-    is_deleted: bool = False
-
-
 class PodEventView(msgspec.Struct, frozen=True):
     """An Event. `last`: the last time; None if it cannot be read. `about`: its object's name."""
 
@@ -118,6 +103,9 @@ class ListedPod(msgspec.Struct, frozen=True):
     - `state`: `Ready`, else what it waits for in the kubelet's words.
     - `is_plugin`: it mounts the kubelet's plugin directory of its host.
     - `component`: its label of this name.
+    - `chosen`: the Node that HAMi's scheduler chose; empty: it has chosen no GPUs.
+    - `shares`: its devices annotation.
+    - `inits`: how many init containers it has; `has_passed_init`: all have ended well.
     """
 
     namespace: str
@@ -132,6 +120,11 @@ class ListedPod(msgspec.Struct, frozen=True):
     state: str = ""
     is_plugin: bool = False
     component: str = ""
+    uid: str = ""
+    chosen: str = ""
+    shares: str = ""
+    inits: int = 0
+    has_passed_init: bool = False
 
     @property
     def is_other_plugin(self) -> bool:
@@ -177,6 +170,8 @@ class Unread(msgspec.Struct, frozen=True):
 class ClusterSnapshot(msgspec.Struct, frozen=True):
     """All parts as they were read, in this order: nodes, holders, quotas, Events.
 
+    Of 5,000 Nodes and their pods only what a decision uses is kept.
+
     A part that is listed in `unread` is empty. `taken`: when the pod was read. `agents`: those pods
     of agents that were asked for; none for agents that are no pods. `uses`: of a running pod;
     `use_unread`: why its node's agent did not say.
@@ -189,7 +184,7 @@ class ClusterSnapshot(msgspec.Struct, frozen=True):
     pod: JsonObject
     taken: dt.datetime
     nodes: tuple[ClusterNode, ...] = ()
-    holders: tuple[GpuHolder, ...] = ()
+    holders: tuple[ListedPod, ...] = ()
     quotas: tuple[JsonObject, ...] = ()
     events: tuple[PodEventView, ...] = ()
     unread: tuple[Unread, ...] = ()
@@ -206,8 +201,6 @@ class ClusterSnapshot(msgspec.Struct, frozen=True):
 
 
 # Decodes what commands read of a cluster; each object is cut to what a decision uses.
-#
-# A field of another shape counts as absent: one malformed object must not hide the others.
 
 REFUSED: Final = "UnexpectedAdmissionError"
 """The reason of a pod that the kubelet failed because of its devices."""
@@ -239,87 +232,61 @@ def decode_cluster_node(body: Raw, labels: frozenset[str]) -> ClusterNode:
     Raises:
         MalformedText: it is not an object.
     """
-    metadata, spec, status = decode_parts(body).values()
-    noted, labelled = inside(metadata, "annotations"), inside(metadata, "labels")
-    writes = annotation_writes(metadata)
+    node = read_object(body)
+    notes, labelled = (texts_in(node, "metadata", part) for part in ("annotations", "labels"))
+    writes = annotation_writes(inside(node, "metadata"))
     stamps = (decode_moment(write.time) for write in writes if write.key in _REPORT)
+
     return ClusterNode(
-        name=text_in(metadata, "name"),
-        annotations={key: text_in(noted, key) for key in _NOTED if key in noted},
-        labels={key: text_in(labelled, key) for key in labels if key in labelled},
+        name=text_in(node, "metadata", "name"),
+        annotations={key: text for key, text in notes.items() if key in _NOTED},
+        labels={key: text for key, text in labelled.items() if key in labels},
         taints=tuple(
             Taint(text_in(taint, "key"), text_in(taint, "value"), text_in(taint, "effect"))
-            for taint in objects_in(spec, "taints")
+            for taint in objects_in(node, "spec", "taints")
         ),
-        is_closed=spec.get("unschedulable") is True,
-        slices=decode_quantity(text_in(inside(status, "allocatable"), SLICES)) or 0,
-        reported=max((stamp for stamp in stamps if stamp is not None), default=None),
-    )
-
-
-def decode_holder(body: Raw) -> GpuHolder | None:
-    """Decode a pod; None if HAMi's scheduler has chosen no GPUs for it.
-
-    Raises:
-        MalformedText: it is not an object.
-    """
-    metadata, spec, status = decode_parts(body).values()
-    noted = inside(metadata, "annotations")
-    if annotations.VGPU_NODE not in noted:
-        return None
-    ended = [
-        inside(inside(one, "state"), "terminated")
-        for one in objects_in(status, "initContainerStatuses")
-    ]
-    return GpuHolder(
-        uid=text_in(metadata, "uid"),
-        namespace=text_in(metadata, "namespace"),
-        name=text_in(metadata, "name"),
-        node=text_in(noted, annotations.VGPU_NODE),
-        shares=text_in(noted, annotations.ALLOCATED),
-        phase=text_in(status, "phase"),
-        inits=len(objects_in(spec, "initContainers")),
-        has_passed_init=bool(ended) and all(end.get("exitCode") == 0 for end in ended),
-        is_deleted=bool(metadata.get("deletionTimestamp")),
+        is_closed=inside(node, "spec").get("unschedulable") is True,
+        slices=decode_quantity(text_in(node, "status", "allocatable", SLICES)) or 0,
+        reported=max(filter(None, stamps), default=None),
     )
 
 
 def decode_quota(body: Raw) -> JsonObject:
     """Decode a ResourceQuota: its names and limits. Raises MalformedText: not an object."""
-    metadata, spec, _ = decode_parts(body).values()
-    names = {key: text_in(metadata, key) for key in ("namespace", "name")}
-    return {"metadata": names, "spec": {"hard": inside(spec, "hard")}}
+    quota = read_object(body)
+    names = {key: text_in(quota, "metadata", key) for key in ("namespace", "name")}
+    return {"metadata": names, "spec": {"hard": inside(quota, "spec", "hard")}}
 
 
 def decode_pod_event(body: Raw) -> PodEventView:
     """Decode an Event. Raises MalformedText: it is not an object."""
     event = read_object(body)
-    series = inside(event, "series")
     stamps = (
-        text_in(series, "lastObservedTime"),
+        text_in(event, "series", "lastObservedTime"),
         text_in(event, "lastTimestamp"),
         text_in(event, "eventTime"),
-        text_in(inside(event, "metadata"), "creationTimestamp"),
+        text_in(event, "metadata", "creationTimestamp"),
     )
+
     return PodEventView(
         kind=text_in(event, "type"),
         reason=text_in(event, "reason"),
         message=text_in(event, "message"),
-        writer=text_in(inside(event, "source"), "component")
-        or text_in(event, "reportingComponent"),
-        last=next((stamp for text in stamps if (stamp := decode_moment(text))), None),
-        about=text_in(inside(event, "involvedObject"), "name"),
+        writer=text_in(event, "source", "component") or text_in(event, "reportingComponent"),
+        last=next(filter(None, map(decode_moment, stamps)), None),
+        about=text_in(event, "involvedObject", "name"),
     )
 
 
 def decode_listed(body: Raw) -> ListedPod:
     """Decode a pod of a list. Raises MalformedText: it is not an object."""
-    metadata, spec, status = decode_parts(body).values()
-    owners = objects_in(metadata, "ownerReferences")
+    pod = read_object(body)
+    metadata, spec, status = (inside(pod, part) for part in ("metadata", "spec", "status"))
+    inits = objects_in(status, "initContainerStatuses")
+    codes = [inside(init, "state", "terminated").get("exitCode") for init in inits]
     waits = (
-        text_in(inside(inside(one, "state"), "waiting"), "reason")
-        for key in ("initContainerStatuses", "containerStatuses")
-        for one in objects_in(status, key)
+        text_in(one, "state", "waiting", "reason")
+        for one in (*inits, *objects_in(status, "containerStatuses"))
     )
     is_ready = any(
         entry.get("type") == "Ready" and entry.get("status") == "True"
@@ -329,7 +296,8 @@ def decode_listed(body: Raw) -> ListedPod:
     not_ready = "Running, not ready" if phase == "Running" else phase
     # Labels and owners are the words of a pod's author. A pod that may mount the kubelet's plugin
     # directory may replace the device plugin of its node anyway.
-    volumes = (inside(volume, "hostPath") for volume in objects_in(spec, "volumes"))
+    paths = (text_in(volume, "hostPath", "path") for volume in objects_in(spec, "volumes"))
+
     return ListedPod(
         namespace=text_in(metadata, "namespace"),
         name=text_in(metadata, "name"),
@@ -340,12 +308,18 @@ def decode_listed(body: Raw) -> ListedPod:
         at=decode_moment(status.get("startTime"))
         or decode_moment(metadata.get("creationTimestamp")),
         is_deleted=bool(metadata.get("deletionTimestamp")),
-        owners=tuple((text_in(owner, "kind"), text_in(owner, "name")) for owner in owners),
-        state="Ready" if is_ready else next(filter(None, waits), not_ready),
-        is_plugin=any(
-            PurePosixPath(text_in(volume, "path")).name == "device-plugins" for volume in volumes
+        owners=tuple(
+            (text_in(owner, "kind"), text_in(owner, "name"))
+            for owner in objects_in(metadata, "ownerReferences")
         ),
-        component=text_in(inside(metadata, "labels"), "app.kubernetes.io/component"),
+        state="Ready" if is_ready else next(filter(None, waits), not_ready),
+        is_plugin=any(PurePosixPath(path).name == "device-plugins" for path in paths),
+        component=text_in(metadata, "labels", "app.kubernetes.io/component"),
+        uid=text_in(metadata, "uid"),
+        chosen=text_in(metadata, "annotations", annotations.VGPU_NODE),
+        shares=text_in(metadata, "annotations", annotations.ALLOCATED),
+        inits=len(objects_in(spec, "initContainers")),
+        has_passed_init=bool(codes) and all(code == 0 for code in codes),
     )
 
 
@@ -361,7 +335,7 @@ def listed_if(wanted: Callable[[ListedPod], bool]) -> Callable[[Raw], ListedPod 
 
 def decode_name(body: Raw) -> tuple[str, str]:
     """Namespace and name of an object. Raises MalformedText: it is not an object."""
-    metadata, *_ = decode_parts(body).values()
+    metadata = inside(read_object(body), "metadata")
     return text_in(metadata, "namespace"), text_in(metadata, "name")
 
 
@@ -396,22 +370,23 @@ class ObjectReader:
         self,
         resource: str,
         read: Callable[[Raw], T | None],
-        *query: tuple[str, str],
+        *,
         namespace: str = "",
+        labels: str = "",
+        fields: str = "",
         whole: bool = False,
         accept: str = "application/json",
     ) -> tuple[T, ...]:
         """What `read` makes of the objects; `namespace` empty: of the whole cluster.
 
-        `whole`: see Lists. Raises ApiError, which names a missing right.
+        `labels`, `fields`: selectors. `whole`: see Lists. Raises ApiError.
         """
         path = path_of("namespaces", namespace, resource) if namespace else path_of(resource)
+        selectors = (("labelSelector", labels), ("fieldSelector", fields))
+        query = tuple((key, selector) for key, selector in selectors if selector)
         request = ApiRequest("list", resource, path, query, accept=accept)
         lists = Lists(self._session, whole=whole, budget=lambda: self._budget or command_budget())
-        try:
-            _, items = await lists.fetch(request, read)
-        except ApiForbidden as error:
-            raise _right(request, error) from error
+        _, items = await lists.fetch(request, read)
         return tuple(item for item in items if item is not None)
 
 
@@ -434,47 +409,46 @@ class ClusterReader(ObjectReader):
             ApiNotFound: there is no such pod.
             ApiError: the pod cannot be read.
         """
-        self._unread, self._is_silent = [], False
         path = path_of("namespaces", namespace, "pods", name)
-        request = ApiRequest("get", "pods", path)
-        try:
-            pod = await self._session.fetch(request, decode_parts)
-        except ApiForbidden as error:
-            raise _right(request, error) from error
+        pod = await self._session.fetch(ApiRequest("get", "pods", path), decode_parts)
         taken = self._clock.now()
-        labels = frozenset(_selected_labels(pod))
-        nodes = await self._part("nodes", "", lambda raw: decode_cluster_node(raw, labels))
+
+        selected = frozenset(_selected_labels(pod))
+        nodes = await self._part("nodes", lambda raw: decode_cluster_node(raw, selected))
+
         # Schedulers from 2.5 on label the pods with GPUs; 2.4 only annotates them.
         reports = (node.annotations.get(annotations.REGISTER, "") for node in nodes)
         is_labelled = all(report.startswith(JSON_FORM) for report in reports if report)
-        query = (
-            ("labelSelector", annotations.VGPU_NODE)
-            if is_labelled
-            else ("fieldSelector", UNFINISHED)
-        )
-        holders = await self._part("pods", "", decode_holder, query)
+        labels, fields = (annotations.VGPU_NODE, "") if is_labelled else ("", UNFINISHED)
+        read = listed_if(lambda pod: bool(pod.chosen))
+        holders = await self._part("pods", read, labels=labels, fields=fields)
         is_own_read, failures = True, len(self._unread)
         if any(unread.part == "pods" for unread in self._unread):
             # Whoever may read one namespace alone can still be told what holds its quota.
-            holders = await self._part("pods", namespace, decode_holder, query)
+            holders = await self._part(
+                "pods", read, namespace=namespace, labels=labels, fields=fields
+            )
             is_own_read = len(self._unread) == failures
             del self._unread[failures:]
-        quotas = await self._part("resourcequotas", namespace, decode_quota)
-        own = ("fieldSelector", f"involvedObject.uid={pod['metadata'].get('uid', '')}")
-        events = await self._part("events", namespace, decode_pod_event, own)
+
+        quotas = await self._part("resourcequotas", decode_quota, namespace=namespace)
+        own = f"involvedObject.uid={pod['metadata'].get('uid', '')}"
+        events = await self._part("events", decode_pod_event, namespace=namespace, fields=own)
+
         agents: tuple[ListedPod, ...] = ()
-        if any(_is_unregistered(node) for node in nodes):
-            query = ("labelSelector", AGENTS)
-            agents = await self._part(
-                "pods", "", listed_if(lambda pod: pod.is_plugin), query, part="agents"
-            )
-        about = "involvedObject.kind=Node"
-        if bound := pod["spec"].get("nodeName"):
-            about += f",involvedObject.name={bound}"
+        if any(map(_is_unregistered, nodes)):
+            read = listed_if(lambda pod: pod.is_plugin)
+            agents = await self._part("pods", read, labels=AGENTS, part="agents")
+
         said: tuple[PodEventView, ...] = ()
-        if bound or any(_is_troubled(node) for node in nodes):
-            query, part = ("fieldSelector", about), "events of Nodes"
-            said = await self._part("events", "default", decode_pod_event, query, part=part)
+        bound = pod["spec"].get("nodeName")
+        if bound or any(map(_is_troubled, nodes)):
+            about = "involvedObject.kind=Node" + f",involvedObject.name={bound}" * bool(bound)
+            part = "events of Nodes"
+            said = await self._part(
+                "events", decode_pod_event, namespace=NODE_NAMESPACE, fields=about, part=part
+            )
+
         return ClusterSnapshot(
             pod,
             taken,
@@ -490,7 +464,7 @@ class ClusterReader(ObjectReader):
         )
 
     async def _owners(
-        self, nodes: Iterable[ClusterNode], holders: Iterable[GpuHolder]
+        self, nodes: Iterable[ClusterNode], holders: Iterable[ListedPod]
     ) -> Mapping[tuple[str, str], str]:
         """The phases of pods that hold a lock and no GPU yet; a pod that is unread is left out."""
         owners: set[tuple[str, str]] = set()
@@ -522,33 +496,27 @@ class ClusterReader(ObjectReader):
 
         Raises ApiError.
         """
-        query = ("fieldSelector", "status.phase=Failed")
         read = listed_if(lambda pod: pod.reason == REFUSED)
-        return await self.read_list("pods", read, query, namespace=namespace)
+        failed = "status.phase=Failed"
+        return await self.read_list("pods", read, namespace=namespace, fields=failed)
 
     async def similar(self, namespace: str, name: str) -> str:
         """The names that may have been meant, as the end of a sentence."""
-        named = ("fieldSelector", f"metadata.name={name}")
+        named = f"metadata.name={name}"
         try:
             found = await self.read_list(
                 "pods", decode_name, namespace=namespace, accept=METADATA_LIST
             )
-            same = await self.read_list("pods", decode_name, named, accept=METADATA_LIST)
-            known = [other for _, other in found]
-            nearest = difflib.get_close_matches(name, known, n=NEAREST, cutoff=0.5)
-            if not (nearest or same):
-                # Pods with GPUs in all namespaces, named with their namespace.
-                query = ("labelSelector", annotations.VGPU_NODE)
-                found = await self.read_list("pods", decode_name, query, accept=METADATA_LIST)
-                spaces = {other: space for space, other in found}
-                near = difflib.get_close_matches(name, spaces, n=NEAREST, cutoff=0.6)
-                nearest = [f"{spaces[other]}/{other}" for other in near]
+            same = await self.read_list("pods", decode_name, fields=named, accept=METADATA_LIST)
         except EndlessList:
             raise  # nor is it to be believed that there is no such pod
         except ApiError as error:
             return f"; no other name is known: {error}"
-        elsewhere = sorted(space for space, _ in same)[:NEAREST]
-        text = f"; one is in {', '.join(cap(space, 64) for space in elsewhere)}" if same else ""
+
+        elsewhere = ", ".join(cap(space, 64) for space, _ in sorted(same)[:NEAREST])
+        known = [other for _, other in found]
+        nearest = difflib.get_close_matches(name, known, n=NEAREST, cutoff=0.5)
+        text = f"; one is in {elsewhere}" if same else ""
         if nearest:
             text += f"; the nearest names are {', '.join(cap(other, 256) for other in nearest)}"
         return text
@@ -556,21 +524,26 @@ class ClusterReader(ObjectReader):
     async def _part(
         self,
         resource: str,
-        namespace: str,
         read: Callable[[Raw], T | None],
-        *query: tuple[str, str],
+        *,
+        namespace: str = "",
+        labels: str = "",
+        fields: str = "",
         part: str = "",
     ) -> tuple[T, ...]:
         """List a part, which is named by its resource unless `part` does."""
         why = "not asked, because the API server fell silent"
         if not self._is_silent:
             try:
-                return await self.read_list(resource, read, *query, namespace=namespace)
+                return await self.read_list(
+                    resource, read, namespace=namespace, labels=labels, fields=fields
+                )
             except EndlessList:
                 raise  # no other part of what this server says is to be believed
             except ApiError as error:
                 why = str(error)
                 self._is_silent = not error.status
+
         self._unread.append(Unread(part or resource, why))
         return ()
 
@@ -586,19 +559,6 @@ def _is_unregistered(node: ClusterNode) -> bool:
     has_report = bool(node.annotations.get(annotations.REGISTER))
     has_gpus = node.slices > 0 or has_report or annotations.HANDSHAKE in node.annotations
     return has_gpus and not (has_report and node.slices > 0)
-
-
-def _right(request: ApiRequest, error: ApiError) -> ApiForbidden:
-    """The error that names the missing right in one sentence."""
-    if error.status == 401:
-        text = f"{request.what}: the API server does not accept the credentials; renew them"
-        return ApiForbidden(text, status=error.status)
-    scope = "in this namespace" if "/namespaces/" in request.path else "in the whole cluster"
-    return ApiForbidden(
-        f"this account may not {request.verb} {request.resource} {scope}; grant it the verb "
-        f"{request.verb} on the resource {request.resource}",
-        status=error.status,
-    )
 
 
 def _selected_labels(pod: JsonObject) -> Iterable[str]:
@@ -633,7 +593,7 @@ class NodeReader(ObjectReader):
 
         Raises ApiError: there is no such pod, or the account may not run programs in it.
         """
-        pods = await self._pods(decode_listed, ("labelSelector", AGENTS))
+        pods = await self._pods(decode_listed, labels=AGENTS)
         alive = [pod for pod in pods if pod.is_plugin and pod.phase not in ENDED]
         if not alive:
             raise ApiError(f"no pod of the agent is on the node {self._node}")
@@ -665,8 +625,10 @@ class NodeReader(ObjectReader):
 
     async def events(self) -> tuple[PodEventView, ...]:
         """The Events that agents posted about the Node. Raises ApiError."""
-        query = ("fieldSelector", f"involvedObject.kind=Node,involvedObject.name={self._node}")
-        events = await self.read_list("events", decode_pod_event, query, namespace=NODE_NAMESPACE)
+        about = f"involvedObject.kind=Node,involvedObject.name={self._node}"
+        events = await self.read_list(
+            "events", decode_pod_event, namespace=NODE_NAMESPACE, fields=about
+        )
         return tuple(event for event in events if event.writer == COMPONENT)
 
     async def names(self) -> tuple[str, ...]:
@@ -705,20 +667,22 @@ class NodeReader(ObjectReader):
             skew = skew_of(sent, before, after)
         except ValueError:  # no time, or none that can be read
             skew = None
-        found = await aside(body, request, read_object)
-        metadata, status = inside(found, "metadata"), inside(found, "status")
+        node = await aside(body, request, read_object)
+        metadata = inside(node, "metadata")
         if metadata.get("name") != self._node:
             raise ApiError(f"{request.what}: the answer has no name, or another one")
+
         writes = annotation_writes(metadata)
         agents = [write for write in writes if write.writer == WRITER]
         offered, had = (
-            max(0, decode_quantity(str(inside(status, part).get(resource, 0))) or 0)
+            max(0, decode_quantity(str(inside(node, "status", part).get(resource, 0))) or 0)
             for part in ("allocatable", "capacity")
         )
+
         return NodeSight(
             name=self._node,
-            labels={key: str(value) for key, value in inside(metadata, "labels").items()},
-            annotations={key: str(value) for key, value in inside(metadata, "annotations").items()},
+            labels=texts_in(metadata, "labels"),
+            annotations=texts_in(metadata, "annotations"),
             allocatable=offered,
             capacity=had,
             written=frozenset(write.key for write in agents),
@@ -727,10 +691,10 @@ class NodeReader(ObjectReader):
             skew=skew,
         )
 
-    async def _pods(self, read: Callable[[Raw], T], *query: tuple[str, str]) -> tuple[T, ...]:
+    async def _pods(self, read: Callable[[Raw], T], *, labels: str = "") -> tuple[T, ...]:
         """List the pods of this node. Raises ApiError."""
-        query = (("fieldSelector", f"spec.nodeName={self._node}"), *query)
-        return await self.read_list("pods", read, *query, whole=True)
+        fields = f"spec.nodeName={self._node}"
+        return await self.read_list("pods", read, labels=labels, fields=fields, whole=True)
 
 
 async def nodes_with_gpus(
@@ -739,10 +703,12 @@ async def nodes_with_gpus(
     """The Nodes that report GPUs, each with the pods that hold some. Raises ApiError."""
     reader = ObjectReader(session)
     nodes = await reader.read_list("nodes", read_node, accept=METADATA_LIST)
-    query = ("labelSelector", annotations.VGPU_NODE)
     pods = await reader.read_list(
-        "pods", lambda item: decode_pod(read_object(item), resource), query
+        "pods",
+        lambda item: decode_pod(read_object(item), resource),
+        labels=annotations.VGPU_NODE,
     )
+
     held: dict[str, list[PodView]] = {}
     for pod in pods:
         held.setdefault(pod.node, []).append(pod)
@@ -803,8 +769,7 @@ class KubeLeftovers(ObjectReader):
 
         A pod that is not bound yet may begin on any Node: it has an entry of its own.
         """
-        query = ("labelSelector", selector)
-        pods = await self.read_list("pods", decode_listed, query, namespace=namespace)
+        pods = await self.read_list("pods", decode_listed, namespace=namespace, labels=selector)
         agents = {pod.node: pod.name for pod in pods}
         # Each Node is read at once: the text of 5,000 is 100 MB.
         listed = await self.read_list("nodes", self._read)
@@ -837,16 +802,16 @@ class KubeLeftovers(ObjectReader):
 
     def _read(self, body: Raw) -> NodeLeftovers:
         node = read_object(body)
-        metadata, status = inside(node, "metadata"), inside(node, "status")
         conditions = {
-            one.get("type"): one.get("status") for one in objects_in(status, "conditions")
+            one.get("type"): one.get("status") for one in objects_in(node, "status", "conditions")
         }
         # The kubelet writes True and False; the controller Unknown when the kubelet is silent.
         has_kubelet = conditions.get("Ready", "Unknown") != "Unknown"
-        offered = decode_quantity(str(inside(status, "allocatable").get(self._resource, 0)))
-        keys = inside(metadata, "annotations")
+        offered = decode_quantity(str(inside(node, "status", "allocatable").get(self._resource, 0)))
+        keys = inside(node, "metadata", "annotations")
+
         return NodeLeftovers(
-            str(metadata.get("name")),
+            text_in(node, "metadata", "name"),
             tuple(key for key in keys if key in REPORT or key.startswith(OWN)),
             degraded=GPU_DEGRADED in conditions,
             has_kubelet=has_kubelet,

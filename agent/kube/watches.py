@@ -27,7 +27,7 @@ from agent.cluster import (
 from agent.errors import ApiError, ApiForbidden, ApiGone
 from agent.kit.cell import Cell
 from agent.kit.tasks import HEALTHY_AFTER, Allowance, Backoff
-from agent.kit.timing import Lag, Tally, await_event
+from agent.kit.timing import Lag, Tally, await_event, loop_time
 from agent.kube import api
 from agent.model import GpuUuid, Inventory
 from agent.ports import Clock, NodeApi, PodApi
@@ -64,14 +64,13 @@ class Reopening:
         self, follow: Callable[[], Awaitable[None]], broke: Callable[[ApiError], None]
     ) -> NoReturn:
         """Run `follow`, which is one watch, for ever; `broke` takes each of its errors."""
-        loop = asyncio.get_running_loop()
         while True:
-            began, failure, least = loop.time(), None, 0.0
+            began, failure, least = loop_time(), None, 0.0
             try:
                 await follow()
             except ApiError as error:
                 failure, least = error, error.retry_after or 0.0
-            delay = self.delay(failure, loop.time() - began)
+            delay = self.delay(failure, loop_time() - began)
             if failure is not None:
                 broke(failure)
             self.wanted.clear()
@@ -146,9 +145,12 @@ class NodeWatch:
 
     async def refresh(self) -> None:
         """Update the view by one GET. The caller sets the deadline. Raises ApiError."""
+        held = self._node.value
         node = await self._api.get_node()
         if node is not None:
             self.saw(node)
+        elif self._node.value is held:  # no frame was newer than the answer
+            self._set(None)
 
     def saw(self, node: NodeView) -> None:
         """Update the view from the answer to a request, unless the watch showed a newer Node."""
@@ -159,11 +161,13 @@ class NodeWatch:
         self._floor = version
         self._set(node)
 
-    def _set(self, node: NodeView) -> None:
+    def _set(self, node: NodeView | None) -> None:
         """Set the view, with the locks that were removed lately."""
         held = self._node.value
-        if held is not None:
-            now = asyncio.get_running_loop().time()
+        if node is None and held is not None:
+            log.warning("node.deleted")
+        if node is not None and held is not None:
+            now = loop_time()
             former = [(text, until) for text, until in held.former_locks if until > now]
             gone = held.annotations.get(MUTEX_LOCK, "")
             if gone and node.annotations.get(MUTEX_LOCK) != gone:
@@ -175,10 +179,7 @@ class NodeWatch:
         """Follow one watch to its end. Frames come in order; only the agent's writes overtake."""
         self._floor = 0
         async for node in self._api.watch_node():
-            if node is None:
-                if self._node.set(None):
-                    log.warning("node.deleted")
-            elif version_number(node.resource_version) >= self._floor:
+            if node is None or version_number(node.resource_version) >= self._floor:
                 self._set(node)
             if self._failing:
                 self._failing = False
@@ -262,8 +263,7 @@ class PodWatch:
                 return table
         else:
             lists = self._owners_lists if is_owners else self._lists
-            now = asyncio.get_running_loop().time()
-            if not lists.allows(now):
+            if not lists.allows(now := loop_time()):
                 left_out = self._warnings.admit()
                 if left_out is not None:
                     log.warning(
@@ -448,12 +448,12 @@ class RecentlyRegistered:
         async for inventory in self._inventory.follow():
             amounts = _amounts(inventory)
             if amounts != self._now:
-                self._before.append((asyncio.get_running_loop().time(), self._now))
+                self._before.append((loop_time(), self._now))
                 self._now = amounts
 
     def greatest(self) -> Amounts:
         """By GPU, the greatest memory (MiB) and compute (percent) registered in the window."""
-        oldest = asyncio.get_running_loop().time() - WINDOW
+        oldest = loop_time() - WINDOW
         while self._before and self._before[0][0] < oldest:
             self._before.popleft()
         greatest = dict(_amounts(self._inventory.value))

@@ -16,7 +16,7 @@ from agent.cluster import NodeEvent
 from agent.errors import AgentError, KubeletError, RegistrationRefused, cap
 from agent.kit.cell import Cell, News
 from agent.kit.tasks import Backoff, apart
-from agent.kit.timing import Tally, until_tick
+from agent.kit.timing import Tally, loop_time, until_tick
 from agent.kit.unix import UnixChannel
 from agent.kubelet.door import PluginServer, listens
 from agent.ledger import KubeletEpoch
@@ -71,13 +71,6 @@ class KubeletRegistrar:
 
 
 # Keeps the resource registered with the kubelet: an open list stream proves the registration.
-#
-# The kubelet never dials again by itself. A second Register beside an open stream costs a
-# connection and, up to and including 1.36, the registration. So the agent registers only while no
-# stream is open, and then waits for the stream. It registers again when the stream ends, when its
-# socket file is gone (every kubelet removes all sockets at its start), and when the kubelet's
-# socket is new. The stream does not show that another plugin registered; `renew` is called for
-# that.
 
 log = structlog.get_logger(__name__)
 
@@ -154,7 +147,14 @@ class KubeletWatch:
 
 
 class Registration:
-    """Registers the present name of `resource`. `streams`: the number of open list streams."""
+    """Registers the present name of `resource`. `streams`: the number of open list streams.
+
+    The kubelet never dials again by itself. A second Register beside an open stream costs a
+    connection and, up to and including 1.36, the registration. So the agent registers only while no
+    stream is open, and then waits for the stream. It registers again when the stream ends, when its
+    socket file is gone (every kubelet removes all sockets at its start), and when the kubelet's
+    socket is new. The stream does not show that another plugin registered: `renew` is for that.
+    """
 
     def __init__(
         self,
@@ -176,7 +176,8 @@ class Registration:
         self._kubelet: KubeletEpoch | None = None
         self._trigger = "start"
         self._name_is_spent = False
-        self._ends = self._accepts = 0
+        self._registration_id = 0
+        """It changes with each accepted Register and each end of the streams."""
         self._due = self._fresh_until = 0.0
         """The loop times of the next attempt, and until when a new kubelet is tried quickly."""
         self.state: Cell[RegistrationState] = Cell(RegistrationState())
@@ -194,11 +195,8 @@ class Registration:
 
     @property
     def registration_id(self) -> int | None:
-        """A number that changes with each registration and each end of the streams.
-
-        None: no stream is open.
-        """
-        return self._ends + self._accepts if self._streams.value > 0 else None
+        """The registration that the kubelet uses; None: no stream is open."""
+        return self._registration_id if self._streams.value > 0 else None
 
     def renew(self) -> None:
         """Serve on a new socket and register it although a stream is open.
@@ -229,8 +227,8 @@ class Registration:
         counts = self._streams.follow()
         await anext(counts)
         async for count in counts:
-            if count == 0:
-                self._ends += 1  # also of a stream that opened and ended between two steps
+            if count == 0:  # also of a stream that opened and ended between two steps
+                self._registration_id += 1
             self.state.set(msgspec.structs.replace(self.state.value, stream=count > 0))
             self._changes.set(self._changes.value + 1)
 
@@ -239,13 +237,15 @@ class Registration:
         kubelet = self._watch.epoch()
         if kubelet is not None and kubelet != self._kubelet:
             self._on_new_kubelet(kubelet)
+
         if self._is_bound() and self._streams.value > 0:
             await self._serve()
         elif kubelet is None:
-            self._say("registration.waiting", "waiting for the kubelet: its socket is not there")
+            text = "waiting for the kubelet: its socket is not there"
+            self._publish("registration.waiting", text)
             await self._wait(until_tick(LOOK_AGAIN))
-        elif self._due - _now() >= 0.001:  # less is what a clock may not resolve
-            await self._wait(self._due - _now())
+        elif self._due - loop_time() >= 0.001:  # less is what a clock may not resolve
+            await self._wait(self._due - loop_time())
         elif self._is_bound():
             await self._register()
         else:
@@ -256,7 +256,7 @@ class Registration:
         if self._kubelet is not None:
             self._trigger = "kubelet_restart"
         self._kubelet = kubelet
-        self._due, self._fresh_until = _now(), _now() + FRESH_FOR
+        self._due, self._fresh_until = loop_time(), loop_time() + FRESH_FOR
         self._backoff.reset()
 
     def _is_bound(self) -> bool:
@@ -264,60 +264,39 @@ class Registration:
         endpoint = self._serving.endpoint
         return bool(endpoint) and not self._name_is_spent and self._watch.exists(endpoint)
 
-    async def _serve(self) -> None:
-        """Wait until the stream or the socket is lost.
-
-        A new kubelet socket alone is no reason to register: it was only touched, because a kubelet
-        that starts removes the agent's socket.
-        """
-        since, self._trigger = _now(), ""
-        text = "registered, the kubelet takes our lists"
-        self._say("registration.serving", text, registered=True)
-        while self._is_bound() and self._streams.value > 0:
-            await self._wait(until_tick(LOOK_AGAIN))
-        if _now() - since >= STABLE_AFTER:
-            # It served for a while: this is a new loss, and no reason to wait longer than before.
-            self._backoff.reset()
-        # A cause that is known already, such as another plugin, tells more than its effect.
-        self._trigger = self._trigger or ("stream_lost" if self._is_bound() else "socket_lost")
-        self._due = _now() + self._backoff.next()
-        text = f"{_LOST[self._trigger]}, registering again"
-        self._say("registration.lost", text, problem=True)
-
     async def _bind(self) -> None:
         self._name_is_spent = False  # it may change again until the new socket serves
         try:
             async with asyncio.timeout(REBIND_DEADLINE):
                 await self._serving.rebind()
         except (AgentError, TimeoutError) as error:
-            self._due = _now() + self._backoff.next()
-            text = f"no socket serves: {_text(error)}"
-            self._say("registration.not_serving", text, problem=True)
+            self._retry("registration.not_serving", f"no socket serves: {_text(error)}")
 
     async def _register(self) -> None:
-        ends = self._ends
+        before = self._registration_id
         error = await self._call()
         if error is None:
             self.registrations.add(self._trigger)
-            self._accepts += 1
-            await self._await_stream(ends)
-        elif self._streams.value == 0:
-            refused, text = isinstance(error, RegistrationRefused), _text(error)
-            if refused and any(words in text for words in _FOR_GOOD):
-                delay = REFUSED_DELAY
-            elif not refused and _now() < self._fresh_until:
-                # A kubelet that starts has its socket some milliseconds before it takes calls.
-                delay = 0.01 + 0.04 * self._chance.random()
-            else:
-                delay = self._backoff.next()
-            # The kubelet's record of this name may stay wrong for ever; a new name has none.
-            self._name_is_spent |= refused and _ALREADY in text
-            self._due = _now() + delay
-            text = f"registration with the kubelet failed: {text}"
-            self._say("registration.failed", text, problem=True)
+            self._registration_id += 1
+            await self._await_stream(before + 1)
+            return
+
+        if self._streams.value > 0:
+            return
+
+        is_refused, text = isinstance(error, RegistrationRefused), _text(error)
+        # The kubelet's record of this name may stay wrong for ever; a new name has none.
+        self._name_is_spent |= is_refused and _ALREADY in text
+        delay = None
+        if is_refused and any(words in text for words in _FOR_GOOD):
+            delay = REFUSED_DELAY
+        elif not is_refused and loop_time() < self._fresh_until:
+            # A kubelet that starts has its socket some milliseconds before it takes calls.
+            delay = 0.01 + 0.04 * self._chance.random()
+        self._retry("registration.failed", f"registration with the kubelet failed: {text}", delay)
 
     async def _call(self) -> Exception | None:
-        """Make one Register; cancel it if the agent's socket file goes. Returns the error, or None.
+        """Send one Register; cancel it if the agent's socket file goes. Returns the error, or None.
 
         A kubelet that starts removes all sockets just before it accepts calls. It would dial the
         removed socket for 10 s and fail every admission meanwhile.
@@ -339,24 +318,49 @@ class Registration:
             error = failed.exceptions[0]
         return error
 
-    async def _await_stream(self, ends: int) -> None:
-        """Wait for the stream of an accepted Register. `ends`: the ends of streams before it."""
-        deadline = _now() + STREAM_DEADLINE
-        text = "registered, waiting for the kubelet's stream"
-        while self._is_bound() and self._watch.epoch() == self._kubelet:
-            if self._streams.value > 0:
-                return
-            if self._ends != ends:
-                break  # it came and went
-            if deadline - _now() < 0.001:
-                text = f"registered, but the kubelet opened no stream in {STREAM_DEADLINE:g} s"
-                self._say("registration.no_stream", text, problem=True)
-                break
-            self._say("registration.accepted", text, registered=True)
-            await self._wait(deadline - _now())
-        self._due = _now() + self._backoff.next()
+    async def _await_stream(self, registration_id: int) -> None:
+        """Wait for the stream of this accepted Register, unless it has come and gone already."""
+        deadline = loop_time() + STREAM_DEADLINE
+        while (
+            self._streams.value == 0
+            and self._registration_id == registration_id
+            and self._is_bound()
+            and self._watch.epoch() == self._kubelet
+            and deadline - loop_time() >= 0.001
+        ):
+            text = "registered, waiting for the kubelet's stream"
+            self._publish("registration.accepted", text, registered=True)
+            await self._wait(deadline - loop_time())
 
-    def _say(
+        if self._streams.value == 0:
+            text = f"registered, but the kubelet opened no stream in {STREAM_DEADLINE:g} s"
+            self._retry("registration.no_stream", text)
+
+    async def _serve(self) -> None:
+        """Wait until the stream or the socket is lost.
+
+        A new kubelet socket alone is no reason to register: it was only touched, because a kubelet
+        that starts removes the agent's socket.
+        """
+        since, self._trigger = loop_time(), ""
+        text = "registered, the kubelet takes our lists"
+        self._publish("registration.serving", text, registered=True)
+        while self._is_bound() and self._streams.value > 0:
+            await self._wait(until_tick(LOOK_AGAIN))
+
+        if loop_time() - since >= STABLE_AFTER:
+            # It served for a while: this is a new loss, and no reason to wait longer than before.
+            self._backoff.reset()
+        # A cause that is known already, such as another plugin, tells more than its effect.
+        self._trigger = self._trigger or ("stream_lost" if self._is_bound() else "socket_lost")
+        self._retry("registration.lost", f"{_LOST[self._trigger]}, registering again")
+
+    def _retry(self, event: str, text: str, delay: float | None = None) -> None:
+        """Publish why no registration stands, and try again after `delay` or the back-off's."""
+        self._due = loop_time() + (self._backoff.next() if delay is None else delay)
+        self._publish(event, text, problem=True)
+
+    def _publish(
         self, event: str, text: str, *, registered: bool = False, problem: bool = False
     ) -> None:
         """Publish the state; log it if it changed."""
@@ -369,20 +373,11 @@ class Registration:
         await News(self._changes).wait(seconds)
 
 
-def _now() -> float:
-    return asyncio.get_running_loop().time()
-
-
 def _text(error: Exception) -> str:
     return cap(str(error)) or f"no answer within {REGISTER_DEADLINE:g} s"
 
 
 # Watches for another device plugin of the agent's resource, and registers again when it is gone.
-#
-# Up to and including 1.36, the kubelet uses the plugin that registered last, and tells neither: the
-# agent's stream stays open. When the other plugin ends, the kubelet stops the resource although the
-# agent serves it. So the agent registers again when the other socket is gone and its own stream did
-# not end. A kubelet that starts removes all sockets; then the agent registers anyway.
 
 NVIDIA = "nvidia.com"
 
@@ -423,7 +418,14 @@ class Rival(msgspec.Struct, frozen=True):
 
 
 class Rivals:
-    """Watches the rival's socket. `say` posts an Event about the Node."""
+    """Watches the rival's socket. `say` posts an Event about the Node.
+
+    Up to and including 1.36, the kubelet uses the plugin that registered last, and tells neither:
+    the agent's stream stays open. When the other plugin ends, the kubelet stops the resource
+    although the agent serves it. So the agent registers again when the other socket is gone and its
+    own stream did not end. A kubelet that starts removes all sockets; then the agent registers
+    anyway.
+    """
 
     def __init__(
         self, socket: Rival, registration: Registration, say: Callable[[NodeEvent], None]

@@ -35,7 +35,7 @@ def degraded(checks: Iterable[Check]) -> tuple[Check, ...]:
 
 # The lines of `hami-agent doctor`: what was checked, what was found, and what to do about it.
 
-Verdict: TypeAlias = Literal["ok", "note", "unknown", "WRONG"]
+Verdict: TypeAlias = Literal["ok", "note", "unknown", "wrong"]
 """The result of a check. A note keeps no agent from serving; unknown: it could not be made."""
 
 OF_ONE_GPU: Final = "no new pod gets this GPU; pods that hold it may fail"
@@ -93,12 +93,37 @@ ALL_GROUPS: Final = frozenset(CHECKS)
 FROM_API: Final = ("kubelet", "api", "scheduler")
 """The groups that ask the API server."""
 
+_CLUSTER: Final = ("P-NODE", "P-RIGHTS", "P-SETTINGS")
+CAUSES: Final[Mapping[str, tuple[str, ...]]] = {
+    "P-ACCESS": ("P-DRIVER",),
+    "P-WITNESS": ("P-KUBELET",),
+    "P-OFFER": ("P-REPORT", "P-AGENT", "P-KUBELET", "P-DRIVER", "P-SECOND", "P-PLUGIN"),
+    "P-REPORT": ("P-AGENT", "P-RIGHTS", "P-DRIVER", "P-WRITER"),
+    "P-HANDSHAKE": ("P-AGENT", "P-RIGHTS", "P-KUBELET", "P-DRIVER"),
+    "P-LOCK": ("P-RIGHTS",),
+    # The agent's own checks, which are the subjects of P-AGENT.
+    "state": ("P-PATHS",),
+    "server": ("P-KUBELET", "P-PATHS"),
+    "registered": ("P-KUBELET", "P-DRIVER"),
+    "stream": ("P-KUBELET",),
+    "api": _CLUSTER,
+    "api_synced": _CLUSTER,
+    "report": (*_CLUSTER, "P-WRITER"),
+    "settings": ("P-SETTINGS",),
+    "inventory": ("P-DRIVER",),
+    "driver": ("P-DRIVER",),
+    "gpus": ("P-DRIVER",),
+    "gpus_answering": ("P-DRIVER",),
+    "cdi": ("P-CDI",),
+    "offer": ("P-LIBRARY", "P-PRELOAD", "P-PATHS", "P-KUBELET"),
+}
+"""The checks that explain why one is wrong, if they are wrong themselves."""
 
-class Finding(msgspec.Struct, frozen=True):
-    """One line of the result: what was checked, what was found, and what to do about it.
 
-    - `means`: the consequence for pods; empty: that of the check (`CHECKS`).
-    - `causes`: the checks that, if they are wrong, explain why this one is.
+class Finding(msgspec.Struct, frozen=True, rename={"check": "id"}):
+    """One line of the result, as `-o json` has it: what was checked and found, and what to do.
+
+    `means`: the consequence for pods. `concluded` fills in that of the check, and the group.
     """
 
     check: str
@@ -107,18 +132,7 @@ class Finding(msgspec.Struct, frozen=True):
     said: str
     advice: str = ""
     means: str = ""
-    causes: tuple[str, ...] = ()
-
-    @property
-    def group(self) -> str:
-        """The group of its check."""
-        return GROUPS.get(self.check, "")  # an agent of another version has others
-
-    @property
-    def consequence(self) -> str:
-        """What the finding means for pods; empty: nothing is wrong."""
-        known = CHECKS.get(self.group, {}).get(self.check, "")
-        return "" if self.verdict == "ok" else self.means or known
+    group: str = ""
 
 
 class When(msgspec.Struct, frozen=True):
@@ -129,40 +143,34 @@ class When(msgspec.Struct, frozen=True):
     said: str
     advice: str = ""
     means: str = ""
-    causes: tuple[str, ...] = ()
 
 
 def judged(check: str, subject: str, well: str, *rows: When) -> Finding:
     """The finding of the first row that holds; without one the check passed: `well`."""
     for row in rows:
         if row.holds:
-            return Finding(check, row.verdict, subject, row.said, row.advice, row.means, row.causes)
+            return Finding(check, row.verdict, subject, row.said, row.advice, row.means)
+
     return Finding(check, "ok", subject, well)
 
 
-def traced(findings: Iterable[Finding]) -> Iterator[Finding]:
-    """Make a note of each finding that follows from a wrong one, and name that one in it.
+def concluded(findings: Iterable[Finding], groups: frozenset[str]) -> Iterator[Finding]:
+    """The findings of these groups, in the order of groups and checks.
 
-    So a fault is wrong in one line, and its consequences say where they come from.
+    One that follows from a wrong one is a note that names it, so that a fault is wrong in one line.
     """
-    every = tuple(findings)
-    wrong = {one.check for one in every if one.verdict == "WRONG"}
-    for one in every:
-        causes = [cause for cause in one.causes if cause in wrong - {one.check}]
-        if causes and one.verdict in {"WRONG", "note"}:
-            said = f"{one.said} (follows from {', '.join(causes)})"
-            yield msgspec.structs.replace(one, verdict="note", said=said)
-        else:
-            yield one
-
-
-def in_groups(findings: Iterable[Finding], groups: frozenset[str]) -> tuple[Finding, ...]:
-    """The findings of these groups, in the order of groups and checks."""
     order = list(GROUPS)
-    chosen = [one for one in findings if one.group in groups]
-    return tuple(sorted(chosen, key=lambda one: order.index(one.check)))
+    every = sorted(findings, key=lambda one: order.index(one.check))
+    wrong = {one.check for one in every if one.verdict == "wrong"}
 
+    for one in every:
+        group, verdict, said = GROUPS[one.check], one.verdict, one.said
+        means = "" if verdict == "ok" else one.means or CHECKS[group][one.check]
 
-def counted(number: int, thing: str) -> str:
-    """A number with its noun, for example `2 GPUs`."""
-    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
+        key = one.subject if one.check == "P-AGENT" else one.check
+        causes = [cause for cause in CAUSES.get(key, ()) if cause in wrong]
+        if causes and verdict in {"wrong", "note"}:
+            verdict, said = "note", f"{said} (follows from {', '.join(causes)})"
+
+        if group in groups:
+            yield msgspec.structs.replace(one, verdict=verdict, said=said, means=means, group=group)

@@ -6,6 +6,7 @@ from typing import Final
 import msgspec
 
 from agent.allocate.edits import NOT_LOADABLE, misnamed, mounted_library
+from agent.kit.units import counted
 from agent.ledger import HookFacts
 from agent.model import Scan
 from agent.node.findings import (
@@ -14,7 +15,6 @@ from agent.node.findings import (
     Finding,
     Verdict,
     When,
-    counted,
     judged,
 )
 
@@ -123,28 +123,34 @@ def judge_path(place: PathFacts, check: str = "P-PATHS", *, made: bool) -> Findi
         When(is_missing and place.writable, "ok", "does not exist: the agent creates it"),
         When(
             is_missing,
-            "WRONG",
+            "wrong",
             "does not exist and cannot be created",
             "create it, or mount it read-write",
         ),
         When(
             place.kind != "directory",
-            "WRONG",
+            "wrong",
             f"is a {place.kind}" if place.kind else "does not exist",
             "mount or create the directory there",
         ),
-        When(not place.ours, "WRONG", f"belongs to uid {place.owner}", chown, means),
+        When(not place.ours, "wrong", f"belongs to uid {place.owner}", chown, means),
         When(
-            bool(place.mode & 0o002), "WRONG", f"every user may write there ({mode})", chown, means
+            bool(place.mode & 0o002), "wrong", f"every user may write there ({mode})", chown, means
         ),
         When(
             not place.writable,
-            "WRONG",
+            "wrong",
             f"cannot be written (owner {place.owner}, {mode})",
             "run as its owner, and mount it read-write",
         ),
-        When(place.full, "WRONG", "no space or no inodes are left", "free some space there"),
+        When(place.full, "wrong", "no space or no inodes are left", "free some space there"),
     )
+
+
+REPAIR: Final = (
+    "the driver is there but fails: look with nvidia-smi and for NVRM in the kernel's log (dmesg); "
+    "then reload the driver or reboot"
+)
 
 
 def judge_driver(
@@ -155,25 +161,18 @@ def judge_driver(
     `failure`: why there is no scan. `remedy`: what to do about it, if known.
     """
     if scan is None:
-        repair = (
-            "the driver is there but fails: look with nvidia-smi and for NVRM in the kernel's log "
-            "(dmesg); then reload the driver or reboot"
-        )
-        advice = repair if remedy is None else remedy
-        yield Finding("P-DRIVER", "WRONG", library, failure, advice)
+        yield Finding("P-DRIVER", "wrong", library, failure, REPAIR if remedy is None else remedy)
         return
-    models = ", ".join(sorted({gpu.name for gpu in scan.gpus}))
-    yield judged(
-        "P-DRIVER",
-        library,
-        f"driver {scan.driver_version}, {counted(len(scan.gpus), 'GPU')}: {models}",
-        When(
-            not scan.gpus,
-            "WRONG",
-            f"driver {scan.driver_version} answers but describes no GPU",
-            "see the notes on each GPU below" if scan.faults else "look with nvidia-smi -L",
-        ),
-    )
+
+    if scan.gpus:
+        models = ", ".join(sorted({gpu.name for gpu in scan.gpus}))
+        well = f"driver {scan.driver_version}, {counted(len(scan.gpus), 'GPU')}: {models}"
+        yield Finding("P-DRIVER", "ok", library, well)
+    else:
+        said = f"driver {scan.driver_version} answers but describes no GPU"
+        advice = "see the notes on each GPU below" if scan.faults else "look with nvidia-smi -L"
+        yield Finding("P-DRIVER", "wrong", library, said, advice)
+
     left = [
         (f"GPU {gpu.uuid} is in MIG mode", "it will not be shared")
         for gpu in scan.gpus
@@ -192,15 +191,19 @@ def judge_plugins(
     reported: bool,
     takeover: bool,
 ) -> Iterator[Finding]:
-    """Judge other plugins for these GPUs: running ones, sockets they left, HAMi's vGPUmonitor.
+    """Judge other plugins for these GPUs that run, and HAMi's vGPUmonitor.
 
     `pods`: those of other plugins here. `reported`: HAMi's plugin wrote its report on the Node.
     `takeover`: the agent is set to serve beside them.
     """
     running = [(f"pod {pod}", "another device plugin runs on this node") for pod in pods]
-    theirs = [socket for socket in sockets if socket.theirs]
-    running += [(one.path, "another device plugin answers here") for one in theirs if one.alive]
-    verdict: Verdict = "note" if takeover else "WRONG"
+    running += [
+        (socket.path, "another device plugin answers here")
+        for socket in sockets
+        if socket.theirs and socket.alive
+    ]
+
+    verdict: Verdict = "note" if takeover else "wrong"
     advice = (
         "with takeover the agent takes the resource from it; remove it from this node right after"
         if takeover
@@ -208,12 +211,10 @@ def judge_plugins(
     )
     for subject, said in running:
         yield Finding("P-PLUGIN", verdict, subject, said, advice)
-    for path in (one.path for one in theirs if not one.alive):
-        said = "left behind by another device plugin"
-        rest = "no process listens there; remove it if that plugin will not come back"
-        yield Finding("P-PLUGIN", "note", path, said, rest)
+
     if not running and directory.kind == "directory":
-        yield judged("P-PLUGIN", directory.path, "no other plugin for these GPUs answers")
+        said = "no other plugin for these GPUs answers"
+        yield Finding("P-PLUGIN", "ok", directory.path, said)
     if running or reported:
         yield Finding(
             "P-MONITOR",
@@ -249,14 +250,14 @@ def judge_library_files(
             ),
             When(
                 not file.ours or bool(file.mode & 0o022),
-                "WRONG",
+                "wrong",
                 f"others than root may write it (uid {file.owner}, mode {file.mode:04o})",
                 f"chown root and chmod go-w {file.path}; then put HAMi-core's file there again",
                 code,
             ),
             When(
                 not file.mode & 0o004,
-                "WRONG",
+                "wrong",
                 f"not everybody may read it (mode {file.mode:04o})",
                 "make it 0644",
                 "containers of other users have no limits",
@@ -266,8 +267,8 @@ def judge_library_files(
     ]
     if not facts.loadable:
         advice = f"put HAMi-core's file there; {until}"
-        found.append(Finding("P-PRELOAD", "WRONG", library.path, NOT_LOADABLE, advice, NO_OFFER))
+        found.append(Finding("P-PRELOAD", "wrong", library.path, NOT_LOADABLE, advice, NO_OFFER))
     if names := misnamed(facts):
         said, advice = f"names {names} and not {mounted}", f"make {mounted} its only line; {until}"
-        found.append(Finding("P-PRELOAD", "WRONG", preload.path, said, advice, NO_OFFER))
+        found.append(Finding("P-PRELOAD", "wrong", preload.path, said, advice, NO_OFFER))
     return [one for one in found if one.verdict != "ok"] or found[:1]

@@ -16,7 +16,7 @@ from typing import Any, Final
 import msgspec
 import yaml
 
-from agent.cluster import parse_selector
+from agent.cluster import Selector, parse_selector
 from agent.errors import MalformedText, SettingsError, cap
 from agent.setting import Field
 from agent.settings.schema import BY_KEY, LIVE, Setting, read_setting
@@ -53,6 +53,12 @@ def read_yaml(content: bytes, name: str) -> "Place | None":
         SettingsError: not UTF-8, not YAML, or one of the refused features.
     """
     text = _decoded(content, name)
+    # The parsers name no line of such a character.
+    if (bad := yaml.reader.Reader.NON_PRINTABLE.search(text)) is not None:
+        lines = text[: bad.start()].split("\n")
+        where = f"{name}:{len(lines)}:{len(lines[-1]) + 1}"
+        raise SettingsError(f"{where}: not valid YAML: unacceptable character #x{ord(bad[0]):04x}")
+
     try:
         _refuse_harm(content, name)
         node = yaml.compose(content, Loader=LOADER)
@@ -63,12 +69,6 @@ def read_yaml(content: bytes, name: str) -> "Place | None":
         raise SettingsError(
             f"{where}: not valid YAML: {cap(error.problem or str(error))}"
         ) from error
-    except (yaml.YAMLError, RecursionError) as error:
-        where, bad = name, yaml.reader.Reader.NON_PRINTABLE.search(text)
-        if bad is not None:
-            line = text.rfind("\n", 0, bad.start()) + 1
-            where = f"{name}:{text.count(chr(10), 0, line) + 1}:{bad.start() - line + 1}"
-        raise SettingsError(f"{where}: not valid YAML: {cap(str(error))}") from error
     return None if node is None else Place(name, node)
 
 
@@ -269,7 +269,6 @@ class Place(msgspec.Struct, frozen=True):
 # The agent's own file.
 
 PROFILES: Final = "profiles"
-MATCH_KEYS: Final = frozenset({"nodes", "labels"})
 
 
 def read_own_file(content: bytes, name: str, faults: Faults) -> Layer:
@@ -319,25 +318,23 @@ def _profile(item: Place, former: Mapping[str, object], faults: Faults) -> Setti
     text = name.text()
     if text in former:
         raise name.fault(f"the profile {name.shown()} is defined twice")
-    parts: dict[str, Place] = {}
-    for key, here, value in match.pairs():
-        if key not in MATCH_KEYS:
-            names = ", ".join(sorted(MATCH_KEYS))
-            raise here.fault(f"unknown key `{cap(key, 64)}`; known keys are {names}")
-        parts[key] = value
-    if not parts:
-        raise match.fault("`nodes` or `labels` is needed")
-    labels = None
-    if (place := parts.get("labels")) is not None:
-        try:
-            labels = parse_selector(place.text())
-        except MalformedText as error:
-            raise place.fault(str(error)) from error
+
     nodes: tuple[str, ...] = ()
-    if (place := parts.get("nodes")) is not None:
-        nodes = tuple(item.text() for item in place.items())
-        if not nodes:
-            raise place.fault("an empty list selects nothing")
+    labels: Selector | None = None
+    for key, here, value in match.pairs():
+        if key == "nodes":
+            nodes = tuple(item.text() for item in value.items())
+            if not nodes:
+                raise value.fault("an empty list selects nothing")
+        elif key == "labels":
+            try:
+                labels = parse_selector(value.text())
+            except MalformedText as error:
+                raise value.fault(str(error)) from error
+        else:
+            raise here.fault(f"unknown key `{cap(key, 64)}`; known keys are labels, nodes")
+    if not nodes and labels is None:
+        raise match.fault("`nodes` or `labels` is needed")
     return SettingsProfile(text, ProfileMatch(nodes, labels), tuple(settings), item.where)
 
 

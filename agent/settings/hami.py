@@ -11,7 +11,7 @@ Source: HAMi v2.10, the ConfigMap `<release>-scheduler-device` and the device pl
 
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
 import msgspec
@@ -88,11 +88,10 @@ _NAMELESS: Final = f"an entry without name and {SELECTOR} is of no node"
 _EXACT: Final = "names are compared as they are; patterns work in the profiles of config.yaml"
 
 
-class KnownKey(msgspec.Struct, frozen=True):
-    """A known key in a file of HAMi's, its value and its place (`file:line:column`)."""
+class FoundValue(msgspec.Struct, frozen=True):
+    """The value of a known key in a file of HAMi's, and its place (`file:line:column`)."""
 
-    key: str
-    value: object
+    value: Any
     where: str
 
 
@@ -108,22 +107,22 @@ class _FileReader:
         self.warnings: list[str] = []
         self._is_json = is_json
 
-    def read(self, place: Place, table: Mapping[str, Reader]) -> list[KnownKey]:
+    def read(self, place: Place, table: Mapping[str, Reader]) -> dict[str, FoundValue]:
         """The known keys of a mapping in their order; null counts as absent."""
-        found: list[KnownKey] = []
+        found: dict[str, FoundValue] = {}
         with self.faults.kept():
             for key, here, value in place.pairs(str.lower if self._is_json else str):
                 if key not in table:
                     self.warnings.append(str(here.fault(f"unknown key `{cap(key, 64)}`")))
                 elif not value.null:
                     with self.faults.kept():
-                        found.append(KnownKey(key, table[key](value), value.where))
+                        found[key] = FoundValue(table[key](value), value.where)
         return found
 
     def nested(self, table: Mapping[str, Reader]) -> Reader:
         """A reader of mappings with these keys, as a dict; null has none."""
         return lambda place: (
-            {} if place.null else {known.key: known.value for known in self.read(place, table)}
+            {} if place.null else {key: one.value for key, one in self.read(place, table).items()}
         )
 
     def many(self, read: Reader) -> Reader:
@@ -197,18 +196,16 @@ def read_device_layer(content: bytes, name: str, faults: Faults) -> Layer:
     """
     found, warnings = read_device_config(content, name, faults)
     settings: list[Setting] = []
-    for known in found:
-        if known.key in DEVICE_CONFIG:
+    for key, one in found.items():
+        if key in DEVICE_CONFIG:
             with faults.kept():
-                settings.append(
-                    read_setting(BY_KEY[DEVICE_CONFIG[known.key]], known.value, known.where)
-                )
+                settings.append(read_setting(BY_KEY[DEVICE_CONFIG[key]], one.value, one.where))
     return Layer(tuple(settings), warnings=warnings)
 
 
 def read_device_config(
     content: bytes, name: str, faults: Faults
-) -> tuple[list[KnownKey], tuple[str, ...]]:
+) -> tuple[dict[str, FoundValue], tuple[str, ...]]:
     """The known keys of the section `nvidia` (others are of other vendors), and warnings.
 
     Raises SettingsError with the place: the file cannot be parsed.
@@ -219,7 +216,7 @@ def read_device_config(
         refuse_object(document)
         sections = {key: (here, value) for key, here, value in document.pairs()}
     keys = _FileReader(faults, is_json=False)
-    found: list[KnownKey] = []
+    found: dict[str, FoundValue] = {}
     section = sections.pop(SECTION, None)
     if section is None or section[1].null:
         keys.warnings.append(f"{name}: there is no section {SECTION}; nothing is taken")
@@ -267,7 +264,7 @@ class NodeEntry(msgspec.Struct, frozen=True):
     number: int
     name: str
     where: str
-    found: tuple[KnownKey, ...]
+    found: dict[str, FoundValue]
 
 
 def read_node_layer(content: bytes, name: str, faults: Faults, node: str = "") -> Layer:
@@ -279,20 +276,14 @@ def read_node_layer(content: bytes, name: str, faults: Faults, node: str = "") -
     too. Raises SettingsError with the place: the file cannot be parsed.
     """
     keys = _FileReader(faults, is_json=True)
-    entries = _read_entries(content, name, keys, node)
     warnings: list[str] = []
-    numbered = [(entry.number, one) for entry in entries for one in _profiles(entry, warnings)]
-    for entry in entries:
-        warnings += _without_effect(entry.found)
-        warnings += (
-            f"{known.where}: remote means hami-core; for remote GPUs keep HAMi's plugin"
-            for known in entry.found
-            if (known.key, known.value) == REMOTE
-        )
-    warnings += dict.fromkeys(text for _, one in numbered for text in one.faults.texts)
-    profiles = tuple(one for _, one in sorted(numbered, key=lambda pair: pair[0]))
+    profiles: dict[int, list[SettingsProfile]] = {}
+    for entry in _read_entries(content, name, keys, node):
+        profiles[entry.number] = _profiles(entry, warnings)
+    # In the order of the file, as a later entry wins.
     told = (*first_of(keys.warnings, name), *first_of(warnings, name))
-    return Layer(profiles=profiles, warnings=told)
+    found = [one for number in sorted(profiles) for one in profiles[number]]
+    return Layer(profiles=tuple(found), warnings=told)
 
 
 def decode_nodeconfig(text: str) -> tuple[Mapping[str, object], ...]:
@@ -308,7 +299,8 @@ def decode_nodeconfig(text: str) -> tuple[Mapping[str, object], ...]:
     except SettingsError as error:
         raise MalformedText(str(error)) from error
     return tuple(
-        ({"name": entry.name} if entry.name else {}) | {k.key: k.value for k in entry.found}
+        ({"name": entry.name} if entry.name else {})
+        | {key: one.value for key, one in entry.found.items()}
         for entry in entries
     )
 
@@ -356,45 +348,53 @@ def _read_entries(content: bytes, name: str, keys: _FileReader, node: str = "") 
     numbered.sort(key=lambda pair: not node or pair[1].texts(str.lower).get("name") != node)
     entries: list[NodeEntry] = []
     for number, item in numbered:
-        found = [] if item.null else keys.read(item, table)
-        named = next((str(known.value) for known in found if known.key == "name"), "")
-        if not named and all(known.key != SELECTOR for known in found):
+        found = {} if item.null else keys.read(item, table)
+        named = str(found.pop("name").value) if "name" in found else ""
+        if not named and SELECTOR not in found:
             keys.warnings.append(str(item.fault(_NAMELESS)))
         elif named not in {"", ANY} and not _NAME.fullmatch(named):
             keys.warnings.append(str(item.fault(f"no Node is called {cap(named)}: {_EXACT}")))
-        others = tuple(known for known in found if known.key != "name")
-        entries.append(NodeEntry(number, named, item.where, others))
+        entries.append(NodeEntry(number, named, item.where, found))
     return entries
 
 
-def _profiles(entry: NodeEntry, warnings: list[str]) -> Iterator[SettingsProfile]:
+def _profiles(entry: NodeEntry, warnings: list[str]) -> list[SettingsProfile]:
     """The entry's profiles, one for each tier that it is in; none if it selects no node."""
-    others = ProfileMatch(tier=Tier.ANY)
-    named = others if entry.name == ANY else ProfileMatch((entry.name,), tier=Tier.NAME)
-    matches = [named] if entry.name else []
-    for known in entry.found:
-        if known.key == SELECTOR and isinstance(known.value, dict):
-            try:
-                matches.append(ProfileMatch(labels=_selector(known.value), tier=Tier.LABELS))
-            except ValueError as error:
-                warnings.append(f"{known.where}: {SELECTOR} selects no node: {error}")
+    matches: list[ProfileMatch] = []
+    if entry.name == ANY:
+        matches.append(ProfileMatch(tier=Tier.ANY))
+    elif entry.name:
+        matches.append(ProfileMatch((entry.name,), tier=Tier.NAME))
+    if (selector := entry.found.get(SELECTOR)) is not None:
+        try:
+            matches.append(ProfileMatch(labels=_selector(selector.value), tier=Tier.LABELS))
+        except ValueError as error:
+            warnings.append(f"{selector.where}: {SELECTOR} selects no node: {error}")
+
     faults = Faults()
     settings: list[Setting] = []
-    for known in entry.found:
+    for key, value, where in _overrides(entry.found):
         with faults.kept():
-            if known.key == FILTER and isinstance(known.value, dict):
-                # HAMi takes both lists from the entry unless both are empty.
-                if any(known.value.values()):
-                    for key, name in (("uuid", "filterUUIDs"), ("index", "filterIndexes")):
-                        field, listed = BY_KEY[f"sharing.{name}"], known.value.get(key, ())
-                        settings.append(read_setting(field, list(listed), known.where))
-            # An empty value (0, "", false) overrides nothing, as in HAMi.
-            elif known.key in NODE_CONFIG and known.value:
-                value = "hami-core" if (known.key, known.value) == REMOTE else known.value
-                field = BY_KEY[NODE_CONFIG[known.key]]
-                settings.append(read_setting(field, value, known.where))
-    for match in matches:
-        yield SettingsProfile("", match, tuple(settings), entry.where, faults)
+            settings.append(read_setting(BY_KEY[key], value, where))
+
+    warnings += _without_effect(entry.found)
+    warnings += faults.texts
+    return [SettingsProfile("", match, tuple(settings), entry.where, faults) for match in matches]
+
+
+def _overrides(found: Mapping[str, FoundValue]) -> Iterator[tuple[str, object, str]]:
+    """The settings of an entry with their values and places.
+
+    As in HAMi, an empty value (0, "", false) overrides nothing, and neither does a filter whose
+    lists are both empty. Of another filter both lists are taken.
+    """
+    for key, one in found.items():
+        if key == FILTER and any(one.value.values()):
+            for theirs, ours in (("uuid", "filterUUIDs"), ("index", "filterIndexes")):
+                yield f"sharing.{ours}", list(one.value.get(theirs, ())), one.where
+        elif key in NODE_CONFIG and one.value:
+            is_remote = (key, one.value) == REMOTE
+            yield NODE_CONFIG[key], "hami-core" if is_remote else one.value, one.where
 
 
 def _selector(parts: Mapping[str, Any]) -> Selector | None:
@@ -411,7 +411,9 @@ def _selector(parts: Mapping[str, Any]) -> Selector | None:
     return Selector(tuple(found)) if found else None
 
 
-def _without_effect(found: Iterable[KnownKey]) -> Iterator[str]:
-    for known in found:
-        if known.value not in WITHOUT_EFFECT.get(known.key.lower(), (known.value,)):
-            yield f"{known.where}: {known.key} {shown(known.value)} has no effect here"
+def _without_effect(found: Mapping[str, FoundValue]) -> Iterator[str]:
+    for key, one in found.items():
+        if one.value not in WITHOUT_EFFECT.get(key.lower(), (one.value,)):
+            yield f"{one.where}: {key} {shown(one.value)} has no effect here"
+        if (key, one.value) == REMOTE:
+            yield f"{one.where}: remote means hami-core; for remote GPUs keep HAMi's plugin"

@@ -16,7 +16,7 @@ from agent.errors import AgentError, SettingsError, StateCorrupt
 from agent.host.files import check_size, read_file
 from agent.kit.tasks import Offload
 from agent.ledger import LastGood, Ledger, SourceFile
-from agent.settings.schema import DEFAULT, Setting
+from agent.settings.schema import DEFAULT
 from agent.settings.sources import NodeFacts, Sources
 from agent.settings.values import NodeValues, make_plan
 from agent.state import decode_last_good
@@ -30,6 +30,11 @@ COPY: Final = "settings.json"
 MAX_YAML: Final = 256 * 1024
 MAX_JSON: Final = 1024 * 1024
 """Bytes: what a ConfigMap can hold."""
+_HAMIS: Final = (
+    (DEVICE_CONFIG, "device_config", MAX_YAML),
+    (NODE_CONFIG, "node_config", MAX_JSON),
+)
+"""The setting that names a file of HAMi's, its attribute in Sources, and its most bytes."""
 DEADLINE: Final = 30.0
 """Seconds to read all files. A file system that hangs must not block the agent."""
 
@@ -43,14 +48,12 @@ class SourcesRead(msgspec.Struct, frozen=True):
     """The result of one read of the sources.
 
     `sources`: what was read before any error. `plan` None: they are refused, and `refusal` says
-    why. At a start with a `refusal`, `plan` is that of the last good sources. `named`: the settings
-    that name HAMi's files, if the read came so far.
+    why. At a start with a `refusal`, `plan` is that of the last good sources.
     """
 
     sources: Sources
     plan: NodeValues | None = None
     refusal: SettingsError | None = None
-    named: tuple[Setting, Setting] | None = None
 
     def taken(self) -> NodeValues:
         """The plan. Raises SettingsError: there is none."""
@@ -71,65 +74,52 @@ async def look(
     not fall back to defaults while pods run. `offload` reads files and parses YAML. A file that
     does not answer is refused.
     """
-    begun: dict[Path, Sources] = {}
+    current, gone = sources, list[Path]()
+    path = own_path = sources.file or DEFAULT_FILE
+
+    async def read(kind: str, file: Path, limit: int, *, needed: bool) -> None:
+        """Read one file into `current`."""
+        nonlocal current, path
+        path = file
+        content = await offload.call(partial(read_file, file, limit, needed=needed))
+        former = getattr(good, kind, None)
+        if content is None and former is not None and former.name == str(file):
+            gone.append(file)
+        found = None if content is None else SourceFile(str(file), content)
+        current = msgspec.structs.replace(current, **{kind: found})
+
     try:
         async with asyncio.timeout(DEADLINE):
-            return await offload.call(_read, sources, last, good or Sources(), begun)
-    except TimeoutError:
-        path, current = [(sources.file or DEFAULT_FILE, sources), *begun.items()][-1]
-        refusal = _unanswered(path)
-        # If none was begun, the thread still waits for something else, perhaps the file of `last`.
-        known = str(refusal) if begun else _UNANSWERED
-        if last is not None and str(last.refusal).endswith(known):
-            return last
-        return SourcesRead(current, refusal=refusal)
+            # Our own file, the environment and the flags come first: they say where HAMi's are.
+            await read("own", path, MAX_YAML, needed=sources.file is not None)
+            if last is not None and last.refusal is None and last.sources.own == current.own:
+                plan = last.taken()
+            else:
+                plan = await offload.call(make_plan, current)
+            values = plan.resolve(NodeFacts())
+            for key, kind, limit in _HAMIS:
+                if (one := values[key]).value:  # the default files need not exist
+                    await read(kind, Path(str(one.value)), limit, needed=one.origin != DEFAULT)
 
-
-def _read(
-    sources: Sources, last: SourcesRead | None, good: Sources, begun: dict[Path, Sources]
-) -> SourcesRead:
-    """Read the files one after the other; `begun` gets the path of each, and what was read then."""
-
-    def read(path: Path, limit: int, *, needed: bool) -> SourceFile | None:
-        begun[path] = current
-        content = read_file(path, limit, needed=needed)
-        return None if content is None else SourceFile(str(path), content)
-
-    current, named = sources, None
-    try:
-        # Our own file, the environment and the flags come first: they say where HAMi's files are.
-        # What was read is kept in `current` if the next read fails.
-        own = read(sources.file or DEFAULT_FILE, MAX_YAML, needed=sources.file is not None)
-        current = msgspec.structs.replace(current, own=own)
-        if last is not None and last.sources.own == own:
-            named = last.named
-        if named is None:
-            values = make_plan(current).resolve(NodeFacts())
-            named = values[DEVICE_CONFIG], values[NODE_CONFIG]
-        # The default files need not exist.
-        files = [
-            read(Path(str(one.value)), limit, needed=one.origin != DEFAULT) if one.value else None
-            for one, limit in zip(named, (MAX_YAML, MAX_JSON), strict=True)
-        ]
-        current = msgspec.structs.replace(current, device_config=files[0], node_config=files[1])
-        if last is not None and last.refusal is None and last.sources == current:
-            return last
-        for old, new in (
-            (good.own, current.own),
-            (good.device_config, current.device_config),
-            (good.node_config, current.node_config),
-        ):
-            if old is not None and new is None and Path(old.name) in begun:
+            if last is not None and last.refusal is None and last.sources == current:
+                return last
+            if gone:
                 raise SettingsError(  # noqa: TRY301 -- judged below as any other
-                    f"{old.name}: was removed; the agent keeps its settings until it is back; "
+                    f"{gone[0]}: was removed; the agent keeps its settings until it is back; "
                     "to go on without it, restart the agent"
                 )
-        return SourcesRead(current, make_plan(current), named=named)
-    except SettingsError as error:
-        # What was read may be less than all: only the same refusal again is no news.
-        if last is not None and (last.sources, str(last.refusal)) == (current, str(error)):
+            return SourcesRead(current, await offload.call(make_plan, current))
+    except TimeoutError:
+        refusal = _unanswered(path)
+        # The thread may still wait for something else, perhaps the file of `last`.
+        if path == own_path and last is not None and str(last.refusal).endswith(_UNANSWERED):
             return last
-        return SourcesRead(current, refusal=error, named=named)
+    except SettingsError as error:
+        refusal = error
+    # What was read may be less than all: only the same refusal again is no news.
+    if last is not None and (last.sources, str(last.refusal)) == (current, str(refusal)):
+        return last
+    return SourcesRead(current, refusal=refusal)
 
 
 async def begin(sources: Sources, offload: Offload, state: Offload) -> SourcesRead:

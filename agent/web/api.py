@@ -41,14 +41,19 @@ from agent.status import (
 log = structlog.get_logger(__name__)
 
 PREFIX: Final = "/api/v1/"
+
 KEPT: Final = 0.5
 """Seconds for which a document is reused: many readers cost the loop no more than one."""
+
 JSON: Final = "application/json"
 LOCAL_HOSTS: Final = frozenset({"localhost", "127.0.0.1", "[::1]"})
+
 REASON_LIMIT: Final = 4096
 """Characters of a failed check's reason."""
+
 TELL_PERIOD: Final = 60.0
 """Seconds between two log lines of refused actions."""
+
 ACTION: Final = re.compile(r"/api/v1/gpus/([^/:]{1,64}):([a-z-]{1,32})")
 ACTIONS: Final = ("recheck", "release", "was-reset")
 
@@ -90,27 +95,34 @@ class ReadApi:
         refused = refuse_reader(request, self._readers)
         if refused is not None:
             return refused
+
         name, _, gpu = request.path.removeprefix(PREFIX).partition("/")
         if name not in _PARTS or (gpu and name != "gpus"):
             there = " ".join(PREFIX + part for part in _PARTS)
             return _text(404, f"No such document. There is: {there} {PREFIX}gpus/GPU")
+
         now = asyncio.get_running_loop().time()
         made = self._documents.get(name)
         if made is None or made.until <= now:
             facts = self._facts()
             if facts is None:
                 return _text(503, "This agent stands by; ask again when it serves.")
+
             kind, read = _PARTS[name]
             made = self._documents[name] = _rendered(kind, read(facts), facts.now, now + KEPT)
+
         if gpu:
             gpus = made.data if isinstance(made.data, tuple) else ()
             found = next((one for one in gpus if gpu in names_of(one)), None)
             if found is None:
                 return _text(404, f"No GPU of this node is named {cap(gpu, 64)}.")
+
             made = _rendered("Gpu", found, made.at)
+
         # The header may list several ETags, and a weak one is as good here.
         if made.etag in request.headers.get("If-None-Match", ""):
             return web.Response(status=304, headers={"ETag": made.etag})
+
         return web.Response(body=made.body, content_type=JSON, headers={"ETag": made.etag})
 
 
@@ -129,15 +141,18 @@ def refuse_reader(request: web.BaseRequest, readers: ReaderPolicy) -> web.Respon
     """
     transport = request.transport
     peer = transport.get_extra_info("peername") if transport else None
-    is_unix = transport is not None and not isinstance(peer, tuple)
+    source = str(peer[0]) if isinstance(peer, tuple) else ""
+    is_unix = transport is not None and not source
+
     if readers is ReaderPolicy.ALL or is_unix:
         return None
+
     is_near = False
-    if isinstance(peer, tuple):
-        with contextlib.suppress(ValueError):
-            address = ipaddress.ip_address(str(peer[0]).partition("%")[0])
-            # A socket for both families shows 127.0.0.1 as ::ffff:127.0.0.1.
-            is_near = (getattr(address, "ipv4_mapped", None) or address).is_loopback
+    with contextlib.suppress(ValueError):  # the connection is gone, so it has no address
+        address = ipaddress.ip_address(source.partition("%")[0])
+        # A socket for both families shows 127.0.0.1 as ::ffff:127.0.0.1.
+        is_near = (getattr(address, "ipv4_mapped", None) or address).is_loopback
+
     if not is_near:
         return _text(
             403,
@@ -146,11 +161,13 @@ def refuse_reader(request: web.BaseRequest, readers: ReaderPolicy) -> web.Respon
             "on the node. With `web.readers: all`, everybody who reaches this port may read: "
             "then bind web.address to a protected network, or use a NetworkPolicy.",
         )
+
     host = request.headers.get("Host", "")
     name, _, port = host.rpartition(":")
     if (name if name and port.isdigit() else host).lower() not in LOCAL_HOSTS:
         text = "Ask by the name localhost or 127.0.0.1: other names are not answered here."
         return _text(403, text)
+
     return None
 
 
@@ -179,6 +196,7 @@ class Probes(msgspec.Struct, frozen=True):
             msgspec.structs.replace(check, required=False) if check.name == lax else check
             for check in self.checks()
         )
+
         return _probed("readyz", tuple(checks), request)
 
 
@@ -187,15 +205,19 @@ def _probed(name: str, checks: tuple[Check, ...], request: web.BaseRequest) -> w
     failed = not is_ready(checks)
     is_long = failed or "verbose" in request.query
     lines = [] if is_long else ["ok"]
+
     for check in checks if is_long else degraded(checks):
         if check.ok:
             lines.append(f"[+]{check.name} ok")
             continue
+
         sign, verdict = ("-", "failed") if check.required else ("!", "degraded")
         reason = cap(check.text, REASON_LIMIT) or "no reason given"
         lines.append(f"[{sign}]{check.name} {verdict}: {reason}")
+
     if is_long:
         lines.append(f"{name} check {'failed' if failed else 'passed'}")
+
     ending = "\n" if len(lines) > 1 else ""  # `ok` alone is as Kubernetes writes it
     return web.Response(status=503 if failed else 200, text="\n".join(lines) + ending)
 
@@ -237,16 +259,19 @@ class Actions(msgspec.Struct, eq=False):
         if match is None or match[2] not in ACTIONS:
             paths = [f"{PREFIX}gpus/GPU:{name}" for name in ACTIONS]
             return _text(404, f"No such action. There is: {' '.join(paths)}")
+
         uid = peer_uid(request.transport)
         if uid not in {0, os.geteuid()}:
             more = self.refused.admit()
             if more is not None:
                 log.warning("web.action_refused", path=request.path, uid=uid, more=more)
             return _text(403, "Only root may do this.")
+
         log.info("web.action", path=request.path, uid=uid)
         name, action = match.groups()
         if action == "release":
             return await self._release(name)
+
         # All at once: a probe of a GPU that hangs lasts until its deadline.
         names = [gpu.uuid for _, gpu in self.gpus()] if name == ALL else [name]
         async with asyncio.TaskGroup() as tasks:
@@ -254,22 +279,27 @@ class Actions(msgspec.Struct, eq=False):
                 tasks.create_task(self.recheck(one, was_reset=action == "was-reset"))
                 for one in names
             ]
+
         # A GPU that leaves the node meanwhile is left out.
         results = [_data(found) for probe in probes if (found := probe.result()) is not None]
         if name == ALL:
             return _json("RecheckAll", {"gpus": results})
+
         return _json("Recheck", results[0]) if results else self._unknown(name, self.left_out(name))
 
     async def _release(self, name: str) -> web.Response:
         result = await self.release(name)
         if result is None and name == ALL:
             return _text(409, "No GPU of this node is shared: stop the agent for work on one.")
+
         if result is None:
             reason = self.left_out(name)
             way = "stop the agent for work on it"
             if self.gpus():
                 way = "`hami-agent release all` releases it too"
+
             return self._unknown(name, f"{reason}; {way}" if reason else "")
+
         data = {
             "gpus": list(result.gpus),
             "heldBy": list(result.held_by),
@@ -281,8 +311,10 @@ class Actions(msgspec.Struct, eq=False):
     def _unknown(self, name: str, left_out: str) -> web.Response:
         if left_out:
             return _text(409, f"GPU {cap(name)} is not shared: {left_out}.")
+
         known = [label for label, _ in self.gpus()]
         shared = ", ".join([*known, f"or {ALL}"]) if known else "none"
+
         return _text(404, f"No shared GPU is named {cap(name)}; shared GPUs: {shared}.")
 
 

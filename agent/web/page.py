@@ -23,6 +23,7 @@ from typing import Final
 from aiohttp import web
 
 from agent.errors import cap
+from agent.kit.units import age, counted, gib
 from agent.ledger import JournalEntry
 from agent.model import ReaderPolicy
 from agent.node.findings import Check
@@ -35,26 +36,31 @@ from agent.status import (
     StatusDocument,
     StatusFacts,
     UseHistory,
-    counted,
-    span,
     status_of,
 )
 from agent.web.api import refuse_reader
 
 KEPT: Final = 0.5
 """Seconds for which a rendering is reused: many readers cost the loop no more than one."""
+
 GPUS: Final = 32
 CONTAINERS: Final = 300
+
 ENTRIES: Final = 30
 """The newest of the refusals, and of the changes."""
+
 CHECKS: Final = 40
 SETTINGS: Final = 200
+
 LONGEST: Final = 300
 """Characters of one text. A longer one is cut."""
+
 WIDTH: Final = 1000
 """Units of a bar."""
+
 HEIGHT: Final = 20
 """Units of a history's height."""
+
 TO_DO: Final = {
     "wait": "nothing, it clears by itself",
     "inspect": "look at the kernel's log",
@@ -66,8 +72,15 @@ TO_DO: Final = {
 
 HEADS: Final = ("Pod and container", "GPU", "Memory", "Cores", "Idle", "For")
 GPU_NAME: Final = re.compile(r"\bGPU (?:[0-9]+|GPU-[0-9a-f-]+)")
+
 ALSO: Final = 5
 """Names beside the first one of equal entries."""
+
+
+class Html(str):
+    """Markup that was made here. Any other text is escaped."""
+
+    __slots__ = ()
 
 
 def _asset(name: str) -> str:
@@ -82,6 +95,32 @@ def _hash(content: str) -> str:
 
 STYLE: Final = _asset("page.css")
 SCRIPT: Final = _asset("page.js")
+
+PAGE: Final = _asset("page.html") + "\n"
+"""The document; what changes has its place in braces."""
+
+LEGEND: Final = Html(
+    '<p class="legend">Memory: <b class="key p">promised</b> above, <b class="key u">used</b> '
+    'below; <b class="key e">the GPU\'s own</b> ends at the mark. The line shows how busy it was.'
+    "</p>"
+)
+"""What the drawings in the block of each GPU mean."""
+
+GPU_BLOCK: Final = (
+    '<article id="{anchor}" class="gpu {condition}">'
+    "<h3><span>{name}</span> {tags}<small>{model}</small></h3>{bar}"
+    "<dl><dt>Promised</dt><dd>{promised}</dd><dt>Used</dt><dd>{used}</dd>"
+    "<dt>Slices</dt><dd>{slices}</dd></dl>"
+    '{history}{why}<p class="id">{place}</p></article>'
+)
+
+FILTER: Final = Html(
+    '<p id="filtering" hidden><label for="filter">Filter by pod, container or GPU</label> '
+    '<input id="filter" type="search" autocomplete="off" data-own> '
+    '<span id="shown" role="status" data-own></span></p>'
+)
+"""Hidden until the script runs."""
+
 POLICY: Final = "; ".join(
     (
         "default-src 'none'",
@@ -95,6 +134,7 @@ POLICY: Final = "; ".join(
     )
 )
 """The Content-Security-Policy of the page. The only image is its empty icon."""
+
 BUILD: Final = hashlib.sha256(f"{STYLE}{SCRIPT}".encode()).hexdigest()[:12]
 """The script loads the page anew when another build answers."""
 
@@ -115,6 +155,7 @@ class PageDoor:
         refused = refuse_reader(request, self._readers)
         if refused is not None:
             return refused
+
         now = asyncio.get_running_loop().time()
         if not self._body or self._until <= now:
             facts = self._facts()
@@ -122,59 +163,36 @@ class PageDoor:
                 text = "This agent stands by; this page tries again every 3 s."
                 later = {"Retry-After": "3", "Refresh": "3"}  # a browser asks again by itself
                 return web.Response(status=503, text=f"{text}\n", headers=later)
+
             self._body = page_html(status_of(facts), facts.settings(), facts.now).encode()
             self._until = now + KEPT
+
         headers = {"Content-Security-Policy": POLICY}
         return web.Response(
             body=self._body, content_type="text/html", charset="utf-8", headers=headers
         )
 
 
-class Html(str):
-    """Markup that was made here. Any other text is escaped."""
+def text(foreign: str) -> Html:
+    """One line of text: without control characters, cut to LONGEST characters, escaped."""
+    if isinstance(foreign, Html):
+        return foreign
 
-    __slots__ = ()
+    if len(foreign) > LONGEST or not foreign.isprintable():
+        foreign = cap(foreign, LONGEST)
 
-
-def text(foreign: str, limit: int = LONGEST) -> Html:
-    """One line of text: without control characters, cut to `limit` characters, escaped."""
-    if len(foreign) > limit or not foreign.isprintable():
-        foreign = cap(foreign, limit)
     return Html(html.escape(foreign))
 
 
 def join(*parts: str) -> Html:
     """All parts, one after the other."""
-    return Html("".join(part if isinstance(part, Html) else text(part) for part in parts))
+    return Html("".join(map(text, parts)))
 
 
-def element(name: str, /, *children: str, **attributes: str | bool) -> Html:
-    """An element. `class_` and `for_` lose their underscore; others turn it into a hyphen.
-
-    An attribute that is True has no value; one that is False or empty is left out.
-    """
-    given = "".join(
-        f" {key.removesuffix('_').replace('_', '-')}"
-        + ("" if value is True else f'="{text(value, 2_000)}"')
-        for key, value in attributes.items()
-        if value
-    )
-    end = "" if name in {"input", "link", "meta"} else f"</{name}>"
-    return Html(f"<{name}{given}>{join(*children)}{end}")
-
-
-LEGEND: Final = element(
-    "p",
-    "Memory: ",
-    element("b", "promised", class_="key p"),
-    " above, ",
-    element("b", "used", class_="key u"),
-    " below; ",
-    element("b", "the GPU's own", class_="key e"),
-    " ends at the mark. The line shows how busy it was.",
-    class_="legend",
-)
-"""What the drawings in the block of each GPU mean."""
+def fill(template: str, *values: str, **named: str) -> Html:
+    """The template, which was written here, with the values in its places."""
+    safe = {name: text(value) for name, value in named.items()}
+    return Html(template.format(*map(text, values), **safe))
 
 
 def page_html(status: StatusDocument, settings: Sequence[SettingStatus], now: dt.datetime) -> str:
@@ -182,73 +200,49 @@ def page_html(status: StatusDocument, settings: Sequence[SettingStatus], now: dt
     node, since = status.node, status.journal_since
     young = since is not None and now - since <= dt.timedelta(hours=24)
     none = f"None since {clock(since)}." if since and young else "None."
-    refusals = _entries("refusals", status.refusals or (), now, none)
-    changes = _entries("changes", status.changes or (), now, none)
-    head = element(
-        "head",
-        element("meta", charset="utf-8"),
-        element("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        element("meta", name="color-scheme", content="light dark"),
-        element("link", rel="icon", href="data:,"),
-        element("title", f"{node.name}: GPUs"),
-        element("style", Html(STYLE)),
-    )
-    main = element(
-        "main",
-        _section("gpus", "GPUs", _gpus(status.gpus, now)),
-        _section("allocations", "Allocations", _allocations(status.allocations or (), now)),
-        element(
-            "div",
-            _section("refusals", "Refusals of the last 24 h", refusals),
-            _section("changes", "Changes of the last 24 h", changes),
-            _section("checks", "Readiness checks", _checks(node.checks)),
-            _section("settings", "Settings in force", _settings(settings)),
-        ),
-    )
-    footer = element(
-        "footer",
-        "The same as JSON: ",
-        element("a", "api/v1/status", href="api/v1/status"),
-        ". For Prometheus: ",
-        element("a", "metrics", href="metrics"),
-        ". RUNBOOK.md explains the ids of health and refusals.",
-    )
-    header = _header(status, len(settings), now)
-    body = element("body", header, main, footer, element("script", Html(SCRIPT)))
-    return f"<!DOCTYPE html>\n{element('html', head, body, lang='en', data_build=BUILD)}\n"
 
-
-def _header(status: StatusDocument, settings: int, now: dt.datetime) -> Html:
-    node = status.node
     state, kind = ("not ready", "tag bad") if not node.ready else ("ready", "tag ok")
     if node.ready and not all(gpu.serving for gpu in status.gpus):
         kind = "tag watch"
-    title = element("h1", node.name, " ", element("b", state, class_=kind))
-    words = "Not live: reload for newer values,"  # until the script runs
-    link = element("span", words, id="link", role="status", data_own=True)
-    live = element("p", link, " as of ", element("time", clock(now), id="at"), id="live")
+
     failing = [check for check in node.checks if not check.ok]
     grave = "why" if any(check.required for check in failing) else "why slight"
-    counts = {
+
+    parts = {
         "GPUs": len(status.gpus),
         "Allocations": len(status.allocations or ()),
         "Refusals": len(status.refusals or ()),
         "Changes": len(status.changes or ()),
         "Checks": len(node.checks),
-        "Settings": settings,
+        "Settings": len(settings),
     }
-    links = (
-        join(element("a", f"{name} ", element("b", str(count)), href=f"#{name.lower()}"), " ")
-        for name, count in counts.items()
-    )
-    return element(
-        "header",
-        element("a", "Skip to the GPUs", href="#gpus", class_="skip"),
-        element("div", title, live, class_="top"),
-        element("p", *_sentence(status.gpus), class_="sum") if status.gpus else "",
-        element("dl", *_facts(node, now), class_="facts"),
-        element("div", _checks(failing), class_=grave) if failing else "",
-        element("nav", *links, aria_label="Parts of the page"),
+
+    sentence = fill('<p class="sum">{}</p>', join(*_sentence(status.gpus)))
+
+    return fill(
+        PAGE,
+        build=BUILD,
+        style=Html(STYLE),
+        script=Html(SCRIPT),
+        name=node.name,
+        kind=kind,
+        state=state,
+        now=clock(now),
+        sentence=sentence if status.gpus else "",
+        facts=join(*_facts(node, now)),
+        failing=fill('<div class="{}">{}</div>', grave, _checks(failing)) if failing else "",
+        parts=join(
+            *(
+                fill('<a href="#{}">{} <b>{}</b></a> ', part.lower(), part, str(count))
+                for part, count in parts.items()
+            )
+        ),
+        gpus=_gpus(status.gpus, now),
+        allocations=_allocations(status.allocations or (), now),
+        refusals=_entries("refusals", status.refusals or (), now, none),
+        changes=_entries("changes", status.changes or (), now, none),
+        checks=_checks(node.checks),
+        settings=_settings(settings),
     )
 
 
@@ -256,11 +250,12 @@ def _sentence(gpus: Sequence[GpuStatus]) -> Iterator[str]:
     """How many GPUs serve, and which do not, each with a link to its block."""
     serving = sum(gpu.serving for gpu in gpus)
     yield f"{serving} of {counted(len(gpus), 'GPU')} can be given to new containers."
+
     for gpu in gpus:
         if not gpu.serving or gpu.condition != "ok":
             states = (gpu.condition, "" if gpu.serving else "not offered")
             words = ", ".join(word for word in states if word not in {"", "ok"})
-            yield join(" ", element("a", _name(gpu), href=f"#{_anchor(gpu)}"), f": {words}.")
+            yield fill(' <a href="#{}">{}</a>: {}.', _anchor(gpu), _name(gpu), words)
 
 
 def _name(gpu: GpuStatus) -> str:
@@ -275,20 +270,25 @@ def _anchor(gpu: GpuStatus) -> str:
 def _facts(node: NodeStatus, now: dt.datetime) -> Iterator[Html]:
     up = f"up {age(node.started_at, now)}" if node.started_at else ""
     agent = (node.version, up, "observes only" if node.observe else "")
+
     checks = {check.name: check for check in node.checks}
     watched = [checks[name] for name in ("api_synced", "api") if name in checks]
     api = "watched" if "api" in checks else "not needed"
     api = next((check.text for check in watched if not check.ok), api)
+
     lock: str = "free"
     if node.lock is not None and node.lock.since is None:
         lock = f"not readable: {node.lock.holder}"
     elif node.lock is not None and node.lock.since is not None:
         holder = node.lock.holder or "a pod that it does not name"
         lock = join(f"held by {holder} for ", _time(age(node.lock.since, now), node.lock.since))
+
     sharing = f"{counted(node.split_count or 0, 'slice')} of {node.resource} per GPU"
     for name, factor in (("memory", node.memory_scaling), ("cores", node.core_scaling)):
         sharing += f", {name} x{factor:g}" if factor not in {None, 1} else ""
+
     sharing += f", profile {', '.join(node.profiles)}" if node.profiles else ""
+
     facts = {
         "Agent": ", ".join(filter(None, agent)),
         "Kubelet": node.kubelet or "registered, takes the lists",
@@ -298,16 +298,18 @@ def _facts(node: NodeStatus, now: dt.datetime) -> Iterator[Html]:
         "Sharing": sharing,
     }
     for name, value in facts.items():
-        yield element("div", element("dt", name), element("dd", value))
+        yield fill("<div><dt>{}</dt><dd>{}</dd></div>", name, value)
 
 
 def _gpus(gpus: Sequence[GpuStatus], now: dt.datetime) -> Html:
     if not gpus:
-        return element("p", "There are no GPUs to share.", class_="none")
+        return Html('<p class="none">There are no GPUs to share.</p>')
+
     # What needs somebody comes first; the others keep their order.
     first = sorted(gpus, key=lambda gpu: (gpu.serving, gpu.condition == "ok"))
-    blocks = (_gpu(gpu, now) for gpu in first[:GPUS])
-    return join(LEGEND, element("div", *blocks, class_="gpus"), _more(gpus, GPUS, "api/v1/gpus"))
+    blocks = join(*(_gpu(gpu, now) for gpu in first[:GPUS]))
+
+    return fill('{}<div class="gpus">{}</div>{}', LEGEND, blocks, _more(gpus, GPUS, "api/v1/gpus"))
 
 
 def _gpu(gpu: GpuStatus, now: dt.datetime) -> Html:
@@ -315,45 +317,42 @@ def _gpu(gpu: GpuStatus, now: dt.datetime) -> Html:
     tags = [(gpu.condition, gpu.condition)]
     tags += [("cordoned", "watch")] if gpu.cordoned else []
     tags += [] if gpu.serving else [("not offered", "bad")]
-    used = "not known" if gpu.used_mib is None else f"{gib(gpu.used_mib)} GiB"
+
+    used = "not known" if gpu.used_mib is None else gib(gpu.used_mib)
     if gpu.used_mib is not None and gpu.memory_mib:
-        used = f"{gib(gpu.used_mib)} / {gib(gpu.memory_mib)} GiB"
+        used = f"{gib(gpu.used_mib, '')} / {gib(gpu.memory_mib)}"
+
     used += "" if gpu.gpu_percent is None else f", {gpu.gpu_percent} % busy"
-    promised = (
-        f"{gib(gpu.promised_mib)} / {gib(gpu.sellable_mib)} GiB, {gpu.promised_cores} % cores"
-    )
+    given = f"{gib(gpu.promised_mib, '')} / {gib(gpu.sellable_mib)}, {gpu.promised_cores} % cores"
+
     # Why it is not ok or not offered.
     notes: list[Html] = []
     if said := gpu.text.removesuffix(f" [{gpu.runbook}]"):
         since = join("For ", _time(age(gpu.since, now), gpu.since), ": ") if gpu.since else ""
-        notes.append(element("p", since, said))
+        notes.append(fill("<p>{}{}</p>", since, said))
+
     to_do = [f"To do: {TO_DO[gpu.action]}."] if gpu.action in TO_DO else []
     to_do += [f"Runbook: {gpu.runbook}."] if gpu.runbook else []
-    notes += [element("p", element("strong", " ".join(to_do)))] if to_do else []
-    notes += [element("p", f"Not offered: {obstacle}.") for obstacle in gpu.obstacles]
+    notes += [fill("<p><strong>{}</strong></p>", " ".join(to_do))] if to_do else []
+    notes += [fill("<p>Not offered: {}.</p>", obstacle) for obstacle in gpu.obstacles]
+
     place = [gpu.uuid, gpu.pci, "" if gpu.numa is None else f"NUMA {gpu.numa}"]
     place += [gpu.mode] if gpu.mode != "hami-core" else []
-    return element(
-        "article",
-        element(
-            "h3",
-            element("span", _name(gpu)),
-            " ",
-            *(join(element("b", words, class_=f"tag {kind}"), " ") for words, kind in tags),
-            element("small", gpu.model),
-        ),
-        _bar(gpu),
-        element(
-            "dl",
-            *(element("dt", "Promised"), element("dd", promised)),
-            *(element("dt", "Used"), element("dd", used)),
-            *(element("dt", "Slices"), element("dd", f"{gpu.slices_held} / {gpu.slices}")),
-        ),
-        _history(gpu.history),
-        element("div", *notes, class_="why") if notes else "",
-        element("p", " · ".join(filter(None, place)), class_="id"),
-        id=_anchor(gpu),
-        class_=f"gpu {gpu.condition}",
+
+    return fill(
+        GPU_BLOCK,
+        anchor=_anchor(gpu),
+        condition=gpu.condition,
+        name=_name(gpu),
+        tags=join(*(fill('<b class="tag {}">{}</b> ', kind, words) for words, kind in tags)),
+        model=gpu.model,
+        bar=_bar(gpu),
+        promised=given,
+        used=used,
+        slices=f"{gpu.slices_held} / {gpu.slices}",
+        history=_history(gpu.history),
+        why=fill('<div class="why">{}</div>', join(*notes)) if notes else "",
+        place=" · ".join(filter(None, place)),
     )
 
 
@@ -363,15 +362,12 @@ def _bar(gpu: GpuStatus) -> Html:
     promised, used, own = (
         round((mib or 0) * WIDTH / most) for mib in (gpu.promised_mib, gpu.used_mib, gpu.memory_mib)
     )
-    lines = [("p", f"M0 5H{promised}"), ("u", f"M0 13H{used}")]
-    lines += [("e", f"M{own - 1} 8H{own + 2}")] if 0 < own < WIDTH else []
-    return element(
-        "svg",
-        *(element("path", class_=kind, d=line) for kind, line in lines),
-        class_="bar",
-        viewBox=f"0 0 {WIDTH} 16",
-        preserveAspectRatio="none",
-        aria_hidden="true",
+    mark = f'<path class="e" d="M{own - 1} 8H{own + 2}"></path>' if 0 < own < WIDTH else ""
+
+    return Html(
+        f'<svg class="bar" viewBox="0 0 {WIDTH} 16" preserveAspectRatio="none" aria-hidden="true">'
+        f'<path class="p" d="M0 5H{promised}"></path><path class="u" d="M0 13H{used}"></path>'
+        f"{mark}</svg>"
     )
 
 
@@ -381,43 +377,35 @@ def _history(history: UseHistory | None) -> Html:
     known = [value for value in values if value is not None]
     if history is None or not known:
         return Html()
+
     line, before = "", None
     for x, value in enumerate(values):
         if value is not None:  # where nothing is known the line has a gap; one value alone is a dot
             y = HEIGHT - round(min(value, 100) * HEIGHT / 100)
             line += f"M{x} {y}h0" if before is None else f"L{x} {y}"
+
         before = value
-    drawn = element(
-        "svg",
-        element("path", d=line),
-        class_="line",
-        viewBox=f"0 -1 {len(values) - 1} {HEIGHT + 2}",
-        preserveAspectRatio="none",
-        aria_hidden="true",
-    )
+
     minutes = round(len(values) * history.period_seconds / 60)
     lowest, highest = min(known), max(known)
     busy = f"{lowest} %" if lowest == highest else f"{lowest} to {highest} %"
-    return element("p", drawn, " ", element("span", f"{minutes} min: {busy} busy"), class_="past")
+
+    return Html(
+        f'<p class="past"><svg class="line" viewBox="0 -1 {len(values) - 1} {HEIGHT + 2}" '
+        f'preserveAspectRatio="none" aria-hidden="true"><path d="{line}"></path></svg> '
+        f"<span>{minutes} min: {busy} busy</span></p>"
+    )
 
 
 def _allocations(allocations: Sequence[AllocationStatus], now: dt.datetime) -> Html:
     """What each container holds and uses."""
     if not allocations:
-        return element("p", "No container holds a share.", class_="none")
-    field = element(
-        "p",
-        element("label", "Filter by pod, container or GPU", for_="filter"),
-        " ",
-        element("input", id="filter", type="search", autocomplete="off", data_own=True),
-        " ",
-        element("span", id="shown", role="status", data_own=True),
-        id="filtering",
-        hidden=True,  # until the script runs
-    )
+        return Html('<p class="none">No container holds a share.</p>')
+
     rows = []
     for one in allocations[:CONTAINERS]:
         pod = f"{one.namespace}/{one.pod}" if one.pod else "not known yet"
+
         cells = (
             ", ".join(share.gpu for share in one.shares),
             _amounts([_memory(share) for share in one.shares]),
@@ -425,35 +413,38 @@ def _allocations(allocations: Sequence[AllocationStatus], now: dt.datetime) -> H
             age(one.last_kernel, now) if one.last_kernel else "",
             age(one.since, now) if one.since else "",
         )
-        named = element("th", pod, " ", element("i", one.container), *_doubts(one))
+
         # On a narrow screen each row is a box, in which each value has its head beside it.
-        named_cells = (
-            element("td", cell, data_head=head) for head, cell in zip(HEADS[1:], cells, strict=True)
-        )
-        rows.append(element("tr", named, *named_cells))
+        named = zip(HEADS[1:], cells, strict=True)
+        values = join(*(fill('<td data-head="{}">{}</td>', head, cell) for head, cell in named))
+        doubts = join(*_doubts(one))
+        rows.append(fill("<tr><th>{} <i>{}</i>{}</th>{}</tr>", pod, one.container, doubts, values))
+
     more = _more(allocations, CONTAINERS, "api/v1/allocations")
-    return join(field, _table(HEADS, rows, id="rows"), more)
+    return join(FILTER, _table(HEADS, rows, ' id="rows"'), more)
 
 
 def _doubts(one: AllocationStatus) -> list[Html]:
     """What is wrong with the container's share; nothing is, once it has ended."""
     if one.ended:
-        return [element("i", " It has ended.")]
+        return [Html("<i> It has ended.</i>")]
+
     said = {
         " The kubelet booked another GPU (HA-4006).": one.mismatched,
         " The kubelet has not recorded the answer yet.": one.confirmed is False,
         f" Nothing keeps its limits: {one.unkept}.": one.unkept,
         f" Its use is not known: {one.unread}.": one.unread,
     }
-    return [element("strong", words) for words, is_so in said.items() if is_so]
+    return [fill("<strong>{}</strong>", words) for words, is_so in said.items() if is_so]
 
 
 def _memory(share: ShareStatus) -> str:
     """What is used, if that is known, of what may be used."""
-    limit = f"{gib(share.memory_mib)} GiB" if share.memory_mib else ""
-    used = "" if share.used_mib is None else gib(share.used_mib)
+    limit = gib(share.memory_mib) if share.memory_mib else ""
+    used = "" if share.used_mib is None else gib(share.used_mib, "")
     if used and limit:
         return f"{used} of {limit}"
+
     without = "no limit" if share.memory_mib is None else "all"
     return f"{used} GiB, {without}" if used else limit or without
 
@@ -464,6 +455,7 @@ def _cores(share: ShareStatus) -> str:
     used = "" if share.gpu_percent is None else f"{share.gpu_percent}"
     if used and limit:
         return f"{used} of {limit}{', over' if int(used) > (share.cores or 0) else ''}"
+
     return f"{used} %, no limit" if used else limit or "no limit"
 
 
@@ -471,28 +463,39 @@ def _amounts(amounts: Sequence[str]) -> str:
     """Equal amounts once with their number, different ones all."""
     if len(amounts) < 2 or len(set(amounts)) > 1:
         return ", ".join(amounts)
+
     return f"{len(amounts)} x {amounts[0]}" if amounts[0][0].isdigit() else amounts[0]
 
 
 def _entries(name: str, entries: Sequence[JournalEntry], now: dt.datetime, none: str) -> Html:
     """Refusals or changes, the newest first; equal ones, but for pod or GPU, are one."""
     if not entries:
-        return element("p", none, class_="none")
+        return fill('<p class="none">{}</p>', none)
+
     groups: dict[tuple[str, str], list[JournalEntry]] = {}
     for entry in entries:
         groups.setdefault((entry.reason, GPU_NAME.sub("", entry.text, 1)), []).append(entry)
+
     rows = []
     for newest, *older in list(groups.values())[:ENTRIES]:
-        reason = element("b", newest.reason, class_="tag watch" if newest.warning else "tag")
-        times = element("b", f"{len(older) + 1} times", class_="tag") if older else ""
         others = [name for name in dict.fromkeys(map(_about, older)) if name != _about(newest)]
         also = f" Also: {', '.join(others[:ALSO])}" if others else ""
         also += f" and {len(others) - ALSO} more" if len(others) > ALSO else ""
-        holder = element("b", _about(newest), ": ") if newest.pod else ""
-        said = element("span", holder, newest.text, also)
-        at = _time(f"{age(newest.at, now)} ago", newest.at)
-        rows.append(element("li", at, " ", reason, " ", times, " ", said))
-    return join(element("ul", *rows, class_="entries"), _more(groups, ENTRIES, f"api/v1/{name}"))
+
+        rows.append(
+            fill(
+                '<li>{at} <b class="{kind}">{reason}</b> {times} <span>{holder}{said}</span></li>',
+                at=_time(f"{age(newest.at, now)} ago", newest.at),
+                kind="tag watch" if newest.warning else "tag",
+                reason=newest.reason,
+                times=fill('<b class="tag">{} times</b>', str(len(older) + 1)) if older else "",
+                holder=fill("<b>{}: </b>", _about(newest)) if newest.pod else "",
+                said=join(newest.text, also),
+            )
+        )
+
+    more = _more(groups, ENTRIES, f"api/v1/{name}")
+    return fill('<ul class="entries">{}</ul>{}', join(*rows), more)
 
 
 def _about(entry: JournalEntry) -> str:
@@ -505,17 +508,20 @@ def _about(entry: JournalEntry) -> str:
 def _checks(checks: Sequence[Check]) -> Html:
     """The readiness checks: a line for each that fails, and one for all that hold."""
     failing = sorted((each for each in checks if not each.ok), key=lambda each: not each.required)
-    rows = []
-    for check in failing[:CHECKS]:
-        state, kind = ("not ready", "bad") if check.required else ("degraded", "watch")
-        tag = element("b", state, class_=f"tag {kind}")
-        said = element("span", element("b", check.name), ": ", check.text)
-        rows.append(element("li", tag, " ", said))
-    holding = ", ".join(check.name for check in checks if check.ok)
-    if holding:
-        tag = element("b", "ok", class_="tag ok")
-        rows.append(element("li", tag, " ", element("span", holding)))
-    return join(element("ul", *rows, class_="checks"), _more(failing, CHECKS, "readyz?verbose"))
+    rows = [
+        fill(
+            '<li><b class="tag {}">{}</b> <span><b>{}</b>: {}</span></li>',
+            *(("bad", "not ready") if check.required else ("watch", "degraded")),
+            check.name,
+            check.text,
+        )
+        for check in failing[:CHECKS]
+    ]
+    if holding := ", ".join(check.name for check in checks if check.ok):
+        rows.append(fill('<li><b class="tag ok">ok</b> <span>{}</span></li>', holding))
+
+    more = _more(failing, CHECKS, "readyz?verbose")
+    return fill('<ul class="checks">{}</ul>{}', join(*rows), more)
 
 
 def _settings(settings: Sequence[SettingStatus]) -> Html:
@@ -527,57 +533,47 @@ def _settings(settings: Sequence[SettingStatus]) -> Html:
             value = "true" if one.value else "false"
         elif one.value and isinstance(one.value, list | tuple):
             value = ", ".join(map(str, one.value))
-        late = element("strong", " From the next start on.") if one.pending else ""
-        cells = element("td", value, late), element("td", one.origin)
-        rows.append(element("tr", element("th", one.key), *cells))
-    return element(
-        "details",
-        element("summary", f"{counted(len(settings), 'setting')}, each with origin"),
+
+        late = Html("<strong> From the next start on.</strong>") if one.pending else ""
+        row = "<tr><th>{}</th><td>{}{}</td><td>{}</td></tr>"
+        rows.append(fill(row, one.key, value, late, one.origin))
+
+    return fill(
+        "<details><summary>{}, each with origin</summary>{}{}</details>",
+        counted(len(settings), "setting"),
         _table(("Setting", "Value", "From"), rows),
         _more(settings, SETTINGS, "api/v1/settings"),
     )
 
 
-def _section(name: str, title: str, content: Html) -> Html:
-    heading = element("h2", title, id=f"h-{name}")
-    return element("section", heading, content, id=name, aria_labelledby=f"h-{name}")
-
-
-def _table(heads: Iterable[str], rows: Iterable[Html], **attributes: str) -> Html:
-    head = element("tr", *(element("th", name, scope="col") for name in heads))
-    body = element("tbody", *rows, **attributes)
-    return element("table", element("thead", head), body, class_="wide")
+def _table(heads: Iterable[str], rows: Iterable[Html], attribute: str = "") -> Html:
+    head = "".join(f'<th scope="col">{name}</th>' for name in heads)
+    return Html(
+        f'<table class="wide"><thead><tr>{head}</tr></thead>'
+        f"<tbody{attribute}>{join(*rows)}</tbody></table>"
+    )
 
 
 def _more(items: Collection[object], most: int, path: str) -> Html:
     """Where items are left out: how many there are, and a link to all."""
     if len(items) <= most:
         return Html()
-    link = element("a", path, href=path)
-    return element("p", f"The first {most} of {len(items)}. All of them: ", link, class_="more")
 
-
-def age(since: dt.datetime, now: dt.datetime) -> str:
-    """How long ago, as `4 min` or `3 d 4 h`; a future time is `0 s`."""
-    return span((now - since).total_seconds())
+    said = f"The first {most} of {len(items)}. All of them: "
+    return Html(f'<p class="more">{said}<a href="{path}">{path}</a></p>')
 
 
 def _time(words: str, at: dt.datetime) -> Html:
     """The words, with the time itself for programs and as a tooltip."""
     utc = at.astimezone(dt.UTC)
-    return element(
-        "time",
+    return fill(
+        '<time datetime="{}" title="{}">{}</time>',
+        utc.strftime("%Y-%m-%dT%H:%M:%SZ"),
+        utc.strftime("%Y-%m-%d %H:%M:%S UTC"),
         words,
-        datetime=utc.strftime("%Y-%m-%dT%H:%M:%SZ"),
-        title=utc.strftime("%Y-%m-%d %H:%M:%S UTC"),
     )
 
 
 def clock(at: dt.datetime) -> str:
     """The time of day, in UTC."""
     return at.astimezone(dt.UTC).strftime("%H:%M:%S UTC")
-
-
-def gib(mib: int) -> str:
-    """Memory in GiB, such as `8.0`."""
-    return f"{mib / 1024:.1f}"

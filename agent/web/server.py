@@ -28,28 +28,39 @@ from agent.web.api import PREFIX
 log = structlog.get_logger(__name__)
 
 CONNECTIONS: Final = 256
+
 SHARE: Final = 32
 """Connections of one address that are safe from another's when full; the kubelet has two."""
+
 HEAD_TIMEOUT: Final = 3.0
 """Seconds for a client to send its request: longer than the kubelet waits for a whole probe."""
+
 ANSWER_TIMEOUT: Final = 30.0
 """Seconds for a client to read the answer."""
+
 HEAD_LIMIT: Final = 16 * 1024
 LINE_LIMIT: Final = 4096
+
 RECEIVE_LIMIT: Final = 64 * 1024
 """Bytes after which reading stops: a connection has one request, whose head may have 16 KiB."""
+
 STOP_TIMEOUT: Final = 2.0
+
 TELL_PERIOD: Final = 60.0
 """Seconds between two log lines of one kind: callers could cause a flood."""
+
 AT_ONCE: Final = 32
 """Connections accepted in one turn of the loop, before open ones are read."""
+
 QUEUE: Final = 4096
 """Connections that wait to be accepted; beyond that, a client's kernel tries again after 1 s.
 
 The kernel reduces it to net.core.somaxconn, which is 4096 from Linux 5.4 on.
 """
+
 SOCKET_MODE: Final = 0o660
 DIRECTORY_MODE: Final = 0o750
+
 HEADERS: Final = {
     "Server": "hami-agent",  # aiohttp would name itself and its version
     "Cache-Control": "no-store",
@@ -61,6 +72,7 @@ HEADERS: Final = {
 
 Page = Callable[[web.BaseRequest], web.Response]
 """Renders one path from values in memory, without waiting."""
+
 Act = Callable[[web.BaseRequest], Awaitable[web.Response]]
 """Answers a POST on the unix socket."""
 
@@ -75,6 +87,7 @@ def near(host: str) -> str:
         address = ipaddress.ip_address(host)
     except ValueError:
         return ""
+
     return "" if address.is_loopback or address.is_unspecified else "127.0.0.1"
 
 
@@ -94,6 +107,7 @@ async def serve_port(
                 await _listen_tcp(stack, near_by, port, pages)
         except PermissionFault as error:
             log.warning("web.not_near", text=str(error))
+
         yield port
 
 
@@ -109,6 +123,7 @@ async def serve_socket(
     with unix_socket(path) as opened:
         server = await asyncio.get_running_loop().create_unix_server(gate, sock=opened)
         log.info("web.listening", path=str(path))
+
         try:
             yield
         finally:
@@ -127,10 +142,12 @@ async def _listen_tcp(
             f"{host_port(host, port)} cannot be bound: {error.strerror}; choose another "
             "web.address or web.port, or stop the process that listens there."
         ) from error
+
     stack.push_async_callback(_stop, server, gate)
     for listener in server.sockets:
         with listener.dup() as same:  # asyncio uses one number for AT_ONCE and QUEUE
             same.listen(QUEUE)
+
     found: int = server.sockets[0].getsockname()[1]
     log.info("web.listening", host=host, port=found)
     return found
@@ -159,21 +176,25 @@ def unix_socket(path: Path) -> Iterator[socket.socket]:
                     raise PermissionFault(
                         f"{path} is in the way of the socket and is not a socket: remove it."
                     )
+
                 with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as caller:
                     caller.setblocking(False)
                     try:
                         # BlockingIOError: its queue is full, so a busy process serves it.
                         with contextlib.suppress(BlockingIOError):
                             caller.connect(str(path))
+
                         raise PermissionFault(
                             f"{path} is served by another process: stop it, or give this one "
                             "another run directory."
                         )
                     except ConnectionRefusedError:  # the process that made it is gone
                         path.unlink(missing_ok=True)
+
             opened = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
             opened.setblocking(False)
             opened.bind(str(path))
+
             # No client can connect before listen(), so the mode is set in time.
             path.chmod(SOCKET_MODE)
             bound = path.lstat()
@@ -182,6 +203,7 @@ def unix_socket(path: Path) -> Iterator[socket.socket]:
                 f"{path} cannot be bound: {error.strerror or error}; let the agent's user own its "
                 "directory."
             ) from error
+
         try:
             yield opened
         finally:
@@ -195,6 +217,7 @@ def _ours(response: web.Response) -> web.Response:
     """Add the headers that an answer does not set itself, and end its connection."""
     for name, value in HEADERS.items():
         response.headers.setdefault(name, value)
+
     response.force_close()
     return response
 
@@ -205,6 +228,7 @@ class _Guest(msgspec.Struct):
     transport: asyncio.Transport
     source: str
     timer: asyncio.TimerHandle
+
     is_heard: bool = False
     """Its request was received; now it reads the answer."""
 
@@ -223,6 +247,7 @@ class ConnectionGate(web.Server):
         self._pages = pages
         self._actions = actions
         super().__init__(self._answer)
+
         # aiohttp would log each malformed request with a traceback: a client could flood the log.
         self._quiet = logging.getLogger(f"{__name__}.clients")
         self._quiet.setLevel(logging.CRITICAL)
@@ -246,20 +271,25 @@ class ConnectionGate(web.Server):
         super().connection_made(handler, transport)
         peer = transport.get_extra_info("peername")
         source = str(peer[0]) if isinstance(peer, tuple) else ""
+
         if len(self._guests) >= CONNECTIONS:
             held = collections.Counter(guest.source for guest in self._guests.values())
             held[source] += 1  # an address that has the most already gives way to itself
             greediest, most = held.most_common(1)[0]
+
             candidates = [
                 other
                 for other, guest in self._guests.items()
                 if most <= SHARE or guest.source == greediest
             ]
+
             idle = (other for other in candidates if not self._guests[other].is_heard)
             closed = self._close(next(idle, candidates[0]))
             left_out = self._full.admit()
+
             if left_out is not None:
                 log.warning("web.full", connections=CONNECTIONS, peer=closed.source, more=left_out)
+
         timer = asyncio.get_running_loop().call_later(HEAD_TIMEOUT, self._too_slow, handler)
         self._guests[handler] = _Guest(transport, source, timer)
 
@@ -279,29 +309,36 @@ class ConnectionGate(web.Server):
             guest.timer.cancel()
             loop = asyncio.get_running_loop()
             guest.timer = loop.call_later(ANSWER_TIMEOUT, self._too_slow, request.protocol)
+
         if request.version not in {HttpVersion10, HttpVersion11}:
             return _ours(web.Response(status=505, text="Use HTTP/1.0 or HTTP/1.1.\n"))
+
         try:
             if self._actions is not None and request.method == "POST":
                 return _ours(await self._actions(request))
+
             return _ours(self._read(request))
         except Exception:
             left_out = self._failed.admit()
             if left_out is not None:
                 log.exception("web.failed", path=request.path, more=left_out)
+
             text = "This page failed; the agent's log says why.\n"
             return _ours(web.Response(status=500, text=text))
 
     def _read(self, request: web.BaseRequest) -> web.Response:
         if sum(len(name) + len(value) for name, value in request.raw_headers) > HEAD_LIMIT:
             return web.Response(status=431, text=f"The head may have {HEAD_LIMIT} bytes.\n")
+
         path = PREFIX if request.path.startswith(PREFIX) else request.path
         page = self._pages.get(path)
         if page is None:
             return web.Response(status=404, text=f"No such page. Pages: {' '.join(self._pages)}\n")
+
         if request.method not in {"GET", "HEAD"}:
             text, allowed = "Only GET and HEAD are answered.\n", {"Allow": "GET, HEAD"}
             return web.Response(status=405, headers=allowed, text=text)
+
         return page(request)
 
     def _too_slow(self, handler: web.RequestHandler) -> None:
@@ -329,8 +366,10 @@ class _Connection(web.RequestHandler):
     def data_received(self, data: bytes) -> None:
         if self._received > RECEIVE_LIMIT:
             return
+
         self._received += len(data)
         super().data_received(data)
+
         if self._received > RECEIVE_LIMIT and isinstance(self.transport, asyncio.ReadTransport):
             self.transport.pause_reading()
 
@@ -346,4 +385,5 @@ class _Connection(web.RequestHandler):
         del exc, message  # they hold what the caller sent
         if request.writer.output_size > 0:
             raise ConnectionError("the answer has begun")
+
         return _ours(web.Response(status=status, text=f"{HTTPStatus(status).phrase}\n"))

@@ -16,7 +16,7 @@ from agent.cluster import NodeEvent
 from agent.host.process import Systemd
 from agent.inventory import InventoryKeeper
 from agent.kit.cell import Cell
-from agent.kit.timing import Lull
+from agent.kit.timing import IdleWaiter
 from agent.kube.watches import NodeWatch
 from agent.ledger import LastGood, Ledger, SourceFile
 from agent.model import GpuUuid, Scan, SliceId, SliceList
@@ -86,7 +86,8 @@ class SettingsRoom:
     refreshed: list[int] = dataclasses.field(default_factory=list)
     ledger: Cell[Ledger] = dataclasses.field(default_factory=lambda: Cell(Ledger()))
     rebuild: Callable[[], None] = lambda: None
-    calls: Lull = dataclasses.field(default_factory=Lull)
+    calls: IdleWaiter = dataclasses.field(default_factory=IdleWaiter)
+    stored: LastGood | None = None
 
     def __post_init__(self) -> None:
         settings = self.start.taken().settings(NodeFacts())
@@ -102,7 +103,7 @@ class SettingsRoom:
             ledger=self.ledger,
             calls=self.calls,
         )
-        self.service = SettingsService(self.start, settings, self.cells, outside)
+        self.service = SettingsService(self.start, self.stored, settings, self.cells, outside)
 
     def _refresh(self) -> None:
         self.refreshed.append(self.split_count)
@@ -202,11 +203,10 @@ async def a_settings_node(
         flags = {"--nodeconfig": f"{root}/nodeconfig", "--device-config": "", "--node-name": NODE}
         sources = Sources(root / "own", {}, {**flags, "--state-dir": f"{root}/state"})
         start = await begin(sources, Inline(), Inline())
-        room = SettingsRoom(start, look=partial(look, sources, Inline()))
+        room = SettingsRoom(start, look=partial(look, sources, Inline()), stored=stored)
         facts = room.cells
         keeper = InventoryKeeper(facts.inventory, facts.sharing, LoopClock(), slices=facts.slices)
         room.rebuild = keeper.refresh
-        room.service.recall(stored)
         node = SettingsNode(root, room, keeper, api)
         watch = NodeWatch(api, facts.node, Seeded())
         state = Cell(ReportState())

@@ -92,7 +92,7 @@ async def an_agent(ledger: Ledger, handed: Handed) -> AsyncIterator[None]:
     async with at_work(
         *standing,
         lambda: tell_systemd(ToldSystemd(), front),
-        lambda: lost(front.registration.state, Path("/nowhere"), lambda: False),
+        lambda: lost(front.registration.state, Path("/nowhere")),
     ):
         yield
 

@@ -10,6 +10,7 @@ import structlog
 
 from agent.app.settings import PERIOD, QUIET, STILL, TRIES
 from agent.errors import SettingsError
+from agent.kit.cell import Cell
 from agent.kubelet.door import PREFERENCE_FOLLOWED
 from agent.ledger import LastGood, Ledger, SourceFile
 from agent.model import Scan
@@ -230,9 +231,8 @@ def a_copy(own: str) -> LastGood:
 def test_last_good_settings_stand_in_for_ones_too_large_unless_the_rows_refuse_them(
     rows: Ledger, *, stands_in: bool
 ):
-    room = SettingsRoom(start_of(a_plan("sharing: {splitCount: 10000}")))
-    room.ledger.set(rows)
-    room.service.recall(a_copy(RENAMED))
+    plan = a_plan("sharing: {splitCount: 10000}")
+    room = SettingsRoom(start_of(plan), ledger=Cell(rows), stored=a_copy(RENAMED))
     many = Scan("570", tuple(a_gpu(index=n) for n in range(8)))
 
     assert (many if stands_in else None) == room.service.saw_gpus(many)

@@ -80,8 +80,8 @@ async def test_labels_are_followed_and_a_node_unseen_keeps_its_last_ones():
 
 
 async def test_a_reload_is_resolved_for_the_facts_that_are_known():
-    room = room_of()
-    room.service.recall(LastGood("0.1.0", "node-a", labels={"pool": "t4"}))
+    stored = LastGood("0.1.0", "node-a", labels={"pool": "t4"})
+    room = SettingsRoom(start_of(a_plan(OWN)), stored=stored)
 
     taken(room, OWN.replace("splitCount: 2}", "splitCount: 3}"))
 
@@ -245,8 +245,7 @@ async def test_the_copy_is_written_when_it_changed_and_a_failed_write_is_said_on
     stored, steps, kept
 ):
     disk = Shelf()
-    room = SettingsRoom(start_of(a_plan("")), disk=disk)
-    room.service.recall(stored)
+    room = SettingsRoom(start_of(a_plan("")), disk=disk, stored=stored)
     with structlog.testing.capture_logs() as logs:
         async with at_work(room.service.run):
             for step in steps:
@@ -276,11 +275,11 @@ def text(*entries: object) -> str:
     return json.dumps({"nodeconfig": entries})
 
 
-async def room_with(tmp_path, *entries: object) -> SettingsRoom:
+async def room_with(tmp_path, *entries: object, stored: LastGood | None = None) -> SettingsRoom:
     (tmp_path / "n.json").write_text(text(*entries))
     flags = {"--nodeconfig": f"{tmp_path}/n.json", "--device-config": ""}
     start = await begin(Sources(None, {}, flags, "node-a"), Inline(), Inline())
-    return SettingsRoom(start_of(start.taken()))
+    return SettingsRoom(start_of(start.taken()), stored=stored)
 
 
 @pytest.mark.parametrize(("after", "waited"), [(0.5, 0.5), (1.9, 1.9), (60.0, 2.0)])
@@ -311,8 +310,7 @@ async def test_the_first_start_waits_two_seconds_for_the_node(
     ],
 )
 async def test_nothing_waits_where_labels_are_kept_or_decide_nothing(tmp_path, entries, stored):
-    room = await room_with(tmp_path, *entries)
-    room.service.recall(stored)
+    room = await room_with(tmp_path, *entries, stored=stored)
     begun = asyncio.get_running_loop().time()
     await room.service.await_labels()
 
@@ -354,8 +352,7 @@ async def test_a_wrong_entry_of_another_node_is_a_warning_and_the_file_is_taken(
 async def test_a_start_with_a_wrong_entry_takes_the_last_good_file_or_ends(tmp_path, has_copy):
     good = SourceFile(f"{tmp_path}/n.json", text(by("small", devicesplitcount=8)).encode())
     stored = LastGood("0.0.9", "node-a", {"Pool": "small"}, node_config=good)
-    room = await room_with(tmp_path, BIG, SMALL, ANY)
-    room.service.recall(stored if has_copy else None)
+    room = await room_with(tmp_path, BIG, SMALL, ANY, stored=stored if has_copy else None)
     async with at_work(room.service.run):
         asyncio.get_running_loop().call_later(0.5, room.cells.node.set, a_node(Pool="small"))
         await room.service.await_labels()

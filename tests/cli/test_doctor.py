@@ -193,6 +193,41 @@ def test_what_hamis_files_say_of_this_node_is_told(
     assert ([] if "--pre" in words else [found]) == entries
 
 
+AGENT = (
+    "/opt/python\0/opt/hami-agent/bin/hami-agent\0run\0--node-name\0gpu-1\0--split-count\0many\0"
+)
+
+
+@pytest.mark.parametrize(
+    ("first", "words", "said"),
+    [
+        (AGENT.replace("many", "7"), (), "accepted, for Node gpu-1"),
+        (AGENT.replace("many", "7"), ("--node-name", "n"), "accepted, for Node n"),
+        (AGENT, (), "--split-count"),
+        (AGENT, ("--split-count", "3"), "accepted, for Node gpu-1"),
+        (AGENT.replace("run", "doctor"), ("--node-name", "n"), "accepted, for Node n"),
+        ("/sbin/init\0", ("--node-name", "n"), "accepted, for Node n"),
+        (None, ("--node-name", "n"), "accepted, for Node n"),
+    ],
+)
+def test_in_the_agents_pod_its_own_options_count_where_none_is_given(
+    tmp_path, capsys, monkeypatch, first, words, said
+):
+    """Those that a user added to the DaemonSet stand only on the agent's command line."""
+    monkeypatch.setattr(doctor, "FIRST_PROCESS", tmp_path / "cmdline")
+    if first is not None:
+        (tmp_path / "cmdline").write_text(first)
+    more = ("--scheduler", "none", "--run-dir", str(tmp_path), "--device-config", "")
+    dispatch(["doctor", "--only", "config", "-o", "json", *more, "--nodeconfig", "", *words], {})
+
+    (settings,) = [
+        one
+        for one in json.loads(capsys.readouterr().out)["data"]["findings"]
+        if one["id"] == "P-SETTINGS"
+    ]
+    assert said in settings["said"]
+
+
 @pytest.mark.parametrize("name", ["n", "*"])
 def test_hamis_files_do_not_miss_a_node_that_an_entry_may_apply_to(flags, tmp_path, capsys, name):
     file = tmp_path / "config.json"

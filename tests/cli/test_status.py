@@ -130,7 +130,7 @@ def test_equal_words_about_several_gpus_are_one_line():
     text = shown(msgspec.structs.replace(STATUS, gpus=(*withheld, *ill, BAD)), width=200)
 
     assert "\nGPUs 0, 2, 3 are not offered: it is withheld\n" in text
-    assert "\nGPUs 4, 5, 1 bad for 4m: XID 79" in text
+    assert "\nGPUs 4, 5, 1 bad for 4 min: XID 79" in text
 
 
 IDLE = msgspec.structs.replace(HELD, last_kernel=NOON - 50 * HOUR)
@@ -215,7 +215,7 @@ def test_what_needs_attention_names_only_refusals_of_pods_that_are_there():
     other = msgspec.structs.replace(REFUSED, text="its GPU is bad")
     both = msgspec.structs.replace(STATUS, refusals=(REFUSED, other), standing=(other,))
 
-    assert "refused: 1 in 24 h, the last 1h ago: its GPU is bad" in " ".join(shown(both).split())
+    assert "refused: 1 in 24 h, the last 1 h ago: its GPU is bad" in " ".join(shown(both).split())
     assert "refused" not in shown(msgspec.structs.replace(STATUS, standing=()))
     assert "refused: 1 in 24 h" in shown(), "an older agent does not say which pods are there"
 

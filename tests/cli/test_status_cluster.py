@@ -148,7 +148,7 @@ async def test_without_the_agent_the_nodes_events_are_its_changes(tmp_path, caps
         later = await rig.run("status", "--node", "a", "--since", "1m")
         listed = await rig.run("status", "--node", "a", "-o", "json")
 
-    assert "changes:\n2m ago  GpuUnhealthy: XID 79, says the hami-agent" in found.out
+    assert "changes:\n2 min ago  GpuUnhealthy: XID 79, says the hami-agent" in found.out
     assert "refusals: not known, because no agent was read" in found.out
     assert "kubelet" not in found.out
     assert "changes: none" in later.out
@@ -178,9 +178,9 @@ async def test_on_a_workstation_the_nodes_are_listed(tmp_path, capsys):
         listed = await rig.run("status", "-o", "json")
 
     lines = [line.split() for line in found.out.splitlines()]
-    assert ["NODE", "GPUS", "UNHEALTHY", "CORDONED", "SLICES", "PROMISED", "SELLABLE"] == lines[0]
+    assert ["NODE", "GPUS", "UNHEALTHY", "CORDONED", "SLICES", "PROMISED"] == lines[0]
     assert [["gpu-9", "1", "0", "1"], ["gpu-10", "2", "1", "0"]] == [one[:4] for one in lines[1:3]]
-    assert ["1/20", "4.0G"] == lines[2][4:6]
+    assert ["1/20", "4.0/31.2", "GiB"] == lines[2][4:7]
     assert ["odd", "?"] == lines[3][:2]
     assert "node/gpu-9\nnode/gpu-10\nnode/odd\n" == names.out
     assert ["gpu-9", "gpu-10", "odd"] == [one["node"]["name"] for one in listed.data]

@@ -11,6 +11,7 @@ from agent.model import SliceList
 from tests.fakes.door import FakeDoor, a_door, a_group, a_list, a_plugin
 from tests.fakes.grpc_messages import GrpcPlugin, message, refused
 from tests.fakes.raw_h2 import a_raw_call, messages, prefixed
+from tests.unit.core.allocation.refusals import PASSING
 
 pytestmark = pytest.mark.looptime(False)
 
@@ -55,7 +56,7 @@ async def test_several_containers_are_answered_in_order(tmp_path: Path):
 @pytest.mark.parametrize(
     ("failure", "code", "text"),
     [
-        (Refusal(RefusalReason.OVERLAP, "busy", transient=True), "UNAVAILABLE", "busy [HA-2009]"),
+        (Refusal(RefusalReason.OVERLAP, "busy"), "UNAVAILABLE", "busy [HA-2009]"),
         (StateError("the disk is full"), "UNAVAILABLE", "the disk is full"),
         (
             Refusal(RefusalReason.NO_LOCK, "zu groß → 100 %"),
@@ -77,10 +78,10 @@ async def test_an_error_becomes_its_status_with_its_sentence(
 def test_every_error_has_the_status_that_its_kind_deserves():
     invalid = {RefusalReason.EMPTY_REQUEST, RefusalReason.MALFORMED_REQUEST}
     for gate in RefusalReason:
-        for transient, usual in ((False, "FAILED_PRECONDITION"), (True, "UNAVAILABLE")):
-            error = grpc_error(Refusal(gate, "this is why", transient=transient))
-            expected = "INVALID_ARGUMENT" if gate in invalid else usual
-            assert (expected, f"this is why [{gate.value}]") == (error.status.name, error.message)
+        error = grpc_error(Refusal(gate, "this is why"))
+        usual = "UNAVAILABLE" if gate in PASSING else "FAILED_PRECONDITION"
+        expected = "INVALID_ARGUMENT" if gate in invalid else usual
+        assert (expected, f"this is why [{gate.value}]") == (error.status.name, error.message)
     for unwritable in (StateError("full"), StateCorrupt("torn")):
         assert "UNAVAILABLE" == grpc_error(unwritable).status.name
     for other in (AgentError("odd"), KubeletError("gone")):

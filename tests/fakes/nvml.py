@@ -13,6 +13,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
 
+UNINITIALIZED = 1
 INVALID_ARGUMENT = 2
 NOT_SUPPORTED = 3
 FUNCTION_NOT_FOUND = 13
@@ -154,6 +155,8 @@ class FakeNvml:
         self.open += 1
 
     def nvmlShutdown(self):
+        if not self.open:
+            raise NVMLError(UNINITIALIZED)
         with self._lock:
             self._ending += 1
             self.undefined += self.inside

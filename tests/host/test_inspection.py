@@ -9,13 +9,8 @@ from pathlib import Path
 import pytest
 
 from agent.host import node as surroundings
-from agent.host.node import (
-    WrittenDirectory,
-    is_read_only,
-    look_at,
-    plugin_sockets,
-)
-from agent.host.process import SystemClock, boot_id, host_name, machine_id
+from agent.host.node import is_read_only, look_at, plugin_sockets
+from agent.host.process import BOOT_ID, SystemClock, host_name, read_id
 from agent.node.preflight import PluginSocket
 
 
@@ -88,95 +83,13 @@ def test_the_host_is_named_as_its_kubelet_names_the_node(monkeypatch):
 def test_ids_are_read_without_the_line_end_and_empty_where_they_cannot_be_read(tmp_path):
     (tmp_path / "id").write_text("2f7c7a3e\n")
 
-    assert "2f7c7a3e" == boot_id(tmp_path / "id") == machine_id(tmp_path / "id")
-    assert "" == boot_id(tmp_path / "missing") == machine_id(tmp_path)
-    assert 36 == len(boot_id())
+    assert "2f7c7a3e" == read_id(tmp_path / "id")
+    assert "" == read_id(tmp_path / "missing") == read_id(tmp_path)
+    assert 36 == len(read_id(BOOT_ID))
 
 
 def test_now_is_in_utc():
     assert dt.timedelta(0) == SystemClock().now().utcoffset()
-
-
-# A directory is lost when it was removed and what came in its place is seen read-only.
-
-
-class Mounts:
-    """Through which everything is seen read-only, or nothing."""
-
-    read_only = False
-
-    def look(self, directory: Path) -> bool:
-        directory.stat()
-        return self.read_only
-
-
-@pytest.fixture
-def mounts():
-    return Mounts()
-
-
-@pytest.fixture
-def seen(tmp_path, mounts):
-    path = tmp_path / "device-plugins"
-    path.mkdir()
-    return WrittenDirectory(path, mounts.look)
-
-
-def test_a_directory_that_was_removed_or_made_anew_is_not_lost(seen):
-    assert not seen.is_lost()
-    seen.path.rmdir()
-    assert not seen.is_lost()
-    seen.path.mkdir()
-    assert not seen.is_lost()
-
-
-@pytest.mark.parametrize("looks", [0, 1], ids=["right after the start", "later"])
-def test_a_removed_directory_with_a_read_only_one_in_its_place_is_lost(looks, seen, mounts):
-    assert not any(seen.is_lost() for _ in range(looks))
-    seen.path.rmdir()
-    mounts.read_only = True
-    assert not seen.is_lost()
-    seen.path.mkdir()
-
-    assert seen.is_lost()
-
-
-def test_a_directory_on_a_file_system_that_turned_read_only_is_not_lost(seen, mounts):
-    assert not seen.is_lost()
-    mounts.read_only = True
-
-    assert not seen.is_lost()
-
-
-def test_a_directory_that_never_could_be_written_is_not_lost(tmp_path, mounts):
-    mounts.read_only = True
-    seen = WrittenDirectory(tmp_path / "made", mounts.look)
-    seen.path.mkdir()
-    assert not seen.is_lost()
-    seen.path.rmdir()
-    seen.path.mkdir()
-
-    assert not seen.is_lost()
-
-
-@pytest.mark.parametrize("is_there", [False, True], ids=["missing", "read-only"])
-def test_a_directory_that_can_be_written_only_after_the_start_is_lost_too(
-    is_there, tmp_path, mounts
-):
-    path, mounts.read_only = tmp_path / "made", True
-    if is_there:
-        path.mkdir()
-    seen = WrittenDirectory(path, mounts.look)
-    assert not seen.is_lost()
-    path.mkdir(exist_ok=True)
-    mounts.read_only = False
-    assert not seen.is_lost()
-    path.rmdir()
-    path.mkdir()
-    assert not seen.is_lost()
-    mounts.read_only = True
-
-    assert seen.is_lost()
 
 
 def test_what_the_kernel_says_is_asked(tmp_path):

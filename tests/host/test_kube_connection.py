@@ -5,7 +5,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import msgspec
 import pytest
 from aiohttp import ServerDisconnectedError
 
@@ -90,14 +89,17 @@ async def test_a_kubeconfig_that_does_not_hold_together_is_a_settings_error(
         await configure(shim.load(), Connection(path))
 
 
-async def test_an_identity_provider_that_hangs_up_is_a_settings_error(tmp_path: Path):
+async def test_an_identity_provider_that_hangs_up_is_a_settings_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     path = tmp_path / "kubeconfig"
     path.write_text(GOOD)
 
     async def hang_up(**_: object) -> None:
         raise ServerDisconnectedError
 
-    library = msgspec.structs.replace(shim.load(), load_kube_config=hang_up)
+    library = shim.load()
+    monkeypatch.setattr(library.kube_config, "load_kube_config", hang_up)
     with pytest.raises(SettingsError, match="kubeconfig: cannot be used"):
         await configure(library, Connection(path))
 
@@ -186,9 +188,9 @@ from agent.kube import client as shim
 {before}
 library = shim.load()
 assert shim.load() == library
-configuration = library.configuration()
+configuration = library.configuration.Configuration()
 assert configuration.connection_pool_maxsize == 100
-assert library.rest_client.__module__ == "kubernetes_asyncio.client.rest"
+assert library.rest.RESTClientObject.__module__ == "kubernetes_asyncio.client.rest"
 print(len([name for name in sys.modules if name.startswith("kubernetes_asyncio")]))
 """
 

@@ -171,6 +171,24 @@ async def test_a_gpu_that_asks_for_a_reset_as_another_falls_off_can_be_released(
     assert not stub.attached(1)
 
 
+async def test_no_other_gpu_counts_as_released_for_having_the_index_of_one_that_is(
+    stub_driver, stub
+):
+    stub.order(range(4))
+    await stub_driver.scan()
+    stub.order([0, 2, 3])  # now GPU 3 is where GPU 2 was
+    stub.refuse(2)
+    await stub_driver.scan()
+    await stub_driver.release([G2])
+    scan = await stub_driver.scan()
+    probe = await stub_driver.probe(UUIDS[3])
+
+    assert [(G0, 0), (UUIDS[3], 2)] == [(gpu.uuid, gpu.index) for gpu in scan.gpus]
+    assert {G1, G2} == {fault.gpu for fault in scan.faults}
+    assert [G2] == [fault.gpu for fault in scan.faults if fault.trouble is Trouble.RELEASED]
+    assert (ProbeOutcome.PASSED, "") == (probe.outcome, probe.unmonitored)
+
+
 async def test_a_gpu_that_was_slow_as_another_fell_off_is_asked_on_while_the_rest_is_released(
     stub_driver, stub
 ):

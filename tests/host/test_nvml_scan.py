@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from agent.errors import DriverError
-from agent.gpu.driver import Indexes, NvmlDriver, bus_id, numa_node
+from agent.gpu.driver import GpuTable, NvmlDriver, bus_id, numa_node
 from agent.inventory import InventoryKeeper
 from agent.kit.cell import Cell
 from agent.model import (
@@ -21,7 +21,7 @@ from agent.model import (
     SliceId,
     Trouble,
 )
-from tests.builders import a_health
+from tests.builders import a_gpu, a_health
 from tests.fakes.chance import Seeded
 from tests.fakes.clock import LoopClock
 from tests.fakes.nvml import FakeGpu, FakeNvml
@@ -296,56 +296,62 @@ async def test_links_that_cannot_be_asked_leave_the_gpu_without(library, driver)
 A, B, C, D = (GpuUuid(f"GPU-{letter}") for letter in "abcd")
 
 
+def seen(table: GpuTable, *uuids: GpuUuid | None) -> bool:
+    """The scan describes these GPUs, by index; None: it does not answer."""
+    gpus = [a_gpu(index=index, uuid=uuid) for index, uuid in enumerate(uuids) if uuid is not None]
+    return table.seen(gpus)
+
+
 @pytest.fixture
-def indexes() -> Indexes:
-    indexes = Indexes()
-    indexes.counted(3)
-    indexes.seen({0: A, 1: B, 2: C})
-    return indexes
+def table(library) -> GpuTable:
+    table = GpuTable(library)
+    table.counted(3)
+    seen(table, A, B, C)
+    return table
 
 
-def named(indexes: Indexes, *troubled: int, lost: bool = False) -> list[tuple[str, bool]]:
+def named(table: GpuTable, *troubled: int, lost: bool = False) -> list[tuple[str, bool]]:
     trouble = Trouble.LOST if lost else Trouble.SILENT
-    faults = {n: GpuFault("as asked", "slow", trouble) for n in troubled}
-    return [(fault.gpu, fault.lost) for fault in indexes.named(faults)]
+    faults = [GpuFault("as asked", "slow", trouble, n) for n in troubled]
+    return [(fault.gpu, fault.lost) for fault in table.named(faults)]
 
 
-def test_more_faults_than_those_who_may_be_behind_them_are_said_too(indexes):
-    indexes.counted(4)
-    indexes.seen({0: A, 1: B})
+def test_more_faults_than_those_who_may_be_behind_them_are_said_too(table):
+    table.counted(4)
+    seen(table, A, B)
 
-    assert [("index 2", False), ("index 3", False), (C, False)] == named(indexes, 2, 3)
-
-
-def test_a_gpu_is_gone_once_every_index_has_said_whose_it_is(indexes):
-    indexes.counted(2)
-    indexes.seen({0: A})
-    assert [(B, False), (C, False)] == named(indexes, 1)
-    assert indexes.seen({0: A, 1: C})
-
-    assert [] == named(indexes)
-    assert not indexes.counted(3)
-    indexes.seen({0: A, 1: C})
-    assert [("index 2", False)] == named(indexes, 2)
+    assert [("index 2", False), ("index 3", False), (C, False)] == named(table, 2, 3)
 
 
-def test_a_gpu_that_is_seen_elsewhere_is_not_named_where_it_was(indexes):
-    assert not indexes.seen({1: C})
+def test_a_gpu_is_gone_once_every_index_has_said_whose_it_is(table):
+    table.counted(2)
+    seen(table, A)
+    assert [(B, False), (C, False)] == named(table, 1)
+    assert seen(table, A, C)
 
-    assert ["index 0", C, "index 2"] == [indexes.name(n) for n in range(3)]
-    assert [(A, False), (B, False)] == named(indexes, 0, 2)
+    assert [] == named(table)
+    assert not table.counted(3)
+    seen(table, A, C)
+    assert [("index 2", False)] == named(table, 2)
+
+
+def test_a_gpu_that_is_seen_elsewhere_is_not_named_where_it_was(table):
+    assert not seen(table, None, C)
+
+    assert ["index 0", C, "index 2"] == [table.name(n) for n in range(3)]
+    assert [(A, False), (B, False)] == named(table, 0, 2)
 
 
 @pytest.mark.parametrize("order", list(permutations((A, B, C, D), 3)))
 @pytest.mark.parametrize("slow", range(3))
 def test_no_gpu_is_both_here_and_at_fault_whatever_has_moved_and_nobody_is_left_out(
-    indexes, order, slow
+    table, order, slow
 ):
-    seen = {n: uuid for n, uuid in enumerate(order) if n != slow}
-    indexes.counted(3)
-    indexes.seen(seen)
-    faults = {gpu for gpu, _ in named(indexes, slow)}
+    answering = [None if n == slow else uuid for n, uuid in enumerate(order)]
+    table.counted(3)
+    seen(table, *answering)
+    faults = {gpu for gpu, _ in named(table, slow)}
 
-    assert not faults & set(seen.values())
+    assert not faults & set(answering)
     if order[slow] != D:
         assert order[slow] in faults

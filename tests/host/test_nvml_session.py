@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 
 import pytest
-import structlog
 
 from agent.errors import DriverError, DriverMissing
 from agent.gpu.driver import NvmlDriver
@@ -263,20 +262,14 @@ async def test_a_session_that_is_ended_before_its_use_is_never_used(driver, libr
     assert (3, 1) == (library.calls["nvmlInit"], library.open)
 
 
-async def test_a_session_that_cannot_be_ended_for_long_is_told_once_for_each_reason(
+async def test_a_session_that_the_driver_does_not_end_is_told_to_who_releases_a_gpu(
     driver, library
 ):
-    with structlog.testing.capture_logs() as lines:
-        for shutdown in (999, 999, 999, 4, None, 4):
-            await driver.scan()
-            library.failures["nvmlDeviceGetCount", None] = ENDED
-            if shutdown is not None:
-                library.failures["nvmlShutdown", None] = shutdown
-            with pytest.raises(DriverError, match="session"):
-                await driver.scan()
-            del library.failures["nvmlDeviceGetCount", None]
-            await driver.scan()
-            library.failures.clear()
+    await driver.scan()
+    library.failures["nvmlShutdown", None] = 999
+    with pytest.raises(DriverError, match="does not end the session, which holds all GPUs"):
+        await driver.release([UUIDS[0]])
+    library.failures.clear()
 
-    told = [line["err"] for line in lines if line["event"] == "driver.session_left_open"]
-    assert ["error 999", "error 4", "error 4"] == told
+    assert ProbeOutcome.PASSED is (await driver.probe(UUIDS[1])).outcome
+    assert (2, 1) == (library.calls["nvmlInit"], library.open)

@@ -15,7 +15,7 @@ import pytest
 from agent.errors import DriverError, DriverMissing
 from agent.gpu import nvml
 from agent.gpu.driver import REMOVED_AFTER, NvmlDriver
-from agent.gpu.nvml import library_below, removed, replaced
+from agent.gpu.nvml import library_below, removed, successor
 from agent.model import (
     DriverEvent,
     EventKind,
@@ -434,9 +434,10 @@ def test_a_library_that_the_loader_found_is_removed_or_replaced_by_what_its_link
     named = other and tmp_path / f"libnvidia-ml.so.{other}"
 
     assert (tmp_path / "libnvidia-ml.so.570.1" if is_gone else None) == removed(by_soname, maps)
-    assert named == replaced(maps)
+    assert named == successor(by_soname, None, maps)
     nothing = tmp_path / "none"
-    assert (None, None) == (replaced(nothing), removed(SimpleNamespace(nvmlLib=None), nothing))
+    for path in (None, tmp_path):
+        assert successor(by_soname, path, nothing) is removed(by_soname, nothing) is None
 
 
 @pytest.mark.parametrize("there", [True, False])

@@ -204,7 +204,7 @@ async def end_scheduler(node: SandboxCluster) -> None:
         (
             others_wrote_on_the_node,
             [("P-OFFER", WRONG), ("P-HANDSHAKE", WRONG), ("P-LOCK", WRONG)],
-            "held by pod demo/late for 40",
+            "held by pod demo/late for 6 min",
             1,
         ),
         (

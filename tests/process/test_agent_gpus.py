@@ -118,7 +118,7 @@ async def test_a_library_that_hangs_for_20_s_holds_up_no_page_and_refuses_with_t
         # In the middle: a single page may be late on a busy machine, with any driver.
         assert statistics.median(seen.early) < PROBE, seen.early
         assert statistics.median(seen.later) < PROBE, seen.later
-        assert "The driver has not answered for GPU" in seen.refusal
+        assert "the driver has not answered for its GPU" in seen.refusal
         assert "HA-4005" in seen.refusal
         assert 0 == node.cluster.allocatable()
         assert seen.most_threads <= threads + GPUS + 2  # the driver's own, and a slow one's

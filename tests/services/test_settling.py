@@ -106,7 +106,7 @@ class SettlingDesk:
             pod_api=self.api,
             say=self.said.append,
             clock=self.clock,
-            random=NoChance(),
+            chance=NoChance(),
         )
 
     def see(self) -> None:

@@ -5,11 +5,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from agent import __version__
-from agent.app import codes
+from agent import __version__, errors
+from agent.app.main import OS_ERROR
 from agent.cli.main import VERBS, parser_of
 from agent.cli.runbook import entries
-from agent.errors import RefusalReason
 from agent.node.findings import GROUPS
 from agent.sandbox.explain.placement import ADVICE
 from tests.shape import tree
@@ -21,7 +20,7 @@ WORDS = """
     waiting container; node lock; allocation; row; edits; ledger; checkpoint; effect; reconcile;
     witness; holding; preference; probe; adapter; port; service; door; tier; cell; model
 """
-EXIT_CODES = {name: code for name, code in vars(codes).items() if name.isupper()}
+EXIT_CODES = {0, *(getattr(one, "exit_code", OS_ERROR) for one in vars(errors).values())}
 VERSION = re.compile(r"^## \[(Unreleased|\d+\.\d+\.\d+)\]", re.MULTILINE)
 COMMAND = re.compile(r"(?:^\s*|`)(make|hami-agent) ([a-z][a-z-]*)", re.MULTILINE)
 DOCUMENTS = [str(path) for path in tree.files() if path.suffix == ".md"]
@@ -106,14 +105,14 @@ def test_the_changelog_has_the_newest_version_first():
 
 
 def test_the_runbook_explains_every_refusal():
-    for gate in RefusalReason:
+    for gate in errors.RefusalReason:
         assert 1 == tree.text("RUNBOOK.md").count(f"### {gate.value} "), gate
 
 
 def test_the_runbook_explains_no_refusal_that_is_not_there():
     explained = set(re.findall(r"HA-\d{4}", tree.text("RUNBOOK.md")))
 
-    assert set() == explained - {gate.value for gate in RefusalReason}
+    assert set() == explained - {gate.value for gate in errors.RefusalReason}
 
 
 REASON = re.compile(
@@ -162,13 +161,13 @@ def test_the_runbook_explains_every_fault_of_a_gpu():
 
 
 def test_the_verb_runbook_has_every_id_that_the_product_prints():
-    printed = {*(gate.value for gate in RefusalReason), *explained(), *GROUPS, "H-NNN"}
+    printed = {*(gate.value for gate in errors.RefusalReason), *explained(), *GROUPS, "H-NNN"}
 
     assert [] == sorted(printed - entries().keys())
 
 
 def test_the_runbook_explains_every_exit_code():
-    for code in set(EXIT_CODES.values()):
+    for code in EXIT_CODES:
         assert 1 == tree.text("RUNBOOK.md").count(f"\n| {code} | "), code
 
 

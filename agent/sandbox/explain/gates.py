@@ -5,6 +5,7 @@ what the pod holds.
 """
 
 import datetime as dt
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
@@ -12,8 +13,9 @@ from agent import cluster as annotations
 from agent.allocate.match import pair_groups
 from agent.errors import MalformedText, Refusal, cap
 from agent.hami.pod import decode_node_lock
+from agent.kit.units import span
 from agent.kube.objects import decode_moment
-from agent.kube.reader import REFUSED, ClusterNode, JsonObject
+from agent.kube.reader import REFUSED, ClusterNode, JsonObject, PodEventView
 from agent.sandbox.explain.placement import World, held_by
 from agent.sandbox.explain.story import (
     TEXT,
@@ -44,7 +46,9 @@ from agent.sandbox.scheduler.model import (
 from agent.sandbox.scheduler.usage import TERMINAL
 from agent.sandbox.scheduler.verbs import LOCK_TIMEOUT
 from agent.sandbox.scheduler.webhook import DEFAULT_SCHEDULER, REVIEWED, review_pod
-from agent.status import span
+
+_SEVERAL: Final = re.compile(r"\bGPUs ([0-9]+(?:, [0-9]+)*)")
+"""The indexes of GPUs in an Event. Source: gpus_in_words of agent/report.py."""
 
 ADMISSION: Final = "admission"
 QUOTA: Final = "quota"
@@ -299,7 +303,7 @@ def allocation_gate(world: World, pod: JsonObject, now: dt.datetime) -> Gate:
     if status.get("phase") in (None, "Pending", "Failed"):
         event = last_event(world.snapshot.events, REFUSED, "AllocationRefused")
         texts += [event.message] if event else []
-    facts = agent_words(world.snapshot.node_events, now, node) if node else ()
+    facts = agent_words(_of_node(world, pod, node), now, node) if node else ()
     stays = " The pod stays Failed." if status.get("phase") == "Failed" else ""
     if told := next(filter(refusal_id, texts), ""):
         said = f"the agent refused the GPUs: {cap(agent_sentence(told), TEXT)}"
@@ -325,6 +329,27 @@ def allocation_gate(world: World, pod: JsonObject, now: dt.datetime) -> Gate:
     said = "the kubelet has not asked for all containers yet, or the answer is not on the pod yet"
     advice = "if it stays, look at the agent's pod on that node"
     return Gate(ALLOCATION, GateVerdict.WAITING, said, "E-ALLOCATE", advice, facts)
+
+
+def _of_node(world: World, pod: JsonObject, node: str) -> Iterator[PodEventView]:
+    """The Events of the pod's Node that may say why it has no answer.
+
+    Those about GPUs count if they name one of the pod's, all others if they fall into its life.
+    """
+    groups, offer = (world.view.groups if world.view else None), world.offers.get(node)
+    gpus = {share.uuid for group in groups or () for share in group}
+    indexes = {str(gpu.index) for gpu in (offer.gpus if offer else ()) if gpu.uuid in gpus}
+    created = decode_moment(pod["metadata"].get("creationTimestamp"))
+
+    for event in world.snapshot.node_events:
+        if "GPU" in event.message or event.reason.startswith(("Gpu", "Allocation")):
+            # Several are named by their indexes, one also by its UUID.
+            listed = {word for text in _SEVERAL.findall(event.message) for word in text.split(", ")}
+            is_ours = any(uuid in event.message for uuid in gpus) or not indexes.isdisjoint(listed)
+        else:
+            is_ours = created is None or event.last is None or event.last >= created
+        if is_ours:
+            yield event
 
 
 def start_gate(world: World, pod: JsonObject, now: dt.datetime) -> Gate:

@@ -12,9 +12,9 @@ import msgspec
 from agent.allocate.room import ContainerRequest
 from agent.cluster import VGPU_NODE
 from agent.errors import cap
+from agent.kit.units import age, gib
 from agent.kube.objects import EPOCH, WRITER
 from agent.kube.reader import ClusterSnapshot, JsonObject, PodEventView
-from agent.status import span
 
 
 class GateVerdict(enum.Enum):
@@ -131,7 +131,7 @@ def request_words(request: ContainerRequest) -> str:
     """What one container asks for."""
     gpus = "1 GPU slice" if request.count == 1 else f"{request.count} GPU slices, each"
     if request.memory_mib:
-        memory = mib(request.memory_mib)
+        memory = f"{mib(request.memory_mib)} ({gib(request.memory_mib)})"
     else:
         memory = f"{min(request.memory_percent, 100)} % of the memory"
     counted_as = " (which counts as 100 %)" if request.core_percent > 100 else ""
@@ -356,7 +356,7 @@ def agent_sentence(message: str) -> str:
 
 def when(moment: dt.datetime | None, now: dt.datetime) -> str:
     """How long ago it was."""
-    return f"{span((now - moment).total_seconds())} ago" if moment else "at an unknown time"
+    return f"{age(moment, now)} ago" if moment else "at an unknown time"
 
 
 def status_text(pod: JsonObject) -> str:

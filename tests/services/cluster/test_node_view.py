@@ -210,6 +210,44 @@ async def test_a_node_deleted_while_the_watch_was_down_leaves_the_view():
         assert created == view.value
 
 
+async def test_a_read_that_finds_no_node_empties_the_view_before_a_watch_can_say_so():
+    async with following() as (api, node, view):
+        api.begin_outage()
+        await asyncio.sleep(0.1)
+        api.delete_node()
+        api.end_outage()
+        assert view.value is not None
+
+        await node.refresh()
+
+        assert view.value is None
+        created = api.create_node()
+        await asyncio.sleep(60)
+        assert created == view.value
+
+
+class SlowReads(FakeApi):
+    """A read is answered a second after it was done."""
+
+    async def get_node(self) -> NodeView | None:
+        found = await super().get_node()
+        await asyncio.sleep(1)
+        return found
+
+
+async def test_a_read_that_found_no_node_is_not_believed_once_the_watch_has_shown_a_new_one():
+    api = SlowReads()
+    api.create_node()
+    async with following(api) as (_, node, view):
+        api.delete_node()
+        async with asyncio.TaskGroup() as group:
+            group.create_task(node.refresh())
+            await asyncio.sleep(0.1)
+            created = api.create_node()
+
+        assert created == view.value
+
+
 class BreakingWatch(FakeApi):
     """From the second watch on each breaks before it could show the Node."""
 

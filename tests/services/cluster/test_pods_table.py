@@ -102,6 +102,19 @@ async def test_new_changed_and_deleted_pods_are_followed():
     assert 1 == api.calls["list_pods"]
 
 
+async def test_a_frame_older_than_a_look_does_not_take_back_what_the_look_saw():
+    async with following_one() as (api, room):
+        api.lag = 1.0
+        api.edit_pod(*ONE.key, {"step": "1"})
+        await asyncio.sleep(0.5)
+        api.edit_pod(*ONE.key, {"step": "2"})
+
+        assert ONE.uid == await room.pods.look(*ONE.key)
+        for _ in range(3):
+            assert "2" == room.table.value.pods[ONE.uid].annotations["step"]
+            await asyncio.sleep(0.6)
+
+
 async def test_a_grave_is_kept_for_ten_minutes():
     async with following_one() as (api, room):
         api.delete_pod(*ONE.key)

@@ -309,12 +309,7 @@ class WithheldRoom:
             NodeCheck(AllocateStep.WRITE, self.disk.check),
             NodeCheck(AllocateStep.HOOK, self.library.check),
         )
-        self.cue = lambda: None
-        self.withholder = Withholder(looks, self._withhold, self.told.append, (self._follow,))
-
-    async def _follow(self, look):
-        self.cue = look
-        await asyncio.Event().wait()
+        self.withholder = Withholder(looks, self._withhold, self.told.append)
 
     def _withhold(self, state):
         self.changes.append((asyncio.get_running_loop().time(), state))
@@ -336,11 +331,11 @@ async def a_room():
         yield room
 
 
-async def test_what_is_cued_withholds_at_once_with_one_event_and_what_is_not_within_a_period():
+async def test_what_is_looked_at_on_request_withholds_at_once_and_the_rest_within_a_period():
     async with a_room() as room:
         await asyncio.sleep(11)
         room.library.error = Refusal(RefusalReason.NO_LIBRARY, "libvgpu.so is missing.")
-        room.cue()
+        room.withholder.look()
         await asyncio.sleep(0.001)
         assert room.withheld
         await asyncio.sleep(600)

@@ -38,7 +38,7 @@ class ModelledNode:
         )
         self.door = FakeDoor(self.plugins, a_list(1, a_group(0), a_group(1)), seed=1)
         server = self.door.server
-        watch = DirectoryWatch(self.plugins, lambda: {"kubelet.sock", server.endpoint} - {""})
+        watch = DirectoryWatch(self.plugins)
         self.registration = Registration(
             Cell(RESOURCE),
             server,

@@ -304,6 +304,20 @@ async def test_a_node_that_is_gone_while_it_is_written_to_gets_its_text_when_it_
         assert room.told(an_inventory(count=3))
 
 
+async def test_a_node_that_was_replaced_while_no_watch_was_open_gets_its_text_at_once():
+    async with reported() as room:
+        room.api.begin_outage()
+        await asyncio.sleep(0.1)
+        room.api.delete_node()
+        room.api.create_node()
+        room.api.end_outage()
+        await room.node.until(lambda node: node is not None and node.uid == room.api.node.uid)
+        await asyncio.sleep(1)
+
+        assert room.told(an_inventory())
+        assert (("node-created",), 1) in room.reporter.writes.items()
+
+
 async def test_an_answer_that_is_late_is_no_second_write():
     api = FakeApi()
     api.create_node()

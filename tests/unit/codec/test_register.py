@@ -240,6 +240,11 @@ def test_a_text_that_no_scheduler_could_use_is_refused(text: str, says: str):
         decode_register(text)
 
 
+def test_a_text_of_the_node_is_not_read_beyond_its_bound():
+    with pytest.raises(MalformedText, match=r"^register annotation is over 262144 characters"):
+        ours.decode_register("[" + " " * TEXT_LIMIT + '{"id":"a"}]')
+
+
 @pytest.mark.parametrize(
     ("record", "says"),
     [

@@ -135,6 +135,24 @@ def test_the_gpu_with_the_nvlinks_is_taken_before_the_one_next_door():
     )
 
 
+def test_the_gpu_that_is_close_to_all_chosen_ones_is_taken_before_the_one_close_to_the_last():
+    bridges = {(0, 1): 8, (0, 2): 6, (1, 2): 1, (0, 3): 2, (1, 3): 3}
+    gpus = {
+        a_uuid(n): a_gpu(
+            index=n,
+            links=tuple(
+                Link(a_uuid(pair[0] + pair[1] - n), None, nvlinks)
+                for pair, nvlinks in bridges.items()
+                if n in pair
+            ),
+        )
+        for n in range(4)
+    }
+    available = sum((ids(n, 0) for n in range(4)), ())
+
+    assert ids(0, 0) + ids(1, 0) + ids(2, 0) == nearest(available, ids(0, 0), 3, gpus, NOTHING)
+
+
 def test_the_same_numa_node_decides_where_links_do_not():
     gpus = {a_uuid(n): a_gpu(index=n, numa=numa) for n, numa in enumerate((1, 0, None, 1))}
     available = sum((ids(n, 0) for n in range(4)), ())

@@ -4,71 +4,97 @@ import pytest
 from msgspec.structs import replace
 
 from agent.node.findings import (
+    ALL_GROUPS,
+    CAUSES,
     CHECKS,
     GROUPS,
     Check,
     Finding,
+    concluded,
     degraded,
-    in_groups,
     is_ready,
-    traced,
 )
-from agent.node.scheduling import CAUSES
 
-KUBELET = Finding("P-KUBELET", "WRONG", "/k", "no socket", "start it")
-OFFER = Finding("P-OFFER", "WRONG", "n", "0, not 20", "look", causes=("P-KUBELET", "P-AGENT"))
-
-
-@pytest.mark.parametrize("verdict", ["WRONG", "note"])
-def test_what_follows_from_a_fault_is_a_note_that_names_it(verdict):
-    _, found = traced([KUBELET, replace(OFFER, verdict=verdict)])
-
-    assert ("note", "0, not 20 (follows from P-KUBELET)") == (found.verdict, found.said)
+KUBELET = Finding("P-KUBELET", "wrong", "/k", "no socket", "start it")
+OFFER = Finding("P-OFFER", "wrong", "n", "0, not 20", "look")
+STREAM = Finding("P-AGENT", "wrong", "stream", "the kubelet is away", "look")
 
 
+def all_of(*findings):
+    return [*concluded(findings, ALL_GROUPS)]
+
+
+@pytest.mark.parametrize("verdict", ["wrong", "note"])
+@pytest.mark.parametrize(
+    ("cause", "follows"),
+    [
+        ("P-KUBELET", OFFER),
+        ("P-AGENT", OFFER),
+        ("P-KUBELET", STREAM),
+        ("P-KUBELET", Finding("P-WITNESS", "wrong", "/r", "silent")),
+        ("P-DRIVER", Finding("P-ACCESS", "wrong", "/dev/nvidiactl", "is not there")),
+        ("P-WRITER", Finding("P-REPORT", "wrong", "n", "another form")),
+        ("P-RIGHTS", Finding("P-LOCK", "wrong", "n", "held for 301 s")),
+    ],
+)
+def test_what_follows_from_a_fault_is_a_note_that_names_it(verdict, cause, follows):
+    found = all_of(replace(KUBELET, check=cause), replace(follows, verdict=verdict))
+
+    assert {
+        (cause, "wrong", "no socket"),
+        (follows.check, "note", f"{follows.said} (follows from {cause})"),
+    } == {(one.check, one.verdict, one.said) for one in found}
+
+
+@pytest.mark.parametrize("consequence", [OFFER, STREAM])
 @pytest.mark.parametrize(
     "cause",
     [
         Finding("P-KUBELET", "ok", "/k", "there"),
         Finding("P-KUBELET", "note", "/k", "old"),
         Finding("P-KUBELET", "unknown", "/k", "not seen"),
-        Finding("P-PATHS", "WRONG", "/p", "full"),
+        Finding("P-PATHS", "wrong", "/p", "full"),
     ],
 )
-def test_a_fault_without_a_wrong_cause_stays_wrong(cause: Finding):
-    assert [cause, OFFER] == [*traced([cause, OFFER])]
+def test_a_fault_without_a_wrong_cause_stays_wrong(cause: Finding, consequence: Finding):
+    found = {one.check: (one.verdict, one.said) for one in all_of(cause, consequence)}
 
-
-def test_no_check_is_its_own_cause():
-    twice = replace(KUBELET, causes=("P-KUBELET",))
-
-    assert [twice, twice] == [*traced([twice, twice])]
+    assert ("wrong", consequence.said) == found[consequence.check]
 
 
 def test_what_is_well_is_no_consequence():
-    well = Finding("P-OFFER", "ok", "n", "20", causes=("P-KUBELET",))
+    well = Finding("P-OFFER", "ok", "n", "20")
 
-    assert ["WRONG", "ok"] == [one.verdict for one in traced([KUBELET, well])]
+    assert ["wrong", "ok"] == [one.verdict for one in all_of(KUBELET, well)]
 
 
-def test_every_check_has_one_group_and_a_consequence():
+def test_every_check_has_one_group_and_a_consequence_and_causes_that_there_are():
     each = [check for checks in CHECKS.values() for check in checks if checks[check]]
 
     assert sorted(each) == sorted(GROUPS)
+    assert {cause for causes in CAUSES.values() for cause in causes} <= GROUPS.keys()
+    assert not [check for check, causes in CAUSES.items() if check in causes]
 
 
 def test_the_chosen_groups_come_in_the_order_of_the_groups():
     label = Finding("P-LABEL", "ok", "n", "is set")
-    chosen = in_groups([label, OFFER, KUBELET], frozenset({"kubelet", "scheduler"}))
+    chosen = concluded([label, OFFER, KUBELET], frozenset({"kubelet", "scheduler"}))
 
-    assert (KUBELET, OFFER, label) == chosen
-    assert () == in_groups([label], frozenset({"paths"}))
+    assert [("kubelet", "P-KUBELET"), ("kubelet", "P-OFFER"), ("scheduler", "P-LABEL")] == [
+        (one.group, one.check) for one in chosen
+    ]
+    # A cause counts also where only its consequence was chosen.
+    (offer,) = concluded([OFFER, replace(KUBELET, check="P-AGENT")], frozenset({"kubelet"}))
+    assert "note" == offer.verdict
 
 
 def test_a_finding_may_have_a_consequence_of_its_own():
-    assert "pods wait" == replace(OFFER, means="pods wait").consequence
-    assert CHECKS["kubelet"]["P-OFFER"] == OFFER.consequence
-    assert "" == replace(OFFER, verdict="ok").consequence
+    said, by_check, well = (
+        all_of(one)[0].means
+        for one in (replace(OFFER, means="pods wait"), OFFER, replace(OFFER, verdict="ok"))
+    )
+
+    assert ("pods wait", CHECKS["kubelet"]["P-OFFER"], "") == (said, by_check, well)
 
 
 GOOD = Check("state", ok=True)
@@ -81,7 +107,3 @@ def test_every_required_check_must_hold_and_the_others_degrade():
     assert is_ready([])
     assert not is_ready([GOOD, BAD])
     assert (WEAK,) == degraded([GOOD, BAD, WEAK, Check("extra", ok=True, required=False)])
-
-
-def test_the_agents_checks_follow_from_checks_that_there_are():
-    assert {cause for causes in CAUSES.values() for cause in causes} <= GROUPS.keys()

@@ -1,0 +1,39 @@
+"""How amounts are written for people: counts, memory, shares and durations. Pure."""
+
+import datetime as dt
+from typing import Final
+
+UNKNOWN: Final = "-"
+
+
+def counted(number: int, noun: str) -> str:
+    """The number with its noun, in the plural where it needs one, such as `2 GPUs`."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def gib(mib: int | None, unit: str = " GiB") -> str:
+    """MiB as GiB with one digit, such as `48.0 GiB`. `unit`: what stands behind the number."""
+    return UNKNOWN if mib is None else f"{mib / 1024:.1f}{unit}"
+
+
+def percent(share: int | None) -> str:
+    """A share of something, such as `71 %`."""
+    return UNKNOWN if share is None else f"{share} %"
+
+
+def span(seconds: float) -> str:
+    """A duration in its two greatest units, such as `12 min` or `3 h 5 min`; at least 0 s."""
+    whole = max(0, int(seconds))
+    if whole < 120:
+        return f"{whole} s"
+
+    days, hours, minutes = whole // 86_400, whole // 3_600 % 24, whole // 60 % 60
+    parts = [(days, "d"), (hours, "h"), (minutes, "min")]
+    first = next(place for place, (number, _) in enumerate(parts) if number)
+
+    return " ".join(f"{number} {unit}" for number, unit in parts[first : first + 2] if number)
+
+
+def age(since: dt.datetime | None, now: dt.datetime) -> str:
+    """The time since then, as `span` writes it."""
+    return UNKNOWN if since is None else span((now - since).total_seconds())
