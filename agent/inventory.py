@@ -92,10 +92,9 @@ class Discovery:
             is_done = await self._scan()
             pause = until_tick(SCAN_PERIOD) if is_done else delay
             is_wanted = await await_event(self._wanted, pause)
-            if is_done:
-                delay = FIRST_RETRY
-            elif not is_wanted:  # a rescan on demand gives the driver no time to recover
-                delay = min(2 * delay, LAST_RETRY)
+            # A rescan on demand gives the driver no time to recover.
+            longer = delay if is_wanted else min(2 * delay, LAST_RETRY)
+            delay = FIRST_RETRY if is_done else longer
 
     async def _scan(self) -> bool:
         """Scan once. False: try again soon."""
