@@ -682,11 +682,11 @@ class Incarnation(Server):
         """Listen, and check by a call that the server answers.
 
         Raises:
-            KubeletError: the call was not answered.
+            KubeletError: it cannot listen, or the call was not answered.
         """
-        # Not by path: asyncio would unlink an existing file, and on 3.13 delete it at the end.
-        await self.start(sock=self._bound.sock)
         try:
+            # Not by path: asyncio would unlink an existing file, and on 3.13 delete it at the end.
+            await self.start(sock=self._bound.sock)
             async with (
                 Lag().within(SELF_CHECK_DEADLINE),
                 UnixChannel(path=str(self._bound.path)) as channel,
