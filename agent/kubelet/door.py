@@ -14,7 +14,7 @@ from collections import defaultdict
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from pathlib import Path
-from typing import Any, Final, Protocol, TypeAlias
+from typing import Any, Final, Protocol
 
 import msgspec
 import structlog
@@ -333,8 +333,6 @@ TEXT_LIMIT = 4096
 
 BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 
-Serve: TypeAlias = Callable[[Stream[Any, Any]], Awaitable[None]]
-
 Fence = Callable[[tuple[SliceId, ...]], None]
 """Raises a Refusal if the container that holds these slices must not start. Does not wait."""
 
@@ -495,7 +493,9 @@ class DevicePlugin:
             for path, generated in pluginapi.DevicePluginBase().__mapping__().items()
         }
 
-    def _unary(self, method: str, answer: Callable[[Any], Awaitable[Any]]) -> Serve:
+    def _unary(
+        self, method: str, answer: Callable[[Any], Awaitable[Any]]
+    ) -> Callable[[Stream[Any, Any]], Awaitable[None]]:
         """The handler of one request with one answer."""
 
         async def serve(stream: Stream[Any, Any]) -> None:
