@@ -201,7 +201,6 @@ class Probes(msgspec.Struct, frozen=True):
             msgspec.structs.replace(check, required=False) if check.name == lax else check
             for check in self.checks()
         )
-
         return _probed("readyz", tuple(checks), request)
 
 
