@@ -130,17 +130,10 @@ FILTER: Final = Html(
 )
 """Hidden until the script runs."""
 
-POLICY: Final = "; ".join(
-    (
-        "default-src 'none'",
-        f"style-src {_hash(STYLE)}",
-        f"script-src {_hash(SCRIPT)}",
-        "connect-src 'self'",
-        "img-src data:",
-        "base-uri 'none'",
-        "form-action 'none'",
-        "frame-ancestors 'none'",
-    )
+POLICY: Final = (
+    f"default-src 'none'; style-src {_hash(STYLE)}; script-src {_hash(SCRIPT)}; "
+    "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; "
+    "frame-ancestors 'none'"
 )
 """The Content-Security-Policy of the page. The only image is its empty icon."""
 
