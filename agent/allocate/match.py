@@ -214,13 +214,13 @@ class Evidence(msgspec.Struct, frozen=True):
 
     count: int
     settings: MatchSettings
-    table: PodTable
-    ledger: Ledger
-    lock: NodeLock | None
-    inventory: Inventory
     kubelet: KubeletView
-    now: dt.datetime
     known: Mapping[PodKey, Holding | None]
+    table: PodTable = PodTable()
+    ledger: Ledger = Ledger()
+    lock: NodeLock | None = None
+    inventory: Inventory = Inventory()
+    now: dt.datetime = ALWAYS
     released_locks: tuple[NodeLock, ...] = ()
     used_locks: Mapping[str, PodUid] = msgspec.field(default_factory=dict)
     orphaned_locks: Mapping[str, PodUid] = msgspec.field(default_factory=dict)

@@ -733,19 +733,14 @@ class Inquiry:
         self._seen = Evidence(
             count=count,
             settings=settings,
-            table=source.pods.value,
-            ledger=source.ledger.value,
-            lock=None,
-            inventory=source.inventory.value,
             kubelet=KubeletView(KubeletEpoch(), start=source.start()),
-            now=source.clock.now(),
             known=self.known,
             # A preference gives nothing away: it needs no right where `unique` asks for none, and
             # no GET of the Node.
             waited=call is None and settings.unlocked_pods is UnlockedPods.UNIQUE,
             node_read=call is None,
         )
-        """The answers so far; the views in it are those of the last step."""
+        """The answers so far, with the views of the last step: see `newest`."""
 
     async def grant(self) -> Grant:
         """The decision.
