@@ -292,13 +292,18 @@ async def test_a_row_that_is_being_answered_with_keeps_its_directory_and_stays()
         assert set() == scene.taken
 
 
-async def test_a_row_that_cannot_be_closed_on_disk_is_nobodys_to_answer_with():
+@pytest.mark.parametrize("outage", [2.0, PERIOD, 30 * PERIOD])
+async def test_a_row_that_cannot_be_closed_on_disk_is_nobodys_until_the_disk_is_well_again(outage):
     async with a_scene(ROW) as scene:
-        scene.disk.faults.fail_at(0, errno.ENOSPC, times=10_000)
+        scene.disk.faults.fail_at(0, errno.ENOSPC, times=10**6)
         scene.see(msgspec.structs.replace(POD, phase=Phase.SUCCEEDED))
-        await asyncio.sleep(PERIOD)
+        await asyncio.sleep(outage)
+        assert ((ROW,), {ROW.key}) == (scene.rows, scene.taken)
+        scene.disk.faults.revive()
 
-        assert {ROW.key} == scene.taken
+        await asyncio.sleep(PERIOD + 0.1)
+
+        assert ((), set()) == (scene.rows, scene.taken)
 
 
 async def test_that_the_kubelet_does_not_answer_is_said_once_until_it_does():
