@@ -471,7 +471,8 @@ def _deleted_pods(evidence: Evidence) -> Iterator[PodView]:
     for stone in evidence.table.tombstones:
         pod, age = stone.pod, evidence.now - stone.deleted_at
         is_answered = pod.annotations.get(BIND_PHASE) == PHASE_SUCCESS or bool(rows_of(pod.uid))
-        if is_answered or pod.terminal or not pod.gpu_containers:
+        is_recent = dt.timedelta(0) <= age <= life
+        if is_answered or not is_recent or pod.terminal or not pod.gpu_containers:
             continue
 
         # The kubelet admits pods of a name in their order.
@@ -479,7 +480,7 @@ def _deleted_pods(evidence: Evidence) -> Iterator[PodView]:
         is_past = successor is not None and (
             successor.has_run or any(row.epoch == kubelet.epoch for row in rows_of(successor.uid))
         )
-        if not is_past and dt.timedelta(0) <= age <= life:
+        if not is_past:
             yield pod
 
 

@@ -13,7 +13,7 @@ import enum
 import functools
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager
-from typing import Final, NoReturn, TypeVar
+from typing import Final, TypeVar
 
 import msgspec
 import structlog
@@ -385,9 +385,8 @@ class Allocation(abc.ABC):
                 if row.lock:
                     # The lock stands until it is released. Another pod that asks meanwhile is not
                     # its owner by right.
-                    self.used_locks[row.lock] = row.key.pod_uid
-                    while len(self.used_locks) > USED_LOCKS:
-                        del self.used_locks[next(iter(self.used_locks))]
+                    used = {**self.used_locks, row.lock: row.key.pod_uid}
+                    self.used_locks = dict(list(used.items())[-USED_LOCKS:])
 
                 if is_row_first and row.has_directory:
                     await self._make_directory(row, call, wipe=False)
@@ -527,7 +526,7 @@ class HamiAllocation(Allocation):
         self._started: tuple[KubeletEpoch | None, str] = None, ""
         """The kubelet instance of `_start`, and the resource that it began to take."""
 
-    async def run(self) -> NoReturn:
+    async def run(self) -> None:
         """See each kubelet begin to take the lists, for ever, and which pods have no cgroup then.
 
         From then on it asks for the containers of each pod that it admits; before, if it has lost
@@ -548,8 +547,6 @@ class HamiAllocation(Allocation):
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(LOOK_DEADLINE):
                         self._start = KubeletStart(begun=await self.containers.begun())
-
-        raise AssertionError("the list streams are never closed")
 
     def start(self) -> KubeletStart:
         """What was seen of the present kubelet's start."""
