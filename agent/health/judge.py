@@ -9,6 +9,7 @@ for.
 import datetime as dt
 import enum
 from collections.abc import Callable, Collection, Iterable
+from functools import partial
 from typing import Final
 
 import msgspec
@@ -517,90 +518,54 @@ def is_failing(health: Health, now: dt.datetime) -> bool:
 # What a GPU tells of itself.
 
 
-class _Sign(msgspec.Struct, frozen=True):
-    """One fault that a GPU tells of itself, and the verdict about it."""
-
-    shows: Callable[[GpuSigns], bool]
-    cause: str
-    runbook: str
-    text: str
-    """`{recovery}` and `{fabric}` stand for those signs."""
-    then: NextStep = NextStep.NOTHING
-    condition: Condition = Condition.BAD
-    needs: Action = Action.NONE
-    action: Action = Action.NONE
-
-
-_SIGNS: Final = (
-    _Sign(
-        lambda signs: signs.recovery in REBOOTS,
-        Cause.ADVICE,
-        "H-ADVICE",
-        "the driver says that it needs a reboot of the node ({recovery})",
-        needs=Action.REBOOT,
-    ),
-    _Sign(
-        lambda signs: signs.recovery in RESETS,
-        Cause.ADVICE,
-        "H-ADVICE",
-        "the driver says that it needs a reset ({recovery})",
-        needs=Action.RESET,
-    ),
-    _Sign(
-        lambda signs: not has_joined(signs),
-        Cause.FABRIC,
-        "H-FABRIC",
-        "it has not joined the fabric of its NVSwitches ({fabric}), so no program runs on it",
-        NextStep.FABRIC,
-        action=Action.INSPECT,
-    ),
-    _Sign(
-        lambda signs: bool(signs.rows_failed),
-        Cause.MEMORY,
-        "H-ROWS",
-        "memory rows could not be remapped: no spare rows are left",
-        NextStep.REPLACE,
-        action=Action.REPLACE,
-    ),
-    _Sign(
-        lambda signs: bool(signs.rows_pending or signs.pages_pending),
-        Cause.MEMORY,
-        "H-ROWS",
-        "memory rows or pages wait for a reset to be replaced",
-        NextStep.RESET_FREE,
-        Condition.WATCH,
-        action=Action.RESET,
-    ),
-)
-"""The most severe one first, which alone counts."""
-
-
 def signed(health: Health, signs: GpuSigns, now: dt.datetime) -> Health:
     """The health after the signs of a probe. A verdict of signs holds while the signs last.
 
     A fault in the signs outweighs that the GPU was lost or refused and answers again.
     """
-    sign = next((sign for sign in _SIGNS if sign.shows(signs)), None)
-    if sign is None:
+    found = _of_signs(signs, now, health.xid)
+    if found is None:
         return health
-    found = verdict(
-        sign.condition,
-        now,
-        sign.cause,
-        sign.text.format(recovery=signs.recovery, fabric=signs.fabric),
-        sign.runbook,
-        sign.then,
-        xid=health.xid,
-        needs=sign.needs,
-        action=sign.action,
-    )
+
     # "It was lost and is back" clears by itself, and what the GPU tells now does not.
     is_back = health.condition is Condition.BAD and health.cause in {Cause.LOST, Cause.REFUSED}
     if gravity(found) > gravity(health) - is_back:
         return found
-    if health.passed_probes and health.cause == sign.cause:
+
+    if health.passed_probes and health.cause == found.cause:
         return msgspec.structs.replace(health, passed_probes=0)
     return health
+
+
+def _of_signs(signs: GpuSigns, now: dt.datetime, xid: int | None) -> Health | None:
+    """The verdict about the most severe fault that a GPU tells of itself, or None."""
+    ill = partial(verdict, Condition.BAD, now, xid=xid)
+
+    # Both hold until the driver wants none any more: no other sign says more.
+    if signs.recovery in REBOOTS:
+        text = f"the driver says that it needs a reboot of the node ({signs.recovery})"
+        return ill(Cause.ADVICE, text, "H-ADVICE", NextStep.NOTHING, needs=Action.REBOOT)
+
+    if signs.recovery in RESETS:
+        text = f"the driver says that it needs a reset ({signs.recovery})"
+        return ill(Cause.ADVICE, text, "H-ADVICE", NextStep.NOTHING, needs=Action.RESET)
+
+    if not has_joined(signs):
+        state = f"it has not joined the fabric of its NVSwitches ({signs.fabric})"
+        text = f"{state}, so no program runs on it"
+        return ill(Cause.FABRIC, text, "H-FABRIC", NextStep.FABRIC, action=Action.INSPECT)
+
+    if signs.rows_failed:
+        text = "memory rows could not be remapped: no spare rows are left"
+        return ill(Cause.MEMORY, text, "H-ROWS", NextStep.REPLACE, action=Action.REPLACE)
+
+    if signs.rows_pending or signs.pages_pending:
+        # It runs without them, so it is served until somebody has time to reset it.
+        text, then = "memory rows or pages wait for a reset to be replaced", NextStep.RESET_FREE
+        watched = partial(verdict, Condition.WATCH, now, xid=xid)
+        return watched(Cause.MEMORY, text, "H-ROWS", then, action=Action.RESET)
+
+    return None
 
 
 def has_joined(signs: GpuSigns) -> bool:
