@@ -308,17 +308,8 @@ def _active_links(library: NvmlLibrary, handle: Handle) -> Iterator[int]:
 P = ParamSpec("P")
 T = TypeVar("T")
 
-_RECOVERY: Final = {
-    0: RecoveryAction.NONE,
-    1: RecoveryAction.GPU_RESET,
-    2: RecoveryAction.NODE_REBOOT,
-    3: RecoveryAction.DRAIN_P2P,
-    4: RecoveryAction.DRAIN_AND_RESET,
-    5: RecoveryAction.RECOVER_IMEX_DOMAIN,
-    6: RecoveryAction.BUS_RESET,
-    7: RecoveryAction.SYSTEM_REBOOT,
-}
-"""nvmlDeviceGpuRecoveryAction_t."""
+_RECOVERY: Final = dict(enumerate(RecoveryAction))
+"""nvmlDeviceGpuRecoveryAction_t, which numbers them in this order from 0."""
 
 _FABRIC: Final = {
     pynvml.NVML_GPU_FABRIC_STATE_NOT_STARTED: FabricState.NOT_STARTED,
