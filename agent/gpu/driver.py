@@ -111,6 +111,7 @@ class GpuTable:
         )
         if not fits:
             self._forget_indexes()
+
         self._known = {**self._known, **{gpu.uuid: gpu for gpu in gpus}}
         return fits
 
@@ -118,10 +119,12 @@ class GpuTable:
         """Name the faults, and add one for each GPU that may be at an index without a name."""
         unseen = {uuid for uuid, gpu in self._known.items() if gpu.index == NO_INDEX}
         named = [msgspec.structs.replace(each, gpu=self.name(each.index)) for each in faults]
+
         if not any(fault.gpu.startswith(NAMELESS) for fault in named):
             # Every index has said whose it is: what is still unseen has left the node.
             self._known = {u: gpu for u, gpu in self._known.items() if u not in unseen}
             return tuple(named)
+
         return attributed(named, unseen)
 
     def _forget_indexes(self) -> None:
@@ -139,11 +142,13 @@ class GpuTable:
         if everything:
             self._others |= self._known.keys() - self.released - set(uuids)
             uuids = {*uuids, *self._others}
+
         are_all = bool(self._known) and self._known.keys() <= {*uuids, *self.released}
         for uuid in uuids:
             if uuid not in self._known and not are_all:
                 text = "the driver has not described it; only `hami-agent release all` releases it"
                 raise GpuError(uuid, text)
+
         self.released |= set(uuids)
 
     def take_back(self, uuid: GpuUuid) -> None:
@@ -166,9 +171,11 @@ class GpuTable:
             return self._library.nvmlDeviceGetHandleByUUID(name)
         if name in self.released:
             raise GpuError(name, RELEASED)
+
         gpu = self.find(name)
         if gpu is None:
             raise GpuError(name, RECHECK_ALL)
+
         # sysfs writes four digits of the domain, the library eight.
         domain, _, rest = gpu.pci.partition(":")
         return self._library.nvmlDeviceGetHandleByPciBusId(f"{domain:0>8}:{rest}".upper())
@@ -193,6 +200,7 @@ def numa_node(sys_root: Path, bus: str) -> int | None:
         node = int(path.read_text(encoding="ascii"))
     except (OSError, ValueError):
         return None
+
     return node if node >= 0 else None
 
 
@@ -262,6 +270,7 @@ NO_LINKS: Final = LinkRow({}, collections.Counter())
 def link_row(library: NvmlLibrary, table: GpuTable, gpu: Gpu, peers: Iterable[Gpu]) -> LinkRow:
     """Read what connects `gpu` to its peers. Raises NVMLError, GpuError."""
     handle = table.open(gpu.uuid, gpu.index)
+
     paths: dict[GpuUuid, PciPath | None] = {}
     for peer in peers:
         other = table.open(peer.uuid, peer.index)
@@ -274,9 +283,11 @@ def link_row(library: NvmlLibrary, table: GpuTable, gpu: Gpu, peers: Iterable[Gp
         if kind == pynvml.NVML_NVLINK_DEVICE_TYPE_SWITCH:
             nvlinks[SWITCHES] += 1
             continue
+
         info = nvml.maybe(library, library.nvmlDeviceGetNvLinkRemotePciInfo, handle, link)
         if info is not None:
             nvlinks[bus_id(nvml.text_of(info.busId))] += 1
+
     return LinkRow(paths, nvlinks)
 
 
@@ -288,6 +299,7 @@ def linked(gpu: Gpu, peers: Iterable[Gpu], rows: Mapping[GpuUuid, LinkRow]) -> G
             theirs = rows.get(peer.uuid, NO_LINKS)
             shared = min(row.nvlinks[SWITCHES], theirs.nvlinks[SWITCHES])
             links.append(Link(peer.uuid, row.paths[peer.uuid], row.nvlinks[peer.pci] + shared))
+
     return msgspec.structs.replace(gpu, links=tuple(links))
 
 
@@ -330,9 +342,11 @@ def probe_of(library: NvmlLibrary, table: GpuTable, uuid: GpuUuid) -> Probe:
     handle = table.open(uuid)
     nvml.maybe(library, library.nvmlDeviceGetMemoryInfo, handle)
     signs = signs_of(library, handle)
+
     if signs.rows_failed:
         text = "a row of its memory could not be remapped"
         return Probe(uuid, ProbeOutcome.FAILED, text, signs)
+
     return Probe(uuid, ProbeOutcome.PASSED, signs=signs)
 
 
@@ -361,6 +375,7 @@ def sample_of(library: NvmlLibrary, table: GpuTable, uuid: GpuUuid) -> GpuSample
     memory = _sign(library, library.nvmlDeviceGetMemoryInfo, handle, pynvml.nvmlMemory_v2)
     if memory is None:
         memory = _sign(library, library.nvmlDeviceGetMemoryInfo, handle)
+
     return GpuSample(
         uuid,
         gpu_percent=None if rates is None else int(rates.gpu),
@@ -497,6 +512,7 @@ class NvmlDriver:
             self._renewed = self._renewed and not found
             if not self._table.seen(found):
                 self._forget_handles()
+
             faults = self._table.named(troubled)
             rows = await self._link_rows(opened, found)
             found = [linked(gpu, found, rows) for gpu in found]
@@ -524,6 +540,7 @@ class NvmlDriver:
         except CallFailed as error:
             outcome = _OUTCOMES.get(error.trouble, ProbeOutcome.FAILED)
             probe = Probe(uuid, outcome, error.text)
+
         self._renewed = self._renewed and probe.outcome is not ProbeOutcome.PASSED
         # The driver forgets the registration of a GPU that is reset, and tells nobody: without
         # this, its next XID would be heard by no set.
@@ -532,6 +549,7 @@ class NvmlDriver:
         elif probe.outcome is not ProbeOutcome.SILENT:
             known = self._table.find(uuid)
             await self._register(opened, self._open_streams, {uuid: known.index} if known else {})
+
         obstacles = (stream.obstacles.get(uuid, "") for stream in self._open_streams)
         return msgspec.structs.replace(probe, unmonitored=next(filter(None, obstacles), ""))
 
@@ -552,6 +570,7 @@ class NvmlDriver:
         self._table.release(uuids, everything=everything)
         if self._table.all_released:
             self._session.withheld = "all GPUs are released: hami-agent recheck takes them back"
+
         await self._session.shut("GPUs are released; a new session begins without them")
 
     def take_back(self, uuid: GpuUuid) -> None:
@@ -573,8 +592,10 @@ class NvmlDriver:
                 "that of the former one, so a new container's CUDA fails with a version mismatch",
                 remedy="drain the node and reboot it, or reload the module [P-DRIVER]",
             )
+
         gone = self._session.present and nvml.removed(self._library)
         self._there_at = self._there_at if gone else self._now()
+
         if self._now() - self._there_at >= REMOVED_AFTER:
             raise DriverMissing(
                 f"The driver's library {gone} was removed, so a container that starts now gets no "
@@ -586,6 +607,7 @@ class NvmlDriver:
         """End the session so that the next call begins another; only once until a GPU answers."""
         if self._renewed or self._session.present is None:
             return False
+
         self._renewed = True
         self._session.end(DriverError("all GPUs fail; a new session begins"))
         return True
@@ -618,6 +640,7 @@ class NvmlDriver:
         async with asyncio.TaskGroup() as tasks:
             for name, index in places.items():
                 tasks.create_task(one(name, index))
+
         self._session.check(opened)
         return sorted(found, key=by_index), sorted(faults, key=by_index)
 
@@ -625,6 +648,7 @@ class NvmlDriver:
         """Count the GPUs. While one is released, their number tells nothing of the others."""
         if self._table.released:
             return
+
         count = await self._session.call(opened, DRIVER, self._library.nvmlDeviceGetCount)
         # When GPUs come or go, an index that was right a minute ago can name another GPU.
         if not self._table.counted(count):
@@ -637,6 +661,7 @@ class NvmlDriver:
         uuids = {gpu.uuid for gpu in gpus}
         if self._links is not None and self._links.keys() == uuids:
             return self._links
+
         rows: dict[GpuUuid, LinkRow] = {}
 
         async def read(gpu: Gpu) -> None:
@@ -650,8 +675,10 @@ class NvmlDriver:
         async with asyncio.TaskGroup() as tasks:
             for gpu in gpus:
                 tasks.create_task(read(gpu))
+
         if rows.keys() == uuids:
             self._links = rows
+
         return rows
 
     # Events.
@@ -692,9 +719,11 @@ class NvmlDriver:
         """Add a stream. Raises DriverError while too many threads are in the library."""
         for earlier in self._streams:
             earlier.end()  # if no thread could be started before, it needs one to end
+
         self._streams = [stream for stream in self._streams if not stream.ended.is_set()]
         if len(self._streams) >= MOST_AWAY:
             raise DriverError("earlier waits for events have not returned from the driver")
+
         self._streams.append(EventStream(self._library))
         return self._streams[-1]
 

@@ -74,8 +74,10 @@ class GpuThreads:
             async with self._lag.within(self._deadline):
                 while gpu in self._calls and not self._is_stuck(self._calls[gpu]):
                     await asyncio.wait([self._calls[gpu].answer])
+
         if gpu in self._calls:
             raise TimeoutError(f"an earlier call about {gpu} has not returned")
+
         seconds = deadline or self._deadline
         answer: asyncio.Future[T] = self._loop.create_future()
         call = _Call(gpu, work, self._lag.clock() + seconds - NOISE, answer)
@@ -85,6 +87,7 @@ class GpuThreads:
         if not self._fresh:
             self._loop.call_soon(self._tend)
         self._fresh.append(call)
+
         async with self._lag.within(seconds):
             return await asyncio.shield(answer)
 
@@ -94,8 +97,10 @@ class GpuThreads:
             left = max(call.end for call in self._calls.values()) - self._lag.clock()
             if left <= 0:
                 return False
+
             answers = [call.answer for call in self._calls.values()]
             await asyncio.wait(answers, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+
         return True
 
     def close(self) -> None:
@@ -112,23 +117,28 @@ class GpuThreads:
         for call in self._fresh:
             self._queue.put(call)
         self._fresh.clear()
+
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
         # Before the answers are taken: a thread adds its answer and then takes the next call. If
         # it did so in between, the queue would seem empty here, and no timer would look again.
         is_empty = self._queue.empty()
         for _ in range(len(self._returned)):
             # Each in a turn of its own: an error of one must not lose the others' answers.
             self._loop.call_soon(self._hand_on, self._returned.popleft())
+
         if is_empty:
             for _ in range(self._threads - len(self._inside) - self._spare):
                 self._queue.put(None)
                 self._threads -= 1
             return
+
         # A thread that is in no call takes the next one. A busy machine may let it wait.
         if len(self._inside) >= self._threads:
             self._start_thread()
+
         self._timer = self._loop.call_later(PATIENCE, self._tend)
 
     def _start_thread(self) -> None:
@@ -165,9 +175,11 @@ class GpuThreads:
         del self._calls[call.gpu]
         if self._is_stuck(call):
             self._loop.call_soon(self._back)
+
         if call.error is None:
             call.answer.set_result(call.result)
             return
+
         call.answer.set_exception(call.error)
         # Read here: asyncio would log it where the caller was given up before.
         call.answer.exception()
@@ -283,6 +295,7 @@ class NvmlSession:
         """Note that the session is over, and report it; the next call begins a new one."""
         if self.present is None or opened not in {None, self.present}:
             return
+
         log.warning("driver.session_ended", err=str(error))
         self.present = None
         self._broken = str(error)
@@ -306,8 +319,10 @@ class NvmlSession:
             self.end(DriverError(why))
             if not await self._is_alone():
                 raise DriverError("a call has not returned from the driver, which holds all GPUs")
+
             with self._translated(None):
                 left_open = await self._threads.call(DRIVER, self._end_all)
+
             if left_open:
                 raise DriverError("the driver does not end the session, which holds all GPUs")
 
@@ -318,10 +333,12 @@ class NvmlSession:
         """
         if self.withheld == CLOSED:
             return
+
         self.withheld = CLOSED
         with contextlib.suppress(DriverError, TimeoutError):
             async with asyncio.timeout(CLOSE_DEADLINE):
                 await self.shut(CLOSED)
+
         self._threads.close()
 
     def _make(self, opened: OpenedSession, work: Callable[[], T]) -> T:
@@ -369,6 +386,7 @@ class NvmlSession:
         except Exception as error:
             self._failure = error  # here, because the caller may have left
             raise
+
         return self.present
 
     def _begin_anew(self, *, alone: bool) -> str:
@@ -381,6 +399,7 @@ class NvmlSession:
         library = self._library
         if alone:
             self._end_all()
+
         nvml.bind(library, self._find(), anew=alone)
 
         try:
@@ -503,11 +522,14 @@ class EventStream:
         """Note the answer of a GPU, unless the indexes have changed since it was asked."""
         if answer.known is not self._known:
             return
+
         # Where it was before, another GPU may be now, although no scan has seen the change yet.
         for where in [old for old, uuid in self._known.items() if uuid == answer.uuid]:
             del self._known[where]
+
         self._known[answer.where] = answer.uuid
         self.settled.add(answer.uuid)
+
         if answer.refused:
             self.missed(answer.uuid, answer.refused)
         else:
@@ -544,8 +566,10 @@ class EventStream:
                     if not self._waiting[event]:
                         del self._waiting[event]
                 return event
+
             if self._failure is not None:
                 raise self._failure
+
             await self._wait()
 
     async def _wait(self) -> None:
@@ -557,6 +581,7 @@ class EventStream:
                 period += STALL
             if await await_event(self._news, period) or turns != self._turns:
                 return
+
         self.fail(DriverError("the driver does not return from a wait for events"))
 
     def fail(self, error: DriverError) -> None:
@@ -605,6 +630,7 @@ class EventStream:
                 if not nvml.is_unable(error):
                     raise
                 refused = f"it has no events: {error}"
+
         return EventRegistration(known, _address(handle), uuid, refused)
 
     @contextlib.contextmanager
@@ -614,6 +640,7 @@ class EventStream:
             if not self._users:
                 raise DriverError("the stream of events has ended")
             self._users += 1
+
         try:
             yield
         finally:
@@ -625,6 +652,7 @@ class EventStream:
         with self._lock:
             self._users -= 1
             last = not self._users
+
         if last and self._event_set is not None:
             with contextlib.suppress(self._library.NVMLError):
                 self._library.nvmlEventSetFree(self._event_set)
@@ -643,6 +671,7 @@ class EventStream:
         except Exception as error:  # noqa: BLE001 -- any error that ends the thread is reported
             text = f"the thread that waits for events has died: {error!r}"
             self._tell(self.fail, DriverError(text))
+
         self._leave()
         self._tell(self.ended.set)
 
@@ -659,8 +688,10 @@ class EventStream:
             # (checkHealth, "Error waiting for event"); here each is scanned and probed instead.
             self.put(DriverEvent(EventKind.CHANGED))
             raise SetFailed(f"waiting for events failed: {error}") from error
+
         is_xid = data.eventType & pynvml.nvmlEventTypeXidCriticalError
         kind = _KINDS.get(pynvml.nvmlEventTypeXidCriticalError if is_xid else data.eventType)
+
         if kind is not None:
             number = int(data.eventData) if is_xid else None
             self.put(DriverEvent(kind, self._uuid(data.device), number))
@@ -670,6 +701,7 @@ class EventStream:
         known = self._known.get(_address(handle))
         if known is not None:
             return known
+
         try:
             return GpuUuid(nvml.text_of(self._library.nvmlDeviceGetUUID(handle)))
         except (self._library.NVMLError, ValueError):
@@ -684,6 +716,7 @@ class EventStream:
             if not has_room and event.xid is not None and event.xid not in XIDS:
                 event = msgspec.structs.replace(event, xid=0)
             self._waiting[event] += 1
+
         if not self._news.is_set():
             self._tell(self._news.set)
 
