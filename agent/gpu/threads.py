@@ -151,7 +151,7 @@ class GpuThreads:
             # While there is a thread, it may come back, and the next look tries again.
             while not self._threads and not self._queue.empty():
                 if (call := self._queue.get_nowait()) is not None:
-                    call.error = TimeoutError(f"no thread can be started for the call: {error}")
+                    call.fail(TimeoutError(f"no thread can be started for the call: {error}"))
                     self._loop.call_soon(self._hand_on, call)
 
     def _make_calls(self) -> None:
@@ -176,31 +176,30 @@ class GpuThreads:
         if self._is_stuck(call):
             self._loop.call_soon(self._back)
 
-        if call.error is None:
-            call.answer.set_result(call.result)
-            return
-
-        call.answer.set_exception(call.error)
-        # Read here: asyncio would log it where the caller was given up before.
+        call.settle()
+        # Read here: asyncio would log an error where the caller was given up before.
         call.answer.exception()
 
 
 class _Call(msgspec.Struct, eq=False):
-    """One call. `end`: of its deadline, by the clock of Lag."""
+    """One call. `end`: of its deadline, by the clock of Lag. `settle` answers, on the loop."""
 
     gpu: str
     work: Callable[[], Any]
     end: float
     answer: Any
-    result: Any = None
-    error: BaseException | None = None
+    settle: Callable[[], object] = lambda: None
 
     def make(self) -> None:
         """Make the call. Runs on a thread."""
         try:
-            self.result = self.work()
+            self.settle = partial(self.answer.set_result, self.work())
         except BaseException as error:  # noqa: BLE001 -- raised in the caller
-            self.error = error
+            self.fail(error)
+
+    def fail(self, error: BaseException) -> None:
+        """Answer with an error."""
+        self.settle = partial(self.answer.set_exception, error)
 
 
 # The session with the library: it begins when it is needed, and again after it broke.
