@@ -12,10 +12,9 @@ from agent.errors import MalformedText, cap
 from agent.model import Share
 
 # Keys and values of HAMi's annotations. They are HAMi's contract: none may be renamed.
-#
-# Source: HAMi pkg/util/types.go, pkg/device/nvidia/device.go (equal from v2.4.0 to v2.10.0).
 
 PREFIX = "hami.io/"
+"""Source of all keys: HAMi pkg/util/types.go and pkg/device/nvidia/device.go, v2.4.0 to v2.10.0."""
 
 REGISTER = "hami.io/node-nvidia-register"
 """On the Node: the inventory. The agent writes it, the scheduler reads it."""
@@ -202,9 +201,11 @@ class PodView(msgspec.Struct, frozen=True):
 
     def asking_by(self, resource: str) -> "PodView":
         """The same pod, its containers counted by that name of the agent's resource."""
+        if all(container.resource == resource for container in self.containers):
+            return self
+
         containers = tuple(container.asking_by(resource) for container in self.containers)
-        same = containers == self.containers
-        return self if same else msgspec.structs.replace(self, containers=containers)
+        return msgspec.structs.replace(self, containers=containers)
 
 
 class Tombstone(msgspec.Struct, frozen=True):

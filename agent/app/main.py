@@ -22,7 +22,15 @@ from agent.app.web import PORT, SOCKET, WebDoors
 from agent.cluster import NodeEvent
 from agent.errors import AgentError, DirectoryLost, PermissionFault, SettingsError, StateError
 from agent.host.node import is_read_only
-from agent.host.process import LockFile, SystemClock, Systemd, boot_id, machine_id, service_notifier
+from agent.host.process import (
+    BOOT_ID,
+    MACHINE_ID,
+    LockFile,
+    SystemClock,
+    Systemd,
+    read_id,
+    service_notifier,
+)
 from agent.kit.cell import Cell, News
 from agent.kit.tasks import BudgetSpent, Offload, Task, run_tiers, show_thread_name
 from agent.kit.timing import Lag, until_tick
@@ -244,10 +252,11 @@ async def _recover(process: Process, disk: Disk) -> StartFacts:
 
     Raises SettingsError: the rows refuse the settings, and the last good ones too.
     """
-    boot = boot_id()
+    boot = read_id(BOOT_ID)
     running = dt.timedelta(seconds=asyncio.get_running_loop().time())  # since the boot
     booted_at = SystemClock().now() - running
-    recovered = await recover(disk, boot_id=boot, machine_id=machine_id(), booted_at=booted_at)
+    machine = read_id(MACHINE_ID)
+    recovered = await recover(disk, boot_id=boot, machine_id=machine, booted_at=booted_at)
     stored = None
     try:
         content = await disk.read(COPY)

@@ -31,12 +31,16 @@ from agent.settings.sources import Faults, NodeFacts, Sources, first_of
 from agent.settings.values import NodeValues, make_plan
 
 INDENT: Final = "  "
+
 OTHERS: Final = "other nodes"
+"""The title of what each node gets that no file names."""
 
 DEVICE_CONFIG: Final = "HAMi's device-config.yaml"
 NODE_CONFIG: Final = "HAMi's config.json"
-STDIN: Final = Path("/dev/stdin")
 OWN: Final = "the agent's own file"
+"""The kinds of files, in the words of a message."""
+
+STDIN: Final = Path("/dev/stdin")
 
 _WIDEST: Final = 48
 """Columns reserved for a value; a longer one moves the next column."""
@@ -55,8 +59,7 @@ def add_parser(subparsers: Subparsers) -> None:
     show = verbs.add_parser(
         "show",
         help="print the effective settings",
-        description="Prints the settings of this node. Profiles that need labels are left out: "
-        "`config check` takes labels as arguments.",
+        description=_show.__doc__,
         epilog="example: hami-agent config show --origin --config /etc/hami-agent/config.yaml",
     )
 
@@ -68,9 +71,7 @@ def add_parser(subparsers: Subparsers) -> None:
     check = verbs.add_parser(
         "check",
         help="check settings files and print what each node would get",
-        description="Checks files without starting anything: the agent's own config.yaml and "
-        "HAMi's device-config.yaml and config.json, recognised by their content. Without FILE: "
-        "the files and variables that `run` would use here.",
+        description=_check.__doc__,
         epilog="example: hami-agent config check config.yaml --node gpu-1 --label zone=a",
     )
 
@@ -114,6 +115,7 @@ def add_parser(subparsers: Subparsers) -> None:
 
 
 def _label(text: str) -> tuple[str, str]:
+    """A label of a node. Raises ArgumentTypeError: it is not KEY=VALUE."""
     key, sign, value = text.partition("=")
     if not sign or not key:
         raise argparse.ArgumentTypeError(f"{text}: expected KEY=VALUE")
@@ -131,6 +133,10 @@ def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
 
 
 def _show(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
+    """Prints the settings of this node.
+
+    Profiles that need labels are left out: `config check` takes labels as arguments.
+    """
     try:
         plan = asyncio.run(looked(sources(args, environ))).taken()
         name = plan.settings(NodeFacts()).node
@@ -149,7 +155,11 @@ def _show(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
 
 
 def _check(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
-    """Print what each node gets, or every fault in one sentence; return the exit code."""
+    """Checks settings files without starting anything, and prints what each node would get.
+
+    The files are the agent's own config.yaml and HAMi's device-config.yaml and config.json,
+    recognised by their content. Without FILE: the files and variables that `run` would use here.
+    """
     try:
         plan = _plan(args, environ)
         nodes = _nodes(args, plan)
@@ -190,6 +200,7 @@ def _check(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
 
 
 def _tell(plan: NodeValues, notes: Iterable[str]) -> None:
+    """Print warnings and notes on standard error: programs read the other one."""
     sys.stderr.writelines(f"hami-agent: warning: {text}\n" for text in plan.warnings)
     sys.stderr.writelines(f"hami-agent: note: {text}\n" for text in notes)
 
@@ -327,6 +338,7 @@ def table(settings: Sequence[Setting], *, origin: bool, columns: int) -> Iterato
 
 
 def _text(setting: Setting) -> str:
+    """A value as it would be written in the file; text that shows nothing is quoted."""
     value = setting.field.read.write(setting.value)
     if value is None:
         return "-"

@@ -91,6 +91,8 @@ def replace(files: DirectoryFiles, name: str, data: bytes, keep: str | None = No
     _drop(files, fresh)  # a new inode: after a failed sync, pages of the old one may be lost
     if keep:
         _drop(files, f".{name}.spent")  # agents before 0.2 left it
+
+    is_kept = False
     try:
         handle = files.create(fresh)
         try:
@@ -100,44 +102,36 @@ def replace(files: DirectoryFiles, name: str, data: bytes, keep: str | None = No
             files.sync(handle)
         finally:
             files.close(handle)
-        is_kept = _keep(files, name, backup)
+
+        with contextlib.suppress(FileNotFoundError):  # there is no old content
+            _name_too(files, name, backup)
+            is_kept = True
         if is_kept and keep:
             files.sync_directory()
         files.rename(fresh, name)
     except OSError:
         _drop(files, fresh)
         raise
+
     try:
         files.sync_directory()
     except OSError:
-        _take_back(files, name, backup if is_kept else None)
+        if is_kept:
+            _name_too(files, backup, name)
+        else:
+            files.unlink(name)
         raise
     if not keep:
         _drop(files, backup)
 
 
-def _keep(files: DirectoryFiles, name: str, backup: str) -> bool:
-    """Give the present content of `name` the name `backup`; False when there is none."""
-    second = f".{backup.lstrip('.')}.link"
-    _drop(files, second)
-    try:
-        files.link(name, second)
-    except FileNotFoundError:
-        return False
-    files.rename(second, backup)
-    _drop(files, second)  # rename() does nothing when both already name the same file
-    return True
-
-
-def _take_back(files: DirectoryFiles, name: str, backup: str | None) -> None:
-    """Undo the last rename: `name` gets the content of `backup` again, or is removed."""
-    if backup is None:
-        files.unlink(name)
-        return
-    second = f".{name}.back"
-    _drop(files, second)
-    files.link(backup, second)
-    files.rename(second, name)
+def _name_too(files: DirectoryFiles, name: str, second: str) -> None:
+    """Give the file `name` the name `second` too; another file may lose that name."""
+    spare = f".{second.lstrip('.')}.link"
+    _drop(files, spare)
+    files.link(name, spare)
+    files.rename(spare, second)
+    _drop(files, spare)  # rename() does nothing when both already name the same file
 
 
 def _drop(files: DirectoryFiles, name: str) -> None:

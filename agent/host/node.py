@@ -5,7 +5,6 @@ import errno
 import itertools
 import os
 import re
-import socket
 import stat
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -17,6 +16,7 @@ import yaml
 from agent.cluster import PodUid
 from agent.kit.disk import check_writable
 from agent.kit.tasks import Offload
+from agent.kubelet.door import listens
 from agent.node.preflight import PathFacts, PluginSocket
 
 # Reads CDI specifications as container runtimes do: which device names they define.
@@ -171,7 +171,6 @@ class CgroupContainers:
 # Inspects paths and sockets of this host; it changes none.
 
 KINDS: Final = ((stat.S_ISDIR, "directory"), (stat.S_ISSOCK, "socket"), (stat.S_ISREG, "file"))
-CONNECT_SECONDS: Final = 0.5
 
 
 def is_read_only(directory: Path) -> bool:
@@ -209,13 +208,5 @@ def plugin_sockets(directory: Path, kubelet: str) -> tuple[PluginSocket, ...]:
         paths = sorted(path for path in directory.iterdir() if path.name != kubelet)
     except OSError:
         return ()
-    sockets = []
-    for path in paths:
-        if look_at(path).kind == "socket":
-            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-                probe.settimeout(CONNECT_SECONDS)
-                code = probe.connect_ex(str(path))
-            # Those codes: no process listens.
-            alive = code not in {errno.ECONNREFUSED, errno.ENOENT}
-            sockets.append(PluginSocket(str(path), alive=alive))
-    return tuple(sockets)
+    found = ((path, listens(path)) for path in paths)
+    return tuple(PluginSocket(str(path), alive=alive) for path, alive in found if alive is not None)

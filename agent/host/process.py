@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import datetime as dt
-import errno
 import fcntl
 import functools
 import os
@@ -15,7 +14,7 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Self, TypeVar, TypeVarTuple
+from typing import Any, Final, Self, TypeVar, TypeVarTuple
 
 import structlog
 
@@ -36,8 +35,11 @@ class SystemClock:
 
 # Reads the name of this host and the ids of this boot and this machine.
 
-BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-MACHINE_ID = Path("/etc/machine-id")
+BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
+"""Holds the id of the present boot."""
+
+MACHINE_ID: Final = Path("/etc/machine-id")
+"""Holds the id of this machine, the same across boots."""
 
 
 def host_name() -> str:
@@ -48,17 +50,8 @@ def host_name() -> str:
     return socket.gethostname().strip().lower()
 
 
-def boot_id(path: Path = BOOT_ID) -> str:
-    """The id of the present boot; empty if the kernel gives none."""
-    return _word(path)
-
-
-def machine_id(path: Path = MACHINE_ID) -> str:
-    """The id of this machine, the same across boots; empty if it has none."""
-    return _word(path)
-
-
-def _word(path: Path) -> str:
+def read_id(path: Path) -> str:
+    """The id in a file of one line; empty if there is none."""
     try:
         return path.read_text(encoding="ascii", errors="replace").strip()
     except OSError:
@@ -117,16 +110,13 @@ class LockFile:
 
     def holder(self) -> str:
         """What the file says about its holder, for people; empty when it says nothing."""
-        try:
+        with contextlib.suppress(OSError):
             handle = os.open(self._path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-        except OSError:
-            return ""
-        try:
-            return cap(os.read(handle, 64).decode(errors="replace"), 64)
-        except OSError:
-            return ""
-        finally:
-            os.close(handle)
+            try:
+                return cap(os.read(handle, 64).decode(errors="replace"), 64)
+            finally:
+                os.close(handle)
+        return ""
 
     def release(self) -> None:
         """Release the lock; a second call does nothing. The file stays: removing it would race."""
@@ -148,30 +138,22 @@ class LockFile:
                 )
             if stat.S_IMODE(status.st_mode) != MODE:
                 os.fchmod(handle, MODE)
-            try:
+
+            with contextlib.suppress(BlockingIOError, FileNotFoundError):
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as error:
-                if error.errno in {errno.EWOULDBLOCK, errno.EACCES}:
-                    return None
-                raise
-            try:
-                is_at_path = os.path.samestat(os.fstat(handle), self._path.lstat())
-            except FileNotFoundError:
-                is_at_path = False
-            if not is_at_path:
-                return None  # the file was removed or replaced meanwhile
-            os.ftruncate(handle, 0)
-            os.write(handle, f"pid {os.getpid()}\n".encode())
-            undo.pop_all()
-        return handle
+                # The file may have been removed or replaced meanwhile.
+                if os.path.samestat(os.fstat(handle), self._path.lstat()):
+                    os.ftruncate(handle, 0)
+                    os.write(handle, f"pid {os.getpid()}\n".encode())
+                    undo.pop_all()
+                    return handle
+        return None
 
 
 # Runs blocking work in order on one daemon thread, with a bounded queue.
 #
 # The loop's own executor joins its threads at exit: one disk that does not answer would keep the
 # process from ever ending.
-
-Step = Callable[[], Callable[[], None]]
 
 R = TypeVar("R")
 Ts = TypeVarTuple("Ts")
@@ -188,7 +170,8 @@ class Worker:
         self._name = name
         self._patience = patience
         self._slots = asyncio.Semaphore(limit)
-        self._queue: queue.SimpleQueue[Step | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[tuple[asyncio.Future[Any], Callable[[], Any]] | None]
+        self._queue = queue.SimpleQueue()
         self._abandoned = threading.Event()
         self._thread = threading.Thread(target=self._work, name=name, daemon=True)
         self._closed = True
@@ -227,43 +210,42 @@ class Worker:
         if self._closed:
             self._slots.release()
             raise StateError(f"Thread {self._name} is not running: the agent is about to end.")
+
         future: asyncio.Future[R] = self._loop.create_future()
-
-        def step() -> Callable[[], None]:
-            """Do the work, on the thread; return what tells the caller, on the loop."""
-            if future.cancelled():
-                return lambda: None
-            tell: Callable[[], None]
-            try:
-                if self._abandoned.is_set():
-                    raise StateError("The agent ended before this was begun.")  # noqa: TRY301 -- as the work's
-                result = work(*args)
-            except BaseException as error:  # noqa: BLE001 -- raised in the caller
-                tell = functools.partial(future.set_exception, error)
-            else:
-                tell = functools.partial(future.set_result, result)
-            return lambda: None if future.done() else tell()
-
-        self._queue.put(step)
+        self._queue.put((future, functools.partial(work, *args)))
         return await future
 
     def _work(self) -> None:
         show_thread_name(self._name)
-        while (step := self._queue.get()) is not None:
-            self._tell(functools.partial(self._finish, step()))
+        while (queued := self._queue.get()) is not None:
+            future, work = queued
+            result = error = None
+            try:
+                if self._abandoned.is_set():
+                    raise StateError("The agent ended before this was begun.")  # noqa: TRY301 -- as the work's
+                if not future.cancelled():
+                    result = work()
+            except BaseException as caught:  # noqa: BLE001 -- raised in the caller
+                error = caught
+            self._tell(self._finish, future, result, error)
         self._tell(self._ended.set)
 
-    def _finish(self, tell: Callable[[], None]) -> None:
-        # One call on the loop: each wake-up costs more than a small piece of work.
+    def _finish(
+        self, future: asyncio.Future[Any], result: object, error: BaseException | None
+    ) -> None:
+        """Let the next caller queue its work, and tell this one, in one call on the loop."""
         self._slots.release()
-        tell()
+        if future.done():
+            return
+        if error is not None:
+            future.set_exception(error)
+        else:
+            future.set_result(result)
 
-    def _tell(self, callback: Callable[[], object]) -> None:
-        """Call back on the loop; a closed loop is ignored."""
-        try:
-            self._loop.call_soon_threadsafe(callback)
-        except RuntimeError:
-            log.debug("worker.loop_gone", worker=self._name)
+    def _tell(self, callback: Callable[[*Ts], object], *args: *Ts) -> None:
+        """Call back on the loop. A closed loop is ignored."""
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(callback, *args)
 
 
 # Notifies the service manager by sd_notify datagrams, if there is one.

@@ -69,56 +69,66 @@ class _Emptying:
         self._top = top
         self._ours = secrets.token_hex(8)
         self._numbers = itertools.count()
+        self._changed = True
+        self._errors: list[OSError] = []
 
     def steps(self) -> Iterator[None]:
         """Make passes until nothing is left, or a pass changes nothing. Raises OSError.
 
         Each pass removes a level: what was nested is then in `top`.
         """
-        changed = True
-        while changed:
-            changed, errors = False, list[OSError]()
+        while self._changed:
+            self._changed, self._errors = False, []
             with os.scandir(self._top) as entries:
-                for error in itertools.chain.from_iterable(self._take(one.name) for one in entries):
-                    changed = changed or error is None
-                    errors += [error] if error else []
-                    if len(errors) >= FAILURES:
-                        raise errors[0]
-                    yield
-            if errors and not changed:
-                raise errors[0]
+                for entry in entries:
+                    yield from self._take(entry.name)
+            if self._errors and not self._changed:
+                raise self._errors[0]
 
-    def _take(self, name: str) -> Iterator[OSError | None]:
-        """Remove an entry, or all in it; what is nested deeper moves up. None for each success."""
+    def _take(self, name: str) -> Iterator[None]:
+        """Remove an entry, or all in it; what is nested deeper moves up."""
         nested = None
-        try:
-            if not _is_gone(name, self._top):
+        with self._noted():
+            if _is_gone(name, self._top):
+                self._changed = True
+            else:
                 if not name.startswith(self._ours):
                     name = self._move(name, self._top)
                 nested = open_own(name, self._top)
-        except FileNotFoundError:
-            pass
-        except OSError as error:
-            yield error
-            return
+        yield
         if nested is None:
-            yield None
             return
+
         try:
             with os.scandir(nested) as entries:
                 for entry in entries:
-                    try:
+                    with self._noted():
                         if not _is_gone(entry.name, nested):
                             self._move(entry.name, nested)
-                    except FileNotFoundError:
-                        yield None
-                    except OSError as error:
-                        yield error
-                    else:
-                        yield None
+                        self._changed = True
+                    yield
         finally:
             os.close(nested)
-        yield _error_of(name, self._top)
+
+        with self._noted():
+            os.rmdir(name, dir_fd=self._top)
+            self._changed = True
+        yield
+
+    @contextlib.contextmanager
+    def _noted(self) -> Iterator[None]:
+        """Note why an entry remains; one that another process removed does not.
+
+        Raises OSError after so many that the pass is given up.
+        """
+        try:
+            yield
+        except FileNotFoundError:
+            self._changed = True
+        except OSError as error:
+            self._errors.append(error)
+            if len(self._errors) >= FAILURES:
+                raise self._errors[0] from None
 
     def _move(self, name: str, above: int) -> str:
         """Give the directory a name of ours in the top one. Raises OSError."""
@@ -136,16 +146,6 @@ class _Emptying:
         return moved
 
 
-def _error_of(name: str, above: int) -> OSError | None:
-    try:
-        os.rmdir(name, dir_fd=above)
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        return error
-    return None
-
-
 def _is_gone(name: str, above: int) -> bool:
     """Remove a file, a link or an empty directory; False for a directory with content.
 
@@ -155,11 +155,12 @@ def _is_gone(name: str, above: int) -> bool:
         try:
             os.unlink(name, dir_fd=above)
         except IsADirectoryError:
-            error = _error_of(name, above)
-            if error is not None and error.errno in FULL:
-                return False
-            if error is not None:
-                raise error from None
+            try:
+                os.rmdir(name, dir_fd=above)
+            except OSError as error:
+                if error.errno in FULL:
+                    return False
+                raise
     return True
 
 

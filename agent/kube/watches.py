@@ -27,7 +27,7 @@ from agent.cluster import (
 from agent.errors import ApiError, ApiForbidden, ApiGone
 from agent.kit.cell import Cell
 from agent.kit.tasks import HEALTHY_AFTER, Allowance, Backoff
-from agent.kit.timing import Lag, Tally, await_event
+from agent.kit.timing import Lag, Tally, await_event, loop_time
 from agent.kube import api
 from agent.model import GpuUuid, Inventory
 from agent.ports import Clock, NodeApi, PodApi
@@ -64,14 +64,13 @@ class Reopening:
         self, follow: Callable[[], Awaitable[None]], broke: Callable[[ApiError], None]
     ) -> NoReturn:
         """Run `follow`, which is one watch, for ever; `broke` takes each of its errors."""
-        loop = asyncio.get_running_loop()
         while True:
-            began, failure, least = loop.time(), None, 0.0
+            began, failure, least = loop_time(), None, 0.0
             try:
                 await follow()
             except ApiError as error:
                 failure, least = error, error.retry_after or 0.0
-            delay = self.delay(failure, loop.time() - began)
+            delay = self.delay(failure, loop_time() - began)
             if failure is not None:
                 broke(failure)
             self.wanted.clear()
@@ -168,7 +167,7 @@ class NodeWatch:
         if node is None and held is not None:
             log.warning("node.deleted")
         if node is not None and held is not None:
-            now = asyncio.get_running_loop().time()
+            now = loop_time()
             former = [(text, until) for text, until in held.former_locks if until > now]
             gone = held.annotations.get(MUTEX_LOCK, "")
             if gone and node.annotations.get(MUTEX_LOCK) != gone:
@@ -214,8 +213,7 @@ GRAVES = 1024
 class PodWatch:
     """Sole writer of the pod table. `restarts` counts the watches that ended, by reason.
 
-    `resource`: the resource name by which containers are counted; None: the API port has counted
-    them.
+    `resource`: the resource name by which containers are counted.
     """
 
     def __init__(
@@ -224,7 +222,7 @@ class PodWatch:
         table: Cell[PodTable],
         clock: Clock,
         random: random.Random,
-        resource: Cell[str] | None = None,
+        resource: Cell[str],
     ) -> None:
         self.restarts = Tally(
             "pod_watch_restarts_total", "Watches of this node's pods that ended.", ("reason",)
@@ -249,8 +247,7 @@ class PodWatch:
         async with asyncio.TaskGroup() as group:
             group.create_task(self._watch.run(self._follow, self._broke))
             group.create_task(self._answer())
-            if self._resource is not None:
-                group.create_task(self._recount(self._resource))
+            group.create_task(self._follow_name())
 
     async def refresh(self, *, is_owners: bool = False) -> PodTable:
         """The table after one LIST that began after this call, or after the first LIST of all.
@@ -264,8 +261,7 @@ class PodWatch:
                 return table
         else:
             lists = self._owners_lists if is_owners else self._lists
-            now = asyncio.get_running_loop().time()
-            if not lists.allows(now):
+            if not lists.allows(now := loop_time()):
                 left_out = self._warnings.admit()
                 if left_out is not None:
                     log.warning(
@@ -291,7 +287,7 @@ class PodWatch:
             return NOT_HERE
         held = self._table.value.pods.get(pod.uid)
         if held is not None and _is_newer(pod.resource_version, held.resource_version):
-            self._publish({**self._table.value.pods, pod.uid: self._counted(pod)})
+            self._publish({**self._table.value.pods, pod.uid: pod})
         return pod.uid
 
     async def _follow(self) -> None:
@@ -333,10 +329,9 @@ class PodWatch:
         if held is not None and _is_newer(held.resource_version, change.resource_version):
             return  # a GET was newer; later frames follow
         if change.deleted:
-            self._publish(pods, dead=(self._counted(change.pod),))
+            self._publish(pods, dead=(change.pod,))
         else:
-            pods[change.pod.uid] = self._counted(change.pod)
-            self._publish(pods)
+            self._publish({**pods, change.pod.uid: change.pod})
 
     def _take(self, found: PodList) -> None:
         """Replace the table by a LIST. A pod that it does not have was deleted.
@@ -348,7 +343,7 @@ class PodWatch:
         ):
             return
         self._version = found.resource_version
-        pods = {pod.uid: self._counted(pod) for pod in found.pods}
+        pods = {pod.uid: pod for pod in found.pods}
         before = self._table.value
         dead = tuple(pod for uid, pod in before.pods.items() if uid not in pods)
         self._publish(pods, dead=dead)
@@ -374,25 +369,16 @@ class PodWatch:
         else:
             answer.set_result(self._table.value)
 
-    async def _recount(self, resource: Cell[str]) -> None:
+    async def _follow_name(self) -> None:
         """Count all containers again when the resource name changes, without a request."""
-        async for _ in resource.follow():
-            table = self._table.value
-            pods = {uid: self._counted(pod) for uid, pod in table.pods.items()}
-            graves = tuple(
-                msgspec.structs.replace(grave, pod=self._counted(grave.pod))
-                for grave in table.tombstones
-            )
-            self._table.set(msgspec.structs.replace(table, pods=pods, tombstones=graves))
-
-    def _counted(self, pod: PodView) -> PodView:
-        return pod if self._resource is None else pod.asking_by(self._resource.value)
+        async for _ in self._resource.follow():
+            self._publish()
 
     def _publish(
         self, pods: Mapping[PodUid, PodView] | None = None, dead: Iterable[PodView] = ()
     ) -> None:
         """Set the table: `pods` (None: the same as before) and the recently deleted pods."""
-        old, now = self._table.value, self._clock.now()
+        old, now, name = self._table.value, self._clock.now(), self._resource.value
         present = old.pods if pods is None else pods
         # Without the fields that tenants can make long, to bound memory.
         slim = (
@@ -406,15 +392,14 @@ class PodWatch:
             for pod in dead
         )
         graves = {
-            grave.pod.uid: grave
-            if grave.deleted_at <= now
-            else msgspec.structs.replace(grave, deleted_at=now)
+            # The clock may have been set back since.
+            grave.pod.uid: Tombstone(grave.pod.asking_by(name), min(grave.deleted_at, now))
             for grave in (*old.tombstones, *(Tombstone(pod, now) for pod in slim))
             if grave.pod.uid not in present and now - grave.deleted_at < KEEP
         }
         self._table.set(
             PodTable(
-                pods=present,
+                pods={uid: pod.asking_by(name) for uid, pod in present.items()},
                 tombstones=tuple(graves.values())[-GRAVES:],
                 synced=old.synced or pods is not None,
                 stale=old.stale,
@@ -450,12 +435,12 @@ class RecentlyRegistered:
         async for inventory in self._inventory.follow():
             amounts = _amounts(inventory)
             if amounts != self._now:
-                self._before.append((asyncio.get_running_loop().time(), self._now))
+                self._before.append((loop_time(), self._now))
                 self._now = amounts
 
     def greatest(self) -> Amounts:
         """By GPU, the greatest memory (MiB) and compute (percent) registered in the window."""
-        oldest = asyncio.get_running_loop().time() - WINDOW
+        oldest = loop_time() - WINDOW
         while self._before and self._before[0][0] < oldest:
             self._before.popleft()
         greatest = dict(_amounts(self._inventory.value))

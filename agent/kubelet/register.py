@@ -71,13 +71,6 @@ class KubeletRegistrar:
 
 
 # Keeps the resource registered with the kubelet: an open list stream proves the registration.
-#
-# The kubelet never dials again by itself. A second Register beside an open stream costs a
-# connection and, up to and including 1.36, the registration. So the agent registers only while no
-# stream is open, and then waits for the stream. It registers again when the stream ends, when its
-# socket file is gone (every kubelet removes all sockets at its start), and when the kubelet's
-# socket is new. The stream does not show that another plugin registered; `renew` is called for
-# that.
 
 log = structlog.get_logger(__name__)
 
@@ -154,7 +147,14 @@ class KubeletWatch:
 
 
 class Registration:
-    """Registers the present name of `resource`. `streams`: the number of open list streams."""
+    """Registers the present name of `resource`. `streams`: the number of open list streams.
+
+    The kubelet never dials again by itself. A second Register beside an open stream costs a
+    connection and, up to and including 1.36, the registration. So the agent registers only while no
+    stream is open, and then waits for the stream. It registers again when the stream ends, when its
+    socket file is gone (every kubelet removes all sockets at its start), and when the kubelet's
+    socket is new. The stream does not show that another plugin registered: `renew` is for that.
+    """
 
     def __init__(
         self,
@@ -296,7 +296,7 @@ class Registration:
         self._retry("registration.failed", f"registration with the kubelet failed: {text}", delay)
 
     async def _call(self) -> Exception | None:
-        """Make one Register; cancel it if the agent's socket file goes. Returns the error, or None.
+        """Send one Register; cancel it if the agent's socket file goes. Returns the error, or None.
 
         A kubelet that starts removes all sockets just before it accepts calls. It would dial the
         removed socket for 10 s and fail every admission meanwhile.
@@ -378,11 +378,6 @@ def _text(error: Exception) -> str:
 
 
 # Watches for another device plugin of the agent's resource, and registers again when it is gone.
-#
-# Up to and including 1.36, the kubelet uses the plugin that registered last, and tells neither: the
-# agent's stream stays open. When the other plugin ends, the kubelet stops the resource although the
-# agent serves it. So the agent registers again when the other socket is gone and its own stream did
-# not end. A kubelet that starts removes all sockets; then the agent registers anyway.
 
 NVIDIA = "nvidia.com"
 
@@ -403,14 +398,10 @@ class Rival(msgspec.Struct, frozen=True):
     resource: Cell[str]
 
     @property
-    def names(self) -> tuple[str, ...]:
-        """The base names to watch; none if the name does not identify the resource."""
-        return (self.name,) if self.resource.value.startswith(f"{NVIDIA}/") else ()
-
-    @property
     def name(self) -> str:
-        """The socket's base name."""
-        return f"nvidia-{self.resource.value.partition('/')[2]}.sock"
+        """The socket's base name; empty if none identifies the resource."""
+        domain, _, tail = self.resource.value.partition("/")
+        return f"nvidia-{tail}.sock" if domain == NVIDIA else ""
 
     @property
     def path(self) -> str:
@@ -419,11 +410,18 @@ class Rival(msgspec.Struct, frozen=True):
 
     def answers(self) -> bool | None:
         """Whether a process listens on the socket; None: there is no such socket."""
-        return listens(self.directory / self.name) if self.names else None
+        return listens(self.directory / self.name) if self.name else None
 
 
 class Rivals:
-    """Watches the rival's socket. `say` posts an Event about the Node."""
+    """Watches the rival's socket. `say` posts an Event about the Node.
+
+    Up to and including 1.36, the kubelet uses the plugin that registered last, and tells neither:
+    the agent's stream stays open. When the other plugin ends, the kubelet stops the resource
+    although the agent serves it. So the agent registers again when the other socket is gone and its
+    own stream did not end. A kubelet that starts removes all sockets; then the agent registers
+    anyway.
+    """
 
     def __init__(
         self, socket: Rival, registration: Registration, say: Callable[[NodeEvent], None]
@@ -465,5 +463,5 @@ class Rivals:
 
     def heard(self, name: str) -> None:
         """Take note that a file was created or removed in the socket's directory."""
-        if name in self._socket.names:
+        if name and name == self._socket.name:
             self._news.set(self._news.value + 1)

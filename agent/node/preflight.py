@@ -9,25 +9,22 @@ from agent.allocate.edits import NOT_LOADABLE, misnamed, mounted_library
 from agent.kit.units import counted
 from agent.ledger import HookFacts
 from agent.model import Scan
-from agent.node.findings import (
-    NO_OFFER,
-    OF_ONE_GPU,
-    Finding,
-    Verdict,
-    When,
-    judged,
-)
+from agent.node.findings import NO_OFFER, OF_ONE_GPU, Finding, Verdict, When, judged
 
 # The rights at the API server.
 
 
 class Right(msgspec.Struct, frozen=True):
-    """One permission: a verb on a resource. `name`: the object; empty: any object."""
+    """One permission: a verb on a resource."""
 
     verb: str
     resource: str
+
     name: str = ""
+    """The object; empty: any object."""
+
     namespace: str = ""
+
     selector: str = ""
     """The field selector of the request."""
 
@@ -85,25 +82,33 @@ UNNEEDED: Final = (
 
 
 class PathFacts(msgspec.Struct, frozen=True):
-    """The state of a path. `kind`: directory, socket, file or another; empty: does not exist."""
+    """The state of a path."""
 
     path: str
+
     kind: str
+    """Directory, socket, file or another; empty: it does not exist."""
+
     owner: int = 0
     mode: int = 0
+
     writable: bool = False
     """If the path does not exist: the agent could create it."""
+
     ours: bool = True
     """Its owner is root or the agent's user."""
+
     full: bool = False
     """The file system of the directory has no space or no inodes left."""
 
 
 class PluginSocket(msgspec.Struct, frozen=True):
-    """A socket of a plugin in the kubelet's directory. `alive`: a process listens on it."""
+    """A socket of a plugin in the kubelet's directory."""
 
     path: str
+
     alive: bool
+    """A process listens on it."""
 
     @property
     def theirs(self) -> bool:
@@ -116,6 +121,7 @@ def judge_path(place: PathFacts, check: str = "P-PATHS", *, made: bool) -> Findi
     is_missing, chown = not place.kind and made, f"chown root and chmod 0755 {place.path}"
     means = "who may write there can replace the sockets, or the limits of containers"
     mode = f"mode {place.mode:04o}"
+
     return judged(
         check,
         place.path,
@@ -147,6 +153,12 @@ def judge_path(place: PathFacts, check: str = "P-PATHS", *, made: bool) -> Findi
     )
 
 
+REPAIR: Final = (
+    "the driver is there but fails: look with nvidia-smi and for NVRM in the kernel's log (dmesg); "
+    "then reload the driver or reboot"
+)
+
+
 def judge_driver(
     library: str, scan: Scan | None, failure: str, remedy: str | None = None
 ) -> Iterator[Finding]:
@@ -155,25 +167,18 @@ def judge_driver(
     `failure`: why there is no scan. `remedy`: what to do about it, if known.
     """
     if scan is None:
-        repair = (
-            "the driver is there but fails: look with nvidia-smi and for NVRM in the kernel's log "
-            "(dmesg); then reload the driver or reboot"
-        )
-        advice = repair if remedy is None else remedy
-        yield Finding("P-DRIVER", "wrong", library, failure, advice)
+        yield Finding("P-DRIVER", "wrong", library, failure, REPAIR if remedy is None else remedy)
         return
-    models = ", ".join(sorted({gpu.name for gpu in scan.gpus}))
-    yield judged(
-        "P-DRIVER",
-        library,
-        f"driver {scan.driver_version}, {counted(len(scan.gpus), 'GPU')}: {models}",
-        When(
-            not scan.gpus,
-            "wrong",
-            f"driver {scan.driver_version} answers but describes no GPU",
-            "see the notes on each GPU below" if scan.faults else "look with nvidia-smi -L",
-        ),
-    )
+
+    if scan.gpus:
+        models = ", ".join(sorted({gpu.name for gpu in scan.gpus}))
+        well = f"driver {scan.driver_version}, {counted(len(scan.gpus), 'GPU')}: {models}"
+        yield Finding("P-DRIVER", "ok", library, well)
+    else:
+        said = f"driver {scan.driver_version} answers but describes no GPU"
+        advice = "see the notes on each GPU below" if scan.faults else "look with nvidia-smi -L"
+        yield Finding("P-DRIVER", "wrong", library, said, advice)
+
     left = [
         (f"GPU {gpu.uuid} is in MIG mode", "it will not be shared")
         for gpu in scan.gpus
@@ -192,28 +197,32 @@ def judge_plugins(
     reported: bool,
     takeover: bool,
 ) -> Iterator[Finding]:
-    """Judge other plugins for these GPUs: running ones, sockets they left, HAMi's vGPUmonitor.
+    """Judge other plugins for these GPUs that run, and HAMi's vGPUmonitor.
 
     `pods`: those of other plugins here. `reported`: HAMi's plugin wrote its report on the Node.
     `takeover`: the agent is set to serve beside them.
     """
     running = [(f"pod {pod}", "another device plugin runs on this node") for pod in pods]
-    theirs = [socket for socket in sockets if socket.theirs]
-    running += [(one.path, "another device plugin answers here") for one in theirs if one.alive]
+    running += [
+        (socket.path, "another device plugin answers here")
+        for socket in sockets
+        if socket.theirs and socket.alive
+    ]
+
     verdict: Verdict = "note" if takeover else "wrong"
     advice = (
         "with takeover the agent takes the resource from it; remove it from this node right after"
         if takeover
         else "remove it from this node first: two plugins for one resource take it from each other"
     )
+
     for subject, said in running:
         yield Finding("P-PLUGIN", verdict, subject, said, advice)
-    for path in (one.path for one in theirs if not one.alive):
-        said = "left behind by another device plugin"
-        rest = "no process listens there; remove it if that plugin will not come back"
-        yield Finding("P-PLUGIN", "note", path, said, rest)
+
     if not running and directory.kind == "directory":
-        yield judged("P-PLUGIN", directory.path, "no other plugin for these GPUs answers")
+        said = "no other plugin for these GPUs answers"
+        yield Finding("P-PLUGIN", "ok", directory.path, said)
+
     if running or reported:
         yield Finding(
             "P-MONITOR",
@@ -264,10 +273,13 @@ def judge_library_files(
         )
         for file in (library, preload)
     ]
+
     if not facts.loadable:
         advice = f"put HAMi-core's file there; {until}"
         found.append(Finding("P-PRELOAD", "wrong", library.path, NOT_LOADABLE, advice, NO_OFFER))
+
     if names := misnamed(facts):
         said, advice = f"names {names} and not {mounted}", f"make {mounted} its only line; {until}"
         found.append(Finding("P-PRELOAD", "wrong", preload.path, said, advice, NO_OFFER))
+
     return [one for one in found if one.verdict != "ok"] or found[:1]

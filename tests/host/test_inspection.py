@@ -10,7 +10,7 @@ import pytest
 
 from agent.host import node as surroundings
 from agent.host.node import is_read_only, look_at, plugin_sockets
-from agent.host.process import SystemClock, boot_id, host_name, machine_id
+from agent.host.process import BOOT_ID, SystemClock, host_name, read_id
 from agent.node.preflight import PluginSocket
 
 
@@ -83,9 +83,9 @@ def test_the_host_is_named_as_its_kubelet_names_the_node(monkeypatch):
 def test_ids_are_read_without_the_line_end_and_empty_where_they_cannot_be_read(tmp_path):
     (tmp_path / "id").write_text("2f7c7a3e\n")
 
-    assert "2f7c7a3e" == boot_id(tmp_path / "id") == machine_id(tmp_path / "id")
-    assert "" == boot_id(tmp_path / "missing") == machine_id(tmp_path)
-    assert 36 == len(boot_id())
+    assert "2f7c7a3e" == read_id(tmp_path / "id")
+    assert "" == read_id(tmp_path / "missing") == read_id(tmp_path)
+    assert 36 == len(read_id(BOOT_ID))
 
 
 def test_now_is_in_utc():

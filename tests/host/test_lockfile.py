@@ -227,3 +227,4 @@ def test_what_is_no_file_is_neither_locked_nor_waited_for(tmp_path):
     with pytest.raises(PermissionFault, match="is not a file"):
         LockFile(path).try_take()
     assert "" == LockFile(path).holder()
+    assert "" == LockFile(tmp_path).holder()

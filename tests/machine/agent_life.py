@@ -22,7 +22,7 @@ from agent.hami.register import ReportSettings
 from agent.hookdirs import HostHookDirs
 from agent.inventory import slice_list
 from agent.kit.cell import Cell, News
-from agent.kit.timing import Lull
+from agent.kit.timing import IdleWaiter
 from agent.kube.watches import NodeWatch, PodWatch
 from agent.kubelet.door import container_response, grpc_error
 from agent.ledger import EditSettings, KubeletEpoch, Ledger
@@ -85,7 +85,7 @@ class AgentServices:
         )
         node, pods = self.watches
         witness, records, containers = kubelet
-        outlived: Cell[Mapping[str, PodUid]] = Cell({})
+        orphaned_locks: Cell[Mapping[str, PodUid]] = Cell({})
         self.allocation = HamiAllocation(
             commit=self.commit,
             say=lambda _: None,
@@ -93,7 +93,7 @@ class AgentServices:
             node=self.node,
             inventory=inventory,
             ledger=state.ledger,
-            outlived=outlived,
+            orphaned_locks=orphaned_locks,
             match=Cell(match),
             edits=Cell(EditSettings()),
             witness=witness,
@@ -112,7 +112,7 @@ class AgentServices:
             pods=self.pods,
             node=self.node,
             ledger=state.ledger,
-            outlived=outlived,
+            orphaned_locks=orphaned_locks,
             node_api=api,
             pod_api=api,
             say=lambda _: None,
@@ -125,7 +125,7 @@ class AgentServices:
             epoch=epoch,
             taken=self.allocation.taken,
             rivals=Cell(0),
-            calls=Lull(),
+            calls=IdleWaiter(),
             witness=witness,
             records=records,
             hooks=hooks,

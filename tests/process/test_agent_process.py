@@ -18,7 +18,7 @@ import grpc
 import pytest
 
 from agent.cluster import BIND_PHASE, PHASE_SUCCESS, REGISTER
-from agent.host.process import machine_id
+from agent.host.process import MACHINE_ID, read_id
 from agent.ledger import Ledger, State, container_directory
 from agent.sandbox.kubelet.services import PodResourcesLister
 from agent.sandbox.lab.cluster import NAMESPACE, RESOURCE, SandboxCluster, fetch, open_cluster
@@ -129,7 +129,7 @@ async def test_a_broken_directory_is_one_containers_trouble_and_not_the_nodes():
         good = a_row()
         bad = a_row(container="No-Label", slice_ids=(f"{G1}-7",))
         ledger = Ledger(rows=(good, bad))
-        state = State(generation=1, machine_id=machine_id(), ledger=ledger)
+        state = State(generation=1, machine_id=read_id(MACHINE_ID), ledger=ledger)
         containers = opened.places.hook / "vgpu" / "containers"
         containers.mkdir()
         leaf = containers / container_directory(good.key.pod_uid, good.key.container)
@@ -148,7 +148,7 @@ async def test_with_a_fence_the_kubelet_asks_before_a_start_and_is_answered_from
     still_young = NOON.replace(year=9999)
     row = a_row(slice_ids=(f"{G2}-0",), offered=True, answered_at=still_young)
     async with open_cluster(options("--fence", "prestart")) as opened:
-        state = State(machine_id=machine_id(), ledger=Ledger((row,)))
+        state = State(machine_id=read_id(MACHINE_ID), ledger=Ledger((row,)))
         opened.places.state.mkdir(parents=True, exist_ok=True)
         (opened.places.state / "state.json").write_bytes(encode_state(state))
         cluster = await started(opened)

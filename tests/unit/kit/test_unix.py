@@ -1,9 +1,13 @@
-"""Who calls is what the kernel says, and nobody where it says nothing."""
+"""Who calls is what the kernel says, and nobody where it says nothing; servers that hang up."""
 
+import asyncio
 import os
 import socket
 
-from agent.kit.unix import peer_uid
+import pytest
+from grpclib.protocol import H2Protocol
+
+from agent.kit.unix import UnixChannel, peer_uid
 
 
 class Transport:
@@ -27,3 +31,21 @@ def test_a_caller_over_tcp_or_who_has_gone_is_nobody():
         assert peer_uid(Transport(opened)) is None  # type: ignore[arg-type]
     assert peer_uid(None) is None
     assert peer_uid(Transport(None)) is None  # type: ignore[arg-type]
+
+
+class SlowChannel(UnixChannel):
+    """The loop comes back to it after everything that lies there was read."""
+
+    async def _create_connection(self) -> H2Protocol:
+        protocol = await super()._create_connection()
+        await asyncio.sleep(0.05)
+        return protocol
+
+
+@pytest.mark.looptime(False)
+async def test_a_server_that_hangs_up_while_the_connection_opens_is_an_os_error(tmp_path):
+    path = tmp_path / "s.sock"
+    server = await asyncio.start_unix_server(lambda _, writer: writer.close(), path)
+    async with server, SlowChannel(path=str(path)) as channel:
+        with pytest.raises(ConnectionResetError, match="was lost while it was opened"):
+            await channel.__connect__()
