@@ -83,6 +83,11 @@ class GpuTable:
         """The GPU as it was described last, or None."""
         return self._known.get(GpuUuid(uuid))
 
+    def released_fault(self, uuid: GpuUuid) -> GpuFault:
+        """The fault by which a scan lists a released GPU."""
+        index = self._known[uuid].index if uuid in self._known else NO_INDEX
+        return GpuFault(uuid, RELEASED, Trouble.RELEASED, index)
+
     def name(self, index: int) -> str:
         """The UUID at `index` if it is known, else `index N`."""
         at = (gpu.uuid for gpu in self._known.values() if gpu.index == index)
@@ -500,14 +505,7 @@ class NvmlDriver:
         faults: tuple[GpuFault, ...]
         if released:
             # Also one that was never described: it must be visible to be taken back.
-            places = {uuid: known.index for uuid in released if (known := self._table.find(uuid))}
-            faults = (
-                *troubled,
-                *(
-                    GpuFault(u, RELEASED, Trouble.RELEASED, places.get(u, NO_INDEX))
-                    for u in released
-                ),
-            )
+            faults = (*troubled, *map(self._table.released_fault, released))
         else:
             self._renewed = self._renewed and not found
             if not self._table.seen(found):
@@ -526,8 +524,12 @@ class NvmlDriver:
             unlisted = partial(gpus_not_listed, self._sys_root, self._described)
             faults = await self._session.call(opened, DRIVER, unlisted)
 
-        silent = [fault.gpu for fault in faults if not fault.lost]
-        await self._follow(opened, found, silent)
+        # Register the GPUs at new indexes, and forget those that are not there.
+        places: dict[str, int] = {gpu.uuid: gpu.index for gpu in found}
+        for stream in self._open_streams:
+            stream.keep({*places, *(fault.gpu for fault in faults if not fault.lost)})
+        await self._register(opened, self._open_streams, places)
+
         self._session.check(opened)
         return Scan(opened.driver_version, tuple(found), faults)
 
@@ -717,22 +719,21 @@ class NvmlDriver:
 
     def _added_stream(self) -> EventStream:
         """Add a stream. Raises DriverError while too many threads are in the library."""
-        for earlier in self._streams:
-            earlier.end()  # if no thread could be started before, it needs one to end
-
         self._streams = [stream for stream in self._streams if not stream.ended.is_set()]
         if len(self._streams) >= MOST_AWAY:
             raise DriverError("earlier waits for events have not returned from the driver")
 
-        self._streams.append(EventStream(self._library))
-        return self._streams[-1]
+        stream = EventStream(self._library)
+        stream.start()
+        self._streams.append(stream)
+        return stream
 
     async def _open_stream(self, session: OpenedSession, stream: EventStream) -> None:
         await self._session.call(session, DRIVER, stream.create)
         await self._count(session)
         await self._register(session, [stream], self._table.places())
         self._session.check(session)
-        stream.start()
+        stream.begin()
         if self._has_changed:
             self._report_change()
 
@@ -755,15 +756,6 @@ class NvmlDriver:
                 for name, index in places.items():
                     if name not in stream.settled:
                         tasks.create_task(register(stream, name, index))
-
-    async def _follow(
-        self, opened: OpenedSession, found: Iterable[Gpu], silent: Iterable[str]
-    ) -> None:
-        """After a scan, register the GPUs at new indexes, and forget those that are not there."""
-        places: dict[str, int] = {gpu.uuid: gpu.index for gpu in found}
-        for stream in self._open_streams:
-            stream.keep({*places, *silent})
-        await self._register(opened, self._open_streams, places)
 
     def _note_reset(self, gpu: str) -> None:
         """Have a lost or resetting GPU registered again once it answers: a reset forgets it."""

@@ -494,7 +494,7 @@ class EventStream:
         self._failure: DriverError | None = None
         self._news = asyncio.Event()
         self._turns = 0
-        self._started = False
+        self._begun = threading.Event()
         self._lock = threading.Lock()
         self._users = 1
 
@@ -506,16 +506,16 @@ class EventStream:
         return self._event_set is not None and self._failure is None
 
     def start(self) -> None:
-        """Start the thread, which waits for events; if the stream has failed, it frees the set.
+        """Start the thread, which waits for `begin`. Raises DriverError if there is none."""
+        try:
+            threading.Thread(target=self._serve, name="nvml-events", daemon=True).start()
+        except RuntimeError as error:
+            text = f"no thread can be started to wait for events: {error}"
+            raise DriverError(text) from error
 
-        If no thread can be started, the stream has failed; start it again to end it.
-        """
-        if not self._started:
-            try:
-                threading.Thread(target=self._serve, name="nvml-events", daemon=True).start()
-                self._started = True
-            except RuntimeError as error:
-                self.fail(DriverError(f"no thread can be started to wait for events: {error}"))
+    def begin(self) -> None:
+        """Let the thread wait for events; if the stream has failed, it frees the set."""
+        self._begun.set()
 
     def settle(self, answer: EventRegistration) -> None:
         """Note the answer of a GPU, unless the indexes have changed since it was asked."""
@@ -587,11 +587,11 @@ class EventStream:
         """End the stream: its reader raises `error`, and the thread ends after its wait."""
         self._failure = self._failure or error
         self._news.set()
+        self._begun.set()
 
     def end(self) -> None:
-        """End the stream, also one that has never started: its thread frees the set."""
+        """End the stream, also one that has never begun: its thread frees the set."""
         self.fail(DriverError(CLOSED))
-        self.start()
 
     async def stop(self) -> bool:
         """End the thread. False when it does not end in time: then do not touch the set."""
@@ -661,6 +661,7 @@ class EventStream:
     def _serve(self) -> None:
         """Run the thread and report its end: a silent end would look like healthy GPUs."""
         show_thread_name(threading.current_thread().name)
+        self._begun.wait()
         try:
             while self._failure is None:
                 self._turns += 1
