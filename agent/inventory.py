@@ -470,12 +470,7 @@ class InventoryKeeper:
         self.left_out.set(left_out)
         new = Inventory(
             generation=old.generation,
-            gpus=tuple(
-                sorted(
-                    shared.values(),
-                    key=lambda one: (one.gpu.index == NO_INDEX, one.gpu.index, one.uuid),
-                )
-            ),
+            gpus=tuple(sorted(shared.values(), key=_by_index)),
             driver_version=scan.driver_version,
             withheld=self._withheld,
         )
@@ -567,6 +562,10 @@ class InventoryKeeper:
             obstacle="; ".join(obstacle or ()),
             numa_hint=settings.numa_topology,
         )
+
+
+def _by_index(shared: SharedGpu) -> tuple[bool, int, GpuUuid]:
+    return shared.gpu.index == NO_INDEX, shared.gpu.index, shared.uuid
 
 
 def _obstacle(gpu: Gpu, settings: SharingSettings) -> str:

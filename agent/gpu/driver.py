@@ -339,6 +339,9 @@ _OUTCOMES: Final = {
     Trouble.SILENT: ProbeOutcome.SILENT,
 }
 
+_CORRECTED: Final = pynvml.NVML_MEMORY_ERROR_TYPE_CORRECTED
+_UNCORRECTED: Final = pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED
+
 _GRAVE: Final = frozenset({pynvml.NVML_ERROR_GPU_IS_LOST, pynvml.NVML_ERROR_RESET_REQUIRED})
 
 
@@ -363,9 +366,7 @@ def signs_of(library: NvmlLibrary, handle: Handle) -> GpuSigns:
         rows_pending=None if rows is None else bool(rows[2]),
         rows_failed=None if rows is None else bool(rows[3]),
         pages_pending=None if pending is None else bool(pending),
-        ecc_uncorrected=_errors(
-            library, handle, pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, pynvml.NVML_VOLATILE_ECC
-        ),
+        ecc_uncorrected=_errors(library, handle, _UNCORRECTED, pynvml.NVML_VOLATILE_ECC),
         recovery=_sign(library, _recovery, library, handle),
         fabric=_sign(library, _fabric, library, handle),
     )
@@ -391,12 +392,8 @@ def sample_of(library: NvmlLibrary, table: GpuTable, uuid: GpuUuid) -> GpuSample
             library, library.nvmlDeviceGetTemperature, handle, pynvml.NVML_TEMPERATURE_GPU
         ),
         milliwatts=_sign(library, library.nvmlDeviceGetPowerUsage, handle),
-        ecc_corrected=_errors(
-            library, handle, pynvml.NVML_MEMORY_ERROR_TYPE_CORRECTED, pynvml.NVML_AGGREGATE_ECC
-        ),
-        ecc_uncorrected=_errors(
-            library, handle, pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, pynvml.NVML_AGGREGATE_ECC
-        ),
+        ecc_corrected=_errors(library, handle, _CORRECTED, pynvml.NVML_AGGREGATE_ECC),
+        ecc_uncorrected=_errors(library, handle, _UNCORRECTED, pynvml.NVML_AGGREGATE_ECC),
     )
 
 

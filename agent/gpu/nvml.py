@@ -189,10 +189,8 @@ def missing(library: NvmlLibrary, error: Exception, sys_root: Path) -> DriverMis
         file = getattr(library.nvmlLib, "_name", None) or SONAME
         return _refused_by_loader(str(file), "it has no function nvmlInit_v2")
 
-    if (
-        code(error) != pynvml.NVML_ERROR_DRIVER_NOT_LOADED
-        or not (sys_root / "module/nvidia").exists()
-    ):
+    is_loaded = (sys_root / "module/nvidia").exists()
+    if code(error) != pynvml.NVML_ERROR_DRIVER_NOT_LOADED or not is_loaded:
         return None
 
     return DriverMissing(

@@ -454,9 +454,8 @@ def _on_refused(health: Health, now: dt.datetime) -> Health:
     replace the need for a reboot.
     """
     if health.needs_reboot or (health.cause == Cause.REFUSED and health.needs_reset):
-        return again(
-            _on_recovered(health, now) if health.condition is Condition.LOST else health, now
-        )
+        is_lost = health.condition is Condition.LOST
+        return again(_on_recovered(health, now) if is_lost else health, now)
 
     after = "" if health.xid is None else f" (after XID {health.xid})"
     text = f"the driver refuses calls for it until it is reset{after}"

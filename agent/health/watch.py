@@ -57,6 +57,10 @@ RELEASE_DEADLINE: Final = 8.0
 """Seconds for all calls in the library to end: the longest call and those that wait behind it."""
 
 
+Take = Callable[[Probe], None]
+"""What is done with each probe of a round, as it comes."""
+
+
 class GpuProber:
     """Probes GPUs, each with a deadline in seconds.
 
@@ -75,9 +79,7 @@ class GpuProber:
             await self.probe_all(others, ill, lambda probe: probes.update({probe.uuid: probe}))
         return probes[uuid]
 
-    async def probe_all(
-        self, uuids: Collection[GpuUuid], ill: Ill, take: Callable[[Probe], None]
-    ) -> None:
+    async def probe_all(self, uuids: Collection[GpuUuid], ill: Ill, take: Take) -> None:
         """Probe all of them at once, and pass each probe to `take` as it comes.
 
         A failed probe is held back until another GPU answers. If all fail alike, the session is
@@ -90,9 +92,7 @@ class GpuProber:
         for probe in blame_driver(held, ill):
             take(probe)
 
-    async def _round(
-        self, uuids: Collection[GpuUuid], take: Callable[[Probe], None]
-    ) -> tuple[Probe, ...]:
+    async def _round(self, uuids: Collection[GpuUuid], take: Take) -> tuple[Probe, ...]:
         """Probe all once. Returns the probes that were held back, because every GPU failed.
 
         The driver may fail during the round. So a GPU that answered before another one failed is
@@ -144,6 +144,11 @@ _Sort = tuple[EventKind, GpuUuid | None, XidClass | None]
 """Of the events that wait with the same sort, only the first is judged."""
 
 
+def _class_of(event: DriverEvent, settings: HealthSettings) -> XidClass | None:
+    """The class of an XID; None: it is another event."""
+    return xid_class(event.xid or 0, settings) if event.kind is EventKind.XID else None
+
+
 class ReportBatcher:
     """Holds reports for `gather` seconds, then returns them.
 
@@ -162,8 +167,7 @@ class ReportBatcher:
         if isinstance(report, Probe):
             sort = report
         else:
-            is_xid = report.kind is EventKind.XID
-            kind = xid_class(report.xid or 0, self._settings) if is_xid else None
+            kind = _class_of(report, self._settings)
             if kind is XidClass.APPLICATION:
                 return
 
@@ -561,11 +565,7 @@ class HealthWatch:
 
             if events and moved:
                 self._probe_now.set()  # an event came first, so no GPU was probed yet
-            elif any(
-                event.kind is EventKind.XID
-                and xid_class(event.xid or 0, self._settings) is XidClass.CONTAINED
-                for event in events
-            ):
+            elif any(_class_of(event, self._settings) is XidClass.CONTAINED for event in events):
                 # The GPU was watched already. Only a probe reads what the driver now asks for. A
                 # storm of such XIDs causes one round of probes in LOOK_PERIOD.
                 soon = max(loop_time(), self._probed_at + LOOK_PERIOD)
@@ -649,9 +649,7 @@ class HealthWatch:
         return max(named, key=lambda gpu: gpu.present, default=None)
 
     def _to_probe(self) -> tuple[GpuUuid, ...]:
-        return tuple(
-            uuid for uuid in self._uuids() if self._health_of(uuid).cause != Cause.RELEASED
-        )
+        return tuple(u for u in self._uuids() if self._health_of(u).cause != Cause.RELEASED)
 
     def _uuids(self) -> tuple[GpuUuid, ...]:
         return tuple(gpu.uuid for gpu in self._inventory.value.gpus)
