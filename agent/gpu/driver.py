@@ -476,8 +476,8 @@ class NvmlDriver:
             sys_root,
             deadline,
             ended=self._on_session_end,
-            quiet=self._quiet,
-            back=self._report_change,
+            end_streams=self._end_streams,
+            on_return=self._report_change,
         )
         self._links: Mapping[GpuUuid, LinkRow] | None = None
         self._renewed = False
@@ -584,7 +584,7 @@ class NvmlDriver:
         Containers get what lies there now, and the kernel module is that of the library in use. An
         upgrade removes the library and writes it again, so one look without it says nothing.
         """
-        other = self._session.present and nvml.successor(self._library, self._find())
+        other = self._session.current and nvml.successor(self._library, self._find())
         if other:
             raise DriverMissing(
                 f"The driver's library was replaced by {other}, and the kernel module is still "
@@ -592,7 +592,7 @@ class NvmlDriver:
                 remedy="drain the node and reboot it, or reload the module [P-DRIVER]",
             )
 
-        gone = self._session.present and nvml.removed(self._library)
+        gone = self._session.current and nvml.removed(self._library)
         self._there_at = self._there_at if gone else self._now()
 
         if self._now() - self._there_at >= REMOVED_AFTER:
@@ -604,7 +604,7 @@ class NvmlDriver:
 
     async def renew(self) -> bool:
         """End the session so that the next call begins another; only once until a GPU answers."""
-        if self._renewed or self._session.present is None:
+        if self._renewed or self._session.current is None:
             return False
 
         self._renewed = True
@@ -770,7 +770,7 @@ class NvmlDriver:
         for stream in self._open_streams:
             stream.put(DriverEvent(EventKind.CHANGED))
 
-    async def _quiet(self) -> bool:
+    async def _end_streams(self) -> bool:
         """End all threads for events. False when one of them does not end in time."""
         async with asyncio.TaskGroup() as tasks:
             stops = [tasks.create_task(stream.stop()) for stream in self._streams]

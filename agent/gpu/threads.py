@@ -40,19 +40,20 @@ class GpuThreads:
     - At rest one thread makes all calls, and wakes the loop once after the last of them. A call
       that does not return in PATIENCE keeps its thread, and a new thread makes those behind it.
     - A call that exceeds its deadline is given up. Further calls about that GPU are refused until
-      it returns; then `back` is called.
+      it returns; then `on_return` is called.
     - A GPU's name is its UUID, or its index while the UUID is unknown: a GPU that hangs then may
       hold a second thread. One more name is for the whole driver.
     """
 
-    def __init__(self, deadline: float, back: Callable[[], object] = lambda: None) -> None:
+    def __init__(self, deadline: float, on_return: Callable[[], object] = lambda: None) -> None:
         self._deadline = deadline
-        self._back = back
+        self._on_return = on_return
         self._loop = asyncio.get_running_loop()
         self._lag = Lag()
+
         self._calls: dict[str, _Call] = {}
         """The call about each GPU that waits for a thread, is on one, or has just returned."""
-        self._fresh: list[_Call] = []
+        self._submitted: list[_Call] = []
         """The calls of this turn of the loop, which are queued together once it has ended."""
         self._queue: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
         """The calls that wait; None ends the thread that takes it."""
@@ -84,14 +85,14 @@ class GpuThreads:
         self._calls[gpu] = call
         # Not before this turn of the loop has ended: beside a running loop, the thread would wait
         # for the interpreter at each call.
-        if not self._fresh:
-            self._loop.call_soon(self._tend)
-        self._fresh.append(call)
+        if not self._submitted:
+            self._loop.call_soon(self._dispatch)
+        self._submitted.append(call)
 
         async with self._lag.within(seconds):
             return await asyncio.shield(answer)
 
-    async def empty(self) -> bool:
+    async def drained(self) -> bool:
         """Wait until every call has left or exceeded its deadline. False: one is still inside."""
         while self._calls:
             left = max(call.end for call in self._calls.values()) - self._lag.clock()
@@ -106,17 +107,17 @@ class GpuThreads:
     def close(self) -> None:
         """End all threads; one that hangs stays until it is back or the process ends."""
         self._spare = 0
-        self._loop.call_soon(self._tend)  # after the calls of this turn
+        self._loop.call_soon(self._dispatch)  # after the calls of this turn
 
     def _is_stuck(self, call: "_Call") -> bool:
         # By the time in which the loop ran: a starved process blames no GPU.
         return self._lag.clock() >= call.end
 
-    def _tend(self) -> None:
+    def _dispatch(self) -> None:
         """Queue fresh calls, hand on what has returned, and keep as many threads as are needed."""
-        for call in self._fresh:
+        for call in self._submitted:
             self._queue.put(call)
-        self._fresh.clear()
+        self._submitted.clear()
 
         if self._timer is not None:
             self._timer.cancel()
@@ -127,7 +128,7 @@ class GpuThreads:
         is_empty = self._queue.empty()
         for _ in range(len(self._returned)):
             # Each in a turn of its own: an error of one must not lose the others' answers.
-            self._loop.call_soon(self._hand_on, self._returned.popleft())
+            self._loop.call_soon(self._on_done, self._returned.popleft())
 
         if is_empty:
             for _ in range(self._threads - len(self._inside) - self._spare):
@@ -139,7 +140,7 @@ class GpuThreads:
         if len(self._inside) >= self._threads:
             self._start_thread()
 
-        self._timer = self._loop.call_later(PATIENCE, self._tend)
+        self._timer = self._loop.call_later(PATIENCE, self._dispatch)
 
     def _start_thread(self) -> None:
         # The loop's own executor joins its threads at exit, and one that hangs would hold it.
@@ -152,7 +153,7 @@ class GpuThreads:
             while not self._threads and not self._queue.empty():
                 if (call := self._queue.get_nowait()) is not None:
                     call.fail(TimeoutError(f"no thread can be started for the call: {error}"))
-                    self._loop.call_soon(self._hand_on, call)
+                    self._loop.call_soon(self._on_done, call)
 
     def _make_calls(self) -> None:
         """Make the calls that wait, until there are threads enough. Runs on a thread."""
@@ -166,15 +167,15 @@ class GpuThreads:
                 # One wake-up of the loop for all calls of a round. If the next call hangs, the
                 # timer hands on what this one has answered.
                 if self._queue.empty():
-                    self._loop.call_soon_threadsafe(self._tend)
+                    self._loop.call_soon_threadsafe(self._dispatch)
             if self._returned:  # what waited behind the last call was the word to end
-                self._loop.call_soon_threadsafe(self._tend)
+                self._loop.call_soon_threadsafe(self._dispatch)
 
-    def _hand_on(self, call: "_Call") -> None:
+    def _on_done(self, call: "_Call") -> None:
         """Give the caller its result, if it still waits, and let the next call about the GPU in."""
         del self._calls[call.gpu]
         if self._is_stuck(call):
-            self._loop.call_soon(self._back)
+            self._loop.call_soon(self._on_return)
 
         call.settle()
         # Read here: asyncio would log an error where the caller was given up before.
@@ -228,10 +229,11 @@ class OpenedSession(msgspec.Struct, frozen=True, eq=False):
 class NvmlSession:
     """Opens the sessions of the process, one after the other. Call all methods on the loop.
 
-    `find` returns the library file to use. `ended` is called when the driver ends a session.
-    `quiet` ends all waits for events and returns whether all have left the library. `back` is
-    called when a stuck call returned. A late answer of an earlier session does not end
-    the present one, and no call of an earlier session begins.
+    - `find` returns the library file to use. `ended` is called when the driver ends a session.
+      `on_return` is called when a stuck call has returned.
+    - `end_streams` ends all waits for events, and returns whether all have left the library.
+    - A late answer of an earlier session does not end the current one, and no call of an earlier
+      session begins.
     """
 
     def __init__(
@@ -241,17 +243,17 @@ class NvmlSession:
         sys_root: Path,
         deadline: float,
         ended: Callable[[DriverError], None],
-        quiet: Callable[[], Awaitable[bool]],
-        back: Callable[[], None],
+        end_streams: Callable[[], Awaitable[bool]],
+        on_return: Callable[[], None],
     ) -> None:
-        self._threads = GpuThreads(deadline, back)
+        self._threads = GpuThreads(deadline, on_return)
         self._library = library
         self._find = find
         self._sys_root = sys_root
         self._ended = ended
-        self._quiet = quiet
+        self._end_streams = end_streams
         self._preparing = asyncio.Lock()
-        self.present: OpenedSession | None = None
+        self.current: OpenedSession | None = None
         """The session that has begun and not ended; reading it begins none."""
         self._failure: Exception = DriverError(CLOSED)
         """Why a beginning failed last; another object after each failure."""
@@ -260,7 +262,7 @@ class NvmlSession:
         """Why no session may begin; empty: one may."""
 
     async def open(self) -> OpenedSession:
-        """Return the present session, or begin one. Raises DriverMissing, DriverError.
+        """Return the current session, or begin one. Raises DriverMissing, DriverError.
 
         All who wait share one beginning and its failure. It goes on when its caller is cancelled
         or times out, so a slow driver is open for a later one.
@@ -270,33 +272,36 @@ class NvmlSession:
             async with self._preparing:
                 if self.withheld:
                     raise DriverError(self.withheld)
-                if self.present is None:
-                    # To end a session during a call is undefined.
-                    alone = self._failure is known and await self._is_alone()
-                    # The beginning that this caller waited for has failed. If each began another
-                    # in its turn, most would wait in vain and be told of a silent driver.
-                    if self._failure is not known:
-                        raise self._failure
+                if self.current is not None:
+                    return self.current
+
+                # To end a session during a call is undefined.
+                alone = self._failure is known and await self._is_idle()
+
+                # The beginning that this caller waited for has failed. If each began another in its
+                # turn, most would wait in vain and be told of a silent driver.
+                if self._failure is not known:
+                    raise self._failure
+
+                try:
                     begin = partial(self._begin, alone=alone)
-                    try:
-                        return await self._threads.call(DRIVER, begin, OPEN_DEADLINE)
-                    except TimeoutError as error:
-                        self._failure = error
-                        raise
-                return self.present
+                    return await self._threads.call(DRIVER, begin, OPEN_DEADLINE)
+                except TimeoutError as error:
+                    self._failure = error
+                    raise
 
     def check(self, opened: OpenedSession) -> None:
         """Raise DriverError if that session is over."""
-        if self.present is not opened:
+        if self.current is not opened:
             raise DriverError(self._broken)
 
     def end(self, error: DriverError, opened: OpenedSession | None = None) -> None:
         """Note that the session is over, and report it; the next call begins a new one."""
-        if self.present is None or opened not in {None, self.present}:
+        if self.current is None or opened not in {None, self.current}:
             return
 
         log.warning("driver.session_ended", err=str(error))
-        self.present = None
+        self.current = None
         self._broken = str(error)
         self._ended(error)
 
@@ -316,7 +321,7 @@ class NvmlSession:
         """
         async with self._preparing:
             self.end(DriverError(why))
-            if not await self._is_alone():
+            if not await self._is_idle():
                 raise DriverError("a call has not returned from the driver, which holds all GPUs")
 
             with self._translated(None):
@@ -372,21 +377,21 @@ class NvmlSession:
             what, code = "the driver answers with an error", f"error {nvml.code(error)}"
             raise failed(what, error, nvml.trouble(error), code) from error
 
-    async def _is_alone(self) -> bool:
+    async def _is_idle(self) -> bool:
         """Wait until no call and no event thread is in the library; False: some do not leave."""
-        left = await self._threads.empty()
-        return await self._quiet() and left
+        left = await self._threads.drained()
+        return await self._end_streams() and left
 
     def _begin(self, *, alone: bool) -> OpenedSession:
         """Begin a session, unless one began after its caller had left. Runs on a thread."""
         try:
-            if self.present is None:
-                self.present = OpenedSession(self._begin_anew(alone=alone))
+            if self.current is None:
+                self.current = OpenedSession(self._begin_anew(alone=alone))
         except Exception as error:
             self._failure = error  # here, because the caller may have left
             raise
 
-        return self.present
+        return self.current
 
     def _begin_anew(self, *, alone: bool) -> str:
         """End the old session, load the library and begin a new session. Returns its version.
@@ -423,7 +428,7 @@ class NvmlSession:
 
         Runs on a thread.
         """
-        self.present = None
+        self.current = None
         try:
             while True:
                 self._library.nvmlShutdown()

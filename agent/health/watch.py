@@ -203,7 +203,7 @@ class EventListener:
         self._driver = driver
         self._take = take
         self._opened_at = 0.0
-        self._deaf = ""
+        self._lost_reason = ""
         self._wanted = asyncio.Event()
         self._opened = asyncio.Event()
 
@@ -230,9 +230,9 @@ class EventListener:
             self._wanted.clear()
 
             reason = reason or "no reason given"
-            if not self._deaf:
+            if not self._lost_reason:
                 log.warning("driver.events_lost", err=reason)
-            self._deaf = reason
+            self._lost_reason = reason
 
             # An XID that came in between is heard by nobody. The scan and the probes find a GPU
             # that is lost, refused or asks for a reset.
@@ -244,21 +244,21 @@ class EventListener:
         """Open the stream at once: what had ended it may be over."""
         self._wanted.set()
 
-    async def heard(self, within: float) -> bool:
+    async def ensure_open(self, within: float) -> bool:
         """Reopen the stream if it has ended, and wait for it. Returns whether it had."""
         if self._opened.is_set():
             return False
 
         self.reopen()
         await await_event(self._opened, within)
-        self._note_heard()
+        self._note_restored()
         return True
 
     def obstacle(self) -> str:
         """Why the agent does not receive events; empty: it does, or the first stream opens yet."""
         if self._has_settled():
-            self._note_heard()
-        return self._deaf
+            self._note_restored()
+        return self._lost_reason
 
     def _has_settled(self) -> bool:
         return self._opened.is_set() and loop_time() - self._opened_at >= SETTLED
@@ -267,9 +267,9 @@ class EventListener:
         self._opened_at = loop_time()
         self._opened.set()
 
-    def _note_heard(self) -> None:
-        if self._deaf and self._opened.is_set():
-            self._deaf = ""
+    def _note_restored(self) -> None:
+        if self._lost_reason and self._opened.is_set():
+            self._lost_reason = ""
             log.info("driver.events_back")
 
 
@@ -418,7 +418,7 @@ class HealthWatch:
             self._publish({uuid: reset_by_word(self._health_of(uuid), self._now())})
 
         if not self._settings.off:
-            await self._listener.heard(LISTEN_FIRST)  # else the GPU is served without events
+            await self._listener.ensure_open(LISTEN_FIRST)  # else the GPU is served without events
 
         probe = await self._prober.probe_one(uuid, self._to_probe(), self._is_ill)
         if not self._settings.off:
@@ -556,7 +556,7 @@ class HealthWatch:
                 if new.serving != self._health_of(u).serving
             ]
 
-            if any(moves) and await self._listener.heard(LISTEN_FIRST):
+            if any(moves) and await self._listener.ensure_open(LISTEN_FIRST):
                 self._probe_now.set()  # the probes were made while no event was heard
                 verdicts = self._judged(reports)  # an operator may have released a GPU meanwhile
 
