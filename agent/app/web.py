@@ -3,8 +3,8 @@
 import asyncio
 import contextlib
 import platform
-from collections.abc import AsyncIterator
-from typing import Final, NoReturn
+from functools import partial
+from typing import Final
 
 import msgspec
 
@@ -38,10 +38,7 @@ class WebDoors:
     """
 
     def __init__(
-        self,
-        settings: Settings,
-        standby: str = "",
-        agent: NodeAgent | None = None,
+        self, settings: Settings, standby: str = "", agent: NodeAgent | None = None
     ) -> None:
         self._settings = settings
         self._standby = standby
@@ -49,10 +46,34 @@ class WebDoors:
         self._shut: dict[str, str] = {}
         """Why a listener cannot be opened."""
 
+        build = BuildInfo(
+            version=__version__, python=platform.python_version(), schema=f"state/{VERSION}"
+        )
+        probes = Probes(self.checks)
+        # Who observes is beside HAMi's own plugin, which has its monitor.
+        hami = HamiNames.NONE if settings.observe else settings.metrics.hami
+        collector = AgentCollector(
+            build,
+            self._metric_facts,
+            MetricSources if agent is None else partial(_series_of, agent),
+            names_pods=settings.metrics.containers,
+            hami=hami,
+        )
+        self._pages: dict[str, Page] = {
+            "/": PageDoor(self.facts, settings.web.readers).page,
+            "/livez": probes.livez,
+            "/healthz": probes.livez,
+            "/readyz": probes.readyz,
+            "/metrics": MetricsPage(collector).page,
+            "/version": build.page,
+            PREFIX: ReadApi(self.facts, settings.web.readers).answer,
+        }
+
     def checks(self) -> tuple[Check, ...]:
         """All readiness checks."""
         if self._agent is None:
             return (Check(STANDBY, ok=False, text=f"standby: {self._standby}"),)
+
         doors = (
             Check(door, door not in self._shut, self._shut.get(door, ""), required=False)
             for door in (PORT, SOCKET)
@@ -63,56 +84,29 @@ class WebDoors:
         """What the agent knows now; None for a standby."""
         return None if self._agent is None else _status_facts(self._agent, self.checks())
 
-    @contextlib.asynccontextmanager
-    async def open(self, door: str) -> AsyncIterator[None]:
-        """Open one listener. Only the unix socket has the actions.
+    def _metric_facts(self) -> StatusFacts:
+        """A standby has only the metrics about itself."""
+        about = NodeStatus(name=self._settings.node)
+        return self.facts() or StatusFacts(SystemClock().now(), about, self.checks())
+
+    def open(self, door: str) -> contextlib.AbstractAsyncContextManager[object]:
+        """Open one listener for a block. Only the unix socket has the actions.
 
         Raises PermissionFault: it cannot be bound.
         """
-        settings, agent = self._settings, self._agent
-        build = BuildInfo(
-            version=__version__, python=platform.python_version(), schema=f"state/{VERSION}"
-        )
-        probes = Probes(self.checks)
-
-        def metric_facts() -> StatusFacts:
-            """A standby has only the metrics about itself."""
-            about = NodeStatus(name=settings.node)
-            return self.facts() or StatusFacts(SystemClock().now(), about, self.checks())
-
-        def series() -> MetricSources:
-            return MetricSources() if agent is None else _series_of(agent)
-
-        # Who observes is beside HAMi's own plugin, which has its monitor.
-        hami = HamiNames.NONE if settings.observe else settings.metrics.hami
-        names_pods = settings.metrics.containers
-        collector = AgentCollector(build, metric_facts, series, names_pods=names_pods, hami=hami)
-        pages: dict[str, Page] = {
-            "/": PageDoor(self.facts, settings.web.readers).page,
-            "/livez": probes.livez,
-            "/healthz": probes.livez,
-            "/readyz": probes.readyz,
-            "/metrics": MetricsPage(collector).page,
-            "/version": build.page,
-            PREFIX: ReadApi(self.facts, settings.web.readers).answer,
-        }
-        server: contextlib.AbstractAsyncContextManager[object]
+        web = self._settings.web
         if door == PORT:
-            address = settings.web.address
-            server = serve_port(pages, address, settings.web.port, near(address))
-        else:
-            actions = None if agent is None else _actions(agent).answer
-            server = serve_socket(pages, settings.paths.run / "api.sock", actions)
-        async with server:
-            yield
+            return serve_port(self._pages, web.address, web.port, near(web.address))
 
-    async def serve(self, door: str) -> NoReturn:
-        """Serve one listener. Raises PermissionFault."""
+        actions = None if self._agent is None else _actions(self._agent).answer
+        return serve_socket(self._pages, self._settings.paths.run / "api.sock", actions)
+
+    async def serve(self, door: str) -> None:
+        """Serve one listener until it is cancelled. Raises PermissionFault."""
         try:
             async with self.open(door):
                 self._shut.pop(door, None)
-                while True:
-                    await asyncio.Event().wait()
+                await asyncio.Event().wait()
         except PermissionFault as error:
             self._shut[door] = str(error)
             raise
@@ -289,10 +283,7 @@ def _series_of(agent: NodeAgent) -> MetricSources:
         ),
     ]
     if agent.events is not None:  # plain mode has no scheduler and no API server
-        tallies += [
-            reconcile.mismatches,
-            *agent.api_tallies,
-        ]
+        tallies += [reconcile.mismatches, *agent.api_tallies]
         readings.append(
             Gauge(
                 "allocation_drifted",
@@ -301,11 +292,4 @@ def _series_of(agent: NodeAgent) -> MetricSources:
                 lambda: reconcile.drifted.value,
             )
         )
-    return MetricSources(
-        tallies,
-        (
-            traffic.durations,
-            agent.allocation.waits,
-        ),
-        readings,
-    )
+    return MetricSources(tallies, (traffic.durations, agent.allocation.waits), readings)
