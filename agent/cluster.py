@@ -12,10 +12,9 @@ from agent.errors import MalformedText, cap
 from agent.model import Share
 
 # Keys and values of HAMi's annotations. They are HAMi's contract: none may be renamed.
-#
-# Source: HAMi pkg/util/types.go, pkg/device/nvidia/device.go (equal from v2.4.0 to v2.10.0).
 
 PREFIX = "hami.io/"
+"""Source of all keys: HAMi pkg/util/types.go and pkg/device/nvidia/device.go, v2.4.0 to v2.10.0."""
 
 REGISTER = "hami.io/node-nvidia-register"
 """On the Node: the inventory. The agent writes it, the scheduler reads it."""

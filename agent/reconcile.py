@@ -28,7 +28,7 @@ from agent.errors import AgentError, Refusal, StateError, WitnessThrottled
 from agent.hookdirs import Cleared, DiskRoom, HostHookDirs, kept_event
 from agent.kit.cell import Cell, News
 from agent.kit.tasks import retry
-from agent.kit.timing import Lull, Tally, until_tick
+from agent.kit.timing import IdleWaiter, Tally, until_tick
 from agent.ledger import (
     PLAIN,
     ContainerEdits,
@@ -641,7 +641,7 @@ class Reconcile:
     epoch: Cell[KubeletEpoch | None]
     taken: set[ContainerKey]
     rivals: Cell[int]
-    calls: Lull
+    calls: IdleWaiter
     witness: Witness
     records: KubeletRecords
     hooks: HostHookDirs
@@ -747,7 +747,7 @@ class Reconcile:
         # that decide who has what.
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(None if self.adopt is None else QUIET_WITHIN):
-                await self.calls.come(QUIET)
+                await self.calls.idle_for(QUIET)
         elapsed, self._due = asyncio.get_running_loop().time(), None
         rows = self.ledger.value.rows
         self._asked.update((row.key, elapsed) for row in rows if row.holder is None)

@@ -4,19 +4,28 @@ import datetime as dt
 import operator
 import statistics
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Final, TypeAlias, TypeVar
 
 import msgspec
 
 from agent.allocate.match import pair_groups
-from agent.allocate.room import RoomClaim, gpu_use, is_past_init, promised, takes_room
+from agent.allocate.room import promised, takes_room
 from agent.cluster import CORDON, MUTEX_LOCK, REGISTER, NodeView, PodTable, PodView, Role
 from agent.errors import MalformedText, Refusal, cap
 from agent.hami.pod import decode_node_lock
 from agent.hami.region import RegionState
 from agent.hami.register import RegisteredGpu, decode_either
-from agent.ledger import ContainerKey, Decider, JournalEntry, Ledger, Row
+from agent.ledger import (
+    ContainerEdits,
+    ContainerKey,
+    Decider,
+    Holder,
+    JournalEntry,
+    KubeletEpoch,
+    Ledger,
+    Row,
+)
 from agent.model import (
     MIB,
     NO_INDEX,
@@ -521,79 +530,68 @@ def observed_status(
         MalformedText: the register annotation cannot be read.
     """
     text = node.annotations.get(REGISTER)
-    registered = () if not text else decode_either(text)
-    labels = {str(gpu.uuid): str(gpu.index) for gpu in registered}
-    claims: list[RoomClaim] = []
-    rows: list[AllocationStatus] = []
-    for pod in pods:
-        if not pod.groups or pod.terminal:
-            continue
-        roles = {container.name: container.role for container in pod.containers}
-        try:
-            pairs = pair_groups(pod.groups, pod.containers).items()
-            groups = [(name, shares) for name, (_, shares) in pairs]
-        except (
-            Refusal
-        ):  # groups and containers do not fit together: the shares are held all the same
-            groups = [("", group) for group in pod.groups if group]
-        for place, (name, shares) in enumerate(groups):
-            role = roles.get(name, Role.APP)
-            ended = role is Role.INIT and is_past_init(pod)
-            if not ended:
-                claims.append(RoomClaim(pod.uid, role, shares, place))
-            shown = tuple(
-                ShareStatus(
-                    gpu=labels.get(share.uuid, share.uuid),
-                    uuid=share.uuid,
-                    memory_mib=share.memory_mib,
-                    cores=share.core_percent,
-                )
-                for share in shares
-            )
-            rows.append(
-                AllocationStatus(
-                    namespace=pod.namespace,
-                    pod=pod.name,
-                    container=name,
-                    ended=ended,
-                    shares=shown,
-                )
-            )
-    closed = read_cordon(node.annotations.get(CORDON))
+    registered = decode_either(text) if text else ()
+    holding = [pod for pod in pods if pod.groups and not pod.terminal]
+    facts = StatusFacts(
+        now,
+        NodeStatus(name=node.name, resource=resource, lock=lock_status(node.annotations)),
+        node=node,
+        inventory=Inventory(gpus=tuple(_observed_gpu(gpu, now) for gpu in registered)),
+        ledger=Ledger(tuple(row for pod in holding for row in _observed_rows(pod, now))),
+        pods=PodTable({pod.uid: pod for pod in holding}, synced=True),
+    )
+
+    # Since when, and whether the kubelet knows it, only an agent can say.
     return StatusDocument(
-        node=NodeStatus(name=node.name, resource=resource, lock=lock_status(node.annotations)),
-        gpus=tuple(_registered_gpu(gpu, claims, closed, now) for gpu in registered),
-        allocations=tuple(sorted(rows, key=BY_NAME)),
+        node=facts.about,
+        gpus=tuple(
+            msgspec.structs.replace(gpu, since=None, slices=one.split_count)
+            for gpu, one in zip(gpus_of(facts), registered, strict=True)
+        ),
+        allocations=tuple(
+            msgspec.structs.replace(one, since=None, confirmed=None)
+            for one in allocations_of(facts)
+        ),
     )
 
 
-def _registered_gpu(
-    gpu: RegisteredGpu, claims: list[RoomClaim], closed: Collection[str], now: dt.datetime
-) -> GpuStatus:
-    shared = SharedGpu(
-        Gpu(gpu.uuid, gpu.index, gpu.type_name, None, ""),
-        Health(Condition.OK, now),
+def _observed_gpu(gpu: RegisteredGpu, now: dt.datetime) -> SharedGpu:
+    health = Health(Condition.OK, now)
+    if not gpu.healthy:
+        health = Health(Condition.BAD, now, text=REPORTED, serving=False)
+
+    name = gpu.type_name.removeprefix("NVIDIA-")
+    return SharedGpu(
+        Gpu(gpu.uuid, gpu.index, name, None, "", gpu.numa),
+        health,
         gpu.split_count,
         gpu.registered_mib,
         gpu.core_percent,
         gpu.type_name,
         gpu.mode,
     )
-    use = gpu_use(claims, shared)
-    return GpuStatus(
-        uuid=gpu.uuid,
-        index=gpu.index,
-        model=gpu.type_name.removeprefix("NVIDIA-"),
-        numa=gpu.numa,
-        mode=gpu.mode,
-        condition=Condition.OK if gpu.healthy else Condition.BAD,
-        serving=gpu.healthy,
-        cordoned=gpu.uuid in closed,
-        text="" if gpu.healthy else REPORTED,
-        slices=gpu.split_count,
-        slices_held=sum(share.uuid == gpu.uuid for claim in claims for share in claim.shares),
-        sellable_mib=gpu.registered_mib,
-        promised_mib=use.memory_mib,
-        sellable_cores=gpu.core_percent,
-        promised_cores=use.core_percent,
-    )
+
+
+def _observed_rows(pod: PodView, now: dt.datetime) -> Iterator[Row]:
+    """The rows that an agent has of a pod with this devices annotation."""
+    groups = pod.groups or ()
+    try:
+        pairs = pair_groups(groups, pod.containers).items()
+        named = [(name, shares) for name, (_, shares) in pairs]
+    except Refusal:
+        # Groups and containers do not fit together: the shares are held all the same.
+        named = [("", group) for group in groups if group]
+
+    roles = {container.name: container.role for container in pod.containers}
+    for place, (name, shares) in enumerate(named):
+        yield Row(
+            ContainerKey(pod.uid, name or str(place)),
+            Holder(pod.namespace, pod.name, name),
+            shares,
+            slice_ids=(),
+            edits=ContainerEdits(),
+            answered_at=now,
+            epoch=KubeletEpoch(),
+            role=roles.get(name, Role.APP),
+            group=place,
+        )

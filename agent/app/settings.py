@@ -17,7 +17,7 @@ from agent.cluster import NodeEvent
 from agent.errors import SettingsError, StateError
 from agent.host.process import Systemd
 from agent.kit.cell import Cell
-from agent.kit.timing import Lag, Lull, await_event, until_tick
+from agent.kit.timing import IdleWaiter, Lag, await_event, until_tick
 from agent.kubelet.door import PREFERENCE_FOLLOWED
 from agent.ledger import LastGood, Ledger
 from agent.model import GpuUuid, Scan
@@ -79,7 +79,7 @@ class SettingsPorts(msgspec.Struct, frozen=True):
     say: Callable[[NodeEvent], None]
     stop: asyncio.Event
     ledger: Cell[Ledger]
-    calls: Lull
+    calls: IdleWaiter
 
 
 class SettingsService:
@@ -216,7 +216,7 @@ class SettingsService:
         if held is None and plan.lasting() != self._plan.lasting():
             try:
                 async with asyncio.timeout(QUIET):
-                    await self._outside.calls.come(PREFERENCE_FOLLOWED)
+                    await self._outside.calls.idle_for(PREFERENCE_FOLLOWED)
             except TimeoutError:
                 log.warning("config.waits", err=_BUSY)
                 return

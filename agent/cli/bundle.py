@@ -1,4 +1,10 @@
-"""`hami-agent bundle`: a support archive of what the running agent knows."""
+"""Writes what the running agent knows into one archive (tar.gz), for support.
+
+It has the status with the refusals and changes of the last 24 hours, settings with their origins,
+readiness, metrics and version. `status --from` reads it. It has names of pods, GPUs and files, but
+no token, no environment of a container and no log. Exits 3 if no agent answers, and 5 if a part is
+missing.
+"""
 
 import argparse
 import io
@@ -30,11 +36,7 @@ def add_parser(subparsers: Subparsers) -> None:
     """Add the verb `bundle`."""
     parser = subparsers.add_parser(
         "bundle",
-        description="Writes what the running agent knows into one archive (tar.gz): status with "
-        "the refusals and changes of the last 24 hours, settings with their origins, readiness, "
-        "metrics and version. `status --from` reads it. It has names of pods, GPUs and files, but "
-        "no token, no environment of a container and no log. Exits 3 if no agent answers, and 5 "
-        "if a part is missing.",
+        description=__doc__,
         epilog="example: hami-agent bundle --file node-1.tgz",
     )
     parser.add_argument(

@@ -1,6 +1,8 @@
-"""`hami-agent completion bash|zsh|fish`: completes command lines of hami-agent.
+"""Prints a script for bash, zsh or fish that completes command lines of this program.
 
-The script asks this verb at each tab, so that it fits the program whatever its version.
+It completes verbs, options and their values, the GPUs and pods that the agent of this machine
+knows, and the Nodes of the kubeconfig's cluster. At each tab it calls the program, so that it fits
+whatever version is installed.
 """
 
 import argparse
@@ -52,9 +54,7 @@ def add_parser(subparsers: Subparsers) -> None:
     """Add the verb `completion`."""
     parser = subparsers.add_parser(
         "completion",
-        description="Prints a script for bash, zsh or fish that completes the verbs, options and "
-        "their values of this program, the GPUs and pods that the agent of this machine knows, "
-        "and the Nodes of the kubeconfig's cluster. At each tab it calls the program.",
+        description=__doc__,
         epilog="example: source <(hami-agent completion bash)",
     )
 

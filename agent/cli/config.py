@@ -55,8 +55,7 @@ def add_parser(subparsers: Subparsers) -> None:
     show = verbs.add_parser(
         "show",
         help="print the effective settings",
-        description="Prints the settings of this node. Profiles that need labels are left out: "
-        "`config check` takes labels as arguments.",
+        description=_show.__doc__,
         epilog="example: hami-agent config show --origin --config /etc/hami-agent/config.yaml",
     )
 
@@ -68,9 +67,7 @@ def add_parser(subparsers: Subparsers) -> None:
     check = verbs.add_parser(
         "check",
         help="check settings files and print what each node would get",
-        description="Checks files without starting anything: the agent's own config.yaml and "
-        "HAMi's device-config.yaml and config.json, recognised by their content. Without FILE: "
-        "the files and variables that `run` would use here.",
+        description=_check.__doc__,
         epilog="example: hami-agent config check config.yaml --node gpu-1 --label zone=a",
     )
 
@@ -131,6 +128,10 @@ def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
 
 
 def _show(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
+    """Prints the settings of this node.
+
+    Profiles that need labels are left out: `config check` takes labels as arguments.
+    """
     try:
         plan = asyncio.run(looked(sources(args, environ))).taken()
         name = plan.settings(NodeFacts()).node
@@ -149,7 +150,11 @@ def _show(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
 
 
 def _check(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
-    """Print what each node gets, or every fault in one sentence; return the exit code."""
+    """Checks settings files without starting anything, and prints what each node would get.
+
+    The files are the agent's own config.yaml and HAMi's device-config.yaml and config.json,
+    recognised by their content. Without FILE: the files and variables that `run` would use here.
+    """
     try:
         plan = _plan(args, environ)
         nodes = _nodes(args, plan)

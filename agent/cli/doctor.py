@@ -18,7 +18,7 @@ from typing import Final
 
 import msgspec
 
-from agent.allocate.edits import looks_up_cdi, misnamed, undefined
+from agent.allocate.edits import looks_up_cdi, undefined
 from agent.app.adapters import cdi_directories, open_driver
 from agent.cli.connections import ask, connection_of, open_session
 from agent.cli.logs import configure
@@ -46,7 +46,7 @@ from agent.cli.output import (
     working,
 )
 from agent.cli.runbook import HINT
-from agent.cli.settings_args import add_settings, looked, sources, started
+from agent.cli.settings_args import add_settings, flags, looked, sources, started
 from agent.cli.status import status_at
 from agent.cluster import REGISTER
 from agent.errors import (
@@ -89,7 +89,7 @@ from agent.node.preflight import PluginSocket
 from agent.node.scheduling import AgentAnswer, NodeSight
 from agent.ports import Clock
 from agent.settings.reading import DEVICE_CONFIG, NODE_CONFIG
-from agent.settings.schema import FIELDS, Settings, check_shares
+from agent.settings.schema import Settings, check_shares
 from agent.settings.sources import NodeFacts
 from agent.settings.values import NodeValues
 from agent.status import open_envelope
@@ -97,9 +97,6 @@ from agent.witness import PodResourcesWitness
 
 LARGEST: Final = 3
 """How many of the container directories that are too large have a line."""
-UNKEPT: Final = "so no limit would be enforced"
-UNDEFINED: Final = "no single CDI specification"
-"""Words of the agent about HAMi-core's files (`check_library`), about CDI (`undefined`)."""
 LIKENESS: Final = 0.8
 """From this ratio on, a name may be a misspelt name of this Node."""
 DRIVER_SECONDS: Final = 15.0
@@ -193,10 +190,8 @@ def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     # An option that would be ignored is refused: its user expects it to count.
     if args.node is None and args.context:
         return fail("doctor", "--context: only --node reads a cluster; give --node NAME", USAGE)
-    options = {"--config": args.config} | {
-        one.flag: vars(args)[one.key] for one in FIELDS if one.flag
-    }
-    given = [flag for flag, word in options.items() if word is not None and flag != "--kubeconfig"]
+    given = [flag for flag in flags(args) if flag != "--kubeconfig"]
+    given += ["--config"] if args.config is not None else []
     if args.node is not None and given:
         text = f"{', '.join(given)}: the agent of {args.node} has settings of its own"
         return fail("doctor", text, USAGE)
@@ -384,7 +379,6 @@ class NodeSeen(msgspec.Struct, eq=False):
       None: there is none, or it was not read. `plugins`: pods of other device plugins for NVIDIA
       GPUs.
     - `scan`: None: the driver was not asked, or gave none.
-    - `repaired`: see `judge_agent`.
     """
 
     settings: Settings
@@ -400,7 +394,6 @@ class NodeSeen(msgspec.Struct, eq=False):
     plugins: tuple[str, ...] = ()
     scan: Scan | None = None
     sockets: tuple[PluginSocket, ...] = ()
-    repaired: dict[str, str] = msgspec.field(default_factory=dict)
 
 
 async def examine(seen: NodeSeen) -> tuple[Finding, ...]:
@@ -475,12 +468,10 @@ async def _paths(seen: NodeSeen) -> Iterable[Finding]:
     if inner.kind:  # a pod mounts only this directory, and its root is read-only
         hook = msgspec.structs.replace(hook, writable=inner.writable)
     made = [preflight.judge_path(look_at(path), made=True) for path in (paths.state, paths.run)]
-    below = [
-        preflight.judge_path(place, made=True)
-        for place in (inner, look_at(home / "containers"))
-        if place.kind
-    ]
-    wrong = [finding for finding in below if finding.verdict != "ok"]
+    below = [place for place in (inner, look_at(home / "containers")) if place.kind]
+    found = [preflight.judge_path(place, made=True) for place in below]
+    wrong = [one for one in found if one.verdict != "ok"]
+
     findings = [*made, preflight.judge_path(hook, made=False), *wrong]
     if seen.agent is not None:
         # The lines above say what is wrong with the directories.
@@ -511,18 +502,14 @@ async def _agent(seen: NodeSeen) -> Iterable[Finding]:
     serving = [one.path for one in seen.sockets if one.alive and OURS.fullmatch(one.path)]
     holder = LockFile(lock).holder().strip()  # also when it has ended
     held = f"last taken by {holder}" if holder else "names no holder"
-    alone = judged(
-        "P-SECOND",
-        ", ".join(serving) if len(serving) > 1 else str(lock),
-        f"{held}; {counted(len(serving), 'live socket')} of agents at the kubelet",
-        When(
-            len(serving) > 1,
-            "wrong",
-            f"{counted(len(serving), 'agent')} serve the kubelet of this node",
-            "stop all but one: the systemd service and the DaemonSet exclude each other",
-        ),
-    )
-    return [*scheduling.judge_agent(seen.agent, seen.repaired), alone]
+    if len(serving) > 1:
+        said = f"{counted(len(serving), 'agent')} serve the kubelet of this node"
+        advice = "stop all but one: the systemd service and the DaemonSet exclude each other"
+        alone = Finding("P-SECOND", "wrong", ", ".join(serving), said, advice)
+    else:
+        said = f"{held}; {counted(len(serving), 'live socket')} of agents at the kubelet"
+        alone = Finding("P-SECOND", "ok", str(lock), said)
+    return [*scheduling.judge_agent(seen.agent), alone]
 
 
 async def _library(seen: NodeSeen) -> Iterable[Finding]:
@@ -539,23 +526,15 @@ async def _library(seen: NodeSeen) -> Iterable[Finding]:
             missing = ", ".join(facts.missing)
         except (StateError, OSError) as error:
             missing = getattr(error, "strerror", None) or str(error)
-    there = judged(
-        "P-LIBRARY",
-        str(home),
-        "libvgpu.so and ld.so.preload are there",
-        When(
-            bool(missing) and needed,
-            "wrong",
-            f"not there: {missing}",
-            "put HAMi-core's files there; until then no slice is on offer (HA-5005)",
-        ),
-        When(bool(missing), "ok", f"not there: {missing}; not needed with these settings"),
-    )
+    if missing and needed:
+        advice = "put HAMi-core's files there; until then no slice is on offer (HA-5005)"
+        return [Finding("P-LIBRARY", "wrong", str(home), f"not there: {missing}", advice)]
     if missing or not needed:
-        return [there]
+        said = f"not there: {missing}; " if missing else ""
+        return [Finding("P-LIBRARY", "ok", str(home), f"{said}not needed with these settings")]
+
+    there = Finding("P-LIBRARY", "ok", str(home), "libvgpu.so and ld.so.preload are there")
     library, preload = look_at(Path(facts.library)), look_at(home / "ld.so.preload")
-    if facts.loadable and facts.preload is not None and not misnamed(facts):
-        seen.repaired[UNKEPT] = "HAMi-core's files are there and containers load them"
     return [there, *preflight.judge_library_files(library, preload, facts)]
 
 
@@ -583,21 +562,16 @@ async def _cdi(seen: NodeSeen) -> Finding:
                 defined = await cdi.names(settings.edits.cdi_spec_dirs)
     sharing, gpus = settings.sharing, seen.scan.gpus if seen.scan else ()
     shared = [gpu.uuid for gpu in gpus if not (sharing.filters(gpu) or gpu.mig_enabled)]
-    fault = undefined(shared, settings.edits, defined)
-    if fault is None and defined is not None:
-        seen.repaired[UNDEFINED] = "the CDI specifications define its GPUs"
-    return judged(
-        "P-CDI",
-        ", ".join(settings.edits.cdi_spec_dirs),
-        f"defines {counted(len(shared), 'GPU')}",
-        When(
-            defined is None,
-            "unknown",
-            "cannot be read, or is not mounted here, so GPUs are on offer whatever it defines",
-            "mount the host's directories read-only at the same paths, or run this as root",
-        ),
-        When(fault is not None, "wrong", *(fault or ("", ""))),
-    )
+    subject = ", ".join(settings.edits.cdi_spec_dirs)
+    if defined is None:
+        said = "cannot be read, or is not mounted here, so GPUs are on offer whatever it defines"
+        advice = "mount the host's directories read-only at the same paths, or run this as root"
+        return Finding("P-CDI", "unknown", subject, said, advice)
+
+    if fault := undefined(shared, settings.edits, defined):
+        return Finding("P-CDI", "wrong", subject, *fault)
+
+    return Finding("P-CDI", "ok", subject, f"defines {counted(len(shared), 'GPU')}")
 
 
 def _access(directory: Path, gpus: int | None) -> Iterator[Finding]:
@@ -683,17 +657,12 @@ async def _kubelet(seen: NodeSeen) -> Iterable[Finding]:
     paths = seen.settings.paths
     socket = preflight.judge_path(look_at(paths.plugins), "P-KUBELET", made=False)
     if socket.verdict == "ok":
-        socket = judged(
-            "P-KUBELET",
-            str(paths.kubelet_socket),
-            "the kubelet's socket is there",
-            When(
-                look_at(paths.kubelet_socket).kind != "socket",
-                "wrong",
-                "no socket of a kubelet is there",
-                "start the kubelet, or set paths.kubeletSocket to its socket",
-            ),
-        )
+        is_there = look_at(paths.kubelet_socket).kind == "socket"
+        said = "the kubelet's socket is there" if is_there else "no socket of a kubelet is there"
+        advice = "" if is_there else "start the kubelet, or set paths.kubeletSocket to its socket"
+        verdict: Verdict = "ok" if is_there else "wrong"
+        socket = Finding("P-KUBELET", verdict, str(paths.kubelet_socket), said, advice)
+
     # A person waits for this, and no pod.
     witness = PodResourcesWitness(paths.pod_resources_socket, deadline=2.0)
     held: int | None = None
@@ -712,37 +681,39 @@ async def _kubelet(seen: NodeSeen) -> Iterable[Finding]:
     known = f"the kubelet answers, and {counted(held or 0, 'container')} {hold} slices"
     if held and (seen.agent is None or seen.agent.failure):
         known += "; the agent takes them over with the ids that they have"
-    answers = judged(
-        "P-WITNESS",
-        str(paths.pod_resources_socket),
-        known,
-        When(
-            held is None,
-            "wrong",
-            failure,
-            "check that the kubelet runs and that paths.podResourcesSocket names its socket",
-        ),
-        When(
-            not asks,
-            "note",
-            f"{known}; it cannot say which pod it is admitting",
-            "this kubelet is older than 1.34: start GPU pods one at a time (HA-2007)",
-        ),
-    )
+    subject = str(paths.pod_resources_socket)
+    if held is None:
+        advice = "check that the kubelet runs and that paths.podResourcesSocket names its socket"
+        answers = Finding("P-WITNESS", "wrong", subject, failure, advice)
+    elif not asks:
+        said = f"{known}; it cannot say which pod it is admitting"
+        advice = "this kubelet is older than 1.34: start GPU pods one at a time (HA-2007)"
+        answers = Finding("P-WITNESS", "note", subject, said, advice)
+    else:
+        answers = Finding("P-WITNESS", "ok", subject, known)
     return [socket, answers]
 
 
 async def _plugins(seen: NodeSeen) -> Iterable[Finding]:
-    running = seen.agent is not None
-    # The register annotation is the agent's own while it runs, and no sign of HAMi's plugin; a
-    # socket that nobody listens on is one of the leftovers.
-    return preflight.judge_plugins(
-        look_at(seen.settings.paths.plugins),
-        [one for one in seen.sockets if one.alive or not running],
-        seen.plugins,
-        reported=not running and seen.node is not None and REGISTER in seen.node.annotations,
-        takeover=seen.settings.takeover,
-    )
+    """Other plugins that run here, and what they have left."""
+    settings, running = seen.settings, seen.agent is not None
+    # The register annotation is the agent's own while it runs, and no sign of HAMi's plugin.
+    reported = not running and seen.node is not None and REGISTER in seen.node.annotations
+    return [
+        *preflight.judge_plugins(
+            look_at(settings.paths.plugins),
+            seen.sockets,
+            seen.plugins,
+            reported=reported,
+            takeover=settings.takeover,
+        ),
+        *scheduling.judge_leftovers(
+            seen.node if running else None,
+            seen.sockets,
+            stamps=settings.report.profile.stamps,
+            scores=settings.report.topology_score,
+        ),
+    ]
 
 
 async def _cluster(seen: NodeSeen) -> Iterable[Finding]:
@@ -762,8 +733,6 @@ async def _cluster(seen: NodeSeen) -> Iterable[Finding]:
         compared = [scheduling.judge_report(node.name, report, None)]
         return found + compared if report.is_there and seen.scan is not None else found
     now = seen.clock.now()
-    stale = [one.path for one in seen.sockets if one.theirs and not one.alive]
-    scores = settings.report.topology_score
     return [
         *found,
         scheduling.judge_offer(node, settings.sharing.resource, report, now),
@@ -771,7 +740,6 @@ async def _cluster(seen: NodeSeen) -> Iterable[Finding]:
         scheduling.judge_handshake(node, report, profile, now),
         scheduling.judge_writer(node, report),
         scheduling.judge_lock(node, now),
-        *scheduling.judge_leftovers(node, stale, stamps=profile.stamps, scores=scores),
     ]
 
 
@@ -798,8 +766,7 @@ LOOKS: Final = (
     # Pods of other plugins are read with the Node.
     ({*FROM_API}, _cluster),
     ({"kubelet", "scheduler"}, _plugins),
-    # What the agent says of HAMi-core's files is held against those that are there now.
-    ({"library", "agent"}, _library),
+    ({"library"}, _library),
     ({"agent"}, _agent),
     ({"paths"}, _paths),
 )

@@ -139,7 +139,8 @@ def _dispatch(argv: Sequence[str], environ: Mapping[str, str], program: str) -> 
     parser, subparsers = _parser(program)
     verb = argv[0] if argv else "-"
 
-    # A module of verbs has `add_parser(subparsers)` and `main(args, environ) -> exit code`.
+    # A module of verbs has `add_parser(subparsers)` and `main(args, environ) -> exit code`. The
+    # docstring of the module, or of a verb's function, is what its help says.
     module: types.ModuleType | None = None
     if verb in VERBS:
         module = importlib.import_module(VERBS[verb][0])

@@ -68,17 +68,9 @@ EFFECTS: Final = {
 
 def add_parser(subparsers: Subparsers) -> None:
     """Add the verbs `recheck`, `release`, `cordon` and `uncordon`."""
-    codes = "3 if no agent answers, and 4 if there is no such GPU."
     parser = subparsers.add_parser(
-        "recheck",
-        description="Makes the running agent probe a GPU now, or all, and prints the health of "
-        "each, why, and what is needed until it is ok. A released GPU is taken back. The agent "
-        "resets nothing and does not shorten the cool-down. With --was-reset you state that you "
-        "reset the GPU since its last error, which drivers before 570 do not report. The exit code "
-        f"is 0 if each GPU is served, 1 if one is not, {codes}",
-        epilog="example: hami-agent recheck 3",
+        "recheck", description=_recheck.__doc__, epilog="example: hami-agent recheck 3"
     )
-
     parser.add_argument(
         "--was-reset",
         action="store_true",
@@ -90,38 +82,15 @@ def add_parser(subparsers: Subparsers) -> None:
     add_output(parser)
 
     parser = subparsers.add_parser(
-        "release",
-        description="Makes the running agent release a GPU, or all. Until `hami-agent recheck` "
-        "takes it back, no new pod gets it and the agent neither opens nor asks it. Pods that have "
-        "it go on, and are named: a reset takes the GPU from them. The exit code is 0 if the GPU "
-        f"is free, 1 if the agent still holds it or pods have it, {codes}",
-        epilog="example: hami-agent release 3",
+        "release", description=_release.__doc__, epilog="example: hami-agent release 3"
     )
-
     _add_gpu(parser, "an index, a UUID or `all`")
     add_socket(parser)
     add_output(parser)
 
-    codes = (
-        "It asks first. Exits 0 also if there is nothing to change, 1 if it was refused or you "
-        "said no, 2 without a terminal and without -y, 3 if the API server does not answer, 4 if "
-        "there is no such GPU."
-    )
-    cordon = subparsers.add_parser(
-        "cordon",
-        description="Writes the GPU into the Node's annotation hami.io/device-cordon, so that "
-        "HAMi's scheduler (2.10 and later) places no new pods on it. Pods that run there go on, "
-        f"and the agent and the kubelet offer its slices as before. {codes}",
-        epilog="example: hami-agent cordon 3 --node gpu-1",
-    )
-
-    uncordon = subparsers.add_parser(
-        "uncordon",
-        description="Removes the GPU from the Node's annotation hami.io/device-cordon, so that "
-        f"HAMi's scheduler may place new pods on it again. {codes}",
-        epilog="example: hami-agent uncordon 3 --node gpu-1",
-    )
-    for parser in (cordon, uncordon):
+    for verb, act in (("cordon", _cordon), ("uncordon", _uncordon)):
+        example = f"example: hami-agent {verb} 3 --node gpu-1"
+        parser = subparsers.add_parser(verb, description=act.__doc__, epilog=example)
         _add_gpu(parser, "an index or a UUID")
         parser.add_argument(
             "--node", metavar="NAME", help="the Node (default: that of the agent's settings)"
@@ -139,13 +108,8 @@ def _add_gpu(parser: argparse.ArgumentParser, names: str) -> None:
 
 def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     """Run one of the verbs; return the exit code."""
-    match args.verb:
-        case "recheck":
-            return _act(args, "was-reset" if args.was_reset else "recheck", _recheck_text)
-        case "release":
-            return _act(args, "release", _release_text)
-        case verb:
-            return _change(args, environ, cordon=verb == "cordon")
+    verbs = {"recheck": _recheck, "release": _release, "cordon": _cordon, "uncordon": _uncordon}
+    return verbs[args.verb](args, environ)
 
 
 # `recheck` and `release`.
@@ -174,6 +138,18 @@ def _act(
 
     answer(args.output, said["kind"], said["data"], lines, source=str(args.socket))
     return OK if is_good else PROBLEM
+
+
+def _recheck(args: argparse.Namespace, _environ: Mapping[str, str]) -> int:
+    """Makes the running agent probe a GPU now, or all.
+
+    It prints the health of each, why, and what is needed until it is ok. A released GPU is taken
+    back. The agent resets nothing and does not shorten the cool-down. With --was-reset you state
+    that you reset the GPU since its last error, which drivers before 570 do not report. The exit
+    code is 0 if each GPU is served, 1 if one is not, 3 if no agent answers, and 4 if there is no
+    such GPU.
+    """
+    return _act(args, "was-reset" if args.was_reset else "recheck", _recheck_text)
 
 
 def _recheck_text(data: Mapping[str, Any]) -> tuple[list[str], bool]:
@@ -209,6 +185,17 @@ def _recheck_text(data: Mapping[str, Any]) -> tuple[list[str], bool]:
     return lines, data["serving"] is True
 
 
+def _release(args: argparse.Namespace, _environ: Mapping[str, str]) -> int:
+    """Makes the running agent release a GPU, or all.
+
+    Until `hami-agent recheck` takes it back, no new pod gets it and the agent neither opens nor
+    asks it. Pods that have it go on, and are named: a reset takes the GPU from them. The exit code
+    is 0 if the GPU is free, 1 if the agent still holds it or pods have it, 3 if no agent answers,
+    and 4 if there is no such GPU.
+    """
+    return _act(args, "release", _release_text)
+
+
 def _release_text(data: Mapping[str, Any]) -> tuple[list[str], bool]:
     gpus = ", ".join(data["gpus"])
     lines = [f"{gpus}: released; `hami-agent recheck` takes it back"]
@@ -226,6 +213,27 @@ def _release_text(data: Mapping[str, Any]) -> tuple[list[str], bool]:
 
 
 # `cordon` and `uncordon`.
+
+
+def _cordon(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
+    """Writes the GPU into the Node's annotation hami.io/device-cordon.
+
+    HAMi's scheduler (2.10 and later) then places no new pods on it. Pods that run there go on, and
+    the agent and the kubelet offer its slices as before. It asks first. Exits 0 also if there is
+    nothing to change, 1 if it was refused or you said no, 2 without a terminal and without -y, 3 if
+    the API server does not answer, 4 if there is no such GPU.
+    """
+    return _change(args, environ, cordon=True)
+
+
+def _uncordon(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
+    """Removes the GPU from the Node's annotation hami.io/device-cordon.
+
+    HAMi's scheduler may then place new pods on it again. It asks first. Exits 0 also if there is
+    nothing to change, 1 if it was refused or you said no, 2 without a terminal and without -y, 3 if
+    the API server does not answer, 4 if there is no such GPU.
+    """
+    return _change(args, environ, cordon=False)
 
 
 def _change(args: argparse.Namespace, environ: Mapping[str, str], *, cordon: bool) -> int:

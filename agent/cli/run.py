@@ -1,4 +1,7 @@
-"""`hami-agent run`: runs the agent on this node."""
+"""Runs the agent on this node until SIGTERM.
+
+Settings files are read again when they change, and on SIGHUP.
+"""
 
 import argparse
 import asyncio
@@ -19,8 +22,7 @@ def add_parser(subparsers: Subparsers) -> None:
     """Add the verb `run`."""
     parser = subparsers.add_parser(
         "run",
-        description="Runs until SIGTERM. Settings files are read again when they change, and on "
-        "SIGHUP.",
+        description=__doc__,
         epilog="example: hami-agent run --config /etc/hami-agent/config.yaml --simulate h100:8",
     )
 

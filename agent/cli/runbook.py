@@ -1,4 +1,9 @@
-"""`hami-agent runbook`: prints what the runbook says of the id in a message."""
+"""Prints what the runbook says of the id in a message.
+
+Ids are those of a refusal (HA-4002), of a line of doctor (P-DRIVER) or explain (E-LOCK), of a GPU's
+fault (H-079) or of an Event. It reads nothing of the node or the cluster. Exits 4 if there is no
+such id.
+"""
 
 import argparse
 import difflib
@@ -27,9 +32,7 @@ def add_parser(subparsers: Subparsers) -> None:
     """Add the verb `runbook`."""
     parser = subparsers.add_parser(
         "runbook",
-        description="Prints the entry of the runbook for the id of a refusal (HA-4002), of a line "
-        "of doctor (P-DRIVER) or explain (E-LOCK), of a GPU's fault (H-079) or of an Event. It "
-        "reads nothing of the node or the cluster. Exits 4 if there is no such id.",
+        description=__doc__,
         epilog="example: hami-agent runbook HA-4002",
     )
 

@@ -1,4 +1,9 @@
-"""`hami-agent sandbox`: runs the agent against simulated peers and checks every claim."""
+"""Runs the agent against simulated peers, takes it through a scenario and checks every claim.
+
+The agent is unchanged, and a child process. A kubelet, API server, scheduler and GPUs are
+simulated. Exits 0 only if all claims were true. Touches nothing outside its own temporary
+directory.
+"""
 
 import argparse
 import asyncio
@@ -182,9 +187,7 @@ def add_parser(subparsers: Subparsers) -> None:
     """Add the verb `sandbox`."""
     parser = subparsers.add_parser(
         "sandbox",
-        description="Runs the agent, unchanged, as a child process against a simulated kubelet, "
-        "API server, scheduler and GPUs, takes it through a scenario and checks every claim. "
-        "Exits 0 only if all were true. Touches nothing outside its own temporary directory.",
+        description=__doc__,
         epilog="example: hami-agent sandbox --gpus 8 --profile h100 --interactive",
     )
 

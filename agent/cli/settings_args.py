@@ -52,22 +52,21 @@ def add_settings(
         else ()
     )
     for foreign in FOREIGN:
-        if foreign.flags:
-            others.add_argument(
-                *foreign.flags,
-                nargs="?" if foreign.switch else None,
-                const="true" if foreign.switch else None,
-                metavar="VALUE",
-                dest=foreign.flags[0],
-                help=None if only is None else argparse.SUPPRESS,
-            )
+        others.add_argument(
+            *foreign.flags,
+            nargs="?" if foreign.switch else None,
+            const="true" if foreign.switch else None,
+            metavar="VALUE",
+            dest=foreign.flags[0],
+            help=None if only is None else argparse.SUPPRESS,
+        )
 
 
 def flags(args: argparse.Namespace) -> Mapping[str, str]:
     """The given options of settings, by their names."""
     given = vars(args)
     names = {field.flag: field.key for field in FIELDS if field.flag}
-    names |= {foreign.flags[0]: foreign.flags[0] for foreign in FOREIGN if foreign.flags}
+    names |= {foreign.flags[0]: foreign.flags[0] for foreign in FOREIGN}
     return {flag: given[dest] for flag, dest in names.items() if given.get(dest) is not None}
 
 

@@ -1,4 +1,7 @@
-"""`hami-agent simulate`: acts on simulated GPUs through their control socket."""
+"""Acts on the simulated GPUs of an agent that runs with --simulate, or of a sandbox.
+
+A GPU is named by index or UUID.
+"""
 
 import argparse
 import asyncio
@@ -29,21 +32,17 @@ _COLUMNS: Final = [
     Column(title) for title in ("GPU", "UUID", "MODEL", "MEMORY", "PCI", "NUMA", "STATE", "XIDS")
 ]
 
-_ACTIONS: Final[Mapping[str, tuple[type[talk.HardwareRequest], str, str]]] = {
-    "xid": (talk.XidRequest, "a GPU reports an XID; 79 takes it off the bus", "79 --gpu 1"),
-    "lose": (talk.LoseRequest, "a GPU stops answering, without an event", "--gpu 1"),
-    "refuse": (
-        talk.RefuseRequest,
-        "the driver refuses calls about a GPU until it is reset, without an event",
-        "--gpu 1",
-    ),
-    "restore": (talk.RestoreRequest, "a GPU or its slot is reset: it is healthy again", "--gpu 1"),
-    "remove": (talk.RemoveRequest, "a GPU is unplugged", "--gpu 1"),
-    "hang": (talk.HangRequest, "the driver answers nothing for a while", "30s"),
-    "add": (talk.AddRequest, "a GPU is plugged in", "--profile a100"),
-    "list": (talk.ListRequest, "show all GPUs", "-o json"),
+_ACTIONS: Final[Mapping[str, tuple[type[talk.HardwareRequest], str]]] = {
+    "xid": (talk.XidRequest, "79 --gpu 1"),
+    "lose": (talk.LoseRequest, "--gpu 1"),
+    "refuse": (talk.RefuseRequest, "--gpu 1"),
+    "restore": (talk.RestoreRequest, "--gpu 1"),
+    "remove": (talk.RemoveRequest, "--gpu 1"),
+    "hang": (talk.HangRequest, "30s"),
+    "add": (talk.AddRequest, "--profile a100"),
+    "list": (talk.ListRequest, "-o json"),
 }
-"""The request, the help and the example of each action. A field of a request is an argument."""
+"""The request, whose docstring is the help, and an example. A field of it is an argument."""
 
 _FAILURES: Final = {"unknown-gpu": NOT_FOUND, "malformed": USAGE, "busy": UNREACHABLE}
 
@@ -75,16 +74,15 @@ def add_parser(subparsers: Subparsers) -> None:
     """Add the verb `simulate`."""
     parser = subparsers.add_parser(
         "simulate",
-        description="Acts on the simulated GPUs of an agent that runs with --simulate, or of a "
-        "sandbox. A GPU is named by index or UUID.",
+        description=__doc__,
         epilog="example: hami-agent simulate xid 79 --gpu 1",
     )
 
     _add_globals(parser, DEFAULT_SOCKET, TABLE)
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
 
-    for name, (form, text, words) in _ACTIONS.items():
-        example = f"example: hami-agent simulate {name} {words}"
+    for name, (form, words) in _ACTIONS.items():
+        text, example = form.__doc__, f"example: hami-agent simulate {name} {words}"
         action = actions.add_parser(name, help=text, description=text, epilog=example)
         _add_globals(action, argparse.SUPPRESS, argparse.SUPPRESS)
 
@@ -104,7 +102,7 @@ async def run(args: argparse.Namespace) -> int:
 
     0 done, 1 refused, 2 wrong usage, 3 no answer at the socket, 4 no such GPU.
     """
-    form, *_ = _ACTIONS[args.action]
+    form, _ = _ACTIONS[args.action]
     request = form(**{name: vars(args)[name] for name in form.__struct_fields__})
     try:
         async with asyncio.timeout(DEADLINE):

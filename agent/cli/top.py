@@ -1,4 +1,9 @@
-"""`hami-agent top`: a live screen of the node."""
+"""Shows a live screen of the running agent: what `status` shows, and the containers with slices.
+
+Keys: / filters the containers, Esc shows all again, s sorts them by the next column, q quits. It
+needs the extra `cli` of the package; in the agent's image use `status`. Exits 3 if no agent
+answers.
+"""
 
 import argparse
 import importlib.util
@@ -15,10 +20,7 @@ def add_parser(subparsers: Subparsers) -> None:
     """Add the verb `top`."""
     parser = subparsers.add_parser(
         "top",
-        description="A live screen of the running agent: what `status` shows, and the containers "
-        "that hold slices. Keys: / filters the containers, Esc shows all again, s sorts them by "
-        "the next column, q quits. It needs the extra `cli` of the package; in the agent's image "
-        "use `status`. Exits 3 if no agent answers.",
+        description=__doc__,
         epilog="example: hami-agent top --interval 5",
     )
     parser.add_argument(

@@ -1,4 +1,10 @@
-"""`hami-agent uninstall`: removes what the agent wrote on its Node, after the agent stopped."""
+"""Removes the GPU report and the agent's condition from the Node of this host.
+
+It refuses while pods with GPUs or an agent run here, or a device plugin serves after 90 s. It
+releases containers that a killed agent held back, and changes nothing else on the host and no pod;
+a second call does nothing. Exits 1 if it refused or something of an agent is left, 3 without the
+API server, 4 without the Node.
+"""
 
 import argparse
 import asyncio
@@ -260,12 +266,7 @@ def add_parser(subparsers: Subparsers) -> None:
     """Add the verb `uninstall`."""
     parser = subparsers.add_parser(
         "uninstall",
-        description="Removes the GPU report and the agent's condition from the Node of this "
-        "host. It refuses while pods with GPUs or an agent run here, or a device plugin serves "
-        "after 90 s. It releases containers that a killed agent held back, and changes nothing "
-        "else on the host and no pod; a second call does nothing. "
-        "Exits 1 if it refused or something of an agent is left, 3 without the API server, 4 "
-        "without the Node.",
+        description=__doc__,
         epilog="example: hami-agent uninstall --node-name gpu-1 -o json",
     )
     parser.add_argument(

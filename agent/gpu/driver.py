@@ -1,7 +1,9 @@
 """The driver by NVML: scan, probe, sample, events and release."""
 
 import asyncio
+import collections
 import ctypes
+import math
 import operator
 import time
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping
@@ -16,7 +18,7 @@ import structlog
 from agent.errors import DriverError, DriverMissing, GpuError
 from agent.gpu import nvml
 from agent.gpu.nvml import CallFailed, Handle, NvmlLibrary
-from agent.gpu.threads import NO_ANSWER, EventStream, NvmlSession, OpenedSession, SetFailed
+from agent.gpu.threads import DRIVER, NO_ANSWER, EventStream, NvmlSession, OpenedSession, SetFailed
 from agent.health.judge import NAMELESS, doubtful
 from agent.model import (
     MIB,
@@ -62,7 +64,7 @@ class GpuTable:
 
     def __init__(self, library: NvmlLibrary) -> None:
         self._library = library
-        self._count: int | None = None
+        self._count = 0
 
         # The threads of the GPUs read these: they are only replaced, never changed.
         self._known: Mapping[GpuUuid, Gpu] = {}
@@ -86,15 +88,15 @@ class GpuTable:
         at = (gpu.uuid for gpu in self._known.values() if gpu.index == index)
         return next(at, f"{NAMELESS}{index}")
 
-    def places(self, count: int) -> dict[str, int]:
-        """The indexes that may be opened, by name; the driver lists `count` GPUs."""
+    def places(self) -> dict[str, int]:
+        """The indexes that may be opened, by name."""
         if not self.released:
-            return {self.name(index): index for index in range(count)}
+            return {self.name(index): index for index in range(self._count)}
         return {uuid: gpu.index for uuid, gpu in self._known.items() if uuid not in self.released}
 
     def counted(self, count: int) -> bool:
         """Note how many GPUs the driver lists. False when the number, so any index, changed."""
-        fits = self._count in {None, count}
+        fits = self._count in {0, count}
         self._count = count
         if not fits:
             self._forget_indexes()
@@ -112,12 +114,12 @@ class GpuTable:
         self._known = {**self._known, **{gpu.uuid: gpu for gpu in gpus}}
         return fits
 
-    def named(self, faults: Mapping[int, GpuFault]) -> tuple[GpuFault, ...]:
+    def named(self, faults: Iterable[GpuFault]) -> tuple[GpuFault, ...]:
         """Name the faults, and add one for each GPU that may be at an index without a name.
 
         An added fault never says that the GPU is lost: at most one of them is.
         """
-        named = [msgspec.structs.replace(faults[n], gpu=self.name(n)) for n in sorted(faults)]
+        named = [msgspec.structs.replace(each, gpu=self.name(each.index)) for each in faults]
         nameless = [fault for fault in named if fault.gpu.startswith(NAMELESS)]
         unseen = sorted(uuid for uuid, gpu in self._known.items() if gpu.index == NO_INDEX)
         if not nameless:
@@ -161,20 +163,20 @@ class GpuTable:
 
     # On the threads of the GPUs.
 
-    def open(self, name: str, index: int | None = None) -> Handle:
-        """Get the handle of GPU `index`, or without it by `name`, its UUID.
+    def open(self, name: str, index: int = NO_INDEX) -> Handle:
+        """Get the handle of GPU `index`, or with NO_INDEX by `name`, its UUID.
 
         While a GPU is released, another may have come to its index: only `name` counts.
 
         Raises NVMLError, GpuError when it is released.
         """
-        gpu = self.find(name)
+        if not self.released and index != NO_INDEX:
+            return self._library.nvmlDeviceGetHandleByIndex(index)
         if not self.released:
-            if index is not None:
-                return self._library.nvmlDeviceGetHandleByIndex(index)
             return self._library.nvmlDeviceGetHandleByUUID(name)
         if name in self.released:
             raise GpuError(name, RELEASED)
+        gpu = self.find(name)
         if gpu is None:
             raise GpuError(name, RECHECK_ALL)
         # sysfs writes four digits of the domain, the library eight.
@@ -205,15 +207,17 @@ def numa_node(sys_root: Path, bus: str) -> int | None:
 
 
 def describe(library: NvmlLibrary, table: GpuTable, name: str, index: int, sys_root: Path) -> Gpu:
-    """Describe a GPU, without its links. Raises NVMLError, GpuError when it is released."""
+    """Describe a GPU; its links are as before. Raises NVMLError, GpuError when it is released."""
     handle = table.open(name, index)
     bus = bus_id(nvml.text_of(library.nvmlDeviceGetPciInfo(handle).busId))
     # Of the two modes, the present and the pending one, only the first decides what containers get.
     mig = nvml.maybe(library, library.nvmlDeviceGetMigMode, handle)
     # A GPU with the host's memory (GB10) does not report it.
     memory = nvml.maybe(library, library.nvmlDeviceGetMemoryInfo, handle)
+    uuid = GpuUuid(nvml.text_of(library.nvmlDeviceGetUUID(handle)))
+    known = table.find(uuid)
     return Gpu(
-        uuid=GpuUuid(nvml.text_of(library.nvmlDeviceGetUUID(handle))),
+        uuid=uuid,
         index=index,
         name=nvml.text_of(library.nvmlDeviceGetName(handle)),
         memory_mib=None if memory is None else int(memory.total) // MIB,
@@ -221,6 +225,7 @@ def describe(library: NvmlLibrary, table: GpuTable, name: str, index: int, sys_r
         numa=numa_node(sys_root, bus),
         minor=nvml.maybe(library, library.nvmlDeviceGetMinorNumber, handle),
         mig_enabled=mig is not None and bool(mig[0]),
+        links=known.links if known else (),
     )
 
 
@@ -239,7 +244,7 @@ def gpus_not_listed(sys_root: Path, described: Collection[str]) -> tuple[GpuFaul
 
 # Reads the links between GPUs. All functions block and run on the GPU's thread.
 
-_PATHS: Final = {
+_PATHS: Final[Mapping[int | None, PciPath]] = {
     0: PciPath.SAME_BOARD,
     10: PciPath.SINGLE_SWITCH,
     20: PciPath.MULTI_SWITCH,
@@ -250,57 +255,50 @@ _PATHS: Final = {
 """NVML's topology levels (nvmlGpuTopologyLevel_t)."""
 
 
+SWITCHES: Final = "switches"
+"""Stands for the PCI bus ids of all NVSwitches."""
+
+
 class LinkRow(msgspec.Struct, frozen=True):
-    """One GPU's side of its links: the paths to each peer, and its NVLinks."""
+    """One GPU's side of its links: the path to each peer, and the NVLinks to each PCI bus id."""
 
-    paths: Mapping[GpuUuid, PciPath]
-    nvlinks: Mapping[str, int]
-    """How many NVLinks lead to each PCI bus id."""
-    to_switches: int
-    """How many NVLinks lead to switches."""
+    paths: Mapping[GpuUuid, PciPath | None]
+    nvlinks: collections.Counter[str]
 
 
-def link_row(
-    library: NvmlLibrary, table: GpuTable, gpu: Gpu, peers: Mapping[GpuUuid, int]
-) -> LinkRow:
-    """Read what connects `gpu` to its peers at those indexes. Raises NVMLError, GpuError."""
+NO_LINKS: Final = LinkRow({}, collections.Counter())
+
+
+def link_row(library: NvmlLibrary, table: GpuTable, gpu: Gpu, peers: Iterable[Gpu]) -> LinkRow:
+    """Read what connects `gpu` to its peers. Raises NVMLError, GpuError."""
     handle = table.open(gpu.uuid, gpu.index)
-    paths: dict[GpuUuid, PciPath] = {}
-    for peer, index in peers.items():
-        other = table.open(peer, index)
+    paths: dict[GpuUuid, PciPath | None] = {}
+    for peer in peers:
+        other = table.open(peer.uuid, peer.index)
         level = nvml.maybe(library, library.nvmlDeviceGetTopologyCommonAncestor, handle, other)
-        if level in _PATHS:
-            paths[peer] = _PATHS[level]
-    direct: dict[str, int] = {}
-    to_switches = 0
+        paths[peer.uuid] = _PATHS.get(level)
+
+    nvlinks: collections.Counter[str] = collections.Counter()
     for link in _active_links(library, handle):
         kind = nvml.maybe(library, library.nvmlDeviceGetNvLinkRemoteDeviceType, handle, link)
         if kind == pynvml.NVML_NVLINK_DEVICE_TYPE_SWITCH:
-            to_switches += 1
+            nvlinks[SWITCHES] += 1
             continue
         info = nvml.maybe(library, library.nvmlDeviceGetNvLinkRemotePciInfo, handle, link)
         if info is not None:
-            remote = bus_id(nvml.text_of(info.busId))
-            direct[remote] = direct.get(remote, 0) + 1
-    return LinkRow(paths, direct, to_switches)
+            nvlinks[bus_id(nvml.text_of(info.busId))] += 1
+    return LinkRow(paths, nvlinks)
 
 
-def linked(gpu: Gpu, peers: Mapping[GpuUuid, Gpu], rows: Mapping[GpuUuid, LinkRow]) -> Gpu:
+def linked(gpu: Gpu, peers: Iterable[Gpu], rows: Mapping[GpuUuid, LinkRow]) -> Gpu:
     """Return `gpu` with its links. Over switches two GPUs share the smaller number of NVLinks."""
-    row = rows.get(gpu.uuid)
-    if row is None:
-        return gpu
-    links = tuple(
-        Link(
-            uuid,
-            row.paths.get(uuid),
-            row.nvlinks.get(peer.pci, 0)
-            + (min(row.to_switches, rows[uuid].to_switches) if uuid in rows else 0),
-        )
-        for uuid, peer in peers.items()
-        if uuid != gpu.uuid
-    )
-    return msgspec.structs.replace(gpu, links=links)
+    row, links = rows.get(gpu.uuid), []
+    for peer in peers:
+        if row is not None and peer.uuid != gpu.uuid:
+            theirs = rows.get(peer.uuid, NO_LINKS)
+            shared = min(row.nvlinks[SWITCHES], theirs.nvlinks[SWITCHES])
+            links.append(Link(peer.uuid, row.paths[peer.uuid], row.nvlinks[peer.pci] + shared))
+    return msgspec.structs.replace(gpu, links=tuple(links))
 
 
 def _active_links(library: NvmlLibrary, handle: Handle) -> Iterator[int]:
@@ -443,11 +441,8 @@ REMOVED_AFTER: Final = 60.0
 MOST_AWAY: Final = 2
 """If so many stopped threads are still in a wait for events, no further one is started."""
 
-MOST_SETS: Final = 3
-"""If so many sets fail, each within SOON seconds, the cause is not a single GPU."""
-
 SOON: Final = 5.0
-PAUSE: Final = 1.0
+"""Seconds. If a second set fails within them, the cause is not a single GPU."""
 
 by_index: Final = operator.attrgetter("index")
 
@@ -500,20 +495,31 @@ class NvmlDriver:
         """The GPUs changed while no stream was open."""
 
     async def scan(self) -> Scan:
-        """Describe all GPUs. Raises DriverMissing, DriverError."""
+        """Describe all GPUs, or those that are not released. Raises DriverMissing, DriverError."""
         opened = await self._session.open()
-        if self._table.released:
-            return await self._scan_others(opened)
+        released = sorted(self._table.released)
+        await self._count(opened)
+        found, troubled = await self._describe(opened, self._table.places())
 
-        count = await self._session.whole(opened, self._library.nvmlDeviceGetCount)
-        # When GPUs come or go, an index that was right a minute ago can name another GPU.
-        if not self._table.counted(count):
-            self._forget_handles()
-        found, troubled = await self._describe(opened, self._table.places(count))
-        self._renewed = self._renewed and not found
-        if not self._table.seen(found):
-            self._forget_handles()
-        faults = self._table.named({fault.index: fault for fault in troubled})
+        faults: tuple[GpuFault, ...]
+        if released:
+            # Also one that was never described: it must be visible to be taken back.
+            places = {uuid: known.index for uuid in released if (known := self._table.find(uuid))}
+            faults = (
+                *troubled,
+                *(
+                    GpuFault(u, RELEASED, Trouble.RELEASED, places.get(u, NO_INDEX))
+                    for u in released
+                ),
+            )
+        else:
+            self._renewed = self._renewed and not found
+            if not self._table.seen(found):
+                self._forget_handles()
+            faults = self._table.named(troubled)
+            rows = await self._link_rows(opened, found)
+            found = [linked(gpu, found, rows) for gpu in found]
+            self._table.seen(found)  # with their links
 
         self._described |= {gpu.pci for gpu in found}
         # The library lists no GPU whose device file it cannot open: in a container, each GPU that
@@ -521,35 +527,12 @@ class NvmlDriver:
         # described.
         if not faults:
             unlisted = partial(gpus_not_listed, self._sys_root, self._described)
-            faults = await self._session.whole(opened, unlisted)
+            faults = await self._session.call(opened, DRIVER, unlisted)
 
-        peers = {gpu.uuid: gpu for gpu in found}
-        rows = await self._link_rows(opened, peers)
-        gpus = tuple(linked(gpu, peers, rows) for gpu in found)
         silent = [fault.gpu for fault in faults if not fault.lost]
         await self._follow(opened, found, silent)
         self._session.check(opened)
-        self._table.seen(gpus)  # with their links
-        return Scan(opened.driver_version, gpus, faults)
-
-    async def _scan_others(self, opened: OpenedSession) -> Scan:
-        """Describe the GPUs that are not released; their known addresses and links stay."""
-        known = self._table.find
-        found, faults = await self._describe(opened, self._table.places(0))
-        gpus = tuple(
-            msgspec.structs.replace(gpu, links=former.links)
-            for gpu in found
-            if (former := known(gpu.uuid)) is not None
-        )
-        # Also one that was never described: it must be visible to be taken back.
-        released = [
-            GpuFault(uuid, RELEASED, Trouble.RELEASED, former.index if former else NO_INDEX)
-            for uuid in sorted(self._table.released)
-            for former in (known(uuid),)
-        ]
-        await self._follow(opened, found, ())
-        self._session.check(opened)
-        return Scan(opened.driver_version, gpus, (*faults, *released))
+        return Scan(opened.driver_version, tuple(found), faults)
 
     async def probe(self, uuid: GpuUuid) -> Probe:
         """Probe one GPU. Raises DriverMissing, DriverError."""
@@ -657,26 +640,36 @@ class NvmlDriver:
         self._session.check(opened)
         return sorted(found, key=by_index), sorted(faults, key=by_index)
 
+    async def _count(self, opened: OpenedSession) -> None:
+        """Count the GPUs. While one is released, their number tells nothing of the others."""
+        if self._table.released:
+            return
+        count = await self._session.call(opened, DRIVER, self._library.nvmlDeviceGetCount)
+        # When GPUs come or go, an index that was right a minute ago can name another GPU.
+        if not self._table.counted(count):
+            self._forget_handles()
+
     async def _link_rows(
-        self, opened: OpenedSession, peers: Mapping[GpuUuid, Gpu]
+        self, opened: OpenedSession, gpus: Collection[Gpu]
     ) -> Mapping[GpuUuid, LinkRow]:
         """The links between the GPUs, which are read once for each set of GPUs."""
-        if self._links is not None and self._links.keys() == peers.keys():
+        uuids = {gpu.uuid for gpu in gpus}
+        if self._links is not None and self._links.keys() == uuids:
             return self._links
         rows: dict[GpuUuid, LinkRow] = {}
 
         async def read(gpu: Gpu) -> None:
-            others = {peer: other.index for peer, other in peers.items() if peer != gpu.uuid}
-            work = partial(link_row, self._library, self._table, gpu, others)
+            peers = [peer for peer in gpus if peer is not gpu]
+            work = partial(link_row, self._library, self._table, gpu, peers)
             try:
                 rows[gpu.uuid] = await self._session.call(opened, gpu.uuid, work)
             except (DriverError, GpuError) as error:
                 log.info("driver.links_unknown", gpu=gpu.uuid, err=str(error))
 
         async with asyncio.TaskGroup() as tasks:
-            for gpu in peers.values():
+            for gpu in gpus:
                 tasks.create_task(read(gpu))
-        if rows.keys() == peers.keys():
+        if rows.keys() == uuids:
             self._links = rows
         return rows
 
@@ -690,11 +683,10 @@ class NvmlDriver:
 
         Raises DriverMissing, DriverError when the session ends, or the wait does not return.
         """
-        failed = 0
+        loop, failed_at = asyncio.get_running_loop(), -math.inf
         while True:
             session = await self._session.open()
             stream = self._added_stream()
-            begun = asyncio.get_running_loop().time()
             try:
                 await self._open_stream(session, stream)
                 if opened is not None:
@@ -703,16 +695,13 @@ class NvmlDriver:
                 while True:
                     yield await stream.next()
             except SetFailed as error:
-                is_soon = asyncio.get_running_loop().time() - begun < SOON
-                failed = failed + 1 if is_soon else 1
-                if failed >= MOST_SETS:
+                # The set of a GPU that was lost fails once. A driver that fails each set at once
+                # would be asked without end.
+                if loop.time() - failed_at < SOON:
                     raise DriverError(str(error)) from error
+                failed_at = loop.time()
             finally:
                 stream.end()
-            # The set of a GPU that was lost fails once. A driver that fails each set at once would
-            # be asked without end.
-            if failed > 1:
-                await asyncio.sleep(PAUSE)
 
     @property
     def _open_streams(self) -> tuple[EventStream, ...]:
@@ -729,11 +718,9 @@ class NvmlDriver:
         return self._streams[-1]
 
     async def _open_stream(self, session: OpenedSession, stream: EventStream) -> None:
-        await self._session.whole(session, stream.create)
-        count = await self._session.whole(session, self._library.nvmlDeviceGetCount)
-        if not self._table.released and not self._table.counted(count):
-            self._forget_handles()
-        await self._register(session, [stream], self._table.places(count))
+        await self._session.call(session, DRIVER, stream.create)
+        await self._count(session)
+        await self._register(session, [stream], self._table.places())
         self._session.check(session)
         stream.start()
         if self._has_changed:

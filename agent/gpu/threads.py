@@ -289,24 +289,13 @@ class NvmlSession:
         self._ended(error)
 
     async def call(self, opened: OpenedSession, gpu: str, work: Callable[[], T]) -> T:
-        """Make a call about one GPU. Raises CallFailed; DriverError, DriverMissing: it is over."""
-        try:
-            return await self._threads.call(gpu, partial(self._make, opened, work))
-        except TimeoutError as error:
-            raise CallFailed(gpu, str(error) or NO_ANSWER, Trouble.SILENT) from error
-        except ValueError as error:  # the binding could not decode a text
-            raise CallFailed(gpu, cap(str(error)), Trouble.FAILED) from error
-        except self._library.NVMLError as error:
-            if (driver_error := nvml.driver_wide(error)) is not None:
-                self.end(driver_error, opened)
-                raise driver_error from error
-            text = cap(str(error)) or f"error {nvml.code(error)}"
-            raise CallFailed(gpu, text, nvml.trouble(error)) from error
+        """Make a call about one GPU, or DRIVER.
 
-    async def whole(self, opened: OpenedSession, work: Callable[[], T]) -> T:
-        """Make a call about the whole driver. Raises DriverError, DriverMissing."""
-        with self._translated(opened):
-            return await self._threads.call(DRIVER, partial(self._make, opened, work))
+        Raises CallFailed about a GPU; DriverError, DriverMissing: the session is over, or the call
+        about the driver has failed.
+        """
+        with self._translated(opened, gpu):
+            return await self._threads.call(gpu, partial(self._make, opened, work))
 
     async def shut(self, why: str) -> None:
         """End the session now, which closes all GPUs; a later call begins another.
@@ -341,21 +330,31 @@ class NvmlSession:
         return work()
 
     @contextlib.contextmanager
-    def _translated(self, opened: OpenedSession | None) -> Iterator[None]:
-        """Translate errors of the whole driver; such an error may end the session `opened`."""
+    def _translated(self, opened: OpenedSession | None, gpu: str = DRIVER) -> Iterator[None]:
+        """Translate errors; one of the whole driver ends the session `opened`."""
+
+        def failed(what: str, error: Exception, trouble: Trouble, otherwise: str = "") -> Exception:
+            text = cap(str(error)) or otherwise
+            return (
+                DriverError(f"{what}: {text}") if gpu == DRIVER else CallFailed(gpu, text, trouble)
+            )
+
         try:
             yield
         except TimeoutError as error:
-            raise DriverError(f"the driver does not answer: {str(error) or NO_ANSWER}") from error
-        except ValueError as error:
-            raise DriverError(f"the driver's answer cannot be decoded: {error}") from error
+            what = "the driver does not answer"
+            raise failed(what, error, Trouble.SILENT, NO_ANSWER) from error
+        except ValueError as error:  # the binding could not decode a text
+            what = "the driver's answer cannot be decoded"
+            raise failed(what, error, Trouble.FAILED) from error
         except self._library.NVMLError as error:
-            driver_error = nvml.driver_wide(error, about_gpu=False)
-            if driver_error is not None and opened is not None:
-                self.end(driver_error, opened)
-            raise driver_error or DriverError(
-                f"the driver answers with an error: {error}"
-            ) from error
+            driver_error = nvml.driver_wide(error, about_gpu=gpu != DRIVER)
+            if driver_error is not None:
+                if opened is not None:
+                    self.end(driver_error, opened)
+                raise driver_error from error
+            what, code = "the driver answers with an error", f"error {nvml.code(error)}"
+            raise failed(what, error, nvml.trouble(error), code) from error
 
     async def _is_alone(self) -> bool:
         """Wait until no call and no event thread is in the library; False: some do not leave."""

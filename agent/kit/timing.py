@@ -45,7 +45,7 @@ async def await_event(event: asyncio.Event, within: float | None) -> bool:
     return event.is_set()
 
 
-class Lull:
+class IdleWaiter:
     """Counts the work in progress. A waiter delays no work."""
 
     def __init__(self) -> None:
@@ -68,7 +68,7 @@ class Lull:
             if not self._active:
                 self._idle.set()
 
-    async def come(self, seconds: float) -> None:
+    async def idle_for(self, seconds: float) -> None:
         """Return once no work has been in progress for `seconds`."""
         loop = asyncio.get_running_loop()
         while self._active or (left := self._ended + seconds - loop.time()) > 0:

@@ -20,6 +20,7 @@ from agent.cluster import (
 )
 from agent.errors import ApiError, ApiGone, ApiNotFound, MalformedText
 from agent.hami.pod import encode_stamp
+from agent.kit.timing import loop_time
 from agent.kube import client
 from agent.kube.client import (
     BODY_LIMIT,
@@ -253,15 +254,18 @@ async def frames(
     ApiErrors: for an ERROR frame, a broken connection, or a MalformedText of `read`.
     """
     lasting = session.random.uniform(SHORTEST, LONGEST)
-    request = msgspec.structs.replace(
-        request, query=(*request.query, ("timeoutSeconds", str(max(1, round(lasting)))))
+    options = (
+        ("watch", "1"),
+        ("allowWatchBookmarks", "true"),
+        ("timeoutSeconds", str(max(1, round(lasting)))),
     )
-    over_at = asyncio.get_running_loop().time() + lasting + GRACE
+    request = msgspec.structs.replace(request, query=(*request.query, *options))
+    over_at = loop_time() + lasting + GRACE
+
     async with session.stream(request) as body:
         yield OPENED, None
         while True:
-            left = over_at - asyncio.get_running_loop().time()
-            reading = asyncio.timeout(min(SILENCE, left))
+            reading = asyncio.timeout(min(SILENCE, over_at - loop_time()))
             try:
                 async with reading:
                     line = await body.readuntil(b"\n", max_size=LINE_LIMIT)
@@ -270,6 +274,7 @@ async def frames(
                     raise
                 log.info("kube.watch_silent", resource=request.resource, silence=SILENCE)
                 return
+
             if not line.endswith(b"\n"):  # the watch has ended
                 return
             session.received.add(request.resource, amount=len(line))
@@ -298,11 +303,7 @@ class KubeNode:
 
     async def watch_node(self) -> AsyncIterator[NodeView | None]:
         """Send one WATCH by name without a version: the server first sends the present Node."""
-        query = (
-            ("watch", "1"),
-            ("fieldSelector", f"metadata.name={self._node}"),
-            ("allowWatchBookmarks", "true"),
-        )
+        query = (("fieldSelector", f"metadata.name={self._node}"),)
         request = ApiRequest("watch", "nodes", path_of("nodes"), query=query, accept=METADATA_ONLY)
         is_shown = False
         async for kind, node in frames(self._session, request, _shown):
@@ -374,12 +375,7 @@ class KubePods:
     `resource` is the extended resource whose requests the views count.
     """
 
-    def __init__(
-        self,
-        session: KubeSession,
-        node: str,
-        resource: str,
-    ) -> None:
+    def __init__(self, session: KubeSession, node: str, resource: str) -> None:
         self._session = session
         self._lists = Lists(session)
         self._node = node
@@ -407,12 +403,7 @@ class KubePods:
 
     async def watch_pods(self, resource_version: str) -> AsyncIterator[PodChange]:
         """Send one WATCH with bookmarks; a first change of the requested version: it is open."""
-        query = (
-            ("watch", "1"),
-            self._selector,
-            ("resourceVersion", resource_version),
-            ("allowWatchBookmarks", "true"),
-        )
+        query = (self._selector, ("resourceVersion", resource_version))
         request = ApiRequest("watch", "pods", path_of("pods"), query=query)
         async for _, change in frames(self._session, request, self._change):
             yield change or PodChange(resource_version)

@@ -32,7 +32,7 @@ from agent.errors import (
     cap,
 )
 from agent.kit.timing import Lag, Tally
-from agent.kube.objects import WRITER, Raw, inside, objects_in, text_in
+from agent.kube.objects import WRITER, Raw, inside, objects_in, read_object, text_in
 
 if TYPE_CHECKING:  # loaded by load()
     from aiohttp import ClientResponse, StreamReader
@@ -352,14 +352,6 @@ def path_of(*segments: str) -> str:
     return "/".join(("/api/v1", *(quote(segment, safe="") for segment in segments)))
 
 
-class ExecStatus(msgspec.Struct, frozen=True):
-    """The Status with which an exec ends."""
-
-    status: str = ""
-    message: str = ""
-    reason: str = ""
-
-
 class Executed(msgspec.Struct, frozen=True):
     """What a command in a container wrote, and why it failed; empty: it ended with exit code 0."""
 
@@ -636,11 +628,12 @@ async def aside(body: bytes | bytearray, request: ApiRequest, read: Callable[[Ra
 def _executed(request: ApiRequest, written: defaultdict[int, bytearray]) -> Executed:
     """What a command wrote by channel; the last channel has a Status. Raises ApiError: it broke."""
     try:
-        status = msgspec.json.decode(bytes(written[3]), type=ExecStatus)
-    except msgspec.DecodeError as error:
+        status = read_object(written[3])
+    except MalformedText as error:
         raise ApiError(f"{request.what}: it ended without a result") from error
-    said = cap(status.message or status.reason or "it failed")
-    failure = "" if status.status == "Success" else said
+
+    said = text_in(status, "message") or text_in(status, "reason") or "it failed"
+    failure = "" if text_in(status, "status") == "Success" else cap(said)
     err = bytes(written[2]).decode(errors="replace")
     return Executed(bytes(written[1]), err, failure)
 

@@ -1,6 +1,5 @@
 """Posts Events, of which equal ones become a series."""
 
-import asyncio
 import datetime as dt
 import hashlib
 from collections import OrderedDict
@@ -12,7 +11,7 @@ from agent.cluster import NodeEvent
 from agent.errors import ApiConflict, ApiError, ApiNotFound, cap
 from agent.hami.pod import encode_stamp
 from agent.kit.tasks import Allowance
-from agent.kit.timing import Tally
+from agent.kit.timing import Tally, loop_time
 from agent.kube.client import MERGE_PATCH, ApiRequest, KubeSession, path_of
 from agent.ports import Clock
 
@@ -67,7 +66,6 @@ class EventPoster:
 
     async def post(self, event: NodeEvent) -> None:
         """Create or update the Event; only count a too frequent one. Raises ApiError."""
-        loop = asyncio.get_running_loop()
         fresh = EventSeries(event_name(event, event.pod or self._node))
         series = _newest(self._series, event, fresh)
         # Each reason of the Node has its own, so that Events caused by pods hide no bad GPU.
@@ -75,9 +73,9 @@ class EventPoster:
         own = _newest(self._objects, key, Allowance(BURST, REFILL))
         allowances = (own, self._pods) if event.pod else (own,)
         series.count += 1
-        if series.sent_at is not None and loop.time() - series.sent_at < UPDATE_GAP:
+        if series.sent_at is not None and loop_time() - series.sent_at < UPDATE_GAP:
             outcome = "count"
-        elif not all(allowance.allows(loop.time()) for allowance in allowances):
+        elif not all(allowance.allows(loop_time()) for allowance in allowances):
             outcome = "drop"
         else:
             try:
@@ -85,7 +83,7 @@ class EventPoster:
             except ApiError:
                 series.count -= 1  # its repetition is no new occurrence
                 raise
-            series.sent_at = loop.time()
+            series.sent_at = loop_time()
             for allowance in allowances:
                 allowance.spend(series.sent_at)
         self.posted.add(event.reason, outcome)

@@ -165,8 +165,6 @@ def texts_in(parent: Mapping[str, object], *keys: str) -> dict[str, str]:
 
 
 # Decodes Kubernetes quantities (`2`, `1k`, `1.5Gi`) to whole numbers.
-#
-# Source: k8s.io/apimachinery pkg/api/resource, ParseQuantity and Quantity.Value.
 
 _QUANTITY = re.compile(
     r"([+-]?)([0-9]{1,64}(?:\.[0-9]{0,64})?|\.[0-9]{1,64})(?:([eE][+-]?[0-9]{1,2})|([A-Za-z]{0,2}))"
@@ -182,7 +180,10 @@ _SUFFIXES = {
 
 
 def decode_quantity(text: str) -> int | None:
-    """Decode a quantity, rounded up as Kubernetes does; None when it is not a quantity."""
+    """Decode a quantity, rounded up as Kubernetes does; None when it is not a quantity.
+
+    Source: k8s.io/apimachinery pkg/api/resource, ParseQuantity and Quantity.Value.
+    """
     exact = _exact(text)
     return None if exact is None else math.ceil(exact)
 
@@ -243,9 +244,6 @@ def other_writer(writes: Iterable[AnnotationWrite], key: str) -> str:
 
 
 # Decodes Pods and Nodes of the API server to views, with only the fields that decide something.
-#
-# An object without uid or name is refused. Other fields that are missing or of another type count
-# as absent: the API server checked them, and one malformed pod must not hide the others.
 
 WORDS_KEPT = (BIND_PHASE, BIND_TIME, VGPU_NODE)
 TEXT_KEPT = 1024
@@ -268,7 +266,9 @@ EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 def decode_pod(obj: Mapping[str, object], resource: str) -> PodView:
     """Decode a pod, with each container's request of `resource`.
 
-    The requests of other extended resources are kept: `resource` may get another name.
+    The requests of other extended resources are kept: `resource` may get another name. A field that
+    is missing or of another type counts as absent: the API server checked it, and one malformed pod
+    must not hide the others.
 
     Raises:
         MalformedText: metadata.uid or metadata.name is missing or not a text.

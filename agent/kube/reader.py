@@ -12,7 +12,7 @@ import msgspec
 
 from agent import cluster as annotations
 from agent.cluster import GPU_DEGRADED, REGISTER, NodeView, PodView
-from agent.errors import ApiError, ApiForbidden, ApiNotFound, MalformedText, cap
+from agent.errors import ApiError, ApiNotFound, MalformedText, cap
 from agent.hami.pod import decode_node_lock
 from agent.hami.register import read_register
 from agent.kube.api import (
@@ -50,8 +50,6 @@ from agent.node.scheduling import NodeSight, skew_of
 from agent.ports import Clock
 
 # The part of a cluster that explains one pod: the pod, the nodes, who holds GPUs, quotas, Events.
-#
-# It keeps of 5,000 Nodes and their pods only what a decision uses.
 
 JsonObject = Mapping[str, Any]
 PLUGINS: Final = ("hami-device-plugin", "nvidia-device-plugin")
@@ -86,20 +84,6 @@ class ClusterNode(msgspec.Struct, frozen=True):
     reported: dt.datetime | None = None
 
 
-class GpuHolder(msgspec.Struct, frozen=True):
-    """A pod for which HAMi's scheduler has chosen GPUs. `shares`: its devices annotation."""
-
-    uid: str
-    namespace: str
-    name: str
-    node: str
-    shares: str
-    phase: str
-    inits: int = 0
-    has_passed_init: bool = False
-    is_deleted: bool = False
-
-
 class PodEventView(msgspec.Struct, frozen=True):
     """An Event. `last`: the last time; None if it cannot be read. `about`: its object's name."""
 
@@ -119,6 +103,9 @@ class ListedPod(msgspec.Struct, frozen=True):
     - `state`: `Ready`, else what it waits for in the kubelet's words.
     - `is_plugin`: it mounts the kubelet's plugin directory of its host.
     - `component`: its label of this name.
+    - `chosen`: the Node that HAMi's scheduler chose; empty: it has chosen no GPUs.
+    - `shares`: its devices annotation.
+    - `inits`: how many init containers it has; `has_passed_init`: all have ended well.
     """
 
     namespace: str
@@ -133,6 +120,11 @@ class ListedPod(msgspec.Struct, frozen=True):
     state: str = ""
     is_plugin: bool = False
     component: str = ""
+    uid: str = ""
+    chosen: str = ""
+    shares: str = ""
+    inits: int = 0
+    has_passed_init: bool = False
 
     @property
     def is_other_plugin(self) -> bool:
@@ -178,6 +170,8 @@ class Unread(msgspec.Struct, frozen=True):
 class ClusterSnapshot(msgspec.Struct, frozen=True):
     """All parts as they were read, in this order: nodes, holders, quotas, Events.
 
+    Of 5,000 Nodes and their pods only what a decision uses is kept.
+
     A part that is listed in `unread` is empty. `taken`: when the pod was read. `agents`: those pods
     of agents that were asked for; none for agents that are no pods. `uses`: of a running pod;
     `use_unread`: why its node's agent did not say.
@@ -190,7 +184,7 @@ class ClusterSnapshot(msgspec.Struct, frozen=True):
     pod: JsonObject
     taken: dt.datetime
     nodes: tuple[ClusterNode, ...] = ()
-    holders: tuple[GpuHolder, ...] = ()
+    holders: tuple[ListedPod, ...] = ()
     quotas: tuple[JsonObject, ...] = ()
     events: tuple[PodEventView, ...] = ()
     unread: tuple[Unread, ...] = ()
@@ -207,8 +201,6 @@ class ClusterSnapshot(msgspec.Struct, frozen=True):
 
 
 # Decodes what commands read of a cluster; each object is cut to what a decision uses.
-#
-# A field of another shape counts as absent: one malformed object must not hide the others.
 
 REFUSED: Final = "UnexpectedAdmissionError"
 """The reason of a pod that the kubelet failed because of its devices."""
@@ -259,33 +251,6 @@ def decode_cluster_node(body: Raw, labels: frozenset[str]) -> ClusterNode:
     )
 
 
-def decode_holder(body: Raw) -> GpuHolder | None:
-    """Decode a pod; None if HAMi's scheduler has chosen no GPUs for it.
-
-    Raises:
-        MalformedText: it is not an object.
-    """
-    pod = read_object(body)
-    metadata, notes = inside(pod, "metadata"), inside(pod, "metadata", "annotations")
-    if annotations.VGPU_NODE not in notes:
-        return None
-
-    inits = objects_in(pod, "status", "initContainerStatuses")
-    codes = [inside(init, "state", "terminated").get("exitCode") for init in inits]
-
-    return GpuHolder(
-        uid=text_in(metadata, "uid"),
-        namespace=text_in(metadata, "namespace"),
-        name=text_in(metadata, "name"),
-        node=text_in(notes, annotations.VGPU_NODE),
-        shares=text_in(notes, annotations.ALLOCATED),
-        phase=text_in(pod, "status", "phase"),
-        inits=len(objects_in(pod, "spec", "initContainers")),
-        has_passed_init=bool(codes) and all(code == 0 for code in codes),
-        is_deleted=bool(metadata.get("deletionTimestamp")),
-    )
-
-
 def decode_quota(body: Raw) -> JsonObject:
     """Decode a ResourceQuota: its names and limits. Raises MalformedText: not an object."""
     quota = read_object(body)
@@ -317,10 +282,11 @@ def decode_listed(body: Raw) -> ListedPod:
     """Decode a pod of a list. Raises MalformedText: it is not an object."""
     pod = read_object(body)
     metadata, spec, status = (inside(pod, part) for part in ("metadata", "spec", "status"))
+    inits = objects_in(status, "initContainerStatuses")
+    codes = [inside(init, "state", "terminated").get("exitCode") for init in inits]
     waits = (
         text_in(one, "state", "waiting", "reason")
-        for key in ("initContainerStatuses", "containerStatuses")
-        for one in objects_in(status, key)
+        for one in (*inits, *objects_in(status, "containerStatuses"))
     )
     is_ready = any(
         entry.get("type") == "Ready" and entry.get("status") == "True"
@@ -349,6 +315,11 @@ def decode_listed(body: Raw) -> ListedPod:
         state="Ready" if is_ready else next(filter(None, waits), not_ready),
         is_plugin=any(PurePosixPath(path).name == "device-plugins" for path in paths),
         component=text_in(metadata, "labels", "app.kubernetes.io/component"),
+        uid=text_in(metadata, "uid"),
+        chosen=text_in(metadata, "annotations", annotations.VGPU_NODE),
+        shares=text_in(metadata, "annotations", annotations.ALLOCATED),
+        inits=len(objects_in(spec, "initContainers")),
+        has_passed_init=bool(codes) and all(code == 0 for code in codes),
     )
 
 
@@ -399,22 +370,23 @@ class ObjectReader:
         self,
         resource: str,
         read: Callable[[Raw], T | None],
-        *query: tuple[str, str],
+        *,
         namespace: str = "",
+        labels: str = "",
+        fields: str = "",
         whole: bool = False,
         accept: str = "application/json",
     ) -> tuple[T, ...]:
         """What `read` makes of the objects; `namespace` empty: of the whole cluster.
 
-        `whole`: see Lists. Raises ApiError, which names a missing right.
+        `labels`, `fields`: selectors. `whole`: see Lists. Raises ApiError.
         """
         path = path_of("namespaces", namespace, resource) if namespace else path_of(resource)
+        selectors = (("labelSelector", labels), ("fieldSelector", fields))
+        query = tuple((key, selector) for key, selector in selectors if selector)
         request = ApiRequest("list", resource, path, query, accept=accept)
         lists = Lists(self._session, whole=whole, budget=lambda: self._budget or command_budget())
-        try:
-            _, items = await lists.fetch(request, read)
-        except ApiForbidden as error:
-            raise _right(request, error) from error
+        _, items = await lists.fetch(request, read)
         return tuple(item for item in items if item is not None)
 
 
@@ -437,47 +409,46 @@ class ClusterReader(ObjectReader):
             ApiNotFound: there is no such pod.
             ApiError: the pod cannot be read.
         """
-        self._unread, self._is_silent = [], False
         path = path_of("namespaces", namespace, "pods", name)
-        request = ApiRequest("get", "pods", path)
-        try:
-            pod = await self._session.fetch(request, decode_parts)
-        except ApiForbidden as error:
-            raise _right(request, error) from error
+        pod = await self._session.fetch(ApiRequest("get", "pods", path), decode_parts)
         taken = self._clock.now()
-        labels = frozenset(_selected_labels(pod))
-        nodes = await self._part("nodes", "", lambda raw: decode_cluster_node(raw, labels))
+
+        selected = frozenset(_selected_labels(pod))
+        nodes = await self._part("nodes", lambda raw: decode_cluster_node(raw, selected))
+
         # Schedulers from 2.5 on label the pods with GPUs; 2.4 only annotates them.
         reports = (node.annotations.get(annotations.REGISTER, "") for node in nodes)
         is_labelled = all(report.startswith(JSON_FORM) for report in reports if report)
-        query = (
-            ("labelSelector", annotations.VGPU_NODE)
-            if is_labelled
-            else ("fieldSelector", UNFINISHED)
-        )
-        holders = await self._part("pods", "", decode_holder, query)
+        labels, fields = (annotations.VGPU_NODE, "") if is_labelled else ("", UNFINISHED)
+        read = listed_if(lambda pod: bool(pod.chosen))
+        holders = await self._part("pods", read, labels=labels, fields=fields)
         is_own_read, failures = True, len(self._unread)
         if any(unread.part == "pods" for unread in self._unread):
             # Whoever may read one namespace alone can still be told what holds its quota.
-            holders = await self._part("pods", namespace, decode_holder, query)
+            holders = await self._part(
+                "pods", read, namespace=namespace, labels=labels, fields=fields
+            )
             is_own_read = len(self._unread) == failures
             del self._unread[failures:]
-        quotas = await self._part("resourcequotas", namespace, decode_quota)
-        own = ("fieldSelector", f"involvedObject.uid={pod['metadata'].get('uid', '')}")
-        events = await self._part("events", namespace, decode_pod_event, own)
+
+        quotas = await self._part("resourcequotas", decode_quota, namespace=namespace)
+        own = f"involvedObject.uid={pod['metadata'].get('uid', '')}"
+        events = await self._part("events", decode_pod_event, namespace=namespace, fields=own)
+
         agents: tuple[ListedPod, ...] = ()
-        if any(_is_unregistered(node) for node in nodes):
-            query = ("labelSelector", AGENTS)
-            agents = await self._part(
-                "pods", "", listed_if(lambda pod: pod.is_plugin), query, part="agents"
-            )
-        about = "involvedObject.kind=Node"
-        if bound := pod["spec"].get("nodeName"):
-            about += f",involvedObject.name={bound}"
+        if any(map(_is_unregistered, nodes)):
+            read = listed_if(lambda pod: pod.is_plugin)
+            agents = await self._part("pods", read, labels=AGENTS, part="agents")
+
         said: tuple[PodEventView, ...] = ()
-        if bound or any(_is_troubled(node) for node in nodes):
-            query, part = ("fieldSelector", about), "events of Nodes"
-            said = await self._part("events", "default", decode_pod_event, query, part=part)
+        bound = pod["spec"].get("nodeName")
+        if bound or any(map(_is_troubled, nodes)):
+            about = "involvedObject.kind=Node" + f",involvedObject.name={bound}" * bool(bound)
+            part = "events of Nodes"
+            said = await self._part(
+                "events", decode_pod_event, namespace=NODE_NAMESPACE, fields=about, part=part
+            )
+
         return ClusterSnapshot(
             pod,
             taken,
@@ -493,7 +464,7 @@ class ClusterReader(ObjectReader):
         )
 
     async def _owners(
-        self, nodes: Iterable[ClusterNode], holders: Iterable[GpuHolder]
+        self, nodes: Iterable[ClusterNode], holders: Iterable[ListedPod]
     ) -> Mapping[tuple[str, str], str]:
         """The phases of pods that hold a lock and no GPU yet; a pod that is unread is left out."""
         owners: set[tuple[str, str]] = set()
@@ -525,18 +496,18 @@ class ClusterReader(ObjectReader):
 
         Raises ApiError.
         """
-        query = ("fieldSelector", "status.phase=Failed")
         read = listed_if(lambda pod: pod.reason == REFUSED)
-        return await self.read_list("pods", read, query, namespace=namespace)
+        failed = "status.phase=Failed"
+        return await self.read_list("pods", read, namespace=namespace, fields=failed)
 
     async def similar(self, namespace: str, name: str) -> str:
         """The names that may have been meant, as the end of a sentence."""
-        named = ("fieldSelector", f"metadata.name={name}")
+        named = f"metadata.name={name}"
         try:
             found = await self.read_list(
                 "pods", decode_name, namespace=namespace, accept=METADATA_LIST
             )
-            same = await self.read_list("pods", decode_name, named, accept=METADATA_LIST)
+            same = await self.read_list("pods", decode_name, fields=named, accept=METADATA_LIST)
         except EndlessList:
             raise  # nor is it to be believed that there is no such pod
         except ApiError as error:
@@ -553,21 +524,26 @@ class ClusterReader(ObjectReader):
     async def _part(
         self,
         resource: str,
-        namespace: str,
         read: Callable[[Raw], T | None],
-        *query: tuple[str, str],
+        *,
+        namespace: str = "",
+        labels: str = "",
+        fields: str = "",
         part: str = "",
     ) -> tuple[T, ...]:
         """List a part, which is named by its resource unless `part` does."""
         why = "not asked, because the API server fell silent"
         if not self._is_silent:
             try:
-                return await self.read_list(resource, read, *query, namespace=namespace)
+                return await self.read_list(
+                    resource, read, namespace=namespace, labels=labels, fields=fields
+                )
             except EndlessList:
                 raise  # no other part of what this server says is to be believed
             except ApiError as error:
                 why = str(error)
                 self._is_silent = not error.status
+
         self._unread.append(Unread(part or resource, why))
         return ()
 
@@ -583,19 +559,6 @@ def _is_unregistered(node: ClusterNode) -> bool:
     has_report = bool(node.annotations.get(annotations.REGISTER))
     has_gpus = node.slices > 0 or has_report or annotations.HANDSHAKE in node.annotations
     return has_gpus and not (has_report and node.slices > 0)
-
-
-def _right(request: ApiRequest, error: ApiError) -> ApiForbidden:
-    """The error that names the missing right in one sentence."""
-    if error.status == 401:
-        text = f"{request.what}: the API server does not accept the credentials; renew them"
-        return ApiForbidden(text, status=error.status)
-    scope = "in this namespace" if "/namespaces/" in request.path else "in the whole cluster"
-    return ApiForbidden(
-        f"this account may not {request.verb} {request.resource} {scope}; grant it the verb "
-        f"{request.verb} on the resource {request.resource}",
-        status=error.status,
-    )
 
 
 def _selected_labels(pod: JsonObject) -> Iterable[str]:
@@ -630,7 +593,7 @@ class NodeReader(ObjectReader):
 
         Raises ApiError: there is no such pod, or the account may not run programs in it.
         """
-        pods = await self._pods(decode_listed, ("labelSelector", AGENTS))
+        pods = await self._pods(decode_listed, labels=AGENTS)
         alive = [pod for pod in pods if pod.is_plugin and pod.phase not in ENDED]
         if not alive:
             raise ApiError(f"no pod of the agent is on the node {self._node}")
@@ -662,8 +625,10 @@ class NodeReader(ObjectReader):
 
     async def events(self) -> tuple[PodEventView, ...]:
         """The Events that agents posted about the Node. Raises ApiError."""
-        query = ("fieldSelector", f"involvedObject.kind=Node,involvedObject.name={self._node}")
-        events = await self.read_list("events", decode_pod_event, query, namespace=NODE_NAMESPACE)
+        about = f"involvedObject.kind=Node,involvedObject.name={self._node}"
+        events = await self.read_list(
+            "events", decode_pod_event, namespace=NODE_NAMESPACE, fields=about
+        )
         return tuple(event for event in events if event.writer == COMPONENT)
 
     async def names(self) -> tuple[str, ...]:
@@ -726,10 +691,10 @@ class NodeReader(ObjectReader):
             skew=skew,
         )
 
-    async def _pods(self, read: Callable[[Raw], T], *query: tuple[str, str]) -> tuple[T, ...]:
+    async def _pods(self, read: Callable[[Raw], T], *, labels: str = "") -> tuple[T, ...]:
         """List the pods of this node. Raises ApiError."""
-        query = (("fieldSelector", f"spec.nodeName={self._node}"), *query)
-        return await self.read_list("pods", read, *query, whole=True)
+        fields = f"spec.nodeName={self._node}"
+        return await self.read_list("pods", read, labels=labels, fields=fields, whole=True)
 
 
 async def nodes_with_gpus(
@@ -738,10 +703,12 @@ async def nodes_with_gpus(
     """The Nodes that report GPUs, each with the pods that hold some. Raises ApiError."""
     reader = ObjectReader(session)
     nodes = await reader.read_list("nodes", read_node, accept=METADATA_LIST)
-    query = ("labelSelector", annotations.VGPU_NODE)
     pods = await reader.read_list(
-        "pods", lambda item: decode_pod(read_object(item), resource), query
+        "pods",
+        lambda item: decode_pod(read_object(item), resource),
+        labels=annotations.VGPU_NODE,
     )
+
     held: dict[str, list[PodView]] = {}
     for pod in pods:
         held.setdefault(pod.node, []).append(pod)
@@ -802,8 +769,7 @@ class KubeLeftovers(ObjectReader):
 
         A pod that is not bound yet may begin on any Node: it has an entry of its own.
         """
-        query = ("labelSelector", selector)
-        pods = await self.read_list("pods", decode_listed, query, namespace=namespace)
+        pods = await self.read_list("pods", decode_listed, namespace=namespace, labels=selector)
         agents = {pod.node: pod.name for pod in pods}
         # Each Node is read at once: the text of 5,000 is 100 MB.
         listed = await self.read_list("nodes", self._read)

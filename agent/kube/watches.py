@@ -27,7 +27,7 @@ from agent.cluster import (
 from agent.errors import ApiError, ApiForbidden, ApiGone
 from agent.kit.cell import Cell
 from agent.kit.tasks import HEALTHY_AFTER, Allowance, Backoff
-from agent.kit.timing import Lag, Tally, await_event
+from agent.kit.timing import Lag, Tally, await_event, loop_time
 from agent.kube import api
 from agent.model import GpuUuid, Inventory
 from agent.ports import Clock, NodeApi, PodApi
@@ -64,14 +64,13 @@ class Reopening:
         self, follow: Callable[[], Awaitable[None]], broke: Callable[[ApiError], None]
     ) -> NoReturn:
         """Run `follow`, which is one watch, for ever; `broke` takes each of its errors."""
-        loop = asyncio.get_running_loop()
         while True:
-            began, failure, least = loop.time(), None, 0.0
+            began, failure, least = loop_time(), None, 0.0
             try:
                 await follow()
             except ApiError as error:
                 failure, least = error, error.retry_after or 0.0
-            delay = self.delay(failure, loop.time() - began)
+            delay = self.delay(failure, loop_time() - began)
             if failure is not None:
                 broke(failure)
             self.wanted.clear()
@@ -168,7 +167,7 @@ class NodeWatch:
         if node is None and held is not None:
             log.warning("node.deleted")
         if node is not None and held is not None:
-            now = asyncio.get_running_loop().time()
+            now = loop_time()
             former = [(text, until) for text, until in held.former_locks if until > now]
             gone = held.annotations.get(MUTEX_LOCK, "")
             if gone and node.annotations.get(MUTEX_LOCK) != gone:
@@ -264,8 +263,7 @@ class PodWatch:
                 return table
         else:
             lists = self._owners_lists if is_owners else self._lists
-            now = asyncio.get_running_loop().time()
-            if not lists.allows(now):
+            if not lists.allows(now := loop_time()):
                 left_out = self._warnings.admit()
                 if left_out is not None:
                     log.warning(
@@ -450,12 +448,12 @@ class RecentlyRegistered:
         async for inventory in self._inventory.follow():
             amounts = _amounts(inventory)
             if amounts != self._now:
-                self._before.append((asyncio.get_running_loop().time(), self._now))
+                self._before.append((loop_time(), self._now))
                 self._now = amounts
 
     def greatest(self) -> Amounts:
         """By GPU, the greatest memory (MiB) and compute (percent) registered in the window."""
-        oldest = asyncio.get_running_loop().time() - WINDOW
+        oldest = loop_time() - WINDOW
         while self._before and self._before[0][0] < oldest:
             self._before.popleft()
         greatest = dict(_amounts(self._inventory.value))

@@ -38,7 +38,7 @@ from agent.errors import (
 )
 from agent.kit.cell import Cell, News
 from agent.kit.tasks import Allowance
-from agent.kit.timing import Durations, Lag, Lull, Tally
+from agent.kit.timing import Durations, IdleWaiter, Lag, Tally, loop_time
 from agent.kit.unix import UnixChannel, peer_uid
 from agent.ledger import ContainerEdits
 from agent.model import LIST_BYTES, SliceGroup, SliceId, SliceList
@@ -47,9 +47,6 @@ from agent.wire import v1beta1 as pluginapi
 log = structlog.get_logger(__name__)
 
 # The agent's socket files in the kubelet's directory: naming, binding, removing dead ones.
-#
-# No name is used twice: the kubelet may still have a record of an earlier one, and a server that
-# stops late would delete its successor's file.
 
 PATH_LIMIT = 107
 """Bytes of a unix socket's path, without the closing zero."""
@@ -141,6 +138,9 @@ def check_directory(directory: Path) -> None:
 def socket_name(directory: Path, resource: str, chance: random.Random) -> str:
     """A new name: `hami-<tail of the resource>-<8 hex digits>.sock`, the tail cut to fit.
 
+    No name is used twice: the kubelet may still have a record of an earlier one, and a server that
+    stops late would delete its successor's file.
+
     Raises:
         SettingsError: the directory is too long for any name.
     """
@@ -186,17 +186,13 @@ def listens(path: Path) -> bool | None:
 
 
 # Encodes and decodes the messages of the device plugin API.
-#
-# The generated classes do it, but for two paths with thousands of ids, on the loop: their encoder
-# takes 17 µs for each slice of a list, their parser 2.5 µs for each id of a request. Their parser
-# also accepts a text that is cut short. A property test compares both paths with Google's protobuf.
 
 _TEXTS_1, _TEXTS_2, _NUMBER_3 = 0x0A, 0x12, 0x18
 """Tags of the requests: field 1 and 2 length-delimited, also of messages; field 3 a varint."""
 
 
 def encode_list(listed: SliceList) -> bytes:
-    """Encode a list, as bytes(ListAndWatchResponse) would.
+    """Encode a list, as bytes(ListAndWatchResponse) would, which takes 17 µs for each slice.
 
     Raises:
         SettingsError: with all slices unhealthy, the list would be longer than the kubelet accepts;
@@ -215,10 +211,12 @@ def encode_list(listed: SliceList) -> bytes:
     return b"".join(entries for entries, _ in encoded)
 
 
-# Each stream encodes the list, and an XID changes one GPU of it. 200 slices take 0.3 ms.
 @functools.lru_cache(maxsize=32)
 def _encode_group(group: SliceGroup) -> tuple[bytes, int]:
-    """The entries of one GPU's slices, and how many bytes they are when unhealthy."""
+    """The entries of one GPU's slices, and how many bytes they are when unhealthy.
+
+    Each stream encodes the list, and an XID changes one GPU of it. 200 slices take 0.3 ms.
+    """
     # An unknown NUMA node is omitted: the kubelet never places a container on node -1.
     numa = -1 if group.numa is None else group.numa
     topology = pluginapi.TopologyInfo(nodes=[pluginapi.NumaNode(id=numa)]) if numa >= 0 else None
@@ -237,7 +235,11 @@ def _in_field_1(data: bytes) -> bytes:
 
 
 class PluginCodec(CodecBase):
-    """The codec of the plugin's server. Lists are given to it as bytes, by encode_list()."""
+    """The codec of the plugin's server. Lists are given to it as bytes, by encode_list().
+
+    Requests with ids have a parser of their own: the generated one takes 2.5 µs for each id, on the
+    loop, and accepts a text that is cut short. A property test compares it with Google's protobuf.
+    """
 
     __content_subtype__ = "proto"
 
@@ -310,8 +312,6 @@ def _int32(values: list[int]) -> int:
 
 
 # The handlers of the kubelet's five calls; they translate between messages and services.
-#
-# Every call ends in an answer, or in a status with a message: one sentence with the refusal's id.
 
 RECEIVE_DEADLINE = 10.0
 """Seconds that a peer has to send its complete request."""
@@ -354,7 +354,7 @@ class Traffic:
 
     def __init__(self) -> None:
         self.streams: Cell[int] = Cell(0)
-        self.admissions = Lull()
+        self.admissions = IdleWaiter()
         self.calls = Tally(
             "rpc_calls_total",
             "Calls of the kubelet by gRPC code of the answer.",
@@ -367,6 +367,8 @@ class Traffic:
 
 class DevicePlugin:
     """The handlers of one device plugin server. Setting `has_ended` ends its list streams.
+
+    Every call ends in an answer, or in a status with one sentence that has the refusal's id.
 
     `is_current`: whether the resource still has the name that this server registered. With a
     `fence` the kubelet calls PreStartContainer before each start of a container. While
@@ -510,7 +512,7 @@ class DevicePlugin:
     @contextlib.contextmanager
     def _answered(self, method: str) -> Iterator[None]:
         """Count a call, and turn its error into a status with one sentence."""
-        started = _now()
+        started = loop_time()
         status = Status.CANCELLED
         try:
             yield
@@ -530,7 +532,7 @@ class DevicePlugin:
         finally:
             self.traffic.calls.add(method, status.name)
             if method != "list":  # a stream lasts as long as the kubelet
-                self.traffic.durations.observe(_now() - started, method, status.name)
+                self.traffic.durations.observe(loop_time() - started, method, status.name)
 
 
 async def received(stream: Stream[Any, Any]) -> Any:  # noqa: ANN401 -- any request
@@ -581,14 +583,7 @@ def container_response(edits: ContainerEdits) -> pluginapi.ContainerAllocateResp
     )
 
 
-def _now() -> float:
-    return asyncio.get_running_loop().time()
-
-
 # The device plugin server of one resource: it binds, serves, checks itself, drains and unlinks.
-#
-# The kubelet deletes every socket when it starts. Then the watcher of the directory calls rebind(),
-# which starts a new server on a new socket.
 
 LAST_CALLS = 1.0
 """Seconds in which admissions in progress are served to their end."""
@@ -711,9 +706,9 @@ class Incarnation(Server):
             if streams.value > 0:  # without a stream no kubelet is connected
                 with contextlib.suppress(TimeoutError):
                     async with Lag().within(LAST_CALLS):
-                        await calls.come(PREFERENCE_FOLLOWED)
+                        await calls.idle_for(PREFERENCE_FOLLOWED)
             self._plugin.is_draining = True
-            await _ended(calls.come(0), DRAIN_DEADLINE, "plugin.drain_overdue")
+            await _ended(calls.idle_for(0), DRAIN_DEADLINE, "plugin.drain_overdue")
             self._plugin.has_ended.set(True)
             none_left = streams.until(lambda count: count == 0)
             await _ended(none_left, STREAM_DEADLINE, "plugin.stream_overdue")
@@ -748,6 +743,8 @@ async def _ended(end: Awaitable[object], deadline: float, overdue: str) -> None:
 
 class PluginServer:
     """Serves our resource in the kubelet's directory, on a new socket after each rebind().
+
+    The kubelet deletes every socket when it starts; then the registration calls rebind().
 
     `resource` is its name, which names the next socket. With a `fence` the kubelet asks before each
     start of a container. `allocator` is set before the registration.

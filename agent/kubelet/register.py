@@ -71,13 +71,6 @@ class KubeletRegistrar:
 
 
 # Keeps the resource registered with the kubelet: an open list stream proves the registration.
-#
-# The kubelet never dials again by itself. A second Register beside an open stream costs a
-# connection and, up to and including 1.36, the registration. So the agent registers only while no
-# stream is open, and then waits for the stream. It registers again when the stream ends, when its
-# socket file is gone (every kubelet removes all sockets at its start), and when the kubelet's
-# socket is new. The stream does not show that another plugin registered; `renew` is called for
-# that.
 
 log = structlog.get_logger(__name__)
 
@@ -154,7 +147,14 @@ class KubeletWatch:
 
 
 class Registration:
-    """Registers the present name of `resource`. `streams`: the number of open list streams."""
+    """Registers the present name of `resource`. `streams`: the number of open list streams.
+
+    The kubelet never dials again by itself. A second Register beside an open stream costs a
+    connection and, up to and including 1.36, the registration. So the agent registers only while no
+    stream is open, and then waits for the stream. It registers again when the stream ends, when its
+    socket file is gone (every kubelet removes all sockets at its start), and when the kubelet's
+    socket is new. The stream does not show that another plugin registered: `renew` is for that.
+    """
 
     def __init__(
         self,
@@ -296,7 +296,7 @@ class Registration:
         self._retry("registration.failed", f"registration with the kubelet failed: {text}", delay)
 
     async def _call(self) -> Exception | None:
-        """Make one Register; cancel it if the agent's socket file goes. Returns the error, or None.
+        """Send one Register; cancel it if the agent's socket file goes. Returns the error, or None.
 
         A kubelet that starts removes all sockets just before it accepts calls. It would dial the
         removed socket for 10 s and fail every admission meanwhile.
@@ -378,11 +378,6 @@ def _text(error: Exception) -> str:
 
 
 # Watches for another device plugin of the agent's resource, and registers again when it is gone.
-#
-# Up to and including 1.36, the kubelet uses the plugin that registered last, and tells neither: the
-# agent's stream stays open. When the other plugin ends, the kubelet stops the resource although the
-# agent serves it. So the agent registers again when the other socket is gone and its own stream did
-# not end. A kubelet that starts removes all sockets; then the agent registers anyway.
 
 NVIDIA = "nvidia.com"
 
@@ -423,7 +418,14 @@ class Rival(msgspec.Struct, frozen=True):
 
 
 class Rivals:
-    """Watches the rival's socket. `say` posts an Event about the Node."""
+    """Watches the rival's socket. `say` posts an Event about the Node.
+
+    Up to and including 1.36, the kubelet uses the plugin that registered last, and tells neither:
+    the agent's stream stays open. When the other plugin ends, the kubelet stops the resource
+    although the agent serves it. So the agent registers again when the other socket is gone and its
+    own stream did not end. A kubelet that starts removes all sockets; then the agent registers
+    anyway.
+    """
 
     def __init__(
         self, socket: Rival, registration: Registration, say: Callable[[NodeEvent], None]

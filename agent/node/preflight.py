@@ -147,6 +147,12 @@ def judge_path(place: PathFacts, check: str = "P-PATHS", *, made: bool) -> Findi
     )
 
 
+REPAIR: Final = (
+    "the driver is there but fails: look with nvidia-smi and for NVRM in the kernel's log (dmesg); "
+    "then reload the driver or reboot"
+)
+
+
 def judge_driver(
     library: str, scan: Scan | None, failure: str, remedy: str | None = None
 ) -> Iterator[Finding]:
@@ -155,25 +161,18 @@ def judge_driver(
     `failure`: why there is no scan. `remedy`: what to do about it, if known.
     """
     if scan is None:
-        repair = (
-            "the driver is there but fails: look with nvidia-smi and for NVRM in the kernel's log "
-            "(dmesg); then reload the driver or reboot"
-        )
-        advice = repair if remedy is None else remedy
-        yield Finding("P-DRIVER", "wrong", library, failure, advice)
+        yield Finding("P-DRIVER", "wrong", library, failure, REPAIR if remedy is None else remedy)
         return
-    models = ", ".join(sorted({gpu.name for gpu in scan.gpus}))
-    yield judged(
-        "P-DRIVER",
-        library,
-        f"driver {scan.driver_version}, {counted(len(scan.gpus), 'GPU')}: {models}",
-        When(
-            not scan.gpus,
-            "wrong",
-            f"driver {scan.driver_version} answers but describes no GPU",
-            "see the notes on each GPU below" if scan.faults else "look with nvidia-smi -L",
-        ),
-    )
+
+    if scan.gpus:
+        models = ", ".join(sorted({gpu.name for gpu in scan.gpus}))
+        well = f"driver {scan.driver_version}, {counted(len(scan.gpus), 'GPU')}: {models}"
+        yield Finding("P-DRIVER", "ok", library, well)
+    else:
+        said = f"driver {scan.driver_version} answers but describes no GPU"
+        advice = "see the notes on each GPU below" if scan.faults else "look with nvidia-smi -L"
+        yield Finding("P-DRIVER", "wrong", library, said, advice)
+
     left = [
         (f"GPU {gpu.uuid} is in MIG mode", "it will not be shared")
         for gpu in scan.gpus
@@ -192,14 +191,18 @@ def judge_plugins(
     reported: bool,
     takeover: bool,
 ) -> Iterator[Finding]:
-    """Judge other plugins for these GPUs: running ones, sockets they left, HAMi's vGPUmonitor.
+    """Judge other plugins for these GPUs that run, and HAMi's vGPUmonitor.
 
     `pods`: those of other plugins here. `reported`: HAMi's plugin wrote its report on the Node.
     `takeover`: the agent is set to serve beside them.
     """
     running = [(f"pod {pod}", "another device plugin runs on this node") for pod in pods]
-    theirs = [socket for socket in sockets if socket.theirs]
-    running += [(one.path, "another device plugin answers here") for one in theirs if one.alive]
+    running += [
+        (socket.path, "another device plugin answers here")
+        for socket in sockets
+        if socket.theirs and socket.alive
+    ]
+
     verdict: Verdict = "note" if takeover else "wrong"
     advice = (
         "with takeover the agent takes the resource from it; remove it from this node right after"
@@ -208,12 +211,10 @@ def judge_plugins(
     )
     for subject, said in running:
         yield Finding("P-PLUGIN", verdict, subject, said, advice)
-    for path in (one.path for one in theirs if not one.alive):
-        said = "left behind by another device plugin"
-        rest = "no process listens there; remove it if that plugin will not come back"
-        yield Finding("P-PLUGIN", "note", path, said, rest)
+
     if not running and directory.kind == "directory":
-        yield judged("P-PLUGIN", directory.path, "no other plugin for these GPUs answers")
+        said = "no other plugin for these GPUs answers"
+        yield Finding("P-PLUGIN", "ok", directory.path, said)
     if running or reported:
         yield Finding(
             "P-MONITOR",

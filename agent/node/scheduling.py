@@ -20,7 +20,7 @@ from agent.node.findings import (
     is_ready,
     judged,
 )
-from agent.node.preflight import Right
+from agent.node.preflight import PluginSocket, Right
 
 R = TypeVar("R")
 
@@ -73,30 +73,21 @@ def skew_of(server: dt.datetime, before: dt.datetime, after: dt.datetime) -> flo
 
 def judge_node(name: str, node: NodeSight | None) -> Iterator[Finding]:
     """Judge whether the Node exists, and its label."""
-    has_report = node is not None and REGISTER in node.annotations
-    yield judged(
-        "P-NODE",
-        f"Node {name}",
-        "exists, already registered" if has_report else "exists, not registered yet",
-        When(
-            node is None,
-            "wrong",
-            "the API server knows no such Node",
-            "set node.name (--node-name, NODE_NAME) to the Node's name in Kubernetes",
-        ),
-    )
-    if node is not None:
-        yield judged(
-            "P-LABEL",
-            f"label gpu=on of Node {name}",
-            "is set",
-            When(
-                node.labels.get("gpu") != "on",
-                "note",
-                "is not set",
-                "by default, HAMi's DaemonSet and the agent's select nodes by it",
-            ),
-        )
+    if node is None:
+        advice = "set node.name (--node-name, NODE_NAME) to the Node's name in Kubernetes"
+        said = "the API server knows no such Node"
+        yield Finding("P-NODE", "wrong", f"Node {name}", said, advice)
+        return
+
+    has_report = REGISTER in node.annotations
+    said = "exists, already registered" if has_report else "exists, not registered yet"
+    yield Finding("P-NODE", "ok", f"Node {name}", said)
+
+    is_labelled = node.labels.get("gpu") == "on"
+    verdict: Verdict = "ok" if is_labelled else "note"
+    said = "is set" if is_labelled else "is not set"
+    advice = "by default, HAMi's DaemonSet and the agent's select nodes by it"
+    yield Finding("P-LABEL", verdict, f"label gpu=on of Node {name}", said, advice)
 
 
 def judge_rights(server: str, denied: Sequence[Right], unasked: Sequence[Right]) -> Finding:
@@ -105,61 +96,43 @@ def judge_rights(server: str, denied: Sequence[Right], unasked: Sequence[Right])
     `denied`: those that this account lacks. `unasked`: those that the agent's account has and this
     account need not have.
     """
-    return judged(
-        "P-RIGHTS",
-        server,
-        "all permissions of the agent are granted",
-        When(
-            bool(denied),
-            "wrong",
-            f"these are denied: {_words(denied)}",
-            "grant them to this account: the chart's ClusterRole lists them",
-        ),
-        When(
-            bool(unasked),
-            "note",
-            f"this account can read what the agent reads; these were not checked: "
-            f"{_words(unasked)}",
-            "the agent's account has them: run this check again as the agent once it is installed",
-        ),
-    )
+    if denied:
+        said = f"these are denied: {_words(denied)}"
+        advice = "grant them to this account: the chart's ClusterRole lists them"
+        return Finding("P-RIGHTS", "wrong", server, said, advice)
+
+    if unasked:
+        said = f"this account can read what the agent reads; not checked: {_words(unasked)}"
+        advice = "the agent's account has them: run this check as the agent once it is installed"
+        return Finding("P-RIGHTS", "note", server, said, advice)
+
+    return Finding("P-RIGHTS", "ok", server, "all permissions of the agent are granted")
 
 
 def judge_excess(server: str, excess: Sequence[Right]) -> Finding:
     """Judge the permissions that are granted, and not needed by the agent."""
-    return judged(
-        "P-EXCESS",
-        server,
-        "none of the rights that the agent does not need is granted, as far as asked",
-        When(
-            bool(excess),
-            "note",
-            f"wider than needed: {_words(excess)}",
-            "give the agent the chart's ClusterRole, or the kubeconfig of this node's own identity",
-        ),
-    )
+    if not excess:
+        said = "none of the rights that the agent does not need is granted, as far as asked"
+        return Finding("P-EXCESS", "ok", server, said)
+
+    said = f"wider than needed: {_words(excess)}"
+    advice = "give it the chart's ClusterRole, or the kubeconfig of this node's own identity"
+    return Finding("P-EXCESS", "note", server, said, advice)
 
 
 def judge_clock(server: str, skew: float | None) -> Finding:
     """Judge the clocks of the API server and of this node. `skew`: see `skew_of`."""
-    order = "ahead of" if (skew or 0.0) > 0 else "behind"
-    return judged(
-        "P-CLOCK",
-        server,
-        f"its clock and this node's differ by at most {SKEW_LIMIT:g} s",
-        When(
-            skew is None,
-            "unknown",
-            "its answers have no time (Date)",
-            "compare `date -u` on both machines",
-        ),
-        When(
-            abs(skew or 0.0) > SKEW_LIMIT,
-            "note",
-            f"its clock is {span(abs(skew or 0.0))} {order} this node's",
-            "synchronise both clocks (timedatectl, chronyc tracking)",
-        ),
-    )
+    if skew is None:
+        advice = "compare `date -u` on both machines"
+        return Finding("P-CLOCK", "unknown", server, "its answers have no time (Date)", advice)
+
+    if abs(skew) > SKEW_LIMIT:
+        said = f"its clock is {span(abs(skew))} {'ahead of' if skew > 0 else 'behind'} this node's"
+        advice = "synchronise both clocks (timedatectl, chronyc tracking)"
+        return Finding("P-CLOCK", "note", server, said, advice)
+
+    said = f"its clock and this node's differ by at most {SKEW_LIMIT:g} s"
+    return Finding("P-CLOCK", "ok", server, said)
 
 
 def _words(rights: Sequence[Right]) -> str:
@@ -181,46 +154,39 @@ class AgentAnswer(msgspec.Struct, frozen=True):
     denied: bool = False
 
 
-def judge_agent(answer: AgentAnswer, repaired: Mapping[str, str]) -> Sequence[Finding]:
-    """Judge the agent's readiness: one finding for each of its checks that fails.
-
-    `repaired`: words of the agent about the host that no longer hold, each with what was seen now:
-    the agent looks every 10 s, and one output must not contradict itself.
-    """
-    passed = sum(check.ok for check in answer.checks)
-    whole = judged(
-        "P-AGENT",
-        answer.path,
-        f"the agent is ready; {counted(passed, 'check')} of it passed",
-        When(
-            answer.denied,
-            "unknown",
-            answer.failure,
-            "run this check as root, or as the agent's user",
-        ),
-        When(
-            bool(answer.failure),
-            "wrong",
-            f"no agent answers: {answer.failure}",
+def judge_agent(answer: AgentAnswer) -> Iterator[Finding]:
+    """Judge the agent's readiness: one finding for each of its checks that fails."""
+    if answer.denied:
+        advice = "run this check as root, or as the agent's user"
+        yield Finding("P-AGENT", "unknown", answer.path, answer.failure, advice)
+        return
+    if answer.failure:
+        advice = (
             "start it (systemctl start hami-agent, or look at the DaemonSet's pod of this node), "
-            "and give this check the agent's settings (--run-dir)",
-        ),
-    )
-    found = []
+            "and give this check the agent's settings (--run-dir)"
+        )
+        yield Finding(
+            "P-AGENT", "wrong", answer.path, f"no agent answers: {answer.failure}", advice
+        )
+        return
+
     for check in answer.checks:
         if check.ok:
             continue
-        said, means = check.text or "fails", ""
-        advice = "see /readyz?verbose in the runbook, Start here, and the agent's log"
+
+        means = ""
+        # It may still tell of what was repaired a moment ago.
+        advice = "see /readyz?verbose in the runbook, Start here; the agent looks every 10 s"
         if check.name in {"gpu_health", "cdi"}:
             advice = "run `hami-agent status`: it says of each GPU what to do"
             means = "" if check.required else OF_ONE_GPU
-        if seen := next((seen for words, seen in repaired.items() if words in said), ""):
-            said = f"the agent has not seen yet that {seen}"
-            advice = "the agent looks every 10 s: run this check again in 10 s"
         verdict: Verdict = "wrong" if check.required else "note"
-        found.append(Finding("P-AGENT", verdict, check.name, said, advice, means))
-    return [*found, *([whole] if is_ready(answer.checks) else [])]
+        yield Finding("P-AGENT", verdict, check.name, check.text or "fails", advice, means)
+
+    if is_ready(answer.checks):
+        passed = counted(sum(check.ok for check in answer.checks), "check")
+        said = f"the agent is ready; {passed} of it passed"
+        yield Finding("P-AGENT", "ok", answer.path, said)
 
 
 # What HAMi's scheduler and the kubelet show of this node, as the API server has it.
@@ -403,74 +369,71 @@ def judge_handshake(
 
 def judge_writer(node: NodeSight, report: ReportSeen) -> Finding:
     """Judge who wrote the register annotation last. The agent writes no equal one again."""
+    subject = f"{REGISTER} of Node {node.name}"
     writer, _, when = cap(node.reported_by, 128).rpartition(" ")
-    is_same = report.gpus > 0 and not report.differences
-    return judged(
-        "P-WRITER",
-        f"{REGISTER} of Node {node.name}",
-        "no writer other than the agent is known",
-        When(
-            bool(writer) and is_same,
-            "ok",
-            f"{writer} wrote it at {when}, and the agent would write the same",
-        ),
-        When(
-            bool(writer),
-            "note",
-            f"{writer} changed it at {when}, after the agent",
-            "find this writer: nearly always it is a second device plugin of this node; stop it",
-        ),
-    )
+    if not writer:
+        return Finding("P-WRITER", "ok", subject, "no writer other than the agent is known")
+
+    if report.gpus > 0 and not report.differences:
+        said = f"{writer} wrote it at {when}, and the agent would write the same"
+        return Finding("P-WRITER", "ok", subject, said)
+
+    said = f"{writer} changed it at {when}, after the agent"
+    advice = "find this writer: nearly always it is a second device plugin of this node; stop it"
+    return Finding("P-WRITER", "note", subject, said, advice)
 
 
 def judge_lock(node: NodeSight, now: dt.datetime) -> Finding:
     """Judge the node lock."""
-    text = node.annotations.get(MUTEX_LOCK)
+    subject, text = f"{MUTEX_LOCK} of Node {node.name}", node.annotations.get(MUTEX_LOCK)
+    if text is None:
+        return Finding("P-LOCK", "ok", subject, "free")
+
     lock = _decoded(decode_node_lock, text)
-    age = (now - lock.stamp).total_seconds() if lock else 0.0
-    owner = f"pod {cap('/'.join(lock.owner), 128)}" if lock and lock.owner else "an unnamed pod"
     remove = f"kubectl annotate node {node.name} {MUTEX_LOCK}-"
-    return judged(
-        "P-LOCK",
-        f"{MUTEX_LOCK} of Node {node.name}",
-        "free" if text is None else f"held by {owner} for {span(age)}",
-        When(
-            text is not None and lock is None,
-            "wrong",
-            f"cannot be read ({cap(text or '', 64)}): no scheduler ever takes it over",
-            f"remove it: {remove}",
-        ),
-        When(
-            age > LOCK_LONG,
-            "wrong" if age > LOCK_EXPIRES else "note",
-            f"held by {owner} for {span(age)}",
-            "look at that pod's Events. The agent frees the lock of a pod that failed, ended or "
-            f"is gone within 35 s; if there is no such pod and the lock stays: {remove}",
-        ),
+    if lock is None:
+        said = f"cannot be read ({cap(text, 64)}): no scheduler ever takes it over"
+        return Finding("P-LOCK", "wrong", subject, said, f"remove it: {remove}")
+
+    seconds = (now - lock.stamp).total_seconds()
+    owner = f"pod {cap('/'.join(lock.owner), 128)}" if lock.owner else "an unnamed pod"
+    said = f"held by {owner} for {span(seconds)}"
+    if seconds <= LOCK_LONG:
+        return Finding("P-LOCK", "ok", subject, said)
+
+    advice = (
+        "look at that pod's Events. The agent frees the lock of a pod that failed, ended or is "
+        f"gone within 35 s; if there is no such pod and the lock stays: {remove}"
     )
+    verdict: Verdict = "wrong" if seconds > LOCK_EXPIRES else "note"
+    return Finding("P-LOCK", verdict, subject, said, advice)
 
 
 def judge_leftovers(
-    node: NodeSight, stale: Sequence[str], *, stamps: bool, scores: bool
-) -> Sequence[Finding]:
-    """Judge what HAMi's plugin left: sockets without a process (`stale`), and annotations.
+    node: NodeSight | None, sockets: Sequence[PluginSocket], *, stamps: bool, scores: bool
+) -> Iterator[Finding]:
+    """Judge what HAMi's plugin left: sockets without a process, and annotations of the Node.
 
+    `node`: None before the first start, when its annotations may be of a plugin that serves.
     `stamps`, `scores`: the agent's settings make it write the handshake, the score.
     """
-    left = [
-        (
-            path,
-            "left by HAMi's or NVIDIA's plugin: no process listens there",
-            f"rm {path}, if that plugin does not come back",
-        )
-        for path in stale
-    ]
-    for key, is_ours in {HANDSHAKE: stamps, SCORE: scores}.items():
-        text = node.annotations.get(key)
-        if text is not None and not is_ours and (key == SCORE or text.startswith("Reported")):
-            said = f"left by HAMi's plugin: these settings never write it ({cap(text, 48)})"
-            advice = f"kubectl annotate node {node.name} {key}-"
-            left.append((f"{key} of Node {node.name}", said, advice))
+    stale = [socket.path for socket in sockets if socket.theirs and not socket.alive]
+    for path in stale:
+        said = "left by HAMi's or NVIDIA's plugin: no process listens there"
+        advice = f"rm {path}, if that plugin does not come back"
+        yield Finding("P-LEFTOVERS", "note", path, said, advice)
 
-    well = Finding("P-LEFTOVERS", "ok", f"Node {node.name}", "nothing of HAMi's plugin is left")
-    return [Finding("P-LEFTOVERS", "note", *one) for one in left] or [well]
+    if node is None:
+        return
+
+    notes = node.annotations
+    left = [HANDSHAKE] if not stamps and notes.get(HANDSHAKE, "").startswith("Reported") else []
+    left += [SCORE] if not scores and SCORE in notes else []
+    for key in left:
+        said = f"left by HAMi's plugin: these settings never write it ({cap(notes[key], 48)})"
+        advice = f"kubectl annotate node {node.name} {key}-"
+        yield Finding("P-LEFTOVERS", "note", f"{key} of Node {node.name}", said, advice)
+
+    if not stale and not left:
+        said = "nothing of HAMi's plugin is left"
+        yield Finding("P-LEFTOVERS", "ok", f"Node {node.name}", said)

@@ -33,25 +33,25 @@ class NamedGpuRequest(HardwareRequest, frozen=True):
 
 
 class XidRequest(NamedGpuRequest, tag="xid", frozen=True):
-    """The GPU reports an XID."""
+    """A GPU reports an XID; 79 takes it off the bus."""
 
     xid: Annotated[int, msgspec.Meta(ge=1, le=65535)]
 
 
 class LoseRequest(NamedGpuRequest, tag="lose", frozen=True):
-    """The GPU stops answering."""
+    """A GPU stops answering, without an event."""
 
 
 class RefuseRequest(NamedGpuRequest, tag="refuse", frozen=True):
-    """The driver refuses calls for the GPU until it is reset."""
+    """The driver refuses calls about a GPU until it is reset, without an event."""
 
 
 class RestoreRequest(NamedGpuRequest, tag="restore", frozen=True):
-    """The GPU is reset and comes back healthy."""
+    """A GPU or its slot is reset: it is healthy again."""
 
 
 class HangRequest(HardwareRequest, tag="hang", frozen=True):
-    """The driver does not answer for that many seconds."""
+    """The driver answers nothing for so long."""
 
     seconds: Annotated[float, msgspec.Meta(gt=0, le=86400)]
 
@@ -63,11 +63,11 @@ class AddRequest(HardwareRequest, tag="add", frozen=True):
 
 
 class RemoveRequest(NamedGpuRequest, tag="remove", frozen=True):
-    """The GPU is unplugged."""
+    """A GPU is unplugged."""
 
 
 class ListRequest(HardwareRequest, tag="list", frozen=True):
-    """List the states of all GPUs."""
+    """Show all GPUs."""
 
 
 class ScanRequest(HardwareRequest, tag="scan", frozen=True):

@@ -141,17 +141,17 @@ def refuse_reader(request: web.BaseRequest, readers: ReaderPolicy) -> web.Respon
     """
     transport = request.transport
     peer = transport.get_extra_info("peername") if transport else None
-    is_unix = transport is not None and not isinstance(peer, tuple)
+    source = str(peer[0]) if isinstance(peer, tuple) else ""
+    is_unix = transport is not None and not source
 
     if readers is ReaderPolicy.ALL or is_unix:
         return None
 
     is_near = False
-    if isinstance(peer, tuple):
-        with contextlib.suppress(ValueError):
-            address = ipaddress.ip_address(str(peer[0]).partition("%")[0])
-            # A socket for both families shows 127.0.0.1 as ::ffff:127.0.0.1.
-            is_near = (getattr(address, "ipv4_mapped", None) or address).is_loopback
+    with contextlib.suppress(ValueError):  # the connection is gone, so it has no address
+        address = ipaddress.ip_address(source.partition("%")[0])
+        # A socket for both families shows 127.0.0.1 as ::ffff:127.0.0.1.
+        is_near = (getattr(address, "ipv4_mapped", None) or address).is_loopback
 
     if not is_near:
         return _text(

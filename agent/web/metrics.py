@@ -152,10 +152,10 @@ _OWN: Final[dict[_Labels, Mapping[str, str]]] = {
             "Unix time at which the present condition of each GPU began."
         ),
         "slices_allocated": "Slices of each GPU that containers hold.",
-        "memory_promised_bytes": (
-            "Bytes of each GPU promised to pods that have not ended: what the next pod finds taken."
+        "memory_allocated_bytes": (
+            "Bytes of each GPU allocated to pods that have not ended: taken for the next pod."
         ),
-        "memory_sellable_bytes": "Bytes of each GPU that are registered, after scaling.",
+        "memory_allocatable_bytes": "Bytes of each GPU that are registered, after scaling.",
         "gpu_utilization_ratio": "Share of the time in which a kernel ran, 0 to 1.",
         "gpu_memory_utilization_ratio": (
             "Share of the time in which memory was read or written, 0 to 1."
@@ -172,13 +172,13 @@ _OWN: Final[dict[_Labels, Mapping[str, str]]] = {
 
 _OF_CONTAINERS: Final[dict[_Labels, Mapping[str, str]]] = {
     SHARE: {
-        "container_memory_promised_bytes": (
-            "Bytes of each GPU's memory promised to a container; none: it has no limit."
+        "container_memory_allocated_bytes": (
+            "Bytes of each GPU's memory allocated to a container; none: it has no limit."
         ),
-        "container_cores_promised_ratio": (
-            "Share of each GPU's compute promised to a container, 0 to 1; 0: it has no limit."
+        "container_cores_allocated_ratio": (
+            "Share of each GPU's compute allocated to a container, 0 to 1; 0: it has no limit."
         ),
-        "container_slices_promised": "Slices of each GPU promised to a container.",
+        "container_slices_allocated": "Slices of each GPU allocated to a container.",
         "container_memory_used_bytes": (
             "Bytes of each GPU's memory that a container uses, as HAMi-core counts them."
         ),
@@ -204,6 +204,15 @@ _OF_CONTAINERS: Final[dict[_Labels, Mapping[str, str]]] = {
         ),
     },
 }
+
+_FORMER: Final = {
+    "memory_allocated_bytes": "memory_promised_bytes",
+    "memory_allocatable_bytes": "memory_sellable_bytes",
+    "container_memory_allocated_bytes": "container_memory_promised_bytes",
+    "container_cores_allocated_ratio": "container_cores_promised_ratio",
+    "container_slices_allocated": "container_slices_promised",
+}
+"""The name that a family had up to and including 0.1.0. The next release serves both."""
 
 
 def _of_agent(build: BuildInfo, facts: StatusFacts) -> _Measured:
@@ -249,8 +258,8 @@ def _of_gpus(facts: StatusFacts) -> _Measured:
         yield "slices_allocated", of, len(held.get(gpu.uuid, ()))
 
         taken = promised(facts.ledger, facts.pods, gpu).memory_mib
-        yield "memory_promised_bytes", of, taken * MIB
-        yield "memory_sellable_bytes", of, gpu.registered_mib * MIB
+        yield "memory_allocated_bytes", of, taken * MIB
+        yield "memory_allocatable_bytes", of, gpu.registered_mib * MIB
 
         if newest := facts.newest(gpu.uuid):
             sample = newest.sample
@@ -274,11 +283,11 @@ def _of_rows(facts: StatusFacts, rows: Iterable[tuple[Holder, Row]]) -> _Measure
         for share in row.limits:
             of = (labels.get(share.uuid, share.uuid), *astuple(holder))
             mib = share.memory_mib or whole.get(share.uuid, 0)
-            yield "container_memory_promised_bytes", of, mib * MIB
-            yield "container_cores_promised_ratio", of, share.core_percent / 100
+            yield "container_memory_allocated_bytes", of, mib * MIB
+            yield "container_cores_allocated_ratio", of, share.core_percent / 100
 
         for uuid in row.gpus:
-            yield "container_slices_promised", (labels.get(uuid, uuid), *astuple(holder)), 1
+            yield "container_slices_allocated", (labels.get(uuid, uuid), *astuple(holder)), 1
 
 
 def _of_limits(facts: StatusFacts, newest: Mapping[Holder, Row]) -> _Measured:
@@ -505,6 +514,9 @@ class AgentCollector(Collector):
         for labels, texts in (_OWN | (_OF_CONTAINERS if self._names_pods else {})).items():
             for name, text in texts.items():
                 yield _family(PREFIX + name, text, labels, sums[name])
+                if former := _FORMER.get(name):
+                    said = f"The former name of {PREFIX}{name}; use that: this release is the last."
+                    yield _family(PREFIX + former, said, labels, sums[name])
 
         yield from _hami(self._hami, self._build, facts, used)
 

@@ -321,6 +321,7 @@ def _gpu(gpu: GpuStatus, now: dt.datetime) -> Html:
     used = "not known" if gpu.used_mib is None else gib(gpu.used_mib)
     if gpu.used_mib is not None and gpu.memory_mib:
         used = f"{gib(gpu.used_mib, '')} / {gib(gpu.memory_mib)}"
+
     used += "" if gpu.gpu_percent is None else f", {gpu.gpu_percent} % busy"
     given = f"{gib(gpu.promised_mib, '')} / {gib(gpu.sellable_mib)}, {gpu.promised_cores} % cores"
 

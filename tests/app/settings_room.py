@@ -16,7 +16,7 @@ from agent.cluster import NodeEvent
 from agent.host.process import Systemd
 from agent.inventory import InventoryKeeper
 from agent.kit.cell import Cell
-from agent.kit.timing import Lull
+from agent.kit.timing import IdleWaiter
 from agent.kube.watches import NodeWatch
 from agent.ledger import LastGood, Ledger, SourceFile
 from agent.model import GpuUuid, Scan, SliceId, SliceList
@@ -86,7 +86,7 @@ class SettingsRoom:
     refreshed: list[int] = dataclasses.field(default_factory=list)
     ledger: Cell[Ledger] = dataclasses.field(default_factory=lambda: Cell(Ledger()))
     rebuild: Callable[[], None] = lambda: None
-    calls: Lull = dataclasses.field(default_factory=Lull)
+    calls: IdleWaiter = dataclasses.field(default_factory=IdleWaiter)
     stored: LastGood | None = None
 
     def __post_init__(self) -> None:

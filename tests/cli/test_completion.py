@@ -91,7 +91,26 @@ def offered(shell: str, typed: str, folder: Path, capsys: pytest.CaptureFixture[
         ("hami-agent run --pass-device-specs --lo", {"--log-level", "--log-format"}),
     ],
 )
-def test_the_shell_offers_what_may_follow(shell, typed, expected, tmp_path: Path, capsys):
+def test_what_is_offered_after_the_words_that_are_typed(typed, expected, capsys):
+    words = typed.split(" ")[1:]
+    assert 0 == dispatch(["completion", "bash", "--", "--", *words], {})
+
+    found = capsys.readouterr().out.splitlines()
+    assert expected == {word for word in found if word.startswith(words[-1])}
+
+
+@pytest.mark.parametrize(
+    ("typed", "expected"),
+    [
+        ("hami-agent config s", {"show", "schema"}),
+        ("hami-agent doctor --str", {"--strict"}),
+        ("hami-agent nothing ", set()),
+        ("hami-agent runbook HA-40", {f"HA-400{number}" for number in range(1, 7)}),
+    ],
+)
+def test_the_shell_offers_of_these_what_begins_as_typed(
+    shell, typed, expected, tmp_path: Path, capsys
+):
     assert expected == offered(shell, typed, tmp_path, capsys)
 
 
@@ -99,10 +118,10 @@ def test_all_verbs_are_offered_first(shell, tmp_path: Path, capsys):
     assert {*VERBS} == offered(shell, "hami-agent ", tmp_path, capsys)
 
 
-def test_an_option_that_is_accepted_and_not_shown_is_not_offered(shell, tmp_path: Path, capsys):
-    found = offered(shell, "hami-agent uninstall --", tmp_path, capsys)
+def test_an_option_that_is_accepted_and_not_shown_is_not_offered():
+    found = completion.may_follow(["uninstall", "--"], {})
 
-    assert {"--force", "--all-nodes"} <= found
+    assert {"--force", "--all-nodes"} <= set(found)
     assert "--split-count" not in found
 
 

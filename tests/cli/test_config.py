@@ -217,6 +217,14 @@ def test_run_says_it_in_one_sentence(tmp_path, monkeypatch, capsys):
     assert line.endswith("(and 5 more)")
 
 
+def test_broken_json_is_recognised_by_the_name_of_its_file_and_its_place_is_said(tmp_path, capsys):
+    (tmp_path / "config.json").write_text("{")
+
+    _, said = checked(capsys, str(tmp_path / "config.json"), code=1)
+
+    assert f"{tmp_path}/config.json:1:" in said
+
+
 OBJECT = "this is a Kubernetes object, not a settings file; give the file in its ConfigMap"
 
 

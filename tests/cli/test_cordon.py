@@ -205,6 +205,8 @@ async def test_node_and_kubeconfig_come_from_the_agents_settings(tmp_path: Path,
         world.kubeconfig.rename(tmp_path / ".kube/config")
         environ = {"NODE_NAME": NODE, "HOME": str(tmp_path)}
         assert 0 == await asyncio.to_thread(dispatch, ["cordon", "1", "-y"], environ)
+        environ = {"NODE_NAME": NODE, "HAMI_AGENT_NODE_KUBECONFIG": f"{tmp_path}/.kube/config"}
+        assert 0 == await asyncio.to_thread(dispatch, ["cordon", "1", "-y"], environ)
 
         assert f"{G1},{G2}" == world.node_annotations()[CORDON]
 
@@ -232,6 +234,13 @@ async def test_a_list_of_kubeconfigs_and_a_context_are_read_as_by_kubectl(tmp_pa
 
         assert G1 == world.node_annotations()[CORDON]
     assert "has no context other" in capsys.readouterr().err
+
+
+def test_in_a_pod_its_service_account_is_used(capsys):
+    environ = {"KUBERNETES_SERVICE_HOST": "127.0.0.1"}
+
+    assert 3 == dispatch(["cordon", "0", "-y", "--node", "n"], environ)
+    assert "this is not a pod" in capsys.readouterr().err, "its account is missing here"
 
 
 @pytest.mark.parametrize("home", ["", "/" + "x" * 300], ids=["none", "not-a-path"])

@@ -138,6 +138,10 @@ def test_a_whole_object_is_told_what_to_give_instead(text: str, capsys: Out) -> 
     assert "-o jsonpath=" in refused(capsys, text)
 
 
+def test_a_value_longer_than_any_annotation_is_refused(capsys: Out) -> None:
+    assert "more than 4194304 characters" in refused(capsys, "x" * (4 * 1024**2 + 1))
+
+
 def test_the_name_of_a_file_is_told_how_to_give_its_content(tmp_path: Path, capsys: Out) -> None:
     file = tmp_path / "value"
     file.write_text(COLON)

@@ -66,7 +66,8 @@ async def test_a_missing_right_is_named_and_the_rest_is_told(
 
         assert 5 == answer.code
         (missing,) = answer.data["missing"]
-        assert f"grant it the verb list on the resource {resource}" in missing
+        assert f"list {resource} (/api/v1/" in missing
+        assert "grant this right to the identity that asks" in missing
         assert "passed" == answer.gate("admission")["verdict"]
         text = (await rig.explain("p", "-o", "table")).out
         assert f"missing: {missing}" in " ".join(text.split())
@@ -215,7 +216,8 @@ async def test_without_the_right_to_read_the_pod_there_is_no_answer(tmp_path: Pa
         answer = await rig.explain("p")
 
         assert (3, "") == (answer.code, answer.out)
-        assert "grant it the verb get on the resource pods" in answer.err
+        assert "get pods (/api/v1/namespaces/default/pods/p)" in answer.err
+        assert "grant this right to the identity that asks" in answer.err
         assert 1 == len(answer.err.splitlines())
 
 

@@ -12,6 +12,7 @@ from typing import cast
 import aiohttp
 import msgspec
 import pytest
+import structlog
 from aiohttp import web
 
 from agent.allocate.room import promised
@@ -372,10 +373,15 @@ async def test_pages_are_served_beside_actions(tmp_path):
     assert 405 == (await post(tmp_path, "/livez", "PUT"))[0]
 
 
-async def test_somebody_else_is_refused(tmp_path, monkeypatch):
+async def test_somebody_else_is_refused_and_one_line_a_minute_tells_it(tmp_path, monkeypatch):
     monkeypatch.setattr(api, "peer_uid", lambda _: os.geteuid() + 1)
+    served = actions()
 
-    assert 403 == (await post(tmp_path, "/api/v1/gpus/0:recheck"))[0]
+    with structlog.testing.capture_logs() as logs:
+        for _ in range(2):
+            assert 403 == (await post(tmp_path, "/api/v1/gpus/0:recheck", served=served))[0]
+
+    assert 1 == [line["event"] for line in logs].count("web.action_refused")
 
 
 async def test_there_are_no_actions_over_tcp():
@@ -469,13 +475,13 @@ async def test_every_face_shows_what_has_ended_and_the_sum_that_the_next_pod_mee
     page = page_html(found, (), NOON)
 
     assert mib == promised(seen.ledger, seen.table, GPU).memory_mib
-    assert {("", "0"): mib * 2**20} == await series(cells, "hami_agent_memory_promised_bytes")
+    assert {("", "0"): mib * 2**20} == await series(cells, "hami_agent_memory_allocated_bytes")
     assert mib == found.gpus[0].promised_mib
     assert f"{mib / 1024:.1f}" in page
 
     (one,) = (each for each in found.allocations if each.shares[0].memory_mib == 70000)
     *_, last = pod_lines([one], NOON, StatusStyle(width=200))
-    served = await series(cells, "hami_agent_container_memory_promised_bytes")
+    served = await series(cells, "hami_agent_container_memory_allocated_bytes")
     assert seen.ended == one.ended == last.endswith("ended") == ("It has ended." in page)
     assert seen.ended == (one.shares[0].used_mib is None)
     is_named = seen.row.holder is not None and not seen.ended

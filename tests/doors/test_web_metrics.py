@@ -113,7 +113,7 @@ async def test_no_two_gpus_have_one_label(uuids, indexes, present, names):
         a_shared_gpu(gpu=a_gpu(uuid=uuid, index=index), present=there)
         for uuid, index, there in zip(uuids, indexes, present, strict=True)
     ]
-    found = await samples("memory_sellable_bytes", facts(an_inventory(gpus=gpus)))
+    found = await samples("memory_allocatable_bytes", facts(an_inventory(gpus=gpus)))
 
     assert [(name,) for name in names] == list(found)
 
@@ -122,7 +122,7 @@ async def test_pods_are_named_only_where_that_is_wanted():
     text, _ = await scrape(a_node(), names_pods=False, hami=HamiNames.BOTH)
 
     assert [False] * 3 == [name in text for name in ("train-0", "twin", "container_memory")]
-    assert "hami_agent_memory_promised_bytes" in text
+    assert "hami_agent_memory_allocated_bytes" in text
 
 
 POLICY = "GPU_CORE_UTILIZATION_POLICY"

@@ -171,11 +171,15 @@ async def test_a_head_of_many_times_its_bound_is_not_read_to_its_end(monkeypatch
             assert b"" == await raw(port, GET[:-2] + many + b"\r\n")
 
 
-async def test_a_client_that_sends_no_head_is_closed(monkeypatch):
+async def test_clients_that_send_no_head_are_closed_and_one_is_logged(monkeypatch):
     monkeypatch.setattr(server, "HEAD_TIMEOUT", 0.05)
     async with serving(PAGES) as (port, _):
-        with contextlib.suppress(ConnectionResetError):
-            assert b"" == await raw(port, b"GET /hello HTTP/1.1\r\nX-Slow: ")
+        with structlog.testing.capture_logs() as logs:
+            for _ in range(2):
+                with contextlib.suppress(ConnectionResetError):
+                    assert b"" == await raw(port, b"GET /hello HTTP/1.1\r\nX-Slow: ")
+
+    assert ["web.client_too_slow"] == [line["event"] for line in logs]
 
 
 class RawLines:

@@ -312,7 +312,7 @@ def table(library) -> GpuTable:
 
 def named(table: GpuTable, *troubled: int, lost: bool = False) -> list[tuple[str, bool]]:
     trouble = Trouble.LOST if lost else Trouble.SILENT
-    faults = {n: GpuFault("as asked", "slow", trouble) for n in troubled}
+    faults = [GpuFault("as asked", "slow", trouble, n) for n in troubled]
     return [(fault.gpu, fault.lost) for fault in table.named(faults)]
 
 

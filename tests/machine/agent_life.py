@@ -22,7 +22,7 @@ from agent.hami.register import ReportSettings
 from agent.hookdirs import HostHookDirs
 from agent.inventory import slice_list
 from agent.kit.cell import Cell, News
-from agent.kit.timing import Lull
+from agent.kit.timing import IdleWaiter
 from agent.kube.watches import NodeWatch, PodWatch
 from agent.kubelet.door import container_response, grpc_error
 from agent.ledger import EditSettings, KubeletEpoch, Ledger
@@ -125,7 +125,7 @@ class AgentServices:
             epoch=epoch,
             taken=self.allocation.taken,
             rivals=Cell(0),
-            calls=Lull(),
+            calls=IdleWaiter(),
             witness=witness,
             records=records,
             hooks=hooks,

@@ -101,12 +101,12 @@ async def test_in_plain_mode_holders_are_named_and_nothing_is_alarmed(tmp_path: 
         target = (cluster.web_address or "").removeprefix("http://")
         async with open_prometheus(tmp_path, own_job(target)) as prometheus:
             held = await prometheus.until(
-                "sum by (namespace, pod, container) (hami_agent_container_slices_promised)"
+                "sum by (namespace, pod, container) (hami_agent_container_slices_allocated)"
             )
 
             names = {"namespace": "team-a", "pod": "train-0", "container": "main"}
             assert [(names, "2")] == [(one["metric"], one["value"][1]) for one in held]
-            assert await prometheus.query("hami_agent_container_memory_promised_bytes")
+            assert await prometheus.query("hami_agent_container_memory_allocated_bytes")
             assert set() == await found(prometheus)
 
 
@@ -116,13 +116,13 @@ async def test_promtool_has_no_complaint_about_the_page(tmp_path: Path):
         done = promtool("check", "metrics", text=text)
 
         assert (0, "", "") == (done.returncode, done.stdout, done.stderr)
-        assert "hami_agent_container_memory_promised_bytes{" in text
+        assert "hami_agent_container_memory_allocated_bytes{" in text
         assert "hami_agent_container_memory_used_bytes{" in text
         assert "hami_host_gpu_utilization_ratio{" in text
         assert "hami_vgpu_memory_used_bytes{" in text
 
         # Series that name pods keep their labels beside those of the target.
-        (one,) = await prometheus.query("hami_agent_container_slices_promised")
+        (one,) = await prometheus.query("hami_agent_container_slices_allocated")
         assert ("demo", "first", "main", "sandbox") == tuple(
             one["metric"][name] for name in ("namespace", "pod", "container", "node")
         )

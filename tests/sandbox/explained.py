@@ -3,7 +3,7 @@
 import datetime as dt
 from typing import Any
 
-from agent.kube.reader import ClusterNode, ClusterSnapshot, PodEventView
+from agent.kube.reader import ClusterNode, ClusterSnapshot, ListedPod, PodEventView
 from agent.sandbox.explain.decide import explain_pod
 from agent.sandbox.explain.story import Explanation
 from tests.fakes.explain_rig import REGISTER, a_gpu, report_of
@@ -42,6 +42,12 @@ def event(
 def a_node(name: str = "n1", *gpus: Any, slices: int = 10, **parts: Any) -> ClusterNode:
     report = report_of(*(gpus or (a_gpu("GPU-a"),)))
     return ClusterNode(name, {REGISTER: report} | parts.pop("marks", {}), slices=slices, **parts)
+
+
+def a_holder(name: str, shares: str, phase: str = "Running", **parts: Any) -> ListedPod:
+    """A pod for which HAMi's scheduler chose GPUs, by default of the Node n1."""
+    known = {"namespace": "d", "uid": name, "chosen": "n1", "shares": shares, "phase": phase}
+    return ListedPod(name=name, **(known | parts))
 
 
 def told(pod: Json, *events: PodEventView, **parts: Any) -> Explanation:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from agent.hami.pod import encode_pod_devices
 from agent.kit.units import span
-from agent.kube.reader import ClusterNode, ClusterSnapshot, GpuHolder, PodEventView
+from agent.kube.reader import ClusterNode, ClusterSnapshot, ListedPod, PodEventView
 from agent.model import GpuUuid, Share
 from agent.sandbox.explain.decide import explain_pod
 from agent.sandbox.explain.story import GateVerdict, PlacingChange
@@ -22,7 +22,7 @@ from agent.sandbox.scheduler.registry import read_offer
 from agent.sandbox.scheduler.usage import Reservation, Usage
 from tests.fakes.chance import Seeded
 from tests.fakes.explain_rig import REGISTER, a_gpu, report_of
-from tests.sandbox.explained import CORES, GPU, MEMORY, NOW, a_node, a_pod, event, told
+from tests.sandbox.explained import CORES, GPU, MEMORY, NOW, a_holder, a_node, a_pod, event, told
 
 TYPE = "nvidia.com/use-gputype"
 ONE = {GPU: 1, MEMORY: 1}
@@ -39,7 +39,7 @@ class RandomCluster:
 
     def __init__(self, rng: random.Random, nodes: int) -> None:
         self.nodes: list[ClusterNode] = []
-        self.holders: list[GpuHolder] = []
+        self.holders: list[ListedPod] = []
         for place in range(nodes):
             gpus = [
                 a_gpu(
@@ -57,7 +57,7 @@ class RandomCluster:
                     share = Share(gpu.uuid, rng.randrange(0, 16_000), rng.choice([0, 30, 90]))
                     text = encode_pod_devices([[share]])
                     name = f"h-{gpu.uuid}"
-                    self.holders.append(GpuHolder(name, "d", name, f"n{place}", text, "Running"))
+                    self.holders.append(a_holder(name, text, chosen=f"n{place}"))
 
     def snapshot(
         self, pod: dict[str, Any], events: tuple[PodEventView, ...] = ()
@@ -73,7 +73,7 @@ class RandomCluster:
             if holder.name != without:
                 uuid, _, memory, cores = holder.shares.rstrip(";:").split(",")
                 share = Share(GpuUuid(uuid), int(memory), int(cores))
-                usage.reserve(holder.uid, Reservation(holder.node, [[share]], 0))
+                usage.reserve(holder.uid, Reservation(holder.chosen, [[share]], 0))
         registered: dict[str, RegisteredNode] = {}
         for node in self.nodes:
             offer = read_offer(node.annotations)
@@ -198,7 +198,7 @@ def test_where_reasons_differ_the_advice_is_the_change_that_places_the_pod():
 
 
 def test_a_pod_that_wants_its_gpu_alone_by_a_policy_is_told_to_drop_the_policy():
-    holder = GpuHolder("h", "d", "other", "n1", "GPU-a,NVIDIA,1000,10:;", "Running")
+    holder = a_holder("other", "GPU-a,NVIDIA,1000,10:;")
     mutex = {"hami.io/gpu-scheduler-policy": "mutex"}
 
     found = told(pod_of({**ONE, CORES: 5}, mutex), holders=(holder,))

@@ -2,13 +2,14 @@
 
 import pytest
 
-from agent.kube.reader import GpuHolder, PodEventView, Taint, Unread
+from agent.kube.reader import PodEventView, Taint, Unread
 from tests.fakes.explain_rig import a_gpu
 from tests.sandbox.explained import (
     CORES,
     GPU,
     MEMORY,
     Json,
+    a_holder,
     a_node,
     a_pod,
     blocked,
@@ -144,7 +145,7 @@ def test_the_words_of_schedulers_and_agents_decide_and_are_quoted(
 
 
 def test_what_the_pod_itself_was_given_does_not_count_against_it():
-    own = GpuHolder("own", "d", "p", "n1", "GPU-a,NVIDIA,16000,0:;", "Pending")
+    own = a_holder("p", "GPU-a,NVIDIA,16000,0:;", "Pending", uid="own")
     chosen = event("FilteringSucceed", "find fit node(n1)", 9)
 
     assert ("", "") == blocked(told(a_pod(), chosen, holders=(own,)))
@@ -162,10 +163,7 @@ def test_nodes_are_ordered_by_number():
 
 def test_the_holders_of_what_is_short_are_named():
     held = [("big", 15_000, 0), ("busy", 100, 70), ("idle", 50, 0)]
-    holders = tuple(
-        GpuHolder(name, "d", name, "n1", f"GPU-a,NVIDIA,{mib},{cores}:;", "Running")
-        for name, mib, cores in held
-    )
+    holders = tuple(a_holder(name, f"GPU-a,NVIDIA,{mib},{cores}:;") for name, mib, cores in held)
 
     cores = told(a_pod(limits={MEMORY: "10", CORES: "50"}), holders=holders)
     memory = told(a_pod(limits={MEMORY: "9000", CORES: "10"}), holders=holders)
@@ -313,7 +311,7 @@ def a_quota(hard: Json) -> Json:
 
 def test_a_quota_is_raised_to_what_is_enough_and_its_holders_are_named():
     hard = {f"limits.{MEMORY}": "3000", f"limits.{CORES}": "60"}
-    holder = GpuHolder("h", "d", "held", "n2", "GPU-b,NVIDIA,2500,40:;", "Running")
+    holder = a_holder("held", "GPU-b,NVIDIA,2500,40:;", chosen="n2")
     pod = a_pod(limits={MEMORY: "1000", CORES: "30"})
 
     found = told(pod, holders=(holder,), quotas=(a_quota(hard),))
@@ -349,7 +347,7 @@ def test_a_quota_in_a_form_that_hami_does_not_read_is_named_with_the_form_that_c
 
 
 def test_a_container_that_asks_for_a_whole_gpu_is_told_to_name_its_memory():
-    holder = GpuHolder("h", "x", "held", "n1", "GPU-a,NVIDIA,6000,0:;", "Running")
+    holder = a_holder("held", "GPU-a,NVIDIA,6000,0:;", namespace="x")
     pod = a_pod(metadata={"annotations": {CORES: "20"}})
     pod["spec"]["containers"][0]["resources"]["limits"] = {GPU: "1", CORES: "100"}
 

@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 
 from agent.hami.pod import encode_node_lock
-from agent.kube.reader import ClusterNode, GpuHolder, Taint, Unread
+from agent.kube.reader import ClusterNode, ListedPod, Taint, Unread
 from agent.sandbox.explain.placement import refuse_node
 from agent.sandbox.explain.story import Explanation, Gate
 from tests.fakes.explain_rig import LOCK
 from tests.sandbox import explained
-from tests.sandbox.explained import NOW, Json, a_node, event
+from tests.sandbox.explained import NOW, Json, a_holder, a_node, event
 
 CHOSEN = event("FilteringSucceed", "find fit node(n1), 0 nodes not fit")
 
@@ -36,8 +36,8 @@ def locked(owner: str, age: float) -> str:
     return encode_node_lock(NOW - dt.timedelta(seconds=age), "d", owner)
 
 
-def holder(phase: str) -> GpuHolder:
-    return GpuHolder("other", "d", "other", "n1", "GPU-a,NVIDIA,1,0:;", phase)
+def holder(phase: str) -> ListedPod:
+    return a_holder("other", "GPU-a,NVIDIA,1,0:;", phase)
 
 
 def of_main(**state: Json) -> Json:
@@ -162,7 +162,7 @@ def test_what_the_pod_asks_of_a_gpu_stands_beside_what_was_found(marks: dict[str
 
 
 def test_to_wait_for_a_pod_that_is_being_deleted_is_the_smallest_change():
-    full = GpuHolder("h", "d", "full", "n1", "GPU-a,NVIDIA,15500,0:;", "Running", is_deleted=True)
+    full = a_holder("full", "GPU-a,NVIDIA,15500,0:;", is_deleted=True)
 
     first, *_ = told(a_pod(), holders=(full,)).changes
 
@@ -181,8 +181,8 @@ def test_a_cluster_without_gpus_is_told_as_such():
 
 def test_init_containers_that_passed_free_what_only_they_held():
     shares = "GPU-a,NVIDIA,16000,0:;GPU-a,NVIDIA,1000,0:;"
-    passed = GpuHolder("h", "d", "h", "n1", shares, "Running", inits=1, has_passed_init=True)
-    waiting = GpuHolder("h", "d", "h", "n1", shares, "Running", inits=1)
+    passed = a_holder("h", shares, inits=1, has_passed_init=True)
+    waiting = a_holder("h", shares, inits=1)
 
     assert "PASSED" == told(a_pod(), holders=(passed,)).gate("placement").verdict.name
     assert "CardInsufficientMemory" == told(a_pod(), holders=(waiting,)).gate("placement").reason

@@ -17,7 +17,7 @@ from agent import cluster as annotations
 from agent.errors import cap
 from agent.kit.units import counted, span
 from agent.kube.objects import decode_moment
-from agent.kube.reader import ClusterSnapshot, GpuHolder, JsonObject
+from agent.kube.reader import ClusterSnapshot, JsonObject, ListedPod
 from agent.sandbox.explain.gates import (
     ADMISSION,
     READ_BY_HAMI,
@@ -227,9 +227,9 @@ class _Tries:
             name = f"{cap(holder.namespace, 64)}/{cap(holder.name, 128)}"
             ends = ", which is being deleted" if holder.is_deleted else " to end, or end it"
             cores = f" and {core_words(load.core_percent)}" if load.core_percent else ""
-            held = f"it holds {mib(load.memory_mib)}{cores} on {cap(holder.node, 128)}"
+            held = f"it holds {mib(load.memory_mib)}{cores} on {cap(holder.chosen, 128)}"
             edit, size = Edit(ended=frozenset({holder.uid})), (0 if holder.is_deleted else 6, rank)
-            yield _Trial(size, f"wait for {name}{ends} ({held})", self._pod, edit, (holder.node,))
+            yield _Trial(size, f"wait for {name}{ends} ({held})", self._pod, edit, (holder.chosen,))
 
     def _greatest_cap(self, kind: str) -> tuple[int, int]:
         """The greatest limit with which the pod fits somewhere, and what it asks for now.
@@ -288,7 +288,7 @@ def _is_whole(container: dict[str, object]) -> bool:
     return lookup(container, COUNT) is not None and not names_memory
 
 
-def _some(holders: Sequence[tuple[Load, GpuHolder]]) -> Sequence[tuple[Load, GpuHolder]]:
+def _some(holders: Sequence[tuple[Load, ListedPod]]) -> Sequence[tuple[Load, ListedPod]]:
     """A few of the holders, from the smallest to the greatest."""
     if len(holders) <= HOLDERS_TRIED:
         return holders

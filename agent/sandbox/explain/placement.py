@@ -18,7 +18,7 @@ from agent.errors import MalformedText, cap
 from agent.hami.pod import decode_pod_devices
 from agent.kit.units import counted, span
 from agent.kube.objects import decode_moment, decode_pod
-from agent.kube.reader import ClusterNode, ClusterSnapshot, GpuHolder, JsonObject, Taint
+from agent.kube.reader import ClusterNode, ClusterSnapshot, JsonObject, ListedPod, Taint
 from agent.sandbox.explain.story import (
     NODE_UNREGISTERED,
     TEXT,
@@ -143,11 +143,11 @@ class World:
             self.view = decode_pod(snapshot.pod, COUNT)
         self.namespace = str(metadata.get("namespace", ""))
         self.nodes = {node.name: node for node in snapshot.nodes}
-        self.holders: defaultdict[str, list[GpuHolder]] = defaultdict(list)
+        self.holders: defaultdict[str, list[ListedPod]] = defaultdict(list)
         """By Node, the pods that hold GPUs."""
         for holder in snapshot.holders:
             if holder.uid != metadata.get("uid", "") and holder.phase not in TERMINAL:
-                self.holders[holder.node].append(holder)
+                self.holders[holder.chosen].append(holder)
         self.neighbours = [
             holder
             for holders in self.holders.values()
@@ -213,18 +213,18 @@ def has_gpus(node: ClusterNode) -> bool:
     return node.slices > 0 or any(key in node.annotations for key in keys)
 
 
-def usage_of(holders: Iterable[GpuHolder]) -> Usage:
+def usage_of(holders: Iterable[ListedPod]) -> Usage:
     """What the pods hold, as HAMi counts it."""
     usage = Usage()
     for one in holders:
         with contextlib.suppress(MalformedText):  # HAMi counts no pod that it cannot read
             groups = decode_pod_devices(one.shares)
-            held = Reservation(one.node, groups, one.inits, one.has_passed_init, one.namespace)
+            held = Reservation(one.chosen, groups, one.inits, one.has_passed_init, one.namespace)
             usage.reserve(one.uid, held)
     return usage
 
 
-def held_by(holder: GpuHolder) -> Load:
+def held_by(holder: ListedPod) -> Load:
     """What one pod holds on all GPUs."""
     return usage_of([holder]).held(holder.namespace)
 

@@ -66,7 +66,7 @@ def compute(used: float | str, given: float = 0.3, held: str = HELD, gpu: int = 
     values = used if isinstance(used, str) else steady(used)
     return {
         one("container_utilization_ratio", f'gpu="{gpu}",{held}'): values,
-        one("container_cores_promised_ratio", f'gpu="{gpu}",{held}'): steady(given),
+        one("container_cores_allocated_ratio", f'gpu="{gpu}",{held}'): steady(given),
     }
 
 

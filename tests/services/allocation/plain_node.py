@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Sequence
 from agent.allocate.plain import PlainAllocation, PlainSettings
 from agent.cluster import NodeEvent, PodTable
 from agent.kit.cell import Cell
-from agent.kit.timing import Lull
+from agent.kit.timing import IdleWaiter
 from agent.ledger import (
     ContainerKey,
     EditSettings,
@@ -61,7 +61,7 @@ class PlainNode:
         self.witness.pods[BYSTANDER.namespace, BYSTANDER.pod] = holds(BYSTANDER)
         self.holds = FakeHolds()
         self.hooks = FakeHookDirs()
-        self.calls = Lull()
+        self.calls = IdleWaiter()
         self.epoch: Cell[KubeletEpoch | None] = Cell(EPOCH)
         self.edits = Cell(EditSettings())
         chance = random.Random(7)  # noqa: S311 -- a seed makes a test repeatable

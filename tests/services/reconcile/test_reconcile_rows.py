@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 from agent.cluster import Phase, PodTable, Role
 from agent.errors import KubeletError, StateError, WitnessThrottled
 from agent.kit.cell import Cell
-from agent.kit.timing import Lull
+from agent.kit.timing import IdleWaiter
 from agent.ledger import ContainerKey, Decider, KubeletEpoch, Ledger, State
 from agent.model import slice_id
 from agent.reconcile import PERIOD, Reconcile
@@ -56,7 +56,7 @@ class RowsScene:
             epoch=self.epoch,
             taken=self.taken,
             rivals=self.rivals,
-            calls=Lull(),
+            calls=IdleWaiter(),
             witness=self.witness,
             records=self.records,
             hooks=self.hooks,

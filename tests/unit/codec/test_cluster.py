@@ -10,12 +10,10 @@ from agent.errors import MalformedText
 from agent.kube.objects import decode_moment
 from agent.kube.reader import (
     ClusterNode,
-    GpuHolder,
     ListedPod,
     PodEventView,
     Taint,
     decode_cluster_node,
-    decode_holder,
     decode_listed,
     decode_name,
     decode_parts,
@@ -106,9 +104,11 @@ def test_a_pod_with_gpus_is_kept_with_its_shares(statuses: list, *, passed: bool
         "status": {"phase": "Running", "initContainerStatuses": statuses},
     }
     shares = "GPU-a,NVIDIA,1,2:;"
-    expected = GpuHolder("u", "d", "p", "n1", shares, "Running", 1, passed, is_deleted=True)
+    found = decode_listed(raw(pod))
 
-    assert expected == decode_holder(raw(pod))
+    assert ("u", "d", "p", "Running") == (found.uid, found.namespace, found.name, found.phase)
+    assert ("n1", shares, 1) == (found.chosen, found.shares, found.inits)
+    assert (passed, True) == (found.has_passed_init, found.is_deleted)
 
 
 @pytest.mark.parametrize(
@@ -191,12 +191,10 @@ def test_another_plugin_has_its_name_in_that_of_the_pod_or_component(name, compo
 
 
 def test_a_pod_without_gpus_of_hami_holds_none():
-    assert decode_holder(raw({"metadata": {"annotations": {"other": "x"}}})) is None
+    assert "" == decode_listed(raw({"metadata": {"annotations": {"other": "x"}}})).chosen
 
 
-@pytest.mark.parametrize(
-    "decode", [decode_parts, decode_holder, decode_quota, decode_name, decode_listed]
-)
+@pytest.mark.parametrize("decode", [decode_parts, decode_quota, decode_name, decode_listed])
 def test_what_is_no_object_is_refused(decode):
     with pytest.raises(MalformedText):
         decode(b"[]")

@@ -16,8 +16,8 @@ from agent.kit.timing import (
     Budget,
     DurationRow,
     Durations,
+    IdleWaiter,
     Lag,
-    Lull,
     Starved,
     Tally,
     until_tick,
@@ -84,40 +84,40 @@ def now() -> float:
 
 
 async def test_where_nothing_ever_went_on_it_is_quiet_at_once_and_after_a_failure():
-    lull, began = Lull(), now()
-    await lull.come(100)
+    waiter, began = IdleWaiter(), now()
+    await waiter.idle_for(100)
     assert began == now()
-    with contextlib.suppress(ValueError), lull.busy():
+    with contextlib.suppress(ValueError), waiter.busy():
         int("no number")
-    await lull.come(1)
+    await waiter.idle_for(1)
 
     assert 1 == now() - began
 
 
 async def test_it_is_quiet_so_long_after_the_last_of_several_has_ended():
-    lull, began = Lull(), now()
+    waiter, began = IdleWaiter(), now()
 
     async def work(seconds: float) -> None:
-        with lull.busy():
+        with waiter.busy():
             await asyncio.sleep(seconds)
 
     async with asyncio.TaskGroup() as group:
         for seconds in (3, 1, 2):
             group.create_task(work(seconds))
         await asyncio.sleep(0)
-        await lull.come(0.5)
+        await waiter.idle_for(0.5)
 
     assert 3.5 == now() - began
 
 
 async def test_what_begins_meanwhile_starts_the_wait_anew():
-    lull, began = Lull(), now()
-    with lull.busy():
+    waiter, began = IdleWaiter(), now()
+    with waiter.busy():
         pass
     async with asyncio.TaskGroup() as group:
-        quiet = group.create_task(lull.come(1))
+        quiet = group.create_task(waiter.idle_for(1))
         await asyncio.sleep(0.9)
-        with lull.busy():
+        with waiter.busy():
             await asyncio.sleep(0.3)
         await quiet
 
@@ -126,23 +126,23 @@ async def test_what_begins_meanwhile_starts_the_wait_anew():
 
 @virtual
 async def test_after_a_stall_what_came_meanwhile_is_counted_before_the_quiet_ends():
-    lull, loop = Lull(), asyncio.get_running_loop()
+    waiter, loop = IdleWaiter(), asyncio.get_running_loop()
     tasks = []
 
     async def read() -> None:
         for _ in range(5):  # a call passes through several callbacks
             await asyncio.sleep(0)
-        with lull.busy():
+        with waiter.busy():
             await asyncio.sleep(0.2)
 
     def stop() -> None:
         stall(3.5)  # the call lies there
         tasks.append(loop.create_task(read()))
 
-    with lull.busy():
+    with waiter.busy():
         pass
     loop.call_later(0.1, stop)
-    await lull.come(0.5)
+    await waiter.idle_for(0.5)
 
     assert [True] == [task.done() for task in tasks]
 

@@ -168,7 +168,7 @@ SERVER: list[Case] = [
     (clock(-30.0), ["P-CLOCK note|30 s behind"]),
     (plugins(), ["P-PLUGIN ok"]),
     (plugins(OTHER), ["P-PLUGIN ok"]),
-    (plugins(LEFT), ["P-PLUGIN note", "P-PLUGIN ok"]),
+    (plugins(LEFT), ["P-PLUGIN ok"]),
     (plugins(HAMI), ["P-PLUGIN wrong", MONITOR]),
     (plugins(pod=THEIR_POD), ["P-PLUGIN wrong", MONITOR]),
     (plugins(reported=True), ["P-PLUGIN ok", MONITOR]),
@@ -208,10 +208,12 @@ def lock(text: str | None) -> Finding:
     return scheduling.judge_lock(sight, NOON)
 
 
-def left(*stale: str, stamps: bool = False, scores: bool = False, **notes: str) -> list[Finding]:
+def left(
+    *sockets: PluginSocket, stamps: bool = False, scores: bool = False, **notes: str
+) -> list[Finding]:
     keys = {"handshake": HANDSHAKE, "score": SCORE}
     sight = NodeSight(NODE, annotations={keys[name]: text for name, text in notes.items()})
-    return list(scheduling.judge_leftovers(sight, stale, stamps=stamps, scores=scores))
+    return list(scheduling.judge_leftovers(sight, sockets, stamps=stamps, scores=scores))
 
 
 SCHEDULER: list[Case] = [
@@ -265,7 +267,7 @@ SCHEDULER: list[Case] = [
     (lock(a_lock(301)), ["P-LOCK wrong|for 5 min"]),
     (lock(a_lock(301).partition(",")[0]), ["P-LOCK wrong|an unnamed pod"]),
     (
-        left("/d/nvidia-gpu.sock", handshake="Reported 2026", score="[]"),
+        left(LEFT, HAMI, replace(OTHER, alive=False), handshake="Reported 2026", score="[]"),
         [
             "P-LEFTOVERS note /d/nvidia-gpu.sock",
             f"P-LEFTOVERS note {HANDSHAKE} of Node {NODE}",
@@ -281,7 +283,7 @@ SCHEDULER: list[Case] = [
 def answer(*failed: Check, failure: str = "", denied: bool = False) -> list[Finding]:
     checks = () if failure else (Check("state", ok=True), Check("stream", ok=True), *failed)
     given = AgentAnswer("/s", checks, failure, denied)
-    return list(scheduling.judge_agent(given, {"no limit would": "it is there"}))
+    return list(scheduling.judge_agent(given))
 
 
 def failed(name: str, text: str, *, required: bool = False) -> Check:
@@ -309,13 +311,6 @@ AGENT: list[Case] = [
         [
             "P-AGENT wrong registered the kubelet is away",
             "P-AGENT wrong stream no",
-        ],
-    ),
-    (
-        answer(failed("offer", "x missing, so no limit would be enforced (HA-5005)")),
-        [
-            "P-AGENT note offer the agent has not seen yet that it is there|in 10 s",
-            "P-AGENT ok",
         ],
     ),
     (answer(failed("novelty", "", required=True)), ["P-AGENT wrong novelty fails"]),
