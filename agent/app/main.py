@@ -116,6 +116,7 @@ async def _run(
         if not await _wait_to_be_alone(lock, process, notifier, stop):
             return
         stack.callback(lock.release)
+
         disk = await stack.enter_async_context(open_disk(settings))
         found = await _recover(process, disk)
         settings = found.settings
@@ -125,24 +126,20 @@ async def _run(
             if found.start.refusal is None:
                 raise
             raise SettingsError(f"{error}; {found.start.refusal}") from error
+
         opening = open_adapters(settings, disk, process.environ)
         adapters = await stack.enter_async_context(opening)
         if settings.driver.on_no_driver == "exit":
             await adapters.driver.scan()
-        agent = NodeAgent(
-            found,
-            adapters,
-            connection,
-            notifier,
-            stop,
-            reload,
-            partial(process.look, adapters.reader),
-        )
+
+        look = partial(process.look, adapters.reader)
+        agent = NodeAgent(found, adapters, connection, notifier, stop, reload, look)
         stack.callback(agent.witness.close)
         agent.settings.tell_start(found.start)
         if found.recovered.notice:
             log.warning("state.recovered", notice=found.recovered.notice)
             agent.notices.say(NodeEvent("StateRecovered", found.recovered.notice, warning=True))
+
         await _prepare(agent)
         if agent.session is not None:
             stack.push_async_callback(agent.session.close)
@@ -152,25 +149,40 @@ async def _run(
                 async with Lag().within(OPEN_DEADLINE):
                     await agent.session.open()
         await _refuse_rival(agent)
-        web = WebDoors(settings, agent=agent)
-        doors = [
-            *agent.doors,
-            Task("notify", lambda: tell_systemd(notifier, agent)),
-            Task("web", lambda: web.serve(PORT), WEB),
-            Task("web_socket", lambda: web.serve(SOCKET), WEB),
-        ]
-        if not agent.observes:
-            mounts = partial(lost, agent.registration.state, settings.paths.plugins)
-            doors.append(Task("mounts", mounts, None))  # this process never sees the new mounts
+
+        tiers = (agent.writers, agent.services, _doors(agent, notifier))
         gc.freeze()  # what stays is not collected again: each collection would halt the loop
-        tiers = (agent.writers, agent.services, doors)
         await run_tiers(tiers, stop, STOP_DEADLINE, adapters.random, EXPECTED)
-        notifier.stopping()
-        if agent.state.is_idle:
-            lock.release()  # nothing here writes any more: a standby need not wait for the driver
-        if agent.settings.refusal is not None and agent.facts.inventory.value.generation == 0:
-            await _post_last(agent)
-            raise agent.settings.refusal
+        await _end(agent, lock, notifier)
+
+
+def _doors(agent: NodeAgent, notifier: Systemd) -> list[Task]:
+    """The doors of the agent, and those about the process."""
+    settings = agent.found.settings
+    web = WebDoors(settings, agent=agent)
+    doors = [
+        *agent.doors,
+        Task("notify", lambda: tell_systemd(notifier, agent)),
+        Task("web", lambda: web.serve(PORT), WEB),
+        Task("web_socket", lambda: web.serve(SOCKET), WEB),
+    ]
+
+    if not agent.observes:
+        mounts = partial(lost, agent.registration.state, settings.paths.plugins)
+        doors.append(Task("mounts", mounts, None))  # this process never sees the new mounts
+    return doors
+
+
+async def _end(agent: NodeAgent, lock: LockFile, notifier: Systemd) -> None:
+    """Leave the node, after all tasks have ended. Raises SettingsError if the settings ended it."""
+    notifier.stopping()
+    if agent.state.is_idle:
+        lock.release()  # nothing here writes any more: a standby need not wait for the driver
+
+    refusal = agent.settings.refusal
+    if refusal is not None and agent.facts.inventory.value.generation == 0:
+        await _post_last(agent)
+        raise refusal
 
 
 def _connection(settings: Settings, process: Process) -> Connection:
