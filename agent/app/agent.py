@@ -20,13 +20,7 @@ from agent.health.watch import HealthWatch
 from agent.host.files import DirectoryWatch
 from agent.host.node import CgroupContainers
 from agent.host.process import Systemd
-from agent.inventory import (
-    Discovery,
-    InventoryKeeper,
-    NodeCheck,
-    Samples,
-    Withholder,
-)
+from agent.inventory import Discovery, InventoryKeeper, NodeCheck, Samples, Withholder
 from agent.kit.cell import Cell
 from agent.kit.tasks import Task
 from agent.kit.timing import Tally

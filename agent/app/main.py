@@ -86,6 +86,7 @@ async def run_agent(process: Process) -> int:
     log.info("agent.starting", version=__version__, node=settings.node, observe=settings.observe)
     for warning in process.start.taken().warnings:
         log.warning("config.ignored", what=warning)
+
     pool = ThreadPoolExecutor(initializer=show_thread_name, initargs=("asyncio",))
     asyncio.get_running_loop().set_default_executor(pool)
 
@@ -101,6 +102,7 @@ async def run_agent(process: Process) -> int:
         for error in _leaves(group):
             cause = str(error.__cause__)  # its traceback is in the log already
             log.error("agent.gave_up", err=str(error), cause=cause)  # noqa: TRY400
+
     if code == 0:
         log.info("agent.stopped")
     return code
@@ -196,6 +198,7 @@ def _connection(settings: Settings, process: Process) -> Connection:
     )
     if settings.plain is None:
         check(connection)
+
     return connection
 
 
@@ -209,11 +212,13 @@ async def _wait_to_be_alone(
     """
     if lock.try_take():
         return True
+
     settings = process.settings
     _connection(settings, process)
     standby = f"another agent runs on this host ({lock.holder()})"
     notifier.ready()
     notifier.status(f"standby: {standby}")
+
     async with contextlib.AsyncExitStack() as stack:
         try:
             web = WebDoors(settings, standby)
@@ -231,10 +236,12 @@ async def _refuse_rival(agent: NodeAgent) -> None:
     settings = agent.found.settings
     if settings.observe or settings.takeover:
         return
+
     resource = settings.sharing.resource
     rival = Rival(settings.paths.plugins, Cell(resource))
     if not await agent.adapters.worker.call(rival.answers):
         return
+
     text = (
         f"The agent does not start: another plugin serves {resource} at {rival.path}: take it off "
         "the node (HAMi's: the DaemonSet hami-device-plugin), or set takeover: true."
@@ -251,6 +258,7 @@ async def _post_last(agent: NodeAgent) -> None:
     """
     if agent.observes or agent.events is None:
         return
+
     try:
         async with asyncio.timeout(LAST_DEADLINE):
             for event in agent.notices.waiting:
@@ -269,12 +277,14 @@ async def _recover(process: Process, disk: Disk) -> StartFacts:
     booted_at = SystemClock().now() - running
     machine = read_id(MACHINE_ID)
     recovered = await recover(disk, boot_id=boot, machine_id=machine, booted_at=booted_at)
+
     stored = None
     try:
         content = await disk.read(COPY)
         stored = None if content is None else decode_last_good(content)
     except StateError as error:
         log.warning("config.copy_unreadable", file=COPY, err=str(error))
+
     ledger = recovered.state.ledger
     start, settings = process.start, process.settings
     held = start.taken().undrained(ledger)
@@ -287,6 +297,7 @@ async def _recover(process: Process, disk: Disk) -> StartFacts:
             )
         start = msgspec.structs.replace(start, plan=last, refusal=held)
         settings = last.settings(NodeFacts())
+
     return StartFacts(boot, recovered, start, settings, stored)
 
 
@@ -315,6 +326,7 @@ def _signals() -> tuple[asyncio.Event, asyncio.Event]:
     def end(number: signal.Signals) -> None:
         if stop.is_set():
             os._exit(128 + number)  # noqa: TID251 -- the second signal exits at once
+
         log.info("agent.stopping", signal=number.name)
         stop.set()
 
@@ -325,6 +337,7 @@ def _signals() -> tuple[asyncio.Event, asyncio.Event]:
 
 
 def _leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:
+    """The errors in the group and in groups of it."""
     for error in group.exceptions:
         if isinstance(error, BaseExceptionGroup):
             yield from _leaves(error)
@@ -375,6 +388,7 @@ async def tell_systemd(notifier: Systemd, agent: NodeAgent) -> None:
     if not agent.observes:
         await met(agent.registration.state)
     notifier.ready()
+
     text = ""
     while True:
         state, listed = agent.registration.state.value, agent.facts.slices.value
@@ -382,9 +396,11 @@ async def tell_systemd(notifier: Systemd, agent: NodeAgent) -> None:
         now = f"{slices} slices on offer; {state.text}"
         if agent.observes:
             now = f"observing, nothing is registered; {slices} slices would be on offer"
+
         if now != text:
             text = now
             notifier.status(text)
+
         changed = News(agent.registration.state, agent.facts.slices)
         await changed.wait(until_tick(STATUS_PERIOD))
 
@@ -395,6 +411,7 @@ async def alive(notifier: Systemd) -> AsyncIterator[None]:
     if notifier.watchdog is None:
         yield
         return
+
     period = notifier.watchdog.total_seconds() / 3
 
     async def beat() -> None:

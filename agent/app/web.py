@@ -113,6 +113,7 @@ class WebDoors:
 
 
 def _checks(agent: NodeAgent) -> list[Check]:
+    """The checks of the agent's services: first the required ones, which decide readiness."""
     facts, trouble = agent.facts, agent.settings.trouble
     writable = agent.state.error.value
     problem = agent.discovery.problem.value
@@ -127,6 +128,7 @@ def _checks(agent: NodeAgent) -> list[Check]:
         f"{'GPU' if len(gpus) == 1 else 'GPUs'} {', '.join(gpus)}: {text}"
         for text, gpus in named.items()
     )
+
     # While no GPU has answered yet, there is no list of GPUs.
     waking = "" if inventory.gpus else silent
     unlisted = f"the driver answers; {waking}" if waking else "the driver has not been asked yet"
@@ -134,6 +136,7 @@ def _checks(agent: NodeAgent) -> list[Check]:
         Check("state", not writable, writable),
         Check("inventory", inventory.generation > 0 and not waking, problem or unlisted),
     ]
+
     if not agent.observes:
         told = agent.registration.state.value
         checks += [
@@ -141,6 +144,7 @@ def _checks(agent: NodeAgent) -> list[Check]:
             Check("registered", told.registered, told.text),
             Check("stream", told.stream, told.text or "the kubelet takes no lists"),
         ]
+
     if (report := agent.report) is not None:  # plain mode needs no API server
         table, now = facts.pods.value, agent.reported.value
         if not agent.observes:
@@ -150,6 +154,7 @@ def _checks(agent: NodeAgent) -> list[Check]:
                 Check("api_synced", table.synced, unread),
                 Check("api", not table.stale, down, required=False),
             ]
+
         checks.append(Check("report", now.reported, now.reason, required=False))
         if agent.observes:
             would = f"would write {', '.join(sorted(report.pending))}; the log says what"
@@ -159,6 +164,7 @@ def _checks(agent: NodeAgent) -> list[Check]:
     unserved = [gpu for gpu in inventory.gpus if not gpu.serving]
     missed = [gpu for gpu in unserved if gpu.health.serving and gpu.there and gpu.wanted]
     ill = [gpu for gpu in unserved if gpu not in missed]
+
     withheld = "; ".join(agent.withholder.reasons.value)
     texts = {
         "settings": trouble,
@@ -174,12 +180,14 @@ def _checks(agent: NodeAgent) -> list[Check]:
 
 
 def _actions(agent: NodeAgent) -> Actions:
+    """What an operator can ask the agent to do."""
     health = agent.health
 
     async def release(name: str) -> GpuRelease | None:
         found = await health.release(name)
         ledger, pods = agent.state.ledger.value, agent.facts.pods.value
         held_by = pods_holding(ledger, found.gpus, pods) if found else ()
+
         return found and msgspec.structs.replace(found, held_by=held_by)
 
     def left_out(name: str) -> str:
@@ -190,8 +198,10 @@ def _actions(agent: NodeAgent) -> Actions:
 
 
 def _status_facts(agent: NodeAgent, checks: tuple[Check, ...]) -> StatusFacts:
+    """What all services know now, each value as it is at this moment."""
     settings, facts = agent.found.settings, agent.facts
     sharing = facts.sharing.value
+
     about = NodeStatus(
         name=settings.node,
         version=__version__,
@@ -252,6 +262,7 @@ def _series_of(agent: NodeAgent) -> MetricSources:
         agent.notices.unposted,
         traffic.calls,
     ]
+
     readings = [
         Gauge(
             "checkpoint_generation", "Generation of the state on disk.", lambda: state.generation
@@ -282,6 +293,7 @@ def _series_of(agent: NodeAgent) -> MetricSources:
             lambda: reconcile.unconfirmed.value,
         ),
     ]
+
     if agent.events is not None:  # plain mode has no scheduler and no API server
         tallies += [reconcile.mismatches, *agent.api_tallies]
         readings.append(

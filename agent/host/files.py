@@ -28,8 +28,12 @@ from agent.ledger import KubeletEpoch
 log = structlog.get_logger(__name__)
 
 SIZE_LIMIT = 64 * 1024 * 1024
+"""The most bytes of a file that are read."""
+
 DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+"""How the directory and its files are opened. A pipe in the place of a file does not block."""
+
 ADVICE = {
     errno.ENOSPC: "free some space there",
     errno.EDQUOT: "raise the quota or free some space there",
@@ -39,6 +43,7 @@ ADVICE = {
     errno.ENOENT: "the directory was removed while the agent ran: restart the agent",
     errno.EIO: "look for disk errors in the kernel's log",
 }
+"""What to do about an error of the disk."""
 
 
 class DirectoryFiles:
@@ -197,12 +202,14 @@ class HostDisk:
                 handle = os.open(name, READ, dir_fd=self._directory)
             except FileNotFoundError:
                 return None
+
             try:
                 status = os.fstat(handle)
                 if not stat.S_ISREG(status.st_mode) or status.st_size > SIZE_LIMIT:
                     raise StateError(
                         f"{path} is not a file of at most {SIZE_LIMIT} bytes: remove it."
                     )
+
                 content = bytearray()
                 while more := os.read(handle, status.st_size + 1):
                     content += more
@@ -226,6 +233,7 @@ def _open_directory(path: Path) -> int:
         with contextlib.suppress(FileExistsError):
             path.mkdir(mode=0o750)
         directory = os.open(path, DIRECTORY)
+
     mode = stat.S_IMODE(os.fstat(directory).st_mode)
     if mode & stat.S_IWOTH:  # a user who can write there can replace the state
         try:
@@ -234,6 +242,7 @@ def _open_directory(path: Path) -> int:
             log.warning("state.open_to_all", directory=str(path), mode=f"{mode:04o}")
         else:
             log.warning("state.closed_to_others", directory=str(path), mode=f"{mode:04o}")
+
     return directory
 
 
@@ -267,18 +276,22 @@ def read_file(path: Path, limit: int, *, needed: bool = True) -> bytes | None:
         mode = path.stat().st_mode
         if not needed and not stat.S_ISREG(mode):
             return None
+
         # A pipe may block for ever. /dev/stdin may be one.
         if stat.S_ISFIFO(mode) and path.parent != Path("/dev"):
             said = "is a pipe, which may block for ever; name a regular file"
             raise SettingsError(f"{path}: {said}")
+
         with path.open("rb") as file:
             content = file.read(limit + 1)
     except OSError as error:
         if not needed and error.errno in MISSING:
             return None
+
         reason = error.strerror or str(error)
         said = f"cannot be read: {reason}; check the path and its rights"
         raise SettingsError(f"{path}: {said}") from error
+
     check_size(path, content, limit)
     return content
 
