@@ -172,7 +172,9 @@ class HostDisk:
 
     async def read(self, name: str) -> bytes | None:
         """Return the content, or None when the file is absent. Raises StateError."""
-        return await self._offload.call(self._read, _checked(name))
+        path = self._path / _checked(name)
+        with _state_errors(path, "read"):
+            return await self._offload.call(_read, self._directory, path)
 
     async def replace(self, name: str, data: bytes, *, keep: str | None = None) -> None:
         """Replace the content durably; the file `keep` receives the old content.
@@ -181,51 +183,41 @@ class HostDisk:
         """
         if keep is not None:
             _checked(keep)
-        await self._offload.call(self._replace, _checked(name), data, keep)
+        with _state_errors(self._path / _checked(name), "written"):
+            await self._offload.call(replace, self._files, name, data, keep)
 
     async def check(self) -> None:
         """Check without writing that files can be replaced. Raises StateError."""
-        await self._offload.call(self._check)
+        with _state_errors(self._path, "written"):
+            await self._offload.call(check_writable, self._directory, str(self._path))
 
     def close(self) -> None:
         """Close the directory; no call may follow."""
         os.close(self._directory)
-
-    def _check(self) -> None:
-        with _state_errors(self._path, "written"):
-            check_writable(self._directory, str(self._path))
-
-    def _read(self, name: str) -> bytes | None:
-        path = self._path / name
-        with _state_errors(path, "read"):
-            try:
-                handle = os.open(name, READ, dir_fd=self._directory)
-            except FileNotFoundError:
-                return None
-
-            try:
-                status = os.fstat(handle)
-                if not stat.S_ISREG(status.st_mode) or status.st_size > SIZE_LIMIT:
-                    raise StateError(
-                        f"{path} is not a file of at most {SIZE_LIMIT} bytes: remove it."
-                    )
-
-                content = bytearray()
-                while more := os.read(handle, status.st_size + 1):
-                    content += more
-            finally:
-                os.close(handle)
-            return bytes(content)
-
-    def _replace(self, name: str, data: bytes, keep: str | None) -> None:
-        with _state_errors(self._path / name, "written"):
-            replace(self._files, name, data, keep)
 
 
 def _checked(name: str) -> str:
     if not name or name.startswith(".") or "/" in name:
         raise ValueError(f"{name!r} is not the name of a state file")
     return name
+
+
+def _read(directory: int, path: Path) -> bytes | None:
+    """The content of the file `path` in the open directory; None when it is absent."""
+    try:
+        handle = os.open(path.name, READ, dir_fd=directory)
+    except FileNotFoundError:
+        return None
+
+    try:
+        status = os.fstat(handle)
+        if not stat.S_ISREG(status.st_mode) or status.st_size > SIZE_LIMIT:
+            raise StateError(f"{path} is not a file of at most {SIZE_LIMIT} bytes: remove it.")
+
+        with os.fdopen(handle, "rb", closefd=False) as file:
+            return file.read()
+    finally:
+        os.close(handle)
 
 
 def _open_directory(path: Path) -> int:
