@@ -60,7 +60,7 @@ OPEN_DEADLINE = 2.0
 STATUS_PERIOD = 10.0
 """Seconds after which the status line is computed again without news."""
 
-MEETING = 5.0
+ANSWER_DEADLINE = 5.0
 """Seconds that READY waits for the kubelet. A silent kubelet or driver is no failed start."""
 
 LAST_DEADLINE = 10.0
@@ -113,7 +113,7 @@ async def _run(
 ) -> None:
     settings = process.settings
     async with contextlib.AsyncExitStack() as stack:
-        await stack.enter_async_context(alive(notifier))
+        await stack.enter_async_context(watchdog_pinged(notifier))
         lock = LockFile(settings.paths.run / "lock")
         if not await _wait_to_be_alone(lock, process, notifier, stop):
             return
@@ -170,7 +170,7 @@ def _doors(agent: NodeAgent, notifier: Systemd) -> list[Task]:
     ]
 
     if not agent.observes:
-        mounts = partial(lost, agent.registration.state, settings.paths.plugins)
+        mounts = partial(watch_mounts, agent.registration.state, settings.paths.plugins)
         doors.append(Task("mounts", mounts, None))  # this process never sees the new mounts
     return doors
 
@@ -348,17 +348,17 @@ def _leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]
 # What the service manager hears, and what ends the process.
 
 
-async def met(state: Cell[RegistrationState]) -> None:
-    """Wait for the first result at the kubelet, MEETING seconds at most.
+async def kubelet_answered(state: Cell[RegistrationState]) -> None:
+    """Wait for the first result at the kubelet, ANSWER_DEADLINE seconds at most.
 
     Then the kubelet registered or refused the plugin's socket, or there is no kubelet.
     """
     with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(MEETING):
+        async with asyncio.timeout(ANSWER_DEADLINE):
             await state.until(lambda now: now != RegistrationState())
 
 
-async def lost(
+async def watch_mounts(
     state: Cell[RegistrationState],
     directory: Path,
     read_only: Callable[[Path], bool] = is_read_only,
@@ -386,7 +386,7 @@ async def lost(
 async def tell_systemd(notifier: Systemd, agent: NodeAgent) -> None:
     """Send READY after the first result at the kubelet, then each new status line."""
     if not agent.observes:
-        await met(agent.registration.state)
+        await kubelet_answered(agent.registration.state)
     notifier.ready()
 
     text = ""
@@ -406,7 +406,7 @@ async def tell_systemd(notifier: Systemd, agent: NodeAgent) -> None:
 
 
 @contextlib.asynccontextmanager
-async def alive(notifier: Systemd) -> AsyncIterator[None]:
+async def watchdog_pinged(notifier: Systemd) -> AsyncIterator[None]:
     """Ping systemd's watchdog while the block runs, also while a standby waits."""
     if notifier.watchdog is None:
         yield
