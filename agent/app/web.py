@@ -114,10 +114,8 @@ class WebDoors:
 
 def _checks(agent: NodeAgent) -> list[Check]:
     """The checks of the agent's services: first the required ones, which decide readiness."""
-    facts, trouble = agent.facts, agent.settings.trouble
-    writable = agent.state.error.value
-    problem = agent.discovery.problem.value
-    inventory = facts.inventory.value
+    facts, inventory = agent.facts, agent.facts.inventory.value
+    problem = agent.discovery.problem.value or ""
 
     # GPUs that have not answered yet; those with the same text are named together.
     named: dict[str, list[str]] = {}
@@ -131,34 +129,36 @@ def _checks(agent: NodeAgent) -> list[Check]:
 
     # While no GPU has answered yet, there is no list of GPUs.
     waking = "" if inventory.gpus else silent
+    is_listed = inventory.generation > 0 and not waking
     unlisted = f"the driver answers; {waking}" if waking else "the driver has not been asked yet"
-    checks = [
-        Check("state", not writable, writable),
-        Check("inventory", inventory.generation > 0 and not waking, problem or unlisted),
-    ]
+
+    # Why a check fails, by its name. It passes if there is nothing to say.
+    required = {
+        "state": agent.state.error.value,
+        "inventory": "" if is_listed else problem or unlisted,
+    }
+    others: dict[str, str] = {}
 
     if not agent.observes:
         told = agent.registration.state.value
-        checks += [
-            Check("server", bool(agent.server.endpoint), "the plugin's socket does not serve yet"),
-            Check("registered", told.registered, told.text),
-            Check("stream", told.stream, told.text or "the kubelet takes no lists"),
-        ]
+        required |= {
+            "server": "" if agent.server.endpoint else "the plugin's socket does not serve yet",
+            "registered": "" if told.registered else told.text,
+            "stream": "" if told.stream else told.text or "the kubelet takes no lists",
+        }
 
     if (report := agent.report) is not None:  # plain mode needs no API server
         table, now = facts.pods.value, agent.reported.value
         if not agent.observes:
             unread = "the API server has not listed this node's pods yet"
             down = "the watch of this node's pods is down: new pods may be refused [HA-2010]"
-            checks += [
-                Check("api_synced", table.synced, unread),
-                Check("api", not table.stale, down, required=False),
-            ]
+            required["api_synced"] = "" if table.synced else unread
+            others["api"] = down if table.stale else ""
 
-        checks.append(Check("report", now.reported, now.reason, required=False))
+        others["report"] = "" if now.reported else now.reason
         if agent.observes:
-            would = f"would write {', '.join(sorted(report.pending))}; the log says what"
-            checks.append(Check("observed", not report.pending, would, required=False))
+            pending = ", ".join(sorted(report.pending))
+            others["observed"] = f"would write {pending}; the log says what" if pending else ""
 
     # Container runtimes do not find a GPU that is missed, though it is well.
     unserved = [gpu for gpu in inventory.gpus if not gpu.serving]
@@ -166,17 +166,21 @@ def _checks(agent: NodeAgent) -> list[Check]:
     ill = [gpu for gpu in unserved if gpu not in missed]
 
     withheld = "; ".join(agent.withholder.reasons.value)
-    texts = {
-        "settings": trouble,
-        "driver": problem or "",
+    others |= {
+        "settings": agent.settings.trouble,
+        "driver": problem,
         "gpus": "" if inventory.gpus else "there are no GPUs to share",
         "gpus_answering": silent,
         "gpu_health": "; ".join(f"GPU {gpu.gpu.label} {gpu.unavailable_reason}" for gpu in ill),
         "cdi": "; ".join(f"GPU {gpu.gpu.label} {gpu.unavailable_reason}" for gpu in missed),
         "offer": f"no slice is on offer: {withheld}" if withheld else "",
     }
-    checks += [Check(name, not text, text, required=False) for name, text in texts.items()]
-    return checks
+
+    return [
+        Check(name, not text, text, required=texts is required)
+        for texts in (required, others)
+        for name, text in texts.items()
+    ]
 
 
 def _actions(agent: NodeAgent) -> Actions:
