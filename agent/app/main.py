@@ -6,7 +6,7 @@ import datetime as dt
 import gc
 import os
 import signal
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -32,13 +32,13 @@ from agent.host.process import (
     service_notifier,
 )
 from agent.kit.cell import Cell, News
-from agent.kit.tasks import BudgetSpent, Offload, Task, run_tiers, show_thread_name
+from agent.kit.tasks import BudgetSpent, Task, run_tiers, show_thread_name
 from agent.kit.timing import Lag, until_tick
 from agent.kube.client import Connection, check
 from agent.kubelet.register import RegistrationState, Rival
 from agent.ledger import container_directory
 from agent.ports import Disk
-from agent.settings.reading import COPY, SourcesRead, stand_in
+from agent.settings.reading import COPY, SourcesRead, look, stand_in
 from agent.settings.schema import Settings
 from agent.settings.sources import NodeFacts, Sources
 from agent.state import decode_last_good, recover
@@ -70,21 +70,14 @@ OS_ERROR = 71
 """The exit code after a failure that the agent does not know. The others are in agent.errors."""
 
 
-class Process(msgspec.Struct, frozen=True):
-    """What the process was started with. `look` reads all sources again, with that Offload."""
+async def run_agent(origin: Sources, start: SourcesRead, settings: Settings) -> int:
+    """Run until SIGTERM or SIGINT; return the exit code. A second signal exits at once.
 
-    environ: Mapping[str, str]
-    start: SourcesRead
-    settings: Settings
-    look: Callable[[Offload, SourcesRead | None, Sources], Awaitable[SourcesRead]]
-
-
-async def run_agent(process: Process) -> int:
-    """Run until SIGTERM or SIGINT; return the exit code. A second signal exits at once."""
-    settings = process.settings
-    notifier = service_notifier(process.environ, os.getpid())
+    `origin`: where settings come from. `start`: what was read there, and `settings` follow from it.
+    """
+    notifier = service_notifier(origin.environ, os.getpid())
     log.info("agent.starting", version=__version__, node=settings.node, observe=settings.observe)
-    for warning in process.start.taken().warnings:
+    for warning in start.taken().warnings:
         log.warning("config.ignored", what=warning)
 
     pool = ThreadPoolExecutor(initializer=show_thread_name, initargs=("asyncio",))
@@ -92,7 +85,7 @@ async def run_agent(process: Process) -> int:
 
     code = 0
     try:
-        await _run(process, notifier, *_signals())
+        await _run(origin, start, settings, notifier, *_signals())
     except* (AgentError, OSError) as group:
         for error in _leaves(group):
             log.error("agent.failed", err=str(error))  # noqa: TRY400 -- expected: one line
@@ -109,33 +102,37 @@ async def run_agent(process: Process) -> int:
 
 
 async def _run(
-    process: Process, notifier: Systemd, stop: asyncio.Event, reload: asyncio.Event
+    origin: Sources,
+    start: SourcesRead,
+    settings: Settings,
+    notifier: Systemd,
+    stop: asyncio.Event,
+    reload: asyncio.Event,
 ) -> None:
-    settings = process.settings
     async with contextlib.AsyncExitStack() as stack:
         await stack.enter_async_context(watchdog_pinged(notifier))
         lock = LockFile(settings.paths.run / "lock")
-        if not await _wait_to_be_alone(lock, process, notifier, stop):
+        if not await _wait_to_be_alone(lock, settings, origin.environ, notifier, stop):
             return
         stack.callback(lock.release)
 
         disk = await stack.enter_async_context(open_disk(settings))
-        found = await _recover(process, disk)
+        found = await _recover(disk, start, settings)
         settings = found.settings
         try:
-            connection = _connection(settings, process)
+            connection = _connection(settings, origin.environ)
         except SettingsError as error:
             if found.start.refusal is None:
                 raise
             raise SettingsError(f"{error}; {found.start.refusal}") from error
 
-        opening = open_adapters(settings, disk, process.environ)
+        opening = open_adapters(settings, disk, origin.environ)
         adapters = await stack.enter_async_context(opening)
         if settings.driver.on_no_driver == "exit":
             await adapters.driver.scan()
 
-        look = partial(process.look, adapters.reader)
-        agent = NodeAgent(found, adapters, connection, notifier, stop, reload, look)
+        look_again = partial(look, origin, adapters.reader)
+        agent = NodeAgent(found, adapters, connection, notifier, stop, reload, look_again)
         stack.callback(agent.witness.close)
         agent.settings.tell_start(found.start)
         if found.recovered.notice:
@@ -187,14 +184,14 @@ async def _end(agent: NodeAgent, lock: LockFile, notifier: Systemd) -> None:
         raise refusal
 
 
-def _connection(settings: Settings, process: Process) -> Connection:
+def _connection(settings: Settings, environ: Mapping[str, str]) -> Connection:
     """The connection to the API server, which plain mode does not use.
 
     Raises SettingsError: it cannot be used.
     """
     connection = Connection(
         kubeconfig=Path(settings.kubeconfig) if settings.kubeconfig else None,
-        environment=process.environ,
+        environment=environ,
     )
     if settings.plain is None:
         check(connection)
@@ -203,7 +200,11 @@ def _connection(settings: Settings, process: Process) -> Connection:
 
 
 async def _wait_to_be_alone(
-    lock: LockFile, process: Process, notifier: Systemd, stop: asyncio.Event
+    lock: LockFile,
+    settings: Settings,
+    environ: Mapping[str, str],
+    notifier: Systemd,
+    stop: asyncio.Event,
 ) -> bool:
     """Wait until this is the only agent of the host. False: the process must stop before that.
 
@@ -213,8 +214,7 @@ async def _wait_to_be_alone(
     if lock.try_take():
         return True
 
-    settings = process.settings
-    _connection(settings, process)
+    _connection(settings, environ)
     standby = f"another agent runs on this host ({lock.holder()})"
     notifier.ready()
     notifier.status(f"standby: {standby}")
@@ -267,7 +267,7 @@ async def _post_last(agent: NodeAgent) -> None:
         log.info("event.not_posted", err=str(error) or "no answer")
 
 
-async def _recover(process: Process, disk: Disk) -> StartFacts:
+async def _recover(disk: Disk, start: SourcesRead, settings: Settings) -> StartFacts:
     """Recover the state. If its rows refuse the settings, the last good ones take their place.
 
     Raises SettingsError: the rows refuse the settings, and the last good ones too.
@@ -286,7 +286,6 @@ async def _recover(process: Process, disk: Disk) -> StartFacts:
         log.warning("config.copy_unreadable", file=COPY, err=str(error))
 
     ledger = recovered.state.ledger
-    start, settings = process.start, process.settings
     held = start.taken().undrained(ledger)
     if held is not None:
         last = stand_in(stored, start.taken().sources, NodeFacts(), ledger)

@@ -6,20 +6,19 @@ import os
 import signal
 import socket
 from collections.abc import Iterator, MutableMapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import structlog
 
-from agent.app.main import Process, run_agent
+from agent.app.main import run_agent
 from agent.cli.settings_args import started
 from agent.host.process import LockFile
 from agent.inventory import InventoryKeeper
 from agent.kit import tasks
 from agent.ledger import LastGood, SourceFile
-from agent.settings.reading import COPY, look
+from agent.settings.reading import COPY
 from agent.settings.sources import NodeFacts, Sources
 from agent.state import CURRENT, encode_last_good
 
@@ -70,11 +69,10 @@ class Host:
         origin = Sources(self.root / "own", {}, flags, "node-a")
         start = asyncio.run(started(origin))
         settings = start.taken().settings(NodeFacts())
-        process = Process({}, start, settings, partial(look, origin))
 
         async def live() -> int:
             async with asyncio.TaskGroup() as group:
-                agent = group.create_task(run_agent(process))
+                agent = group.create_task(run_agent(origin, start, settings))
                 while until not in {"", *self.said} and not agent.done():  # noqa: ASYNC110 -- a log
                     await asyncio.sleep(0.01)
                 if until and not agent.done():
