@@ -19,7 +19,7 @@ import msgspec
 from agent.cluster import NodeEvent
 from agent.errors import StateError
 from agent.kit.cell import Cell
-from agent.kit.disk import DIRECTORY, PLACE, check_writable, dissolve, set_mode
+from agent.kit.disk import DIRECTORY, PLACE, check_writable, remove_stepwise, set_mode
 from agent.kit.tasks import Offload
 from agent.ledger import DIRECTORY_NAME, HookFacts
 
@@ -230,7 +230,7 @@ class SetAside:
                 with open_containers(self._hook) as above:
                     try:
                         if above is not None:
-                            yield from itertools.islice(dissolve(name, above), VISIT)
+                            yield from itertools.islice(remove_stepwise(name, above), VISIT)
                     except OSError as error:
                         self._kept[name] = error.strerror or "unknown error"
 

@@ -428,7 +428,7 @@ async def test_what_cannot_be_removed_is_tried_again_only_when_that_is_asked_for
         await dirs.prepare(name, wipe=True)
         await dirs.remove(name)
     with monkeypatch.context() as patch:
-        patch.setattr("agent.hookdirs.dissolve", refuse)
+        patch.setattr("agent.hookdirs.remove_stepwise", refuse)
         rounds = [await cleared(dirs, again=again) for again in (False, False, True, False)]
         (hook / "vgpu" / "containers" / tried[0][0]).rmdir()
         rounds.append(await cleared(dirs, again=False))
