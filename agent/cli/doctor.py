@@ -885,8 +885,7 @@ def finding_lines(findings: Sequence[Finding], *, every: bool) -> Iterator[Folde
         check, group = cap(one.check, _INDENT), cap(one.group, _INDENT)
         said, advice = cap(f"{one.subject}: {one.said}", _LONGEST), cap(one.advice, _LONGEST)
         word, colour = WORDS[one.verdict]
-        text = f"{group:<10} {word:<8} {check:<12} {said}"
-        yield FoldedLine(text, 0, _INDENT + 2, word, colour)
+        yield FoldedLine(f"{group:<10} {word:<8} {check:<12} {said}", 0, _INDENT + 2, word, colour)
 
         if one.verdict in {"wrong", "note"}:
             yield FoldedLine(f"means: {cap(one.means, _LONGEST)}", _INDENT, _INDENT + 2)
