@@ -236,6 +236,18 @@ async def test_an_unknown_pod_gets_the_nearest_names(rig: ExplainRig):
     assert "web" not in answer.err
 
 
+async def test_without_the_right_to_list_pods_no_other_name_is_known(
+    tmp_path: Path, capsys: Capsys
+):
+    async with explain_rig(tmp_path, capsys, frozenset({("get", "pods")})) as rig:
+        answer = await rig.explain("p")
+
+    assert 4 == answer.code
+    assert "there is no pod p in the namespace default; no other name is known: list pods" in (
+        answer.err
+    )
+
+
 async def test_the_namespace_may_be_a_word_an_option_or_the_context_s(rig: ExplainRig):
     rig.submit("p", {GPU: 1}, metadata={"namespace": "a"})
     text = rig.kubeconfig.read_text().replace("user: u}", "user: u, namespace: a}")
