@@ -64,16 +64,7 @@ from agent.kube.reader import NodeReader
 from agent.ledger import HookFacts
 from agent.model import Inventory, Scan, Trouble
 from agent.node import preflight, scheduling
-from agent.node.findings import (
-    ALL_GROUPS,
-    CHECKS,
-    FROM_API,
-    Finding,
-    Verdict,
-    When,
-    concluded,
-    judged,
-)
+from agent.node.findings import ALL_GROUPS, CHECKS, FROM_API, Finding, Verdict, concluded
 from agent.node.preflight import PluginSocket
 from agent.node.scheduling import AgentAnswer, NodeSight
 from agent.ports import Clock
@@ -367,8 +358,9 @@ def _config_findings(plan: NodeValues, settings: Settings, *, before: bool) -> l
         said += "; annotations are not checked against what their pods request"
         advice = advice or "to check them as HAMi after 2.10 does"
 
-    row = When(bool(advice), "note", said, f"{advice}, mount its ConfigMaps")
-    found.append(judged("P-HAMI", ", ".join(there or files) or "HAMi's ConfigMaps", said, row))
+    subject = ", ".join(there or files) or "HAMi's ConfigMaps"
+    do = f"{advice}, mount its ConfigMaps" if advice else ""
+    found.append(Finding("P-HAMI", "note" if advice else "ok", subject, said, do))
 
     if before:
         return found
