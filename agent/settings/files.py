@@ -22,14 +22,10 @@ from agent.setting import Field
 from agent.settings.schema import BY_KEY, LIVE, Setting, read_setting
 from agent.settings.sources import Faults, Layer, ProfileMatch, SettingsProfile
 
-TAG: Final = "tag:yaml.org,2002:"
-NULL: Final = f"{TAG}null"
-INT: Final = f"{TAG}int"
-FLOAT: Final = f"{TAG}float"
-BOOL: Final = f"{TAG}bool"
-STR: Final = f"{TAG}str"
-MAP: Final = f"{TAG}map"
-SEQ: Final = f"{TAG}seq"
+NULL, INT, FLOAT, BOOL, STR, MAP, SEQ = (
+    f"tag:yaml.org,2002:{name}" for name in ("null", "int", "float", "bool", "str", "map", "seq")
+)
+"""Tags of YAML: the types of nodes."""
 
 MAX_DEPTH: Final = 20
 
