@@ -21,7 +21,7 @@ from agent.errors import StateError
 from agent.kit.cell import Cell
 from agent.kit.disk import DIRECTORY, PLACE, check_writable, dissolve, set_mode
 from agent.kit.tasks import Offload
-from agent.ledger import HookFacts
+from agent.ledger import DIRECTORY_NAME, HookFacts
 
 # What removing set-aside directories left: the Event about those that stay, and the room.
 
@@ -61,8 +61,6 @@ def kept_event(cleared: Cleared) -> NodeEvent:
 
 # Opens HAMi-core's directories on the host, each from the one above it, through no link.
 
-NAME: Final = re.compile(r"[0-9a-f-]{1,64}_[a-z0-9]([-a-z0-9]*[a-z0-9])?")
-"""Names of container directories: <pod UID>_<container>."""
 LISTED: Final = 100_000
 """Entries read beside the container directories; only root can create any there."""
 SLICE_ENTRIES: Final = 1000
@@ -99,6 +97,7 @@ def open_containers(hook: Path) -> Iterator[int | None]:
                 above = open_in(open_directories, step, above)
         except FileNotFoundError:
             above = None
+
         yield above
 
 
@@ -148,7 +147,7 @@ def directory_sizes(hook: Path) -> Mapping[str, DirectorySize]:
     """The size of each container directory below `hook`, by its name. Raises StateError."""
     found = dict[str, DirectorySize]()
     with open_containers(hook) as above:
-        for name in filter(NAME.fullmatch, names_in(above)):
+        for name in filter(DIRECTORY_NAME.fullmatch, names_in(above)):
             # A container may remove or replace it meanwhile.
             with contextlib.suppress(FileNotFoundError, NotADirectoryError):
                 found[name] = _size_of(name, above)
@@ -174,6 +173,7 @@ def _size_of(name: str, above: int | None) -> DirectorySize:
                     return DirectorySize(size, entries, is_beyond=True)
     except PermissionError:
         return DirectorySize(size, entries, is_beyond=True)
+
     return DirectorySize(size, entries)
 
 
@@ -205,8 +205,10 @@ class SetAside:
         end = now() + SLICE_SECONDS
         if again:
             self._kept = {}
+
         if self._round is None:
             self._round = self._remove()
+
         try:
             for _ in range(SLICE_ENTRIES):
                 next(self._round)
@@ -217,6 +219,7 @@ class SetAside:
         except StateError:
             self._round = None
             raise
+
         why = next(iter(self._kept.values()), "")
         return Cleared(more=self._round is not None, kept=len(self._kept), why=why)
 
@@ -230,6 +233,7 @@ class SetAside:
                             yield from itertools.islice(dissolve(name, above), VISIT)
                     except OSError as error:
                         self._kept[name] = error.strerror or "unknown error"
+
                 yield
 
     def _untried(self) -> set[str]:
@@ -381,11 +385,17 @@ class HostHookDirs:
                     _set_aside(name, containers)
                     aside = 1
                     os.mkdir(name, LEAF_MODE, dir_fd=containers)
-            if not _is_usable(name, containers):
+
+            try:
+                set_mode(open_in(open_directories, name, containers, PLACE), LEAF_MODE)
+            except OSError as error:
+                if error.errno not in UNUSABLE:
+                    raise
                 raise StateError(
                     f"Container directory {name} cannot be used: a container changed its owner or "
                     "its access. The container cannot start: delete the pod."
-                )
+                ) from error
+
         return aside
 
     def _check(self) -> None:
@@ -440,7 +450,7 @@ def _head(file: Path, size: int) -> bytes | None:
 
 
 def _checked(name: str) -> str:
-    if not NAME.fullmatch(name):
+    if not DIRECTORY_NAME.fullmatch(name):
         raise StateError(
             f"{name[:80]!r} is not of the form <pod UID>_<container>: no directory is made for it."
         )
@@ -466,21 +476,6 @@ def _owned(opened: int, name: str) -> int:
             "containers mount: give it to root."
         )
     return stat.S_IMODE(status.st_mode)
-
-
-def _is_usable(name: str, above: int) -> bool:
-    """Set the directory's mode; False when that is not permitted. Raises OSError."""
-    try:
-        place = os.open(name, PLACE, dir_fd=above)
-        try:
-            set_mode(place, LEAF_MODE)
-        finally:
-            os.close(place)
-    except OSError as error:
-        if error.errno in UNUSABLE:
-            return False
-        raise
-    return True
 
 
 def _set_aside(name: str, above: int) -> None:

@@ -6,7 +6,7 @@ import functools
 import re
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
-from typing import Annotated
+from typing import Annotated, Final
 
 import msgspec
 
@@ -27,8 +27,11 @@ from agent.setting import (
 
 # The values of an Allocate answer, and the settings and facts that it is made from.
 
-_POD_UID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|[0-9a-f]{32}")
-_LABEL = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")
+DIRECTORY_NAME: Final = re.compile(
+    r"(?:[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|[0-9a-f]{32})"  # pod UID; a static pod's
+    r"_[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?"
+)
+"""Names of container directories: <pod UID>_<container>."""
 
 
 class MountEdit(msgspec.Struct, frozen=True):
@@ -241,19 +244,18 @@ class GrantedShare(msgspec.Struct, frozen=True):
 
 
 def container_directory(pod_uid: str, container: str) -> str:
-    """The name of the container's own directory: `<pod UID>_<container>`, one path component.
+    """The name of the container's own directory, one path component.
 
     Raises:
         Refusal: the pod UID is no UID, or the container name is no DNS label. Such a name could
             lead out of the parent directory.
     """
-    if not _POD_UID.fullmatch(pod_uid):
-        raise Refusal(RefusalReason.HOST_DIRECTORY, f"{cap(pod_uid)!r} is not a pod UID")
-    if not _LABEL.fullmatch(container):
-        raise Refusal(
-            RefusalReason.HOST_DIRECTORY, f"{cap(container)!r} is not a valid container name"
-        )
-    return f"{pod_uid}_{container}"
+    name = f"{pod_uid}_{container}"
+    if not DIRECTORY_NAME.fullmatch(name):
+        text = f"{cap(name)!r} is not the UID of a pod and the name of a container"
+        raise Refusal(RefusalReason.HOST_DIRECTORY, text)
+
+    return name
 
 
 # The slices that the kubelet holds for pods, as PodResources reports them.

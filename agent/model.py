@@ -521,6 +521,7 @@ def registered_mib(memory_mib: int | None, settings: SharingSettings) -> int | N
     known = memory_mib if memory_mib is not None else settings.preconfigured_mib
     if known <= 0:
         return None
+
     scaling = 1.0 if settings.mode == MIG_MODE else settings.memory_scaling
     return min(known, INT32_MAX) if scaling == 1 else int(min(known * scaling, INT32_MAX))
 

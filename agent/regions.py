@@ -28,8 +28,9 @@ from agent.hami.region import (
     holds_back,
     recognise,
 )
-from agent.hookdirs import NAME, names_in, open_containers, open_in
+from agent.hookdirs import names_in, open_containers, open_in
 from agent.kit.tasks import Offload
+from agent.ledger import DIRECTORY_NAME
 
 # Tells which processes of containers exist, by the host's /proc and its cgroup tree.
 #
@@ -69,12 +70,15 @@ class ContainerProcesses:
     def begin(self, names: Iterable[str]) -> None:
         """Begin a round about the containers of these directories."""
         uids = frozenset(map(_uid, names))
+
         # Whether this is the host's PID namespace, and processes of others are not hidden.
         namespace = ""
         with contextlib.suppress(OSError):
             namespace = str((self._proc / "self/ns/pid").readlink())
+
         sees_init = namespace == INIT_NAMESPACE and self._read(self._proc / "1/status") != b""
         self._is_host = bool(uids) and sees_init
+
         self._pods = {uid: path for uid, path in self._pods.items() if uid in uids}
         self._owners = {path: name for path, name in self._owners.items() if path.is_dir()}
         self._known = {path: pids for path, pids in self._known.items() if path in self._owners}
@@ -86,19 +90,23 @@ class ContainerProcesses:
         pod = self._pod(_uid(name)) if self._is_host else None
         if pod is None:
             return None
+
         cgroups = _directories(pod)  # none, if it is gone: then no process lives
         if len(cgroups) == CGROUPS:
             return None
+
         for cgroup in cgroups:
             pids = self._pids(cgroup)
             owner = self._owner(cgroup, pids or (), _uid(name))
             if pids is None or (pids and owner is None):
                 return None
+
             if owner == name:
                 matched = self._matched(cgroup, pids, wanted)
                 if matched is None:
                     return None
                 living |= matched
+
         return living
 
     def _pod(self, uid: str) -> Path | None:
@@ -119,14 +127,17 @@ class ContainerProcesses:
     def _pids(self, cgroup: Path) -> tuple[int, ...] | None:
         """The host's PIDs in the cgroup and below; None: more than is read."""
         text, pending = b"", [cgroup]
+
         for _ in range(CGROUPS):
             here = pending.pop()
             text += self._read(here / "cgroup.procs") + b"\n"
             pending += _directories(here)
             if len(text) >= READ:
                 return None
+
             if not pending:
                 return tuple(map(int, text.split()))
+
         return None
 
     def _owner(self, cgroup: Path, pids: Iterable[int], uid: str) -> str | None:
@@ -154,8 +165,10 @@ class ContainerProcesses:
             if found := NSPID.search(self._read(self._proc / f"{pid}/status")):
                 known[pid] = int(found[1])
                 missing -= {known[pid]}
+
         if missing and next(unknown, None) is not None:
             return None
+
         return wanted - missing
 
     def _read(self, path: Path) -> bytes:
@@ -263,6 +276,7 @@ class HostRegions:
         end, sums = now() + ROUND, dict[str, RegionSums]()
         costs = self._costs = {name: self._costs.get(name, _Cost()) for name in names}
         slow = sum(cost.seconds > SLOW for cost in costs.values())
+
         # Slow regions go last. Of the others, those go first that the last round did not reach.
         queue = sorted(names, key=lambda name: (costs[name].seconds > SLOW, costs[name].at))
         if self._processes is not None:
@@ -289,11 +303,13 @@ class HostRegions:
                     continue
 
                 sums[name] = RegionSums(RegionState.UNREADABLE, reason=reason)
+
         return sums
 
     def _summed(self, containers: int | None, name: str) -> tuple[RegionSums, float]:
         """Read and sum a region; also the CPU seconds that this costs."""
         begun, alive = self._cpu(), None
+
         try:
             with _opened(containers, name, os.O_RDONLY) as (file, size):
                 region = read_region(size, functools.partial(os.pread, file))
@@ -303,6 +319,7 @@ class HostRegions:
             sums = region.sums(alive)
         except NoRegion as error:
             sums = error.sums
+
         return sums, self._cpu() - begun
 
     def _held(self) -> Sequence[str]:
@@ -316,6 +333,7 @@ class HostRegions:
                     offsets = recognise(size, os.pread(file, HEAD_SIZE, 0))
                     if holds_back(os.pread(file, offsets.tail_size, offsets.tail)):
                         held.append(name)
+
             return held
 
     def _write(self, changes: Mapping[str, RegionChange]) -> Mapping[str, str]:
@@ -333,6 +351,7 @@ class HostRegions:
                             os.pwrite(file, word, offset)
                 except NoRegion as error:
                     reasons[name] = error.sums.reason or f"it is {error.sums.state}"
+
         return reasons
 
     @contextlib.contextmanager
@@ -366,17 +385,21 @@ def _place(open_files: contextlib.ExitStack, containers: int | None, name: str) 
 
     Raises NoRegion, OSError.
     """
-    if not NAME.fullmatch(name):
+    if not DIRECTORY_NAME.fullmatch(name):
         raise NoRegion("its directory's name is not <pod UID>_<container>")
+
     if containers is None:
         raise FileNotFoundError
+
     directory = open_in(open_files, name, containers)
     place = open_in(open_files, _region_name(directory), directory, PLACE)
     status = os.fstat(place)
     if not stat.S_ISREG(status.st_mode):
         raise NoRegion("it is not a regular file")
+
     if status.st_nlink > 1:
         raise NoRegion(f"it has {status.st_nlink} names instead of one")
+
     return place, status.st_size
 
 
@@ -387,14 +410,18 @@ def _region_name(directory: int) -> str:
     """
     with os.scandir(directory) as entries:
         names = [entry.name for entry in itertools.islice(entries, ENTRIES + 1)]
+
     if len(names) > ENTRIES:
         raise NoRegion(f"its directory has more than {ENTRIES} entries")
+
     libraries = [name for name in names if "libvgpu.so" in name]
     regions = [name for name in names if name.endswith(".cache") and name not in libraries]
     if len(libraries) + len(regions) > 2:
         raise NoRegion("its directory has more than one file that may be it")
+
     if not regions:
         raise FileNotFoundError
+
     return min(regions)
 
 
@@ -408,10 +435,12 @@ def read_region(size: int, pread: Callable[[int, int], bytes]) -> Region:
     head = pread(HEAD_SIZE, 0)
     offsets = recognise(size, head)
     region = _read_once(offsets, head, pread)
+
     for _ in range(RETRIES):
         if len(region.processes) > FEW or not any(process.torn for process in region.processes):
             break
         region = _read_once(offsets, head, pread)
+
     return region
 
 

@@ -68,13 +68,16 @@ def unseal(content: bytes, kind: str, shape: type[_Shape]) -> _Shape:
     file = _decode(content, _Envelope)
     if file.kind != kind:
         raise StateCorrupt(f"it is not a file of kind {kind}: its kind is {cap(file.kind, 40)}")
+
     if file.version not in (VERSION, VERSION + 1):
         raise StateCorrupt(
             f"it has version {file.version}; this agent reads versions {VERSION} and {VERSION + 1}"
         )
+
     raw = bytes(file.data)
     if hashlib.sha256(raw).hexdigest() != file.checksum:
         raise StateCorrupt("its checksum does not match its data")
+
     return _decode(raw, shape)
 
 
@@ -124,6 +127,7 @@ def _read(fields: Mapping[str, object], decider: Decider) -> Row:
         is_known = fields.get("recorded", False) or fields.get("holder") is not None
         key = ContainerKey(msgspec.convert(fields.get("uid"), PodUid), PLAIN)
         others |= {"key": key, "confirmed": is_known}
+
     return msgspec.convert({**fields, **others}, Row)
 
 
@@ -184,6 +188,7 @@ def decode_state(content: bytes) -> State:
             except msgspec.ValidationError as error:
                 text = f"{cap(str(error), 120)} of ledger.{place}[{number}]"
                 raise StateCorrupt(f"it cannot be read: {text}") from error
+
     return State(
         generation=data.generation,
         boot_id=data.boot_id,
@@ -254,6 +259,7 @@ async def recover(
     """
     problems: list[StateError] = []
     found: dict[str, bytes] = {}
+
     for name in (CURRENT, PREVIOUS):
         try:
             content = await disk.read(name)
@@ -264,6 +270,7 @@ async def recover(
         except StateError as error:
             problems.append(error)
             continue
+
         before = state.booted_at if state.boot_id == boot_id else None
         state = msgspec.structs.replace(
             state,
@@ -272,23 +279,30 @@ async def recover(
         )
         if not problems:
             return Recovered(state)
+
         why = "; ".join(map(str, problems))
         notice = f"{why}; continued from generation {state.generation} in {name}"
+
         try:
             # Otherwise the next write would keep the unreadable file as the previous generation.
             await disk.replace(CURRENT, content, keep=UNREADABLE)
         except StateError as error:
             notice += f"; {error}"
+
         return Recovered(state, notice)
+
     for problem in problems:
         if not isinstance(problem, StateCorrupt):
             raise problem
+
     empty = State(boot_id=boot_id, machine_id=machine_id, booted_at=booted_at)
     if not found:
         return Recovered(empty)  # a new node
+
     notice = (
         "; ".join(map(str, problems)) + "; rebuilding from the pods' annotations and the kubelet"
     )
+
     for name, content in found.items():  # two writes would replace them
         try:
             await disk.replace(_ASIDE[name], content)
@@ -296,6 +310,7 @@ async def recover(
             notice += f"; {error}"
         else:
             notice += f"; {name} is kept as {_ASIDE[name]}"
+
     return Recovered(empty, notice)
 
 
@@ -346,11 +361,14 @@ class StateService:
         """
         if self._is_late:
             raise StateError(self.error.value)
+
         if len(self._waiting) >= self._limit:
             raise StateError(f"{self._limit} changes already wait for the disk; look at its health")
+
         done = asyncio.get_running_loop().create_future()
         self._waiting[done] = change
         self._news.set()
+
         try:
             await done
         finally:
@@ -395,6 +413,7 @@ class StateService:
             ledger = self._state.ledger
             for change in batch.values():
                 ledger = change(ledger)
+
             health = self._state.health if self._health is None else self._health
             unchanged = ledger == self._state.ledger and health == self._state.health
             if not unchanged or self.error.value:
@@ -402,14 +421,18 @@ class StateService:
                 state = msgspec.structs.replace(
                     self._state, generation=generation, ledger=ledger, health=health
                 )
+
                 with self._lag.alarm(COMMIT_DEADLINE, lambda _: self._tell_late(batch)):
                     content = encode_state(state)
                     await self._disk.replace(CURRENT, content, keep=PREVIOUS)
+
                 self._state, self._is_late = state, False
                 if self.error.set(""):
                     log.info("state.writable", generation=generation)
+
             if self._health == health:
                 self._health = None
+
             result = None
         except StateError as error:
             result = error
@@ -421,6 +444,7 @@ class StateService:
         finally:
             self.is_idle = True
             _resolve(batch, result)
+
         # In this order, the callers continue before the followers of the ledger.
         self.ledger.set(self._state.ledger)
 

@@ -25,6 +25,7 @@ from agent.regions import HostRegions
 
 MOST_MIB: Final = 1 << 20
 """More memory than a GPU can have whose size is not known."""
+
 MOST_AT_ONCE: Final = 16
 """Processes that count with 100 percent each: samples of several moments are summed."""
 
@@ -76,10 +77,12 @@ def use_of(sums: RegionSums, at: dt.datetime, given: Sequence[GpuUuid] = ()) -> 
     region = sums.region
     if region is None:
         return ContainerUse(at, sums.state, reason=sums.reason)
+
     uuids: Sequence[str] = [gpu.uuid for gpu in region.gpus]
     distinct, known = frozenset(uuids), tuple(dict.fromkeys(given))
     if known and not (len(distinct) == len(uuids) and distinct <= frozenset(known)):
         uuids = known  # by position; GPUs beyond those that were given have none
+
     return ContainerUse(
         at=at,
         state=sums.state,
@@ -105,14 +108,17 @@ def believed(use: ContainerUse, row: Row, registered: Mapping[GpuUuid, int]) -> 
         mib = max((registered.get(GpuUuid(gpu.uuid)) or MOST_MIB, *promised))
         said_mib = max(*gpu.memory, gpu.memory_limit) // MIB
         percent = 100 * min(use.processes, MOST_AT_ONCE)
+
         if said_mib > mib:
             said, has = f"{said_mib:,} MiB", f"{mib:,} MiB"
         elif gpu.sm_percent > percent:
             said, has = f"{gpu.sm_percent:,} % of compute", f"{percent:,} % for its processes"
         else:
             continue
+
         reason = f"not believable: it says {said} of a GPU with at most {has}"
         return ContainerUse(use.at, RegionState.UNREADABLE, reason=reason)
+
     return use
 
 
@@ -218,6 +224,7 @@ def feedback(users: Mapping[str, RegionUser]) -> Feedback:
     # How many are active by GPU and priority, and the smallest priority that works on each GPU.
     active = Counter[tuple[GpuUuid, int]]()
     working: dict[GpuUuid, int] = {}
+
     for user in users.values():
         launches = user.counted_down > 0
         for gpu in user.gpus if user.priority >= 0 else ():
@@ -225,13 +232,17 @@ def feedback(users: Mapping[str, RegionUser]) -> Feedback:
                 active[gpu, user.priority] += 1
             if launches or user.is_working:
                 working[gpu] = min(user.priority, working.get(gpu, user.priority))
+
     held, limited = set[str](), set[str]()
     changes = dict[str, RegionChange]()
+
     for name, user in users.items():
         if any(working.get(gpu, user.priority) < user.priority for gpu in user.gpus):
             held.add(name)
+
         if name in held or any(active[gpu, user.priority] > 1 for gpu in user.gpus):
             limited.add(name)
+
         recent = min(user.recent_kernel, HELD) if name in held else max(user.counted_down, 0)
         change = RegionChange(
             is_limiting=name in limited if (name in limited) != user.is_limiting else None,
@@ -239,6 +250,7 @@ def feedback(users: Mapping[str, RegionUser]) -> Feedback:
         )
         if change != RegionChange():
             changes[name] = change
+
     return Feedback(frozenset(held), frozenset(limited), changes)
 
 
@@ -282,12 +294,17 @@ def limit_event(row: Row, full: ContainerGpuUse, label: str) -> NodeEvent:
 log = structlog.get_logger(__name__)
 
 PERIOD: Final = 5.0
+"""Seconds between two rounds."""
+
 TURN: Final = 1
 """See agent.kit.timing."""
+
 DEADLINE: Final = 3.0
 """Seconds for reading all regions."""
+
 WRITE_DEADLINE: Final = 1.0
 """Seconds for writing into them, also at the end."""
+
 KEPT: Final = 900.0
 """Seconds for which the numbers of a round are kept."""
 
@@ -359,15 +376,18 @@ class ContainerUsage:
         """The use of each GPU by a container in the last KEPT seconds, the oldest first."""
         if key not in self._kept:
             return {}
+
         uuids, rows = self._kept[key]
         since = loop_time() - KEPT
         past = dict[GpuUuid, list[Sampled]]()
+
         for at, *numbers in rows:
             if at >= since:
                 moment = self._origin + dt.timedelta(seconds=at)
                 for uuid, mib, sm in zip(uuids, numbers[::2], numbers[1::2], strict=True):
                     sample = GpuSample(uuid, gpu_percent=int(sm), used_mib=int(mib))
                     past.setdefault(uuid, []).append(Sampled(moment, sample))
+
         return past
 
     async def run(self) -> NoReturn:
@@ -406,22 +426,29 @@ class ContainerUsage:
             if self._is_stale():
                 await self._write(self._feedback.release)
             return
+
         self._report("usage.unread", "")
         at = self._clock.now()
         self._keep(readings, at)
+
         if left and self._observes:
             log.warning("usage.held_back", directories=left, released="not by an observer")
             left = ()
+
         before = self._feedback.release
+
         if self._switches:
             users = dict[str, RegionUser]()
+
             for name, row in self._rows.items():
                 sums = readings[name]
                 if sums.region is not None:
                     if uses_sm(sums, at):
                         self._worked[row.key] = at
                     users[name] = region_user(row, sums.region, at, self._worked.get(row.key))
+
             self._feedback = feedback(users)
+
         release = {
             name: RegionChange(recent_kernel=0) for name in left if name not in self._feedback.held
         }
@@ -438,6 +465,7 @@ class ContainerUsage:
         """Write the changes; False if the directories as a whole take none."""
         if not changes:
             return True
+
         try:
             async with asyncio.timeout(WRITE_DEADLINE):
                 failed = await self._regions.write(changes)
@@ -445,9 +473,11 @@ class ContainerUsage:
             why = str(error) or f"the regions were not written in {WRITE_DEADLINE:g} s"
             self._report("usage.unwritten", why)
             return False
+
         self._report("usage.unwritten", "")
         for name, reason in failed.items():
             self._report("usage.unwritten", reason, name)
+
         return True
 
     def _is_stale(self) -> bool:
@@ -460,10 +490,12 @@ class ContainerUsage:
             for gpu in self._inventory.value.gpus
         }
         newest = dict[ContainerKey, ContainerUse]()
+
         for name, row in self._rows.items():
             use = use_of(readings[name], at, [share.uuid for share in row.shares])
             use = newest[row.key] = believed(use, row, registered)
             self._report("usage.unread", use.reason, name)
+
             if use.gpus:
                 uuids = tuple(GpuUuid(gpu.uuid) for gpu in use.gpus)
                 kept = self._kept.get(row.key)
@@ -471,7 +503,9 @@ class ContainerUsage:
                     kept = self._kept[row.key] = uuids, deque(maxlen=ROWS)
                 numbers = ((gpu.memory.total // MIB, gpu.sm_percent) for gpu in use.gpus)
                 kept[1].append((now, *itertools.chain.from_iterable(numbers)))
+
             self._tell_full(row, use)
+
         self._newest, self._newest_at = newest, now
 
     def _tell_full(self, row: Row, use: ContainerUse) -> None:

@@ -65,6 +65,7 @@ class PodResourcesWitness:
                 answer = await apart(self._stub.get(request))
         except _PodUnknown:
             return None
+
         return None if answer.pod_resources is None else _holding(answer.pod_resources)
 
     async def list(self) -> tuple[Holding, ...]:
@@ -108,6 +109,7 @@ class _PodUnknown(KubeletError):  # noqa: N818 -- names what happened
 def _translated(method: str, error: GRPCError) -> KubeletError:
     message = error.message or error.status.name
     text = cap(message)
+
     match error.status:
         case Status.RESOURCE_EXHAUSTED:
             return WitnessThrottled(f"PodResources {method} is over its rate limit: {text}")
@@ -166,6 +168,7 @@ def decode_records(content: bytes, resource: str) -> Mapping[ContainerKey, froze
         entries = msgspec.json.decode(content, type=_File).data.entries or ()
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise MalformedText(f"the kubelet's checkpoint: {cap(str(error), 120)}") from error
+
     return {
         ContainerKey(PodUid(entry.pod_uid), entry.container): _ids(entry)
         for entry in entries

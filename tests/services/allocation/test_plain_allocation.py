@@ -9,9 +9,9 @@ import pytest
 from agent.allocate.service import DISK_BUDGET
 from agent.cluster import PodUid
 from agent.errors import Refusal, RefusalReason, StateError
-from agent.hookdirs import LEFT_BEHIND, NAME
+from agent.hookdirs import LEFT_BEHIND
 from agent.kit.turns import BEGUN, CLOSE
-from agent.ledger import ContainerEdits, Holder
+from agent.ledger import DIRECTORY_NAME, ContainerEdits, Holder
 from agent.model import Inventory
 from agent.reconcile import PERIOD, QUIET
 from tests.builders import NOON, a_row, a_shared_gpu, an_inventory
@@ -47,7 +47,7 @@ async def test_hami_mode_does_not_take_the_directory_for_one_of_a_pod_that_is_go
     async with a_node() as node:
         name = directory(await node.service.allocate(ids(3)))
 
-        assert NAME.fullmatch(name)
+        assert DIRECTORY_NAME.fullmatch(name)
         assert not LEFT_BEHIND.fullmatch(name)
 
 
@@ -284,6 +284,24 @@ async def test_without_a_kubelet_nobody_is_asked():
         await asyncio.sleep(10 * PERIOD)
 
         assert node.witness.lists <= asked + 1
+
+
+async def test_slices_whose_row_could_not_be_closed_are_answered_again_once_the_disk_is_well():
+    async with a_node(HELD) as node:
+        node.book(HOLDER, HELD.slice_ids)
+        await asyncio.sleep(5)
+        with full(node.disk):
+            node.end(HOLDER)
+            await asyncio.sleep(10 * PERIOD)
+            assert [HELD.key] == [row.key for row in node.rows]
+            with pytest.raises(Refusal):
+                await serve(node, HELD.slice_ids, OTHER)
+
+        await asyncio.sleep(PERIOD + 1)
+        await serve(node, HELD.slice_ids, OTHER)
+
+        assert [HELD.slice_ids] == [row.slice_ids for row in node.rows]
+        assert HELD.key not in {row.key for row in node.rows}
 
 
 async def test_two_rows_of_one_name_are_no_trouble():

@@ -213,6 +213,23 @@ async def test_it_scans_at_once_every_minute_and_on_demand_once_for_several_wish
     assert [0, 7, 60, 120] == found
 
 
+async def test_a_driver_that_fails_is_asked_after_1_2_4_up_to_30_s_and_at_once_on_demand():
+    asked, loop = list[float](), asyncio.get_running_loop()
+    start = loop.time()
+
+    class Failing(ScriptedDriver):
+        async def scan(self) -> Scan:
+            asked.append(round(loop.time() - start, 3))
+            raise DriverError("Unknown Error")
+
+    async with at_work((discovery := Discovery(Failing(), lambda _: None)).run):
+        await asyncio.sleep(5)
+        discovery.rescan()
+        await asyncio.sleep(85)
+
+    assert [0, 1, 3, 5, 9, 17, 33, 63] == asked
+
+
 @pytest.mark.parametrize(
     ("failure", "problem", "back"),
     [

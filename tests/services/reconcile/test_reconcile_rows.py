@@ -292,13 +292,18 @@ async def test_a_row_that_is_being_answered_with_keeps_its_directory_and_stays()
         assert set() == scene.taken
 
 
-async def test_a_row_that_cannot_be_closed_on_disk_is_nobodys_to_answer_with():
+@pytest.mark.parametrize("outage", [2.0, PERIOD, 30 * PERIOD])
+async def test_a_row_that_cannot_be_closed_on_disk_is_nobodys_until_the_disk_is_well_again(outage):
     async with a_scene(ROW) as scene:
-        scene.disk.faults.fail_at(0, errno.ENOSPC, times=10_000)
+        scene.disk.faults.fail_at(0, errno.ENOSPC, times=10**6)
         scene.see(msgspec.structs.replace(POD, phase=Phase.SUCCEEDED))
-        await asyncio.sleep(PERIOD)
+        await asyncio.sleep(outage)
+        assert ((ROW,), {ROW.key}) == (scene.rows, scene.taken)
+        scene.disk.faults.revive()
 
-        assert {ROW.key} == scene.taken
+        await asyncio.sleep(PERIOD + 0.1)
+
+        assert ((), set()) == (scene.rows, scene.taken)
 
 
 async def test_that_the_kubelet_does_not_answer_is_said_once_until_it_does():
@@ -443,6 +448,23 @@ async def test_a_row_that_was_answered_anew_while_it_was_looked_at_keeps_that(ro
         await scene.see_while_it_changes(replayed, POD)
 
         assert ((replayed,), 0) == (scene.rows, counted(scene))
+
+
+async def test_an_answer_that_comes_while_its_container_is_adopted_is_kept():
+    answer = msgspec.structs.replace(ROW, slice_ids=(slice_id(G1, 8),))
+    async with a_scene() as scene:
+        adopt = scene.reconcile.adopt
+
+        async def answer_and_adopt(found):
+            await scene.answer(answer)
+            return await adopt(found)
+
+        scene.reconcile.adopt = answer_and_adopt
+        scene.witness.admit(POD, main=SLICE)
+        scene.see(POD)
+        await asyncio.sleep(0.1)
+
+        assert [answer.slice_ids] == [row.slice_ids for row in scene.rows]
 
 
 async def test_another_gpu_that_was_not_offered_is_drift_and_no_mismatch():

@@ -254,13 +254,6 @@ def test_a_forged_count_of_kernels_lets_go():
     assert Feedback() == msgspec.structs.replace(node.last, changes={})
 
 
-def test_a_container_that_an_earlier_agent_held_back_is_released_in_the_first_round():
-    held = a_user(a_region(G1, recent_kernel=-1))
-    assert {"held": RegionChange(is_limiting=False, recent_kernel=0)} == feedback(
-        {"held": held}
-    ).changes
-
-
 def test_the_end_releases_whom_this_process_held_back_or_limited_and_nobody_else():
     high = a_user(a_region(G1, recent_kernel=2, priority=0), priority=0, work=NOON)
     low = a_user(a_region(G1))
@@ -274,52 +267,6 @@ def test_the_end_releases_whom_this_process_held_back_or_limited_and_nobody_else
         "x": RegionChange(is_limiting=False),
         "y": RegionChange(is_limiting=False),
     } == last.release
-
-
-STEPS = st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=20)
-PRIORITIES = st.integers(0, 2)
-
-
-@given(RELEASES, PRIORITIES, PRIORITIES, STEPS, st.booleans())
-def test_nobody_is_held_back_without_one_of_a_smaller_priority_at_work(
-    release, one, other, steps, alive
-):
-    node = SharedGpus(release)
-    node.start("a", one)
-    node.start("b", other)
-    priority, idle = {"a": one, "b": other}, {"a": 0, "b": 0}
-    for step in steps:
-        for name, launches in zip("ab", step, strict=True):
-            idle[name] += 1
-            if launches and node.launch(name):
-                idle[name] = 0
-            elif not launches:
-                node.rest(name)
-        node.round(alive=alive)
-        for name, neighbour in ("ab", "ba"):
-            if node.containers[name].region.recent_kernel < 0:
-                assert priority[neighbour] < priority[name]
-                assert idle[neighbour] < LETS_GO
-
-
-@given(RELEASES, PRIORITIES, PRIORITIES, STEPS, st.booleans())
-def test_all_is_released_soon_after_the_neighbour_ends_and_then_nothing_is_written(
-    release, one, other, steps, launches
-):
-    node = SharedGpus(release)
-    node.start("a", one)
-    node.start("b", other)
-    for step in steps:
-        rounds(node, 1, *(name for name, on in zip("ab", step, strict=True) if on))
-    rounds(node, LETS_GO, *("a" for _ in range(launches)))
-
-    assert "a" not in node.last.held | node.last.limited
-    assert not node.containers["a"].region.is_limiting
-    assert node.launch("a")
-    node.rest("a")
-    rounds(node, LETS_GO)
-    rounds(node, 1)
-    assert {} == node.last.changes
 
 
 @given(

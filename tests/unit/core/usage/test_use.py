@@ -3,8 +3,6 @@
 import datetime as dt
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from agent.hami.region import (
     MemoryUse,
@@ -13,9 +11,8 @@ from agent.hami.region import (
     RegionLayout,
     RegionProcess,
     RegionState,
-    RegionSums,
 )
-from agent.usage import ContainerGpuUse, ContainerUse, use_of
+from agent.usage import use_of
 from tests.builders import G1, G2, NOON, a_uuid
 from tests.fakes.regions import RegionReading, a_process, a_region
 
@@ -34,22 +31,6 @@ def a_sum_process(pid, *totals, sm=0):
 def reading(*processes, alive=None, last_kernel=BEFORE, gpus=GPUS):
     region = Region(RegionLayout.V1_2, gpus, processes, True, 2, 1, last_kernel)
     return RegionReading(RegionState.READABLE, region, alive=alive).sums()
-
-
-def test_each_gpu_has_the_sum_of_all_processes():
-    use = use_of(reading(a_sum_process(7, 10, 20, sm=60), a_sum_process(9, 30, 40, sm=50)), NOW)
-
-    assert (
-        ContainerGpuUse(0, "GPU-a", 100, 30, MemoryUse(2, 4, 34, 40), 110),
-        ContainerGpuUse(1, "", 0, 100, MemoryUse(2, 4, 54, 60), 110),
-    ) == use.gpus
-    assert (NOW, RegionState.READABLE, BEFORE, 2, "") == (
-        use.at,
-        use.state,
-        use.last_kernel,
-        use.processes,
-        use.reason,
-    )
 
 
 @pytest.mark.parametrize(
@@ -75,11 +56,6 @@ def test_what_a_process_freed_in_the_slot_of_another_is_taken_from_the_sum(other
     assert (total, max(0, other - 153)) == (use.gpus[0].memory.total, use.gpus[0].memory.buffer)
 
 
-@pytest.mark.parametrize("state", [s for s in RegionState if s is not RegionState.READABLE])
-def test_without_a_region_only_state_and_reason_are_told(state):
-    assert ContainerUse(NOW, state, reason="r") == use_of(RegionSums(state, reason="r"), NOW)
-
-
 @pytest.mark.parametrize(
     ("last", "idle"),
     [(BEFORE, 30), (NOW, 0), (NOW + dt.timedelta(seconds=5), 0), (None, None)],
@@ -89,25 +65,6 @@ def test_the_idle_time_is_since_the_last_kernel_and_never_negative(last, idle):
     use = use_of(reading(last_kernel=last), NOW)
 
     assert (None if idle is None else dt.timedelta(seconds=idle)) == use.idle
-
-
-words = st.integers(3, 2**63 - 1)
-
-
-@given(st.lists(st.tuples(words, words), max_size=20), st.sets(st.integers(0, 19)))
-def test_the_uses_of_living_and_dead_add_up_to_those_of_all(totals, alive):
-    processes = [a_sum_process(pid, *one) for pid, one in enumerate(totals)]
-    dead = frozenset(range(20)) - alive
-
-    everybody = use_of(reading(*processes), NOW)
-    parts = [use_of(reading(*processes, alive=frozenset(one)), NOW) for one in (alive, dead)]
-
-    for index, gpu in enumerate(everybody.gpus):
-        for field in MemoryUse._fields:
-            assert getattr(gpu.memory, field) == sum(
-                getattr(part.gpus[index].memory, field) for part in parts
-            )
-    assert everybody.processes == sum(part.processes for part in parts)
 
 
 # Whose GPU a number of a region is: the GPUs that the container was given decide.
