@@ -316,17 +316,16 @@ def gpu_degraded(inventory: Inventory, now: dt.datetime) -> NodeCondition:
     # A GPU that is kept only because a container holds a slice of it does not count.
     gpus = [gpu for gpu in inventory.gpus if gpu.present or gpu.wanted]
     ill = [gpu for gpu in gpus if not gpu.serving]
-    if not ill:
-        since = max((gpu.health.since for gpu in gpus), default=now)
+    if ill:
+        text = "; ".join(f"{gpu.gpu.title} {gpu.unavailable_reason}" for gpu in ill)[:TEXT_LIMIT]
+        since = min((gpu.health.since for gpu in ill if not gpu.health.serving), default=now)
+    else:
         few = {0: "there are no GPUs to share", 1: "the only GPU is served"}
         text = few.get(len(gpus), f"all {len(gpus)} GPUs are served")
-        return NodeCondition(
-            GPU_DEGRADED, status=False, reason="AllServed", message=text, since=since
-        )
+        since = max((gpu.health.since for gpu in gpus), default=now)
 
-    text = "; ".join(f"{gpu.gpu.title} {gpu.unavailable_reason}" for gpu in ill)[:TEXT_LIMIT]
-    since = min((gpu.health.since for gpu in ill if not gpu.health.serving), default=now)
-    return NodeCondition(GPU_DEGRADED, status=True, reason="NotServed", message=text, since=since)
+    reason = "NotServed" if ill else "AllServed"
+    return NodeCondition(GPU_DEGRADED, status=bool(ill), reason=reason, message=text, since=since)
 
 
 # Writes Events when GPUs change or are left out, and the Node condition GpuDegraded.

@@ -203,14 +203,12 @@ def read_surroundings(
     # Beside a Service named hami-agent, Kubernetes gives every container of its namespace
     # HAMI_AGENT_SERVICE_HOST, HAMI_AGENT_PORT and more, and beside one named hami-agent-web an
     # address as HAMI_AGENT_WEB_PORT; the operator's own value of that is a number.
-
     links = tuple(
         name.removesuffix(SERVICE_HOST) + part
         for name in environ
         if name.startswith(PREFIX) and name.endswith(SERVICE_HOST)
         for part in ("_SERVICE_", "_PORT")
     )
-
     environ = {
         name: value
         for name, value in environ.items()
