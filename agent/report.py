@@ -124,9 +124,9 @@ async def follow_cordons(
     async for view in node.follow():
         if view is not None:
             now = frozenset(read_cordon(view.annotations.get(CORDON)))
-            old = now if before is None else before
-            for event in cordon_events(old, now, inventory.value.gpus):
-                say(event)
+            if before is not None:
+                for event in cordon_events(before, now, inventory.value.gpus):
+                    say(event)
             before = now
 
 
