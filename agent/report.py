@@ -614,7 +614,7 @@ class Reporter:
         if node is not None and isinstance(need, DueWrite):
             held, changes = node.annotations, need.report.changes
             pending = {key: text for key, text in changes.items() if held.get(key) != text}
-            if pending != self.pending:
+            if pending and pending != self.pending:
                 log.info("observe.would_write", node=node.name, annotations=pending)
         self.pending = pending
 
