@@ -32,9 +32,6 @@ MAX_DEPTH: Final = 20
 # libyaml takes a tenth of the time, which shortens every start; both read the same YAML.
 LOADER: Final[type[yaml.SafeLoader]] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
-_PLAIN: Final = re.compile("-?(0|[1-9][0-9]{0,99})")
-"""Whole numbers that mean the same in YAML, JSON and Python."""
-
 _TOKEN: Final = re.compile(r'"(?:[^"\\]|\\.)*"|[{}\[\]]|[^\s{}\[\],:"]+')
 """What valid JSON consists of, besides commas and colons."""
 
@@ -245,8 +242,6 @@ class Place(msgspec.Struct, frozen=True):
         text, tag = self.node.value, self.node.tag
         if tag == STR and isinstance(text, str):
             return text
-        if tag == INT and isinstance(text, str) and _PLAIN.fullmatch(text):
-            return int(text)  # the constructor takes a hundred times as long
 
         try:
             # A new one each time: it keeps every node that it was ever given.

@@ -252,8 +252,8 @@ def read_surroundings(
     for field in FIELDS:
         own, *others = field.variables
         # Another plugin's empty variable counts as not set.
-        names = [own] if own in environ else [name for name in others if environ.get(name)]
-        for name in names[:1]:
+        name = own if own in environ else next(filter(environ.get, others), "")
+        if name:
             # HAMi's plugin takes every text but `true` for false here.
             value = str(environ[name] == "true") if name == SCORE_SWITCH else environ[name]
             with faults.kept():
