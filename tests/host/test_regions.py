@@ -206,6 +206,18 @@ async def test_a_change_is_in_the_file_and_no_other_byte(hook, regions):
     assert before == region.read_bytes()
 
 
+@pytest.mark.parametrize("file", file_ids())
+@pytest.mark.parametrize("number", [-(2**31), -1, 0, 2])
+async def test_who_is_held_back_is_found_in_each_layout(hook, regions, file, number):
+    with_region(hook, file=file)
+    container_dir(hook, OTHER)
+
+    assert {} == await regions.write({NAME: RegionChange(recent_kernel=number)})
+
+    assert [NAME] * (number < 0) == await regions.held()
+    assert number == (await one(regions)).region.recent_kernel
+
+
 async def test_one_that_cannot_be_written_stops_no_other(hook, regions):
     region = with_region(hook, OTHER)
     change = RegionChange(recent_kernel=-1)
