@@ -201,9 +201,11 @@ class PodView(msgspec.Struct, frozen=True):
 
     def asking_by(self, resource: str) -> "PodView":
         """The same pod, its containers counted by that name of the agent's resource."""
+        if all(container.resource == resource for container in self.containers):
+            return self
+
         containers = tuple(container.asking_by(resource) for container in self.containers)
-        same = containers == self.containers
-        return self if same else msgspec.structs.replace(self, containers=containers)
+        return msgspec.structs.replace(self, containers=containers)
 
 
 class Tombstone(msgspec.Struct, frozen=True):

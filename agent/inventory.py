@@ -19,7 +19,7 @@ from agent.allocate.edits import looks_up_cdi, undefined
 from agent.allocate.service import DISK_BUDGET, AllocateStep, disk_refusal
 from agent.cluster import NodeEvent
 from agent.errors import AgentError, DriverError, GpuError, StateError
-from agent.health.judge import MANY, MAY_PASS, OF_ALL, Ill, same_fault, with_uuids
+from agent.health.judge import MANY, MAY_PASS, OF_ALL, Ill, attributed, same_fault
 from agent.kit.cell import Cell, News
 from agent.kit.timing import Lag, await_event, loop_time, until_tick
 from agent.ledger import EditSettings
@@ -93,16 +93,13 @@ class Discovery:
             pause = until_tick(SCAN_PERIOD) if is_done else delay
             is_wanted = await await_event(self._wanted, pause)
             # A rescan on demand gives the driver no time to recover.
-            longer = delay if is_wanted else min(2 * delay, LAST_RETRY)
-            delay = FIRST_RETRY if is_done else longer
+            delay = delay if is_wanted else min(2 * delay, LAST_RETRY)
+            delay = FIRST_RETRY if is_done else delay
 
     async def _scan(self) -> bool:
         """Scan once. False: try again soon."""
         try:
-            async with Lag().within(SCAN_DEADLINE):
-                scan = await self._driver.scan()
-                if same_fault(scan, self._ill) is not None and await self._driver.renew():
-                    scan = await self._driver.scan()
+            scan = await self._ask()
         except (DriverError, TimeoutError) as error:
             self._fail(str(error) or f"the driver did not answer within {SCAN_DEADLINE:g} s")
             return False
@@ -114,6 +111,14 @@ class Discovery:
             log.info("driver.answers", version=scan.driver_version, gpus=len(scan.gpus))
         self._found(scan)
         return not any(fault.trouble in MAY_PASS for fault in scan.faults)
+
+    async def _ask(self) -> Scan:
+        """Scan, once more in a new session if all GPUs fail alike. Raises DriverError."""
+        async with Lag().within(SCAN_DEADLINE):
+            scan = await self._driver.scan()
+            if same_fault(scan, self._ill) is not None and await self._driver.renew():
+                return await self._driver.scan()
+            return scan
 
     def _fail(self, text: str) -> None:
         if self.problem.set(text):
@@ -436,7 +441,9 @@ class InventoryKeeper:
         }
         # The GPUs that neither this scan nor an earlier one has named.
         seen = {*(gpu.uuid for gpu in self._scan.gpus), *(one.gpu for one in self._scan.faults)}
-        scan = with_uuids(self._scan, (self._held.keys() | unwell) - seen - self._facts.keys())
+        missing = (self._held.keys() | unwell) - seen - self._facts.keys()
+        faults = attributed(self._scan.faults, missing)
+        scan = msgspec.structs.replace(self._scan, faults=faults)
         shared, left_out = self._shared(scan, unwell)
         listed = {gpu.uuid for gpu in scan.gpus} | {one.gpu for one in scan.faults if not one.lost}
         self._facts = {u: gpu for u, gpu in self._facts.items() if u in shared or u in listed}

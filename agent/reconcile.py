@@ -112,10 +112,10 @@ UNCONFIRMED_AFTER = dt.timedelta(seconds=60)
 EVER = dt.datetime.min.replace(tzinfo=dt.UTC)
 
 
-class ReconcileFacts(msgspec.Struct, frozen=True):
+class ReconcileFacts(msgspec.Struct, frozen=True, dict=True):
     """The facts that a reconcile compares with the ledger.
 
-    - `holdings`: the kubelet's answers; `complete`: they are from a List, so they have all pods.
+    - `holdings`: the kubelet's answers about all pods; to confirm rows, some are enough.
     - `recorded`: the ids in the kubelet's checkpoint file by container; None: not read.
     - `directories`: the names of the container directories; empty: not searched.
     - `since`: when this process began to see all pods.
@@ -127,12 +127,16 @@ class ReconcileFacts(msgspec.Struct, frozen=True):
     holdings: Sequence[Holding]
     epoch: KubeletEpoch
     now: dt.datetime
-    complete: bool
     recorded: Mapping[ContainerKey, frozenset[SliceId]] | None = None
     directories: frozenset[str] = frozenset()
     since: dt.datetime = EVER
     failed: Mapping[PodUid, dt.datetime] = msgspec.field(default_factory=dict)
     idle: Mapping[ContainerKey, dt.datetime] = msgspec.field(default_factory=dict)
+
+    @functools.cached_property
+    def by_pod(self) -> Mapping[PodKey, Holding]:
+        """The kubelet's answers by the pod's name."""
+        return {(each.namespace, each.pod): each for each in self.holdings}
 
 
 class Adoption(msgspec.Struct, frozen=True):
@@ -175,7 +179,8 @@ class Findings(msgspec.Struct, frozen=True):
 
     - `confirmed`: rows that the kubelet confirms, with their new values.
     - `over`: rows that no container can use any more.
-    - `adopt`: containers to adopt. `strangers`: rows that only keep ids in use.
+    - `adopt`: containers to adopt. `strangers`: rows that only keep ids in use, also for each
+      container to adopt.
     - `idle`: for the next reconcile. `due`: when the next row may be over if nothing changes.
     - `drifted`: how many rows have drift or cannot be compared.
     - `unconfirmed`: how many rows the kubelet should have confirmed by now.
@@ -210,7 +215,7 @@ Held = frozenset[SliceId]
 
 
 def judge_by_kubelet(ledger: Ledger, seen: ReconcileFacts, resource: str) -> Findings:
-    """Compare the rows with a complete List; a Get gives no findings.
+    """Compare the rows with a List.
 
     In plain mode that is all rows: a state file of an earlier version may have rows of hami mode.
     In hami mode it is the strangers' rows.
@@ -222,8 +227,6 @@ def judge_by_kubelet(ledger: Ledger, seen: ReconcileFacts, resource: str) -> Fin
     kubelet's checkpoint file must agree: it forgets a pod only when the kubelet knows that the pod
     ended.
     """
-    if not seen.complete:
-        return Findings()
     holders = {
         Holder(holding.namespace, holding.pod, container.name): ids
         for holding in seen.holdings
@@ -242,10 +245,12 @@ def judge_by_kubelet(ledger: Ledger, seen: ReconcileFacts, resource: str) -> Fin
     rows: list[Row] = []
     idle: dict[ContainerKey, dt.datetime] = {}
     ends: dict[ContainerKey, dt.datetime] = {}
+
     for old in ledger.rows:
         row, holder, ids = old, owners.get(old.key), frozenset(old.slice_ids)
         if holder is not None or (old.holder is None and ids in recorded):
             row = msgspec.structs.replace(old, holder=holder, confirmed=True, epoch=seen.epoch)
+
         rows.append(row)
         if row.holder is None:
             is_used = not held.isdisjoint(ids)  # any holder of these ids may use this row
@@ -255,8 +260,10 @@ def judge_by_kubelet(ledger: Ledger, seen: ReconcileFacts, resource: str) -> Fin
             # A container that is listed with other ids was answered anew, for a row of hami mode.
             is_listed = (row.holder.namespace, row.holder.pod) in listed
             is_used = is_listed and row.holder not in holders
+
         if is_used:
             continue
+
         # Times before its last answer do not count. After the clock was set back, times can lie in
         # the future: one of these then counts as now, and such an answer counts as old.
         since = seen.idle.get(row.key)
@@ -265,6 +272,7 @@ def judge_by_kubelet(ledger: Ledger, seen: ReconcileFacts, resource: str) -> Fin
         grace = _grace(row, seen, left)
         if grace is not None:
             ends[row.key] = idle[row.key] + grace
+
     over = {key for key, end in ends.items() if end <= seen.now}
     # Holders of slices that no row explains.
     unheld = {frozenset(row.slice_ids) for row in ledger.rows if row.holder is None}
@@ -275,6 +283,7 @@ def judge_by_kubelet(ledger: Ledger, seen: ReconcileFacts, resource: str) -> Fin
         if not (holder in used or holder in scheduled or ids in unheld)
         and any(map(split_slice_id, ids))
     )
+
     return Findings(
         confirmed=tuple(new for new, old in zip(rows, ledger.rows, strict=True) if new != old),
         over=tuple(row for row in rows if row.key in over),
@@ -303,6 +312,7 @@ def _matched(
             free.setdefault(ids, set()).add(row.key)
         elif holders.get(row.holder) == ids:
             own.setdefault(row.holder, set()).add(row.key)
+
     sharers = Counter(holders.values())
     new = Counter(ids for holder, ids in holders.items() if holder not in own)
     for holder, ids in holders.items():
@@ -310,6 +320,7 @@ def _matched(
         is_alone = sharers[ids] == 1 or (not keys and new[ids] == 1)
         if is_alone and recorded.get(ids, 0) <= sharers[ids]:
             keys = keys | free.get(ids, set())
+
         if keys:
             yield holder, frozenset(keys)
 
@@ -328,6 +339,7 @@ def _grace(row: Row, seen: ReconcileFacts, left: Held) -> dt.timedelta | None:
         return None  # a kubelet that knows no pod has just started
     if seen.recorded is None:
         return UNREAD_GRACE
+
     return UNSEEN_GRACE if left.isdisjoint(row.slice_ids) else None
 
 
@@ -348,25 +360,25 @@ def judge_by_scheduler(ledger: Ledger, seen: ReconcileFacts, resource: str) -> F
     ended = {pod.key for pod in seen.table.pods.values() if _has_ended(pod, seen)}
     holdings = [each for each in seen.holdings if (each.namespace, each.pod) not in ended]
     seen = msgspec.structs.replace(seen, holdings=holdings)
-    by_key: dict[PodKey, Holding] = {(each.namespace, each.pod): each for each in seen.holdings}
     rows = ledger.rows_by(Decider.SCHEDULER)
-    updates = [(row, _confirm(row, by_key, seen)) for row in rows]
+    updates = [(row, _confirm(row, seen)) for row in rows]
     unseen = [row for row, update in updates if update is None]
-    over = [row for row in unseen if _vanished(row, by_key, seen)]
+    over = [row for row in unseen if _vanished(row, seen)]
     gone = {row.key for row in over}
     overdue = [row for row in unseen if row.key not in gone and _overdue(row, seen.now)]
+    adopt = tuple(_adoptions(ledger, seen))
     kept = judge_by_kubelet(Ledger(ledger.rows_by(Decider.KUBELET)), seen, resource)
     # When the rows of deleted pods may be over. VANISHED_GRACE is not shorter than PERIOD, so a pod
     # cannot be deleted and due between two Lists.
     ends = [kept.due] if kept.due else []
-    if seen.complete:
-        deleted = (row for row in rows if row.key.pod_uid not in seen.table.pods)
-        ends += (_gone_since(row, seen) + VANISHED_GRACE for row in deleted)
+    deleted = (row for row in rows if row.key.pod_uid not in seen.table.pods)
+    ends += (_gone_since(row, seen) + VANISHED_GRACE for row in deleted)
+
     return Findings(
         confirmed=(*(new for old, new in updates if new and new != old), *kept.confirmed),
         over=(*over, *kept.over),
-        adopt=tuple(_adoptions(ledger, seen, by_key)),
-        strangers=tuple(_strangers(kept.strangers, ledger, seen)),
+        adopt=adopt,
+        strangers=tuple(_strangers(kept.strangers, adopt, ledger, seen)),
         idle=kept.idle,
         due=min((end for end in ends if end > seen.now), default=None),
         # Drift: the agent could not offer the right ids before the answer. The kubelet used the ids
@@ -381,7 +393,7 @@ def _overdue(row: Row, now: dt.datetime) -> bool:
     return not row.confirmed and has_passed(UNCONFIRMED_AFTER, row.answered_at, now)
 
 
-def _confirm(row: Row, by_key: Mapping[PodKey, Holding], seen: ReconcileFacts) -> Row | None:
+def _confirm(row: Row, seen: ReconcileFacts) -> Row | None:
     """The row as the kubelet confirms it; None: it does not confirm it.
 
     An init container is only in the kubelet's checkpoint file, which can be older than the kubelet
@@ -389,16 +401,19 @@ def _confirm(row: Row, by_key: Mapping[PodKey, Holding], seen: ReconcileFacts) -
     this instance, and its unknown pod as dead.
     """
     pod = seen.table.pods.get(row.key.pod_uid)
-    holding = by_key.get((row.namespace, row.pod))
+    holding = seen.by_pod.get((row.namespace, row.pod))
     if pod is None or pod.terminal or holding is None:
         return None
+
     ids = frozenset(row.slice_ids)
     if row.role is not Role.INIT:
         ids = holding.ids_of(row.key.container, row.resource)
     elif seen.recorded is None or row.key not in seen.recorded:
         return None
+
     if not ids:
         return None
+
     return msgspec.structs.replace(
         row, confirmed=True, epoch=seen.epoch, slice_ids=tuple(sorted(ids))
     )
@@ -414,12 +429,14 @@ def leaked(
     names have no pod.
     """
     table = seen.table
-    if not (seen.complete and table.synced) or table.stale:
+    if not table.synced or table.stale:
         return ()
+
     pods = [*table.pods.values(), *(tombstone.pod for tombstone in table.tombstones)]
     names = {pod.key for pod in pods}
-    if any((holding.namespace, holding.pod) not in names for holding in seen.holdings):
+    if not seen.by_pod.keys() <= names:
         return ()
+
     owners = {
         *(pod.uid for pod in pods if not _has_ended(pod, seen)),
         *(row.key.pod_uid for row in ledger.rows),
@@ -434,21 +451,24 @@ def leaked(
     )
 
 
-def _vanished(row: Row, by_key: Mapping[PodKey, Holding], seen: ReconcileFacts) -> bool:
+def _vanished(row: Row, seen: ReconcileFacts) -> bool:
     """Whether the row's pod has been gone for long enough.
 
     A kubelet that has just started knows no pod, and deleted pods may still run.
     """
-    if not (seen.complete and seen.table.synced) or seen.table.stale:
+    if not seen.table.synced or seen.table.stale:
         return False
+
     pod = seen.table.pods.get(row.key.pod_uid)
     if pod is not None:
         return _has_ended(pod, seen)
     if not has_passed(dt.timedelta(seconds=SETTLING), seen.epoch.since, seen.now):
         return False
+
     successor = seen.table.named(row.namespace, row.pod)
-    if (row.namespace, row.pod) in by_key and successor is None:
+    if (row.namespace, row.pod) in seen.by_pod and successor is None:
         return False
+
     return has_passed(VANISHED_GRACE, _gone_since(row, seen), seen.now)
 
 
@@ -470,19 +490,17 @@ def _gone_since(row: Row, seen: ReconcileFacts) -> dt.datetime:
     return max((at for at in (row.answered_at, seen.since) if at <= seen.now), default=EVER)
 
 
-def _adoptions(
-    ledger: Ledger, seen: ReconcileFacts, by_key: Mapping[PodKey, Holding]
-) -> Iterator[Adoption]:
+def _adoptions(ledger: Ledger, seen: ReconcileFacts) -> Iterator[Adoption]:
     """Containers with groups in the annotation that were answered and have no row.
 
     The kubelet names ids for them. If it lost its checkpoint, their directory shows it: only an
-    answer makes one. A Get gives no adoptions: it is about a pod that is being answered, and the
-    kubelet may be about to ask for its other containers.
+    answer makes one.
     """
-    for pod in seen.table.pods.values() if seen.complete else ():
+    for pod in seen.table.pods.values():
         if pod.terminal or not pod.groups:
             continue
-        holding = None if _may_hold_for_another(pod, ledger, seen) else by_key.get(pod.key)
+
+        holding = None if _may_hold_for_another(pod, ledger, seen) else seen.by_pod.get(pod.key)
         for container in pod.gpu_containers:
             resource = container.resource
             ids = holding.ids_of(container.name, resource) if holding else frozenset()
@@ -492,6 +510,7 @@ def _adoptions(
                 # They are another pod's of that name, which may have been created and deleted
                 # between two frames of the agent's watch: the kubelet's file lacks this UID.
                 ids = frozenset()
+
             is_made = bool(seen.directories) and (
                 container_directory(pod.uid, container.name) in seen.directories
             )
@@ -499,18 +518,21 @@ def _adoptions(
                 yield Adoption(pod, container, tuple(sorted(ids)))
 
 
-def _strangers(found: Iterable[Row], ledger: Ledger, seen: ReconcileFacts) -> Iterator[Row]:
-    """Those of `found` whose container was not answered and whose pod has no groups."""
-    answered = _answered_holders(ledger)
+def _strangers(
+    found: Iterable[Row], adopt: Iterable[Adoption], ledger: Ledger, seen: ReconcileFacts
+) -> Iterator[Row]:
+    """Those of `found` whose container was not answered, by us or by another plugin.
+
+    That is, whose pod has no groups. A container to adopt is among them, in case its answer cannot
+    be read.
+    """
+    answered = {row.holder for row in ledger.rows_by(Decider.SCHEDULER)}
+    to_adopt = {Holder(*each.pod.key, each.container.name) for each in adopt}
     for row in found if seen.table.synced else ():
         pod = seen.table.named(row.namespace, row.pod)
         is_known = pod is not None and (pod.groups or _may_hold_for_another(pod, ledger, seen))
-        if not is_known and row.holder not in answered:
+        if row.holder not in answered and (row.holder in to_adopt or not is_known):
             yield row
-
-
-def _answered_holders(ledger: Ledger) -> frozenset[Holder | None]:
-    return frozenset(row.holder for row in ledger.rows_by(Decider.SCHEDULER))
 
 
 def _may_hold_for_another(pod: PodView, ledger: Ledger, seen: ReconcileFacts) -> bool:
@@ -521,6 +543,7 @@ def _may_hold_for_another(pod: PodView, ledger: Ledger, seen: ReconcileFacts) ->
     """
     if pod.phase is not Phase.PENDING:
         return False
+
     return any(tombstone.pod.key == pod.key for tombstone in seen.table.tombstones) or any(
         (row.namespace, row.pod) == pod.key and row.key.pod_uid != pod.uid
         for row in ledger.rows_by(Decider.SCHEDULER)
@@ -566,15 +589,23 @@ class Clearing:
         loop = asyncio.get_running_loop()
         news = News(self._set_aside)
         due = loop.time()
+
         while True:
             # What stays is not tried for each pod that ends: a tenant can make that costly.
             again = loop.time() >= due
             if again:
                 due = loop.time() + CLEARING_PERIOD
 
-            if not await self._clear(again=again):
+            part = self._hooks.clear(again=again)
+            cleared = await _within(CLEARING_DEADLINE, part, "hooks.not_cleared")
+            if cleared is None:
                 due = min(due, loop.time() + RETRY)
-            await news.wait(max(due - loop.time(), 0.0))
+            else:
+                self._note(cleared)
+                await asyncio.sleep(CLEARING_PAUSE)
+
+            if cleared is None or not cleared.more:
+                await news.wait(max(due - loop.time(), 0.0))
 
     async def follow_room(self) -> NoReturn:
         """Set `room` each ROOM_PERIOD; not known while the disk fails or does not answer."""
@@ -583,23 +614,16 @@ class Clearing:
             self.room.set(room or DiskRoom())
             await asyncio.sleep(until_tick(ROOM_PERIOD))
 
-    async def _clear(self, *, again: bool) -> bool:
-        """Remove all that can be removed. False: the disk failed."""
-        more = True
-        while more:
-            part = self._hooks.clear(again=again)
-            cleared = await _within(CLEARING_DEADLINE, part, "hooks.not_cleared")
-            if cleared is None:
-                return False
-            more, again, before = cleared.more, False, self.state.value
-            # During an attempt, what stayed before still counts.
-            if not more or cleared.kept > before.kept:
-                if cleared.kept and not before.kept:
-                    log.warning("hooks.kept", directories=cleared.kept, err=cleared.why)
-                    self._say(kept_event(cleared))
-                self.state.set(cleared)
-            await asyncio.sleep(CLEARING_PAUSE)
-        return True
+    def _note(self, cleared: Cleared) -> None:
+        before = self.state.value
+        if cleared.more and cleared.kept <= before.kept:
+            return  # during an attempt, what stayed before still counts
+
+        if cleared.kept and not before.kept:
+            log.warning("hooks.kept", directories=cleared.kept, err=cleared.why)
+            self._say(kept_event(cleared))
+
+        self.state.set(cleared)
 
 
 # Compares the ledger with the kubelet after each answer, for each new kubelet and each minute.
@@ -681,14 +705,17 @@ class Reconcile:
         news = News(self.ledger, self.epoch, self.rivals)
         known: KubeletEpoch | None = None
         known_since, failures = 0.0, 0
+
         while True:
             epoch, rivals = self.epoch.value, self.rivals.value
             if epoch is None:
                 await news.wait()
                 continue
+
             if epoch != known:
                 known, known_since = epoch, loop.time()
                 self._idle = {}  # a new kubelet does not know all its pods yet
+
             failures = 0 if await self._list(epoch) else failures + 1
             if 0 < failures <= len(RETRIES):
                 period = RETRIES[failures - 1]
@@ -696,16 +723,20 @@ class Reconcile:
                 is_new = loop.time() - known_since < SETTLING
                 is_behind = any(row.epoch != epoch for row in self.ledger.value.rows)
                 period = SETTLING_PAUSE if is_new and is_behind else PERIOD
+
             due = loop.time() + period
             while self.epoch.value == epoch and self.rivals.value == rivals:
                 left = due - loop.time()
                 if self._due is not None:
                     left = min(left, (self._due - self.clock.now()).total_seconds())
+
                 fresh = self._fresh(epoch)
                 if left <= 0 or any(row.holder is None for row in fresh):
                     break  # only a List can name the pod
+
                 if fresh:
                     await self._get(fresh)
+
                 await news.wait(min(left, PAUSE) if self._asked else left)
 
     def _fresh(self, epoch: KubeletEpoch) -> list[Row]:
@@ -716,10 +747,12 @@ class Reconcile:
         for row in self.ledger.value.rows:
             if row.confirmed or row.epoch != epoch or row.key in self._asked:
                 continue
+
             pod = self.pods.value.pods.get(row.pod_uid)
             is_there = row.holder is None or (pod is not None and not pod.terminal)
             if is_there and 0 <= (now - row.answered_at).total_seconds() < YOUNG:
                 fresh.append(row)
+
         return fresh
 
     async def _get(self, rows: Sequence[Row]) -> None:
@@ -729,6 +762,7 @@ class Reconcile:
         elapsed = asyncio.get_running_loop().time()
         self._asked.update((row.key, elapsed) for row in rows)
         holdings: list[Holding] = []
+
         for namespace, pod in dict.fromkeys((row.namespace, row.pod) for row in rows):
             try:
                 async with asyncio.timeout(DEADLINE):
@@ -739,7 +773,17 @@ class Reconcile:
                 break
             if holding is not None:
                 holdings.append(holding)
-        await self._apply(holdings, epoch or KubeletEpoch(), complete=False)
+
+        # They only confirm rows: of the pods that were asked about, some are being answered, and
+        # the kubelet may be about to ask for their other containers.
+        is_init = any(row.role is Role.INIT for row in rows)
+        recorded = await self._recorded() if is_init else None
+        seen = ReconcileFacts(
+            self.pods.value, holdings, epoch or KubeletEpoch(), self.clock.now(), recorded
+        )
+        ledger = self.ledger.value
+        pairs = [(row, _confirm(row, seen)) for row in ledger.rows_by(Decider.SCHEDULER)]
+        await self._write(ledger, [new for old, new in pairs if new and new != old], (), ())
 
     async def _list(self, epoch: KubeletEpoch) -> bool:
         """Reconcile with a List of the kubelet `epoch`. False: it should be tried again soon."""
@@ -748,9 +792,11 @@ class Reconcile:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(None if self.adopt is None else QUIET_WITHIN):
                 await self.calls.idle_for(QUIET)
+
         elapsed, self._due = asyncio.get_running_loop().time(), None
         rows = self.ledger.value.rows
         self._asked.update((row.key, elapsed) for row in rows if row.holder is None)
+
         try:
             async with asyncio.timeout(DEADLINE):
                 holdings = await retry(self.witness.list, WitnessThrottled, THROTTLED_PAUSE)
@@ -759,28 +805,29 @@ class Reconcile:
                 log.info("reconcile.unanswered", err=str(error) or "out of time")
             self._silent = True  # said once until it answers: it is tried again within seconds
             return False
+
         self._silent = False
         if self.epoch.value != epoch:
             return False
+
         if self._names is None:
             found = await _within(DEADLINE, self.hooks.found(), "hooks.not_searched")
             self._names = None if found is None else frozenset(found)
-        done = await self._apply(holdings, epoch, complete=True)
+
+        done = await self._apply(holdings, epoch)
         if done and self._names is not None:
             self._names = frozenset()
+
         return done
 
-    async def _apply(
-        self, holdings: Sequence[Holding], epoch: KubeletEpoch, *, complete: bool
-    ) -> bool:
-        """Compare the ledger with the kubelet's answers and correct it; `complete`: to a List.
+    async def _recorded(self) -> Mapping[ContainerKey, frozenset[SliceId]] | None:
+        """The ids in the kubelet's checkpoint file; None: it cannot be read."""
+        read = self.records.read(self.resource())
+        return await _within(DEADLINE, read, "reconcile.records_unread")
 
-        False: something is left to do.
-        """
-        recorded: Mapping[ContainerKey, frozenset[SliceId]] | None = None
-        if complete or any(row.role is Role.INIT for row in self.ledger.value.rows):
-            read = self.records.read(self.resource())
-            recorded = await _within(DEADLINE, read, "reconcile.records_unread")
+    async def _apply(self, holdings: Sequence[Holding], epoch: KubeletEpoch) -> bool:
+        """Compare the ledger with a List and correct it. False: something is left to do."""
+        recorded = await self._recorded()
         ledger, table, now = self.ledger.value, self.pods.value, self.clock.now()
         failed = (pod.uid for pod in table.pods.values() if pod.phase is Phase.FAILED)
         self._failed = {uid: min(self._failed.get(uid, now), now) for uid in failed}
@@ -789,46 +836,36 @@ class Reconcile:
             holdings=holdings,
             epoch=epoch,
             now=now,
-            complete=complete,
             recorded=recorded,
-            directories=(self._names or frozenset()) if complete else frozenset(),
+            directories=self._names or frozenset(),
             since=self._since,
             failed=self._failed,
             idle=self._idle,
         )
         judge = judge_by_kubelet if self.adopt is None else judge_by_scheduler
         findings = judge(ledger, seen, self.resource())
-        if complete:
-            # A commit that was given up may have dropped its rows later. One whose row is there may
-            # still do so: no call answers that row, also if it is no longer over.
-            self._free(self._closing - {row.key for row in ledger.rows})
-            # A row that a call is answering is left to the next List.
-            self._closing |= {row.key for row in findings.over} - self.taken
-            self.taken.update(self._closing)
-            self._idle, self._due = findings.idle, findings.due
-            self.unconfirmed.set(findings.unconfirmed)
-            self.drifted.set(findings.drifted)
-        new, unread = list(findings.strangers), 0
-        answered = _answered_holders(ledger)
-        for adoption in findings.adopt:
-            row = None if self.adopt is None else await self.adopt(adoption)
-            if row is not None:
-                new.append(row)
-                continue
-            # Its answer cannot be read: a row keeps its ids in use, and a later look tries again.
-            unread += 1
-            pod, container = adoption.pod, adoption.container
-            holder = Holder(pod.namespace, pod.name, container.name)
-            if adoption.ids and holder not in answered:
-                stranger = stranger_row(holder, adoption.ids, container.resource, seen)
-                # A former look has kept it: it is neither written nor told again.
-                new += [] if ledger.find(stranger.key) else [stranger]
+        # A commit that was given up may have dropped its rows later. One whose row is there may
+        # still do so: no call answers that row, also if it is no longer over.
+        self._free(self._closing - {row.key for row in ledger.rows})
+        # A row that a call is answering is left to the next List.
+        self._closing |= {row.key for row in findings.over} - self.taken
+        self.taken.update(self._closing)
+        self._idle, self._due = findings.idle, findings.due
+        self.unconfirmed.set(findings.unconfirmed)
+        self.drifted.set(findings.drifted)
+        found = [await self.adopt(each) for each in findings.adopt] if self.adopt else []
+        adopted = [row for row in found if row is not None]
+        # Of an answer that cannot be read a row keeps the ids in use, and a later look tries again.
+        holders = {row.holder for row in adopted}
+        new = adopted + [row for row in findings.strangers if row.holder not in holders]
         mine = [row for row in findings.over if row.key in self._closing]
         over = await self._removed(mine)
         written = await self._write(ledger, findings.confirmed, new, over)
-        if complete and written and self.adopt is not None:
+
+        if written and self.adopt is not None:
             await self._sweep(seen)
-        return written and not unread and len(over) == len(findings.over)
+
+        return written and len(adopted) == len(found) and len(over) == len(findings.over)
 
     def _free(self, keys: set[ContainerKey]) -> None:
         self.taken.difference_update(keys)
@@ -847,8 +884,10 @@ class Reconcile:
                 with contextlib.suppress(Refusal):
                     if row.has_directory:
                         name = container_directory(row.key.pod_uid, row.key.container)
+
                 if not name or await self._remove(name):
                     over.append(row)
+
         return over
 
     async def _write(
@@ -864,9 +903,11 @@ class Reconcile:
                 present = ledger.find(row.key)
                 if present is not None and present == base.find(row.key):
                     ledger = ledger.put(row)
+
             for row in new:
                 if ledger.find(row.key) is None:
                     ledger = ledger.put(row)
+
             return ledger.drop(row.key for row in over)
 
         try:
@@ -874,6 +915,7 @@ class Reconcile:
         except StateError as error:
             log.warning("reconcile.put_off", err=str(error))
             return False
+
         self._free(self._closing)  # no earlier commit is under way any more
         for row in confirmed:  # settlement posts the Event of a mismatch
             old, now = base.find(row.key), self.ledger.value.find(row.key)
@@ -883,13 +925,16 @@ class Reconcile:
                 log.warning(
                     "ledger.mismatch", ns=now.namespace, pod=now.pod, err=str(mismatch(now))
                 )
+
         for row in new:
             event = "ledger.kept_unread" if row.adopted else "ledger.adopted"
             tell = log.warning if row.adopted else log.info
             container = row.holder and row.holder.container
             tell(event, ns=row.namespace, pod=row.pod, ctr=container)
+
         for row in over:
             log.info("ledger.closed", pod_uid=row.key.pod_uid, ctr=row.key.container)
+
         return True
 
     async def _sweep(self, seen: ReconcileFacts) -> None:
@@ -897,9 +942,11 @@ class Reconcile:
         elapsed = asyncio.get_running_loop().time()
         if elapsed - self._swept_at < SWEEP_PERIOD:
             return
+
         found = await _within(DEADLINE, self.hooks.found(), "hooks.not_searched")
         if found is None:
             return
+
         self._swept_at, now = elapsed, self.clock.now()
         ages = {name: now - changed for name, changed in found.items()}
         with contextlib.suppress(TimeoutError):
@@ -921,4 +968,5 @@ class Reconcile:
         except TimeoutError:
             log.warning("hooks.not_removed", directory=name, err="out of time")
             raise
+
         return True

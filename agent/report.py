@@ -22,7 +22,6 @@ from agent.cluster import (
     NodeEvent,
     NodeView,
     PodTable,
-    PodUid,
 )
 from agent.errors import ApiError, ApiThrottled
 from agent.hami.register import NodeReport, ReportSettings, encode_reported, report_of
@@ -31,16 +30,7 @@ from agent.kit.cell import Cell, News
 from agent.kit.tasks import Allowance, Backoff
 from agent.kit.timing import Tally
 from agent.ledger import Ledger
-from agent.model import (
-    Cause,
-    Condition,
-    GpuFault,
-    GpuUuid,
-    Health,
-    Inventory,
-    SharedGpu,
-    Trouble,
-)
+from agent.model import Cause, Condition, GpuFault, GpuUuid, Health, Inventory, SharedGpu, Trouble
 from agent.node.devices import cordon_events, read_cordon
 from agent.ports import Clock, NodeApi
 
@@ -93,6 +83,7 @@ class NodeEventQueue:
             while not self._line:
                 self._news.clear()
                 await self._news.wait()
+
             event, outcome = self._line[0], ""
             try:
                 if post is not None:
@@ -112,6 +103,7 @@ class NodeEventQueue:
                     text = str(error)
                     log.warning("event.refused", reason=event.reason, others=others, err=text)
                 outcome = "refused"
+
             if outcome:  # the API server keeps, and its client counts, what was posted
                 self.unposted.add(event.reason, outcome)
             # A full queue may have dropped it meanwhile.
@@ -139,9 +131,6 @@ async def follow_cordons(
 
 
 # What people are told about GPUs: Events between two inventories, and the condition GpuDegraded.
-
-_Pod = tuple[str, str, PodUid]
-"""Namespace, name and UID."""
 
 WELL: Final = "answers again, and the agent receives its events"
 TEXT_LIMIT: Final = 1024
@@ -196,6 +185,7 @@ def _may_turn(said: SharedGpu, gpu: SharedGpu | None) -> bool:
         return moved and (is_gone or _is_unwell(said.health))
     if said.health.cause == Cause.RELEASED and gpu.health.silent:
         return True
+
     is_better = _is_well(gpu.health) or (said.health.silent and gpu.health.cause == Cause.MONITOR)
     return is_better and _is_unwell(said.health) and not said.health.ill
 
@@ -277,6 +267,7 @@ def _of_inventory(old: Inventory, new: Inventory, left_out: Collection[str]) -> 
         ("no longer shared", [g for u, g in present.items() if u not in explained]),
         ("shared now", [g for u, g in still.items() if u not in present and g.serving]),
     )
+
     text = "; ".join(f"{change}: {gpus_in_words(gpus)}" for change, gpus in changes if gpus)
     if text:
         yield NodeEvent("GpuInventoryChanged", text, warning=False)
@@ -286,17 +277,19 @@ def _of_pods(old: Inventory, new: Inventory, ledger: Ledger) -> Iterator[NodeEve
     """One Event for each pod, about the first of its GPUs that became unusable."""
     well = {gpu.uuid for gpu in old.gpus if not _harm(gpu)}
     fallen = {gpu.uuid: gpu for gpu in new.gpus if gpu.uuid in well and _harm(gpu)}
-    told: set[_Pod] = set()
+    told: set[tuple[str, str, str]] = set()
     for row in ledger.rows if fallen else ():
         gpu = next((fallen[uuid] for uuid in row.gpus if uuid in fallen), None)
         pod = row.namespace, row.pod, row.pod_uid
         if gpu is None or not row.holder or pod in told:
             continue
+
         told.add(pod)
         # Without the UID of the pod, the Event is on the Node.
         who = "the pod" if row.pod_uid else f"pod {row.namespace}/{row.pod}"
         text = f"{gpus_in_words([gpu])}, which {who} holds: {_harm(gpu)}."
         text += " The agent does not stop the pod."
+
         event = NodeEvent("GpuDegradedForPod", text, warning=True)
         if row.pod_uid:
             event = msgspec.structs.replace(
@@ -330,6 +323,7 @@ def gpu_degraded(inventory: Inventory, now: dt.datetime) -> NodeCondition:
         return NodeCondition(
             GPU_DEGRADED, status=False, reason="AllServed", message=text, since=since
         )
+
     text = "; ".join(f"{gpu.gpu.title} {gpu.unavailable_reason}" for gpu in ill)[:TEXT_LIMIT]
     since = min((gpu.health.since for gpu in ill if not gpu.health.serving), default=now)
     return NodeCondition(GPU_DEGRADED, status=True, reason="NotServed", message=text, since=since)
@@ -430,18 +424,20 @@ async def keep_condition(
     """
     written: NodeCondition | None = None
     uid, news = "", News(inventory, node)
+
     while True:
         found, seen = inventory.value, node.value
-        if seen is not None and seen.uid != uid:
-            uid, written = seen.uid, None
-        # Before generation 1 the driver was not asked.
-        wanted = gpu_degraded(found, clock.now()) if seen is not None and found.generation else None
-        if written is not None and wanted is not None and wanted.status == written.status:
-            # It has lasted since then.
-            wanted = msgspec.structs.replace(wanted, since=written.since)
-        if wanted is not None and wanted != written:
-            await write(wanted)
-            written = wanted
+        if seen is not None and found.generation:  # before, the driver was not asked
+            if seen.uid != uid:
+                uid, written = seen.uid, None
+            wanted = gpu_degraded(found, clock.now())
+            if written is not None and wanted.status == written.status:
+                # It has lasted since then.
+                wanted = msgspec.structs.replace(wanted, since=written.since)
+            if wanted != written:
+                await write(wanted)
+                written = wanted
+
         await news.wait()
 
 
@@ -457,15 +453,19 @@ JITTER = 0.5
 SPREAD = 1.0
 """Seconds over which nodes spread their writes of a changed inventory, and their writes to an API
 server that is back. A changed health is written at once."""
+
 ROUNDS = 5
 FIGHT = 600.0
 """After ROUNDS corrections within FIGHT seconds, the reporter stops for FIGHT seconds."""
+
 CONFLICT = (
     f"another writer keeps changing the Node annotation {REGISTER}: stop the other device plugin of"
     " this node; the next try is in 10 minutes or when the GPUs change"
 )
+
 TICK = 0.001
 """Seconds: less than a clock may resolve. A write that is due so soon is made now."""
+
 STAMP_EVERY = 30.0
 """Seconds between stamps."""
 
@@ -479,6 +479,7 @@ class Reason(enum.StrEnum):
     NODE_CREATED = "node-created"
     INVENTORY = "inventory"
     HEALTH = "health"
+    """Of a GPU that is reported; others may differ in more."""
     SCORE = "score"
     """Only the score annotation differs."""
     FOREIGN = "foreign"
@@ -549,6 +550,7 @@ class Reporter:
         self.failures = Tally(
             "report_failures_total", "Writes of the register annotation that failed.", ("code",)
         )
+
         self._api = api
         self._cells = cells
         self._saw = saw
@@ -556,6 +558,7 @@ class Reporter:
         self._clock = clock
         self._random = random
         self._observes = observes
+
         self._backoff = Backoff(DELAYS, JITTER, random)
         self._returns = cells.returns.value
         """The returns of the API server that were taken into account."""
@@ -563,6 +566,7 @@ class Reporter:
         self._due: float | None = None
         self._stamped: float | None = None
         self._failed: tuple[Target, ApiError, float] | None = None
+
         self._rounds: deque[float] = deque(maxlen=ROUNDS)
         """When the last corrections of another writer's text were made (loop time)."""
         self._conflict = 0.0
@@ -576,6 +580,7 @@ class Reporter:
             if cells.returns.value != self._returns:
                 self._returns = cells.returns.value
                 self._retry_soon()
+
             need, left = self._need(), None
             if self._observes:
                 self._show(need)
@@ -588,14 +593,13 @@ class Reporter:
                 if left < TICK:
                     await self._write(need)
                     continue
+
             await news.wait(left)
 
     def _retry_soon(self) -> None:
         """Repeat a failed write soon: the API server is back. But wait if it asked for that."""
-        if self._failed is None:
-            return
-        target, error, retry_at = self._failed
-        if not _asks_to_wait(error):
+        if self._failed is not None and not _asks_to_wait(self._failed[1]):
+            target, error, retry_at = self._failed
             soon = asyncio.get_running_loop().time() + self._random.uniform(0.0, SPREAD)
             self._failed = target, error, min(retry_at, soon)
             self._backoff.reset()
@@ -608,8 +612,9 @@ class Reporter:
     def _show(self, need: DueWrite | str) -> None:
         """Log what would be written, if that is news. The Node counts as reported."""
         self._rest(need if isinstance(need, str) else "")
+
         node, pending = self._cells.node.value, {}
-        if node is not None and isinstance(need, DueWrite) and need.reason is not Reason.STAMP:
+        if node is not None and isinstance(need, DueWrite):
             held, changes = node.annotations, need.report.changes
             pending = {key: text for key, text in changes.items() if held.get(key) != text}
             if pending != self.pending:
@@ -621,6 +626,7 @@ class Reporter:
         node, settings = self._cells.node.value, self._cells.settings.value
         if node is None:
             return UNSEEN
+
         report = report_of(self._cells.inventory.value, node.annotations, settings)
         if report is None:
             return "no GPU has been found yet"
@@ -628,7 +634,8 @@ class Reporter:
             if settings.profile.stamps:
                 return DueWrite(node.uid, report, Reason.STAMP)
             return ""
-        reason = Reason.HEALTH if report.is_health_alone else Reason.INVENTORY
+
+        reason = Reason.HEALTH if report.changes_health else Reason.INVENTORY
         if self._written is not None and self._written[0] != node.uid:
             reason = Reason.NODE_CREATED
         elif self._written == (node.uid, report.register, report.score):
@@ -637,6 +644,7 @@ class Reporter:
             reason = Reason.MISSING
         elif not report.register_differs:
             reason = Reason.SCORE
+
         return DueWrite(node.uid, report, reason)
 
     def _turn(self, need: DueWrite, now: float) -> float:
@@ -648,11 +656,13 @@ class Reporter:
             if self._due is None:
                 self._due = now + self._random.uniform(0.0, SPREAD)
             turn = self._due
+
         if self._failed is not None:
             target, error, retry_at = self._failed
             # Another write than the one that failed waits only if the server asked for it.
             if target == need.target or _asks_to_wait(error):
                 turn = max(turn, retry_at)
+
         if need.reason is Reason.FOREIGN:
             turn = max(turn, self._fight_ends(now))
         return turn
@@ -676,9 +686,10 @@ class Reporter:
 
     async def _write(self, need: DueWrite) -> None:
         loop = asyncio.get_running_loop()
-        changes = {} if need.reason is Reason.STAMP else need.report.changes
+        changes = need.report.changes
         is_stamped = self._cells.settings.value.profile.stamps
         stamp = encode_reported(self._clock.now()) if is_stamped else None
+
         try:
             node = await self._api.annotate_node({**changes, HANDSHAKE: stamp})
         except ApiError as error:
@@ -689,15 +700,18 @@ class Reporter:
             self.failures.add(str(error.status or "none"))
             self._cells.state.set(ReportState(reported=False, reason=str(error)))
             return
+
         self._failed = self._due = None
         self._backoff.reset()
         self._stamped = loop.time()
         self.writes.add(need.reason.value)
+
         if need.reason is not Reason.STAMP:
             if need.reason is not Reason.FOREIGN:
                 self._rounds.clear()
             else:
                 self._rounds.append(self._stamped)
+
             self._written = need.target
             log.info("report.written", reason=need.reason.value, node_uid=need.uid)
             if SCORE in changes and need.report.lopsided:

@@ -138,7 +138,7 @@ def refusal_text(pod: PodView) -> str:
     return f"{sentence}{bracket}{rest.partition(']')[0]}]"
 
 
-def owed(facts: SettlementFacts) -> tuple[Effect, ...]:
+def pending_effects(facts: SettlementFacts) -> tuple[Effect, ...]:
     """All effects that are owed now."""
     if not facts.table.synced:
         return ()  # nothing proves that a pod is there, or is not
@@ -153,6 +153,7 @@ def _for_answered(facts: SettlementFacts) -> Iterator[Effect]:
     table, ledger, lock = facts.table, facts.ledger, facts.lock
     graves = {stone.pod.uid: stone.pod for stone in table.tombstones}
     names = {pod.key for pod in table.pods.values()}
+
     for uid in dict.fromkeys(row.key.pod_uid for row in ledger.rows_by(Decider.SCHEDULER)):
         is_there, rows = uid in table.pods, ledger.rows_of(uid)
         pod = table.pods.get(uid) or graves.get(uid)
@@ -160,6 +161,7 @@ def _for_answered(facts: SettlementFacts) -> Iterator[Effect]:
             continue  # the lock of a pod that has ended: see _for_lock
         if not is_there and pod.key in names:
             continue  # its successor may have taken over the lock
+
         last = max(rows, key=lambda row: row.answered_at)
         is_complete = {row.key.container for row in rows} >= {
             container.name
@@ -170,9 +172,11 @@ def _for_answered(facts: SettlementFacts) -> Iterator[Effect]:
         frees = is_complete and lock is not None and any(row.lock == lock.value for row in rows)
         text = lock.value if frees and lock is not None else ""
         where = uid, pod.namespace, pod.name, due
+
         if text and is_there and not pod.reusable_name:
             yield Effect(EffectKind.RELEASE_LOCK, *where, lock=text)
             text = ""
+
         # Otherwise another pod of this name may have taken over the lock. The patch of the pod has
         # the UID, so it fails in that case, and the lock stays.
         groups = tuple(sorted(row.group for row in rows))
@@ -189,9 +193,11 @@ def _for_refused(facts: SettlementFacts) -> Iterator[Effect]:
         is_tried = pod.uid in facts.tried
         if begun[pod.namespace] >= REFUSED_AT_ONCE and not is_tried:
             continue
+
         is_noted = pod.annotations.get(BIND_PHASE) == PHASE_FAILED
         if pod.static or is_noted or not refusal_text(pod):
             continue
+
         begun[pod.namespace] += not is_tried  # a patch that fails for good hides no other pod
         where = pod.uid, pod.namespace, pod.name
         yield Effect(EffectKind.SETTLE_POD, *where, phase=PHASE_FAILED)
@@ -212,6 +218,7 @@ def _for_lock(facts: SettlementFacts) -> Iterator[Effect]:
     lock = facts.lock
     if lock is None or lock.owner is None:
         return
+
     owner = facts.table.named(*lock.owner)
     answered = facts.ledger.answered_under(lock.value)
     has_stood = facts.standing >= UNCLAIMED
@@ -246,6 +253,7 @@ def _is_answered(pod: PodView, facts: SettlementFacts) -> bool:
         has_started = is_past or container.running_id is not None or container.has_run
         if container.name not in rows and not (has_started and facts.standing >= UNCLAIMED):
             return False
+
     last = max((row.answered_at for row in rows.values()), default=None)
     return last is None or not dt.timedelta(0) <= facts.now - last < ANSWERED_GRACE
 
@@ -257,10 +265,12 @@ def events_of(effects: Iterable[Effect], facts: SettlementFacts) -> Iterator[Nod
         if effect.is_rationed:
             pod = pods[effect.pod_uid]
             texts.append((pod, REFUSED_EVENT, refusal_text(pod)))
+
     for row in facts.ledger.rows:
         shown = pods.get(row.pod_uid)
         if row.mismatched and row.confirmed and shown and not (shown.static or shown.terminal):
             texts.append((shown, MISMATCH_EVENT, str(mismatch(row))))
+
     for pod, reason, text in texts:
         yield NodeEvent(reason, text, True, pod.namespace, pod.name, pod.uid)
 
@@ -273,8 +283,10 @@ def _changes(pod: PodView, effect: Effect) -> dict[str, str | None]:
         consumed = consume(text, effect.groups)
         if consumed != text:
             changes[TO_ALLOCATE] = consumed
+
     if effect.phase and pod.annotations.get(BIND_PHASE) != effect.phase:
         changes[BIND_PHASE] = effect.phase
+
     return changes
 
 
@@ -308,7 +320,7 @@ REFUSED_REFILL = 2.0
 """Allowance for patches of refused pods without a lock: 220 at once, which is twice the pods of a
 kubelet, then one every 2 s. A tenant can cause them without end, and nothing waits for them."""
 
-OUTLIVED = 64
+ORPHANED_LOCKS = 64
 """How many locks are remembered whose pod went first; as many as NodeView.former_locks has."""
 
 
@@ -329,14 +341,14 @@ class Settlement:
       A patch of a pod that is still shown is tried again later: a webhook may have refused it.
     - An Event is handed on once, and posted beside this. It may be lost.
 
-    `say` takes the Events about pods. Sole writer of `outlived`: locks, each with the UID of its
-    answered pod, that were still held when that pod was deleted.
+    `say` takes the Events about pods. Sole writer of `orphaned_locks`: locks, each with the UID of
+    its answered pod, that were still held when that pod was deleted.
     """
 
     pods: Cell[PodTable]
     node: Cell[NodeView | None]
     ledger: Cell[Ledger]
-    outlived: Cell[Mapping[str, PodUid]]
+    orphaned_locks: Cell[Mapping[str, PodUid]]
     node_api: NodeApi
     pod_api: PodApi
     say: Callable[[NodeEvent], None]
@@ -351,7 +363,7 @@ class Settlement:
         self._ended = Cell(0)
         """How many attempts have ended."""
         self._ration = Allowance(REFUSED, REFUSED_REFILL)
-        self._told: set[NodeEvent] = set()
+        self._said: set[NodeEvent] = set()
         self.results = Tally(
             "outbox_effects_total",
             "Effects that followed an answer, by kind and result.",
@@ -382,8 +394,10 @@ class Settlement:
                     elif len(self._active) < most and effect.place not in self._active:
                         if effect.is_rationed:
                             self._ration.spend(loop_time())
+
                         self._active.add(effect.place)
                         group.create_task(self._perform(effect))
+
                 await news.wait(min(waits, default=None))
 
     def _open(self, lock: NodeLock | None) -> list[Effect]:
@@ -395,6 +409,7 @@ class Settlement:
             self._sighting = None
         elif self._sighting is None or self._sighting[0] != lock.value:
             self._sighting = lock.value, loop_time()
+
         stood = loop_time() - self._sighting[1] if self._sighting else 0.0
         facts = SettlementFacts(
             table,
@@ -404,12 +419,14 @@ class Settlement:
             dt.timedelta(seconds=stood),
             frozenset(uid for kind, uid, _ in self._tried if kind is EffectKind.SETTLE_POD),
         )
-        found = owed(facts)
+        found = pending_effects(facts)
+
         for event in events_of(found, facts):
-            if event not in self._told:
-                self._told.add(event)
+            if event not in self._said:
+                self._said.add(event)
                 self.say(event)
-        self._told = {event for event in self._told if event.pod_uid in table.pods}
+
+        self._said = {event for event in self._said if event.pod_uid in table.pods}
         # A pod is settled once for each answer: who writes its annotations again is not fought.
         current = {each.identity for each in found}
         self._tried = {
@@ -420,6 +437,7 @@ class Settlement:
         }
         # What is done is owed until the views show it.
         done = {last.effect for last in self._tried.values() if last.until is None}
+
         return [each for each in found if each not in done]
 
     def _left(self, effect: Effect) -> float:
@@ -434,26 +452,19 @@ class Settlement:
     async def _perform(self, effect: Effect) -> None:
         """Perform the effect, or drop it if it can never succeed. After a failure, try again."""
         last = self._tried.get(effect.identity)
+        log_line = log.bind(kind=effect.kind.value, ns=effect.namespace, pod=effect.pod)
         if last is None or last.until is None:
-            last = _Attempt(
-                effect, Backoff(LOCK_DELAYS if effect.lock else DELAYS, 0.2, self.chance)
-            )
+            delays = LOCK_DELAYS if effect.lock else DELAYS
+            last = _Attempt(effect, Backoff(delays, 0.2, self.chance))
             if not effect.groups:  # an answer has its own line in the log
-                log.info(
-                    "settlement.owed", kind=effect.kind.value, ns=effect.namespace, pod=effect.pod
-                )
+                log_line.info("settlement.owed")
+
         is_patch = effect.kind is EffectKind.SETTLE_POD
         try:
             result = await self._attempt(effect)
         except ApiError as error:
             result, delay = "failed", max(last.backoff.next(), error.retry_after or 0.0)
-            log.warning(
-                "settlement.put_off",
-                kind=effect.kind.value,
-                pod=effect.pod,
-                again_in=delay,
-                err=str(error),
-            )
+            log_line.warning("settlement.put_off", again_in=delay, err=str(error))
         else:
             # The view is late, or a webhook refuses what is right: that may pass, and until it
             # does, no pod behind this one has to wait.
@@ -461,6 +472,7 @@ class Settlement:
             delay = REJECTED_AGAIN if is_vain else 0.0
         finally:
             self._active.discard(effect.place)
+
         self.results.add(effect.kind.value, result)
         until = loop_time() + delay if delay else None
         self._tried[effect.identity] = _Attempt(effect, last.backoff, until)
@@ -468,6 +480,7 @@ class Settlement:
             # The same patch without the lock: the watch of the Node may be the quicker one.
             bare = msgspec.structs.replace(effect, lock="")
             self._tried[bare.identity] = _Attempt(bare, last.backoff)
+
         self._ended.set(self._ended.value + 1)
 
     async def _attempt(self, effect: Effect) -> str:
@@ -481,6 +494,7 @@ class Settlement:
             result = await self._patch(effect)
             if result == "dropped" or not effect.lock:
                 return result
+
             was_here = result == "done"
         elif effect.pod_uid == NOBODY:
             shown = table.named(effect.namespace, effect.pod)
@@ -488,12 +502,14 @@ class Settlement:
             # A shown pod that asks for no GPU of ours is why the lock goes: see _for_lock.
             if owner is not None and not owner.terminal and (owner.gpu_containers or not shown):
                 raise ApiError(f"pod {effect.namespace}/{effect.pod} is on this node by now")
+
         try:
             await self.node_api.release_lock(MUTEX_LOCK, effect.lock)
         except ApiInvalid:
             return "not-ours"  # it is gone, or has another text
         except ApiNotFound:
             return "dropped"  # the Node is gone
+
         log.info("lock.released", ns=effect.namespace, pod=effect.pod)
         if was_here:
             # Was the pod deleted since the patch? Then the next pod of that name may have taken the
@@ -507,8 +523,9 @@ class Settlement:
                 )
             else:
                 if now is None or now.uid != effect.pod_uid:
-                    noted = {**self.outlived.value, effect.lock: effect.pod_uid}
-                    self.outlived.set(dict(list(noted.items())[-OUTLIVED:]))
+                    noted = {**self.orphaned_locks.value, effect.lock: effect.pod_uid}
+                    self.orphaned_locks.set(dict(list(noted.items())[-ORPHANED_LOCKS:]))
+
         return "done"
 
     async def _patch(self, effect: Effect) -> str:
@@ -534,7 +551,9 @@ class Settlement:
             table = self.pods.value
             if table.synced and effect.pod_uid not in table.pods:
                 return "dropped"
+
             raise
+
         return "done"
 
     async def _get(self, effect: Effect) -> PodView | None:

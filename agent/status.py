@@ -51,9 +51,11 @@ from agent.usage import ContainerUse
 
 API_VERSION: Final = "hami-agent/v1"
 FIRST_YEAR: Final = 1970
+"""An answer of a time before it is of no agent: ages by it would be nonsense."""
 
 Moment: TypeAlias = Annotated[dt.datetime, msgspec.Meta(tz=True)]
 """A time with its offset: one without cannot be compared with others."""
+
 Mib: TypeAlias = Annotated[int, msgspec.Meta(ge=-(2**53), le=2**53)]
 """MiB; a larger number in a document of others overflows where a reader makes GiB of it."""
 
@@ -257,8 +259,10 @@ def open_envelope(content: bytes, kind: str, form: type[D]) -> tuple[D, dt.datet
                 f"the answer is a {found.kind} of {found.api_version}; "
                 f"expected a {kind} of {API_VERSION}"
             )
+
         if found.generated_at.year < FIRST_YEAR:
             raise MalformedText(f"the answer is of the year {found.generated_at.year}")
+
         return msgspec.json.decode(found.data, type=form), found.generated_at.astimezone(dt.UTC)
     except (msgspec.DecodeError, UnicodeDecodeError, OverflowError, RecursionError) as error:
         raise MalformedText(f"the answer is no {kind} of {API_VERSION}: {error}") from error
@@ -268,38 +272,58 @@ def open_envelope(content: bytes, kind: str, form: type[D]) -> tuple[D, dt.datet
 
 PERIOD: Final = 30
 """Seconds of one value of the history."""
+
 PERIODS: Final = 30
+"""Values of a history: 15 minutes."""
+
 COMPARED: Final = 200
 """Characters of a refusal that are looked for in a pod's status, of which only a part is kept."""
+
 BY_NAME: Final = operator.attrgetter("namespace", "pod", "container")
 
 
 class StatusFacts(msgspec.Struct, frozen=True):
     """What the documents, the page and the metrics are made of, read at one moment.
 
-    `about`: what does not come from the other values. `node`: the Node as the watch last showed
-    it; None: not seen. `gone`: the GPUs that left the inventory, the last first. `newest` and
-    `history`: samples of a GPU. `used` and `past`: what a container uses. `settings`: those in
-    force. `pods` tells which containers have ended. A standby knows only `about` and `checks`.
+    A standby knows only `about` and `checks`.
     """
 
     now: dt.datetime
+
     about: NodeStatus
+    """What does not come from the other values."""
+
     checks: Sequence[Check] = ()
+
     node: NodeView | None = None
+    """The Node as the watch last showed it; None: not seen."""
+
     inventory: Inventory = msgspec.field(default_factory=Inventory)
+
     gone: Sequence[SharedGpu] = ()
+    """The GPUs that left the inventory, the last first."""
+
     slices: SliceList = msgspec.field(default_factory=SliceList)
     ledger: Ledger = msgspec.field(default_factory=Ledger)
+
     newest: Callable[[GpuUuid], Sampled | None] = lambda _: None
     history: Callable[[GpuUuid], Sequence[Sampled]] = lambda _: ()
+    """Samples of a GPU."""
+
     used: Callable[[ContainerKey], ContainerUse | None] = lambda _: None
     past: Callable[[ContainerKey], Mapping[GpuUuid, Sequence[Sampled]]] = lambda _: {}
+    """What a container uses, and has used."""
+
     changes: Sequence[JournalEntry] = ()
     refusals: Sequence[JournalEntry] = ()
     journal_since: dt.datetime | None = None
+    """Those before that time are not known."""
+
     settings: Callable[[], tuple[SettingStatus, ...]] = tuple
+    """Those in force."""
+
     pods: PodTable = msgspec.field(default_factory=PodTable)
+    """Tells which containers have ended."""
 
 
 def status_of(facts: StatusFacts) -> StatusDocument:
@@ -319,9 +343,11 @@ def standing_of(facts: StatusFacts) -> tuple[JournalEntry, ...]:
     """The refusals whose pod is still there, the newest first: its status repeats the sentence."""
     messages = [pod.message for pod in facts.pods.pods.values() if pod.reason == REJECTED]
     found: dict[str, JournalEntry] = {}
+
     for entry in facts.refusals:
         if any(entry.text[:COMPARED] in message for message in messages):
             found.setdefault(entry.text, entry)  # a pod that is refused again is one
+
     return tuple(found.values())
 
 
@@ -332,6 +358,7 @@ def node_of(facts: StatusFacts) -> NodeStatus:
         for check in facts.checks
     )
     annotations = facts.node.annotations if facts.node else {}
+
     return msgspec.structs.replace(
         facts.about,
         ready=is_ready(facts.checks),
@@ -342,6 +369,7 @@ def node_of(facts: StatusFacts) -> NodeStatus:
 
 
 def _is_placed(row: Row) -> bool:
+    """Whether the scheduler chose the GPUs, so that the kubelet's ids do not name them."""
     return row.decided_by is Decider.SCHEDULER and bool(row.shares)
 
 
@@ -361,6 +389,7 @@ def gpus_of(facts: StatusFacts) -> tuple[GpuStatus, ...]:
         gpu, health = shared.gpu, shared.health
         use = promised(facts.ledger, facts.pods, shared)
         newest = facts.newest(gpu.uuid)
+
         return GpuStatus(
             uuid=gpu.uuid,
             index=None if gpu.index == NO_INDEX else gpu.index,
@@ -422,6 +451,7 @@ def history_of(samples: Sequence[Sampled], now: dt.datetime) -> UseHistory | Non
     """The means of the last PERIODS periods, in steps of the clock; None without a sample."""
     if not samples:
         return None
+
     # Periods of the clock and not back from now: else each reader would see other means.
     until = dt.datetime.fromtimestamp((now.timestamp() // PERIOD + 1) * PERIOD, dt.UTC)
 
@@ -435,6 +465,7 @@ def history_of(samples: Sequence[Sampled], now: dt.datetime) -> UseHistory | Non
         for place, sample in placed:
             if 0 <= place < PERIODS and (value := read(sample)) is not None:
                 periods[place].append(value)
+
         return tuple(round(statistics.fmean(one)) if one else None for one in periods)
 
     return UseHistory(
@@ -446,6 +477,7 @@ def history_of(samples: Sequence[Sampled], now: dt.datetime) -> UseHistory | Non
 
 
 def _allocation(row: Row, labels: Mapping[GpuUuid, str], facts: StatusFacts) -> AllocationStatus:
+    """What one container holds and uses. What an ended one used last is not said."""
     ended = not takes_room(row, facts.pods)
     pod = facts.pods.pods.get(row.key.pod_uid)
     use = None if ended else facts.used(row.key)
@@ -466,6 +498,7 @@ def _allocation(row: Row, labels: Mapping[GpuUuid, str], facts: StatusFacts) -> 
         shares = tuple(share(one.uuid, one.memory_mib, one.core_percent) for one in row.limits)
     else:
         shares = tuple(share(uuid, None, None) for uuid in row.gpus)
+
     is_read = use is not None and use.state is RegionState.READABLE
     return AllocationStatus(
         namespace=row.namespace,
@@ -492,9 +525,11 @@ def gpu_labels(inventory: Inventory, gone: Iterable[SharedGpu] = ()) -> Mapping[
     """
     taken: set[int] = set()
     named: dict[GpuUuid, str] = {}
+
     for gpu in (*sorted(inventory.gpus, key=lambda gpu: not gpu.present), *gone):
         named[gpu.uuid] = str(gpu.uuid) if gpu.gpu.index in taken else gpu.gpu.label
         taken.add(gpu.gpu.index)
+
     return named
 
 
@@ -509,10 +544,12 @@ def lock_status(annotations: Mapping[str, str]) -> LockStatus | None:
     text = annotations.get(MUTEX_LOCK)
     if text is None:
         return None
+
     try:
         lock = decode_node_lock(text)
     except MalformedText:
         return LockStatus(since=None, holder=cap(text))
+
     return LockStatus(since=lock.stamp, holder="/".join(lock.owner) if lock.owner else "")
 
 
@@ -556,6 +593,7 @@ def observed_status(
 
 
 def _observed_gpu(gpu: RegisteredGpu, now: dt.datetime) -> SharedGpu:
+    """The GPU as its Node reports it; its own memory and place on the bus are not reported."""
     health = Health(Condition.OK, now)
     if not gpu.healthy:
         health = Health(Condition.BAD, now, text=REPORTED, serving=False)
@@ -583,6 +621,7 @@ def _observed_rows(pod: PodView, now: dt.datetime) -> Iterator[Row]:
         named = [("", group) for group in groups if group]
 
     roles = {container.name: container.role for container in pod.containers}
+
     for place, (name, shares) in enumerate(named):
         yield Row(
             ContainerKey(pod.uid, name or str(place)),

@@ -196,7 +196,8 @@ class Evidence(msgspec.Struct, frozen=True):
     - `ledger`: includes rows that are being written.
     - `released_locks`: the former locks that still prove a right, the last one first.
     - `used_locks`: the last locks with the pods that were answered under them. It remembers longer
-      than the rows. `outlived`: those of these locks that still stood when their pod was gone.
+      than the rows. `orphaned_locks`: those of these locks that still stood when their pod was
+      gone.
     - `known`: the witness's answers in this call; None: it does not know the pod. A missing key:
       it was not asked.
     - `pod_uids_read`: the UIDs from GETs of pods; also NOT_HERE and UNREAD.
@@ -219,7 +220,7 @@ class Evidence(msgspec.Struct, frozen=True):
     known: Mapping[PodKey, Holding | None]
     released_locks: tuple[NodeLock, ...] = ()
     used_locks: Mapping[str, PodUid] = msgspec.field(default_factory=dict)
-    outlived: Mapping[str, PodUid] = msgspec.field(default_factory=dict)
+    orphaned_locks: Mapping[str, PodUid] = msgspec.field(default_factory=dict)
     pod_uids_read: Mapping[PodKey, PodUid | None] = msgspec.field(default_factory=dict)
     registered: Mapping[GpuUuid, GpuUse] = msgspec.field(default_factory=dict)
     records_read: bool = False
@@ -287,6 +288,7 @@ Question = (
     | LookAtNode
     | AwaitOthers
 )
+"""What the caller finds out and adds to the evidence before it decides again."""
 
 
 class Grant(msgspec.Struct, frozen=True):
@@ -465,19 +467,19 @@ def _deleted_pods(evidence: Evidence) -> Iterator[PodView]:
     """
     kubelet, rows_of = evidence.kubelet, evidence.ledger.rows_of
     life = ASKED_AFTER_DELETION if kubelet.witnessed else ASKED_UNWITNESSED
-    recent = [
-        stone.pod
-        for stone in evidence.table.tombstones
-        if dt.timedelta(0) <= evidence.now - stone.deleted_at <= life
-        and stone.pod.annotations.get(BIND_PHASE) != PHASE_SUCCESS
-    ]
-    for pod in recent:
-        if not pod.terminal and pod.gpu_containers and not rows_of(pod.uid):
-            successor = evidence.table.named(*pod.key)
-            rows = rows_of(successor.uid) if successor else ()
-            is_past = successor is not None and successor.has_run  # it admits them in their order
-            if not is_past and all(row.epoch != kubelet.epoch for row in rows):
-                yield pod
+    for stone in evidence.table.tombstones:
+        pod, age = stone.pod, evidence.now - stone.deleted_at
+        is_answered = pod.annotations.get(BIND_PHASE) == PHASE_SUCCESS or bool(rows_of(pod.uid))
+        if is_answered or pod.terminal or not pod.gpu_containers:
+            continue
+
+        # The kubelet admits pods of a name in their order.
+        successor = evidence.table.named(*pod.key)
+        is_past = successor is not None and (
+            successor.has_run or any(row.epoch == kubelet.epoch for row in rows_of(successor.uid))
+        )
+        if not is_past and dt.timedelta(0) <= age <= life:
+            yield pod
 
 
 # Step 2: the kubelet is asked about the candidates, to find the pod that it is admitting.
@@ -690,13 +692,13 @@ def _sole_candidate(
         return first  # each of them is refused, for the same reason
     if len(found) == 1 and (first.row is None or lock_of(first.pod, evidence)):
         return first  # for a first answer, step 7 waits for the lock
-    what = f"{len(found)} pods are possible; start GPU pods one at a time, or "
+    what = f"{len(found)} pods are possible; start GPU pods one at a time"
     if len(found) == 1:
-        what = f"pod {'/'.join(first.pod.key)}, the only possible one, no longer holds the node "
-        what += "lock; delete the pod, or "
+        name = "/".join(first.pod.key)
+        what = f"pod {name}, the only possible one, no longer holds the node lock; delete the pod"
     raise Refusal(
         RefusalReason.WITNESS_SILENT,
-        f"This kubelet cannot say which pod it admits, and {what}upgrade the kubelet to 1.34.",
+        f"This kubelet cannot say which pod it admits, and {what}, or upgrade the kubelet to 1.34.",
     )
 
 
@@ -958,15 +960,15 @@ def lock_of(pod: PodView, evidence: Evidence) -> NodeLock | None:
     if _is_made_with_its_node(pod):
         return None
 
-    def is_unspent(lock: NodeLock) -> bool:
+    def is_unused(lock: NodeLock) -> bool:
         uids = {evidence.used_locks.get(lock.value), *evidence.ledger.answered_under(lock.value)}
-        return uids <= {None, pod.uid, evidence.outlived.get(lock.value)}
+        return uids <= {None, pod.uid, evidence.orphaned_locks.get(lock.value)}
 
     lock = evidence.lock
     is_read = evidence.node_read and not evidence.node_unread
-    if lock is not None and lock.owner == pod.key and (is_read or is_unspent(lock)):
+    if lock is not None and lock.owner == pod.key and (is_read or is_unused(lock)):
         return lock
-    former = (old for old in evidence.released_locks if old.owner == pod.key and is_unspent(old))
+    former = (old for old in evidence.released_locks if old.owner == pod.key and is_unused(old))
     return next(former, None)
 
 

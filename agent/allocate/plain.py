@@ -72,6 +72,7 @@ def grant(
             f"The container asks for {len(ids)} slices, which is more than {MOST_IDS}; ask for "
             "fewer.",
         )
+
     counts: Counter[GpuUuid] = Counter()
     for text, times in Counter(ids).items():
         if times > 1:
@@ -80,6 +81,7 @@ def grant(
                 f"The kubelet named slice {cap(text, 80)} {times} times in one request; create the "
                 "pod again.",
             )
+
         pair = split_slice_id(text)
         if pair is None:
             raise Refusal(
@@ -87,6 +89,7 @@ def grant(
                 f"The kubelet named {cap(text, 80)!r}, which is not the id of a slice; ask the "
                 "operator whether another plugin serves this resource.",
             )
+
         gpu = inventory.find(pair[0])
         if gpu and pair[1] >= gpu.split_count and text not in held:
             raise Refusal(
@@ -94,7 +97,9 @@ def grant(
                 f"The kubelet named slice {cap(text, 80)}, but GPU {gpu.gpu.label} has only "
                 f"{gpu.split_count} slices; create the pod again.",
             )
+
         counts[pair[0]] += 1
+
     granted = []
     for uuid, count in counts.items():
         gpu = inventory.find(uuid)
@@ -104,9 +109,11 @@ def grant(
                 f"The kubelet named GPU {cap(uuid, 64)}, which this node does not share; create "
                 "the pod again.",
             )
+
         require_serving(gpu, "The container")
         share = Share(uuid, memory_mib=count * slice_mib(gpu), core_percent=0)
         granted.append(granted_share(share, gpu))
+
     return cuda_order(granted)
 
 
@@ -126,6 +133,7 @@ def edits_of(
     """The edits of an answer: the GPUs, and with `memory_limits` also HAMi-core and its limits."""
     if plain.memory_limits:
         return container_edits(ContainerKey(uid, PLAIN), granted, edits, facts)
+
     return gpu_edits(f"{uid}/{PLAIN}", granted, edits, facts)
 
 
@@ -153,6 +161,7 @@ class PlainAllocation(Allocation):
             # No row: another call overtook this one, and the kubelet crashes if the earlier of two
             # is granted.
             return
+
         call.row = self._first(ids, granted, facts)
 
     @override
@@ -171,6 +180,7 @@ class PlainAllocation(Allocation):
         chosen = nearest(fresh, must_include, size, gpus, held)
         chosen = chosen or nearest(available, must_include, size, gpus, held)
         turn.ids = frozenset(chosen)
+
         return chosen
 
     def _first(
@@ -184,6 +194,7 @@ class PlainAllocation(Allocation):
         if has_limits:
             # Without limits the container needs no library of HAMi-core's.
             check_library(facts)
+
         return Row(
             key=ContainerKey(uid, PLAIN),
             holder=None,

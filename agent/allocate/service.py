@@ -13,7 +13,7 @@ import enum
 import functools
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager
-from typing import Final, NoReturn, Protocol, TypeVar
+from typing import Final, NoReturn, TypeVar
 
 import msgspec
 import structlog
@@ -165,14 +165,14 @@ def starved_refusal() -> Refusal:
 
 def disk_refusal(error: TimeoutError | StateError, step: AllocateStep) -> Refusal:
     """The refusal when the disk failed in `step`, or did not finish it in time."""
-    is_told = isinstance(error, StateError)
-    reason = str(error) if is_told else "the disk has not answered in time"
+    reason = str(error) if isinstance(error, StateError) else "the disk has not answered in time"
     if step in _BELOW_THE_HOOK_PATH:
         return Refusal(
             RefusalReason.HOST_DIRECTORY,
             f"{_BELOW_THE_HOOK_PATH[step]} ({reason}); ask the operator to check the node's hook "
             "path and its disk.",
         )
+
     return Refusal(
         RefusalReason.STATE_UNWRITABLE,
         f"The agent cannot write its state ({reason}), so it answers no new container; ask the "
@@ -186,6 +186,7 @@ def refusal_of(error: TimeoutError | StateError, step: AllocateStep) -> Refusal:
         return starved_refusal()
     if step is not AllocateStep.MATCH or isinstance(error, StateError):
         return disk_refusal(error, step)
+
     return Refusal(
         RefusalReason.OUT_OF_TIME,
         "The kubelet did not say in time which pod this is; its controller starts it again.",
@@ -196,7 +197,7 @@ def refusal_of(error: TimeoutError | StateError, step: AllocateStep) -> Refusal:
 
 BUCKETS: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0)
 
-SPENT = 256
+USED_LOCKS = 256
 """Node locks remembered, each with the pod that was answered under it. The scheduler takes fewer
 in the 60 s in which a former lock proves a right."""
 
@@ -310,6 +311,7 @@ class Allocation(abc.ABC):
                 translated = refusal_of(error, call.step)
                 self._refused(translated, call, len(ids))
                 raise translated from error
+
         if call.oversold is not None:
             # It is served all the same. The scheduler has placed the pod, and would place the one
             # that its controller creates instead as well.
@@ -321,10 +323,12 @@ class Allocation(abc.ABC):
                 "this GPU, or let them ask for less."
             )
             self.say(NodeEvent(OVERSOLD_EVENT, text, warning=True))
+
         result = "replay" if call.is_replay else "ok"
         self.results.add(result, "")
         gpus, count = list(dict.fromkeys(row.gpus)), len(row.slice_ids)
         log.info("alloc.answered", result=result, **_log_fields(row), count=count, gpus=gpus)
+
         return row.edits
 
     @contextlib.contextmanager
@@ -364,23 +368,27 @@ class Allocation(abc.ABC):
         row = call.row
         if row is None:
             raise await self._overtaken(call)
+
         # In plain mode the row comes first: only the row says later that the directory can be
         # removed. A row without a directory is closed like any other.
         is_row_first = row.decided_by is Decider.KUBELET
         self._pending[row.key] = row
         self.taken.add(row.key)
+
         try:
             if not call.turn.is_lost:
                 if not is_row_first:
                     await self._make_directory(row, call, wipe=not call.is_replay)
+
                 call.step = AllocateStep.WRITE
                 await self.wait_for_disk(call, "disk", self.commit(lambda ledger: ledger.put(row)))
                 if row.lock:
                     # The lock stands until it is released. Another pod that asks meanwhile is not
                     # its owner by right.
                     self.used_locks[row.lock] = row.key.pod_uid
-                    while len(self.used_locks) > SPENT:
+                    while len(self.used_locks) > USED_LOCKS:
                         del self.used_locks[next(iter(self.used_locks))]
+
                 if is_row_first and row.has_directory:
                     await self._make_directory(row, call, wipe=False)
             # Checked last: granting the earlier of two overlapping calls crashes the kubelet.
@@ -389,6 +397,7 @@ class Allocation(abc.ABC):
         finally:
             self._pending.pop(row.key, None)
             self.taken.discard(row.key)
+
         return row
 
     async def _make_directory(self, row: Row, call: AllocateCall, *, wipe: bool) -> None:
@@ -406,6 +415,7 @@ class Allocation(abc.ABC):
         # For a new pod the kubelet does not ask again: nothing is gained by waiting.
         if call.is_replay or row is None:
             await self.turns.until_alone(call.turn)  # each of them has its deadlines
+
         whose = f" for {row.key.container} of pod {row.namespace}/{row.pod}" if row else ""
         text = (
             "The kubelet lost its checkpoint and asks for several containers at once, so this "
@@ -447,12 +457,6 @@ LOOK_DEADLINE = 0.4
 """Seconds for a look at the cgroups that must be over by then."""
 
 
-class Refresh(Protocol):
-    """LISTs this node's pods. Raises ApiError."""
-
-    def __call__(self, *, is_owners: bool) -> Awaitable[PodTable]: ...  # noqa: D102
-
-
 @dataclasses.dataclass(eq=False, kw_only=True)
 class HamiAllocation(Allocation):
     """The pod's annotation says what each container gets.
@@ -484,10 +488,12 @@ class HamiAllocation(Allocation):
 
     The facts that it reads, and the peers that it asks:
 
-    - `outlived`: the locks that still stood when the pod that was answered under them was gone.
+    - `orphaned_locks`: the locks that still stood when the pod that was answered under them was
+      gone.
     - `match`: how pods are matched.
     - `registered`: the greatest amounts registered for each GPU in the last 60 s.
-    - `refresh`: makes the one LIST of this node's pods; `is_owners`: the lock's owner may need it.
+    - `refresh`: makes the one LIST of this node's pods; with `is_owners`: the lock's owner may need
+      it. Raises ApiError.
     - `look_at_pod`: GETs the UID of the pod that has a name now. `look_at_node`: GETs the Node.
     - `streams`: how many list streams the kubelet has open.
     - `look`: opens the Node's watch at once if it is down. After an outage the scheduler and the
@@ -496,13 +502,13 @@ class HamiAllocation(Allocation):
 
     pods: Cell[PodTable]
     node: Cell[NodeView | None]
-    outlived: Cell[Mapping[str, PodUid]]
+    orphaned_locks: Cell[Mapping[str, PodUid]]
     match: Cell[MatchSettings]
     registered: Callable[[], Mapping[GpuUuid, GpuUse]] = dict
     witness: Witness
     records: KubeletRecords
     containers: Containers
-    refresh: Refresh
+    refresh: Callable[..., Awaitable[PodTable]]
     look_at_pod: Callable[[str, str], Awaitable[PodUid]]
     look_at_node: Callable[[], Awaitable[None]]
     streams: Cell[int]
@@ -534,6 +540,7 @@ class HamiAllocation(Allocation):
             # The same kubelet opens its stream again after a break: that is no new start.
             if streams == 0 or epoch is None or kubelet == self._started:
                 continue
+
             is_prompt = dt.timedelta(0) <= now - epoch.since < PROMPT
             self._start = KubeletStart() if is_prompt else KubeletStart(asks_since=now)
             self._started = kubelet
@@ -541,6 +548,7 @@ class HamiAllocation(Allocation):
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(LOOK_DEADLINE):
                         self._start = KubeletStart(begun=await self.containers.begun())
+
         raise AssertionError("the list streams are never closed")
 
     def start(self) -> KubeletStart:
@@ -561,10 +569,12 @@ class HamiAllocation(Allocation):
         except (Refusal, StateError, TimeoutError):
             call.rejected = rejected_pod(len(ids), inquiry.newest(), self.match.value)
             raise
+
         call.is_replay = call.turn.yields = grant.replay is not None
         call.oversold = grant.oversold
         offered, self._offer = self._offer == grant.key, None  # it counts for one answer
         pod, container = grant.candidate.pod, grant.candidate.container
+
         if grant.replay is not None:
             # It keeps its answer, byte for byte, and gets the ids of this call.
             call.row = msgspec.structs.replace(
@@ -576,6 +586,7 @@ class HamiAllocation(Allocation):
                 offered=offered,
             )
             return
+
         first = self._first(Adoption(pod, container, ids), grant.group, grant.shares, facts)
         call.row = msgspec.structs.replace(first, offered=offered, lock=grant.lock)
         check_library(facts, container)
@@ -587,13 +598,13 @@ class HamiAllocation(Allocation):
         uid, table, epoch = call.rejected, self.pods.value, self.epoch()
         if call.row is not None and not call.is_replay:
             uid = call.row.key.pod_uid
+
         if uid is None or refusal.gate is RefusalReason.OVERLAP or epoch != call.turn.client:
             return  # after an overlap, and of a new kubelet, it may come again
-        pod = table.pods.get(uid)
-        if pod is None or not pod.has_run:
-            known = table.pods.keys() | {tombstone.pod.uid for tombstone in table.tombstones}
-            self.rejected[uid] = self.instance()
-            self.rejected = {uid: by for uid, by in self.rejected.items() if uid in known}
+
+        known = table.pods.keys() | {tombstone.pod.uid for tombstone in table.tombstones}
+        self.rejected[uid] = self.instance()
+        self.rejected = {uid: by for uid, by in self.rejected.items() if uid in known}
 
     @override
     async def prefer(
@@ -610,15 +621,18 @@ class HamiAllocation(Allocation):
             log.debug("prefer.unsteered", reason=str(error) or "out of time")
         finally:
             turn.there = {key: one is not None for key, one in inquiry.known.items()}
+
         held = self.held()
         chosen = self._offer = None  # an earlier offer is no longer what the kubelet was told
         if grant is not None:
             wanted = tuple(share.uuid for share in grant.shares)
             chosen = steer(available, must_include, wanted, held)
             self._offer = None if chosen is None else grant.key
+
         if chosen is None:
             gpus = {shared.uuid: shared.gpu for shared in self.inventory.value.gpus}
             chosen = nearest(available, must_include, size, gpus, held)
+
         turn.ids = frozenset(chosen)
         return chosen
 
@@ -640,6 +654,7 @@ class HamiAllocation(Allocation):
         try:
             async with asyncio.timeout(DEADLINE):
                 facts = await self.hooks.facts()
+
             paired = pair_groups(found.pod.groups or (), found.pod.asking(found.container.resource))
             if found.container.name in paired:
                 row = self._first(found, *paired[found.container.name], facts)
@@ -648,6 +663,7 @@ class HamiAllocation(Allocation):
         except (AgentError, TimeoutError) as error:
             why = str(error) or "out of time"
             log.warning("ledger.not_adopted", pod=found.pod.name, err=why)
+
         return None
 
     def _first(
@@ -662,7 +678,9 @@ class HamiAllocation(Allocation):
                     RefusalReason.UNKNOWN_GPU,
                     f"GPU {share.uuid} was removed during this call; create the pod again.",
                 )
+
             named.append(granted_share(share, gpu))
+
         granted = cuda_order(named)
         key = ContainerKey(pod.uid, container.name)
         return Row(
@@ -745,8 +763,10 @@ class Inquiry:
                 if self._is_starved and refusal.gate.value.startswith("HA-2"):
                     raise starved_refusal() from refusal
                 raise
+
             if isinstance(step, Grant):
                 return step
+
             if self._call:
                 # Only an Allocate may ask the API server. A preference has 0.2 s.
                 with self._source.waiting(_PEERS.get(type(step), "api-server")):
@@ -758,16 +778,19 @@ class Inquiry:
                 self._learn_uid(step.key, pod.uid if pod else NOT_HERE)
             elif not await self._caught_up(step, evidence):
                 break
+
         raise Refusal(RefusalReason.OUT_OF_TIME, "The agent could not decide; report this.")
 
     async def names(self) -> frozenset[PodKey] | None:
         """All names that the kubelet knows, if dead containers may be asking; None: not known."""
         if not self._is_restarting(self.newest()):
             return None
+
         try:
             found = await retry(self._source.witness.list, WitnessThrottled, THROTTLED_PAUSE)
         except KubeletError:
             return None
+
         self.known.update({(one.namespace, one.pod): one for one in found})
         return frozenset(self.known)
 
@@ -786,6 +809,7 @@ class Inquiry:
         beside = tuple(one.all_there for one in turn.beside) if turn else ()
         if turn and turn.overtaken:
             beside = (None,)  # it is not known what was under way when the call began
+
         self._seen = msgspec.structs.replace(
             self._seen,
             table=source.pods.value,
@@ -798,7 +822,7 @@ class Inquiry:
             registered=source.registered(),
             claimed=source.claimed(),
             used_locks=source.used_locks,
-            outlived=source.outlived.value,
+            orphaned_locks=source.orphaned_locks.value,
             known_before=turn.there if turn else {},
             beside=beside,
         )
@@ -825,11 +849,13 @@ class Inquiry:
             case ReadRecords():
                 async with self._from_disk("the kubelet's checkpoint"):
                     read = await self._source.records.read(self._settings.resource)
+
                 self._learn_of_kubelet(recorded=None if read is None else frozenset(read))
                 self._learn(records_read=True)
             case CheckRunning():
                 async with self._from_disk("the containers' cgroups"):
                     alive = await self._source.containers.running(question.ids)
+
                 alive = question.ids if alive is None else alive  # silence proves no death
                 self._learn_of_kubelet(alive=self._seen.kubelet.alive | alive)
                 self._learn(checked=self._seen.checked | question.ids)
@@ -842,6 +868,7 @@ class Inquiry:
                     "pods.get_failed", GET_PAUSE, is_owners=is_owners, pod=name
                 ):
                     uid = await self._source.look_at_pod(*question.key)
+
                 self._learn_uid(question.key, uid)
             case AwaitLock():
                 await self._await_lock(question.key)
@@ -850,6 +877,7 @@ class Inquiry:
                 async with self._asking("node.get_failed", API_BUDGET):
                     await self._source.look_at_node()
                     failed = False
+
                 self._learn(node_read=True, node_unread=failed)
             case AwaitOthers():
                 # The calls beside this one may be answered meanwhile: one candidate may be left.
@@ -914,14 +942,17 @@ class Inquiry:
         async with self._asking("pods.list_failed", most, is_owners=is_owners):
             await self._source.refresh(is_owners=is_owners)
             failed = False
+
         if not (failed or seen.synced):
             return  # this may be the first LIST, which began before the call
+
         if failed and seen.synced and not seen.stale:
             time, known = self._api.within(), seen.pods.keys()
             if await self._shown(
                 time, self._source.pods, lambda table: bool(table.pods.keys() - known)
             ):
                 return
+
         self._learn(listed=True, list_failed=failed)
 
     def _may_be_the_owners(self) -> bool:
@@ -929,6 +960,7 @@ class Inquiry:
         lock = self._lock()
         if lock is None or lock.owner is None:
             return lock is not None
+
         pod = self._source.pods.value.named(*lock.owner)
         is_known = self.known.get(lock.owner, True) is not None
         return is_known and (
@@ -948,9 +980,11 @@ class Inquiry:
         """Whether the watch that `step` needs shows a change from `seen` within WATCH_PAUSE."""
         if isinstance(step, AwaitOthers) or self._is_restarting(seen):
             return False  # while a preference waits, a whole other request could pass
+
         if isinstance(step, ListPods):
             pods = self._source.pods
             return await self._shown(self._watch.within(), pods, lambda now: now != seen.table)
+
         self._source.look()
         node = self._source.node
         return await self._shown(
@@ -964,12 +998,14 @@ class Inquiry:
         loop, allowance = asyncio.get_running_loop(), self._source.allowance
         if not allowance.allows(loop.time()):
             return False
+
         try:
             async with time:
                 await cell.until(holds)
         except TimeoutError:
             allowance.spend(loop.time())
             return False
+
         return True
 
     def _lock(self) -> NodeLock | None:

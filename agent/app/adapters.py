@@ -123,8 +123,8 @@ class SharedCells:
     """Cells that more than one room reads: the settings of the start, and nothing else known yet.
 
     Each has one writer: `app.settings` for sharing, resource, report, edits and match; `inventory`
-    for inventory and slices; `kube.watches` for pods and node; `settle` for outlived. `state`,
-    `kubelet.register` and `report` write cells of their own.
+    for inventory and slices; `kube.watches` for pods and node; `settle` for orphaned_locks.
+    `state`, `kubelet.register` and `report` write cells of their own.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -137,4 +137,4 @@ class SharedCells:
         self.slices = Cell(SliceList())
         self.pods = Cell(PodTable())
         self.node: Cell[NodeView | None] = Cell(None)
-        self.outlived: Cell[Mapping[str, PodUid]] = Cell({})
+        self.orphaned_locks: Cell[Mapping[str, PodUid]] = Cell({})

@@ -21,6 +21,7 @@ from agent.cli.main import INCOMPLETE, OK, UNWRITTEN, Subparsers, fail
 from agent.host.process import SystemClock
 
 DEADLINE: Final = 10.0
+"""Seconds for the agent to answer each part."""
 
 PARTS: Final[Mapping[str, str]] = {
     "status.json": "/api/v1/status",

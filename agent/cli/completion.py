@@ -48,6 +48,7 @@ end
 complete -c hami-agent -a '(__hami_agent)'
 """,
 }
+"""What the shell runs. Each passes the typed words to `completion SHELL -- -- WORDS`."""
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -122,6 +123,7 @@ def _values(action: argparse.Action, environ: Mapping[str, str]) -> list[str]:
 
 
 async def _nodes(environ: Mapping[str, str]) -> list[str]:
+    """The names of the cluster's Nodes, which have 2 s."""
     connection = connection_of(None, "", environ)
     program = "hami-agent-completion"
     async with asyncio.timeout(2), open_session(connection, program) as session:

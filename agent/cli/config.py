@@ -31,12 +31,16 @@ from agent.settings.sources import Faults, NodeFacts, Sources, first_of
 from agent.settings.values import NodeValues, make_plan
 
 INDENT: Final = "  "
+
 OTHERS: Final = "other nodes"
+"""The title of what each node gets that no file names."""
 
 DEVICE_CONFIG: Final = "HAMi's device-config.yaml"
 NODE_CONFIG: Final = "HAMi's config.json"
-STDIN: Final = Path("/dev/stdin")
 OWN: Final = "the agent's own file"
+"""The kinds of files, in the words of a message."""
+
+STDIN: Final = Path("/dev/stdin")
 
 _WIDEST: Final = 48
 """Columns reserved for a value; a longer one moves the next column."""
@@ -111,6 +115,7 @@ def add_parser(subparsers: Subparsers) -> None:
 
 
 def _label(text: str) -> tuple[str, str]:
+    """A label of a node. Raises ArgumentTypeError: it is not KEY=VALUE."""
     key, sign, value = text.partition("=")
     if not sign or not key:
         raise argparse.ArgumentTypeError(f"{text}: expected KEY=VALUE")
@@ -195,6 +200,7 @@ def _check(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
 
 
 def _tell(plan: NodeValues, notes: Iterable[str]) -> None:
+    """Print warnings and notes on standard error: programs read the other one."""
     sys.stderr.writelines(f"hami-agent: warning: {text}\n" for text in plan.warnings)
     sys.stderr.writelines(f"hami-agent: note: {text}\n" for text in notes)
 
@@ -332,6 +338,7 @@ def table(settings: Sequence[Setting], *, origin: bool, columns: int) -> Iterato
 
 
 def _text(setting: Setting) -> str:
+    """A value as it would be written in the file; text that shows nothing is quoted."""
     value = setting.field.read.write(setting.value)
     if value is None:
         return "-"

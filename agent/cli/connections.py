@@ -21,7 +21,9 @@ R = TypeVar("R")
 # The agent's unix socket.
 
 DEFAULT_SOCKET: Final = Path("/run/hami-agent/api.sock")
+
 ANSWER_LIMIT: Final = 8 * 1024 * 1024
+"""Bytes that are read of an answer."""
 
 
 def add_socket(parser: argparse._ActionsContainer) -> None:
@@ -58,6 +60,7 @@ def call(path: Path, method: str, target: str, timeout: float) -> tuple[int, str
 # The API server, chosen as by kubectl.
 
 IN_CLUSTER: Final = "KUBERNETES_SERVICE_HOST"
+"""The variable that a kubelet sets in each pod."""
 
 
 def add_cluster(parser: argparse.ArgumentParser) -> None:

@@ -29,6 +29,8 @@ from agent.sandbox.scheduler.registry import decode_either, decode_scores
 from agent.settings.hami import decode_nodeconfig
 
 MAX_CHARS = 4 * 1024 * 1024
+"""Characters of a value: far more than the 256 KiB that all annotations of an object may have."""
+
 STDIN: Final = "-"
 
 FORMS = (
@@ -37,11 +39,13 @@ FORMS = (
     "a handshake (Reported, Requesting or Deleted and a time), a score annotation, "
     "a bind-phase, a time in Unix seconds, a cordon (UUIDs and commas) or a nodeconfig"
 )
+"""What can be decoded, for help and refusals."""
 
 _CONSUMED: Final = re.compile("(?:(?:,,0,0:)*;)+")
 """Consumed groups, and what a scheduler writes for containers without GPUs."""
 
 _OBJECT: Final = re.compile(r'\s*(\{.*"apiVersion"|apiVersion:|---|items:)', re.DOTALL)
+"""The beginning of a whole object in JSON or YAML."""
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -115,6 +119,7 @@ def _kind(text: str) -> str:
 
 
 def _register(text: str) -> object:
+    """The GPUs of a register annotation, in either form."""
     if is_json_form(text) and MIG_KEY in keys_of_first(text):
         raise MalformedText("this is hami.io/vgpu-mig-allocations, which is JSON: read it as it is")
 
@@ -145,11 +150,13 @@ def _devices(text: str) -> object:
 
 
 def _lock(text: str) -> object:
+    """Who holds the node lock, and since when."""
     lock = decode_node_lock(text)
     return {"since": lock.stamp, "namespace": lock.namespace, "pod": lock.name}
 
 
 def _time(text: str) -> object:
+    """A time in Unix seconds, as `hami.io/vgpu-time` has it."""
     try:
         return dt.datetime.fromtimestamp(int(text), dt.UTC)
     except (ValueError, OverflowError) as error:
@@ -157,6 +164,7 @@ def _time(text: str) -> object:
 
 
 def _phase(text: str) -> object:
+    """One of the phases of a bind."""
     if text not in PHASES:
         raise MalformedText(f"bind-phase {cap(text)!r} is none of {', '.join(PHASES)}")
 
@@ -180,3 +188,4 @@ DECODERS: Mapping[str, Callable[[str], object]] = {
     "cordon": lambda text: [uuid.strip() for uuid in text.split(",") if uuid.strip()],
     "nodeconfig": decode_nodeconfig,
 }
+"""What decodes each kind. Raises MalformedText."""

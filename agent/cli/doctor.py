@@ -36,15 +36,7 @@ from agent.cli.main import (
     nearest,
     parser_of,
 )
-from agent.cli.output import (
-    UNFOLDED,
-    FoldedLine,
-    answer,
-    folded,
-    painter,
-    terminal_width,
-    working,
-)
+from agent.cli.output import UNFOLDED, FoldedLine, answer, folded, painter, terminal_width, working
 from agent.cli.runbook import HINT
 from agent.cli.settings_args import add_settings, flags, looked, sources, started
 from agent.cli.status import status_at
@@ -62,10 +54,7 @@ from agent.errors import (
 )
 from agent.hami.register import register_differences, report_of
 from agent.hookdirs import HostHookDirs, directory_sizes
-from agent.host.node import (
-    look_at,
-    plugin_sockets,
-)
+from agent.host.node import look_at, plugin_sockets
 from agent.host.process import LockFile, SystemClock, Worker
 from agent.inventory import InventoryKeeper
 from agent.kit.cell import Cell
@@ -97,14 +86,19 @@ from agent.witness import PodResourcesWitness
 
 LARGEST: Final = 3
 """How many of the container directories that are too large have a line."""
+
 LIKENESS: Final = 0.8
 """From this ratio on, a name may be a misspelt name of this Node."""
+
 DRIVER_SECONDS: Final = 15.0
 """8 GPUs that initialise one after the other take 12 s."""
+
 LOOK_SECONDS: Final = 1.0
+"""Between two scans, and for a look at the CDI specifications."""
 
 CONTROL: Final = ("nvidiactl", "nvidia-uvm")
 """The device files that every CUDA program opens."""
+
 REFUSED: Final = {
     errno.ENOENT: (
         "does not exist",
@@ -118,13 +112,22 @@ REFUSED: Final = {
     ),
 }
 """What is said of a device file that cannot be opened, and what to do."""
+
 GPU_FILE: Final = re.compile(r"nvidia[0-9]+")
+"""The name of a GPU's device file. Others, such as nvidia-modeset, are of no GPU."""
+
 OURS: Final = re.compile(r".*/hami-(.+)-[0-9a-f]{8}\.sock")
 """The path of an agent's socket. Source: agent/kubelet/door.py, socket_name."""
+
 PROGRAM: Final = "hami-agent doctor"
+"""The name under which the API server sees the requests of `--node`."""
+
 KUBECONFIG: Final = "node.kubeconfig"
+"""The key of the setting whose option also serves `--node`."""
+
 FIRST_PROCESS: Final = Path("/proc/1/cmdline")
 """In the agent's pod: the agent."""
+
 WORDS: Final[Mapping[Verdict, tuple[str, str]]] = {
     "wrong": ("WRONG", "red"),
     "note": ("note", "yellow"),
@@ -132,8 +135,11 @@ WORDS: Final[Mapping[Verdict, tuple[str, str]]] = {
     "ok": ("ok", "green"),
 }
 """The word of a verdict for people, and its colour."""
+
 _GROUPS: Final = ", ".join(CHECKS)
 _INDENT: Final = 20
+"""Columns before what a finding means; also the longest id that is shown."""
+
 _LONGEST: Final = 1024
 """Characters of a text; some come from the cluster."""
 
@@ -151,6 +157,7 @@ def add_parser(subparsers: Subparsers) -> None:
         "--strict if there are notes alone.",
         epilog="example: hami-agent doctor --only kubelet,scheduler -o json",
     )
+
     parser.add_argument(
         "--node",
         metavar="NAME",
@@ -164,6 +171,7 @@ def add_parser(subparsers: Subparsers) -> None:
         action="store_true",
         help="check before the first start, or before a switch from another plugin",
     )
+
     choice = parser.add_mutually_exclusive_group()
     choice.add_argument(
         "--only", type=_groups, metavar="GROUP[,GROUP]", help="check these groups alone"
@@ -171,6 +179,7 @@ def add_parser(subparsers: Subparsers) -> None:
     choice.add_argument(
         "--skip", type=_groups, metavar="GROUP[,GROUP]", help="do not check these groups"
     )
+
     parser.add_argument(
         "--strict", action="store_true", help="exit 6 if there are notes, and nothing is wrong"
     )
@@ -187,14 +196,17 @@ def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     """Print what was found; return the exit code."""
     configure("error", "auto", environ)
     groups = args.only or (ALL_GROUPS - args.skip if args.skip else ALL_GROUPS)
+
     # An option that would be ignored is refused: its user expects it to count.
     if args.node is None and args.context:
         return fail("doctor", "--context: only --node reads a cluster; give --node NAME", USAGE)
+
     given = [flag for flag in flags(args) if flag != "--kubeconfig"]
     given += ["--config"] if args.config is not None else []
     if args.node is not None and given:
         text = f"{', '.join(given)}: the agent of {args.node} has settings of its own"
         return fail("doctor", text, USAGE)
+
     if args.node is not None:
         findings = _in_pod(args, environ)
     else:
@@ -208,43 +220,59 @@ def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
 
     if not found.ok:
         return PROBLEM
+
     if not found.complete:
         return INCOMPLETE
+
     return WARNED if args.strict and "note" in verdicts else OK
 
 
 class Checked(msgspec.Struct, frozen=True):
-    """The data of `doctor -o json`. `ok`: nothing is wrong; `complete`: all could be checked."""
+    """The data of `doctor -o json`."""
 
     ok: bool
+    """Nothing is wrong."""
+
     complete: bool
+    """Everything could be checked."""
+
     findings: tuple[Finding, ...]
 
 
 def _in_pod(args: argparse.Namespace, environ: Mapping[str, str]) -> tuple[Finding, ...]:
-    """What doctor finds in the pod of the node's agent. Raises Unreachable."""
+    """What doctor finds in the pod of the node's agent.
+
+    Raises:
+        Unreachable: there is no such pod, no right to run programs in it, or no answer of doctor.
+    """
     words = ["doctor", "-o", "json", *["--pre"] * args.pre, *["--read-only"] * args.read_only]
     for name in ("only", "skip"):
         words += [f"--{name}", ",".join(sorted(chosen))] if (chosen := vars(args)[name]) else []
+
     kubeconfig = vars(args)[KUBECONFIG]
     way = connection_of(Path(kubeconfig) if kubeconfig else None, args.context, environ)
+
     with working(f"checking {cap(args.node, 64)}"):
         said = ask(way, PROGRAM, lambda api: NodeReader(api, args.node).by_agent(*words))
+
     try:
         kind = "Preflight" if args.pre else "Checkup"
         found, _ = open_envelope(said.out, kind, Checked)
     except MalformedText as error:
         raise Unreachable(cap(said.err.strip() or said.failure or str(error))) from error
+
     return found.findings
 
 
 def _groups(text: str) -> frozenset[str]:
+    """Read the value of --only and --skip. Raises ArgumentTypeError."""
     words = [word.strip() for word in text.split(",")]
     for word in words:
         if word not in CHECKS:
             hint = nearest(word, CHECKS)
             said = f"there is no group {cap(word, 64)!r}{hint or f'; the groups are {_GROUPS}'}"
             raise argparse.ArgumentTypeError(said)
+
     return frozenset(words)
 
 
@@ -253,19 +281,23 @@ async def _findings(
 ) -> tuple[Finding, ...]:
     """What is wrong with the settings; if they can be used, also what the other checks find."""
     origin, read = sources(_as_the_agent(args), environ), None
+
     if not args.pre:
         # A running agent has the last good settings, if the present ones are refused.
         with contextlib.suppress(SettingsError):
             read = await started(origin)
+
     read = read or await looked(origin)
     try:
         plan = read.taken()
         settings = plan.settings(NodeFacts())
     except SettingsError as error:
         return tuple(concluded([_refused(error)], ALL_GROUPS))
+
     config = _config_findings(plan, settings, before=args.pre)
     if read.refusal is not None:
         config[0] = _refused(read.refusal)
+
     sight = NodeSeen(
         settings,
         environ,
@@ -275,6 +307,7 @@ async def _findings(
         config=tuple(config),
         reader=args.read_only,
     )
+
     return await examine(sight)
 
 
@@ -294,6 +327,7 @@ def _as_the_agent(args: argparse.Namespace) -> argparse.Namespace:
 
 
 def _refused(error: SettingsError) -> Finding:
+    """The finding about settings with which no agent starts."""
     advice = "correct it; `hami-agent config check` prints what each node would get"
     return Finding("P-SETTINGS", "wrong", "settings", str(error), advice)
 
@@ -302,10 +336,12 @@ def _config_findings(plan: NodeValues, settings: Settings, *, before: bool) -> l
     """The settings, HAMi's files, and the names of Nodes. `before`: no agent has run here yet."""
     node, values, read = settings.node, plan.resolve(NodeFacts(settings.node)), plan.sources
     main = Finding("P-SETTINGS", "ok", "settings", f"accepted, for Node {node}")
+
     try:
         check_shares(values)
     except SettingsError as error:
         main = Finding("P-SETTINGS", "wrong", "settings", str(error))
+
     idle = "it changes nothing here"
     notes = [Finding("P-SETTINGS", "note", "settings", text, idle) for text in plan.warnings]
     found = [main, *notes]
@@ -319,17 +355,21 @@ def _config_findings(plan: NodeValues, settings: Settings, *, before: bool) -> l
     said = "read" if there else "not there: the agent's own settings and defaults apply"
     entries = plan.node_config.profiles
     named = [name for profile in entries for name in profile.match.nodes]
+
     if node in named:
         said += f"; {node} is named"
     elif named and len(named) >= len(entries):  # else one by labels or for all others may apply
         said += f"; {node} is not among the nodes named"
+
     # Without them the node may share otherwise than before, which a running agent has done.
     advice = "to keep the settings of HAMi's release" if before and not there else ""
     if settings.plain is None and not settings.match.requests.known:
         said += "; annotations are not checked against what their pods request"
         advice = advice or "to check them as HAMi after 2.10 does"
+
     row = When(bool(advice), "note", said, f"{advice}, mount its ConfigMaps")
     found.append(judged("P-HAMI", ", ".join(there or files) or "HAMi's ConfigMaps", said, row))
+
     if before:
         return found
 
@@ -337,10 +377,12 @@ def _config_findings(plan: NodeValues, settings: Settings, *, before: bool) -> l
     names = plan.names()
     well = f"{counted(len(names), 'Node')} named" if names else "no entry names a Node"
     alike = [name for name in names if node not in names and is_alike(name, node)]
+
     for name in alike:
         said = f"an entry for {cap(name, 64)} does not match this Node; did you mean {node}?"
         advice = "write the Node's name as `kubectl get nodes` shows it, or remove the entry"
         found.append(Finding("P-ENTRIES", "note", where, said, advice))
+
     return found if alike else [*found, Finding("P-ENTRIES", "ok", where, well)]
 
 
@@ -349,13 +391,14 @@ def is_alike(name: str, node: str) -> bool:
     one, other = name.lower(), node.lower()
     if one.partition(".")[0] == other.partition(".")[0]:
         return True
+
     # Nodes of one pool differ by their number alone.
     is_other = one.rstrip(string.digits) == other.rstrip(string.digits)
     return not is_other and difflib.SequenceMatcher(None, one, other).ratio() >= LIKENESS
 
 
 def _ask_agent(path: Path) -> AgentAnswer:
-    """Ask the running agent by its socket."""
+    """Ask the running agent by its socket; why it does not answer is part of what is found."""
     try:
         return AgentAnswer(str(path), status_at(path).found.node.checks)
     except Unreachable as error:
@@ -369,31 +412,40 @@ def _ask_agent(path: Path) -> AgentAnswer:
 
 
 class NodeSeen(msgspec.Struct, eq=False):
-    """What is at hand of a node, and what was seen there.
-
-    - `agent`: the answer of the agent; None: before the first start.
-    - `config`: the findings about the settings.
-    - `reader`: the account may only read, and is not the agent's.
-    - `device_files`: /dev.
-    - `server`: the API server; empty: it is not asked in plain mode, nor for other groups. `node`:
-      None: there is none, or it was not read. `plugins`: pods of other device plugins for NVIDIA
-      GPUs.
-    - `scan`: None: the driver was not asked, or gave none.
-    """
+    """What is at hand of a node, and what the looks have seen there."""
 
     settings: Settings
     environ: Mapping[str, str]
     clock: Clock
     groups: frozenset[str] = ALL_GROUPS
+
     agent: AgentAnswer | None = None
+    """The answer of the agent; None: before the first start."""
+
     config: tuple[Finding, ...] = ()
+    """The findings about the settings."""
+
     reader: bool = False
+    """The account may only read, and is not the agent's."""
+
     device_files: Path = Path("/dev")
+
+    # Written by the looks.
+
     server: str = ""
+    """The API server; empty: it is not asked in plain mode, nor for other groups."""
+
     node: NodeSight | None = None
+    """None: there is none, or it was not read."""
+
     plugins: tuple[str, ...] = ()
+    """Pods of other device plugins for NVIDIA GPUs."""
+
     scan: Scan | None = None
+    """None: the driver was not asked, or gave none."""
+
     sockets: tuple[PluginSocket, ...] = ()
+    """All sockets in the kubelet's directory but its own."""
 
 
 async def examine(seen: NodeSeen) -> tuple[Finding, ...]:
@@ -401,18 +453,22 @@ async def examine(seen: NodeSeen) -> tuple[Finding, ...]:
     paths, groups = seen.settings.paths, seen.groups
     seen.sockets = plugin_sockets(paths.plugins, paths.kubelet_socket.name)
     findings = [*seen.config]
+
     for needed_by, find in LOOKS:
         if groups & needed_by:
             findings += await find(seen)
+
     if seen.agent is not None:
         # One finding for each group of which checks were not made. There is nothing to say of the
         # monitor without HAMi's plugin.
         made = {one.check for one in findings} | {"P-MONITOR"}
+
         for group in FROM_API if seen.server else ():
             if missing := [check for check in CHECKS[group] if check not in made]:
                 said = f"not checked: {', '.join(missing)}"
                 advice = "repair what is said of the API server, and run this check again"
                 findings.append(Finding(missing[0], "unknown", seen.server, said, advice))
+
     return tuple(concluded(findings, groups))
 
 
@@ -425,6 +481,7 @@ async def _ask_cluster(seen: NodeSeen) -> list[Finding]:
     kubeconfig = Path(settings.kubeconfig) if settings.kubeconfig else None
     connection = Connection(kubeconfig=kubeconfig, environment=seen.environ)
     seen.server, found = f"API server by {connection.source}", list[Finding]()
+
     try:
         async with open_session(connection, "hami-agent") as session:
             reader = NodeReader(session, settings.node)
@@ -433,6 +490,7 @@ async def _ask_cluster(seen: NodeSeen) -> list[Finding]:
             asked = [right for right in wanted if right not in unasked]
             denied = [right for right in asked if not await reader.granted(right)]
             words = {right.words for right in denied}
+
             if "list pods" not in words:
                 neighbours = await reader.listed()
                 others = (pod for pod in neighbours if pod.is_other_plugin)
@@ -440,13 +498,16 @@ async def _ask_cluster(seen: NodeSeen) -> list[Finding]:
                 keys = [(pod.namespace, pod.name) for pod in neighbours[:1]]
                 pods = map(preflight.right_to_get, keys)
                 denied += [right for right in pods if not await reader.granted(right)]
+
             if "get nodes" not in words:
                 seen.node = await reader.look(settings.sharing.resource, seen.clock)
                 found += scheduling.judge_node(settings.node, seen.node)
+
             found.append(scheduling.judge_rights(seen.server, denied, unasked))
             if running:
                 excess = [right for right in preflight.UNNEEDED if await reader.granted(right)]
                 found.append(scheduling.judge_excess(seen.server, excess))
+
             if running and seen.node is not None:
                 found.append(scheduling.judge_clock(seen.server, seen.node.skew))
     except (ApiError, SettingsError) as error:
@@ -455,6 +516,7 @@ async def _ask_cluster(seen: NodeSeen) -> list[Finding]:
         seen.node, seen.plugins = None, ()
         # An agent that runs says itself what it lacks of the API server.
         return [Finding("P-NODE", "unknown" if running else "wrong", seen.server, said, advice)]
+
     return found
 
 
@@ -467,17 +529,20 @@ async def _paths(seen: NodeSeen) -> Iterable[Finding]:
     hook, inner = look_at(seen.settings.hook_path), look_at(home)
     if inner.kind:  # a pod mounts only this directory, and its root is read-only
         hook = msgspec.structs.replace(hook, writable=inner.writable)
+
     made = [preflight.judge_path(look_at(path), made=True) for path in (paths.state, paths.run)]
     below = [place for place in (inner, look_at(home / "containers")) if place.kind]
     found = [preflight.judge_path(place, made=True) for place in below]
     wrong = [one for one in found if one.verdict != "ok"]
 
     findings = [*made, preflight.judge_path(hook, made=False), *wrong]
+
     if seen.agent is not None:
         # The lines above say what is wrong with the directories.
         with contextlib.suppress(StateError):
             sizes = directory_sizes(seen.settings.hook_path).items()
             large = [(name, one) for name, one in sizes if one.is_beyond]
+
             for name, one in sorted(large, key=lambda each: -each[1].size)[:LARGEST]:
                 path = f"{home}/containers/{name}"
                 said = (
@@ -485,12 +550,10 @@ async def _paths(seen: NodeSeen) -> Iterable[Finding]:
                     f"{counted(one.entries, 'file')}, or has a directory or what may not be read; "
                     "HAMi-core needs about 2 MiB in a few files"
                 )
-                advice = (
-                    "ask the pod's owner why (the name begins with the pod's UID), or delete the "
-                    "pod"
-                )
+                advice = "ask the pod's owner why (its UID is in the name), or delete the pod"
                 means = "when that file system is full, new pods with GPUs are refused (HA-5003)"
                 findings.append(Finding("P-PATHS", "note", path, said, advice, means))
+
     return findings
 
 
@@ -498,10 +561,12 @@ async def _agent(seen: NodeSeen) -> Iterable[Finding]:
     """The agent that runs, and whether it is alone."""
     if seen.agent is None:
         return []
+
     lock = seen.settings.paths.run / "lock"
     serving = [one.path for one in seen.sockets if one.alive and OURS.fullmatch(one.path)]
     holder = LockFile(lock).holder().strip()  # also when it has ended
     held = f"last taken by {holder}" if holder else "names no holder"
+
     if len(serving) > 1:
         said = f"{counted(len(serving), 'agent')} serve the kubelet of this node"
         advice = "stop all but one: the systemd service and the DaemonSet exclude each other"
@@ -509,6 +574,7 @@ async def _agent(seen: NodeSeen) -> Iterable[Finding]:
     else:
         said = f"{held}; {counted(len(serving), 'live socket')} of agents at the kubelet"
         alone = Finding("P-SECOND", "ok", str(lock), said)
+
     return [*scheduling.judge_agent(seen.agent), alone]
 
 
@@ -518,17 +584,21 @@ async def _library(seen: NodeSeen) -> Iterable[Finding]:
     plain, home = settings.plain, settings.hook_path / "vgpu"
     needed = plain is None or plain.memory_limits
     facts = HookFacts("")
+
     async with Worker("disk", 1) as worker:
         version = settings.library_version
         hooks = HostHookDirs(settings.hook_path, Path("/dev"), version, worker, worker)
+
         try:
             facts = await hooks.facts()
             missing = ", ".join(facts.missing)
         except (StateError, OSError) as error:
             missing = getattr(error, "strerror", None) or str(error)
+
     if missing and needed:
         advice = "put HAMi-core's files there; until then no slice is on offer (HA-5005)"
         return [Finding("P-LIBRARY", "wrong", str(home), f"not there: {missing}", advice)]
+
     if missing or not needed:
         said = f"not there: {missing}; " if missing else ""
         return [Finding("P-LIBRARY", "ok", str(home), f"{said}not needed with these settings")]
@@ -544,25 +614,31 @@ async def _driver(seen: NodeSeen) -> Iterable[Finding]:
     seen.scan, failure, remedy = await last_scan(_scans(settings))
     name = settings.driver.simulate or settings.driver.nvml_library or "NVIDIA's library (NVML)"
     findings = list(preflight.judge_driver(name, seen.scan, failure, remedy))
+
     if looks_up_cdi(settings.edits):
         findings.append(await _cdi(seen))
+
     if seen.agent is not None and settings.driver.simulate is None:
         described = None if seen.scan is None else len(seen.scan.gpus) + len(seen.scan.faults)
         findings += _access(seen.device_files, described)
+
     return findings
 
 
 async def _cdi(seen: NodeSeen) -> Finding:
     """Whether a container runtime finds the GPUs by the CDI names of the answers."""
     settings, defined = seen.settings, None
+
     async with Worker("cdi", 1) as worker:
         cdi = cdi_directories(settings, seen.environ, worker)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(LOOK_SECONDS):
                 defined = await cdi.names(settings.edits.cdi_spec_dirs)
+
     sharing, gpus = settings.sharing, seen.scan.gpus if seen.scan else ()
     shared = [gpu.uuid for gpu in gpus if not (sharing.filters(gpu) or gpu.mig_enabled)]
     subject = ", ".join(settings.edits.cdi_spec_dirs)
+
     if defined is None:
         said = "cannot be read, or is not mounted here, so GPUs are on offer whatever it defines"
         advice = "mount the host's directories read-only at the same paths, or run this as root"
@@ -590,9 +666,11 @@ def _access(directory: Path, gpus: int | None) -> Iterator[Finding]:
             verdict: Verdict = "unknown" if error.errno == errno.EACCES else "wrong"
             yield Finding("P-ACCESS", verdict, str(path), said, advice)
             is_bad = True
+
     seen = 0
     with contextlib.suppress(OSError):
         seen = sum(bool(GPU_FILE.fullmatch(path.name)) for path in directory.iterdir())
+
     if gpus is not None and seen < gpus:
         said = f"{counted(gpus, 'GPU')} in the driver, {counted(seen, 'device file')} here"
         advice = (
@@ -612,6 +690,7 @@ async def last_scan(scans: AsyncGenerator[Scan]) -> tuple[Scan | None, str, str 
     """
     scan: Scan | None = None
     failure, remedy = "", None
+
     try:
         async with asyncio.timeout(DRIVER_SECONDS), contextlib.aclosing(scans):
             async for scan in scans:
@@ -621,6 +700,7 @@ async def last_scan(scans: AsyncGenerator[Scan]) -> tuple[Scan | None, str, str 
         failure = f"the driver did not answer within {DRIVER_SECONDS:g} s"
     except (AgentError, OSError) as error:
         failure, remedy = _failure_of(error)
+
     return scan, failure, remedy
 
 
@@ -631,6 +711,7 @@ def _failure_of(error: AgentError | OSError) -> tuple[str, str | None]:
     """
     if isinstance(error, DriverMissing | SettingsError):
         return error.said, error.remedy
+
     return getattr(error, "strerror", None) or str(error), None
 
 
@@ -646,6 +727,7 @@ async def _scans(settings: Settings) -> AsyncGenerator[Scan]:
 
         yield await look_once(spec)
         return
+
     async with open_driver(settings) as driver:
         while True:
             yield await driver.scan()
@@ -656,6 +738,7 @@ async def _kubelet(seen: NodeSeen) -> Iterable[Finding]:
     """The kubelet's directory and socket, and what it answers by PodResources."""
     paths = seen.settings.paths
     socket = preflight.judge_path(look_at(paths.plugins), "P-KUBELET", made=False)
+
     if socket.verdict == "ok":
         is_there = look_at(paths.kubelet_socket).kind == "socket"
         said = "the kubelet's socket is there" if is_there else "no socket of a kubelet is there"
@@ -667,6 +750,7 @@ async def _kubelet(seen: NodeSeen) -> Iterable[Finding]:
     witness = PodResourcesWitness(paths.pod_resources_socket, deadline=2.0)
     held: int | None = None
     failure, asks = "", True
+
     try:
         containers = (each for pod in await witness.list() for each in pod.containers)
         held = sum(1 for each in containers if each.ids.get(seen.settings.sharing.resource))
@@ -677,11 +761,15 @@ async def _kubelet(seen: NodeSeen) -> Iterable[Finding]:
         failure = str(error)
     finally:
         witness.close()
+
     hold = "holds" if held == 1 else "hold"
     known = f"the kubelet answers, and {counted(held or 0, 'container')} {hold} slices"
+
     if held and (seen.agent is None or seen.agent.failure):
         known += "; the agent takes them over with the ids that they have"
+
     subject = str(paths.pod_resources_socket)
+
     if held is None:
         advice = "check that the kubelet runs and that paths.podResourcesSocket names its socket"
         answers = Finding("P-WITNESS", "wrong", subject, failure, advice)
@@ -691,6 +779,7 @@ async def _kubelet(seen: NodeSeen) -> Iterable[Finding]:
         answers = Finding("P-WITNESS", "note", subject, said, advice)
     else:
         answers = Finding("P-WITNESS", "ok", subject, known)
+
     return [socket, answers]
 
 
@@ -699,6 +788,7 @@ async def _plugins(seen: NodeSeen) -> Iterable[Finding]:
     settings, running = seen.settings, seen.agent is not None
     # The register annotation is the agent's own while it runs, and no sign of HAMi's plugin.
     reported = not running and seen.node is not None and REGISTER in seen.node.annotations
+
     return [
         *preflight.judge_plugins(
             look_at(settings.paths.plugins),
@@ -721,17 +811,21 @@ async def _cluster(seen: NodeSeen) -> Iterable[Finding]:
     settings = seen.settings
     if settings.plain is not None:
         return []
+
     found = await _ask_cluster(seen)
     node = seen.node
     if node is None:
         return found
+
     differences: tuple[str, ...] = ()
     if seen.scan is not None and REGISTER in node.annotations:
         differences = report_differences(settings, seen.scan, node.annotations)
+
     report, profile = scheduling.read_report(node, differences), settings.report.profile
     if seen.agent is None:
         compared = [scheduling.judge_report(node.name, report, None)]
         return found + compared if report.is_there and seen.scan is not None else found
+
     now = seen.clock.now()
     return [
         *found,
@@ -753,8 +847,10 @@ def report_differences(
     inventory = Cell(Inventory())
     InventoryKeeper(inventory, Cell(settings.sharing), SystemClock()).found(scan)
     report = report_of(inventory.value, annotations, settings.report)
+
     if report is None:
         return ()
+
     faulty = frozenset(fault.gpu for fault in scan.faults)
     return register_differences(report, annotations[REGISTER], faulty)
 
@@ -794,6 +890,7 @@ def finding_lines(findings: Sequence[Finding], *, every: bool) -> Iterator[Folde
 
         if one.verdict in {"wrong", "note"}:
             yield FoldedLine(f"means: {cap(one.means, _LONGEST)}", _INDENT, _INDENT + 2)
+
         if one.verdict != "ok":
             do = f"to do: {f'{advice} [RUNBOOK {check}]'.lstrip()}"
             yield FoldedLine(do, _INDENT, _INDENT + 2)
@@ -801,6 +898,7 @@ def finding_lines(findings: Sequence[Finding], *, every: bool) -> Iterator[Folde
     counts = Counter(one.verdict for one in findings)
     if counts.keys() - {"ok"}:
         yield FoldedLine(HINT)
+
     total = f"{counts['wrong']} wrong, {counted(counts['note'], 'note')}, {counts['ok']} ok"
     total += f", {counts['unknown']} not checked" if counts["unknown"] else ""
     yield FoldedLine(total if every or not counts["ok"] else f"{total} (-o wide lists all)")

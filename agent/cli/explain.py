@@ -11,16 +11,7 @@ import msgspec
 
 from agent.cli.connections import add_cluster, ask, connection_of
 from agent.cli.logs import configure
-from agent.cli.main import (
-    INCOMPLETE,
-    OK,
-    PROBLEM,
-    USAGE,
-    NotThere,
-    Subparsers,
-    add_output,
-    fail,
-)
+from agent.cli.main import INCOMPLETE, OK, PROBLEM, USAGE, NotThere, Subparsers, add_output, fail
 from agent.cli.output import (
     UNFOLDED,
     Column,
@@ -40,13 +31,7 @@ from agent.host.process import SystemClock
 from agent.kit.units import age, counted, gib, percent
 from agent.kube.client import KubeSession, default_namespace
 from agent.kube.objects import EPOCH
-from agent.kube.reader import (
-    ClusterReader,
-    ClusterSnapshot,
-    HeldUse,
-    ListedPod,
-    NodeReader,
-)
+from agent.kube.reader import ClusterReader, ClusterSnapshot, HeldUse, ListedPod, NodeReader
 from agent.ports import Clock
 from agent.sandbox.explain.decide import explain_pod
 from agent.sandbox.explain.story import (
@@ -61,8 +46,11 @@ from agent.sandbox.scheduler.model import SchedulerSettings
 from agent.status import StatusDocument, open_envelope
 
 PROGRAM: Final = "hami-agent-explain"
+"""The name under which the API server sees the requests."""
+
 USE_DEADLINE: Final = 10.0
 """Seconds for the agent to say what the pod uses."""
+
 KINDS: Final = {
     **dict.fromkeys(("pod", "po"), "Pod"),
     **dict.fromkeys(("deployment", "deploy"), "Deployment"),
@@ -73,9 +61,13 @@ KINDS: Final = {
     "job": "Job",
 }
 """As people write them for kubectl."""
+
 NODES_SHOWN: Final = 5
+"""The Nodes nearest to a fit that people see; programs get all that were judged."""
+
 SHOWN: Final = 20
-"""The last refusals that are shown; programs get all."""
+"""The last refusals that people see; programs get all."""
+
 _WORDS: Final = {
     GateVerdict.PASSED: ("ok", "green"),
     GateVerdict.BLOCKED: ("NO", "red"),
@@ -85,6 +77,7 @@ _WORDS: Final = {
     GateVerdict.UNKNOWN: ("??", "yellow"),
 }
 """The word of a verdict, and its colour."""
+
 _GPU_COLUMNS: Final = (
     Column("GPU"),
     Column("FREE", right=True),
@@ -108,6 +101,7 @@ def add_parser(subparsers: Subparsers) -> None:
         "part of the data is missing.",
         epilog="example: hami-agent explain team-a/train-0 --kubeconfig ~/.kube/config",
     )
+
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument(
         "pod",
@@ -121,6 +115,7 @@ def add_parser(subparsers: Subparsers) -> None:
         help="list the pods that kubelets refused because of their GPUs, the last first, each with "
         "the id of the refusal; of all namespaces, or of the one that -n names",
     )
+
     parser.add_argument("-n", "--namespace", metavar="NAME", help="the pod's namespace")
     add_cluster(parser)
     parser.add_argument(
@@ -136,43 +131,55 @@ def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     """Print the explanation and return the exit code."""
     configure("error", "auto", environ)
     namespace, kind, name = args.namespace or "", "Pod", ""
+
     if not args.recent:
         space, slash, name = args.pod.rpartition("/")
         words = (space.lower(), space.lower().removesuffix("s"))
         known = next((KINDS[word] for word in words if word in KINDS), "")
+
         if known:
             kind, space = known, ""
+
         if not name or "/" in space or (slash and not (space or known)):
             said = f"{cap(args.pod, 64)!r} is not a pod: write POD, NAMESPACE/POD or KIND/NAME"
             return fail("explain", said, USAGE)
+
         if space and namespace and namespace != space:
             said = f"two namespaces: {cap(space, 64)} and {cap(namespace, 64)}"
             return fail("explain", said, USAGE)
+
         namespace = space or namespace
+
     connection = connection_of(args.kubeconfig, args.context, environ)
     source, clock = f"API server by {connection.source}", SystemClock()
     data: object
+
     if args.recent:
         with working("reading pods and Events"):
             found_pods = ask(
                 connection, PROGRAM, lambda api: ClusterReader(api, clock).refused(namespace)
             )
+
         refused = sorted(found_pods, key=lambda pod: pod.at or EPOCH, reverse=True)
         code, kind, data, at = OK, "Refusals", refused_data(refused), clock.now()
         lines = recent_lines(refused, source, at)
     else:
         namespace = namespace or default_namespace(connection)
+
         with working("reading the pod, Nodes and pods with GPUs"):
             chosen, found = ask(
                 connection, PROGRAM, lambda api: read_pod(api, namespace, kind, name, clock)
             )
+
         settings, at = SchedulerSettings(scheduler_name=args.scheduler_name), clock.now()
         with working(f"trying changes on {len(found.nodes)} Nodes"):
             explanation = explain_pod(found, at, settings)
+
         kind, data = "Explanation", explanation
         lines = explanation_lines(explanation, found.taken, source, at, chosen)
         code = PROBLEM if explanation.blocked else OK
         code = INCOMPLETE if explanation.missing else code
+
     shown = folded(lines, terminal_width(environ, UNFOLDED), painter(environ))
     answer(args.output, kind, data, shown, at=at, source=source)
     return code
@@ -190,28 +197,36 @@ async def read_pod(
         NotThere: there is none of that name.
     """
     reader, chosen, where = ClusterReader(session, clock), "", cap(namespace, 64)
+
     if kind != "Pod":
         pods = await reader.owned(namespace, kind, name)
         if not pods:
             raise NotThere(f"no pod of {kind} {cap(name, 256)} is in the namespace {where}")
+
         phases = Counter(pod.phase for pod in pods)
         told = ", ".join(f"{count} {cap(phase, 32)}" for phase, count in phases.items())
         chosen, name = f"{kind} {cap(name, 256)} has {told}: ", pods[0].name
+
     try:
         found = await reader.snapshot(namespace, name)
     except ApiNotFound as missing:
         near = await reader.similar(namespace, name)
         text = f"there is no pod {cap(name, 256)} in the namespace {where}{near}"
         raise NotThere(text) from missing
+
     return chosen, await _with_use(session, found)
 
 
 async def _with_use(session: KubeSession, found: ClusterSnapshot) -> ClusterSnapshot:
-    """The snapshot with what a running pod uses, as the agent of its Node says."""
+    """The snapshot with what a running pod uses, as the agent of its Node says.
+
+    Why that is not known stands in `use_unread`: it keeps nobody from the rest.
+    """
     metadata, node = found.pod["metadata"], found.pod["spec"].get("nodeName", "")
     is_running = found.pod["status"].get("phase") == "Running"
     if not is_running or ALLOCATED not in (metadata.get("annotations") or {}):
         return found
+
     # Without an answer in time the rest is told all the same.
     try:
         async with asyncio.timeout(USE_DEADLINE):
@@ -222,6 +237,7 @@ async def _with_use(session: KubeSession, found: ClusterSnapshot) -> ClusterSnap
     except TimeoutError:
         text = f"the agent of {node} has not answered in {USE_DEADLINE:g} s"
         return msgspec.structs.replace(found, use_unread=text)
+
     key = metadata.get("namespace"), metadata.get("name")
     uses = tuple(
         HeldUse(one.container, share.uuid, share.used_mib, one.last_kernel)
@@ -229,6 +245,7 @@ async def _with_use(session: KubeSession, found: ClusterSnapshot) -> ClusterSnap
         for share in one.shares
         if (one.namespace, one.pod) == key
     )
+
     return msgspec.structs.replace(found, uses=uses)
 
 
@@ -238,48 +255,65 @@ async def _with_use(session: KubeSession, found: ClusterSnapshot) -> ClusterSnap
 def explanation_lines(
     explanation: Explanation, taken: dt.datetime, source: str, now: dt.datetime, chosen: str = ""
 ) -> Iterator[FoldedLine]:
-    """The explanation for people. `chosen`: how the pod was chosen among those of a workload."""
+    """The explanation for people.
+
+    `taken`: when the pod was read. `source`: where. `chosen`: how the pod was chosen among those of
+    a workload; empty: it was named.
+    """
     yield FoldedLine(f"{chosen}{explanation.headline}")
     rest = [gate.name for gate in explanation.gates if gate.verdict is GateVerdict.NOT_REACHED]
+
     for gate in explanation.gates:
         if gate.name in rest:
             continue
+
         reason = f" [RUNBOOK {gate.reason}]" if gate.reason else ""
         word, colour = _WORDS[gate.verdict]
         text = f"{word:<4} {gate.name:<10} {gate.said}{reason}"
         yield FoldedLine(text, 0, 5, word, colour)
+
         for fact in gate.facts:
             yield FoldedLine(fact, 7, 9)
+
         if gate.name == "placement" and gate.verdict is GateVerdict.BLOCKED:
             yield from _node_lines(explanation)
+
         if gate.advice:
             yield FoldedLine(f"do: {gate.advice}", 7, 9)
+
     if rest:
         word, colour = _WORDS[GateVerdict.NOT_REACHED]
         yield FoldedLine(f"{word}   not reached: {', '.join(rest)}", 0, 5, word, colour)
+
     if explanation.changes:
         yield FoldedLine(
             "Changes that would place it, each alone (tried with the scheduler's model):"
         )
     elif explanation.tried:
         yield FoldedLine("No single change that was tried with the scheduler's model places it.")
+
     for number, change in enumerate(explanation.changes, 1):
         yield FoldedLine(f"({number}) {change.said} -> {cap(change.node, 128)}", 2, 6)
         if change.paste:
             yield FoldedLine(change.paste, 6, 8)
+
     for text in explanation.missing:
         yield FoldedLine(f"missing: {text}")
+
     if any(gate.reason for gate in explanation.gates):
         yield FoldedLine(HINT)
+
     yield FoldedLine(f"data: {cap(source, 256)}, read {age(taken, now)} ago")
 
 
 def _node_lines(explanation: Explanation) -> Iterator[FoldedLine]:
+    """The Nodes that do not fit, each with a table of its GPUs and what its agent said."""
     shown = [node for node in explanation.nodes if not node.is_fit][:NODES_SHOWN]
     for node in shown:
         yield FoldedLine(f"{cap(node.name, 128)}: {cap(node.said)}", 7, 9)
         # One line for all GPUs of which the same is said.
         alike: defaultdict[tuple[str, ...], list[str]] = defaultdict(list)
+
         for gpu in node.gpus:
             why = f"{gpu.reason}: {gpu.said}" if gpu.said else gpu.reason or "fits"
             cells = (
@@ -289,13 +323,17 @@ def _node_lines(explanation: Explanation) -> Iterator[FoldedLine]:
                 why,
             )
             alike[cells].append(str(gpu.index))
+
         rows = [(",".join(indexes), *cells) for cells, indexes in alike.items()]
         for line in table(_GPU_COLUMNS, rows, UNFOLDED) if rows else ():
             yield FoldedLine(line, 9, 11)
+
         if node.biggest and node.gpus:
             yield FoldedLine(f"most is held by {', '.join(node.biggest)}", 9, 11)
+
         for event in node.events:
             yield FoldedLine(event, 9, 11)
+
     reasons = explanation.nodes_by_reason
     are_more = max(reasons.values(), default=0) > len(shown) or len(explanation.nodes) > len(shown)
     if are_more and reasons:
@@ -321,9 +359,13 @@ def refused_data(refused: Sequence[ListedPod]) -> list[Mapping[str, str | None]]
 def recent_lines(
     refused: Sequence[ListedPod], source: str, now: dt.datetime
 ) -> Iterator[FoldedLine]:
-    """The last refusals, of all in `refused`, for people."""
+    """The last refusals, of all in `refused`, for people.
+
+    Each has the pod with its Node and age, then the agent's sentence, else the kubelet's message.
+    """
     if not refused:
         yield FoldedLine("No kubelet has refused a pod that still exists.")
+
     for pod in refused[:SHOWN]:
         name = f"{cap(pod.namespace, 64)}/{cap(pod.name, 256)}"
         identifier = refusal_id(pod.message)
@@ -332,10 +374,13 @@ def recent_lines(
         yield FoldedLine(
             cap(agent_sentence(pod.message).strip() or "no reason is told", TEXT), 2, 4
         )
+
     if len(refused) > SHOWN:
         yield FoldedLine(
             f"{counted(len(refused) - SHOWN, 'older refusal')} not shown: -o json has all"
         )
+
     if any(refusal_id(pod.message) for pod in refused[:SHOWN]):
         yield FoldedLine(HINT)
+
     yield FoldedLine(f"data: {cap(source, 256)}, read now")

@@ -15,8 +15,10 @@ from typing_extensions import override
 from agent.errors import cap, cut
 
 _PRIORITY = {"debug": 7, "info": 6, "warning": 4, "error": 3, "critical": 2}
+"""The priorities of syslog, which journald takes."""
 
 MAX_LINE = 32 * 1024
+"""Characters of a line for journald."""
 
 VALUE_LIMIT = 16 * 1024
 """Characters of one value; the entries of a list or table share them. The register annotation of 16

@@ -31,8 +31,12 @@ PROBLEM = 1
 """The command ran, and its answer is that something is wrong."""
 
 USAGE = 2
+
 UNREACHABLE = 3
+"""The agent or the API server did not answer."""
+
 NOT_FOUND = 4
+"""There is no such Node, GPU, pod or entry."""
 
 INCOMPLETE = 5
 """The answer was given, but a part of the data could not be read."""
@@ -44,6 +48,7 @@ UNWRITTEN = 74
 """The answer could not be written."""
 
 INTERRUPTED = 130
+"""128 and the number of SIGINT, as shells have it."""
 
 
 class Unreachable(AgentError):  # noqa: N818 -- the state, not the call, is the error
@@ -72,32 +77,30 @@ def fail(verb: str, text: str, code: int) -> int:
 
 # The verbs, and the choice among them.
 
-VERBS: Mapping[str, tuple[str, str]] = {
-    "run": ("agent.cli.run", "run the agent on this node"),
-    "sandbox": ("agent.cli.sandbox", "run the agent against simulated peers, on any machine"),
-    "simulate": (
-        "agent.cli.simulate",
-        "act on simulated GPUs: xid, lose, refuse, restore, hang, add, remove",
-    ),
-    "status": ("agent.cli.status", "show a node: GPUs, their health, who holds them, what changed"),
-    "top": ("agent.cli.top", "show this node live: GPUs and who holds them"),
-    "explain": ("agent.cli.explain", "explain why a pod is pending or refused, gate by gate"),
-    "recheck": ("agent.cli.node", "probe a GPU now and print its health"),
-    "release": ("agent.cli.node", "release a GPU for work on it"),
-    "cordon": ("agent.cli.node", "place no new pods on a GPU"),
-    "uncordon": ("agent.cli.node", "let new pods be placed on a cordoned GPU again"),
-    "config": ("agent.cli.config", "show or check settings"),
-    "doctor": (
-        "agent.cli.doctor",
-        "check how this node is set up, and what the scheduler reads of it",
-    ),
-    "runbook": ("agent.cli.runbook", "print what an id in a message means and what to do"),
-    "bundle": ("agent.cli.bundle", "write a support archive of this node"),
-    "uninstall": ("agent.cli.uninstall", "remove what the agent wrote on the Node"),
-    "decode": ("agent.cli.decode", "decode a HAMi annotation to JSON"),
-    "completion": ("agent.cli.completion", "print a script that completes command lines"),
-    "version": ("agent.cli.main", "print the version"),
+VERBS: Mapping[str, str] = {
+    "run": "run the agent on this node",
+    "sandbox": "run the agent against simulated peers, on any machine",
+    "simulate": "act on simulated GPUs: xid, lose, refuse, restore, hang, add, remove",
+    "status": "show a node: GPUs, their health, who holds them, what changed",
+    "top": "show this node live: GPUs and who holds them",
+    "explain": "explain why a pod is pending or refused, gate by gate",
+    "recheck": "probe a GPU now and print its health",
+    "release": "release a GPU for work on it",
+    "cordon": "place no new pods on a GPU",
+    "uncordon": "let new pods be placed on a cordoned GPU again",
+    "config": "show or check settings",
+    "doctor": "check how this node is set up, and what the scheduler reads of it",
+    "runbook": "print what an id in a message means and what to do",
+    "bundle": "write a support archive of this node",
+    "uninstall": "remove what the agent wrote on the Node",
+    "decode": "decode a HAMi annotation to JSON",
+    "completion": "print a script that completes command lines",
+    "version": "print the version",
 }
+"""What each verb does, in the order of the help."""
+
+_MODULES = dict.fromkeys(("recheck", "release", "cordon", "uncordon"), "node") | {"version": "main"}
+"""The module in `agent.cli` of a verb that is not named like its module."""
 
 Subparsers: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"  # noqa: SLF001 -- argparse names no public type
 
@@ -136,6 +139,7 @@ def _unwritten(group: BaseExceptionGroup[Unwritten]) -> int:
 
 
 def _dispatch(argv: Sequence[str], environ: Mapping[str, str], program: str) -> int:
+    """Load the module of the verb, parse the rest of the line and run it."""
     parser, subparsers = _parser(program)
     verb = argv[0] if argv else "-"
 
@@ -143,13 +147,13 @@ def _dispatch(argv: Sequence[str], environ: Mapping[str, str], program: str) -> 
     # docstring of the module, or of a verb's function, is what its help says.
     module: types.ModuleType | None = None
     if verb in VERBS:
-        module = importlib.import_module(VERBS[verb][0])
+        module = _module_of(verb)
         module.add_parser(subparsers)
         if not gc.isenabled():
             gc.freeze()  # loaded modules stay: collecting them would take 30 ms
             gc.enable()
     elif verb.startswith("-"):  # the help lists all verbs
-        for name, (_, text) in VERBS.items():
+        for name, text in VERBS.items():
             subparsers.add_parser(name, help=text)
     else:
         known = "`hami-agent --help` lists all"
@@ -174,14 +178,19 @@ def _dispatch(argv: Sequence[str], environ: Mapping[str, str], program: str) -> 
     return code
 
 
+def _module_of(verb: str) -> types.ModuleType:
+    return importlib.import_module(f"agent.cli.{_MODULES.get(verb, verb)}")
+
+
 def parser_of(verb: str) -> argparse.ArgumentParser:
     """The parser with the options of this verb."""
     parser, subparsers = _parser("hami-agent")
-    importlib.import_module(VERBS[verb][0]).add_parser(subparsers)
+    _module_of(verb).add_parser(subparsers)
     return parser
 
 
 def _parser(program: str) -> tuple[argparse.ArgumentParser, Subparsers]:
+    """The parser of the program, without any verb yet."""
     parser: argparse.ArgumentParser = Parser(
         prog=program,
         description="Shares the NVIDIA GPUs of one node among Kubernetes pods, beside HAMi's "
@@ -206,6 +215,7 @@ _FORM_WORDS: Final = {
     "yaml": "the same as YAML",
     "name": "names alone",
 }
+"""What each form of the output is, in the help."""
 
 
 LIKENESS: Final = 0.65

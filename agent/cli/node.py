@@ -153,6 +153,7 @@ def _recheck(args: argparse.Namespace, _environ: Mapping[str, str]) -> int:
 
 
 def _recheck_text(data: Mapping[str, Any]) -> tuple[list[str], bool]:
+    """What a recheck found, as lines; and whether each GPU is served."""
     if "gpus" in data:
         each = [_recheck_text(gpu) for gpu in data["gpus"]]
         if not each:
@@ -197,6 +198,7 @@ def _release(args: argparse.Namespace, _environ: Mapping[str, str]) -> int:
 
 
 def _release_text(data: Mapping[str, Any]) -> tuple[list[str], bool]:
+    """What a release did, as lines; and whether the GPUs are free for work on them."""
     gpus = ", ".join(data["gpus"])
     lines = [f"{gpus}: released; `hami-agent recheck` takes it back"]
     if len(data["gpus"]) > 1:

@@ -51,28 +51,35 @@ def table(
     `paint` gives the line of a row its colour; -1: the titles.
     """
     kept = list(range(len(columns)))
+
     while True:
         sizes = {
             place: max(wide(columns[place].title), *(wide(row[place]) for row in rows), 0)
             for place in kept
         }
         excess = sum(sizes.values()) + len(GAP) * (len(kept) - 1) - width
+
         for place in sorted(kept, key=lambda place: -sizes[place]):
             if excess > 0 and columns[place].flexible:
                 smaller = max(min(LEAST, sizes[place]), sizes[place] - excess)
                 excess -= sizes[place] - smaller
                 sizes[place] = smaller
+
         last = max(kept, key=lambda place: (columns[place].rank, place))
         if excess <= 0 or columns[last].rank == 0:
             break
+
         kept.remove(last)
+
     titles = [column.title for column in columns]
     for number, row in enumerate((titles, *rows), -1):
         cells = []
+
         for place in kept:
             text = shorten(row[place], sizes[place])
             blank = " " * (sizes[place] - wide(text))
             cells.append(blank + text if columns[place].right else text + blank)
+
         yield paint(number, shorten(GAP.join(cells).rstrip(), width))
 
 
@@ -85,11 +92,11 @@ def shorten(text: str, width: int) -> str:
     """Cut the text to `width` columns; an ellipsis marks the cut."""
     if wide(text) <= width:
         return text
+
     kept = ""
-    for char in text:
-        if wide(kept + char) > width - 1:
-            break
-        kept += char
+    while wide(kept + text[len(kept)]) < width:
+        kept += text[len(kept)]
+
     return kept + "…"
 
 
@@ -98,8 +105,10 @@ def shorten(text: str, width: int) -> str:
 NARROWEST: Final = 20
 WITHOUT: Final = 120
 """Columns where there is no terminal and COLUMNS is not set."""
+
 UNFOLDED: Final = 10_000
 """Columns of lines that are searched: where there is no terminal, each stays one line."""
+
 _NUMBER: Final = re.compile(r"[0-9]{1,6}")
 
 
@@ -107,6 +116,7 @@ def terminal_width(environ: Mapping[str, str], without: int = WITHOUT) -> int:
     """The width of the terminal in columns; without one COLUMNS, else `without`."""
     if sys.stdout.isatty():
         return max(NARROWEST, shutil.get_terminal_size().columns)
+
     given = environ.get("COLUMNS", "")
     return max(NARROWEST, int(given)) if _NUMBER.fullmatch(given) else without
 
@@ -118,8 +128,10 @@ def writes_utf8() -> bool:
 
 Paint: TypeAlias = Callable[[str, str], str]
 """Gives a text a colour (red, green, yellow or faint) where the terminal takes it."""
+
 _TOGETHER: Final = re.compile(r"(?<=\[RUNBOOK) |(?<=\d) (?=(?:s|min|h|d|MiB|GiB|%)(?!\w))")
 """The space before the id of an entry, and before a unit."""
+
 _CODES: Final = {"red": 31, "green": 32, "yellow": 33, "faint": 2}
 
 
@@ -148,6 +160,7 @@ def folded(lines: Iterable[FoldedLine], columns: int, paint: Paint) -> Iterator[
     for line in lines:
         indents = " " * min(line.indent, columns // 4), " " * min(line.hanging, columns // 3)
         first, *rest = wrapped(line.text, columns, *indents)
+
         if line.word:
             first = first.replace(line.word, paint(line.word, line.colour), 1)
 
@@ -166,6 +179,7 @@ def wrapped(text: str, width: int, first: str = "", rest: str = "  ") -> list[st
         subsequent_indent=rest,
         break_on_hyphens=False,
     )
+
     return [line.replace("\0", " ") for line in lines] or [""]
 
 
@@ -175,8 +189,10 @@ def working(text: str) -> Iterator[None]:
     if not sys.stderr.isatty():
         yield
         return
+
     sys.stderr.write(f"{text} ...")
     sys.stderr.flush()
+
     try:
         yield
     finally:
@@ -218,6 +234,8 @@ def document(kind: str, data: object, form: str, at: dt.datetime, source: str = 
     }
     whole |= {"source": source} if source else {}
     text = json.dumps(msgspec.to_builtins(whole | {"data": data}), indent=2)
+
     if form == "yaml":
         return yaml.safe_dump(json.loads(text), sort_keys=False)  # without aliases
+
     return f"{text}\n"

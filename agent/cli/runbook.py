@@ -6,7 +6,6 @@ such id.
 """
 
 import argparse
-import difflib
 import re
 import sys
 from collections.abc import Mapping
@@ -14,15 +13,22 @@ from pathlib import Path
 from typing import Final
 
 import agent
-from agent.cli.main import OK, NotThere, Subparsers
+from agent.cli.main import OK, NotThere, Subparsers, nearest
 from agent.errors import cap
 from agent.health.xids import xid_class, xid_name
 
 _ID: Final = "(?:[A-Z]+-[A-Z0-9]+|[A-Z][a-z]+[A-Z][A-Za-z0-9]+)"
+
 _HEADING: Final = re.compile(rf"### (?:Events? |Condition )?({_ID}(?:, {_ID})*)(.*)")
+"""A heading of an entry: its ids, and its title."""
+
 _LINK: Final = re.compile(r"\[([^\]]+)\]\([^)\s]+\)")
+"""A link of Markdown, of which the text is shown."""
+
 _XID: Final = re.compile("(?:h-|xid ?)?([0-9]{1,5})")
+
 _OF_ALL_XIDS: Final = "h-nnn"
+"""The entry of XIDs that have none of their own."""
 
 HINT: Final = "`hami-agent runbook ID` prints what the runbook says of an id"
 """The line below answers that have ids."""
@@ -57,9 +63,8 @@ def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
         title = f"H-{number:03} XID {number}: {xid_name(number)}; class {xid_class(number)}"
 
     if asked not in names:
-        near = ", ".join(names[each] for each in difflib.get_close_matches(asked, names, n=3))
-        text = f"the nearest: {near}" if near else "`hami-agent runbook` lists all"
-        raise NotThere(f"the runbook has no entry {cap(args.id, 64)}; {text}")
+        hint = nearest(asked, known) or "; `hami-agent runbook` lists all"
+        raise NotThere(f"the runbook has no entry {cap(args.id, 64)}{hint}")
 
     text = known[names[asked]][1]
     if title:

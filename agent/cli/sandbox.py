@@ -59,7 +59,10 @@ from agent.settings.sources import NodeFacts
 # Renders the output of `hami-agent sandbox`. Pure.
 
 WIDTH: Final = 80
+"""Columns where there is no terminal."""
+
 LOG_LINES: Final = 30
+"""The agent's last lines that are shown when a claim was not true."""
 
 ID_WIDTH: Final = 20
 """Characters of a claim's id."""
@@ -72,12 +75,14 @@ MEASURES: Final[Mapping[str, str]] = {
     "burst_to_decided": "burst with a SIGKILL in it → every pod decided",
     "sigterm_to_exit": "SIGTERM → exit",
 }
+"""The measured times, in the words of the summary."""
 
 _WORDS: Final[Mapping[bool | None, tuple[str, str]]] = {
     True: ("ok", "green"),
     False: ("FAILED", "red"),
     None: ("", "faint"),
 }
+"""The word and the colour of a claim that is true, one that is not, and of what claims nothing."""
 
 
 def moment_lines(moment: Moment, width: int, paint: Paint) -> Iterator[str]:
@@ -180,7 +185,10 @@ async def invitation(cluster: SandboxCluster) -> str:
 
 
 TERMINATED: Final = 128 + signal.SIGTERM
+"""The exit code after SIGTERM, as shells have it."""
+
 _TICK: Final = 0.25
+"""Seconds between two lines about what is waited for."""
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -254,6 +262,7 @@ def _problem(args: argparse.Namespace) -> str:
 
 
 async def _run(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
+    """Run the scenario, print what was found and return the exit code."""
     task = asyncio.current_task()
     if task is not None:
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
@@ -337,6 +346,7 @@ class _Screen:
                 ticking.cancel()
 
     async def _tick(self, record: ScenarioRecord) -> None:
+        """Write over the line about the wait."""
         while self._live and not self._silent:
             await asyncio.sleep(_TICK)
             if record.awaited:

@@ -26,7 +26,9 @@ from agent.sandbox import hardware_talk as talk
 from agent.setting import duration, whole
 
 DEFAULT_SOCKET: Final = Path("/run/hami-agent/simulate.sock")
+
 DEADLINE: Final = 5.0
+"""Seconds for the simulation to answer."""
 
 _COLUMNS: Final = [
     Column(title) for title in ("GPU", "UUID", "MODEL", "MEMORY", "PCI", "NUMA", "STATE", "XIDS")
@@ -45,6 +47,7 @@ _ACTIONS: Final[Mapping[str, tuple[type[talk.HardwareRequest], str]]] = {
 """The request, whose docstring is the help, and an example. A field of it is an argument."""
 
 _FAILURES: Final = {"unknown-gpu": NOT_FOUND, "malformed": USAGE, "busy": UNREACHABLE}
+"""The exit code by the reason of a refusal; else it is 1."""
 
 
 _ARGUMENTS: Final[Mapping[str, tuple[str, dict[str, Any]]]] = {

@@ -106,11 +106,13 @@ class TopScreen(App[None]):
         self.query_one(DataTable).focus()
 
     def _fail(self, text: str) -> None:
+        """Say in the header since when nothing could be read."""
         trouble = self.query_one("#trouble", Static)
         trouble.update(f"the values are of {self._last.at:%H:%M:%S} UTC: {text}")
         trouble.display = True
 
     def _show(self, read: StatusRead) -> None:
+        """Show what was read. Filter and order of the containers stay."""
         self._last = read
         self.query_one("#trouble", Static).display = False
         style = StatusStyle(max(20, self.size.width - 2), ascii=self._plain)

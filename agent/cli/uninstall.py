@@ -42,6 +42,7 @@ from agent.settings.sources import NodeFacts
 # its report again.
 
 PROGRAM: Final = "hami-agent-uninstall"
+"""The field manager of what is removed."""
 
 RESOURCE: Final = "nvidia.com/gpu"
 """The resource that agents serve by default."""
@@ -51,6 +52,7 @@ WAIT: Final = 90.0
 kubelets to report that no plugin serves, which they do every 10 s."""
 
 PAUSE: Final = 5.0
+"""Seconds between two looks at the Nodes."""
 
 SHOWN: Final = 3
 """The most names in a sentence."""
@@ -70,7 +72,10 @@ class Cleaned(msgspec.Struct, frozen=True):
 
 
 Told = Callable[[Cleaned], None]
+"""Tells of one Node as soon as it is done."""
+
 Look = Callable[[], Awaitable[tuple[NodeLeftovers, ...]]]
+"""Reads the Nodes anew."""
 
 
 async def clean_nodes(
@@ -243,6 +248,7 @@ def _may_exist(path: Path) -> bool:
 
 
 def _some(names: Iterable[str]) -> str:
+    """The first names, and how many more there are."""
     known = sorted(names)
     more = f" and {len(known) - SHOWN} more" if len(known) > SHOWN else ""
     return ", ".join(known[:SHOWN]) + more
@@ -340,6 +346,7 @@ def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
 
 
 def _say(text: str) -> None:
+    """Print a sentence for people on standard error."""
     sys.stderr.write(f"hami-agent uninstall: {text}\n")
 
 

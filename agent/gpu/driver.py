@@ -19,7 +19,7 @@ from agent.errors import DriverError, DriverMissing, GpuError
 from agent.gpu import nvml
 from agent.gpu.nvml import CallFailed, Handle, NvmlLibrary
 from agent.gpu.threads import DRIVER, NO_ANSWER, EventStream, NvmlSession, OpenedSession, SetFailed
-from agent.health.judge import NAMELESS, doubtful
+from agent.health.judge import NAMELESS, attributed
 from agent.model import (
     MIB,
     NO_INDEX,
@@ -115,24 +115,14 @@ class GpuTable:
         return fits
 
     def named(self, faults: Iterable[GpuFault]) -> tuple[GpuFault, ...]:
-        """Name the faults, and add one for each GPU that may be at an index without a name.
-
-        An added fault never says that the GPU is lost: at most one of them is.
-        """
+        """Name the faults, and add one for each GPU that may be at an index without a name."""
+        unseen = {uuid for uuid, gpu in self._known.items() if gpu.index == NO_INDEX}
         named = [msgspec.structs.replace(each, gpu=self.name(each.index)) for each in faults]
-        nameless = [fault for fault in named if fault.gpu.startswith(NAMELESS)]
-        unseen = sorted(uuid for uuid, gpu in self._known.items() if gpu.index == NO_INDEX)
-        if not nameless:
+        if not any(fault.gpu.startswith(NAMELESS) for fault in named):
             # Every index has said whose it is: what is still unseen has left the node.
             self._known = {u: gpu for u, gpu in self._known.items() if u not in unseen}
             return tuple(named)
-
-        text = "; ".join(f"it may be {fault.gpu}: {fault.text}" for fault in nameless)
-        explained = len(nameless) <= len(unseen)
-        return (
-            *(f for f in named if f.lost or f not in nameless or not explained),
-            *(GpuFault(uuid, text, doubtful(nameless)) for uuid in unseen),
-        )
+        return attributed(named, unseen)
 
     def _forget_indexes(self) -> None:
         replace = partial(msgspec.structs.replace, index=NO_INDEX)

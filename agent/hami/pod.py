@@ -1,9 +1,10 @@
 """The annotations with which HAMi's scheduler places a pod, and its lock on the Node."""
 
+import contextlib
 import datetime as dt
 import json
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Final
 
 from agent.cluster import (
@@ -23,8 +24,8 @@ from agent.model import GpuUuid, Share
 # Source: HAMi v2.10 pkg/util/nodelock/nodelock.go, ParseNodeLock and SetNodeLock.
 
 _STAMP = re.compile(
-    r"(?P<local>[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}(?:\.[0-9]+)?)"
-    r"(?:Z|(?P<sign>[+-])(?P<hours>[01][0-9]|2[0-4]):(?P<minutes>[0-5][0-9]))"
+    r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]+)?"
+    r"(Z|[+-]([01][0-9]|2[0-3]):[0-5][0-9])"
 )
 """The form alone: Python reads more forms than this one."""
 
@@ -65,13 +66,8 @@ def decode_stamp(text: str) -> dt.datetime:
         MalformedText: `text` is not such a time.
     """
     try:
-        if match := _STAMP.fullmatch(text):
-            local = dt.datetime.fromisoformat(match["local"]).replace(tzinfo=dt.UTC)
-            # Go reads an offset of 24 hours, Python none.
-            offset = dt.timedelta(
-                hours=int(match["hours"] or 0), minutes=int(match["minutes"] or 0)
-            )
-            return local + offset if match["sign"] == "-" else local - offset
+        if _STAMP.fullmatch(text):
+            return dt.datetime.fromisoformat(text).astimezone(dt.UTC)
     except (ValueError, OverflowError) as error:
         raise MalformedText(f"{cap(text)!r} is not an RFC 3339 time: {error}") from error
     raise MalformedText(f"{cap(text)!r} is not an RFC 3339 time such as 2026-08-21T10:00:00Z")
@@ -143,17 +139,6 @@ def decode_pod_devices(text: str, *, type_word: str | None = None) -> Groups:
 def vendor_words(text: str) -> tuple[tuple[str, ...], ...]:
     """The type of each share of a text that `decode_pod_devices` accepts, in the same shape."""
     return tuple(tuple(piece.split(",")[1] for piece in _pieces(part)) for part in text.split(";"))
-
-
-def encode_pod_devices(groups: Sequence[Sequence[Share]]) -> str:
-    """Encode groups: every device ends with `:`, every group with `;`."""
-    return "".join(
-        "".join(
-            f"{share.uuid},{TYPE_WORD},{share.memory_mib},{share.core_percent}:" for share in group
-        )
-        + ";"
-        for group in groups
-    )
 
 
 def consume(text: str, groups: Collection[int]) -> str:
@@ -239,15 +224,14 @@ def bare(text: str) -> str:
     """
     match = _KEYED.fullmatch(text.strip())
     value = (match[1] if match else text).strip()
-    if len(value) > 1 and value[0] == value[-1] == "'":
-        return value[1:-1].strip()
-    if len(value) > 1 and value[0] == value[-1] == '"':
-        try:
-            unquoted = json.loads(value)
-        except ValueError:
-            return value[1:-1].strip()
-        return str(unquoted).strip()
-    return value
+    if len(value) < 2 or value[0] != value[-1] or value[0] not in "'\"":
+        return value
+
+    inner = value[1:-1]
+    if value[0] == '"':
+        with contextlib.suppress(ValueError):
+            inner = str(json.loads(value))
+    return inner.strip()
 
 
 def kind_of(text: str) -> str | None:

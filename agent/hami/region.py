@@ -393,9 +393,7 @@ def _process(
 
 def encode_change(offsets: RegionOffsets, change: RegionChange) -> tuple[tuple[int, bytes], ...]:
     """The aligned words to write, each with its offset."""
-    words: list[tuple[int, bytes]] = []
-    if change.is_limiting is not None:
-        words.append((offsets.tail + 4, struct.pack("<i", change.is_limiting)))
-    if change.recent_kernel is not None:
-        words.append((offsets.tail + 8, struct.pack("<i", change.recent_kernel)))
-    return tuple(words)
+    words = ((4, change.is_limiting), (8, change.recent_kernel))
+    return tuple(
+        (offsets.tail + at, struct.pack("<i", word)) for at, word in words if word is not None
+    )

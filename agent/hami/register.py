@@ -90,8 +90,8 @@ def told(inventory: Inventory) -> tuple[SharedGpu, ...]:
     return tuple(sorted(known, key=lambda shared: (shared.gpu.index, shared.uuid)))
 
 
-def registered(inventory: Inventory) -> tuple[RegisteredGpu, ...]:
-    """The elements for the inventory, sorted by index.
+def registered(inventory: Inventory, *, colon: bool = False) -> tuple[RegisteredGpu, ...]:
+    """The elements for the inventory, sorted by index. `colon`: in the names of that form.
 
     A GPU that serves no new container, also an absent one, stays, not healthy: a scheduler would
     keep a GPU that vanishes from the text. An unknown NUMA node is 0, as in HAMi.
@@ -103,7 +103,9 @@ def registered(inventory: Inventory) -> tuple[RegisteredGpu, ...]:
             split_count=shared.split_count,
             registered_mib=shared.registered_mib,
             core_percent=shared.core_percent,
-            type_name=shared.type_name,
+            # Schedulers up to 2.7.1 expect `NVIDIA-` before every name. Source: HAMi v2.7.1
+            # pkg/device-plugin/nvidiadevice/nvinternal/plugin/register.go.
+            type_name=f"NVIDIA-{shared.gpu.name}" if colon else shared.type_name,
             numa=shared.gpu.numa or 0,
             mode=shared.mode,
             healthy=inventory.offers(shared),
@@ -165,17 +167,6 @@ def is_json_form(text: str) -> bool:
 def decode_either(text: str) -> tuple[RegisteredGpu, ...]:
     """Decode a register annotation of either form. Raises MalformedText."""
     return decode_register(text) if is_json_form(text) else decode_register_colon(text)
-
-
-def registered_colon(inventory: Inventory) -> tuple[RegisteredGpu, ...]:
-    """The elements for the inventory; these schedulers expect `NVIDIA-` before every name.
-
-    Source: HAMi v2.7.1 pkg/device-plugin/nvidiadevice/nvinternal/plugin/register.go.
-    """
-    return tuple(
-        msgspec.structs.replace(gpu, type_name=f"NVIDIA-{shared.gpu.name}")
-        for gpu, shared in zip(registered(inventory), told(inventory), strict=True)
-    )
 
 
 def encode_register_colon(gpus: Iterable[RegisteredGpu]) -> str:
@@ -272,7 +263,7 @@ class Handshake(msgspec.Struct, frozen=True):
 
 
 _STAMP = re.compile(
-    r"[ _](?P<year>[0-9]{4})[-.](?P<month>[0-9]{2})[-.](?P<day>[0-9]{2})"
+    r"[ _](?P<date>[0-9]{4}[-.][0-9]{2}[-.][0-9]{2})"
     r" (?P<time>[0-9]{2}:[0-9]{2}:[0-9]{2}(?:\.[0-9]{1,9})?)"
     r"(?: (?P<offset>[+-][0-9]{4}) \S{1,16})?(?: m=[+-][0-9.]{1,32})?"
 )
@@ -290,7 +281,7 @@ def decode_handshake(text: str) -> Handshake:
         if text.startswith(word.value):
             stamp = None
             if match := _STAMP.fullmatch(text.removeprefix(word.value)):
-                date = f"{match['year']}-{match['month']}-{match['day']}"
+                date = match["date"].replace(".", "-")
                 with contextlib.suppress(ValueError):
                     stamp = dt.datetime.fromisoformat(
                         f"{date}T{match['time']}{match['offset'] or ''}"
@@ -389,10 +380,12 @@ Annotations = Mapping[str, str]
 
 
 class NodeReport(msgspec.Struct, frozen=True):
-    """The wanted texts, and whether the Node's differ; `score` None: there must be none.
+    """The wanted texts; `score` None: there must be none.
 
-    `held` are the GPUs in the present register annotation, empty when it is absent or unreadable;
-    `lopsided` are the pairs of GPUs that report different links to each other.
+    - `changes`: what to write, None: remove. Empty when the Node's annotations mean the same, else
+      always the register annotation: a scheduler reads a new score only together with it.
+    - `held`: the GPUs in the present register annotation, none when it is absent or unreadable.
+    - `lopsided`: the pairs of GPUs that report different links to each other.
     """
 
     gpus: tuple[RegisteredGpu, ...]
@@ -400,29 +393,13 @@ class NodeReport(msgspec.Struct, frozen=True):
     register: str
     score: str | None
     register_differs: bool
-    score_differs: bool
+    changes: Mapping[str, str | None]
     lopsided: tuple[tuple[GpuUuid, GpuUuid], ...] = ()
 
     @property
     def is_said(self) -> bool:
         """True when the Node's annotations mean the same."""
-        return not (self.register_differs or self.score_differs)
-
-    @property
-    def changes(self) -> dict[str, str | None]:
-        """What to write (None: remove): always the register annotation, the score if it differs.
-
-        A scheduler reads a new score only together with a register annotation.
-        """
-        changes: dict[str, str | None] = {REGISTER: self.register}
-        if self.score_differs:
-            changes[SCORE] = self.score
-        return changes
-
-    @property
-    def is_health_alone(self) -> bool:
-        """True when only the health of GPUs differs."""
-        return _as_healthy(self.gpus) == _as_healthy(self.held)
+        return not self.changes
 
     @property
     def changes_health(self) -> bool:
@@ -443,33 +420,25 @@ def report_of(
     if inventory.generation == 0:
         return None
     text, score = annotations.get(REGISTER), annotations.get(SCORE)
-    held, profile = read_register(text), settings.profile
-    linked: list[Gpu] = []
-    gpus = registered(inventory) if profile is ReportProfile.JSON else registered_colon(inventory)
+    held, is_json = read_register(text), settings.profile is ReportProfile.JSON
+
+    gpus, wanted, linked = registered(inventory, colon=not is_json), score, list[Gpu]()
     if not gpus:
         gpus = tuple(msgspec.structs.replace(gpu, healthy=False) for gpu in held)
-        wanted = score
     else:
         linked = [shared.gpu for shared in told(inventory)] if settings.topology_score else []
         wanted = encode_scores(pair_scores(linked)) if linked else None
     if not gpus:
         return None
-    encode = encode_register if profile is ReportProfile.JSON else encode_register_colon
-    register = encode(gpus)
-    return NodeReport(
-        gpus=gpus,
-        held=held,
-        register=register,
-        score=wanted,
-        register_differs=register != text
-        and (
-            is_json_form(text or "") != (profile is ReportProfile.JSON)
-            or collections.Counter(gpus) != collections.Counter(held)
-        ),
-        score_differs=wanted != score
-        and (wanted is None or read_scores(wanted) != read_scores(score)),
-        lopsided=lopsided(linked),
-    )
+
+    register = encode_register(gpus) if is_json else encode_register_colon(gpus)
+    is_same_form = is_json_form(text or "") == is_json
+    is_same = is_same_form and collections.Counter(gpus) == collections.Counter(held)
+    register_differs = register != text and not is_same
+    changes: dict[str, str | None] = {REGISTER: register} if register_differs else {}
+    if wanted != score and (wanted is None or read_scores(wanted) != read_scores(score)):
+        changes = {REGISTER: register, SCORE: wanted}
+    return NodeReport(gpus, held, register, wanted, register_differs, changes, lopsided(linked))
 
 
 def read_register(text: str | None) -> tuple[RegisteredGpu, ...]:
@@ -497,6 +466,7 @@ def register_differences(
         return (f"is written {_READERS[was_old]}, and the agent would write {_READERS[is_old]}",)
     wanted = {gpu.uuid: gpu for gpu in report.gpus}
     held = {gpu.uuid: gpu for gpu in report.held if gpu.uuid in wanted or gpu.uuid not in faulty}
+
     texts = list[str]()
     for uuid in sorted(held | wanted):
         before, after = held.get(uuid), wanted.get(uuid)
@@ -524,7 +494,3 @@ _WORDS = {
     "index": "index",
     "numa": "NUMA node",
 }
-
-
-def _as_healthy(gpus: tuple[RegisteredGpu, ...]) -> frozenset[RegisteredGpu]:
-    return frozenset(msgspec.structs.replace(gpu, healthy=True) for gpu in gpus)

@@ -116,12 +116,7 @@ class NextStep(enum.StrEnum):
     SAID = "an operator reported that it was reset"
 
 
-_RESET_OR_REBOOT: Final = {
-    Action.NONE: NextStep.NOTHING,
-    Action.WAIT: NextStep.NOTHING,
-    Action.RESET: NextStep.RESET,
-    Action.REBOOT: NextStep.REBOOT,
-}
+_RESET_OR_REBOOT: Final = {Action.RESET: NextStep.RESET, Action.REBOOT: NextStep.REBOOT}
 """The next step of a GPU that needs this."""
 
 
@@ -276,7 +271,7 @@ def _on_event(
             Cause.XID,
             f"XID {xid}: {xid_name(xid)}",
             f"H-{xid:03d}",
-            NextStep.REBOOT if is_off else _RESET_OR_REBOOT[kind.action],
+            NextStep.REBOOT if is_off else _RESET_OR_REBOOT.get(kind.action, NextStep.NOTHING),
             xid=xid,
             needs=kind.action,
             action=Action.REBOOT if is_off else Action.NONE,
@@ -713,7 +708,7 @@ def taken_back(health: Health, now: dt.datetime) -> Health:
         "it was unhealthy before it was released",
         _incident(health, RUNBOOK),
         # Without a need: it may be lost still, or fail again.
-        _RESET_OR_REBOOT[needs],
+        _RESET_OR_REBOOT.get(needs, NextStep.NOTHING),
         xid=health.xid,
         needs=needs,
     )
@@ -731,13 +726,17 @@ def stepped(health: Health, before: dt.datetime | None, now: dt.datetime | None)
     """
     if before is None or now is None or abs(now - before) < STEP:
         return health
-    by = now - before
+    return _with_times(health, lambda at: at + (now - before))
+
+
+def _with_times(health: Health, change: Callable[[dt.datetime], dt.datetime]) -> Health:
+    """The health with each of its times changed."""
     return msgspec.structs.replace(
         health,
-        since=health.since + by,
-        quiet_since=health.quiet_since and health.quiet_since + by,
-        recovered_at=health.recovered_at and health.recovered_at + by,
-        failures=tuple(at + by for at in health.failures),
+        since=change(health.since),
+        quiet_since=health.quiet_since and change(health.quiet_since),
+        recovered_at=health.recovered_at and change(health.recovered_at),
+        failures=tuple(map(change, health.failures)),
     )
 
 
@@ -757,27 +756,14 @@ def remembered(
         return Health(Condition.OK, since=now)
     # A boot resets every GPU, and a container of the agent that starts again resets none.
     if not boot_changed:
-        return msgspec.structs.replace(
-            health,
-            since=now if health.silent and health.serving else min(health.since, now),
-            quiet_since=health.quiet_since and min(health.quiet_since, now),
-            passed_probes=0,
-            recovered_at=health.recovered_at and min(health.recovered_at, now),
-            failures=tuple(min(at, now) for at in health.failures),
-        )
+        known = _with_times(health, lambda at: min(at, now))
+        since = now if health.silent and health.serving else known.since
+        return msgspec.structs.replace(known, since=since, passed_probes=0)
     is_fine = health.condition in {Condition.OK, Condition.UNMONITORED}
     if is_fine or health.cause not in HARDWARE:
         return Health(Condition.OK, since=now)
-    text = BEFORE + past(health).removeprefix(BEFORE)
-    return Health(
-        Condition.WATCH,
-        now,
-        health.cause,
-        text,
-        health.xid,
-        action=Action.WAIT,
-        runbook=health.runbook,
-    )
+    reason = BEFORE + _happened(health).removeprefix(BEFORE)
+    return verdict(Condition.WATCH, now, health.cause, reason, health.runbook, xid=health.xid)
 
 
 # Attribution: whose a fault is where the driver does not say, the driver's own or one GPU's.
@@ -791,32 +777,32 @@ NAMELESS: Final = "index "
 """The prefix of GpuFault.gpu if only the index is known."""
 
 
-def with_uuids(scan: Scan, missing: Collection[GpuUuid]) -> Scan:
-    """`scan` with UUIDs for its nameless faults.
+def attributed(faults: Iterable[GpuFault], missing: Collection[GpuUuid]) -> tuple[GpuFault, ...]:
+    """The faults with UUIDs for the nameless ones.
 
-    `missing` are GPUs that were known before and that `scan` does not describe. If one GPU is
-    missing and one fault is nameless, they are the same GPU. Otherwise each missing GPU may be
-    behind any of the faults.
+    `missing` are known GPUs that no scan describes now. If one GPU is missing and one fault is
+    nameless, they are the same GPU. Otherwise each missing GPU may be behind any of the faults, and
+    has a fault that never says that it is lost: at most one of them is.
     """
-    nameless = [fault for fault in scan.faults if fault.gpu.startswith(NAMELESS)]
+    faults = tuple(faults)
+    nameless = [fault for fault in faults if fault.gpu.startswith(NAMELESS)]
     if not nameless or not missing:
-        return scan
+        return faults
+
     if len(nameless) == len(missing) == 1:
         (fault,), (uuid,) = nameless, missing
         index = int(fault.gpu.removeprefix(NAMELESS))
         known = msgspec.structs.replace(fault, gpu=uuid, index=index)
-        faults = tuple(known if each is fault else each for each in scan.faults)
-    else:
-        text = "; ".join(f"it may be {fault.gpu}: {fault.text}" for fault in nameless)
-        trouble = doubtful(nameless)
-        faults = (*scan.faults, *(GpuFault(uuid, text, trouble) for uuid in sorted(missing)))
-    return msgspec.structs.replace(scan, faults=faults)
+        return tuple(known if each is fault else each for each in faults)
 
-
-def doubtful(nameless: Iterable[GpuFault]) -> Trouble:
-    """The trouble of a GPU that may be behind any of these faults. It is never LOST."""
+    text = "; ".join(f"it may be {fault.gpu}: {fault.text}" for fault in nameless)
     is_silent = all(fault.trouble is Trouble.SILENT for fault in nameless)
-    return Trouble.SILENT if is_silent else Trouble.FAILED
+    trouble = Trouble.SILENT if is_silent else Trouble.FAILED
+    explained = len(nameless) <= len(missing)
+    return (
+        *(each for each in faults if each.lost or each not in nameless or not explained),
+        *(GpuFault(uuid, text, trouble) for uuid in sorted(missing)),
+    )
 
 
 MANY: Final = 2

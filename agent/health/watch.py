@@ -232,8 +232,8 @@ class EventListener:
         if self._opened.is_set():
             return False
         self.reopen()
-        if await await_event(self._opened, within):
-            self._note_heard()
+        await await_event(self._opened, within)
+        self._note_heard()
         return True
 
     def obstacle(self) -> str:
@@ -250,7 +250,7 @@ class EventListener:
         self._opened.set()
 
     def _note_heard(self) -> None:
-        if self._deaf:
+        if self._deaf and self._opened.is_set():
             self._deaf = ""
             log.info("driver.events_back")
 
@@ -367,20 +367,13 @@ class HealthWatch:
 
     async def run(self) -> None:
         """Listen, probe and judge for ever. If health checks are off, only publish that."""
-        if self._settings.off:
-            async for inventory in self._inventory.follow():
-                fresh = {gpu.uuid for gpu in inventory.gpus} - self._health.keys()
-                if fresh:
-                    off = dict.fromkeys(fresh, switched_off(self._now()))
-                    self._health.update(off)
-                    self._on_judged(off)
-            return
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._listener.run())
-            tasks.create_task(self._judge_reports())
-            tasks.create_task(self._probe_rounds())
             tasks.create_task(self._watch_inventory())
-            tasks.create_task(self._watch_silence())
+            if not self._settings.off:
+                tasks.create_task(self._listener.run())
+                tasks.create_task(self._judge_reports())
+                tasks.create_task(self._probe_rounds())
+                tasks.create_task(self._watch_silence())
 
     async def recheck(self, name: str, *, was_reset: bool = False) -> Recheck | None:
         """Probe the GPU with that index or UUID now, and judge the probe; None: no such GPU.
@@ -470,6 +463,12 @@ class HealthWatch:
         """Probe at once when a GPU comes, goes or is found lost by a scan."""
         seen: frozenset[GpuUuid] | None = None
         async for inventory in self._inventory.follow():
+            fresh = {gpu.uuid for gpu in inventory.gpus} - self._health.keys()
+            if self._settings.off and fresh:
+                off = dict.fromkeys(fresh, switched_off(self._now()))
+                self._health.update(off)
+                self._on_judged(off)
+
             here = frozenset(gpu.uuid for gpu in inventory.gpus if gpu.present)
             if seen is not None and here != seen:
                 self._probe_now.set()

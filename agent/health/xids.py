@@ -227,7 +227,8 @@ def xid_label(number: int) -> str:
 
 _ALL: Final = frozenset({"all", "xids"})
 _EVERY_XID: Final = 0
-_LARGEST: Final = 2**64 - 1
+_DIGITS: Final = 20
+"""A number of so many digits may not fit into the 64 bits of the plugins."""
 
 PLUGINS_SKIP: Final = (13, 31, 43, 45, 68, 109)
 """The XIDs that both plugins ignore by default. Source: k8s-device-plugin internal/rm/health.go."""
@@ -264,9 +265,8 @@ def _items(text: str) -> Iterable[int]:
 
 
 def _number(item: str) -> int | None:
-    if not (item.isascii() and item.isdigit()) or len(item) > len(str(_LARGEST)):
-        return None
-    return int(item) if int(item) <= _LARGEST else None
+    is_number = item.isascii() and item.isdigit() and len(item) < _DIGITS
+    return int(item) if is_number else None
 
 
 _CLASS_NAMES: Final[Mapping[str, XidClass]] = {kind.value: kind for kind in XidClass}

@@ -1,6 +1,7 @@
-"""How amounts are written for people: counts, memory, shares and durations. Pure."""
+"""How amounts are written for people, and how names with numbers are ordered. Pure."""
 
 import datetime as dt
+import re
 from typing import Final
 
 UNKNOWN: Final = "-"
@@ -37,3 +38,9 @@ def span(seconds: float) -> str:
 def age(since: dt.datetime | None, now: dt.datetime) -> str:
     """The time since then, as `span` writes it."""
     return UNKNOWN if since is None else span((now - since).total_seconds())
+
+
+def by_number(name: str) -> tuple[tuple[int, str], ...]:
+    """The order of names with numbers: gpu-2 is before gpu-10."""
+    parts = re.findall(r"(\d+)|(\D+)", name)
+    return tuple((int(digits or 0), text) for digits, text in parts)

@@ -265,13 +265,10 @@ async def frames(
     async with session.stream(request) as body:
         yield OPENED, None
         while True:
-            reading = asyncio.timeout(min(SILENCE, over_at - loop_time()))
             try:
-                async with reading:
+                async with asyncio.timeout(min(SILENCE, over_at - loop_time())):
                     line = await body.readuntil(b"\n", max_size=LINE_LIMIT)
             except TimeoutError:
-                if not reading.expired():  # the connection's own
-                    raise
                 log.info("kube.watch_silent", resource=request.resource, silence=SILENCE)
                 return
 

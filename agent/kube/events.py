@@ -13,6 +13,7 @@ from agent.hami.pod import encode_stamp
 from agent.kit.tasks import Allowance
 from agent.kit.timing import Tally, loop_time
 from agent.kube.client import MERGE_PATCH, ApiRequest, KubeSession, path_of
+from agent.kube.objects import WRITER
 from agent.ports import Clock
 
 UPDATE_GAP = 60.0
@@ -27,7 +28,6 @@ limit a tenant could cause Events without end by new pod names."""
 REMEMBERED = 4096
 
 
-COMPONENT = "hami-agent"
 TEXT_LIMIT = 1024
 NODE_NAMESPACE = "default"
 
@@ -155,8 +155,8 @@ def event_object(
         "reason": event.reason,
         "message": cap(event.text, TEXT_LIMIT),
         "type": "Warning" if event.warning else "Normal",
-        "source": {"component": COMPONENT, "host": node},
-        "reportingComponent": COMPONENT,
+        "source": {"component": WRITER, "host": node},
+        "reportingComponent": WRITER,
         "reportingInstance": node,
         "firstTimestamp": encode_stamp(now),
         "lastTimestamp": encode_stamp(now),

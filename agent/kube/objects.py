@@ -211,7 +211,7 @@ def _exact(text: str) -> Fraction | None:
 # Reads metadata.managedFields: which client last changed which annotation of an object.
 
 WRITER: Final = "hami-agent"
-"""The agent's field manager: its User-Agent up to the slash."""
+"""The agent's field manager (its User-Agent up to the slash), and the component of its Events."""
 
 
 class AnnotationWrite(msgspec.Struct, frozen=True):

@@ -30,7 +30,7 @@ from agent.kube.client import (
     aside,
     path_of,
 )
-from agent.kube.events import COMPONENT, NODE_NAMESPACE
+from agent.kube.events import NODE_NAMESPACE
 from agent.kube.objects import (
     WRITER,
     Raw,
@@ -563,13 +563,12 @@ def _is_unregistered(node: ClusterNode) -> bool:
 
 def _selected_labels(pod: JsonObject) -> Iterable[str]:
     """The labels of Nodes that the pod's own rules name."""
-    spec = pod["spec"]
-    yield from spec.get("nodeSelector") or ()
-    affinity = (spec.get("affinity") or {}).get("nodeAffinity") or {}
-    required = affinity.get("requiredDuringSchedulingIgnoredDuringExecution") or {}
-    for term in required.get("nodeSelectorTerms") or ():
-        for rule in term.get("matchExpressions") or ():
-            yield str(rule.get("key", ""))
+    yield from inside(pod, "spec", "nodeSelector")
+    affinity = inside(pod, "spec", "affinity", "nodeAffinity")
+    required = "requiredDuringSchedulingIgnoredDuringExecution"
+    for term in objects_in(affinity, required, "nodeSelectorTerms"):
+        for rule in objects_in(term, "matchExpressions"):
+            yield text_in(rule, "key")
 
 
 # Reads one node: its status from its agent or its objects, its neighbours, and our rights there.
@@ -629,7 +628,7 @@ class NodeReader(ObjectReader):
         events = await self.read_list(
             "events", decode_pod_event, namespace=NODE_NAMESPACE, fields=about
         )
-        return tuple(event for event in events if event.writer == COMPONENT)
+        return tuple(event for event in events if event.writer == WRITER)
 
     async def names(self) -> tuple[str, ...]:
         """The names of all Nodes. Raises ApiError."""

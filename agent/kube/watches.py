@@ -213,8 +213,7 @@ GRAVES = 1024
 class PodWatch:
     """Sole writer of the pod table. `restarts` counts the watches that ended, by reason.
 
-    `resource`: the resource name by which containers are counted; None: the API port has counted
-    them.
+    `resource`: the resource name by which containers are counted.
     """
 
     def __init__(
@@ -223,7 +222,7 @@ class PodWatch:
         table: Cell[PodTable],
         clock: Clock,
         random: random.Random,
-        resource: Cell[str] | None = None,
+        resource: Cell[str],
     ) -> None:
         self.restarts = Tally(
             "pod_watch_restarts_total", "Watches of this node's pods that ended.", ("reason",)
@@ -248,8 +247,7 @@ class PodWatch:
         async with asyncio.TaskGroup() as group:
             group.create_task(self._watch.run(self._follow, self._broke))
             group.create_task(self._answer())
-            if self._resource is not None:
-                group.create_task(self._recount(self._resource))
+            group.create_task(self._follow_name())
 
     async def refresh(self, *, is_owners: bool = False) -> PodTable:
         """The table after one LIST that began after this call, or after the first LIST of all.
@@ -289,7 +287,7 @@ class PodWatch:
             return NOT_HERE
         held = self._table.value.pods.get(pod.uid)
         if held is not None and _is_newer(pod.resource_version, held.resource_version):
-            self._publish({**self._table.value.pods, pod.uid: self._counted(pod)})
+            self._publish({**self._table.value.pods, pod.uid: pod})
         return pod.uid
 
     async def _follow(self) -> None:
@@ -331,10 +329,9 @@ class PodWatch:
         if held is not None and _is_newer(held.resource_version, change.resource_version):
             return  # a GET was newer; later frames follow
         if change.deleted:
-            self._publish(pods, dead=(self._counted(change.pod),))
+            self._publish(pods, dead=(change.pod,))
         else:
-            pods[change.pod.uid] = self._counted(change.pod)
-            self._publish(pods)
+            self._publish({**pods, change.pod.uid: change.pod})
 
     def _take(self, found: PodList) -> None:
         """Replace the table by a LIST. A pod that it does not have was deleted.
@@ -346,7 +343,7 @@ class PodWatch:
         ):
             return
         self._version = found.resource_version
-        pods = {pod.uid: self._counted(pod) for pod in found.pods}
+        pods = {pod.uid: pod for pod in found.pods}
         before = self._table.value
         dead = tuple(pod for uid, pod in before.pods.items() if uid not in pods)
         self._publish(pods, dead=dead)
@@ -372,25 +369,16 @@ class PodWatch:
         else:
             answer.set_result(self._table.value)
 
-    async def _recount(self, resource: Cell[str]) -> None:
+    async def _follow_name(self) -> None:
         """Count all containers again when the resource name changes, without a request."""
-        async for _ in resource.follow():
-            table = self._table.value
-            pods = {uid: self._counted(pod) for uid, pod in table.pods.items()}
-            graves = tuple(
-                msgspec.structs.replace(grave, pod=self._counted(grave.pod))
-                for grave in table.tombstones
-            )
-            self._table.set(msgspec.structs.replace(table, pods=pods, tombstones=graves))
-
-    def _counted(self, pod: PodView) -> PodView:
-        return pod if self._resource is None else pod.asking_by(self._resource.value)
+        async for _ in self._resource.follow():
+            self._publish()
 
     def _publish(
         self, pods: Mapping[PodUid, PodView] | None = None, dead: Iterable[PodView] = ()
     ) -> None:
         """Set the table: `pods` (None: the same as before) and the recently deleted pods."""
-        old, now = self._table.value, self._clock.now()
+        old, now, name = self._table.value, self._clock.now(), self._resource.value
         present = old.pods if pods is None else pods
         # Without the fields that tenants can make long, to bound memory.
         slim = (
@@ -404,15 +392,14 @@ class PodWatch:
             for pod in dead
         )
         graves = {
-            grave.pod.uid: grave
-            if grave.deleted_at <= now
-            else msgspec.structs.replace(grave, deleted_at=now)
+            # The clock may have been set back since.
+            grave.pod.uid: Tombstone(grave.pod.asking_by(name), min(grave.deleted_at, now))
             for grave in (*old.tombstones, *(Tombstone(pod, now) for pod in slim))
             if grave.pod.uid not in present and now - grave.deleted_at < KEEP
         }
         self._table.set(
             PodTable(
-                pods=present,
+                pods={uid: pod.asking_by(name) for uid, pod in present.items()},
                 tombstones=tuple(graves.values())[-GRAVES:],
                 synced=old.synced or pods is not None,
                 stale=old.stale,

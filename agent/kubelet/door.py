@@ -11,7 +11,7 @@ import socket
 import stat
 from collections import defaultdict
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, aclosing
+from contextlib import aclosing
 from pathlib import Path
 from typing import Any, Final, Protocol, TypeAlias
 
@@ -478,10 +478,8 @@ class DevicePlugin:
         serve = {
             "GetDevicePluginOptions": self._unary("options", self.get_device_plugin_options),
             "ListAndWatch": self._list_stream,
-            "GetPreferredAllocation": self._unary(
-                "prefer", self.get_preferred_allocation, self.traffic.admissions.busy
-            ),
-            "Allocate": self._unary("allocate", self.allocate, self.traffic.admissions.busy),
+            "GetPreferredAllocation": self._unary("prefer", self.get_preferred_allocation),
+            "Allocate": self._unary("allocate", self.allocate),
             "PreStartContainer": self._unary("prestart", self.pre_start_container),
         }
         return {
@@ -489,16 +487,13 @@ class DevicePlugin:
             for path, generated in pluginapi.DevicePluginBase().__mapping__().items()
         }
 
-    def _unary(
-        self,
-        method: str,
-        answer: Callable[[Any], Awaitable[Any]],
-        counted: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext,
-    ) -> Serve:
-        """The handler of one request with one answer, counted while it is under way."""
+    def _unary(self, method: str, answer: Callable[[Any], Awaitable[Any]]) -> Serve:
+        """The handler of one request with one answer."""
 
         async def serve(stream: Stream[Any, Any]) -> None:
-            with counted(), self._answered(method):
+            is_admission = method in {"prefer", "allocate"}
+            under_way = self.traffic.admissions.busy() if is_admission else contextlib.nullcontext()
+            with under_way, self._answered(method):
                 await stream.send_message(await answer(await received(stream)))
 
         return serve

@@ -398,14 +398,10 @@ class Rival(msgspec.Struct, frozen=True):
     resource: Cell[str]
 
     @property
-    def names(self) -> tuple[str, ...]:
-        """The base names to watch; none if the name does not identify the resource."""
-        return (self.name,) if self.resource.value.startswith(f"{NVIDIA}/") else ()
-
-    @property
     def name(self) -> str:
-        """The socket's base name."""
-        return f"nvidia-{self.resource.value.partition('/')[2]}.sock"
+        """The socket's base name; empty if none identifies the resource."""
+        domain, _, tail = self.resource.value.partition("/")
+        return f"nvidia-{tail}.sock" if domain == NVIDIA else ""
 
     @property
     def path(self) -> str:
@@ -414,7 +410,7 @@ class Rival(msgspec.Struct, frozen=True):
 
     def answers(self) -> bool | None:
         """Whether a process listens on the socket; None: there is no such socket."""
-        return listens(self.directory / self.name) if self.names else None
+        return listens(self.directory / self.name) if self.name else None
 
 
 class Rivals:
@@ -467,5 +463,5 @@ class Rivals:
 
     def heard(self, name: str) -> None:
         """Take note that a file was created or removed in the socket's directory."""
-        if name in self._socket.names:
+        if name and name == self._socket.name:
             self._news.set(self._news.value + 1)

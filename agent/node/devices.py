@@ -45,6 +45,7 @@ def cordon_events(
         if gpu.uuid in now and gpu.uuid not in before:
             text = f"GPU {words} is cordoned: HAMi's scheduler (2.10 and later) places no new pods"
             yield NodeEvent("GpuCordoned", text, warning=False)
+
         if gpu.uuid in before and gpu.uuid not in now:
             yield NodeEvent("GpuUncordoned", f"GPU {words} is no longer cordoned", warning=False)
 
@@ -80,17 +81,20 @@ def undrained(wanted: Sequence[LastingSetting], ledger: Ledger, node: str) -> Se
         values = [_value(row, setting.key) for row in rows]
         if not values or setting.value in values:
             continue
+
         unnamed = "pods that the kubelet has not named"
         pods = {f"{row.namespace}/{row.pod}" if row.holder else unnamed for row in rows}
         more = [f"{len(pods) - MOST_NAMED} more"] if len(pods) > MOST_NAMED else []
         names = ", ".join(sorted(pods)[:MOST_NAMED] + more)
         restart = ", then restart the agent" if setting.key == SCHEDULER else ""
+
         return SettingsError(
             f"{setting.origin}: {setting.key} cannot change from {values[-1]} to {setting.value} "
             f"while slices are held by {names}; running pods go on",
             remedy=f"drain the node (kubectl drain {node}) or delete what holds them{restart}, or "
             "set it back; slices are held for up to a minute after their pod has gone",
         )
+
     return None
 
 
@@ -101,6 +105,8 @@ def _value(row: Row, key: str) -> str:
     """
     if key == RESOURCE:
         return row.resource
+
     if row.adopted:
         return ""
+
     return "none" if row.decided_by is Decider.KUBELET else "hami"

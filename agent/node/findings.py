@@ -40,6 +40,7 @@ Verdict: TypeAlias = Literal["ok", "note", "unknown", "wrong"]
 
 OF_ONE_GPU: Final = "no new pod gets this GPU; pods that hold it may fail"
 """What a fault of one GPU means for pods."""
+
 NO_OFFER: Final = "no new pod gets a GPU of this node; pods that run go on"
 _SERVED: Final = "new pods with GPUs may be refused on this node; pods that run go on"
 
@@ -88,12 +89,14 @@ CHECKS: Final[Mapping[str, Mapping[str, str]]] = {
     "paths": {"P-PATHS": NO_OFFER},
 }
 """The checks by group, in the order of the output, each with what its failure means for pods."""
+
 GROUPS: Final = {check: group for group, checks in CHECKS.items() for check in checks}
 ALL_GROUPS: Final = frozenset(CHECKS)
 FROM_API: Final = ("kubelet", "api", "scheduler")
 """The groups that ask the API server."""
 
 _CLUSTER: Final = ("P-NODE", "P-RIGHTS", "P-SETTINGS")
+
 CAUSES: Final[Mapping[str, tuple[str, ...]]] = {
     "P-ACCESS": ("P-DRIVER",),
     "P-WITNESS": ("P-KUBELET",),
@@ -162,15 +165,20 @@ def concluded(findings: Iterable[Finding], groups: frozenset[str]) -> Iterator[F
     order = list(GROUPS)
     every = sorted(findings, key=lambda one: order.index(one.check))
     wrong = {one.check for one in every if one.verdict == "wrong"}
+    well = {one.check for one in every} - {one.check for one in every if one.verdict != "ok"}
 
     for one in every:
         group, verdict, said = GROUPS[one.check], one.verdict, one.said
         means = "" if verdict == "ok" else one.means or CHECKS[group][one.check]
+        is_of_agent = one.check == "P-AGENT"
+        likely = CAUSES.get(one.subject if is_of_agent else one.check, ())
 
-        key = one.subject if one.check == "P-AGENT" else one.check
-        causes = [cause for cause in CAUSES.get(key, ()) if cause in wrong]
-        if causes and verdict in {"wrong", "note"}:
-            verdict, said = "note", f"{said} (follows from {', '.join(causes)})"
+        if verdict in {"wrong", "note"}:
+            if causes := [cause for cause in likely if cause in wrong]:
+                verdict, said = "note", f"{said} (follows from {', '.join(causes)})"
+            elif is_of_agent and (repaired := [cause for cause in likely if cause in well]):
+                # One output must not contradict itself.
+                said = f"{said} (now ok: {', '.join(repaired)}; the agent looks every 10 s)"
 
         if group in groups:
             yield msgspec.structs.replace(one, verdict=verdict, said=said, means=means, group=group)

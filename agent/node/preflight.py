@@ -9,25 +9,22 @@ from agent.allocate.edits import NOT_LOADABLE, misnamed, mounted_library
 from agent.kit.units import counted
 from agent.ledger import HookFacts
 from agent.model import Scan
-from agent.node.findings import (
-    NO_OFFER,
-    OF_ONE_GPU,
-    Finding,
-    Verdict,
-    When,
-    judged,
-)
+from agent.node.findings import NO_OFFER, OF_ONE_GPU, Finding, Verdict, When, judged
 
 # The rights at the API server.
 
 
 class Right(msgspec.Struct, frozen=True):
-    """One permission: a verb on a resource. `name`: the object; empty: any object."""
+    """One permission: a verb on a resource."""
 
     verb: str
     resource: str
+
     name: str = ""
+    """The object; empty: any object."""
+
     namespace: str = ""
+
     selector: str = ""
     """The field selector of the request."""
 
@@ -85,25 +82,33 @@ UNNEEDED: Final = (
 
 
 class PathFacts(msgspec.Struct, frozen=True):
-    """The state of a path. `kind`: directory, socket, file or another; empty: does not exist."""
+    """The state of a path."""
 
     path: str
+
     kind: str
+    """Directory, socket, file or another; empty: it does not exist."""
+
     owner: int = 0
     mode: int = 0
+
     writable: bool = False
     """If the path does not exist: the agent could create it."""
+
     ours: bool = True
     """Its owner is root or the agent's user."""
+
     full: bool = False
     """The file system of the directory has no space or no inodes left."""
 
 
 class PluginSocket(msgspec.Struct, frozen=True):
-    """A socket of a plugin in the kubelet's directory. `alive`: a process listens on it."""
+    """A socket of a plugin in the kubelet's directory."""
 
     path: str
+
     alive: bool
+    """A process listens on it."""
 
     @property
     def theirs(self) -> bool:
@@ -116,6 +121,7 @@ def judge_path(place: PathFacts, check: str = "P-PATHS", *, made: bool) -> Findi
     is_missing, chown = not place.kind and made, f"chown root and chmod 0755 {place.path}"
     means = "who may write there can replace the sockets, or the limits of containers"
     mode = f"mode {place.mode:04o}"
+
     return judged(
         check,
         place.path,
@@ -209,12 +215,14 @@ def judge_plugins(
         if takeover
         else "remove it from this node first: two plugins for one resource take it from each other"
     )
+
     for subject, said in running:
         yield Finding("P-PLUGIN", verdict, subject, said, advice)
 
     if not running and directory.kind == "directory":
         said = "no other plugin for these GPUs answers"
         yield Finding("P-PLUGIN", "ok", directory.path, said)
+
     if running or reported:
         yield Finding(
             "P-MONITOR",
@@ -265,10 +273,13 @@ def judge_library_files(
         )
         for file in (library, preload)
     ]
+
     if not facts.loadable:
         advice = f"put HAMi-core's file there; {until}"
         found.append(Finding("P-PRELOAD", "wrong", library.path, NOT_LOADABLE, advice, NO_OFFER))
+
     if names := misnamed(facts):
         said, advice = f"names {names} and not {mounted}", f"make {mounted} its only line; {until}"
         found.append(Finding("P-PRELOAD", "wrong", preload.path, said, advice, NO_OFFER))
+
     return [one for one in found if one.verdict != "ok"] or found[:1]

@@ -11,50 +11,50 @@ from agent.errors import MalformedText, cap
 from agent.hami.pod import decode_node_lock, decode_stamp
 from agent.hami.register import ReportProfile, decode_handshake, is_json_form, read_register
 from agent.kit.units import counted, span
-from agent.node.findings import (
-    OF_ONE_GPU,
-    Check,
-    Finding,
-    Verdict,
-    When,
-    is_ready,
-    judged,
-)
+from agent.node.findings import OF_ONE_GPU, Check, Finding, Verdict, When, is_ready, judged
 from agent.node.preflight import PluginSocket, Right
 
 R = TypeVar("R")
 
 SKEW_LIMIT: Final = 2.0
 """Seconds."""
+
 READ_WITHIN: Final = 60.0
 """Seconds. HAMi's schedulers look at a Node every 15 s; those up to 2.7.1 drop it after 60 s."""
+
 KUBELET_WITHIN: Final = 15.0
 """Seconds. The kubelet writes a changed status every 10 s (nodeStatusUpdateFrequency)."""
+
 LOCK_LONG: Final = 60.0
 LOCK_EXPIRES: Final = 300.0
 """Seconds after which HAMi's scheduler takes a lock over, by its default."""
 
 
 class NodeSight(msgspec.Struct, frozen=True):
-    """The Node, as one GET shows it.
-
-    - `allocatable`, `capacity`: the amounts of the agent's resource in its status.
-    - `written`: the annotations that an agent changed last.
-    - `last_written`: when an agent last wrote one of them, in UTC.
-    - `reported_by`: the writer other than an agent that last changed the register annotation, and
-      when (`kube.objects.other_writer`).
-    - `skew`: see `skew_of`; None: the answer had no time.
-    """
+    """The Node, as one GET shows it."""
 
     name: str
     labels: Mapping[str, str] = msgspec.field(default_factory=dict)
     annotations: Mapping[str, str] = msgspec.field(default_factory=dict)
+
     allocatable: int = 0
     capacity: int = 0
+    """The amounts of the agent's resource in its status."""
+
     written: frozenset[str] = frozenset()
+    """The annotations that an agent changed last."""
+
     last_written: str = ""
+    """When an agent last wrote one of them, in UTC."""
+
     reported_by: str = ""
+    """The writer other than an agent that last changed the register annotation, and when.
+
+    Source: `other_writer` of agent/kube/objects.py.
+    """
+
     skew: float | None = None
+    """See `skew_of`; None: the answer had no time."""
 
 
 # The API server: whether it can be asked, this account's rights, its clock, the Node.
@@ -136,6 +136,7 @@ def judge_clock(server: str, skew: float | None) -> Finding:
 
 
 def _words(rights: Sequence[Right]) -> str:
+    """The rights as in a ClusterRole, in one line."""
     return ", ".join(right.words for right in rights)
 
 
@@ -143,15 +144,16 @@ def _words(rights: Sequence[Right]) -> str:
 
 
 class AgentAnswer(msgspec.Struct, frozen=True):
-    """The checks of the agent that answers at the socket `path`.
-
-    `failure`: why there is no answer; `denied`: this user may not use the socket.
-    """
+    """The checks of the agent that answers at the socket `path`."""
 
     path: str
     checks: tuple[Check, ...] = ()
+
     failure: str = ""
+    """Why there is no answer; empty: there is one."""
+
     denied: bool = False
+    """This user may not use the socket."""
 
 
 def judge_agent(answer: AgentAnswer) -> Iterator[Finding]:
@@ -160,6 +162,7 @@ def judge_agent(answer: AgentAnswer) -> Iterator[Finding]:
         advice = "run this check as root, or as the agent's user"
         yield Finding("P-AGENT", "unknown", answer.path, answer.failure, advice)
         return
+
     if answer.failure:
         advice = (
             "start it (systemctl start hami-agent, or look at the DaemonSet's pod of this node), "
@@ -175,11 +178,12 @@ def judge_agent(answer: AgentAnswer) -> Iterator[Finding]:
             continue
 
         means = ""
-        # It may still tell of what was repaired a moment ago.
-        advice = "see /readyz?verbose in the runbook, Start here; the agent looks every 10 s"
+        advice = "see /readyz?verbose in the runbook, Start here, and the agent's log"
+
         if check.name in {"gpu_health", "cdi"}:
             advice = "run `hami-agent status`: it says of each GPU what to do"
             means = "" if check.required else OF_ONE_GPU
+
         verdict: Verdict = "wrong" if check.required else "note"
         yield Finding("P-AGENT", verdict, check.name, check.text or "fails", advice, means)
 
@@ -193,21 +197,24 @@ def judge_agent(answer: AgentAnswer) -> Iterator[Finding]:
 
 
 class ReportSeen(msgspec.Struct, frozen=True):
-    """The Node's register annotation.
-
-    - `is_there`: it exists. `gpus`: how many GPUs it names; 0: it cannot be read.
-    - `healthy`: the number of slices of its healthy GPUs.
-    - `is_json`: it has the form for schedulers from 2.8 on.
-    - `differences`: how it differs from what these settings would write, without health.
-    - `written`: when an agent last wrote an annotation of the Node; None: not known.
-    """
+    """The Node's register annotation."""
 
     is_there: bool = False
+
     gpus: int = 0
+    """How many GPUs it names; 0: it cannot be read."""
+
     healthy: int = 0
+    """The number of slices of its healthy GPUs."""
+
     is_json: bool = True
+    """It has the form for schedulers from 2.8 on."""
+
     differences: tuple[str, ...] = ()
+    """How it differs from what these settings would write, without health."""
+
     written: dt.datetime | None = None
+    """When an agent last wrote an annotation of the Node; None: not known."""
 
 
 def _decoded(decode: Callable[[str], R], text: str | None) -> R | None:
@@ -223,8 +230,10 @@ def read_report(node: NodeSight, differences: tuple[str, ...]) -> ReportSeen:
     text = node.annotations.get(REGISTER)
     if text is None:
         return ReportSeen()
+
     gpus = read_register(text)
     written = _decoded(decode_stamp, node.last_written) if REGISTER in node.written else None
+
     return ReportSeen(
         is_there=True,
         gpus=len(gpus),
@@ -271,6 +280,7 @@ def judge_report(node: str, report: ReportSeen, running: ReportProfile | None) -
     reader = f"HAMi's scheduler {releases}" if running else ""
     more = f", and {len(report.differences) - 1} more" if len(report.differences) > 1 else ""
     look = "look at `report` in the agent's /readyz?verbose; the agent writes it within seconds"
+
     return judged(
         "P-REPORT",
         f"{REGISTER} of Node {node}",
@@ -391,6 +401,7 @@ def judge_lock(node: NodeSight, now: dt.datetime) -> Finding:
 
     lock = _decoded(decode_node_lock, text)
     remove = f"kubectl annotate node {node.name} {MUTEX_LOCK}-"
+
     if lock is None:
         said = f"cannot be read ({cap(text, 64)}): no scheduler ever takes it over"
         return Finding("P-LOCK", "wrong", subject, said, f"remove it: {remove}")
@@ -398,6 +409,7 @@ def judge_lock(node: NodeSight, now: dt.datetime) -> Finding:
     seconds = (now - lock.stamp).total_seconds()
     owner = f"pod {cap('/'.join(lock.owner), 128)}" if lock.owner else "an unnamed pod"
     said = f"held by {owner} for {span(seconds)}"
+
     if seconds <= LOCK_LONG:
         return Finding("P-LOCK", "ok", subject, said)
 
@@ -429,6 +441,7 @@ def judge_leftovers(
     notes = node.annotations
     left = [HANDSHAKE] if not stamps and notes.get(HANDSHAKE, "").startswith("Reported") else []
     left += [SCORE] if not scores and SCORE in notes else []
+
     for key in left:
         said = f"left by HAMi's plugin: these settings never write it ({cap(notes[key], 48)})"
         advice = f"kubectl annotate node {node.name} {key}-"

@@ -38,10 +38,13 @@ LOADER: Final[type[yaml.SafeLoader]] = getattr(yaml, "CSafeLoader", yaml.SafeLoa
 
 _PLAIN: Final = re.compile("-?(0|[1-9][0-9]{0,99})")
 """Whole numbers that mean the same in YAML, JSON and Python."""
+
 _TOKEN: Final = re.compile(r'"(?:[^"\\]|\\.)*"|[{}\[\]]|[^\s{}\[\],:"]+')
 """What valid JSON consists of, besides commas and colons."""
+
 Mark = Any
 """A place in a text, from 0, of either of PyYAML's parsers: their types have nothing in common."""
+
 _LITERALS: Final = {"true": BOOL, "false": BOOL, "null": NULL}
 _SURROGATE: Final = re.compile("[\ud800-\udfff]")
 
@@ -81,6 +84,7 @@ def read_json(content: bytes, name: str) -> "Place":
     text = _decoded(content, name)
     if not text.strip():
         raise SettingsError(f"{name}: is empty; {{}} is JSON that says nothing")
+
     # What is nested too deep for the decoder is refused below, with its place.
     with contextlib.suppress(RecursionError):
         try:
@@ -126,9 +130,11 @@ def _refuse_harm(content: bytes, name: str) -> None:
                 where = _at(name, event.start_mark)
                 raise SettingsError(f"{where}: this is a template that was not rendered")
             brace = event.start_mark.index
+
         if isinstance(event, yaml.AliasEvent):
             where = _at(name, event.start_mark)
             raise SettingsError(f"{where}: aliases are not allowed here; write the value out")
+
         depth += isinstance(event, yaml.CollectionStartEvent)
         depth -= isinstance(event, yaml.CollectionEndEvent)
         if depth > MAX_DEPTH:
@@ -149,20 +155,22 @@ def _tree(text: str, name: str) -> yaml.Node:
         begin, start = token[0], mark(token)
         if depth > MAX_DEPTH:
             raise _too_deep(name, start)
-        if begin == "{":
-            pairs = []
-            while (key := next(tokens))[0] != "}":
-                pairs.append((node(key, depth), node(next(tokens), depth + 1)))
+
+        if begin in {"{", "["}:
+            nodes = []
+            while (inner := next(tokens))[0] not in {"}", "]"}:
+                nodes.append(node(inner, depth + 1))
+            if begin == "[":
+                return yaml.SequenceNode(SEQ, nodes, start)
+
+            pairs = list(zip(nodes[::2], nodes[1::2], strict=True))
             return yaml.MappingNode(MAP, pairs, start)
-        if begin == "[":
-            items = []
-            while (item := next(tokens))[0] != "]":
-                items.append(node(item, depth + 1))
-            return yaml.SequenceNode(SEQ, items, start)
+
         if begin[0] == '"':
             # Half of a character becomes U+FFFD, as in Go.
             value = _SURROGATE.sub("\ufffd", json.loads(begin))
             return yaml.ScalarNode(STR, value, start, style='"')
+
         digits = begin.removeprefix("-")
         if begin not in _LITERALS and not digits[0].isdigit():
             raise SettingsError(f"{_at(name, start)}: {begin} is not a JSON value")
@@ -206,21 +214,19 @@ class Place(msgspec.Struct, frozen=True):
             raise self.fault(f"keys and values are expected here, not {self.shown()}")
         if self.node.tag != MAP:
             raise self.fault(f"the tag {cap(self.node.tag, 60)} is unknown")
+
         seen: set[str] = set()
         for key, value in self.node.value:
             here = Place(self.file, key, self.field)
             if not isinstance(key, yaml.ScalarNode) or key.tag != STR:
                 raise here.fault(f"a text key is expected, not {here.shown()}")
+
             name = spelling(key.value)
             if name in seen:
                 raise here.fault(f"the key `{cap(name, 64)}` stands here twice; remove one")
+
             seen.add(name)
             yield name, here, Place(self.file, value, f"{self.field}.{name}".lstrip("."))
-
-    def texts(self, spelling: Callable[[str], str] = str) -> Mapping[str, object]:
-        """The text keys of a mapping with what their values hold, unchecked; else nothing."""
-        pairs = self.node.value if isinstance(self.node, yaml.MappingNode) else ()
-        return {spelling(key.value): value.value for key, value in pairs if key.tag == STR}
 
     def items(self) -> tuple["Place", ...]:
         """Read the entries of a list."""
@@ -245,6 +251,7 @@ class Place(msgspec.Struct, frozen=True):
             return text
         if tag == INT and isinstance(text, str) and _PLAIN.fullmatch(text):
             return int(text)  # the constructor takes a hundred times as long
+
         try:
             # A new one each time: it keeps every node that it was ever given.
             return yaml.constructor.SafeConstructor().construct_object(self.node, deep=True)
@@ -280,6 +287,7 @@ def read_own_file(content: bytes, name: str, faults: Faults) -> Layer:
     if document is None or document.null:
         return Layer()
     refuse_object(document)
+
     settings: list[Setting] = []
     profiles: dict[str, SettingsProfile] = {}
     with faults.kept():
@@ -297,7 +305,9 @@ def read_own_file(content: bytes, name: str, faults: Faults) -> Layer:
 
 def refuse_object(document: Place) -> None:
     """Raise SettingsError for a Kubernetes object: people give the ConfigMap around the file."""
-    if document.texts().keys() >= {"apiVersion", "kind"}:
+    pairs = document.node.value if isinstance(document.node, yaml.MappingNode) else ()
+    keys = [key.value for key, _ in pairs]
+    if "apiVersion" in keys and "kind" in keys:
         raise document.fault(
             "this is a Kubernetes object, not a settings file; give the file in its ConfigMap"
         )
@@ -313,6 +323,7 @@ def _profile(item: Place, former: Mapping[str, object], faults: Faults) -> Setti
         for key, (here, value) in keys.items()
         for one in _settings(key, here, value, LIVE, faults)
     ]
+
     if name is None or match is None:
         raise item.fault(f"`{'match' if name else 'name'}` is needed")
     text = name.text()
@@ -333,6 +344,7 @@ def _profile(item: Place, former: Mapping[str, object], faults: Faults) -> Setti
                 raise value.fault(str(error)) from error
         else:
             raise here.fault(f"unknown key `{cap(key, 64)}`; known keys are labels, nodes")
+
     if not nodes and labels is None:
         raise match.fault("`nodes` or `labels` is needed")
     return SettingsProfile(text, ProfileMatch(nodes, labels), tuple(settings), item.where)

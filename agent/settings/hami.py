@@ -74,16 +74,20 @@ WITHOUT_EFFECT: Final[Mapping[str, tuple[object, ...]]] = {
 """Keys, in lower case, that the agent does not follow → values that ask for what it does anyway."""
 
 SECTION: Final = "nvidia"
+
 NODES: Final = "nodeconfig"
 ANY: Final = "*"
 """The name in the entries of nodes that no other entry selects."""
+
 SELECTOR: Final = "nodelabelselector"
 FILTER: Final = "filterdevices"
+
 OPERATORS: Final = frozenset({"In", "NotIn", "Exists", "DoesNotExist"})
 REMOTE: Final = ("operatingmode", "remote")
 
 _NAME: Final = re.compile("[a-z0-9.-]+")
 """The characters of a Node's name."""
+
 _NAMELESS: Final = f"an entry without name and {SELECTOR} is of no node"
 _EXACT: Final = "names are compared as they are; patterns work in the profiles of config.yaml"
 
@@ -172,6 +176,7 @@ class _FileReader:
             value = self._scalar(place)
             if isinstance(value, float) and value.is_integer() and not self._is_json:
                 value = int(value)
+
             if isinstance(value, bool) or not isinstance(value, int):
                 raise place.fault(f"a whole number is expected, not {place.shown()}")
             if not low <= value <= high:
@@ -215,8 +220,10 @@ def read_device_config(
     if document is not None and not document.null:
         refuse_object(document)
         sections = {key: (here, value) for key, here, value in document.pairs()}
+
     keys = _FileReader(faults, is_json=False)
     found: dict[str, FoundValue] = {}
+
     section = sections.pop(SECTION, None)
     if section is None or section[1].null:
         keys.warnings.append(f"{name}: there is no section {SECTION}; nothing is taken")
@@ -225,6 +232,7 @@ def read_device_config(
         template: dict[str, Reader] = {"name": keys.text}
         template |= dict.fromkeys(("core", "memory", "count"), keys.whole(*INT32))
         geometries = keys.many(keys.many(keys.nested(template)))
+
         texts = (
             *("resourceCountName", "resourceMemoryName", "resourceMemoryPercentageName"),
             *("resourceCoreName", "resourcePriorityName", "libCudaLogLevel", "gpuCorePolicy"),
@@ -232,6 +240,7 @@ def read_device_config(
         )
         wholes = ("defaultMemory", "defaultCores", "defaultGPUNum", "memoryFactor")
         flags = ("overwriteEnv", "enableNumaTopology", "disableCoreLimit", "reportNodeCapacity")
+
         table: Mapping[str, Reader] = {
             **dict.fromkeys(texts, keys.text),
             **dict.fromkeys(wholes, keys.whole(*INT32)),
@@ -244,7 +253,9 @@ def read_device_config(
                 keys.nested({"models": models, "allowedGeometries": geometries})
             ),
         }
+
         found = keys.read(section[1], table)
+
     ours = tuple(
         f"{here.where}: {key} has no effect in HAMi's file; it belongs in the agent's own "
         "config.yaml"
@@ -259,9 +270,8 @@ def read_device_config(
 
 
 class NodeEntry(msgspec.Struct, frozen=True):
-    """The overrides for some nodes; the keys are in lower case. `number`: its place in the list."""
+    """The overrides for some nodes, and their place; the keys are in lower case."""
 
-    number: int
     name: str
     where: str
     found: dict[str, FoundValue]
@@ -270,20 +280,22 @@ class NodeEntry(msgspec.Struct, frozen=True):
 def read_node_layer(content: bytes, name: str, faults: Faults, node: str = "") -> Layer:
     """Read what config.json sets for some nodes: profiles for each entry; a later one wins.
 
-    The warnings about entries of `node` come first.
-
     Values of a wrong type go to `faults`. Values that do not fit are warnings; the profile has them
     too. Raises SettingsError with the place: the file cannot be parsed.
     """
     keys = _FileReader(faults, is_json=True)
-    warnings: list[str] = []
-    profiles: dict[int, list[SettingsProfile]] = {}
-    for entry in _read_entries(content, name, keys, node):
-        profiles[entry.number] = _profiles(entry, warnings)
-    # In the order of the file, as a later entry wins.
-    told = (*first_of(keys.warnings, name), *first_of(warnings, name))
-    found = [one for number in sorted(profiles) for one in profiles[number]]
-    return Layer(profiles=tuple(found), warnings=told)
+    items = _read_items(content, name, keys)
+
+    # Of many warnings only the first are told: those about `node` come before the others.
+    own, others = list[str](), keys.warnings
+    profiles: list[SettingsProfile] = []
+    for item in items:
+        keys.warnings = []
+        entry = _read_entry(item, keys)
+        profiles += _profiles(entry, keys.warnings)
+        (own if entry.name == node else others).extend(keys.warnings)
+
+    return Layer(profiles=tuple(profiles), warnings=first_of([*own, *others], name))
 
 
 def decode_nodeconfig(text: str) -> tuple[Mapping[str, object], ...]:
@@ -294,21 +306,19 @@ def decode_nodeconfig(text: str) -> tuple[Mapping[str, object], ...]:
     """
     try:
         keys = _FileReader(Faults(), is_json=True)
-        entries = _read_entries(text.encode(errors="replace"), NODES, keys)
+        items = _read_items(text.encode(errors="replace"), NODES, keys)
+        entries = [_read_entry(item, keys) for item in items]
         keys.faults.refuse()
     except SettingsError as error:
         raise MalformedText(str(error)) from error
-    return tuple(
-        ({"name": entry.name} if entry.name else {})
-        | {key: one.value for key, one in entry.found.items()}
-        for entry in entries
-    )
+    return tuple({key: one.value for key, one in entry.found.items()} for entry in entries)
 
 
-def _read_entries(content: bytes, name: str, keys: _FileReader, node: str = "") -> list[NodeEntry]:
-    """The entries; those that name `node` first. Raises SettingsError: the file is another one."""
+def _read_items(content: bytes, name: str, keys: _FileReader) -> list[Place]:
+    """The entries, unread. Raises SettingsError: the file is another one."""
     document = read_json(content, name)
     refuse_object(document)
+
     top = [key for key, _, _ in document.pairs(str.lower)]
     if NODES not in top:
         if len(top) > TOLD:
@@ -316,8 +326,12 @@ def _read_entries(content: bytes, name: str, keys: _FileReader, node: str = "") 
                 f"the key `{NODES}` is not there, and {len(top)} others are; is it the right file?"
             )
         keys.warnings.append(str(document.fault(f"there is no key `{NODES}`; nothing is taken")))
-    lists: list[Place] = []
-    keys.read(document, {NODES: lists.append})
+
+    found = keys.read(document, {NODES: Place.items})
+    return list(found[NODES].value) if NODES in found else []
+
+
+def _read_entry(item: Place, keys: _FileReader) -> NodeEntry:
     expression = {"key": keys.text, "operator": keys.text, "values": keys.many(keys.text)}
     table: Mapping[str, Reader] = {
         "name": keys.text,
@@ -343,19 +357,14 @@ def _read_entries(content: bytes, name: str, keys: _FileReader, node: str = "") 
             }
         ),
     }
-    numbered = list(enumerate(item for place in lists for item in place.items()))
-    # The warnings about this node come first: of many only the first are told.
-    numbered.sort(key=lambda pair: not node or pair[1].texts(str.lower).get("name") != node)
-    entries: list[NodeEntry] = []
-    for number, item in numbered:
-        found = {} if item.null else keys.read(item, table)
-        named = str(found.pop("name").value) if "name" in found else ""
-        if not named and SELECTOR not in found:
-            keys.warnings.append(str(item.fault(_NAMELESS)))
-        elif named not in {"", ANY} and not _NAME.fullmatch(named):
-            keys.warnings.append(str(item.fault(f"no Node is called {cap(named)}: {_EXACT}")))
-        entries.append(NodeEntry(number, named, item.where, found))
-    return entries
+
+    found = {} if item.null else keys.read(item, table)
+    named = str(found["name"].value) if "name" in found else ""
+    if not named and SELECTOR not in found:
+        keys.warnings.append(str(item.fault(_NAMELESS)))
+    elif named not in {"", ANY} and not _NAME.fullmatch(named):
+        keys.warnings.append(str(item.fault(f"no Node is called {cap(named)}: {_EXACT}")))
+    return NodeEntry(named, item.where, found)
 
 
 def _profiles(entry: NodeEntry, warnings: list[str]) -> list[SettingsProfile]:
@@ -365,6 +374,7 @@ def _profiles(entry: NodeEntry, warnings: list[str]) -> list[SettingsProfile]:
         matches.append(ProfileMatch(tier=Tier.ANY))
     elif entry.name:
         matches.append(ProfileMatch((entry.name,), tier=Tier.NAME))
+
     if (selector := entry.found.get(SELECTOR)) is not None:
         try:
             matches.append(ProfileMatch(labels=_selector(selector.value), tier=Tier.LABELS))
@@ -400,14 +410,17 @@ def _overrides(found: Mapping[str, FoundValue]) -> Iterator[tuple[str, object, s
 def _selector(parts: Mapping[str, Any]) -> Selector | None:
     """None: every node. Raises ValueError: Kubernetes' LabelSelectorAsSelector refuses it."""
     found = [Requirement(key, (value,)) for key, value in parts.get("matchlabels", {}).items()]
+
     for one in parts.get("matchexpressions", ()):
         key, operator, values = one.get("key"), one.get("operator"), one.get("values", ())
         if not key or operator not in OPERATORS or bool(values) is not operator.endswith("In"):
             raise ValueError(f"{key}, {operator} and {len(values)} values are no requirement")
         found.append(Requirement(key, values, operator in {"In", "Exists"}))
+
     for one in found:
         if not one.is_valid:
             raise ValueError(f"{cap(one.key, 64)}: the key or a value is not one of a label")
+
     return Selector(tuple(found)) if found else None
 
 

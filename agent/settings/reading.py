@@ -82,6 +82,7 @@ async def look(
         nonlocal current, path
         path = file
         content = await offload.call(partial(read_file, file, limit, needed=needed))
+
         former = getattr(good, kind, None)
         if content is None and former is not None and former.name == str(file):
             gone.append(file)
@@ -97,6 +98,7 @@ async def look(
             else:
                 plan = await offload.call(make_plan, current)
             values = plan.resolve(NodeFacts())
+
             for key, kind, limit in _HAMIS:
                 if (one := values[key]).value:  # the default files need not exist
                     await read(kind, Path(str(one.value)), limit, needed=one.origin != DEFAULT)
@@ -135,24 +137,24 @@ async def begin(sources: Sources, offload: Offload, state: Offload) -> SourcesRe
     else:
         return start
     # Our own file says where the copy is, if it is good; else environment and flags do.
-    file = last = None
+    file: Path | None = None
     ours = msgspec.structs.replace(start.sources, device_config=None, node_config=None)
     for known in (msgspec.structs.replace(ours, own=None), ours):
         with contextlib.suppress(SettingsError):
             file = make_plan(known).settings(NodeFacts()).paths.state / COPY
     if file is None:
         raise refusal
+
     try:
         async with asyncio.timeout(DEADLINE):
             content = await state.call(partial(read_file, file, MAX_COPY, needed=False))
-            if content is not None:
-                last = recalled(decode_last_good(content), start.sources)
+        if content is None:
+            raise refusal
+        last = recalled(decode_last_good(content), start.sources)
     except TimeoutError as error:
         raise _both(refusal, file, _unanswered(file)) from error
     except (SettingsError, StateCorrupt) as error:
         raise _both(refusal, file, error) from error
-    if last is None:
-        raise refusal
     return msgspec.structs.replace(start, plan=last, refusal=refusal)
 
 

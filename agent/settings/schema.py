@@ -50,6 +50,7 @@ class FileSettings(msgspec.Struct, frozen=True):
             profiled=False,
         ),
     ] = "/etc/hami/device-config.yaml"
+
     node_config: Annotated[
         str,
         Field(
@@ -76,6 +77,7 @@ class DriverSettings(msgspec.Struct, frozen=True):
             flag="--nvml-library",
         ),
     ] = None
+
     root: Annotated[
         Path,
         Field(
@@ -88,6 +90,7 @@ class DriverSettings(msgspec.Struct, frozen=True):
             other_flags=("--container-driver-root",),
         ),
     ] = Path("/driver-root")
+
     simulate: Annotated[
         str | None,
         Field(
@@ -97,6 +100,7 @@ class DriverSettings(msgspec.Struct, frozen=True):
             flag="--simulate",
         ),
     ] = None
+
     on_no_driver: Annotated[
         str,
         Field(
@@ -117,12 +121,14 @@ class HostPaths(msgspec.Struct, frozen=True):
     state: Annotated[
         Path, Field("paths.state", path, "Directory of the ledger.", flag="--state-dir")
     ] = Path("/var/lib/hami-agent")
+
     run: Annotated[
         Path,
         Field(
             "paths.run", path, "Directory of the instance lock and the sockets.", flag="--run-dir"
         ),
     ] = Path("/run/hami-agent")
+
     kubelet_socket: Annotated[
         Path,
         Field(
@@ -133,6 +139,7 @@ class HostPaths(msgspec.Struct, frozen=True):
             flag="--kubelet-socket",
         ),
     ] = Path("/var/lib/kubelet/device-plugins/kubelet.sock")
+
     pod_resources_socket: Annotated[
         Path,
         Field(
@@ -142,6 +149,7 @@ class HostPaths(msgspec.Struct, frozen=True):
             flag="--pod-resources-socket",
         ),
     ] = Path("/var/lib/kubelet/pod-resources/kubelet.sock")
+
     cgroup: Annotated[Path, Field("paths.cgroup", path, "The cgroup tree, read only.")] = Path(
         "/sys/fs/cgroup"
     )
@@ -159,6 +167,7 @@ class WebSettings(msgspec.Struct, frozen=True):
     address: Annotated[
         str, Field("web.address", text, "Address of the probes and metrics.", flag="--web-address")
     ] = "127.0.0.1"
+
     port: Annotated[
         int,
         Field(
@@ -168,6 +177,7 @@ class WebSettings(msgspec.Struct, frozen=True):
             flag="--web-port",
         ),
     ] = 9394
+
     readers: Annotated[
         ReaderPolicy,
         Field(
@@ -191,6 +201,7 @@ class MetricSettings(msgspec.Struct, frozen=True):
             "promised of each GPU and what it uses.",
         ),
     ] = True
+
     hami: Annotated[
         HamiNames,
         Field(
@@ -216,6 +227,7 @@ class LogSettings(msgspec.Struct, frozen=True):
             flag="--log-level",
         ),
     ] = "info"
+
     format: Annotated[
         str,
         Field(
@@ -240,6 +252,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             flag="--node-name",
         ),
     ]
+
     kubeconfig: Annotated[
         str | None,
         Field(
@@ -250,6 +263,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             flag="--kubeconfig",
         ),
     ] = None
+
     files: FileSettings
     scheduler: Annotated[
         str,
@@ -262,10 +276,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             flag="--scheduler",
         ),
     ] = "hami"
+
     plain: PlainSettings | None
     """None: HAMi's scheduler chooses."""
+
     sharing: SharingSettings
     match: MatchSettings
+
     fence: Annotated[
         str,
         Field(
@@ -277,6 +294,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             flag="--fence",
         ),
     ] = "none"
+
     hook_path: Annotated[
         Path,
         Field(
@@ -287,11 +305,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             flag="--hook-path",
         ),
     ] = Path("/usr/local")
+
     library_version: Annotated[
         str,
         Field("library.version", text, "Mount libvgpu.so.<version> if that file exists."),
     ] = ""
+
     edits: EditSettings
+
     observe: Annotated[
         bool,
         Field(
@@ -302,6 +323,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             flag="--observe",
         ),
     ] = False
+
     takeover: Annotated[
         bool,
         Field(
@@ -312,6 +334,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             flag="--takeover",
         ),
     ] = False
+
     report: ReportSettings
     node_condition: Annotated[
         bool,
@@ -321,11 +344,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             "Write the Node's condition GpuDegraded. It needs the right to patch nodes/status.",
         ),
     ] = False
+
     health: HealthSettings
     driver: DriverSettings
     paths: HostPaths
     web: WebSettings
     metrics: MetricSettings
+
     feedback: Annotated[
         bool,
         Field(
@@ -335,6 +360,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             "vGPUmonitor does. Set it to false where the monitor runs too: both would write.",
         ),
     ] = True
+
     log: LogSettings
 
     @property
@@ -353,8 +379,10 @@ def _declared(struct: type[msgspec.Struct], above: tuple[str, ...] = ()) -> Iter
         for part in (attribute.type, *get_args(attribute.type)):
             if isinstance(part, type) and issubclass(part, msgspec.Struct):
                 yield from _declared(part, place)
+
         for field in getattr(attribute.type, "__metadata__", ()):
             value = None if attribute.default is msgspec.NODEFAULT else attribute.default
+
             # As the files have it: text of a path or a choice, items of a set.
             default = msgspec.to_builtins(value, enc_hook=str)
             if attribute.default_factory is not msgspec.NODEFAULT or isinstance(default, list):
@@ -367,9 +395,11 @@ _ORDER: Final = tuple(dict.fromkeys(field.section for field in _FOUND))
 
 FIELDS: Final = tuple(sorted(_FOUND, key=lambda field: _ORDER.index(field.section)))
 """All settings, in the order of `config show`."""
+
 BY_KEY: Final = {field.key: field for field in FIELDS}
 LIVE: Final = {field.key: field for field in FIELDS if field.live and field.profiled}
 """What a profile may set."""
+
 SECTIONS: Final = {*_ORDER, "profiles"}
 """The keys allowed at the top of the agent's own file."""
 
@@ -424,14 +454,17 @@ def build(
         for struct in structs:
             here = here.setdefault(struct, {})
         here[name] = one.value if one.field.convert is None else one.field.convert(one.value)
+
     # What several sections use is declared in one of them.
     sharing, match = parts["sharing"], parts["match"]
     parts["node"] = match["node"] = parts["node"] or host_name
     match["resource"] = sharing["resource"]
     match["requests"]["known"] = knows_requests
     parts["edits"] |= {name: sharing[name] for name in ("resource", "memory_scaling", "mode")}
+
     if parts["scheduler"] == "hami":
         parts["plain"] = None
+
     if parts["observe"]:
         # An observer must not meet the node's agent: it has a lock, sockets, a state and a port of
         # its own, in the run directory, which the next boot empties.
@@ -439,6 +472,7 @@ def build(
         parts["paths"] |= {"run": run, "state": f"{run}/state"}
         if values["web.port"].origin == DEFAULT:
             parts["web"]["port"] = 0
+
     settings = msgspec.convert(parts, Settings, dec_hook=lambda kind, value: kind(value))
     check_list_size(gpus, settings.sharing.split_count, values["sharing.splitCount"].origin)
     return settings
@@ -490,12 +524,14 @@ def json_schema() -> dict[str, object]:
         "match": _MATCH,
         **profile["properties"],
     }
+
     schema = _mapping(FIELDS)
     schema["properties"]["profiles"] = {
         "type": ["array", "null"],
         "description": "Settings for some nodes; a later profile wins.",
         "items": profile,
     }
+
     return {"$schema": DRAFT, "title": "hami-agent's settings", **schema}
 
 
@@ -507,10 +543,12 @@ def _mapping(fields: Iterable[Field]) -> dict[str, Any]:
         here = root
         for parent in parents:
             here = here["properties"].setdefault(parent, _empty())
+
         leaf = {**field.read.schema, "description": field.text}
         default = field.read.write(field.default)
         if default is not None:
             leaf["default"] = list(default) if isinstance(default, tuple) else default
+
         here["properties"][name] = leaf
     return root
 

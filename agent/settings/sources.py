@@ -203,17 +203,20 @@ def read_surroundings(
     # Beside a Service named hami-agent, Kubernetes gives every container of its namespace
     # HAMI_AGENT_SERVICE_HOST, HAMI_AGENT_PORT and more, and beside one named hami-agent-web an
     # address as HAMI_AGENT_WEB_PORT; the operator's own value of that is a number.
+
     links = tuple(
         name.removesuffix(SERVICE_HOST) + part
         for name in environ
         if name.startswith(PREFIX) and name.endswith(SERVICE_HOST)
         for part in ("_SERVICE_", "_PORT")
     )
+
     environ = {
         name: value
         for name, value in environ.items()
         if not name.startswith(links) or (name in VARIABLES and not _ADDRESS.match(value))
     }
+
     for name in sorted(environ):
         if name.startswith(PREFIX) and name not in VARIABLES:  # most likely misspelled
             text = (
@@ -222,15 +225,18 @@ def read_surroundings(
                 "the flag --config names the settings file"
             )
             faults.add(SettingsError(text))
+
     warnings = [
         f"env {name}: {shown(item)} is neither an XID nor all: it is ignored"
         for name in XID_LISTS
         for item in malformed(environ.get(name, ""))
     ]
+
     score = environ.get(SCORE_SWITCH, "")
     if score and score != "true" and score not in FALSE:
         text = f"env {SCORE_SWITCH}: {shown(score)} is not true"
         warnings.append(f"{text}, so the scores are off, as in HAMi's plugin")
+
     for foreign in FOREIGN:
         named = [(f"env {foreign.variable}", environ.get(foreign.variable, ""))]
         named += [(flag, flags.get(flag, "")) for flag in foreign.flags[:1]]
@@ -243,6 +249,7 @@ def read_surroundings(
                 faults.add(SettingsError(text))
             else:
                 warnings.append(f"{name}: has no effect here")
+
     settings: list[Setting] = []
     for field in FIELDS:
         own, *others = field.variables
@@ -253,6 +260,7 @@ def read_surroundings(
             value = str(environ[name] == "true") if name == SCORE_SWITCH else environ[name]
             with faults.kept():
                 settings.append(read_setting(field, value, f"env {name}"))
+
     for field in FIELDS:
         if field.flag and field.flag in flags:
             with faults.kept():

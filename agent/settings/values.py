@@ -62,6 +62,7 @@ class NodeValues:
         """
         name = facts.name or self.name
         facts = msgspec.structs.replace(facts, name=name)
+
         # Before the first scan the labels that decide may still come.
         if facts.gpus is not None or not self.need_labels(facts):
             for profile in self.applied(facts):
@@ -77,6 +78,7 @@ class NodeValues:
         """True if labels, which are not known yet, may change the values."""
         named = [one.match for one in self.profiles if one.match.names(facts.name)]
         first = min((one.tier for one in named if one.tier), default=Tier.OWN)
+
         by_labels = any(one.labels is not None and one.tier <= first for one in named)
         return by_labels and self.labelled and facts.labels is None
 
@@ -84,6 +86,7 @@ class NodeValues:
         """The profiles that apply to a node with these facts, in their order."""
         if not self.labelled:
             facts = msgspec.structs.replace(facts, labels=None)
+
         found = [one for one in self.profiles if one.match.holds(facts)]
         first = min((one.match.tier for one in found if one.match.tier), default=Tier.OWN)
         return [one for one in found if one.match.tier in {Tier.OWN, first}]
@@ -92,6 +95,7 @@ class NodeValues:
         """The values of a node with these facts."""
         applied = self.applied(facts)
         values = {field.key: Setting(field, field.default, DEFAULT) for field in FIELDS}
+
         settings = (self.device_config.settings, self.own.settings)
         profiled = (profile.settings for profile in applied)
         for setting in chain(*settings, *profiled, self.surroundings.settings):
@@ -129,6 +133,7 @@ def make_plan(sources: Sources) -> NodeValues:
     """Merge all sources. Raises SettingsError with every error that they contain."""
     faults, later = Faults(), Faults()
     surroundings = read_surroundings(sources.environ, sources.flags, later)
+
     device_config = own = node_config = Layer()
     if sources.device_config or sources.own or sources.node_config:
         # Late: the start of a node without files does not load YAML.
@@ -138,26 +143,32 @@ def make_plan(sources: Sources) -> NodeValues:
         if (file := sources.device_config) is not None:
             with faults.kept():
                 device_config = read_device_layer(file.content, file.name, faults)
+
         if (file := sources.own) is not None:
             with faults.kept():
                 own = read_own_file(file.content, file.name, faults)
+
         if (file := sources.node_config) is not None:
             named = {one.field.key: one.value for one in (*own.settings, *surroundings.settings)}
             node = str(named.get(NODE_NAME) or sources.host)
             with faults.kept():
                 node_config = read_node_layer(file.content, file.name, faults, node)
+
     with faults.kept():
         later.refuse()
     faults.refuse()
+
     layers = (device_config, own, node_config, surroundings)
     warnings = tuple(text for layer in layers for text in layer.warnings)
     plan = NodeValues(sources, *layers, warnings=warnings)
     if plan.labelled:
         return plan
+
     never = [
         f"{one.where}: the {cap(f'profile {one.name}' if one.name else 'entry', 64)} never "
         "applies: it selects by labels, which the agent does not read with scheduler: none"
         for one in plan.profiles
         if one.match.labels is not None
     ]
+
     return dataclasses.replace(plan, warnings=(*warnings, *first_of(never, "settings")))

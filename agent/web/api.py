@@ -46,7 +46,9 @@ KEPT: Final = 0.5
 """Seconds for which a document is reused: many readers cost the loop no more than one."""
 
 JSON: Final = "application/json"
+
 LOCAL_HOSTS: Final = frozenset({"localhost", "127.0.0.1", "[::1]"})
+"""The names by which a browser on this host may ask."""
 
 REASON_LIMIT: Final = 4096
 """Characters of a failed check's reason."""
@@ -54,8 +56,10 @@ REASON_LIMIT: Final = 4096
 TELL_PERIOD: Final = 60.0
 """Seconds between two log lines of refused actions."""
 
-ACTION: Final = re.compile(r"/api/v1/gpus/([^/:]{1,64}):([a-z-]{1,32})")
 ACTIONS: Final = ("recheck", "release", "was-reset")
+
+ACTION: Final = re.compile(rf"/api/v1/gpus/([^/:]{{1,64}}):({'|'.join(ACTIONS)})")
+"""The path of an action: the name of a GPU, and what to do."""
 
 _PARTS: Final[Mapping[str, tuple[str, Callable[[StatusFacts], object]]]] = {
     "status": ("Status", status_of),
@@ -127,6 +131,7 @@ class ReadApi:
 
 
 def _rendered(kind: str, data: object, at: dt.datetime, until: float = 0.0) -> _Made:
+    """The document and its ETag, which is a hash of the data without the time."""
     encoded = msgspec.json.encode(data)
     etag = f'"{hashlib.blake2b(encoded, digest_size=12).hexdigest()}"'
     return _Made(data, at, envelope(kind, msgspec.Raw(encoded), at), etag, until)
@@ -256,7 +261,7 @@ class Actions(msgspec.Struct, eq=False):
     async def answer(self, request: web.BaseRequest) -> web.Response:
         """Do the action, or answer why not."""
         match = ACTION.fullmatch(request.path)
-        if match is None or match[2] not in ACTIONS:
+        if match is None:
             paths = [f"{PREFIX}gpus/GPU:{name}" for name in ACTIONS]
             return _text(404, f"No such action. There is: {' '.join(paths)}")
 
@@ -288,6 +293,7 @@ class Actions(msgspec.Struct, eq=False):
         return _json("Recheck", results[0]) if results else self._unknown(name, self.left_out(name))
 
     async def _release(self, name: str) -> web.Response:
+        """Release the GPU of that name, or all, and say who still has one."""
         result = await self.release(name)
         if result is None and name == ALL:
             return _text(409, "No GPU of this node is shared: stop the agent for work on one.")
@@ -309,6 +315,7 @@ class Actions(msgspec.Struct, eq=False):
         return _json("Release", data)
 
     def _unknown(self, name: str, left_out: str) -> web.Response:
+        """Answer that no GPU is named so, or why that one is not shared."""
         if left_out:
             return _text(409, f"GPU {cap(name)} is not shared: {left_out}.")
 
@@ -319,6 +326,7 @@ class Actions(msgspec.Struct, eq=False):
 
 
 def _data(result: Recheck) -> dict[str, object]:
+    """The result of a recheck as a document."""
     health = result.after
     return {
         "gpu": None if result.gpu.index == NO_INDEX else result.gpu.index,
@@ -341,5 +349,6 @@ def _text(status: int, text: str) -> web.Response:
 
 
 def _json(kind: str, data: Mapping[str, object]) -> web.Response:
+    """A document that is made for this request alone."""
     document = {"apiVersion": API_VERSION, "kind": kind, "data": data}
     return web.Response(text=json.dumps(document) + "\n", content_type=JSON)

@@ -47,7 +47,10 @@ from agent.usage import ContainerUse
 from agent.web.api import BuildInfo
 
 PREFIX: Final = "hami_agent_"
+"""Before the agent's own names."""
+
 TEXT: Final = "text/plain; version=0.0.4; charset=utf-8"
+"""Prometheus' text format, whatever the client accepts."""
 
 KEPT: Final = 0.25
 """Seconds for which a rendered page is reused. Rendering takes the loop 14 ms with 8 GPUs and
@@ -89,18 +92,19 @@ class MetricSources(msgspec.Struct, frozen=True):
 
 _Labels: TypeAlias = tuple[str, ...]
 
-_Measured: TypeAlias = Iterator[tuple[str, _Labels, float | None]]
-"""What is measured, the values of the labels, and the number. None: it is not known, so it has no
-series."""
+_Measured: TypeAlias = Iterator[tuple[_Labels, Mapping[str, float | None]]]
+"""The values of the labels, and the number of each thing that is measured there. None: it is not
+known, so it has no series."""
 
 
 def _summed(measured: _Measured) -> Mapping[str, Mapping[_Labels, float]]:
     """The numbers of each thing that is measured, by the values of the labels."""
     sums: dict[str, dict[_Labels, float]] = defaultdict(dict)
-    for what, values, number in measured:
-        # Two rows may have one name: the agent has not seen yet that the other pod is gone.
-        if number is not None:
-            sums[what][values] = sums[what].get(values, 0) + number
+    for values, numbers in measured:
+        for what, number in numbers.items():
+            # Two rows may have one name: the agent has not seen yet that the other pod is gone.
+            if number is not None:
+                sums[what][values] = sums[what].get(values, 0) + number
 
     return sums
 
@@ -116,6 +120,7 @@ def _family(name: str, text: str, labels: _Labels, sums: Mapping[_Labels, float]
 
 
 def _divided(number: int | None, by: float) -> float | None:
+    """A number in another unit; None: it is not known."""
     return None if number is None else number / by
 
 
@@ -204,6 +209,7 @@ _OF_CONTAINERS: Final[dict[_Labels, Mapping[str, str]]] = {
         ),
     },
 }
+"""The same of containers; left out if `metrics.containers` is false."""
 
 _FORMER: Final = {
     "memory_allocated_bytes": "memory_promised_bytes",
@@ -216,15 +222,13 @@ _FORMER: Final = {
 
 
 def _of_agent(build: BuildInfo, facts: StatusFacts) -> _Measured:
-    yield "build_info", (build.version, build.revision, build.python, build.profile), 1
+    """Versions, and the readiness checks."""
+    yield (build.version, build.revision, build.python, build.profile), {"build_info": 1}
     if version := facts.inventory.driver_version:
-        yield "driver_info", (version,), 1
+        yield (version,), {"driver_info": 1}
 
     for check in facts.checks:
-        if check.required:
-            yield "ready", (check.name,), check.ok
-        else:
-            yield "degraded", (check.name,), not check.ok
+        yield (check.name,), {"ready": check.ok} if check.required else {"degraded": not check.ok}
 
 
 def _of_labels(facts: StatusFacts, counted: Collection[str]) -> _Measured:
@@ -233,61 +237,70 @@ def _of_labels(facts: StatusFacts, counted: Collection[str]) -> _Measured:
     for shared in (*facts.inventory.gpus, *(one for one in facts.gone if one.uuid in counted)):
         gpu, name = shared.gpu, labels[shared.uuid]
         numa = "" if gpu.numa is None else str(gpu.numa)
-        yield "gpu_info", (name, gpu.uuid, gpu.name, gpu.pci, numa, shared.mode), 1
+        yield (name, gpu.uuid, gpu.name, gpu.pci, numa, shared.mode), {"gpu_info": 1}
 
     # A row or a count may name a GPU that left before this process began: it has no other label.
     for uuid in sorted(uuid for uuid in counted if uuid not in labels and uuid != UNKNOWN):
-        yield "gpu_info", (uuid, uuid, "", "", "", ""), 1
+        yield (uuid, uuid, "", "", "", ""), {"gpu_info": 1}
 
 
 def _of_gpus(facts: StatusFacts) -> _Measured:
+    """Health, slices and memory of each GPU of the inventory, and its newest sample."""
     listed = {(group.uuid, group.healthy): len(group.ids) for group in facts.slices.groups}
     held = facts.ledger.living(facts.pods).held_ids()
 
     for name, gpu in labelled(facts.inventory):
-        now, of = gpu.health, (name,)
+        now = gpu.health
         for condition in Condition:
-            yield "gpu_health", (name, condition.value), now.condition is condition
+            yield (name, condition.value), {"gpu_health": now.condition is condition}
 
         verdict = (now.condition.value, now.cause, now.action, now.runbook)
-        yield "gpu_served", (name, *verdict), now.serving
-        yield "gpu_health_since_timestamp_seconds", of, now.since.timestamp()
+        yield (name, *verdict), {"gpu_served": now.serving}
 
-        yield "slices", (name, "healthy"), listed.get((gpu.uuid, True), 0)
-        yield "slices", (name, "unhealthy"), listed.get((gpu.uuid, False), 0)
-        yield "slices_allocated", of, len(held.get(gpu.uuid, ()))
+        yield (name, "healthy"), {"slices": listed.get((gpu.uuid, True), 0)}
+        yield (name, "unhealthy"), {"slices": listed.get((gpu.uuid, False), 0)}
 
         taken = promised(facts.ledger, facts.pods, gpu).memory_mib
-        yield "memory_allocated_bytes", of, taken * MIB
-        yield "memory_allocatable_bytes", of, gpu.registered_mib * MIB
+        numbers = {
+            "gpu_health_since_timestamp_seconds": now.since.timestamp(),
+            "slices_allocated": len(held.get(gpu.uuid, ())),
+            "memory_allocated_bytes": taken * MIB,
+            "memory_allocatable_bytes": gpu.registered_mib * MIB,
+        }
+        yield (name,), numbers
 
         if newest := facts.newest(gpu.uuid):
-            sample = newest.sample
-            yield "gpu_utilization_ratio", of, _divided(sample.gpu_percent, 100)
-            yield "gpu_memory_utilization_ratio", of, _divided(sample.memory_percent, 100)
-            yield "gpu_memory_used_bytes", of, _divided(sample.used_mib, 1 / MIB)
+            sampled = {
+                "gpu_utilization_ratio": _divided(newest.sample.gpu_percent, 100),
+                "gpu_memory_utilization_ratio": _divided(newest.sample.memory_percent, 100),
+                "gpu_memory_used_bytes": _divided(newest.sample.used_mib, 1 / MIB),
+            }
+            yield (name,), sampled
 
 
 def _of_regions(facts: StatusFacts, rows: Iterable[Row]) -> _Measured:
+    """How many of these rows have a region in each state."""
     uses = (facts.used(row.key) for row in rows)
     count = Counter(use.state for use in uses if use is not None)
+
     for state in RegionState:
-        yield "container_regions", (state.value,), count[state]
+        yield (state.value,), {"container_regions": count[state]}
 
 
 def _of_rows(facts: StatusFacts, rows: Iterable[tuple[Holder, Row]]) -> _Measured:
     """What containers were promised."""
     labels = gpu_labels(facts.inventory, facts.gone)
     whole = {gpu.uuid: gpu.registered_mib for gpu in facts.inventory.gpus}
+
     for holder, row in rows:
         for share in row.limits:
             of = (labels.get(share.uuid, share.uuid), *astuple(holder))
             mib = share.memory_mib or whole.get(share.uuid, 0)
-            yield "container_memory_allocated_bytes", of, mib * MIB
-            yield "container_cores_allocated_ratio", of, share.core_percent / 100
+            yield of, {"container_memory_allocated_bytes": mib * MIB}
+            yield of, {"container_cores_allocated_ratio": share.core_percent / 100}
 
         for uuid in row.gpus:
-            yield "container_slices_allocated", (labels.get(uuid, uuid), *astuple(holder)), 1
+            yield (labels.get(uuid, uuid), *astuple(holder)), {"container_slices_allocated": 1}
 
 
 def _of_limits(facts: StatusFacts, newest: Mapping[Holder, Row]) -> _Measured:
@@ -305,28 +318,33 @@ def _of_limits(facts: StatusFacts, newest: Mapping[Holder, Row]) -> _Measured:
         if pod and pod.unkept(holder.container):
             keeper = "none"
 
-        yield "container_limits_info", (*astuple(holder), keeper, policy), 1
+        yield (*astuple(holder), keeper, policy), {"container_limits_info": 1}
 
 
 def _of_use(facts: StatusFacts, used: Sequence[_Used]) -> _Measured:
     """What containers use, and to what HAMi-core limits them now."""
     labels = gpu_labels(facts.inventory, facts.gone)
+
     for holder, use in used:
         for gpu in use.gpus:
-            of = (labels.get(GpuUuid(gpu.uuid), gpu.uuid), *astuple(holder))
-            yield "container_memory_used_bytes", of, gpu.memory.total
-            yield "container_utilization_ratio", of, min(gpu.sm_percent, 100) / 100
+            # No limit: 0 bytes, and 0 and 100 % of the compute.
+            is_limited = 0 < gpu.core_limit < UNLIMITED
+            numbers = {
+                "container_memory_used_bytes": gpu.memory.total,
+                "container_memory_limit_bytes": gpu.memory_limit or None,
+                "container_utilization_ratio": min(gpu.sm_percent, 100) / 100,
+                "container_cores_limit_ratio": gpu.core_limit / 100 if is_limited else None,
+            }
+            yield (labels.get(GpuUuid(gpu.uuid), gpu.uuid), *astuple(holder)), numbers
 
-            # 0 and 100 % of the compute mean no limit.
-            if gpu.memory_limit > 0:
-                yield "container_memory_limit_bytes", of, gpu.memory_limit
-            if 0 < gpu.core_limit < UNLIMITED:
-                yield "container_cores_limit_ratio", of, gpu.core_limit / 100
+        idle = None if use.idle is None else use.idle.total_seconds()
+        is_read = use.state is RegionState.READABLE
 
-        if use.idle is not None:
-            yield "container_idle_seconds", astuple(holder), use.idle.total_seconds()
-        if use.state is RegionState.READABLE:
-            yield "container_processes", astuple(holder), use.processes
+        numbers = {
+            "container_idle_seconds": idle,
+            "container_processes": use.processes if is_read else None,
+        }
+        yield astuple(holder), numbers
 
 
 # The series of HAMi's vGPUmonitor, by HAMi's names, labels and scales.
@@ -335,7 +353,10 @@ def _of_use(facts: StatusFacts, used: Sequence[_Used]) -> _Measured:
 # power, ECC) and #2808.
 
 ZONE: Final = "vGPU"
+"""The value of HAMi's label `zone`."""
+
 UUID_LENGTH: Final = 40
+"""Characters of a UUID, as HAMi cuts it."""
 
 TYPE_PREFIX: Final = "NVIDIA-"
 """Before every name, also before one that begins with it. The register annotation differs."""
@@ -346,7 +367,9 @@ WHOLE: Final = 2**64
 _NODE: Final = ("node", "device_index", "device_uuid", "device_type")
 _CONTAINER: Final = ("namespace", "pod", "container", "vdevice_index", "device_uuid")
 _OLD_NODE: Final = ("nodeid", "deviceidx", "deviceuuid", "devicetype")
+
 _OLD_CONTAINER: Final = ("podnamespace", "podname", "ctrname", "vdeviceid", "deviceuuid")
+"""HAMi's labels of a GPU, and of a container on a GPU, without the zone."""
 
 _FURTHER: Final = {"gpu_ecc": ("error_type",), "parts": ("context", "module", "data", "offset")}
 """The labels of a measure beside those of its GPU or container."""
@@ -401,44 +424,54 @@ _HAMI: Final = {
 
 
 def _hami_gpus(facts: StatusFacts) -> _Measured:
+    """What the newest sample says of each GPU that has an index."""
     for shared in facts.inventory.gpus:
         gpu, newest = shared.gpu, facts.newest(shared.uuid)
         if gpu.index == NO_INDEX or newest is None:
             continue
 
-        gpu_is = (facts.about.name, str(gpu.index), gpu.uuid[:UUID_LENGTH], TYPE_PREFIX + gpu.name)
-        of, sample = (*gpu_is, ZONE), newest.sample
+        of = (facts.about.name, str(gpu.index), gpu.uuid[:UUID_LENGTH], TYPE_PREFIX + gpu.name)
+        sample = newest.sample
 
         # As HAMi's monitor counts: with what the driver reserves.
         used = None if sample.used_mib is None else sample.used_mib + sample.reserved_mib
-        yield "gpu_used", of, _divided(used, 1 / MIB)
-        yield "gpu_busy", of, sample.gpu_percent
-        yield "gpu_memory_busy", of, sample.memory_percent
-        yield "gpu_celsius", of, sample.celsius
-        yield "gpu_watts", of, _divided(sample.milliwatts, 1000)
-        yield "gpu_ecc", (*gpu_is, "corrected", ZONE), sample.ecc_corrected
-        yield "gpu_ecc", (*gpu_is, "uncorrected", ZONE), sample.ecc_uncorrected
+        numbers = {
+            "gpu_used": _divided(used, 1 / MIB),
+            "gpu_busy": sample.gpu_percent,
+            "gpu_memory_busy": sample.memory_percent,
+            "gpu_celsius": sample.celsius,
+            "gpu_watts": _divided(sample.milliwatts, 1000),
+        }
+        yield (*of, ZONE), numbers
+        yield (*of, "corrected", ZONE), {"gpu_ecc": sample.ecc_corrected}
+        yield (*of, "uncorrected", ZONE), {"gpu_ecc": sample.ecc_uncorrected}
 
 
 def _hami_containers(used: Sequence[_Used]) -> _Measured:
+    """What each container uses of each of its GPUs."""
     for holder, use in used:
         # HAMi has the time since the last kernel for each GPU, and the agent for the container.
         idle = None if use.idle is None else use.idle // dt.timedelta(seconds=1)
+
         for gpu in use.gpus:
-            part = (*astuple(holder), str(gpu.index), gpu.uuid[:UUID_LENGTH])
-            of, memory = (*part, ZONE), gpu.memory
-            yield "used", of, memory.total
-            yield "limit", of, gpu.memory_limit
-            yield "busy", of, gpu.sm_percent
-            yield "idle", of, idle
-            yield "context", of, memory.context
-            yield "module", of, memory.module
-            yield "buffer", of, memory.buffer
+            of = (*astuple(holder), str(gpu.index), gpu.uuid[:UUID_LENGTH])
+            memory = gpu.memory
+
+            numbers = {
+                "used": memory.total,
+                "limit": gpu.memory_limit,
+                "busy": gpu.sm_percent,
+                "idle": idle,
+                "context": memory.context,
+                "module": memory.module,
+                "buffer": memory.buffer,
+            }
+            yield (*of, ZONE), numbers
 
             # Sizes that HAMi has as label values; the last is what the others leave of the total.
             known = memory.context, memory.module, memory.buffer
             sizes = (*known, (memory.total - sum(known)) % WHOLE)
-            yield "parts", (*part, *map(str, sizes), ZONE), memory.total
+            yield (*of, *map(str, sizes), ZONE), {"parts": memory.total}
 
 
 def _hami(

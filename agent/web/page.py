@@ -45,12 +45,14 @@ KEPT: Final = 0.5
 
 GPUS: Final = 32
 CONTAINERS: Final = 300
+"""The most GPUs, and the most containers, that are shown."""
 
 ENTRIES: Final = 30
 """The newest of the refusals, and of the changes."""
 
 CHECKS: Final = 40
 SETTINGS: Final = 200
+"""The most checks, and the most settings, that are shown."""
 
 LONGEST: Final = 300
 """Characters of one text. A longer one is cut."""
@@ -71,7 +73,10 @@ TO_DO: Final = {
 """Actions of a health in words."""
 
 HEADS: Final = ("Pod and container", "GPU", "Memory", "Cores", "Idle", "For")
+"""The heads of the table of containers."""
+
 GPU_NAME: Final = re.compile(r"\bGPU (?:[0-9]+|GPU-[0-9a-f-]+)")
+"""A GPU in a sentence."""
 
 ALSO: Final = 5
 """Names beside the first one of equal entries."""
@@ -84,11 +89,13 @@ class Html(str):
 
 
 def _asset(name: str) -> str:
+    """A file of this folder, without indentation."""
     lines = resources.files(__package__).joinpath(name).read_text(encoding="utf-8").splitlines()
     return "\n".join(line.strip() for line in lines)
 
 
 def _hash(content: str) -> str:
+    """How the policy names a style or script."""
     digest = hashlib.sha256(content.encode()).digest()
     return f"'sha256-{base64.b64encode(digest).decode()}'"
 
@@ -113,6 +120,7 @@ GPU_BLOCK: Final = (
     "<dt>Slices</dt><dd>{slices}</dd></dl>"
     '{history}{why}<p class="id">{place}</p></article>'
 )
+"""The block of one GPU."""
 
 FILTER: Final = Html(
     '<p id="filtering" hidden><label for="filter">Filter by pod, container or GPU</label> '
@@ -259,6 +267,7 @@ def _sentence(gpus: Sequence[GpuStatus]) -> Iterator[str]:
 
 
 def _name(gpu: GpuStatus) -> str:
+    """How people call the GPU."""
     return gpu.uuid if gpu.index is None else f"GPU {gpu.index}"
 
 
@@ -268,6 +277,7 @@ def _anchor(gpu: GpuStatus) -> str:
 
 
 def _facts(node: NodeStatus, now: dt.datetime) -> Iterator[Html]:
+    """The facts about node and agent, each with its heading."""
     up = f"up {age(node.started_at, now)}" if node.started_at else ""
     agent = (node.version, up, "observes only" if node.observe else "")
 
@@ -302,6 +312,7 @@ def _facts(node: NodeStatus, now: dt.datetime) -> Iterator[Html]:
 
 
 def _gpus(gpus: Sequence[GpuStatus], now: dt.datetime) -> Html:
+    """The blocks of all GPUs, below what their drawings mean."""
     if not gpus:
         return Html('<p class="none">There are no GPUs to share.</p>')
 
@@ -547,6 +558,7 @@ def _settings(settings: Sequence[SettingStatus]) -> Html:
 
 
 def _table(heads: Iterable[str], rows: Iterable[Html], attribute: str = "") -> Html:
+    """A table; `attribute` stands in its body."""
     head = "".join(f'<th scope="col">{name}</th>' for name in heads)
     return Html(
         f'<table class="wide"><thead><tr>{head}</tr></thead>'

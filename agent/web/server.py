@@ -28,6 +28,7 @@ from agent.web.api import PREFIX
 log = structlog.get_logger(__name__)
 
 CONNECTIONS: Final = 256
+"""Connections of each listener; each beyond that closes another."""
 
 SHARE: Final = 32
 """Connections of one address that are safe from another's when full; the kubelet has two."""
@@ -40,11 +41,13 @@ ANSWER_TIMEOUT: Final = 30.0
 
 HEAD_LIMIT: Final = 16 * 1024
 LINE_LIMIT: Final = 4096
+"""Bytes of a whole head, and of one line of it."""
 
 RECEIVE_LIMIT: Final = 64 * 1024
 """Bytes after which reading stops: a connection has one request, whose head may have 16 KiB."""
 
 STOP_TIMEOUT: Final = 2.0
+"""Seconds for open answers at the end."""
 
 TELL_PERIOD: Final = 60.0
 """Seconds between two log lines of one kind: callers could cause a flood."""
@@ -60,6 +63,7 @@ The kernel reduces it to net.core.somaxconn, which is 4096 from Linux 5.4 on.
 
 SOCKET_MODE: Final = 0o660
 DIRECTORY_MODE: Final = 0o750
+"""Besides the agent's user, the directory's group may ask."""
 
 HEADERS: Final = {
     "Server": "hami-agent",  # aiohttp would name itself and its version
@@ -164,11 +168,11 @@ async def _stop(server: asyncio.Server, gate: "ConnectionGate") -> None:
 def unix_socket(path: Path) -> Iterator[socket.socket]:
     """Bind a socket at `path`, not yet listening, for the block; make its directory (0750).
 
-    A socket that a dead process left is replaced. At the end the file is removed, unless it was
-    replaced. Raises PermissionFault: a process answers there, another file is there, or the agent
-    may not write the directory.
+    A socket that is there was left by a dead agent: the lock beside it lets one agent run at a
+    time. At the end the file is removed, unless it was replaced. Raises PermissionFault: another
+    file is there, or the agent may not write the directory.
     """
-    with contextlib.ExitStack() as stack:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as opened:
         try:
             path.parent.mkdir(mode=DIRECTORY_MODE, exist_ok=True)
             if os.path.lexists(path):
@@ -177,21 +181,8 @@ def unix_socket(path: Path) -> Iterator[socket.socket]:
                         f"{path} is in the way of the socket and is not a socket: remove it."
                     )
 
-                with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as caller:
-                    caller.setblocking(False)
-                    try:
-                        # BlockingIOError: its queue is full, so a busy process serves it.
-                        with contextlib.suppress(BlockingIOError):
-                            caller.connect(str(path))
+                path.unlink(missing_ok=True)
 
-                        raise PermissionFault(
-                            f"{path} is served by another process: stop it, or give this one "
-                            "another run directory."
-                        )
-                    except ConnectionRefusedError:  # the process that made it is gone
-                        path.unlink(missing_ok=True)
-
-            opened = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
             opened.setblocking(False)
             opened.bind(str(path))
 
@@ -268,6 +259,7 @@ class ConnectionGate(web.Server):
 
     @override
     def connection_made(self, handler: web.RequestHandler, transport: asyncio.Transport) -> None:
+        """Take the connection in, in place of another one when it is full."""
         super().connection_made(handler, transport)
         peer = transport.get_extra_info("peername")
         source = str(peer[0]) if isinstance(peer, tuple) else ""
@@ -303,6 +295,7 @@ class ConnectionGate(web.Server):
         super().connection_lost(handler, exc)
 
     async def _answer(self, request: web.BaseRequest) -> web.Response:
+        """Answer the only request of a connection; whatever fails, the client gets a sentence."""
         guest = self._guests.get(request.protocol)
         if guest is not None:  # now the deadline for reading the answer runs
             guest.is_heard = True
@@ -327,6 +320,7 @@ class ConnectionGate(web.Server):
             return _ours(web.Response(status=500, text=text))
 
     def _read(self, request: web.BaseRequest) -> web.Response:
+        """Answer a GET or HEAD of one of the pages."""
         if sum(len(name) + len(value) for name, value in request.raw_headers) > HEAD_LIMIT:
             return web.Response(status=431, text=f"The head may have {HEAD_LIMIT} bytes.\n")
 
@@ -342,12 +336,14 @@ class ConnectionGate(web.Server):
         return page(request)
 
     def _too_slow(self, handler: web.RequestHandler) -> None:
+        """Close a connection whose time is over."""
         guest = self._close(handler)
         left_out = self._slow.admit()
         if left_out is not None:
             log.info("web.client_too_slow", peer=guest.source, more=left_out)
 
     def _close(self, handler: web.RequestHandler) -> _Guest:
+        """Close the connection at once, and return whose it was."""
         guest = self._guests.pop(handler)
         guest.timer.cancel()
         guest.transport.abort()
@@ -364,6 +360,7 @@ class _Connection(web.RequestHandler):
 
     @override
     def data_received(self, data: bytes) -> None:
+        """Pass the bytes on, up to the limit."""
         if self._received > RECEIVE_LIMIT:
             return
 

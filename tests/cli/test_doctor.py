@@ -271,6 +271,15 @@ def test_the_groups_can_be_chosen_before_the_first_start_too(flags, capsys):
     capsys.readouterr()
 
 
+def test_what_could_not_be_checked_has_an_exit_code_of_its_own(flags, tmp_path, capsys):
+    """In a pod, directories that are missing are not mounted, so nothing is known of them."""
+    cdi = ("--device-list-strategy", "cdi-cri", "--cdi-spec-dirs", str(tmp_path / "cdi"))
+    only = ("doctor", "--pre", *flags, "--only", "driver", *cdi)
+
+    assert 5 == dispatch(only, {"KUBERNETES_SERVICE_HOST": "10.0.0.1"})
+    assert "0 wrong, 0 notes, 1 ok, 1 not checked" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [

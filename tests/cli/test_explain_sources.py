@@ -236,6 +236,18 @@ async def test_an_unknown_pod_gets_the_nearest_names(rig: ExplainRig):
     assert "web" not in answer.err
 
 
+async def test_without_the_right_to_list_pods_no_other_name_is_known(
+    tmp_path: Path, capsys: Capsys
+):
+    async with explain_rig(tmp_path, capsys, frozenset({("get", "pods")})) as rig:
+        answer = await rig.explain("p")
+
+    assert 4 == answer.code
+    assert "there is no pod p in the namespace default; no other name is known: list pods" in (
+        answer.err
+    )
+
+
 async def test_the_namespace_may_be_a_word_an_option_or_the_context_s(rig: ExplainRig):
     rig.submit("p", {GPU: 1}, metadata={"namespace": "a"})
     text = rig.kubeconfig.read_text().replace("user: u}", "user: u, namespace: a}")
@@ -502,6 +514,37 @@ def test_a_refusal_without_a_text_is_listed_and_only_words_of_gates_are_coloured
     lines = folded(recent_lines(refused, "s", now), 80, lambda text, colour: f"<{colour}>{text}")
 
     assert ["note/p on n1, 0 s ago", "  no reason is told", "data: s, read now"] == list(lines)
+
+
+def test_of_many_refusals_the_last_are_listed_and_the_others_counted():
+    now = SystemClock().now()
+    refused = [ListedPod("n", f"p{number}", "n1", message="no", at=now) for number in range(22)]
+
+    lines = list(folded(recent_lines(refused, "s", now), 80, lambda text, _: text))
+
+    assert "n/p19 on n1, 0 s ago" in lines
+    assert ["2 older refusals not shown: -o json has all", "data: s, read now"] == lines[-2:]
+
+
+async def test_what_the_agent_of_a_node_without_slices_said_is_shown_to_people(
+    rig: ExplainRig, capsys: Capsys
+):
+    rig.node("n1", a_gpu("GPU-a"), slices=0)
+    rig.store.create(
+        "events",
+        {
+            "metadata": {"name": "e", "namespace": "default"},
+            "involvedObject": {"kind": "Node", "name": "n1"},
+            "source": {"component": "hami-agent"},
+            "type": "Warning",
+            "reason": "ConfigRejected",
+            "message": "splitCount is no number",
+            "lastTimestamp": encode_stamp(rig.now(-40)),
+        },
+    )
+    rig.submit("p", {GPU: 1})
+
+    assert "s ago: ConfigRejected: splitCount is no number" in (await rig.run("explain", "p")).out
 
 
 async def test_the_example_of_the_help_runs(rig: ExplainRig, capsys: Capsys):

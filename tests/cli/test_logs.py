@@ -92,6 +92,20 @@ def test_a_library_that_logs_wrongly_does_not_fail_of_it():
     assert "and went on" in done.stderr.splitlines()[-1]
 
 
+def test_journald_is_told_the_priority_of_each_line():
+    program = (
+        "import structlog\n"
+        "from agent.cli.logs import configure\n"
+        'configure("info", "auto", {"JOURNAL_STREAM": "8:1"})\n'
+        'structlog.get_logger().info("fine")\n'
+        'structlog.get_logger().error("broken")\n'
+    )
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)  # noqa: S603
+
+    assert ["<6>{", "<3>{"] == [line[:4] for line in done.stderr.splitlines()]
+
+
 @pytest.mark.parametrize("form", ["text", "json"])
 def test_no_value_is_long_however_long_the_name(form: str):
     longest = max(map(len, written(form).split("\n")))

@@ -1,4 +1,4 @@
-"""`runbook`: an entry by the id in a message, the list of all ids, and the nearest of none."""
+"""`runbook`: an entry by the id in a message, the list of all ids, and the nearest one to none."""
 
 import tomllib
 from pathlib import Path
@@ -53,12 +53,12 @@ def test_without_an_id_all_are_listed_a_line_each(capsys):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ("HA-4009", "HA-4009; the nearest: HA-4006, HA-4005, HA-4004"),
-        ("lost", "lost; the nearest: H-LOST"),
+        ("HA-4009", "HA-4009; did you mean HA-4006?"),
+        ("lost", "lost; did you mean H-LOST?"),
         ("\x1b[2J", "\N{REPLACEMENT CHARACTER}[2J; `hami-agent runbook` lists all"),
     ],
 )
-def test_an_unknown_id_is_not_there_and_the_nearest_are_named(words, said, capsys):
+def test_an_unknown_id_is_not_there_and_the_nearest_is_named(words, said, capsys):
     assert 4 == dispatch(["runbook", words], {})
     assert f"hami-agent runbook: the runbook has no entry {said}\n" == capsys.readouterr().err
 

@@ -318,6 +318,17 @@ def test_what_happened_is_shown_as_far_back_as_asked(cli, agent):
     out = cli("status", "--since", "2h")[1]
     assert "HA-2005 n/web: there is no lock" in out
     assert "refusals: none" in cli("status", "--since", "30m")[1]
+    assert "known since" not in out
+
+
+def test_an_agent_that_started_later_says_since_when_it_knows_what_happened(cli, monkeypatch):
+    young = msgspec.structs.replace(STATUS, journal_since=NOON - HOUR)
+    answer = envelope("Status", young, NOON).decode()
+    monkeypatch.setattr(status, "call", lambda *_: (200, answer))
+    out = cli("status", "--by", "pod", "--since", "2h")[1]
+
+    assert out.startswith("NAMESPACE")
+    assert "(known since 2026-09-01T11:00:00Z; the agent's log has earlier ones)" in out
 
 
 @pytest.mark.parametrize(

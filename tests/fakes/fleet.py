@@ -17,7 +17,7 @@ from agent.kube.api import LONGEST, SHORTEST
 from agent.kube.watches import NodeWatch, PodWatch
 from agent.model import Inventory
 from agent.report import ReportCells, Reporter, ReportState
-from tests.builders import an_inventory
+from tests.builders import RESOURCE, an_inventory
 from tests.fakes.apiserver import FakeApi
 from tests.fakes.chance import Seeded
 from tests.fakes.clock import LoopClock
@@ -95,5 +95,5 @@ def _services(
     cells = ReportCells(inventory, view, node.returns, Cell(ReportSettings()), Cell(ReportState()))
     yield _end_in_turn(api, chance)
     yield node.run()
-    yield PodWatch(api, Cell(PodTable()), LoopClock(), chance).run()
+    yield PodWatch(api, Cell(PodTable()), LoopClock(), chance, Cell(RESOURCE)).run()
     yield Reporter(api, cells, node.saw, lambda _: None, LoopClock(), chance).run()

@@ -364,6 +364,27 @@ async def test_a_part_without_end_is_no_missing_part(tmp_path: Path):
     async with a_session(answer, tmp_path) as session:
         with pytest.raises(EndlessList, match="list nodes"):
             await ClusterReader(session, ManualClock()).snapshot("demo", "x")
+        with pytest.raises(EndlessList, match="list pods"):
+            await ClusterReader(session, ManualClock()).similar("demo", "y")
+
+
+@pytest.mark.parametrize(("status", "owners"), [(404, {("d", "other"): ""}), (500, {})])
+async def test_nothing_is_concluded_about_the_owner_of_a_lock_that_cannot_be_read(
+    tmp_path: Path, status: int, owners: object
+):
+    lock = {"hami.io/mutex.lock": "2026-01-02T12:00:00Z,d,other"}
+    node = {"metadata": {"name": "n1", "annotations": lock}}
+
+    async def answer(request: web.BaseRequest) -> web.StreamResponse:
+        if request.path.endswith("/other"):
+            return web.json_response({"message": "no"}, status=status)
+        found = [node] if request.path.endswith("/nodes") else []
+        return web.json_response({"metadata": {"resourceVersion": "7"}, "items": found})
+
+    async with a_session(answer, tmp_path) as session:
+        snapshot = await ClusterReader(session, ManualClock()).snapshot("d", "p")
+
+    assert owners == snapshot.owners
 
 
 async def test_a_list_without_a_beginning_that_can_be_read_is_an_error(

@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import msgspec
 import pytest
 from aiohttp import web
 
@@ -622,6 +623,52 @@ async def test_a_client_certificate_that_rotates_is_shown_after_a_401(tmp_path: 
             await session.call(ASK)
         finally:
             await session.close()
+
+
+EXEC = ApiRequest("get", "pods/exec", path_of("namespaces", "d", "pods", "p", "exec"))
+SUCCESS = b'\x03{"status": "Success"}'
+
+
+@pytest.mark.parametrize(
+    ("frames", "said"),
+    [
+        ([b"\x01out"], "it ended without a result"),
+        ([b"\x01out", b"\x03[]"], "it ended without a result"),
+        ([b"\x01" + bytes(1 << 20)] * 10 + [SUCCESS], "the answer is longer than 10 MiB"),
+        (None, "the command has not ended within 0.2 s"),
+    ],
+    ids=["no result", "another result", "too long", "it hangs"],
+)
+async def test_a_command_in_a_pod_without_a_whole_answer_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, frames: list[bytes] | None, said: str
+):
+    async def answer(request: web.BaseRequest) -> web.StreamResponse:
+        socket = web.WebSocketResponse(protocols=("v4.channel.k8s.io",))
+        await socket.prepare(request)
+        for frame in frames or ():
+            await socket.send_bytes(frame)
+        if frames is None:
+            await asyncio.sleep(60)
+        return socket
+
+    if frames is None:
+        monkeypatch.setattr(session_module, "EXECUTION", 0.2)
+    async with a_session(answer, tmp_path) as session:
+        with pytest.raises(ApiError, match=said):
+            await session.execute(EXEC)
+
+
+async def test_frames_of_a_command_without_bytes_say_nothing(tmp_path: Path):
+    async def answer(request: web.BaseRequest) -> web.StreamResponse:
+        socket = web.WebSocketResponse(protocols=("v4.channel.k8s.io",))
+        await socket.prepare(request)
+        for frame in (b"", b"\x01a", b"\x01", b"\x01b", SUCCESS):
+            await socket.send_bytes(frame)
+        await socket.send_str("a text")
+        return socket
+
+    async with a_session(answer, tmp_path) as session:
+        assert (b"ab", "", "") == msgspec.structs.astuple(await session.execute(EXEC))
 
 
 @pytest.mark.parametrize(

@@ -85,7 +85,7 @@ class AgentServices:
         )
         node, pods = self.watches
         witness, records, containers = kubelet
-        outlived: Cell[Mapping[str, PodUid]] = Cell({})
+        orphaned_locks: Cell[Mapping[str, PodUid]] = Cell({})
         self.allocation = HamiAllocation(
             commit=self.commit,
             say=lambda _: None,
@@ -93,7 +93,7 @@ class AgentServices:
             node=self.node,
             inventory=inventory,
             ledger=state.ledger,
-            outlived=outlived,
+            orphaned_locks=orphaned_locks,
             match=Cell(match),
             edits=Cell(EditSettings()),
             witness=witness,
@@ -112,7 +112,7 @@ class AgentServices:
             pods=self.pods,
             node=self.node,
             ledger=state.ledger,
-            outlived=outlived,
+            orphaned_locks=orphaned_locks,
             node_api=api,
             pod_api=api,
             say=lambda _: None,

@@ -33,7 +33,7 @@ from agent.errors import Refusal, RefusalReason
 from agent.ledger import ContainerKey, Ledger, Row
 from agent.reconcile import ReconcileFacts
 from agent.settle import Effect, EffectKind, SettlementFacts
-from agent.settle import owed as owed_truly
+from agent.settle import pending_effects as truly_pending
 from tests.machine.agent_life import AgentLife
 
 
@@ -231,10 +231,10 @@ def bind_time_compared() -> Mutant:
 def bind_time_compared_in_settlement() -> Mutant:
     """The lock of an owner that is over or gone is released only if it is not the younger one."""
 
-    def owed(scene: SettlementFacts) -> tuple[Effect, ...]:
-        return tuple(effect for effect in owed_truly(scene) if not _is_doubted(effect, scene))
+    def pending_effects(scene: SettlementFacts) -> tuple[Effect, ...]:
+        return tuple(effect for effect in truly_pending(scene) if not _is_doubted(effect, scene))
 
-    return Mutant(replaced(settlement, "owed", owed), "a lock stood")
+    return Mutant(replaced(settlement, "pending_effects", pending_effects), "a lock stood")
 
 
 def locks_not_left_to_pods_that_come() -> Mutant:

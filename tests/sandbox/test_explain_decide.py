@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.hami.pod import encode_pod_devices
 from agent.kit.units import span
 from agent.kube.reader import ClusterNode, ClusterSnapshot, ListedPod, PodEventView
 from agent.model import GpuUuid, Share
@@ -20,6 +19,7 @@ from agent.sandbox.scheduler.filter import filter_pod
 from agent.sandbox.scheduler.model import RegisteredNode, SchedulerSettings
 from agent.sandbox.scheduler.registry import read_offer
 from agent.sandbox.scheduler.usage import Reservation, Usage
+from agent.sandbox.scheduler.verbs import encode_pod_devices
 from tests.fakes.chance import Seeded
 from tests.fakes.explain_rig import REGISTER, a_gpu, report_of
 from tests.sandbox.explained import CORES, GPU, MEMORY, NOW, a_holder, a_node, a_pod, event, told

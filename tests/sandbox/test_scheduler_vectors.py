@@ -9,7 +9,7 @@ import pytest
 
 from agent import cluster as annotations
 from agent.errors import MalformedText
-from agent.hami.pod import decode_pod_devices, encode_pod_devices
+from agent.hami.pod import decode_pod_devices
 from agent.model import GpuUuid, Share
 from agent.sandbox.apiserver_requests import json_patch
 from agent.sandbox.scheduler.cluster import StoreCluster
@@ -22,7 +22,12 @@ from agent.sandbox.scheduler.model import (
 )
 from agent.sandbox.scheduler.registry import NodeSighting, Registry, check_node, read_offer
 from agent.sandbox.scheduler.usage import Quotas, Reservation, Usage
-from agent.sandbox.scheduler.verbs import BindError, HamiVerbs, placement_patch
+from agent.sandbox.scheduler.verbs import (
+    BindError,
+    HamiVerbs,
+    encode_pod_devices,
+    placement_patch,
+)
 from agent.sandbox.scheduler.webhook import admit_pod, review_pod
 from agent.sandbox.store import ConflictError, Json, ObjectStore, StatusError
 from tests.fakes.chance import Seeded

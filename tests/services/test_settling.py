@@ -23,7 +23,7 @@ from agent.model import slice_id
 from agent.settle import (
     LOCK_DELAYS,
     MISMATCH_EVENT,
-    OUTLIVED,
+    ORPHANED_LOCKS,
     REFUSED,
     REFUSED_AT_ONCE,
     REFUSED_EVENT,
@@ -94,14 +94,14 @@ class SettlingDesk:
         self.pods: Cell[PodTable] = Cell(PodTable(synced=True))
         self.node: Cell[NodeView | None] = Cell(None)
         self.ledger: Cell[Ledger] = Cell(Ledger())
-        self.outlived: Cell[Mapping[str, PodUid]] = Cell({})
+        self.orphaned_locks: Cell[Mapping[str, PodUid]] = Cell({})
         self.said: list[NodeEvent] = []
         self.see()
         self.settlement = Settlement(
             pods=self.pods,
             node=self.node,
             ledger=self.ledger,
-            outlived=self.outlived,
+            orphaned_locks=self.orphaned_locks,
             node_api=self.api,
             pod_api=self.api,
             say=self.said.append,
@@ -415,7 +415,7 @@ async def test_the_lock_of_an_answered_pod_that_is_gone_goes_only_where_nobody_h
         await asyncio.sleep(1)
 
         assert (successor is not None) == desk.locked
-        assert {} == desk.outlived.value
+        assert {} == desk.orphaned_locks.value
 
 
 @pytest.mark.parametrize("phase", [Phase.FAILED, Phase.SUCCEEDED])
@@ -513,11 +513,11 @@ async def test_a_lock_outlives_a_pod_that_is_gone_when_it_goes(monkeypatch, agai
         desk.answer(NAMED, lock=LOCK)
         await asyncio.sleep(1)
 
-        assert (False, {LOCK: POD.uid}) == (desk.locked, desk.outlived.value)
+        assert (False, {LOCK: POD.uid}) == (desk.locked, desk.orphaned_locks.value)
 
 
 @pytest.mark.parametrize(
-    ("error", "outlived"),
+    ("error", "orphaned_locks"),
     [
         (None, {}),
         (ApiForbidden("no", status=403), {LOCK: POD.uid}),
@@ -525,28 +525,28 @@ async def test_a_lock_outlives_a_pod_that_is_gone_when_it_goes(monkeypatch, agai
     ],
     ids=["it has the name", "the node may not read it", "nobody tells of it"],
 )
-async def test_a_lock_outlives_a_pod_that_is_gone_for_the_node_and_no_other(error, outlived):
+async def test_a_lock_outlives_a_pod_that_is_gone_for_the_node_and_no_other(error, orphaned_locks):
     async with a_desk(NAMED, lock=LOCK) as desk:
         if error is not None:
             desk.api.fail(error, call="get_pod")
         desk.answer(NAMED, lock=LOCK)
         await asyncio.sleep(1)
 
-        assert (False, outlived) == (desk.locked, desk.outlived.value)
+        assert (False, orphaned_locks) == (desk.locked, desk.orphaned_locks.value)
         assert {("settle-pod", "done"): 1} == desk.results
 
 
 async def test_no_more_locks_are_remembered_than_the_last():
     async with a_desk(NAMED, lock=LOCK) as desk:
         desk.api.fail(ApiForbidden("no", status=403), count=99, call="get_pod")
-        for number in range(OUTLIVED + 1):
+        for number in range(ORPHANED_LOCKS + 1):
             stamp = NOON + dt.timedelta(seconds=number)
             desk.lock(stamp)
             desk.answer(NAMED, lock=a_lock(stamp=stamp).value)
             await asyncio.sleep(1)
 
-        assert OUTLIVED == len(desk.outlived.value)
-        assert LOCK not in desk.outlived.value
+        assert ORPHANED_LOCKS == len(desk.orphaned_locks.value)
+        assert LOCK not in desk.orphaned_locks.value
 
 
 # Outages.

@@ -47,19 +47,23 @@ def bound_before_the_lock() -> Plant:
 
 def lock_left() -> Plant:
     """Nobody owes the removal of a lock."""
-    original = decisions.owed
+    original = decisions.pending_effects
 
-    def owed(scene: decisions.SettlementFacts) -> tuple[Effect, ...]:
+    def pending_effects(scene: decisions.SettlementFacts) -> tuple[Effect, ...]:
         return original(msgspec.structs.replace(scene, lock=None))
 
-    return Plant(replaced(settlement, "owed", owed), "burst", "was in the scheduler's way")
+    return Plant(
+        replaced(settlement, "pending_effects", pending_effects),
+        "burst",
+        "was in the scheduler's way",
+    )
 
 
 def lock_taken_by_name() -> Plant:
     """The lock of a pod that is gone is removed at once, whoever of that name took it."""
-    original = decisions.owed
+    original = decisions.pending_effects
 
-    def owed(scene: decisions.SettlementFacts) -> tuple[Effect, ...]:
+    def pending_effects(scene: decisions.SettlementFacts) -> tuple[Effect, ...]:
         lock = scene.lock
         names = {stone.pod.key for stone in scene.table.tombstones}
         if lock is None or lock.owner not in names:
@@ -74,7 +78,9 @@ def lock_taken_by_name() -> Plant:
         )
         return (*original(scene), release)
 
-    return Plant(replaced(settlement, "owed", owed), "same-name", "removal of ")
+    return Plant(
+        replaced(settlement, "pending_effects", pending_effects), "same-name", "removal of "
+    )
 
 
 def row_of_a_namesake() -> Plant:

@@ -15,7 +15,7 @@ import msgspec
 
 from agent import cluster as annotations
 from agent.errors import cap
-from agent.kit.units import counted, span
+from agent.kit.units import by_number, counted, span
 from agent.kube.objects import decode_moment
 from agent.kube.reader import ClusterSnapshot, JsonObject, ListedPod
 from agent.sandbox.explain.gates import (
@@ -36,7 +36,6 @@ from agent.sandbox.explain.placement import (
     Edit,
     PodPlacement,
     World,
-    by_number,
     chosen_gate,
     codes_of,
     foreign_gate,

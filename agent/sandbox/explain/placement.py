@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 import datetime as dt
 import functools
-import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
@@ -16,7 +15,7 @@ from agent.allocate.room import ContainerRequest
 from agent.cluster import PodView, Requirement
 from agent.errors import MalformedText, cap
 from agent.hami.pod import decode_pod_devices
-from agent.kit.units import counted, span
+from agent.kit.units import by_number, counted, span
 from agent.kube.objects import decode_moment, decode_pod
 from agent.kube.reader import ClusterNode, ClusterSnapshot, JsonObject, ListedPod, Taint
 from agent.sandbox.explain.story import (
@@ -227,12 +226,6 @@ def usage_of(holders: Iterable[ListedPod]) -> Usage:
 def held_by(holder: ListedPod) -> Load:
     """What one pod holds on all GPUs."""
     return usage_of([holder]).held(holder.namespace)
-
-
-def by_number(name: str) -> tuple[tuple[int, str], ...]:
-    """The order of names of Nodes: gpu-2 is before gpu-10."""
-    parts = re.findall(r"(\d+)|(\D+)", name)
-    return tuple((int(digits or 0), text) for digits, text in parts)
 
 
 # What the schedulers said last, beside the model's answer for each Node.

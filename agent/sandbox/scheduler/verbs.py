@@ -16,8 +16,9 @@ import structlog
 from agent import cluster as annotations
 from agent.cluster import NodeLock
 from agent.errors import MalformedText
-from agent.hami.pod import decode_node_lock, encode_node_lock, encode_pod_devices
+from agent.hami.pod import TYPE_WORD, decode_node_lock, encode_node_lock
 from agent.kit.tasks import Backoff
+from agent.model import Share
 from agent.ports import Clock
 from agent.sandbox.scheduler.cluster import (
     ClientQueue,
@@ -48,6 +49,20 @@ LAYOUT: Final = "2006-01-02T15:04:05Z07:00"
 """How Go writes the form of a lock's time."""
 log = structlog.get_logger(__name__)
 REGISTER_INTERVAL: Final = 15.0
+
+
+def encode_pod_devices(groups: Sequence[Sequence[Share]]) -> str:
+    """Encode the devices annotation: every device ends with `:`, every group with `;`.
+
+    Source: HAMi v2.10 pkg/device/devices.go, EncodePodSingleDevice.
+    """
+    return "".join(
+        "".join(
+            f"{share.uuid},{TYPE_WORD},{share.memory_mib},{share.core_percent}:" for share in group
+        )
+        + ";"
+        for group in groups
+    )
 
 
 class LockError(Exception):

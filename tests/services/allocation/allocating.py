@@ -15,7 +15,7 @@ from agent.hami.pod import held_lock
 from agent.kit.cell import Cell
 from agent.ledger import ContainerKey, EditSettings, Holder, KubeletEpoch, Ledger, State
 from agent.model import Inventory, Share, SliceId, slice_id
-from agent.settle import Effect, EffectKind, SettlementFacts, owed
+from agent.settle import Effect, EffectKind, SettlementFacts, pending_effects
 from agent.state import StateService
 from tests.builders import (
     NODE,
@@ -83,7 +83,7 @@ class Desk:
         self.pods: Cell[PodTable] = Cell(PodTable(synced=True))
         self.node: Cell[NodeView | None] = Cell(NodeView(NODE, "uid", "1"))
         self.inventory: Cell[Inventory] = Cell(an_inventory(count=2))
-        self.outlived: Cell[Mapping[str, PodUid]] = Cell({})
+        self.orphaned_locks: Cell[Mapping[str, PodUid]] = Cell({})
         self.witness = FakeWitness()
         self.records = FakeRecords()
         self.containers = FakeContainers()
@@ -114,7 +114,7 @@ class Desk:
             node=self.node,
             inventory=self.inventory,
             ledger=self.state.ledger,
-            outlived=self.outlived,
+            orphaned_locks=self.orphaned_locks,
             match=Cell(MatchSettings(NODE, unlocked_pods=unlocked)),
             edits=self.edits,
             witness=self.witness,
@@ -187,7 +187,7 @@ class Desk:
     def effects(self, kind: EffectKind) -> list[Effect]:
         """What is owed, of that kind."""
         lock, now = held_lock(self.node.value), self.clock.now()
-        found = owed(SettlementFacts(self.pods.value, self.ledger, lock, now))
+        found = pending_effects(SettlementFacts(self.pods.value, self.ledger, lock, now))
         return [effect for effect in found if effect.kind is kind]
 
     def _look(self) -> None:

@@ -13,7 +13,7 @@ from agent.cluster import Phase, PodTable
 from agent.errors import ApiError
 from agent.kit.cell import Cell
 from agent.kube.watches import LISTS, LISTS_REFILL, PodWatch
-from tests.builders import a_container, a_pod, a_pod_uid
+from tests.builders import RESOURCE, a_container, a_pod, a_pod_uid
 from tests.fakes.apiserver import FakeApi
 from tests.fakes.chance import NoChance, Seeded
 from tests.fakes.clock import LoopClock
@@ -41,7 +41,7 @@ class PodsRoom:
 @contextlib.asynccontextmanager
 async def following(api: FakeApi, *, settle: float = 0.1) -> AsyncIterator[PodsRoom]:
     table, clock = Cell(PodTable()), LoopClock()
-    pods = PodWatch(api, table, clock, NoChance())
+    pods = PodWatch(api, table, clock, NoChance(), Cell(RESOURCE))
     async with at_work(pods.run):
         await asyncio.sleep(settle)
         yield PodsRoom(pods, table, clock)
@@ -186,7 +186,7 @@ async def test_a_server_that_says_gone_again_is_asked_less_often():
 
     api = Forgetful()
     table = Cell(PodTable())
-    pods = PodWatch(api, table, LoopClock(), Seeded(1))
+    pods = PodWatch(api, table, LoopClock(), Seeded(1), Cell(RESOURCE))
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(600):
             await pods.run()

@@ -293,6 +293,15 @@ async def test_a_scan_is_repeated_in_another_session_before_it_counts(
     assert 1 == driver.renewals
 
 
+@pytest.mark.parametrize(("seconds", "scans"), [(0.5, 1), (6.5, 3), (7.5, 4), (62, 7), (92, 8)])
+async def test_a_gpu_that_cannot_be_described_is_asked_for_less_and_less_often(seconds, scans):
+    driver = ScriptedDriver([a_gpu()])
+    driver.faults = faults(G1)
+    _, found = await looked_at(driver, seconds)
+
+    assert scans == driver.scans == len(found)
+
+
 # Storms: few lists, few lines, right counts.
 
 

@@ -333,7 +333,7 @@ def test_of_several_that_are_missing_each_may_be_any_and_has_no_index():
 
     assert {G1: NO_INDEX, G2: NO_INDEX} == bench.kept
     faults = {fault.gpu: fault.text for fault in bench.keeper.left_out.value}
-    assert ["index 1", "index 2", G1, G2] == list(faults)
+    assert ["index 1", G1, G2] == list(faults)  # what is lost is so for certain
     assert faults[G1].startswith(text)
 
 

@@ -450,6 +450,23 @@ async def test_a_row_that_was_answered_anew_while_it_was_looked_at_keeps_that(ro
         assert ((replayed,), 0) == (scene.rows, counted(scene))
 
 
+async def test_an_answer_that_comes_while_its_container_is_adopted_is_kept():
+    answer = msgspec.structs.replace(ROW, slice_ids=(slice_id(G1, 8),))
+    async with a_scene() as scene:
+        adopt = scene.reconcile.adopt
+
+        async def answer_and_adopt(found):
+            await scene.answer(answer)
+            return await adopt(found)
+
+        scene.reconcile.adopt = answer_and_adopt
+        scene.witness.admit(POD, main=SLICE)
+        scene.see(POD)
+        await asyncio.sleep(0.1)
+
+        assert [answer.slice_ids] == [row.slice_ids for row in scene.rows]
+
+
 async def test_another_gpu_that_was_not_offered_is_drift_and_no_mismatch():
     async with a_scene(ROW) as scene:
         scene.witness.admit(POD, main=ELSEWHERE)

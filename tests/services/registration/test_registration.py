@@ -473,7 +473,7 @@ class Side:
     """Plays the other plugin's socket and our registration."""
 
     path = "/d/nvidia-gpu.sock"
-    names = ("nvidia-gpu.sock",)
+    name = "nvidia-gpu.sock"
 
     def __init__(self, *, answers: bool | None = None) -> None:
         self.resource = Cell("nvidia.com/gpu")

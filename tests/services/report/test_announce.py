@@ -106,6 +106,24 @@ async def test_a_full_line_drops_the_oldest() -> None:
     assert (("GpuUnhealthy", "dropped"), 2) in notices.unposted.items()
 
 
+async def test_an_event_that_is_dropped_while_it_is_posted_takes_no_other_with_it() -> None:
+    posted: list[str] = []
+
+    async def post(one: NodeEvent) -> None:
+        await asyncio.sleep(1)
+        posted.append(one.text)
+
+    notices = NodeEventQueue()
+    notices.say(event("0"))
+    async with at_work(partial(notices.post_all, post)):
+        await asyncio.sleep(0.5)
+        for number in range(1, LIMIT + 1):
+            notices.say(event(str(number)))
+        await asyncio.sleep(LIMIT + 1)
+
+    assert [str(number) for number in range(LIMIT + 1)] == posted
+
+
 # A cordon that begins or ends is an Event, and so a change of the journal, whoever wrote it.
 
 G0, G1 = a_uuid(0), a_uuid(1)

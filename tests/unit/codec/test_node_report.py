@@ -13,7 +13,6 @@ from agent.hami.register import (
     read_register,
     register_differences,
     registered,
-    registered_colon,
     report_of,
 )
 from agent.model import Inventory, Link, PciPath
@@ -101,7 +100,7 @@ def an_altered(**changes: object) -> str:
         (TEXT, ()),
         ("[[", ("cannot be read",)),
         (
-            encode_register_colon(registered_colon(an_inventory())),
+            encode_register_colon(registered(an_inventory(), colon=True)),
             (f"is written {OLD_READERS}, and the agent would write {NEW_READERS}",),
         ),
         (

@@ -18,13 +18,13 @@ from agent.hami.pod import (
     decode_pod_devices,
     decode_stamp,
     encode_node_lock,
-    encode_pod_devices,
     encode_stamp,
     held_lock,
     validate,
 )
 from agent.hami.register import INT32
 from agent.model import GpuUuid, Share
+from agent.sandbox.scheduler.verbs import encode_pod_devices
 from tests.builders import G1, G2, NODE, a_lock, a_share
 from tests.hami_vectors import Vector, cases, vectors
 
@@ -213,7 +213,6 @@ def test_a_lock_is_read_back_to_the_whole_second(stamp, namespace, name):
         ("2026-08-21T10:00:00.123456789Z", "2026-08-21T10:00:00.123456+00:00"),
         ("2026-08-21T10:00:00-05:30", "2026-08-21T15:30:00+00:00"),
         ("2026-08-21T10:00:00+08:00", "2026-08-21T02:00:00+00:00"),
-        ("2026-08-21T10:00:00+24:00", "2026-08-20T10:00:00+00:00"),
     ],
 )
 def test_a_stamp_is_read_with_fraction_and_offset_and_written_in_utc(text: str, expected: str):
@@ -230,7 +229,7 @@ def test_a_stamp_is_read_with_fraction_and_offset_and_written_in_utc(text: str, 
         "2026-13-01T00:00:00Z",
         "2026-08-21T10:00:00",
         "2026-08-21T10:00:00Z\n",
-        "2026-08-21T10:00:00+25:00",
+        "2026-08-21T10:00:00+24:00",  # Go reads it; no zone has such an offset
         "2026-08-21T10:00:00+01:60",
         "0001-01-01T00:00:00+01:00",
         "9999-12-31T23:59:59-01:00",

@@ -29,7 +29,6 @@ from agent.hami.register import (
     encode_reported,
     encode_scores,
     registered,
-    registered_colon,
     report_of,
 )
 from agent.model import Condition, GpuUuid, Inventory
@@ -321,7 +320,7 @@ def test_a_gpu_that_serves_nobody_stays_in_the_text_without_health(shared):
 def test_every_name_in_a_record_has_the_prefix_that_these_versions_wrote(name, expected):
     inventory = an_inventory(gpus=[a_shared_gpu(gpu=a_gpu(name=name))])
 
-    assert [expected] == [gpu.type_name for gpu in registered_colon(inventory)]
+    assert [expected] == [gpu.type_name for gpu in registered(inventory, colon=True)]
 
 
 SINGLE = '[{"id":"a","count":1}]'

@@ -6,7 +6,7 @@ import pytest
 from agent.cluster import ALLOCATED, CORDON, MUTEX_LOCK, REGISTER, NodeView, Phase, PodTable, Role
 from agent.errors import MalformedText
 from agent.hami.register import encode_register, registered
-from agent.ledger import JournalEntry
+from agent.ledger import Decider, JournalEntry, Ledger
 from agent.status import (
     NodeStatus,
     StatusFacts,
@@ -23,6 +23,7 @@ from tests.builders import (
     a_container,
     a_gpu,
     a_pod,
+    a_row,
     a_shared_gpu,
     an_inventory,
 )
@@ -141,6 +142,19 @@ def test_a_report_for_schedulers_before_2_8_is_read():
 
 
 ABOUT = NodeStatus(name="n")
+
+
+def test_without_a_scheduler_a_container_holds_the_gpus_of_its_slices():
+    row = a_row(shares=[], slice_ids=[f"{G1}-0", f"{G1}-1", f"{G2}-4"])
+    row = msgspec.structs.replace(row, decided_by=Decider.KUBELET)
+    inventory = an_inventory(gpus=[GPU])
+    found = status_of(StatusFacts(NOON, ABOUT, inventory=inventory, ledger=Ledger((row,))))
+
+    assert 2 == found.gpus[0].slices_held
+    assert found.allocations
+    assert [("3", None, None), ("3", None, None), (G2, None, None)] == [
+        (share.gpu, share.memory_mib, share.cores) for share in found.allocations[0].shares
+    ]
 
 
 @pytest.mark.parametrize(

@@ -57,6 +57,7 @@ OWN = [
     # no settings file
     ("- a\n- b\n", "1:1: keys and values are expected here, not a list"),
     ("1: 2", "1:1: a text key is expected, not `1`"),
+    ("? !!str [a]\n: 1", "1:3: a text key is expected, not a list"),
     ("sharing: &a {splitCount: 1}\nother: *a\n", "2:8: aliases are not allowed"),
     ("".join(f"{'  ' * n}k{n}:\n" for n in range(25)), "21:41: nested deeper than 20"),
     ("node: {name: a, name: b}", "1:17: node: the key `name` stands here twice"),

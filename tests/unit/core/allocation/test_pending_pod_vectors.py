@@ -12,7 +12,7 @@ from agent.errors import Refusal
 from agent.hami.pod import held_lock
 from agent.ledger import Ledger
 from agent.model import Share, SliceId, split_slice_id
-from agent.settle import SettlementFacts, owed
+from agent.settle import SettlementFacts, pending_effects
 from tests.builders import G1 as GPU
 from tests.builders import NOON, a_gpu, a_pod, a_pod_uid, a_shared_gpu, an_inventory
 from tests.hami_vectors import Vector, cases, vectors
@@ -117,7 +117,7 @@ def released(vector: Vector) -> list[str]:
     bound = {BIND_TIME: str(int(NOON.timestamp()))}
     pod = a_pod(namespace="default", name="p", phase=Phase.FAILED, annotations=bound)
     table = PodTable({pod.uid: pod}, synced=True)
-    effects = owed(SettlementFacts(table, Ledger(), lock_of(vector.given["lock"]), NOON))
+    effects = pending_effects(SettlementFacts(table, Ledger(), lock_of(vector.given["lock"]), NOON))
     return [one.lock for one in effects if one.lock]
 
 

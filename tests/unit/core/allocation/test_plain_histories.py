@@ -175,7 +175,6 @@ class PlainHistories(RuleBasedStateMachine):
             self.listed(),
             self.epoch,
             self.now,
-            complete=True,
             recorded=self.recorded(),
             idle=self.idle,
         )

@@ -50,7 +50,6 @@ def look(*rows, at=dt.timedelta(), idle=None, **seen):
     found = ReconcileFacts(
         table=PodTable(synced=True),
         holdings=holdings,
-        complete=True,
         recorded=None if recorded is None else dict(zip(keys, recorded, strict=False)),
         epoch=seen.get("epoch", EPOCH),
         now=NOON + at,

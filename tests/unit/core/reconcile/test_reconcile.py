@@ -42,7 +42,7 @@ def found(
     table = PodTable(
         {pod.uid: pod for pod in pods}, tuple(Tombstone(p, NOON) for p in gone), synced=True
     )
-    seen = ReconcileFacts(table, holdings, NOW_KUBELET, NOON, complete=True)
+    seen = ReconcileFacts(table, holdings, NOW_KUBELET, NOON)
     return judge_by_scheduler(Ledger(rows), msgspec.structs.replace(seen, **changes), RESOURCE)
 
 
@@ -128,7 +128,7 @@ def test_the_row_of_a_failed_pod_is_over_after_a_minute_whatever_the_kubelet_lis
 def test_a_stranger_that_has_ended_keeps_no_ids_although_the_kubelet_lists_it(phase):
     stranger = a_pod(phase=phase)
     holder = Holder(stranger.namespace, stranger.name, "main")
-    seen = ReconcileFacts(PodTable(), (), NOW_KUBELET, NOON - 9 * MINUTE, complete=True)
+    seen = ReconcileFacts(PodTable(), (), NOW_KUBELET, NOON - 9 * MINUTE)
     kept = stranger_row(holder, IDS, RESOURCE, seen)
     look = partial(
         found,
@@ -186,8 +186,7 @@ HELD = (held(POD, *IDS),)
         # The kubelet still has the deleted pod, or its successor.
         (a_row(), {"holdings": HELD, "now": LATER}, False),
         (a_row(), {"pods": (SUCCESSOR,), "holdings": HELD, "now": NOON + MINUTE}, True),
-        # Half a view: a partial look; pods are not listed yet; the watch is down.
-        (a_row(), {"now": LATER, "complete": False}, False),
+        # Half a view: pods are not listed yet; the watch is down.
         (a_row(), {"now": LATER, "table": PodTable()}, False),
         (a_row(), {"now": LATER, "table": PodTable(synced=True, stale=True)}, False),
     ],
@@ -228,7 +227,6 @@ OF_ANOTHER = {ContainerKey(a_pod_uid(9), "main"): frozenset(IDS)}
     ("rows", "pod", "seen", "count"),
     [
         ([], POD, {}, 1),
-        ([], POD, {"complete": False}, 0),
         ([], POD, {"holdings": (held(POD),)}, 0),
         ([a_row()], POD, {}, 0),
         # Who holds without a right: ended, not placed, asks for none, unknown.
@@ -257,7 +255,7 @@ def test_a_holder_is_taken_over_if_it_has_a_right_and_the_ids_are_its_own(rows, 
 
 STRANGER = f"{a_pod_uid(7)}_main"
 OWN = f"{POD.uid}_main"
-A_VIEW = ReconcileFacts(PodTable({POD.uid: POD}, synced=True), (), NOW_KUBELET, NOON, complete=True)
+A_VIEW = ReconcileFacts(PodTable({POD.uid: POD}, synced=True), (), NOW_KUBELET, NOON)
 
 
 STONE = Tombstone(msgspec.structs.replace(POD, uid=a_pod_uid(7)), NOON)
@@ -272,8 +270,7 @@ STONE = Tombstone(msgspec.structs.replace(POD, uid=a_pod_uid(7)), NOON)
         # Any container of a pod with a row, and a deleted pod while it is remembered.
         (LEAKED_AFTER, [a_row(pod_uid=a_pod_uid(7), container="other")], {}, ()),
         (LEAKED_AFTER, [], {"table": PodTable({POD.uid: POD}, (STONE,), synced=True)}, ()),
-        # Half a view: a partial look, no list yet, the watch is down, the kubelet knows more pods.
-        (LEAKED_AFTER, [], {"complete": False}, ()),
+        # Half a view: no list yet, the watch is down, the kubelet knows more pods.
         (LEAKED_AFTER, [], {"table": PodTable()}, ()),
         (LEAKED_AFTER, [], {"table": PodTable(synced=True, stale=True)}, ()),
         (LEAKED_AFTER, [], {"holdings": (held(msgspec.structs.replace(POD, name="x")),)}, ()),

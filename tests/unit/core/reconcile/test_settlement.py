@@ -14,7 +14,7 @@ from agent.settle import (
     Effect,
     SettlementFacts,
     events_of,
-    owed,
+    pending_effects,
     refusal_text,
 )
 from tests.builders import NOON, a_container, a_lock, a_pod, a_pod_uid, a_row
@@ -96,7 +96,7 @@ STAMPS = [NOON, NOON - dt.timedelta(days=9000), NOON + dt.timedelta(days=9000)]
 
 def test_a_refused_owner_is_settled_told_and_its_lock_goes():
     scene = a_scene(rejected())
-    effects = owed(scene)
+    effects = pending_effects(scene)
 
     assert ["settle-pod failed", "settle-pod failed + lock"] == told(effects)
     assert [SENTENCE] == [event.text for event in events_of(effects, scene)]
@@ -116,13 +116,13 @@ def test_the_lock_of_a_pod_that_was_answered_in_full_goes_by_its_text_or_behind_
     namesake = a_pod(uid=a_pod_uid(9), annotations={})
 
     scene = a_scene(POD, ledger=ledger, lock_stamp=stamp)
-    (effect,) = (one for one in owed(scene) if one.lock)
+    (effect,) = (one for one in pending_effects(scene) if one.lock)
     assert (RELEASED if noted == text else PROVED) == told([effect])
     assert text == effect.lock
 
     # Its name may be another pod's by now, which took over the lock as it is.
-    assert () == owed(a_scene(namesake, ledger=ledger, lock_stamp=stamp))
-    gone = told(owed(a_scene(ledger=ledger, lock_stamp=stamp)))
+    assert () == pending_effects(a_scene(namesake, ledger=ledger, lock_stamp=stamp))
+    gone = told(pending_effects(a_scene(ledger=ledger, lock_stamp=stamp)))
     assert gone == (PROVED if noted == text else [])
 
 
@@ -145,7 +145,7 @@ def test_the_lock_of_a_pod_answered_in_full_goes_at_once_if_a_row_notes_it_else_
 ):
     def at_last(ledger: Ledger) -> list[str]:
         now = NOON + dt.timedelta(seconds=after)
-        return told(owed(msgspec.structs.replace(a_scene(TWO, ledger=ledger), now=now)))
+        return told(pending_effects(msgspec.structs.replace(a_scene(TWO, ledger=ledger), now=now)))
 
     assert expected == at_last(answered(*containers, lock="another"))
     at_once = RELEASED if len(containers) == len(TWO.containers) else []
@@ -157,14 +157,14 @@ def test_a_container_that_ended_under_the_kubelet_that_was_answered_needs_no_ans
     init = msgspec.structs.replace(a_container(name="a", role=Role.INIT), ended_at=LATER)
     pod = changed(POD, containers=(init, a_container(name="b")))
 
-    (settle,) = owed(
+    (settle,) = pending_effects(
         a_scene(pod, ledger=Ledger((a_row(container="b", epoch=epoch),)), lock_stamp=None)
     )
 
     assert "success" == settle.phase
     earlier = KubeletEpoch(7, epoch.ctime_ns + 60 * 10**9)
     ledger = Ledger((a_row(container="b", epoch=earlier),))
-    assert () == owed(a_scene(pod, ledger=ledger, lock_stamp=None))
+    assert () == pending_effects(a_scene(pod, ledger=ledger, lock_stamp=None))
 
 
 NAMESAKE = a_pod(uid=a_pod_uid(9), annotations=BOUND)
@@ -202,8 +202,8 @@ def test_a_lock_goes_when_nobody_can_need_it_at_once_or_when_it_stood_before_our
     scene = a_scene(*pods, **seen)
     young = msgspec.structs.replace(scene, standing=UNCLAIMED - dt.timedelta(seconds=1))
 
-    assert at_once == told(owed(young))
-    assert after_long == told(owed(msgspec.structs.replace(scene, standing=LONG)))
+    assert at_once == told(pending_effects(young))
+    assert after_long == told(pending_effects(msgspec.structs.replace(scene, standing=LONG)))
 
 
 def test_an_owner_that_was_started_without_being_asked_for_needs_no_lock():
@@ -222,15 +222,15 @@ def test_an_owner_that_was_started_without_being_asked_for_needs_no_lock():
         (half, held, False),
     ):
         # At once the status may be that of before a reboot.
-        assert [] == told(owed(a_scene(pod, ledger=ledger)))
-        after = told(owed(a_scene(pod, ledger=ledger, standing=UNCLAIMED)))
+        assert [] == told(pending_effects(a_scene(pod, ledger=ledger)))
+        after = told(pending_effects(a_scene(pod, ledger=ledger, standing=UNCLAIMED)))
         assert (PROVED if goes else []) == after
 
 
 def test_a_legacy_lock_is_nobodys():
     scene = a_scene(changed(POD, phase=Phase.FAILED))
 
-    assert () == owed(msgspec.structs.replace(scene, lock=a_lock(name="")))
+    assert () == pending_effects(msgspec.structs.replace(scene, lock=a_lock(name="")))
 
 
 def test_thousands_of_refused_pods_of_a_namespace_are_settled_bit_by_bit_and_hide_no_others():
@@ -241,8 +241,10 @@ def test_thousands_of_refused_pods_of_a_namespace_are_settled_bit_by_bit_and_hid
     settled = changed(many[0], annotations={PHASE: "failed"})
     other = rejected()
 
-    first = {one.pod_uid for one in owed(a_scene(*many, other, lock_stamp=None))}
-    then = {one.pod_uid for one in owed(a_scene(settled, *many[1:], other, lock_stamp=None))}
+    first = {one.pod_uid for one in pending_effects(a_scene(*many, other, lock_stamp=None))}
+    then = {
+        one.pod_uid for one in pending_effects(a_scene(settled, *many[1:], other, lock_stamp=None))
+    }
 
     assert {*(pod.uid for pod in many[:REFUSED_AT_ONCE]), other.uid} == first
     assert {*(pod.uid for pod in many[1 : REFUSED_AT_ONCE + 1]), other.uid} == then
