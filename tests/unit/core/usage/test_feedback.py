@@ -6,7 +6,6 @@ from collections.abc import Iterable
 
 import msgspec
 import pytest
-from hypothesis import strategies as st
 
 from agent.hami.region import Region, RegionChange, RegionState
 from agent.ledger import Row
@@ -98,7 +97,6 @@ class SharedGpus:
 
 
 EACH = [HAMI_2_8_0, HAMI_2_8_1, HAMI_2_8_2, HAMI_2_9_0]
-RELEASES = st.sampled_from(EACH)
 REFRESHING = [HAMI_2_8_0, HAMI_2_9_0]
 KEEPING = [HAMI_2_8_1, HAMI_2_8_2]
 LETS_GO = 3
