@@ -236,6 +236,24 @@ async def test_an_unknown_pod_gets_the_nearest_names(rig: ExplainRig):
     assert "web" not in answer.err
 
 
+@pytest.mark.parametrize(
+    ("zone", "reason"), [("a", "the pod's required nodeAffinity"), ("b", "CardInsufficientMemory")]
+)
+async def test_of_a_node_the_labels_are_read_that_the_pods_affinity_names(
+    rig: ExplainRig, zone: str, reason: str
+):
+    rig.node("n1", a_gpu("GPU-a"), metadata={"labels": {"zone": "b", "other": "x"}})
+    rule = {"key": "zone", "operator": "In", "values": [zone]}
+    terms = {"nodeSelectorTerms": [{"matchExpressions": [rule]}]}
+    required = {"requiredDuringSchedulingIgnoredDuringExecution": terms}
+    spec = {"affinity": {"nodeAffinity": required}}
+    rig.submit("p", {GPU: 1, MEMORY: 99_000}, spec=spec)
+
+    (node,) = (await rig.explain("p")).data["nodes"]
+
+    assert reason in f"{node['reason']} {node['said']}"
+
+
 async def test_without_the_right_to_list_pods_no_other_name_is_known(
     tmp_path: Path, capsys: Capsys
 ):
