@@ -94,15 +94,21 @@ def add_parser(subparsers: Subparsers) -> None:
 
 
 def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
+    """Run the action and return the exit code."""
+    del environ
+    return asyncio.run(run(args))
+
+
+async def run(args: argparse.Namespace) -> int:
     """Send the request, print the answer, and return the exit code.
 
     0 done, 1 refused, 2 wrong usage, 3 no answer at the socket, 4 no such GPU.
     """
-    del environ
     form, _ = _ACTIONS[args.action]
     request = form(**{name: vars(args)[name] for name in form.__struct_fields__})
     try:
-        reply = asyncio.run(asyncio.wait_for(talk.ask(args.socket, request), DEADLINE))
+        async with asyncio.timeout(DEADLINE):
+            reply = await talk.ask(args.socket, request)
     except (talk.HardwareUnreachable, talk.HardwareSilent) as error:
         return fail("simulate", str(error), UNREACHABLE)
     except TimeoutError:
