@@ -493,7 +493,7 @@ async def _ask_cluster(seen: NodeSeen) -> list[Finding]:
                 denied += [right for right in pods if not await reader.granted(right)]
 
             if "get nodes" not in words:
-                seen.node = await reader.look(settings.sharing.resource, seen.clock)
+                seen.node = await reader.get_sight(settings.sharing.resource, seen.clock)
                 found += scheduling.judge_node(settings.node, seen.node)
 
             found.append(scheduling.judge_rights(seen.server, denied, unasked))

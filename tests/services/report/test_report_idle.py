@@ -56,7 +56,9 @@ class IdleAgent:
         )
         self.node = NodeWatch(api, view, Chance(0.5))
         cells = ReportCells(inventory, view, self.node.returns, self.report, self.state)
-        self.reporter = Reporter(api, cells, self.node.saw, lambda _: None, clock, Chance(0.5))
+        self.reporter = Reporter(
+            api, cells, self.node.on_answer, lambda _: None, clock, Chance(0.5)
+        )
 
 
 @contextlib.asynccontextmanager
