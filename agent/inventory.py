@@ -103,12 +103,15 @@ class Discovery:
         except (DriverError, TimeoutError) as error:
             self._fail(str(error) or f"the driver did not answer within {SCAN_DEADLINE:g} s")
             return False
+
         fault = same_fault(scan, self._ill)
         if fault is not None and len(scan.faults) >= MANY:
             self._fail(OF_ALL + fault.text)
             return False
+
         if self.problem.set(None):
             log.info("driver.answers", version=scan.driver_version, gpus=len(scan.gpus))
+
         self._found(scan)
         return not any(fault.trouble in MAY_PASS for fault in scan.faults)
 
@@ -159,12 +162,14 @@ class Samples:
             inventory = self._inventory.value
             for uuid in self._kept.keys() - {gpu.uuid for gpu in inventory.gpus}:
                 del self._kept[uuid]
+
             async with asyncio.TaskGroup() as tasks:
                 for gpu in inventory.gpus:
                     # A GPU that is filtered out may still be in use: it is asked, too.
                     is_lost = gpu.health.condition is Condition.LOST
                     if gpu.there and not is_lost and not gpu.health.silent:
                         tasks.create_task(self._ask(gpu.uuid))
+
             await asyncio.sleep(until_tick(SAMPLE_PERIOD))
 
     async def _ask(self, uuid: GpuUuid) -> None:
@@ -173,6 +178,7 @@ class Samples:
                 sample = await self._driver.sample(uuid)
         except (DriverError, GpuError, TimeoutError):
             return
+
         kept = self._kept.setdefault(uuid, deque(maxlen=ROWS))
         kept.append(Sampled(self._ago(0), sample))
 
@@ -252,6 +258,7 @@ class Withholder:
         for check in self._checks:
             if sentence == _sentence(TimeoutError(), check.step):
                 self._note(check, TimeoutError())
+
         self.look()
 
     def look(self) -> None:
@@ -265,11 +272,13 @@ class Withholder:
             wanted.clear()
             begun = loop.time()
             fault: AgentError | None = None
+
             try:
                 with self._lag.alarm(DISK_BUDGET, lambda _: self._note(check, TimeoutError())):
                     await check.check()
             except AgentError as error:
                 fault = error
+
             self._note(check, fault)
             pause = LEAST if self.reasons.value else until_tick(CHECK_PERIOD, check.turn)
             await await_event(wanted, pause)
@@ -284,6 +293,7 @@ class Withholder:
         self.reasons.set(reasons)
         if bool(reasons) == was_withheld:
             return
+
         self._withhold(bool(reasons))
         if reasons:
             why = "; ".join(reasons)
@@ -292,6 +302,7 @@ class Withholder:
             self._say(NodeEvent("NothingOffered", text, warning=True))
         else:
             log.info("slices.offered_again")
+
         self.look()  # the others may wait for longer than is right now
 
 
@@ -301,6 +312,7 @@ def _sentence(error: AgentError | TimeoutError | None, step: AllocateStep) -> st
         return ""
     if isinstance(error, TimeoutError | StateError):
         return str(disk_refusal(error, step))
+
     return str(error)
 
 
@@ -324,6 +336,7 @@ def slice_list(inventory: Inventory, held: Held, before: SliceList) -> SliceList
     )
     if before.generation > 0 and groups == before.groups:
         return before
+
     return SliceList(before.generation + 1, groups)
 
 
@@ -401,6 +414,7 @@ class InventoryKeeper:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(SPECIFICATIONS_DEADLINE):
                         defined = await self._names(edits.cdi_spec_dirs)
+
             self._defined, self._is_unread = defined, False
             self.refresh()
             await changes.wait(period)
@@ -431,6 +445,7 @@ class InventoryKeeper:
         # Before the first scan, an empty list would take every slice from the kubelet.
         if self._scan is None or (self._is_unread and looks_up_cdi(self._edits.value)):
             return
+
         old = self._inventory.value
         # GPUs that are remembered as not ok, and those that the driver never described. A GPU whose
         # health checks are switched off does not count.
@@ -447,27 +462,26 @@ class InventoryKeeper:
         shared, left_out = self._shared(scan, unwell)
         listed = {gpu.uuid for gpu in scan.gpus} | {one.gpu for one in scan.faults if not one.lost}
         self._facts = {u: gpu for u, gpu in self._facts.items() if u in shared or u in listed}
+
         for fault in left_out:
             if fault not in self.left_out.value:
                 log.warning("inventory.gpu_left_out", gpu=fault.gpu, err=fault.text)
+
         self.left_out.set(left_out)
         new = Inventory(
             generation=old.generation,
-            gpus=tuple(
-                sorted(
-                    shared.values(),
-                    key=lambda one: (one.gpu.index == NO_INDEX, one.gpu.index, one.uuid),
-                )
-            ),
+            gpus=tuple(sorted(shared.values(), key=_by_index)),
             driver_version=scan.driver_version,
             withheld=self._withheld,
         )
+
         if new != old:
             new = msgspec.structs.replace(new, generation=old.generation + 1)
             self._gone |= {gpu.uuid: gpu for gpu in old.gpus if gpu.uuid not in shared}
             kept = [pair for pair in self._gone.items() if pair[0] not in shared]
             self._gone = dict(kept[-MOST_GONE:])
             log.debug("inventory.changed", generation=new.generation, gpus=sorted(shared))
+
         slices = slice_list(new, self._held, self._slices.value)
         if self._slices.set(slices):
             log.info(
@@ -476,6 +490,7 @@ class InventoryKeeper:
                 slices=sum(len(group.ids) for group in slices.groups),
                 healthy=sum(len(group.ids) for group in slices.groups if group.healthy),
             )
+
         self._inventory.set(new)
 
     def _shared(
@@ -487,6 +502,7 @@ class InventoryKeeper:
         faults = {GpuUuid(fault.gpu): fault for fault in scan.faults}
         shared: dict[GpuUuid, SharedGpu] = {}
         left_out: dict[GpuUuid, GpuFault] = {}
+
         for uuid in dict.fromkeys((*described, *faults, *sorted(self._held))):
             fault, is_held = faults.get(uuid), uuid in self._held
             # A GPU that the driver cannot describe has its last known facts. Of one from before the
@@ -502,14 +518,17 @@ class InventoryKeeper:
             is_present = known is not None and is_there and not (is_filtered or obstacle)
             # The index of a fault may be another GPU's: alone it hides no fault.
             is_quiet = is_filtered if known else uuid in settings.filter_uuids
+
             if fault and not is_quiet and not is_present:
                 text = obstacle or f"{fault.text}; {fault.remedy}"
                 left_out[uuid] = msgspec.structs.replace(fault, text=text)
             elif obstacle and uuid in described:
                 left_out[uuid] = GpuFault(uuid, obstacle, index=gpu.index)
+
             is_missed = is_lost if known else uuid in unwell
             if not (is_present or is_held or (is_missed and is_wanted)):
                 continue
+
             one = shared[uuid] = self._share(gpu, settings)
             if is_present and one.obstacle:
                 left_out[uuid] = GpuFault(uuid, one.obstacle, index=gpu.index)
@@ -523,11 +542,13 @@ class InventoryKeeper:
                     obstacle=left_out[uuid].text if uuid in left_out else "",
                     wanted=is_wanted,
                 )
+
         return shared, tuple(left_out.values())
 
     def _share(self, gpu: Gpu, settings: SharingSettings) -> SharedGpu:
         if gpu.uuid not in self._health:
             self._health[gpu.uuid] = Health(Condition.OK, since=self._clock.now())
+
         obstacle = undefined((gpu.uuid,), self._edits.value, self._defined)
         return SharedGpu(
             gpu=gpu,
@@ -543,6 +564,10 @@ class InventoryKeeper:
         )
 
 
+def _by_index(shared: SharedGpu) -> tuple[bool, int, GpuUuid]:
+    return shared.gpu.index == NO_INDEX, shared.gpu.index, shared.uuid
+
+
 def _obstacle(gpu: Gpu, settings: SharingSettings) -> str:
     """Why a GPU that the driver described cannot be shared. Empty: it can."""
     if not gpu.name:
@@ -551,4 +576,5 @@ def _obstacle(gpu: Gpu, settings: SharingSettings) -> str:
         return IN_MIG_MODE if gpu.mig_enabled else NODE_OF_MIG
     if registered_mib(gpu.memory_mib, settings) is None:
         return "the driver does not report its memory; set sharing.preconfiguredMemoryMiB"
+
     return ""

@@ -681,7 +681,10 @@ class Inventory(msgspec.Struct, frozen=True):
 
 
 class RecoveryAction(enum.StrEnum):
-    """The action that the GPU needs (nvmlDeviceGpuRecoveryAction_t, from driver 570 on)."""
+    """The action that the GPU needs (nvmlDeviceGpuRecoveryAction_t, from driver 570 on).
+
+    In the order of NVML's numbers, from 0.
+    """
 
     NONE = "none"
     GPU_RESET = "gpu-reset"

@@ -421,8 +421,7 @@ def allocations_of(facts: StatusFacts) -> tuple[AllocationStatus, ...]:
     """What each container holds, by namespace, pod and container."""
     labels = gpu_labels(facts.inventory)
     rows = (row for row in facts.ledger.rows if not row.adopted or row.holder)
-    found = [_allocation(row, labels, facts) for row in rows]
-    return tuple(sorted(found, key=BY_NAME))
+    return tuple(sorted([_allocation(row, labels, facts) for row in rows], key=BY_NAME))
 
 
 def container_histories_of(facts: StatusFacts) -> tuple[ContainerHistory, ...]:

@@ -170,14 +170,12 @@ def decode_records(content: bytes, resource: str) -> Mapping[ContainerKey, froze
         raise MalformedText(f"the kubelet's checkpoint: {cap(str(error), 120)}") from error
 
     return {
-        ContainerKey(PodUid(entry.pod_uid), entry.container): _ids(entry)
+        ContainerKey(PodUid(entry.pod_uid), entry.container): frozenset(
+            SliceId(text) for ids in (entry.ids or {}).values() for text in ids or ()
+        )
         for entry in entries
         if entry.resource == resource
     }
-
-
-def _ids(entry: _Entry) -> frozenset[SliceId]:
-    return frozenset(SliceId(text) for ids in (entry.ids or {}).values() for text in ids or ())
 
 
 # Reads the kubelet's checkpoint file on the worker thread.

@@ -64,16 +64,7 @@ from agent.kube.reader import NodeReader
 from agent.ledger import HookFacts
 from agent.model import Inventory, Scan, Trouble
 from agent.node import preflight, scheduling
-from agent.node.findings import (
-    ALL_GROUPS,
-    CHECKS,
-    FROM_API,
-    Finding,
-    Verdict,
-    When,
-    concluded,
-    judged,
-)
+from agent.node.findings import ALL_GROUPS, CHECKS, FROM_API, Finding, Verdict, concluded
 from agent.node.preflight import PluginSocket
 from agent.node.scheduling import AgentAnswer, NodeSight
 from agent.ports import Clock
@@ -367,8 +358,9 @@ def _config_findings(plan: NodeValues, settings: Settings, *, before: bool) -> l
         said += "; annotations are not checked against what their pods request"
         advice = advice or "to check them as HAMi after 2.10 does"
 
-    row = When(bool(advice), "note", said, f"{advice}, mount its ConfigMaps")
-    found.append(judged("P-HAMI", ", ".join(there or files) or "HAMi's ConfigMaps", said, row))
+    subject = ", ".join(there or files) or "HAMi's ConfigMaps"
+    do = f"{advice}, mount its ConfigMaps" if advice else ""
+    found.append(Finding("P-HAMI", "note" if advice else "ok", subject, said, do))
 
     if before:
         return found
@@ -885,8 +877,7 @@ def finding_lines(findings: Sequence[Finding], *, every: bool) -> Iterator[Folde
         check, group = cap(one.check, _INDENT), cap(one.group, _INDENT)
         said, advice = cap(f"{one.subject}: {one.said}", _LONGEST), cap(one.advice, _LONGEST)
         word, colour = WORDS[one.verdict]
-        text = f"{group:<10} {word:<8} {check:<12} {said}"
-        yield FoldedLine(text, 0, _INDENT + 2, word, colour)
+        yield FoldedLine(f"{group:<10} {word:<8} {check:<12} {said}", 0, _INDENT + 2, word, colour)
 
         if one.verdict in {"wrong", "note"}:
             yield FoldedLine(f"means: {cap(one.means, _LONGEST)}", _INDENT, _INDENT + 2)

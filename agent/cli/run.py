@@ -23,7 +23,6 @@ def add_parser(subparsers: Subparsers) -> None:
         description=__doc__,
         epilog="example: hami-agent run --config /etc/hami-agent/config.yaml --simulate h100:8",
     )
-
     add_settings(parser)
 
 

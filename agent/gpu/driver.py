@@ -83,6 +83,11 @@ class GpuTable:
         """The GPU as it was described last, or None."""
         return self._known.get(GpuUuid(uuid))
 
+    def released_fault(self, uuid: GpuUuid) -> GpuFault:
+        """The fault by which a scan lists a released GPU."""
+        index = self._known[uuid].index if uuid in self._known else NO_INDEX
+        return GpuFault(uuid, RELEASED, Trouble.RELEASED, index)
+
     def name(self, index: int) -> str:
         """The UUID at `index` if it is known, else `index N`."""
         at = (gpu.uuid for gpu in self._known.values() if gpu.index == index)
@@ -111,6 +116,7 @@ class GpuTable:
         )
         if not fits:
             self._forget_indexes()
+
         self._known = {**self._known, **{gpu.uuid: gpu for gpu in gpus}}
         return fits
 
@@ -118,10 +124,12 @@ class GpuTable:
         """Name the faults, and add one for each GPU that may be at an index without a name."""
         unseen = {uuid for uuid, gpu in self._known.items() if gpu.index == NO_INDEX}
         named = [msgspec.structs.replace(each, gpu=self.name(each.index)) for each in faults]
+
         if not any(fault.gpu.startswith(NAMELESS) for fault in named):
             # Every index has said whose it is: what is still unseen has left the node.
             self._known = {u: gpu for u, gpu in self._known.items() if u not in unseen}
             return tuple(named)
+
         return attributed(named, unseen)
 
     def _forget_indexes(self) -> None:
@@ -139,11 +147,13 @@ class GpuTable:
         if everything:
             self._others |= self._known.keys() - self.released - set(uuids)
             uuids = {*uuids, *self._others}
+
         are_all = bool(self._known) and self._known.keys() <= {*uuids, *self.released}
         for uuid in uuids:
             if uuid not in self._known and not are_all:
                 text = "the driver has not described it; only `hami-agent release all` releases it"
                 raise GpuError(uuid, text)
+
         self.released |= set(uuids)
 
     def take_back(self, uuid: GpuUuid) -> None:
@@ -166,9 +176,11 @@ class GpuTable:
             return self._library.nvmlDeviceGetHandleByUUID(name)
         if name in self.released:
             raise GpuError(name, RELEASED)
+
         gpu = self.find(name)
         if gpu is None:
             raise GpuError(name, RECHECK_ALL)
+
         # sysfs writes four digits of the domain, the library eight.
         domain, _, rest = gpu.pci.partition(":")
         return self._library.nvmlDeviceGetHandleByPciBusId(f"{domain:0>8}:{rest}".upper())
@@ -193,6 +205,7 @@ def numa_node(sys_root: Path, bus: str) -> int | None:
         node = int(path.read_text(encoding="ascii"))
     except (OSError, ValueError):
         return None
+
     return node if node >= 0 else None
 
 
@@ -262,6 +275,7 @@ NO_LINKS: Final = LinkRow({}, collections.Counter())
 def link_row(library: NvmlLibrary, table: GpuTable, gpu: Gpu, peers: Iterable[Gpu]) -> LinkRow:
     """Read what connects `gpu` to its peers. Raises NVMLError, GpuError."""
     handle = table.open(gpu.uuid, gpu.index)
+
     paths: dict[GpuUuid, PciPath | None] = {}
     for peer in peers:
         other = table.open(peer.uuid, peer.index)
@@ -274,9 +288,11 @@ def link_row(library: NvmlLibrary, table: GpuTable, gpu: Gpu, peers: Iterable[Gp
         if kind == pynvml.NVML_NVLINK_DEVICE_TYPE_SWITCH:
             nvlinks[SWITCHES] += 1
             continue
+
         info = nvml.maybe(library, library.nvmlDeviceGetNvLinkRemotePciInfo, handle, link)
         if info is not None:
             nvlinks[bus_id(nvml.text_of(info.busId))] += 1
+
     return LinkRow(paths, nvlinks)
 
 
@@ -288,6 +304,7 @@ def linked(gpu: Gpu, peers: Iterable[Gpu], rows: Mapping[GpuUuid, LinkRow]) -> G
             theirs = rows.get(peer.uuid, NO_LINKS)
             shared = min(row.nvlinks[SWITCHES], theirs.nvlinks[SWITCHES])
             links.append(Link(peer.uuid, row.paths[peer.uuid], row.nvlinks[peer.pci] + shared))
+
     return msgspec.structs.replace(gpu, links=tuple(links))
 
 
@@ -308,17 +325,8 @@ def _active_links(library: NvmlLibrary, handle: Handle) -> Iterator[int]:
 P = ParamSpec("P")
 T = TypeVar("T")
 
-_RECOVERY: Final = {
-    0: RecoveryAction.NONE,
-    1: RecoveryAction.GPU_RESET,
-    2: RecoveryAction.NODE_REBOOT,
-    3: RecoveryAction.DRAIN_P2P,
-    4: RecoveryAction.DRAIN_AND_RESET,
-    5: RecoveryAction.RECOVER_IMEX_DOMAIN,
-    6: RecoveryAction.BUS_RESET,
-    7: RecoveryAction.SYSTEM_REBOOT,
-}
-"""nvmlDeviceGpuRecoveryAction_t."""
+_RECOVERY: Final = dict(enumerate(RecoveryAction))
+"""nvmlDeviceGpuRecoveryAction_t, which numbers them in this order from 0."""
 
 _FABRIC: Final = {
     pynvml.NVML_GPU_FABRIC_STATE_NOT_STARTED: FabricState.NOT_STARTED,
@@ -331,6 +339,9 @@ _OUTCOMES: Final = {
     Trouble.SILENT: ProbeOutcome.SILENT,
 }
 
+_CORRECTED: Final = pynvml.NVML_MEMORY_ERROR_TYPE_CORRECTED
+_UNCORRECTED: Final = pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED
+
 _GRAVE: Final = frozenset({pynvml.NVML_ERROR_GPU_IS_LOST, pynvml.NVML_ERROR_RESET_REQUIRED})
 
 
@@ -339,9 +350,11 @@ def probe_of(library: NvmlLibrary, table: GpuTable, uuid: GpuUuid) -> Probe:
     handle = table.open(uuid)
     nvml.maybe(library, library.nvmlDeviceGetMemoryInfo, handle)
     signs = signs_of(library, handle)
+
     if signs.rows_failed:
         text = "a row of its memory could not be remapped"
         return Probe(uuid, ProbeOutcome.FAILED, text, signs)
+
     return Probe(uuid, ProbeOutcome.PASSED, signs=signs)
 
 
@@ -353,9 +366,7 @@ def signs_of(library: NvmlLibrary, handle: Handle) -> GpuSigns:
         rows_pending=None if rows is None else bool(rows[2]),
         rows_failed=None if rows is None else bool(rows[3]),
         pages_pending=None if pending is None else bool(pending),
-        ecc_uncorrected=_errors(
-            library, handle, pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, pynvml.NVML_VOLATILE_ECC
-        ),
+        ecc_uncorrected=_errors(library, handle, _UNCORRECTED, pynvml.NVML_VOLATILE_ECC),
         recovery=_sign(library, _recovery, library, handle),
         fabric=_sign(library, _fabric, library, handle),
     )
@@ -370,6 +381,7 @@ def sample_of(library: NvmlLibrary, table: GpuTable, uuid: GpuUuid) -> GpuSample
     memory = _sign(library, library.nvmlDeviceGetMemoryInfo, handle, pynvml.nvmlMemory_v2)
     if memory is None:
         memory = _sign(library, library.nvmlDeviceGetMemoryInfo, handle)
+
     return GpuSample(
         uuid,
         gpu_percent=None if rates is None else int(rates.gpu),
@@ -380,12 +392,8 @@ def sample_of(library: NvmlLibrary, table: GpuTable, uuid: GpuUuid) -> GpuSample
             library, library.nvmlDeviceGetTemperature, handle, pynvml.NVML_TEMPERATURE_GPU
         ),
         milliwatts=_sign(library, library.nvmlDeviceGetPowerUsage, handle),
-        ecc_corrected=_errors(
-            library, handle, pynvml.NVML_MEMORY_ERROR_TYPE_CORRECTED, pynvml.NVML_AGGREGATE_ECC
-        ),
-        ecc_uncorrected=_errors(
-            library, handle, pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, pynvml.NVML_AGGREGATE_ECC
-        ),
+        ecc_corrected=_errors(library, handle, _CORRECTED, pynvml.NVML_AGGREGATE_ECC),
+        ecc_uncorrected=_errors(library, handle, _UNCORRECTED, pynvml.NVML_AGGREGATE_ECC),
     )
 
 
@@ -468,8 +476,8 @@ class NvmlDriver:
             sys_root,
             deadline,
             ended=self._on_session_end,
-            quiet=self._quiet,
-            back=self._report_change,
+            end_streams=self._end_streams,
+            on_return=self._report_change,
         )
         self._links: Mapping[GpuUuid, LinkRow] | None = None
         self._renewed = False
@@ -494,18 +502,12 @@ class NvmlDriver:
         faults: tuple[GpuFault, ...]
         if released:
             # Also one that was never described: it must be visible to be taken back.
-            places = {uuid: known.index for uuid in released if (known := self._table.find(uuid))}
-            faults = (
-                *troubled,
-                *(
-                    GpuFault(u, RELEASED, Trouble.RELEASED, places.get(u, NO_INDEX))
-                    for u in released
-                ),
-            )
+            faults = (*troubled, *map(self._table.released_fault, released))
         else:
             self._renewed = self._renewed and not found
             if not self._table.seen(found):
                 self._forget_handles()
+
             faults = self._table.named(troubled)
             rows = await self._link_rows(opened, found)
             found = [linked(gpu, found, rows) for gpu in found]
@@ -519,8 +521,12 @@ class NvmlDriver:
             unlisted = partial(gpus_not_listed, self._sys_root, self._described)
             faults = await self._session.call(opened, DRIVER, unlisted)
 
-        silent = [fault.gpu for fault in faults if not fault.lost]
-        await self._follow(opened, found, silent)
+        # Register the GPUs at new indexes, and forget those that are not there.
+        places: dict[str, int] = {gpu.uuid: gpu.index for gpu in found}
+        for stream in self._open_streams:
+            stream.keep({*places, *(fault.gpu for fault in faults if not fault.lost)})
+        await self._register(opened, self._open_streams, places)
+
         self._session.check(opened)
         return Scan(opened.driver_version, tuple(found), faults)
 
@@ -533,6 +539,7 @@ class NvmlDriver:
         except CallFailed as error:
             outcome = _OUTCOMES.get(error.trouble, ProbeOutcome.FAILED)
             probe = Probe(uuid, outcome, error.text)
+
         self._renewed = self._renewed and probe.outcome is not ProbeOutcome.PASSED
         # The driver forgets the registration of a GPU that is reset, and tells nobody: without
         # this, its next XID would be heard by no set.
@@ -541,6 +548,7 @@ class NvmlDriver:
         elif probe.outcome is not ProbeOutcome.SILENT:
             known = self._table.find(uuid)
             await self._register(opened, self._open_streams, {uuid: known.index} if known else {})
+
         obstacles = (stream.obstacles.get(uuid, "") for stream in self._open_streams)
         return msgspec.structs.replace(probe, unmonitored=next(filter(None, obstacles), ""))
 
@@ -561,6 +569,7 @@ class NvmlDriver:
         self._table.release(uuids, everything=everything)
         if self._table.all_released:
             self._session.withheld = "all GPUs are released: hami-agent recheck takes them back"
+
         await self._session.shut("GPUs are released; a new session begins without them")
 
     def take_back(self, uuid: GpuUuid) -> None:
@@ -575,15 +584,17 @@ class NvmlDriver:
         Containers get what lies there now, and the kernel module is that of the library in use. An
         upgrade removes the library and writes it again, so one look without it says nothing.
         """
-        other = self._session.present and nvml.successor(self._library, self._find())
+        other = self._session.current and nvml.successor(self._library, self._find())
         if other:
             raise DriverMissing(
                 f"The driver's library was replaced by {other}, and the kernel module is still "
                 "that of the former one, so a new container's CUDA fails with a version mismatch",
                 remedy="drain the node and reboot it, or reload the module [P-DRIVER]",
             )
-        gone = self._session.present and nvml.removed(self._library)
+
+        gone = self._session.current and nvml.removed(self._library)
         self._there_at = self._there_at if gone else self._now()
+
         if self._now() - self._there_at >= REMOVED_AFTER:
             raise DriverMissing(
                 f"The driver's library {gone} was removed, so a container that starts now gets no "
@@ -593,8 +604,9 @@ class NvmlDriver:
 
     async def renew(self) -> bool:
         """End the session so that the next call begins another; only once until a GPU answers."""
-        if self._renewed or self._session.present is None:
+        if self._renewed or self._session.current is None:
             return False
+
         self._renewed = True
         self._session.end(DriverError("all GPUs fail; a new session begins"))
         return True
@@ -627,6 +639,7 @@ class NvmlDriver:
         async with asyncio.TaskGroup() as tasks:
             for name, index in places.items():
                 tasks.create_task(one(name, index))
+
         self._session.check(opened)
         return sorted(found, key=by_index), sorted(faults, key=by_index)
 
@@ -634,6 +647,7 @@ class NvmlDriver:
         """Count the GPUs. While one is released, their number tells nothing of the others."""
         if self._table.released:
             return
+
         count = await self._session.call(opened, DRIVER, self._library.nvmlDeviceGetCount)
         # When GPUs come or go, an index that was right a minute ago can name another GPU.
         if not self._table.counted(count):
@@ -646,6 +660,7 @@ class NvmlDriver:
         uuids = {gpu.uuid for gpu in gpus}
         if self._links is not None and self._links.keys() == uuids:
             return self._links
+
         rows: dict[GpuUuid, LinkRow] = {}
 
         async def read(gpu: Gpu) -> None:
@@ -659,8 +674,10 @@ class NvmlDriver:
         async with asyncio.TaskGroup() as tasks:
             for gpu in gpus:
                 tasks.create_task(read(gpu))
+
         if rows.keys() == uuids:
             self._links = rows
+
         return rows
 
     # Events.
@@ -699,20 +716,21 @@ class NvmlDriver:
 
     def _added_stream(self) -> EventStream:
         """Add a stream. Raises DriverError while too many threads are in the library."""
-        for earlier in self._streams:
-            earlier.end()  # if no thread could be started before, it needs one to end
         self._streams = [stream for stream in self._streams if not stream.ended.is_set()]
         if len(self._streams) >= MOST_AWAY:
             raise DriverError("earlier waits for events have not returned from the driver")
-        self._streams.append(EventStream(self._library))
-        return self._streams[-1]
+
+        stream = EventStream(self._library)
+        stream.start()
+        self._streams.append(stream)
+        return stream
 
     async def _open_stream(self, session: OpenedSession, stream: EventStream) -> None:
         await self._session.call(session, DRIVER, stream.create)
         await self._count(session)
         await self._register(session, [stream], self._table.places())
         self._session.check(session)
-        stream.start()
+        stream.begin()
         if self._has_changed:
             self._report_change()
 
@@ -736,15 +754,6 @@ class NvmlDriver:
                     if name not in stream.settled:
                         tasks.create_task(register(stream, name, index))
 
-    async def _follow(
-        self, opened: OpenedSession, found: Iterable[Gpu], silent: Iterable[str]
-    ) -> None:
-        """After a scan, register the GPUs at new indexes, and forget those that are not there."""
-        places: dict[str, int] = {gpu.uuid: gpu.index for gpu in found}
-        for stream in self._open_streams:
-            stream.keep({*places, *silent})
-        await self._register(opened, self._open_streams, places)
-
     def _note_reset(self, gpu: str) -> None:
         """Have a lost or resetting GPU registered again once it answers: a reset forgets it."""
         for stream in self._streams:
@@ -761,7 +770,7 @@ class NvmlDriver:
         for stream in self._open_streams:
             stream.put(DriverEvent(EventKind.CHANGED))
 
-    async def _quiet(self) -> bool:
+    async def _end_streams(self) -> bool:
         """End all threads for events. False when one of them does not end in time."""
         async with asyncio.TaskGroup() as tasks:
             stops = [tasks.create_task(stream.stop()) for stream in self._streams]

@@ -4,7 +4,6 @@ The module `pynvml` implements them; tests use their own. Importing it costs mem
 only what opens a real driver imports this file.
 """
 
-import contextlib
 import ctypes
 import os
 import struct
@@ -107,9 +106,6 @@ def library_below(root: Path | None) -> Path | None:
 
 ELF_HEADER: Final = 64
 """The length of the header in bytes."""
-MACHINE: Final = slice(18, 20)
-"""The bytes of the header that name the architecture."""
-OWN: Final = Path("/proc/self/exe")
 
 
 def bind(library: NvmlLibrary, path: Path | None, *, anew: bool = True) -> None:
@@ -124,14 +120,17 @@ def bind(library: NvmlLibrary, path: Path | None, *, anew: bool = True) -> None:
     """
     if path is None and library.nvmlLib is not None:
         return
+
     file = Path(os.path.realpath(path)) if path is not None else library_below(Path("/"))
     if file is None or getattr(library.nvmlLib, "_name", None) == str(file):
         return
+
     if library.nvmlLib is not None and not anew:
         raise DriverError(
             f"{path} is not the loaded library, from which a call has not returned; the new one "
             "is used after that call returns"
         )
+
     try:
         if file.is_fifo():  # the loader would wait for somebody to write
             raise _refused_by_loader(str(path or file), "it is a pipe")
@@ -139,9 +138,11 @@ def bind(library: NvmlLibrary, path: Path | None, *, anew: bool = True) -> None:
             raise _refused_by_loader(str(path or file), "its end is missing")
         if path is None:
             return  # pynvml loads it, by the soname
+
         loaded = ctypes.CDLL(str(file))
     except OSError as error:
         raise _refused_by_loader(str(path or file), str(error)) from error
+
     pointers: MutableMapping[str, object] = getattr(library, "_nvmlGetFunctionPointer_cache", {})
     pointers.clear()
     library.nvmlLib = loaded
@@ -154,10 +155,13 @@ def _is_cut_off(file: Path) -> bool:
     """
     if not file.is_file():
         return False
+
     with file.open("rb") as opened:
         header = opened.read(ELF_HEADER)
+
     if len(header) < ELF_HEADER or header[:6] != b"\x7fELF\x02\x01":
         return False  # the loader says what it is
+
     (start,) = struct.unpack_from("<Q", header, 40)
     size, count = struct.unpack_from("<2H", header, 58)
     return int(start + size * count) > file.stat().st_size
@@ -180,14 +184,15 @@ def missing(library: NvmlLibrary, error: Exception, sys_root: Path) -> DriverMis
                 if place is not None and (place != SONAME or "No such file" not in text):
                     return _refused_by_loader(str(place), text)
         return None
+
     if code(error) == pynvml.NVML_ERROR_FUNCTION_NOT_FOUND:
         file = getattr(library.nvmlLib, "_name", None) or SONAME
         return _refused_by_loader(str(file), "it has no function nvmlInit_v2")
-    if (
-        code(error) != pynvml.NVML_ERROR_DRIVER_NOT_LOADED
-        or not (sys_root / "module/nvidia").exists()
-    ):
+
+    is_loaded = (sys_root / "module/nvidia").exists()
+    if code(error) != pynvml.NVML_ERROR_DRIVER_NOT_LOADED or not is_loaded:
         return None
+
     return DriverMissing(
         "the NVIDIA kernel module is loaded, and this process has no device file of it "
         "(/dev/nvidiactl)",
@@ -197,12 +202,10 @@ def missing(library: NvmlLibrary, error: Exception, sys_root: Path) -> DriverMis
 
 
 def _refused_by_loader(file: str, text: str) -> DriverMissing:
-    with contextlib.suppress(OSError):
-        if Path(file).is_file():  # a pipe has no header and no end
-            with Path(file).open("rb") as library, OWN.open("rb") as own:
-                theirs, ours = library.read(ELF_HEADER), own.read(ELF_HEADER)
-            if theirs[:4] == ours[:4] and theirs[MACHINE] != ours[MACHINE]:
-                text = "it is built for another architecture"  # the loader: "No such file"
+    # The loader passes over such a file as if it were not there.
+    if text.startswith(file) and "No such file" in text and Path(file).is_file():
+        text = "it is built for another architecture"
+
     # The soname is no path: what the loader searched for by it is somewhere. A path may be wrong.
     return DriverMissing(
         f"{file} cannot be loaded as the driver's library ({cap(text)})",
@@ -247,6 +250,7 @@ def _loaded(library: NvmlLibrary, maps: Path) -> set[Path]:
     files = {
         Path(line[line.index("/") :].removesuffix(" (deleted)")) for line in lines if "/" in line
     }
+
     return {file for file in files if file.name.startswith(stem)}
 
 
@@ -283,8 +287,10 @@ def driver_wide(error: Exception, *, about_gpu: bool = True) -> DriverError | No
     if missing is not None and not (about_gpu and code(error) == pynvml.NVML_ERROR_NO_PERMISSION):
         reason, remedy = missing
         return DriverMissing(reason, remedy=remedy)
+
     if code(error) == pynvml.NVML_ERROR_UNINITIALIZED:
         return DriverError("the driver ended the session; a new one begins")
+
     return None
 
 

@@ -40,19 +40,20 @@ class GpuThreads:
     - At rest one thread makes all calls, and wakes the loop once after the last of them. A call
       that does not return in PATIENCE keeps its thread, and a new thread makes those behind it.
     - A call that exceeds its deadline is given up. Further calls about that GPU are refused until
-      it returns; then `back` is called.
+      it returns; then `on_return` is called.
     - A GPU's name is its UUID, or its index while the UUID is unknown: a GPU that hangs then may
       hold a second thread. One more name is for the whole driver.
     """
 
-    def __init__(self, deadline: float, back: Callable[[], object] = lambda: None) -> None:
+    def __init__(self, deadline: float, on_return: Callable[[], object] = lambda: None) -> None:
         self._deadline = deadline
-        self._back = back
+        self._on_return = on_return
         self._loop = asyncio.get_running_loop()
         self._lag = Lag()
+
         self._calls: dict[str, _Call] = {}
         """The call about each GPU that waits for a thread, is on one, or has just returned."""
-        self._fresh: list[_Call] = []
+        self._submitted: list[_Call] = []
         """The calls of this turn of the loop, which are queued together once it has ended."""
         self._queue: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
         """The calls that wait; None ends the thread that takes it."""
@@ -74,62 +75,72 @@ class GpuThreads:
             async with self._lag.within(self._deadline):
                 while gpu in self._calls and not self._is_stuck(self._calls[gpu]):
                     await asyncio.wait([self._calls[gpu].answer])
+
         if gpu in self._calls:
             raise TimeoutError(f"an earlier call about {gpu} has not returned")
+
         seconds = deadline or self._deadline
         answer: asyncio.Future[T] = self._loop.create_future()
         call = _Call(gpu, work, self._lag.clock() + seconds - NOISE, answer)
         self._calls[gpu] = call
         # Not before this turn of the loop has ended: beside a running loop, the thread would wait
         # for the interpreter at each call.
-        if not self._fresh:
-            self._loop.call_soon(self._tend)
-        self._fresh.append(call)
+        if not self._submitted:
+            self._loop.call_soon(self._dispatch)
+        self._submitted.append(call)
+
         async with self._lag.within(seconds):
             return await asyncio.shield(answer)
 
-    async def empty(self) -> bool:
+    async def drained(self) -> bool:
         """Wait until every call has left or exceeded its deadline. False: one is still inside."""
         while self._calls:
             left = max(call.end for call in self._calls.values()) - self._lag.clock()
             if left <= 0:
                 return False
+
             answers = [call.answer for call in self._calls.values()]
             await asyncio.wait(answers, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+
         return True
 
     def close(self) -> None:
         """End all threads; one that hangs stays until it is back or the process ends."""
         self._spare = 0
-        self._loop.call_soon(self._tend)  # after the calls of this turn
+        self._loop.call_soon(self._dispatch)  # after the calls of this turn
 
     def _is_stuck(self, call: "_Call") -> bool:
         # By the time in which the loop ran: a starved process blames no GPU.
         return self._lag.clock() >= call.end
 
-    def _tend(self) -> None:
+    def _dispatch(self) -> None:
         """Queue fresh calls, hand on what has returned, and keep as many threads as are needed."""
-        for call in self._fresh:
+        for call in self._submitted:
             self._queue.put(call)
-        self._fresh.clear()
+        self._submitted.clear()
+
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
         # Before the answers are taken: a thread adds its answer and then takes the next call. If
         # it did so in between, the queue would seem empty here, and no timer would look again.
         is_empty = self._queue.empty()
         for _ in range(len(self._returned)):
             # Each in a turn of its own: an error of one must not lose the others' answers.
-            self._loop.call_soon(self._hand_on, self._returned.popleft())
+            self._loop.call_soon(self._on_done, self._returned.popleft())
+
         if is_empty:
             for _ in range(self._threads - len(self._inside) - self._spare):
                 self._queue.put(None)
                 self._threads -= 1
             return
+
         # A thread that is in no call takes the next one. A busy machine may let it wait.
         if len(self._inside) >= self._threads:
             self._start_thread()
-        self._timer = self._loop.call_later(PATIENCE, self._tend)
+
+        self._timer = self._loop.call_later(PATIENCE, self._dispatch)
 
     def _start_thread(self) -> None:
         # The loop's own executor joins its threads at exit, and one that hangs would hold it.
@@ -141,8 +152,8 @@ class GpuThreads:
             # While there is a thread, it may come back, and the next look tries again.
             while not self._threads and not self._queue.empty():
                 if (call := self._queue.get_nowait()) is not None:
-                    call.error = TimeoutError(f"no thread can be started for the call: {error}")
-                    self._loop.call_soon(self._hand_on, call)
+                    call.fail(TimeoutError(f"no thread can be started for the call: {error}"))
+                    self._loop.call_soon(self._on_done, call)
 
     def _make_calls(self) -> None:
         """Make the calls that wait, until there are threads enough. Runs on a thread."""
@@ -156,39 +167,40 @@ class GpuThreads:
                 # One wake-up of the loop for all calls of a round. If the next call hangs, the
                 # timer hands on what this one has answered.
                 if self._queue.empty():
-                    self._loop.call_soon_threadsafe(self._tend)
+                    self._loop.call_soon_threadsafe(self._dispatch)
             if self._returned:  # what waited behind the last call was the word to end
-                self._loop.call_soon_threadsafe(self._tend)
+                self._loop.call_soon_threadsafe(self._dispatch)
 
-    def _hand_on(self, call: "_Call") -> None:
+    def _on_done(self, call: "_Call") -> None:
         """Give the caller its result, if it still waits, and let the next call about the GPU in."""
         del self._calls[call.gpu]
         if self._is_stuck(call):
-            self._loop.call_soon(self._back)
-        if call.error is None:
-            call.answer.set_result(call.result)
-            return
-        call.answer.set_exception(call.error)
-        # Read here: asyncio would log it where the caller was given up before.
+            self._loop.call_soon(self._on_return)
+
+        call.settle()
+        # Read here: asyncio would log an error where the caller was given up before.
         call.answer.exception()
 
 
 class _Call(msgspec.Struct, eq=False):
-    """One call. `end`: of its deadline, by the clock of Lag."""
+    """One call. `end`: of its deadline, by the clock of Lag. `settle` answers, on the loop."""
 
     gpu: str
     work: Callable[[], Any]
     end: float
     answer: Any
-    result: Any = None
-    error: BaseException | None = None
+    settle: Callable[[], object] = lambda: None
 
     def make(self) -> None:
         """Make the call. Runs on a thread."""
         try:
-            self.result = self.work()
+            self.settle = partial(self.answer.set_result, self.work())
         except BaseException as error:  # noqa: BLE001 -- raised in the caller
-            self.error = error
+            self.fail(error)
+
+    def fail(self, error: BaseException) -> None:
+        """Answer with an error."""
+        self.settle = partial(self.answer.set_exception, error)
 
 
 # The session with the library: it begins when it is needed, and again after it broke.
@@ -217,10 +229,11 @@ class OpenedSession(msgspec.Struct, frozen=True, eq=False):
 class NvmlSession:
     """Opens the sessions of the process, one after the other. Call all methods on the loop.
 
-    `find` returns the library file to use. `ended` is called when the driver ends a session.
-    `quiet` ends all waits for events and returns whether all have left the library. `back` is
-    called when a stuck call returned. A late answer of an earlier session does not end
-    the present one, and no call of an earlier session begins.
+    - `find` returns the library file to use. `ended` is called when the driver ends a session.
+      `on_return` is called when a stuck call has returned.
+    - `end_streams` ends all waits for events, and returns whether all have left the library.
+    - A late answer of an earlier session does not end the current one, and no call of an earlier
+      session begins.
     """
 
     def __init__(
@@ -230,17 +243,17 @@ class NvmlSession:
         sys_root: Path,
         deadline: float,
         ended: Callable[[DriverError], None],
-        quiet: Callable[[], Awaitable[bool]],
-        back: Callable[[], None],
+        end_streams: Callable[[], Awaitable[bool]],
+        on_return: Callable[[], None],
     ) -> None:
-        self._threads = GpuThreads(deadline, back)
+        self._threads = GpuThreads(deadline, on_return)
         self._library = library
         self._find = find
         self._sys_root = sys_root
         self._ended = ended
-        self._quiet = quiet
+        self._end_streams = end_streams
         self._preparing = asyncio.Lock()
-        self.present: OpenedSession | None = None
+        self.current: OpenedSession | None = None
         """The session that has begun and not ended; reading it begins none."""
         self._failure: Exception = DriverError(CLOSED)
         """Why a beginning failed last; another object after each failure."""
@@ -249,7 +262,7 @@ class NvmlSession:
         """Why no session may begin; empty: one may."""
 
     async def open(self) -> OpenedSession:
-        """Return the present session, or begin one. Raises DriverMissing, DriverError.
+        """Return the current session, or begin one. Raises DriverMissing, DriverError.
 
         All who wait share one beginning and its failure. It goes on when its caller is cancelled
         or times out, so a slow driver is open for a later one.
@@ -259,32 +272,36 @@ class NvmlSession:
             async with self._preparing:
                 if self.withheld:
                     raise DriverError(self.withheld)
-                if self.present is None:
-                    # To end a session during a call is undefined.
-                    alone = self._failure is known and await self._is_alone()
-                    # The beginning that this caller waited for has failed. If each began another
-                    # in its turn, most would wait in vain and be told of a silent driver.
-                    if self._failure is not known:
-                        raise self._failure
+                if self.current is not None:
+                    return self.current
+
+                # To end a session during a call is undefined.
+                alone = self._failure is known and await self._is_idle()
+
+                # The beginning that this caller waited for has failed. If each began another in its
+                # turn, most would wait in vain and be told of a silent driver.
+                if self._failure is not known:
+                    raise self._failure
+
+                try:
                     begin = partial(self._begin, alone=alone)
-                    try:
-                        return await self._threads.call(DRIVER, begin, OPEN_DEADLINE)
-                    except TimeoutError as error:
-                        self._failure = error
-                        raise
-                return self.present
+                    return await self._threads.call(DRIVER, begin, OPEN_DEADLINE)
+                except TimeoutError as error:
+                    self._failure = error
+                    raise
 
     def check(self, opened: OpenedSession) -> None:
         """Raise DriverError if that session is over."""
-        if self.present is not opened:
+        if self.current is not opened:
             raise DriverError(self._broken)
 
     def end(self, error: DriverError, opened: OpenedSession | None = None) -> None:
         """Note that the session is over, and report it; the next call begins a new one."""
-        if self.present is None or opened not in {None, self.present}:
+        if self.current is None or opened not in {None, self.current}:
             return
+
         log.warning("driver.session_ended", err=str(error))
-        self.present = None
+        self.current = None
         self._broken = str(error)
         self._ended(error)
 
@@ -304,10 +321,12 @@ class NvmlSession:
         """
         async with self._preparing:
             self.end(DriverError(why))
-            if not await self._is_alone():
+            if not await self._is_idle():
                 raise DriverError("a call has not returned from the driver, which holds all GPUs")
+
             with self._translated(None):
                 left_open = await self._threads.call(DRIVER, self._end_all)
+
             if left_open:
                 raise DriverError("the driver does not end the session, which holds all GPUs")
 
@@ -318,10 +337,12 @@ class NvmlSession:
         """
         if self.withheld == CLOSED:
             return
+
         self.withheld = CLOSED
         with contextlib.suppress(DriverError, TimeoutError):
             async with asyncio.timeout(CLOSE_DEADLINE):
                 await self.shut(CLOSED)
+
         self._threads.close()
 
     def _make(self, opened: OpenedSession, work: Callable[[], T]) -> T:
@@ -356,20 +377,21 @@ class NvmlSession:
             what, code = "the driver answers with an error", f"error {nvml.code(error)}"
             raise failed(what, error, nvml.trouble(error), code) from error
 
-    async def _is_alone(self) -> bool:
+    async def _is_idle(self) -> bool:
         """Wait until no call and no event thread is in the library; False: some do not leave."""
-        left = await self._threads.empty()
-        return await self._quiet() and left
+        left = await self._threads.drained()
+        return await self._end_streams() and left
 
     def _begin(self, *, alone: bool) -> OpenedSession:
         """Begin a session, unless one began after its caller had left. Runs on a thread."""
         try:
-            if self.present is None:
-                self.present = OpenedSession(self._begin_anew(alone=alone))
+            if self.current is None:
+                self.current = OpenedSession(self._begin_anew(alone=alone))
         except Exception as error:
             self._failure = error  # here, because the caller may have left
             raise
-        return self.present
+
+        return self.current
 
     def _begin_anew(self, *, alone: bool) -> str:
         """End the old session, load the library and begin a new session. Returns its version.
@@ -381,6 +403,7 @@ class NvmlSession:
         library = self._library
         if alone:
             self._end_all()
+
         nvml.bind(library, self._find(), anew=alone)
 
         try:
@@ -405,7 +428,7 @@ class NvmlSession:
 
         Runs on a thread.
         """
-        self.present = None
+        self.current = None
         try:
             while True:
                 self._library.nvmlShutdown()
@@ -476,7 +499,7 @@ class EventStream:
         self._failure: DriverError | None = None
         self._news = asyncio.Event()
         self._turns = 0
-        self._started = False
+        self._begun = threading.Event()
         self._lock = threading.Lock()
         self._users = 1
 
@@ -488,26 +511,29 @@ class EventStream:
         return self._event_set is not None and self._failure is None
 
     def start(self) -> None:
-        """Start the thread, which waits for events; if the stream has failed, it frees the set.
+        """Start the thread, which waits for `begin`. Raises DriverError if there is none."""
+        try:
+            threading.Thread(target=self._serve, name="nvml-events", daemon=True).start()
+        except RuntimeError as error:
+            text = f"no thread can be started to wait for events: {error}"
+            raise DriverError(text) from error
 
-        If no thread can be started, the stream has failed; start it again to end it.
-        """
-        if not self._started:
-            try:
-                threading.Thread(target=self._serve, name="nvml-events", daemon=True).start()
-                self._started = True
-            except RuntimeError as error:
-                self.fail(DriverError(f"no thread can be started to wait for events: {error}"))
+    def begin(self) -> None:
+        """Let the thread wait for events; if the stream has failed, it frees the set."""
+        self._begun.set()
 
     def settle(self, answer: EventRegistration) -> None:
         """Note the answer of a GPU, unless the indexes have changed since it was asked."""
         if answer.known is not self._known:
             return
+
         # Where it was before, another GPU may be now, although no scan has seen the change yet.
         for where in [old for old, uuid in self._known.items() if uuid == answer.uuid]:
             del self._known[where]
+
         self._known[answer.where] = answer.uuid
         self.settled.add(answer.uuid)
+
         if answer.refused:
             self.missed(answer.uuid, answer.refused)
         else:
@@ -544,8 +570,10 @@ class EventStream:
                     if not self._waiting[event]:
                         del self._waiting[event]
                 return event
+
             if self._failure is not None:
                 raise self._failure
+
             await self._wait()
 
     async def _wait(self) -> None:
@@ -557,17 +585,18 @@ class EventStream:
                 period += STALL
             if await await_event(self._news, period) or turns != self._turns:
                 return
+
         self.fail(DriverError("the driver does not return from a wait for events"))
 
     def fail(self, error: DriverError) -> None:
         """End the stream: its reader raises `error`, and the thread ends after its wait."""
         self._failure = self._failure or error
         self._news.set()
+        self._begun.set()
 
     def end(self) -> None:
-        """End the stream, also one that has never started: its thread frees the set."""
+        """End the stream, also one that has never begun: its thread frees the set."""
         self.fail(DriverError(CLOSED))
-        self.start()
 
     async def stop(self) -> bool:
         """End the thread. False when it does not end in time: then do not touch the set."""
@@ -605,6 +634,7 @@ class EventStream:
                 if not nvml.is_unable(error):
                     raise
                 refused = f"it has no events: {error}"
+
         return EventRegistration(known, _address(handle), uuid, refused)
 
     @contextlib.contextmanager
@@ -614,6 +644,7 @@ class EventStream:
             if not self._users:
                 raise DriverError("the stream of events has ended")
             self._users += 1
+
         try:
             yield
         finally:
@@ -625,6 +656,7 @@ class EventStream:
         with self._lock:
             self._users -= 1
             last = not self._users
+
         if last and self._event_set is not None:
             with contextlib.suppress(self._library.NVMLError):
                 self._library.nvmlEventSetFree(self._event_set)
@@ -634,6 +666,7 @@ class EventStream:
     def _serve(self) -> None:
         """Run the thread and report its end: a silent end would look like healthy GPUs."""
         show_thread_name(threading.current_thread().name)
+        self._begun.wait()
         try:
             while self._failure is None:
                 self._turns += 1
@@ -643,6 +676,7 @@ class EventStream:
         except Exception as error:  # noqa: BLE001 -- any error that ends the thread is reported
             text = f"the thread that waits for events has died: {error!r}"
             self._tell(self.fail, DriverError(text))
+
         self._leave()
         self._tell(self.ended.set)
 
@@ -659,8 +693,10 @@ class EventStream:
             # (checkHealth, "Error waiting for event"); here each is scanned and probed instead.
             self.put(DriverEvent(EventKind.CHANGED))
             raise SetFailed(f"waiting for events failed: {error}") from error
+
         is_xid = data.eventType & pynvml.nvmlEventTypeXidCriticalError
         kind = _KINDS.get(pynvml.nvmlEventTypeXidCriticalError if is_xid else data.eventType)
+
         if kind is not None:
             number = int(data.eventData) if is_xid else None
             self.put(DriverEvent(kind, self._uuid(data.device), number))
@@ -670,6 +706,7 @@ class EventStream:
         known = self._known.get(_address(handle))
         if known is not None:
             return known
+
         try:
             return GpuUuid(nvml.text_of(self._library.nvmlDeviceGetUUID(handle)))
         except (self._library.NVMLError, ValueError):
@@ -684,6 +721,7 @@ class EventStream:
             if not has_room and event.xid is not None and event.xid not in XIDS:
                 event = msgspec.structs.replace(event, xid=0)
             self._waiting[event] += 1
+
         if not self._news.is_set():
             self._tell(self._news.set)
 

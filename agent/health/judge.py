@@ -9,6 +9,7 @@ for.
 import datetime as dt
 import enum
 from collections.abc import Callable, Collection, Iterable
+from functools import partial
 from typing import Final
 
 import msgspec
@@ -161,13 +162,16 @@ def judge(
     """
     if health.cause == Cause.RELEASED:
         return health  # work on the GPU can cause any report
+
     if isinstance(report, DriverEvent):
         known, fresh = health, _on_event(health, report, now, settings)
     else:
         known = _with_counters(health, report, now)
         fresh = _on_probe(known, report, now, settings)
+
     if fresh is known:
         return known
+
     # A verdict alone does not carry the counts of bouts and failed probes.
     bouts, recovered_at = known.bouts, known.recovered_at
     if fresh.ill and not known.ill:
@@ -179,6 +183,7 @@ def judge(
         bouts, recovered_at = (bouts + 1 if soon else 1), None
     elif known.ill and not fresh.ill:
         recovered_at = now
+
     fresh = msgspec.structs.replace(
         fresh,
         bouts=bouts,
@@ -186,6 +191,7 @@ def judge(
         failures=() if fresh.ill else _lately(known, now),
         failed_in_row=0 if fresh.ill else known.failed_in_row,
     )
+
     return health if fresh == health else fresh
 
 
@@ -214,16 +220,20 @@ def missing(health: Health, now: dt.datetime, settings: HealthSettings) -> tuple
     """What still has to happen until the GPU is ok, in words. Empty if it is ok."""
     if health.condition is Condition.OK or health.cause == Cause.OFF:
         return ()
+
     end = _END_OF_CAUSE.get(health.cause) or _END_OF_CONDITION.get(health.condition)
     if end or health.needs_reboot:
         return (end or "a reboot of the node",)
+
     needs = ["a reset of the GPU, or a reboot of the node"] if health.needs_reset else []
     rested = 0.0 if health.needs_reset else seconds(health, now)  # it begins with the reset
     rest = quiet_time(health, settings) - rested
     if rest > 0:
         needs.append(f"{rest:.0f} s more without a bad report")
+
     if (probes := settings.passes - health.passed_probes) > 0:
         needs.append(f"{probes} more passed probe{'s' if probes > 1 else ''}")
+
     return tuple(needs)
 
 
@@ -259,10 +269,12 @@ def _on_event(
     if event.kind is EventKind.XID:
         xid = event.xid or 0
         kind = xid_class(xid, settings)
+
         if kind is XidClass.APPLICATION:
             # The fault of a program in a container, the echo of another error or a notice, by
             # NVIDIA's catalog (IGNORE, RESTART_APP). The next container may well run here.
             return health
+
         # A GPU off the bus cannot be reset. If it is back without a boot, that was a reset.
         is_off = xid == FELL_OFF_THE_BUS and kind is XidClass.NEEDS_RESET
         found = verdict(
@@ -281,6 +293,7 @@ def _on_event(
         found = verdict(Condition.BAD, now, Cause.ECC, text, "H-ECC", then, needs=Action.RESET)
     else:
         return health  # the GPUs that are there have changed
+
     if event.uuid is not None:
         return worse(health, found)
     # NVIDIA's and HAMi's plugin mark all GPUs unhealthy then (rm/health.go), which empties the node
@@ -288,6 +301,7 @@ def _on_event(
     # goes on: otherwise reports about others would keep restarting it.
     if health.ill:
         return health
+
     text = _happened(found) + UNNAMED
     watched = verdict(Condition.WATCH, now, found.cause, text, found.runbook, xid=found.xid)
     return worse(health, watched)
@@ -303,6 +317,7 @@ def worse(health: Health, fresh: Health) -> Health:
     is_new_need = health.cause == Cause.REFUSED and fresh.needs_reset
     if gravity(fresh) > gravity(health) or is_new_need:
         return fresh
+
     known = health if health.xid is not None else msgspec.structs.replace(health, xid=fresh.xid)
     if health.condition is Condition.LOST and fresh.needs_reset:
         # Either the report is a late echo, or the GPU was back already and needs another reset. If
@@ -313,6 +328,7 @@ def worse(health: Health, fresh: Health) -> Health:
             needs_reboot=health.needs_reboot or fresh.needs_reboot,
             action=Action.REBOOT if fresh.xid == FELL_OFF_THE_BUS else known.action,
         )
+
     return known if health.condition is Condition.UNMONITORED else again(known, fresh.since)
 
 
@@ -323,9 +339,11 @@ def again(health: Health, now: dt.datetime) -> Health:
     """
     if health.condition is Condition.LOST:
         return health
+
     is_counted = health.needs_reset or seconds(health, now) < 1.0
     if is_counted and health.passed_probes == 0:
         return health
+
     quiet_since = health.quiet_since if health.needs_reset else now
     return msgspec.structs.replace(health, quiet_since=quiet_since, passed_probes=0)
 
@@ -369,6 +387,7 @@ def _on_probe(health: Health, probe: Probe, now: dt.datetime, settings: HealthSe
                 return msgspec.structs.replace(health, passed_probes=0)
             fresh, text = health, f"it does not answer ({cap(probe.text) or 'no reply'})"
             cause, runbook = Cause.DRIVER, "H-SILENT"
+
     deaf = Condition.UNMONITORED
     return verdict(deaf, now, cause, text, runbook, xid=fresh.xid, action=Action.INSPECT)
 
@@ -380,17 +399,21 @@ def _on_passed(
     is_unheard = health.condition is Condition.UNMONITORED
     if health.condition is Condition.OK or (is_joining and not has_joined(signs)):
         return health
+
     if is_joining or (is_unheard and health.xid is None):
         if not _lately(health, now):
             return Health(Condition.OK, since=now)
         text = "a probe failed in the last 10 minutes"  # also before it was silent
         return verdict(Condition.WATCH, now, Cause.PROBE, text, "H-PROBE")
+
     if is_unheard:
         text = f"XID {health.xid} before it stopped answering"
         runbook = f"H-{health.xid:03d}"
         return verdict(Condition.WATCH, now, Cause.XID, text, runbook, xid=health.xid)
+
     if health.condition is Condition.LOST:
         return _on_recovered(health, now)
+
     known = relieved(answered_again(health, signs, now), signs, now)
     passed = min(known.passed_probes + 1, settings.passes)
     # Neither plugin takes a GPU back: "there is no way to recover from the Unhealthy state"
@@ -399,6 +422,7 @@ def _on_passed(
     has_rested = seconds(known, now) >= quiet_time(known, settings)
     if has_rested and passed >= settings.passes and not known.needs_reset:
         return Health(Condition.OK, since=now)
+
     return msgspec.structs.replace(known, passed_probes=passed)
 
 
@@ -408,14 +432,17 @@ def _on_failed(health: Health, probe: Probe, now: dt.datetime) -> Health:
     if probe.signs.rows_failed:  # it has told this sign, so it is neither lost nor refused
         is_lost = health.condition is Condition.LOST
         known = _on_recovered(health, now) if is_lost else answered_again(health, probe.signs, now)
+
     if known.ill:
         return again(known, now)
+
     error = cap(probe.text) or "an error"
     if is_failing(known, now):
         text = f"probes fail: {error}"
         return verdict(
             Condition.BAD, now, Cause.PROBE, text, "H-PROBE", xid=known.xid, action=Action.INSPECT
         )
+
     text = f"a probe failed: {error}"
     return worse(known, verdict(Condition.WATCH, now, Cause.PROBE, text, "H-PROBE", xid=known.xid))
 
@@ -427,9 +454,9 @@ def _on_refused(health: Health, now: dt.datetime) -> Health:
     replace the need for a reboot.
     """
     if health.needs_reboot or (health.cause == Cause.REFUSED and health.needs_reset):
-        return again(
-            _on_recovered(health, now) if health.condition is Condition.LOST else health, now
-        )
+        is_lost = health.condition is Condition.LOST
+        return again(_on_recovered(health, now) if is_lost else health, now)
+
     after = "" if health.xid is None else f" (after XID {health.xid})"
     text = f"the driver refuses calls for it until it is reset{after}"
     return verdict(
@@ -448,6 +475,7 @@ def _on_lost(health: Health, probe: Probe, now: dt.datetime) -> Health:
     if health.condition is Condition.LOST:
         is_echo = health.needs_reset and not health.needs_reboot
         return msgspec.structs.replace(health, needs_reset=False) if is_echo else health
+
     reason = f"after XID {health.xid}" if health.xid is not None else cap(probe.text)
     text = f"the driver no longer reaches it ({reason or 'no reason given'})"
     # A GPU off the bus cannot be reset. For any other, being back implies the reset.
@@ -493,10 +521,12 @@ def _with_counters(health: Health, probe: Probe, now: dt.datetime) -> Health:
     """`health` with the failure that `probe` adds. Returns `health` itself if it adds none."""
     if probe.outcome is ProbeOutcome.PASSED and health.failed_in_row:
         return msgspec.structs.replace(health, failed_in_row=0)
+
     # The probes of all services meet the same hiccup of the driver within one round.
     is_echo = health.failures and (now - health.failures[-1]).total_seconds() < SAME_HICCUP
     if probe.outcome is not ProbeOutcome.FAILED or health.ill or is_echo:
         return health
+
     return msgspec.structs.replace(
         health,
         failures=(*_lately(health, now), now)[-MOST_LATELY:],
@@ -517,90 +547,55 @@ def is_failing(health: Health, now: dt.datetime) -> bool:
 # What a GPU tells of itself.
 
 
-class _Sign(msgspec.Struct, frozen=True):
-    """One fault that a GPU tells of itself, and the verdict about it."""
-
-    shows: Callable[[GpuSigns], bool]
-    cause: str
-    runbook: str
-    text: str
-    """`{recovery}` and `{fabric}` stand for those signs."""
-    then: NextStep = NextStep.NOTHING
-    condition: Condition = Condition.BAD
-    needs: Action = Action.NONE
-    action: Action = Action.NONE
-
-
-_SIGNS: Final = (
-    _Sign(
-        lambda signs: signs.recovery in REBOOTS,
-        Cause.ADVICE,
-        "H-ADVICE",
-        "the driver says that it needs a reboot of the node ({recovery})",
-        needs=Action.REBOOT,
-    ),
-    _Sign(
-        lambda signs: signs.recovery in RESETS,
-        Cause.ADVICE,
-        "H-ADVICE",
-        "the driver says that it needs a reset ({recovery})",
-        needs=Action.RESET,
-    ),
-    _Sign(
-        lambda signs: not has_joined(signs),
-        Cause.FABRIC,
-        "H-FABRIC",
-        "it has not joined the fabric of its NVSwitches ({fabric}), so no program runs on it",
-        NextStep.FABRIC,
-        action=Action.INSPECT,
-    ),
-    _Sign(
-        lambda signs: bool(signs.rows_failed),
-        Cause.MEMORY,
-        "H-ROWS",
-        "memory rows could not be remapped: no spare rows are left",
-        NextStep.REPLACE,
-        action=Action.REPLACE,
-    ),
-    _Sign(
-        lambda signs: bool(signs.rows_pending or signs.pages_pending),
-        Cause.MEMORY,
-        "H-ROWS",
-        "memory rows or pages wait for a reset to be replaced",
-        NextStep.RESET_FREE,
-        Condition.WATCH,
-        action=Action.RESET,
-    ),
-)
-"""The most severe one first, which alone counts."""
-
-
 def signed(health: Health, signs: GpuSigns, now: dt.datetime) -> Health:
     """The health after the signs of a probe. A verdict of signs holds while the signs last.
 
     A fault in the signs outweighs that the GPU was lost or refused and answers again.
     """
-    sign = next((sign for sign in _SIGNS if sign.shows(signs)), None)
-    if sign is None:
+    found = _of_signs(signs, now, health.xid)
+    if found is None:
         return health
-    found = verdict(
-        sign.condition,
-        now,
-        sign.cause,
-        sign.text.format(recovery=signs.recovery, fabric=signs.fabric),
-        sign.runbook,
-        sign.then,
-        xid=health.xid,
-        needs=sign.needs,
-        action=sign.action,
-    )
+
     # "It was lost and is back" clears by itself, and what the GPU tells now does not.
     is_back = health.condition is Condition.BAD and health.cause in {Cause.LOST, Cause.REFUSED}
     if gravity(found) > gravity(health) - is_back:
         return found
-    if health.passed_probes and health.cause == sign.cause:
+
+    if health.passed_probes and health.cause == found.cause:
         return msgspec.structs.replace(health, passed_probes=0)
+
     return health
+
+
+def _of_signs(signs: GpuSigns, now: dt.datetime, xid: int | None) -> Health | None:
+    """The verdict about the most severe fault that a GPU tells of itself, or None."""
+    ill = partial(verdict, Condition.BAD, now, xid=xid)
+
+    # Both hold until the driver wants none any more: no other sign says more.
+    if signs.recovery in REBOOTS:
+        text = f"the driver says that it needs a reboot of the node ({signs.recovery})"
+        return ill(Cause.ADVICE, text, "H-ADVICE", NextStep.NOTHING, needs=Action.REBOOT)
+
+    if signs.recovery in RESETS:
+        text = f"the driver says that it needs a reset ({signs.recovery})"
+        return ill(Cause.ADVICE, text, "H-ADVICE", NextStep.NOTHING, needs=Action.RESET)
+
+    if not has_joined(signs):
+        state = f"it has not joined the fabric of its NVSwitches ({signs.fabric})"
+        text = f"{state}, so no program runs on it"
+        return ill(Cause.FABRIC, text, "H-FABRIC", NextStep.FABRIC, action=Action.INSPECT)
+
+    if signs.rows_failed:
+        text = "memory rows could not be remapped: no spare rows are left"
+        return ill(Cause.MEMORY, text, "H-ROWS", NextStep.REPLACE, action=Action.REPLACE)
+
+    if signs.rows_pending or signs.pages_pending:
+        # It runs without them, so it is served until somebody has time to reset it.
+        text, then = "memory rows or pages wait for a reset to be replaced", NextStep.RESET_FREE
+        watched = partial(verdict, Condition.WATCH, now, xid=xid)
+        return watched(Cause.MEMORY, text, "H-ROWS", then, action=Action.RESET)
+
+    return None
 
 
 def has_joined(signs: GpuSigns) -> bool:
@@ -615,9 +610,11 @@ def relieved(health: Health, signs: GpuSigns, now: dt.datetime) -> Health:
     """
     if signs.recovery is not RecoveryAction.NONE or not health.needs_reset or health.needs_reboot:
         return health
+
     happened = _happened(health)
     if health.cause != Cause.ADVICE:
         return _after_reset(health, now, happened, NextStep.RELIEVED)
+
     said = happened.replace("driver says", "driver said", 1)
     return _after_reset(health, now, said, NextStep.WITHDRAWN)
 
@@ -632,6 +629,7 @@ def answered_again(health: Health, signs: GpuSigns, now: dt.datetime) -> Health:
     is_owed = health.cause == Cause.REFUSED and health.needs_reset
     if not is_owed or signs.recovery in REBOOTS | RESETS:
         return health
+
     return _after_reset(health, now, "it was reset: the driver answers for it again", NextStep.REST)
 
 
@@ -645,6 +643,7 @@ def reset_by_word(health: Health, now: dt.datetime) -> Health:
         return health
     if health.condition is Condition.LOST:  # a lost GPU that answers again has been reset
         return msgspec.structs.replace(health, needs_reset=False)
+
     return _after_reset(health, now, _happened(health), NextStep.SAID)
 
 
@@ -671,6 +670,7 @@ def released(health: Health, now: dt.datetime) -> Health:
     """The health of a released GPU: not served. The need for a reset or reboot is kept."""
     if health.cause == Cause.RELEASED:
         return health
+
     return msgspec.structs.replace(
         health,
         condition=Condition.UNMONITORED,
@@ -695,11 +695,13 @@ def taken_back(health: Health, now: dt.datetime) -> Health:
     """
     if health.cause != Cause.RELEASED:
         return health
+
     was_ill = health.bouts > 0 and health.recovered_at is None
     if not was_ill:
         return msgspec.structs.replace(
             health, since=now, cause=Cause.DRIVER, text=UNASKED, xid=None
         )
+
     needs = _need(health)
     back = verdict(
         Condition.BAD,
@@ -712,6 +714,7 @@ def taken_back(health: Health, now: dt.datetime) -> Health:
         xid=health.xid,
         needs=needs,
     )
+
     return msgspec.structs.replace(back, bouts=health.bouts)
 
 
@@ -726,6 +729,7 @@ def stepped(health: Health, before: dt.datetime | None, now: dt.datetime | None)
     """
     if before is None or now is None or abs(now - before) < STEP:
         return health
+
     return _with_times(health, lambda at: at + (now - before))
 
 
@@ -754,14 +758,17 @@ def remembered(
     by_xid = health.cause == Cause.XID and health.xid is not None
     if by_xid and xid_class(health.xid or 0, settings) is XidClass.APPLICATION:
         return Health(Condition.OK, since=now)
+
     # A boot resets every GPU, and a container of the agent that starts again resets none.
     if not boot_changed:
         known = _with_times(health, lambda at: min(at, now))
         since = now if health.silent and health.serving else known.since
         return msgspec.structs.replace(known, since=since, passed_probes=0)
+
     is_fine = health.condition in {Condition.OK, Condition.UNMONITORED}
     if is_fine or health.cause not in HARDWARE:
         return Health(Condition.OK, since=now)
+
     reason = BEFORE + _happened(health).removeprefix(BEFORE)
     return verdict(Condition.WATCH, now, health.cause, reason, health.runbook, xid=health.xid)
 
@@ -834,6 +841,7 @@ def blame_driver(probes: Iterable[Probe], ill: Ill) -> tuple[Probe, ...]:
     well = [probe for probe in probes if not ill(probe.uuid)]
     if len(well) < MANY or not fail_alike(well, ill):
         return probes
+
     (failure,) = {probe.text for probe in well}
     text = OF_ALL + (cap(failure) or "an error")
     return tuple(
@@ -852,6 +860,7 @@ def same_fault(scan: Scan, ill: Ill) -> GpuFault | None:
     same = {msgspec.structs.replace(fault, gpu="", index=0) for fault in faults}
     if scan.gpus or len(same) != 1 or faults[0].trouble not in MAY_PASS:
         return None
+
     return faults[0]
 
 
@@ -877,10 +886,12 @@ def attribute_errors(
     count = probe.signs.ecc_uncorrected
     if count is None:
         return known, None
+
     has_risen = known.count is not None and count > known.count
     rose_at = now if has_risen else known.rose_at
     suspected = health.condition is Condition.WATCH and health.cause == Cause.ECC
     is_near = rose_at is not None and abs((rose_at - health.quiet_from).total_seconds()) <= near
     if not suspected or not is_near:
         return ErrorCount(count, rose_at), None
+
     return ErrorCount(count), DriverEvent(EventKind.ECC_DOUBLE, probe.uuid)

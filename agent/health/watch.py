@@ -57,6 +57,10 @@ RELEASE_DEADLINE: Final = 8.0
 """Seconds for all calls in the library to end: the longest call and those that wait behind it."""
 
 
+Take = Callable[[Probe], None]
+"""What is done with each probe of a round, as it comes."""
+
+
 class GpuProber:
     """Probes GPUs, each with a deadline in seconds.
 
@@ -75,9 +79,7 @@ class GpuProber:
             await self.probe_all(others, ill, lambda probe: probes.update({probe.uuid: probe}))
         return probes[uuid]
 
-    async def probe_all(
-        self, uuids: Collection[GpuUuid], ill: Ill, take: Callable[[Probe], None]
-    ) -> None:
+    async def probe_all(self, uuids: Collection[GpuUuid], ill: Ill, take: Take) -> None:
         """Probe all of them at once, and pass each probe to `take` as it comes.
 
         A failed probe is held back until another GPU answers. If all fail alike, the session is
@@ -86,12 +88,11 @@ class GpuProber:
         held = await self._round(uuids, take)
         if fail_alike(held, ill) and await self._driver.renew():
             held = await self._round(uuids, take)
+
         for probe in blame_driver(held, ill):
             take(probe)
 
-    async def _round(
-        self, uuids: Collection[GpuUuid], take: Callable[[Probe], None]
-    ) -> tuple[Probe, ...]:
+    async def _round(self, uuids: Collection[GpuUuid], take: Take) -> tuple[Probe, ...]:
         """Probe all once. Returns the probes that were held back, because every GPU failed.
 
         The driver may fail during the round. So a GPU that answered before another one failed is
@@ -107,9 +108,11 @@ class GpuProber:
                 if well:
                     await ask(well.pop(), again=True)
                 return
+
             well.append(uuid)
             while held:
                 take(held.pop(0))
+
             # The answer of a second look is older news than the first: it was judged already.
             if not again:
                 take(probe)
@@ -117,6 +120,7 @@ class GpuProber:
         async with asyncio.TaskGroup() as tasks:
             for uuid in uuids:
                 tasks.create_task(ask(uuid))
+
         return tuple(held)
 
     async def _probe(self, uuid: GpuUuid) -> Probe:
@@ -127,8 +131,10 @@ class GpuProber:
         except (TimeoutError, DriverError, GpuError) as error:
             text = cap(str(error)) or f"no answer within {self._deadline:g} s"
             return Probe(uuid, ProbeOutcome.SILENT, text)
+
         if probe.outcome is ProbeOutcome.PASSED and (obstacle := self._obstacle()):
             return msgspec.structs.replace(probe, unmonitored=obstacle)
+
         return probe
 
 
@@ -136,6 +142,11 @@ class GpuProber:
 
 _Sort = tuple[EventKind, GpuUuid | None, XidClass | None]
 """Of the events that wait with the same sort, only the first is judged."""
+
+
+def _class_of(event: DriverEvent, settings: HealthSettings) -> XidClass | None:
+    """The class of an XID; None: it is another event."""
+    return xid_class(event.xid or 0, settings) if event.kind is EventKind.XID else None
 
 
 class ReportBatcher:
@@ -156,11 +167,12 @@ class ReportBatcher:
         if isinstance(report, Probe):
             sort = report
         else:
-            is_xid = report.kind is EventKind.XID
-            kind = xid_class(report.xid or 0, self._settings) if is_xid else None
+            kind = _class_of(report, self._settings)
             if kind is XidClass.APPLICATION:
                 return
+
             sort = report.kind, report.uuid, kind
+
         self._waiting.setdefault(sort, report)
         self._reported.set()
 
@@ -191,7 +203,7 @@ class EventListener:
         self._driver = driver
         self._take = take
         self._opened_at = 0.0
-        self._deaf = ""
+        self._lost_reason = ""
         self._wanted = asyncio.Event()
         self._opened = asyncio.Event()
 
@@ -199,6 +211,7 @@ class EventListener:
         """Receive events for ever, and open the stream again when it ends."""
         self._opened.clear()  # a former run may have left it set
         delay = FIRST_RETRY
+
         while True:
             reason = "the stream of events ended"
             try:
@@ -207,16 +220,20 @@ class EventListener:
                     delay = FIRST_RETRY
             except DriverError as error:
                 reason = str(error)
+
             # A stream that held for a while did not fail at its opening, so the next try is at
             # once.
             if self._has_settled():
                 delay = FIRST_RETRY
+
             self._opened.clear()
             self._wanted.clear()
+
             reason = reason or "no reason given"
-            if not self._deaf:
+            if not self._lost_reason:
                 log.warning("driver.events_lost", err=reason)
-            self._deaf = reason
+            self._lost_reason = reason
+
             # An XID that came in between is heard by nobody. The scan and the probes find a GPU
             # that is lost, refused or asks for a reset.
             self._take(DriverEvent(EventKind.CHANGED))
@@ -227,20 +244,21 @@ class EventListener:
         """Open the stream at once: what had ended it may be over."""
         self._wanted.set()
 
-    async def heard(self, within: float) -> bool:
+    async def ensure_open(self, within: float) -> bool:
         """Reopen the stream if it has ended, and wait for it. Returns whether it had."""
         if self._opened.is_set():
             return False
+
         self.reopen()
         await await_event(self._opened, within)
-        self._note_heard()
+        self._note_restored()
         return True
 
     def obstacle(self) -> str:
         """Why the agent does not receive events; empty: it does, or the first stream opens yet."""
         if self._has_settled():
-            self._note_heard()
-        return self._deaf
+            self._note_restored()
+        return self._lost_reason
 
     def _has_settled(self) -> bool:
         return self._opened.is_set() and loop_time() - self._opened_at >= SETTLED
@@ -249,9 +267,9 @@ class EventListener:
         self._opened_at = loop_time()
         self._opened.set()
 
-    def _note_heard(self) -> None:
-        if self._deaf and self._opened.is_set():
-            self._deaf = ""
+    def _note_restored(self) -> None:
+        if self._lost_reason and self._opened.is_set():
+            self._lost_reason = ""
             log.info("driver.events_back")
 
 
@@ -360,8 +378,10 @@ class HealthWatch:
         self._xid_lines = Allowance(1, LOG_PERIOD)
         if self._health and boot_changed:
             remember(dict(self._health))  # otherwise the next start would not see the boot
+
         if settings.off:
             self._health = dict.fromkeys(self._health, switched_off(self._now()))
+
         if self._health:
             judged(dict(self._health))
 
@@ -383,6 +403,7 @@ class HealthWatch:
         shared = self._named(name)
         if shared is None:
             return None
+
         uuid, before = shared.uuid, self._health_of(shared.uuid)
         if before.cause == Cause.RELEASED:
             # Whoever released the GPU gives it back by this. Its handles open before the probe.
@@ -391,14 +412,18 @@ class HealthWatch:
             back = switched_off(self._now()) if off else taken_back(before, self._now())
             self._publish({uuid: back})
             self._changed()
+
         if was_reset:
             # NVML tells nobody of a reset, and an XID before it would count for ever.
             self._publish({uuid: reset_by_word(self._health_of(uuid), self._now())})
+
         if not self._settings.off:
-            await self._listener.heard(LISTEN_FIRST)  # else the GPU is served without events
+            await self._listener.ensure_open(LISTEN_FIRST)  # else the GPU is served without events
+
         probe = await self._prober.probe_one(uuid, self._to_probe(), self._is_ill)
         if not self._settings.off:
             self._publish(self._judged((probe,)))
+
         after, inventory = self._health_of(uuid), self._inventory.value
         shared = msgspec.structs.replace(inventory.find(uuid) or shared, health=after)
         lacks = (*missing(after, self._now(), self._settings), *inventory.obstacles(shared))
@@ -413,8 +438,10 @@ class HealthWatch:
         uuids = tuple(gpu.uuid for gpu in selected if gpu is not None)
         if not uuids:
             return None
+
         self._publish({uuid: released(self._health_of(uuid), self._now()) for uuid in uuids})
         obstacle = ""
+
         try:
             async with asyncio.timeout(RELEASE_DEADLINE):
                 await self._driver.release(uuids, everything=name == ALL)
@@ -422,6 +449,7 @@ class HealthWatch:
             # It counts as released all the same: no new container gets it.
             late = f"the driver has not released it within {RELEASE_DEADLINE:g} s"
             obstacle = cap(str(error)) or late
+
         self._listener.reopen()  # the others' events were lost with the session
         return GpuRelease(uuids, obstacle=obstacle)
 
@@ -433,6 +461,7 @@ class HealthWatch:
         """
         if any(fault.trouble is not Trouble.UNLISTED for fault in scan.faults):
             return
+
         listed = {gpu.uuid for gpu in scan.gpus}
         for uuid, health in self._health.items():
             if health.needs_reset and uuid not in listed:
@@ -447,6 +476,7 @@ class HealthWatch:
             self._changed()
             self._probe_now.set()
             return
+
         if event.kind is EventKind.XID:
             # Every XID is counted. The first of each number on a GPU is logged, of others at most
             # one a second: a storm can have 10,000.
@@ -454,9 +484,11 @@ class HealthWatch:
             gpu = event.uuid if event.uuid and self._is_known(event.uuid) else "unknown"
             is_first = self.xid_events.add(gpu, xid_label(number)) == 1
             left_out = 0 if is_first else self._xid_lines.admit()
+
             if left_out is not None:
                 name = xid_name(number)
                 log.info("gpu.xid", gpu=event.uuid, xid=event.xid, name=name, suppressed=left_out)
+
         self._batcher.note(event)
 
     async def _watch_inventory(self) -> None:
@@ -483,9 +515,11 @@ class HealthWatch:
             take = partial(self._note_probe, doubts)
             await self._prober.probe_all(self._to_probe(), self._is_ill, take)
             pause = until_tick(self._settings.probe_interval)
+
             if doubts:
                 # A single failure decides nothing: the second look does, and must not be late.
                 pause = min(self._settings.probe_interval, SECOND_LOOK)
+
             await await_event(self._probe_now, pause)
 
     def _is_ill(self, uuid: GpuUuid) -> bool:
@@ -496,6 +530,7 @@ class HealthWatch:
         known = self._health_of(probe.uuid)
         if judge(known, probe, self._now(), self._settings) != known:
             self._batcher.note(probe)
+
         # It may also tell whose a memory error is that the driver reported without a GPU.
         count = self._error_counts.get(probe.uuid, NOT_COUNTED)
         near = 2 * self._settings.probe_interval
@@ -503,6 +538,7 @@ class HealthWatch:
         self._error_counts[probe.uuid] = count
         if error is not None:
             self._batcher.note(error)
+
         failed = probe.outcome in {ProbeOutcome.FAILED, ProbeOutcome.REFUSED}
         fell_silent = probe.outcome is ProbeOutcome.SILENT and not known.silent
         if not known.ill and (failed or fell_silent):
@@ -519,28 +555,29 @@ class HealthWatch:
                 for u, new in verdicts.items()
                 if new.serving != self._health_of(u).serving
             ]
-            if any(moves) and await self._listener.heard(LISTEN_FIRST):
+
+            if any(moves) and await self._listener.ensure_open(LISTEN_FIRST):
                 self._probe_now.set()  # the probes were made while no event was heard
                 verdicts = self._judged(reports)  # an operator may have released a GPU meanwhile
+
             moved = self._publish(verdicts)
             events = [report for report in reports if isinstance(report, DriverEvent)]
+
             if events and moved:
                 self._probe_now.set()  # an event came first, so no GPU was probed yet
-            elif any(
-                event.kind is EventKind.XID
-                and xid_class(event.xid or 0, self._settings) is XidClass.CONTAINED
-                for event in events
-            ):
+            elif any(_class_of(event, self._settings) is XidClass.CONTAINED for event in events):
                 # The GPU was watched already. Only a probe reads what the driver now asks for. A
                 # storm of such XIDs causes one round of probes in LOOK_PERIOD.
                 soon = max(loop_time(), self._probed_at + LOOK_PERIOD)
                 asyncio.get_running_loop().call_at(soon, self._probe_now.set)
+
             if moves:
                 await asyncio.sleep(self._settings.coalesce)
 
     def _judged(self, reports: Iterable[DriverEvent | Probe]) -> dict[GpuUuid, Health]:
         now = self._now()
         verdicts: dict[GpuUuid, Health] = {}
+
         for report in reports:
             for uuid in (report.uuid,) if report.uuid is not None else self._uuids():
                 health = verdicts.get(uuid) or self._health_of(uuid)
@@ -549,6 +586,7 @@ class HealthWatch:
                 has_room = len(self._health) + len(verdicts) < MOST_KNOWN
                 if fresh is not health and (has_room or self._is_known(uuid)):
                     verdicts[uuid] = fresh
+
         return verdicts
 
     def _is_known(self, uuid: GpuUuid) -> bool:
@@ -574,15 +612,18 @@ class HealthWatch:
         changed = {u: health for u, health in verdicts.items() if health != self._health_of(u)}
         if not changed:
             return False
+
         moved = False
         for uuid, new in changed.items():
             old = self._health_of(uuid)
             if log_key(old) == log_key(new):
                 continue
+
             moved = True
             self.transitions.add(uuid, old.condition.value, new.condition.value)
             if Condition.LOST in {old.condition, new.condition} or old.silent:
                 self._changed()  # it may be gone, or be back with other facts
+
             log.info(
                 "gpu.health",
                 gpu=uuid,
@@ -594,6 +635,7 @@ class HealthWatch:
                 runbook=new.runbook,
                 text=new.text,
             )
+
         self._health.update(changed)
         self._health_moved.set()
         self._on_judged(changed)
@@ -607,9 +649,7 @@ class HealthWatch:
         return max(named, key=lambda gpu: gpu.present, default=None)
 
     def _to_probe(self) -> tuple[GpuUuid, ...]:
-        return tuple(
-            uuid for uuid in self._uuids() if self._health_of(uuid).cause != Cause.RELEASED
-        )
+        return tuple(u for u in self._uuids() if self._health_of(u).cause != Cause.RELEASED)
 
     def _uuids(self) -> tuple[GpuUuid, ...]:
         return tuple(gpu.uuid for gpu in self._inventory.value.gpus)

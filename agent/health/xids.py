@@ -244,6 +244,7 @@ def read_switches(disable: str, enable: str) -> Mapping[int, bool]:
     """
     if not disable.strip() and not enable.strip():
         return {}
+
     disabled = dict.fromkeys(_items(disable), True)
     disabled.update(dict.fromkeys(PLUGINS_SKIP, True))
     disabled.update(dict.fromkeys(_items(enable), False))
@@ -385,11 +386,13 @@ def xid_class(number: int, settings: HealthSettings = DEFAULTS) -> XidClass:
     """The class of an XID. As in NVIDIA's plugin, an XID outside the table is fatal."""
     if number in settings.xids:
         return settings.xids[number]
+
     known = XIDS[number].kind if number in XIDS else XidClass.FATAL
     switches = read_switches(settings.disabled_xids, settings.enabled_xids)
     every = switches.get(_EVERY_XID)
     is_ignored = False if every is False else switches.get(number, every)
     if is_ignored:
         return XidClass.APPLICATION
+
     is_counted = is_ignored is False and known is XidClass.APPLICATION
     return XidClass.FATAL if is_counted else known

@@ -440,8 +440,7 @@ class Rivals:
         registered = self._registration.registration_id
         while True:
             came = await changed.wait(until_tick(LOOK_AGAIN))
-            if came:
-                await asyncio.sleep(SETTLE)
+            await asyncio.sleep(SETTLE if came else 0.0)
             changed, before, now = News(self._news), now, self._socket.answers()
             # A rival may come and go between two checks. The removal of a dead file does not count.
             was_here = before or (came and before is None)

@@ -473,19 +473,6 @@ async def test_removing_is_repeatable_and_touches_no_other(dirs, hook):
     assert [other] == [path.name for path in (hook / "vgpu" / "containers").iterdir()]
 
 
-async def test_a_linked_container_directory_is_removed_and_not_what_it_names(dirs, hook, tmp_path):
-    (tmp_path / "victim").mkdir()
-    (tmp_path / "victim" / "file").write_text("mine")
-    (hook / "vgpu" / "containers").mkdir(parents=True)
-    (hook / "vgpu" / "containers" / NAME).symlink_to(tmp_path / "victim")
-
-    await dirs.remove(NAME)
-    await cleared(dirs)
-
-    assert [] == list((hook / "vgpu" / "containers").iterdir())
-    assert "mine" == (tmp_path / "victim" / "file").read_text()
-
-
 async def test_no_removal_is_waited_for_by_what_is_made_beside_it(hook, tmp_path):
     """One file can take the disk seconds."""
     async with Worker("disk", 4) as disk, Worker("clearing", 4) as clearing:

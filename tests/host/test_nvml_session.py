@@ -182,13 +182,13 @@ async def test_all_who_wait_share_one_beginning(driver, library):
 async def test_all_who_wait_share_one_beginning_and_its_failure(
     driver, library, monkeypatch, leaves_early
 ):
-    quiet, waits = driver._session._quiet, list[str]()
+    quiet, waits = driver._session._end_streams, list[str]()
 
     async def count() -> bool:
         waits.append("for the threads of all streams, each a second or more")
         return await quiet()
 
-    monkeypatch.setattr(driver._session, "_quiet", count)
+    monkeypatch.setattr(driver._session, "_end_streams", count)
     library.hanging.add(("nvmlInit", None))
     library.failures["nvmlInit", None] = 9
 

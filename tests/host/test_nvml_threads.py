@@ -136,13 +136,13 @@ async def test_a_call_behind_a_slow_one_waits_for_one_deadline(threads, stuck):
 
 @pytest.mark.parametrize("leaves_early", [False, True])
 async def test_nobody_is_inside_once_the_last_call_has_left(patient, stuck, leaves_early):
-    assert await patient.empty()
+    assert await patient.drained()
     call = await begin(patient, "a", stuck)
     await settles(lambda: stuck.entered == 1)
     if leaves_early:
         call.cancel()
     async with asyncio.TaskGroup() as tasks:
-        emptied = tasks.create_task(patient.empty())
+        emptied = tasks.create_task(patient.drained())
         await asyncio.sleep(0.05)
         assert not emptied.done()
         stuck.let_go()
@@ -155,7 +155,7 @@ async def test_nobody_waits_for_a_call_whose_time_is_up(threads, stuck):
     await hang(threads, stuck, "a")
     began = asyncio.get_running_loop().time()
 
-    assert not await threads.empty()
+    assert not await threads.drained()
     assert asyncio.get_running_loop().time() - began < DEADLINE
 
 
@@ -279,7 +279,7 @@ async def test_an_error_is_the_callers_and_no_other_loses_its_answer_by_it(threa
     with pytest.raises(OSError, match="gone"):
         await threads.call("a", fail)
     async with asyncio.timeout(30):
-        while not await threads.empty():  # noqa: ASYNC110 -- the late one is on its way back
+        while not await threads.drained():  # noqa: ASYNC110 -- the late one is on its way back
             await asyncio.sleep(0.01)
     gc.collect()
 
@@ -328,7 +328,7 @@ async def test_a_machine_that_gives_no_thread_costs_a_call_its_answer_and_no_mor
     machine.append(False)
     with pytest.raises(TimeoutError, match="no thread can be started for the call: can't start"):
         await threads.call("a", str)
-    assert await threads.empty()
+    assert await threads.drained()
     machine.append(True)
 
     assert ["1", "2"] == [await threads.call("a", lambda n=n: n) for n in "12"]
