@@ -34,7 +34,6 @@ from agent.cli.main import (
     add_output,
     fail,
     nearest,
-    parser_of,
 )
 from agent.cli.output import UNFOLDED, FoldedLine, answer, folded, painter, terminal_width, working
 from agent.cli.runbook import HINT
@@ -312,9 +311,11 @@ def _as_the_agent(args: argparse.Namespace) -> argparse.Namespace:
     if not starts or words[starts[0] + 1 : starts[0] + 2] != ["run"]:
         return args  # on the host, or in a pod of its own
 
-    theirs = vars(parser_of("run").parse_args(words[starts[0] + 1 :]))
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    add_settings(parser)
+    theirs, _ = parser.parse_known_args(words[starts[0] + 2 :])
     given = {key: value for key, value in vars(args).items() if value is not None}
-    return argparse.Namespace(**theirs | given)
+    return argparse.Namespace(**vars(theirs) | given)
 
 
 def _refused(error: SettingsError) -> Finding:
