@@ -60,7 +60,7 @@ from agent.hookdirs import HostHookDirs
 from agent.kit.cell import Cell
 from agent.kit.tasks import Allowance, retry
 from agent.kit.timing import Budget, Durations, Lag, Starved, Tally
-from agent.kit.turns import Turn, Turns
+from agent.kit.turns import CallOrder, Turn
 from agent.ledger import (
     ContainerEdits,
     ContainerKey,
@@ -261,7 +261,7 @@ class Allocation(abc.ABC):
     lag: Lag = dataclasses.field(default_factory=Lag)
 
     def __post_init__(self) -> None:
-        self.turns = Turns(self.epoch)
+        self.order = CallOrder(self.epoch)
         self.taken: set[ContainerKey] = set()
         self.used_locks: dict[str, PodUid] = {}
         """For each of the last node locks, the pod that was answered under it."""
@@ -298,7 +298,7 @@ class Allocation(abc.ABC):
 
         `ids`: the kubelet's slice ids, at least one.
         """
-        with self.turns.asked(ids) as turn:
+        with self.order.asked(ids) as turn:
             call = AllocateCall(turn, Budget(self.lag, DISK_BUDGET))
             try:
                 row = await self._serve(ids, call)
@@ -413,7 +413,7 @@ class Allocation(abc.ABC):
         row = call.row if call.row and call.row.holder else None
         # For a new pod the kubelet does not ask again: nothing is gained by waiting.
         if call.is_replay or row is None:
-            await self.turns.until_alone(call.turn)  # each of them has its deadlines
+            await self.order.until_alone(call.turn)  # each of them has its deadlines
 
         whose = f" for {row.key.container} of pod {row.namespace}/{row.pod}" if row else ""
         text = (
@@ -608,7 +608,7 @@ class HamiAllocation(Allocation):
         self, available: tuple[SliceId, ...], must_include: tuple[SliceId, ...], size: int
     ) -> tuple[SliceId, ...]:
         """`size` of the available ids: on the annotated GPUs if possible, else on near ones."""
-        turn, inquiry, grant = self.turns.begin(), Inquiry(self, size, None), None
+        turn, inquiry, grant = self.order.begin(), Inquiry(self, size, None), None
         try:
             # The Allocate that follows is for the same container: of no pod that is not known now.
             async with asyncio.timeout(PREFER_BUDGET):

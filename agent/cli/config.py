@@ -62,7 +62,6 @@ def add_parser(subparsers: Subparsers) -> None:
         description=_show.__doc__,
         epilog="example: hami-agent config show --origin --config /etc/hami-agent/config.yaml",
     )
-
     show.add_argument("--origin", action="store_true", help="print where each value came from")
     show.add_argument("--diff", action="store_true", help="print only what was set")
     add_output(show)
@@ -74,7 +73,6 @@ def add_parser(subparsers: Subparsers) -> None:
         description=_check.__doc__,
         epilog="example: hami-agent config check config.yaml --node gpu-1 --label zone=a",
     )
-
     check.add_argument(
         "files", nargs="*", type=Path, metavar="FILE", help="a file to check; - is standard input"
     )

@@ -451,7 +451,7 @@ async def test_pods_that_release_2_4_placed_have_no_label_and_count_too(rig: Exp
     answer = await rig.explain("p")
 
     assert ("placement", "CardInsufficientMemory") == answer.blocked
-    assert ["default/held 15,000 MiB"] == answer.data["nodes"][0]["biggest"]
+    assert ["default/held 14.6 GiB"] == answer.data["nodes"][0]["biggest"]
 
 
 async def test_control_characters_of_the_cluster_do_not_reach_the_terminal(rig: ExplainRig):
