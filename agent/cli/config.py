@@ -231,8 +231,8 @@ def _nodes(args: argparse.Namespace, plan: NodeValues) -> Sequence[tuple[str, Va
     faults = Faults()
     labels = dict(args.label) if args.label else None
     gpus = None if args.gpu is None else frozenset(map(str, range(len(args.gpu))))
-    asked = [(name, NodeFacts(name, labels, gpus)) for name in args.node or plan.names()]
 
+    asked = [(name, NodeFacts(name, labels, gpus)) for name in args.node or plan.names()]
     if not args.node:
         asked.append((OTHERS, NodeFacts("", labels, gpus)))
 
@@ -241,8 +241,11 @@ def _nodes(args: argparse.Namespace, plan: NodeValues) -> Sequence[tuple[str, Va
         with faults.kept():
             profile.faults.refuse()
 
-    nodes = [(title, plan.resolve(facts)) for title, facts in asked]
-    for (_, facts), (_, values) in zip(asked, nodes, strict=True):
+    nodes = []
+    for title, facts in asked:
+        values = plan.resolve(facts)
+        nodes.append((title, values))
+
         with faults.kept():
             build(values, host_name=facts.name or host_name(), gpus=max(1, len(gpus or ())))
             check_shares(values)

@@ -541,7 +541,7 @@ class AgentCollector(Collector):
             for name, text in texts.items():
                 yield _family(PREFIX + name, text, labels, sums[name])
                 if former := _FORMER.get(name):
-                    said = f"The former name of {PREFIX}{name}; use that: this release is the last."
+                    said = f"The former name of {PREFIX}{name}, in this release for the last time."
                     yield _family(PREFIX + former, said, labels, sums[name])
 
         yield from _hami(self.hami, self.build, facts, used)
