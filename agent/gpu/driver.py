@@ -495,8 +495,8 @@ class NvmlDriver:
     async def scan(self) -> Scan:
         """Describe all GPUs, or those that are not released. Raises DriverMissing, DriverError."""
         opened = await self._session.open()
-        released = sorted(self._table.released)
         await self._count(opened)
+        released = sorted(self._table.released)
         found, troubled = await self._describe(opened, self._table.places())
 
         faults: tuple[GpuFault, ...]
