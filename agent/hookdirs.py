@@ -12,14 +12,14 @@ import secrets
 import stat
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Final, TypeVarTuple
+from typing import Final
 
 import msgspec
 
 from agent.cluster import NodeEvent
 from agent.errors import StateError
 from agent.kit.cell import Cell
-from agent.kit.disk import DIRECTORY, PLACE, check_writable, dissolve, set_mode
+from agent.kit.disk import DIRECTORY, PLACE, check_writable, remove_stepwise, set_mode
 from agent.kit.tasks import Offload
 from agent.ledger import DIRECTORY_NAME, HookFacts
 
@@ -230,7 +230,7 @@ class SetAside:
                 with open_containers(self._hook) as above:
                     try:
                         if above is not None:
-                            yield from itertools.islice(dissolve(name, above), VISIT)
+                            yield from itertools.islice(remove_stepwise(name, above), VISIT)
                     except OSError as error:
                         self._kept[name] = error.strerror or "unknown error"
 
@@ -250,8 +250,6 @@ class SetAside:
 # trusted. Every step starts at an open directory and follows no link. Only root may write the
 # directories above them. An unusable or unused directory is set aside by a rename, which no content
 # can delay, and removed in small parts on a thread of its own.
-
-Ts = TypeVarTuple("Ts")
 
 PARENT_MODE = 0o755
 LEAF_MODE = 0o777
@@ -326,17 +324,19 @@ class HostHookDirs:
         With `wipe`, no old content stays. Without, a container may run with it: an existing
         directory stays, and only something else in its place is replaced.
         """
-        await self._counted(self._prepare, _checked(name), wipe)
+        _check_name(name)
+        await self._counted(lambda: self._prepare(name, wipe=wipe))
 
     async def remove(self, name: str) -> None:
         """Set the container directory `name` aside, if it exists. Raises StateError."""
-        await self._counted(self._remove, _checked(name))
+        _check_name(name)
+        await self._counted(lambda: self._remove(name))
 
-    async def _counted(self, work: Callable[[*Ts], int], *args: *Ts) -> None:
+    async def _counted(self, work: Callable[[], int]) -> None:
         """Run the work and count what it sets aside: one if the caller is cancelled before."""
         aside = 1
         try:
-            aside = await self._offload.call(work, *args)
+            aside = await self._offload.call(work)
         finally:
             self.set_aside.set(self.set_aside.value + aside)
 
@@ -369,7 +369,7 @@ class HostHookDirs:
         inodes = float(system.f_favail) if system.f_files else math.inf
         return DiskRoom(float(system.f_bavail * system.f_frsize), inodes)
 
-    def _prepare(self, name: str, wipe: bool) -> int:  # noqa: FBT001 -- prepare() names it
+    def _prepare(self, name: str, *, wipe: bool) -> int:
         """Do prepare(); return how many were set aside."""
         aside = 0
         with state_errors(self._hook), contextlib.ExitStack() as open_directories:
@@ -449,12 +449,11 @@ def _head(file: Path, size: int) -> bytes | None:
         return None
 
 
-def _checked(name: str) -> str:
+def _check_name(name: str) -> None:
     if not DIRECTORY_NAME.fullmatch(name):
         raise StateError(
             f"{name[:80]!r} is not of the form <pod UID>_<container>: no directory is made for it."
         )
-    return name
 
 
 def _parent(open_directories: contextlib.ExitStack, name: str, above: int) -> int:

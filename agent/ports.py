@@ -9,13 +9,7 @@ import datetime as dt
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from typing import Protocol
 
-from agent.cluster import (
-    NodeView,
-    PodChange,
-    PodList,
-    PodUid,
-    PodView,
-)
+from agent.cluster import NodeView, PodChange, PodList, PodUid, PodView
 from agent.ledger import ContainerKey, Holding, KubeletEpoch
 from agent.model import DriverEvent, GpuSample, GpuUuid, Probe, Scan, SliceId
 

@@ -182,8 +182,6 @@ class Findings(msgspec.Struct, frozen=True):
     - `adopt`: containers to adopt. `strangers`: rows that only keep ids in use, also for each
       container to adopt.
     - `idle`: for the next reconcile. `due`: when the next row may be over if nothing changes.
-    - `drifted`: how many rows have drift or cannot be compared.
-    - `unconfirmed`: how many rows the kubelet should have confirmed by now.
     """
 
     confirmed: tuple[Row, ...] = ()
@@ -192,8 +190,24 @@ class Findings(msgspec.Struct, frozen=True):
     strangers: tuple[Row, ...] = ()
     idle: Mapping[ContainerKey, dt.datetime] = msgspec.field(default_factory=dict)
     due: dt.datetime | None = None
-    drifted: int = 0
-    unconfirmed: int = 0
+
+
+def gaps(ledger: Ledger, now: dt.datetime) -> tuple[int, int]:
+    """How many rows have drift or cannot be compared; how many should be confirmed by now.
+
+    Drift: the agent could not offer the right ids before the answer. The kubelet used the ids of an
+    init container again, or another plugin answered.
+    """
+    late = Counter(
+        row.role is Role.INIT
+        for row in ledger.rows
+        if not row.confirmed and has_passed(UNCONFIRMED_AFTER, row.answered_at, now)
+    )
+    drifted = sum(
+        row.confirmed and row.has_gpu_mismatch and not row.offered
+        for row in ledger.rows_by(Decider.SCHEDULER)
+    )
+    return drifted + late[True], late[False]
 
 
 # Compares plain mode's rows with the kubelet: which container holds a row, and when a row is over.
@@ -290,7 +304,6 @@ def judge_by_kubelet(ledger: Ledger, seen: ReconcileFacts, resource: str) -> Fin
         strangers=tuple(strangers),
         idle=idle,
         due=min((end for key, end in ends.items() if key not in over), default=None),
-        unconfirmed=sum(row.key not in over and _overdue(row, seen.now) for row in rows),
     )
 
 
@@ -362,10 +375,7 @@ def judge_by_scheduler(ledger: Ledger, seen: ReconcileFacts, resource: str) -> F
     seen = msgspec.structs.replace(seen, holdings=holdings)
     rows = ledger.rows_by(Decider.SCHEDULER)
     updates = [(row, _confirm(row, seen)) for row in rows]
-    unseen = [row for row, update in updates if update is None]
-    over = [row for row in unseen if _vanished(row, seen)]
-    gone = {row.key for row in over}
-    overdue = [row for row in unseen if row.key not in gone and _overdue(row, seen.now)]
+    over = [row for row, update in updates if update is None and _vanished(row, seen)]
     adopt = tuple(_adoptions(ledger, seen))
     kept = judge_by_kubelet(Ledger(ledger.rows_by(Decider.KUBELET)), seen, resource)
     # When the rows of deleted pods may be over. VANISHED_GRACE is not shorter than PERIOD, so a pod
@@ -381,16 +391,7 @@ def judge_by_scheduler(ledger: Ledger, seen: ReconcileFacts, resource: str) -> F
         strangers=tuple(_strangers(kept.strangers, adopt, ledger, seen)),
         idle=kept.idle,
         due=min((end for end in ends if end > seen.now), default=None),
-        # Drift: the agent could not offer the right ids before the answer. The kubelet used the ids
-        # of an init container again, or another plugin answered.
-        drifted=sum(bool(new and new.has_gpu_mismatch and not new.offered) for _, new in updates)
-        + sum(row.role is Role.INIT for row in overdue),
-        unconfirmed=sum(row.role is not Role.INIT for row in overdue) + kept.unconfirmed,
     )
-
-
-def _overdue(row: Row, now: dt.datetime) -> bool:
-    return not row.confirmed and has_passed(UNCONFIRMED_AFTER, row.answered_at, now)
 
 
 def _confirm(row: Row, seen: ReconcileFacts) -> Row | None:
@@ -851,8 +852,6 @@ class Reconcile:
         self._closing |= {row.key for row in findings.over} - self.taken
         self.taken.update(self._closing)
         self._idle, self._due = findings.idle, findings.due
-        self.unconfirmed.set(findings.unconfirmed)
-        self.drifted.set(findings.drifted)
         found = [await self.adopt(each) for each in findings.adopt] if self.adopt else []
         adopted = [row for row in found if row is not None]
         # Of an answer that cannot be read a row keeps the ids in use, and a later look tries again.
@@ -861,6 +860,9 @@ class Reconcile:
         mine = [row for row in findings.over if row.key in self._closing]
         over = await self._removed(mine)
         written = await self._write(ledger, findings.confirmed, new, over)
+        drifted, unconfirmed = gaps(self.ledger.value, now)
+        self.drifted.set(drifted)
+        self.unconfirmed.set(unconfirmed)
 
         if written and self.adopt is not None:
             await self._sweep(seen)

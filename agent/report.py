@@ -124,9 +124,9 @@ async def follow_cordons(
     async for view in node.follow():
         if view is not None:
             now = frozenset(read_cordon(view.annotations.get(CORDON)))
-            old = now if before is None else before
-            for event in cordon_events(old, now, inventory.value.gpus):
-                say(event)
+            if before is not None:
+                for event in cordon_events(before, now, inventory.value.gpus):
+                    say(event)
             before = now
 
 
@@ -316,17 +316,16 @@ def gpu_degraded(inventory: Inventory, now: dt.datetime) -> NodeCondition:
     # A GPU that is kept only because a container holds a slice of it does not count.
     gpus = [gpu for gpu in inventory.gpus if gpu.present or gpu.wanted]
     ill = [gpu for gpu in gpus if not gpu.serving]
-    if not ill:
-        since = max((gpu.health.since for gpu in gpus), default=now)
+    if ill:
+        text = "; ".join(f"{gpu.gpu.title} {gpu.unavailable_reason}" for gpu in ill)[:TEXT_LIMIT]
+        since = min((gpu.health.since for gpu in ill if not gpu.health.serving), default=now)
+    else:
         few = {0: "there are no GPUs to share", 1: "the only GPU is served"}
         text = few.get(len(gpus), f"all {len(gpus)} GPUs are served")
-        return NodeCondition(
-            GPU_DEGRADED, status=False, reason="AllServed", message=text, since=since
-        )
+        since = max((gpu.health.since for gpu in gpus), default=now)
 
-    text = "; ".join(f"{gpu.gpu.title} {gpu.unavailable_reason}" for gpu in ill)[:TEXT_LIMIT]
-    since = min((gpu.health.since for gpu in ill if not gpu.health.serving), default=now)
-    return NodeCondition(GPU_DEGRADED, status=True, reason="NotServed", message=text, since=since)
+    reason = "NotServed" if ill else "AllServed"
+    return NodeCondition(GPU_DEGRADED, status=bool(ill), reason=reason, message=text, since=since)
 
 
 # Writes Events when GPUs change or are left out, and the Node condition GpuDegraded.
@@ -513,16 +512,11 @@ Target = tuple[str, str, str | None]
 
 
 class DueWrite(msgspec.Struct, frozen=True):
-    """One write to the Node `uid` that is due."""
+    """One write to the Node that is due. Equal targets: the same write."""
 
-    uid: str
+    target: Target
     report: NodeReport
     reason: Reason
-
-    @property
-    def target(self) -> Target:
-        """What the write is about. Equal targets: the same write."""
-        return self.uid, self.report.register, self.report.score
 
 
 class Reporter:
@@ -565,7 +559,8 @@ class Reporter:
         self._written: Target | None = None
         self._due: float | None = None
         self._stamped: float | None = None
-        self._failed: tuple[Target, ApiError, float] | None = None
+        self._failed: tuple[Target, bool, float] | None = None
+        """What failed, whether the API server asked to wait, and when it is tried again."""
 
         self._rounds: deque[float] = deque(maxlen=ROUNDS)
         """When the last corrections of another writer's text were made (loop time)."""
@@ -598,10 +593,12 @@ class Reporter:
 
     def _retry_soon(self) -> None:
         """Repeat a failed write soon: the API server is back. But wait if it asked for that."""
-        if self._failed is not None and not _asks_to_wait(self._failed[1]):
-            target, error, retry_at = self._failed
+        if self._failed is None:
+            return
+        target, is_asked, retry_at = self._failed
+        if not is_asked:
             soon = asyncio.get_running_loop().time() + self._random.uniform(0.0, SPREAD)
-            self._failed = target, error, min(retry_at, soon)
+            self._failed = target, is_asked, min(retry_at, soon)
             self._backoff.reset()
 
     def _rest(self, reason: str) -> None:
@@ -617,7 +614,7 @@ class Reporter:
         if node is not None and isinstance(need, DueWrite):
             held, changes = node.annotations, need.report.changes
             pending = {key: text for key, text in changes.items() if held.get(key) != text}
-            if pending != self.pending:
+            if pending and pending != self.pending:
                 log.info("observe.would_write", node=node.name, annotations=pending)
         self.pending = pending
 
@@ -630,22 +627,21 @@ class Reporter:
         report = report_of(self._cells.inventory.value, node.annotations, settings)
         if report is None:
             return "no GPU has been found yet"
+        target = node.uid, report.register, report.score
         if report.is_said:
-            if settings.profile.stamps:
-                return DueWrite(node.uid, report, Reason.STAMP)
-            return ""
+            return DueWrite(target, report, Reason.STAMP) if settings.profile.stamps else ""
 
         reason = Reason.HEALTH if report.changes_health else Reason.INVENTORY
         if self._written is not None and self._written[0] != node.uid:
             reason = Reason.NODE_CREATED
-        elif self._written == (node.uid, report.register, report.score):
+        elif self._written == target:
             reason = Reason.FOREIGN
         elif REGISTER not in node.annotations:
             reason = Reason.MISSING
         elif not report.register_differs:
             reason = Reason.SCORE
 
-        return DueWrite(node.uid, report, reason)
+        return DueWrite(target, report, reason)
 
     def _turn(self, need: DueWrite, now: float) -> float:
         """The loop time at which the write may go out."""
@@ -658,9 +654,9 @@ class Reporter:
             turn = self._due
 
         if self._failed is not None:
-            target, error, retry_at = self._failed
+            target, is_asked, retry_at = self._failed
             # Another write than the one that failed waits only if the server asked for it.
-            if target == need.target or _asks_to_wait(error):
+            if is_asked or target == need.target:
                 turn = max(turn, retry_at)
 
         if need.reason is Reason.FOREIGN:
@@ -696,7 +692,8 @@ class Reporter:
             delay = max(self._backoff.next(), error.retry_after or 0.0)
             if self._failed is None:
                 log.warning("report.failed", err=str(error), again_in=round(delay, 3))
-            self._failed = (need.target, error, loop.time() + delay)
+            is_asked = error.retry_after is not None or isinstance(error, ApiThrottled)
+            self._failed = need.target, is_asked, loop.time() + delay
             self.failures.add(str(error.status or "none"))
             self._cells.state.set(ReportState(reported=False, reason=str(error)))
             return
@@ -713,15 +710,10 @@ class Reporter:
                 self._rounds.append(self._stamped)
 
             self._written = need.target
-            log.info("report.written", reason=need.reason.value, node_uid=need.uid)
+            log.info("report.written", reason=need.reason.value, node_uid=need.target[0])
             if SCORE in changes and need.report.lopsided:
                 pairs = ", ".join(f"{one} and {other}" for one, other in need.report.lopsided)
                 text = f"a link may be broken, because only one of its two GPUs reports it: {pairs}"
                 log.warning("report.lopsided_links", pairs=len(need.report.lopsided))
                 self._say(NodeEvent("AsymmetricGPUP2PLink", text, warning=True))
         self._saw(node)
-
-
-def _asks_to_wait(error: ApiError) -> bool:
-    """Whether the API server asked to wait before the next write."""
-    return error.retry_after is not None or isinstance(error, ApiThrottled)

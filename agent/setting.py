@@ -11,8 +11,8 @@ import msgspec
 
 from agent.errors import cap
 
-Scalar = str | int | float | bool | None
-Value = Scalar | tuple[str, ...]
+Value = str | int | float | bool | tuple[str, ...] | None
+"""The value of a setting, as a file can have it."""
 
 TRUE = frozenset({"1", "t", "T", "true", "TRUE", "True"})
 FALSE = frozenset({"0", "f", "F", "false", "FALSE", "False"})

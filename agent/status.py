@@ -353,10 +353,6 @@ def standing_of(facts: StatusFacts) -> tuple[JournalEntry, ...]:
 
 def node_of(facts: StatusFacts) -> NodeStatus:
     """The node, the state of its agent, and HAMi's lock."""
-    checks = tuple(
-        Check(check.name, ok=True, required=check.required) if check.ok else check
-        for check in facts.checks
-    )
     annotations = facts.node.annotations if facts.node else {}
 
     return msgspec.structs.replace(
@@ -364,7 +360,7 @@ def node_of(facts: StatusFacts) -> NodeStatus:
         ready=is_ready(facts.checks),
         driver=facts.inventory.driver_version,
         lock=lock_status(annotations),
-        checks=checks,
+        checks=facts.checks,
     )
 
 
@@ -425,8 +421,7 @@ def allocations_of(facts: StatusFacts) -> tuple[AllocationStatus, ...]:
     """What each container holds, by namespace, pod and container."""
     labels = gpu_labels(facts.inventory)
     rows = (row for row in facts.ledger.rows if not row.adopted or row.holder)
-    found = [_allocation(row, labels, facts) for row in rows]
-    return tuple(sorted(found, key=BY_NAME))
+    return tuple(sorted([_allocation(row, labels, facts) for row in rows], key=BY_NAME))
 
 
 def container_histories_of(facts: StatusFacts) -> tuple[ContainerHistory, ...]:

@@ -15,7 +15,7 @@ from grpclib.exceptions import ProtocolError, StreamTerminatedError
 
 from agent.cluster import PodUid
 from agent.errors import KubeletError, MalformedText, WitnessThrottled, WitnessUnsupported, cap
-from agent.kit.tasks import Offload, apart
+from agent.kit.tasks import Offload, in_own_task
 from agent.kit.timing import Lag
 from agent.kit.unix import UnixChannel
 from agent.ledger import ContainerHolding, ContainerKey, Holding
@@ -62,7 +62,7 @@ class PodResourcesWitness:
         request = GetPodResourcesRequest(pod_name=pod, pod_namespace=namespace)
         try:
             async with self._asking("Get"):
-                answer = await apart(self._stub.get(request))
+                answer = await in_own_task(self._stub.get(request))
         except _PodUnknown:
             return None
 
@@ -75,7 +75,7 @@ class PodResourcesWitness:
             WitnessThrottled, KubeletError: there was no answer.
         """
         async with self._asking("List"):
-            answer = await apart(self._stub.list())
+            answer = await in_own_task(self._stub.list())
         return tuple(map(_holding, answer.pod_resources))
 
     def close(self) -> None:
@@ -170,14 +170,12 @@ def decode_records(content: bytes, resource: str) -> Mapping[ContainerKey, froze
         raise MalformedText(f"the kubelet's checkpoint: {cap(str(error), 120)}") from error
 
     return {
-        ContainerKey(PodUid(entry.pod_uid), entry.container): _ids(entry)
+        ContainerKey(PodUid(entry.pod_uid), entry.container): frozenset(
+            SliceId(text) for ids in (entry.ids or {}).values() for text in ids or ()
+        )
         for entry in entries
         if entry.resource == resource
     }
-
-
-def _ids(entry: _Entry) -> frozenset[SliceId]:
-    return frozenset(SliceId(text) for ids in (entry.ids or {}).values() for text in ids or ())
 
 
 # Reads the kubelet's checkpoint file on the worker thread.

@@ -46,8 +46,8 @@ from agent.model import Condition, GpuUuid, Inventory, Share, SharedGpu
 from agent.setting import Field, choice, text
 
 
-def decide(count: int, evidence: "Evidence", settings: "MatchSettings") -> "Question | Grant":
-    """Grant one container that asks for `count` slices, or return the next question.
+def decide(evidence: "Evidence") -> "Question | Grant":
+    """Grant one container that asks for that many slices, or return the next question.
 
     Invariant: no container gets what belongs to another one. If the call may be for more than one
     container, none is served. Raises Refusal with its gate and a sentence for the pod's owner.
@@ -62,21 +62,21 @@ def decide(count: int, evidence: "Evidence", settings: "MatchSettings") -> "Ques
     8. A first answer needs room: the GPUs in the annotation are here and serving; the shares fit.
     """
     # Steps 1 to 3: one candidate, or a question.
-    pool = candidates(count, evidence, settings)
-    candidate = to_ask(pool, evidence, settings) or exactly_one(count, pool, evidence, settings)
+    pool = candidates(evidence)
+    candidate = to_ask(pool, evidence) or exactly_one(pool, evidence)
     if not isinstance(candidate, Candidate):
         return candidate
     # Step 4. The lock comes before the GET of the pod: its owner may wait longer for the API server
     # (2 s in place of 0.15 s). A replay needs no lock, and no lock helps the hopeless.
     pod, question = candidate.pod, None
-    is_first = candidate.row is None and is_at_admission(pod, evidence, settings.resource)
-    if is_first and pod.reusable_name and not hopeless(candidate, settings):
-        question = seek_lock(pod, evidence, settings)
-    question = question or _still_the_same(candidate, evidence, settings)
+    is_first = candidate.row is None and is_at_admission(pod, evidence)
+    if is_first and pod.reusable_name and not hopeless(candidate, evidence.settings):
+        question = seek_lock(pod, evidence)
+    question = question or _still_the_same(candidate, evidence)
     if question is not None:
         return question
     # Step 5.
-    asked = possible(pod, evidence, settings.resource)
+    asked = possible(pod, evidence)
     if sum(each.container.count == candidate.container.count for each in asked) > 1:
         raise Refusal(
             RefusalReason.MANY_PODS_ADMITTED,
@@ -87,7 +87,7 @@ def decide(count: int, evidence: "Evidence", settings: "MatchSettings") -> "Ques
     # Steps 6 to 8.
     if candidate.row is not None:
         return replay(candidate, candidate.row, evidence)
-    return right(candidate, evidence, settings) or check(candidate, evidence, settings)
+    return right(candidate, evidence) or check(candidate, evidence)
 
 
 # What the operator chose.
@@ -193,6 +193,7 @@ class KubeletView(msgspec.Struct, frozen=True):
 class Evidence(msgspec.Struct, frozen=True):
     """All facts that a decision uses.
 
+    - `count`: how many slices the container asks for.
     - `ledger`: includes rows that are being written.
     - `released_locks`: the former locks that still prove a right, the last one first.
     - `used_locks`: the last locks with the pods that were answered under them. It remembers longer
@@ -211,13 +212,15 @@ class Evidence(msgspec.Struct, frozen=True):
       was under way then, the names that the kubelet knew when it began, if that is known.
     """
 
-    table: PodTable
-    ledger: Ledger
-    lock: NodeLock | None
-    inventory: Inventory
+    count: int
+    settings: MatchSettings
     kubelet: KubeletView
-    now: dt.datetime
     known: Mapping[PodKey, Holding | None]
+    table: PodTable = PodTable()
+    ledger: Ledger = Ledger()
+    lock: NodeLock | None = None
+    inventory: Inventory = Inventory()
+    now: dt.datetime = ALWAYS
     released_locks: tuple[NodeLock, ...] = ()
     used_locks: Mapping[str, PodUid] = msgspec.field(default_factory=dict)
     orphaned_locks: Mapping[str, PodUid] = msgspec.field(default_factory=dict)
@@ -328,7 +331,7 @@ STAMP = dt.timedelta(seconds=1)
 """The resolution of times in a pod's status: an event may be this much later than its time."""
 
 
-def candidates(count: int, evidence: Evidence, settings: MatchSettings) -> tuple[Candidate, ...]:
+def candidates(evidence: Evidence) -> tuple[Candidate, ...]:
     """The candidates for `count` slices: pods that exist, oldest first, then deleted pods.
 
     A pod is a candidate if it has a container that requests that many slices and has no row, or
@@ -346,7 +349,7 @@ def candidates(count: int, evidence: Evidence, settings: MatchSettings) -> tuple
     """
     found = []
     for pod, deleted in (
-        *((pod, False) for pod in _asking(count, evidence)),
+        *((pod, False) for pod in _asking(evidence)),
         *((pod, True) for pod in _deleted_pods(evidence)),
     ):
         if pod.uid in evidence.claimed or not evidence.known_before.get(pod.key, True):
@@ -354,15 +357,15 @@ def candidates(count: int, evidence: Evidence, settings: MatchSettings) -> tuple
         # While the agent has not asked PodResources about the pod, the call may be for any of its
         # containers that wait, because records may be missing here.
         is_asked = pod.key in evidence.known or not evidence.kubelet.witnessed
-        containers = (possible if is_asked else waiting)(pod, evidence, settings.resource)
+        containers = (possible if is_asked else waiting)(pod, evidence)
         for each in containers:
-            if each.container.count == count:
+            if each.container.count == evidence.count:
                 found.append(msgspec.structs.replace(each, deleted=deleted))
                 break
     return tuple(found)
 
 
-def waiting(pod: PodView, evidence: Evidence, resource: str) -> tuple[Candidate, ...]:
+def waiting(pod: PodView, evidence: Evidence) -> tuple[Candidate, ...]:
     """The containers of `pod` for which the kubelet may still send Allocate, in its order.
 
     The order is init containers, then the others, as in the spec. The kubelet sends no Allocate for
@@ -371,7 +374,7 @@ def waiting(pod: PodView, evidence: Evidence, resource: str) -> tuple[Candidate,
     rows = {row.key.container: row for row in evidence.ledger.rows_of(pod.uid)}
     return tuple(
         Candidate(pod, container, rows.get(container.name))
-        for container in pod.asking(resource)
+        for container in pod.asking(evidence.settings.resource)
         # Its status can be late, or from before a reboot: a live cgroup shows that it runs.
         if container.running_id not in evidence.kubelet.alive
         and not is_over(container, evidence.kubelet.epoch)
@@ -379,9 +382,9 @@ def waiting(pod: PodView, evidence: Evidence, resource: str) -> tuple[Candidate,
     )
 
 
-def possible(pod: PodView, evidence: Evidence, resource: str) -> tuple[Candidate, ...]:
+def possible(pod: PodView, evidence: Evidence) -> tuple[Candidate, ...]:
     """The containers of `pod` for which the kubelet may be asking now, of any count."""
-    found = waiting(pod, evidence, resource)
+    found = waiting(pod, evidence)
     if is_new(pod, evidence):
         return found[:1]
     first = next((place for place, one in enumerate(found) if _was_dead(one, evidence)), None)
@@ -391,11 +394,9 @@ def possible(pod: PodView, evidence: Evidence, resource: str) -> tuple[Candidate
     return found[: first + 1]
 
 
-def is_at_admission(pod: PodView, evidence: Evidence, resource: str) -> bool:
+def is_at_admission(pod: PodView, evidence: Evidence) -> bool:
     """Whether the kubelet can ask for this pod only when it admits it, which it does serially."""
-    return is_new(pod, evidence) or any(
-        _was_dead(one, evidence) for one in waiting(pod, evidence, resource)
-    )
+    return is_new(pod, evidence) or any(_was_dead(one, evidence) for one in waiting(pod, evidence))
 
 
 def is_new(pod: PodView, evidence: Evidence) -> bool:
@@ -417,7 +418,7 @@ def _was_dead(candidate: Candidate, evidence: Evidence) -> bool:
     return begun is not None and candidate.pod.uid not in begun and not has_begun_since
 
 
-def _asking(count: int, evidence: Evidence) -> list[PodView]:
+def _asking(evidence: Evidence) -> list[PodView]:
     """The pods, oldest first, with a container for `count` slices that is not plainly booked.
 
     Nearly all pods of a node are running. A call for each would make an Allocate slower with each.
@@ -428,7 +429,7 @@ def _asking(count: int, evidence: Evidence) -> list[PodView]:
         pod.uid: pod
         for pod in evidence.table.pods.values()
         for container in pod.containers
-        if container.count == count
+        if container.count == evidence.count
         and (
             ContainerKey(pod.uid, container.name) not in booked
             or (pod.namespace, pod.name) in known
@@ -470,7 +471,8 @@ def _deleted_pods(evidence: Evidence) -> Iterator[PodView]:
     for stone in evidence.table.tombstones:
         pod, age = stone.pod, evidence.now - stone.deleted_at
         is_answered = pod.annotations.get(BIND_PHASE) == PHASE_SUCCESS or bool(rows_of(pod.uid))
-        if is_answered or pod.terminal or not pod.gpu_containers:
+        is_recent = dt.timedelta(0) <= age <= life
+        if is_answered or not is_recent or pod.terminal or not pod.gpu_containers:
             continue
 
         # The kubelet admits pods of a name in their order.
@@ -478,7 +480,7 @@ def _deleted_pods(evidence: Evidence) -> Iterator[PodView]:
         is_past = successor is not None and (
             successor.has_run or any(row.epoch == kubelet.epoch for row in rows_of(successor.uid))
         )
-        if not is_past and dt.timedelta(0) <= age <= life:
+        if not is_past:
             yield pod
 
 
@@ -489,9 +491,7 @@ MANY = 8
 checkpoint there are up to 110, and the kubelet answers 100 calls a second."""
 
 
-def to_ask(
-    found: tuple[Candidate, ...], evidence: Evidence, settings: MatchSettings
-) -> Question | None:
+def to_ask(found: tuple[Candidate, ...], evidence: Evidence) -> Question | None:
     """The next question that has to be answered before a candidate is taken; None: none is left.
 
     PodResources Get knows a pod from just before its admission. So among the candidates, the pod
@@ -524,10 +524,10 @@ def to_ask(
     # The kubelet admits one pod after the other. So with many candidates, once one is known to be
     # admitted, only those remain whose containers the kubelet may be restarting in parallel.
     if len(found) > MANY and any(
-        not each.deleted and is_at_admission(each.pod, evidence, settings.resource)
-        for each in admitted(found, evidence, settings)
+        not each.deleted and is_at_admission(each.pod, evidence)
+        for each in admitted(found, evidence)
     ):
-        left = [each for each in left if not is_at_admission(each.pod, evidence, settings.resource)]
+        left = [each for each in left if not is_at_admission(each.pod, evidence)]
     if not left:
         return None
     # Static pods come last: a tenant can create mirror pods that no kubelet admits.
@@ -537,14 +537,12 @@ def to_ask(
     return AskKubelet(first.pod.key, tuple(each.pod.key for each in behind))
 
 
-def admitted(
-    found: tuple[Candidate, ...], evidence: Evidence, settings: MatchSettings
-) -> tuple[Candidate, ...]:
+def admitted(found: tuple[Candidate, ...], evidence: Evidence) -> tuple[Candidate, ...]:
     """The candidates that the kubelet is admitting by its own answer."""
-    return tuple(each for each in found if _is_admitted(each, evidence, settings))
+    return tuple(each for each in found if _is_admitted(each, evidence))
 
 
-def _is_admitted(candidate: Candidate, evidence: Evidence, settings: MatchSettings) -> bool:
+def _is_admitted(candidate: Candidate, evidence: Evidence) -> bool:
     """Whether the kubelet knows the name, and its answer can be about this pod.
 
     The answer must name all app containers of the pod and no container of another. If the pod is
@@ -557,18 +555,16 @@ def _is_admitted(candidate: Candidate, evidence: Evidence, settings: MatchSettin
     named = {each.name for each in holding.containers}
     known = {each.name for each in candidate.pod.containers}
     apps = {each.name for each in candidate.pod.containers if each.role is Role.APP}
-    names = [each.name for each in candidate.pod.asking(settings.resource)]
+    names = [each.name for each in candidate.pod.asking(evidence.settings.resource)]
     later = names[names.index(candidate.container.name) + 1 :]
-    has_later_ids = any(holding.ids_of(name, settings.resource) for name in later)
+    has_later_ids = any(holding.ids_of(name, evidence.settings.resource) for name in later)
     return apps <= named <= known and not (is_new(candidate.pod, evidence) and has_later_ids)
 
 
 # Step 3: the one candidate that the kubelet is admitting. Between several it never guesses.
 
 
-def exactly_one(
-    count: int, found: tuple[Candidate, ...], evidence: Evidence, settings: MatchSettings
-) -> Candidate | Question:
+def exactly_one(found: tuple[Candidate, ...], evidence: Evidence) -> Candidate | Question:
     """The candidate that the kubelet admits, or the question that has to be answered first.
 
     PodResources answers by name, also for a pod that is deleted during its admission. If a deleted
@@ -579,8 +575,8 @@ def exactly_one(
         Refusal: no pod or several pods are being admitted.
     """
     if not evidence.kubelet.witnessed:
-        return _sole_candidate(count, found, evidence)
-    known = admitted(found, evidence, settings)
+        return _sole_candidate(found, evidence)
+    known = admitted(found, evidence)
     present = [each for each in known if not each.deleted]
     if len({each.pod.key for each in known}) == 1:
         return present[0] if present else known[0]
@@ -595,18 +591,16 @@ def exactly_one(
         is_lock_unseen = not known and is_nobodys and not evidence.node_read
         return LookAtNode() if is_lock_unseen else ListPods()
     if not known:
-        raise _nobody(count, evidence)
+        raise _nobody(evidence)
     if not present:
         return known[0]  # each of them is refused, for the same reason
-    newcomer = _beside_dead(known, evidence, settings)
+    newcomer = _beside_dead(known, evidence)
     if newcomer is None:
         raise _several(known, evidence)
     return newcomer
 
 
-def _beside_dead(
-    known: tuple[Candidate, ...], evidence: Evidence, settings: MatchSettings
-) -> Candidate | Question | None:
+def _beside_dead(known: tuple[Candidate, ...], evidence: Evidence) -> Candidate | Question | None:
     """The one new pod that asks beside dead containers, or the next question; None: not clear.
 
     The others have dead containers whose records the kubelet lost. It asks for them every few
@@ -620,7 +614,7 @@ def _beside_dead(
         # ask when its container dies.
         if not each.deleted
         and each.pod.created >= evidence.kubelet.start.asks_since
-        and is_at_admission(each.pod, evidence, settings.resource)
+        and is_at_admission(each.pod, evidence)
     ]
     if len(new) != 1 or new[0].row is not None:
         return None
@@ -640,24 +634,24 @@ def _beside_dead(
         return CheckRunning(frozenset(namesakes) - evidence.checked)
     if namesakes & evidence.kubelet.alive:
         return None
-    if not (lock_of(pod, evidence) or may_be_unlocked(pod, evidence, settings)):
-        return seek_lock(pod, evidence, settings)
+    if not (lock_of(pod, evidence) or may_be_unlocked(pod, evidence)):
+        return seek_lock(pod, evidence)
     is_first = evidence.known_before.get(pod.key, False) and not evidence.beside
     return new[0] if is_first or evidence.alone else AwaitOthers()
 
 
-def rejected_pod(count: int, evidence: Evidence, settings: MatchSettings) -> PodUid | None:
+def rejected_pod(evidence: Evidence) -> PodUid | None:
     """The pod for which no further Allocate comes after this refusal; None: not known.
 
     The kubelet rejects a pod if one of its containers is refused at its admission. For a pod that
     has run, it sends Allocate again. If a deleted and an existing pod have the same name, the
     Allocate was for the deleted one, which came first.
     """
-    found, is_witnessed = candidates(count, evidence, settings), evidence.kubelet.witnessed
+    found, is_witnessed = candidates(evidence), evidence.kubelet.witnessed
     if is_witnessed:
         if any(each.pod.key not in evidence.known for each in found):
             return None  # the call may have been for the one of which the kubelet said nothing
-        found = admitted(found, evidence, settings)
+        found = admitted(found, evidence)
         if len({each.pod.key for each in found}) != 1:
             return None
     deleted = next((each for each in found if each.deleted), None)
@@ -679,14 +673,12 @@ def rejected_pod(count: int, evidence: Evidence, settings: MatchSettings) -> Pod
     return None if is_predecessor_possible else pod.uid
 
 
-def _sole_candidate(
-    count: int, found: tuple[Candidate, ...], evidence: Evidence
-) -> Candidate | Question:
+def _sole_candidate(found: tuple[Candidate, ...], evidence: Evidence) -> Candidate | Question:
     """Kubelets before 1.34 have no Get: a sole candidate is served if it holds the node lock."""
     if not evidence.listed:
         return ListPods()  # the watch may not have shown the pod that the kubelet asks for
     if not found or (evidence.list_failed and any(each.row is None for each in found)):
-        raise _nobody(count, evidence)
+        raise _nobody(evidence)
     first = found[0]
     if all(each.deleted for each in found):
         return first  # each of them is refused, for the same reason
@@ -720,10 +712,12 @@ def _several(known: tuple[Candidate, ...], evidence: Evidence) -> Refusal:
     )
 
 
-def _nobody(count: int, evidence: Evidence) -> Refusal:
+def _nobody(evidence: Evidence) -> Refusal:
     """Why no pod could be found for the request."""
+    count = evidence.count
     if evidence.listed and (evidence.list_failed or not evidence.table.synced):
         return _unknown(f"no pod that it knows of asks for {count} slice(s) at this moment")
+
     return Refusal(
         RefusalReason.NO_POD_ADMITTED,
         f"The kubelet asks for {count} slice(s), but no pod of this node that requests this "
@@ -744,9 +738,7 @@ def _unknown(what: str) -> Refusal:
 # Step 4: no other pod has taken its name, and none asks that no view shows.
 
 
-def _still_the_same(
-    candidate: Candidate, evidence: Evidence, settings: MatchSettings
-) -> Question | None:
+def _still_the_same(candidate: Candidate, evidence: Evidence) -> Question | None:
     """The question that must rule out a new pod that the watch has not shown; None: ruled out.
 
     A pod whose name was not generated can be created again with another share. Once a container of
@@ -756,7 +748,7 @@ def _still_the_same(
     # PodResources says "known, no devices" of a pod that is being admitted, of one that was started
     # without an Allocate, and of one whose records are lost. The last two ask only when a container
     # has died. Then a pod that no view shows may be asking instead.
-    is_newcomer_possible = not is_at_admission(pod, evidence, settings.resource)
+    is_newcomer_possible = not is_at_admission(pod, evidence)
     if not evidence.listed and (candidate.deleted or is_newcomer_possible):
         return ListPods()
     if evidence.list_failed and is_newcomer_possible:
@@ -820,7 +812,7 @@ def replay(candidate: Candidate, row: Row, evidence: Evidence) -> Question | Gra
 # Step 7: the node lock must name the pod.
 
 
-def right(candidate: Candidate, evidence: Evidence, settings: MatchSettings) -> Question | None:
+def right(candidate: Candidate, evidence: Evidence) -> Question | None:
     """The next question about the pod's right; None: the pod has it. Raises Refusal.
 
     The lock's time stamp and the pod's bind-time do not count: HAMi's scheduler writes the two in
@@ -829,13 +821,13 @@ def right(candidate: Candidate, evidence: Evidence, settings: MatchSettings) -> 
     each: only a lock that a row notes is removed at once.
     """
     pod = candidate.pod
-    refusal = hopeless(candidate, settings)
+    refusal = hopeless(candidate, evidence.settings)
     if refusal is not None:
         raise refusal
     if lock_of(pod, evidence):
         return None
-    question = seek_lock(pod, evidence, settings)
-    if question is not None or may_be_unlocked(pod, evidence, settings):
+    question = seek_lock(pod, evidence)
+    if question is not None or may_be_unlocked(pod, evidence):
         return question
     name, lock = "/".join(pod.key), evidence.lock
     is_made_with_its_node = _is_made_with_its_node(pod)
@@ -851,7 +843,7 @@ def right(candidate: Candidate, evidence: Evidence, settings: MatchSettings) -> 
     policy = UnlockedPods.UNIQUE
     if is_made_with_its_node:
         why = ": it was created with its node (spec.nodeName); create it again without nodeName"
-    elif _was_bound_without(pod, settings):
+    elif _was_bound_without(pod, evidence.settings):
         policy = UnlockedPods.SCHEDULED
         why = (
             " (it takes none if only init containers request GPUs); request the GPU in an app "
@@ -860,10 +852,10 @@ def right(candidate: Candidate, evidence: Evidence, settings: MatchSettings) -> 
     else:
         why = (
             ": another scheduler bound it, the lock was removed, or it started before without its "
-            f"GPU; create it again with schedulerName {settings.scheduler_name}"
+            f"GPU; create it again with schedulerName {evidence.settings.scheduler_name}"
         )
     advice = [] if evidence.kubelet.witnessed else ["upgrade the kubelet to 1.34"]
-    if settings.unlocked_pods not in {policy, UnlockedPods.UNIQUE}:
+    if evidence.settings.unlocked_pods not in {policy, UnlockedPods.UNIQUE}:
         advice.append(f"set allocation.unlockedPods to {policy}")
     raise Refusal(
         RefusalReason.NO_LOCK,
@@ -872,11 +864,11 @@ def right(candidate: Candidate, evidence: Evidence, settings: MatchSettings) -> 
     )
 
 
-def seek_lock(pod: PodView, evidence: Evidence, settings: MatchSettings) -> Question | None:
+def seek_lock(pod: PodView, evidence: Evidence) -> Question | None:
     """The question whose answer may show the pod's lock; None: there is none, or it is shown."""
     if lock_of(pod, evidence) or _is_made_with_its_node(pod):
         return None
-    is_free = may_be_unlocked(pod, evidence, settings)
+    is_free = may_be_unlocked(pod, evidence)
     if (_takes_lock(pod) or not is_free) and not evidence.waited:
         return AwaitLock(pod.key)
     return None if evidence.node_read else LookAtNode()
@@ -911,10 +903,11 @@ def hopeless(candidate: Candidate, settings: MatchSettings) -> Refusal | None:
     return None
 
 
-def may_be_unlocked(pod: PodView, evidence: Evidence, settings: MatchSettings) -> bool:
+def may_be_unlocked(pod: PodView, evidence: Evidence) -> bool:
     """Whether the pod needs no lock. A kubelet before 1.34 confirms no pod, so each needs one."""
-    is_allowed = settings.unlocked_pods is UnlockedPods.UNIQUE or (
-        settings.unlocked_pods is UnlockedPods.SCHEDULED and _was_bound_without(pod, settings)
+    is_allowed = evidence.settings.unlocked_pods is UnlockedPods.UNIQUE or (
+        evidence.settings.unlocked_pods is UnlockedPods.SCHEDULED
+        and _was_bound_without(pod, evidence.settings)
     )
     return evidence.kubelet.witnessed and is_allowed
 
@@ -975,16 +968,16 @@ def lock_of(pod: PodView, evidence: Evidence) -> NodeLock | None:
 # Step 8: the container may get what the scheduler's annotation says.
 
 
-def check(candidate: Candidate, evidence: Evidence, settings: MatchSettings) -> Question | Grant:
+def check(candidate: Candidate, evidence: Evidence) -> Question | Grant:
     """Grant what the annotation says if its GPUs serve and have room, or ask. Raises Refusal.
 
     Tenants can write annotations. So every GPU and amount is checked against the pod's request,
     which nobody can change, the inventory and the ledger.
     """
-    group, shares = _assigned(candidate, settings)
+    group, shares = _assigned(candidate, evidence.settings)
     gpus = _usable(candidate, shares, evidence)
     lock = lock_of(candidate.pod, evidence)
-    _require_requested(candidate, shares, gpus, settings, has_lock=lock is not None)
+    _require_requested(candidate, shares, gpus, evidence.settings, has_lock=lock is not None)
     uid, pods = candidate.pod.uid, evidence.table.pods
     # A dead row does not count here. Reconcile closes it and removes its directory.
     beside = {row.key: row for uuid in gpus for row in evidence.ledger.rows_on(uuid)}

@@ -152,8 +152,8 @@ class PlainAllocation(Allocation):
     async def decide(self, ids: tuple[SliceId, ...], call: AllocateCall) -> None:
         """Set the row of the call, unless another call overtook it. Raises Refusal."""
         # A call that may have been overtaken is refused too while another is under way.
-        call.turn.yields = call.turn.doubted
-        call.turn.overlapped |= call.turn.doubted
+        call.turn.yields = call.turn.may_be_stale
+        call.turn.overlapped |= call.turn.may_be_stale
         facts = await self.wait_for_disk(call, "hook-path", self.hooks.facts())
         call.step = AllocateStep.CHECK
         granted = grant(ids, self.inventory.value, self.held())
@@ -173,9 +173,9 @@ class PlainAllocation(Allocation):
         Ids that were just offered to another container come last, because the kubelet marks them as
         used only at the Allocate.
         """
-        turn, held = self.turns.begin(), self.held()
+        turn, held = self.order.begin(), self.held()
         gpus = {shared.uuid: shared.gpu for shared in self.inventory.value.gpus}
-        offered = self.turns.offered()
+        offered = self.order.offered()
         fresh = tuple(slice_id for slice_id in available if slice_id not in offered)
         chosen = nearest(fresh, must_include, size, gpus, held)
         chosen = chosen or nearest(available, must_include, size, gpus, held)

@@ -13,7 +13,7 @@ import enum
 import functools
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager
-from typing import Final, NoReturn, TypeVar
+from typing import Final, TypeVar
 
 import msgspec
 import structlog
@@ -60,7 +60,7 @@ from agent.hookdirs import HostHookDirs
 from agent.kit.cell import Cell
 from agent.kit.tasks import Allowance, retry
 from agent.kit.timing import Budget, Durations, Lag, Starved, Tally
-from agent.kit.turns import Turn, Turns
+from agent.kit.turns import CallOrder, Turn
 from agent.ledger import (
     ContainerEdits,
     ContainerKey,
@@ -261,7 +261,7 @@ class Allocation(abc.ABC):
     lag: Lag = dataclasses.field(default_factory=Lag)
 
     def __post_init__(self) -> None:
-        self.turns = Turns(self.epoch)
+        self.order = CallOrder(self.epoch)
         self.taken: set[ContainerKey] = set()
         self.used_locks: dict[str, PodUid] = {}
         """For each of the last node locks, the pod that was answered under it."""
@@ -298,7 +298,7 @@ class Allocation(abc.ABC):
 
         `ids`: the kubelet's slice ids, at least one.
         """
-        with self.turns.asked(ids) as turn:
+        with self.order.asked(ids) as turn:
             call = AllocateCall(turn, Budget(self.lag, DISK_BUDGET))
             try:
                 row = await self._serve(ids, call)
@@ -385,9 +385,8 @@ class Allocation(abc.ABC):
                 if row.lock:
                     # The lock stands until it is released. Another pod that asks meanwhile is not
                     # its owner by right.
-                    self.used_locks[row.lock] = row.key.pod_uid
-                    while len(self.used_locks) > USED_LOCKS:
-                        del self.used_locks[next(iter(self.used_locks))]
+                    used = {**self.used_locks, row.lock: row.key.pod_uid}
+                    self.used_locks = dict(list(used.items())[-USED_LOCKS:])
 
                 if is_row_first and row.has_directory:
                     await self._make_directory(row, call, wipe=False)
@@ -414,7 +413,7 @@ class Allocation(abc.ABC):
         row = call.row if call.row and call.row.holder else None
         # For a new pod the kubelet does not ask again: nothing is gained by waiting.
         if call.is_replay or row is None:
-            await self.turns.until_alone(call.turn)  # each of them has its deadlines
+            await self.order.until_alone(call.turn)  # each of them has its deadlines
 
         whose = f" for {row.key.container} of pod {row.namespace}/{row.pod}" if row else ""
         text = (
@@ -527,7 +526,7 @@ class HamiAllocation(Allocation):
         self._started: tuple[KubeletEpoch | None, str] = None, ""
         """The kubelet instance of `_start`, and the resource that it began to take."""
 
-    async def run(self) -> NoReturn:
+    async def run(self) -> None:
         """See each kubelet begin to take the lists, for ever, and which pods have no cgroup then.
 
         From then on it asks for the containers of each pod that it admits; before, if it has lost
@@ -549,8 +548,6 @@ class HamiAllocation(Allocation):
                     async with asyncio.timeout(LOOK_DEADLINE):
                         self._start = KubeletStart(begun=await self.containers.begun())
 
-        raise AssertionError("the list streams are never closed")
-
     def start(self) -> KubeletStart:
         """What was seen of the present kubelet's start."""
         epoch = self.instance()
@@ -561,13 +558,13 @@ class HamiAllocation(Allocation):
     @override
     async def decide(self, ids: tuple[SliceId, ...], call: AllocateCall) -> None:
         """Set the row of the call, from which its effects follow. Raises Refusal."""
-        inquiry = Inquiry(self, call)
+        inquiry = Inquiry(self, len(ids), call)
         try:
             facts = await self.wait_for_disk(call, "hook-path", self.hooks.facts())
             call.step = AllocateStep.MATCH
-            grant = await inquiry.grant(len(ids))
+            grant = await inquiry.grant()
         except (Refusal, StateError, TimeoutError):
-            call.rejected = rejected_pod(len(ids), inquiry.newest(), self.match.value)
+            call.rejected = rejected_pod(inquiry.newest())
             raise
 
         call.is_replay = call.turn.yields = grant.replay is not None
@@ -611,12 +608,12 @@ class HamiAllocation(Allocation):
         self, available: tuple[SliceId, ...], must_include: tuple[SliceId, ...], size: int
     ) -> tuple[SliceId, ...]:
         """`size` of the available ids: on the annotated GPUs if possible, else on near ones."""
-        turn, inquiry, grant = self.turns.begin(), Inquiry(self, None), None
+        turn, inquiry, grant = self.order.begin(), Inquiry(self, size, None), None
         try:
             # The Allocate that follows is for the same container: of no pod that is not known now.
             async with asyncio.timeout(PREFER_BUDGET):
                 turn.all_there = await inquiry.names()
-                grant = await inquiry.grant(size)
+                grant = await inquiry.grant()
         except (AgentError, TimeoutError) as error:
             log.debug("prefer.unsteered", reason=str(error) or "out of time")
         finally:
@@ -716,48 +713,43 @@ _PEERS: Final = {
 class Inquiry:
     """Asks until a decision can be made for one call, with answers that are kept for it alone.
 
-    Without a `call` it is a preference's, and asks no API server. `known`: what the kubelet said of
-    each pod that it was asked about.
+    `count`: how many slices are asked for. Without a `call` it is a preference's, and asks no API
+    server. `known`: what the kubelet said of each pod that it was asked about.
     """
 
-    def __init__(self, source: HamiAllocation, call: AllocateCall | None) -> None:
+    def __init__(self, source: HamiAllocation, count: int, call: AllocateCall | None) -> None:
         self._source = source
         self._call = call
-        self._settings = source.match.value
         self._api = Budget(source.lag, OWNER_BUDGET)
         self._kubelet = Budget(source.lag, KUBELET_BUDGET)
         self._disk = call.disk if call else Budget(source.lag, DISK_BUDGET)
         self._watch = Budget(source.lag, WATCH_PAUSE)
         self._is_starved = False
-        self._count = 0
         self.known: dict[PodKey, Holding | None] = {}
+        settings = source.match.value
         self._seen = Evidence(
-            table=source.pods.value,
-            ledger=source.ledger.value,
-            lock=None,
-            inventory=source.inventory.value,
+            count=count,
+            settings=settings,
             kubelet=KubeletView(KubeletEpoch(), start=source.start()),
-            now=source.clock.now(),
             known=self.known,
             # A preference gives nothing away: it needs no right where `unique` asks for none, and
             # no GET of the Node.
-            waited=call is None and self._settings.unlocked_pods is UnlockedPods.UNIQUE,
+            waited=call is None and settings.unlocked_pods is UnlockedPods.UNIQUE,
             node_read=call is None,
         )
-        """The answers so far; the views in it are those of the last step."""
+        """The answers so far, with the views of the last step: see `newest`."""
 
-    async def grant(self, count: int) -> Grant:
-        """The decision for `count` slices.
+    async def grant(self) -> Grant:
+        """The decision.
 
         Raises:
             Refusal: the decision's, or a preference would need the API server, because the watches
                 did not catch up.
         """
-        self._count = count
         for _ in range(MAX_QUESTIONS):
             evidence = self.newest()
             try:
-                step = decide(count, evidence, self._settings)
+                step = decide(evidence)
             except Refusal as refusal:
                 # Which pod asks and by what right was not found out, for want of CPU.
                 if self._is_starved and refusal.gate.value.startswith("HA-2"):
@@ -848,7 +840,7 @@ class Inquiry:
                             break
             case ReadRecords():
                 async with self._from_disk("the kubelet's checkpoint"):
-                    read = await self._source.records.read(self._settings.resource)
+                    read = await self._source.records.read(self._seen.settings.resource)
 
                 self._learn_of_kubelet(recorded=None if read is None else frozenset(read))
                 self._learn(records_read=True)
@@ -964,7 +956,7 @@ class Inquiry:
         pod = self._source.pods.value.named(*lock.owner)
         is_known = self.known.get(lock.owner, True) is not None
         return is_known and (
-            pod is None or any(one.count == self._count for one in pod.gpu_containers)
+            pod is None or any(one.count == self._seen.count for one in pod.gpu_containers)
         )
 
     async def _await_lock(self, owner: PodKey) -> None:

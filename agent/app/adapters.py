@@ -70,6 +70,7 @@ async def open_adapters(
         regions = await stack.enter_async_context(Worker("regions", SLOW_QUEUE))
         clearing = await stack.enter_async_context(Worker("clearing", SLOW_QUEUE))
         driver = await stack.enter_async_context(open_driver(settings))
+
         paths = settings.paths
         version = settings.library_version
         yield Adapters(
@@ -91,6 +92,7 @@ def cdi_directories(
 ) -> CdiDirectories:
     """The CDI specifications of this host, which a pod sees only where they are mounted."""
     in_pod = settings.kubeconfig is None and "KUBERNETES_SERVICE_HOST" in environ
+
     return CdiDirectories(offload, in_pod=in_pod)
 
 
@@ -105,6 +107,7 @@ async def open_driver(settings: Settings) -> AsyncIterator[Driver]:
         async with open_simulation(spec, socket_path=socket_path) as simulated:
             yield simulated
         return
+
     from agent.gpu.driver import NvmlDriver  # noqa: PLC0415
 
     library = settings.driver.nvml_library
@@ -113,6 +116,7 @@ async def open_driver(settings: Settings) -> AsyncIterator[Driver]:
         driver_root=settings.driver.root,
         sys_root=settings.paths.sysfs,
     )
+
     try:
         yield driver
     finally:

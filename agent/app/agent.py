@@ -20,13 +20,7 @@ from agent.health.watch import HealthWatch
 from agent.host.files import DirectoryWatch
 from agent.host.node import CgroupContainers
 from agent.host.process import Systemd
-from agent.inventory import (
-    Discovery,
-    InventoryKeeper,
-    NodeCheck,
-    Samples,
-    Withholder,
-)
+from agent.inventory import Discovery, InventoryKeeper, NodeCheck, Samples, Withholder
 from agent.kit.cell import Cell
 from agent.kit.tasks import Task
 from agent.kit.timing import Tally
@@ -38,6 +32,7 @@ from agent.kubelet.door import PluginServer, check_directory
 from agent.kubelet.register import KubeletWatch, Registration, Rival, Rivals
 from agent.ledger import LastGood, Row
 from agent.model import GpuUuid, Scan, SliceId
+from agent.ports import KubeletRecords
 from agent.reconcile import Clearing, Reconcile, check_start
 from agent.regions import ContainerProcesses, HostRegions
 from agent.report import (
@@ -208,36 +203,37 @@ class NodeAgent:
                 Task("registration", self._register, REGISTER),
                 Task("rival", self.rivals.run, SOCKET),
             ]
+
+        self.session: KubeSession | None = None
+        self.events: EventPoster | None = None
+        self.report: Reporter | None = None
+        self.reported = Cell(ReportState())
+        self.api_tallies: tuple[Tally, ...] = ()
         self._join_answers(connection)
 
     def _join_answers(self, connection: Connection) -> None:
         """Make what answers the kubelet, and what follows from the answers."""
         settings, adapters, say = self.found.settings, self.adapters, self.notices.say
         facts, state, paths = self.facts, self.state, settings.paths
-        clock, chance, hooks = adapters.clock, adapters.random, adapters.hooks
-        name, observes, traffic = settings.node, settings.observe, self.server.traffic
         self.usage = ContainerUsage(
             HostRegions(settings.hook_path, adapters.regions, ContainerProcesses(paths.cgroup)),
             state.ledger,
             facts.pods,
             facts.inventory,
-            clock,
+            adapters.clock,
             say,
-            switches=settings.feedback and not observes,
-            observes=observes,
+            switches=settings.feedback and not self.observes,
+            observes=self.observes,
         )
         self.services.append(Task("usage", self.usage.run))
+
         self.witness = PodResourcesWitness(paths.pod_resources_socket)
         records = KubeletRecordsFile(paths.plugins, adapters.worker)
-        self.session: KubeSession | None = None
-        self.events: EventPoster | None = None
-        self.report: Reporter | None = None
-        self.reported = Cell(ReportState())
-        self.api_tallies: tuple[Tally, ...] = ()
-        post_event = None
+
+        allocation: Allocation
         if settings.plain is not None:
             table, adopt = Cell(PodTable(synced=True)), None
-            allocation: Allocation = PlainAllocation(
+            allocation = PlainAllocation(
                 commit=state.commit,
                 say=say,
                 noted=self.refused,
@@ -245,97 +241,15 @@ class NodeAgent:
                 ledger=state.ledger,
                 edits=facts.edits,
                 epoch=self.kubelet.now,
-                hooks=hooks,
-                clock=clock,
-                chance=chance,
+                hooks=adapters.hooks,
+                clock=adapters.clock,
+                chance=adapters.random,
                 settings=settings.plain,
             )
         else:
-            self.session = session = KubeSession(connection, chance, observes=observes)
-            self.events = EventPoster(session, name, clock)
-            post_event = None if observes else self.events.post
-            pod_api = KubePods(session, name, settings.sharing.resource)
-            node_api = KubeNode(session, name)
-            node = NodeWatch(node_api, facts.node, chance)
-            pods = PodWatch(pod_api, facts.pods, clock, chance, facts.resource)
-            allocation = beside = HamiAllocation(
-                commit=state.commit,
-                say=say,
-                noted=self.refused,
-                pods=facts.pods,
-                node=facts.node,
-                inventory=facts.inventory,
-                ledger=state.ledger,
-                orphaned_locks=facts.orphaned_locks,
-                match=facts.match,
-                edits=facts.edits,
-                registered=self.recent.greatest,
-                witness=self.witness,
-                records=records,
-                containers=CgroupContainers(paths.cgroup, adapters.worker),
-                hooks=hooks,
-                refresh=pods.refresh,
-                look_at_pod=pods.look,
-                look_at_node=node.refresh,
-                epoch=self.kubelet.now,
-                streams=traffic.streams,
-                clock=clock,
-                look=node.look,
-            )
+            allocation = beside = self._join_scheduler(connection, records)
             table, adopt = facts.pods, beside.adopt
-            self.report = report = Reporter(
-                node_api,
-                ReportCells(facts.inventory, facts.node, node.returns, facts.report, self.reported),
-                node.saw,
-                say,
-                clock,
-                chance,
-                observes=observes,
-            )
-            # Beside those about the Node: Events that tenants can cause must not hide a bad GPU.
-            pod_events = NodeEventQueue()
-            pod_events.unposted = self.notices.unposted
-            settlement = Settlement(
-                pods=facts.pods,
-                node=facts.node,
-                ledger=state.ledger,
-                orphaned_locks=facts.orphaned_locks,
-                node_api=node_api,
-                pod_api=pod_api,
-                say=pod_events.say,
-                clock=clock,
-                chance=chance,
-            )
 
-            async def report_labelled() -> None:
-                # The Node's labels come before the first report: profiles may depend on them.
-                await self.settings.labelled.wait()
-                await report.run()
-
-            self.services.append(Task("node", node.run, API))
-            self.doors.append(Task("report", report_labelled, API))
-            if not observes:
-                post_all = partial(pod_events.post_all, post_event)
-                self.services += [
-                    Task("pods", pods.run, API),
-                    Task("kubelet_start", beside.run),
-                    Task("settlement", settlement.run, API),
-                    Task("pod_announcer", post_all, API),
-                ]
-                if settings.node_condition:
-                    write = node_api.set_condition
-                    condition = partial(keep_condition, write, facts.inventory, facts.node, clock)
-                    self.services.append(Task("condition", condition, API))
-            self.api_tallies = (
-                node.restarts,
-                pods.restarts,
-                report.writes,
-                report.failures,
-                settlement.results,
-                self.events.posted,
-                session.requests,
-                session.received,
-            )
         self.allocation = self.server.allocator = allocation
         self.reconcile = Reconcile(
             pods=table,
@@ -343,19 +257,114 @@ class NodeAgent:
             epoch=self.kubelet.epoch,
             taken=allocation.taken,
             rivals=self.rivals.gone,
-            calls=traffic.admissions,
+            calls=self.server.traffic.admissions,
             witness=self.witness,
             records=records,
-            hooks=hooks,
-            clock=clock,
+            hooks=adapters.hooks,
+            clock=adapters.clock,
             resource=lambda: facts.resource.value,
             adopt=adopt,
             commit=state.commit,
         )
-        if not observes:
+        if not self.observes:
             self.services.append(Task("reconcile", self.reconcile.run, KUBELET))
-        announce = partial(self.notices.post_all, post_event)
-        self.services.append(Task("announcer", announce, API))
+
+        post_event = None if self.events is None or self.observes else self.events.post
+        self.services.append(Task("announcer", partial(self.notices.post_all, post_event), API))
+
+    def _join_scheduler(self, connection: Connection, records: KubeletRecords) -> HamiAllocation:
+        """Make what speaks with HAMi's scheduler through the API server, and answers beside it."""
+        settings, adapters, say = self.found.settings, self.adapters, self.notices.say
+        facts, state, observes = self.facts, self.state, self.observes
+        clock, chance = adapters.clock, adapters.random
+
+        self.session = session = KubeSession(connection, chance, observes=observes)
+        self.events = events = EventPoster(session, settings.node, clock)
+        pod_api = KubePods(session, settings.node, settings.sharing.resource)
+        node_api = KubeNode(session, settings.node)
+        node = NodeWatch(node_api, facts.node, chance)
+        pods = PodWatch(pod_api, facts.pods, clock, chance, facts.resource)
+
+        allocation = HamiAllocation(
+            commit=state.commit,
+            say=say,
+            noted=self.refused,
+            pods=facts.pods,
+            node=facts.node,
+            inventory=facts.inventory,
+            ledger=state.ledger,
+            orphaned_locks=facts.orphaned_locks,
+            match=facts.match,
+            edits=facts.edits,
+            registered=self.recent.greatest,
+            witness=self.witness,
+            records=records,
+            containers=CgroupContainers(settings.paths.cgroup, adapters.worker),
+            hooks=adapters.hooks,
+            refresh=pods.refresh,
+            look_at_pod=pods.look,
+            look_at_node=node.refresh,
+            epoch=self.kubelet.now,
+            streams=self.server.traffic.streams,
+            clock=clock,
+            look=node.look,
+        )
+
+        self.report = report = Reporter(
+            node_api,
+            ReportCells(facts.inventory, facts.node, node.returns, facts.report, self.reported),
+            node.saw,
+            say,
+            clock,
+            chance,
+            observes=observes,
+        )
+
+        async def report_labelled() -> None:
+            # The Node's labels come before the first report: profiles may depend on them.
+            await self.settings.labelled.wait()
+            await report.run()
+
+        # Beside those about the Node: Events that tenants can cause must not hide a bad GPU.
+        pod_events = NodeEventQueue()
+        pod_events.unposted = self.notices.unposted
+        settlement = Settlement(
+            pods=facts.pods,
+            node=facts.node,
+            ledger=state.ledger,
+            orphaned_locks=facts.orphaned_locks,
+            node_api=node_api,
+            pod_api=pod_api,
+            say=pod_events.say,
+            clock=clock,
+            chance=chance,
+        )
+
+        self.services.append(Task("node", node.run, API))
+        self.doors.append(Task("report", report_labelled, API))
+        if not observes:
+            self.services += [
+                Task("pods", pods.run, API),
+                Task("kubelet_start", allocation.run),
+                Task("settlement", settlement.run, API),
+                Task("pod_announcer", partial(pod_events.post_all, events.post), API),
+            ]
+            if settings.node_condition:
+                write = node_api.set_condition
+                condition = partial(keep_condition, write, facts.inventory, facts.node, clock)
+                self.services.append(Task("condition", condition, API))
+
+        self.api_tallies = (
+            node.restarts,
+            pods.restarts,
+            report.writes,
+            report.failures,
+            settlement.results,
+            events.posted,
+            session.requests,
+            session.received,
+        )
+        return allocation
 
     # What passes between the services.
 

@@ -6,7 +6,7 @@ import datetime as dt
 import gc
 import os
 import signal
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -32,13 +32,13 @@ from agent.host.process import (
     service_notifier,
 )
 from agent.kit.cell import Cell, News
-from agent.kit.tasks import BudgetSpent, Offload, Task, run_tiers, show_thread_name
+from agent.kit.tasks import BudgetSpent, Task, run_tiers, show_thread_name
 from agent.kit.timing import Lag, until_tick
 from agent.kube.client import Connection, check
 from agent.kubelet.register import RegistrationState, Rival
 from agent.ledger import container_directory
 from agent.ports import Disk
-from agent.settings.reading import COPY, SourcesRead, stand_in
+from agent.settings.reading import COPY, SourcesRead, look, stand_in
 from agent.settings.schema import Settings
 from agent.settings.sources import NodeFacts, Sources
 from agent.state import decode_last_good, recover
@@ -60,7 +60,7 @@ OPEN_DEADLINE = 2.0
 STATUS_PERIOD = 10.0
 """Seconds after which the status line is computed again without news."""
 
-MEETING = 5.0
+ANSWER_DEADLINE = 5.0
 """Seconds that READY waits for the kubelet. A silent kubelet or driver is no failed start."""
 
 LAST_DEADLINE = 10.0
@@ -70,28 +70,22 @@ OS_ERROR = 71
 """The exit code after a failure that the agent does not know. The others are in agent.errors."""
 
 
-class Process(msgspec.Struct, frozen=True):
-    """What the process was started with. `look` reads all sources again, with that Offload."""
+async def run_agent(origin: Sources, start: SourcesRead, settings: Settings) -> int:
+    """Run until SIGTERM or SIGINT; return the exit code. A second signal exits at once.
 
-    environ: Mapping[str, str]
-    start: SourcesRead
-    settings: Settings
-    look: Callable[[Offload, SourcesRead | None, Sources], Awaitable[SourcesRead]]
-
-
-async def run_agent(process: Process) -> int:
-    """Run until SIGTERM or SIGINT; return the exit code. A second signal exits at once."""
-    settings = process.settings
-    notifier = service_notifier(process.environ, os.getpid())
+    `origin`: where settings come from. `start`: what was read there, and `settings` follow from it.
+    """
+    notifier = service_notifier(origin.environ, os.getpid())
     log.info("agent.starting", version=__version__, node=settings.node, observe=settings.observe)
-    for warning in process.start.taken().warnings:
+    for warning in start.taken().warnings:
         log.warning("config.ignored", what=warning)
+
     pool = ThreadPoolExecutor(initializer=show_thread_name, initargs=("asyncio",))
     asyncio.get_running_loop().set_default_executor(pool)
 
     code = 0
     try:
-        await _run(process, notifier, *_signals())
+        await _run(origin, start, settings, notifier, *_signals())
     except* (AgentError, OSError) as group:
         for error in _leaves(group):
             log.error("agent.failed", err=str(error))  # noqa: TRY400 -- expected: one line
@@ -101,48 +95,50 @@ async def run_agent(process: Process) -> int:
         for error in _leaves(group):
             cause = str(error.__cause__)  # its traceback is in the log already
             log.error("agent.gave_up", err=str(error), cause=cause)  # noqa: TRY400
+
     if code == 0:
         log.info("agent.stopped")
     return code
 
 
 async def _run(
-    process: Process, notifier: Systemd, stop: asyncio.Event, reload: asyncio.Event
+    origin: Sources,
+    start: SourcesRead,
+    settings: Settings,
+    notifier: Systemd,
+    stop: asyncio.Event,
+    reload: asyncio.Event,
 ) -> None:
-    settings = process.settings
     async with contextlib.AsyncExitStack() as stack:
-        await stack.enter_async_context(alive(notifier))
+        await stack.enter_async_context(watchdog_pinged(notifier))
         lock = LockFile(settings.paths.run / "lock")
-        if not await _wait_to_be_alone(lock, process, notifier, stop):
+        if not await _wait_to_be_alone(lock, settings, origin.environ, notifier, stop):
             return
         stack.callback(lock.release)
+
         disk = await stack.enter_async_context(open_disk(settings))
-        found = await _recover(process, disk)
+        found = await _recover(disk, start, settings)
         settings = found.settings
         try:
-            connection = _connection(settings, process)
+            connection = _connection(settings, origin.environ)
         except SettingsError as error:
             if found.start.refusal is None:
                 raise
             raise SettingsError(f"{error}; {found.start.refusal}") from error
-        opening = open_adapters(settings, disk, process.environ)
+
+        opening = open_adapters(settings, disk, origin.environ)
         adapters = await stack.enter_async_context(opening)
         if settings.driver.on_no_driver == "exit":
             await adapters.driver.scan()
-        agent = NodeAgent(
-            found,
-            adapters,
-            connection,
-            notifier,
-            stop,
-            reload,
-            partial(process.look, adapters.reader),
-        )
+
+        look_again = partial(look, origin, adapters.reader)
+        agent = NodeAgent(found, adapters, connection, notifier, stop, reload, look_again)
         stack.callback(agent.witness.close)
         agent.settings.tell_start(found.start)
         if found.recovered.notice:
             log.warning("state.recovered", notice=found.recovered.notice)
             agent.notices.say(NodeEvent("StateRecovered", found.recovered.notice, warning=True))
+
         await _prepare(agent)
         if agent.session is not None:
             stack.push_async_callback(agent.session.close)
@@ -152,43 +148,63 @@ async def _run(
                 async with Lag().within(OPEN_DEADLINE):
                     await agent.session.open()
         await _refuse_rival(agent)
-        web = WebDoors(settings, agent=agent)
-        doors = [
-            *agent.doors,
-            Task("notify", lambda: tell_systemd(notifier, agent)),
-            Task("web", lambda: web.serve(PORT), WEB),
-            Task("web_socket", lambda: web.serve(SOCKET), WEB),
-        ]
-        if not agent.observes:
-            mounts = partial(lost, agent.registration.state, settings.paths.plugins)
-            doors.append(Task("mounts", mounts, None))  # this process never sees the new mounts
+
+        tiers = (agent.writers, agent.services, _doors(agent, notifier))
         gc.freeze()  # what stays is not collected again: each collection would halt the loop
-        tiers = (agent.writers, agent.services, doors)
         await run_tiers(tiers, stop, STOP_DEADLINE, adapters.random, EXPECTED)
-        notifier.stopping()
-        if agent.state.is_idle:
-            lock.release()  # nothing here writes any more: a standby need not wait for the driver
-        if agent.settings.refusal is not None and agent.facts.inventory.value.generation == 0:
-            await _post_last(agent)
-            raise agent.settings.refusal
+        await _end(agent, lock, notifier)
 
 
-def _connection(settings: Settings, process: Process) -> Connection:
+def _doors(agent: NodeAgent, notifier: Systemd) -> list[Task]:
+    """The doors of the agent, and those about the process."""
+    settings = agent.found.settings
+    web = WebDoors(settings, agent=agent)
+    doors = [
+        *agent.doors,
+        Task("notify", lambda: tell_systemd(notifier, agent)),
+        Task("web", lambda: web.serve(PORT), WEB),
+        Task("web_socket", lambda: web.serve(SOCKET), WEB),
+    ]
+
+    if not agent.observes:
+        mounts = partial(watch_mounts, agent.registration.state, settings.paths.plugins)
+        doors.append(Task("mounts", mounts, None))  # this process never sees the new mounts
+    return doors
+
+
+async def _end(agent: NodeAgent, lock: LockFile, notifier: Systemd) -> None:
+    """Leave the node, after all tasks have ended. Raises SettingsError if the settings ended it."""
+    notifier.stopping()
+    if agent.state.is_idle:
+        lock.release()  # nothing here writes any more: a standby need not wait for the driver
+
+    refusal = agent.settings.refusal
+    if refusal is not None and agent.facts.inventory.value.generation == 0:
+        await _post_last(agent)
+        raise refusal
+
+
+def _connection(settings: Settings, environ: Mapping[str, str]) -> Connection:
     """The connection to the API server, which plain mode does not use.
 
     Raises SettingsError: it cannot be used.
     """
     connection = Connection(
         kubeconfig=Path(settings.kubeconfig) if settings.kubeconfig else None,
-        environment=process.environ,
+        environment=environ,
     )
     if settings.plain is None:
         check(connection)
+
     return connection
 
 
 async def _wait_to_be_alone(
-    lock: LockFile, process: Process, notifier: Systemd, stop: asyncio.Event
+    lock: LockFile,
+    settings: Settings,
+    environ: Mapping[str, str],
+    notifier: Systemd,
+    stop: asyncio.Event,
 ) -> bool:
     """Wait until this is the only agent of the host. False: the process must stop before that.
 
@@ -197,11 +213,12 @@ async def _wait_to_be_alone(
     """
     if lock.try_take():
         return True
-    settings = process.settings
-    _connection(settings, process)
+
+    _connection(settings, environ)
     standby = f"another agent runs on this host ({lock.holder()})"
     notifier.ready()
     notifier.status(f"standby: {standby}")
+
     async with contextlib.AsyncExitStack() as stack:
         try:
             web = WebDoors(settings, standby)
@@ -219,10 +236,12 @@ async def _refuse_rival(agent: NodeAgent) -> None:
     settings = agent.found.settings
     if settings.observe or settings.takeover:
         return
+
     resource = settings.sharing.resource
     rival = Rival(settings.paths.plugins, Cell(resource))
     if not await agent.adapters.worker.call(rival.answers):
         return
+
     text = (
         f"The agent does not start: another plugin serves {resource} at {rival.path}: take it off "
         "the node (HAMi's: the DaemonSet hami-device-plugin), or set takeover: true."
@@ -239,6 +258,7 @@ async def _post_last(agent: NodeAgent) -> None:
     """
     if agent.observes or agent.events is None:
         return
+
     try:
         async with asyncio.timeout(LAST_DEADLINE):
             for event in agent.notices.waiting:
@@ -247,7 +267,7 @@ async def _post_last(agent: NodeAgent) -> None:
         log.info("event.not_posted", err=str(error) or "no answer")
 
 
-async def _recover(process: Process, disk: Disk) -> StartFacts:
+async def _recover(disk: Disk, start: SourcesRead, settings: Settings) -> StartFacts:
     """Recover the state. If its rows refuse the settings, the last good ones take their place.
 
     Raises SettingsError: the rows refuse the settings, and the last good ones too.
@@ -257,14 +277,15 @@ async def _recover(process: Process, disk: Disk) -> StartFacts:
     booted_at = SystemClock().now() - running
     machine = read_id(MACHINE_ID)
     recovered = await recover(disk, boot_id=boot, machine_id=machine, booted_at=booted_at)
+
     stored = None
     try:
         content = await disk.read(COPY)
         stored = None if content is None else decode_last_good(content)
     except StateError as error:
         log.warning("config.copy_unreadable", file=COPY, err=str(error))
+
     ledger = recovered.state.ledger
-    start, settings = process.start, process.settings
     held = start.taken().undrained(ledger)
     if held is not None:
         last = stand_in(stored, start.taken().sources, NodeFacts(), ledger)
@@ -275,6 +296,7 @@ async def _recover(process: Process, disk: Disk) -> StartFacts:
             )
         start = msgspec.structs.replace(start, plan=last, refusal=held)
         settings = last.settings(NodeFacts())
+
     return StartFacts(boot, recovered, start, settings, stored)
 
 
@@ -303,6 +325,7 @@ def _signals() -> tuple[asyncio.Event, asyncio.Event]:
     def end(number: signal.Signals) -> None:
         if stop.is_set():
             os._exit(128 + number)  # noqa: TID251 -- the second signal exits at once
+
         log.info("agent.stopping", signal=number.name)
         stop.set()
 
@@ -313,6 +336,7 @@ def _signals() -> tuple[asyncio.Event, asyncio.Event]:
 
 
 def _leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:
+    """The errors in the group and in groups of it."""
     for error in group.exceptions:
         if isinstance(error, BaseExceptionGroup):
             yield from _leaves(error)
@@ -323,17 +347,17 @@ def _leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]
 # What the service manager hears, and what ends the process.
 
 
-async def met(state: Cell[RegistrationState]) -> None:
-    """Wait for the first result at the kubelet, MEETING seconds at most.
+async def kubelet_answered(state: Cell[RegistrationState]) -> None:
+    """Wait for the first result at the kubelet, ANSWER_DEADLINE seconds at most.
 
     Then the kubelet registered or refused the plugin's socket, or there is no kubelet.
     """
     with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(MEETING):
+        async with asyncio.timeout(ANSWER_DEADLINE):
             await state.until(lambda now: now != RegistrationState())
 
 
-async def lost(
+async def watch_mounts(
     state: Cell[RegistrationState],
     directory: Path,
     read_only: Callable[[Path], bool] = is_read_only,
@@ -361,8 +385,9 @@ async def lost(
 async def tell_systemd(notifier: Systemd, agent: NodeAgent) -> None:
     """Send READY after the first result at the kubelet, then each new status line."""
     if not agent.observes:
-        await met(agent.registration.state)
+        await kubelet_answered(agent.registration.state)
     notifier.ready()
+
     text = ""
     while True:
         state, listed = agent.registration.state.value, agent.facts.slices.value
@@ -370,19 +395,22 @@ async def tell_systemd(notifier: Systemd, agent: NodeAgent) -> None:
         now = f"{slices} slices on offer; {state.text}"
         if agent.observes:
             now = f"observing, nothing is registered; {slices} slices would be on offer"
+
         if now != text:
             text = now
             notifier.status(text)
+
         changed = News(agent.registration.state, agent.facts.slices)
         await changed.wait(until_tick(STATUS_PERIOD))
 
 
 @contextlib.asynccontextmanager
-async def alive(notifier: Systemd) -> AsyncIterator[None]:
+async def watchdog_pinged(notifier: Systemd) -> AsyncIterator[None]:
     """Ping systemd's watchdog while the block runs, also while a standby waits."""
     if notifier.watchdog is None:
         yield
         return
+
     period = notifier.watchdog.total_seconds() / 3
 
     async def beat() -> None:

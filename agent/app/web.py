@@ -3,8 +3,8 @@
 import asyncio
 import contextlib
 import platform
-from collections.abc import AsyncIterator
-from typing import Final, NoReturn
+from functools import partial
+from typing import Final
 
 import msgspec
 
@@ -38,10 +38,7 @@ class WebDoors:
     """
 
     def __init__(
-        self,
-        settings: Settings,
-        standby: str = "",
-        agent: NodeAgent | None = None,
+        self, settings: Settings, standby: str = "", agent: NodeAgent | None = None
     ) -> None:
         self._settings = settings
         self._standby = standby
@@ -49,10 +46,34 @@ class WebDoors:
         self._shut: dict[str, str] = {}
         """Why a listener cannot be opened."""
 
+        build = BuildInfo(
+            version=__version__, python=platform.python_version(), schema=f"state/{VERSION}"
+        )
+        probes = Probes(self.checks)
+        # Who observes is beside HAMi's own plugin, which has its monitor.
+        hami = HamiNames.NONE if settings.observe else settings.metrics.hami
+        collector = AgentCollector(
+            build,
+            self._metric_facts,
+            MetricSources if agent is None else partial(_series_of, agent),
+            names_pods=settings.metrics.containers,
+            hami=hami,
+        )
+        self._pages: dict[str, Page] = {
+            "/": PageDoor(self.facts, settings.web.readers).page,
+            "/livez": probes.livez,
+            "/healthz": probes.livez,
+            "/readyz": probes.readyz,
+            "/metrics": MetricsPage(collector).page,
+            "/version": build.page,
+            PREFIX: ReadApi(self.facts, settings.web.readers).answer,
+        }
+
     def checks(self) -> tuple[Check, ...]:
         """All readiness checks."""
         if self._agent is None:
             return (Check(STANDBY, ok=False, text=f"standby: {self._standby}"),)
+
         doors = (
             Check(door, door not in self._shut, self._shut.get(door, ""), required=False)
             for door in (PORT, SOCKET)
@@ -63,66 +84,38 @@ class WebDoors:
         """What the agent knows now; None for a standby."""
         return None if self._agent is None else _status_facts(self._agent, self.checks())
 
-    @contextlib.asynccontextmanager
-    async def open(self, door: str) -> AsyncIterator[None]:
-        """Open one listener. Only the unix socket has the actions.
+    def _metric_facts(self) -> StatusFacts:
+        """A standby has only the metrics about itself."""
+        about = NodeStatus(name=self._settings.node)
+        return self.facts() or StatusFacts(SystemClock().now(), about, self.checks())
+
+    def open(self, door: str) -> contextlib.AbstractAsyncContextManager[object]:
+        """Open one listener for a block. Only the unix socket has the actions.
 
         Raises PermissionFault: it cannot be bound.
         """
-        settings, agent = self._settings, self._agent
-        build = BuildInfo(
-            version=__version__, python=platform.python_version(), schema=f"state/{VERSION}"
-        )
-        probes = Probes(self.checks)
-
-        def metric_facts() -> StatusFacts:
-            """A standby has only the metrics about itself."""
-            about = NodeStatus(name=settings.node)
-            return self.facts() or StatusFacts(SystemClock().now(), about, self.checks())
-
-        def series() -> MetricSources:
-            return MetricSources() if agent is None else _series_of(agent)
-
-        # Who observes is beside HAMi's own plugin, which has its monitor.
-        hami = HamiNames.NONE if settings.observe else settings.metrics.hami
-        names_pods = settings.metrics.containers
-        collector = AgentCollector(build, metric_facts, series, names_pods=names_pods, hami=hami)
-        pages: dict[str, Page] = {
-            "/": PageDoor(self.facts, settings.web.readers).page,
-            "/livez": probes.livez,
-            "/healthz": probes.livez,
-            "/readyz": probes.readyz,
-            "/metrics": MetricsPage(collector).page,
-            "/version": build.page,
-            PREFIX: ReadApi(self.facts, settings.web.readers).answer,
-        }
-        server: contextlib.AbstractAsyncContextManager[object]
+        web = self._settings.web
         if door == PORT:
-            address = settings.web.address
-            server = serve_port(pages, address, settings.web.port, near(address))
-        else:
-            actions = None if agent is None else _actions(agent).answer
-            server = serve_socket(pages, settings.paths.run / "api.sock", actions)
-        async with server:
-            yield
+            return serve_port(self._pages, web.address, web.port, near(web.address))
 
-    async def serve(self, door: str) -> NoReturn:
-        """Serve one listener. Raises PermissionFault."""
+        actions = None if self._agent is None else _actions(self._agent).answer
+        return serve_socket(self._pages, self._settings.paths.run / "api.sock", actions)
+
+    async def serve(self, door: str) -> None:
+        """Serve one listener until it is cancelled. Raises PermissionFault."""
         try:
             async with self.open(door):
                 self._shut.pop(door, None)
-                while True:
-                    await asyncio.Event().wait()
+                await asyncio.Event().wait()
         except PermissionFault as error:
             self._shut[door] = str(error)
             raise
 
 
 def _checks(agent: NodeAgent) -> list[Check]:
-    facts, trouble = agent.facts, agent.settings.trouble
-    writable = agent.state.error.value
-    problem = agent.discovery.problem.value
-    inventory = facts.inventory.value
+    """The checks of the agent's services: first the required ones, which decide readiness."""
+    facts, inventory = agent.facts, agent.facts.inventory.value
+    problem = agent.discovery.problem.value or ""
 
     # GPUs that have not answered yet; those with the same text are named together.
     named: dict[str, list[str]] = {}
@@ -133,59 +126,72 @@ def _checks(agent: NodeAgent) -> list[Check]:
         f"{'GPU' if len(gpus) == 1 else 'GPUs'} {', '.join(gpus)}: {text}"
         for text, gpus in named.items()
     )
+
     # While no GPU has answered yet, there is no list of GPUs.
     waking = "" if inventory.gpus else silent
+    is_listed = inventory.generation > 0 and not waking
     unlisted = f"the driver answers; {waking}" if waking else "the driver has not been asked yet"
-    checks = [
-        Check("state", not writable, writable),
-        Check("inventory", inventory.generation > 0 and not waking, problem or unlisted),
-    ]
+
+    # Why a check fails, by its name. It passes if there is nothing to say.
+    required = {
+        "state": agent.state.error.value,
+        "inventory": "" if is_listed else problem or unlisted,
+    }
+    others: dict[str, str] = {}
+
     if not agent.observes:
         told = agent.registration.state.value
-        checks += [
-            Check("server", bool(agent.server.endpoint), "the plugin's socket does not serve yet"),
-            Check("registered", told.registered, told.text),
-            Check("stream", told.stream, told.text or "the kubelet takes no lists"),
-        ]
+        required |= {
+            "server": "" if agent.server.endpoint else "the plugin's socket does not serve yet",
+            "registered": "" if told.registered else told.text,
+            "stream": "" if told.stream else told.text or "the kubelet takes no lists",
+        }
+
     if (report := agent.report) is not None:  # plain mode needs no API server
         table, now = facts.pods.value, agent.reported.value
         if not agent.observes:
             unread = "the API server has not listed this node's pods yet"
             down = "the watch of this node's pods is down: new pods may be refused [HA-2010]"
-            checks += [
-                Check("api_synced", table.synced, unread),
-                Check("api", not table.stale, down, required=False),
-            ]
-        checks.append(Check("report", now.reported, now.reason, required=False))
+            required["api_synced"] = "" if table.synced else unread
+            others["api"] = down if table.stale else ""
+
+        others["report"] = "" if now.reported else now.reason
         if agent.observes:
-            would = f"would write {', '.join(sorted(report.pending))}; the log says what"
-            checks.append(Check("observed", not report.pending, would, required=False))
+            pending = ", ".join(sorted(report.pending))
+            others["observed"] = f"would write {pending}; the log says what" if pending else ""
 
     # Container runtimes do not find a GPU that is missed, though it is well.
     unserved = [gpu for gpu in inventory.gpus if not gpu.serving]
     missed = [gpu for gpu in unserved if gpu.health.serving and gpu.there and gpu.wanted]
     ill = [gpu for gpu in unserved if gpu not in missed]
+
     withheld = "; ".join(agent.withholder.reasons.value)
-    texts = {
-        "settings": trouble,
-        "driver": problem or "",
+    others |= {
+        "settings": agent.settings.trouble,
+        "driver": problem,
         "gpus": "" if inventory.gpus else "there are no GPUs to share",
         "gpus_answering": silent,
         "gpu_health": "; ".join(f"GPU {gpu.gpu.label} {gpu.unavailable_reason}" for gpu in ill),
         "cdi": "; ".join(f"GPU {gpu.gpu.label} {gpu.unavailable_reason}" for gpu in missed),
         "offer": f"no slice is on offer: {withheld}" if withheld else "",
     }
-    checks += [Check(name, not text, text, required=False) for name, text in texts.items()]
-    return checks
+
+    return [
+        Check(name, not text, text, required=texts is required)
+        for texts in (required, others)
+        for name, text in texts.items()
+    ]
 
 
 def _actions(agent: NodeAgent) -> Actions:
+    """What an operator can ask the agent to do."""
     health = agent.health
 
     async def release(name: str) -> GpuRelease | None:
         found = await health.release(name)
         ledger, pods = agent.state.ledger.value, agent.facts.pods.value
         held_by = pods_holding(ledger, found.gpus, pods) if found else ()
+
         return found and msgspec.structs.replace(found, held_by=held_by)
 
     def left_out(name: str) -> str:
@@ -196,8 +202,10 @@ def _actions(agent: NodeAgent) -> Actions:
 
 
 def _status_facts(agent: NodeAgent, checks: tuple[Check, ...]) -> StatusFacts:
+    """What all services know now, each value as it is at this moment."""
     settings, facts = agent.found.settings, agent.facts
     sharing = facts.sharing.value
+
     about = NodeStatus(
         name=settings.node,
         version=__version__,
@@ -258,6 +266,7 @@ def _series_of(agent: NodeAgent) -> MetricSources:
         agent.notices.unposted,
         traffic.calls,
     ]
+
     readings = [
         Gauge(
             "checkpoint_generation", "Generation of the state on disk.", lambda: state.generation
@@ -288,11 +297,9 @@ def _series_of(agent: NodeAgent) -> MetricSources:
             lambda: reconcile.unconfirmed.value,
         ),
     ]
+
     if agent.events is not None:  # plain mode has no scheduler and no API server
-        tallies += [
-            reconcile.mismatches,
-            *agent.api_tallies,
-        ]
+        tallies += [reconcile.mismatches, *agent.api_tallies]
         readings.append(
             Gauge(
                 "allocation_drifted",
@@ -301,11 +308,4 @@ def _series_of(agent: NodeAgent) -> MetricSources:
                 lambda: reconcile.drifted.value,
             )
         )
-    return MetricSources(
-        tallies,
-        (
-            traffic.durations,
-            agent.allocation.waits,
-        ),
-        readings,
-    )
+    return MetricSources(tallies, (traffic.durations, agent.allocation.waits), readings)

@@ -58,7 +58,6 @@ def add_parser(subparsers: Subparsers) -> None:
         description=__doc__,
         epilog="example: source <(hami-agent completion bash)",
     )
-
     parser.add_argument("shell", choices=tuple(SCRIPTS))
     parser.add_argument("words", nargs="*", help=argparse.SUPPRESS)
 

@@ -62,7 +62,6 @@ def add_parser(subparsers: Subparsers) -> None:
         description=_show.__doc__,
         epilog="example: hami-agent config show --origin --config /etc/hami-agent/config.yaml",
     )
-
     show.add_argument("--origin", action="store_true", help="print where each value came from")
     show.add_argument("--diff", action="store_true", help="print only what was set")
     add_output(show)
@@ -74,7 +73,6 @@ def add_parser(subparsers: Subparsers) -> None:
         description=_check.__doc__,
         epilog="example: hami-agent config check config.yaml --node gpu-1 --label zone=a",
     )
-
     check.add_argument(
         "files", nargs="*", type=Path, metavar="FILE", help="a file to check; - is standard input"
     )
@@ -233,8 +231,8 @@ def _nodes(args: argparse.Namespace, plan: NodeValues) -> Sequence[tuple[str, Va
     faults = Faults()
     labels = dict(args.label) if args.label else None
     gpus = None if args.gpu is None else frozenset(map(str, range(len(args.gpu))))
-    asked = [(name, NodeFacts(name, labels, gpus)) for name in args.node or plan.names()]
 
+    asked = [(name, NodeFacts(name, labels, gpus)) for name in args.node or plan.names()]
     if not args.node:
         asked.append((OTHERS, NodeFacts("", labels, gpus)))
 
@@ -243,8 +241,11 @@ def _nodes(args: argparse.Namespace, plan: NodeValues) -> Sequence[tuple[str, Va
         with faults.kept():
             profile.faults.refuse()
 
-    nodes = [(title, plan.resolve(facts)) for title, facts in asked]
-    for (_, facts), (_, values) in zip(asked, nodes, strict=True):
+    nodes = []
+    for title, facts in asked:
+        values = plan.resolve(facts)
+        nodes.append((title, values))
+
         with faults.kept():
             build(values, host_name=facts.name or host_name(), gpus=max(1, len(gpus or ())))
             check_shares(values)

@@ -55,7 +55,6 @@ def add_parser(subparsers: Subparsers) -> None:
         description=f"Decodes {FORMS}.",
         epilog="example: hami-agent decode 'GPU-1,NVIDIA,4096,30:;'",
     )
-
     parser.add_argument(
         "value", nargs="?", help="the annotation's value; read from stdin if absent or -"
     )

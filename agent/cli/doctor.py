@@ -34,7 +34,6 @@ from agent.cli.main import (
     add_output,
     fail,
     nearest,
-    parser_of,
 )
 from agent.cli.output import UNFOLDED, FoldedLine, answer, folded, painter, terminal_width, working
 from agent.cli.runbook import HINT
@@ -64,16 +63,7 @@ from agent.kube.reader import NodeReader
 from agent.ledger import HookFacts
 from agent.model import Inventory, Scan, Trouble
 from agent.node import preflight, scheduling
-from agent.node.findings import (
-    ALL_GROUPS,
-    CHECKS,
-    FROM_API,
-    Finding,
-    Verdict,
-    When,
-    concluded,
-    judged,
-)
+from agent.node.findings import ALL_GROUPS, CHECKS, FROM_API, Finding, Verdict, concluded
 from agent.node.preflight import PluginSocket
 from agent.node.scheduling import AgentAnswer, NodeSight
 from agent.ports import Clock
@@ -321,9 +311,11 @@ def _as_the_agent(args: argparse.Namespace) -> argparse.Namespace:
     if not starts or words[starts[0] + 1 : starts[0] + 2] != ["run"]:
         return args  # on the host, or in a pod of its own
 
-    theirs = vars(parser_of("run").parse_args(words[starts[0] + 1 :]))
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    add_settings(parser)
+    theirs, _ = parser.parse_known_args(words[starts[0] + 2 :])
     given = {key: value for key, value in vars(args).items() if value is not None}
-    return argparse.Namespace(**theirs | given)
+    return argparse.Namespace(**vars(theirs) | given)
 
 
 def _refused(error: SettingsError) -> Finding:
@@ -367,8 +359,9 @@ def _config_findings(plan: NodeValues, settings: Settings, *, before: bool) -> l
         said += "; annotations are not checked against what their pods request"
         advice = advice or "to check them as HAMi after 2.10 does"
 
-    row = When(bool(advice), "note", said, f"{advice}, mount its ConfigMaps")
-    found.append(judged("P-HAMI", ", ".join(there or files) or "HAMi's ConfigMaps", said, row))
+    subject = ", ".join(there or files) or "HAMi's ConfigMaps"
+    do = f"{advice}, mount its ConfigMaps" if advice else ""
+    found.append(Finding("P-HAMI", "note" if advice else "ok", subject, said, do))
 
     if before:
         return found
@@ -885,8 +878,7 @@ def finding_lines(findings: Sequence[Finding], *, every: bool) -> Iterator[Folde
         check, group = cap(one.check, _INDENT), cap(one.group, _INDENT)
         said, advice = cap(f"{one.subject}: {one.said}", _LONGEST), cap(one.advice, _LONGEST)
         word, colour = WORDS[one.verdict]
-        text = f"{group:<10} {word:<8} {check:<12} {said}"
-        yield FoldedLine(text, 0, _INDENT + 2, word, colour)
+        yield FoldedLine(f"{group:<10} {word:<8} {check:<12} {said}", 0, _INDENT + 2, word, colour)
 
         if one.verdict in {"wrong", "note"}:
             yield FoldedLine(f"means: {cap(one.means, _LONGEST)}", _INDENT, _INDENT + 2)

@@ -269,8 +269,7 @@ def explanation_lines(
 
         reason = f" [RUNBOOK {gate.reason}]" if gate.reason else ""
         word, colour = _WORDS[gate.verdict]
-        text = f"{word:<4} {gate.name:<10} {gate.said}{reason}"
-        yield FoldedLine(text, 0, 5, word, colour)
+        yield FoldedLine(f"{word:<4} {gate.name:<10} {gate.said}{reason}", 0, 5, word, colour)
 
         for fact in gate.facts:
             yield FoldedLine(fact, 7, 9)

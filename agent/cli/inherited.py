@@ -4,6 +4,7 @@ import contextlib
 import io
 import os
 import sys
+from collections.abc import Iterator
 
 from typing_extensions import override
 
@@ -15,38 +16,34 @@ class Unwritten(Exception):  # noqa: N818 -- names what happened
     """
 
 
-class _Answers(io.TextIOWrapper):
-    """Standard output. Raises Unwritten."""
+class _Stream(io.TextIOWrapper):
+    """A standard stream that is written.
+
+    `is_answer`: it raises Unwritten. Otherwise a failed write is dropped: the process does not end
+    because of a log line.
+    """
+
+    is_answer = False
 
     @override
     def write(self, text: str, /) -> int:
-        try:
-            return super().write(text)
-        except OSError as error:
-            raise Unwritten from error
-
-    @override
-    def flush(self) -> None:
-        try:
-            super().flush()
-        except OSError as error:
-            raise Unwritten from error
-
-
-class _Messages(io.TextIOWrapper):
-    """Standard error. A failed write is dropped: the process does not end because of a log line."""
-
-    @override
-    def write(self, text: str, /) -> int:
-        with contextlib.suppress(OSError):
+        with self._failing():
             super().write(text)
 
         return len(text)
 
     @override
     def flush(self) -> None:
-        with contextlib.suppress(OSError):
+        with self._failing():
             super().flush()
+
+    @contextlib.contextmanager
+    def _failing(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            if self.is_answer:
+                raise Unwritten from error
 
 
 def own_streams() -> None:
@@ -63,11 +60,12 @@ def own_streams() -> None:
 
     # The readers of the text refuse bytes that are no characters.
     sys.stdin = os.fdopen(0, encoding="utf-8", errors="replace", closefd=False)
-    for number, name, kind in ((1, "stdout", _Answers), (2, "stderr", _Messages)):
+    for number, name in ((1, "stdout"), (2, "stderr")):
         encoding = getattr(getattr(sys, name), "encoding", "utf-8")  # None: the parent closed it
         file = os.fdopen(number, "wb", closefd=False)
-        is_shown = kind is _Messages or file.isatty()
-        stream = kind(file, encoding, "backslashreplace", line_buffering=is_shown)
+        is_shown = name == "stderr" or file.isatty()
+        stream = _Stream(file, encoding, "backslashreplace", line_buffering=is_shown)
+        stream.is_answer = name == "stdout"
         setattr(sys, name, stream)
 
 

@@ -46,7 +46,6 @@ def configure(level: str, form: str, environ: Mapping[str, str]) -> None:
         structlog.processors.format_exc_info,
         _Cleaner(cap if as_text else cut),  # JSON escapes control characters
     ]
-
     processors.append(_text if as_text else structlog.processors.JSONRenderer(default=str))
     if "JOURNAL_STREAM" in environ and not as_text:
         processors.append(_journal)

@@ -198,7 +198,6 @@ def _parser(program: str) -> tuple[argparse.ArgumentParser, Subparsers]:
         epilog="example: hami-agent sandbox --gpus 8 --profile h100",
         allow_abbrev=False,
     )
-
     parser.add_argument("--version", action="store_true", help="print the version")
     return parser, parser.add_subparsers(dest="verb", metavar="VERB")
 

@@ -7,14 +7,12 @@ import argparse
 import asyncio
 import sys
 from collections.abc import Mapping
-from functools import partial
 
-from agent.app.main import Process, run_agent
+from agent.app.main import run_agent
 from agent.cli.logs import configure
 from agent.cli.main import Subparsers
 from agent.cli.settings_args import add_settings, sources, started
 from agent.errors import SettingsError
-from agent.settings.reading import look
 from agent.settings.sources import NodeFacts
 
 
@@ -25,7 +23,6 @@ def add_parser(subparsers: Subparsers) -> None:
         description=__doc__,
         epilog="example: hami-agent run --config /etc/hami-agent/config.yaml --simulate h100:8",
     )
-
     add_settings(parser)
 
 
@@ -40,6 +37,5 @@ def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
         return error.exit_code
 
     configure(settings.log.level, settings.log.format, environ)
-    process = Process(environ, start, settings, partial(look, origin))
 
-    return asyncio.run(run_agent(process))
+    return asyncio.run(run_agent(origin, start, settings))

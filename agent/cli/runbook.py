@@ -41,7 +41,6 @@ def add_parser(subparsers: Subparsers) -> None:
         description=__doc__,
         epilog="example: hami-agent runbook HA-4002",
     )
-
     parser.add_argument("id", nargs="?", metavar="ID", help="without it: list all ids")
 
 

@@ -198,7 +198,6 @@ def add_parser(subparsers: Subparsers) -> None:
         description=__doc__,
         epilog="example: hami-agent sandbox --gpus 8 --profile h100 --interactive",
     )
-
     parser.add_argument("--gpus", type=int, default=8, metavar="COUNT", help="GPUs (default 8)")
     parser.add_argument("--profile", choices=sorted(PROFILES), default="h100", help="their model")
     parser.add_argument(
@@ -308,7 +307,6 @@ async def _run(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
             "measured": dict(record.measured),
             "agentLog": log,  # empty if all claims were true
         }
-
         answer(args.output, "Sandbox", data, ())
 
     return OK if record.ok else PROBLEM

@@ -80,7 +80,6 @@ def add_parser(subparsers: Subparsers) -> None:
         description=__doc__,
         epilog="example: hami-agent simulate xid 79 --gpu 1",
     )
-
     _add_globals(parser, DEFAULT_SOCKET, TABLE)
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
 

@@ -35,12 +35,6 @@ from agent.kube.reader import KubeLeftovers, NodeLeftovers
 from agent.regions import HostRegions
 from agent.settings.sources import NodeFacts
 
-# `uninstall`: removes what the agent wrote from this Node or from all Nodes.
-#
-# A device plugin that serves a Node, as its kubelet reports, keeps everything there. Not detected
-# is one that is just restarting, whose GPUs are all unhealthy, or of another resource: it writes
-# its report again.
-
 PROGRAM: Final = "hami-agent-uninstall"
 """The field manager of what is removed."""
 
@@ -84,7 +78,12 @@ async def clean_nodes(
     """Clean each Node when neither agent nor plugin is on it; at the end, say why others are left.
 
     It looks until all are free or WAIT has passed, and cleans again what was written meanwhile.
-    With `force` it looks once and cleans all. Raises ApiError: the API server does not answer.
+    With `force` it looks once and cleans all. A plugin is there if the kubelet offers its
+    resource. So one is not seen that is just restarting, whose GPUs are all unhealthy, or that has
+    another resource: it writes its report again.
+
+    Raises:
+        ApiError: the API server does not answer.
     """
     clock, failed, is_said = asyncio.get_running_loop().time, set[str](), False
     ends = clock() + WAIT
@@ -118,7 +117,6 @@ async def clean_nodes(
                 f"waiting up to {WAIT:.0f} s for the agents to end and the kubelets to report that "
                 f"no plugin serves: {_some(busy)}"
             )
-
             is_said = True
 
         await asyncio.sleep(PAUSE)
@@ -129,7 +127,6 @@ async def clean_nodes(
                 f"its agent has not ended and would write again (pod {node.agent}): "
                 "clean it by hand when the pod is gone: deploy/README.md, Uninstall"
             )
-
             told(Cleaned(node.name, failure=failure))
         elif node.served and node.is_touched:
             told(Cleaned(node.name, skipped=f"a device plugin serves {resource} there"))
@@ -280,6 +277,7 @@ def add_parser(subparsers: Subparsers) -> None:
         action="store_true",
         help="even if pods with GPUs run here or a device plugin serves; not beside an agent",
     )
+    add_output(parser)
 
     everywhere = parser.add_argument_group(
         "all Nodes",
@@ -292,12 +290,11 @@ def add_parser(subparsers: Subparsers) -> None:
         action="store_true",
         help="clean all Nodes; it waits up to 90 s for agents that still serve",
     )
-
     everywhere.add_argument("--namespace", metavar="NAME", help="namespace of the agents' pods")
     everywhere.add_argument(
         "--selector", metavar="LABELS", help="labels of the agents' pods, as k=v,k=v"
     )
-    add_output(parser)
+
     add_settings(parser, only=OF_USE)
 
 
@@ -307,6 +304,7 @@ def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     named = flags(args).get("--kubeconfig")
     if args.all_nodes and not named and IN_CLUSTER not in environ:
         named = environ.get("KUBECONFIG")  # in a pod its service account comes before it
+
     if mistake := _misused(args, is_reachable=bool(named) or IN_CLUSTER in environ):
         return fail("uninstall", mistake, USAGE)
 

@@ -113,17 +113,17 @@ Groups = tuple[tuple[Share, ...], ...]
 _PLACEHOLDER = ["", "", "0", "0"]
 
 
-def decode_pod_devices(text: str, *, type_word: str | None = None) -> Groups:
+def decode_pod_devices(text: str, *, is_served: bool = False) -> Groups:
     """Decode groups of shares in the order of the text; an empty group: a container without GPUs.
 
-    Numbers may be negative, as in HAMi: `validate` refuses them. A text that ends in `;`, as HAMi
-    writes it, has an empty last group. The placeholder `,,0,0`, which schedulers 2.4 and 2.5 write
-    for a container without GPUs, is skipped; other devices without a UUID stay. HAMi accepts any
-    type; this accepts only `type_word` (None: any).
+    A text that ends in `;`, as HAMi writes it, has an empty last group. The placeholder `,,0,0`,
+    which schedulers 2.4 and 2.5 write for a container without GPUs, is skipped; other devices
+    without a UUID stay. HAMi accepts any type and negative numbers. `is_served`: the pod gets its
+    GPUs from this agent, and both are refused.
 
     Raises:
-        MalformedText: fewer than four fields, a number outside int32, another type, or more than
-            LENGTH_LIMIT characters or GROUP_LIMIT groups.
+        MalformedText: fewer than four fields, a number outside int32, or more than LENGTH_LIMIT
+            characters or GROUP_LIMIT groups.
     """
     if len(text) > LENGTH_LIMIT or text.count(";") > GROUP_LIMIT:
         raise MalformedText(
@@ -131,7 +131,7 @@ def decode_pod_devices(text: str, *, type_word: str | None = None) -> Groups:
             f"at most {LENGTH_LIMIT} and {GROUP_LIMIT} are read"
         )
     return tuple(
-        tuple(_decode_share(piece, place, type_word) for piece in _pieces(part))
+        tuple(_decode_share(piece, place, is_served=is_served) for piece in _pieces(part))
         for place, part in enumerate(text.split(";"))
     )
 
@@ -149,56 +149,37 @@ def consume(text: str, groups: Collection[int]) -> str:
     return ";".join("" if place in groups else part for place, part in enumerate(text.split(";")))
 
 
-def validate(groups: Groups) -> Groups:
-    """Check and return `groups`.
-
-    Raises:
-        MalformedText: a share has negative memory or cores, which HAMi's decoder accepts.
-    """
-    for place, group in enumerate(groups):
-        for share in group:
-            if share.memory_mib < 0 or share.core_percent < 0:
-                raise MalformedText(
-                    f"devices text, group {place}: GPU {cap(share.uuid)} has "
-                    f"{share.memory_mib} MiB and {share.core_percent} percent; "
-                    "neither may be negative"
-                )
-    return groups
-
-
 def _pieces(text: str) -> Iterator[str]:
     """The devices of a group; as in HAMi, pieces without a comma are skipped."""
     pieces = (piece for piece in text.split(":") if "," in piece)
     return (piece for piece in pieces if piece.split(",")[:4] != _PLACEHOLDER)
 
 
-def _decode_share(text: str, place: int, type_word: str | None) -> Share:
+def _decode_share(text: str, place: int, *, is_served: bool) -> Share:
     """Decode one device; fields after the fourth are ignored."""
-    fields = text.split(",")
+    where, fields = f"devices text, group {place}", text.split(",")
     if len(fields) < 4:
         raise MalformedText(
-            f"devices text, group {place}: {cap(text)!r} has {len(fields)} of 4 fields "
-            "(UUID, type, MiB, percent)"
+            f"{where}: {cap(text)!r} has {len(fields)} of 4 fields (UUID, type, MiB, percent)"
         )
     uuid, kind, memory, cores = fields[:4]
-    if type_word is not None and kind != type_word:
+    if is_served and kind != TYPE_WORD:
         raise MalformedText(
-            f"devices text, group {place}: {cap(uuid, 64)} is of type {cap(kind, 64)!r}; only type "
-            f"{type_word} is served here"
+            f"{where}: {cap(uuid, 64)} is of type {cap(kind, 64)!r}; only type {TYPE_WORD} is "
+            "served here"
         )
-    return Share(
-        uuid=GpuUuid(uuid),
-        memory_mib=_number(memory, place, "memory"),
-        core_percent=_number(cores, place, "cores"),
-    )
+    mib, percent = _number(memory, f"{where}: memory"), _number(cores, f"{where}: cores")
+    if is_served and min(mib, percent) < 0:
+        raise MalformedText(
+            f"{where}: GPU {cap(uuid)} has {mib} MiB and {percent} percent; neither may be negative"
+        )
+    return Share(uuid=GpuUuid(uuid), memory_mib=mib, core_percent=percent)
 
 
-def _number(text: str, place: int, what: str) -> int:
+def _number(text: str, where: str) -> int:
     value = parse_int(text, INT32)
     if value is None:
-        raise MalformedText(
-            f"devices text, group {place}: {what} {cap(text)!r} is not a decimal of 32 bits"
-        )
+        raise MalformedText(f"{where} {cap(text)!r} is not a decimal of 32 bits")
     return value
 
 

@@ -28,8 +28,12 @@ from agent.ledger import KubeletEpoch
 log = structlog.get_logger(__name__)
 
 SIZE_LIMIT = 64 * 1024 * 1024
+"""The most bytes of a file that are read."""
+
 DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+"""How the directory and its files are opened. A pipe in the place of a file does not block."""
+
 ADVICE = {
     errno.ENOSPC: "free some space there",
     errno.EDQUOT: "raise the quota or free some space there",
@@ -39,6 +43,7 @@ ADVICE = {
     errno.ENOENT: "the directory was removed while the agent ran: restart the agent",
     errno.EIO: "look for disk errors in the kernel's log",
 }
+"""What to do about an error of the disk."""
 
 
 class DirectoryFiles:
@@ -167,7 +172,9 @@ class HostDisk:
 
     async def read(self, name: str) -> bytes | None:
         """Return the content, or None when the file is absent. Raises StateError."""
-        return await self._offload.call(self._read, _checked(name))
+        path = self._path / _checked(name)
+        with _state_errors(path, "read"):
+            return await self._offload.call(_read, self._directory, path)
 
     async def replace(self, name: str, data: bytes, *, keep: str | None = None) -> None:
         """Replace the content durably; the file `keep` receives the old content.
@@ -176,43 +183,17 @@ class HostDisk:
         """
         if keep is not None:
             _checked(keep)
-        await self._offload.call(self._replace, _checked(name), data, keep)
+        with _state_errors(self._path / _checked(name), "written"):
+            await self._offload.call(replace, self._files, name, data, keep)
 
     async def check(self) -> None:
         """Check without writing that files can be replaced. Raises StateError."""
-        await self._offload.call(self._check)
+        with _state_errors(self._path, "written"):
+            await self._offload.call(check_writable, self._directory, str(self._path))
 
     def close(self) -> None:
         """Close the directory; no call may follow."""
         os.close(self._directory)
-
-    def _check(self) -> None:
-        with _state_errors(self._path, "written"):
-            check_writable(self._directory, str(self._path))
-
-    def _read(self, name: str) -> bytes | None:
-        path = self._path / name
-        with _state_errors(path, "read"):
-            try:
-                handle = os.open(name, READ, dir_fd=self._directory)
-            except FileNotFoundError:
-                return None
-            try:
-                status = os.fstat(handle)
-                if not stat.S_ISREG(status.st_mode) or status.st_size > SIZE_LIMIT:
-                    raise StateError(
-                        f"{path} is not a file of at most {SIZE_LIMIT} bytes: remove it."
-                    )
-                content = bytearray()
-                while more := os.read(handle, status.st_size + 1):
-                    content += more
-            finally:
-                os.close(handle)
-            return bytes(content)
-
-    def _replace(self, name: str, data: bytes, keep: str | None) -> None:
-        with _state_errors(self._path / name, "written"):
-            replace(self._files, name, data, keep)
 
 
 def _checked(name: str) -> str:
@@ -221,11 +202,30 @@ def _checked(name: str) -> str:
     return name
 
 
+def _read(directory: int, path: Path) -> bytes | None:
+    """The content of the file `path` in the open directory; None when it is absent."""
+    try:
+        handle = os.open(path.name, READ, dir_fd=directory)
+    except FileNotFoundError:
+        return None
+
+    try:
+        status = os.fstat(handle)
+        if not stat.S_ISREG(status.st_mode) or status.st_size > SIZE_LIMIT:
+            raise StateError(f"{path} is not a file of at most {SIZE_LIMIT} bytes: remove it.")
+
+        with os.fdopen(handle, "rb", closefd=False) as file:
+            return file.read()
+    finally:
+        os.close(handle)
+
+
 def _open_directory(path: Path) -> int:
     with _state_errors(path, "opened", {errno.ENOENT: f"make its parent directory {path.parent}"}):
         with contextlib.suppress(FileExistsError):
             path.mkdir(mode=0o750)
         directory = os.open(path, DIRECTORY)
+
     mode = stat.S_IMODE(os.fstat(directory).st_mode)
     if mode & stat.S_IWOTH:  # a user who can write there can replace the state
         try:
@@ -234,6 +234,7 @@ def _open_directory(path: Path) -> int:
             log.warning("state.open_to_all", directory=str(path), mode=f"{mode:04o}")
         else:
             log.warning("state.closed_to_others", directory=str(path), mode=f"{mode:04o}")
+
     return directory
 
 
@@ -267,18 +268,22 @@ def read_file(path: Path, limit: int, *, needed: bool = True) -> bytes | None:
         mode = path.stat().st_mode
         if not needed and not stat.S_ISREG(mode):
             return None
+
         # A pipe may block for ever. /dev/stdin may be one.
         if stat.S_ISFIFO(mode) and path.parent != Path("/dev"):
             said = "is a pipe, which may block for ever; name a regular file"
             raise SettingsError(f"{path}: {said}")
+
         with path.open("rb") as file:
             content = file.read(limit + 1)
     except OSError as error:
         if not needed and error.errno in MISSING:
             return None
+
         reason = error.strerror or str(error)
         said = f"cannot be read: {reason}; check the path and its rights"
         raise SettingsError(f"{path}: {said}") from error
+
     check_size(path, content, limit)
     return content
 

@@ -24,10 +24,14 @@ from agent.node.preflight import PathFacts, PluginSocket
 # Source: container-device-interface pkg/cdi cache.go, spec-dirs.go, spec.go, device.go.
 
 FILES: Final = 1024
+"""The most files of a directory that are read."""
+
 FILE_BYTES: Final = 1 << 20
-"""NVIDIA's for 8 GPUs has less than 0.1 MiB."""
+"""The most bytes of a file. NVIDIA's for 8 GPUs has less than 0.1 MiB."""
 
 DEPTH: Final = 20
+"""The most collections within each other."""
+
 _NAME: Final = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_.:-]*[A-Za-z0-9])?")
 _File = tuple[Path, int, int, int]
 """Path, inode, bytes and time of change."""
@@ -55,6 +59,7 @@ class CdiDirectories:
             files = [list(self._listed(Path(directory))) for directory in directories]
             if files == self._files:
                 return self._defined
+
             defined: set[str] = set()
             twice: set[str] = set()
             for listed in files:
@@ -63,6 +68,7 @@ class CdiDirectories:
                 # A runtime takes a name that a directory has twice for none.
                 twice |= {name for name, times in here.items() if times > 1}
                 defined |= here.keys()
+
             self._defined, self._files = frozenset(defined - twice), files
         except OSError:
             return None
@@ -72,10 +78,12 @@ class CdiDirectories:
         """The files of the directory. Raises OSError: some of them cannot be known."""
         if not self._in_pod and not directory.exists():
             return
+
         paths = [path for path in directory.iterdir() if path.suffix in {".json", ".yaml"}]
         if len(paths) > FILES or not directory.stat().st_nlink:
             # The host's directory that was mounted here is removed: it may have another one now.
             raise OSError(f"{directory}: too many files, or removed")
+
         for path in sorted(paths):
             status = path.stat()  # a link may lead to where only the host's root leads
             if status.st_size > FILE_BYTES:
@@ -99,6 +107,7 @@ def read_specification(content: bytes) -> frozenset[str]:
             depth -= isinstance(event, yaml.CollectionEndEvent)
             if depth > DEPTH:
                 return frozenset()
+
         document: Any = next(iter(yaml.load_all(content, Loader=loader)), {})
         for device in document["devices"] if document["cdiVersion"] else ():
             if not any(device["containerEdits"].values()) or not _NAME.fullmatch(device["name"]):
@@ -106,6 +115,7 @@ def read_specification(content: bytes) -> frozenset[str]:
             names.append(f"{document['kind']}={device['name']}")
     except (yaml.YAMLError, UnicodeError, RecursionError, LookupError, TypeError, AttributeError):
         return frozenset()
+
     return frozenset(names) if len(names) == len(set(names)) else frozenset()
 
 
@@ -117,7 +127,10 @@ def read_specification(content: bytes) -> frozenset[str]:
 # pkg/kubelet/cm/pod_container_manager_linux.go).
 
 _ID = re.compile(r"(^|-)[0-9a-f]{64}(\.scope)?$")
+"""A container's cgroup, by its name."""
+
 _POD = re.compile(r"(^|-)pod([0-9a-f]{8}[0-9a-f_-]*)")
+"""A pod's cgroup; the second group is its UID."""
 
 
 class CgroupContainers:
@@ -135,6 +148,7 @@ class CgroupContainers:
         """
         if not ids:
             return ids
+
         return await self._offload.call(self._running, ids)
 
     async def begun(self) -> frozenset[PodUid] | None:
@@ -153,10 +167,12 @@ class CgroupContainers:
     def _running(self, ids: frozenset[str]) -> frozenset[str] | None:
         below = self._below()
         wanted = {text.rpartition("://")[2]: text for text in ids}
+
         # The runtime id in the name of each cgroup. CRI-O's monitor process has one beside it.
         parts = [name.removesuffix(".scope").rpartition("-") for _, name in below]
         found = [id_ for prefix, _, id_ in parts if not prefix.endswith("conmon")]
         running = frozenset(wanted[id_] for id_ in found if id_ in wanted)
+
         has_pods = any(_POD.search(name) for _, name in below)
         has_ids = any("kubepods" in path and _ID.search(name) for path, name in below)
         tells = running == ids or has_ids or not has_pods
@@ -188,8 +204,10 @@ def look_at(path: Path) -> PathFacts:
         return PathFacts(str(path), "", writable=can_be_made)
     except OSError as error:
         return PathFacts(str(path), f"path that cannot be looked at ({error.strerror or error})")
+
     kind = next((name for is_kind, name in KINDS if is_kind(status.st_mode)), "special file")
     mode, ours = stat.S_IMODE(status.st_mode), status.st_uid in {0, os.geteuid()}
+
     full = False  # has no room for a new file, by the rule of the running agent
     with contextlib.ExitStack() as opened:
         try:
@@ -198,6 +216,7 @@ def look_at(path: Path) -> PathFacts:
             check_writable(directory, str(path))
         except OSError as error:
             full = error.errno == errno.ENOSPC
+
     writable = os.access(path, os.W_OK)
     return PathFacts(str(path), kind, status.st_uid, mode, writable, ours, full)
 
@@ -208,5 +227,6 @@ def plugin_sockets(directory: Path, kubelet: str) -> tuple[PluginSocket, ...]:
         paths = sorted(path for path in directory.iterdir() if path.name != kubelet)
     except OSError:
         return ()
+
     found = ((path, listens(path)) for path in paths)
     return tuple(PluginSocket(str(path), alive=alive) for path, alive in found if alive is not None)

@@ -98,15 +98,13 @@ class LockFile:
 
         Raises PermissionFault.
         """
-        if self.try_take():
-            return True
         log.info("lock.standby", path=str(self._path), holder=self.holder())
-        # flock gives no notice of a release.
-        while not await await_event(stop, POLL):
-            if self.try_take():
-                log.info("lock.taken", path=str(self._path))
-                return True
-        return False
+        while not self.try_take():
+            # flock gives no notice of a release.
+            if await await_event(stop, POLL):
+                return False
+        log.info("lock.taken", path=str(self._path))
+        return True
 
     def holder(self) -> str:
         """What the file says about its holder, for people; empty when it says nothing."""

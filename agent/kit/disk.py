@@ -20,7 +20,7 @@ FAILURES: Final = 1000
 """After so many entries that cannot be removed, a pass over the directory is given up."""
 
 
-def dissolve(name: str, above: int) -> Iterator[None]:
+def remove_stepwise(name: str, above: int) -> Iterator[None]:
     """Remove `name` from the open directory `above`. Each step takes a few system calls.
 
     Nested directories are moved up and emptied there. So any depth needs only two descriptors and

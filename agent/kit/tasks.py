@@ -146,7 +146,7 @@ class Task(msgspec.Struct, frozen=True):
     delays: tuple[tuple[float, ...], float] | None = (0.1, 0.5, 1.0, 5.0), 0.0
 
 
-async def apart(work: Awaitable[T]) -> T:
+async def in_own_task(work: Awaitable[T]) -> T:
     """Return the result of `work` or raise its error; CancelledError if the caller is cancelled.
 
     `work` runs in a task of its own, so that its cancellations are not the caller's. To end a call,
@@ -184,7 +184,7 @@ async def supervise(
     while True:
         started = loop.time()
         try:
-            await apart(run())
+            await in_own_task(run())
             raise TaskEnded(name)  # noqa: TRY301 -- a return is a failure
         except Exception as error:  # noqa: BLE001 -- every failure leads to a restart
             failure = error

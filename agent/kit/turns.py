@@ -27,19 +27,22 @@ MOST = 64
 class Turn(msgspec.Struct, eq=False):
     """One turn of `client`; `at` is the loop time of its beginning.
 
-    `ids` are those it heard or requests. `overtaken`: a later turn began, so this one must not be
-    granted. `doubted`: it began so soon after another that it may be overtaken too. `overlapped`:
-    another request was open at the same time. `yields`: it is refused unless it is alone. `over` is
-    set when its answer is being sent. `there`: whether what the question looked for was there.
-    `all_there`: everything that was there then; None: not known. `beside`: the turns that were open
-    when this one began, which is the last to begin.
+    - `ids`: those that it heard or requests.
+    - `overtaken`: a later turn began, so this one must not be granted.
+    - `may_be_stale`: it began so soon after another that it may be overtaken too.
+    - `overlapped`: another request was open at the same time.
+    - `yields`: it is refused unless it is alone.
+    - `there`: whether what the question looked for was there. `all_there`: everything that was
+      there then; None: not known.
+    - `beside`: the turns that were open when this one began, until a later one begins.
+    - `over`: set when its answer is being sent.
     """
 
     at: float
     client: object
     ids: frozenset[str] = frozenset()
     overtaken: bool = False
-    doubted: bool = False
+    may_be_stale: bool = False
     overlapped: bool = False
     yields: bool = False
     there: Mapping[tuple[str, str], bool] = msgspec.field(default_factory=dict)
@@ -53,7 +56,7 @@ class Turn(msgspec.Struct, eq=False):
         return self.overtaken or (self.yields and self.overlapped)
 
 
-class Turns:
+class CallOrder:
     """The open turns: questions without a request yet, and requests.
 
     `client` names the present client: no request follows a question of its predecessor.
@@ -115,7 +118,7 @@ class Turns:
         turn.beside = (*self._requests, *self._recent())
         for earlier in (*self._requests, *self._questions):
             earlier.overtaken, earlier.beside = True, ()  # no turn keeps all before it alive
-            turn.doubted |= turn.at - earlier.at < CLOSE and earlier.client == turn.client
+            turn.may_be_stale |= turn.at - earlier.at < CLOSE and earlier.client == turn.client
         return turn
 
     def _recent(self) -> list[Turn]:

@@ -132,12 +132,14 @@ def check(connection: Connection) -> None:
     if connection.kubeconfig is not None:
         _read_context(connection, connection.kubeconfig)
         return
+
     names = ("KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT")
     if not all(connection.environment.get(name) for name in names):
         raise SettingsError(
             "no kubeconfig is set and this is not a pod (KUBERNETES_SERVICE_HOST is unset)",
             remedy="set node.kubeconfig to the kubeconfig of this node",
         )
+
     for name in ("token", "ca.crt"):
         path = connection.service_account / name
         if not _text(connection, path):
@@ -200,6 +202,7 @@ async def configure(library: Library, connection: Connection) -> Any:  # noqa: A
     configuration = library.configuration.Configuration()
     configuration.connection_pool_maxsize = CONNECTIONS
     configuration.host = ""
+
     try:
         if connection.kubeconfig is None:
             library.incluster_config.load_incluster_config(
@@ -218,6 +221,7 @@ async def configure(library: Library, connection: Connection) -> Any:  # noqa: A
     # errors: also of an identity provider of the kubeconfig that does not answer
     except library.errors + UNUSABLE as error:
         raise unusable(connection, error) from error
+
     if not configuration.host:
         raise _unusable(connection, "names no server for its current-context")
     return configuration
@@ -255,11 +259,10 @@ LONGEST_RETRY_AFTER = 3600.0
 def refused(what: str, status: int, body: bytes = b"", retry_after: str | None = None) -> ApiError:
     """The error for an answer with `status`; `what` is the request, like `patch nodes node-a`."""
     try:
-        answer: object = msgspec.json.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError):  # a proxy may answer in HTML
-        message: object = cap(body[:1024].decode(errors="replace"))
-    else:
-        message = answer.get("message") if isinstance(answer, dict) else None
+        message = text_in(read_object(body), "message")
+    except MalformedText:  # a proxy may answer in HTML
+        message = body[:1024].decode(errors="replace")
+
     # client-go does not read its date form either (retryAfterSeconds).
     digits = (retry_after or "").strip()
     is_number = digits.isascii() and digits.isdigit()
@@ -270,15 +273,15 @@ def refused(what: str, status: int, body: bytes = b"", retry_after: str | None =
 def error_frame(what: str, obj: Mapping[str, object]) -> ApiError:
     """The error for an ERROR frame of a watch, whose object `obj` is a Status."""
     code = obj.get("code")
-    return _error(what, code if isinstance(code, int) else 0, obj.get("message"), None)
+    return _error(what, code if isinstance(code, int) else 0, text_in(obj, "message"))
 
 
-def _error(what: str, status: int, message: object, retry_after: float | None) -> ApiError:
+def _error(what: str, status: int, message: str, retry_after: float | None = None) -> ApiError:
     text = f"{what}: the API server answered {status}"
-    if message and isinstance(message, str):
-        text = f"{text}: {cap(message)}"
-    kind = CLASSES.get(status, ApiError)
-    return kind(text + REMEDIES.get(status, ""), status=status, retry_after=retry_after)
+    if message:
+        text += f": {cap(message)}"
+    text += REMEDIES.get(status, "")
+    return CLASSES.get(status, ApiError)(text, status=status, retry_after=retry_after)
 
 
 # Sends requests to the API server: deadlines, fresh credentials, counts, the agent's errors.
@@ -435,6 +438,7 @@ class KubeSession:
         if self._observes and request.method != "GET":
             # No service of an observer writes. If one did, its mistake would change nothing.
             raise ApiForbidden(f"{request.what}: not sent, because this agent only observes")
+
         limit = BODY_LIMIT if at_most is None else at_most
         kind = (request.verb, request.resource.partition("/")[0])
         room = self._rooms.setdefault(kind, asyncio.Semaphore(IN_FLIGHT))
@@ -460,8 +464,9 @@ class KubeSession:
             async with self._lag.within(DEADLINE):
                 answer = await self._authorized(request)
                 stack.callback(answer.close)
-                if not _is_success(answer):
+                if answer.status // 100 != 2:
                     await self._successful(request, answer, BODY_LIMIT)
+
             if answer.connection and answer.connection.transport:  # the answer has not ended
                 # A NAT or a load balancer that forgets the connection tells nobody, and an idle
                 # watch would wait for minutes: the kernel finds out.
@@ -469,6 +474,7 @@ class KubeSession:
                 found.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
                 for option, value in KEEPALIVE:
                     found.setsockopt(socket.IPPROTO_TCP, option, value)
+
             yield answer.content
 
     async def execute(self, request: ApiRequest) -> Executed:
@@ -505,6 +511,7 @@ class KubeSession:
                 # A handshake loses the text of its answer: without one the server refuses alike.
                 await self.call(request)
                 raise ApiError(f"{request.what}: the server opens no websocket: {error}") from error
+
         return _executed(request, written)
 
     async def _authorized(self, request: ApiRequest) -> "ClientResponse":
@@ -512,10 +519,12 @@ class KubeSession:
         client, answer = await self._other_than(None), None
         with contextlib.suppress(client.library.aiohttp.ClientSSLError):
             answer = await self._send(client, request)
+
         if answer is not None:
             if answer.status != UNAUTHORIZED:
                 return answer
             answer.close()
+
         client = await self._other_than(client, tls=answer is None)
         return await self._send(client, request)
 
@@ -549,13 +558,15 @@ class KubeSession:
         body = bytearray()
         while len(body) <= at_most and (chunk := await answer.content.readany()):
             body += chunk
+
         self.received.add(request.resource, amount=len(body))
         if len(body) > at_most:
             text = f"{request.what}: the answer is longer than {at_most >> 20} MiB"
             beginning = bytes(body[:BEGINNING])
             body.clear()  # what handles the error keeps this frame until the next collection
             raise AnswerTooLong(text, beginning)
-        if _is_success(answer):
+
+        if answer.status // 100 == 2:
             return body
         raise refused(request.what, answer.status, bytes(body), answer.headers.get("Retry-After"))
 
@@ -568,12 +579,14 @@ class KubeSession:
         present = self._client
         if present is not None and present is not refused:
             return present  # no other request waits for a renewal, which may take seconds
+
         async with self._lock:
             if self._closed:
                 raise ConnectionError("the session was closed")
             old = self._client
             if old is not None and old is not refused:
                 return old
+
             library = old.library if old else await asyncio.to_thread(load)
             self._failures = (OSError, SettingsError, *library.errors)
             configuration = await configure(library, self._connection)
@@ -582,10 +595,12 @@ class KubeSession:
             if old is not None and not tls and not configuration.cert_file:
                 self._client = KubeClient(library, configuration, old.rest)
                 return self._client
+
             try:
                 rest = library.rest.RESTClientObject(configuration)
             except (OSError, ValueError) as error:  # invalid certificates
                 raise unusable(self._connection, error) from error
+
             # The library's own HTTP session reads proxy variables and .netrc, on two threads,
             # before every request.
             theirs = rest.pool_manager
@@ -595,6 +610,7 @@ class KubeSession:
             retired, self._retired = self._retired, old
             if retired is not None:
                 await retired.rest.close()
+
         event = "kube.credentials_renewed" if old else "kube.opened"
         log.info(event, server=configuration.host, source=self._connection.source)
         return client
@@ -636,7 +652,3 @@ def _executed(request: ApiRequest, written: defaultdict[int, bytearray]) -> Exec
     failure = "" if text_in(status, "status") == "Success" else cap(said)
     err = bytes(written[2]).decode(errors="replace")
     return Executed(bytes(written[1]), err, failure)
-
-
-def _is_success(answer: "ClientResponse") -> bool:
-    return answer.status // 100 == 2

@@ -72,6 +72,7 @@ class EventPoster:
         key = (event.namespace, event.pod or event.reason)
         own = _newest(self._objects, key, Allowance(BURST, REFILL))
         allowances = (own, self._pods) if event.pod else (own,)
+
         series.count += 1
         if series.sent_at is not None and loop_time() - series.sent_at < UPDATE_GAP:
             outcome = "count"
@@ -86,6 +87,7 @@ class EventPoster:
             series.sent_at = loop_time()
             for allowance in allowances:
                 allowance.spend(series.sent_at)
+
         self.posted.add(event.reason, outcome)
 
     async def _write(self, event: NodeEvent, series: EventSeries) -> str:
@@ -97,6 +99,7 @@ class EventPoster:
                 series.count = max(2, series.count)
             else:
                 return "create"
+
         try:
             await self._update(event, series)
         except ApiNotFound:  # the server deletes Events after an hour
@@ -127,8 +130,10 @@ def _newest(kept: OrderedDict[K, V], key: K, absent: V) -> V:
     """The value of `key`, `absent` if it has none; those of the longest unused keys go."""
     value = kept.setdefault(key, absent)
     kept.move_to_end(key)
+
     if len(kept) > REMEMBERED:
         kept.popitem(last=False)
+
     return value
 
 
@@ -147,6 +152,7 @@ def event_object(
     regarding = {"apiVersion": "v1", "kind": kind, "name": name, "uid": uid}
     if namespace:
         regarding["namespace"] = namespace
+
     return {
         "apiVersion": "v1",
         "kind": "Event",

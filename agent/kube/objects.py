@@ -28,14 +28,7 @@ from agent.cluster import (
     Role,
 )
 from agent.errors import MalformedText, cap
-from agent.hami.pod import (
-    LENGTH_LIMIT,
-    TYPE_WORD,
-    Groups,
-    decode_pod_devices,
-    decode_stamp,
-    validate,
-)
+from agent.hami.pod import LENGTH_LIMIT, Groups, decode_pod_devices, decode_stamp
 from agent.hami.register import INT32
 
 # Reads JSON of the API server; of a list and of a watch one object at a time.
@@ -280,7 +273,7 @@ def decode_pod(obj: Mapping[str, object], resource: str) -> PodView:
     groups_error = ""
     try:
         if ALLOCATED in annotations:
-            groups = validate(decode_pod_devices(annotations[ALLOCATED], type_word=TYPE_WORD))
+            groups = decode_pod_devices(annotations[ALLOCATED], is_served=True)
     except MalformedText as error:
         groups_error = str(error)
     kept = {key: annotations[key][:TEXT_KEPT] for key in WORDS_KEPT if key in annotations}

@@ -61,18 +61,20 @@ class Reopening:
         self._losses = 0
 
     async def run(
-        self, follow: Callable[[], Awaitable[None]], broke: Callable[[ApiError], None]
+        self, follow: Callable[[], Awaitable[None]], on_error: Callable[[ApiError], None]
     ) -> NoReturn:
-        """Run `follow`, which is one watch, for ever; `broke` takes each of its errors."""
+        """Run `follow`, which is one watch, for ever; `on_error` takes each of its errors."""
         while True:
             began, failure, least = loop_time(), None, 0.0
             try:
                 await follow()
             except ApiError as error:
                 failure, least = error, error.retry_after or 0.0
+
             delay = self.delay(failure, loop_time() - began)
             if failure is not None:
-                broke(failure)
+                on_error(failure)
+
             self.wanted.clear()
             least = max(least, min(LOOK_PAUSE, delay))
             await asyncio.sleep(least)
@@ -83,16 +85,19 @@ class Reopening:
         if lasted >= HEALTHY_AFTER:
             self._backoff.reset()
             self.failures = self._losses = 0
+
         if failure is None:
             self._restarts.add("ended")
             if lasted < TOO_SHORT:
                 return self._backoff.next()
             # The server ended a shorter one than was asked for with all others, as when it stops.
             return 0.0 if lasted >= api.SHORTEST else self._spread(0)
+
         if isinstance(failure, ApiGone):  # the server forgot our place
             self._restarts.add("gone")
             self._losses += 1
             return self._spread(min(self._losses, len(SPREAD)) - 1)
+
         self._restarts.add("error")
         self.failures += 1
         delay = self._spread(0) if self.failures == 1 else self._backoff.next()
@@ -137,7 +142,7 @@ class NodeWatch:
 
     async def run(self) -> NoReturn:
         """Keep the view up to date for ever."""
-        await self._watch.run(self._follow, self._broke)
+        await self._watch.run(self._follow, self._on_error)
 
     def look(self) -> None:
         """Open the watch now if it is down."""
@@ -158,6 +163,7 @@ class NodeWatch:
         version = version_number(node.resource_version)
         if held is not None and 0 < version <= version_number(held.resource_version):
             return
+
         self._floor = version
         self._set(node)
 
@@ -166,6 +172,7 @@ class NodeWatch:
         held = self._node.value
         if node is None and held is not None:
             log.warning("node.deleted")
+
         if node is not None and held is not None:
             now = loop_time()
             former = [(text, until) for text, until in held.former_locks if until > now]
@@ -173,6 +180,7 @@ class NodeWatch:
             if gone and node.annotations.get(MUTEX_LOCK) != gone:
                 former.insert(0, (gone, now + FORMER_LIFE))
             node = msgspec.structs.replace(node, former_locks=tuple(former[:FORMER_LOCKS]))
+
         self._node.set(node)
 
     async def _follow(self) -> None:
@@ -181,12 +189,13 @@ class NodeWatch:
         async for node in self._api.watch_node():
             if node is None or version_number(node.resource_version) >= self._floor:
                 self._set(node)
+
             if self._failing:
                 self._failing = False
                 log.info("node.followed")
                 self.returns.set(self.returns.value + 1)
 
-    def _broke(self, error: ApiError) -> None:
+    def _on_error(self, error: ApiError) -> None:
         if not self._failing:
             log.warning("node.lost", err=str(error))
         self._failing = True
@@ -245,7 +254,7 @@ class PodWatch:
     async def run(self) -> None:
         """Keep the table up to date for ever."""
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._watch.run(self._follow, self._broke))
+            group.create_task(self._watch.run(self._follow, self._on_error))
             group.create_task(self._answer())
             group.create_task(self._follow_name())
 
@@ -269,6 +278,7 @@ class PodWatch:
                     )
                 raise ApiError("too many requests by pods that the agent does not know")
             lists.spend(now)
+
         if self._next is None:
             self._next = asyncio.get_running_loop().create_future()
             self._asked.put_nowait(self._next)
@@ -285,6 +295,7 @@ class PodWatch:
             return NOT_HERE
         if pod is None:
             return NOT_HERE
+
         held = self._table.value.pods.get(pod.uid)
         if held is not None and _is_newer(pod.resource_version, held.resource_version):
             self._publish({**self._table.value.pods, pod.uid: pod})
@@ -293,14 +304,15 @@ class PodWatch:
     async def _follow(self) -> None:
         """Follow one watch to its end; begin with a LIST if there is none to begin from."""
         if not self._version:
-            self._take(await self._api.list_pods())
+            self._apply_list(await self._api.list_pods())
+
         async for change in self._api.watch_pods(self._version):
             if self._table.value.stale:
                 log.info("pods.followed", version=self._version)
-                self._mark(stale=False)
-            self._apply(change)
+                self._set_stale(stale=False)
+            self._apply_change(change)
 
-    def _broke(self, error: ApiError) -> None:
+    def _on_error(self, error: ApiError) -> None:
         if isinstance(error, ApiGone):  # the server no longer has what came after the table
             self._version = ""
             log.info("pods.gone")
@@ -309,31 +321,35 @@ class PodWatch:
                 log.warning("pods.lost", err=str(error))
             if self._watch.failures % PATIENCE == 0:
                 self._version = ""
-        self._mark(stale=True)
 
-    def _mark(self, *, stale: bool) -> None:
+        self._set_stale(stale=True)
+
+    def _set_stale(self, *, stale: bool) -> None:
         self._table.set(msgspec.structs.replace(self._table.value, stale=stale))
 
-    def _apply(self, change: PodChange) -> None:
+    def _apply_change(self, change: PodChange) -> None:
         """Apply one frame, unless a LIST was newer."""
         if change.pod is None:  # a bookmark comes each minute: old tombstones go
             self._publish()
+
         version = version_number(change.resource_version)
         if version and version <= version_number(self._version):
             return
         self._version = change.resource_version
         if change.pod is None:
             return
+
         pods = dict(self._table.value.pods)
         held = pods.pop(change.pod.uid, None)
         if held is not None and _is_newer(held.resource_version, change.resource_version):
             return  # a GET was newer; later frames follow
+
         if change.deleted:
             self._publish(pods, dead=(change.pod,))
         else:
             self._publish({**pods, change.pod.uid: change.pod})
 
-    def _take(self, found: PodList) -> None:
+    def _apply_list(self, found: PodList) -> None:
         """Replace the table by a LIST. A pod that it does not have was deleted.
 
         If a watch or another LIST was newer, the table already has all of it.
@@ -342,6 +358,7 @@ class PodWatch:
             self._version
         ):
             return
+
         self._version = found.resource_version
         pods = {pod.uid: pod for pod in found.pods}
         before = self._table.value
@@ -361,7 +378,7 @@ class PodWatch:
         """One LIST, which goes on if its callers give up: the table is newer after it."""
         try:
             async with self._lag.within(LIST_PATIENCE):
-                self._take(await self._api.list_pods())
+                self._apply_list(await self._api.list_pods())
         except (ApiError, TimeoutError) as error:
             failure = error if isinstance(error, ApiError) else ApiError("out of time")
             answer.set_exception(failure)
@@ -380,6 +397,7 @@ class PodWatch:
         """Set the table: `pods` (None: the same as before) and the recently deleted pods."""
         old, now, name = self._table.value, self._clock.now(), self._resource.value
         present = old.pods if pods is None else pods
+
         # Without the fields that tenants can make long, to bound memory.
         slim = (
             msgspec.structs.replace(
@@ -443,6 +461,7 @@ class RecentlyRegistered:
         oldest = loop_time() - WINDOW
         while self._before and self._before[0][0] < oldest:
             self._before.popleft()
+
         greatest = dict(_amounts(self._inventory.value))
         for _, amounts in self._before:
             for uuid, use in amounts.items():

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import errno
 import functools
+import itertools
 import os
 import random
 import re
@@ -187,6 +188,9 @@ def listens(path: Path) -> bool | None:
 
 # Encodes and decodes the messages of the device plugin API.
 
+_HEAD = b"\x0a"
+"""The tag of field 1: Device.ID, and an entry of the list."""
+
 _TEXTS_1, _TEXTS_2, _NUMBER_3 = 0x0A, 0x12, 0x18
 """Tags of the requests: field 1 and 2 length-delimited, also of messages; field 3 a varint."""
 
@@ -215,7 +219,8 @@ def encode_list(listed: SliceList) -> bytes:
 def _encode_group(group: SliceGroup) -> tuple[bytes, int]:
     """The entries of one GPU's slices, and how many bytes they are when unhealthy.
 
-    Each stream encodes the list, and an XID changes one GPU of it. 200 slices take 0.3 ms.
+    Each stream encodes the list, and an XID changes one GPU of it. 200 slices take 15 µs, and 0.3
+    ms if each is encoded by itself.
     """
     # An unknown NUMA node is omitted: the kubelet never places a container on node -1.
     numa = -1 if group.numa is None else group.numa
@@ -223,15 +228,18 @@ def _encode_group(group: SliceGroup) -> tuple[bytes, int]:
     worst = bytes(pluginapi.Device(health="Unhealthy", topology=topology))
     well = bytes(pluginapi.Device(health="Healthy", topology=topology))
     tail = well if group.healthy else worst
-    ids = [_in_field_1(text.encode()) for text in group.ids]
-    entries = b"".join(_in_field_1(name + tail) for name in ids)
 
-    return entries, sum(len(_in_field_1(name + worst)) for name in ids)
+    parts: list[bytes] = []
+    size = 0
+    # Neighbours with ids of one length differ only in the ids: the bytes between are equal.
+    for length, texts in itertools.groupby((text.encode() for text in group.ids), len):
+        ids, name = list(texts), _HEAD + encode_varint(length)
+        head = _HEAD + encode_varint(len(name) + length + len(tail)) + name
+        parts += (head, (tail + head).join(ids), tail)
+        entry = len(name) + length + len(worst)
+        size += len(ids) * (len(_HEAD + encode_varint(entry)) + entry)
 
-
-def _in_field_1(data: bytes) -> bytes:
-    """Encode a field 1 with these bytes: Device.ID, and an entry of the list."""
-    return b"\x0a" + encode_varint(len(data)) + data
+    return b"".join(parts), size
 
 
 class PluginCodec(CodecBase):
@@ -674,11 +682,11 @@ class Incarnation(Server):
         """Listen, and check by a call that the server answers.
 
         Raises:
-            KubeletError: the call was not answered.
+            KubeletError: it cannot listen, or the call was not answered.
         """
-        # Not by path: asyncio would unlink an existing file, and on 3.13 delete it at the end.
-        await self.start(sock=self._bound.sock)
         try:
+            # Not by path: asyncio would unlink an existing file, and on 3.13 delete it at the end.
+            await self.start(sock=self._bound.sock)
             async with (
                 Lag().within(SELF_CHECK_DEADLINE),
                 UnixChannel(path=str(self._bound.path)) as channel,

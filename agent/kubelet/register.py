@@ -15,7 +15,7 @@ from grpclib.exceptions import ProtocolError, StreamTerminatedError
 from agent.cluster import NodeEvent
 from agent.errors import AgentError, KubeletError, RegistrationRefused, cap
 from agent.kit.cell import Cell, News
-from agent.kit.tasks import Backoff, apart
+from agent.kit.tasks import Backoff, in_own_task
 from agent.kit.timing import Tally, loop_time, until_tick
 from agent.kit.unix import UnixChannel
 from agent.kubelet.door import PluginServer, listens
@@ -57,7 +57,7 @@ class KubeletRegistrar:
         )
         try:
             async with UnixChannel(path=str(self._socket)) as channel:
-                await apart(RegistrationStub(channel).register(request))
+                await in_own_task(RegistrationStub(channel).register(request))
         except GRPCError as error:
             text = error.message or error.status.name
             raise RegistrationRefused(cap(text)) from error
@@ -440,8 +440,7 @@ class Rivals:
         registered = self._registration.registration_id
         while True:
             came = await changed.wait(until_tick(LOOK_AGAIN))
-            if came:
-                await asyncio.sleep(SETTLE)
+            await asyncio.sleep(SETTLE if came else 0.0)
             changed, before, now = News(self._news), now, self._socket.answers()
             # A rival may come and go between two checks. The removal of a dead file does not count.
             was_here = before or (came and before is None)

@@ -160,10 +160,12 @@ def judged(check: str, subject: str, well: str, *rows: When) -> Finding:
 def concluded(findings: Iterable[Finding], groups: frozenset[str]) -> Iterator[Finding]:
     """The findings of these groups, in the order of groups and checks.
 
-    One that follows from a wrong one is a note that names it, so that a fault is wrong in one line.
+    One that follows from a wrong one among them is a note that names it, so that a fault is wrong
+    in one line.
     """
     order = list(GROUPS)
-    every = sorted(findings, key=lambda one: order.index(one.check))
+    chosen = (one for one in findings if GROUPS[one.check] in groups)
+    every = sorted(chosen, key=lambda one: order.index(one.check))
     wrong = {one.check for one in every if one.verdict == "wrong"}
     well = {one.check for one in every} - {one.check for one in every if one.verdict != "ok"}
 
@@ -180,5 +182,4 @@ def concluded(findings: Iterable[Finding], groups: frozenset[str]) -> Iterator[F
                 # One output must not contradict itself.
                 said = f"{said} (now ok: {', '.join(repaired)}; the agent looks every 10 s)"
 
-        if group in groups:
-            yield msgspec.structs.replace(one, verdict=verdict, said=said, means=means, group=group)
+        yield msgspec.structs.replace(one, verdict=verdict, said=said, means=means, group=group)

@@ -220,8 +220,7 @@ def judge_plugins(
         yield Finding("P-PLUGIN", verdict, subject, said, advice)
 
     if not running and directory.kind == "directory":
-        said = "no other plugin for these GPUs answers"
-        yield Finding("P-PLUGIN", "ok", directory.path, said)
+        yield Finding("P-PLUGIN", "ok", directory.path, "no other plugin for these GPUs answers")
 
     if running or reported:
         yield Finding(

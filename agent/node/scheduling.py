@@ -189,8 +189,7 @@ def judge_agent(answer: AgentAnswer) -> Iterator[Finding]:
 
     if is_ready(answer.checks):
         passed = counted(sum(check.ok for check in answer.checks), "check")
-        said = f"the agent is ready; {passed} of it passed"
-        yield Finding("P-AGENT", "ok", answer.path, said)
+        yield Finding("P-AGENT", "ok", answer.path, f"the agent is ready; {passed} of it passed")
 
 
 # What HAMi's scheduler and the kubelet show of this node, as the API server has it.
@@ -448,5 +447,4 @@ def judge_leftovers(
         yield Finding("P-LEFTOVERS", "note", f"{key} of Node {node.name}", said, advice)
 
     if not stale and not left:
-        said = "nothing of HAMi's plugin is left"
-        yield Finding("P-LEFTOVERS", "ok", f"Node {node.name}", said)
+        yield Finding("P-LEFTOVERS", "ok", f"Node {node.name}", "nothing of HAMi's plugin is left")

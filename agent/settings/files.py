@@ -22,22 +22,15 @@ from agent.setting import Field
 from agent.settings.schema import BY_KEY, LIVE, Setting, read_setting
 from agent.settings.sources import Faults, Layer, ProfileMatch, SettingsProfile
 
-TAG: Final = "tag:yaml.org,2002:"
-NULL: Final = f"{TAG}null"
-INT: Final = f"{TAG}int"
-FLOAT: Final = f"{TAG}float"
-BOOL: Final = f"{TAG}bool"
-STR: Final = f"{TAG}str"
-MAP: Final = f"{TAG}map"
-SEQ: Final = f"{TAG}seq"
+NULL, INT, FLOAT, BOOL, STR, MAP, SEQ = (
+    f"tag:yaml.org,2002:{name}" for name in ("null", "int", "float", "bool", "str", "map", "seq")
+)
+"""Tags of YAML: the types of nodes."""
 
 MAX_DEPTH: Final = 20
 
 # libyaml takes a tenth of the time, which shortens every start; both read the same YAML.
 LOADER: Final[type[yaml.SafeLoader]] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-
-_PLAIN: Final = re.compile("-?(0|[1-9][0-9]{0,99})")
-"""Whole numbers that mean the same in YAML, JSON and Python."""
 
 _TOKEN: Final = re.compile(r'"(?:[^"\\]|\\.)*"|[{}\[\]]|[^\s{}\[\],:"]+')
 """What valid JSON consists of, besides commas and colons."""
@@ -249,8 +242,6 @@ class Place(msgspec.Struct, frozen=True):
         text, tag = self.node.value, self.node.tag
         if tag == STR and isinstance(text, str):
             return text
-        if tag == INT and isinstance(text, str) and _PLAIN.fullmatch(text):
-            return int(text)  # the constructor takes a hundred times as long
 
         try:
             # A new one each time: it keeps every node that it was ever given.

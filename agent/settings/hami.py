@@ -14,7 +14,6 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
-import msgspec
 import yaml
 
 from agent.cluster import Requirement, Selector
@@ -92,11 +91,8 @@ _NAMELESS: Final = f"an entry without name and {SELECTOR} is of no node"
 _EXACT: Final = "names are compared as they are; patterns work in the profiles of config.yaml"
 
 
-class FoundValue(msgspec.Struct, frozen=True):
-    """The value of a known key in a file of HAMi's, and its place (`file:line:column`)."""
-
-    value: Any
-    where: str
+Found = dict[str, tuple[Any, str]]
+"""Known keys of a file of HAMi's, each with its value and place (`file:line:column`)."""
 
 
 class _FileReader:
@@ -111,22 +107,24 @@ class _FileReader:
         self.warnings: list[str] = []
         self._is_json = is_json
 
-    def read(self, place: Place, table: Mapping[str, Reader]) -> dict[str, FoundValue]:
+    def read(self, place: Place, table: Mapping[str, Reader]) -> Found:
         """The known keys of a mapping in their order; null counts as absent."""
-        found: dict[str, FoundValue] = {}
+        found: Found = {}
         with self.faults.kept():
             for key, here, value in place.pairs(str.lower if self._is_json else str):
                 if key not in table:
                     self.warnings.append(str(here.fault(f"unknown key `{cap(key, 64)}`")))
                 elif not value.null:
                     with self.faults.kept():
-                        found[key] = FoundValue(table[key](value), value.where)
+                        found[key] = table[key](value), value.where
         return found
 
     def nested(self, table: Mapping[str, Reader]) -> Reader:
         """A reader of mappings with these keys, as a dict; null has none."""
         return lambda place: (
-            {} if place.null else {key: one.value for key, one in self.read(place, table).items()}
+            {}
+            if place.null
+            else {key: value for key, (value, _) in self.read(place, table).items()}
         )
 
     def many(self, read: Reader) -> Reader:
@@ -201,16 +199,14 @@ def read_device_layer(content: bytes, name: str, faults: Faults) -> Layer:
     """
     found, warnings = read_device_config(content, name, faults)
     settings: list[Setting] = []
-    for key, one in found.items():
+    for key, (value, where) in found.items():
         if key in DEVICE_CONFIG:
             with faults.kept():
-                settings.append(read_setting(BY_KEY[DEVICE_CONFIG[key]], one.value, one.where))
+                settings.append(read_setting(BY_KEY[DEVICE_CONFIG[key]], value, where))
     return Layer(tuple(settings), warnings=warnings)
 
 
-def read_device_config(
-    content: bytes, name: str, faults: Faults
-) -> tuple[dict[str, FoundValue], tuple[str, ...]]:
+def read_device_config(content: bytes, name: str, faults: Faults) -> tuple[Found, tuple[str, ...]]:
     """The known keys of the section `nvidia` (others are of other vendors), and warnings.
 
     Raises SettingsError with the place: the file cannot be parsed.
@@ -222,7 +218,7 @@ def read_device_config(
         sections = {key: (here, value) for key, here, value in document.pairs()}
 
     keys = _FileReader(faults, is_json=False)
-    found: dict[str, FoundValue] = {}
+    found: Found = {}
 
     section = sections.pop(SECTION, None)
     if section is None or section[1].null:
@@ -269,14 +265,6 @@ def read_device_config(
 # config.json
 
 
-class NodeEntry(msgspec.Struct, frozen=True):
-    """The overrides for some nodes, and their place; the keys are in lower case."""
-
-    name: str
-    where: str
-    found: dict[str, FoundValue]
-
-
 def read_node_layer(content: bytes, name: str, faults: Faults, node: str = "") -> Layer:
     """Read what config.json sets for some nodes: profiles for each entry; a later one wins.
 
@@ -291,9 +279,9 @@ def read_node_layer(content: bytes, name: str, faults: Faults, node: str = "") -
     profiles: list[SettingsProfile] = []
     for item in items:
         keys.warnings = []
-        entry = _read_entry(item, keys)
-        profiles += _profiles(entry, keys.warnings)
-        (own if entry.name == node else others).extend(keys.warnings)
+        named, found = _read_entry(item, keys)
+        profiles += _profiles(named, item.where, found, keys.warnings)
+        (own if named == node else others).extend(keys.warnings)
 
     return Layer(profiles=tuple(profiles), warnings=first_of([*own, *others], name))
 
@@ -307,11 +295,11 @@ def decode_nodeconfig(text: str) -> tuple[Mapping[str, object], ...]:
     try:
         keys = _FileReader(Faults(), is_json=True)
         items = _read_items(text.encode(errors="replace"), NODES, keys)
-        entries = [_read_entry(item, keys) for item in items]
+        entries = [found for _, found in (_read_entry(item, keys) for item in items)]
         keys.faults.refuse()
     except SettingsError as error:
         raise MalformedText(str(error)) from error
-    return tuple({key: one.value for key, one in entry.found.items()} for entry in entries)
+    return tuple({key: value for key, (value, _) in found.items()} for found in entries)
 
 
 def _read_items(content: bytes, name: str, keys: _FileReader) -> list[Place]:
@@ -328,10 +316,11 @@ def _read_items(content: bytes, name: str, keys: _FileReader) -> list[Place]:
         keys.warnings.append(str(document.fault(f"there is no key `{NODES}`; nothing is taken")))
 
     found = keys.read(document, {NODES: Place.items})
-    return list(found[NODES].value) if NODES in found else []
+    return list(found[NODES][0]) if NODES in found else []
 
 
-def _read_entry(item: Place, keys: _FileReader) -> NodeEntry:
+def _read_entry(item: Place, keys: _FileReader) -> tuple[str, Found]:
+    """The name of an entry (empty: it has none), and its keys, in lower case."""
     expression = {"key": keys.text, "operator": keys.text, "values": keys.many(keys.text)}
     table: Mapping[str, Reader] = {
         "name": keys.text,
@@ -359,52 +348,52 @@ def _read_entry(item: Place, keys: _FileReader) -> NodeEntry:
     }
 
     found = {} if item.null else keys.read(item, table)
-    named = str(found["name"].value) if "name" in found else ""
+    named = str(found["name"][0]) if "name" in found else ""
     if not named and SELECTOR not in found:
         keys.warnings.append(str(item.fault(_NAMELESS)))
     elif named not in {"", ANY} and not _NAME.fullmatch(named):
         keys.warnings.append(str(item.fault(f"no Node is called {cap(named)}: {_EXACT}")))
-    return NodeEntry(named, item.where, found)
+    return named, found
 
 
-def _profiles(entry: NodeEntry, warnings: list[str]) -> list[SettingsProfile]:
-    """The entry's profiles, one for each tier that it is in; none if it selects no node."""
+def _profiles(name: str, where: str, found: Found, warnings: list[str]) -> list[SettingsProfile]:
+    """The profiles of an entry, one for each tier that it is in; none if it selects no node."""
     matches: list[ProfileMatch] = []
-    if entry.name == ANY:
+    if name == ANY:
         matches.append(ProfileMatch(tier=Tier.ANY))
-    elif entry.name:
-        matches.append(ProfileMatch((entry.name,), tier=Tier.NAME))
+    elif name:
+        matches.append(ProfileMatch((name,), tier=Tier.NAME))
 
-    if (selector := entry.found.get(SELECTOR)) is not None:
+    if SELECTOR in found:
+        selector, place = found[SELECTOR]
         try:
-            matches.append(ProfileMatch(labels=_selector(selector.value), tier=Tier.LABELS))
+            matches.append(ProfileMatch(labels=_selector(selector), tier=Tier.LABELS))
         except ValueError as error:
-            warnings.append(f"{selector.where}: {SELECTOR} selects no node: {error}")
+            warnings.append(f"{place}: {SELECTOR} selects no node: {error}")
 
     faults = Faults()
     settings: list[Setting] = []
-    for key, value, where in _overrides(entry.found):
+    for key, value, place in _overrides(found):
         with faults.kept():
-            settings.append(read_setting(BY_KEY[key], value, where))
+            settings.append(read_setting(BY_KEY[key], value, place))
 
-    warnings += _without_effect(entry.found)
+    warnings += _without_effect(found)
     warnings += faults.texts
-    return [SettingsProfile("", match, tuple(settings), entry.where, faults) for match in matches]
+    return [SettingsProfile("", match, tuple(settings), where, faults) for match in matches]
 
 
-def _overrides(found: Mapping[str, FoundValue]) -> Iterator[tuple[str, object, str]]:
+def _overrides(found: Found) -> Iterator[tuple[str, object, str]]:
     """The settings of an entry with their values and places.
 
     As in HAMi, an empty value (0, "", false) overrides nothing, and neither does a filter whose
     lists are both empty. Of another filter both lists are taken.
     """
-    for key, one in found.items():
-        if key == FILTER and any(one.value.values()):
+    for key, (value, where) in found.items():
+        if key == FILTER and any(value.values()):
             for theirs, ours in (("uuid", "filterUUIDs"), ("index", "filterIndexes")):
-                yield f"sharing.{ours}", list(one.value.get(theirs, ())), one.where
-        elif key in NODE_CONFIG and one.value:
-            is_remote = (key, one.value) == REMOTE
-            yield NODE_CONFIG[key], "hami-core" if is_remote else one.value, one.where
+                yield f"sharing.{ours}", list(value.get(theirs, ())), where
+        elif key in NODE_CONFIG and value:
+            yield NODE_CONFIG[key], "hami-core" if (key, value) == REMOTE else value, where
 
 
 def _selector(parts: Mapping[str, Any]) -> Selector | None:
@@ -424,9 +413,9 @@ def _selector(parts: Mapping[str, Any]) -> Selector | None:
     return Selector(tuple(found)) if found else None
 
 
-def _without_effect(found: Mapping[str, FoundValue]) -> Iterator[str]:
-    for key, one in found.items():
-        if one.value not in WITHOUT_EFFECT.get(key.lower(), (one.value,)):
-            yield f"{one.where}: {key} {shown(one.value)} has no effect here"
-        if (key, one.value) == REMOTE:
-            yield f"{one.where}: remote means hami-core; for remote GPUs keep HAMi's plugin"
+def _without_effect(found: Found) -> Iterator[str]:
+    for key, (value, where) in found.items():
+        if value not in WITHOUT_EFFECT.get(key.lower(), (value,)):
+            yield f"{where}: {key} {shown(value)} has no effect here"
+        if (key, value) == REMOTE:
+            yield f"{where}: remote means hami-core; for remote GPUs keep HAMi's plugin"

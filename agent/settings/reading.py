@@ -112,7 +112,7 @@ async def look(
                 )
             return SourcesRead(current, await offload.call(make_plan, current))
     except TimeoutError:
-        refusal = _unanswered(path)
+        refusal = SettingsError(f"{path}: {_UNANSWERED}")
         # The thread may still wait for something else, perhaps the file of `last`.
         if path == own_path and last is not None and str(last.refusal).endswith(_UNANSWERED):
             return last
@@ -152,7 +152,7 @@ async def begin(sources: Sources, offload: Offload, state: Offload) -> SourcesRe
             raise refusal
         last = recalled(decode_last_good(content), start.sources)
     except TimeoutError as error:
-        raise _both(refusal, file, _unanswered(file)) from error
+        raise _both(refusal, file, SettingsError(_UNANSWERED)) from error
     except (SettingsError, StateCorrupt) as error:
         raise _both(refusal, file, error) from error
     return msgspec.structs.replace(start, plan=last, refusal=refusal)
@@ -215,10 +215,6 @@ def last_good(sources: Sources, node: NodeFacts) -> LastGood:
         own=sources.own,
         node_config=sources.node_config,
     )
-
-
-def _unanswered(path: Path) -> SettingsError:
-    return SettingsError(f"{path}: {_UNANSWERED}")
 
 
 def _both(refusal: SettingsError, file: Path, error: AgentError) -> SettingsError:

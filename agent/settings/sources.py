@@ -203,14 +203,12 @@ def read_surroundings(
     # Beside a Service named hami-agent, Kubernetes gives every container of its namespace
     # HAMI_AGENT_SERVICE_HOST, HAMI_AGENT_PORT and more, and beside one named hami-agent-web an
     # address as HAMI_AGENT_WEB_PORT; the operator's own value of that is a number.
-
     links = tuple(
         name.removesuffix(SERVICE_HOST) + part
         for name in environ
         if name.startswith(PREFIX) and name.endswith(SERVICE_HOST)
         for part in ("_SERVICE_", "_PORT")
     )
-
     environ = {
         name: value
         for name, value in environ.items()
@@ -254,8 +252,8 @@ def read_surroundings(
     for field in FIELDS:
         own, *others = field.variables
         # Another plugin's empty variable counts as not set.
-        names = [own] if own in environ else [name for name in others if environ.get(name)]
-        for name in names[:1]:
+        name = own if own in environ else next(filter(environ.get, others), "")
+        if name:
             # HAMi's plugin takes every text but `true` for false here.
             value = str(environ[name] == "true") if name == SCORE_SWITCH else environ[name]
             with faults.kept():

@@ -84,19 +84,20 @@ class _Made(msgspec.Struct, frozen=True):
     until: float
 
 
-class ReadApi:
-    """Answers GET below `/api/v1/`. `facts` is read for each document, without waiting."""
+class ReadApi(msgspec.Struct, eq=False):
+    """Answers GET below `/api/v1/`.
 
-    def __init__(
-        self, facts: Callable[[], StatusFacts | None], readers: ReaderPolicy = ReaderPolicy.LOCAL
-    ) -> None:
-        self._facts = facts
-        self._readers = readers
-        self._documents: dict[str, _Made] = {}
+    `facts` is read for each document, without waiting; None: there is none yet. `documents`: the
+    last rendering of each.
+    """
+
+    facts: Callable[[], StatusFacts | None]
+    readers: ReaderPolicy = ReaderPolicy.LOCAL
+    documents: dict[str, _Made] = msgspec.field(default_factory=dict)
 
     def answer(self, request: web.BaseRequest) -> web.Response:
         """Answer a GET or HEAD: a document, or 304 to a reader that has it."""
-        refused = refuse_reader(request, self._readers)
+        refused = refuse_reader(request, self.readers)
         if refused is not None:
             return refused
 
@@ -106,14 +107,14 @@ class ReadApi:
             return _text(404, f"No such document. There is: {there} {PREFIX}gpus/GPU")
 
         now = asyncio.get_running_loop().time()
-        made = self._documents.get(name)
+        made = self.documents.get(name)
         if made is None or made.until <= now:
-            facts = self._facts()
+            facts = self.facts()
             if facts is None:
                 return _text(503, "This agent stands by; ask again when it serves.")
 
             kind, read = _PARTS[name]
-            made = self._documents[name] = _rendered(kind, read(facts), facts.now, now + KEPT)
+            made = self.documents[name] = _rendered(kind, read(facts), facts.now, now + KEPT)
 
         if gpu:
             gpus = made.data if isinstance(made.data, tuple) else ()
@@ -201,7 +202,6 @@ class Probes(msgspec.Struct, frozen=True):
             msgspec.structs.replace(check, required=False) if check.name == lax else check
             for check in self.checks()
         )
-
         return _probed("readyz", tuple(checks), request)
 
 

@@ -5,6 +5,7 @@ series (`hami`), and the counts and durations of the services.
 """
 
 import asyncio
+import dataclasses
 import datetime as dt
 import itertools
 import math
@@ -497,6 +498,7 @@ def _hami(
 # The pages.
 
 
+@dataclasses.dataclass(eq=False)
 class AgentCollector(Collector):
     """The agent's own series, made for every scrape of what `facts` and `series` return then.
 
@@ -504,27 +506,18 @@ class AgentCollector(Collector):
     HAMi's series are served, too.
     """
 
-    def __init__(
-        self,
-        build: BuildInfo,
-        facts: Callable[[], StatusFacts],
-        series: Callable[[], MetricSources] = MetricSources,
-        *,
-        names_pods: bool = True,
-        hami: HamiNames = HamiNames.NONE,
-    ) -> None:
-        self._build = build
-        self._facts = facts
-        self._series = series
-        self._names_pods = names_pods
-        self._hami = hami
+    build: BuildInfo
+    facts: Callable[[], StatusFacts]
+    series: Callable[[], MetricSources] = MetricSources
+    names_pods: bool = True
+    hami: HamiNames = HamiNames.NONE
 
     @override
     def collect(self) -> Iterator[Metric]:
         """Yield all families, each once."""
-        facts, series = self._facts(), self._series()
+        facts, series = self.facts(), self.series()
         running = [row for row in facts.ledger.rows if takes_room(row, facts.pods)]
-        rows = running if self._names_pods else ()
+        rows = running if self.names_pods else ()
         given = [(row.holder, row) for row in rows if row.holder is not None and not row.adopted]
 
         # The newest row of each holder: the agent has not seen yet that the other pod is gone.
@@ -535,7 +528,7 @@ class AgentCollector(Collector):
         held = {uuid for _, row in given for uuid in row.gpus}
         sums = _summed(
             itertools.chain(
-                _of_agent(self._build, facts),
+                _of_agent(self.build, facts),
                 _of_labels(facts, counted_gpus(series.tallies) | held),
                 _of_gpus(facts),
                 _of_regions(facts, running),
@@ -544,14 +537,14 @@ class AgentCollector(Collector):
                 _of_use(facts, used),
             )
         )
-        for labels, texts in (_OWN | (_OF_CONTAINERS if self._names_pods else {})).items():
+        for labels, texts in (_OWN | (_OF_CONTAINERS if self.names_pods else {})).items():
             for name, text in texts.items():
                 yield _family(PREFIX + name, text, labels, sums[name])
                 if former := _FORMER.get(name):
-                    said = f"The former name of {PREFIX}{name}; use that: this release is the last."
+                    said = f"The former name of {PREFIX}{name}, in this release for the last time."
                     yield _family(PREFIX + former, said, labels, sums[name])
 
-        yield from _hami(self._hami, self._build, facts, used)
+        yield from _hami(self.hami, self.build, facts, used)
 
         for reading in series.readings:
             yield GaugeMetricFamily(PREFIX + reading.name, reading.help, value=reading.read())

@@ -20,6 +20,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from importlib import resources
 from typing import Final
 
+import msgspec
 from aiohttp import web
 
 from agent.errors import cap
@@ -129,17 +130,10 @@ FILTER: Final = Html(
 )
 """Hidden until the script runs."""
 
-POLICY: Final = "; ".join(
-    (
-        "default-src 'none'",
-        f"style-src {_hash(STYLE)}",
-        f"script-src {_hash(SCRIPT)}",
-        "connect-src 'self'",
-        "img-src data:",
-        "base-uri 'none'",
-        "form-action 'none'",
-        "frame-ancestors 'none'",
-    )
+POLICY: Final = (
+    f"default-src 'none'; style-src {_hash(STYLE)}; script-src {_hash(SCRIPT)}; "
+    "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; "
+    "frame-ancestors 'none'"
 )
 """The Content-Security-Policy of the page. The only image is its empty icon."""
 
@@ -147,37 +141,38 @@ BUILD: Final = hashlib.sha256(f"{STYLE}{SCRIPT}".encode()).hexdigest()[:12]
 """The script loads the page anew when another build answers."""
 
 
-class PageDoor:
-    """Answers `/`. `facts` is read for each rendering, without waiting; None: there is none yet."""
+class PageDoor(msgspec.Struct, eq=False):
+    """Answers `/`.
 
-    def __init__(
-        self, facts: Callable[[], StatusFacts | None], readers: ReaderPolicy = ReaderPolicy.LOCAL
-    ) -> None:
-        self._facts = facts
-        self._readers = readers
-        self._body = b""
-        self._until = 0.0
+    `facts` is read for each rendering, without waiting; None: there is none yet. `body` is the last
+    rendering, and `until` the loop time of its reuse.
+    """
+
+    facts: Callable[[], StatusFacts | None]
+    readers: ReaderPolicy = ReaderPolicy.LOCAL
+    body: bytes = b""
+    until: float = 0.0
 
     def page(self, request: web.BaseRequest) -> web.Response:
         """Answer a GET or HEAD, with the page of now or of the last KEPT seconds."""
-        refused = refuse_reader(request, self._readers)
+        refused = refuse_reader(request, self.readers)
         if refused is not None:
             return refused
 
         now = asyncio.get_running_loop().time()
-        if not self._body or self._until <= now:
-            facts = self._facts()
+        if not self.body or self.until <= now:
+            facts = self.facts()
             if facts is None:
                 text = "This agent stands by; this page tries again every 3 s."
                 later = {"Retry-After": "3", "Refresh": "3"}  # a browser asks again by itself
                 return web.Response(status=503, text=f"{text}\n", headers=later)
 
-            self._body = page_html(status_of(facts), facts.settings(), facts.now).encode()
-            self._until = now + KEPT
+            self.body = page_html(status_of(facts), facts.settings(), facts.now).encode()
+            self.until = now + KEPT
 
         headers = {"Content-Security-Policy": POLICY}
         return web.Response(
-            body=self._body, content_type="text/html", charset="utf-8", headers=headers
+            body=self.body, content_type="text/html", charset="utf-8", headers=headers
         )
 
 

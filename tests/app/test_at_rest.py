@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from agent.app.main import lost, tell_systemd
+from agent.app.main import tell_systemd, watch_mounts
 from agent.ledger import Ledger
 from tests.app.front_node import BEFORE, FrontPlaces, joined, runs
 from tests.app.settings_room import SystemdSide
@@ -92,7 +92,7 @@ async def an_agent(ledger: Ledger, handed: Handed) -> AsyncIterator[None]:
     async with at_work(
         *standing,
         lambda: tell_systemd(ToldSystemd(), front),
-        lambda: lost(front.registration.state, Path("/nowhere")),
+        lambda: watch_mounts(front.registration.state, Path("/nowhere")),
     ):
         yield
 

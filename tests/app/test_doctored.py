@@ -278,6 +278,19 @@ async def test_an_api_server_that_cannot_be_asked_hides_nothing_else(tmp_path: P
     assert "readable kubeconfig" not in told.said, "the remedy is said once"
 
 
+async def test_an_api_server_that_fails_is_quoted_with_what_to_do(tmp_path: Path):
+    async def failing(_: web.BaseRequest) -> web.StreamResponse:
+        return web.json_response({"message": "etcd is away"}, status=500)
+
+    async with a_node() as cluster, a_session(failing, tmp_path):
+        chosen = settings(cluster, **{"--kubeconfig": str(tmp_path / "kubeconfig")})
+        found = await examine(chosen, groups=frozenset({"api"}))
+
+    (told,) = found
+    assert ("P-NODE", "wrong", True) == (told.check, told.verdict, "etcd is away" in told.said)
+    assert told.advice == "repair the connection or the permissions, and run this again"
+
+
 async def test_in_plain_mode_no_api_server_is_asked_and_only_the_host_is_judged():
     """The directory above HAMi-core's may be read-only, but not open to all."""
     found = {}

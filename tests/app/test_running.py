@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.app.main import MEETING, alive, lost, met
+from agent.app.main import ANSWER_DEADLINE, kubelet_answered, watch_mounts, watchdog_pinged
 from agent.errors import DirectoryLost
 from agent.host.process import Systemd
 from agent.kit.cell import Cell
@@ -20,11 +20,11 @@ def elapsed(began: float) -> float:
 async def test_ready_waits_for_the_first_word_about_the_kubelet_but_not_for_ever():
     state, loop = Cell(RegistrationState()), asyncio.get_running_loop()
     began = loop.time()
-    await met(state)
-    assert MEETING == pytest.approx(elapsed(began))
+    await kubelet_answered(state)
+    assert ANSWER_DEADLINE == pytest.approx(elapsed(began))
     loop.call_later(1, state.set, RegistrationState(text="its socket is not there"))
     began = loop.time()
-    await met(state)
+    await kubelet_answered(state)
     assert 1 == pytest.approx(elapsed(began))
 
 
@@ -67,7 +67,7 @@ async def test_only_a_written_directory_that_was_removed_and_is_read_only_is_los
     end = pytest.raises(DirectoryLost, match=f"^{mounts.path} was created again")
     with end if is_lost else pytest.raises(TimeoutError):
         async with asyncio.timeout(60 * len(later) + 30):
-            await lost(Cell(RegistrationState()), mounts.path, mounts.look)
+            await watch_mounts(Cell(RegistrationState()), mounts.path, mounts.look)
 
     assert elapsed(began) >= 60 * len(later)
 
@@ -80,7 +80,7 @@ async def test_bad_news_of_the_registration_is_a_reason_to_look_at_once(tmp_path
         loop.call_later(1, mounts.change, change)
     loop.call_later(1, state.set, RegistrationState(text="no socket serves"))
     with pytest.raises(DirectoryLost):
-        await lost(state, mounts.path, mounts.look)
+        await watch_mounts(state, mounts.path, mounts.look)
 
     assert 1 == pytest.approx(elapsed(began))
 
@@ -100,12 +100,12 @@ async def test_the_watchdog_hears_from_whoever_waits() -> None:
     """A standby waits for hours, and a slow driver for seconds: both are alive."""
     notifier = BeatenWatchdog()
     start = asyncio.get_running_loop().time()
-    async with alive(notifier):
+    async with watchdog_pinged(notifier):
         await asyncio.sleep(35)
 
     assert [beat - start for beat in notifier.beats] == [0, 10, 20, 30]
 
 
 async def test_without_a_watchdog_nobody_beats() -> None:
-    async with alive(Systemd()):
+    async with watchdog_pinged(Systemd()):
         await asyncio.sleep(100)

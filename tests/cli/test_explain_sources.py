@@ -236,6 +236,24 @@ async def test_an_unknown_pod_gets_the_nearest_names(rig: ExplainRig):
     assert "web" not in answer.err
 
 
+@pytest.mark.parametrize(
+    ("zone", "reason"), [("a", "the pod's required nodeAffinity"), ("b", "CardInsufficientMemory")]
+)
+async def test_of_a_node_the_labels_are_read_that_the_pods_affinity_names(
+    rig: ExplainRig, zone: str, reason: str
+):
+    rig.node("n1", a_gpu("GPU-a"), metadata={"labels": {"zone": "b", "other": "x"}})
+    rule = {"key": "zone", "operator": "In", "values": [zone]}
+    terms = {"nodeSelectorTerms": [{"matchExpressions": [rule]}]}
+    required = {"requiredDuringSchedulingIgnoredDuringExecution": terms}
+    spec = {"affinity": {"nodeAffinity": required}}
+    rig.submit("p", {GPU: 1, MEMORY: 99_000}, spec=spec)
+
+    (node,) = (await rig.explain("p")).data["nodes"]
+
+    assert reason in f"{node['reason']} {node['said']}"
+
+
 async def test_without_the_right_to_list_pods_no_other_name_is_known(
     tmp_path: Path, capsys: Capsys
 ):
@@ -433,7 +451,7 @@ async def test_pods_that_release_2_4_placed_have_no_label_and_count_too(rig: Exp
     answer = await rig.explain("p")
 
     assert ("placement", "CardInsufficientMemory") == answer.blocked
-    assert ["default/held 15,000 MiB"] == answer.data["nodes"][0]["biggest"]
+    assert ["default/held 14.6 GiB"] == answer.data["nodes"][0]["biggest"]
 
 
 async def test_control_characters_of_the_cluster_do_not_reach_the_terminal(rig: ExplainRig):

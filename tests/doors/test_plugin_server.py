@@ -1,6 +1,7 @@
 """The life of a server: bound before it says so, drained before it goes, nobody else's file."""
 
 import asyncio
+import errno
 import os
 import socket
 import stat
@@ -469,6 +470,24 @@ async def test_a_server_that_does_not_answer_itself_does_not_serve(
     assert "" == server.endpoint
 
 
+async def test_a_server_that_cannot_listen_leaves_no_socket_and_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    async def refuse(_: Incarnation, *, sock: socket.socket) -> None:
+        raise OSError(errno.ENOBUFS, "no buffer space")
+
+    server = a_server(tmp_path)
+    with monkeypatch.context() as patched:
+        patched.setattr(Incarnation, "start", refuse)
+        with pytest.raises(KubeletError, match="no buffer space"):
+            await server.rebind()
+    assert ("", set()) == (server.endpoint, names(tmp_path))
+
+    await server.rebind()
+
+    assert {server.endpoint} == names(tmp_path)
+
+
 @pytest.mark.parametrize(
     ("domain", "named", "answers"),
     [("nvidia.com", "nvidia-gpu.sock", True), ("hami.io", "", None)],
@@ -478,6 +497,7 @@ def test_a_socket_without_a_domain_in_its_name_tells_of_nvidias_resources_alone(
 ):
     rival = Rival(tmp_path, Cell(f"{domain}/gpu"))
     assert named == rival.name
+    assert str(tmp_path / named) == rival.path.rstrip("/")
     assert rival.answers() is None
 
     with socket.socket(socket.AF_UNIX) as theirs:

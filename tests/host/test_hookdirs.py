@@ -428,7 +428,7 @@ async def test_what_cannot_be_removed_is_tried_again_only_when_that_is_asked_for
         await dirs.prepare(name, wipe=True)
         await dirs.remove(name)
     with monkeypatch.context() as patch:
-        patch.setattr("agent.hookdirs.dissolve", refuse)
+        patch.setattr("agent.hookdirs.remove_stepwise", refuse)
         rounds = [await cleared(dirs, again=again) for again in (False, False, True, False)]
         (hook / "vgpu" / "containers" / tried[0][0]).rmdir()
         rounds.append(await cleared(dirs, again=False))
@@ -471,19 +471,6 @@ async def test_removing_is_repeatable_and_touches_no_other(dirs, hook):
     await cleared(dirs)
 
     assert [other] == [path.name for path in (hook / "vgpu" / "containers").iterdir()]
-
-
-async def test_a_linked_container_directory_is_removed_and_not_what_it_names(dirs, hook, tmp_path):
-    (tmp_path / "victim").mkdir()
-    (tmp_path / "victim" / "file").write_text("mine")
-    (hook / "vgpu" / "containers").mkdir(parents=True)
-    (hook / "vgpu" / "containers" / NAME).symlink_to(tmp_path / "victim")
-
-    await dirs.remove(NAME)
-    await cleared(dirs)
-
-    assert [] == list((hook / "vgpu" / "containers").iterdir())
-    assert "mine" == (tmp_path / "victim" / "file").read_text()
 
 
 async def test_no_removal_is_waited_for_by_what_is_made_beside_it(hook, tmp_path):

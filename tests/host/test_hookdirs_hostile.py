@@ -341,24 +341,6 @@ def test_a_read_only_disk_is_said_and_what_is_there_already_is_used(hook):
     assert ["prepared", "prepared"] == [then, kept]
 
 
-def test_root_without_privileges_is_enough(hook):
-    """As the manifests and the unit run the agent; libvgpu.so's files belong to any user."""
-    lines = said(
-        hook,
-        "prepare()\n"
-        "leaf = hook / 'vgpu' / 'containers' / NAME\n"
-        "(leaf / 'a.cache').write_text('')\n"
-        "prepare(wipe=False)\n"
-        "print((leaf / 'a.cache').exists())\n"
-        "prepare()\n"
-        "print((leaf / 'a.cache').exists())\n"
-        "remove()\n",
-        *NO_PRIVILEGES,
-    )
-
-    assert ["prepared", "prepared", "True", "prepared", "False", "removed"] == lines
-
-
 def test_files_of_containers_users_are_removed_without_privileges(hook, leaf):
     (leaf / "a.cache").write_text("")
     (leaf / "open").mkdir()

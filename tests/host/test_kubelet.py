@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import json
 import socket
 import time
 from collections.abc import AsyncIterator
@@ -16,7 +15,7 @@ from typing_extensions import override
 
 from agent.errors import KubeletError, RegistrationRefused, WitnessThrottled, WitnessUnsupported
 from agent.kubelet.register import KubeletRegistrar
-from agent.ledger import ContainerHolding, ContainerKey, Holding
+from agent.ledger import ContainerHolding, Holding
 from agent.model import SliceId
 from agent.wire.v1 import (
     ContainerDevices,
@@ -32,7 +31,6 @@ from agent.wire.v1 import (
 )
 from agent.wire.v1beta1 import DevicePluginOptions, Empty, RegisterRequest, RegistrationBase
 from agent.witness import FILE_NAME, KubeletRecordsFile, PodResourcesWitness
-from tests.builders import POD_UID
 from tests.fakes.offload import Inline
 from tests.fakes.unix_grpc import dialled_in_vain, served
 
@@ -374,19 +372,6 @@ async def test_an_answer_that_is_no_message_is_an_error(
 
 
 # The kubelet's checkpoint file: read when it is there, silent when it is not.
-
-
-@pytest.mark.parametrize("found", [(), ("GPU-1-0",)])
-async def test_the_containers_and_ids_in_the_file_are_found(tmp_path, found):
-    entry: dict[str, object] = {"PodUID": POD_UID, "ContainerName": "init"}
-    entry["ResourceName"] = RESOURCE
-    if found:
-        entry["DeviceIDs"] = {"0": list(found)}
-    text = json.dumps({"Data": {"PodDeviceEntries": [entry]}, "Checksum": 1})
-    (tmp_path / FILE_NAME).write_text(text, encoding="utf-8")
-    expected = {ContainerKey(POD_UID, "init"): frozenset(found)}
-
-    assert expected == await KubeletRecordsFile(tmp_path, Inline()).read(RESOURCE)
 
 
 async def test_of_an_absent_torn_or_unreadable_file_nothing_is_known(tmp_path):

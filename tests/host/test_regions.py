@@ -109,7 +109,7 @@ async def test_a_name_of_the_library_is_no_region(hook, regions):
     assert ABSENT == await one(regions)
 
 
-@pytest.mark.parametrize("name", ["..", "../..", "x", "a/b_c", "_c", "0_" + "c" * 300, "0_c\0"])
+@pytest.mark.parametrize("name", ["..", "../..", "x", "a/b_c", "_c", NAME * 9, f"{NAME}\0"])
 async def test_a_name_that_is_no_container_directory_is_not_opened(hook, regions, name):
     with_region(hook)
 
@@ -204,6 +204,18 @@ async def test_a_change_is_in_the_file_and_no_other_byte(hook, regions):
 
     struct.pack_into("<ii", before, V1_2.tail + 4, 0, -1)
     assert before == region.read_bytes()
+
+
+@pytest.mark.parametrize("file", file_ids())
+@pytest.mark.parametrize("number", [-(2**31), -1, 0, 2])
+async def test_who_is_held_back_is_found_in_each_layout(hook, regions, file, number):
+    with_region(hook, file=file)
+    container_dir(hook, OTHER)
+
+    assert {} == await regions.write({NAME: RegionChange(recent_kernel=number)})
+
+    assert [NAME] * (number < 0) == await regions.held()
+    assert number == (await one(regions)).region.recent_kernel
 
 
 async def test_one_that_cannot_be_written_stops_no_other(hook, regions):

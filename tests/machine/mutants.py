@@ -22,7 +22,6 @@ from agent.allocate.match import (
     Evidence,
     Grant,
     LookAtPod,
-    MatchSettings,
     exactly_one,
 )
 from agent.allocate.match import decide as decide_truly
@@ -59,12 +58,10 @@ def replaced(place: Any, name: str, value: object) -> Iterator[None]:
 def witness_ignored() -> Mutant:
     """Whoever fits is taken for the pod that asks: the lock's owner first, nobody is asked."""
 
-    def first_of(
-        count: int, found: tuple[Candidate, ...], evidence: Evidence, settings: MatchSettings
-    ) -> object:
+    def first_of(found: tuple[Candidate, ...], evidence: Evidence) -> object:
         owner = evidence.lock.owner if evidence.lock else None
         whoever = sorted(found, key=lambda one: one.pod.key != owner)
-        return whoever[0] if whoever else exactly_one(count, (), evidence, settings)
+        return whoever[0] if whoever else exactly_one((), evidence)
 
     @contextlib.contextmanager
     def patch() -> Iterator[None]:
@@ -79,13 +76,13 @@ def uid_ignored() -> Mutant:
     """A row counts for every pod of its name, whichever pod of that name it was answered to."""
     original = matching.decide
 
-    def decide(count: int, evidence: Evidence, settings: MatchSettings) -> object:
+    def decide(evidence: Evidence) -> object:
         pods = {pod.key: pod for pod in evidence.table.pods.values()}
         rows = tuple(
             _taken_over(row, pods.get((row.namespace, row.pod))) for row in evidence.ledger.rows
         )
         renamed = msgspec.structs.replace(evidence, ledger=Ledger(rows))
-        return original(count, renamed, settings)
+        return original(renamed)
 
     return Mutant(_decided_by(decide), "another one's directory|a good pod was refused")
 
@@ -120,11 +117,11 @@ def replayed_by_count() -> Mutant:
     """Any row of as many slices is answered again to whoever holds no record."""
     original = matching.decide
 
-    def decide(count: int, evidence: Evidence, settings: MatchSettings) -> object:
-        step = original(count, evidence, settings)
+    def decide(evidence: Evidence) -> object:
+        step = original(evidence)
         if not isinstance(step, Grant) or step.replay is None:
             return step
-        row = next(row for row in evidence.ledger.rows if len(row.shares) == count)
+        row = next(row for row in evidence.ledger.rows if len(row.shares) == evidence.count)
         found = msgspec.structs.replace(step.candidate, row=row)
         return Grant(found, row.group, row.shares)
 
@@ -137,8 +134,8 @@ def order_of_the_spec() -> Mutant:
     A pod whose row then names another one's slices is refused where it asks itself.
     """
 
-    def first(pod: PodView, evidence: Evidence, resource: str) -> tuple[Candidate, ...]:
-        return matching.waiting(pod, evidence, resource)[:1]
+    def first(pod: PodView, evidence: Evidence) -> tuple[Candidate, ...]:
+        return matching.waiting(pod, evidence)[:1]
 
     return Mutant(
         replaced(matching, "possible", first), "another one's directory|a good pod was refused"
@@ -161,13 +158,11 @@ def silence_taken_for_no() -> Mutant:
 def dead_containers_in_the_way() -> Mutant:
     """A new pod is refused as long as dead containers wait that nothing tells apart."""
 
-    def only_one(
-        count: int, found: tuple[Candidate, ...], evidence: Evidence, settings: MatchSettings
-    ) -> object:
-        known = matching.admitted(found, evidence, settings)
+    def only_one(found: tuple[Candidate, ...], evidence: Evidence) -> object:
+        known = matching.admitted(found, evidence)
         if len({each.pod.key for each in known}) > 1 and evidence.listed:
             raise Refusal(RefusalReason.MANY_PODS_ADMITTED, "The kubelet admits several pods.")
-        return exactly_one(count, found, evidence, settings)
+        return exactly_one(found, evidence)
 
     return Mutant(replaced(matching, "exactly_one", only_one), "a good pod was refused")
 
@@ -176,16 +171,14 @@ def unread_name_taken_for_the_same() -> Mutant:
     """A pod in view is served under a name that the API server did not answer about."""
     original = matching.decide
 
-    def decide(count: int, evidence: Evidence, settings: MatchSettings) -> object:
+    def decide(evidence: Evidence) -> object:
         pod_uids_read = {
             key: seen.uid
             if uid is UNREAD and (seen := evidence.table.named(*key)) is not None
             else uid
             for key, uid in evidence.pod_uids_read.items()
         }
-        return original(
-            count, msgspec.structs.replace(evidence, pod_uids_read=pod_uids_read), settings
-        )
+        return original(msgspec.structs.replace(evidence, pod_uids_read=pod_uids_read))
 
     return Mutant(_decided_by(decide), "another one's directory|a good pod was refused")
 
@@ -215,8 +208,8 @@ MUTANTS = (
 def bind_time_compared() -> Mutant:
     """A lock that was stamped after its owner's bind-time is taken for a later pod's."""
 
-    def decide(count: int, evidence: Evidence, settings: MatchSettings) -> object:
-        step = decide_truly(count, evidence, settings)
+    def decide(evidence: Evidence) -> object:
+        step = decide_truly(evidence)
         if isinstance(step, Grant) and step.replay is None:
             pod, lock = step.candidate.pod, evidence.lock
             if lock is not None and lock.owner == pod.key and not _took(pod, lock):
@@ -248,14 +241,14 @@ def locks_not_left_to_pods_that_come() -> Mutant:
 def returning_names_not_looked_at() -> Mutant:
     """The pod in view is taken for the one that the API server has by that name."""
 
-    def decide(count: int, evidence: Evidence, settings: MatchSettings) -> object:
-        step = decide_truly(count, evidence, settings)
+    def decide(evidence: Evidence) -> object:
+        step = decide_truly(evidence)
         while isinstance(step, LookAtPod):
             key = step.key
             seen = evidence.table.named(*key)
             pod_uids_read = {**evidence.pod_uids_read, key: seen.uid if seen else None}
             evidence = msgspec.structs.replace(evidence, pod_uids_read=pod_uids_read)
-            step = decide_truly(count, evidence, settings)
+            step = decide_truly(evidence)
         return step
 
     return Mutant(replaced(service, "decide", decide), "another one's directory")

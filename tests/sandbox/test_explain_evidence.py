@@ -169,7 +169,7 @@ def test_the_holders_of_what_is_short_are_named():
     memory = told(a_pod(limits={MEMORY: "9000", CORES: "10"}), holders=holders)
 
     assert [("d/busy 70 %",)] == [node.biggest for node in cores.nodes]
-    assert "d/big 15,000 MiB" == memory.nodes[0].biggest[0]
+    assert "d/big 14.6 GiB" == memory.nodes[0].biggest[0]
 
 
 def of_main(waiting: Json | None = None, **state: Json) -> Json:

@@ -13,7 +13,6 @@ from agent.ledger import State
 from agent.model import Condition, GpuUuid
 from agent.report import NodeEventQueue
 from agent.state import (
-    COMMIT_DEADLINE,
     CURRENT,
     LAST_WRITE,
     RETRY,
@@ -98,16 +97,6 @@ async def test_a_change_that_changes_nothing_is_not_written():
         await asyncio.sleep(1)
 
     assert 1 == disk.writes
-
-
-async def test_nothing_is_published_before_it_is_on_disk():
-    disk = GatedDisk(shut=True)
-    async with a_service(disk) as service, asyncio.TaskGroup() as group:
-        group.create_task(service.commit(putting(1)))
-        await asyncio.sleep(1)
-        assert () == service.ledger.value.rows
-        assert 0 == service.generation
-        disk.gate.set()
 
 
 async def test_a_failed_write_leaves_the_ledger_and_tells_every_author():
@@ -238,16 +227,6 @@ async def test_a_write_that_hung_and_failed_is_one_error_with_the_later_reason()
 
         assert "EIO" in service.error.value
         assert (((), 1),) == service.errors.items()
-
-
-async def test_an_author_waits_for_a_hanging_disk_no_longer_than_the_deadline():
-    disk = GatedDisk(shut=True)
-    async with a_service(disk) as service:
-        began = asyncio.get_running_loop().time()
-        with pytest.raises(StateError, match="has not answered for 10 s"):
-            await service.commit(putting(1))
-
-        assert COMMIT_DEADLINE == pytest.approx(asyncio.get_running_loop().time() - began)
 
 
 async def test_all_who_wait_when_the_disk_is_silent_are_told_at_once_and_so_is_who_comes_later():

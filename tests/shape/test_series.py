@@ -18,9 +18,8 @@ def test_every_tally_that_a_part_owns_is_published():
     of_the_api_server = re.search(
         r"tallies = \((.*?)\n +\)", tree.text("agent/app/agent.py"), re.DOTALL
     )
-    series = tree.text("agent/app/web.py") + of_the_api_server[1]
-    published = collections.Counter(re.findall(r"\.(\w+),\)?$", series, re.MULTILINE))
-    published.update(re.findall(r"\((?:\w+\.)+(\w+),\)", series))
+    of_all = tree.text("agent/app/web.py").partition("def _series_of")[2]
+    published = collections.Counter(re.findall(r"\.(\w+)[,\])]", of_all + of_the_api_server[1]))
 
     assert owned
     assert {} == owned - published

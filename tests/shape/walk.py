@@ -14,11 +14,10 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
-from functools import partial
 from pathlib import Path
 from types import FrameType
 
-from agent.app.main import Process, run_agent
+from agent.app.main import run_agent
 from agent.cli import run
 from agent.cli.logs import configure
 from agent.cli.settings_args import sources, started
@@ -34,7 +33,6 @@ from agent.sandbox.lab.cluster import (
     free_port,
     open_cluster,
 )
-from agent.settings.reading import look
 from agent.settings.sources import NodeFacts
 from tests.fakes import nvml_stub
 from tests.fakes.nvml_stub import NvmlStub
@@ -123,7 +121,7 @@ async def run_here(arguments: list[str], environ: dict[str, str]) -> None:
     start = await started(origin)
     settings = start.taken().settings(NodeFacts())
     configure(settings.log.level, settings.log.format, environ)
-    await run_agent(Process(environ, start, settings, partial(look, origin)))
+    await run_agent(origin, start, settings)
 
 
 Walk = Callable[[int], Awaitable[None]]

@@ -10,7 +10,7 @@ from agent import settle as decisions
 from agent import settle as settlement
 from agent.allocate import match as matching
 from agent.allocate import service
-from agent.allocate.match import Evidence, Grant, MatchSettings, Question
+from agent.allocate.match import Evidence, Grant, Question
 from agent.cluster import BIND_TIME, PodUid
 from agent.errors import ApiError, Refusal, RefusalReason
 from agent.settle import Effect, EffectKind
@@ -32,8 +32,8 @@ def bound_before_the_lock() -> Plant:
     """A pod whose bind-time is before the stamp of its lock is taken for another one."""
     original = matching.decide
 
-    def decide(count: int, evidence: Evidence, settings: MatchSettings) -> Question | Grant:
-        step = original(count, evidence, settings)
+    def decide(evidence: Evidence) -> Question | Grant:
+        step = original(evidence)
         if isinstance(step, Grant) and evidence.lock is not None:
             bound = int(step.candidate.pod.annotations[BIND_TIME])
             if bound < evidence.lock.stamp.timestamp():

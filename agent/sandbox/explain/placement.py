@@ -15,7 +15,7 @@ from agent.allocate.room import ContainerRequest
 from agent.cluster import PodView, Requirement
 from agent.errors import MalformedText, cap
 from agent.hami.pod import decode_pod_devices
-from agent.kit.units import by_number, counted, span
+from agent.kit.units import by_number, counted, gib, percent, span
 from agent.kube.objects import decode_moment, decode_pod
 from agent.kube.reader import ClusterNode, ClusterSnapshot, JsonObject, ListedPod, Taint
 from agent.sandbox.explain.story import (
@@ -28,7 +28,6 @@ from agent.sandbox.explain.story import (
     GpuVerdict,
     NodeVerdict,
     agent_words,
-    mib,
     when,
 )
 from agent.sandbox.scheduler.filter import NodeFit, Wishes, fit_pod
@@ -531,7 +530,7 @@ def _verdict(
     for holder in world.holders.get(name, ()):
         load = held_by(holder)
         amount = load.core_percent if of_cores else load.memory_mib
-        text = f"{amount} %" if of_cores else mib(amount)
+        text = percent(amount) if of_cores else gib(amount)
         holders.append((-amount, f"{cap(f'{holder.namespace}/{holder.name}', 128)} {text}"))
     node = world.nodes[name]
     said = refuse_node(pod, node) or fit.reason

@@ -515,6 +515,10 @@ def comes(side: Side) -> None:
     side.becomes(True)
 
 
+def something_else_comes(side: Side) -> None:
+    side.heard("kubelet_internal_checkpoint")
+
+
 def goes(side: Side) -> None:
     side.becomes(None)
 
@@ -529,7 +533,7 @@ def is_killed(side: Side) -> None:
     [
         (None, [comes, SOON, 60], 0, CONFLICT),
         (None, [comes, SOON, goes, SOON], 1, CONFLICT),
-        (None, [comes, SOON, goes, SOON, 60], 1, CONFLICT),
+        (None, [comes, SOON, something_else_comes, goes, SOON, 60], 1, CONFLICT),
         (None, [comes, SOON, is_killed, LATER], 1, CONFLICT),
         (None, [comes, goes, SOON], 1, []),
         (True, [goes, Side.stops, LATER], 0, []),

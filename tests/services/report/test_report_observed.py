@@ -103,6 +103,15 @@ async def test_stamps_for_old_schedulers_are_no_news():
         assert [REGISTER] == list(told(room)[0])
 
 
+async def test_a_node_that_needs_only_a_stamp_has_nothing_pending():
+    async with observing(settings=ReportSettings(ReportProfile.COLON)) as room:
+        room.api.edit_node({REGISTER: room.reporter.pending[REGISTER]})
+        await asyncio.sleep(60)
+
+        assert {} == room.reporter.pending
+        assert 1 == len(told(room))
+
+
 async def test_watches_that_end_outages_and_a_node_that_goes_unseen_change_nothing():
     async with observing() as room:
         room.api.end_watches()

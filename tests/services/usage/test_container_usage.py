@@ -2,13 +2,13 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 
 import msgspec
 import pytest
 from structlog.testing import capture_logs
 
-from agent.cluster import Phase, PodTable
+from agent.cluster import NodeEvent, Phase, PodTable
 from agent.hami.region import (
     MemoryUse,
     RegionChange,
@@ -18,8 +18,8 @@ from agent.hami.region import (
 )
 from agent.kit.cell import Cell
 from agent.kit.timing import until_tick
-from agent.ledger import PLAIN, ContainerKey, Ledger, container_directory
-from agent.model import MIB, GpuUuid, Inventory, SharedGpu, slice_id
+from agent.ledger import PLAIN, ContainerKey, Ledger, Row, container_directory
+from agent.model import MIB, GpuUuid, SharedGpu, slice_id
 from agent.usage import (
     DEADLINE,
     FRESH,
@@ -61,17 +61,26 @@ def gpu_of(uuid: GpuUuid, **fields) -> SharedGpu:
 
 
 class UsageBench:
-    """The usage of containers with rows, whose regions are in memory."""
+    """The usage of containers with rows, whose regions are in memory; the Events are in `said`."""
 
-    def __init__(self) -> None:
+    def __init__(
+        self,
+        rows: Iterable[Row] = (a_row(), a_row(container="other")),
+        uuids: Iterable[GpuUuid] = (G1, G2),
+        *,
+        switches: bool = False,
+        observes: bool = False,
+    ) -> None:
         self.regions = MemoryRegions()
-        self.ledger = Cell(Ledger().put(a_row()).put(a_row(container="other")))
+        self.ledger = Cell(Ledger(tuple(rows)))
         self.pods = Cell(PodTable())
-        self.inventory = Cell(an_inventory(gpus=[gpu_of(G1), gpu_of(G2)]))
+        self.inventory = Cell(an_inventory(gpus=[gpu_of(uuid) for uuid in uuids]))
+        self.clock = LoopClock()
+        self.said: list[NodeEvent] = []
         self.usage = ContainerUsage(
-            *(self.regions, self.ledger, self.pods, self.inventory, LoopClock()),
-            lambda _: None,
-            switches=False,
+            *(self.regions, self.ledger, self.pods, self.inventory, self.clock, self.said.append),
+            switches=switches,
+            observes=observes,
         )
 
     def uses(self, key: ContainerKey, *memory: int, sm: int = 0, uuids: tuple[str, ...] = (G1,)):
@@ -296,19 +305,8 @@ FULL, HALF, BELOW, NO_LIMIT = (2960, 3000), (1500, 3000), (2900, 3000), (5000, 0
 SILENT, UNREADABLE = "no region answers", "this one cannot be read"
 
 
-class PressureScene:
-    """The usage of one container at a time, and the Events that were posted."""
-
-    def __init__(self, *before) -> None:
-        self.ledger = Cell(Ledger(tuple(before)))
-        self.regions = MemoryRegions()
-        self.said = []
-        inventory: Cell[Inventory] = Cell(an_inventory(gpus=[a_shared_gpu(gpu=a_gpu(uuid=G1))]))
-        self.usage = ContainerUsage(
-            *(self.regions, self.ledger, Cell(PodTable()), inventory, LoopClock()),
-            self.said.append,
-            switches=False,
-        )
+class PressureScene(UsageBench):
+    """The usage of one container at a time."""
 
     async def shows(self, use, row=ROW) -> None:
         """Let the container use that much for a while."""
@@ -339,7 +337,7 @@ class PressureScene:
     ids=["once", "each", "full before the start", "full after it", "not full", "plain"],
 )
 async def test_a_container_that_fills_its_limit_is_told_of_once(before, shown, count):
-    scene = PressureScene(*before)
+    scene = PressureScene(before)
     async with at_work(scene.usage.run):
         for use, row in shown:
             await scene.shows(use, row)
@@ -353,7 +351,7 @@ async def test_a_container_that_fills_its_limit_is_told_of_once(before, shown, c
 
 
 async def test_a_gpu_that_left_the_inventory_is_named_by_its_uuid():
-    scene = PressureScene()
+    scene = PressureScene((), (G1,))
     async with at_work(scene.usage.run):
         await scene.shows(FULL, a_row(shares=(a_share(uuid=G2),)))
 
@@ -367,27 +365,15 @@ HIGH, LOW = (container_directory(POD_UID, name) for name in ("high", "low"))
 LIVE = frozenset({1})
 
 
-class FeedbackBench:
+class FeedbackBench(UsageBench):
     """Two containers of one GPU, of priorities 0 and 1."""
 
     def __init__(self, *, switches: bool = True, observes: bool = False) -> None:
-        self.regions = MemoryRegions()
-        self.clock = LoopClock()
         rows = [
             msgspec.structs.replace(a_row(container=name), priority=number)
             for number, name in enumerate(("high", "low"))
         ]
-        self.ledger = Cell(Ledger(tuple(rows)))
-        self.usage = ContainerUsage(
-            self.regions,
-            self.ledger,
-            Cell(PodTable()),
-            Cell(Inventory()),
-            self.clock,
-            lambda _: None,
-            switches=switches,
-            observes=observes,
-        )
+        super().__init__(rows, switches=switches, observes=observes)
         self.idle(HIGH, priority=0)
         self.idle(LOW)
 

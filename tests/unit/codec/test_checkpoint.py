@@ -185,13 +185,6 @@ def test_keys_that_this_version_does_not_know_are_ignored_at_every_depth():
     assert a_full_state() == decode_state(a_file(data, new_head=1))
 
 
-def test_an_outbox_may_be_missing():
-    data = data_of(a_full_state())
-    del data["ledger"]["outbox"]
-
-    assert a_full_state() == decode_state(a_file(data))
-
-
 def test_a_file_of_the_next_version_is_read_after_a_downgrade():
     assert State() == decode_state(a_file(data_of(State()), version=VERSION + 1))
 

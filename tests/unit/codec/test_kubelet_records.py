@@ -52,6 +52,7 @@ def test_a_kubelet_without_allocations_records_nobody(entries):
         b"\xff",
         a_file([an_entry(1, "a")])[:-9],
         a_file([{"PodUID": 1}]),
+        a_file([an_entry(1, "a") | {"DeviceIDs": ["GPU-1-0"]}]),  # of a kubelet before 1.20
         b'{"Data":' * 100_000,
     ],
 )
@@ -72,10 +73,3 @@ def test_the_ids_of_each_container_are_found_whatever_their_numa_nodes():
         frozenset(),
         frozenset({"GPU-1-0"}),
     ] == list(held.values())
-
-
-def test_ids_of_another_shape_are_malformed():
-    before_1_20 = an_entry(1, "a") | {"DeviceIDs": ["GPU-1-0"]}
-
-    with pytest.raises(MalformedText):
-        decode_records(a_file([before_1_20]), RESOURCE)

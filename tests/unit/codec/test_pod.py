@@ -12,7 +12,6 @@ from agent.errors import MalformedText
 from agent.hami.pod import (
     GROUP_LIMIT,
     LENGTH_LIMIT,
-    TYPE_WORD,
     consume,
     decode_node_lock,
     decode_pod_devices,
@@ -20,7 +19,6 @@ from agent.hami.pod import (
     encode_node_lock,
     encode_stamp,
     held_lock,
-    validate,
 )
 from agent.hami.register import INT32
 from agent.model import GpuUuid, Share
@@ -120,10 +118,10 @@ def test_a_text_that_no_pod_needs_is_refused_unread():
 
 @pytest.mark.parametrize("share", [a_share(memory_mib=-5), a_share(core_percent=-1)])
 def test_negative_amounts_are_read_as_hami_does_but_never_granted(share: Share):
-    groups = decode_pod_devices(encode_pod_devices([[], [share]]))
-    assert share == groups[1][0]
+    text = encode_pod_devices([[], [share]])
+    assert share == decode_pod_devices(text)[1][0]
     with pytest.raises(MalformedText, match=r"group 1: .* neither may be negative"):
-        validate(groups)
+        decode_pod_devices(text, is_served=True)
 
 
 @pytest.mark.parametrize("word", ["MLU", "nvidia", "", "NVIDIA "])
@@ -131,11 +129,11 @@ def test_another_type_is_read_as_hami_does_but_refused_where_only_ours_is_served
     text = f";{G1},{word},1,1:;"
     assert 1 == len(decode_pod_devices(text)[1])
     with pytest.raises(MalformedText, match=r"group 1: .* only type NVIDIA is served here"):
-        decode_pod_devices(text, type_word=TYPE_WORD)
+        decode_pod_devices(text, is_served=True)
 
 
 def test_our_own_type_and_the_placeholder_without_one_are_served():
-    groups = decode_pod_devices(f",,0,0:;{G1},NVIDIA,1,1:;", type_word=TYPE_WORD)
+    groups = decode_pod_devices(f",,0,0:;{G1},NVIDIA,1,1:;", is_served=True)
     assert [0, 1, 0] == [len(group) for group in groups]
 
 
@@ -145,8 +143,8 @@ def test_any_other_device_without_a_uuid_is_read_as_one(device: str):
 
 
 def test_amounts_of_zero_are_granted():
-    groups = ((a_share(memory_mib=0, core_percent=0),),)
-    assert groups == validate(groups)
+    groups = ((a_share(memory_mib=0, core_percent=0),), ())
+    assert groups == decode_pod_devices(encode_pod_devices(groups[:1]), is_served=True)
 
 
 def test_consuming_empties_groups_and_keeps_every_separator():

@@ -2,43 +2,43 @@
 
 import pytest
 
-from agent.kit.turns import MOST, Turns
+from agent.kit.turns import MOST, CallOrder
 
 
 @pytest.fixture
-def turns() -> Turns:
-    return Turns(lambda: "client")
+def order() -> CallOrder:
+    return CallOrder(lambda: "client")
 
 
-async def test_of_those_that_heard_the_same_none_is_the_last(turns):
+async def test_of_those_that_heard_the_same_none_is_the_last(order):
     for _ in range(2):
-        turns.begin().ids = frozenset("a")
-    with turns.asked(["a"]) as one, turns.asked(["a"]) as other:
+        order.begin().ids = frozenset("a")
+    with order.asked(["a"]) as one, order.asked(["a"]) as other:
         assert one.overtaken
         assert other.overtaken
-    with turns.asked(["a"]) as later:
+    with order.asked(["a"]) as later:
         assert not later.overtaken
 
 
 async def test_a_new_client_goes_on_with_nothing():
     client = "old"
-    turns = Turns(lambda: client)
-    turns.begin().ids = frozenset("a")
+    order = CallOrder(lambda: client)
+    order.begin().ids = frozenset("a")
     client = "new"
-    turns.begin().ids = frozenset("a")
+    order.begin().ids = frozenset("a")
 
-    with turns.asked(["a"]) as turn:
+    with order.asked(["a"]) as turn:
         assert not turn.overtaken
 
 
-async def test_questions_that_nobody_follows_up_are_forgotten(turns):
+async def test_questions_that_nobody_follows_up_are_forgotten(order):
     for number in range(2 * MOST):
-        turns.begin().ids = frozenset([str(number)])
+        order.begin().ids = frozenset([str(number)])
 
-    assert MOST == len(turns.offered())
+    assert MOST == len(order.offered())
 
 
-async def test_one_alone_or_that_follows_an_answer_at_once_is_in_no_doubt(turns):
+async def test_one_alone_or_that_follows_an_answer_at_once_is_in_no_doubt(order):
     for text in "ab":
-        with turns.asked([text]) as turn:
-            assert [False, False] == [turn.overtaken, turn.doubted]
+        with order.asked([text]) as turn:
+            assert [False, False] == [turn.overtaken, turn.may_be_stale]

@@ -67,7 +67,7 @@ def read(text: str):
     faults = Faults()
     found, warnings = read_device_config(text.encode(), "d.yaml", faults)
     faults.refuse()
-    return {key: one.value for key, one in found.items()}, warnings
+    return {key: value for key, (value, _) in found.items()}, warnings
 
 
 def test_every_key_of_the_chart_is_known():
@@ -173,7 +173,7 @@ def device_values(vector: Vector) -> Mapping[str, object]:
 @pytest.mark.parametrize("vector", cases("device_config_yaml", without=WRONG_TYPE), ids=str)
 def test_what_hami_reads_is_set_and_what_is_absent_is_a_default_and_no_crash(vector: Vector):
     known, _ = read_device_config(vector.given.encode(), "d", Faults())
-    found = {key: one.value for key, one in known.items()}
+    found = {key: value for key, (value, _) in known.items()}
     expected = {key: value for key, value in vector.expected.items() if key != "error"}
 
     assert found.keys() <= expected.keys()

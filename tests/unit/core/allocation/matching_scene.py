@@ -94,6 +94,8 @@ def a_scene(
 ) -> Evidence:
     """Pods and rows; `lock` is held by that pod; `gone` pods were deleted."""
     return Evidence(
+        count=1,
+        settings=SETTINGS,
         table=PodTable(
             pods={pod.uid: pod for pod in pods},
             tombstones=tuple(Tombstone(pod, NOON) for pod in gone),
@@ -137,12 +139,12 @@ def with_bad_gpu(scene: Evidence, condition: Condition = Condition.BAD) -> Evide
 
 def ask(scene: Evidence, count: int = 1, settings: MatchSettings = SETTINGS) -> Question | Grant:
     """One decision."""
-    return decide(count, scene, settings)
+    return decide(changed(scene, count=count, settings=settings))
 
 
 def granted(scene: Evidence, count: int = 1, settings: MatchSettings = SETTINGS) -> Grant:
     """A decision that must be a grant."""
-    step = decide(count, scene, settings)
+    step = decide(changed(scene, count=count, settings=settings))
     assert isinstance(step, Grant)
     return step
 
@@ -152,6 +154,6 @@ def refused_by(
 ) -> Refusal:
     """A decision that must be a refusal by that gate."""
     with pytest.raises(Refusal) as caught:
-        decide(count, scene, settings)
+        decide(changed(scene, count=count, settings=settings))
     assert gate is caught.value.gate
     return caught.value

@@ -301,10 +301,10 @@ def test_a_refused_request_uses_up_the_oldest_deleted_pod_of_its_name() -> None:
     younger, present = (named_pod(1, uid=named_pod(n).uid, groups=((),)) for n in (8, 9))
     scene = knowing(a_scene(present, gone=(POD, younger), lock=present), holding(POD))
 
-    assert POD.uid == rejected_pod(1, scene, SETTINGS)
-    assert younger.uid == rejected_pod(1, changed(scene, claimed=frozenset({POD.uid})), SETTINGS)
+    assert POD.uid == rejected_pod(scene)
+    assert younger.uid == rejected_pod(changed(scene, claimed=frozenset({POD.uid})))
     both = frozenset({POD.uid, younger.uid})
-    assert present.uid == rejected_pod(1, changed(scene, claimed=both), SETTINGS)
+    assert present.uid == rejected_pod(changed(scene, claimed=both))
 
 
 def test_a_refused_request_that_a_deleted_pod_may_have_sent_uses_up_no_successor() -> None:
@@ -312,21 +312,21 @@ def test_a_refused_request_that_a_deleted_pod_may_have_sent_uses_up_no_successor
     row = row_of(former)
     scene = knowing(a_scene(POD, gone=(former,), rows=(row,), lock=POD), holding(POD))
 
-    assert None is rejected_pod(1, scene, SETTINGS)
+    assert None is rejected_pod(scene)
     late = changed(scene, now=scene.now + dt.timedelta(seconds=61))
-    assert POD.uid == rejected_pod(1, late, SETTINGS)
+    assert POD.uid == rejected_pod(late)
     other = named_pod(3)
     beside = a_scene(POD, gone=(other,), rows=(row_of(other),), lock=POD)
-    assert POD.uid == rejected_pod(1, knowing(beside, holding(POD)), SETTINGS)
+    assert POD.uid == rejected_pod(knowing(beside, holding(POD)))
 
 
 def test_a_refused_request_that_may_have_been_anothers_uses_up_nobody() -> None:
     other = named_pod(3)
     scene = a_scene(other, gone=(POD,), lock=other)
 
-    assert None is rejected_pod(1, knowing(scene, holding(POD), holding(other)), SETTINGS)
-    assert None is rejected_pod(1, knowing(scene, absent=(POD, other)), SETTINGS)
-    assert None is rejected_pod(1, knowing(scene, holding(other)), SETTINGS)  # POD: no answer
+    assert None is rejected_pod(knowing(scene, holding(POD), holding(other)))
+    assert None is rejected_pod(knowing(scene, absent=(POD, other)))
+    assert None is rejected_pod(knowing(scene, holding(other)))  # POD: no answer
 
 
 def test_a_terminal_pod_is_no_candidate() -> None:
@@ -432,10 +432,10 @@ def test_an_old_kubelet_asks_for_a_deleted_pod_for_ten_seconds_or_until_a_refusa
     asked = changed(without_witness(a_scene(POD, gone=(other,), lock=POD)), listed=True)
 
     refused_by(asked, RefusalReason.WITNESS_SILENT)
-    assert other.uid == rejected_pod(1, asked, SETTINGS)
+    assert other.uid == rejected_pod(asked)
     later = changed(asked, claimed=frozenset({other.uid}))
     assert granted(later).candidate.pod == POD
-    assert None is rejected_pod(1, later, SETTINGS)
+    assert None is rejected_pod(later)
     late = changed(asked, now=asked.now + dt.timedelta(seconds=11))
     assert granted(late).candidate.pod == POD
 

@@ -67,11 +67,11 @@ def served(vector: Vector, admitted: Collection[PodView], unlocked: UnlockedPods
         listed=True,
         waited=True,
         node_read=True,
+        settings=MatchSettings(node=HERE, unlocked_pods=unlocked),
     )
     absent = tuple(pod for pod in pods if pod not in admitted)
-    settings = MatchSettings(node=HERE, unlocked_pods=unlocked)
     try:
-        step = decide(1, knowing(scene, *map(holding, admitted), absent=absent), settings)
+        step = decide(knowing(scene, *map(holding, admitted), absent=absent))
     except Refusal:
         return None
     assert isinstance(step, Grant)

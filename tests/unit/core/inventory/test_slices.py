@@ -95,13 +95,6 @@ def test_cores_are_scaled_as_hami_does(vector: Vector):
     assert vector.expected == registered_core_percent(SharingSettings(core_scaling=vector.given))
 
 
-@given(st.integers(1, 2**40), st.floats(0.01, 1e9))
-def test_what_is_registered_always_fits_32_bits(memory: int, scaling: float):
-    settings = SharingSettings(memory_scaling=scaling, core_scaling=scaling)
-    assert 0 <= (registered_mib(memory, settings) or 0) <= INT32_MAX
-    assert 0 <= registered_core_percent(settings) <= INT32_MAX
-
-
 @given(st.text(min_size=1).map(GpuUuid), st.integers(0, 10**10 - 1))
 def test_a_slice_id_is_taken_apart_as_it_was_put_together(uuid: GpuUuid, number: int):
     assert (uuid, number) == split_slice_id(slice_id(uuid, number))

@@ -86,9 +86,9 @@ def test_the_chosen_groups_come_in_the_order_of_the_groups():
     assert [("kubelet", "P-KUBELET"), ("kubelet", "P-OFFER"), ("scheduler", "P-LABEL")] == [
         (one.group, one.check) for one in chosen
     ]
-    # A cause counts also where only its consequence was chosen.
+    # Where only the consequence was chosen, no other line would be wrong.
     (offer,) = concluded([OFFER, replace(KUBELET, check="P-AGENT")], frozenset({"kubelet"}))
-    assert "note" == offer.verdict
+    assert ("wrong", OFFER.said) == (offer.verdict, offer.said)
 
 
 def test_a_finding_may_have_a_consequence_of_its_own():

@@ -16,6 +16,7 @@ from agent.reconcile import (
     UNREAD_GRACE,
     UNSEEN_GRACE,
     ReconcileFacts,
+    gaps,
     judge_by_kubelet,
 )
 from tests.builders import G1, NOON, a_pod_uid
@@ -178,7 +179,8 @@ def test_an_answer_of_the_future_is_an_old_one(before):
     first = look(asked, idle={asked.key: before})
 
     assert (asked,) == look(asked, idle=first.idle, at=MINUTE).over
-    assert 1 == look(msgspec.structs.replace(asked, holder=None, confirmed=False)).unconfirmed
+    unbooked = msgspec.structs.replace(asked, holder=None, confirmed=False)
+    assert (0, 1) == gaps(Ledger((unbooked,)), NOON)
 
 
 def test_of_two_containers_with_the_same_ids_nobody_says_which_row_is_whose():
@@ -238,5 +240,6 @@ def test_a_holder_without_a_row_is_adopted():
 def test_a_row_that_nobody_booked_is_counted_after_a_minute(late, count):
     at = UNCONFIRMED_AFTER - dt.timedelta(seconds=int(not late))
 
-    assert count == look(ROW, at=at, holdings=[holds(OTHER, *ids(0, 1))]).unconfirmed
-    assert 0 == look(CONFIRMED, at=at, holdings=[holds(HOLDER)]).unconfirmed
+    assert () == look(ROW, at=at, holdings=[holds(OTHER, *ids(0, 1))]).confirmed
+    assert (0, count) == gaps(Ledger((ROW,)), NOON + at)
+    assert (0, 0) == gaps(Ledger((CONFIRMED,)), NOON + at)

@@ -13,6 +13,7 @@ from agent.reconcile import (
     LEAKED_AFTER,
     Findings,
     ReconcileFacts,
+    gaps,
     judge_by_scheduler,
     leaked,
     stranger_row,
@@ -57,17 +58,17 @@ def test_other_ids_of_the_same_gpu_are_taken_over_and_no_drift():
 
     findings = found(row, holdings=(held(POD, *OTHER_IDS),))
 
-    assert (OTHER_IDS, 0) == (findings.confirmed[0].slice_ids, findings.drifted)
+    assert OTHER_IDS == findings.confirmed[0].slice_ids
+    assert (0, 0) == gaps(Ledger(findings.confirmed), NOON)
 
 
 def test_a_row_that_stays_unconfirmed_is_counted_after_a_minute():
     row = a_row()
 
-    assert 0 == found(row, now=NOON + MINUTE - dt.timedelta(microseconds=1)).unconfirmed
-    assert 1 == found(row, now=NOON + MINUTE).unconfirmed
-    assert (
-        0 == found(msgspec.structs.replace(row, confirmed=True), now=NOON + 9 * MINUTE).unconfirmed
-    )
+    assert (0, 0) == gaps(Ledger((row,)), NOON + MINUTE - dt.timedelta(microseconds=1))
+    assert (0, 1) == gaps(Ledger((row,)), NOON + MINUTE)
+    confirmed = a_row(epoch=NOW_KUBELET, confirmed=True, slice_ids=IDS)
+    assert (0, 0) == gaps(Ledger((confirmed,)), NOON + 9 * MINUTE)
 
 
 @pytest.mark.parametrize("hours", [-9, 9], ids=["back", "forward"])
@@ -77,13 +78,7 @@ def test_a_clock_that_was_set_keeps_no_row_of_a_deleted_pod(hours):
 
     assert (a_row(),) == found(a_row(), pods=(), gone=(POD,), now=now, epoch=young).over
     assert (a_row(),) == found(a_row(), pods=(), now=now, epoch=young).over
-    assert 1 == found(a_row(), now=now).unconfirmed
-
-
-def test_a_row_that_is_closed_is_not_counted_as_unconfirmed():
-    findings = found(a_row(), pods=(), now=NOON + 9 * MINUTE)
-
-    assert (1, 0) == (len(findings.over), findings.unconfirmed)
+    assert (0, 1) == gaps(Ledger((a_row(),)), now)
 
 
 LISTS = {

@@ -9,7 +9,7 @@ from agent.cluster import Role
 from agent.errors import Refusal, RefusalReason
 from agent.ledger import ContainerKey, Ledger, mismatch
 from agent.model import SliceId
-from agent.reconcile import Findings, check_start
+from agent.reconcile import Findings, check_start, gaps
 from tests.builders import G1, G2, NOON, a_row, a_share
 from tests.unit.core.allocation.matching_scene import NOW_KUBELET, OLD_KUBELET
 from tests.unit.core.reconcile.test_reconcile import IDS, MINUTE, OTHER_IDS, POD, found, held
@@ -25,7 +25,8 @@ def mismatched(findings: Findings) -> tuple[ContainerKey, ...]:
 def test_another_gpu_although_the_right_one_was_offered_is_a_mismatch_and_said_once():
     findings = found(OFFERED, holdings=(held(POD, *ELSEWHERE),))
 
-    assert ((OFFERED.key,), 0) == (mismatched(findings), findings.drifted)
+    assert (OFFERED.key,) == mismatched(findings)
+    assert (0, 0) == gaps(Ledger(findings.confirmed), NOON)
     (told,) = findings.confirmed
     assert ELSEWHERE == told.slice_ids
     assert Findings() == found(told, holdings=(held(POD, *ELSEWHERE),))
@@ -53,9 +54,8 @@ def test_another_gpu_that_nobody_could_prevent_is_drift_for_as_long_as_it_lasts(
 
     findings = found(row, holdings=(held(POD, *ids),))
 
-    assert ((), 1) == (mismatched(findings), findings.drifted)
-    (update,) = findings.confirmed
-    assert 1 == found(update, holdings=(held(POD, *ids),)).drifted
+    assert () == mismatched(findings)
+    assert (1, 0) == gaps(Ledger(findings.confirmed), NOON)
 
 
 def test_ids_of_an_init_container_that_are_used_again_are_drift_of_the_second_only():
@@ -69,7 +69,8 @@ def test_ids_of_an_init_container_that_are_used_again_are_drift_of_the_second_on
         recorded=dict.fromkeys({first.key, second.key}, frozenset(IDS)),
     )
 
-    assert ((), 1) == (mismatched(findings), findings.drifted)
+    assert () == mismatched(findings)
+    assert (1, 0) == gaps(Ledger(findings.confirmed), NOON)
 
 
 def test_an_init_containers_mismatch_is_known_from_what_the_kubelet_asked_for():
@@ -121,6 +122,6 @@ def test_an_init_container_that_the_kubelet_shows_nowhere_is_drift_and_not_uncon
     row = a_row(role=Role.INIT)
     early = NOON + MINUTE - dt.timedelta(microseconds=1)
 
-    assert 0 == found(row, recorded=recorded, now=early).drifted
-    findings = found(row, recorded=recorded, now=NOON + MINUTE)
-    assert (1, 0) == (findings.drifted, findings.unconfirmed)
+    assert () == found(row, recorded=recorded).confirmed
+    assert (0, 0) == gaps(Ledger((row,)), early)
+    assert (1, 0) == gaps(Ledger((row,)), NOON + MINUTE)

@@ -6,8 +6,6 @@ from collections.abc import Iterable
 
 import msgspec
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from agent.hami.region import Region, RegionChange, RegionState
 from agent.ledger import Row
@@ -99,7 +97,6 @@ class SharedGpus:
 
 
 EACH = [HAMI_2_8_0, HAMI_2_8_1, HAMI_2_8_2, HAMI_2_9_0]
-RELEASES = st.sampled_from(EACH)
 REFRESHING = [HAMI_2_8_0, HAMI_2_9_0]
 KEEPING = [HAMI_2_8_1, HAMI_2_8_2]
 LETS_GO = 3
@@ -267,45 +264,6 @@ def test_the_end_releases_whom_this_process_held_back_or_limited_and_nobody_else
         "x": RegionChange(is_limiting=False),
         "y": RegionChange(is_limiting=False),
     } == last.release
-
-
-@given(
-    st.dictionaries(
-        st.text(max_size=3),
-        st.tuples(
-            st.integers(-(2**31), 2**31 - 1),
-            st.integers(-(2**31), 2**31 - 1),
-            st.booleans(),
-            st.none() | st.integers(-(10**9), 10**9),
-        ),
-        max_size=6,
-    )
-)
-def test_whatever_a_region_has_a_second_round_changes_nothing_but_the_countdown(regions):
-    users = {
-        name: a_user(
-            a_region(
-                G1,
-                priority=priority,
-                recent_kernel=recent,
-                is_limiting=limiting,
-                last_kernel=None if ago is None else NOON - dt.timedelta(seconds=ago),
-            )
-        )
-        for name, (priority, recent, limiting, ago) in regions.items()
-    }
-    first = feedback(users)
-    for name, change in first.changes.items():
-        user = users[name]
-        recent = user.recent_kernel if change.recent_kernel is None else change.recent_kernel
-        assert recent in range(HIGHEST_RECENT) or name in first.held
-        limiting = user.is_limiting if change.is_limiting is None else change.is_limiting
-        users[name] = msgspec.structs.replace(user, recent_kernel=recent, is_limiting=limiting)
-
-    assert all(name in first.limited for name in first.held)
-    assert {name: user.is_limiting for name, user in users.items()} == {
-        name: name in first.limited for name in users
-    }
 
 
 # Feedback decides as HAMi's monitor did on the same regions.
