@@ -845,20 +845,23 @@ class Reconcile:
         )
         judge = judge_by_kubelet if self.adopt is None else judge_by_scheduler
         findings = judge(ledger, seen, self.resource())
+        self._idle, self._due = findings.idle, findings.due
+
         # A commit that was given up may have dropped its rows later. One whose row is there may
         # still do so: no call answers that row, also if it is no longer over.
         self._free(self._closing - {row.key for row in ledger.rows})
         # A row that a call is answering is left to the next List.
         self._closing |= {row.key for row in findings.over} - self.taken
         self.taken.update(self._closing)
-        self._idle, self._due = findings.idle, findings.due
+        mine = [row for row in findings.over if row.key in self._closing]
+        over = await self._removed(mine)
+
         found = [await self.adopt(each) for each in findings.adopt] if self.adopt else []
         adopted = [row for row in found if row is not None]
         # Of an answer that cannot be read a row keeps the ids in use, and a later look tries again.
         holders = {row.holder for row in adopted}
         new = adopted + [row for row in findings.strangers if row.holder not in holders]
-        mine = [row for row in findings.over if row.key in self._closing]
-        over = await self._removed(mine)
+
         written = await self._write(ledger, findings.confirmed, new, over)
         drifted, unconfirmed = gaps(self.ledger.value, now)
         self.drifted.set(drifted)

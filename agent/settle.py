@@ -427,6 +427,7 @@ class Settlement:
                 self.say(event)
 
         self._said = {event for event in self._said if event.pod_uid in table.pods}
+
         # A pod is settled once for each answer: who writes its annotations again is not fought.
         current = {each.identity for each in found}
         self._tried = {
@@ -437,7 +438,6 @@ class Settlement:
         }
         # What is done is owed until the views show it.
         done = {last.effect for last in self._tried.values() if last.until is None}
-
         return [each for each in found if each not in done]
 
     def _left(self, effect: Effect) -> float:

@@ -190,6 +190,7 @@ class NodeAgent:
             Task("recent", self.recent.run),
         ]
         self.doors: list[Task] = []
+
         # Who only observes acts on no pod, lock, row or directory.
         if not self.observes:
             self.services += [
@@ -215,6 +216,7 @@ class NodeAgent:
         """Make what answers the kubelet, and what follows from the answers."""
         settings, adapters, say = self.found.settings, self.adapters, self.notices.say
         facts, state, paths = self.facts, self.state, settings.paths
+
         self.usage = ContainerUsage(
             HostRegions(settings.hook_path, adapters.regions, ContainerProcesses(paths.cgroup)),
             state.ledger,
@@ -364,6 +366,7 @@ class NodeAgent:
             session.requests,
             session.received,
         )
+
         return allocation
 
     # What passes between the services.
@@ -378,9 +381,11 @@ class NodeAgent:
         listed = self.settings.saw_gpus(scan)
         if listed is not None:
             self.keeper.found(listed)
+
         self.health.scanned(scan)
 
     def _is_ill(self, uuid: GpuUuid) -> bool:
+        """Whether the GPU has a fault of its own, which says nothing about the driver."""
         shared = self.facts.inventory.value.find(uuid)
         return shared is not None and shared.health.ill
 
@@ -404,7 +409,7 @@ class NodeAgent:
             self.withholder.look()
 
     async def _discover(self) -> None:
-        # The Node's labels come before the first scan: the first list may depend on them.
+        """Scan for GPUs, at first once the Node's labels are known: the list may depend on them."""
         await self.settings.await_labels()
         await self.discovery.run()
 
@@ -439,4 +444,5 @@ class NodeAgent:
         ]
         if with_core:
             checks.append(NodeCheck(AllocateStep.DIRECTORY, adapters.hooks.check, turn=3))
+
         return checks

@@ -31,26 +31,34 @@ from agent.state import encode_last_good
 
 PERIOD: Final = 5.0
 """Seconds between two reads of the files. It is also the wait after what could not act."""
+
 STILL: Final = 0.2
 """Changed files count as written when two reads, this many seconds apart, find the same.
 
 Otherwise the next PERIOD tries it again.
 """
-TRIES: Final = 4
+
+MOST_READS: Final = 4
 """A file that changes at every read is taken as it is at this try."""
+
 RETRY: Final = 30.0
 """Seconds until a failed write of the copy is tried again."""
-LABELS: Final = 2.0
+
+LABELS_DEADLINE: Final = 2.0
 """Seconds that the first start of all waits for the Node's labels."""
-QUIET: Final = 10.0
+
+PAUSE_DEADLINE: Final = 10.0
 """Seconds for the kubelet's calls to pause, before another name or scheduler takes effect."""
 
 SOURCES: Final = "sources"
 """Files, variables and flags, as they were read last."""
+
 NODE: Final = "node"
 """The settings in force, for the labels and GPUs of this node."""
 
-_UNLABELLED = f"the Node is not seen after {LABELS:g} s: what selects by labels does not apply yet"
+_UNLABELLED = (
+    f"the Node is not seen after {LABELS_DEADLINE:g} s: what selects by labels does not apply yet"
+)
 _BUSY = f"the kubelet admits pods without a pause; the settings are read again in {PERIOD:g} s"
 _UNFIT = "the settings do not fit so many GPUs: see Event ConfigRejected"
 _RESTART = "these settings take effect at the next start: restart the agent"
@@ -128,10 +136,10 @@ class SettingsService:
             group.create_task(self._keep_copy())
 
     async def await_labels(self) -> None:
-        """Wait for the Node's labels, LABELS at most, if they decide and no run has seen them."""
+        """Wait LABELS_DEADLINE at most for the Node's labels, if they decide and are unknown."""
         if self._plan.need_labels(self._facts):
             try:
-                async with Lag().within(LABELS):
+                async with Lag().within(LABELS_DEADLINE):
                     await self.labelled.wait()
             except TimeoutError:
                 log.warning("config.labels_unknown", what=_UNLABELLED)
@@ -194,7 +202,7 @@ class SettingsService:
                 await await_event(self._outside.asked, STILL) or await look(read, good) is not read
             )
         )
-        self._tries = 0 if is_whole else (self._tries + 1) % TRIES
+        self._tries = 0 if is_whole else (self._tries + 1) % MOST_READS
         if self._tries:
             return
 
@@ -215,11 +223,12 @@ class SettingsService:
         held = plan.undrained(self._outside.ledger.value)
         if held is None and plan.lasting() != self._plan.lasting():
             try:
-                async with asyncio.timeout(QUIET):
+                async with asyncio.timeout(PAUSE_DEADLINE):
                     await self._outside.calls.idle_for(PREFERENCE_FOLLOWED)
             except TimeoutError:
                 log.warning("config.waits", err=_BUSY)
                 return
+
         self.take(plan, again=again, asked=asked)
 
     def take(self, plan: NodeValues, *, again: bool = False, asked: bool = False) -> None:

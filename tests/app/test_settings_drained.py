@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 import pytest
 import structlog
 
-from agent.app.settings import PERIOD, QUIET, STILL, TRIES
+from agent.app.settings import MOST_READS, PAUSE_DEADLINE, PERIOD, STILL
 from agent.errors import SettingsError
 from agent.kit.cell import Cell
 from agent.kubelet.door import PREFERENCE_FOLLOWED
@@ -183,7 +183,7 @@ async def test_calls_without_a_pause_hold_up_a_name_and_no_other_settings_and_it
     async with a_room(Ledger()) as (room, written):
         written.own = RENAMED
         with structlog.testing.capture_logs() as logs, room.calls.busy():
-            await asyncio.sleep(PERIOD + QUIET)
+            await asyncio.sleep(PERIOD + PAUSE_DEADLINE)
             assert ["config.waits"] == [line["event"] for line in logs]
             assert OLD == name_of(room)
 
@@ -192,7 +192,7 @@ async def test_calls_without_a_pause_hold_up_a_name_and_no_other_settings_and_it
             assert 4 == room.split_count
             written.own = RENAMED
             await asyncio.sleep(SOON)
-        await asyncio.sleep(QUIET + PERIOD)
+        await asyncio.sleep(PAUSE_DEADLINE + PERIOD)
 
         assert NEW == name_of(room)
 
@@ -302,11 +302,11 @@ async def test_a_change_is_taken_once_two_reads_find_the_same():
 async def test_files_that_change_at_every_read_are_taken_after_some_periods():
     async with a_room(Ledger()) as (room, written):
         written.drafts = [f"sharing: {{splitCount: {count}}}" for count in range(11, 99)]
-        await asyncio.sleep((TRIES - 1) * PERIOD)
+        await asyncio.sleep((MOST_READS - 1) * PERIOD)
         assert ([], []) == (room.refreshed, room.told)
         await asyncio.sleep(PERIOD)
         assert ([17], "") == (room.refreshed, room.service.trouble)
-        await asyncio.sleep((TRIES - 1) * PERIOD)
+        await asyncio.sleep((MOST_READS - 1) * PERIOD)
         assert [17] == room.refreshed, "each is given as long to come to rest"
         await asyncio.sleep(PERIOD)
         assert [17, 25] == room.refreshed

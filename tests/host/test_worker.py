@@ -74,7 +74,8 @@ async def test_work_whose_caller_left_is_not_begun():
 async def test_work_whose_caller_left_while_it_ran_goes_on_and_bothers_nobody():
     begun, gate = asyncio.Event(), threading.Event()
     loop = asyncio.get_running_loop()
-    ended = []
+    ended, bothered = [], []
+    loop.set_exception_handler(lambda _, context: bothered.append(context))
 
     def fail():
         loop.call_soon_threadsafe(begun.set)
@@ -90,7 +91,7 @@ async def test_work_whose_caller_left_while_it_ran_goes_on_and_bothers_nobody():
 
         assert 7 == await worker.call(int, "7")
 
-    assert [True] == ended
+    assert ([True], []) == (ended, bothered)
 
 
 async def test_leaving_finishes_what_waits():

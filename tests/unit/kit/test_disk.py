@@ -2,10 +2,11 @@
 
 import errno
 import os
+import shutil
 
 import pytest
 
-from agent.kit.disk import check_writable
+from agent.kit.disk import DIRECTORY, check_writable, remove_stepwise
 
 WELL = {"f_blocks": 100, "f_bfree": 50, "f_bavail": 40, "f_files": 100, "f_ffree": 50, "f_flag": 0}
 ORDER = ("f_bsize", "f_frsize", "f_blocks", "f_bfree", "f_bavail", "f_files", "f_ffree", "f_favail")
@@ -45,3 +46,22 @@ def test_a_directory_of_this_machine_takes_writes_until_it_is_removed(tmp_path):
     with pytest.raises(FileNotFoundError):
         check_writable(opened, "there")
     os.close(opened)
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_what_another_process_removes_meanwhile_does_not_remain(tmp_path, monkeypatch, depth):
+    rename, others = os.rename, ["a", "a/b"][:depth]
+    (tmp_path / "home" / "a" / "b" / "c").mkdir(parents=True)
+
+    def overtaken(name, target, **directories):
+        if len(others) and (tmp_path / "home" / others[-1]).exists():
+            shutil.rmtree(tmp_path / "home" / others.pop())
+        rename(name, target, **directories)
+
+    monkeypatch.setattr(os, "rename", overtaken)
+    above = os.open(tmp_path, DIRECTORY)
+    for _ in remove_stepwise("home", above):
+        pass
+    os.close(above)
+
+    assert [] == list(tmp_path.iterdir())
