@@ -324,8 +324,11 @@ async def test_a_link_whose_other_end_the_driver_does_not_tell_leaves_the_rest_k
     ]
 
 
-async def test_links_that_cannot_be_asked_leave_the_gpu_without(library, driver):
-    library.failures["nvmlDeviceGetTopologyCommonAncestor", 0] = 999
+@pytest.mark.parametrize(
+    "call", ["nvmlDeviceGetTopologyCommonAncestor", "nvmlDeviceGetNvLinkState"]
+)
+async def test_links_that_cannot_be_asked_leave_the_gpu_without(library, driver, call):
+    library.failures[call, 0] = 999
     scan = await driver.scan()
 
     assert [0, 2, 2] == [len(gpu.links) for gpu in scan.gpus]
