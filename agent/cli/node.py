@@ -102,7 +102,7 @@ def add_parser(subparsers: Subparsers) -> None:
 
 def _add_gpu(parser: argparse.ArgumentParser, names: str) -> None:
     """Add the argument GPU. `names` says how a GPU can be named."""
-    name = text_where(lambda text: bool(NAME.fullmatch(text)) and text.isprintable(), names, {})
+    name = text_where(lambda text: bool(NAME.fullmatch(text)) and text.isprintable(), names)
     parser.add_argument("gpu", metavar="GPU", type=typed(name, names), help=names)
 
 
