@@ -67,13 +67,7 @@ class Discovery:
     wrong with the driver, in words; None: it answers.
     """
 
-    def __init__(
-        self,
-        driver: Driver,
-        found: Callable[[Scan], None],
-        *,
-        ill: Ill = lambda _: False,
-    ) -> None:
+    def __init__(self, driver: Driver, found: Callable[[Scan], None], *, ill: Ill) -> None:
         self.problem: Cell[str | None] = Cell("the driver has not been asked yet")
         self._driver = driver
         self._found = found

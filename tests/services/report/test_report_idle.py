@@ -42,7 +42,7 @@ class IdleAgent:
         self.slices = Cell(SliceList())
         self.state = Cell(ReportState())
         self.keeper = InventoryKeeper(inventory, self.sharing, clock, slices=self.slices)
-        self.discovery = Discovery(self.driver, self.keeper.found)
+        self.discovery = Discovery(self.driver, self.keeper.found, ill=lambda _: False)
         self.health = HealthWatch(
             driver=self.driver,
             inventory=inventory,
