@@ -34,8 +34,6 @@ from agent.ports import Clock, NodeApi, PodApi
 
 log = structlog.get_logger(__name__)
 
-# When a watch is opened again.
-
 LOOK_PAUSE = 0.2
 """The least seconds between watches opened by `reopen`: each Allocate may cause one."""
 DELAYS = (1.0, 2.0, 5.0, 10.0, 20.0, 30.0)
@@ -428,8 +426,6 @@ class PodWatch:
 def _is_newer(version: str, than: str) -> bool:
     return version_number(version) > version_number(than)
 
-
-# Remembers what each GPU registered lately, for pods that were placed before a change.
 
 WINDOW = 60.0
 """Seconds for which a former amount counts, because the scheduler may have decided by it."""

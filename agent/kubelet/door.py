@@ -492,8 +492,6 @@ class DevicePlugin:
     def _unary(
         self, method: str, answer: Callable[[Any], Awaitable[Any]]
     ) -> Callable[[Stream[Any, Any]], Awaitable[None]]:
-        """The handler of one request with one answer."""
-
         async def serve(stream: Stream[Any, Any]) -> None:
             is_admission = method in {"prefer", "allocate"}
             under_way = self.traffic.admissions.busy() if is_admission else contextlib.nullcontext()

@@ -23,8 +23,6 @@ from agent.ledger import KubeletEpoch
 from agent.ports import SocketWatch
 from agent.wire.v1beta1 import DevicePluginOptions, RegisterRequest, RegistrationStub
 
-# The client of the kubelet's Registration service: each call opens one short connection.
-
 API_VERSION = "v1beta1"
 
 
@@ -224,7 +222,6 @@ class Registration:
             self._changes.set(self._changes.value + 1)
 
     async def _step(self) -> None:
-        """Do the one thing that is due, or wait for a change."""
         kubelet = self._watch.epoch()
         if kubelet is not None and kubelet != self._kubelet:
             self._on_new_kubelet(kubelet)
@@ -358,7 +355,6 @@ class Registration:
     def _publish(
         self, event: str, text: str, *, registered: bool = False, problem: bool = False
     ) -> None:
-        """Publish the state; log it if it changed."""
         if self.state.set(RegistrationState(registered, self._streams.value > 0, text)):
             tell = log.warning if problem else log.info
             tell(event, resource=self._resource.value, endpoint=self._serving.endpoint, text=text)
