@@ -302,6 +302,11 @@ def count_slots(tail: bytes) -> int:
     return max(0, min(count, MAX_PROCESSES))
 
 
+def holds_back(tail: bytes) -> bool:
+    """Whether launches are held back; a shorter tail says no."""
+    return len(tail) >= 12 and struct.unpack_from("<i", tail, 8)[0] < 0
+
+
 def decode_region(
     offsets: RegionOffsets, head: bytes, tail: bytes, first: bytes, second: bytes
 ) -> Region:

@@ -218,6 +218,18 @@ async def test_who_is_held_back_is_found_in_each_layout(hook, regions, file, num
     assert number == (await one(regions)).region.recent_kernel
 
 
+async def test_who_is_held_back_is_found_by_few_bytes_also_with_more_processes_than_are_read(
+    hook, regions, thread
+):
+    (container_dir(hook) / FILE).write_bytes(full_region(V1_2, gpus=16, processes=1024))
+    assert "more than are read" in (await one(regions)).reason
+    assert {} == await regions.write({NAME: RegionChange(recent_kernel=-1)})
+    thread.spent = 0.0
+
+    assert [NAME] == await regions.held()
+    assert thread.spent < 4096 * thread.rate
+
+
 async def test_one_that_cannot_be_written_stops_no_other(hook, regions):
     region = with_region(hook, OTHER)
     change = RegionChange(recent_kernel=-1)
