@@ -161,15 +161,13 @@ def _size_of(name: str, above: int | None) -> DirectorySize:
         with contextlib.ExitStack() as open_directories:
             opened = open_in(open_directories, name, above)
             for entry in open_directories.enter_context(os.scandir(opened)):
-                entries += 1
-                try:
+                entries, is_beyond = entries + 1, False
+                with contextlib.suppress(FileNotFoundError):
                     status = entry.stat(follow_symlinks=False)
-                except FileNotFoundError:
-                    continue
+                    size += status.st_blocks * 512 // max(status.st_nlink, 1)
+                    is_beyond = stat.S_ISDIR(status.st_mode)  # HAMi-core makes no directory
 
-                size += status.st_blocks * 512 // max(status.st_nlink, 1)
-                # HAMi-core makes no directory.
-                if stat.S_ISDIR(status.st_mode) or size > BYTES or entries > ENTRIES:
+                if is_beyond or size > BYTES or entries > ENTRIES:
                     return DirectorySize(size, entries, is_beyond=True)
     except PermissionError:
         return DirectorySize(size, entries, is_beyond=True)

@@ -587,6 +587,26 @@ async def test_counting_ends_with_the_bytes_and_with_a_directory(dirs, hook, mon
     assert before == handles()
 
 
+async def test_counting_ends_with_names_that_are_gone_when_they_are_looked_at(
+    dirs, hook, monkeypatch
+):
+    leaf, scan = await leaf_of(dirs, hook), os.scandir
+    for number in range(20):
+        (leaf / f"{number}").touch()
+
+    @contextlib.contextmanager
+    def vanishing(opened):
+        with scan(opened) as entries:
+            yield (one for one in entries if not (leaf / one.name).unlink(missing_ok=True))
+
+    monkeypatch.setattr(sizes, "ENTRIES", 5)
+    monkeypatch.setattr(os, "scandir", vanishing)
+
+    size = directory_sizes(hook)[NAME]
+
+    assert (6, True) == (size.entries, size.is_beyond)
+
+
 async def test_the_room_is_that_of_their_file_system_before_and_after_the_first(dirs, hook):
     before = await dirs.room()
     await leaf_of(dirs, hook)
