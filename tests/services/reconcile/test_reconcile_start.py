@@ -60,6 +60,7 @@ async def test_a_pod_that_came_meanwhile_is_taken_over_and_its_directory_left_as
         await asyncio.sleep(0.1)
 
         assert [POD.uid, came.uid] == [row.key.pod_uid for row in scene.rows]
+        assert () == scene.kept
         assert not scene.hooks.made
         assert not scene.hooks.wiped
 
