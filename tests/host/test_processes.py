@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from agent.host.node import CgroupContainers
-from agent.regions import CGROUPS, LOOKUPS, READ
+from agent.regions import CGROUPS, CONTROLLERS, LOOKUPS, READ
 from tests.fakes.offload import Inline
 from tests.host.hook_space import IDENTITIES, TOP, can_mount
 from tests.host.proc_node import ID, MAIN, UID, ProcNode
@@ -207,6 +207,17 @@ def test_a_pod_that_starts_in_a_later_round_than_its_row_is_found_when_it_is_ask
     node.container([7])
 
     assert {7} == node.alive(7)
+
+
+def test_the_cgroups_are_searched_once_a_round_for_however_many_pods(node, monkeypatch):
+    searched = []
+    monkeypatch.setattr("agent.regions._pods", lambda path, _: searched.append(path) or ())
+    for _ in range(2):
+        node.processes.begin([MAIN, f"{OTHER}_main"])
+        for name in (MAIN, f"{OTHER}_main"):
+            assert None is node.processes.alive(name, frozenset({7}))
+
+    assert 2 * len(CONTROLLERS) == len(searched)
 
 
 CONTAINER = """
