@@ -118,8 +118,6 @@ class ContainerView(msgspec.Struct, frozen=True):
 
     def asking_by(self, resource: str) -> "ContainerView":
         """The same container, counted by that name of the agent's resource."""
-        if self.resource == resource:
-            return self
         asked = dict(self.others)
         if self.count:
             asked[self.resource] = self.count

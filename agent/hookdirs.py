@@ -370,7 +370,6 @@ class HostHookDirs:
         return DiskRoom(float(system.f_bavail * system.f_frsize), inodes)
 
     def _prepare(self, name: str, *, wipe: bool) -> int:
-        """Do prepare(); return how many were set aside."""
         aside = 0
         with state_errors(self._hook), contextlib.ExitStack() as open_directories:
             hook = self._own(open_directories)
@@ -419,7 +418,6 @@ class HostHookDirs:
         return hook
 
     def _remove(self, name: str) -> int:
-        """Do remove(); return how many were set aside."""
         with open_containers(self._hook) as above:
             if above is None:
                 return 0

@@ -67,13 +67,7 @@ class Discovery:
     wrong with the driver, in words; None: it answers.
     """
 
-    def __init__(
-        self,
-        driver: Driver,
-        found: Callable[[Scan], None],
-        *,
-        ill: Ill = lambda _: False,
-    ) -> None:
+    def __init__(self, driver: Driver, found: Callable[[Scan], None], *, ill: Ill) -> None:
         self.problem: Cell[str | None] = Cell("the driver has not been asked yet")
         self._driver = driver
         self._found = found
@@ -127,8 +121,6 @@ class Discovery:
         if self.problem.set(text):
             log.warning("driver.fails", err=text)
 
-
-# Samples the usage of each GPU every 5 s and keeps the samples for 15 minutes, in memory.
 
 SAMPLE_PERIOD: Final = 5.0
 DEADLINE: Final = 2.0
@@ -285,7 +277,6 @@ class Withholder:
             await asyncio.sleep(max(0.0, begun + LEAST - loop.time()))
 
     def _note(self, check: NodeCheck, error: AgentError | TimeoutError | None) -> None:
-        """Record the result of a check and decide again."""
         self._found[check] = _sentence(error, check.step)
         texts = (self._found.get(each, "") for each in self._checks)
         reasons = tuple(dict.fromkeys(filter(None, texts)))

@@ -60,8 +60,6 @@ class ContainerEdits(msgspec.Struct, frozen=True):
     cdi_names: tuple[str, ...] = ()
 
 
-# NVIDIA's device list strategies.
-
 ENVVAR = "envvar"
 VOLUME_MOUNTS = "volume-mounts"
 CDI_ANNOTATIONS = "cdi-annotations"
@@ -256,9 +254,6 @@ def container_directory(pod_uid: str, container: str) -> str:
         raise Refusal(RefusalReason.HOST_DIRECTORY, text)
 
     return name
-
-
-# The slices that the kubelet holds for pods, as PodResources reports them.
 
 
 class ContainerHolding(msgspec.Struct, frozen=True):
@@ -535,9 +530,6 @@ class JournalEntry(msgspec.Struct, frozen=True):
     namespace: str = ""
     pod: str = ""
     container: str = ""
-
-
-# The settings files that were last accepted. A later start falls back to them.
 
 
 class SourceFile(msgspec.Struct, frozen=True):

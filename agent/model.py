@@ -22,8 +22,6 @@ from agent.setting import (
     whole,
 )
 
-# Compares times of a clock that can be set back.
-
 
 def has_passed(span: dt.timedelta, since: dt.datetime, now: dt.datetime) -> bool:
     """Whether `since` is at least `span` ago, or in the future.
@@ -306,9 +304,6 @@ class Sampled(msgspec.Struct, frozen=True):
     sample: GpuSample
 
 
-# A share: the part of one GPU that the scheduler gave one container.
-
-
 class Share(msgspec.Struct, frozen=True):
     """`memory_mib` MiB and `core_percent` percent of the GPU `uuid`. 0 MiB means all memory."""
 
@@ -586,7 +581,6 @@ def _link(gpu: Gpu, peer: Gpu) -> Link | None:
 
 
 def _kinds(link: Link | None) -> int:
-    """The number of kinds of links: PCI and NVLink."""
     return 0 if link is None else (link.path is not None) + (link.nvlinks > 0)
 
 

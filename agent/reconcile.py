@@ -757,7 +757,6 @@ class Reconcile:
         return fresh
 
     async def _get(self, rows: Sequence[Row]) -> None:
-        """Ask the kubelet about the pods of these rows."""
         await asyncio.sleep(SETTLE)
         epoch = self.epoch.value
         elapsed = asyncio.get_running_loop().time()

@@ -644,7 +644,6 @@ class Reporter:
         return DueWrite(target, report, reason)
 
     def _turn(self, need: DueWrite, now: float) -> float:
-        """The loop time at which the write may go out."""
         turn = now
         if need.reason is Reason.STAMP:
             turn = now if self._stamped is None else self._stamped + STAMP_EVERY

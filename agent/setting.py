@@ -96,9 +96,7 @@ text_or_whole = ValueType(
 """A string. A whole number becomes the string of its digits."""
 
 
-def text_where(
-    holds: Callable[[str], bool], expected: str, schema: Mapping[str, object]
-) -> ValueType:
+def text_where(holds: Callable[[str], bool], expected: str, **schema: str) -> ValueType:
     """Text for which `holds` is true. Messages say what was `expected`."""
 
     def read(value: object) -> str:
@@ -110,7 +108,7 @@ def text_where(
     return ValueType(read, {"type": "string", **schema})
 
 
-def optional(kind: ValueType, schema: Mapping[str, object]) -> ValueType:
+def optional(kind: ValueType, **schema: str) -> ValueType:
     """The same text, or an empty one, which counts as not set."""
     return ValueType(
         lambda value: kind(value) if read_text(value) else None, {"type": "string", **schema}
@@ -120,28 +118,24 @@ def optional(kind: ValueType, schema: Mapping[str, object]) -> ValueType:
 _DOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 _NAME = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
 
-optional_text = optional(text, {})
+optional_text = optional(text)
 """A string; an empty one counts as not set."""
 
 node_name = optional(
     text_where(
         lambda name: len(name) <= 253 and _DOMAIN.fullmatch(name) is not None,
         "expected the name of a Node, like gpu-1 (lower case)",
-        {},
-    ),
-    {},
+    )
 )
 """The name of a Node; an empty one counts as not set.
 
 Source: kubernetes pkg/apis/core/validation ValidateNodeName (a DNS subdomain).
 """
 
-path = text_where(
-    lambda absolute: absolute.startswith("/"), "expected an absolute path", {"pattern": "^/"}
-)
+path = text_where(lambda path: path.startswith("/"), "expected an absolute path", pattern="^/")
 """An absolute path."""
 
-optional_path = optional(path, {"pattern": "^(/|$)"})
+optional_path = optional(path, pattern="^(/|$)")
 """An absolute path; an empty one counts as not set."""
 
 
@@ -158,7 +152,7 @@ def _is_resource(full_name: str) -> bool:
 
 
 resource_name = text_where(
-    _is_resource, "expected a name like nvidia.com/gpu", {"pattern": "^[^/]+/[^/]+$"}
+    _is_resource, "expected a name like nvidia.com/gpu", pattern="^[^/]+/[^/]+$"
 )
 """An extended resource's name, by the kubelet's rule.
 
@@ -267,7 +261,7 @@ def text_like(form: re.Pattern[str], example: str) -> ValueType:
     return text_where(
         lambda found: form.fullmatch(found) is not None,
         f"expected text like {example}",
-        {"pattern": f"^{form.pattern}$"},
+        pattern=f"^{form.pattern}$",
     )
 
 

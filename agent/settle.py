@@ -187,7 +187,6 @@ def _for_answered(facts: SettlementFacts) -> Iterator[Effect]:
 
 
 def _for_refused(facts: SettlementFacts) -> Iterator[Effect]:
-    """Settle each pod that the agent refused as failed."""
     begun: Counter[str] = Counter()
     for pod in facts.table.pods.values():
         is_tried = pod.uid in facts.tried
@@ -276,7 +275,6 @@ def events_of(effects: Iterable[Effect], facts: SettlementFacts) -> Iterator[Nod
 
 
 def _changes(pod: PodView, effect: Effect) -> dict[str, str | None]:
-    """The annotations of the pod that the effect has to change."""
     changes: dict[str, str | None] = {}
     text = pod.annotations.get(TO_ALLOCATE)
     if effect.groups and text is not None:
@@ -441,7 +439,6 @@ class Settlement:
         return [each for each in found if each not in done]
 
     def _left(self, effect: Effect) -> float:
-        """Seconds until the effect may be performed."""
         last = self._tried.get(effect.identity)
         pause = last.until - loop_time() if last and last.until else 0.0
         if effect.is_rationed:

@@ -460,7 +460,6 @@ class StateService:
 
 
 def _resolve(batch: Iterable[asyncio.Future[None]], error: StateError | None) -> None:
-    """End the `commit` calls that still wait."""
     for done in batch:
         if done.done():
             continue
@@ -469,8 +468,6 @@ def _resolve(batch: Iterable[asyncio.Future[None]], error: StateError | None) ->
         else:
             done.set_exception(error)
 
-
-# Keeps what happened on this node in the last 24 h, for people to read.
 
 KEPT: Final = dt.timedelta(hours=24)
 LIMIT: Final = 500

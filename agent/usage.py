@@ -21,8 +21,6 @@ from agent.model import MIB, GpuSample, GpuUuid, Inventory, Sampled
 from agent.ports import Clock
 from agent.regions import HostRegions
 
-# What one container uses of each of its GPUs, summed over its live processes.
-
 MOST_MIB: Final = 1 << 20
 """More memory than a GPU can have whose size is not known."""
 

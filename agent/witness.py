@@ -178,8 +178,6 @@ def decode_records(content: bytes, resource: str) -> Mapping[ContainerKey, froze
     }
 
 
-# Reads the kubelet's checkpoint file on the worker thread.
-
 log = structlog.get_logger(__name__)
 
 FILE_NAME = "kubelet_internal_checkpoint"

@@ -86,11 +86,8 @@ def _names(uuids: Sequence[GpuUuid], settings: EditSettings) -> tuple[str, ...]:
 
 
 def _modes(settings: EditSettings) -> list[str]:
-    """NVIDIA's optional modes that are switched on."""
     return [name for name in ("gdrcopy", "gds", "mofed") if getattr(settings, name)]
 
-
-# The answer of one container: HAMi's environment and mounts for its shares.
 
 LOCK_DIRECTORY = "/tmp/vgpulock"  # noqa: S108 -- where libvgpu.so looks in the container
 PRELOAD_FILE = "/etc/ld.so.preload"

@@ -713,7 +713,6 @@ def _several(known: tuple[Candidate, ...], evidence: Evidence) -> Refusal:
 
 
 def _nobody(evidence: Evidence) -> Refusal:
-    """Why no pod could be found for the request."""
     count = evidence.count
     if evidence.listed and (evidence.list_failed or not evidence.table.synced):
         return _unknown(f"no pod that it knows of asks for {count} slice(s) at this moment")

@@ -186,7 +186,6 @@ class PlainAllocation(Allocation):
     def _first(
         self, ids: tuple[SliceId, ...], granted: tuple[GrantedShare, ...], facts: HookFacts
     ) -> Row:
-        """A new row with its answer."""
         # A UID without dashes is not one of the API server's. So hami mode, which removes
         # directories of deleted pods, does not remove this one.
         uid = PodUid(f"{self.chance.getrandbits(128):032x}")

@@ -120,9 +120,6 @@ def read_request(
     )
 
 
-# What pods take of each GPU.
-
-
 class GpuUse(msgspec.Struct, frozen=True):
     """Memory in MiB and compute in percent."""
 

@@ -193,8 +193,6 @@ def refusal_of(error: TimeoutError | StateError, step: AllocateStep) -> Refusal:
     )
 
 
-# The Allocates under way.
-
 BUCKETS: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0)
 
 USED_LOCKS = 256

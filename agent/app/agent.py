@@ -304,18 +304,18 @@ class NodeAgent:
             containers=CgroupContainers(settings.paths.cgroup, adapters.worker),
             hooks=adapters.hooks,
             refresh=pods.refresh,
-            look_at_pod=pods.look,
+            look_at_pod=pods.find_uid,
             look_at_node=node.refresh,
             epoch=self.kubelet.now,
             streams=self.server.traffic.streams,
             clock=clock,
-            look=node.look,
+            look=node.reopen,
         )
 
         self.report = report = Reporter(
             node_api,
             ReportCells(facts.inventory, facts.node, node.returns, facts.report, self.reported),
-            node.saw,
+            node.on_answer,
             say,
             clock,
             chance,

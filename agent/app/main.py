@@ -156,7 +156,6 @@ async def _run(
 
 
 def _doors(agent: NodeAgent, notifier: Systemd) -> list[Task]:
-    """The doors of the agent, and those about the process."""
     settings = agent.found.settings
     web = WebDoors(settings, agent=agent)
     doors = [
@@ -336,7 +335,6 @@ def _signals() -> tuple[asyncio.Event, asyncio.Event]:
 
 
 def _leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:
-    """The errors in the group and in groups of it."""
     for error in group.exceptions:
         if isinstance(error, BaseExceptionGroup):
             yield from _leaves(error)

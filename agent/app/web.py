@@ -184,7 +184,6 @@ def _checks(agent: NodeAgent) -> list[Check]:
 
 
 def _actions(agent: NodeAgent) -> Actions:
-    """What an operator can ask the agent to do."""
     health = agent.health
 
     async def release(name: str) -> GpuRelease | None:
@@ -254,7 +253,6 @@ def _status_facts(agent: NodeAgent, checks: tuple[Check, ...]) -> StatusFacts:
 
 
 def _series_of(agent: NodeAgent) -> MetricSources:
-    """The counters and gauges of all services."""
     state, traffic = agent.state, agent.server.traffic
     clearing, registration, reconcile = agent.clearing, agent.registration, agent.reconcile
     tallies: list[Tally] = [

@@ -130,6 +130,5 @@ async def _nodes(environ: Mapping[str, str]) -> list[str]:
 
 
 def _shown(parser: argparse.ArgumentParser) -> list[argparse.Action]:
-    """The options and arguments in the help of the parser."""
     every = parser._actions  # noqa: SLF001 -- argparse has no public list
     return [action for action in every if action.help != argparse.SUPPRESS]

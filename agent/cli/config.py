@@ -204,7 +204,6 @@ def _tell(plan: NodeValues, notes: Iterable[str]) -> None:
 
 
 def _changed(values: Values) -> list[Setting]:
-    """What a source sets."""
     return [setting for setting in values.values() if setting.origin != DEFAULT]
 
 
@@ -277,7 +276,6 @@ async def _given(args: argparse.Namespace, faults: Faults) -> Sources:
 
 
 def _kind(text: SourceFile) -> str:
-    """Which of the three files it is."""
     if is_json(text):
         try:
             keys = [key for key, _, _ in read_json(text.content, text.name).pairs(str.lower)]

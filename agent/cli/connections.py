@@ -18,8 +18,6 @@ from agent.kube.client import Connection, KubeSession, check
 
 R = TypeVar("R")
 
-# The agent's unix socket.
-
 DEFAULT_SOCKET: Final = Path("/run/hami-agent/api.sock")
 
 ANSWER_LIMIT: Final = 8 * 1024 * 1024

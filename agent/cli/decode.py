@@ -118,7 +118,6 @@ def _kind(text: str) -> str:
 
 
 def _register(text: str) -> object:
-    """The GPUs of a register annotation, in either form."""
     if is_json_form(text) and MIG_KEY in keys_of_first(text):
         raise MalformedText("this is hami.io/vgpu-mig-allocations, which is JSON: read it as it is")
 
@@ -149,13 +148,11 @@ def _devices(text: str) -> object:
 
 
 def _lock(text: str) -> object:
-    """Who holds the node lock, and since when."""
     lock = decode_node_lock(text)
     return {"since": lock.stamp, "namespace": lock.namespace, "pod": lock.name}
 
 
 def _time(text: str) -> object:
-    """A time in Unix seconds, as `hami.io/vgpu-time` has it."""
     try:
         return dt.datetime.fromtimestamp(int(text), dt.UTC)
     except (ValueError, OverflowError) as error:
@@ -163,7 +160,6 @@ def _time(text: str) -> object:
 
 
 def _phase(text: str) -> object:
-    """One of the phases of a bind."""
     if text not in PHASES:
         raise MalformedText(f"bind-phase {cap(text)!r} is none of {', '.join(PHASES)}")
 

@@ -401,9 +401,6 @@ def _ask_agent(path: Path) -> AgentAnswer:
         return AgentAnswer(str(path), failure=failure or str(reason or error), denied=denied)
 
 
-# What is at hand.
-
-
 class NodeSeen(msgspec.Struct, eq=False):
     """What is at hand of a node, and what the looks have seen there."""
 
@@ -493,7 +490,7 @@ async def _ask_cluster(seen: NodeSeen) -> list[Finding]:
                 denied += [right for right in pods if not await reader.granted(right)]
 
             if "get nodes" not in words:
-                seen.node = await reader.look(settings.sharing.resource, seen.clock)
+                seen.node = await reader.get_sight(settings.sharing.resource, seen.clock)
                 found += scheduling.judge_node(settings.node, seen.node)
 
             found.append(scheduling.judge_rights(seen.server, denied, unasked))
@@ -517,7 +514,6 @@ async def _ask_cluster(seen: NodeSeen) -> list[Finding]:
 
 
 async def _paths(seen: NodeSeen) -> Iterable[Finding]:
-    """The directories that the agent writes to."""
     paths, home = seen.settings.paths, seen.settings.hook_path / "vgpu"
     hook, inner = look_at(seen.settings.hook_path), look_at(home)
     if inner.kind:  # a pod mounts only this directory, and its root is read-only
@@ -551,7 +547,6 @@ async def _paths(seen: NodeSeen) -> Iterable[Finding]:
 
 
 async def _agent(seen: NodeSeen) -> Iterable[Finding]:
-    """The agent that runs, and whether it is alone."""
     if seen.agent is None:
         return []
 
@@ -777,7 +772,6 @@ async def _kubelet(seen: NodeSeen) -> Iterable[Finding]:
 
 
 async def _plugins(seen: NodeSeen) -> Iterable[Finding]:
-    """Other plugins that run here, and what they have left."""
     settings, running = seen.settings, seen.agent is not None
     # The register annotation is the agent's own while it runs, and no sign of HAMi's plugin.
     reported = not running and seen.node is not None and REGISTER in seen.node.annotations
@@ -860,9 +854,6 @@ LOOKS: Final = (
     ({"paths"}, _paths),
 )
 """The looks, each with the groups that need it. One that lacks what it needs finds nothing."""
-
-
-# Renders the findings: lines for people, data for programs.
 
 
 def finding_lines(findings: Sequence[Finding], *, every: bool) -> Iterator[FoldedLine]:

@@ -249,9 +249,6 @@ async def _with_use(session: KubeSession, found: ClusterSnapshot) -> ClusterSnap
     return msgspec.structs.replace(found, uses=uses)
 
 
-# Renders the answers as text for people, and as data for programs.
-
-
 def explanation_lines(
     explanation: Explanation, taken: dt.datetime, source: str, now: dt.datetime, chosen: str = ""
 ) -> Iterator[FoldedLine]:

@@ -122,7 +122,6 @@ def _journal(logger: WrappedLogger, method: str, line: EventDict | str) -> str:
 
 
 def _text(logger: WrappedLogger, method: str, event: EventDict) -> str:
-    """Format as `12:00:00 info  event  key=value …`."""
     del logger
     stamp = str(event.pop("ts"))[11:19]
     name = event.pop("event")

@@ -190,7 +190,6 @@ def parser_of(verb: str) -> argparse.ArgumentParser:
 
 
 def _parser(program: str) -> tuple[argparse.ArgumentParser, Subparsers]:
-    """The parser of the program, without any verb yet."""
     parser: argparse.ArgumentParser = Parser(
         prog=program,
         description="Shares the NVIDIA GPUs of one node among Kubernetes pods, beside HAMi's "
@@ -314,9 +313,6 @@ def add_output(
         default=default,
         help="the same as -o json",
     )
-
-
-# The verb of this module.
 
 
 def add_parser(subparsers: Subparsers) -> None:

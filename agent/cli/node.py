@@ -101,8 +101,7 @@ def add_parser(subparsers: Subparsers) -> None:
 
 
 def _add_gpu(parser: argparse.ArgumentParser, names: str) -> None:
-    """Add the argument GPU. `names` says how a GPU can be named."""
-    name = text_where(lambda text: bool(NAME.fullmatch(text)) and text.isprintable(), names, {})
+    name = text_where(lambda text: bool(NAME.fullmatch(text)) and text.isprintable(), names)
     parser.add_argument("gpu", metavar="GPU", type=typed(name, names), help=names)
 
 
@@ -110,9 +109,6 @@ def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     """Run one of the verbs; return the exit code."""
     verbs = {"recheck": _recheck, "release": _release, "cordon": _cordon, "uncordon": _uncordon}
     return verbs[args.verb](args, environ)
-
-
-# `recheck` and `release`.
 
 
 def _act(
@@ -214,9 +210,6 @@ def _release_text(data: Mapping[str, Any]) -> tuple[list[str], bool]:
     return lines, data["released"] is True and not data["heldBy"]
 
 
-# `cordon` and `uncordon`.
-
-
 def _cordon(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     """Writes the GPU into the Node's annotation hami.io/device-cordon.
 
@@ -239,7 +232,6 @@ def _uncordon(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
 
 
 def _change(args: argparse.Namespace, environ: Mapping[str, str], *, cordon: bool) -> int:
-    """Ask, write, print the result, and return the exit code."""
     configure("error", "auto", environ)
     if not args.yes and not sys.stdin.isatty():
         return fail(args.verb, "there is no terminal to ask on: give -y", USAGE)

@@ -100,8 +100,6 @@ def shorten(text: str, width: int) -> str:
     return kept + "…"
 
 
-# What the output can show.
-
 NARROWEST: Final = 20
 WITHOUT: Final = 120
 """Columns where there is no terminal and COLUMNS is not set."""
@@ -198,9 +196,6 @@ def working(text: str) -> Iterator[None]:
     finally:
         sys.stderr.write("\r\x1b[K")
         sys.stderr.flush()
-
-
-# Writes the answer of a verb: lines for people, and one form of document for programs.
 
 
 def answer(

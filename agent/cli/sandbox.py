@@ -233,7 +233,6 @@ def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
 
 
 def _problem(args: argparse.Namespace) -> str:
-    """What is wrong with the arguments; empty when nothing is."""
     fewest, hint = FEWEST_GPUS, ", or any number from 1 with --interactive"
     if args.interactive:
         fewest, hint = 1, ""
@@ -344,7 +343,6 @@ class _Screen:
                 ticking.cancel()
 
     async def _tick(self, record: ScenarioRecord) -> None:
-        """Write over the line about the wait."""
         while self._live and not self._silent:
             await asyncio.sleep(_TICK)
             if record.awaited:

@@ -240,7 +240,6 @@ def attention_lines(found: StatusDocument, now: dt.datetime, style: StatusStyle)
 
 
 def _notices(found: StatusDocument, now: dt.datetime) -> Iterator[tuple[str, str]]:
-    """A sentence for each, and its colour."""
     idle = [
         (one.last_kernel, one)
         for one in found.allocations or ()
@@ -337,7 +336,6 @@ def pod_row(one: AllocationStatus, share: ShareStatus, now: dt.datetime) -> list
 
 
 def _container(one: AllocationStatus) -> str:
-    """The container as namespace/pod/name."""
     return "/".join(cap(name, 64) for name in (one.namespace, one.pod, one.container))
 
 
@@ -564,8 +562,6 @@ def show_nodes(args: argparse.Namespace, environ: Mapping[str, str], silent: str
     text = f"{silent} These are the Nodes of the cluster; --node NAME reads one"
     return fail("status", text, INCOMPLETE)
 
-
-# The verb.
 
 OF_NODE: Final = ("objects", "resource", "kubeconfig", "context")
 """Options that only --node uses."""

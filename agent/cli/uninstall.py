@@ -245,7 +245,6 @@ def _may_exist(path: Path) -> bool:
 
 
 def _some(names: Iterable[str]) -> str:
-    """The first names, and how many more there are."""
     known = sorted(names)
     more = f" and {len(known) - SHOWN} more" if len(known) > SHOWN else ""
     return ", ".join(known[:SHOWN]) + more
@@ -344,12 +343,10 @@ def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
 
 
 def _say(text: str) -> None:
-    """Print a sentence for people on standard error."""
     sys.stderr.write(f"hami-agent uninstall: {text}\n")
 
 
 def _misused(args: argparse.Namespace, *, is_reachable: bool) -> str:
-    """What is wrong with the command line; empty if nothing is."""
     if {args.all_nodes} != {bool(args.namespace), bool(args.selector)}:
         return "--all-nodes, --namespace and --selector go together"
 

@@ -120,6 +120,14 @@ class GpuTable:
         self._known = {**self._known, **{gpu.uuid: gpu for gpu in gpus}}
         return fits
 
+    def note_links(self, gpus: Iterable[Gpu]) -> None:
+        """Note the links of these GPUs. Their indexes may have changed since they were read."""
+        links = {gpu.uuid: gpu.links for gpu in gpus}
+        self._known = {
+            uuid: msgspec.structs.replace(gpu, links=links.get(uuid, gpu.links))
+            for uuid, gpu in self._known.items()
+        }
+
     def named(self, faults: Iterable[GpuFault]) -> tuple[GpuFault, ...]:
         """Name the faults, and add one for each GPU that may be at an index without a name."""
         unseen = {uuid for uuid, gpu in self._known.items() if gpu.index == NO_INDEX}
@@ -495,8 +503,8 @@ class NvmlDriver:
     async def scan(self) -> Scan:
         """Describe all GPUs, or those that are not released. Raises DriverMissing, DriverError."""
         opened = await self._session.open()
-        released = sorted(self._table.released)
         await self._count(opened)
+        released = sorted(self._table.released)
         found, troubled = await self._describe(opened, self._table.places())
 
         faults: tuple[GpuFault, ...]
@@ -511,7 +519,7 @@ class NvmlDriver:
             faults = self._table.named(troubled)
             rows = await self._link_rows(opened, found)
             found = [linked(gpu, found, rows) for gpu in found]
-            self._table.seen(found)  # with their links
+            self._table.note_links(found)
 
         self._described |= {gpu.pci for gpu in found}
         # The library lists no GPU whose device file it cannot open: in a container, each GPU that

@@ -255,7 +255,6 @@ def _happened(health: Health) -> str:
 
 
 def _sentence(reason: str, then: NextStep, runbook: str) -> str:
-    """Join what happened, the next step and the runbook id."""
     text = f"{reason}; {then}" if then else reason
     return f"{text} [{runbook}]" if runbook else text
 
@@ -356,9 +355,6 @@ def gravity(health: Health) -> int:
 def seconds(health: Health, now: dt.datetime) -> float:
     """Seconds since the cool-down began."""
     return (now - health.quiet_from).total_seconds()
-
-
-# Probes.
 
 
 def _on_probe(health: Health, probe: Probe, now: dt.datetime, settings: HealthSettings) -> Health:
@@ -734,7 +730,6 @@ def stepped(health: Health, before: dt.datetime | None, now: dt.datetime | None)
 
 
 def _with_times(health: Health, change: Callable[[dt.datetime], dt.datetime]) -> Health:
-    """The health with each of its times changed."""
     return msgspec.structs.replace(
         health,
         since=change(health.since),

@@ -22,8 +22,6 @@ from agent.errors import PermissionFault, StateError, cap
 from agent.kit.tasks import show_thread_name
 from agent.kit.timing import await_event
 
-# Reads the wall clock.
-
 
 class SystemClock:
     """The Clock port over the system clock."""
@@ -244,9 +242,6 @@ class Worker:
         """Call back on the loop. A closed loop is ignored."""
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(callback, *args)
-
-
-# Notifies the service manager by sd_notify datagrams, if there is one.
 
 
 class Systemd:

@@ -164,9 +164,6 @@ def _is_gone(name: str, above: int) -> bool:
     return True
 
 
-# Checks whether a directory can take a new file, without writing there.
-
-
 def check_writable(
     directory: int,
     name: str,

@@ -207,9 +207,6 @@ class Budget:
             self.left -= self._lag.clock() - began
 
 
-# Counters and histograms as plain data. The code that counts owns them; a page renders them.
-
-
 class Tally:
     """A counter with labels. `name` (without prefix) and `help` stand on the metrics page.
 

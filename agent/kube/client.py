@@ -547,7 +547,6 @@ class KubeSession:
         return answer
 
     async def _identity(self, client: KubeClient) -> dict[str, str]:
-        """The headers that say who asks."""
         headers = {"User-Agent": f"{self._program}/{__version__}"}
         token = await client.configuration.get_api_key_with_prefix("BearerToken")
         return headers | {"Authorization": token} if token else headers

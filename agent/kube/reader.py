@@ -652,7 +652,7 @@ class NodeReader(ObjectReader):
         answer = await self._session.fetch(request, read_object)
         return inside(answer, "status").get("allowed") is True
 
-    async def look(self, resource: str, clock: Clock) -> NodeSight | None:
+    async def get_sight(self, resource: str, clock: Clock) -> NodeSight | None:
         """Get the Node; None: there is none. Raises ApiError."""
         request = ApiRequest("get", "nodes", path_of("nodes", self._node))
         before = clock.now()

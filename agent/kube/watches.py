@@ -34,10 +34,8 @@ from agent.ports import Clock, NodeApi, PodApi
 
 log = structlog.get_logger(__name__)
 
-# When a watch is opened again.
-
 LOOK_PAUSE = 0.2
-"""The least seconds between watches opened by `look`: each Allocate may cause one."""
+"""The least seconds between watches opened by `reopen`: each Allocate may cause one."""
 DELAYS = (1.0, 2.0, 5.0, 10.0, 20.0, 30.0)
 JITTER = 0.5
 SPREAD = (4.0, 30.0)
@@ -144,7 +142,7 @@ class NodeWatch:
         """Keep the view up to date for ever."""
         await self._watch.run(self._follow, self._on_error)
 
-    def look(self) -> None:
+    def reopen(self) -> None:
         """Open the watch now if it is down."""
         self._watch.wanted.set()
 
@@ -153,11 +151,11 @@ class NodeWatch:
         held = self._node.value
         node = await self._api.get_node()
         if node is not None:
-            self.saw(node)
+            self.on_answer(node)
         elif self._node.value is held:  # no frame was newer than the answer
             self._set(None)
 
-    def saw(self, node: NodeView) -> None:
+    def on_answer(self, node: NodeView) -> None:
         """Update the view from the answer to a request, unless the watch showed a newer Node."""
         held = self._node.value
         version = version_number(node.resource_version)
@@ -284,7 +282,7 @@ class PodWatch:
             self._asked.put_nowait(self._next)
         return await asyncio.shield(self._next)  # one caller may give up, and others wait
 
-    async def look(self, namespace: str, name: str) -> PodUid:
+    async def find_uid(self, namespace: str, name: str) -> PodUid:
         """The UID of the pod that has this name now. The caller sets the deadline.
 
         NOT_HERE: no pod has the name, or this node may not read it. Raises ApiError: not known.
@@ -428,8 +426,6 @@ class PodWatch:
 def _is_newer(version: str, than: str) -> bool:
     return version_number(version) > version_number(than)
 
-
-# Remembers what each GPU registered lately, for pods that were placed before a change.
 
 WINDOW = 60.0
 """Seconds for which a former amount counts, because the scheduler may have decided by it."""

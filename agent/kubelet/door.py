@@ -14,7 +14,7 @@ from collections import defaultdict
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from pathlib import Path
-from typing import Any, Final, Protocol, TypeAlias
+from typing import Any, Final, Protocol
 
 import msgspec
 import structlog
@@ -54,8 +54,6 @@ PATH_LIMIT = 107
 
 MODE = 0o600
 
-_TRIES = 5
-
 
 class BoundSocket(msgspec.Struct, frozen=True):
     """A socket of the agent, bound and private (0600), not yet listening."""
@@ -76,7 +74,7 @@ class BoundSocket(msgspec.Struct, frozen=True):
 
 
 def bind(directory: Path, resource: str, chance: random.Random) -> BoundSocket:
-    """Bind a new name in `directory`.
+    """Bind a new name in `directory`. If it is taken, the next try has another one.
 
     Raises:
         SettingsError: the path of the directory is too long for any socket in it.
@@ -84,32 +82,30 @@ def bind(directory: Path, resource: str, chance: random.Random) -> BoundSocket:
         KubeletError: the directory is missing, or binding failed otherwise.
     """
     check_directory(directory)
-    for _ in range(_TRIES):
-        path = directory / socket_name(directory, resource, chance)
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
-        try:
-            # The file is created with its mode: a later chmod could follow a link.
-            os.fchmod(sock.fileno(), MODE)
-            sock.bind(os.fspath(path))
-            status = path.lstat()
-        except OSError as error:
-            sock.close()
-            match error:
-                case OSError(errno=errno.EADDRINUSE):
-                    continue
-                case FileNotFoundError():
-                    text = f"{directory} is not there: the kubelet makes it at its start"
-                    raise KubeletError(text) from error
-                case PermissionError():
-                    text = f"{directory} may not be written: run the agent as root"
-                    raise PermissionFault(text) from error
-                case _:
-                    raise KubeletError(f"{path} cannot be bound: {error.strerror}") from error
-        # Another file in its place was put there after the bind.
-        if stat.S_ISSOCK(status.st_mode) and stat.S_IMODE(status.st_mode) == MODE:
-            return BoundSocket(path, sock, (status.st_dev, status.st_ino))
+    path = directory / socket_name(directory, resource, chance)
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+    try:
+        # The file is created with its mode: a later chmod could follow a link.
+        os.fchmod(sock.fileno(), MODE)
+        sock.bind(os.fspath(path))
+        status = path.lstat()
+    except OSError as error:
         sock.close()
-    raise KubeletError(f"no socket could be bound in {directory}: all names tried were taken")
+        match error:
+            case FileNotFoundError():
+                text = f"{directory} is not there: the kubelet makes it at its start"
+                raise KubeletError(text) from error
+            case PermissionError():
+                text = f"{directory} may not be written: run the agent as root"
+                raise PermissionFault(text) from error
+            case _:
+                raise KubeletError(f"{path} cannot be bound: {error.strerror}") from error
+
+    if not stat.S_ISSOCK(status.st_mode) or stat.S_IMODE(status.st_mode) != MODE:
+        sock.close()
+        # Another file in its place was put there after the bind.
+        raise KubeletError(f"{path} is not the private socket that was bound there")
+    return BoundSocket(path, sock, (status.st_dev, status.st_ino))
 
 
 def check_directory(directory: Path) -> None:
@@ -333,8 +329,6 @@ TEXT_LIMIT = 4096
 
 BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 
-Serve: TypeAlias = Callable[[Stream[Any, Any]], Awaitable[None]]
-
 Fence = Callable[[tuple[SliceId, ...]], None]
 """Raises a Refusal if the container that holds these slices must not start. Does not wait."""
 
@@ -495,9 +489,9 @@ class DevicePlugin:
             for path, generated in pluginapi.DevicePluginBase().__mapping__().items()
         }
 
-    def _unary(self, method: str, answer: Callable[[Any], Awaitable[Any]]) -> Serve:
-        """The handler of one request with one answer."""
-
+    def _unary(
+        self, method: str, answer: Callable[[Any], Awaitable[Any]]
+    ) -> Callable[[Stream[Any, Any]], Awaitable[None]]:
         async def serve(stream: Stream[Any, Any]) -> None:
             is_admission = method in {"prefer", "allocate"}
             under_way = self.traffic.admissions.busy() if is_admission else contextlib.nullcontext()

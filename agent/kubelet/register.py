@@ -23,8 +23,6 @@ from agent.ledger import KubeletEpoch
 from agent.ports import SocketWatch
 from agent.wire.v1beta1 import DevicePluginOptions, RegisterRequest, RegistrationStub
 
-# The client of the kubelet's Registration service: each call opens one short connection.
-
 API_VERSION = "v1beta1"
 
 
@@ -175,7 +173,10 @@ class Registration:
         self._changes: Cell[int] = Cell(0)
         self._kubelet: KubeletEpoch | None = None
         self._trigger = "start"
+        self._served = ""
+        """The resource name of the server that was bound last."""
         self._name_is_spent = False
+        """The kubelet must not be given that server's socket again."""
         self._registration_id = 0
         """It changes with each accepted Register and each end of the streams."""
         self._due = self._fresh_until = 0.0
@@ -189,7 +190,6 @@ class Registration:
         """Keep the resource registered for ever."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._follow_streams())
-            group.create_task(self._follow_name())
             while True:
                 await self._step()
 
@@ -204,24 +204,13 @@ class Registration:
         Does nothing while no stream is open: then a registration is under way.
         """
         if self._streams.value > 0:
-            self._reset("rival_gone")
+            self._trigger, self._name_is_spent = "rival_gone", True
+            self._changes.set(self._changes.value + 1)
 
     def heard(self, name: str) -> None:
         """Take note that a file was created or removed in the kubelet's directory; empty: any."""
         if name in {"", KUBELET_SOCKET, self._serving.endpoint}:
             self._changes.set(self._changes.value + 1)
-
-    def _reset(self, trigger: str) -> None:
-        self._trigger = trigger
-        self._name_is_spent = True
-        self._changes.set(self._changes.value + 1)
-
-    async def _follow_name(self) -> None:
-        """Register a new name on a new socket; the former name ends with the old socket."""
-        names = self._resource.follow()
-        await anext(names)
-        async for _ in names:
-            self._reset("renamed")
 
     async def _follow_streams(self) -> None:
         counts = self._streams.follow()
@@ -233,7 +222,6 @@ class Registration:
             self._changes.set(self._changes.value + 1)
 
     async def _step(self) -> None:
-        """Do the one thing that is due, or wait for a change."""
         kubelet = self._watch.epoch()
         if kubelet is not None and kubelet != self._kubelet:
             self._on_new_kubelet(kubelet)
@@ -260,12 +248,14 @@ class Registration:
         self._backoff.reset()
 
     def _is_bound(self) -> bool:
-        """Whether the server's socket file is where the kubelet would dial it."""
+        """Whether a server of the present name has its socket file where the kubelet dials it."""
         endpoint = self._serving.endpoint
-        return bool(endpoint) and not self._name_is_spent and self._watch.exists(endpoint)
+        is_usable = self._served == self._resource.value and not self._name_is_spent
+        return is_usable and bool(endpoint) and self._watch.exists(endpoint)
 
     async def _bind(self) -> None:
-        self._name_is_spent = False  # it may change again until the new socket serves
+        # Both may change again until the new socket serves.
+        self._served, self._name_is_spent = self._resource.value, False
         try:
             async with asyncio.timeout(REBIND_DEADLINE):
                 await self._serving.rebind()
@@ -352,6 +342,8 @@ class Registration:
             # It served for a while: this is a new loss, and no reason to wait longer than before.
             self._backoff.reset()
         # A cause that is known already, such as another plugin, tells more than its effect.
+        if self._served != self._resource.value:
+            self._trigger = "renamed"
         self._trigger = self._trigger or ("stream_lost" if self._is_bound() else "socket_lost")
         self._retry("registration.lost", f"{_LOST[self._trigger]}, registering again")
 
@@ -363,14 +355,13 @@ class Registration:
     def _publish(
         self, event: str, text: str, *, registered: bool = False, problem: bool = False
     ) -> None:
-        """Publish the state; log it if it changed."""
         if self.state.set(RegistrationState(registered, self._streams.value > 0, text)):
             tell = log.warning if problem else log.info
             tell(event, resource=self._resource.value, endpoint=self._serving.endpoint, text=text)
 
     async def _wait(self, seconds: float) -> None:
         """Wait for a change, so long at most. What came before the call was looked at."""
-        await News(self._changes).wait(seconds)
+        await News(self._changes, self._resource).wait(seconds)
 
 
 def _text(error: Exception) -> str:
@@ -426,7 +417,6 @@ class Rivals:
     def __init__(
         self, socket: Rival, registration: Registration, say: Callable[[NodeEvent], None]
     ) -> None:
-        self._resource = socket.resource
         self._socket = socket
         self._registration = registration
         self._say = say
@@ -446,16 +436,16 @@ class Rivals:
             was_here = before or (came and before is None)
             is_same = registered is not None and registered == self._registration.registration_id
             if now and not before:
-                path = self._socket.path
-                log.warning("registration.rival", resource=self._resource.value, path=path)
+                resource, path = self._socket.resource.value, self._socket.path
+                log.warning("registration.rival", resource=resource, path=path)
                 text = (
-                    f"Another device plugin serves {self._resource.value} at {path}, so the kubelet"
+                    f"Another device plugin serves {resource} at {path}, so the kubelet"
                     " may ask it instead of this agent. Remove it from the node (HAMi's is the"
                     " DaemonSet hami-device-plugin). The agent registers again when it is gone."
                 )
                 self._say(NodeEvent("PluginConflict", text, warning=True))
             elif not now and was_here and is_same:
-                log.info("registration.rival_gone", resource=self._resource.value)
+                log.info("registration.rival_gone", resource=self._socket.resource.value)
                 self._registration.renew()
                 self.gone.set(self.gone.value + 1)
             registered = self._registration.registration_id

@@ -11,8 +11,6 @@ from agent.ledger import HookFacts
 from agent.model import Scan
 from agent.node.findings import NO_OFFER, OF_ONE_GPU, Finding, Verdict, When, judged
 
-# The rights at the API server.
-
 
 class Right(msgspec.Struct, frozen=True):
     """One permission: a verb on a resource."""
@@ -232,9 +230,6 @@ def judge_plugins(
             "the agent serves the same metrics; let Prometheus ask its port, or open 31992 again "
             "(see deploy/README.md)",
         )
-
-
-# HAMi-core's files that every container loads: who may write and read them.
 
 
 def judge_library_files(

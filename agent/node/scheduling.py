@@ -136,11 +136,7 @@ def judge_clock(server: str, skew: float | None) -> Finding:
 
 
 def _words(rights: Sequence[Right]) -> str:
-    """The rights as in a ClusterRole, in one line."""
     return ", ".join(right.words for right in rights)
-
-
-# The agent that runs on this node, by its own checks.
 
 
 class AgentAnswer(msgspec.Struct, frozen=True):

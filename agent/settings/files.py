@@ -264,8 +264,6 @@ class Place(msgspec.Struct, frozen=True):
         return "a list" if isinstance(self.node, yaml.SequenceNode) else "a mapping"
 
 
-# The agent's own file.
-
 PROFILES: Final = "profiles"
 
 

@@ -369,9 +369,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         return self.fence == "prestart"
 
 
-# The table.
-
-
 def _declared(struct: type[msgspec.Struct], above: tuple[str, ...] = ()) -> Iterator[Field]:
     """The settings of a struct and of those in it, in the order of their attributes."""
     for attribute in msgspec.structs.fields(struct):

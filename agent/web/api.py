@@ -326,7 +326,6 @@ class Actions(msgspec.Struct, eq=False):
 
 
 def _data(result: Recheck) -> dict[str, object]:
-    """The result of a recheck as a document."""
     health = result.after
     return {
         "gpu": None if result.gpu.index == NO_INDEX else result.gpu.index,
@@ -349,6 +348,5 @@ def _text(status: int, text: str) -> web.Response:
 
 
 def _json(kind: str, data: Mapping[str, object]) -> web.Response:
-    """A document that is made for this request alone."""
     document = {"apiVersion": API_VERSION, "kind": kind, "data": data}
     return web.Response(text=json.dumps(document) + "\n", content_type=JSON)

@@ -125,8 +125,6 @@ def _divided(number: int | None, by: float) -> float | None:
     return None if number is None else number / by
 
 
-# The agent's own series.
-
 _OWN: Final[dict[_Labels, Mapping[str, str]]] = {
     ("version", "revision", "python", "profile"): {
         "build_info": "Version and build of this agent; the value is 1.",
@@ -223,7 +221,6 @@ _FORMER: Final = {
 
 
 def _of_agent(build: BuildInfo, facts: StatusFacts) -> _Measured:
-    """Versions, and the readiness checks."""
     yield (build.version, build.revision, build.python, build.profile), {"build_info": 1}
     if version := facts.inventory.driver_version:
         yield (version,), {"driver_info": 1}
@@ -280,7 +277,6 @@ def _of_gpus(facts: StatusFacts) -> _Measured:
 
 
 def _of_regions(facts: StatusFacts, rows: Iterable[Row]) -> _Measured:
-    """How many of these rows have a region in each state."""
     uses = (facts.used(row.key) for row in rows)
     count = Counter(use.state for use in uses if use is not None)
 
@@ -289,7 +285,6 @@ def _of_regions(facts: StatusFacts, rows: Iterable[Row]) -> _Measured:
 
 
 def _of_rows(facts: StatusFacts, rows: Iterable[tuple[Holder, Row]]) -> _Measured:
-    """What containers were promised."""
     labels = gpu_labels(facts.inventory, facts.gone)
     whole = {gpu.uuid: gpu.registered_mib for gpu in facts.inventory.gpus}
 
@@ -449,7 +444,6 @@ def _hami_gpus(facts: StatusFacts) -> _Measured:
 
 
 def _hami_containers(used: Sequence[_Used]) -> _Measured:
-    """What each container uses of each of its GPUs."""
     for holder, use in used:
         # HAMi has the time since the last kernel for each GPU, and the agent for the container.
         idle = None if use.idle is None else use.idle // dt.timedelta(seconds=1)
@@ -478,7 +472,6 @@ def _hami_containers(used: Sequence[_Used]) -> _Measured:
 def _hami(
     names: HamiNames, build: BuildInfo, facts: StatusFacts, used: Sequence[_Used]
 ) -> Iterator[Metric]:
-    """HAMi's families by the names that are wanted."""
     if names is HamiNames.NONE:
         return
 
@@ -493,9 +486,6 @@ def _hami(
     labels = ("build_date", "compiler", "go_version", "platform", "revision", "version")
     values = ("", "", "", "", build.revision, build.version)
     yield _family("hami_build_info", text, labels, {values: 1})
-
-
-# The pages.
 
 
 @dataclasses.dataclass(eq=False)

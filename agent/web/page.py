@@ -90,13 +90,11 @@ class Html(str):
 
 
 def _asset(name: str) -> str:
-    """A file of this folder, without indentation."""
     lines = resources.files(__package__).joinpath(name).read_text(encoding="utf-8").splitlines()
     return "\n".join(line.strip() for line in lines)
 
 
 def _hash(content: str) -> str:
-    """How the policy names a style or script."""
     digest = hashlib.sha256(content.encode()).digest()
     return f"'sha256-{base64.b64encode(digest).decode()}'"
 
@@ -262,17 +260,14 @@ def _sentence(gpus: Sequence[GpuStatus]) -> Iterator[str]:
 
 
 def _name(gpu: GpuStatus) -> str:
-    """How people call the GPU."""
     return gpu.uuid if gpu.index is None else f"GPU {gpu.index}"
 
 
 def _anchor(gpu: GpuStatus) -> str:
-    """The name of the GPU's block in a link."""
     return f"gpu-{gpu.uuid if gpu.index is None else gpu.index}"
 
 
 def _facts(node: NodeStatus, now: dt.datetime) -> Iterator[Html]:
-    """The facts about node and agent, each with its heading."""
     up = f"up {age(node.started_at, now)}" if node.started_at else ""
     agent = (node.version, up, "observes only" if node.observe else "")
 
@@ -307,7 +302,6 @@ def _facts(node: NodeStatus, now: dt.datetime) -> Iterator[Html]:
 
 
 def _gpus(gpus: Sequence[GpuStatus], now: dt.datetime) -> Html:
-    """The blocks of all GPUs, below what their drawings mean."""
     if not gpus:
         return Html('<p class="none">There are no GPUs to share.</p>')
 
@@ -404,7 +398,6 @@ def _history(history: UseHistory | None) -> Html:
 
 
 def _allocations(allocations: Sequence[AllocationStatus], now: dt.datetime) -> Html:
-    """What each container holds and uses."""
     if not allocations:
         return Html('<p class="none">No container holds a share.</p>')
 
@@ -445,7 +438,6 @@ def _doubts(one: AllocationStatus) -> list[Html]:
 
 
 def _memory(share: ShareStatus) -> str:
-    """What is used, if that is known, of what may be used."""
     limit = gib(share.memory_mib) if share.memory_mib else ""
     used = "" if share.used_mib is None else gib(share.used_mib, "")
     if used and limit:
@@ -505,7 +497,6 @@ def _entries(name: str, entries: Sequence[JournalEntry], now: dt.datetime, none:
 
 
 def _about(entry: JournalEntry) -> str:
-    """The pod and container, or the GPU that the text names."""
     gpu = GPU_NAME.search(entry.text)
     parts = (entry.namespace, entry.pod, entry.container)
     return "/".join(filter(None, parts)) or (gpu[0] if gpu else "")

@@ -137,7 +137,6 @@ async def serve_socket(
 async def _listen_tcp(
     stack: contextlib.AsyncExitStack, host: str, port: int, pages: Mapping[str, Page]
 ) -> int:
-    """Listen until `stack` is closed, and return the port."""
     gate = ConnectionGate(pages)
     try:
         server = await asyncio.get_running_loop().create_server(gate, host, port, backlog=AT_ONCE)
@@ -158,7 +157,6 @@ async def _listen_tcp(
 
 
 async def _stop(server: asyncio.Server, gate: "ConnectionGate") -> None:
-    """Accept no more connections and end the open ones."""
     server.close()  # no wait_closed(): on Python 3.12 and later it waits for all clients
     gate.pre_shutdown()
     await gate.shutdown(STOP_TIMEOUT)
@@ -320,7 +318,6 @@ class ConnectionGate(web.Server):
             return _ours(web.Response(status=500, text=text))
 
     def _read(self, request: web.BaseRequest) -> web.Response:
-        """Answer a GET or HEAD of one of the pages."""
         if sum(len(name) + len(value) for name, value in request.raw_headers) > HEAD_LIMIT:
             return web.Response(status=431, text=f"The head may have {HEAD_LIMIT} bytes.\n")
 
@@ -336,14 +333,12 @@ class ConnectionGate(web.Server):
         return page(request)
 
     def _too_slow(self, handler: web.RequestHandler) -> None:
-        """Close a connection whose time is over."""
         guest = self._close(handler)
         left_out = self._slow.admit()
         if left_out is not None:
             log.info("web.client_too_slow", peer=guest.source, more=left_out)
 
     def _close(self, handler: web.RequestHandler) -> _Guest:
-        """Close the connection at once, and return whose it was."""
         guest = self._guests.pop(handler)
         guest.timer.cancel()
         guest.transport.abort()

@@ -211,7 +211,7 @@ async def a_settings_node(
         watch = NodeWatch(api, facts.node, Seeded())
         state = Cell(ReportState())
         cells = ReportCells(facts.inventory, facts.node, watch.returns, facts.report, state)
-        reporter = Reporter(api, cells, watch.saw, room.told.append, LoopClock(), Seeded())
+        reporter = Reporter(api, cells, watch.on_answer, room.told.append, LoopClock(), Seeded())
         host = (keeper.run, room.service.run, node.take_lists)
         async with at_work(*host):
             await asyncio.sleep(0)

@@ -96,4 +96,4 @@ def _services(
     yield _end_in_turn(api, chance)
     yield node.run()
     yield PodWatch(api, Cell(PodTable()), LoopClock(), chance, Cell(RESOURCE)).run()
-    yield Reporter(api, cells, node.saw, lambda _: None, LoopClock(), chance).run()
+    yield Reporter(api, cells, node.on_answer, lambda _: None, LoopClock(), chance).run()

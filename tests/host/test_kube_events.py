@@ -54,26 +54,6 @@ async def test_an_event_of_the_node_is_found_by_describe_node_and_a_pods_in_its_
 
 
 @pytest.mark.looptime(False)
-async def test_a_repeated_event_is_counted_and_the_series_updated_later(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    async with model_world(tmp_path) as world:
-        poster = a_poster(world)
-        for _ in range(3):
-            await poster.post(REFUSED)
-        monkeypatch.setattr(series, "UPDATE_GAP", 0.0)
-        await poster.post(REFUSED)
-        (event,) = world.store.select("events")
-
-        assert 4 == event["count"]
-        assert (
-            (("AllocationRefused", "count"), 2),
-            (("AllocationRefused", "create"), 1),
-            (("AllocationRefused", "update"), 1),
-        ) == poster.posted.items()
-
-
-@pytest.mark.looptime(False)
 async def test_after_a_restart_the_same_event_goes_on(tmp_path: Path):
     async with model_world(tmp_path) as world:
         await a_poster(world).post(REFUSED)
@@ -234,14 +214,6 @@ async def test_memory_is_bounded():
 
     assert "create" == await posting.outcome(about(0, pod="pod-0"))
     assert "count" == await posting.outcome(about(last, pod=f"pod-{last}"))
-
-
-def test_a_name_is_the_object_and_a_hash_and_the_same_after_a_restart():
-    name = event_name(FALLEN, "node-1")
-
-    assert name == event_name(NodeEvent("GpuUnhealthy", "XID 79 on GPU 1", warning=True), "node-1")
-    assert name.startswith("node-1.")
-    assert 16 == len(name.rpartition(".")[2])
 
 
 def test_a_long_name_stays_a_name():

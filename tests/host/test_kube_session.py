@@ -421,8 +421,8 @@ STATUS = {"allocatable": {RESOURCE: "12"}, "capacity": {RESOURCE: 20}}
 async def test_the_node_is_seen_with_its_amounts(tmp_path: Path):
     async with model_world(tmp_path) as world:
         world.store.create("nodes", {"metadata": {"name": NODE}, "status": STATUS})
-        seen = await NodeReader(world.session, NODE).look(RESOURCE, SystemClock())
-        other = await NodeReader(world.session, NODE).look("other.com/gpu", SystemClock())
+        seen = await NodeReader(world.session, NODE).get_sight(RESOURCE, SystemClock())
+        other = await NodeReader(world.session, NODE).get_sight("other.com/gpu", SystemClock())
 
     assert (12, 20) == (seen.allocatable, seen.capacity)
     assert (0, 0) == (other.allocatable, other.capacity)
@@ -432,7 +432,7 @@ async def test_the_node_is_seen_with_its_amounts(tmp_path: Path):
 
 async def test_a_node_that_is_not_there_is_told_apart(tmp_path: Path):
     async with model_world(tmp_path) as world:
-        assert await NodeReader(world.session, NODE).look(RESOURCE, SystemClock()) is None
+        assert await NodeReader(world.session, NODE).get_sight(RESOURCE, SystemClock()) is None
 
 
 @pytest.mark.parametrize(
@@ -447,7 +447,7 @@ async def test_a_node_that_is_not_there_is_told_apart(tmp_path: Path):
 async def test_the_servers_clock_is_held_against_ours(date, skew, tmp_path: Path):
     node = b'{"metadata": {"name": "node-1", "resourceVersion": "7"}}'
     async with a_session(answering(node, Date=date), tmp_path) as session:
-        seen = await NodeReader(session, NODE).look(RESOURCE, ManualClock(NOON))
+        seen = await NodeReader(session, NODE).get_sight(RESOURCE, ManualClock(NOON))
 
     assert skew == seen.skew
 
@@ -455,7 +455,7 @@ async def test_the_servers_clock_is_held_against_ours(date, skew, tmp_path: Path
 async def test_what_is_no_node_is_an_error(tmp_path: Path):
     async with a_session(answering(b'{"metadata": {}}'), tmp_path) as session:
         with pytest.raises(ApiError, match="no name"):
-            await NodeReader(session, NODE).look(RESOURCE, ManualClock(NOON))
+            await NodeReader(session, NODE).get_sight(RESOURCE, ManualClock(NOON))
 
 
 # Inside a pod: the service account's certificate and token, and what happens when they rotate.

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from agent.errors import DriverError
-from agent.gpu.driver import GpuTable, NvmlDriver, bus_id, numa_node
+from agent.gpu.driver import NvmlDriver, bus_id, numa_node
 from agent.inventory import InventoryKeeper
 from agent.kit.cell import Cell
 from agent.model import (
@@ -21,7 +21,7 @@ from agent.model import (
     SliceId,
     Trouble,
 )
-from tests.builders import a_gpu, a_health
+from tests.builders import a_health
 from tests.fakes.chance import Seeded
 from tests.fakes.clock import LoopClock
 from tests.fakes.nvml import FakeGpu, FakeNvml
@@ -189,6 +189,44 @@ async def test_no_gpu_is_both_here_and_at_fault_whatever_has_moved(driver, libra
         assert not {fault.gpu for fault in scan.faults} & {gpu.uuid for gpu in scan.gpus}
 
 
+@pytest.mark.parametrize("failing", range(3))
+async def test_a_known_gpu_that_fails_as_others_move_is_named(driver, library, failing):
+    every = gpus(4)
+    for order in permutations(every, 3):
+        library.gpus, library.failures = every[:3], {}
+        assert () == (await driver.scan()).faults
+        library.gpus, library.failures = list(order), {("*", failing): 999}
+        faults = {fault.gpu for fault in (await driver.scan()).faults}
+
+        assert order[failing].uuid in faults or order[failing] is every[3]
+
+
+@pytest.mark.parametrize(
+    ("order", "failing", "named"),
+    [
+        ([0, 1, 3, 4], [2, 3], ["index 2", "index 3", "GPU-2"]),
+        ([0, 2], [1], ["GPU-1", "GPU-2"]),
+        ([3, 2, 4], [0, 2], ["GPU-0", "GPU-1"]),
+    ],
+    ids=["more faults than GPUs", "one of two has gone", "the known one has moved"],
+)
+async def test_whoever_may_be_at_an_index_is_named_until_each_has_said_whose_it_is(
+    driver, library, order, failing, named
+):
+    every = gpus(6)
+    library.gpus = every[:3]
+    await driver.scan()
+    library.gpus = [every[n] for n in order]
+    library.failures = {("*", n): 999 for n in failing}
+    assert named == [fault.gpu for fault in (await driver.scan()).faults]
+
+    library.failures = {}
+    assert () == (await driver.scan()).faults
+    library.gpus.append(every[5])
+    library.failures = {("*", len(order)): 999}
+    assert [f"index {len(order)}"] == [fault.gpu for fault in (await driver.scan()).faults]
+
+
 async def end_session(driver: NvmlDriver, library: FakeNvml) -> None:
     library.failures["nvmlDeviceGetHandleByUUID", 0] = 1
     with pytest.raises(DriverError, match="session"):
@@ -286,72 +324,11 @@ async def test_a_link_whose_other_end_the_driver_does_not_tell_leaves_the_rest_k
     ]
 
 
-async def test_links_that_cannot_be_asked_leave_the_gpu_without(library, driver):
-    library.failures["nvmlDeviceGetTopologyCommonAncestor", 0] = 999
+@pytest.mark.parametrize(
+    "call", ["nvmlDeviceGetTopologyCommonAncestor", "nvmlDeviceGetNvLinkState"]
+)
+async def test_links_that_cannot_be_asked_leave_the_gpu_without(library, driver, call):
+    library.failures[call, 0] = 999
     scan = await driver.scan()
 
     assert [0, 2, 2] == [len(gpu.links) for gpu in scan.gpus]
-
-
-A, B, C, D = (GpuUuid(f"GPU-{letter}") for letter in "abcd")
-
-
-def seen(table: GpuTable, *uuids: GpuUuid | None) -> bool:
-    """The scan describes these GPUs, by index; None: it does not answer."""
-    gpus = [a_gpu(index=index, uuid=uuid) for index, uuid in enumerate(uuids) if uuid is not None]
-    return table.seen(gpus)
-
-
-@pytest.fixture
-def table(library) -> GpuTable:
-    table = GpuTable(library)
-    table.counted(3)
-    seen(table, A, B, C)
-    return table
-
-
-def named(table: GpuTable, *troubled: int, lost: bool = False) -> list[tuple[str, bool]]:
-    trouble = Trouble.LOST if lost else Trouble.SILENT
-    faults = [GpuFault("as asked", "slow", trouble, n) for n in troubled]
-    return [(fault.gpu, fault.lost) for fault in table.named(faults)]
-
-
-def test_more_faults_than_those_who_may_be_behind_them_are_said_too(table):
-    table.counted(4)
-    seen(table, A, B)
-
-    assert [("index 2", False), ("index 3", False), (C, False)] == named(table, 2, 3)
-
-
-def test_a_gpu_is_gone_once_every_index_has_said_whose_it_is(table):
-    table.counted(2)
-    seen(table, A)
-    assert [(B, False), (C, False)] == named(table, 1)
-    assert seen(table, A, C)
-
-    assert [] == named(table)
-    assert not table.counted(3)
-    seen(table, A, C)
-    assert [("index 2", False)] == named(table, 2)
-
-
-def test_a_gpu_that_is_seen_elsewhere_is_not_named_where_it_was(table):
-    assert not seen(table, None, C)
-
-    assert ["index 0", C, "index 2"] == [table.name(n) for n in range(3)]
-    assert [(A, False), (B, False)] == named(table, 0, 2)
-
-
-@pytest.mark.parametrize("order", list(permutations((A, B, C, D), 3)))
-@pytest.mark.parametrize("slow", range(3))
-def test_no_gpu_is_both_here_and_at_fault_whatever_has_moved_and_nobody_is_left_out(
-    table, order, slow
-):
-    answering = [None if n == slow else uuid for n, uuid in enumerate(order)]
-    table.counted(3)
-    seen(table, *answering)
-    faults = {gpu for gpu, _ in named(table, slow)}
-
-    assert not faults & set(answering)
-    if order[slow] != D:
-        assert order[slow] in faults

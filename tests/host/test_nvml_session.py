@@ -167,6 +167,22 @@ async def test_a_driver_that_begins_slowly_is_open_although_nobody_waits_so_long
     assert (1, 0) == (library.calls["nvmlInit"], library.calls["nvmlShutdown"])
 
 
+async def test_who_comes_before_a_beginning_ends_that_somebody_left_uses_its_session(
+    driver, library
+):
+    library.hanging.add(("nvmlInit", None))
+    async with asyncio.TaskGroup() as tasks:
+        first = tasks.create_task(driver.scan())
+        await until(lambda: library.inside == 1)
+        first.cancel()
+        second = tasks.create_task(driver.scan())
+        await asyncio.sleep(0.05)
+        library.release()
+
+    assert 3 == len(second.result().gpus)
+    assert (1, 0) == (library.calls["nvmlInit"], library.calls["nvmlShutdown"])
+
+
 async def test_all_who_wait_share_one_beginning(driver, library):
     library.hanging.add(("nvmlInit", None))
     async with asyncio.TaskGroup() as tasks:

@@ -101,12 +101,12 @@ class AgentServices:
             containers=containers,
             hooks=hooks,
             refresh=pods.refresh,
-            look_at_pod=pods.look,
+            look_at_pod=pods.find_uid,
             look_at_node=node.refresh,
             epoch=lambda: epoch.value,
             streams=self.streams,
             clock=clock,
-            look=node.look,
+            look=node.reopen,
         )
         self.settlement = Settlement(
             pods=self.pods,
@@ -177,7 +177,7 @@ class AgentLife(AgentServices):
         settings, said = Cell(ReportSettings()), Cell(ReportState())
         cells = ReportCells(host.inventory, self.node, node.returns, settings, said)
         self._reporter = Reporter(
-            self.api, cells, node.saw, lambda _: None, host.clock, host.chance
+            self.api, cells, node.on_answer, lambda _: None, host.clock, host.chance
         )
 
     def in_background(self, activity: Coroutine[object, object, None]) -> None:

@@ -164,7 +164,7 @@ class GpuLife:
             self.keeper.found(scan)
             watch.scanned(scan)
 
-        discovery = Discovery(self._driver, scanned)
+        discovery = Discovery(self._driver, scanned, ill=lambda _: False)
         watch = HealthWatch(
             driver=self._driver,
             inventory=inventory,

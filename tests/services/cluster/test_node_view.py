@@ -75,7 +75,7 @@ async def test_a_watch_that_is_down_is_opened_at_once_for_who_needs_the_node():
         await asyncio.sleep(0.1)
         assert changed != view.value
 
-        node.look()
+        node.reopen()
         await asyncio.sleep(0.1)
 
         assert changed == view.value
@@ -87,7 +87,7 @@ async def test_a_server_that_names_a_time_is_not_looked_at_before():
     api.throttle(1, retry_after=20.0)
 
     async with following(api) as (_, node, view):
-        node.look()
+        node.reopen()
         await asyncio.sleep(19.8)
         assert view.value is None
         await asyncio.sleep(0.3)
@@ -102,9 +102,9 @@ async def test_a_look_while_the_server_wants_its_time_is_remembered():
         await asyncio.sleep(60)
         api.end_outage()
         api.throttle(1, retry_after=5.0)
-        node.look()
+        node.reopen()
         await asyncio.sleep(1)
-        node.look()
+        node.reopen()
         changed = api.edit_node({"a": "b"})
         await asyncio.sleep(3.5)
         assert changed != view.value
@@ -120,7 +120,7 @@ async def test_looks_do_not_open_watches_faster_than_five_a_second():
         await asyncio.sleep(60)
         before = api.calls["watch_node"]
         for _ in range(100):
-            node.look()
+            node.reopen()
             await asyncio.sleep(0.01)
 
         assert 1 <= api.calls["watch_node"] - before <= 6
@@ -128,7 +128,7 @@ async def test_looks_do_not_open_watches_faster_than_five_a_second():
 
 async def test_looking_leaves_an_open_watch_alone_and_is_soon_forgotten():
     async with following() as (api, node, _):
-        node.look()
+        node.reopen()
         await asyncio.sleep(60)
         assert 1 == api.calls["watch_node"]
         api.begin_outage()
@@ -145,7 +145,7 @@ async def test_our_own_write_is_seen_before_the_watch_shows_it():
         api.lag = 5.0
         late = api.edit_node({"a": "1"})
         answer = api.edit_node({"a": "2"})
-        node.saw(answer)
+        node.on_answer(answer)
         assert answer == view.value
         await asyncio.sleep(6)
         assert late != view.value
@@ -159,7 +159,7 @@ async def test_an_answer_that_the_watch_has_overtaken_is_not_taken():
         answer = api.edit_node({"a": "1"})
         newer = api.edit_node({"a": "2"})
         await asyncio.sleep(0.1)
-        node.saw(answer)
+        node.on_answer(answer)
 
         assert newer == view.value
 
@@ -171,7 +171,7 @@ async def test_a_server_that_was_restored_from_a_backup_is_believed():
     async with following() as (api, node, view):
         for number in range(10):
             api.edit_node({"a": str(number)})
-        node.saw(api.edit_node({"a": "ours"}))
+        node.on_answer(api.edit_node({"a": "ours"}))
         assert old.node is not None
         api.node = msgspec.structs.replace(old.node, uid="node-uid-1")
         api.end_watches()

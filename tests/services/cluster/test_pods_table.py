@@ -109,7 +109,7 @@ async def test_a_frame_older_than_a_look_does_not_take_back_what_the_look_saw():
         await asyncio.sleep(0.5)
         api.edit_pod(*ONE.key, {"step": "2"})
 
-        assert ONE.uid == await room.pods.look(*ONE.key)
+        assert ONE.uid == await room.pods.find_uid(*ONE.key)
         for _ in range(3):
             assert "2" == room.table.value.pods[ONE.uid].annotations["step"]
             await asyncio.sleep(0.6)

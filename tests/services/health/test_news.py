@@ -217,7 +217,7 @@ class LeftOutBench:
         self.inventory = Cell(Inventory())
         self.events: list[NodeEvent] = []
         self.keeper = InventoryKeeper(self.inventory, Cell(SharingSettings()), ManualClock())
-        self.discovery = Discovery(self.driver, self.keeper.found)
+        self.discovery = Discovery(self.driver, self.keeper.found, ill=lambda _: False)
         self.left_out = partial(
             follow_left_out, self.keeper.left_out, self.inventory, self.events.append
         )

@@ -197,7 +197,7 @@ async def discovering(driver: ScriptedDriver):
         assert tuple(driver.gpus) == scan.gpus
         found.append(round(loop.time() - start, 3))
 
-    discovery = Discovery(driver, take)
+    discovery = Discovery(driver, take, ill=lambda _: False)
     async with at_work(discovery.run):
         yield discovery, found
 
@@ -222,7 +222,8 @@ async def test_a_driver_that_fails_is_asked_after_1_2_4_up_to_30_s_and_at_once_o
             asked.append(round(loop.time() - start, 3))
             raise DriverError("Unknown Error")
 
-    async with at_work((discovery := Discovery(Failing(), lambda _: None)).run):
+    discovery = Discovery(Failing(), lambda _: None, ill=lambda _: False)
+    async with at_work(discovery.run):
         await asyncio.sleep(5)
         discovery.rescan()
         await asyncio.sleep(85)

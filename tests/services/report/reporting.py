@@ -101,7 +101,7 @@ async def reporting(
     chosen = Cell(ReportSettings() if settings is None else settings)
     cells = ReportCells(found, view, node.returns, chosen, state)
     clock, dice = LoopClock(), Chance(chance)
-    reporter = Reporter(api, cells, node.saw, events.append, clock, dice, observes=observes)
+    reporter = Reporter(api, cells, node.on_answer, events.append, clock, dice, observes=observes)
     async with at_work(node.run, reporter.run):
         yield Reporting(api, found, view, chosen, state, reporter, events)
 

@@ -42,7 +42,7 @@ class IdleAgent:
         self.slices = Cell(SliceList())
         self.state = Cell(ReportState())
         self.keeper = InventoryKeeper(inventory, self.sharing, clock, slices=self.slices)
-        self.discovery = Discovery(self.driver, self.keeper.found)
+        self.discovery = Discovery(self.driver, self.keeper.found, ill=lambda _: False)
         self.health = HealthWatch(
             driver=self.driver,
             inventory=inventory,
@@ -56,7 +56,9 @@ class IdleAgent:
         )
         self.node = NodeWatch(api, view, Chance(0.5))
         cells = ReportCells(inventory, view, self.node.returns, self.report, self.state)
-        self.reporter = Reporter(api, cells, self.node.saw, lambda _: None, clock, Chance(0.5))
+        self.reporter = Reporter(
+            api, cells, self.node.on_answer, lambda _: None, clock, Chance(0.5)
+        )
 
 
 @contextlib.asynccontextmanager
