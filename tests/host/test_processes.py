@@ -211,7 +211,12 @@ def test_a_pod_that_starts_in_a_later_round_than_its_row_is_found_when_it_is_ask
 
 def test_the_cgroups_are_searched_once_a_round_for_however_many_pods(node, monkeypatch):
     searched = []
-    monkeypatch.setattr("agent.regions._pods", lambda path, _: searched.append(path) or ())
+
+    def search(path, depth):
+        searched.append(path)
+        return ()
+
+    monkeypatch.setattr("agent.regions._pods", search)
     for _ in range(2):
         node.processes.begin([MAIN, f"{OTHER}_main"])
         for name in (MAIN, f"{OTHER}_main"):
