@@ -341,11 +341,12 @@ class DirectoryWatch:
 
                 while loop.time() < due:
                     events = await _events(inotify, due - loop.time())
-                    for event in events:
+                    paths = dict.fromkeys(event.path for event in events)
+                    for path in paths:
                         # The parent may have a file of the same name.
-                        if event.path and event.path.parent == self._directory:
-                            yield event.path.name
-                    if any(event.mask & ENDS or event.path == self._directory for event in events):
+                        if path and path.parent == self._directory:
+                            yield path.name
+                    if self._directory in paths or any(event.mask & ENDS for event in events):
                         break
 
     def _watched(self, stack: contextlib.ExitStack) -> Inotify | None:
