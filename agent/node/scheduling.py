@@ -83,11 +83,12 @@ def judge_node(name: str, node: NodeSight | None) -> Iterator[Finding]:
     said = "exists, already registered" if has_report else "exists, not registered yet"
     yield Finding("P-NODE", "ok", f"Node {name}", said)
 
-    is_labelled = node.labels.get("gpu") == "on"
-    verdict: Verdict = "ok" if is_labelled else "note"
-    said = "is set" if is_labelled else "is not set"
-    advice = "by default, HAMi's DaemonSet and the agent's select nodes by it"
-    yield Finding("P-LABEL", verdict, f"label gpu=on of Node {name}", said, advice)
+    subject = f"label gpu=on of Node {name}"
+    if node.labels.get("gpu") == "on":
+        yield Finding("P-LABEL", "ok", subject, "is set")
+    else:
+        advice = "by default, HAMi's DaemonSet and the agent's select nodes by it"
+        yield Finding("P-LABEL", "note", subject, "is not set", advice)
 
 
 def judge_rights(server: str, denied: Sequence[Right], unasked: Sequence[Right]) -> Finding:
