@@ -56,6 +56,7 @@ class Fact(enum.Enum):
     TAKEN = "another call under way was taken for it, and the kubelet asks again in a few seconds"
     BESIDE = "the kubelet lost records of other pods, and starts their containers at the same time"
     NAMESAKE = "it lost them, and knows the name by a deleted pod that still runs, too"
+    RIGHTLESS = "STARTED, and a dead container of another pod has lost its record: either may ask"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,6 +96,7 @@ RIGHT = (
     ExpectedRight(Fact.TAKEN, frozenset(("HA-2001",))),
     ExpectedRight(Fact.UNPROVEN, frozenset(("HA-2002",))),
     ExpectedRight(Fact.BLIND, frozenset(("HA-2002",))),
+    ExpectedRight(Fact.RIGHTLESS, frozenset(("HA-2002",))),
 )
 
 
@@ -182,8 +184,13 @@ class Refusals:
 
     def _of_lost(self, uid: str) -> Iterator[Fact]:
         kubelet = self._site.kubelet.node.pods
-        for lost, _ in self._lost():
+        for lost, name in self._lost():
             yield Fact.LOST if lost == uid else Fact.BESIDE
+            # A new kubelet's rejection removes PodScheduled and sets startTime, but no Failed yet:
+            # nothing shows who bound the pod. Source: kubernetes pkg/kubelet/status, mergePodStatus
+            is_dead = name not in kubelet[lost].running
+            if lost != uid and is_dead and Fact.STARTED in self._of_pod(uid):
+                yield Fact.RIGHTLESS
             names = [node.spec.full_name for one, node in kubelet.items() if one != lost]
             if lost != uid and uid in kubelet and names.count(kubelet[uid].spec.full_name) > 1:
                 yield Fact.NAMESAKE
