@@ -244,7 +244,8 @@ def judge_offer(node: NodeSight, resource: str, report: ReportSeen, now: dt.date
     """Judge allocatable against the healthy slices of the register annotation."""
     offered = node.allocatable
     is_new = report.written is not None and (now - report.written).total_seconds() < KUBELET_WITHIN
-    fewer = "kube-scheduler" if offered < report.healthy else "HAMi's scheduler"
+    counts = (offered, "kube-scheduler"), (report.healthy, "HAMi's scheduler")
+    (_, fewer), (_, more) = sorted(counts)
 
     return judged(
         "P-OFFER",
@@ -262,7 +263,7 @@ def judge_offer(node: NodeSight, resource: str, report: ReportSeen, now: dt.date
             f"{offered}, and the register annotation has {report.healthy} healthy slices",
             "look again in 15 s: the kubelet reports every 10 s. If it stays, look at "
             "`registered`, `stream` and `report` in the agent's /readyz?verbose",
-            f"{fewer} counts fewer slices than the other one: pods stay Pending",
+            f"{fewer} counts fewer slices than {more}: pods stay Pending",
         ),
     )
 

@@ -219,8 +219,8 @@ def left(
 
 SCHEDULER: list[Case] = [
     (offer(20), ["P-OFFER ok"]),
-    (offer(12), ["P-OFFER wrong|kube-scheduler counts fewer"]),
-    (offer(30), ["P-OFFER wrong|HAMi's scheduler counts fewer"]),
+    (offer(12), ["P-OFFER wrong|kube-scheduler counts fewer slices than HAMi's"]),
+    (offer(30), ["P-OFFER wrong|HAMi's scheduler counts fewer slices than kube-"]),
     (offer(5, UNREADABLE), ["P-OFFER note|5; there is no readable"]),
     (offer(0, ReportSeen()), ["P-OFFER note"]),
     (offer(12, replace(REPORT, written=ago(14))), ["P-OFFER note"]),  # the kubelet has 15 s
