@@ -343,11 +343,13 @@ class DirectoryWatch:
 
                     while is_same and loop.time() < due:
                         events = await _events(inotify, due - loop.time())
-                        for event in events:
+                        paths = dict.fromkeys(event.path for event in events)
+                        for path in paths:
                             # The parent may have a file of the same name.
-                            if event.path and event.path.parent == self._directory:
-                                yield event.path.name
-                            is_same &= not (event.mask & ENDS or event.path == self._directory)
+                            if path and path.parent == self._directory:
+                                yield path.name
+                        is_over = any(event.mask & ENDS for event in events)
+                        is_same = not is_over and self._directory not in paths
 
     def _watched(self, known: Inotify | None, stack: contextlib.ExitStack) -> Inotify | None:
         """Watch the directory, and its parent to see it come and go; None: inotify cannot.

@@ -76,7 +76,7 @@ async def test_a_socket_made_anew_at_once_is_seen(directory):
         (directory / "kubelet.sock").unlink()
         touch(directory / "kubelet.sock")
 
-        assert ["kubelet.sock", "kubelet.sock"] == await take(changes, 2)
+        assert ["kubelet.sock"] == await take(changes, 1)
 
 
 @pytest.mark.usefixtures("unpolled")
@@ -165,7 +165,7 @@ async def test_without_inotify_everything_may_have_changed_and_the_log_says_it_o
 
 
 @pytest.mark.usefixtures("unpolled")
-async def test_an_overflow_asks_to_look_at_everything(directory):
+async def test_an_overflow_asks_to_look_at_everything_and_each_name_is_told_once(directory):
     with open("/proc/sys/fs/inotify/max_queued_events") as file:  # noqa: ASYNC230, PTH123 -- /proc
         limit = int(file.read())
     async with following(directory) as changes:
@@ -173,10 +173,7 @@ async def test_an_overflow_asks_to_look_at_everything(directory):
             touch(directory / "noise")
             (directory / "noise").unlink()
 
-        told = await take(changes, limit + 1)
-
-    assert ["noise"] * limit == told[:-1]
-    assert "" == told[-1]
+        assert ["noise", ""] == await take(changes, 2)
 
 
 def test_the_epoch_changes_with_the_socket(directory):
