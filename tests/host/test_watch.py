@@ -136,6 +136,18 @@ async def test_what_inotify_missed_may_be_looked_at_every_few_seconds(directory,
 
 
 @pytest.mark.usefixtures("polled")
+async def test_events_still_come_when_others_have_taken_all_that_can_be_opened(
+    directory, monkeypatch
+):
+    async with following(directory) as changes:
+        monkeypatch.setattr(watch, "Inotify", lambda **_: os.open("", os.O_RDONLY))
+        assert ["", ""] == await take(changes, 2)
+        touch(directory / "kubelet.sock")
+
+        assert "kubelet.sock" in await take(changes, 2)
+
+
+@pytest.mark.usefixtures("polled")
 async def test_without_inotify_everything_may_have_changed_and_the_log_says_it_once(
     directory, monkeypatch
 ):
