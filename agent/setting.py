@@ -265,7 +265,7 @@ def text_like(form: re.Pattern[str], example: str) -> ValueType:
     )
 
 
-_INDEX: Final = re.compile(r"\s*([0-9]{0,19})\s*")
+_INDEX: Final = re.compile("[0-9]{0,19}")
 
 
 def _indexes(value: object) -> tuple[str, ...]:
@@ -274,10 +274,10 @@ def _indexes(value: object) -> tuple[str, ...]:
         raise WrongValue("expected GPU indexes")
     found = []
     for part in parts:
-        match = _INDEX.fullmatch(str(part)) if isinstance(part, str) or _is_short(part) else None
-        if match is None:
+        digits = str(part).strip() if isinstance(part, str) or _is_short(part) else "-"
+        if not _INDEX.fullmatch(digits):
             raise WrongValue("expected GPU indexes", shown(part))
-        found.append(match[1])
+        found.append(digits)
     return tuple(filter(None, found))
 
 

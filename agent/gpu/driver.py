@@ -229,7 +229,7 @@ def describe(library: NvmlLibrary, table: GpuTable, name: str, index: int, sys_r
     known = table.find(uuid)
     return Gpu(
         uuid=uuid,
-        index=index,
+        index=library.nvmlDeviceGetIndex(handle) if index == NO_INDEX else index,
         name=nvml.text_of(library.nvmlDeviceGetName(handle)),
         memory_mib=None if memory is None else int(memory.total) // MIB,
         pci=bus,

@@ -203,7 +203,8 @@ def missing(library: NvmlLibrary, error: Exception, sys_root: Path) -> DriverMis
 
 def _refused_by_loader(file: str, text: str) -> DriverMissing:
     # The loader passes over such a file as if it were not there.
-    if text.startswith(file) and "No such file" in text and Path(file).is_file():
+    names = file, os.path.realpath(file)
+    if text.startswith(names) and "No such file" in text and Path(file).is_file():
         text = "it is built for another architecture"
 
     # The soname is no path: what the loader searched for by it is somewhere. A path may be wrong.

@@ -217,6 +217,9 @@ NO_ANSWER: Final = "no answer in time"
 DRIVER: Final = "the driver"
 """The name in place of a GPU's for calls about the whole driver."""
 
+MOST_SESSIONS: Final = 10_000
+"""A library that has ended so many, one after the other, does not count them: none is left."""
+
 CLOSED: Final = "the driver session was closed"
 
 
@@ -430,10 +433,12 @@ class NvmlSession:
         """
         self.current = None
         try:
-            while True:
+            for _ in range(MOST_SESSIONS):
                 self._library.nvmlShutdown()
         except self._library.NVMLError as error:
             return "" if nvml.code(error) == pynvml.NVML_ERROR_UNINITIALIZED else str(error)
+
+        return ""
 
 
 # The wait for events, on a thread of its own.

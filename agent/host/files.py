@@ -335,25 +335,32 @@ class DirectoryWatch:
         loop = asyncio.get_running_loop()
         while True:
             with contextlib.ExitStack() as stack:
-                inotify = self._watched(stack)
-                due = loop.time() + until_tick(POLL)
-                yield EVERYTHING
+                inotify, is_same = None, True
+                while is_same:
+                    inotify = self._watched(inotify, stack)
+                    due = loop.time() + until_tick(POLL)
+                    yield EVERYTHING
 
-                while loop.time() < due:
-                    events = await _events(inotify, due - loop.time())
-                    for event in events:
-                        # The parent may have a file of the same name.
-                        if event.path and event.path.parent == self._directory:
-                            yield event.path.name
-                    if any(event.mask & ENDS or event.path == self._directory for event in events):
-                        break
+                    while is_same and loop.time() < due:
+                        events = await _events(inotify, due - loop.time())
+                        paths = dict.fromkeys(event.path for event in events)
+                        for path in paths:
+                            # The parent may have a file of the same name.
+                            if path and path.parent == self._directory:
+                                yield path.name
+                        is_over = any(event.mask & ENDS for event in events)
+                        is_same = not is_over and self._directory not in paths
 
-    def _watched(self, stack: contextlib.ExitStack) -> Inotify | None:
-        """Watch the directory, and its parent to see it come and go; None: inotify cannot."""
+    def _watched(self, known: Inotify | None, stack: contextlib.ExitStack) -> Inotify | None:
+        """Watch the directory, and its parent to see it come and go; None: inotify cannot.
+
+        The one that is open is kept: a user has 128, and others may have taken the last one.
+        """
         try:
-            inotify = stack.enter_context(Inotify(sync_timeout=0))
+            inotify = known or stack.enter_context(Inotify(sync_timeout=0))
             inotify.add_watch(self._directory.parent, COMES_OR_GOES | Mask.ONLYDIR)
         except OSError as error:
+            stack.close()
             obstacle = error.strerror or str(error)
             if obstacle != self._obstacle:
                 log.info("watch.polling", directory=str(self._directory), err=obstacle)

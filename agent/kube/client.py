@@ -258,16 +258,20 @@ LONGEST_RETRY_AFTER = 3600.0
 
 def refused(what: str, status: int, body: bytes = b"", retry_after: str | None = None) -> ApiError:
     """The error for an answer with `status`; `what` is the request, like `patch nodes node-a`."""
+    is_proxys = False
     try:
         message = text_in(read_object(body), "message")
     except MalformedText:  # a proxy may answer in HTML
-        message = body[:1024].decode(errors="replace")
+        message, is_proxys = body[:1024].decode(errors="replace"), True
 
     # client-go does not read its date form either (retryAfterSeconds).
     digits = (retry_after or "").strip()
     is_number = digits.isascii() and digits.isdigit()
     wait = min(float(digits), LONGEST_RETRY_AFTER) if is_number else None
-    return _error(what, status, message, wait)
+    error = _error(what, status, message, wait)
+    if is_proxys and isinstance(error, ApiNotFound):  # it says nothing of pods and Nodes
+        return ApiError(str(error), status=status, retry_after=wait)
+    return error
 
 
 def error_frame(what: str, obj: Mapping[str, object]) -> ApiError:

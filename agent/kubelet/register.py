@@ -323,8 +323,7 @@ class Registration:
             await self._wait(deadline - loop_time())
 
         if self._streams.value == 0:
-            text = f"registered, but the kubelet opened no stream in {STREAM_DEADLINE:g} s"
-            self._retry("registration.no_stream", text)
+            self._retry("registration.no_stream", "registered, but the kubelet has no stream open")
 
     async def _serve(self) -> None:
         """Wait until the stream or the socket is lost.

@@ -122,6 +122,10 @@ CAUSES: Final[Mapping[str, tuple[str, ...]]] = {
 }
 """The checks that explain why one is wrong, if they are wrong themselves."""
 
+_LATE: Final = ("offer", "cdi")
+"""The agent's own checks that fail only until it looks again. Others have causes that no check of
+doctor sees: `settings` also fails while pods hold slices."""
+
 
 class Finding(msgspec.Struct, frozen=True, rename={"check": "id"}):
     """One line of the result, as `-o json` has it: what was checked and found, and what to do.
@@ -178,8 +182,8 @@ def concluded(findings: Iterable[Finding], groups: frozenset[str]) -> Iterator[F
         if verdict in {"wrong", "note"}:
             if causes := [cause for cause in likely if cause in wrong]:
                 verdict, said = "note", f"{said} (follows from {', '.join(causes)})"
-            elif is_of_agent and (repaired := [cause for cause in likely if cause in well]):
+            elif one.subject in _LATE and (fixed := [cause for cause in likely if cause in well]):
                 # One output must not contradict itself.
-                said = f"{said} (now ok: {', '.join(repaired)}; the agent looks every 10 s)"
+                said = f"{said} (now ok: {', '.join(fixed)}; the agent looks every 10 s)"
 
         yield msgspec.structs.replace(one, verdict=verdict, said=said, means=means, group=group)

@@ -83,11 +83,12 @@ def judge_node(name: str, node: NodeSight | None) -> Iterator[Finding]:
     said = "exists, already registered" if has_report else "exists, not registered yet"
     yield Finding("P-NODE", "ok", f"Node {name}", said)
 
-    is_labelled = node.labels.get("gpu") == "on"
-    verdict: Verdict = "ok" if is_labelled else "note"
-    said = "is set" if is_labelled else "is not set"
-    advice = "by default, HAMi's DaemonSet and the agent's select nodes by it"
-    yield Finding("P-LABEL", verdict, f"label gpu=on of Node {name}", said, advice)
+    subject = f"label gpu=on of Node {name}"
+    if node.labels.get("gpu") == "on":
+        yield Finding("P-LABEL", "ok", subject, "is set")
+    else:
+        advice = "by default, HAMi's DaemonSet and the agent's select nodes by it"
+        yield Finding("P-LABEL", "note", subject, "is not set", advice)
 
 
 def judge_rights(server: str, denied: Sequence[Right], unasked: Sequence[Right]) -> Finding:
@@ -243,7 +244,8 @@ def judge_offer(node: NodeSight, resource: str, report: ReportSeen, now: dt.date
     """Judge allocatable against the healthy slices of the register annotation."""
     offered = node.allocatable
     is_new = report.written is not None and (now - report.written).total_seconds() < KUBELET_WITHIN
-    fewer = "kube-scheduler" if offered < report.healthy else "HAMi's scheduler"
+    counts = (offered, "kube-scheduler"), (report.healthy, "HAMi's scheduler")
+    (_, fewer), (_, more) = sorted(counts)
 
     return judged(
         "P-OFFER",
@@ -261,7 +263,7 @@ def judge_offer(node: NodeSight, resource: str, report: ReportSeen, now: dt.date
             f"{offered}, and the register annotation has {report.healthy} healthy slices",
             "look again in 15 s: the kubelet reports every 10 s. If it stays, look at "
             "`registered`, `stream` and `report` in the agent's /readyz?verbose",
-            f"{fewer} counts fewer slices than the other one: pods stay Pending",
+            f"{fewer} counts fewer slices than {more}: pods stay Pending",
         ),
     )
 

@@ -51,7 +51,7 @@ class RestoreRequest(NamedGpuRequest, tag="restore", frozen=True):
 
 
 class HangRequest(HardwareRequest, tag="hang", frozen=True):
-    """The driver answers nothing for so long."""
+    """The driver answers nothing for a while."""
 
     seconds: Annotated[float, msgspec.Meta(gt=0, le=86400)]
 

@@ -148,13 +148,13 @@ async def begin(sources: Sources, offload: Offload, state: Offload) -> SourcesRe
     try:
         async with asyncio.timeout(DEADLINE):
             content = await state.call(partial(read_file, file, MAX_COPY, needed=False))
-        if content is None:
-            raise refusal
-        last = recalled(decode_last_good(content), start.sources)
+        last = None if content is None else recalled(decode_last_good(content), start.sources)
     except TimeoutError as error:
         raise _both(refusal, file, SettingsError(_UNANSWERED)) from error
     except (SettingsError, StateCorrupt) as error:
         raise _both(refusal, file, error) from error
+    if last is None:
+        raise refusal
     return msgspec.structs.replace(start, plan=last, refusal=refusal)
 
 

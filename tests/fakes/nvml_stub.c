@@ -30,7 +30,7 @@ enum { GPUS = 16, QUEUE = 16384, STEP_US = 1000, MAGIC = 0x5708 };
 #define CALLS(X) \
   X(any) X(nvmlInitWithFlags) X(nvmlShutdown) X(nvmlSystemGetDriverVersion) \
   X(nvmlDeviceGetCount_v2) X(nvmlDeviceGetHandleByIndex_v2) \
-  X(nvmlDeviceGetHandleByUUID) X(nvmlDeviceGetHandleByPciBusId_v2) X(nvmlDeviceGetUUID) X(nvmlDeviceGetName) X(nvmlDeviceGetMemoryInfo) X(nvmlDeviceGetMemoryInfo_v2) \
+  X(nvmlDeviceGetHandleByUUID) X(nvmlDeviceGetHandleByPciBusId_v2) X(nvmlDeviceGetIndex) X(nvmlDeviceGetUUID) X(nvmlDeviceGetName) X(nvmlDeviceGetMemoryInfo) X(nvmlDeviceGetMemoryInfo_v2) \
   X(nvmlDeviceGetPciInfo_v3) X(nvmlDeviceGetMinorNumber) X(nvmlDeviceGetMigMode) \
   X(nvmlDeviceGetTopologyCommonAncestor) X(nvmlDeviceGetNvLinkState) \
   X(nvmlDeviceGetNvLinkRemotePciInfo_v2) X(nvmlDeviceGetNvLinkRemoteDeviceType) \
@@ -301,6 +301,11 @@ int nvmlDeviceGetHandleByPciBusId_v2(const char *bus_id, gpu_t **gpu) {
   }
   ENTER(nvmlDeviceGetHandleByPciBusId_v2, NULL);
   return NOT_FOUND;
+}
+int nvmlDeviceGetIndex(gpu_t *gpu, unsigned int *index) {
+  ENTER(nvmlDeviceGetIndex, gpu);
+  for (*index = 0; all->order[*index] != gpu->slot;) ++*index;
+  return OK;
 }
 int nvmlDeviceGetUUID(gpu_t *gpu, char *text, unsigned int size) {
   ENTER(nvmlDeviceGetUUID, gpu);

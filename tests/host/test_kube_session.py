@@ -351,9 +351,16 @@ async def test_a_node_that_is_not_there_has_no_condition(tmp_path: Path):
     ],
 )
 def test_a_status_has_its_class(status: int, kind: type[ApiError]):
-    error = refused("patch nodes (/x)", status)
+    error = refused("patch nodes (/x)", status, b'{"kind":"Status"}')
 
     assert (kind, status) == (type(error), error.status)
+
+
+@pytest.mark.parametrize("body", [b"<html>no such page</html>", b"404 page not found\n", b""])
+def test_a_proxys_404_does_not_say_that_an_object_is_gone(body: bytes):
+    error = refused("get pods (/x)", 404, body)
+
+    assert (ApiError, 404) == (type(error), error.status)
 
 
 @pytest.mark.parametrize(

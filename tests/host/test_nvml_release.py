@@ -201,7 +201,7 @@ async def test_a_gpu_that_was_slow_as_another_fell_off_is_asked_on_while_the_res
     await stub_driver.release([G0])
 
     assert ProbeOutcome.PASSED is (await stub_driver.probe(G1)).outcome
-    assert [G1] == [gpu.uuid for gpu in (await stub_driver.scan()).gpus]
+    assert [(G1, 1)] == [(gpu.uuid, gpu.index) for gpu in (await stub_driver.scan()).gpus]
     assert [False, True, False] == attached(stub)
 
 

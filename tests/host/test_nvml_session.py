@@ -7,6 +7,7 @@ import pytest
 
 from agent.errors import DriverError, DriverMissing
 from agent.gpu.driver import NvmlDriver
+from agent.gpu.threads import MOST_SESSIONS
 from agent.model import GpuUuid, ProbeOutcome
 from tests.fakes.nvml import FakeGpu, FakeNvml, until
 
@@ -289,3 +290,13 @@ async def test_a_session_that_the_driver_does_not_end_is_told_to_who_releases_a_
 
     assert ProbeOutcome.PASSED is (await driver.probe(UUIDS[1])).outcome
     assert (2, 1) == (library.calls["nvmlInit"], library.open)
+
+
+async def test_a_library_that_never_says_that_no_session_is_left_is_used(
+    driver, library, monkeypatch
+):
+    shutdowns = list[None]()
+    monkeypatch.setattr(library, "nvmlShutdown", lambda: shutdowns.append(None))
+
+    assert 3 == len((await driver.scan()).gpus)
+    assert MOST_SESSIONS == len(shutdowns)

@@ -279,7 +279,8 @@ def test_what_cannot_be_used_has_its_exit_code_and_is_named(
     (tmp_path / "occupied").write_text("a file")
     whole = Path(_ctypes.__file__).read_bytes()  # any library
     (tmp_path / "loop.so").symlink_to("loop.so")
-    (tmp_path / "foreign.so").write_bytes(whole[:18] + b"\xf3\x00" + whole[20:])  # RISC-V
+    (tmp_path / "foreign.so").symlink_to("riscv.so")
+    (tmp_path / "riscv.so").write_bytes(whole[:18] + b"\xf3\x00" + whole[20:])  # RISC-V
     (tmp_path / "other.so").write_bytes(whole)
 
     found, line = refused(flags | {key: text.format(tmp_path) for key, text in changed.items()})

@@ -305,7 +305,7 @@ async def test_already_connected_with_an_open_stream_is_success():
     ("delay", "reply", "texts"),
     [
         (1000, 15.0, ("no answer within 15 s",)),
-        (0, 5.0, ("opened no stream", "waiting for the kubelet's stream")),
+        (0, 5.0, ("has no stream open", "waiting for the kubelet's stream")),
     ],
     ids=["it hangs", "it is accepted without a stream"],
 )
@@ -355,11 +355,12 @@ async def test_a_stream_that_came_and_went_is_not_waited_for(delay: float):
         side.streams.set(0)
 
     side.answer = come_and_go
-    async with a_registration(side):
+    async with a_registration(side) as registration:
         await asyncio.sleep(4)
 
     assert len(side.calls) > 3
     assert backed_off(gaps(side.calls), reply=delay)
+    assert "registered, but the kubelet has no stream open" == registration.state.value.text
 
 
 async def test_delays_grow_while_streams_are_short_and_start_over_after_a_stable_one():

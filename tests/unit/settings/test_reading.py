@@ -286,8 +286,9 @@ def test_refused_sources_give_way_to_the_copy_below_flags_and_environment(source
     assert (6, 2.0, 3.0) == (sharing.split_count, sharing.memory_scaling, sharing.core_scaling)
 
 
-def test_without_a_copy_the_start_is_refused_and_none_is_spoken_of(sources, tmp_path):
-    (tmp_path / "own.yaml").write_text(BAD)
+@pytest.mark.parametrize("text", [BAD, "sharing: {splitCount: many, coreScaling: many}\n"])
+def test_without_a_copy_the_start_is_refused_and_none_is_spoken_of(sources, tmp_path, text: str):
+    (tmp_path / "own.yaml").write_text(text)
 
     with pytest.raises(SettingsError, match=r"own.yaml:1:23") as caught:
         begin(sources)

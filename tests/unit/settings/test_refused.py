@@ -95,6 +95,7 @@ OWN = [
             ("sharing", "filterIndexes", "[-1]", "GPU indexes, found -1"),
             ("sharing", "filterIndexes", "[0, true]", "GPU indexes, found true"),
             ("sharing", "filterIndexes", '["x"]', "GPU indexes, found 'x'"),
+            ("sharing", "filterIndexes", f'["{200_000 * " "}x"]', "GPU indexes, found"),
             ("sharing", "operatingMode", "mi", "one of hami-core, mps, mig"),
             ("sharing", "resourceName", "gpu", "a name like nvidia.com/gpu"),
             ("sharing", "resourceName", "x.kubernetes.io/gpu", "a name like nvidia.com/gpu"),

@@ -59,10 +59,18 @@ def test_what_follows_from_a_fault_is_a_note_that_names_it(verdict, cause, follo
 def test_a_fault_without_a_wrong_cause_stays_wrong(cause: Finding, consequence: Finding):
     found = {one.check: (one.verdict, one.said) for one in all_of(cause, consequence)}
 
-    # Of a cause that is well by now the agent may not know yet.
-    is_repaired = cause.verdict == "ok" and consequence is STREAM
-    now = " (now ok: P-KUBELET; the agent looks every 10 s)" if is_repaired else ""
-    assert ("wrong", f"{consequence.said}{now}") == found[consequence.check]
+    assert ("wrong", consequence.said) == found[consequence.check]
+
+
+@pytest.mark.parametrize(("subject", "is_seen"), [("cdi", True), ("settings", False)])
+def test_what_the_agent_may_not_have_seen_yet_is_named_only_where_nothing_else_is_wrong(
+    subject, is_seen
+):
+    (cause,) = CAUSES[subject]
+    found = all_of(replace(STREAM, subject=subject), Finding(cause, "ok", "here", "well"))
+
+    now = f" (now ok: {cause}; the agent looks every 10 s)" if is_seen else ""
+    assert f"{STREAM.said}{now}" in {one.said for one in found}
 
 
 def test_what_is_well_is_no_consequence():

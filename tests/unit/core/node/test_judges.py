@@ -42,7 +42,7 @@ def check(found: Finding | Iterable[Finding], expected: list[str]) -> None:
         assert [] == [part for part in parts if part not in text], text
         assert one.said
         assert one.check in GROUPS, text
-        assert one.advice or one.verdict == "ok", "a fault has a remedy"
+        assert bool(one.advice) != (one.verdict == "ok"), "a fault has a remedy, and nothing else"
         assert "\x1b" not in text, "nothing that a terminal obeys"
 
 
@@ -156,6 +156,7 @@ def clock(skew: float | None) -> Finding:
 
 SERVER: list[Case] = [
     (scheduling.judge_node(NODE, NodeSight(NODE)), ["P-NODE ok", "P-LABEL note"]),
+    (scheduling.judge_node(NODE, NodeSight(NODE, {"gpu": "on"})), ["P-NODE ok", "P-LABEL ok"]),
     (scheduling.judge_node(NODE, None), ["P-NODE wrong"]),
     (
         scheduling.judge_excess("here", preflight.UNNEEDED[:2]),
@@ -218,8 +219,8 @@ def left(
 
 SCHEDULER: list[Case] = [
     (offer(20), ["P-OFFER ok"]),
-    (offer(12), ["P-OFFER wrong|kube-scheduler counts fewer"]),
-    (offer(30), ["P-OFFER wrong|HAMi's scheduler counts fewer"]),
+    (offer(12), ["P-OFFER wrong|kube-scheduler counts fewer slices than HAMi's"]),
+    (offer(30), ["P-OFFER wrong|HAMi's scheduler counts fewer slices than kube-"]),
     (offer(5, UNREADABLE), ["P-OFFER note|5; there is no readable"]),
     (offer(0, ReportSeen()), ["P-OFFER note"]),
     (offer(12, replace(REPORT, written=ago(14))), ["P-OFFER note"]),  # the kubelet has 15 s
