@@ -42,7 +42,7 @@ OF_ONE_GPU: Final = "no new pod gets this GPU; pods that hold it may fail"
 """What a fault of one GPU means for pods."""
 
 NO_OFFER: Final = "no new pod gets a GPU of this node; pods that run go on"
-_SERVED: Final = "new pods with GPUs may be refused on this node; pods that run go on"
+SERVED: Final = "new pods with GPUs may be refused on this node; pods that run go on"
 
 CHECKS: Final[Mapping[str, Mapping[str, str]]] = {
     "config": {
@@ -58,7 +58,7 @@ CHECKS: Final[Mapping[str, Mapping[str, str]]] = {
     },
     "kubelet": {
         "P-KUBELET": NO_OFFER,
-        "P-WITNESS": _SERVED,
+        "P-WITNESS": SERVED,
         "P-PLUGIN": "the kubelet may ask the other plugin for the GPUs of a pod",
         "P-OFFER": "pods stay Pending, or fail after they are placed here",
     },
@@ -69,7 +69,7 @@ CHECKS: Final[Mapping[str, Mapping[str, str]]] = {
     },
     "api": {
         "P-NODE": "the scheduler learns nothing new of this node's GPUs",
-        "P-RIGHTS": _SERVED,
+        "P-RIGHTS": SERVED,
         "P-EXCESS": "no pod is affected; who takes over the agent gets these rights, too",
         "P-CLOCK": "ages of locks and time stamps of the scheduler are misjudged",
     },

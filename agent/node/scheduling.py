@@ -11,7 +11,7 @@ from agent.errors import MalformedText, cap
 from agent.hami.pod import decode_node_lock, decode_stamp
 from agent.hami.register import ReportProfile, decode_handshake, is_json_form, read_register
 from agent.kit.units import counted, span
-from agent.node.findings import OF_ONE_GPU, Check, Finding, Verdict, When, is_ready, judged
+from agent.node.findings import OF_ONE_GPU, SERVED, Check, Finding, Verdict, When, is_ready, judged
 from agent.node.preflight import PluginSocket, Right
 
 R = TypeVar("R")
@@ -174,7 +174,7 @@ def judge_agent(answer: AgentAnswer) -> Iterator[Finding]:
         if check.ok:
             continue
 
-        means = ""
+        means = "" if check.required else SERVED
         advice = "see /readyz?verbose in the runbook, Start here, and the agent's log"
 
         if check.name in {"gpu_health", "cdi"}:

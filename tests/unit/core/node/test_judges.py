@@ -297,6 +297,10 @@ AGENT: list[Case] = [
         answer(failed("gpus", "there are no GPUs to share")),
         ["P-AGENT note gpus there are no GPUs to share", "P-AGENT ok /s"],
     ),
+    (  # it serves on: the line must not say that no pod gets a GPU
+        answer(failed("api", "the watch of this node's pods is down")),
+        ["P-AGENT note api|is down|new pods with GPUs may be refused", "P-AGENT ok /s"],
+    ),
     (
         answer(failed("gpu_health", "GPU 2 is bad: XID 48 [H-048]")),
         [
