@@ -251,6 +251,7 @@ def test_what_the_agent_said_of_the_pod_is_quoted_the_newest_first():
         ("GpuDegradedForPod", "GPU 1 (GPU-b), which pod d/x holds: lost", 20, False),
         ("AllocationRefused", "it has no lock [HA-2005]", 20, False),
         ("PluginConflict", "another plugin took the resource", 20, True),
+        ("NothingOffered", "No GPU slice is on offer: no HAMi-core [HA-5005]", 20, True),
         ("ConfigRejected", "splitCount is no number", 9000, False),
     ],
 )

@@ -47,6 +47,9 @@ from agent.sandbox.scheduler.usage import TERMINAL
 from agent.sandbox.scheduler.verbs import LOCK_TIMEOUT
 from agent.sandbox.scheduler.webhook import DEFAULT_SCHEDULER, REVIEWED, review_pod
 
+_NAMED: Final = re.compile(r"\bGPU-|\bGPUs? [0-9]")
+"""Where an Event names GPUs, by UUID or index."""
+
 _SEVERAL: Final = re.compile(r"\bGPUs ([0-9]+(?:, [0-9]+)*)")
 """The indexes of GPUs in an Event. Source: gpus_in_words of agent/report.py."""
 
@@ -334,7 +337,7 @@ def allocation_gate(world: World, pod: JsonObject, now: dt.datetime) -> Gate:
 def _of_node(world: World, pod: JsonObject, node: str) -> Iterator[PodEventView]:
     """The Events of the pod's Node that may say why it has no answer.
 
-    Those about GPUs count if they name one of the pod's, all others if they fall into its life.
+    Those that name GPUs count if one is the pod's, all others if they fall into its life.
     """
     groups, offer = (world.view.groups if world.view else None), world.offers.get(node)
     gpus = {share.uuid for group in groups or () for share in group}
@@ -342,7 +345,7 @@ def _of_node(world: World, pod: JsonObject, node: str) -> Iterator[PodEventView]
     created = decode_moment(pod["metadata"].get("creationTimestamp"))
 
     for event in world.snapshot.node_events:
-        if "GPU" in event.message or event.reason.startswith(("Gpu", "Allocation")):
+        if _NAMED.search(event.message) or event.reason.startswith("Allocation"):
             # Several are named by their indexes, one also by its UUID.
             listed = {word for text in _SEVERAL.findall(event.message) for word in text.split(", ")}
             is_ours = any(uuid in event.message for uuid in gpus) or not indexes.isdisjoint(listed)
