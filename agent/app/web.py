@@ -167,7 +167,7 @@ def _checks(agent: NodeAgent) -> list[Check]:
 
     withheld = "; ".join(agent.withholder.reasons.value)
     others |= {
-        "settings": agent.settings.trouble,
+        "settings": "; ".join(map(str, agent.settings.faults.values())),
         "driver": problem,
         "gpus": "" if inventory.gpus else "there are no GPUs to share",
         "gpus_answering": silent,
