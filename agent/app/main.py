@@ -7,6 +7,7 @@ import gc
 import os
 import signal
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import NoReturn
@@ -23,7 +24,7 @@ from agent.errors import AgentError, DirectoryLost, PermissionFault, SettingsErr
 from agent.host.node import is_read_only
 from agent.host.process import BOOT_ID, MACHINE_ID, LockFile, Systemd, read_id
 from agent.kit.cell import Cell, News
-from agent.kit.tasks import BudgetSpent, Task, run_tiers
+from agent.kit.tasks import BudgetSpent, Task, run_tiers, show_thread_name
 from agent.kit.timing import Lag, SystemClock, await_event, loop_time, until_tick
 from agent.kube.client import Connection, check
 from agent.kubelet.register import RegistrationState, Rival
@@ -75,6 +76,8 @@ async def run_agent(origin: Sources, start: SourcesRead, settings: Settings) -> 
         log.warning("config.ignored", what=warning)
 
     loop = asyncio.get_running_loop()
+    named = ThreadPoolExecutor(initializer=show_thread_name, initargs=("asyncio",))
+    loop.set_default_executor(named)
     stop, reload = asyncio.Event(), asyncio.Event()
 
     def end(number: signal.Signals) -> None:
