@@ -149,43 +149,14 @@ class PlainAllocation(Allocation):
     settings: PlainSettings
 
     @override
-    async def decide(self, ids: tuple[SliceId, ...], call: AllocateCall) -> None:
-        """Set the row of the call, unless another call overtook it. Raises Refusal."""
+    async def decide(self, ids: tuple[SliceId, ...], call: AllocateCall) -> Row:
+        """A row of its own for the ids."""
         # A call that may have been overtaken is refused too while another is under way.
         call.turn.yields = call.turn.may_be_stale
         call.turn.overlapped |= call.turn.may_be_stale
-        facts = await self.wait_for_disk(call, "hook-path", self.hooks.facts())
+        facts = await self.on_disk(call, AllocateStep.HOOK, self.hooks.facts())
         call.step = AllocateStep.CHECK
         granted = grant(ids, self.inventory.value, self.held())
-        if call.turn.is_lost:
-            # No row: another call overtook this one, and the kubelet crashes if the earlier of two
-            # is granted.
-            return
-
-        call.row = self._first(ids, granted, facts)
-
-    @override
-    async def prefer(
-        self, available: tuple[SliceId, ...], must_include: tuple[SliceId, ...], size: int
-    ) -> tuple[SliceId, ...]:
-        """`size` of the available ids, on GPUs near to each other; empty if that is impossible.
-
-        Ids that were just offered to another container come last, because the kubelet marks them as
-        used only at the Allocate.
-        """
-        turn, held = self.order.begin(), self.held()
-        gpus = {shared.uuid: shared.gpu for shared in self.inventory.value.gpus}
-        offered = self.order.offered()
-        fresh = tuple(slice_id for slice_id in available if slice_id not in offered)
-        chosen = nearest(fresh, must_include, size, gpus, held)
-        chosen = chosen or nearest(available, must_include, size, gpus, held)
-        turn.ids = frozenset(chosen)
-
-        return chosen
-
-    def _first(
-        self, ids: tuple[SliceId, ...], granted: tuple[GrantedShare, ...], facts: HookFacts
-    ) -> Row:
         # A UID without dashes is not one of the API server's. So hami mode, which removes
         # directories of deleted pods, does not remove this one.
         uid = PodUid(f"{self.chance.getrandbits(128):032x}")
@@ -205,3 +176,22 @@ class PlainAllocation(Allocation):
             decided_by=Decider.KUBELET,
             resource=edits.resource,
         )
+
+    @override
+    async def prefer(
+        self, available: tuple[SliceId, ...], must_include: tuple[SliceId, ...], size: int
+    ) -> tuple[SliceId, ...]:
+        """`size` of the available ids, on GPUs near to each other; empty if that is impossible.
+
+        Ids that were just offered to another container come last, because the kubelet marks them as
+        used only at the Allocate.
+        """
+        turn, held = self.order.begin(), self.held()
+        gpus = {shared.uuid: shared.gpu for shared in self.inventory.value.gpus}
+        offered = self.order.offered()
+        fresh = tuple(slice_id for slice_id in available if slice_id not in offered)
+        chosen = nearest(fresh, must_include, size, gpus, held)
+        chosen = chosen or nearest(available, must_include, size, gpus, held)
+        turn.ids = frozenset(chosen)
+
+        return chosen
