@@ -75,46 +75,40 @@ def grant(
 
     counts: Counter[GpuUuid] = Counter()
     for text, times in Counter(ids).items():
+        pair = split_slice_id(text)
+        gpu = inventory.find(pair[0]) if pair else None
         if times > 1:
             raise Refusal(
                 RefusalReason.REPEATED_SLICE,
                 f"The kubelet named slice {cap(text, 80)} {times} times in one request; create the "
                 "pod again.",
             )
-
-        pair = split_slice_id(text)
         if pair is None:
             raise Refusal(
                 RefusalReason.UNKNOWN_SLICE,
                 f"The kubelet named {cap(text, 80)!r}, which is not the id of a slice; ask the "
                 "operator whether another plugin serves this resource.",
             )
-
-        gpu = inventory.find(pair[0])
-        if gpu and pair[1] >= gpu.split_count and text not in held:
+        if gpu is None:
+            raise Refusal(
+                RefusalReason.UNKNOWN_GPU,
+                f"The kubelet named GPU {cap(pair[0], 64)}, which this node does not share; create "
+                "the pod again.",
+            )
+        if pair[1] >= gpu.split_count and text not in held:
             raise Refusal(
                 RefusalReason.UNKNOWN_SLICE,
                 f"The kubelet named slice {cap(text, 80)}, but GPU {gpu.gpu.label} has only "
                 f"{gpu.split_count} slices; create the pod again.",
             )
-
-        counts[pair[0]] += 1
-
-    granted = []
-    for uuid, count in counts.items():
-        gpu = inventory.find(uuid)
-        if gpu is None:
-            raise Refusal(
-                RefusalReason.UNKNOWN_GPU,
-                f"The kubelet named GPU {cap(uuid, 64)}, which this node does not share; create "
-                "the pod again.",
-            )
-
         require_serving(gpu, "The container")
-        share = Share(uuid, memory_mib=count * slice_mib(gpu), core_percent=0)
-        granted.append(granted_share(share, gpu))
+        counts[gpu.uuid] += 1
 
-    return cuda_order(granted)
+    return cuda_order(
+        granted_share(Share(gpu.uuid, count * slice_mib(gpu), 0), gpu)
+        for uuid, count in counts.items()
+        if (gpu := inventory.find(uuid))
+    )
 
 
 def slice_mib(gpu: SharedGpu) -> int:
