@@ -36,7 +36,6 @@ from agent.kit.tasks import BudgetSpent, Task, run_tiers, show_thread_name
 from agent.kit.timing import Lag, until_tick
 from agent.kube.client import Connection, check
 from agent.kubelet.register import RegistrationState, Rival
-from agent.ledger import container_directory
 from agent.ports import Disk
 from agent.settings.reading import COPY, SourcesRead, look, stand_in
 from agent.settings.schema import Settings
@@ -305,11 +304,10 @@ async def _prepare(agent: NodeAgent) -> None:
     After a reboot the kubelet starts them from its checkpoint without an Allocate. A directory
     that fails affects only its container.
     """
-    for row in (row for row in agent.state.ledger.value.rows if row.has_directory):
+    for row in (row for row in agent.state.ledger.value.rows if row.directory):
         try:
-            name = container_directory(row.key.pod_uid, row.key.container)
             async with asyncio.timeout(HOOK_DEADLINE):
-                await agent.adapters.hooks.prepare(name, wipe=False)
+                await agent.adapters.hooks.prepare(row.directory, wipe=False)
         except (AgentError, TimeoutError) as error:
             log.warning(
                 "hooks.not_prepared", ns=row.namespace, pod=row.pod, err=str(error) or "no answer"
