@@ -2,6 +2,7 @@
 
 import datetime as dt
 import operator
+import re
 import statistics
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -29,6 +30,7 @@ from agent.ledger import (
 from agent.model import (
     MIB,
     NO_INDEX,
+    Cause,
     Condition,
     Gpu,
     GpuSample,
@@ -50,6 +52,7 @@ from agent.usage import ContainerUse
 # and a command of neighbouring versions understand each other.
 
 API_VERSION: Final = "hami-agent/v1"
+RELEASED: Final = "released"
 FIRST_YEAR: Final = 1970
 """An answer of a time before it is of no agent: ages by it would be nonsense."""
 
@@ -79,7 +82,8 @@ class NodeStatus(Document, frozen=True):
 
     - `scheduler`: `hami`, or `none` if the kubelet decides alone.
     - `checks`: all readiness checks, with a text if they fail; `ready`: no required one fails.
-    - `kubelet`: the state of the registration as a phrase.
+    - `kubelet`: the state of the registration as a phrase. `kubelet_since`: when its socket
+      appeared; None: not known.
     """
 
     name: str
@@ -90,6 +94,7 @@ class NodeStatus(Document, frozen=True):
     resource: str = ""
     driver: str = ""
     kubelet: str = ""
+    kubelet_since: Moment | None = None
     observe: bool = False
     profiles: tuple[str, ...] = ()
     split_count: int | None = None
@@ -113,6 +118,7 @@ class GpuStatus(Document, frozen=True):
 
     - `index`: None if it is not known. `condition`: ok, watch, bad, lost or unmonitored.
     - `serving`: new containers may get it. `obstacles`: why not, besides its health.
+    - `offered_until`: when that ends for a GPU that does not answer, unless it does; else None.
     - `slices_held`: by containers that work on it. The kubelet may have booked another GPU's.
     - `memory_mib`: physical; `sellable_mib`: after scaling; `promised_mib`: to pods.
     - `used_mib`, `gpu_percent`: measured now; None if the driver does not say.
@@ -133,6 +139,7 @@ class GpuStatus(Document, frozen=True):
     runbook: str = ""
     text: str = ""
     obstacles: tuple[str, ...] = ()
+    offered_until: Moment | None = None
     slices: int = 0
     slices_held: int = 0
     memory_mib: Mib | None = None
@@ -143,6 +150,25 @@ class GpuStatus(Document, frozen=True):
     used_mib: Mib | None = None
     gpu_percent: int | None = None
     history: UseHistory | None = None
+
+    @property
+    def name(self) -> str:
+        """The index; the UUID if that is not known."""
+        return self.uuid if self.index is None else str(self.index)
+
+    @property
+    def health(self) -> str:
+        """The condition in one word, which says of a released GPU that a person released it."""
+        return RELEASED if self.cause == Cause.RELEASED else self.condition
+
+    @property
+    def free_mib(self) -> int:
+        """MiB that a new pod can get here: none without a slice or a share of compute left."""
+        is_full = self.slices_held >= self.slices or 0 < self.sellable_cores <= self.promised_cores
+        if is_full or self.cordoned or not self.serving:
+            return 0
+
+        return max(0, self.sellable_mib - self.promised_mib)
 
 
 class ShareStatus(Document, frozen=True):
@@ -164,7 +190,7 @@ class AllocationStatus(Document, frozen=True):
     """What one container holds.
 
     - `pod` and `namespace` are empty while the holder is not known.
-    - `confirmed`: the kubelet has recorded the answer; None: not known.
+    - `confirmed`: the present kubelet has recorded the answer; None: not known.
     - `mismatched`: the kubelet recorded slices of other GPUs.
     - `ended`: it runs no more, and its share counts no more in what is promised.
     - `last_kernel`: when a process or a kernel of the container last started on a GPU.
@@ -325,6 +351,12 @@ class StatusFacts(msgspec.Struct, frozen=True):
     pods: PodTable = msgspec.field(default_factory=PodTable)
     """Tells which containers have ended."""
 
+    kubelet: KubeletEpoch | None = None
+    """The present one; None: there is none, or it is not known."""
+
+    driver_hang: float = 0.0
+    """Seconds for which a GPU that does not answer is offered."""
+
 
 def status_of(facts: StatusFacts) -> StatusDocument:
     """All of the node."""
@@ -359,6 +391,7 @@ def node_of(facts: StatusFacts) -> NodeStatus:
         facts.about,
         ready=is_ready(facts.checks),
         driver=facts.inventory.driver_version,
+        kubelet_since=facts.kubelet.since if facts.kubelet else None,
         lock=lock_status(annotations),
         checks=facts.checks,
     )
@@ -381,6 +414,8 @@ def gpus_of(facts: StatusFacts) -> tuple[GpuStatus, ...]:
     held.update({uuid: len(ids) for uuid, ids in booked.items()})
     listed = {group.uuid: len(group.ids) for group in facts.slices.groups}
 
+    hang = dt.timedelta(seconds=facts.driver_hang)
+
     def one(shared: SharedGpu) -> GpuStatus:
         gpu, health = shared.gpu, shared.health
         use = promised(facts.ledger, facts.pods, shared)
@@ -402,6 +437,7 @@ def gpus_of(facts: StatusFacts) -> tuple[GpuStatus, ...]:
             runbook=health.runbook,
             text=health.text,
             obstacles=facts.inventory.obstacles(shared),
+            offered_until=health.since + hang if health.silent and health.serving else None,
             slices=listed.get(gpu.uuid, 0),
             slices_held=held[gpu.uuid],
             memory_mib=gpu.memory_mib,
@@ -502,7 +538,7 @@ def _allocation(row: Row, labels: Mapping[GpuUuid, str], facts: StatusFacts) -> 
         shares=shares,
         slices=row.slice_ids,
         since=row.answered_at,
-        confirmed=row.confirmed,
+        confirmed=row.is_booked_by(facts.kubelet) if facts.kubelet else None,
         mismatched=row.mismatched,
         ended=ended,
         decided_by=row.decided_by.value,
@@ -550,13 +586,18 @@ def lock_status(annotations: Mapping[str, str]) -> LockStatus | None:
 
 # The status of a node as its objects at the API server show it, where no agent answers.
 
-REPORTED: Final = "the Node's register annotation says that it is unhealthy; its agent knows why"
+UNTOLD: Final = (
+    "the Node's register annotation says that it is unhealthy; no condition GpuDegraded "
+    "says why: read its Events, or the log of its device plugin"
+)
 
 
 def observed_status(
-    node: NodeView, pods: Iterable[PodView], resource: str, now: dt.datetime
+    node: NodeView, pods: Iterable[PodView], resource: str, now: dt.datetime, degraded: str = ""
 ) -> StatusDocument:
     """The node by its annotations, and its pods by theirs. What is used is not known.
+
+    `degraded`: the message of its condition GpuDegraded, which says what is wrong with GPUs.
 
     Raises:
         MalformedText: the register annotation cannot be read.
@@ -568,30 +609,32 @@ def observed_status(
         now,
         NodeStatus(name=node.name, resource=resource, lock=lock_status(node.annotations)),
         node=node,
-        inventory=Inventory(gpus=tuple(_observed_gpu(gpu, now) for gpu in registered)),
+        inventory=Inventory(gpus=tuple(_observed_gpu(gpu, now, degraded) for gpu in registered)),
         ledger=Ledger(tuple(row for pod in holding for row in _observed_rows(pod, now))),
         pods=PodTable({pod.uid: pod for pod in holding}, synced=True),
     )
 
-    # Since when, and whether the kubelet knows it, only an agent can say.
+    # Since when, only an agent can say.
+    changed = msgspec.structs.replace
     return StatusDocument(
         node=facts.about,
         gpus=tuple(
-            msgspec.structs.replace(gpu, since=None, slices=one.split_count)
+            changed(gpu, since=None, slices=one.split_count)
             for gpu, one in zip(gpus_of(facts), registered, strict=True)
         ),
-        allocations=tuple(
-            msgspec.structs.replace(one, since=None, confirmed=None)
-            for one in allocations_of(facts)
-        ),
+        allocations=tuple(changed(one, since=None) for one in allocations_of(facts)),
     )
 
 
-def _observed_gpu(gpu: RegisteredGpu, now: dt.datetime) -> SharedGpu:
+def _observed_gpu(gpu: RegisteredGpu, now: dt.datetime, degraded: str) -> SharedGpu:
     """The GPU as its Node reports it; its own memory and place on the bus are not reported."""
     health = Health(Condition.OK, now)
     if not gpu.healthy:
-        health = Health(Condition.BAD, now, text=REPORTED, serving=False)
+        told = re.search(rf"\({re.escape(gpu.uuid)}\) is (\w+): (.*?)(?=; GPU |$)", degraded)
+        word, text = told.groups() if told else (Condition.BAD, UNTOLD)
+        cause = Cause.RELEASED if text.endswith("[H-RELEASED]") else Cause.NONE
+        condition = Condition(word) if word in set(Condition) else Condition.BAD
+        health = Health(condition, now, cause, text, serving=False)
 
     name = gpu.type_name.removeprefix("NVIDIA-")
     return SharedGpu(

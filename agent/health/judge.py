@@ -658,7 +658,7 @@ def _after_reset(health: Health, now: dt.datetime, reason: str, then: NextStep) 
 # An operator's work on a GPU.
 
 RUNBOOK = "H-RELEASED"
-TEXT = f"it is released; `hami-agent recheck` takes it back [{RUNBOOK}]"
+TEXT = f"an operator released it; `hami-agent recheck` takes it back [{RUNBOOK}]"
 UNASKED = f"it is taken back; it is served when it answers [{RUNBOOK}]"
 
 

@@ -4,13 +4,12 @@ In the order of the page: the agent itself, GPUs, what containers were promised 
 series (`hami`), and the counts and durations of the services.
 """
 
-import asyncio
 import dataclasses
 import datetime as dt
 import itertools
-import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Final, TypeAlias
 
 import msgspec
@@ -45,7 +44,7 @@ from agent.model import (
 )
 from agent.status import StatusFacts, gpu_labels, labelled
 from agent.usage import ContainerUse
-from agent.web.api import BuildInfo
+from agent.web.api import BuildInfo, Reused
 
 PREFIX: Final = "hami_agent_"
 """Before the agent's own names."""
@@ -548,19 +547,15 @@ class MetricsPage:
     """`/metrics`, in Prometheus' text format 0.0.4."""
 
     def __init__(self, collector: Collector) -> None:
-        self._body = b""
-        self._until = -math.inf
-        self._registry = CollectorRegistry()
-        self._registry.register(collector)
-        ProcessCollector(registry=self._registry)
-        PlatformCollector(registry=self._registry)
+        registry = CollectorRegistry()
+        registry.register(collector)
+        ProcessCollector(registry=registry)
+        PlatformCollector(registry=registry)
+        self._body = Reused(partial(generate_latest, registry), KEPT)
 
     def page(self, _request: web.BaseRequest) -> web.Response:
         """Render the page, or reuse one of at most 0.25 s."""
-        now = asyncio.get_running_loop().time()
-        if self._until <= now:
-            self._body, self._until = generate_latest(self._registry), now + KEPT
-        return web.Response(body=self._body, headers={"Content-Type": TEXT})
+        return web.Response(body=self._body.value(), headers={"Content-Type": TEXT})
 
 
 def counters(tallies: Iterable[Tally], gpus: Mapping[str, str]) -> Iterator[Metric]:

@@ -32,8 +32,8 @@ async def test_it_shows_what_the_agent_knows(tab, node):
     assert GPUS == await tab.evaluate("document.querySelectorAll('.gpu').length")
     for words in ("sandbox", "ready", "cordoned", "HA-2005", f"Pod demo/{STRAY} ", "demo/pair"):
         assert words in text
-    containers = [wish for one in PLACED for wish in one.wishes if wish.gpus]
-    assert len(containers) + 2 == await tab.evaluate(f"{SHOWN}.length")
+    shares = sum(wish.gpus for one in PLACED for wish in one.wishes)
+    assert shares + 2 == await tab.evaluate(f"{SHOWN}.length")
     assert [] == tab.errors
 
 

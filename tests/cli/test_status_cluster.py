@@ -28,12 +28,30 @@ async def test_without_an_agent_the_objects_say_who_holds_what(tmp_path, capsys)
     assert "a  by its objects" in found.out
     assert "lock  held by default/train for " in found.out
     assert "GPU 1 bad: the Node's register annotation says that it is unhealthy" in found.out
+    assert "read its Events" in " ".join(found.out.split())
     assert "no pod of the agent is on the node a" in found.err
     assert [("train", 4096, 30)] == [
         (one["pod"], share["memoryMib"], share["cores"])
         for one in listed.data["allocations"]
         for share in one["shares"]
     ]
+
+
+async def test_the_condition_of_the_node_says_what_is_wrong_with_its_gpus(tmp_path, capsys):
+    said = (
+        "GPU 1 (GPU-2) is unmonitored: an operator released it; `hami-agent recheck` takes it back "
+        "[H-RELEASED]; GPU 2 (GPU-3) is lost: it does not answer [H-LOST]"
+    )
+    conditions = [{"type": "GpuDegraded", "status": "True", "message": said}]
+    async with explain_rig(tmp_path, capsys) as rig:
+        bad = [a_gpu(f"GPU-{n + 1}", n, healthy=False) for n in (1, 2)]
+        rig.node("a", a_gpu("GPU-1"), *bad, conditions=conditions)
+        found = await rig.run("status", "--node", "a")
+
+    text = " ".join(found.out.split())
+    assert "GPU 1 released: an operator released it; `hami-agent recheck` takes it back" in text
+    assert "GPU 2 lost: it does not answer [H-LOST]" in text
+    assert ["ok", "released", "LOST"] == [line.split()[3] for line in found.out.split("\n")[2:5]]
 
 
 async def test_what_the_scheduler_reads_is_shown_on_request_and_is_complete(tmp_path, capsys):
@@ -45,12 +63,23 @@ async def test_what_the_scheduler_reads_is_shown_on_request_and_is_complete(tmp_
     assert "source: objects of the API server by " in found.out
 
 
-@pytest.mark.parametrize("option", ["--objects", "--resource=r", "--context=c", "--kubeconfig=k"])
-def test_an_option_that_only_a_node_of_the_cluster_uses_is_refused_without_one(option, capsys):
-    assert 2 == dispatch(["status", option], {})
+@pytest.mark.parametrize(
+    "words", [["0", "--objects"], ["--by=pod", "--resource=r"], ["--since=1h", "--kubeconfig=k"]]
+)
+def test_what_the_list_of_nodes_cannot_say_is_refused(words, capsys):
+    assert 2 == dispatch(["status", *words], {})
 
-    said = f"{option.partition('=')[0]}: without --node no API server is read; give --node NAME"
-    assert said in capsys.readouterr().err
+    option = words[1].partition("=")[0]
+    assert f"{option}: this lists the Nodes of a cluster; give --node" in capsys.readouterr().err
+
+
+async def test_a_cluster_that_is_named_is_listed_without_asking_an_agent(tmp_path, capsys):
+    async with explain_rig(tmp_path, capsys) as rig:
+        rig.node("a", a_gpu("GPU-1"))
+        found = await rig.run("status", "--kubeconfig", str(rig.kubeconfig), environ={})
+
+    assert (0, "", True) == (found.code, found.err, "\na " in found.out)
+    assert f"source: API server by {rig.kubeconfig}" in found.out
 
 
 @pytest.mark.parametrize(
@@ -178,9 +207,9 @@ async def test_on_a_workstation_the_nodes_are_listed(tmp_path, capsys):
         listed = await rig.run("status", "-o", "json")
 
     lines = [line.split() for line in found.out.splitlines()]
-    assert ["NODE", "GPUS", "UNHEALTHY", "CORDONED", "SLICES", "PROMISED"] == lines[0]
+    assert ["NODE", "GPUS", "UNHEALTHY", "CORDONED", "SLICES", "ALLOCATED", "FREE"] == lines[0]
     assert [["gpu-9", "1", "0", "1"], ["gpu-10", "2", "1", "0"]] == [one[:4] for one in lines[1:3]]
-    assert ["1/20", "4.0/31.2", "GiB"] == lines[2][4:7]
+    assert ["1/10", "4.0", "GiB", "11.6", "GiB"] == lines[2][4:9]
     assert ["odd", "?"] == lines[3][:2]
     assert "node/gpu-9\nnode/gpu-10\nnode/odd\n" == names.out
     assert ["gpu-9", "gpu-10", "odd"] == [one["node"]["name"] for one in listed.data]
