@@ -55,7 +55,7 @@ HEIGHT: Final = 20
 
 GPU_HEADS: Final = (
     *("GPU", "Model", "Health", "Slices", "Allocated", "Free", "Cores", "Used", "Busy"),
-    *("Memory", "15 minutes", "Identity"),
+    *("15 minutes", "Identity"),
 )
 POD_HEADS: Final = (
     *("Pod and container", "GPU", "Memory", "Used", "Cores", "Busy", "Idle", "For", "Kubelet"),
@@ -245,14 +245,16 @@ def _notice(said: str, grade: str) -> Html:
 
 def _gpu(gpu: GpuStatus) -> Html:
     """The row of one GPU, with its memory and the last 15 minutes as drawings."""
-    name, model, health, *amounts = view.gpu_cells(gpu)
-    tag = fill('<b class="tag {}">{}</b>', view.gpu_grade(gpu), health)
+    name, model, health, slices, allocated, *amounts = view.gpu_cells(gpu)
+    tag = fill('<b class="tag {}">{}</b>', view.gpu_grade(gpu) or "ok", health)
     if not gpu.serving:
         tag = join((tag, Html(' <b class="tag bad">not offered</b>')))
 
     where = [gpu.uuid, gpu.pci, "" if gpu.numa is None else f"NUMA {gpu.numa}"]
     where += [gpu.mode] if gpu.mode != "hami-core" else []
-    cells = (name, model, tag, *amounts, _bar(gpu), _history(gpu), " · ".join(filter(None, where)))
+    identity = " · ".join(filter(None, where))
+    drawn = join((allocated, _bar(gpu)))
+    cells = (f"GPU {name}", model, tag, slices, drawn, *amounts, _history(gpu), identity)
     return _row(GPU_HEADS, cells, fill(' id="gpu-{}" class="gpu"', gpu.name))
 
 
