@@ -215,17 +215,6 @@ class AllocationStatus(Document, frozen=True):
     unkept: str = ""
 
 
-class ContainerHistory(Document, frozen=True):
-    """What a container used of one of its GPUs lately; `used_mib` and `gpu_percent` as its own."""
-
-    namespace: str
-    pod: str
-    container: str
-    gpu: str
-    uuid: str
-    history: UseHistory
-
-
 class SettingStatus(Document, frozen=True):
     """A setting in force. `pending`: it takes effect only at the next start."""
 
@@ -305,8 +294,6 @@ PERIODS: Final = 30
 COMPARED: Final = 200
 """Characters of a refusal that are looked for in a pod's status, of which only a part is kept."""
 
-BY_NAME: Final = operator.attrgetter("namespace", "pod", "container")
-
 
 class StatusFacts(msgspec.Struct, frozen=True):
     """What the documents, the page and the metrics are made of, read at one moment.
@@ -337,8 +324,7 @@ class StatusFacts(msgspec.Struct, frozen=True):
     """Samples of a GPU."""
 
     used: Callable[[ContainerKey], ContainerUse | None] = lambda _: None
-    past: Callable[[ContainerKey], Mapping[GpuUuid, Sequence[Sampled]]] = lambda _: {}
-    """What a container uses, and has used."""
+    """What a container uses."""
 
     changes: Sequence[JournalEntry] = ()
     refusals: Sequence[JournalEntry] = ()
@@ -415,13 +401,13 @@ def gpus_of(facts: StatusFacts) -> tuple[GpuStatus, ...]:
     listed = {group.uuid: len(group.ids) for group in facts.slices.groups}
 
     hang = dt.timedelta(seconds=facts.driver_hang)
+    found = []
 
-    def one(shared: SharedGpu) -> GpuStatus:
+    for shared in facts.inventory.gpus:
         gpu, health = shared.gpu, shared.health
         use = promised(facts.ledger, facts.pods, shared)
         newest = facts.newest(gpu.uuid)
-
-        return GpuStatus(
+        one = GpuStatus(
             uuid=gpu.uuid,
             index=None if gpu.index == NO_INDEX else gpu.index,
             model=gpu.name,
@@ -449,32 +435,20 @@ def gpus_of(facts: StatusFacts) -> tuple[GpuStatus, ...]:
             gpu_percent=newest.sample.gpu_percent if newest else None,
             history=history_of(facts.history(gpu.uuid), facts.now),
         )
+        found.append(one)
 
-    return tuple(map(one, facts.inventory.gpus))
+    return tuple(found)
 
 
 def allocations_of(facts: StatusFacts) -> tuple[AllocationStatus, ...]:
     """What each container holds, by namespace, pod and container."""
     labels = gpu_labels(facts.inventory)
     rows = (row for row in facts.ledger.rows if not row.adopted or row.holder)
-    return tuple(sorted([_allocation(row, labels, facts) for row in rows], key=BY_NAME))
-
-
-def container_histories_of(facts: StatusFacts) -> tuple[ContainerHistory, ...]:
-    """What each container used of each of its GPUs in the last 15 minutes, as far as known."""
-    labels = gpu_labels(facts.inventory)
     return tuple(
-        ContainerHistory(
-            namespace=row.namespace,
-            pod=row.pod,
-            container=row.holder.container if row.holder else "",
-            gpu=labels.get(uuid, str(uuid)),
-            uuid=uuid,
-            history=history,
+        sorted(
+            (_allocation(row, labels, facts) for row in rows),
+            key=operator.attrgetter("namespace", "pod", "container"),
         )
-        for row in facts.ledger.rows
-        for uuid, samples in facts.past(row.key).items()
-        if (history := history_of(samples, facts.now)) is not None
     )
 
 
@@ -486,18 +460,15 @@ def history_of(samples: Sequence[Sampled], now: dt.datetime) -> UseHistory | Non
     # Periods of the clock and not back from now: else each reader would see other means.
     until = dt.datetime.fromtimestamp((now.timestamp() // PERIOD + 1) * PERIOD, dt.UTC)
 
-    placed = [
-        (PERIODS - 1 - int((until - sampled.at).total_seconds()) // PERIOD, sampled.sample)
-        for sampled in samples
-    ]
+    periods: list[list[GpuSample]] = [[] for _ in range(PERIODS)]
+    for sampled in samples:
+        place = PERIODS - 1 - int((until - sampled.at).total_seconds()) // PERIOD
+        if 0 <= place < PERIODS:
+            periods[place].append(sampled.sample)
 
     def means(read: Callable[[GpuSample], int | None]) -> tuple[int | None, ...]:
-        periods: list[list[int]] = [[] for _ in range(PERIODS)]
-        for place, sample in placed:
-            if 0 <= place < PERIODS and (value := read(sample)) is not None:
-                periods[place].append(value)
-
-        return tuple(round(statistics.fmean(one)) if one else None for one in periods)
+        known = ([value for value in map(read, one) if value is not None] for one in periods)
+        return tuple(round(statistics.fmean(one)) if one else None for one in known)
 
     return UseHistory(
         period_seconds=PERIOD,
@@ -514,28 +485,29 @@ def _allocation(row: Row, labels: Mapping[GpuUuid, str], facts: StatusFacts) -> 
     use = None if ended else facts.used(row.key)
     used = {gpu.uuid: gpu for gpu in use.gpus} if use else {}
 
-    def share(uuid: GpuUuid, memory_mib: int | None, cores: int | None) -> ShareStatus:
+    limits: list[tuple[GpuUuid, int | None, int | None]] = [
+        (one.uuid, one.memory_mib, one.core_percent) for one in row.limits
+    ]
+    shares = []
+
+    for uuid, mib, cores in limits or [(uuid, None, None) for uuid in row.gpus]:
         of = used.get(uuid)
-        return ShareStatus(
+        share = ShareStatus(
             gpu=labels.get(uuid, str(uuid)),
             uuid=uuid,
-            memory_mib=memory_mib,
+            memory_mib=mib,
             cores=cores,
             used_mib=of.memory.total // MIB if of else None,
             gpu_percent=of.sm_percent if of else None,
         )
-
-    if row.shares:
-        shares = tuple(share(one.uuid, one.memory_mib, one.core_percent) for one in row.limits)
-    else:
-        shares = tuple(share(uuid, None, None) for uuid in row.gpus)
+        shares.append(share)
 
     is_read = use is not None and use.state is RegionState.READABLE
     return AllocationStatus(
         namespace=row.namespace,
         pod=row.pod,
         container=row.holder.container if row.holder else "",
-        shares=shares,
+        shares=tuple(shares),
         slices=row.slice_ids,
         since=row.answered_at,
         confirmed=row.is_booked_by(facts.kubelet) if facts.kubelet else None,

@@ -245,7 +245,6 @@ def _status_facts(agent: NodeAgent, checks: tuple[Check, ...]) -> StatusFacts:
         newest=agent.samples.newest,
         history=agent.samples.history,
         used=agent.usage.newest,
-        past=agent.usage.history,
         changes=agent.journal.changes,
         refusals=agent.journal.refusals,
         journal_since=agent.journal.since,

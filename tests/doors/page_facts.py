@@ -65,7 +65,6 @@ def busy(gpus=16, each=10, name=None, text="", **changes) -> StatusFacts:
         "newest": lambda uuid: next(iter(_samples(uuid)[-1:]), None),
         "history": _samples,
         "used": _use_of(rows).get,
-        "past": lambda _: {},
         "changes": _changes(text),
         "refusals": _refusals(text),
         "journal_since": NOW - dt.timedelta(days=3),

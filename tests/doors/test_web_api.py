@@ -66,7 +66,7 @@ from tests.builders import (
 )
 from tests.doors.metrics_page import facts as cells_of
 from tests.doors.metrics_page import series
-from tests.doors.page_facts import NOW, busy
+from tests.doors.page_facts import busy
 from tests.doors.web_client import FakePeer, client_of
 from tests.unit.core.allocation.plain_scene import a_plain_row
 
@@ -81,28 +81,14 @@ async def data(path, **parts):
 
 
 GOLDEN = Path("tests/golden/api.txt")
-PARTS = ("node", "gpus", "allocations", "container-history", "refusals", "changes", "settings")
+PARTS = ("node", "gpus", "allocations", "refusals", "changes", "settings")
 
 
 async def golden_lines() -> list[str]:
-    """The documents of a busy node, an entry a line; `python -m tests.doors.test_web_api` writes.
-
-    A GPU that a container has no number of is not in the history of containers.
-    """
-    uuid = a_uuid(0)
-    past = [
-        Sampled(NOW - dt.timedelta(seconds=age), GpuSample(uuid, percent, used_mib=mib))
-        for age, mib, percent in ((50, 100, 10), (45, 300, 30), (5, 800, 40))
-    ]
+    """A busy node, an entry a line; `python -m tests.doors.test_web_api` writes it."""
     node = busy(gpus=4, each=1)
     entries = {"refusals": node.refusals[:2], "changes": node.changes[:4]}
-    first = node.ledger.rows[0].key
-    node = msgspec.structs.replace(
-        node,
-        past=lambda key: {uuid: past} if key == first else {},
-        settings=lambda: busy().settings()[:4],
-        **entries,
-    )
+    node = msgspec.structs.replace(node, settings=lambda: busy().settings()[:4], **entries)
     lines = []
     async with reading(lambda: node) as client:
         for part in (*PARTS, "gpus/1"):
@@ -160,7 +146,6 @@ async def test_a_list_is_answered_whole_whatever_is_asked_of_it():
     assert [{"key": "web.port", "value": 9394, "origin": "default", "pending": False}] == (
         await data("settings")
     )
-    assert [] == await data("container-history")
 
 
 @pytest.mark.parametrize(
@@ -578,7 +563,6 @@ def facts(**parts) -> StatusFacts:
         newest=lambda _: None,
         history=lambda _: (),
         used=lambda _: None,
-        past=lambda _: {},
         changes=(),
         refusals=(ENTRY,),
         journal_since=NOON,
