@@ -559,17 +559,29 @@ def lock_status(annotations: Mapping[str, str]) -> LockStatus | None:
 # The status of a node as its objects at the API server show it, where no agent answers.
 
 UNTOLD: Final = (
-    "the Node's register annotation says that it is unhealthy; no condition GpuDegraded "
-    "says why: read its Events, or the log of its device plugin"
+    "the Node's register annotation says that it is unhealthy; neither the Node's Events of the "
+    "last hour nor a condition GpuDegraded say why: read the log of its device plugin"
 )
+
+_CONDITIONS: Final = {
+    "H-RELEASED": (Condition.UNMONITORED, Cause.RELEASED),
+    "H-SILENT": (Condition.UNMONITORED, Cause.DRIVER),
+    "H-LOST": (Condition.LOST, Cause.LOST),
+}
+"""What a GPU is that is not served, by the id of the reason; with each other one it is bad."""
 
 
 def observed_status(
-    node: NodeView, pods: Iterable[PodView], resource: str, now: dt.datetime, degraded: str = ""
+    node: NodeView,
+    pods: Iterable[PodView],
+    resource: str,
+    now: dt.datetime,
+    reasons: Sequence[str] = (),
 ) -> StatusDocument:
     """The node by its annotations, and its pods by theirs. What is used is not known.
 
-    `degraded`: the message of its condition GpuDegraded, which says what is wrong with GPUs.
+    `reasons`: sentences about GPUs that are not well, the last first: of its condition GpuDegraded
+    and of Events.
 
     Raises:
         MalformedText: the register annotation cannot be read.
@@ -581,7 +593,7 @@ def observed_status(
         now,
         NodeStatus(name=node.name, resource=resource, lock=lock_status(node.annotations)),
         node=node,
-        inventory=Inventory(gpus=tuple(_observed_gpu(gpu, now, degraded) for gpu in registered)),
+        inventory=Inventory(gpus=tuple(_observed_gpu(gpu, now, reasons) for gpu in registered)),
         ledger=Ledger(tuple(row for pod in holding for row in _observed_rows(pod, now))),
         pods=PodTable({pod.uid: pod for pod in holding}, synced=True),
     )
@@ -598,14 +610,16 @@ def observed_status(
     )
 
 
-def _observed_gpu(gpu: RegisteredGpu, now: dt.datetime, degraded: str) -> SharedGpu:
+def _observed_gpu(gpu: RegisteredGpu, now: dt.datetime, reasons: Iterable[str]) -> SharedGpu:
     """The GPU as its Node reports it; its own memory and place on the bus are not reported."""
     health = Health(Condition.OK, now)
     if not gpu.healthy:
-        told = re.search(rf"\({re.escape(gpu.uuid)}\) is (\w+): (.*?)(?=; GPU |$)", degraded)
-        word, text = told.groups() if told else (Condition.BAD, UNTOLD)
-        cause = Cause.RELEASED if text.endswith("[H-RELEASED]") else Cause.NONE
-        condition = Condition(word) if word in set(Condition) else Condition.BAD
+        # As `Gpu.title` and gpus_in_words() of agent.report name it.
+        name = rf"(?:\({re.escape(gpu.uuid)}\)|\bGPUs (?:\d+, )*{gpu.index}\b)[^:]*"
+        found = (re.search(rf"{name}: (.*?)(?=; GPU |$)", text) for text in reasons)
+        text = next((one[1] for one in found if one), UNTOLD)
+        runbook = text.rpartition("[")[2].rstrip("]")
+        condition, cause = _CONDITIONS.get(runbook, (Condition.BAD, Cause.NONE))
         health = Health(condition, now, cause, text, serving=False)
 
     name = gpu.type_name.removeprefix("NVIDIA-")

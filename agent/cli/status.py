@@ -244,6 +244,10 @@ FILE: Final = (tarfile.REGTYPE, tarfile.AREGTYPE)
 """The two types of a plain file in an archive."""
 
 
+NOT_WELL: Final = frozenset({"GpuUnhealthy", "GpuReleased", "GpuDriverUnresponsive"})
+"""Reasons of Events that say why a GPU is not offered."""
+
+
 class StatusRead(msgspec.Struct, frozen=True):
     """The status of a node."""
 
@@ -354,13 +358,11 @@ async def _read_node(session: KubeSession, source: str, args: argparse.Namespace
         there = f"; the nearest names are {', '.join(near)}" if near else ""
         raise NotThere(f"the cluster has no Node {node}{there}")
 
-    pods, degraded = await reader.pods(resource), await reader.degraded()
-    try:
-        found = observed_status(seen, pods, resource, at, degraded)
-    except MalformedText as error:
-        raise ApiError(f"the register annotation of {node} cannot be read: {error}") from error
-
-    with contextlib.suppress(ApiError):  # without that right the changes are not known
+    pods, reasons = await reader.pods(resource), []
+    changes: list[JournalEntry] | None = None
+    with contextlib.suppress(ApiError):  # without these rights they are not known
+        reasons.append(await reader.degraded())
+    with contextlib.suppress(ApiError):
         changes = [
             JournalEntry(
                 at=one.last, reason=one.reason, text=one.message, warning=one.kind == "Warning"
@@ -369,6 +371,14 @@ async def _read_node(session: KubeSession, source: str, args: argparse.Namespace
             if one.last is not None
         ]
         changes.sort(key=lambda one: one.at, reverse=True)
+        reasons += [one.text for one in changes if one.reason in NOT_WELL]
+
+    try:
+        found = observed_status(seen, pods, resource, at, reasons)
+    except MalformedText as error:
+        raise ApiError(f"the register annotation of {node} cannot be read: {error}") from error
+
+    if changes is not None:
         found = msgspec.structs.replace(found, changes=tuple(changes))
 
     return StatusRead(found, at, f"objects of the {source}" if args.objects else source, missing)

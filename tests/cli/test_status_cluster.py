@@ -28,7 +28,7 @@ async def test_without_an_agent_the_objects_say_who_holds_what(tmp_path, capsys)
     assert "a  by its objects" in found.out
     assert "lock  held by default/train for " in found.out
     assert "GPU 1 bad: the Node's register annotation says that it is unhealthy" in found.out
-    assert "read its Events" in " ".join(found.out.split())
+    assert "read the log of its device plugin" in " ".join(found.out.split())
     assert "no pod of the agent is on the node a" in found.err
     assert [("train", 4096, 30)] == [
         (one["pod"], share["memoryMib"], share["cores"])
@@ -37,21 +37,50 @@ async def test_without_an_agent_the_objects_say_who_holds_what(tmp_path, capsys)
     ]
 
 
-async def test_the_condition_of_the_node_says_what_is_wrong_with_its_gpus(tmp_path, capsys):
-    said = (
-        "GPU 1 (GPU-2) is unmonitored: an operator released it; `hami-agent recheck` takes it back "
-        "[H-RELEASED]; GPU 2 (GPU-3) is lost: it does not answer [H-LOST]"
+def tell(rig, node, number, reason, said, writer="hami-agent"):
+    """Somebody posts an Event about the Node."""
+    rig.store.create(
+        "events",
+        {
+            "metadata": {"name": f"a.{number}", "namespace": "default"},
+            "involvedObject": {"kind": "Node", "name": node},
+            "source": {"component": writer},
+            "type": "Warning",
+            "reason": reason,
+            "message": said,
+            "lastTimestamp": encode_stamp(rig.now(-150)),
+        },
     )
-    conditions = [{"type": "GpuDegraded", "status": "True", "message": said}]
+
+
+RELEASED = "an operator released it; `hami-agent recheck` takes it back [H-RELEASED]"
+CONDITION = (
+    f"GPU 1 (GPU-2) is unmonitored: {RELEASED}; GPU 2 (GPU-3) is lost: it is silent [H-LOST]; "
+    "GPU 3 (GPU-4) is lost: it is silent [H-LOST]"
+)
+EVENTS = (
+    ("GpuReleased", f"GPU 1 (GPU-2): {RELEASED}"),
+    ("GpuUnhealthy", "GPUs 2, 3: it is silent [H-LOST]"),
+    ("GpuRecovered", "GPUs 1, 2, 3: healthy again"),
+)
+
+
+@pytest.mark.parametrize("by", ["condition", "Events"])
+async def test_the_objects_of_the_node_say_what_is_wrong_with_its_gpus(tmp_path, capsys, by):
+    conditions = [{"type": "GpuDegraded", "status": "True", "message": CONDITION}]
     async with explain_rig(tmp_path, capsys) as rig:
-        bad = [a_gpu(f"GPU-{n + 1}", n, healthy=False) for n in (1, 2)]
-        rig.node("a", a_gpu("GPU-1"), *bad, conditions=conditions)
+        bad = [a_gpu(f"GPU-{n + 1}", n, healthy=False) for n in (1, 2, 3)]
+        more = {"conditions": conditions} if by == "condition" else {}
+        rig.node("a", a_gpu("GPU-1"), *bad, **more)
+        for number, (reason, said) in enumerate(EVENTS if by == "Events" else ()):
+            tell(rig, "a", number, reason, said)
         found = await rig.run("status", "--node", "a")
 
     text = " ".join(found.out.split())
-    assert "GPU 1 released: an operator released it; `hami-agent recheck` takes it back" in text
-    assert "GPU 2 lost: it does not answer [H-LOST]" in text
-    assert ["ok", "released", "LOST"] == [line.split()[3] for line in found.out.split("\n")[2:5]]
+    assert f"GPU 1 released: {RELEASED}" in text
+    assert "GPUs 2, 3 lost: it is silent [H-LOST]" in text
+    table = "\n".join(found.out.split("\n")[2:6])
+    assert ["ok", "released", "LOST", "LOST"] == re.findall(r"\b(ok|released|LOST|BAD)\b", table)
 
 
 async def test_what_the_scheduler_reads_is_shown_on_request_and_is_complete(tmp_path, capsys):
@@ -161,18 +190,7 @@ async def test_without_the_agent_the_nodes_events_are_its_changes(tmp_path, caps
     async with explain_rig(tmp_path, capsys) as rig:
         rig.node("a", a_gpu("GPU-1"))
         for number, writer in enumerate(("hami-agent", "kubelet")):
-            rig.store.create(
-                "events",
-                {
-                    "metadata": {"name": f"a.{number}", "namespace": "default"},
-                    "involvedObject": {"kind": "Node", "name": "a"},
-                    "source": {"component": writer},
-                    "type": "Warning",
-                    "reason": "GpuUnhealthy",
-                    "message": f"XID 79, says the {writer}",
-                    "lastTimestamp": encode_stamp(rig.now(-150)),
-                },
-            )
+            tell(rig, "a", number, "GpuUnhealthy", f"XID 79, says the {writer}", writer)
         found = await rig.run("status", "--node", "a", "--since", "1h")
         later = await rig.run("status", "--node", "a", "--since", "1m")
         listed = await rig.run("status", "--node", "a", "-o", "json")
