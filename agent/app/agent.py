@@ -177,6 +177,7 @@ class NodeAgent:
             Task("samples", self.samples.run, DRIVER),
             Task("kubelet", self.kubelet.run),
             Task("recent", self.recent.run),
+            Task("journal", partial(self.journal.follow, facts.pods, self.kubelet.epoch)),
         ]
         self.doors: list[Task] = []
 
