@@ -24,8 +24,8 @@ from agent.inventory import Discovery, InventoryKeeper, NodeCheck, Samples, With
 from agent.kit.cell import Cell
 from agent.kit.tasks import Task
 from agent.kit.timing import Tally
-from agent.kube.api import KubeNode, KubePods
-from agent.kube.client import Connection, KubeSession
+from agent.kube.client import KubeNode, KubePods, KubeSession
+from agent.kube.connection import Connection
 from agent.kube.events import EventPoster
 from agent.kube.watches import NodeWatch, PodWatch, RecentlyRegistered
 from agent.kubelet.door import PluginServer, check_directory

@@ -34,7 +34,7 @@ from agent.host.process import (
 from agent.kit.cell import Cell, News
 from agent.kit.tasks import BudgetSpent, Task, run_tiers, show_thread_name
 from agent.kit.timing import Lag, until_tick
-from agent.kube.client import Connection, check
+from agent.kube.connection import Connection, check
 from agent.kubelet.register import RegistrationState, Rival
 from agent.ledger import container_directory
 from agent.ports import Disk

@@ -58,7 +58,7 @@ from agent.host.process import LockFile, SystemClock, Worker
 from agent.inventory import InventoryKeeper
 from agent.kit.cell import Cell
 from agent.kit.units import counted
-from agent.kube.client import Connection
+from agent.kube.connection import Connection
 from agent.kube.reader import NodeReader
 from agent.ledger import HookFacts
 from agent.model import Inventory, Scan, Trouble

@@ -30,7 +30,7 @@ from agent.errors import (
 )
 from agent.hami.region import RegionChange
 from agent.host.process import LockFile, Worker
-from agent.kube.client import Connection
+from agent.kube.connection import Connection
 from agent.kube.reader import KubeLeftovers, NodeLeftovers
 from agent.regions import HostRegions
 from agent.settings.sources import NodeFacts
