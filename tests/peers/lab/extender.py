@@ -17,7 +17,7 @@ import structlog
 from aiohttp import web
 
 from agent.errors import ApiError
-from agent.host.process import SystemClock
+from agent.kit.timing import SystemClock
 from agent.kube.client import ApiRequest, KubeSession, frames, path_of
 from agent.kube.connection import Connection
 from agent.kube.objects import Raw, read_object
