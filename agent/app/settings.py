@@ -196,7 +196,7 @@ class SettingsService:
             await self._read_all(asked=asked)
         finally:
             if asked:  # systemd waits for the end of a reload
-                self.notifier.ready()
+                self.notifier.tell("READY=1")
 
     async def _read_all(self, *, asked: bool) -> None:
         before, good = self._read, self.plan.sources

@@ -340,6 +340,7 @@ async def test_a_start_with_a_wrong_entry_takes_the_last_good_file_or_ends(tmp_p
     assert ["ConfigRejected"] == [event.reason for event in room.told]
     assert has_copy != room.stop.is_set()
     if has_copy:
+        assert room.told[0].text == room.trouble
         assert 8 == room.split_count
     else:
         assert "splitCount: expected 1 to 10000" in str(room.service.refusal)
