@@ -168,8 +168,6 @@ def _checks(agent: NodeAgent) -> list[Check]:
     ill = [gpu for gpu in unserved if gpu not in missed]
 
     refused = "; ".join(map(str, agent.settings.faults.values()))
-    if refused:
-        refused = f"the last good settings apply, because these are refused: {refused}"
     withheld = "; ".join(agent.withholder.reasons.value)
     others |= {
         "settings": refused
