@@ -119,10 +119,6 @@ PREFIX: Final = "HAMI_AGENT_"
 SERVICE_HOST: Final = "_SERVICE_HOST"
 VARIABLES: Final = frozenset(field.variables[0] for field in FIELDS)
 
-XID_LISTS: Final = ("DP_DISABLE_HEALTHCHECKS", "DP_ENABLE_HEALTHCHECKS")
-SCORE_SWITCH: Final = "ENABLE_TOPOLOGY_SCORE"
-_ADDRESS: Final = re.compile("(?:tcp|udp|sctp)://")
-
 
 class InheritedSetting(msgspec.Struct, frozen=True):
     """A variable and a flag of HAMi's and NVIDIA's plugins without effect here.
@@ -177,7 +173,8 @@ def read_surroundings(
     environ = {
         name: value
         for name, value in environ.items()
-        if not name.startswith(links) or (name in VARIABLES and not _ADDRESS.match(value))
+        if not name.startswith(links)
+        or (name in VARIABLES and not re.match("(tcp|udp|sctp)://", value))
     }
     errors += [
         f"env {cap(name)}: unknown setting; a variable is {PREFIX} and the words of a key, such as "
@@ -189,16 +186,9 @@ def read_surroundings(
 
     warnings += [
         f"env {name}: {shown(item)} is neither an XID nor all: it is ignored"
-        for name in XID_LISTS
+        for name in ("DP_DISABLE_HEALTHCHECKS", "DP_ENABLE_HEALTHCHECKS")
         for item in malformed(environ.get(name, ""))
     ]
-
-    # HAMi's plugin takes every text but `true` for false here.
-    if score := environ.get(SCORE_SWITCH):
-        environ[SCORE_SWITCH] = str(score == "true")
-        if score != "true" and score not in FALSE:
-            text = f"env {SCORE_SWITCH}: {shown(score)} is not true"
-            warnings.append(f"{text}, so the scores are off, as in HAMi's plugin")
 
     for foreign in FOREIGN:
         flag = foreign.flags[0]
