@@ -313,7 +313,8 @@ async def look(
     """
     current = sources
     path = own_path = sources.file or DEFAULT_FILE
-    before = last.plan if last is not None and last.refusal is None else None
+    plan = last.plan if last is not None and last.refusal is None else None
+    refusal: SettingsError | None = None
 
     async def read(kind: str, file: Path, limit: int, *, needed: bool) -> None:
         """Read one file into `current`."""
@@ -334,9 +335,7 @@ async def look(
         async with asyncio.timeout(DEADLINE):
             # Our own file, the environment and the flags come first: they say where HAMi's are.
             await read("own", path, MAX_YAML, needed=sources.file is not None)
-            if before is not None and before.sources.own == current.own:
-                plan = before
-            else:
+            if plan is None or plan.sources.own != current.own:
                 plan = await offload.call(make_plan, current)
             values = plan.resolve(NodeFacts())
 
@@ -344,22 +343,20 @@ async def look(
                 if (one := values[key]).value:  # the default files need not exist
                     await read(kind, Path(str(one.value)), limit, needed=one.origin != DEFAULT)
 
-            if before is None or before.sources != current:
-                return SourcesRead(current, await offload.call(make_plan, current))
+            if plan.sources != current:
+                plan = await offload.call(make_plan, current)
     except TimeoutError:
-        refusal: SettingsError | None = SettingsError(f"{path}: {_UNANSWERED}")
+        refusal = SettingsError(f"{path}: {_UNANSWERED}")
         # The thread may still wait for something else, perhaps the file of `last`.
         if path == own_path and last is not None and str(last.refusal).endswith(_UNANSWERED):
             return last
     except SettingsError as error:
         refusal = error
-    else:
-        refusal = None
 
     # What was read may be less than all: only the same refusal again is no news.
     if last is not None and (last.sources, str(last.refusal)) == (current, str(refusal)):
         return last
-    return SourcesRead(current, refusal=refusal)
+    return SourcesRead(current, None if refusal else plan, refusal)
 
 
 async def begin(sources: Sources, offload: Offload, state: Offload) -> SourcesRead:
