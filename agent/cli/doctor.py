@@ -517,7 +517,7 @@ async def _paths(seen: NodeSeen) -> Iterable[Finding]:
     paths, home = seen.settings.paths, seen.settings.hook_path / "vgpu"
     hook, inner = look_at(seen.settings.hook_path), look_at(home)
     if inner.kind:  # a pod mounts only this directory, and its root is read-only
-        hook = msgspec.structs.replace(hook, writable=inner.writable)
+        hook = msgspec.structs.replace(hook, failure=inner.failure)
 
     made = [preflight.judge_path(look_at(path), made=True) for path in (paths.state, paths.run)]
     below = [place for place in (inner, look_at(home / "containers")) if place.kind]

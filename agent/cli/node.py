@@ -195,26 +195,30 @@ def _release(args: argparse.Namespace, _environ: Mapping[str, str]) -> int:
 
 def _release_text(data: Mapping[str, Any]) -> tuple[list[str], bool]:
     """What a release did, as lines; and whether the GPUs are free for work on them."""
-    gpus = ", ".join(data["gpus"])
-    lines = [f"{gpus}: released; `hami-agent recheck` takes it back"]
-    if len(data["gpus"]) > 1:
-        lines = [f"{gpus}: released; `hami-agent recheck all` takes them back"]
+    gpus, holders = ", ".join(data["gpus"]), data["heldBy"]
+    what, them = ("recheck all", "them") if len(data["gpus"]) > 1 else ("recheck", "it")
+    lines = [f"{gpus}: still held by pod {pod}: delete it first" for pod in holders]
 
     if data["obstacle"]:
-        lines = [
-            f"{gpus}: no new pod gets it, but the agent still holds it open: {data['obstacle']}",
-            "release it again later, or stop the agent for the work",
-        ]
+        told = f"{gpus}: no new pod gets {them}, but the agent still holds {them} open: "
+        lines.append(told + data["obstacle"])
+        lines.append(f"release {them} again later, or stop the agent for the work")
+    elif holders:
+        lines.append(f"no new pod gets {them}; release {them} again until no pod is named")
+    else:
+        lines.append(f"{gpus}: released; `hami-agent {what}` takes {them} back")
 
-    lines += [f"held by pod {pod}: delete it first" for pod in data["heldBy"]]
-    return lines, data["released"] is True and not data["heldBy"]
+    return lines, data["released"] is True and not holders
 
 
 def _cordon(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     """Writes the GPU into the Node's annotation hami.io/device-cordon.
 
     HAMi's scheduler (2.10 and later) then places no new pods on it. Pods that run there go on, and
-    the agent and the kubelet offer its slices as before. It asks first. Exits 0 also if there is
+    the agent and the kubelet offer its slices as before. For work on a GPU: cordon it, delete the
+    pods that hold it, `release` it, do the work, `recheck` it, and uncordon it. For work on the
+    whole node: `kubectl cordon NODE`, `kubectl drain NODE --ignore-daemonsets`, the work, and
+    `kubectl uncordon NODE`. It asks first. Exits 0 also if there is
     nothing to change, 1 if it was refused or you said no, 2 without a terminal and without -y, 3 if
     the API server does not answer, 4 if there is no such GPU.
     """

@@ -1,5 +1,7 @@
 """Rules of `doctor`: what a host must have for the agent, and the rights that the agent needs."""
 
+import errno
+import os
 from collections.abc import Iterator, Sequence
 from typing import Final
 
@@ -90,14 +92,11 @@ class PathFacts(msgspec.Struct, frozen=True):
     owner: int = 0
     mode: int = 0
 
-    writable: bool = False
-    """If the path does not exist: the agent could create it."""
+    failure: int = 0
+    """Why nothing can be written there, or why a missing path cannot be created; 0: it can."""
 
     ours: bool = True
     """Its owner is root or the agent's user."""
-
-    full: bool = False
-    """The file system of the directory has no space or no inodes left."""
 
 
 class PluginSocket(msgspec.Struct, frozen=True):
@@ -114,21 +113,28 @@ class PluginSocket(msgspec.Struct, frozen=True):
         return self.path.rpartition("/")[2].startswith("nvidia-")
 
 
+REPAIRS: Final = {
+    errno.EROFS: "mount it read-write; if the kernel made the disk read-only (dmesg), repair it",
+    errno.ENOSPC: "free some space or inodes there",
+}
+"""What to do about a directory that cannot be written."""
+
+
 def judge_path(place: PathFacts, check: str = "P-PATHS", *, made: bool) -> Finding:
     """Judge a directory that the agent writes to. `made`: the agent creates it if missing."""
     is_missing, chown = not place.kind and made, f"chown root and chmod 0755 {place.path}"
     means = "who may write there can replace the sockets, or the limits of containers"
-    mode = f"mode {place.mode:04o}"
+    mode, why = f"mode {place.mode:04o}", os.strerror(place.failure)
 
     return judged(
         check,
         place.path,
         "can be written, only by its owner or a group",
-        When(is_missing and place.writable, "ok", "does not exist: the agent creates it"),
+        When(is_missing and not place.failure, "ok", "does not exist: the agent creates it"),
         When(
             is_missing,
             "wrong",
-            "does not exist and cannot be created",
+            f"does not exist and cannot be created: {why}",
             "create it, or mount it read-write",
         ),
         When(
@@ -142,12 +148,11 @@ def judge_path(place: PathFacts, check: str = "P-PATHS", *, made: bool) -> Findi
             bool(place.mode & 0o002), "wrong", f"every user may write there ({mode})", chown, means
         ),
         When(
-            not place.writable,
+            bool(place.failure),
             "wrong",
-            f"cannot be written (owner {place.owner}, {mode})",
-            "run as its owner, and mount it read-write",
+            f"cannot be written: {why} (owner {place.owner}, {mode})",
+            REPAIRS.get(place.failure, "run as its owner, and mount it read-write"),
         ),
-        When(place.full, "wrong", "no space or no inodes are left", "free some space there"),
     )
 
 

@@ -4,6 +4,7 @@ A case is the findings and a line for each: id, verdict and what its text must s
 """
 
 import datetime as dt
+import errno
 from collections.abc import Iterable
 
 import pytest
@@ -46,7 +47,7 @@ def check(found: Finding | Iterable[Finding], expected: list[str]) -> None:
         assert "\x1b" not in text, "nothing that a terminal obeys"
 
 
-DIRECTORY = PathFacts("/d", "directory", mode=0o750, writable=True)
+DIRECTORY = PathFacts("/d", "directory", mode=0o750)
 OPEN = replace(DIRECTORY, mode=0o707)
 THEIRS = replace(DIRECTORY, owner=7, ours=False)
 CHOWN = "chown root and chmod 0755 /d"
@@ -57,8 +58,11 @@ MIG = Scan("570", (a_gpu(), a_gpu(mig_enabled=True)), (GpuFault("index 2", "fell
 HOST: list[Case] = [
     (preflight.judge_path(DIRECTORY, made=False), ["P-PATHS ok"]),
     (preflight.judge_path(replace(DIRECTORY, mode=0o775), made=False), ["P-PATHS ok"]),
-    (preflight.judge_path(PathFacts("/d", "", writable=True), made=True), ["P-PATHS ok"]),
-    (preflight.judge_path(PathFacts("/d", ""), made=True), ["P-PATHS wrong|cannot be created"]),
+    (preflight.judge_path(PathFacts("/d", ""), made=True), ["P-PATHS ok"]),
+    (
+        preflight.judge_path(PathFacts("/d", "", failure=errno.EROFS), made=True),
+        ["P-PATHS wrong|cannot be created: Read-only file system"],
+    ),
     (preflight.judge_path(PathFacts("/d", ""), made=False), ["P-PATHS wrong|does not exist"]),
     (preflight.judge_path(PathFacts("/d", "file"), made=True), ["P-PATHS wrong|is a file"]),
     (
@@ -67,10 +71,17 @@ HOST: list[Case] = [
     ),
     (preflight.judge_path(THEIRS, made=True), [f"P-PATHS wrong|belongs to uid 7|{CHOWN}"]),
     (
-        preflight.judge_path(replace(DIRECTORY, writable=False), made=False),
-        ["P-PATHS wrong|cannot be written"],
+        preflight.judge_path(replace(DIRECTORY, failure=errno.EACCES), made=False),
+        ["P-PATHS wrong|cannot be written: Permission denied (owner 0, mode 0750)|run as its"],
     ),
-    (preflight.judge_path(replace(DIRECTORY, full=True), made=True), ["P-PATHS wrong|no space"]),
+    (
+        preflight.judge_path(replace(DIRECTORY, failure=errno.EROFS), made=True),
+        ["P-PATHS wrong|cannot be written: Read-only file system|mount it read-write|dmesg"],
+    ),
+    (
+        preflight.judge_path(replace(DIRECTORY, failure=errno.ENOSPC), made=True),
+        ["P-PATHS wrong|No space left on device|free some space"],
+    ),
     (preflight.judge_driver("NVML", SCAN, ""), ["P-DRIVER ok|driver 570, 1 GPU: "]),
     (
         preflight.judge_driver("NVML", MIG, ""),
