@@ -45,8 +45,7 @@ from agent.kube.objects import (
     text_in,
     texts_in,
 )
-from agent.node.preflight import Right
-from agent.node.scheduling import NodeSight, skew_of
+from agent.node.checks import NodeSight, Right, skew_of
 from agent.ports import Clock
 
 # The part of a cluster that explains one pod: the pod, the nodes, who holds GPUs, quotas, Events.
@@ -672,7 +671,7 @@ class NodeReader(ObjectReader):
             raise ApiError(f"{request.what}: the answer has no name, or another one")
 
         writes = annotation_writes(metadata)
-        agents = [write for write in writes if write.writer == WRITER]
+        stamps = [one.time for one in writes if one.writer == WRITER and one.key == REGISTER]
         offered, had = (
             max(0, decode_quantity(str(inside(node, "status", part).get(resource, 0))) or 0)
             for part in ("allocatable", "capacity")
@@ -684,8 +683,7 @@ class NodeReader(ObjectReader):
             annotations=texts_in(metadata, "annotations"),
             allocatable=offered,
             capacity=had,
-            written=frozenset(write.key for write in agents),
-            last_written=max((write.time for write in agents), default=""),
+            written=decode_moment(max(stamps, default="")),
             reported_by=other_writer(writes, REGISTER),
             skew=skew,
         )
