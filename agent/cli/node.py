@@ -14,27 +14,10 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
 
-from agent.cli.connections import (
-    add_cluster,
-    add_socket,
-    call,
-    connection_of,
-    open_session,
-)
+from agent.cli import main as verbs
+from agent.cli.connections import add_cluster, add_socket, call, connection_of, open_session
 from agent.cli.logs import configure
-from agent.cli.main import (
-    NOT_FOUND,
-    OK,
-    PROBLEM,
-    UNREACHABLE,
-    USAGE,
-    NotThere,
-    Subparsers,
-    Unreachable,
-    add_output,
-    fail,
-    typed,
-)
+from agent.cli.main import OK, PROBLEM, NotThere, Subparsers, Unreachable, fail
 from agent.cli.output import answer
 from agent.cli.settings_args import looked
 from agent.cluster import CORDON, HANDSHAKE, REGISTER, NodeView
@@ -60,107 +43,107 @@ DEADLINES: Final = {"recheck": 10.0, "was-reset": 10.0, "release": 15.0}
 """Seconds for each action of the agent."""
 
 EFFECTS: Final = {
-    True: "HAMi's scheduler (2.10 and later) places no new pods on it; pods that run there go on.",
-    False: "HAMi's scheduler may place new pods on it again.",
+    "cordon": "HAMi's scheduler (2.10 and later) places no new pods on it; pods that run there "
+    "go on.",
+    "uncordon": "HAMi's scheduler may place new pods on it again.",
 }
 """What a cordon, or the end of one, does."""
+
+_ASKS: Final = (
+    " It asks first. Exits 0 also if there is nothing to change, 1 if it was refused or you said "
+    "no, 2 without a terminal and without -y, 3 if the API server does not answer, 4 if there is "
+    "no such GPU."
+)
+
+DESCRIPTIONS: Final = {
+    "recheck": "Makes the running agent probe a GPU now, or all. It prints the health of each, "
+    "why, and what is needed until it is ok. A released GPU is taken back. The agent resets "
+    "nothing and does not shorten the cool-down. With --was-reset you state that you reset the GPU "
+    "since its last error, which drivers before 570 do not report. The exit code is 0 if each GPU "
+    "is served, 1 if one is not, 3 if no agent answers, and 4 if there is no such GPU.",
+    "release": "Makes the running agent release a GPU, or all. Until `hami-agent recheck` takes it "
+    "back, no new pod gets it and the agent neither opens nor asks it. Pods that have it go on, "
+    "and are named: a reset takes the GPU from them. The exit code is 0 if the GPU is free, 1 if "
+    "the agent still holds it or pods have it, 3 if no agent answers, and 4 if there is no such "
+    "GPU.",
+    "cordon": "Writes the GPU into the Node's annotation hami.io/device-cordon. HAMi's scheduler "
+    "(2.10 and later) then places no new pods on it. Pods that run there go on, and the agent and "
+    "the kubelet offer its slices as before. For work on a GPU: cordon it, delete the pods that "
+    "hold it, `release` it, do the work, `recheck` it, and uncordon it. For work on the whole "
+    "node: `kubectl cordon NODE`, `kubectl drain NODE --ignore-daemonsets`, the work, and "
+    f"`kubectl uncordon NODE`.{_ASKS}",
+    "uncordon": "Removes the GPU from the Node's annotation hami.io/device-cordon. HAMi's "
+    f"scheduler may then place new pods on it again.{_ASKS}",
+}
+"""What the help of each verb says."""
 
 
 def add_parser(subparsers: Subparsers) -> None:
     """Add the verbs `recheck`, `release`, `cordon` and `uncordon`."""
-    parser = subparsers.add_parser(
-        "recheck", description=_recheck.__doc__, epilog="example: hami-agent recheck 3"
-    )
-    parser.add_argument(
-        "--was-reset",
-        action="store_true",
-        help="the GPU (with `all`: each GPU) was reset since its last error: begin its cool-down",
-    )
+    for verb, text in DESCRIPTIONS.items():
+        of_node = verb in EFFECTS
+        names, place = "an index or a UUID", " --node gpu-1"
+        if not of_node:
+            names, place = "an index, a UUID or `all`", ""
 
-    _add_gpu(parser, "an index, a UUID or `all`")
-    add_socket(parser)
-    add_output(parser)
+        example = f"example: hami-agent {verb} 3{place}"
+        parser = subparsers.add_parser(verb, description=text, epilog=example)
+        name = text_where(lambda text: bool(NAME.fullmatch(text)) and text.isprintable(), names)
+        parser.add_argument("gpu", metavar="GPU", type=verbs.typed(name, names), help=names)
 
-    parser = subparsers.add_parser(
-        "release", description=_release.__doc__, epilog="example: hami-agent release 3"
-    )
-    _add_gpu(parser, "an index, a UUID or `all`")
-    add_socket(parser)
-    add_output(parser)
+        if verb == "recheck":
+            parser.add_argument(
+                "--was-reset",
+                action="store_true",
+                help="the GPU (with `all`: each GPU) was reset since its last error: begin its "
+                "cool-down",
+            )
 
-    for verb, act in (("cordon", _cordon), ("uncordon", _uncordon)):
-        example = f"example: hami-agent {verb} 3 --node gpu-1"
-        parser = subparsers.add_parser(verb, description=act.__doc__, epilog=example)
-        _add_gpu(parser, "an index or a UUID")
-        parser.add_argument(
-            "--node", metavar="NAME", help="the Node (default: that of the agent's settings)"
-        )
-        add_cluster(parser)
-        parser.add_argument("-y", "--yes", action="store_true", help="do not ask")
-        add_output(parser)
+        if of_node:
+            parser.add_argument(
+                "--node", metavar="NAME", help="the Node (default: that of the agent's settings)"
+            )
+            add_cluster(parser)
+            parser.add_argument("-y", "--yes", action="store_true", help="do not ask")
+        else:
+            add_socket(parser)
 
-
-def _add_gpu(parser: argparse.ArgumentParser, names: str) -> None:
-    name = text_where(lambda text: bool(NAME.fullmatch(text)) and text.isprintable(), names)
-    parser.add_argument("gpu", metavar="GPU", type=typed(name, names), help=names)
+        verbs.add_output(parser)
 
 
 def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
-    """Run one of the verbs; return the exit code."""
-    verbs = {"recheck": _recheck, "release": _release, "cordon": _cordon, "uncordon": _uncordon}
-    return verbs[args.verb](args, environ)
+    """Run one of the verbs; return the exit code.
 
-
-def _act(
-    args: argparse.Namespace,
-    action: str,
-    tell: Callable[[Mapping[str, Any]], tuple[list[str], bool]],
-) -> int:
-    """Request the action, print the answer, and return the exit code.
-
-    It is 0 or 1 by `tell`, which renders the answer's data for people, 3 if no agent answers, 4 if
+    That of `recheck` and `release` is 0 or 1 by the answer of the agent, 3 if none answers, 4 if
     there is no such GPU.
     """
+    if args.verb in EFFECTS:
+        return _change(args, environ)
+
+    action = "was-reset" if vars(args).get("was_reset") else args.verb
     target = f"/api/v1/gpus/{quote(args.gpu, safe='')}:{action}"
     status, text = call(args.socket, "POST", target, DEADLINES[action])
     if status != 200:
-        return fail(args.verb, text.strip(), NOT_FOUND if status == 404 else PROBLEM)
+        return fail(args.verb, text.strip(), verbs.NOT_FOUND if status == 404 else PROBLEM)
 
     try:
         said = json.loads(text)
-        lines, is_good = tell(said["data"])
+        lines, is_good = (_release_text if args.verb == "release" else _recheck_text)(said["data"])
     except (ValueError, LookupError, TypeError):
-        return fail(args.verb, f"{args.socket} did not answer as an agent", UNREACHABLE)
+        return fail(args.verb, f"{args.socket} did not answer as an agent", verbs.UNREACHABLE)
 
     answer(args.output, said["kind"], said["data"], lines, source=str(args.socket))
     return OK if is_good else PROBLEM
-
-
-def _recheck(args: argparse.Namespace, _environ: Mapping[str, str]) -> int:
-    """Makes the running agent probe a GPU now, or all.
-
-    It prints the health of each, why, and what is needed until it is ok. A released GPU is taken
-    back. The agent resets nothing and does not shorten the cool-down. With --was-reset you state
-    that you reset the GPU since its last error, which drivers before 570 do not report. The exit
-    code is 0 if each GPU is served, 1 if one is not, 3 if no agent answers, and 4 if there is no
-    such GPU.
-    """
-    return _act(args, "was-reset" if args.was_reset else "recheck", _recheck_text)
 
 
 def _recheck_text(data: Mapping[str, Any]) -> tuple[list[str], bool]:
     """What a recheck found, as lines; and whether each GPU is served."""
     if "gpus" in data:
         each = [_recheck_text(gpu) for gpu in data["gpus"]]
-        if not each:
-            return ["this node has no GPU"], False
-
         lines = [line for told, _ in each for line in ("", *told)][1:]
-        return lines, all(is_served for _, is_served in each)
+        return lines or ["this node has no GPU"], bool(each) and all(served for _, served in each)
 
-    served = "served" if data["serving"] else "not served"
-
-    answer = {
+    answered = {
         "passed": "it answered",
         "failed": "it answered with an error",
         "lost": "the driver has lost it",
@@ -170,27 +153,14 @@ def _recheck_text(data: Mapping[str, Any]) -> tuple[list[str], bool]:
 
     words = f" ({data['probe']['text']})" if data["probe"]["text"] else ""
     index = "of unknown index" if data["gpu"] is None else data["gpu"]
-
+    served = "served" if data["serving"] else "not served"
     lines = [
-        f"GPU {index} ({data['uuid']}): {answer}{words}",
+        f"GPU {index} ({data['uuid']}): {answered}{words}",
         f"{data['condition']} since {data['since']}, {served}",
+        *filter(None, [data["text"]]),
+        *(f"needed: {step}" for step in data["missing"]),
     ]
-    if data["text"]:
-        lines.append(data["text"])
-
-    lines += [f"needed: {step}" for step in data["missing"]]
     return lines, data["serving"] is True
-
-
-def _release(args: argparse.Namespace, _environ: Mapping[str, str]) -> int:
-    """Makes the running agent release a GPU, or all.
-
-    Until `hami-agent recheck` takes it back, no new pod gets it and the agent neither opens nor
-    asks it. Pods that have it go on, and are named: a reset takes the GPU from them. The exit code
-    is 0 if the GPU is free, 1 if the agent still holds it or pods have it, 3 if no agent answers,
-    and 4 if there is no such GPU.
-    """
-    return _act(args, "release", _release_text)
 
 
 def _release_text(data: Mapping[str, Any]) -> tuple[list[str], bool]:
@@ -211,46 +181,21 @@ def _release_text(data: Mapping[str, Any]) -> tuple[list[str], bool]:
     return lines, data["released"] is True and not holders
 
 
-def _cordon(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
-    """Writes the GPU into the Node's annotation hami.io/device-cordon.
-
-    HAMi's scheduler (2.10 and later) then places no new pods on it. Pods that run there go on, and
-    the agent and the kubelet offer its slices as before. For work on a GPU: cordon it, delete the
-    pods that hold it, `release` it, do the work, `recheck` it, and uncordon it. For work on the
-    whole node: `kubectl cordon NODE`, `kubectl drain NODE --ignore-daemonsets`, the work, and
-    `kubectl uncordon NODE`. It asks first. Exits 0 also if there is
-    nothing to change, 1 if it was refused or you said no, 2 without a terminal and without -y, 3 if
-    the API server does not answer, 4 if there is no such GPU.
-    """
-    return _change(args, environ, cordon=True)
-
-
-def _uncordon(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
-    """Removes the GPU from the Node's annotation hami.io/device-cordon.
-
-    HAMi's scheduler may then place new pods on it again. It asks first. Exits 0 also if there is
-    nothing to change, 1 if it was refused or you said no, 2 without a terminal and without -y, 3 if
-    the API server does not answer, 4 if there is no such GPU.
-    """
-    return _change(args, environ, cordon=False)
-
-
-def _change(args: argparse.Namespace, environ: Mapping[str, str], *, cordon: bool) -> int:
+def _change(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
+    """Cordon or uncordon the GPU, print what became of it and return the exit code."""
     configure("error", "auto", environ)
     if not args.yes and not sys.stdin.isatty():
-        return fail(args.verb, "there is no terminal to ask on: give -y", USAGE)
+        return fail(args.verb, "there is no terminal to ask on: give -y", verbs.USAGE)
 
     def agreed(gpu: ReportedGpu) -> bool:
-        if args.yes:
-            return True
-
         question = f"{args.verb.capitalize()} GPU {gpu.words} of Node {node}?"
-        sys.stderr.write(f"{question} {EFFECTS[cordon]} [y/N] ")
-        sys.stderr.flush()
-
-        return sys.stdin.readline().strip().lower() in {"y", "yes"}
+        if not args.yes:
+            sys.stderr.write(f"{question} {EFFECTS[args.verb]} [y/N] ")
+            sys.stderr.flush()
+        return args.yes or sys.stdin.readline().strip().lower() in {"y", "yes"}
 
     node, connection = _place(args, environ)
+    cordon = args.verb == "cordon"
     try:
         gpu, is_changed = asyncio.run(edit_cordon(connection, node, args.gpu, agreed, on=cordon))
     except ApiForbidden as error:
@@ -266,13 +211,16 @@ def _change(args: argparse.Namespace, environ: Mapping[str, str], *, cordon: boo
     told = f"was {'cordoned already' if cordon else 'not cordoned'}; nothing was changed"
     if is_changed:
         state = "cordoned" if cordon else "no longer cordoned"
-        told = f"is {state}. {EFFECTS[cordon]} This takes up to 15 s."
+        told = f"is {state}. {EFFECTS[args.verb]} This takes up to 15 s."
 
     data = {"node": node, "gpu": gpu.index, "uuid": gpu.uuid, "cordoned": cordon}
-    data["changed"] = is_changed
-    lines = [f"GPU {gpu.words} of Node {node} {told}"]
-    answer(args.output, "Cordon", data, lines, source=f"API server by {connection.source}")
-
+    answer(
+        args.output,
+        "Cordon",
+        data | {"changed": is_changed},
+        [f"GPU {gpu.words} of Node {node} {told}"],
+        source=f"API server by {connection.source}",
+    )
     return OK
 
 
@@ -281,21 +229,21 @@ def _place(args: argparse.Namespace, environ: Mapping[str, str]) -> tuple[str, C
 
     Settings are read only for what nothing else says.
     """
+    unreachable, connection = None, None
     try:
         connection = connection_of(args.kubeconfig, args.context, environ)
         if args.node is not None:
             return args.node, connection
-    except Unreachable:
-        connection = None
+    except Unreachable as error:
+        unreachable = error
 
     read = asyncio.run(looked(Sources(None, environ, {}, host_name())))
     settings = read.taken().settings(NodeFacts())
-    if connection is None and settings.kubeconfig:
-        connection = Connection(Path(settings.kubeconfig), context=args.context)
+    if unreachable is not None and not settings.kubeconfig:
+        raise unreachable
 
-    return args.node or settings.node, connection or connection_of(
-        args.kubeconfig, args.context, environ
-    )
+    own = Connection(Path(settings.kubeconfig or ""), context=args.context)
+    return args.node or settings.node, connection or own
 
 
 async def edit_cordon(
@@ -346,14 +294,12 @@ def _named(node: NodeView, name: str) -> ReportedGpu:
     gpus = {gpu.uuid: ReportedGpu(gpu.uuid, gpu.index) for gpu in reported}
     listed = read_cordon(node.annotations.get(CORDON))
     gpus |= {uuid: ReportedGpu(uuid) for uuid in listed if uuid not in gpus}
-
     for gpu in gpus.values():
-        index = "" if gpu.index is None else str(gpu.index)
-        if name == index or name.lower() == gpu.uuid.lower():
+        if name.lower() == gpu.uuid.lower() or (gpu.index is not None and name == str(gpu.index)):
             return gpu
 
-    where = f"Node {node.name} has no GPU {name}"
-    if not gpus:
-        raise NotThere(f"{where}: it has no readable {REGISTER}")
-
-    raise NotThere(where, remedy=f"it has {', '.join(gpu.words for gpu in gpus.values())}")
+    known = ", ".join(gpu.words for gpu in gpus.values())
+    unknown = f"Node {node.name} has no GPU {name}"
+    if not known:
+        unknown += f": it has no readable {REGISTER}"
+    raise NotThere(unknown, remedy=f"it has {known}" if known else "")

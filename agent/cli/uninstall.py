@@ -10,7 +10,7 @@ import argparse
 import asyncio
 import contextlib
 import sys
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -65,16 +65,13 @@ class Cleaned(msgspec.Struct, frozen=True):
     failure: str = ""
 
 
-Told = Callable[[Cleaned], None]
-"""Tells of one Node as soon as it is done."""
-
-Look = Callable[[], Awaitable[tuple[NodeLeftovers, ...]]]
-"""Reads the Nodes anew."""
-
-
 async def clean_nodes(
-    api: KubeLeftovers, look: Look, resource: str, told: Told, *, force: bool = False
-) -> None:
+    api: KubeLeftovers,
+    look: Callable[[], Awaitable[tuple[NodeLeftovers, ...]]],
+    resource: str,
+    *,
+    force: bool = False,
+) -> AsyncGenerator[Cleaned]:
     """Clean each Node when neither agent nor plugin is on it; at the end, say why others are left.
 
     It looks until all are free or WAIT has passed, and cleans again what was written meanwhile.
@@ -85,9 +82,8 @@ async def clean_nodes(
     Raises:
         ApiError: the API server does not answer.
     """
-    clock, failed, is_said = asyncio.get_running_loop().time, set[str](), False
+    clock, failed, busy = asyncio.get_running_loop().time, set[str](), list[str]()
     ends = clock() + WAIT
-
     while True:
         nodes = await look()
         for node in nodes:
@@ -97,6 +93,7 @@ async def clean_nodes(
 
             try:
                 await api.clean(node)
+                yield Cleaned(node.name, node.names)
             except ApiNotFound:  # it was deleted meanwhile
                 continue
             except ApiError as error:
@@ -104,11 +101,9 @@ async def clean_nodes(
                     raise
 
                 failed.add(node.name)
-                told(Cleaned(node.name, failure=str(error)))
-            else:
-                told(Cleaned(node.name, node.names))
+                yield Cleaned(node.name, failure=str(error))
 
-        busy = [node.name for node in nodes if node.is_busy]
+        is_said, busy = bool(busy), [node.name for node in nodes if node.is_busy]
         if force or not busy or clock() >= ends:
             break
 
@@ -117,7 +112,6 @@ async def clean_nodes(
                 f"waiting up to {WAIT:.0f} s for the agents to end and the kubelets to report that "
                 f"no plugin serves: {_some(busy)}"
             )
-            is_said = True
 
         await asyncio.sleep(PAUSE)
 
@@ -127,12 +121,14 @@ async def clean_nodes(
                 f"its agent has not ended and would write again (pod {node.agent}): "
                 "clean it by hand when the pod is gone: deploy/README.md, Uninstall"
             )
-            told(Cleaned(node.name, failure=failure))
+            yield Cleaned(node.name, failure=failure)
         elif node.served and node.is_touched:
-            told(Cleaned(node.name, skipped=f"a device plugin serves {resource} there"))
+            yield Cleaned(node.name, skipped=f"a device plugin serves {resource} there")
 
 
-async def uninstall_here(args: argparse.Namespace, environ: Mapping[str, str], told: Told) -> None:
+async def uninstall_here(
+    args: argparse.Namespace, environ: Mapping[str, str]
+) -> AsyncGenerator[Cleaned]:
     """Clean the Node of this host, if no pod has a GPU and no plugin serves; or by --force.
 
     If there is a run directory, the lock in it keeps an agent from starting meanwhile. Raises
@@ -143,21 +139,16 @@ async def uninstall_here(args: argparse.Namespace, environ: Mapping[str, str], t
     except SettingsError as error:
         raise UninstallRefused(str(error)) from error
 
-    resource = settings.sharing.resource
-
-    def tell(done: Cleaned) -> None:
-        if done.skipped:
+    resource, path = settings.sharing.resource, settings.paths.run / "lock"
+    lock = LockFile(path)
+    with contextlib.ExitStack() as held:
+        held.callback(lock.release)
+        if _may_exist(path.parent) and not lock.try_take():
             raise UninstallRefused(
-                f"a device plugin serves {resource} on the Node {done.node}, as its kubelet "
-                "reports, and would write again: stop it first; --force uninstalls anyway"
+                f"an agent runs on this host ({path}: {lock.holder()}) and would write again: stop "
+                "it first (`systemctl stop hami-agent`, or take the DaemonSet off this node)"
             )
 
-        if done.failure:
-            raise UninstallRefused(done.failure)
-
-        told(done)
-
-    with _without_an_agent(settings.paths.run / "lock"):
         await _release(settings.hook_path)
         if settings.plain is not None:  # plain mode writes nothing to a Node
             return
@@ -172,7 +163,7 @@ async def uninstall_here(args: argparse.Namespace, environ: Mapping[str, str], t
 
             (node,) = await look()
             if not node.is_touched:
-                told(Cleaned(node.name))
+                yield Cleaned(node.name)
             elif not args.force and (pods := await api.gpu_pods(node.name)):
                 raise UninstallRefused(
                     f"pods with GPUs run here ({_some(pods)}): they would keep running, but "
@@ -180,19 +171,31 @@ async def uninstall_here(args: argparse.Namespace, environ: Mapping[str, str], t
                 )
 
             # The agent has just ended, so its kubelet may still report that it serves.
-            await clean_nodes(api, look, resource, tell, force=args.force)
+            async for done in clean_nodes(api, look, resource, force=args.force):
+                if done.skipped:
+                    raise UninstallRefused(
+                        f"a device plugin serves {resource} on the Node {done.node}, as its "
+                        "kubelet reports, and would write again: stop it first; --force uninstalls "
+                        "anyway"
+                    )
+
+                if done.failure:
+                    raise UninstallRefused(done.failure)
+
+                yield done
 
 
 async def uninstall_everywhere(
-    connection: Connection, resource: str, namespace: str, selector: str, told: Told
-) -> None:
+    connection: Connection, resource: str, namespace: str, selector: str
+) -> AsyncGenerator[Cleaned]:
     """Clean every Node on which no agent and no plugin is left, also where pods have GPUs.
 
     Raises SettingsError, ApiError: the pods or the Nodes cannot be read.
     """
     async with open_session(connection, PROGRAM) as session:
         api = KubeLeftovers(session, resource)
-        await clean_nodes(api, lambda: api.nodes(namespace, selector), resource, told)
+        async for done in clean_nodes(api, lambda: api.nodes(namespace, selector), resource):
+            yield done
 
 
 async def _release(hook: Path) -> None:
@@ -211,25 +214,6 @@ async def _release(hook: Path) -> None:
 
     for name in held:
         _say(f"{name}: launches were held back; {failed.get(name, 'released')}")
-
-
-@contextlib.contextmanager
-def _without_an_agent(path: Path) -> Iterator[None]:
-    """Hold the host's lock, if there is a run directory.
-
-    Raises UninstallRefused, PermissionFault.
-    """
-    lock = LockFile(path)
-    if _may_exist(path.parent) and not lock.try_take():
-        raise UninstallRefused(
-            f"an agent runs on this host ({path}: {lock.holder()}) and would write again: stop it "
-            "first (`systemctl stop hami-agent`, or take the DaemonSet off this node)"
-        )
-
-    try:
-        yield
-    finally:
-        lock.release()
 
 
 def _may_exist(path: Path) -> bool:
@@ -307,30 +291,30 @@ def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     if mistake := _misused(args, is_reachable=bool(named) or IN_CLUSTER in environ):
         return fail("uninstall", mistake, USAGE)
 
-    done: list[Cleaned] = []
-
-    def told(node: Cleaned) -> None:
-        done.append(node)
-        said = f"removed {', '.join(node.removed)}"
-        said = f"skipped: {node.skipped}" if node.skipped else said
-        said = f"something is left: {node.failure}" if node.failure else said
-
-        if args.output == TABLE and node != Cleaned(node.node):
-            sys.stdout.write(f"{node.node}: {said}\n")
-            sys.stdout.flush()
-
+    work = uninstall_here(args, environ)
     if args.all_nodes:
         # No settings are read: a release with invalid settings must be uninstallable. Its Job has
         # the variables of the release.
         connection = Connection(Path(named) if named else None, environment=environ)
         resource = flags(args).get("--resource-name") or RESOURCE
-        work = uninstall_everywhere(connection, resource, args.namespace, args.selector, told)
-    else:
-        work = uninstall_here(args, environ, told)
+        work = uninstall_everywhere(connection, resource, args.namespace, args.selector)
+
+    done: list[Cleaned] = []
+
+    async def tell() -> None:
+        async with contextlib.aclosing(work):
+            async for node in work:
+                done.append(node)
+                said = f"removed {', '.join(node.removed)}"
+                said = f"skipped: {node.skipped}" if node.skipped else said
+                said = f"something is left: {node.failure}" if node.failure else said
+                if args.output == TABLE and node != Cleaned(node.node):
+                    sys.stdout.write(f"{node.node}: {said}\n")
+                    sys.stdout.flush()
 
     refusal = ""
     try:
-        asyncio.run(work)
+        asyncio.run(tell())
         code = PROBLEM if any(node.failure for node in done) else OK
     except AgentError as error:
         refusal, code = str(error), code_of(error)
@@ -338,7 +322,6 @@ def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     is_clean = not refusal and all(node == Cleaned(node.node) for node in done)
     data = {"ok": code == OK, "refusal": refusal, "nodes": done}
     answer(args.output, "Uninstallation", data, ["nothing of the agent's was found"] * is_clean)
-
     return fail("uninstall", refusal, code) if refusal else code
 
 

@@ -63,7 +63,8 @@ class LeftoverNodes:
         self.held = {one.name: one for one in nodes} or self.held
         self.told, self.rounds, began = [], 0, asyncio.get_running_loop().time()
         connection = Connection(Path("none"))
-        await uninstall_everywhere(connection, RESOURCE, "gpus", "app=agent", self.told.append)
+        async for done in uninstall_everywhere(connection, RESOURCE, "gpus", "app=agent"):
+            self.told.append(done)
         return asyncio.get_running_loop().time() - began
 
 

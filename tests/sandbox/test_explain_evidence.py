@@ -275,9 +275,10 @@ BAD = event("GpuUnhealthy", "GPU 0 (GPU-a): XID 48", 900, AGENT, "n1")
     ],
 )
 def test_a_fault_of_a_gpu_is_quoted_until_the_agent_says_something_newer_of_it(later, is_quoted):
-    events = (BAD, *(event(*one, 5, AGENT, "n1") for one in later))
+    said_later = (event(reason, text, 5, AGENT, "n1") for reason, text in later)
     events = [
-        replace(one, kind="Normal") if one.reason != "GpuUnhealthy" else one for one in events
+        replace(one, kind="Normal") if one.reason != "GpuUnhealthy" else one
+        for one in (BAD, *said_later)
     ]
     gpus = (a_gpu("GPU-a", healthy=False), a_gpu("GPU-b", 1, 10))
     found = told(a_pod(said(REFUSED)), nodes=(a_node("n1", *gpus),), node_events=tuple(events))

@@ -143,9 +143,9 @@ class _Tries:
                 paste = f"hami-agent uncordon {gpu} --node {shown}"
                 said = f"uncordon the GPU {gpu} of {shown}"
                 yield _Trial((1, 0), said, self._pod, edit, (name,), paste)
-            for gpu in state.gpus if state else ():
-                if not gpu.capacity.healthy:
-                    yield self._of_repair(name, gpu.capacity)
+            for view in state.gpus if state else ():
+                if not view.capacity.healthy:
+                    yield self._of_repair(name, view.capacity)
         yield from self._of_quotas()
 
     def _of_repair(self, node: str, gpu: RegisteredGpu) -> _Trial:
