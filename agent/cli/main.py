@@ -99,7 +99,9 @@ VERBS: Mapping[str, str] = {
 }
 """What each verb does, in the order of the help."""
 
-_MODULES = dict.fromkeys(("recheck", "release", "cordon", "uncordon"), "node") | {"version": "main"}
+_MODULES = {"version": "main"} | dict.fromkeys(
+    ("recheck", "release", "cordon", "uncordon", "uninstall"), "node"
+)
 """The module in `agent.cli` of a verb that is not named like its module."""
 
 Subparsers: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"  # noqa: SLF001 -- argparse names no public type

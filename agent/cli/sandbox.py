@@ -7,7 +7,6 @@ directory.
 
 import argparse
 import asyncio
-import contextlib
 import dataclasses
 import json
 import math
@@ -16,13 +15,13 @@ import shutil
 import signal
 import sys
 import textwrap
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
 from agent.cli.logs import configure
 from agent.cli.main import OK, PROBLEM, TABLE, USAGE, Subparsers, add_output, fail
-from agent.cli.output import Column, Paint, answer, painter, shorten, table
+from agent.cli.output import Column, Paint, answer, painter, shorten, table, wrapped
 from agent.cli.settings_args import add_settings, looked, sources
 from agent.errors import AgentError
 from agent.sandbox.apiserver import PREFIX
@@ -48,7 +47,6 @@ from agent.sandbox.scenario.stage import (
     NOT_REACHED,
     Moment,
     ScenarioClaim,
-    ScenarioRecord,
     counted,
     fitting,
     plain,
@@ -102,7 +100,6 @@ def summary_lines(
 ) -> Iterator[str]:
     """Render the measured times, the claims that failed, and how many were true."""
     yield ""
-
     rows = [
         (label, f"{seconds * 1000:.0f} ms" if seconds < 1 else f"{seconds:.2f} s")
         for name, label in MEASURES.items()
@@ -112,14 +109,10 @@ def summary_lines(
         yield from (*table((Column("MEASURED", flexible=True), Column("TIME")), rows, width), "")
 
     failed = [claim for claim in claims if not claim.ok and claim.measured != NOT_REACHED]
-    if failed:
-        yield f"{'CLAIM':<{ID_WIDTH}}  FOUND"
-
+    yield from [f"{'CLAIM':<{ID_WIDTH}}  FOUND"] * bool(failed)
     for claim in failed:
-        head, margin = f"{shorten(claim.id, ID_WIDTH):<{ID_WIDTH}}  ", " " * (ID_WIDTH + 2)
-        yield from textwrap.wrap(
-            claim.measured or "-", width, initial_indent=head, subsequent_indent=margin
-        )
+        head = f"{shorten(claim.id, ID_WIDTH):<{ID_WIDTH}}  "
+        yield from wrapped(claim.measured or "-", width, head, " " * len(head))
 
     true = sum(claim.ok for claim in claims)
     unchecked = len(claims) - true - len(failed)
@@ -187,9 +180,6 @@ async def invitation(cluster: SandboxCluster) -> str:
 TERMINATED: Final = 128 + signal.SIGTERM
 """The exit code after SIGTERM, as shells have it."""
 
-_TICK: Final = 0.25
-"""Seconds between two lines about what is waited for."""
-
 
 def add_parser(subparsers: Subparsers) -> None:
     """Add the verb `sandbox`."""
@@ -234,36 +224,45 @@ def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
 
 def _problem(args: argparse.Namespace) -> str:
     fewest, hint = FEWEST_GPUS, ", or any number from 1 with --interactive"
+    where, gpus = "all GPUs but one", args.gpus - 1
     if args.interactive:
-        fewest, hint = 1, ""
+        fewest, hint, where, gpus = 1, "", "all GPUs", args.gpus
     if not fewest <= args.gpus <= MOST_GPUS:
         return f"--gpus {args.gpus}: the scenario needs {fewest} to {MOST_GPUS} GPUs{hint}"
 
     if not 1 <= args.split_count <= 1000:
         return f"--split-count {args.split_count}: expected 1 to 1000"
 
-    needed, where, gpus = NEEDED_SLICES, "all GPUs but one", args.gpus - 1
-    if args.interactive:
-        needed, where, gpus = slices_of(fitting(args.gpus)), "all GPUs", args.gpus
-
+    needed = slices_of(fitting(args.gpus)) if args.interactive else NEEDED_SLICES
     if gpus * args.split_count < needed:
-        more = args.gpus - gpus + math.ceil(needed / args.split_count)
-        instead = "" if args.interactive or more > MOST_GPUS else f"--gpus {more} or "
-
         return (
             f"--gpus {args.gpus} --split-count {args.split_count}: the scenario needs {needed} "
-            f"slices on {where}, and there are {gpus * args.split_count}; give {instead}"
-            f"--split-count {math.ceil(needed / gpus)}"
+            f"slices on {where}, and there are {gpus * args.split_count}; give --split-count "
+            f"{math.ceil(needed / gpus)}"
         )
 
     return ""
 
 
 async def _run(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
-    """Run the scenario, print what was found and return the exit code."""
+    """Run the scenario, print what was found and return the exit code.
+
+    The timeline goes to standard output; with another form of output, to a terminal's standard
+    error.
+    """
     task = asyncio.current_task()
     if task is not None:
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+
+    is_table = args.output == TABLE
+    out = sys.stdout if is_table else sys.stderr
+    width = max(40, shutil.get_terminal_size().columns if out.isatty() else WIDTH)
+    paint = painter(environ, out)
+
+    def say(*lines: str) -> None:
+        if is_table or out.isatty():
+            out.writelines(f"{line}\n" for line in lines)
+            out.flush()
 
     options = LabOptions(
         description=Description(DRIVER_VERSION, gpus_of(PROFILES[args.profile], args.gpus)),
@@ -272,32 +271,29 @@ async def _run(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
         web_port=free_port() if args.interactive else 0,
         keep=args.keep,
     )
-
-    screen = _Screen(environ, quiet=args.output != TABLE)
     async with open_cluster(options) as cluster:
-        stage = open_stage(cluster, args.split_count, screen.moment)
+        stage = open_stage(
+            cluster, args.split_count, lambda moment: say(*moment_lines(moment, width, paint))
+        )
         gpus = counted(args.gpus, f"{args.profile} GPU")
-        screen.say(f"{gpus}, kubelet, API server, scheduler are up")
-
+        say(f"{gpus}, kubelet, API server, scheduler are up")
         if args.keep:
-            screen.say(f"everything is kept in {cluster.places.root}")
+            say(f"everything is kept in {cluster.places.root}")
 
-        async with screen.waiting(stage.record):
-            record = await act(stage, OPENING if args.interactive else DEFAULT)
-
+        record = await act(stage, OPENING if args.interactive else DEFAULT)
         # A node that offers nothing is one to look at.
         if args.interactive and (stage.placed or cluster.agent.code is None):
             with cluster.log.copied(cluster.places.log):
-                screen.say(await invitation(cluster))
+                say(await invitation(cluster))
                 async with asyncio.TaskGroup() as group:
                     group.create_task(keep_agent(cluster, stage.record.note))
                     group.create_task(tell_news(cluster, stage.record.note))
 
         log = [] if record.ok else cluster.log.last(LOG_LINES)
 
-    if args.output == TABLE:
+    if is_table:
         head = ["", f"the agent's last {len(log)} log lines:"] if log else []
-        screen.say(*head, *log, *summary_lines(record.claims, record.measured, screen.width))
+        say(*head, *log, *summary_lines(record.claims, record.measured, width))
     else:
         data = {
             "ok": record.ok,
@@ -309,43 +305,3 @@ async def _run(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
         answer(args.output, "Sandbox", data, ())
 
     return OK if record.ok else PROBLEM
-
-
-class _Screen:
-    """Prints the timeline to standard output; with JSON, to a terminal's standard error."""
-
-    def __init__(self, environ: Mapping[str, str], *, quiet: bool) -> None:
-        self._out = sys.stderr if quiet else sys.stdout
-        self._silent = quiet and not sys.stderr.isatty()
-        self._live = self._out.isatty()
-        self.width = max(40, shutil.get_terminal_size().columns if self._live else WIDTH)
-        self._paint = painter(environ, self._out)
-
-    def say(self, *lines: str) -> None:
-        """Print these lines, in place of the one about the wait."""
-        if not self._silent:
-            erase = "\r\x1b[K" if self._live else ""
-            self._out.writelines(f"{erase}{line}\n" for line in lines)
-            self._out.flush()
-
-    def moment(self, moment: Moment) -> None:
-        """Print one entry of the timeline."""
-        self.say(*moment_lines(moment, self.width, self._paint))
-
-    @contextlib.asynccontextmanager
-    async def waiting(self, record: ScenarioRecord) -> AsyncIterator[None]:
-        """Show on a terminal what the scenario waits for, while the block runs."""
-        async with asyncio.TaskGroup() as group:
-            ticking = group.create_task(self._tick(record))
-            try:
-                yield
-            finally:
-                ticking.cancel()
-
-    async def _tick(self, record: ScenarioRecord) -> None:
-        while self._live and not self._silent:
-            await asyncio.sleep(_TICK)
-            if record.awaited:
-                line = f"t+{record.elapsed:6.2f}s  ...     {record.awaited}"
-                self._out.write(f"\r\x1b[K{shorten(line, self.width - 1)}")
-                self._out.flush()

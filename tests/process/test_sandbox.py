@@ -118,7 +118,7 @@ def test_an_agent_that_cannot_start_makes_it_fail_with_its_last_words():
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (("--gpus", "3"), "24 slices on all GPUs but one, and there are 20; give --gpus 4 or "),
+        (("--gpus", "3"), "24 slices on all GPUs but one, and there are 20; give --split-count 12"),
         (("--gpus", "64", "--split-count", "0"), "expected 1 to 1000"),
         (("--gpus", "1"), "3 to 64 GPUs, or any number from 1 with --interactive"),
         (("--gpus", "0", "--interactive"), "needs 1 to 64 GPUs"),
