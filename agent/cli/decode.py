@@ -1,12 +1,10 @@
 """`hami-agent decode`: prints any HAMi annotation value as JSON."""
 
 import argparse
-import contextlib
 import datetime as dt
 import re
 import sys
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Final
 
 import msgspec
@@ -106,11 +104,9 @@ def _kind(text: str) -> str:
             "-o jsonpath='{.metadata.annotations.hami\\.io/node-nvidia-register}'"
         )
 
-    with contextlib.suppress(OSError, ValueError):  # too long, or with a NUL
-        if Path(text).is_file():
-            raise MalformedText(f"{cap(text)} is a file: hami-agent decode < {cap(text)}")
-
-    raise MalformedText(f"this is not a value of HAMi's: expected {FORMS}")
+    raise MalformedText(
+        f"this is not a value of HAMi's: expected {FORMS}; for a file: hami-agent decode < FILE"
+    )
 
 
 def _register(text: str) -> object:

@@ -207,8 +207,9 @@ def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     given = [flag for flag in flags(args) if flag != "--kubeconfig"]
     given += ["--config"] if args.config is not None else []
     if args.node is not None and given:
-        text = f"{', '.join(given)}: the agent of {args.node} has settings of its own"
-        return fail("doctor", text, USAGE)
+        return fail(
+            "doctor", f"{', '.join(given)}: the agent of {args.node} has settings of its own", USAGE
+        )
 
     kind = "Preflight" if args.pre else "Checkup"
     findings = (
@@ -217,8 +218,9 @@ def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     verdicts = {one.verdict for one in findings}
     found = Checked("wrong" not in verdicts, "unknown" not in verdicts, findings)
     lines = finding_lines(findings, every=args.output == "wide")
-    shown = folded(lines, terminal_width(environ, UNFOLDED), painter(environ))
-    answer(args.output, kind, found, shown)
+    answer(
+        args.output, kind, found, folded(lines, terminal_width(environ, UNFOLDED), painter(environ))
+    )
 
     if not (found.ok and found.complete):
         return INCOMPLETE if found.ok else PROBLEM
@@ -306,8 +308,13 @@ def _as_the_agent(args: argparse.Namespace) -> argparse.Namespace:
 
 def _refused(error: SettingsError) -> Finding:
     """The finding about settings that are refused."""
-    advice = "correct it; `hami-agent config check` prints what each node would get"
-    return Finding("P-SETTINGS", "wrong", "settings", str(error), advice)
+    return Finding(
+        "P-SETTINGS",
+        "wrong",
+        "settings",
+        str(error),
+        "correct it; `hami-agent config check` prints what each node would get",
+    )
 
 
 def _config_findings(plan: NodeValues, settings: Settings, *, before: bool) -> Iterator[Finding]:
@@ -383,8 +390,11 @@ def _ask_agent(path: Path) -> AgentAnswer:
     except Unreachable as error:
         reason = error.__cause__
         failure = os.strerror(reason.errno) if isinstance(reason, OSError) and reason.errno else ""
-        denied = isinstance(reason, PermissionError)
-        return AgentAnswer(str(path), failure=failure or str(reason or error), denied=denied)
+        return AgentAnswer(
+            str(path),
+            failure=failure or str(reason or error),
+            denied=isinstance(reason, PermissionError),
+        )
 
     held = (
         (one.namespace, one.pod, one.container)
@@ -438,12 +448,18 @@ async def examine(seen: NodeSeen) -> tuple[Finding, ...]:
     # One finding for each group of which checks were not made. There is nothing to say of the
     # monitor without HAMi's plugin.
     made = {one.check for one in findings} | {"P-MONITOR"}
-    for group in FROM_API if seen.server and seen.agent is not None else ():
-        if missing := [check for check in CHECKS[group] if check not in made]:
-            said = f"not checked: {', '.join(missing)}"
-            advice = "repair what is said of the API server, and run this check again"
-            findings.append(Finding(missing[0], "unknown", seen.server, said, advice))
-
+    asked = FROM_API if seen.server and seen.agent is not None else ()
+    findings += [
+        Finding(
+            missing[0],
+            "unknown",
+            seen.server,
+            f"not checked: {', '.join(missing)}",
+            "repair what is said of the API server, and run this check again",
+        )
+        for group in asked
+        if (missing := [check for check in CHECKS[group] if check not in made])
+    ]
     return tuple(concluded(findings, groups))
 
 
@@ -621,8 +637,12 @@ def _access(directory: Path, gpus: int | None) -> Iterator[Finding]:
             "ones on the host: nvidia-modprobe -c N",
         )
     elif not is_bad:
-        paths = ", ".join(map(str, control))
-        yield Finding("P-ACCESS", "ok", paths, f"can be opened; {counted(seen, 'file')} of GPUs")
+        yield Finding(
+            "P-ACCESS",
+            "ok",
+            ", ".join(map(str, control)),
+            f"can be opened; {counted(seen, 'file')} of GPUs",
+        )
 
 
 async def last_scan(scans: AsyncGenerator[Scan]) -> tuple[Scan | None, str, str | None]:
@@ -838,10 +858,17 @@ async def _ask_cluster(seen: NodeSeen) -> list[Finding]:
                 found.append(checks.judge_clock(seen.server, seen.node.skew))
     except (ApiError, SettingsError) as error:
         said, remedy = _failure_of(error)
-        advice = remedy or "repair the connection or the permissions, and run this again"
         seen.node, seen.plugins = None, ()
         # An agent that runs says itself what it lacks of the API server.
-        return [Finding("P-NODE", "unknown" if running else "wrong", seen.server, said, advice)]
+        return [
+            Finding(
+                "P-NODE",
+                "unknown" if running else "wrong",
+                seen.server,
+                said,
+                remedy or "repair the connection or the permissions, and run this again",
+            )
+        ]
 
     return found
 
@@ -896,8 +923,9 @@ def finding_lines(findings: Sequence[Finding], *, every: bool) -> Iterator[Folde
             yield FoldedLine(f"means: {cap(one.means, _LONGEST)}", _INDENT, _INDENT + 2)
 
         if one.verdict != "ok":
-            do = f"to do: {f'{advice} [RUNBOOK {check}]'.lstrip()}"
-            yield FoldedLine(do, _INDENT, _INDENT + 2)
+            yield FoldedLine(
+                f"to do: {f'{advice} [RUNBOOK {check}]'.lstrip()}", _INDENT, _INDENT + 2
+            )
 
     counts = Counter(one.verdict for one in findings)
     if counts.keys() - {"ok"}:

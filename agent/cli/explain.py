@@ -228,10 +228,8 @@ async def _with_use(session: KubeSession, found: ClusterSnapshot) -> ClusterSnap
             answer = await NodeReader(session, node).status()
         status, _ = open_envelope(answer, "Status", StatusDocument)
     except (ApiError, MalformedText, TimeoutError) as error:
-        why = f"the agent was not read: {error}"
-        if isinstance(error, TimeoutError):
-            why = f"the agent of {node} has not answered in {USE_DEADLINE:g} s"
-        return msgspec.structs.replace(found, use_unread=why)
+        why = str(error) or f"{node} has not answered in {USE_DEADLINE:g} s"
+        return msgspec.structs.replace(found, use_unread=f"the agent was not read: {why}")
 
     key = metadata.get("namespace"), metadata.get("name")
     uses = tuple(

@@ -264,15 +264,6 @@ class Parser(argparse.ArgumentParser):
         return parsed, rest
 
     @override
-    def _check_value(self, action: argparse.Action, value: Any) -> None:
-        """Check as argparse, and add the nearest choice to the error."""
-        try:
-            super()._check_value(action, value)
-        except argparse.ArgumentError as error:
-            error.message += nearest(str(value), map(str, action.choices or ()))
-            raise
-
-    @override
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: {message}; see `{self.prog} --help`\n")
 

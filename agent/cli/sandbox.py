@@ -22,7 +22,6 @@ from typing import Final
 from agent.cli.logs import configure
 from agent.cli.main import OK, PROBLEM, TABLE, USAGE, Subparsers, add_output, fail
 from agent.cli.output import Column, Paint, answer, painter, shorten, table, wrapped
-from agent.cli.settings_args import add_settings, looked, sources
 from agent.errors import AgentError
 from agent.sandbox.apiserver import PREFIX
 from agent.sandbox.hardware import DRIVER_VERSION, MOST_GPUS, PROFILES, Description, gpus_of
@@ -52,7 +51,6 @@ from agent.sandbox.scenario.stage import (
     plain,
     slices_of,
 )
-from agent.settings.sources import NodeFacts
 
 # Renders the output of `hami-agent sandbox`. Pure.
 
@@ -120,7 +118,7 @@ def summary_lines(
     yield ", ".join([f"{true} of {len(claims)} claims checked and true", *others])
 
 
-async def invitation(cluster: SandboxCluster) -> str:
+def invitation(cluster: SandboxCluster) -> str:
     """Render what to type in another terminal. Commands are never wrapped."""
     places = cluster.places
     root, web, log = places.root, cluster.web_address or "not up yet", places.log
@@ -129,15 +127,6 @@ async def invitation(cluster: SandboxCluster) -> str:
     people, pod = root / "kubectl.config", root / "pod.json"
     people.write_text(kubeconfig(f"{cluster.api.url}{PREFIX}{cluster.admin_token}", ""))
     pod.write_text(json.dumps(plain("mine").pod(), indent=2))
-
-    # The agent's quiet period, from the sources that it reads. They are refused only if one became
-    # invalid since the agent started.
-    settings = cluster.command()[1:]
-    parser = argparse.ArgumentParser()
-    add_settings(parser)
-    read = await looked(sources(parser.parse_args(settings), cluster.environment()))
-    found = read.taken().resolve(NodeFacts())["health.quietPeriod"]
-    quiet = found.field.read.write(found.value)
 
     # How to call hami-agent in another terminal.
     called = Path(sys.argv[0])
@@ -159,12 +148,12 @@ async def invitation(cluster: SandboxCluster) -> str:
           curl {web}/metrics
           {program} status {api}
           {program} status --by pod {api}
-          {program} doctor {shlex.join(settings)}
+          {program} doctor {shlex.join(cluster.command()[1:])}
           {program} bundle {api}
           {program} simulate {gpus} list
           {program} simulate {gpus} xid 79 --gpu {gpu}
           {program} simulate {gpus} restore --gpu {gpu}
-            (a GPU that was reset is served again after {quiet} of quiet: health.quietPeriod)
+            (a GPU that was reset is served again after its cool-down: health.quietPeriod)
           kill -9 {cluster.agent.pid}
           export KUBECONFIG={people}
           {program} explain demo/too-big
@@ -284,7 +273,7 @@ async def _run(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
         # A node that offers nothing is one to look at.
         if args.interactive and (stage.placed or cluster.agent.code is None):
             with cluster.log.copied(cluster.places.log):
-                say(await invitation(cluster))
+                say(invitation(cluster))
                 async with asyncio.TaskGroup() as group:
                     group.create_task(keep_agent(cluster, stage.record.note))
                     group.create_task(tell_news(cluster, stage.record.note))

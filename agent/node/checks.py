@@ -670,8 +670,13 @@ def judge_lock(node: NodeSight, now: dt.datetime) -> Finding:
     try:
         lock = decode_node_lock(text)
     except MalformedText:
-        said = f"cannot be read ({cap(text, 64)}): no scheduler ever takes it over"
-        return Finding("P-LOCK", "wrong", subject, said, f"remove it: {remove}")
+        return Finding(
+            "P-LOCK",
+            "wrong",
+            subject,
+            f"cannot be read ({cap(text, 64)}): no scheduler ever takes it over",
+            f"remove it: {remove}",
+        )
 
     seconds = (now - lock.stamp).total_seconds()
     owner = f"pod {cap('/'.join(lock.owner), 128)}" if lock.owner else "an unnamed pod"
