@@ -26,7 +26,6 @@ from agent.cli.connections import (
     connection_of,
     open_session,
 )
-from agent.cli.logs import configure
 from agent.cli.main import OK, PROBLEM, NotThere, Subparsers, Unreachable, fail
 from agent.cli.output import answer
 from agent.cli.settings_args import add_settings, flags, looked, sources, started
@@ -42,9 +41,11 @@ from agent.errors import (
 )
 from agent.hami.region import RegionChange
 from agent.hami.register import read_register
-from agent.host.process import LockFile, Worker, host_name
-from agent.kube.api import KubeNode
-from agent.kube.client import Connection
+from agent.host.files import Worker
+from agent.host.process import LockFile, host_name
+from agent.kit.logs import configure
+from agent.kube.client import KubeNode
+from agent.kube.connection import Connection
 from agent.kube.reader import KubeLeftovers, NodeLeftovers
 from agent.node.devices import ReportedGpu, read_cordon
 from agent.regions import HostRegions
@@ -531,7 +532,7 @@ async def _release(hook: Path) -> None:
         return
 
     try:
-        async with Worker("regions", 1) as worker:
+        async with Worker("regions") as worker:
             regions = HostRegions(hook, worker)
             held = await regions.held()
             failed = await regions.write({name: RegionChange(recent_kernel=0) for name in held})
