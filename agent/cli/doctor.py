@@ -77,7 +77,6 @@ from agent.node.findings import (
     concluded,
     judged,
 )
-from agent.ports import Clock
 from agent.settings.reading import DEVICE_CONFIG, NODE_CONFIG
 from agent.settings.schema import Settings, check_shares
 from agent.settings.sources import NodeFacts
@@ -282,7 +281,6 @@ async def _findings(args: argparse.Namespace, environ: Mapping[str, str]) -> tup
         NodeSeen(
             settings,
             environ,
-            SystemClock(),
             args.only or ALL_GROUPS - (args.skip or frozenset()),
             agent=None if args.pre else _ask_agent(settings.paths.run / "api.sock"),
             config=tuple(config),
@@ -425,7 +423,6 @@ class NodeSeen(msgspec.Struct, eq=False):
 
     settings: Settings
     environ: Mapping[str, str]
-    clock: Clock
     groups: frozenset[str] = ALL_GROUPS
     agent: AgentAnswer | None = None
     config: tuple[Finding, ...] = ()
@@ -529,10 +526,8 @@ async def _agent(seen: NodeSeen, found: list[Finding]) -> None:
 async def _library(seen: NodeSeen, found: list[Finding]) -> None:
     """Whether HAMi-core's files exist, and whether containers load them."""
     settings = seen.settings
-    is_needed, home = (
-        settings.plain is None or settings.plain.memory_limits,
-        settings.hook_path / "vgpu",
-    )
+    is_needed = settings.plain is None or settings.plain.memory_limits
+    home = settings.hook_path / "vgpu"
     facts = HookFacts("")
     async with Worker("disk") as worker:
         version = settings.library_version
@@ -803,7 +798,7 @@ async def _cluster(seen: NodeSeen, found: list[Finding]) -> None:
 
     found += await _ask_cluster(seen)
 
-    node, profile, now = seen.node, settings.report.profile, seen.clock.now()
+    node, profile, now = seen.node, settings.report.profile, SystemClock().now()
     is_there = node is not None and REGISTER in node.annotations
     if node is not None and is_there and seen.scan is not None:
         differences = report_differences(settings, seen.scan, node.annotations)
@@ -851,7 +846,7 @@ async def _ask_cluster(seen: NodeSeen) -> list[Finding]:
                     denied += [] if await reader.granted(right) else [right]
 
             if "get nodes" not in words:
-                seen.node = await reader.get_sight(settings.sharing.resource, seen.clock)
+                seen.node = await reader.get_sight(settings.sharing.resource, SystemClock())
                 found += checks.judge_node(settings.node, seen.node)
 
             excess = [one for one in checks.UNNEEDED if running and await reader.granted(one)]

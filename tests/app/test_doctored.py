@@ -18,7 +18,6 @@ from agent.cli.doctor import NodeSeen, report_differences
 from agent.cluster import REGISTER
 from agent.errors import KubeletError, WitnessUnsupported
 from agent.hami.register import RegisteredGpu, encode_register
-from agent.kit.timing import SystemClock
 from agent.ledger import ContainerHolding, Holding, SourceFile
 from agent.model import GpuFault, Scan
 from agent.node.checks import AgentAnswer
@@ -55,7 +54,8 @@ class PreflightServer:
     async def __call__(self, request: web.BaseRequest) -> web.StreamResponse:
         match request.method, request.path:
             case "POST", path if path == REVIEWS:
-                wanted = (await request.json())["spec"]["resourceAttributes"]
+                asked = (await request.json())["spec"]["resourceAttributes"]
+                wanted = {key: word for key, word in asked.items() if word}
                 self.asked.append(wanted)
                 right = wanted["verb"], wanted["resource"]
                 return web.json_response({"status": {"allowed": right not in self.denied}})
@@ -85,7 +85,7 @@ def settings(cluster: SandboxCluster, **more: str) -> Settings:
 
 
 async def examine(settings: Settings, **more: Any) -> tuple[Finding, ...]:
-    return await doctor.examine(NodeSeen(settings, {}, SystemClock(), **more))
+    return await doctor.examine(NodeSeen(settings, {}, **more))
 
 
 @contextlib.asynccontextmanager
@@ -569,7 +569,7 @@ async def test_where_there_are_no_cdi_directories_it_matters_whether_this_is_a_p
         "--cdi-spec-dirs": f"{tmp_path}/etc,{tmp_path}/run",
     }
     given = make_plan(Sources(flags={**flags, **more}, host="n")).settings(NodeFacts())
-    seen = NodeSeen(given, environ, SystemClock(), frozenset({"driver"}))
+    seen = NodeSeen(given, environ, frozenset({"driver"}))
     findings = await doctor.examine(seen)
 
     assert [("P-DRIVER", "ok"), ("P-CDI", verdict)] == [
