@@ -559,6 +559,15 @@ class NodeReader(ObjectReader):
         """The Node; None: there is no such Node. Raises ApiError."""
         return await KubeNode(self._session, self._node).get_node()
 
+    async def degraded(self) -> str:
+        """The message of the Node's condition GpuDegraded; empty: it has none. Raises ApiError."""
+        request = ApiRequest("get", "nodes", path_of("nodes", self._node))
+        node = await self._session.fetch(request, read_object)
+        found = objects_in(node, "status", "conditions")
+        return next(
+            (text_in(one, "message") for one in found if one.get("type") == GPU_DEGRADED), ""
+        )
+
     async def pods(self, resource: str) -> tuple[PodView, ...]:
         """The pods of the node. `resource`: the name of slices. Raises ApiError."""
         return await self._pods(lambda item: decode_pod(read_object(item), resource))

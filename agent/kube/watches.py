@@ -293,7 +293,7 @@ class PodWatch:
         async for change in self._api.watch_pods(self._version):
             if self._table.value.stale:
                 log.info("pods.followed", version=self._version)
-                self._set_stale(stale=False)
+                self._set_stale(None)
             self._apply_change(change)
 
     def _on_error(self, error: ApiError) -> None:
@@ -303,10 +303,23 @@ class PodWatch:
             log.warning("pods.lost", err=str(error))
         if isinstance(error, ApiGone) or self._watch.failures % PATIENCE == 0:
             self._version = ""
-        self._set_stale(stale=True)
+        self._set_stale(error)
 
-    def _set_stale(self, *, stale: bool) -> None:
-        self._table.set(msgspec.structs.replace(self._table.value, stale=stale))
+    def _set_stale(self, error: ApiError | None) -> None:
+        """Say that the table is no longer current, and why; None: it is again."""
+        table = self._table.value
+        # A forgotten place is no outage: the server answers, and the next LIST follows.
+        lost_at, reason = table.lost_at, table.lost_reason
+        if error is None:
+            lost_at, reason = None, ""
+        elif not isinstance(error, ApiGone):
+            lost_at, reason = lost_at or self._clock.now(), str(error)
+
+        self._table.set(
+            msgspec.structs.replace(
+                table, stale=error is not None, lost_at=lost_at, lost_reason=reason
+            )
+        )
 
     def _apply_change(self, change: PodChange) -> None:
         """Apply one frame, unless a LIST was newer."""
@@ -377,11 +390,11 @@ class PodWatch:
             if grave.pod.uid not in present and now - grave.deleted_at < KEEP
         }
         self._table.set(
-            PodTable(
+            msgspec.structs.replace(
+                old,
                 pods={uid: pod.asking_by(name) for uid, pod in present.items()},
                 tombstones=tuple(graves.values())[-GRAVES:],
                 synced=old.synced or pods is not None,
-                stale=old.stale,
             )
         )
 
