@@ -399,7 +399,7 @@ def test_an_old_kubelet_serves_only_a_lock_owner_without_company() -> None:
 def test_an_old_kubelet_gives_no_answer_while_the_pods_cannot_be_listed() -> None:
     for rows in ((), (row_of(POD),)):
         scene = without_witness(a_scene(POD, rows=rows, lock=POD))
-        refused_by(changed(scene, list_failed=True), RefusalReason.WITNESS_SILENT)
+        refused_by(changed(scene, list_failed=True), RefusalReason.PODS_UNKNOWN)
 
 
 def test_an_old_kubelets_lone_candidate_waits_for_its_lock_before_it_is_refused() -> None:
