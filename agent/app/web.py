@@ -12,8 +12,7 @@ from agent import __version__
 from agent.app.agent import NodeAgent
 from agent.errors import PermissionFault
 from agent.health.watch import GpuRelease
-from agent.host.process import SystemClock
-from agent.kit.timing import Tally
+from agent.kit.timing import SystemClock, Tally
 from agent.model import HamiNames, Trouble
 from agent.node.findings import STANDBY, Check
 from agent.report import pods_holding

@@ -591,8 +591,7 @@ def histograms(durations: Iterable[Durations]) -> Iterator[Metric]:
     for one in durations:
         family = HistogramMetricFamily(PREFIX + one.name, one.help, labels=one.labels)
         bounds = [*map(str, one.buckets), "+Inf"]
-        for row in one.rows():
-            buckets = list(zip(bounds, row.cumulative, strict=True))
-            family.add_metric(row.labels, buckets, sum_value=row.total)
+        for labels, counts, total in one.rows():
+            family.add_metric(labels, list(zip(bounds, counts, strict=True)), sum_value=total)
 
         yield family

@@ -420,10 +420,10 @@ async def test_what_an_allocate_waits_for_is_measured_and_a_preference_is_not():
 
         await desk.service.allocate(ids(1))
 
-        waits = {row.labels[0]: row for row in desk.service.waits.rows()}
+        waits = {label: row for (label,), *row in desk.service.waits.rows()}
     assert ["api-server", "directory", "disk", "hook-path", "kubelet"] == sorted(waits)
-    assert {1} == {row.cumulative[-1] for row in waits.values()}
-    assert pytest.approx(0.02, abs=1e-4) == waits["kubelet"].total
+    assert {1} == {counts[-1] for counts, _ in waits.values()}
+    assert pytest.approx(0.02, abs=1e-4) == waits["kubelet"][1]
 
 
 @pytest.mark.parametrize("is_refused", [False, True], ids=["it is cut off", "it is refused"])
