@@ -115,11 +115,12 @@ def _translated(what: str, error: GRPCError) -> KubeletError:
             return WitnessThrottled(f"{what} is over its rate limit: {text}")
         case Status.UNKNOWN | Status.NOT_FOUND if message.endswith("not found"):
             return _PodUnknown(text)
-        case Status.UNIMPLEMENTED | Status.UNKNOWN:
-            # Before 1.34 a feature gate switches Get off: "method disabled".
-            if error.status is Status.UNIMPLEMENTED or "method disabled" in text:
-                return WitnessUnsupported(f"this kubelet has no {what}: {text}")
-    return KubeletError(f"{what} failed: {error.status.name}: {text}")
+        case Status.UNIMPLEMENTED:
+            return WitnessUnsupported(f"this kubelet has no {what}: {text}")
+        case Status.UNKNOWN if "method disabled" in text:  # before 1.34, behind a feature gate
+            return WitnessUnsupported(f"this kubelet has no {what}: {text}")
+        case _:
+            return KubeletError(f"{what} failed: {error.status.name}: {text}")
 
 
 def _holding(pod: PodResources) -> Holding:
