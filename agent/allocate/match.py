@@ -1023,11 +1023,11 @@ def _assigned(candidate: Candidate, settings: MatchSettings) -> tuple[int, tuple
             "create the pod again.",
         )
     if not any(pod.groups or ()):
-        what = "is missing" if pod.groups is None else "names no GPU"
         raise Refusal(
             RefusalReason.NO_ANNOTATION,
-            f"Pod {name} was not placed by HAMi's scheduler: annotation {ALLOCATED} {what}; create "
-            "it with schedulerName of HAMi's scheduler.",
+            f"Pod {name} was not placed by HAMi's scheduler: annotation {ALLOCATED} "
+            f"{'is missing' if pod.groups is None else 'names no GPU'}; create it with "
+            "schedulerName of HAMi's scheduler.",
         )
     node = pod.annotations.get(VGPU_NODE)
     if node != settings.node:

@@ -19,7 +19,7 @@ import msgspec
 import structlog
 from typing_extensions import override
 
-from agent.allocate.edits import check_library, container_edits, cuda_order, granted_share
+from agent.allocate.edits import check_library, container_edits, cuda_order
 from agent.allocate.match import (
     AskKubelet,
     AwaitLock,
@@ -62,6 +62,7 @@ from agent.ledger import (
     ContainerKey,
     Decider,
     EditSettings,
+    GrantedShare,
     Holder,
     HookFacts,
     KubeletEpoch,
@@ -610,8 +611,8 @@ class HamiAllocation(Allocation):
         # One that has run was not at its admission, though a late view showed it so.
         pods, epoch = self.pods.value.pods, self.instance()
         ran = {uid for uid in self.rejected if (pod := pods.get(uid)) and pod.has_run}
-        rejected = {uid for uid, by in self.rejected.items() if by == epoch}
-        return frozenset(rejected - ran | {key.pod_uid for key in self.taken})
+        rejected = {uid for uid, by in self.rejected.items() if by == epoch} - ran
+        return frozenset(rejected | {key.pod_uid for key in self.taken})
 
     async def adopt(self, found: Adoption) -> Row | None:
         """The row of a container that was answered and that the ledger does not know.
@@ -642,7 +643,7 @@ class HamiAllocation(Allocation):
         pod, container = found.pod, found.container
         gpus = [self.inventory.value.find(share.uuid) for share in shares]
         granted = cuda_order(
-            granted_share(share, gpu) for share, gpu in zip(shares, gpus, strict=True) if gpu
+            GrantedShare(share, gpu) for share, gpu in zip(shares, gpus, strict=True) if gpu
         )
         if len(granted) < len(shares):  # an annotation from before: the GPU was removed since
             raise Refusal(
