@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from agent.errors import cap
 from agent.health.xids import (
+    CONSEQUENCES,
     DEFAULTS,
     FELL_OFF_THE_BUS,
     HealthSettings,
@@ -283,14 +284,15 @@ def _on_event(
     else:
         # A GPU off the bus cannot be reset. If it is back without a boot, that was a reset.
         is_off = xid == FELL_OFF_THE_BUS and kind is XidClass.NEEDS_RESET
+        condition, needs = CONSEQUENCES[kind]
         found = verdict(
-            kind.condition,
+            condition,
             now,
             Cause.XID,
             f"H-{xid:03d}",
             f"XID {xid}: {xid_name(xid)}",
             xid=xid,
-            needs=kind.action,
+            needs=needs,
             action=Action.REBOOT if is_off else Action.WAIT,
         )
 
