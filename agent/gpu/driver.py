@@ -3,7 +3,6 @@
 import asyncio
 import collections
 import ctypes
-import math
 import operator
 import time
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping
@@ -18,7 +17,7 @@ import structlog
 from agent.errors import DriverError, DriverMissing, GpuError
 from agent.gpu import nvml
 from agent.gpu.nvml import DRIVER, NO_ANSWER, CallFailed, Handle, NvmlLibrary
-from agent.gpu.threads import EventStream, NvmlSession, OpenedSession, Registered, SetFailed
+from agent.gpu.threads import EventStream, NvmlSession, OpenedSession, Registered
 from agent.health.judge import NAMELESS, attributed
 from agent.model import (
     MIB,
@@ -63,7 +62,9 @@ class GpuTable:
 
     def __init__(self, library: NvmlLibrary) -> None:
         self._library = library
-        self._count = 0
+        self.count = 0
+        """How many GPUs the driver lists."""
+        self._seen_count = 0
 
         # The threads of the GPUs read these: they are only replaced, never changed.
         self._known: Mapping[GpuUuid, Gpu] = {}
@@ -88,27 +89,22 @@ class GpuTable:
     def places(self) -> dict[str, int]:
         """The indexes that may be opened, by name."""
         if not self.released:
-            return {self.name(index): index for index in range(self._count)}
+            return {self.name(index): index for index in range(self.count)}
         return {uuid: gpu.index for uuid, gpu in self._known.items() if uuid not in self.released}
 
-    def counted(self, count: int) -> bool:
-        """Note how many GPUs the driver lists. False when the number, so any index, changed."""
-        fits = self._count in {0, count}
-        self._count = count
-        if not fits:
-            self._forget_indexes()
-        return fits
-
     def seen(self, gpus: Collection[Gpu]) -> bool:
-        """Note the GPUs as a scan of all described them. False when one was at another index."""
-        fits = all(
+        """Note the GPUs as a scan of all described them. False when an index may have changed."""
+        # When GPUs come or go, an index that was right a minute ago can name another GPU.
+        fits = self._seen_count in {0, self.count} and all(
             self.name(gpu.index) in {gpu.uuid, f"{NAMELESS}{gpu.index}"}
             and self._known.get(gpu.uuid, gpu).index in {gpu.index, NO_INDEX}
             for gpu in gpus
         )
         if not fits:
-            self._forget_indexes()
+            unplaced = partial(msgspec.structs.replace, index=NO_INDEX)
+            self._known = {uuid: unplaced(gpu) for uuid, gpu in self._known.items()}
 
+        self._seen_count = self.count
         self._known = {**self._known, **{gpu.uuid: gpu for gpu in gpus}}
         return fits
 
@@ -123,10 +119,6 @@ class GpuTable:
             return tuple(named)
 
         return attributed(named, unseen)
-
-    def _forget_indexes(self) -> None:
-        replace = partial(msgspec.structs.replace, index=NO_INDEX)
-        self._known = {uuid: replace(gpu) for uuid, gpu in self._known.items()}
 
     def release(self, uuids: Collection[GpuUuid]) -> bool:
         """Let no thread open these GPUs from now on. Returns whether no known one is left.
@@ -421,9 +413,6 @@ CALL_DEADLINE: Final = 2.0
 REMOVED_AFTER: Final = 60.0
 """Seconds without the library's file until it counts as removed."""
 
-SOON: Final = 5.0
-"""Seconds. If a second set fails within them, the cause is not a single GPU."""
-
 by_index: Final = operator.attrgetter("index")
 
 log = structlog.get_logger(__name__)
@@ -629,13 +618,9 @@ class NvmlDriver:
 
     async def _count(self, opened: OpenedSession) -> None:
         """Count the GPUs. While one is released, their number tells nothing of the others."""
-        if self._table.released:
-            return
-
-        count = await self._session.call(opened, DRIVER, self._library.nvmlDeviceGetCount)
-        # When GPUs come or go, an index that was right a minute ago can name another GPU.
-        if not self._table.counted(count):
-            self._forget_handles()
+        if not self._table.released:
+            count = self._library.nvmlDeviceGetCount
+            self._table.count = await self._session.call(opened, DRIVER, count)
 
     async def _with_links(self, opened: OpenedSession, gpus: list[Gpu]) -> list[Gpu]:
         """The GPUs with the links between them, which are read once for each set of GPUs."""
@@ -658,34 +643,25 @@ class NvmlDriver:
     async def events(self, opened: Callable[[], None] | None = None) -> AsyncIterator[DriverEvent]:
         """Yield events as they come. GPUs that cannot report are logged; only probes watch them.
 
-        `opened` is called once all other GPUs report, which may take a call's whole deadline. A
-        lost GPU fails the wait of its whole set. The next set, made at once, does not contain it.
+        `opened` is called once all other GPUs report, which may take a call's whole deadline.
 
-        Raises DriverMissing, DriverError when the session ends, or the wait does not return.
+        Raises DriverMissing, DriverError when the session ends, or the wait fails, as it does for
+        all GPUs when one is lost, or does not return.
         """
-        loop, failed_at = asyncio.get_running_loop(), -math.inf
-        while True:
-            session = await self._session.open()
-            stream = await self._session.new_stream()
-            try:
-                await self._session.call(session, DRIVER, stream.create)
-                await self._count(session)
-                await self._register(session, stream, self._table.places())
-                self._session.check(session)
-                stream.begin()
-                if opened is not None:
-                    opened()
-                    opened = None
-                while True:
-                    yield await stream.next()
-            except SetFailed as error:
-                # The set of a GPU that was lost fails once. A driver that fails each set at once
-                # would be asked without end.
-                if loop.time() - failed_at < SOON:
-                    raise DriverError(str(error)) from error
-                failed_at = loop.time()
-            finally:
-                stream.fail(DriverError("nobody listens any more"))
+        session = await self._session.open()
+        stream = await self._session.new_stream()
+        try:
+            await self._session.call(session, DRIVER, stream.create)
+            await self._count(session)
+            await self._register(session, stream, self._table.places())
+            self._session.check(session)
+            stream.begin()
+            if opened is not None:
+                opened()
+            while True:
+                yield await stream.next()
+        finally:
+            stream.fail(DriverError("nobody listens any more"))
 
     @property
     def _stream(self) -> EventStream | None:

@@ -205,10 +205,6 @@ FAREWELL: Final = 1.2
 """Seconds for the thread to end: a wait, and a late turn of a busy machine."""
 
 
-class SetFailed(DriverError):  # noqa: N818 -- names what happened
-    """A wait for events failed: one GPU of the set may be lost; the driver may be healthy."""
-
-
 Registered = tuple[int, GpuUuid, str]
 """A GPU with events: its handle's address, its UUID, and why it sends none (empty: it does)."""
 
@@ -283,7 +279,7 @@ class EventStream:
         self.known, self.obstacles = {}, {}
 
     async def next(self) -> DriverEvent:
-        """Wait for the next event. Raises SetFailed, DriverError once it failed and is empty.
+        """Wait for the next event. Raises DriverError once it failed and is empty.
 
         A wait of the thread that does not return is a failure.
         """
@@ -408,9 +404,8 @@ class EventStream:
             if (failure := nvml.driver_wide(error)) is not None:
                 raise failure from error
             # One lost GPU fails the wait for all. NVIDIA's plugin then marks all GPUs unhealthy
-            # (checkHealth, "Error waiting for event"); here each is scanned and probed instead.
-            self.put(DriverEvent(EventKind.CHANGED))
-            raise SetFailed(f"waiting for events failed: {error}") from error
+            # (checkHealth, "Error waiting for event"); who listens here scans and probes each.
+            raise DriverError(f"waiting for events failed: {error}") from error
 
         is_xid = data.eventType & pynvml.nvmlEventTypeXidCriticalError
         kind = EventKind.XID if is_xid else _KINDS.get(data.eventType)
@@ -599,9 +594,6 @@ class NvmlSession:
 
         After CLOSE_DEADLINE the threads are left behind, and the process may end with its session.
         """
-        if self.withheld == CLOSED:
-            return
-
         self.withheld = CLOSED
         with contextlib.suppress(DriverError, TimeoutError):
             async with asyncio.timeout(CLOSE_DEADLINE):
