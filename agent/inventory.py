@@ -16,7 +16,7 @@ import msgspec
 import structlog
 
 from agent.allocate.edits import looks_up_cdi, undefined
-from agent.allocate.service import DISK_BUDGET, AllocateStep, disk_refusal
+from agent.allocate.service import DISK_BUDGET, AllocateStep, refusal_of
 from agent.cluster import NodeEvent
 from agent.errors import AgentError, DriverError, GpuError, StateError
 from agent.health.judge import MANY, MAY_PASS, OF_ALL, Ill, attributed, same_fault
@@ -266,7 +266,7 @@ class Withholder:
                 with self._lag.alarm(DISK_BUDGET, lambda _: self._note(check, _silence(check))):
                     await check.check()
             except StateError as error:
-                refusal = str(disk_refusal(error, check.step))
+                refusal = str(refusal_of(error, check.step))
             except AgentError as error:
                 refusal = str(error)
 
@@ -298,7 +298,7 @@ class Withholder:
 
 def _silence(check: NodeCheck) -> str:
     """The refusal while the check does not end."""
-    return str(disk_refusal(TimeoutError(), check.step))
+    return str(refusal_of(TimeoutError(), check.step))
 
 
 # Makes the slice lists for the kubelet from the inventory and the held ids.

@@ -12,10 +12,10 @@ from agent import __version__
 from agent.app.agent import NodeAgent
 from agent.errors import PermissionFault
 from agent.health.watch import GpuRelease
-from agent.host.process import SystemClock
-from agent.kit.timing import Tally
+from agent.kit.timing import SystemClock, Tally
 from agent.model import HamiNames, Trouble
 from agent.node.findings import STANDBY, Check
+from agent.reconcile import gaps
 from agent.report import pods_holding
 from agent.settings.schema import Settings
 from agent.state import VERSION
@@ -151,9 +151,11 @@ def _checks(agent: NodeAgent) -> list[Check]:
         table, now = facts.pods.value, agent.reported.value
         if not agent.observes:
             unread = "the API server has not listed this node's pods yet"
-            down = "the watch of this node's pods is down: new pods may be refused [HA-2010]"
-            required["api_synced"] = "" if table.synced else unread
-            others["api"] = down if table.stale else ""
+            since = f" since {table.lost_at:%Y-%m-%d %H:%M:%S} UTC" if table.lost_at else ""
+            why = f": {table.lost_reason}" if table.lost_reason else ""
+            down = f"the watch of this node's pods is down{since}{why}"
+            required["api_synced"] = "" if table.synced else f"{unread}{why}"
+            others["api"] = f"{down}; new pods may be refused [HA-2010]" if table.stale else ""
 
         others["report"] = "" if now.reported else now.reason
         if agent.observes:
@@ -243,18 +245,20 @@ def _status_facts(agent: NodeAgent, checks: tuple[Check, ...]) -> StatusFacts:
         newest=agent.samples.newest,
         history=agent.samples.history,
         used=agent.usage.newest,
-        past=agent.usage.history,
         changes=agent.journal.changes,
         refusals=agent.journal.refusals,
         journal_since=agent.journal.since,
         settings=in_force,
         pods=facts.pods.value,
+        kubelet=agent.kubelet.epoch.value,
+        driver_hang=settings.health.driver_hang,
     )
 
 
 def _series_of(agent: NodeAgent) -> MetricSources:
     state, traffic = agent.state, agent.server.traffic
-    clearing, registration, reconcile = agent.clearing, agent.registration, agent.reconcile
+    cleared, registration, reconcile = agent.cleared, agent.registration, agent.reconcile
+    clock = agent.adapters.clock
     tallies: list[Tally] = [
         agent.allocation.results,
         state.errors,
@@ -277,22 +281,22 @@ def _series_of(agent: NodeAgent) -> MetricSources:
         Gauge(
             "directories_kept",
             "Directories of ended containers that the agent cannot remove.",
-            lambda: clearing.state.value.kept,
+            lambda: cleared.value.kept,
         ),
         Gauge(
             "hook_available_bytes",
             "Free bytes of the file system of the containers' directories.",
-            lambda: clearing.room.value.available,
+            lambda: cleared.value.available,
         ),
         Gauge(
             "hook_available_inodes",
             "Free inodes of the same file system; infinite if it has no limit.",
-            lambda: clearing.room.value.inodes,
+            lambda: cleared.value.inodes,
         ),
         Gauge(
             "allocation_unconfirmed",
             "Answers that the kubelet has not confirmed after 60 s, without init containers.",
-            lambda: reconcile.unconfirmed.value,
+            lambda: gaps(state.ledger.value, clock.now())[1],
         ),
     ]
 
@@ -303,7 +307,7 @@ def _series_of(agent: NodeAgent) -> MetricSources:
                 "allocation_drifted",
                 "Containers with slices of another GPU because the kubelet did not ask first, and "
                 "init containers that the kubelet does not report.",
-                lambda: reconcile.drifted.value,
+                lambda: gaps(state.ledger.value, clock.now())[0],
             )
         )
     return MetricSources(tallies, (traffic.durations, agent.allocation.waits), readings)
