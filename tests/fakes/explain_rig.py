@@ -17,7 +17,7 @@ from yarl import URL
 from agent.cli.main import dispatch
 from agent.hami.pod import encode_node_lock, encode_stamp
 from agent.hami.register import RegisteredGpu, encode_register
-from agent.host.process import SystemClock
+from agent.kit.timing import SystemClock
 from agent.model import GpuUuid
 from agent.sandbox.apiserver import ApiServerModel
 from agent.sandbox.apiserver_requests import merge_patch
@@ -114,7 +114,7 @@ class ExplainRig:
         self._capsys = capsys
 
     def node(self, name: str, *gpus: RegisteredGpu, **parts: Any) -> Json:
-        """A Node that reports these GPUs. `parts`: annotations, metadata, spec, slices."""
+        """A Node that reports these GPUs. `parts`: of its object, and slices."""
         noted = {REGISTER: report_of(*gpus)} if gpus else {}
         metadata: Json = {"name": name, "annotations": noted | parts.get("annotations", {})}
         return self.store.create(
@@ -124,7 +124,10 @@ class ExplainRig:
                 "spec": parts.get("spec", {}),
                 "status": {
                     "allocatable": {"nvidia.com/gpu": str(parts.get("slices", 10 * len(gpus)))},
-                    "conditions": [{"type": "Ready", "status": "True"}],
+                    "conditions": [
+                        {"type": "Ready", "status": "True"},
+                        *parts.get("conditions", ()),
+                    ],
                 },
             },
         )

@@ -15,7 +15,7 @@ import pytest
 from agent import hookdirs as sizes
 from agent.errors import StateError
 from agent.hookdirs import HostHookDirs, directory_sizes
-from agent.host.process import Worker
+from agent.host.files import Worker
 from agent.ledger import HookFacts
 from agent.sandbox.lab.cluster import stand_in
 from tests.fakes.offload import Inline
@@ -459,7 +459,7 @@ async def test_removing_is_repeatable_and_touches_no_other(dirs, hook):
 
 async def test_no_removal_is_waited_for_by_what_is_made_beside_it(hook, tmp_path):
     """One file can take the disk seconds."""
-    async with Worker("disk", 4) as disk, Worker("clearing", 4) as clearing:
+    async with Worker("disk") as disk, Worker("clearing") as clearing:
         dirs = HostHookDirs(hook, tmp_path, "", disk, clearing)
         await dirs.prepare(NAME, wipe=True)
         await dirs.remove(NAME)
