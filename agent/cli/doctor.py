@@ -742,8 +742,8 @@ async def _kubelet(seen: NodeSeen) -> Iterable[Finding]:
     failure, asks = "", True
 
     try:
-        containers = (each for pod in await witness.list() for each in pod.containers)
-        held = sum(1 for each in containers if each.ids.get(seen.settings.sharing.resource))
+        containers = (ids for pod in await witness.list() for ids in pod.containers.values())
+        held = sum(1 for ids in containers if ids.get(seen.settings.sharing.resource))
         await witness.get("default", "hami-agent-doctor")
     except WitnessUnsupported:
         asks = False
