@@ -530,7 +530,7 @@ def _is_admitted(candidate: Candidate, evidence: Evidence) -> bool:
     if holding is None:
         return False
 
-    named = {each.name for each in holding.containers}
+    named = holding.containers.keys()
     apps = {each.name for each in pod.containers if each.role is Role.APP}
     if not apps <= named <= {each.name for each in pod.containers}:
         return False

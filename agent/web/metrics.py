@@ -244,7 +244,7 @@ def _of_node(build: BuildInfo, facts: StatusFacts, counted: Collection[str]) -> 
 def _of_gpus(facts: StatusFacts) -> _Measured:
     """Health, slices and memory of each GPU of the inventory, and its newest sample."""
     listed = {(group.uuid, group.healthy): len(group.ids) for group in facts.slices.groups}
-    held = facts.ledger.living(facts.pods).held_ids()
+    held = facts.ledger.living(facts.pods).held_ids
 
     for name, gpu in labelled(facts.inventory):
         now = gpu.health
