@@ -20,10 +20,10 @@ from agent.report import pods_holding
 from agent.settings.schema import Settings
 from agent.state import VERSION
 from agent.status import NodeStatus, SettingStatus, StatusFacts, labelled
-from agent.web.api import PREFIX, Actions, BuildInfo, Probes, ReadApi
+from agent.web.api import Actions, BuildInfo, Probes, ReadApi
 from agent.web.metrics import AgentCollector, Gauge, MetricSources, MetricsPage
 from agent.web.page import PageDoor
-from agent.web.server import Page, near, serve_port, serve_socket
+from agent.web.server import PREFIX, Page, near, serve_port, serve_socket
 
 PORT: Final = "web"
 SOCKET: Final = "web_socket"

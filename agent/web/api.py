@@ -15,7 +15,7 @@ import os
 import re
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from functools import partial
-from typing import Any, Final, Generic, TypeAlias, TypeVar
+from typing import Any, Final, TypeAlias
 
 import msgspec
 import structlog
@@ -37,12 +37,10 @@ from agent.status import (
     node_of,
     status_of,
 )
+from agent.web.server import PREFIX, Reused
 
 log = structlog.get_logger(__name__)
 
-T = TypeVar("T")
-
-PREFIX: Final = "/api/v1/"
 
 KEPT: Final = 0.5
 """Seconds for which a document is reused: many readers cost the loop no more than one."""
@@ -73,29 +71,6 @@ _PARTS: Final[Mapping[str, tuple[str, Callable[[StatusFacts], object]]]] = {
     "settings": ("Settings", lambda facts: facts.settings()),
 }
 """The documents by the last part of their path, each with its kind."""
-
-
-class Reused(Generic[T]):
-    """What `make` returns, for `kept` seconds: so many readers cost the loop no more than one.
-
-    None is not kept.
-    """
-
-    def __init__(self, make: Callable[[], T], kept: float) -> None:
-        self._make = make
-        self._kept = kept
-        self._until = 0.0
-        self._made: T | None = None
-
-    def value(self) -> T:
-        """The newest value, or one of the last `kept` seconds."""
-        now = asyncio.get_running_loop().time()
-        made = self._made
-        if made is None or self._until <= now:
-            made = self._made = self._make()
-            self._until = now + self._kept
-
-        return made
 
 
 _Rendered: TypeAlias = tuple[object, dt.datetime, bytes, str]

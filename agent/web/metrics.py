@@ -44,7 +44,8 @@ from agent.model import (
 )
 from agent.status import StatusFacts, gpu_labels, labelled
 from agent.usage import ContainerUse
-from agent.web.api import BuildInfo, Reused
+from agent.web.api import BuildInfo
+from agent.web.server import Reused
 
 PREFIX: Final = "hami_agent_"
 """Before the agent's own names."""
