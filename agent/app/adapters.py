@@ -9,30 +9,23 @@ import msgspec
 
 from agent.cluster import NodeView, PodTable, PodUid
 from agent.hookdirs import HostHookDirs
-from agent.host.files import HostDisk
+from agent.host.files import HostDisk, Worker
 from agent.host.node import CdiDirectories
-from agent.host.process import SystemClock, Worker
 from agent.kit.cell import Cell
 from agent.kit.tasks import Offload
-from agent.kubelet.register import KubeletRegistrar
+from agent.kit.timing import SystemClock
 from agent.model import Inventory, SliceList
 from agent.ports import Driver
 from agent.settings.schema import Settings
 
-DISK_QUEUE = 64
-"""Blocking calls that may wait for a worker thread."""
-
-SLOW_QUEUE = 2
-"""Calls that may wait for a thread of one kind of work while its file system hangs."""
-
 
 class Adapters(msgspec.Struct, frozen=True):
-    """The adapters by port. `worker` runs blocking calls.
+    """The adapters of a running agent. `worker` runs blocking calls.
 
-    The state's disk and `reader` (settings files, on any file system) have threads of their own:
-    while one hangs, the rest goes on and can report it. One more thread removes and measures the
-    directories of containers, which can hold millions of files. One more reads and writes regions,
-    so that no Allocate waits for them.
+    The state's disk and `reader` (settings files and CDI, on any file system) have threads of their
+    own: while one hangs, the rest goes on and can report it. One more thread removes and measures
+    the directories of containers, which can hold millions of files. One more reads and writes
+    regions, so that no Allocate waits for them.
     """
 
     driver: Driver
@@ -42,7 +35,6 @@ class Adapters(msgspec.Struct, frozen=True):
     hooks: HostHookDirs
     cdi: CdiDirectories
     regions: Worker
-    registrar: KubeletRegistrar
     clock: SystemClock
     random: random.Random
 
@@ -50,7 +42,7 @@ class Adapters(msgspec.Struct, frozen=True):
 @contextlib.asynccontextmanager
 async def open_disk(settings: Settings) -> AsyncIterator[HostDisk]:
     """Open the state's disk, with its own thread. Raises StateError, PermissionFault."""
-    async with Worker("state", DISK_QUEUE) as state:
+    async with Worker("state") as state:
         disk = await HostDisk.open(settings.paths.state, state)
         with contextlib.closing(disk):
             yield disk
@@ -64,14 +56,13 @@ async def open_adapters(
 
     Raises SettingsError, PermissionFault: something that the agent needs is missing.
     """
-    async with contextlib.AsyncExitStack() as stack:
-        worker = await stack.enter_async_context(Worker("disk", DISK_QUEUE))
-        reader = await stack.enter_async_context(Worker("settings", SLOW_QUEUE))
-        regions = await stack.enter_async_context(Worker("regions", SLOW_QUEUE))
-        clearing = await stack.enter_async_context(Worker("clearing", SLOW_QUEUE))
-        driver = await stack.enter_async_context(open_driver(settings))
-
-        paths = settings.paths
+    async with (
+        Worker("disk") as worker,
+        Worker("settings") as reader,
+        Worker("regions") as regions,
+        Worker("clearing") as clearing,
+        open_driver(settings) as driver,
+    ):
         version = settings.library_version
         yield Adapters(
             driver=driver,
@@ -81,7 +72,6 @@ async def open_adapters(
             hooks=HostHookDirs(settings.hook_path, Path("/dev"), version, worker, clearing),
             cdi=cdi_directories(settings, environ, reader),
             regions=regions,
-            registrar=KubeletRegistrar(paths.kubelet_socket, fenced=settings.fenced),
             clock=SystemClock(),
             random=random.SystemRandom(),
         )
@@ -99,11 +89,10 @@ def cdi_directories(
 @contextlib.asynccontextmanager
 async def open_driver(settings: Settings) -> AsyncIterator[Driver]:
     """Open NVML, or the simulated GPUs of the settings. Only the driver in use is imported."""
-    spec = settings.driver.simulate
-    if spec is not None:
+    if settings.driver.simulate is not None:
         from agent.sandbox.driver import open_simulation  # noqa: PLC0415
 
-        socket_path = settings.paths.run / "simulate.sock"
+        spec, socket_path = settings.driver.simulate, settings.paths.run / "simulate.sock"
         async with open_simulation(spec, socket_path=socket_path) as simulated:
             yield simulated
         return
@@ -116,7 +105,6 @@ async def open_driver(settings: Settings) -> AsyncIterator[Driver]:
         driver_root=settings.driver.root,
         sys_root=settings.paths.sysfs,
     )
-
     try:
         yield driver
     finally:

@@ -9,49 +9,28 @@ from functools import partial
 
 import msgspec
 
-from agent.allocate.edits import check_library
-from agent.allocate.plain import PlainAllocation
-from agent.allocate.service import AllocateStep, Allocation, HamiAllocation
+from agent import inventory, reconcile, regions, report, settle, usage, witness
+from agent.allocate import edits, plain, service
 from agent.app.adapters import Adapters, SharedCells
 from agent.app.settings import SettingsPorts, SettingsService
 from agent.cluster import PodTable
 from agent.errors import Refusal, StateError
 from agent.health.watch import HealthWatch
+from agent.hookdirs import Cleared, clear_directories
 from agent.host.files import DirectoryWatch
 from agent.host.node import CgroupContainers
 from agent.host.process import Systemd
-from agent.inventory import Discovery, InventoryKeeper, NodeCheck, Samples, Withholder
 from agent.kit.cell import Cell
 from agent.kit.tasks import Task
 from agent.kit.timing import Tally
-from agent.kube.api import KubeNode, KubePods
-from agent.kube.client import Connection, KubeSession
-from agent.kube.events import EventPoster
-from agent.kube.watches import NodeWatch, PodWatch, RecentlyRegistered
-from agent.kubelet.door import PluginServer, check_directory
-from agent.kubelet.register import KubeletWatch, Registration, Rival, Rivals
+from agent.kube import api, client, events, watches
+from agent.kubelet import door, register
 from agent.ledger import LastGood, Row
 from agent.model import GpuUuid, Scan, SliceId
-from agent.ports import KubeletRecords
-from agent.reconcile import Clearing, Reconcile, check_start
-from agent.regions import ContainerProcesses, HostRegions
-from agent.report import (
-    NodeEventQueue,
-    ReportCells,
-    Reporter,
-    ReportState,
-    follow_cordons,
-    follow_gpus,
-    follow_left_out,
-    keep_condition,
-)
 from agent.settings.reading import SourcesRead
 from agent.settings.schema import Settings
 from agent.settings.sources import Sources
-from agent.settle import Settlement
 from agent.state import NodeJournal, Recovered, StateService
-from agent.usage import ContainerUsage
-from agent.witness import KubeletRecordsFile, PodResourcesWitness
 
 # Seconds before each restart of a task, the last of them repeatedly, and their jitter.
 SOCKET = (0.1, 0.5, 1.0, 10.0), 0.0
@@ -93,7 +72,7 @@ class NodeAgent:
         self,
         found: StartFacts,
         adapters: Adapters,
-        connection: Connection,
+        connection: client.Connection,
         notifier: Systemd,
         stop: asyncio.Event,
         asked: asyncio.Event,
@@ -112,13 +91,13 @@ class NodeAgent:
         )
         self.writers = [Task("state", state.run)]
         self.journal = NodeJournal(clock)
-        self.notices = NodeEventQueue(self.journal.changed)
+        self.notices = report.NodeEventQueue(self.journal.changed)
         say = self.notices.say
 
         # What the kubelet asks, and what it is offered.
         fence = self._check_start if settings.fenced else None
-        self.server = PluginServer(plugins, facts.resource, facts.slices, chance, fence)
-        self.keeper = InventoryKeeper(
+        self.server = door.PluginServer(plugins, facts.resource, facts.slices, chance, fence)
+        self.keeper = inventory.InventoryKeeper(
             facts.inventory,
             facts.sharing,
             clock,
@@ -144,7 +123,7 @@ class NodeAgent:
         self.settings = SettingsService(found.start, found.stored, settings, facts, outside)
 
         # The GPUs.
-        self.discovery = Discovery(adapters.driver, self._scanned, ill=self._is_ill)
+        self.discovery = inventory.Discovery(adapters.driver, self._scanned, ill=self._is_ill)
         self.health = HealthWatch(
             driver=adapters.driver,
             inventory=facts.inventory,
@@ -156,32 +135,42 @@ class NodeAgent:
             recalled=state.health,
             boot_changed=bool(before.boot_id) and before.boot_id != found.boot_id,
         )
-        self.samples = Samples(adapters.driver, facts.inventory, clock)
-        self.recent = RecentlyRegistered(facts.inventory)
+        self.samples = inventory.Samples(adapters.driver, facts.inventory, clock)
+        self.recent = watches.RecentlyRegistered(facts.inventory)
 
         # The kubelet's directory, and the registration there.
         directory = DirectoryWatch(plugins, settings.paths.kubelet_socket.name)
-        self.kubelet = KubeletWatch(directory, self._heard)
+        self.kubelet = register.KubeletWatch(directory, self._heard)
         streams = self.server.traffic.streams
-        self.registration = Registration(
-            facts.resource, self.server, directory, adapters.registrar, streams, chance
+        self.registration = register.Registration(
+            facts.resource,
+            self.server,
+            directory,
+            register.KubeletRegistrar(settings.paths.kubelet_socket, fenced=settings.fenced),
+            streams,
+            chance,
         )
-        self.rivals = Rivals(Rival(plugins, facts.resource), self.registration, say)
+        self.rivals = register.Rivals(
+            register.Rival(plugins, facts.resource), self.registration, say
+        )
 
         # Whether new pods can be answered, and what ended pods leave behind.
-        self.withholder = Withholder(self._node_checks(), self.keeper.withhold, say)
-        self.clearing = Clearing(adapters.hooks, adapters.hooks.set_aside, say)
+        self.withholder = inventory.Withholder(self._node_checks(), self.keeper.withhold, say)
+        self.cleared = Cell(Cleared())
+        clearing = partial(clear_directories, adapters.hooks, self.cleared, say)
 
         left_out = self.keeper.left_out
         self.services = [
             Task("settings", self.settings.run),
             Task("inventory", self.keeper.run),
-            Task("left_out", partial(follow_left_out, left_out, facts.inventory, say)),
+            Task("left_out", partial(report.follow_left_out, left_out, facts.inventory, say)),
             Task(
                 "gpu_events",
-                partial(follow_gpus, facts.inventory, state.ledger, facts.pods, left_out, say),
+                partial(
+                    report.follow_gpus, facts.inventory, state.ledger, facts.pods, left_out, say
+                ),
             ),
-            Task("cordons", partial(follow_cordons, facts.node, facts.inventory, say)),
+            Task("cordons", partial(report.follow_cordons, facts.node, facts.inventory, say)),
             Task("held", self._follow_held),
             Task("discovery", self._discover, DRIVER),
             Task("health", self.health.run, DRIVER),
@@ -197,8 +186,7 @@ class NodeAgent:
             self.services += [
                 Task("withholder", self.withholder.run),
                 Task("unwritable", self._follow_disk),
-                Task("clearing", self.clearing.run),
-                Task("room", self.clearing.follow_room),
+                Task("clearing", clearing),
             ]
             self.doors += [
                 Task("plugin", self.server.run, SOCKET),
@@ -206,20 +194,22 @@ class NodeAgent:
                 Task("rival", self.rivals.run, SOCKET),
             ]
 
-        self.session: KubeSession | None = None
-        self.events: EventPoster | None = None
-        self.report: Reporter | None = None
-        self.reported = Cell(ReportState())
+        self.session: client.KubeSession | None = None
+        self.events: events.EventPoster | None = None
+        self.report: report.Reporter | None = None
+        self.reported = Cell(report.ReportState())
         self.api_tallies: tuple[Tally, ...] = ()
         self._join_answers(connection)
 
-    def _join_answers(self, connection: Connection) -> None:
+    def _join_answers(self, connection: client.Connection) -> None:
         """Make what answers the kubelet, and what follows from the answers."""
         settings, adapters, say = self.found.settings, self.adapters, self.notices.say
         facts, state, paths = self.facts, self.state, settings.paths
 
-        self.usage = ContainerUsage(
-            HostRegions(settings.hook_path, adapters.regions, ContainerProcesses(paths.cgroup)),
+        self.usage = usage.ContainerUsage(
+            regions.HostRegions(
+                settings.hook_path, adapters.regions, regions.ContainerProcesses(paths.cgroup)
+            ),
             state.ledger,
             facts.pods,
             facts.inventory,
@@ -230,13 +220,13 @@ class NodeAgent:
         )
         self.services.append(Task("usage", self.usage.run))
 
-        self.witness = PodResourcesWitness(paths.pod_resources_socket)
-        records = KubeletRecordsFile(paths.plugins, adapters.worker)
+        self.witness = witness.PodResourcesWitness(paths.pod_resources_socket)
+        records = witness.KubeletRecordsFile(paths.plugins, adapters.worker)
 
-        allocation: Allocation
+        allocation: service.Allocation
         if settings.plain is not None:
             table, adopt = Cell(PodTable(synced=True)), None
-            allocation = PlainAllocation(
+            allocation = plain.PlainAllocation(
                 commit=state.commit,
                 say=say,
                 noted=self.refused,
@@ -254,7 +244,7 @@ class NodeAgent:
             table, adopt = facts.pods, beside.adopt
 
         self.allocation = self.server.allocator = allocation
-        self.reconcile = Reconcile(
+        self.reconcile = reconcile.Reconcile(
             pods=table,
             ledger=state.ledger,
             epoch=self.kubelet.epoch,
@@ -275,20 +265,22 @@ class NodeAgent:
         post_event = None if self.events is None or self.observes else self.events.post
         self.services.append(Task("announcer", partial(self.notices.post_all, post_event), API))
 
-    def _join_scheduler(self, connection: Connection, records: KubeletRecords) -> HamiAllocation:
+    def _join_scheduler(
+        self, connection: client.Connection, records: witness.KubeletRecordsFile
+    ) -> service.HamiAllocation:
         """Make what speaks with HAMi's scheduler through the API server, and answers beside it."""
         settings, adapters, say = self.found.settings, self.adapters, self.notices.say
         facts, state, observes = self.facts, self.state, self.observes
         clock, chance = adapters.clock, adapters.random
 
-        self.session = session = KubeSession(connection, chance, observes=observes)
-        self.events = events = EventPoster(session, settings.node, clock)
-        pod_api = KubePods(session, settings.node, settings.sharing.resource)
-        node_api = KubeNode(session, settings.node)
-        node = NodeWatch(node_api, facts.node, chance)
-        pods = PodWatch(pod_api, facts.pods, clock, chance, facts.resource)
+        self.session = session = client.KubeSession(connection, chance, observes=observes)
+        self.events = poster = events.EventPoster(session, settings.node, clock)
+        pod_api = api.KubePods(session, settings.node, settings.sharing.resource)
+        node_api = api.KubeNode(session, settings.node)
+        node = watches.NodeWatch(node_api, facts.node, chance)
+        pods = watches.PodWatch(pod_api, facts.pods, clock, chance, facts.resource)
 
-        allocation = HamiAllocation(
+        allocation = service.HamiAllocation(
             commit=state.commit,
             say=say,
             noted=self.refused,
@@ -313,9 +305,11 @@ class NodeAgent:
             look=node.reopen,
         )
 
-        self.report = report = Reporter(
+        self.report = reporter = report.Reporter(
             node_api,
-            ReportCells(facts.inventory, facts.node, node.returns, facts.report, self.reported),
+            report.ReportCells(
+                facts.inventory, facts.node, node.returns, facts.report, self.reported
+            ),
             node.on_answer,
             say,
             clock,
@@ -326,12 +320,12 @@ class NodeAgent:
         async def report_labelled() -> None:
             # The Node's labels come before the first report: profiles may depend on them.
             await self.settings.labelled.wait()
-            await report.run()
+            await reporter.run()
 
         # Beside those about the Node: Events that tenants can cause must not hide a bad GPU.
-        pod_events = NodeEventQueue()
+        pod_events = report.NodeEventQueue()
         pod_events.unposted = self.notices.unposted
-        settlement = Settlement(
+        settlement = settle.Settlement(
             pods=facts.pods,
             node=facts.node,
             ledger=state.ledger,
@@ -350,20 +344,22 @@ class NodeAgent:
                 Task("pods", pods.run, API),
                 Task("kubelet_start", allocation.run),
                 Task("settlement", settlement.run, API),
-                Task("pod_announcer", partial(pod_events.post_all, events.post), API),
+                Task("pod_announcer", partial(pod_events.post_all, poster.post), API),
             ]
             if settings.node_condition:
                 write = node_api.set_condition
-                condition = partial(keep_condition, write, facts.inventory, facts.node, clock)
+                condition = partial(
+                    report.keep_condition, write, facts.inventory, facts.node, clock
+                )
                 self.services.append(Task("condition", condition, API))
 
         self.api_tallies = (
             node.restarts,
             pods.restarts,
-            report.writes,
-            report.failures,
+            reporter.writes,
+            reporter.failures,
             settlement.results,
-            events.posted,
+            poster.posted,
             session.requests,
             session.received,
         )
@@ -397,7 +393,7 @@ class NodeAgent:
 
     def _check_start(self, ids: tuple[SliceId, ...]) -> None:
         """Check that the container that holds these slices may start. Raises Refusal."""
-        check_start(self.state.ledger.value, ids)
+        reconcile.check_start(self.state.ledger.value, ids)
 
     async def _follow_held(self) -> None:
         """Pass the ids in use to the inventory, so that they stay listed."""
@@ -419,12 +415,11 @@ class NodeAgent:
         await self.facts.slices.until(lambda listed: listed.generation > 0)
         await self.registration.run()
 
-    def _node_checks(self) -> list[NodeCheck]:
+    def _node_checks(self) -> list[inventory.NodeCheck]:
         """The node checks that the settings need: what they find would refuse every new pod."""
-        adapters, error = self.adapters, self.state.error
-        plain = self.found.settings.plain
+        settings, adapters, error = self.found.settings, self.adapters, self.state.error
         # Plain mode without limits mounts nothing of HAMi-core and makes no directories.
-        with_core = plain is None or plain.memory_limits
+        with_core = settings.plain is None or settings.plain.memory_limits
 
         async def state() -> None:
             if error.value:
@@ -434,16 +429,17 @@ class NodeAgent:
         async def files() -> None:
             facts = await adapters.hooks.facts()
             if with_core:
-                check_library(facts)
+                edits.check_library(facts)
 
-        call, plugins = adapters.worker.call, self.found.settings.paths.plugins
+        step, call = service.AllocateStep, adapters.worker.call
         checks = [
-            NodeCheck(AllocateStep.WRITE, state, turn=2),
-            NodeCheck(AllocateStep.HOOK, partial(call, adapters.driver.check), turn=3),
-            NodeCheck(AllocateStep.HOOK, files, turn=3),
-            NodeCheck(AllocateStep.HOOK, partial(call, check_directory, plugins), turn=3),
+            inventory.NodeCheck(step.WRITE, state, turn=2),
+            inventory.NodeCheck(step.HOOK, partial(call, adapters.driver.check), turn=3),
+            inventory.NodeCheck(step.HOOK, files, turn=3),
+            inventory.NodeCheck(
+                step.HOOK, partial(call, door.check_directory, settings.paths.plugins), turn=3
+            ),
         ]
         if with_core:
-            checks.append(NodeCheck(AllocateStep.DIRECTORY, adapters.hooks.check, turn=3))
-
+            checks.append(inventory.NodeCheck(step.DIRECTORY, adapters.hooks.check, turn=3))
         return checks

@@ -1,4 +1,4 @@
-"""Runs the agent process: start in tiers, signals, stop in tiers, exit code."""
+"""Runs the agent process: standby, start, tiers of tasks, signals, the end and its exit code."""
 
 import asyncio
 import contextlib
@@ -6,7 +6,7 @@ import datetime as dt
 import gc
 import os
 import signal
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -22,21 +22,12 @@ from agent.app.web import PORT, SOCKET, WebDoors
 from agent.cluster import NodeEvent
 from agent.errors import AgentError, DirectoryLost, PermissionFault, SettingsError, StateError
 from agent.host.node import is_read_only
-from agent.host.process import (
-    BOOT_ID,
-    MACHINE_ID,
-    LockFile,
-    SystemClock,
-    Systemd,
-    read_id,
-    service_notifier,
-)
+from agent.host.process import BOOT_ID, MACHINE_ID, LockFile, Systemd, read_id
 from agent.kit.cell import Cell, News
 from agent.kit.tasks import BudgetSpent, Task, run_tiers, show_thread_name
-from agent.kit.timing import Lag, until_tick
+from agent.kit.timing import Lag, SystemClock, await_event, loop_time, until_tick
 from agent.kube.client import Connection, check
 from agent.kubelet.register import RegistrationState, Rival
-from agent.ledger import container_directory
 from agent.ports import Disk
 from agent.settings.reading import COPY, SourcesRead, look, stand_in
 from agent.settings.schema import Settings
@@ -50,6 +41,9 @@ EXPECTED: tuple[type[Exception], ...] = (AgentError, TimeoutError, OSError)
 
 STOP_DEADLINE = 10.0
 """Seconds for a clean stop."""
+
+POLL = 0.2
+"""Seconds between two tries of a standby agent: it takes over within one second."""
 
 HOOK_DEADLINE = 2.0
 """Seconds to prepare one container's directory at the start."""
@@ -75,28 +69,43 @@ async def run_agent(origin: Sources, start: SourcesRead, settings: Settings) -> 
 
     `origin`: where settings come from. `start`: what was read there, and `settings` follow from it.
     """
-    notifier = service_notifier(origin.environ, os.getpid())
+    notifier = Systemd(origin.environ)
     log.info("agent.starting", version=__version__, node=settings.node, observe=settings.observe)
     for warning in start.taken().warnings:
         log.warning("config.ignored", what=warning)
 
-    pool = ThreadPoolExecutor(initializer=show_thread_name, initargs=("asyncio",))
-    asyncio.get_running_loop().set_default_executor(pool)
+    loop = asyncio.get_running_loop()
+    named = ThreadPoolExecutor(initializer=show_thread_name, initargs=("asyncio",))
+    loop.set_default_executor(named)
+    stop, reload = asyncio.Event(), asyncio.Event()
 
-    code = 0
+    def end(number: signal.Signals) -> None:
+        if stop.is_set():
+            os._exit(128 + number)  # noqa: TID251 -- the second signal exits at once
+        log.info("agent.stopping", signal=number.name)
+        stop.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, end, number)
+    loop.add_signal_handler(signal.SIGHUP, reload.set)
+
     try:
-        await _run(origin, start, settings, notifier, *_signals())
-    except* (AgentError, OSError) as group:
-        for error in _leaves(group):
-            log.error("agent.failed", err=str(error))  # noqa: TRY400 -- expected: one line
-            code = error.exit_code if isinstance(error, AgentError) else code or OS_ERROR
-    except* BudgetSpent as group:
-        code = AgentError.exit_code
-        for error in _leaves(group):
-            cause = str(error.__cause__)  # its traceback is in the log already
-            log.error("agent.gave_up", err=str(error), cause=cause)  # noqa: TRY400
-
-    if code == 0:
+        async with asyncio.TaskGroup() as group:
+            pinging = group.create_task(ping_watchdog(notifier))
+            await _run(origin, start, settings, notifier, stop, reload)
+            pinging.cancel()
+    except* (AgentError, OSError, BudgetSpent) as failures:
+        # Several tasks seldom fail at once, and one reason is enough for an end.
+        error: BaseException = failures
+        while isinstance(error, BaseExceptionGroup):
+            error = error.exceptions[0]
+        # The traceback of a defect is in the log already.
+        reason = f"{error}: {error.__cause__}" if isinstance(error, BudgetSpent) else str(error)
+        log.error("agent.failed", err=reason)  # noqa: TRY400 -- expected: one line
+        code = OS_ERROR if isinstance(error, OSError) else AgentError.exit_code
+        code = error.exit_code if isinstance(error, AgentError) else code
+    else:
+        code = 0
         log.info("agent.stopped")
     return code
 
@@ -109,29 +118,22 @@ async def _run(
     stop: asyncio.Event,
     reload: asyncio.Event,
 ) -> None:
+    environ = origin.environ
     async with contextlib.AsyncExitStack() as stack:
-        await stack.enter_async_context(watchdog_pinged(notifier))
         lock = LockFile(settings.paths.run / "lock")
-        if not await _wait_to_be_alone(lock, settings, origin.environ, notifier, stop):
+        if not await _wait_to_be_alone(lock, settings, environ, notifier, stop):
             return
         stack.callback(lock.release)
 
         disk = await stack.enter_async_context(open_disk(settings))
         found = await _recover(disk, start, settings)
         settings = found.settings
-        try:
-            connection = _connection(settings, origin.environ)
-        except SettingsError as error:
-            if found.start.refusal is None:
-                raise
-            raise SettingsError(f"{error}; {found.start.refusal}") from error
-
-        opening = open_adapters(settings, disk, origin.environ)
-        adapters = await stack.enter_async_context(opening)
+        adapters = await stack.enter_async_context(open_adapters(settings, disk, environ))
         if settings.driver.on_no_driver == "exit":
             await adapters.driver.scan()
 
         look_again = partial(look, origin, adapters.reader)
+        connection = _connection(settings, environ)
         agent = NodeAgent(found, adapters, connection, notifier, stop, reload, look_again)
         stack.callback(agent.witness.close)
         agent.settings.tell_start(found.start)
@@ -141,61 +143,33 @@ async def _run(
 
         await _prepare(agent)
         if agent.session is not None:
+            check(connection)
             stack.push_async_callback(agent.session.close)
             # Before the first answer: its LIST has no time to load the client. The watches report a
             # bad connection and try again.
             with contextlib.suppress(SettingsError, TimeoutError):
                 async with Lag().within(OPEN_DEADLINE):
                     await agent.session.open()
-        await _refuse_rival(agent)
 
-        tiers = (agent.writers, agent.services, _doors(agent, notifier))
-        gc.freeze()  # what stays is not collected again: each collection would halt the loop
-        await run_tiers(tiers, stop, STOP_DEADLINE, adapters.random, EXPECTED)
-        await _end(agent, lock, notifier)
-
-
-def _doors(agent: NodeAgent, notifier: Systemd) -> list[Task]:
-    settings = agent.found.settings
-    web = WebDoors(settings, agent=agent)
-    doors = [
-        *agent.doors,
-        Task("notify", lambda: tell_systemd(notifier, agent)),
-        Task("web", lambda: web.serve(PORT), WEB),
-        Task("web_socket", lambda: web.serve(SOCKET), WEB),
-    ]
-
-    if not agent.observes:
-        mounts = partial(watch_mounts, agent.registration.state, settings.paths.plugins)
-        doors.append(Task("mounts", mounts, None))  # this process never sees the new mounts
-    return doors
-
-
-async def _end(agent: NodeAgent, lock: LockFile, notifier: Systemd) -> None:
-    """Leave the node, after all tasks have ended. Raises SettingsError if the settings ended it."""
-    notifier.stopping()
-    if agent.state.is_idle:
-        lock.release()  # nothing here writes any more: a standby need not wait for the driver
-
-    refusal = agent.settings.refusal
-    if refusal is not None and agent.facts.inventory.value.generation == 0:
-        await _post_last(agent)
-        raise refusal
+        try:
+            await _refuse_rival(agent)
+            tiers = (agent.writers, agent.services, _doors(agent, notifier))
+            gc.freeze()  # what stays is not collected again: each collection would halt the loop
+            await run_tiers(tiers, stop, STOP_DEADLINE, adapters.random, EXPECTED)
+            notifier.tell("STOPPING=1")
+            if agent.state.is_idle:
+                lock.release()  # nothing here writes any more: a standby need not wait for the rest
+            if agent.settings.refusal is not None and not agent.facts.inventory.value.generation:
+                raise agent.settings.refusal
+        except SettingsError:
+            await _post_last(agent)
+            raise
 
 
 def _connection(settings: Settings, environ: Mapping[str, str]) -> Connection:
-    """The connection to the API server, which plain mode does not use.
-
-    Raises SettingsError: it cannot be used.
-    """
-    connection = Connection(
-        kubeconfig=Path(settings.kubeconfig) if settings.kubeconfig else None,
-        environment=environ,
-    )
-    if settings.plain is None:
-        check(connection)
-
-    return connection
+    """The connection to the API server, which plain mode does not use."""
+    kubeconfig = Path(settings.kubeconfig) if settings.kubeconfig else None
+    return Connection(kubeconfig=kubeconfig, environment=environ)
 
 
 async def _wait_to_be_alone(
@@ -213,57 +187,26 @@ async def _wait_to_be_alone(
     if lock.try_take():
         return True
 
-    _connection(settings, environ)
-    standby = f"another agent runs on this host ({lock.holder()})"
-    notifier.ready()
-    notifier.status(f"standby: {standby}")
+    if settings.plain is None:
+        check(_connection(settings, environ))
+    holder = lock.holder()
+    standby = f"another agent runs on this host ({holder})"
+    notifier.tell("READY=1")
+    notifier.tell(f"STATUS=standby: {standby}")
 
     async with contextlib.AsyncExitStack() as stack:
         try:
-            web = WebDoors(settings, standby)
-            await stack.enter_async_context(web.open(PORT))
+            await stack.enter_async_context(WebDoors(settings, standby).open(PORT))
         except PermissionFault as error:
             log.info("standby.without_web", err=str(error))  # the running agent has the port
-        return await lock.take(stop)
 
-
-async def _refuse_rival(agent: NodeAgent) -> None:
-    """Raise SettingsError if another plugin serves our resource.
-
-    The kubelet would use the one that registered last, and only one follows the scheduler.
-    """
-    settings = agent.found.settings
-    if settings.observe or settings.takeover:
-        return
-
-    resource = settings.sharing.resource
-    rival = Rival(settings.paths.plugins, Cell(resource))
-    if not await agent.adapters.worker.call(rival.answers):
-        return
-
-    text = (
-        f"The agent does not start: another plugin serves {resource} at {rival.path}: take it off "
-        "the node (HAMi's: the DaemonSet hami-device-plugin), or set takeover: true."
-    )
-    agent.notices.say(NodeEvent("PluginConflict", text, warning=True))
-    await _post_last(agent)
-    raise SettingsError(text)
-
-
-async def _post_last(agent: NodeAgent) -> None:
-    """Post the waiting Events when the settings end the process.
-
-    Best effort: the log also has the reason.
-    """
-    if agent.observes or agent.events is None:
-        return
-
-    try:
-        async with asyncio.timeout(LAST_DEADLINE):
-            for event in agent.notices.waiting:
-                await agent.events.post(event)
-    except (AgentError, TimeoutError, OSError) as error:
-        log.info("event.not_posted", err=str(error) or "no answer")
+        log.info("lock.standby", holder=holder)
+        while not lock.try_take():
+            # flock gives no notice of a release.
+            if await await_event(stop, POLL):
+                return False
+    log.info("lock.taken")
+    return True
 
 
 async def _recover(disk: Disk, start: SourcesRead, settings: Settings) -> StartFacts:
@@ -271,10 +214,8 @@ async def _recover(disk: Disk, start: SourcesRead, settings: Settings) -> StartF
 
     Raises SettingsError: the rows refuse the settings, and the last good ones too.
     """
-    boot = read_id(BOOT_ID)
-    running = dt.timedelta(seconds=asyncio.get_running_loop().time())  # since the boot
-    booted_at = SystemClock().now() - running
-    machine = read_id(MACHINE_ID)
+    boot, machine = read_id(BOOT_ID), read_id(MACHINE_ID)
+    booted_at = SystemClock().now() - dt.timedelta(seconds=loop_time())  # it counts from the boot
     recovered = await recover(disk, boot_id=boot, machine_id=machine, booted_at=booted_at)
 
     stored = None
@@ -305,54 +246,68 @@ async def _prepare(agent: NodeAgent) -> None:
     After a reboot the kubelet starts them from its checkpoint without an Allocate. A directory
     that fails affects only its container.
     """
-    for row in (row for row in agent.state.ledger.value.rows if row.has_directory):
+    for row in agent.state.ledger.value.rows:
+        if not row.directory:
+            continue
         try:
-            name = container_directory(row.key.pod_uid, row.key.container)
             async with asyncio.timeout(HOOK_DEADLINE):
-                await agent.adapters.hooks.prepare(name, wipe=False)
+                await agent.adapters.hooks.prepare(row.directory, wipe=False)
         except (AgentError, TimeoutError) as error:
-            log.warning(
-                "hooks.not_prepared", ns=row.namespace, pod=row.pod, err=str(error) or "no answer"
-            )
+            reason = str(error) or "no answer"
+            log.warning("hooks.not_prepared", ns=row.namespace, pod=row.pod, err=reason)
 
 
-def _signals() -> tuple[asyncio.Event, asyncio.Event]:
-    """Handle TERM and INT (stop; a second one exits at once) and HUP (reload): their events."""
-    loop = asyncio.get_running_loop()
-    stop, reload = asyncio.Event(), asyncio.Event()
+async def _refuse_rival(agent: NodeAgent) -> None:
+    """Raise SettingsError if another plugin serves our resource.
 
-    def end(number: signal.Signals) -> None:
-        if stop.is_set():
-            os._exit(128 + number)  # noqa: TID251 -- the second signal exits at once
+    The kubelet would use the one that registered last, and only one follows the scheduler.
+    """
+    settings = agent.found.settings
+    if settings.observe or settings.takeover:
+        return
 
-        log.info("agent.stopping", signal=number.name)
-        stop.set()
+    resource = settings.sharing.resource
+    rival = Rival(settings.paths.plugins, Cell(resource))
+    if await agent.adapters.worker.call(rival.answers):
+        text = (
+            f"The agent does not start: another plugin serves {resource} at {rival.path}: take it "
+            "off the node (HAMi's: the DaemonSet hami-device-plugin), or set takeover: true."
+        )
+        agent.notices.say(NodeEvent("PluginConflict", text, warning=True))
+        raise SettingsError(text)
 
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, end, number)
-    loop.add_signal_handler(signal.SIGHUP, reload.set)
-    return stop, reload
+
+def _doors(agent: NodeAgent, notifier: Systemd) -> list[Task]:
+    settings = agent.found.settings
+    web = WebDoors(settings, agent=agent)
+    doors = [
+        *agent.doors,
+        Task("notify", lambda: tell_systemd(notifier, agent)),
+        Task("web", lambda: web.serve(PORT), WEB),
+        Task("web_socket", lambda: web.serve(SOCKET), WEB),
+    ]
+    if not agent.observes:
+        mounts = partial(watch_mounts, agent.registration.state, settings.paths.plugins)
+        doors.append(Task("mounts", mounts, None))  # this process never sees the new mounts
+    return doors
 
 
-def _leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:
-    for error in group.exceptions:
-        if isinstance(error, BaseExceptionGroup):
-            yield from _leaves(error)
-        else:
-            yield error
+async def _post_last(agent: NodeAgent) -> None:
+    """Post the waiting Events when the settings end the process.
+
+    Best effort: the log also has the reason.
+    """
+    if agent.observes or agent.events is None:
+        return
+    try:
+        async with asyncio.timeout(LAST_DEADLINE):
+            for event in agent.notices.waiting:
+                await agent.events.post(event)
+    except EXPECTED as error:
+        log.info("event.not_posted", err=str(error) or "no answer")
 
 
 # What the service manager hears, and what ends the process.
-
-
-async def kubelet_answered(state: Cell[RegistrationState]) -> None:
-    """Wait for the first result at the kubelet, ANSWER_DEADLINE seconds at most.
-
-    Then the kubelet registered or refused the plugin's socket, or there is no kubelet.
-    """
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(ANSWER_DEADLINE):
-            await state.until(lambda now: now != RegistrationState())
 
 
 async def watch_mounts(
@@ -380,43 +335,31 @@ async def watch_mounts(
         await News(state).wait(until_tick(STATUS_PERIOD))
 
 
-async def tell_systemd(notifier: Systemd, agent: NodeAgent) -> None:
-    """Send READY after the first result at the kubelet, then each new status line."""
-    if not agent.observes:
-        await kubelet_answered(agent.registration.state)
-    notifier.ready()
+async def tell_systemd(notifier: Systemd, agent: NodeAgent) -> NoReturn:
+    """Send READY after the first result at the kubelet, then each new status line.
+
+    The first result: the kubelet registered or refused the plugin's socket, or there is no kubelet.
+    """
+    if not agent.observes and agent.registration.state.value == RegistrationState():
+        await News(agent.registration.state).wait(ANSWER_DEADLINE)
+    notifier.tell("READY=1")
 
     text = ""
     while True:
+        changed = News(agent.registration.state, agent.facts.slices)
         state, listed = agent.registration.state.value, agent.facts.slices.value
         slices = sum(len(group.ids) for group in listed.groups if group.healthy)
         now = f"{slices} slices on offer; {state.text}"
         if agent.observes:
             now = f"observing, nothing is registered; {slices} slices would be on offer"
-
         if now != text:
             text = now
-            notifier.status(text)
-
-        changed = News(agent.registration.state, agent.facts.slices)
+            notifier.tell(f"STATUS={' '.join(text.split())}")
         await changed.wait(until_tick(STATUS_PERIOD))
 
 
-@contextlib.asynccontextmanager
-async def watchdog_pinged(notifier: Systemd) -> AsyncIterator[None]:
-    """Ping systemd's watchdog while the block runs, also while a standby waits."""
-    if notifier.watchdog is None:
-        yield
-        return
-
-    period = notifier.watchdog.total_seconds() / 3
-
-    async def beat() -> None:
-        while True:
-            notifier.alive()
-            await asyncio.sleep(until_tick(period))
-
-    async with asyncio.TaskGroup() as group:
-        beating = group.create_task(beat())
-        yield
-        beating.cancel()
+async def ping_watchdog(notifier: Systemd) -> None:
+    """Ping systemd's watchdog, if it has one, for ever: also while a standby waits."""
+    while notifier.watchdog:
+        notifier.tell("WATCHDOG=1")
+        await asyncio.sleep(until_tick(notifier.watchdog / 3))

@@ -186,7 +186,7 @@ class SettingsService:
             await self._read_all(asked=asked)
         finally:
             if asked:  # systemd waits for the end of a reload
-                self._outside.notifier.ready()
+                self._outside.notifier.tell("READY=1")
 
     async def _read_all(self, *, asked: bool) -> None:
         look, good = self._outside.look, self._plan.sources

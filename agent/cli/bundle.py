@@ -18,7 +18,7 @@ from typing import Final
 from agent import __version__
 from agent.cli.connections import add_socket, call
 from agent.cli.main import INCOMPLETE, OK, UNWRITTEN, Subparsers, fail
-from agent.host.process import SystemClock
+from agent.kit.timing import SystemClock
 
 DEADLINE: Final = 10.0
 """Seconds for the agent to answer each part."""

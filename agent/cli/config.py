@@ -13,7 +13,8 @@ from agent.cli.main import OK, PROBLEM, TABLE, Subparsers, add_output
 from agent.cli.output import UNFOLDED, answer, terminal_width
 from agent.cli.settings_args import add_settings, flags, looked, sources
 from agent.errors import SettingsError, cap
-from agent.host.process import Worker, host_name
+from agent.host.files import Worker
+from agent.host.process import host_name
 from agent.ledger import SourceFile
 from agent.settings.files import read_json, read_yaml, refuse_object
 from agent.settings.hami import NODES, SECTION
@@ -256,7 +257,7 @@ def _nodes(args: argparse.Namespace, plan: NodeValues) -> Sequence[tuple[str, Va
 async def _given(args: argparse.Namespace, faults: Faults) -> Sources:
     """Read the named files by their kind, without the variables of this environment."""
     files: dict[str, SourceFile] = {}
-    async with Worker("settings", 1) as worker:
+    async with Worker("settings") as worker:
         for path in (*args.files, *([args.config] if args.config else [])):
             with faults.kept():
                 text = await read_text(STDIN if path == Path("-") else path, worker)

@@ -21,7 +21,6 @@ import msgspec
 from agent.allocate.edits import looks_up_cdi, undefined
 from agent.app.adapters import cdi_directories, open_driver
 from agent.cli.connections import ask, connection_of, open_session
-from agent.cli.logs import configure
 from agent.cli.main import (
     INCOMPLETE,
     OK,
@@ -53,10 +52,13 @@ from agent.errors import (
 )
 from agent.hami.register import register_differences, report_of
 from agent.hookdirs import HostHookDirs, directory_sizes
+from agent.host.files import Worker
 from agent.host.node import look_at, plugin_sockets
-from agent.host.process import LockFile, SystemClock, Worker
+from agent.host.process import LockFile
 from agent.inventory import InventoryKeeper
 from agent.kit.cell import Cell
+from agent.kit.logs import configure
+from agent.kit.timing import SystemClock
 from agent.kit.units import counted
 from agent.kube.client import Connection
 from agent.kube.reader import NodeReader
@@ -573,7 +575,7 @@ async def _library(seen: NodeSeen) -> Iterable[Finding]:
     needed = plain is None or plain.memory_limits
     facts = HookFacts("")
 
-    async with Worker("disk", 1) as worker:
+    async with Worker("disk") as worker:
         version = settings.library_version
         hooks = HostHookDirs(settings.hook_path, Path("/dev"), version, worker, worker)
 
@@ -617,7 +619,7 @@ async def _cdi(seen: NodeSeen) -> Finding:
     """Whether a container runtime finds the GPUs by the CDI names of the answers."""
     settings, defined = seen.settings, None
 
-    async with Worker("cdi", 1) as worker:
+    async with Worker("cdi") as worker:
         cdi = cdi_directories(settings, seen.environ, worker)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(LOOK_SECONDS):

@@ -10,7 +10,6 @@ from typing import Final
 import msgspec
 
 from agent.cli.connections import add_cluster, ask, connection_of
-from agent.cli.logs import configure
 from agent.cli.main import INCOMPLETE, OK, PROBLEM, USAGE, NotThere, Subparsers, add_output, fail
 from agent.cli.output import (
     UNFOLDED,
@@ -27,7 +26,8 @@ from agent.cli.runbook import HINT
 from agent.cluster import ALLOCATED
 from agent.errors import ApiError, ApiNotFound, MalformedText, cap
 from agent.hami.pod import encode_stamp
-from agent.host.process import SystemClock
+from agent.kit.logs import configure
+from agent.kit.timing import SystemClock
 from agent.kit.units import age, counted, gib, percent
 from agent.kube.client import KubeSession, default_namespace
 from agent.kube.objects import EPOCH

@@ -21,7 +21,6 @@ from agent.cli.connections import (
     connection_of,
     open_session,
 )
-from agent.cli.logs import configure
 from agent.cli.main import (
     NOT_FOUND,
     OK,
@@ -41,6 +40,7 @@ from agent.cluster import CORDON, HANDSHAKE, REGISTER, NodeView
 from agent.errors import ApiConflict, ApiForbidden
 from agent.hami.register import read_register
 from agent.host.process import host_name
+from agent.kit.logs import configure
 from agent.kube.api import KubeNode
 from agent.kube.client import Connection
 from agent.node.devices import ReportedGpu, read_cordon

@@ -15,7 +15,7 @@ import msgspec
 import yaml
 
 from agent.hami.pod import encode_stamp
-from agent.host.process import SystemClock
+from agent.kit.timing import SystemClock
 from agent.status import API_VERSION
 
 # Lays out tables that fit the terminal. Pure.

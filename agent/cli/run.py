@@ -9,10 +9,10 @@ import sys
 from collections.abc import Mapping
 
 from agent.app.main import run_agent
-from agent.cli.logs import configure
 from agent.cli.main import Subparsers
 from agent.cli.settings_args import add_settings, sources, started
 from agent.errors import SettingsError
+from agent.kit.logs import configure
 from agent.settings.sources import NodeFacts
 
 

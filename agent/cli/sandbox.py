@@ -20,11 +20,11 @@ from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from agent.cli.logs import configure
 from agent.cli.main import OK, PROBLEM, TABLE, USAGE, Subparsers, add_output, fail
 from agent.cli.output import Column, Paint, answer, painter, shorten, table
 from agent.cli.settings_args import add_settings, looked, sources
 from agent.errors import AgentError
+from agent.kit.logs import configure
 from agent.sandbox.apiserver import PREFIX
 from agent.sandbox.hardware import DRIVER_VERSION, MOST_GPUS, PROFILES, Description, gpus_of
 from agent.sandbox.lab.cluster import (

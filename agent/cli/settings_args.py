@@ -4,7 +4,8 @@ import argparse
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
-from agent.host.process import Worker, host_name
+from agent.host.files import Worker
+from agent.host.process import host_name
 from agent.setting import boolean
 from agent.settings.reading import SourcesRead, begin, look
 from agent.settings.schema import FIELDS
@@ -77,11 +78,11 @@ def sources(args: argparse.Namespace, environ: Mapping[str, str]) -> Sources:
 
 async def looked(origin: Sources) -> SourcesRead:
     """Read the sources once, on a thread that does not delay the exit."""
-    async with Worker("settings", 1) as files:
+    async with Worker("settings") as files:
         return await look(origin, files)
 
 
 async def started(origin: Sources) -> SourcesRead:
     """Read the settings to start with. Raises SettingsError."""
-    async with Worker("settings", 1) as files, Worker("state", 1) as state:
+    async with Worker("settings") as files, Worker("state") as state:
         return await begin(origin, files, state)

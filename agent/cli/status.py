@@ -14,7 +14,6 @@ from typing import Final
 import msgspec
 
 from agent.cli.connections import DEFAULT_SOCKET, add_cluster, add_socket, ask, call, connection_of
-from agent.cli.logs import configure
 from agent.cli.main import (
     INCOMPLETE,
     OK,
@@ -41,7 +40,8 @@ from agent.cli.output import (
     writes_utf8,
 )
 from agent.errors import ApiError, MalformedText, cap
-from agent.host.process import SystemClock
+from agent.kit.logs import configure
+from agent.kit.timing import SystemClock
 from agent.kit.units import age, by_number, gib
 from agent.kube.api import EndlessList
 from agent.kube.client import KubeSession

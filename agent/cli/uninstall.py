@@ -17,7 +17,6 @@ from typing import Final
 import msgspec
 
 from agent.cli.connections import IN_CLUSTER, open_session
-from agent.cli.logs import configure
 from agent.cli.main import OK, PROBLEM, TABLE, USAGE, Subparsers, add_output, code_of, fail
 from agent.cli.output import answer
 from agent.cli.settings_args import add_settings, flags, sources, started
@@ -29,7 +28,9 @@ from agent.errors import (
     StateError,
 )
 from agent.hami.region import RegionChange
-from agent.host.process import LockFile, Worker
+from agent.host.files import Worker
+from agent.host.process import LockFile
+from agent.kit.logs import configure
 from agent.kube.client import Connection
 from agent.kube.reader import KubeLeftovers, NodeLeftovers
 from agent.regions import HostRegions
@@ -201,7 +202,7 @@ async def _release(hook: Path) -> None:
         return
 
     try:
-        async with Worker("regions", 1) as worker:
+        async with Worker("regions") as worker:
             regions = HostRegions(hook, worker)
             held = await regions.held()
             failed = await regions.write({name: RegionChange(recent_kernel=0) for name in held})

@@ -1,22 +1,99 @@
-"""Files of the host: the state's disk, settings files, watches."""
+"""Files of the host: blocking calls on threads, the state's disk, settings files, watches."""
 
 import asyncio
 import contextlib
 import errno
+import functools
 import os
+import queue
 import stat
+import threading
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from concurrent.futures import Future
 from pathlib import Path
-from typing import Final, Self
+from typing import Any, Final, Self, TypeVar, TypeVarTuple
 
 import structlog
 from asyncinotify import Event, Inotify, Mask
 
 from agent.errors import KubeletError, SettingsError, StateError
 from agent.kit.disk import check_writable
-from agent.kit.tasks import Offload
+from agent.kit.tasks import Offload, show_thread_name
 from agent.kit.timing import await_event, until_tick
 from agent.ledger import KubeletEpoch
+
+log = structlog.get_logger(__name__)
+
+R = TypeVar("R")
+Ts = TypeVarTuple("Ts")
+
+# Runs blocking work in order on one daemon thread, with a bounded queue.
+#
+# The loop's own executor joins its threads at exit: one disk that does not answer would keep the
+# process from ever ending.
+
+MOST_CALLS: Final = 1000
+"""Calls that wait for one thread, at most; only a disk that does not answer has so many."""
+
+
+class Worker:
+    """An Offload (agent.kit.tasks). Use it as an async context manager.
+
+    Leaving it finishes the queued work, for at most `patience` seconds. Then the thread is
+    abandoned, which does not keep the process from ending.
+    """
+
+    def __init__(self, name: str, patience: float = 2.0) -> None:
+        self._name = name
+        self._patience = patience
+        self._queue: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None]
+        self._queue = queue.SimpleQueue()
+        self._is_running = False
+
+    async def __aenter__(self) -> Self:
+        self._is_running = True
+        self._ended = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        threading.Thread(target=self._work, args=(loop,), name=self._name, daemon=True).start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._is_running = False
+        self._queue.put(None)
+        if not await await_event(self._ended, self._patience):
+            log.warning("worker.abandoned", worker=self._name, after=self._patience)
+
+    async def call(self, work: Callable[[*Ts], R], *args: *Ts) -> R:
+        """Run `work(*args)` on the thread and return its result, or raise its error.
+
+        If the caller is cancelled, queued work is dropped and begun work goes on.
+
+        Raises:
+            StateError: the worker is not running, or too many calls wait for it.
+        """
+        if not self._is_running:
+            raise StateError(f"Thread {self._name} is not running: the agent is about to end.")
+        if self._queue.qsize() >= MOST_CALLS:
+            raise StateError(f"Thread {self._name} has too much to do: its disk may hang.")
+
+        future: Future[R] = Future()
+        self._queue.put((future, functools.partial(work, *args)))
+        return await asyncio.wrap_future(future)
+
+    def _work(self, loop: asyncio.AbstractEventLoop) -> None:
+        show_thread_name(self._name)
+        while (queued := self._queue.get()) is not None:
+            future, work = queued
+            if future.set_running_or_notify_cancel():
+                try:
+                    future.set_result(work())
+                except BaseException as error:  # noqa: BLE001 -- raised in the caller
+                    future.set_exception(error)
+            del queued, future, work  # the next call may come late
+
+        with contextlib.suppress(RuntimeError):  # the loop may be closed
+            loop.call_soon_threadsafe(self._ended.set)
+
 
 # The state directory: a crash at any step of a replace leaves one complete generation of a file.
 #
@@ -25,12 +102,11 @@ from agent.ledger import KubeletEpoch
 #
 # One replace is one call on the worker thread: a call for each step would cost more than the steps.
 
-log = structlog.get_logger(__name__)
-
 SIZE_LIMIT = 64 * 1024 * 1024
 """The most bytes of a file that are read."""
 
 DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 """How the directory and its files are opened. A pipe in the place of a file does not block."""
 
@@ -47,27 +123,17 @@ ADVICE = {
 
 
 class DirectoryFiles:
-    """The file operations of a replace in `directory`, an open descriptor. All raise OSError."""
+    """The steps of a replace in `directory`, an open descriptor. All raise OSError."""
 
     def __init__(self, directory: int) -> None:
         self._directory = directory
 
-    def create(self, name: str) -> int:
-        """Open an empty file that only its owner may read; truncate one of that name."""
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
-        return os.open(name, flags, 0o600, dir_fd=self._directory)
-
-    def write(self, handle: int, data: memoryview) -> int:
-        """Write the start of `data`; return how many bytes were written."""
-        return os.write(handle, data)
-
-    def sync(self, handle: int) -> None:
-        """Return once the file's content is on disk."""
-        os.fsync(handle)
-
-    def close(self, handle: int) -> None:
-        """Close the handle."""
-        os.close(handle)
+    def write(self, name: str, data: bytes) -> None:
+        """Make a file that only its owner may read; return once its content is on disk."""
+        with os.fdopen(os.open(name, CREATE, 0o600, dir_fd=self._directory), "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
 
     def link(self, name: str, second: str) -> None:
         """Give a file a second name, which no file has."""
@@ -82,7 +148,7 @@ class DirectoryFiles:
         """Remove a name."""
         os.unlink(name, dir_fd=self._directory)
 
-    def sync_directory(self) -> None:
+    def sync(self) -> None:
         """Return once the names are on disk."""
         os.fsync(self._directory)
 
@@ -90,65 +156,35 @@ class DirectoryFiles:
 def replace(files: DirectoryFiles, name: str, data: bytes, keep: str | None = None) -> None:
     """Replace the content of `name`; the old content gets the name `keep`. Raises OSError.
 
-    After an error `name` has its old content, and the unfinished file is removed.
+    After an error `name` has its old content. Exception: if the last sync fails, it may have the
+    new content, as after a crash.
     """
-    fresh, backup = f".{name}.new", keep or f".{name}.old"
-    _drop(files, fresh)  # a new inode: after a failed sync, pages of the old one may be lost
-    if keep:
-        _drop(files, f".{name}.spent")  # agents before 0.2 left it
-
-    is_kept = False
+    fresh = f".{name}.new"
     try:
-        handle = files.create(fresh)
-        try:
-            rest = memoryview(data)
-            while rest:
-                rest = rest[files.write(handle, rest) :]
-            files.sync(handle)
-        finally:
-            files.close(handle)
+        # A new inode: after a failed sync, pages of the old one may be lost.
+        with contextlib.suppress(FileNotFoundError):
+            files.unlink(fresh)
+        files.write(fresh, data)
 
-        with contextlib.suppress(FileNotFoundError):  # there is no old content
-            _name_too(files, name, backup)
-            is_kept = True
-        if is_kept and keep:
-            files.sync_directory()
+        if keep:
+            with contextlib.suppress(FileNotFoundError):
+                files.unlink(keep)
+            with contextlib.suppress(FileNotFoundError):  # there is no old content
+                files.link(name, keep)
+            files.sync()
         files.rename(fresh, name)
     except OSError:
-        _drop(files, fresh)
+        with contextlib.suppress(OSError):
+            files.unlink(fresh)
         raise
-
-    try:
-        files.sync_directory()
-    except OSError:
-        if is_kept:
-            _name_too(files, backup, name)
-        else:
-            files.unlink(name)
-        raise
-    if not keep:
-        _drop(files, backup)
-
-
-def _name_too(files: DirectoryFiles, name: str, second: str) -> None:
-    """Give the file `name` the name `second` too; another file may lose that name."""
-    spare = f".{second.lstrip('.')}.link"
-    _drop(files, spare)
-    files.link(name, spare)
-    files.rename(spare, second)
-    _drop(files, spare)  # rename() does nothing when both already name the same file
-
-
-def _drop(files: DirectoryFiles, name: str) -> None:
-    """Remove a name if it exists. If this fails, the next step raises the reason."""
-    with contextlib.suppress(OSError):
-        files.unlink(name)
+    files.sync()
 
 
 class HostDisk:
     """The Disk port over the directory `path`, which is opened once; `offload` runs all calls."""
 
     def __init__(self, path: Path, directory: int, files: DirectoryFiles, offload: Offload) -> None:
+        self.place = str(path)
         self._path = path
         self._directory = directory
         self._files = files
@@ -165,21 +201,15 @@ class HostDisk:
         directory = await offload.call(_open_directory, path)
         return cls(path, directory, files(directory), offload)
 
-    @property
-    def place(self) -> str:
-        """The directory's path."""
-        return str(self._path)
-
     async def read(self, name: str) -> bytes | None:
         """Return the content, or None when the file is absent. Raises StateError."""
-        path = self._path / _checked(name)
-        with _state_errors(path, "read"):
-            return await self._offload.call(_read, self._directory, path)
+        with _state_errors(self._path / _checked(name), "read"):
+            return await self._offload.call(_read, self._directory, self._path / name)
 
     async def replace(self, name: str, data: bytes, *, keep: str | None = None) -> None:
         """Replace the content durably; the file `keep` receives the old content.
 
-        Raises StateError: the file has its old content.
+        Raises StateError, see replace().
         """
         if keep is not None:
             _checked(keep)
@@ -189,7 +219,7 @@ class HostDisk:
     async def check(self) -> None:
         """Check without writing that files can be replaced. Raises StateError."""
         with _state_errors(self._path, "written"):
-            await self._offload.call(check_writable, self._directory, str(self._path))
+            await self._offload.call(check_writable, self._directory, self.place)
 
     def close(self) -> None:
         """Close the directory; no call may follow."""
@@ -213,7 +243,6 @@ def _read(directory: int, path: Path) -> bytes | None:
         status = os.fstat(handle)
         if not stat.S_ISREG(status.st_mode) or status.st_size > SIZE_LIMIT:
             raise StateError(f"{path} is not a file of at most {SIZE_LIMIT} bytes: remove it.")
-
         with os.fdopen(handle, "rb", closefd=False) as file:
             return file.read()
     finally:
@@ -228,29 +257,26 @@ def _open_directory(path: Path) -> int:
 
     mode = stat.S_IMODE(os.fstat(directory).st_mode)
     if mode & stat.S_IWOTH:  # a user who can write there can replace the state
+        event = "state.closed_to_others"
         try:
             os.fchmod(directory, mode & ~stat.S_IWOTH)
         except PermissionError:
-            log.warning("state.open_to_all", directory=str(path), mode=f"{mode:04o}")
-        else:
-            log.warning("state.closed_to_others", directory=str(path), mode=f"{mode:04o}")
+            event = "state.open_to_all"
+        log.warning(event, directory=str(path), mode=f"{mode:04o}")
 
     return directory
 
 
 @contextlib.contextmanager
-def _state_errors(
-    path: Path, what: str, advice_by_code: Mapping[int, str] = ADVICE
-) -> Iterator[None]:
-    """Turn an OSError into a StateError that says what to do, by `advice_by_code`, then ADVICE."""
+def _state_errors(path: Path, what: str, advice: Mapping[int, str] = ADVICE) -> Iterator[None]:
+    """Turn an OSError into a StateError that says what to do, by `advice`, then ADVICE."""
     try:
         yield
     except OSError as error:
-        code = error.errno or 0
-        usual = ADVICE.get(code, "look at the directory and its file system")
-        advice = advice_by_code.get(code, usual)
+        usual = ADVICE.get(error.errno or 0, "look at the directory and its file system")
+        remedy = advice.get(error.errno or 0, usual)
         reason = error.strerror or type(error).__name__
-        raise StateError(f"{path} cannot be {what}: {reason}; {advice}.") from error
+        raise StateError(f"{path} cannot be {what}: {reason}; {remedy}.") from error
 
 
 # Reads small files that people write, up to a size limit.

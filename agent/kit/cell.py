@@ -36,9 +36,12 @@ class Cell(Generic[T]):
             event.set()
         return True
 
-    def follow(self) -> AsyncIterator[T]:
+    async def follow(self) -> AsyncIterator[T]:
         """Yield the present value, then the newest one after each change, for ever."""
-        return _Follower(self)
+        news = News(self)
+        while True:
+            yield self._value
+            await news.wait()
 
     async def until(self, predicate: Callable[[T], bool]) -> T:
         """Wait for the first value for which `predicate` holds; the present one counts."""
@@ -46,24 +49,6 @@ class Cell(Generic[T]):
         while not predicate(value := self._value):
             await news.wait()
         return value
-
-
-class _Follower(Generic[T]):
-    """One reader's cursor. It is no generator, so a reader need not close it."""
-
-    def __init__(self, cell: Cell[T]) -> None:
-        self._cell = cell
-        self._news: News | None = None
-
-    def __aiter__(self) -> AsyncIterator[T]:
-        return self
-
-    async def __anext__(self) -> T:
-        if self._news is None:
-            self._news = News(self._cell)
-        else:
-            await self._news.wait()
-        return self._cell.value
 
 
 class News:

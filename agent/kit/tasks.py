@@ -1,7 +1,6 @@
 """Runs standing tasks: how often something is tried, restarts, tiers that stop one by one."""
 
 import asyncio
-import collections
 import contextlib
 import random
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
@@ -59,13 +58,12 @@ async def retry(ask: Callable[[], Awaitable[T]], refused: type[Exception], pause
 class Allowance(msgspec.Struct):
     """A token bucket, the limit of every rate: `burst` at once, then one every `refill` seconds.
 
-    `spent` tokens were missing at `since` (loop time). `left_out`: see admit().
+    `full_at`: the loop time at which all `burst` are there again. `left_out`: see admit().
     """
 
     burst: int
     refill: float
-    spent: float = 0.0
-    since: float = 0.0
+    full_at: float = 0.0
     left_out: int = 0
 
     def allows(self, now: float) -> bool:
@@ -74,11 +72,13 @@ class Allowance(msgspec.Struct):
 
     def wait(self, now: float) -> float:
         """Seconds until one more is allowed."""
-        return max(0.0, (self._at(now) + 1 - self.burst) * self.refill)
+        missing = max(0.0, self.full_at - now) - (self.burst - 1) * self.refill
+        # Sums of floats: a caller that waited as long as it was told must find its token.
+        return missing if missing > 1e-6 else 0.0
 
     def spend(self, now: float) -> None:
         """Take one."""
-        self.spent, self.since = self._at(now) + 1, now
+        self.full_at = max(self.full_at, now) + self.refill
 
     def admit(self) -> int | None:
         """For log lines: how many were left out since the last one; None: leave this one out."""
@@ -89,9 +89,6 @@ class Allowance(msgspec.Struct):
         self.spend(now)
         left_out, self.left_out = self.left_out, 0
         return left_out
-
-    def _at(self, now: float) -> float:
-        return max(0.0, self.spent - (now - self.since) / self.refill)
 
 
 class Backoff:
@@ -120,8 +117,9 @@ class Backoff:
 HEALTHY_AFTER: Final = 30.0
 """Seconds: an activity that lasted so long resets the delays."""
 DEFECTS: Final = 3
-"""An activity is given up after more unexpected failures in WINDOW seconds."""
 WINDOW: Final = 300.0
+"""An activity is given up after more than DEFECTS unexpected failures at once, or if they come more
+often than DEFECTS in WINDOW seconds."""
 
 
 class BudgetSpent(Exception):  # noqa: N818 -- names what happened
@@ -130,9 +128,6 @@ class BudgetSpent(Exception):  # noqa: N818 -- names what happened
 
 class TaskEnded(Exception):  # noqa: N818 -- names what happened
     """A task that must never end ended without an error."""
-
-    def __init__(self, name: str) -> None:
-        super().__init__(f"{name} ended although it must never end")
 
 
 class Task(msgspec.Struct, frozen=True):
@@ -180,29 +175,28 @@ async def supervise(
         BudgetSpent: there were too many defects.
     """
     loop = asyncio.get_running_loop()
-    defects: collections.deque[float] = collections.deque()
+    budget = Allowance(DEFECTS, WINDOW / max(DEFECTS, 1))
     while True:
         started = loop.time()
+        failure: Exception = TaskEnded(f"{name} ended although it must never end")
         try:
             await in_own_task(run())
-            raise TaskEnded(name)  # noqa: TRY301 -- a return is a failure
         except Exception as error:  # noqa: BLE001 -- every failure leads to a restart
             failure = error
+
         now = loop.time()
         if now - started >= HEALTHY_AFTER:
             backoff.reset()
-            defects.clear()
-        is_defect = not isinstance(failure, expected)
-        if isinstance(failure, ExceptionGroup):
-            is_defect = failure.split(expected)[1] is not None
-        if is_defect:
-            defects.append(now)
-        while defects and defects[0] < now - WINDOW:
-            defects.popleft()
+            budget.full_at = now
+
+        is_defect = ExceptionGroup("", [failure]).split(expected)[1] is not None
         text = (str(failure) or type(failure).__name__)[:TEXT_LIMIT]
-        if len(defects) > DEFECTS:
+        if is_defect and not budget.allows(now):
             log.error("service.given_up", service=name, err=text, exc_info=failure)
             raise BudgetSpent(f"{name} failed too often and was given up") from failure
+        if is_defect:
+            budget.spend(now)
+
         delay = backoff.next()
         log.warning(
             "service.failed",
@@ -221,43 +215,45 @@ async def run_tiers(
     deadline: float,
     chance: random.Random,
     expected: tuple[type[Exception], ...],
-    depth: int = 0,
-) -> float:
+) -> None:
     """Run all tasks until `stop` is set; then stop tier by tier. `expected`: see supervise().
 
-    The first tier is the outer one: it starts first and stops last. Each tier is cancelled and
-    awaited before the next. All tiers together have `deadline` seconds: each gets an equal share of
-    the time left. A task that exceeds its share is cancelled a second time, which interrupts its
-    clean-up. Returns the loop time at which all had to end.
+    The first tier starts first and stops last. Each tier is cancelled and awaited before the next.
+    All tiers together have `deadline` seconds: each gets an equal share of the time left. A task
+    that exceeds its share is cancelled a second time, which interrupts its clean-up.
 
     Raises:
         ExceptionGroup: a task failed or ended (TaskEnded). All tiers are stopped.
     """
     loop = asyncio.get_running_loop()
-    if depth == len(tiers):
+    async with contextlib.AsyncExitStack() as stack:
+        running: list[list[asyncio.Task[None]]] = []
+        for tier in filter(None, tiers):
+            group = await stack.enter_async_context(asyncio.TaskGroup())
+            running.append(
+                [group.create_task(_stand(task, chance, expected), name=task.name) for task in tier]
+            )
+        # A failure ends the wait: the groups have cancelled their tasks then, and a second cancel
+        # would interrupt their clean-up.
         await stop.wait()
-        return loop.time() + deadline
-    async with asyncio.TaskGroup() as group:
-        tasks = [
-            group.create_task(_stand(task, chance, expected), name=task.name)
-            for task in tiers[depth]
-        ]
-        over_at = await run_tiers(tiers, stop, deadline, chance, expected, depth + 1)
-        # Not after a failure: the group has cancelled them already, and a second cancel would
-        # interrupt their clean-up.
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            share = max(0.0, over_at - loop.time()) / (depth + 1)
+
+        over_at = loop.time() + deadline
+        while running:
+            share = max(0.0, over_at - loop.time()) / len(running)
+            tasks = running.pop()
+            for task in tasks:
+                task.cancel()
             _, overdue = await asyncio.wait(tasks, timeout=share)
             for task in overdue:
                 log.warning("tier.overdue", task=task.get_name(), share=round(share, 3))
                 task.cancel()
-    return over_at
+            if overdue:
+                await asyncio.wait(overdue)
 
 
 async def _stand(task: Task, chance: random.Random, expected: tuple[type[Exception], ...]) -> None:
     """Run a task; any end but a requested cancellation is a failure."""
+    ended = TaskEnded(f"{task.name} ended although it must never end")
     try:
         if task.delays is not None:
             await supervise(task.name, task.run, Backoff(*task.delays, chance), expected)
@@ -266,5 +262,5 @@ async def _stand(task: Task, chance: random.Random, expected: tuple[type[Excepti
         current = asyncio.current_task()
         if current is not None and current.cancelling():
             raise
-        raise TaskEnded(task.name) from error
-    raise TaskEnded(task.name)
+        raise ended from error
+    raise ended

@@ -3,13 +3,12 @@
 import asyncio
 import bisect
 import contextlib
+import datetime as dt
 import itertools
 import math
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from typing import Final
-
-import msgspec
 
 # When work in the background may run. Periodic work runs at ticks that all of it shares, so that
 # an idle process wakes seldom. Other work waits until no call has been in progress for a while.
@@ -20,6 +19,14 @@ lock. So work for different threads takes turns after a tick."""
 
 EARLY: Final = 0.001
 """Seconds before a tick that count as the tick, because timers can fire a little early."""
+
+
+class SystemClock:
+    """Wall time, for display and for stamps that other programs read."""
+
+    def now(self) -> dt.datetime:
+        """The current time, aware, in UTC."""
+        return dt.datetime.now(dt.UTC)
 
 
 def loop_time() -> float:
@@ -228,28 +235,13 @@ class Tally:
         self._counts: dict[tuple[str, ...], int] = {}
 
     def add(self, *label_values: str, amount: int = 1) -> int:
-        """Count `amount` more for these label values (one per label). Returns their count.
-
-        Raises ValueError.
-        """
-        _match(self.name, self.labels, label_values)
+        """Count `amount` more for these label values (one per label). Returns their count."""
         count = self._counts[label_values] = self._counts.get(label_values, 0) + amount
         return count
 
     def items(self) -> tuple[tuple[tuple[str, ...], int], ...]:
         """Label values and count, sorted by label values."""
         return tuple(sorted(self._counts.items()))
-
-
-class DurationRow(msgspec.Struct, frozen=True):
-    """The observations of one set of label values; `total` is their sum in seconds.
-
-    `cumulative[i]` observations took at most `buckets[i]` seconds; the last entry counts all.
-    """
-
-    labels: tuple[str, ...]
-    cumulative: tuple[int, ...]
-    total: float
 
 
 class Durations:
@@ -270,20 +262,15 @@ class Durations:
         self._totals: dict[tuple[str, ...], float] = {}
 
     def observe(self, seconds: float, *label_values: str) -> None:
-        """Add one duration for these label values (one per label). Raises ValueError."""
-        _match(self.name, self.labels, label_values)
+        """Add one duration for these label values (one per label)."""
         counts = self._counts.setdefault(label_values, [0] * (len(self.buckets) + 1))
         counts[bisect.bisect_left(self.buckets, seconds)] += 1
         self._totals[label_values] = self._totals.get(label_values, 0.0) + seconds
 
-    def rows(self) -> tuple[DurationRow, ...]:
-        """One row per set of label values, sorted by them."""
-        return tuple(
-            DurationRow(labels, tuple(itertools.accumulate(counts)), self._totals[labels])
-            for labels, counts in sorted(self._counts.items())
-        )
+    def rows(self) -> Iterator[tuple[tuple[str, ...], tuple[int, ...], float]]:
+        """Label values, sorted, with the observations up to each bound, and their sum in seconds.
 
-
-def _match(name: str, labels: tuple[str, ...], values: tuple[str, ...]) -> None:
-    if len(values) != len(labels):
-        raise ValueError(f"{name} has the labels {labels}, not {len(values)} of them")
+        The last number of observations counts all.
+        """
+        for labels, counts in sorted(self._counts.items()):
+            yield labels, tuple(itertools.accumulate(counts)), self._totals[labels]

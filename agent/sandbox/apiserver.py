@@ -32,7 +32,7 @@ from typing import Final
 
 from aiohttp import web
 
-from agent.host.process import SystemClock
+from agent.kit.timing import SystemClock
 from agent.sandbox import apiserver_requests as requests
 from agent.sandbox.apiserver_requests import Rights, Target, authorize, identify, restrict, reviewed
 from agent.sandbox.store import (

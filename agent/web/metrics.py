@@ -549,9 +549,9 @@ class AgentCollector(Collector):
         for one in series.durations:
             histogram = HistogramMetricFamily(PREFIX + one.name, one.help, labels=one.labels)
             bounds = [*map(str, one.buckets), "+Inf"]
-            for row in one.rows():
-                buckets = list(zip(bounds, row.cumulative, strict=True))
-                histogram.add_metric(row.labels, buckets, sum_value=row.total)
+            for labels, cumulative, total in one.rows():
+                buckets = list(zip(bounds, cumulative, strict=True))
+                histogram.add_metric(labels, buckets, sum_value=total)
 
             yield histogram
 

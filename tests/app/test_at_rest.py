@@ -47,11 +47,6 @@ def count(handed: Handed, thread: str, owner: object, method: str) -> None:
     setattr(owner, method, counted)
 
 
-class ToldSystemd(SystemdSide):
-    def status(self, text: str) -> None:
-        self.said.append(text)
-
-
 class Wakes:
     """The moments at which a timer of the loop fires."""
 
@@ -83,7 +78,7 @@ async def an_agent(ledger: Ledger, handed: Handed) -> AsyncIterator[None]:
         ("gpus", driver, "_answer"),
         ("state", places.disk, "check"),
         ("disk", places.hooks, "facts"),
-        ("clearing", places.hooks, "room"),
+        ("clearing", places.hooks, "clear"),
         ("regions", places.regions, "call"),
     ):
         count(handed, thread, owner, method)
@@ -91,7 +86,7 @@ async def an_agent(ledger: Ledger, handed: Handed) -> AsyncIterator[None]:
     standing = [run for name, run in runs(front).items() if name not in DOORS | CLIENTS]
     async with at_work(
         *standing,
-        lambda: tell_systemd(ToldSystemd(), front),
+        lambda: tell_systemd(SystemdSide(), front),
         lambda: watch_mounts(front.registration.state, Path("/nowhere")),
     ):
         yield

@@ -19,7 +19,7 @@ from agent.cli.doctor import NodeSeen, report_differences
 from agent.cluster import REGISTER
 from agent.errors import KubeletError, WitnessUnsupported
 from agent.hami.register import RegisteredGpu, encode_register
-from agent.host.process import SystemClock
+from agent.kit.timing import SystemClock
 from agent.ledger import SourceFile
 from agent.model import GpuFault, Scan
 from agent.node.findings import ALL_GROUPS, Check, Finding

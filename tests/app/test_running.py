@@ -1,31 +1,22 @@
 """READY waits for the kubelet, not for ever; who cannot write in its directory gives up."""
 
 import asyncio
-import datetime as dt
+import contextlib
 from pathlib import Path
 
 import pytest
 
-from agent.app.main import ANSWER_DEADLINE, kubelet_answered, watch_mounts, watchdog_pinged
+from agent.app.main import ANSWER_DEADLINE, ping_watchdog, tell_systemd, watch_mounts
 from agent.errors import DirectoryLost
 from agent.host.process import Systemd
 from agent.kit.cell import Cell
 from agent.kubelet.register import RegistrationState
+from tests.app.front_node import joined
+from tests.fakes.driver import ScriptedDriver
 
 
 def elapsed(began: float) -> float:
     return asyncio.get_running_loop().time() - began
-
-
-async def test_ready_waits_for_the_first_word_about_the_kubelet_but_not_for_ever():
-    state, loop = Cell(RegistrationState()), asyncio.get_running_loop()
-    began = loop.time()
-    await kubelet_answered(state)
-    assert ANSWER_DEADLINE == pytest.approx(elapsed(began))
-    loop.call_later(1, state.set, RegistrationState(text="its socket is not there"))
-    began = loop.time()
-    await kubelet_answered(state)
-    assert 1 == pytest.approx(elapsed(began))
 
 
 class Mounts:
@@ -85,27 +76,41 @@ async def test_bad_news_of_the_registration_is_a_reason_to_look_at_once(tmp_path
     assert 1 == pytest.approx(elapsed(began))
 
 
-class BeatenWatchdog(Systemd):
-    """Counts signs of life; systemd wants one in 30 s."""
+class HeardSystemd(Systemd):
+    """What systemd hears, and when; it wants a sign of life in 30 s."""
 
-    def __init__(self) -> None:
-        super().__init__(watchdog=dt.timedelta(seconds=30))
-        self.beats: list[float] = []
+    def __init__(self, watchdog: float = 30.0) -> None:
+        super().__init__({})
+        self.watchdog = watchdog
+        self.heard: list[tuple[float, str]] = []
 
-    def alive(self) -> None:
-        self.beats.append(asyncio.get_running_loop().time())
-
-
-async def test_the_watchdog_hears_from_whoever_waits() -> None:
-    """A standby waits for hours, and a slow driver for seconds: both are alive."""
-    notifier = BeatenWatchdog()
-    start = asyncio.get_running_loop().time()
-    async with watchdog_pinged(notifier):
-        await asyncio.sleep(35)
-
-    assert [beat - start for beat in notifier.beats] == [0, 10, 20, 30]
+    def tell(self, message: str) -> None:
+        self.heard.append((asyncio.get_running_loop().time(), message))
 
 
-async def test_without_a_watchdog_nobody_beats() -> None:
-    async with watchdog_pinged(Systemd()):
-        await asyncio.sleep(100)
+async def test_the_watchdog_hears_every_10_s_and_without_one_the_pings_end() -> None:
+    notifier = HeardSystemd()
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(35):
+            await ping_watchdog(notifier)
+    await ping_watchdog(HeardSystemd(0))
+
+    assert [(second, "WATCHDOG=1") for second in (0, 10, 20, 30)] == notifier.heard
+
+
+async def test_ready_waits_for_the_first_word_about_the_kubelet_but_not_for_ever() -> None:
+    for later, expected in ((1.0, 1.0), (60.0, ANSWER_DEADLINE)):
+        front, notifier, loop = (
+            joined(ScriptedDriver(())),
+            HeardSystemd(),
+            asyncio.get_running_loop(),
+        )
+        state, began = front.registration.state, loop.time()
+        loop.call_later(later, state.set, RegistrationState(text="its socket is not there"))
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(61):
+                await tell_systemd(notifier, front)
+
+        told = [(round(at - began, 3), message) for at, message in notifier.heard]
+        assert (expected, "READY=1") == told[0]
+        assert "STATUS=0 slices on offer; its socket is not there" == told[-1][1]

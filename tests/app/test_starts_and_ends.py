@@ -110,7 +110,8 @@ def test_a_part_that_fails_again_and_again_ends_the_agent_as_a_defect(host, monk
     monkeypatch.setattr(InventoryKeeper, "run", broken)
 
     assert 70 == host.run("scheduler: none")
-    assert "inventory failed too often and was given up" == host.said["agent.gave_up"]
+    gave_up = "inventory failed too often and was given up: a defect"
+    assert gave_up == host.said["agent.failed"]
 
 
 @pytest.mark.parametrize("scheduler", ["none", "hami"])
@@ -138,9 +139,8 @@ def test_refused_settings_and_a_copy_without_a_way_to_the_api_server_are_both_sa
     path.write_bytes(encode_last_good(LastGood("0.1.0", "node-a", own=copy)))
 
     assert 78 == host.run("sharing: 7")
-    said = str(host.said["agent.failed"])
-    assert f"{host.root}/absent" in said
-    assert f"{host.root}/own:1:10: sharing: " in said
+    assert f"{host.root}/absent" in str(host.said["agent.failed"])
+    assert f"{host.root}/own:1:10: sharing: " in str(host.said["config.rejected"])
 
 
 def test_a_standby_whose_port_is_taken_waits_all_the_same_and_stops_when_it_is_told(host):

@@ -16,7 +16,7 @@ from agent.cli.main import dispatch
 from agent.cli.output import folded
 from agent.errors import ApiError, ApiForbidden
 from agent.hami.pod import encode_stamp
-from agent.host.process import SystemClock
+from agent.kit.timing import SystemClock
 from agent.kube.client import ApiRequest, KubeSession
 from agent.kube.reader import ClusterNode, ClusterSnapshot, ListedPod
 from agent.sandbox.explain.decide import explain_pod

@@ -23,7 +23,7 @@ NAMES = {
 LINES = """
 import json, logging, pathlib, sys
 import structlog
-from agent.cli.logs import configure
+from agent.kit.logs import configure
 configure("info", sys.argv[1], {})
 log = structlog.get_logger()
 for kind, name in json.loads(sys.stdin.read()).items():
@@ -40,7 +40,7 @@ for kind, name in json.loads(sys.stdin.read()).items():
 """
 WRONG = """
 import logging
-from agent.cli.logs import configure
+from agent.kit.logs import configure
 configure("info", "json", {})
 logging.getLogger("peer").error("it said %s and %s", "one thing")
 logging.getLogger("peer").error("and went on")
@@ -95,7 +95,7 @@ def test_a_library_that_logs_wrongly_does_not_fail_of_it():
 def test_journald_is_told_the_priority_of_each_line():
     program = (
         "import structlog\n"
-        "from agent.cli.logs import configure\n"
+        "from agent.kit.logs import configure\n"
         'configure("info", "auto", {"JOURNAL_STREAM": "8:1"})\n'
         'structlog.get_logger().info("fine")\n'
         'structlog.get_logger().error("broken")\n'

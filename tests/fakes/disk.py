@@ -2,6 +2,7 @@
 
 import errno
 import random
+from collections.abc import Callable
 from pathlib import Path
 
 from agent.errors import StateError
@@ -28,43 +29,30 @@ Change = dict[str, Content | None]
 
 
 class MemoryFiles(DirectoryFiles):
-    """The steps in memory. `chunk` bytes at most go into one write.
+    """The steps in memory. While it is `full` no file is made and none is written.
 
-    While it is `full` no file is made and none is written.
+    `between` is called twice while a file is written: it is empty, then half of it is there.
     """
 
-    def __init__(self, chance: random.Random | None = None, chunk: int = 100_000) -> None:
+    def __init__(self, chance: random.Random | None = None) -> None:
         self.names: Names = {}
         self._on_disk: Names = {}
         self._unsynced: list[Change] = []
-        self._handles: dict[int, Content] = {}
         self._chance = chance or Seeded()
-        self._chunk = chunk
         self.full = False
+        self.between: Callable[[], None] = lambda: None
 
-    def create(self, name: str) -> int:
+    def write(self, name: str, data: bytes) -> None:
         if self.full:
             raise OSError(errno.ENOSPC, "ENOSPC", name)
-        content = self.names.get(name) or Content()
-        content.data = b""
+        if name in self.names:
+            raise FileExistsError(errno.EEXIST, "File exists", name)
+        content = Content()
         self._rename({name: content})
-        handle = max(self._handles, default=2) + 1
-        self._handles[handle] = content
-        return handle
-
-    def write(self, handle: int, data: memoryview) -> int:
-        if self.full:
-            raise OSError(errno.ENOSPC, "ENOSPC")
-        part = bytes(data[: self._chunk])
-        self._handles[handle].data += part
-        return len(part)
-
-    def sync(self, handle: int) -> None:
-        content = self._handles[handle]
-        content.synced = content.data
-
-    def close(self, handle: int) -> None:
-        del self._handles[handle]
+        self.between()
+        content.data = data[: len(data) // 2]
+        self.between()
+        content.data = content.synced = data
 
     def link(self, name: str, second: str) -> None:
         if second in self.names:
@@ -80,7 +68,7 @@ class MemoryFiles(DirectoryFiles):
         self._found(name)
         self._rename({}, gone=name)
 
-    def sync_directory(self) -> None:
+    def sync(self) -> None:
         self._on_disk = dict(self.names)
         self._unsynced.clear()
 
@@ -93,7 +81,6 @@ class MemoryFiles(DirectoryFiles):
             self._tear(content)
         self.names = dict(self._on_disk)
         self._unsynced.clear()
-        self._handles.clear()
 
     def _tear(self, content: Content) -> None:
         if content.data == content.synced:
@@ -131,6 +118,8 @@ class DiskFaults(DirectoryFiles):
         self._files = files
         self._failures: dict[int, OSError] = {}
         self._last: int | None = None
+        if isinstance(files, MemoryFiles):
+            files.between = self._step
 
     def fail_at(self, step: int, code: int, times: int = 1) -> None:
         """The step that many steps from now (0: the next) fails, and so do those after it."""
@@ -146,20 +135,9 @@ class DiskFaults(DirectoryFiles):
         self._last = None
         self._failures.clear()
 
-    def create(self, name: str) -> int:
+    def write(self, name: str, data: bytes) -> None:
         self._step()
-        return self._files.create(name)
-
-    def write(self, handle: int, data: memoryview) -> int:
-        self._step()
-        return self._files.write(handle, data)
-
-    def sync(self, handle: int) -> None:
-        self._step()
-        self._files.sync(handle)
-
-    def close(self, handle: int) -> None:
-        self._files.close(handle)
+        self._files.write(name, data)
         self._step()
 
     def link(self, name: str, second: str) -> None:
@@ -174,9 +152,9 @@ class DiskFaults(DirectoryFiles):
         self._step()
         self._files.unlink(name)
 
-    def sync_directory(self) -> None:
+    def sync(self) -> None:
         self._step()
-        self._files.sync_directory()
+        self._files.sync()
 
     def _step(self) -> None:
         step, self.steps = self.steps, self.steps + 1

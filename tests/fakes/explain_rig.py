@@ -17,7 +17,7 @@ from yarl import URL
 from agent.cli.main import dispatch
 from agent.hami.pod import encode_node_lock, encode_stamp
 from agent.hami.register import RegisteredGpu, encode_register
-from agent.host.process import SystemClock
+from agent.kit.timing import SystemClock
 from agent.model import GpuUuid
 from agent.sandbox.apiserver import ApiServerModel
 from agent.sandbox.apiserver_requests import merge_patch

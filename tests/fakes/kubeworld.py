@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from agent.host.process import SystemClock
+from agent.kit.timing import SystemClock
 from agent.kube.api import KubeNode, KubePods
 from agent.kube.client import Connection, KubeSession
 from agent.kube.events import EventPoster

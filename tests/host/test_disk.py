@@ -200,7 +200,9 @@ def test_a_replace_that_returned_leaves_no_litter_and_outlives_a_power_loss(keep
 
 @KEPT
 @pytest.mark.parametrize("power_loss", [False, True])
-def test_a_death_at_any_step_leaves_whole_generations(keep, power_loss):
+def test_a_death_at_any_step_leaves_whole_generations_and_the_next_replace_goes_well(
+    keep, power_loss
+):
     for step in range(steps_of_a_replace(keep)):
         for seed in SEEDS:
             files, faults = with_generations(seed, keep)
@@ -210,42 +212,18 @@ def test_a_death_at_any_step_leaves_whole_generations(keep, power_loss):
             if power_loss:
                 files.crash()
 
-            assert content(files, "state") in {NEW, NEWER}
-            assert content(files, "previous") in ({OLD, NEW} if keep else {None})
-            if keep and content(files, "state") == NEWER:
+            found = content(files, "state")
+            assert found in {NEW, NEWER}
+            # While it moves up, the spare generation may be missing, and the current one is there.
+            assert content(files, "previous") in ({OLD, NEW, None} if keep else {None})
+            if keep and found == NEWER:
                 assert NEW == content(files, "previous")
 
-
-@KEPT
-def test_after_a_death_at_any_step_the_next_replace_goes_well(keep):
-    for step in range(steps_of_a_replace(keep)):
-        files, faults = with_generations(step, keep)
-        faults.kill_at(step)
-        with pytest.raises(Killed):
-            replace(faults, "state", NEWER, keep)
-        faults.revive()
-        found = content(files, "state")
-
-        replace(faults, "state", b"after", keep)
-
-        assert b"after" == content(files, "state")
-        assert (found if keep else None) == content(files, "previous")
-        assert ({"state", keep} if keep else {"state"}) == set(files.names)
-
-
-def test_a_first_replace_whose_directory_cannot_be_synced_leaves_nothing():
-    files = MemoryFiles()
-    faults = DiskFaults(files)
-    replace(faults, "state", OLD)
-    steps = faults.steps
-    files = MemoryFiles()
-    faults = DiskFaults(files)
-    faults.fail_at(steps - 2, errno.EIO)
-
-    with pytest.raises(OSError, match="EIO"):
-        replace(faults, "state", OLD)
-
-    assert {} == files.names
+            faults.revive()
+            replace(faults, "state", b"after", keep)
+            assert b"after" == content(files, "state")
+            assert (found if keep else None) == content(files, "previous")
+            assert ({"state", keep} if keep else {"state"}) == set(files.names)
 
 
 @KEPT
@@ -263,13 +241,3 @@ def test_a_full_disk_refuses_every_generation_until_it_has_room(keep):
     replace(files, "state", NEWER, keep)
 
     assert (NEWER, NEW if keep else None) == (content(files, "state"), content(files, "previous"))
-
-
-def test_the_third_file_of_an_earlier_agent_is_removed():
-    files, _ = with_generations(0, "previous")
-    files.link("previous", ".state.spent")
-    files.create(".state.new")
-
-    replace(files, "state", NEWER, "previous")
-
-    assert {"state", "previous"} == set(files.names)

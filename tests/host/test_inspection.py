@@ -10,7 +10,8 @@ import pytest
 
 from agent.host import node as surroundings
 from agent.host.node import is_read_only, look_at, plugin_sockets
-from agent.host.process import BOOT_ID, SystemClock, host_name, read_id
+from agent.host.process import BOOT_ID, host_name, read_id
+from agent.kit.timing import SystemClock
 from agent.node.preflight import PluginSocket
 
 

@@ -23,7 +23,7 @@ from agent.errors import (
     ApiThrottled,
     SettingsError,
 )
-from agent.host.process import SystemClock
+from agent.kit.timing import SystemClock
 from agent.kube import client as session_module
 from agent.kube.api import KubeNode, KubePods
 from agent.kube.client import (

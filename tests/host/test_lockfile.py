@@ -1,6 +1,5 @@
-"""LockFile: one holder, a standby that takes over, and no trust in what a file says."""
+"""LockFile: one holder, and no trust in what a file says."""
 
-import asyncio
 import errno
 import fcntl
 import os
@@ -12,10 +11,9 @@ import tempfile
 from pathlib import Path
 
 import pytest
-import structlog
 
 from agent.errors import PermissionFault
-from agent.host.process import POLL, LockFile
+from agent.host.process import LockFile
 
 HOLDER = """
 import sys, pathlib
@@ -39,65 +37,15 @@ def test_only_one_holds_it(tmp_path):
     second.release()
 
 
-def test_the_file_names_its_holder(tmp_path):
+def test_a_file_left_behind_is_no_obstacle_and_names_the_new_holder(tmp_path):
     path = tmp_path / "lock"
+    assert "" == LockFile(path).holder()
     path.write_text("pid 1 and a long tail of an older holder\n")
     lock = LockFile(path)
 
     assert lock.try_take()
     assert f"pid {os.getpid()}" == LockFile(path).holder()
     lock.release()
-
-
-def test_a_file_left_behind_is_no_obstacle_and_says_nothing_when_absent(tmp_path):
-    assert "" == LockFile(tmp_path / "lock").holder()
-    (tmp_path / "lock").write_text("pid 4711\n")
-    lock = LockFile(tmp_path / "lock")
-
-    assert lock.try_take()
-    lock.release()
-
-
-async def test_a_standby_takes_over_within_one_poll(tmp_path):
-    loop = asyncio.get_running_loop()
-    holder, standby = LockFile(tmp_path / "lock"), LockFile(tmp_path / "lock")
-    holder.try_take()
-
-    with structlog.testing.capture_logs() as logs:
-        async with asyncio.TaskGroup() as group:
-            waiting = group.create_task(standby.take(asyncio.Event()))
-            await asyncio.sleep(100.05)
-            assert not waiting.done()
-            holder.release()
-
-    assert waiting.result()
-    assert 100.05 < loop.time() <= 100.05 + POLL
-    assert [("lock.standby", f"pid {os.getpid()}"), ("lock.taken", None)] == [
-        (line["event"], line.get("holder")) for line in logs
-    ]
-    standby.release()
-
-
-async def test_a_free_lock_is_taken_at_once(tmp_path):
-    lock = LockFile(tmp_path / "lock")
-
-    assert await lock.take(asyncio.Event())
-    assert 0 == asyncio.get_running_loop().time()
-    lock.release()
-
-
-async def test_a_standby_that_is_told_to_stop_does_not_wait_for_the_lock(tmp_path):
-    holder, standby, stop = (
-        LockFile(tmp_path / "lock"),
-        LockFile(tmp_path / "lock"),
-        asyncio.Event(),
-    )
-    holder.try_take()
-    asyncio.get_running_loop().call_later(50, stop.set)
-
-    assert not await standby.take(stop)
-    assert 50 == asyncio.get_running_loop().time()
-    holder.release()
 
 
 def test_a_lock_whose_file_was_removed_between_is_not_a_lock(tmp_path, monkeypatch):

@@ -15,7 +15,7 @@ from agent.sandbox.store import Json
 from agent.wire.v1beta1 import ContainerAllocateResponse
 from tests.builders import NODE, a_gpu, a_health, a_shared_gpu, a_uuid
 from tests.fakes.chance import Seeded
-from tests.fakes.disk import DiskFaults, MemoryDisk, MemoryFiles
+from tests.fakes.disk import MemoryDisk
 from tests.machine.agent_life import AgentLife
 from tests.machine.api import ApiFaults, ApiGate, Store
 from tests.machine.audit import Audit, AuditedHooks
@@ -52,8 +52,6 @@ class MachineSite:
         self.store = Store(self.clock, self.chance)
         self.faults = self.make_faults()
         self.disk = MemoryDisk(self.chance)
-        self.disk.files = MemoryFiles(self.chance, chunk=1 << 20)
-        self.disk.faults = DiskFaults(self.disk.files)
         self.kubelet = MemoryKubelet(self.clock, self.chance, self.timings)
         self.scheduler = self.make_scheduler()
         self.audit = self.make_audit()

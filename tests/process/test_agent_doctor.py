@@ -14,7 +14,7 @@ import pytest
 
 from agent.cluster import HANDSHAKE, MUTEX_LOCK, REGISTER
 from agent.hami.pod import encode_node_lock
-from agent.host.process import SystemClock
+from agent.kit.timing import SystemClock
 from agent.sandbox.apiserver import WRITES
 from agent.sandbox.kubelet.podloop import NodeReporter
 from agent.sandbox.lab.child import start_child

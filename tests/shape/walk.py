@@ -19,9 +19,9 @@ from types import FrameType
 
 from agent.app.main import run_agent
 from agent.cli import run
-from agent.cli.logs import configure
 from agent.cli.settings_args import sources, started
 from agent.cluster import BIND_PHASE, MUTEX_LOCK, REGISTER
+from agent.kit.logs import configure
 from agent.sandbox.hardware import described
 from agent.sandbox.lab.child import child_environment
 from agent.sandbox.lab.cluster import (

@@ -12,7 +12,7 @@ from agent.state import StateService
 from tests.builders import a_gpu, a_shared_gpu, an_inventory
 from tests.fakes.chance import Seeded
 from tests.fakes.clock import LoopClock
-from tests.fakes.disk import DiskFaults, MemoryDisk, MemoryFiles
+from tests.fakes.disk import MemoryDisk
 from tests.fakes.kubelet_side import FakeHookDirs
 from tests.machine.agent_life import AgentServices
 from tests.traces.cluster import TracedApi
@@ -24,12 +24,7 @@ FSYNC = 0.002
 
 
 class _Disk(MemoryDisk):
-    """A disk that takes its time, and writes a file in one piece."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.files = MemoryFiles(chunk=1 << 20)
-        self.faults = DiskFaults(self.files)
+    """A disk that takes its time."""
 
     async def replace(self, name: str, data: bytes, *, keep: str | None = None) -> None:
         await asyncio.sleep(FSYNC)

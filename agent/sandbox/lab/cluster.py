@@ -20,7 +20,7 @@ import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
 
 from agent.errors import host_port
-from agent.host.process import SystemClock
+from agent.kit.timing import SystemClock
 from agent.ports import Clock
 from agent.sandbox.apiserver import ApiServerModel
 from agent.sandbox.apiserver_requests import ADMIN, NODE_PREFIX

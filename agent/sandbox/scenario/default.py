@@ -11,7 +11,7 @@ from pathlib import Path, PurePosixPath
 from typing import Final
 
 from agent.errors import AgentError, MalformedText, StateCorrupt
-from agent.host.process import SystemClock
+from agent.kit.timing import SystemClock
 from agent.model import MIB, Share
 from agent.sandbox.apiserver import ApiCall
 from agent.sandbox.hami_core import HAMI_2_9_0, HamiCoreRegion

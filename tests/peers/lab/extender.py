@@ -17,7 +17,7 @@ import structlog
 from aiohttp import web
 
 from agent.errors import ApiError
-from agent.host.process import SystemClock
+from agent.kit.timing import SystemClock
 from agent.kube.api import frames
 from agent.kube.client import ApiRequest, Connection, KubeSession, path_of
 from agent.kube.objects import Raw, read_object

@@ -10,7 +10,7 @@ from typing import Final
 import yaml
 
 from agent.cluster import NodeEvent, PodUid
-from agent.host.process import SystemClock
+from agent.kit.timing import SystemClock
 from agent.kube.events import EventSeries, event_object
 from tests.peers.lab.agents import SOURCE
 from tests.peers.lab.api import Object

@@ -3,7 +3,7 @@
 import re
 from typing import Final
 
-from agent.host.process import SystemClock
+from agent.kit.timing import SystemClock
 from agent.sandbox.hami_core import HAMI_2_9_0, HamiCoreRegion
 from agent.sandbox.lab.cluster import SandboxCluster
 
