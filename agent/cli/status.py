@@ -480,9 +480,10 @@ def add_parser(subparsers: Subparsers) -> None:
 def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     """Print the status; return the exit code."""
     asked = [f"--{name}" for name in OF_CLUSTER if vars(args)[name]]
-    is_local = args.bundle or args.gpu or args.since is not None or args.socket != DEFAULT_SOCKET
+    is_local = bool(args.bundle or args.gpu or args.socket != DEFAULT_SOCKET)
+    is_of_one = is_local or args.since is not None or args.by == "pod"
     # An option that would be ignored is refused: its user expects the cluster to be read.
-    if asked and args.node is None and (is_local or args.by == "pod"):
+    if asked and args.node is None and is_of_one:
         text = f"{', '.join(asked)}: this lists the Nodes of a cluster; give --node NAME for one"
         return fail("status", text, USAGE)
 
@@ -504,8 +505,7 @@ def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
         found = read.found if args.gpu is None else only(read.found, args.gpu)
     except Unreachable as error:
         # Nobody named the socket, so this may be a workstation: its kubeconfig knows the Nodes.
-        named = args.bundle or args.node or args.gpu or args.socket != DEFAULT_SOCKET
-        if not named:
+        if not (is_local or args.node):
             with contextlib.suppress(Unreachable):
                 return show_nodes(args, environ, str(error))
 

@@ -170,32 +170,26 @@ def refuse_reader(request: web.BaseRequest, readers: ReaderPolicy) -> web.Respon
     return None
 
 
-class Probes(msgspec.Struct, frozen=True):
-    """Answers the probes.
+def livez(request: web.BaseRequest) -> web.Response:
+    """Answer `/livez` and `/healthz`, as long as the loop runs: no answer means a restart.
 
-    `checks`: those of readiness. Standing tasks are not checked: if one ends, the process ends.
+    It checks only what a restart can repair: no driver and no API server. Standing tasks are not
+    checked: if one ends, the process ends.
     """
+    return _probed("livez", (Check("loop", ok=True),), request)
 
-    checks: Callable[[], tuple[Check, ...]]
 
-    def livez(self, request: web.BaseRequest) -> web.Response:
-        """Answer `/livez` and `/healthz`, as long as the loop runs: no answer means a restart.
+def readyz(checks: Callable[[], tuple[Check, ...]], request: web.BaseRequest) -> web.Response:
+    """Answer `/readyz`: 503 while a required check fails; degraded checks are only listed.
 
-        It checks only what a restart can repair: no driver and no API server.
-        """
-        return _probed("livez", (Check("loop", ok=True),), request)
-
-    def readyz(self, request: web.BaseRequest) -> web.Response:
-        """Answer `/readyz`: 503 while a required check fails; degraded checks are only listed.
-
-        With `?standby` a standby is ready: an update ends a node's old agent once the new one is.
-        """
-        lax = STANDBY if "standby" in request.query else ""
-        checks = (
-            msgspec.structs.replace(check, required=False) if check.name == lax else check
-            for check in self.checks()
-        )
-        return _probed("readyz", tuple(checks), request)
+    With `?standby` a standby is ready: an update ends a node's old agent once the new one is.
+    """
+    lax = STANDBY if "standby" in request.query else ""
+    judged = (
+        msgspec.structs.replace(check, required=False) if check.name == lax else check
+        for check in checks()
+    )
+    return _probed("readyz", tuple(judged), request)
 
 
 def _probed(name: str, checks: tuple[Check, ...], request: web.BaseRequest) -> web.Response:
