@@ -43,7 +43,6 @@ from agent.errors import ApiError, MalformedText, cap
 from agent.kit.logs import configure
 from agent.kit.timing import SystemClock
 from agent.kit.units import age, by_number, gib
-from agent.kube.api import EndlessList
 from agent.kube.client import KubeSession
 from agent.kube.reader import NodeReader, nodes_with_gpus
 from agent.ledger import JournalEntry
@@ -329,8 +328,6 @@ async def _read_node(session: KubeSession, source: str, args: argparse.Namespace
         if not args.objects:
             found, at = open_envelope(await reader.status(), "Status", StatusDocument)
             return StatusRead(found, at, f"agent of {node} in its pod, through the {source}")
-    except EndlessList:
-        raise  # its objects would not end either
     except (ApiError, MalformedText) as error:
         missing = f"only what its objects show, because the agent was not read: {error}"
 
