@@ -99,7 +99,9 @@ VERBS: Mapping[str, str] = {
 }
 """What each verb does, in the order of the help."""
 
-_MODULES = dict.fromkeys(("recheck", "release", "cordon", "uncordon"), "node") | {"version": "main"}
+_MODULES = {"version": "main"} | dict.fromkeys(
+    ("recheck", "release", "cordon", "uncordon", "uninstall"), "node"
+)
 """The module in `agent.cli` of a verb that is not named like its module."""
 
 Subparsers: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"  # noqa: SLF001 -- argparse names no public type
@@ -260,15 +262,6 @@ class Parser(argparse.ArgumentParser):
         if rest:
             self.error(self._left_over(rest))
         return parsed, rest
-
-    @override
-    def _check_value(self, action: argparse.Action, value: Any) -> None:
-        """Check as argparse, and add the nearest choice to the error."""
-        try:
-            super()._check_value(action, value)
-        except argparse.ArgumentError as error:
-            error.message += nearest(str(value), map(str, action.choices or ()))
-            raise
 
     @override
     def error(self, message: str) -> NoReturn:
