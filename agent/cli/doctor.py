@@ -124,8 +124,6 @@ OURS: Final = re.compile(r".*/hami-(.+)-[0-9a-f]{8}\.sock")
 PROGRAM: Final = "hami-agent doctor"
 """The name under which the API server sees the requests of `--node`."""
 
-"""The key of the setting whose option also serves `--node`."""
-
 FIRST_PROCESS: Final = Path("/proc/1/cmdline")
 """In the agent's pod: the agent."""
 
