@@ -237,12 +237,13 @@ class SettingsService:
         found the same. `asked`: see `read`.
         """
         pending = self.pending
+        held = plan.undrained(self.ledger.value)
         try:
-            if (held := plan.undrained(self.ledger.value)) is not None:
+            if held is not None:
                 raise held
             changed = self._apply(plan, self.facts)
         except SettingsError as error:
-            self._refuse(SOURCES, error, asked=asked, again=again)
+            self._refuse(SOURCES, error, asked=asked, again=again and held is not None)
             return
 
         self.faults.pop(SOURCES, None)
@@ -312,8 +313,8 @@ class SettingsService:
     ) -> None:
         """Keep the settings in force, and report why: an Event and a log line for each reason.
 
-        `asked`: see `read`. The log then repeats the reason. `again`: it is of the same sources as
-        before, so that only those who hold slices can be others.
+        `asked`: see `read`. The log then repeats the reason. `again`: the same sources are refused
+        because of slices that are held, perhaps now by other pods, which is no news.
         """
         before = self.faults.get(what)
         is_new = str(error) != str(before) and not (again and before is not None)

@@ -233,7 +233,7 @@ def read_device_config(file: SourceFile, errors: list[str], warnings: list[str])
 
 
 def read_node_config(
-    file: SourceFile, errors: list[str], warnings: list[str], node: str = ""
+    file: SourceFile, errors: list[str], warnings: list[str]
 ) -> list[SettingsProfile]:
     """What config.json sets for some nodes: profiles for each entry; a later one wins.
 
@@ -241,18 +241,12 @@ def read_node_config(
     too. Raises SettingsError with the place: the file cannot be parsed.
     """
     reader = FileReader(errors)
-    items = _entries(file.content, file.name, reader)
     profiles: list[SettingsProfile] = []
-
-    # Of many warnings only the first are told: those about `node` come before the others.
-    told = {True: list[str](), False: reader.warnings}
-    for item in items:
-        reader.warnings = []
+    for item in _entries(file.content, file.name, reader):
         found = {} if item.null else reader.keys(item, NODE_SHAPE)
         name = str(found["name"][0]) if "name" in found else ""
         profiles += _profiles(item, name, found, reader.warnings)
-        told[name == node] += reader.warnings
-    warnings += first_of([*told[True], *told[False]], file.name)
+    warnings += first_of(reader.warnings, file.name)
     return profiles
 
 

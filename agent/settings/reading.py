@@ -33,7 +33,7 @@ from agent.settings.schema import (
     Setting,
     read_setting,
 )
-from agent.settings.sources import NODE_NAME, NodeFacts, NodeValues, SettingsProfile, Sources
+from agent.settings.sources import NodeFacts, NodeValues, SettingsProfile, Sources
 from agent.state import decode_last_good
 
 # The agent's own file.
@@ -231,16 +231,14 @@ def make_plan(sources: Sources) -> NodeValues:
         with kept(errors):
             settings, profiles = read_own_file(sources.own, errors)
             base += settings
-    top = read_surroundings(sources.environ, sources.flags, errors, warnings)
-
-    values = {one.field.key: one.value for one in (*base, *top)}
     if sources.node_config is not None:
-        node = str(values.get(NODE_NAME) or sources.host)
         with kept(errors):
-            profiles += read_node_config(sources.node_config, errors, warnings, node)
+            profiles += read_node_config(sources.node_config, errors, warnings)
+    top = read_surroundings(sources.environ, sources.flags, errors, warnings)
     refuse(errors)
 
     # Without a scheduler the agent asks no API server, which has the labels.
+    values = {one.field.key: one.value for one in (*base, *top)}
     if values.get(SCHEDULER) == "none":
         never = [
             f"{one.where}: the {cap(f'profile {one.name}' if one.name else 'entry', 64)} never "
