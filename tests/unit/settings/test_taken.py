@@ -346,7 +346,7 @@ def test_twenty_warnings_of_a_kind_are_told_and_then_their_number(sources, first
     assert last in warnings[-1]
 
 
-@pytest.mark.timeout(30)
+@pytest.mark.timeout(10)
 def test_as_many_profiles_as_a_file_can_hold_are_merged_in_seconds():
     """Each asks for the node's name: to find it by all the others took 25 s."""
     profile = "- {{name: p{}, match: {{nodes: [a]}}, sharing: {{splitCount: 4}}}}\n"
