@@ -79,8 +79,7 @@ from agent.node.findings import (
 )
 from agent.settings.reading import DEVICE_CONFIG, NODE_CONFIG
 from agent.settings.schema import Settings, check_shares
-from agent.settings.sources import NodeFacts
-from agent.settings.values import NodeValues
+from agent.settings.sources import NodeFacts, NodeValues
 from agent.status import open_envelope
 from agent.witness import PodResourcesWitness
 
@@ -336,8 +335,8 @@ def _config_findings(plan: NodeValues, settings: Settings, *, before: bool) -> I
     }
     there = [path for path, exists in files.items() if exists]
     said = "read" if there else "not there: the agent's own settings and defaults apply"
-    entries = plan.node_config.profiles
-    named = [name for profile in entries for name in profile.match.nodes]
+    entries = [profile for profile in plan.profiles if profile.tier]
+    named = [name for profile in entries for name in profile.nodes]
 
     if node in named:
         said += f"; {node} is named"

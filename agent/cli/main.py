@@ -21,7 +21,7 @@ from agent import __version__
 from agent.cli.inherited import Unwritten, drop_output
 from agent.cli.output import answer
 from agent.errors import AgentError, ApiError, ApiNotFound, SettingsError, cap
-from agent.setting import Value, ValueType, WrongValue
+from agent.setting import ValueType, WrongValue
 
 # Exit codes of the verbs, and how a verb fails. Those of `run` are in agent.errors.
 
@@ -280,9 +280,9 @@ class Parser(argparse.ArgumentParser):
 def typed(kind: ValueType, what: str) -> Callable[[str], Any]:
     """The `type` of an argument: a text that `kind` refuses is reported as not `what`."""
 
-    def read(text: str) -> Value:
+    def read(text: str) -> object:
         try:
-            return kind.read(text)
+            return kind(text)
         except WrongValue as error:
             raise argparse.ArgumentTypeError(f"{cap(text, 64)!r} is not {what}") from error
 
