@@ -108,7 +108,7 @@ class NodeAgent:
             adapters.cdi.names,
             facts.slices,
         )
-        self.keeper.hold(state.ledger.value.held_ids())
+        self.keeper.hold(state.ledger.value.held_ids)
 
         # The settings, which depend on the Node's labels, its GPUs and the rows.
         self.settings = SettingsService(
@@ -406,7 +406,7 @@ class NodeAgent:
     async def _follow_held(self) -> None:
         """Pass the ids in use to the inventory, so that they stay listed."""
         async for ledger in self.state.ledger.follow():
-            self.keeper.hold(ledger.held_ids())
+            self.keeper.hold(ledger.held_ids)
 
     async def _follow_disk(self) -> None:
         """Run the node checks as soon as the state's disk fails or recovers."""

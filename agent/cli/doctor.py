@@ -715,9 +715,9 @@ async def _kubelet(seen: NodeSeen, found: list[Finding]) -> None:
     failure, asks = "", True
     try:
         booked = {
-            (pod.namespace, pod.pod, one.name): bool(one.ids.get(resource))
+            (pod.namespace, pod.pod, name): bool(ids.get(resource))
             for pod in await witness.list()
-            for one in pod.containers
+            for name, ids in pod.containers.items()
         }
         await witness.get("default", "hami-agent-doctor")
     except WitnessUnsupported:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from agent.host.node import CgroupContainers
-from agent.regions import CGROUPS, CONTROLLERS, LOOKUPS, READ
+from agent.regions import CGROUPS, CONTROLLERS, LOOKUPS, READ, ContainerProcesses
 from tests.fakes.offload import Inline
 from tests.host.hook_space import IDENTITIES, TOP, can_mount
 from tests.host.proc_node import ID, MAIN, UID, ProcNode
@@ -125,6 +125,7 @@ def test_where_the_hosts_processes_cannot_be_seen_nothing_is_known(node, what):
         (node.proc / "self/ns/pid").unlink()
     else:
         (node.proc / "1/status").unlink()
+    node.processes = ContainerProcesses(node.cgroups, node.proc)
 
     assert None is node.alive(7)
 

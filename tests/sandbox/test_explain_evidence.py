@@ -3,7 +3,7 @@
 import pytest
 from msgspec.structs import replace
 
-from agent.kube.reader import PodEventView, Taint, Unread
+from agent.kube.reader import PodEventView, Taint
 from tests.fakes.explain_rig import a_gpu
 from tests.sandbox.explained import (
     CORES,
@@ -24,7 +24,7 @@ BOUND = event("BindingFailed", "pods is forbidden: not yours", 5)
 LOCKED = "running PreBind plugin: node n1 has been locked within 5m0s"
 REFUSED = "0/9 nodes are available: 7 3/8 CardNotHealth, 2 5/8 CardInsufficientCore."
 CORDONED = "0/1 nodes are available: 1 node(s) were unschedulable."
-PODS_UNREAD = {"nodes": (), "unread": (Unread("nodes", "no right"), Unread("pods", "no right"))}
+PODS_UNREAD = {"nodes": (), "unread": {"nodes": "no right", "pods": "no right"}}
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from agent.hami.pod import encode_node_lock
-from agent.kube.reader import ClusterNode, ListedPod, Taint, Unread
+from agent.kube.reader import ClusterNode, ListedPod, Taint
 from agent.sandbox.explain.placement import refuse_node
 from agent.sandbox.explain.story import Explanation, Gate
 from tests.fakes.explain_rig import LOCK
@@ -58,7 +58,7 @@ WAITS = {"owners": {("d", "other"): "Pending"}}
 PENDING, ENDED, UNREAD = (
     {"holders": (holder("Pending"),), "owners": {}},
     {"holders": (holder("Failed"),), "owners": {}},
-    {"unread": (Unread("pods", "no right"),), "owners": {}},
+    {"unread": {"pods": "no right"}, "owners": {}},
 )
 CONTENDED = event("BindingFailed", "node n1 has been locked within 5m0s: contention")
 LATE = event("UnexpectedAdmissionError", "no room [HA-4003], which is unexpected")

@@ -437,5 +437,5 @@ def _story(
         nodes_by_reason=placement.reasons if placement else {},
         changes=changes or (),
         tried=changes is not None,
-        missing=tuple(f"{unread.part}: {cap(unread.why, 512)}" for unread in snapshot.unread),
+        missing=tuple(f"{part}: {cap(why, 512)}" for part, why in snapshot.unread.items()),
     )

@@ -360,7 +360,7 @@ async def kill_agent(stage: Stage) -> None:
         for name, _, value in await scrape(cluster.web_address or "")
         if name == "hami_agent_slices_allocated"
     )
-    expected = sum(map(len, rows.held_ids().values()))
+    expected = sum(map(len, rows.held_ids.values()))
     lost = (
         [] if held == expected else [f"it holds {counted(held, 'slice')}, {expected} were answered"]
     )
