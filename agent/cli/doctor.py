@@ -172,7 +172,10 @@ def add_parser(subparsers: Subparsers) -> None:
         action="store_true",
         help="check before the first start, or before a switch from another plugin",
     )
-    for flag, text in (("--only", "check these groups alone"), ("--skip", "do not check these")):
+    for flag, text in (
+        ("--only", "check these groups alone"),
+        ("--skip", "do not check these groups"),
+    ):
         choice.add_argument(flag, type=_groups, metavar="GROUP[,GROUP]", help=text)
 
     add("--strict", action="store_true", help="exit 6 if there are notes, and nothing is wrong")
