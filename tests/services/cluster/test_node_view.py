@@ -95,24 +95,6 @@ async def test_a_server_that_names_a_time_is_not_looked_at_before():
         assert view.value is not None
 
 
-async def test_a_look_while_the_server_wants_its_time_is_remembered():
-    async with following() as (api, node, view):
-        api.begin_outage()
-        api.end_watches()
-        await asyncio.sleep(60)
-        api.end_outage()
-        api.throttle(1, retry_after=5.0)
-        node.reopen()
-        await asyncio.sleep(1)
-        node.reopen()
-        changed = api.edit_node({"a": "b"})
-        await asyncio.sleep(3.5)
-        assert changed != view.value
-        await asyncio.sleep(1)
-
-        assert changed == view.value
-
-
 async def test_looks_do_not_open_watches_faster_than_five_a_second():
     async with following() as (api, node, _):
         api.begin_outage()
@@ -298,15 +280,6 @@ async def test_locks_that_went_are_remembered_for_a_minute_the_last_one_first():
         assert ["b"] == went(view)
         await asyncio.sleep(2)
         assert [] == went(view)
-
-
-async def test_a_get_shows_the_node_before_its_watch_does():
-    async with following() as (api, node, view):
-        api.lag = 60.0
-        changed = api.edit_node({LOCK: "2026-09-01T12:00:00Z,team-a,a"})
-        await node.refresh()
-
-        assert changed == view.value
 
 
 # What was registered stays sellable for a minute, to the greater of both amounts.
