@@ -43,8 +43,7 @@ from agent.kube.objects import (
     text_in,
     texts_in,
 )
-from agent.node.preflight import Right
-from agent.node.scheduling import NodeSight, skew_of
+from agent.node.checks import NodeSight, Right, skew_of
 from agent.ports import Clock
 
 # The part of a cluster that explains one pod: the pod, the nodes, who holds GPUs, quotas, Events.
@@ -622,7 +621,7 @@ class NodeReader(ObjectReader):
             raise ApiError(f"{request.what}: the answer has no name, or another one")
 
         writes = annotation_writes(metadata)
-        written = {key: time for key, writer, time in writes if writer == WRITER}
+        stamps = [time for key, writer, time in writes if (key, writer) == (REGISTER, WRITER)]
         offered, had = (
             max(0, decode_quantity(str(inside(node, "status", part).get(resource, 0))) or 0)
             for part in ("allocatable", "capacity")
@@ -634,8 +633,7 @@ class NodeReader(ObjectReader):
             annotations=texts_in(metadata, "annotations"),
             allocatable=offered,
             capacity=had,
-            written=frozenset(written),
-            last_written=max(written.values(), default=""),
+            written=decode_moment(max(stamps, default="")),
             reported_by=other_writer(writes, REGISTER),
             skew=skew,
         )

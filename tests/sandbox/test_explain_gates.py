@@ -141,6 +141,21 @@ def test_a_gate_after_the_search_says_what_is_known_and_guesses_nothing(
 
 
 @pytest.mark.parametrize(
+    ("age", "advice"),
+    [
+        (
+            20,
+            "its agent frees it within 35 s; HAMi's scheduler takes it over when it is 5 min old;",
+        ),
+        (90, "its agent should have freed it within 35 s: look at its pod; HAMi's scheduler takes"),
+        (360, "look at its pod; HAMi's scheduler takes it over at its next attempt;"),
+    ],
+)
+def test_what_is_said_of_a_lock_without_its_pod_fits_its_age(age: float, advice: str):
+    assert advice in told(a_pod(), locked("other", age)).gate("binding").advice
+
+
+@pytest.mark.parametrize(
     ("marks", "words"),
     [
         ({"nvidia.com/nouse-gputype": "T4"}, "NVIDIA-Tesla T4 found, T4 excluded"),
