@@ -146,26 +146,7 @@ class CgroupContainers:
         None: the tree says nothing. No pods' cgroup is visible, or there are pods and no directory
         below them is named by a container's id (a runtime that names them in another way).
         """
-        if not ids:
-            return ids
-
-        return await self._offload.call(self._running, ids)
-
-    async def begun(self) -> frozenset[PodUid] | None:
-        """Return the pods that have a cgroup, which the kubelet names by their UID.
-
-        None: the kubelet's cgroups are not visible.
-        """
-        return await self._offload.call(self._begun)
-
-    def _begun(self) -> frozenset[PodUid] | None:
-        below = self._below()
-        found = (_POD.search(name) for _, name in below)
-        pods = frozenset(PodUid(one[2].replace("_", "-")) for one in found if one)
-        return pods if below else None
-
-    def _running(self, ids: frozenset[str]) -> frozenset[str] | None:
-        below = self._below()
+        below = await self._offload.call(self._below) if ids else []
         wanted = {text.rpartition("://")[2]: text for text in ids}
 
         # The runtime id in the name of each cgroup. CRI-O's monitor process has one beside it.
@@ -175,8 +156,18 @@ class CgroupContainers:
 
         has_pods = any(_POD.search(name) for _, name in below)
         has_ids = any("kubepods" in path and _ID.search(name) for path, name in below)
-        tells = running == ids or has_ids or not has_pods
-        return running if below and tells else None
+        is_known = bool(below) and (has_ids or not has_pods)
+        return running if is_known or running == ids else None
+
+    async def begun(self) -> frozenset[PodUid] | None:
+        """Return the pods that have a cgroup, which the kubelet names by their UID.
+
+        None: the kubelet's cgroups are not visible.
+        """
+        below = await self._offload.call(self._below)
+        found = (_POD.search(name) for _, name in below)
+        pods = frozenset(PodUid(one[2].replace("_", "-")) for one in found if one)
+        return pods if below else None
 
     def _below(self) -> list[tuple[str, str]]:
         """All cgroups, as the path of the parent and the name; none if no pod's are visible."""

@@ -105,11 +105,8 @@ async def test_an_error_says_what_to_do(tmp_path, code, advice):
 async def test_a_directory_that_cannot_be_opened_is_said(tmp_path):
     (tmp_path / "file").write_bytes(b"")
 
-    with pytest.raises(StateError, match="file cannot be opened: Not a directory"):
+    with pytest.raises(StateError, match="file cannot be opened: File exists"):
         await HostDisk.open(tmp_path / "file", Inline())
-    advice = f"No such file or directory; make its parent directory {tmp_path / 'missing'}"
-    with pytest.raises(StateError, match=f"state cannot be opened: {advice}"):
-        await HostDisk.open(tmp_path / "missing" / "state", Inline())
 
 
 @pytest.mark.parametrize("name", ["", ".hidden", "a/b", "../x"])
