@@ -171,6 +171,11 @@ class PodView(msgspec.Struct, frozen=True):
         return self.namespace, self.name
 
     @property
+    def title(self) -> str:
+        """Namespace and name, for messages."""
+        return f"{self.namespace}/{self.name}"
+
+    @property
     def terminal(self) -> bool:
         """True once none of its containers will run again."""
         return self.phase in {Phase.SUCCEEDED, Phase.FAILED}

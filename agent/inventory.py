@@ -16,7 +16,7 @@ import msgspec
 import structlog
 
 from agent.allocate.edits import looks_up_cdi, undefined
-from agent.allocate.service import DISK_BUDGET, AllocateStep, disk_refusal
+from agent.allocate.service import DISK_BUDGET, AllocateStep, refusal_of
 from agent.cluster import NodeEvent
 from agent.errors import AgentError, DriverError, GpuError, StateError
 from agent.health.judge import MANY, MAY_PASS, OF_ALL, Ill, attributed, same_fault
@@ -302,7 +302,7 @@ def _sentence(error: AgentError | TimeoutError | None, step: AllocateStep) -> st
     if error is None:
         return ""
     if isinstance(error, TimeoutError | StateError):
-        return str(disk_refusal(error, step))
+        return str(refusal_of(error, step))
 
     return str(error)
 

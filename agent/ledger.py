@@ -387,9 +387,14 @@ class Row(msgspec.Struct, frozen=True):
         return self.key.pod_uid if self.decided_by is Decider.SCHEDULER else PodUid("")
 
     @property
-    def has_directory(self) -> bool:
-        """Whether the answer mounts a container directory; only limits need one."""
-        return self.decided_by is Decider.SCHEDULER or bool(self.shares)
+    def directory(self) -> str:
+        """The name of the container directory that the answer mounts; empty: only limits need one.
+
+        It is also empty if the state file was changed by hand and the name could lead elsewhere.
+        """
+        name = f"{self.key.pod_uid}_{self.key.container}"
+        has_one = self.decided_by is Decider.SCHEDULER or self.shares
+        return name if has_one and DIRECTORY_NAME.fullmatch(name) else ""
 
     @property
     def gpus(self) -> tuple[GpuUuid, ...]:
@@ -490,10 +495,10 @@ class Ledger(msgspec.Struct, frozen=True, dict=True):
         """Only with the rows whose pod has not ended: what people are told of."""
         return Ledger(tuple(row for row in self.rows if row.is_live(table)))
 
-    def put(self, row: Row) -> "Ledger":
-        """With `row` in place of the row of the same container, or at the end."""
-        rows = {old.key: old for old in self.rows} | {row.key: row}
-        return Ledger(tuple(rows.values()))
+    def put(self, *rows: Row) -> "Ledger":
+        """With each row in place of the row of the same container, or at the end."""
+        merged = {old.key: old for old in self.rows} | {row.key: row for row in rows}
+        return Ledger(tuple(merged.values()))
 
     def drop(self, keys: Iterable[ContainerKey]) -> "Ledger":
         """Without the rows of these containers."""

@@ -217,10 +217,10 @@ class Trouble(enum.StrEnum):
     FAILED = "failed"
 
 
-_RESET: Final = "if this lasts, reset it or reboot the node"
 _REMEDIES: Final = {
-    Trouble.LOST: _RESET,
-    Trouble.FAILED: _RESET,
+    # Nobody can reset what the driver does not reach: nvidia-smi says "Reboot the system".
+    Trouble.LOST: "if this lasts, reboot the node",
+    Trouble.FAILED: "if this lasts, reset it or reboot the node",
     Trouble.RESET: "reset it or reboot the node",
     Trouble.SILENT: "it may still be initialising, which takes seconds without the persistence "
     "daemon; it is shared as soon as it answers",
@@ -714,8 +714,6 @@ class GpuSigns(msgspec.Struct, frozen=True):
     """A memory row could not be remapped, because no spare row is left."""
     pages_pending: bool | None = None
     """Memory pages wait for a reset to be retired (GPUs before Ampere)."""
-    ecc_uncorrected: int | None = None
-    """Uncorrected memory errors since the driver was loaded."""
     recovery: RecoveryAction | None = None
     fabric: FabricState | None = None
     """Also None for a GPU without NVSwitches."""

@@ -16,7 +16,7 @@ from agent.errors import StateError
 from agent.hami.region import MemoryUse, Region, RegionChange, RegionState, RegionSums
 from agent.kit.cell import Cell
 from agent.kit.timing import Lag, loop_time, until_tick
-from agent.ledger import ContainerKey, Ledger, Row, container_directory
+from agent.ledger import ContainerKey, Ledger, Row
 from agent.model import MIB, GpuSample, GpuUuid, Inventory, Sampled
 from agent.ports import Clock
 from agent.regions import HostRegions
@@ -401,9 +401,9 @@ class ContainerUsage:
     async def _round(self) -> None:
         # Take the rows of the ledger that may have processes, and drop what is kept of others.
         self._rows = {
-            container_directory(row.key.pod_uid, row.key.container): row
+            row.directory: row
             for row in self._ledger.value.rows
-            if row.has_directory and takes_room(row, self._pods.value)
+            if row.directory and takes_room(row, self._pods.value)
         }
         keys = {row.key for row in self._rows.values()}
         self._kept = {key: kept for key, kept in self._kept.items() if key in keys}

@@ -30,11 +30,8 @@ from agent.model import GpuUuid, Share, SharedGpu
 # Source: NVIDIA k8s-device-plugin v0.19 internal/plugin/server.go, getAllocateResponse, in HAMi
 # v2.10's copy. The agent writes no CDI specification; it uses the names of an existing one.
 
-JIT_KIND = "runtime.nvidia.com/gpu"
-CONTAINERD_PREFIX = "cdi.k8s.io/"
 LIST_DIRECTORY = "/var/run/nvidia-container-devices"
-_ANNOTATION = "nvidia-device-plugin_"
-_ANNOTATION_NAMES = uuid.UUID("3c0ad2c6-6ef1-5d4e-8a52-6a0f6c4b9b17")
+_ANSWERS = uuid.UUID("3c0ad2c6-6ef1-5d4e-8a52-6a0f6c4b9b17")
 
 
 def is_cdi_only(settings: EditSettings) -> bool:
@@ -45,13 +42,13 @@ def is_cdi_only(settings: EditSettings) -> bool:
 def looks_up_cdi(settings: EditSettings) -> bool:
     """Whether the runtime must find the CDI names of an answer in the specification directories.
 
-    NVIDIA's runtime makes devices of the kind JIT_KIND itself, if containerd does not read the
+    NVIDIA's runtime makes devices of its own kind itself, if containerd does not read the
     annotation first. Source: nvidia-container-toolkit internal/modifier/cdi.go.
     """
-    strategies = set(settings.device_list_strategies)
-    if settings.cdi_kind == JIT_KIND and settings.cdi_annotation_prefix != CONTAINERD_PREFIX:
-        strategies.discard(CDI_ANNOTATIONS)
-    return bool(settings.cdi_spec_dirs) and not strategies.isdisjoint((CDI_CRI, CDI_ANNOTATIONS))
+    is_own = settings.cdi_kind == "runtime.nvidia.com/gpu"
+    is_made = is_own and settings.cdi_annotation_prefix != "cdi.k8s.io/"
+    looked_up = {CDI_CRI} if is_made else {CDI_CRI, CDI_ANNOTATIONS}
+    return bool(settings.cdi_spec_dirs) and bool(looked_up & set(settings.device_list_strategies))
 
 
 def undefined(
@@ -61,19 +58,22 @@ def undefined(
 
     `defined`: the names that the specifications define; None: not known.
     """
-    if defined is None or not looks_up_cdi(settings):
-        return None
-    lacking = [name for name in _names(gpus, settings) if name not in defined]
+    names = _names(gpus, settings) if looks_up_cdi(settings) else ()
+    lacking = [name for name in names if defined is not None and name not in defined]
     if not lacking:
         return None
-    directories, kind = settings.cdi_spec_dirs, settings.cdi_kind.split("/")
+
+    directories, (vendor, device) = settings.cdi_spec_dirs, settings.cdi_kind.split("/")
     said = f"no single CDI specification in {' or '.join(directories)} defines"
-    remedy = "write one, or switch gdrcopy, gds and mofed off"
-    if lacking[0].startswith(f"{settings.cdi_kind}="):
-        is_usual = settings.cdi_kind == "nvidia.com/gpu"
-        flags = "" if is_usual else f" --vendor={kind[0]} --class={kind[1]}"
-        remedy = f"write one: nvidia-ctk cdi generate --device-name-strategy=uuid{flags} --output="
-        remedy += f"{directories[-1]}/{'nvidia' if is_usual else '-'.join(kind)}.yaml"
+    flags, file = "", "nvidia"
+    if settings.cdi_kind != "nvidia.com/gpu":
+        flags, file = f" --vendor={vendor} --class={device}", f"{vendor}-{device}"
+    remedy = (
+        f"write one: nvidia-ctk cdi generate --device-name-strategy=uuid{flags} "
+        f"--output={directories[-1]}/{file}.yaml"
+    )
+    if not lacking[0].startswith(f"{settings.cdi_kind}="):
+        remedy = "write one, or switch gdrcopy, gds and mofed off"
     return f"{said} {' and '.join(lacking)}", remedy
 
 
@@ -90,12 +90,8 @@ def _modes(settings: EditSettings) -> list[str]:
 
 
 LOCK_DIRECTORY = "/tmp/vgpulock"  # noqa: S108 -- where libvgpu.so looks in the container
-PRELOAD_FILE = "/etc/ld.so.preload"
 CORE_POLICY_ENV = "GPU_CORE_UTILIZATION_POLICY"
 NOT_LOADABLE = "is empty or no library for this machine"
-MPS_ROOT = "/mps"
-"""Where a container finds the MPS control daemon."""
-SHARED_MEMORY = "/dev/shm"  # noqa: S108 -- where CUDA looks for it
 CACHE_NAMES = uuid.UUID("8f1f6f0e-6e0e-5d0c-9a65-0c2f8b6d3a41")
 """The namespace of cache file names. It must never change: running containers map the files."""
 
@@ -127,38 +123,39 @@ def container_edits(
     shares = cuda_order(shares)
     gpus = gpu_edits(f"{key.pod_uid}/{key.container}", shares, settings, facts)
     hook = f"{facts.hook_path}/vgpu"
-    # The variables that HAMi-core reads.
-    envs = [("CUDA_DEVICE_SM_LIMIT", str(granted.share.core_percent)) for granted in shares[:1]]
-    for index, granted in enumerate(shares):
-        mib = granted.share.memory_mib or granted.registered_mib
-        envs.append((f"CUDA_DEVICE_MEMORY_LIMIT_{index}", f"{mib}m"))
-    if len({granted.share.uuid for granted in shares}) > 1:
-        envs.append(("CUDA_DEVICE_ORDER", "PCI_BUS_ID"))
+    own = f"{hook}/containers/{container_directory(key.pod_uid, key.container)}"
     policy = "disable" if settings.disable_core_limit else settings.core_policy
-    cache = cache_file(key.pod_uid, key.container)
-    envs.append(("CUDA_DEVICE_MEMORY_SHARED_CACHE", f"{hook}/{cache}"))
-    if settings.memory_scaling > 1:
-        envs.append(("CUDA_OVERSUBSCRIBE", "true"))
-    if settings.cuda_log_level:
-        envs.append(("LIBCUDA_LOG_LEVEL", settings.cuda_log_level))
-    if policy != "default":
-        envs.append((CORE_POLICY_ENV, policy))
-    own = container_directory(key.pod_uid, key.container)
+    is_many = len({granted.share.uuid for granted in shares}) > 1
+    limits = {
+        f"CUDA_DEVICE_MEMORY_LIMIT_{index}": f"{one.share.memory_mib or one.registered_mib}m"
+        for index, one in enumerate(shares)
+    }
+    # The variables that HAMi-core reads; an empty one is left out.
+    envs = {
+        "CUDA_DEVICE_SM_LIMIT": str(shares[0].share.core_percent) if shares else "",
+        **limits,
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID" if is_many else "",
+        "CUDA_DEVICE_MEMORY_SHARED_CACHE": f"{hook}/{cache_file(key.pod_uid, key.container)}",
+        "CUDA_OVERSUBSCRIBE": "true" if settings.memory_scaling > 1 else "",
+        "LIBCUDA_LOG_LEVEL": settings.cuda_log_level,
+        CORE_POLICY_ENV: "" if policy == "default" else policy,
+    }
     mounts = [
         MountEdit(mounted_library(facts), facts.library, read_only=True),
-        MountEdit(hook, f"{hook}/containers/{own}", read_only=False),
+        MountEdit(hook, own, read_only=False),
         # A lock directory of its own: through a shared one, a tenant could block others.
-        MountEdit(LOCK_DIRECTORY, f"{hook}/containers/{own}", read_only=False),
+        MountEdit(LOCK_DIRECTORY, own, read_only=False),
     ]
     if not control_disabled:
-        mounts.append(MountEdit(PRELOAD_FILE, f"{hook}/ld.so.preload", read_only=True))
+        mounts.append(MountEdit("/etc/ld.so.preload", f"{hook}/ld.so.preload", read_only=True))
     if facts.has_license:
         mounts += (
             MountEdit("/tmp/license", f"{hook}/license", read_only=True),  # noqa: S108 -- external
             MountEdit("/usr/bin/vgpuvalidator", f"{hook}/vgpuvalidator", read_only=True),
         )
+    added = (pair for pair in envs.items() if pair[1])
     return msgspec.structs.replace(
-        gpus, envs=tuple(sorted((*gpus.envs, *envs))), mounts=(*gpus.mounts, *mounts)
+        gpus, envs=tuple(sorted((*gpus.envs, *added))), mounts=(*gpus.mounts, *mounts)
     )
 
 
@@ -176,40 +173,41 @@ def gpu_edits(
     cmd/mps-control-daemon/mps/root.go.
     """
     uuids = tuple(dict.fromkeys(granted.share.uuid for granted in shares))
-    strategies = set(settings.device_list_strategies)
-    envs: list[tuple[str, str]] = []
+    strategies, named = set(settings.device_list_strategies), _names(uuids, settings)
+    envs: dict[str, str] = {}
     mounts: list[MountEdit] = []
+    if settings.mode == "mps" and settings.mps_root:
+        root, pipe = settings.mps_root.rstrip("/"), f"{settings.resource}/pipe"
+        envs["CUDA_MPS_PIPE_DIRECTORY"] = f"/mps/{pipe}"
+        mounts += (
+            MountEdit(f"/mps/{pipe}", f"{root}/{pipe}", read_only=False),
+            MountEdit("/dev/shm", f"{root}/shm", read_only=False),  # noqa: S108 -- CUDA's place
+        )
     if VOLUME_MOUNTS in strategies:
         # The GPUs as names of mounted files. A tenant cannot set these, unlike variables.
-        envs.append(("NVIDIA_VISIBLE_DEVICES", LIST_DIRECTORY))
+        envs["NVIDIA_VISIBLE_DEVICES"] = LIST_DIRECTORY
         mounts += (
             MountEdit(f"{LIST_DIRECTORY}/{gpu}", "/dev/null", read_only=False) for gpu in uuids
         )
     elif ENVVAR in strategies:
-        envs.append(("NVIDIA_VISIBLE_DEVICES", ",".join(uuids)))
-    if not is_cdi_only(settings):
-        envs += ((f"NVIDIA_{mode.upper()}", "enabled") for mode in _modes(settings))
-    if settings.mode == "mps" and settings.mps_root:
-        root, pipe = settings.mps_root.rstrip("/"), f"{settings.resource}/pipe"
-        envs.append(("CUDA_MPS_PIPE_DIRECTORY", f"{MPS_ROOT}/{pipe}"))
-        mounts[:0] = (
-            MountEdit(f"{MPS_ROOT}/{pipe}", f"{root}/{pipe}", read_only=False),
-            MountEdit(SHARED_MEMORY, f"{root}/shm", read_only=False),
-        )
+        envs["NVIDIA_VISIBLE_DEVICES"] = ",".join(uuids)
+
     nodes: dict[str, NodeEdit] = {}
-    if settings.pass_device_specs and not is_cdi_only(settings):
-        # The existing control nodes, then one for each GPU; on the host below the dev root.
-        gpus = (f"/dev/nvidia{one.minor}" for one in shares if one.minor is not None)
-        below = settings.dev_root.rstrip("/")
-        nodes = {node: NodeEdit(node, below + node, "rw") for node in (*facts.device_nodes, *gpus)}
-    named = _names(uuids, settings)
+    if not is_cdi_only(settings):
+        envs |= {f"NVIDIA_{mode.upper()}": "enabled" for mode in _modes(settings)}
+        if settings.pass_device_specs:
+            # The existing control nodes, then one for each GPU; on the host below the dev root.
+            gpus = (f"/dev/nvidia{one.minor}" for one in shares if one.minor is not None)
+            below = settings.dev_root.rstrip("/")
+            nodes = {one: NodeEdit(one, below + one, "rw") for one in (*facts.device_nodes, *gpus)}
+
     annotations: tuple[tuple[str, str], ...] = ()
     if CDI_ANNOTATIONS in strategies:
         # HAMi's key has a random UUID at its end; here equal answers give equal bytes.
-        prefix, own = settings.cdi_annotation_prefix, uuid.uuid5(_ANNOTATION_NAMES, answer)
-        annotations = ((f"{prefix}{_ANNOTATION}{own}", ",".join(named)),)
+        name = f"nvidia-device-plugin_{uuid.uuid5(_ANSWERS, answer)}"
+        annotations = ((f"{settings.cdi_annotation_prefix}{name}", ",".join(named)),)
     return ContainerEdits(
-        envs=tuple(sorted(envs)),
+        envs=tuple(sorted(envs.items())),
         mounts=tuple(mounts),
         nodes=tuple(nodes.values()),
         annotations=annotations,
@@ -291,15 +289,15 @@ def cuda_order(shares: Iterable[GrantedShare]) -> tuple[GrantedShare, ...]:
     Everywhere else a GPU goes by its UUID. A second share of one GPU has no index of its own, so it
     follows all first shares.
     """
-    given = tuple(shares)
+    given, seen = tuple(shares), Counter[GpuUuid]()
     by_bus = all(pci_key(granted.pci) for granted in given)
-    seen: Counter[GpuUuid] = Counter()
-    keyed: list[tuple[int, tuple[int, ...], int, GrantedShare]] = []
-    for granted in given:
-        bus = pci_key(granted.pci) if by_bus else ()
-        keyed.append((seen[granted.share.uuid], bus, granted.index, granted))
+
+    def is_again(granted: GrantedShare) -> int:
         seen[granted.share.uuid] += 1
-    return tuple(item[-1] for item in sorted(keyed, key=lambda item: item[:3]))
+        return seen[granted.share.uuid]
+
+    by_place = sorted(given, key=lambda one: (pci_key(one.pci) if by_bus else (), one.index))
+    return tuple(sorted(by_place, key=is_again))
 
 
 def pci_key(pci: str) -> tuple[int, ...]:

@@ -10,6 +10,7 @@ import dataclasses
 import datetime as dt
 import enum
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from typing import Annotated
 
 import msgspec
@@ -66,28 +67,29 @@ def decide(evidence: "Evidence") -> "Question | Grant":
     candidate = to_ask(pool, evidence) or exactly_one(pool, evidence)
     if not isinstance(candidate, Candidate):
         return candidate
+
     # Step 4. The lock comes before the GET of the pod: its owner may wait longer for the API server
-    # (2 s in place of 0.15 s). A replay needs no lock, and no lock helps the hopeless.
-    pod, question = candidate.pod, None
-    is_first = candidate.row is None and is_at_admission(pod, evidence)
-    if is_first and pod.reusable_name and not hopeless(candidate, evidence.settings):
-        question = seek_lock(pod, evidence)
+    # (2 s in place of 0.15 s). A replay needs no lock.
+    pod, row = candidate.pod, candidate.row
+    question = seek_lock(pod, evidence) if row is None else None
     question = question or _still_the_same(candidate, evidence)
     if question is not None:
         return question
+
     # Step 5.
     asked = possible(pod, evidence)
     if sum(each.container.count == candidate.container.count for each in asked) > 1:
         raise Refusal(
             RefusalReason.MANY_PODS_ADMITTED,
             f"The kubelet lost its checkpoint and does not say which of several containers of pod "
-            f"{'/'.join(pod.key)} it starts again; delete the pod, and its controller makes a new "
-            "one.",
+            f"{pod.title} it starts again; delete the pod, and its controller makes a new one.",
         )
+
     # Steps 6 to 8.
-    if candidate.row is not None:
-        return replay(candidate, candidate.row, evidence)
-    return right(candidate, evidence) or check(candidate, evidence)
+    if row is not None:
+        return replay(candidate, row, evidence)
+    require_right(candidate, evidence)
+    return check(candidate, evidence)
 
 
 # What the operator chose.
@@ -158,9 +160,14 @@ class Candidate(msgspec.Struct, frozen=True):
     row: Row | None = None
     deleted: bool = False
 
+    @property
+    def key(self) -> ContainerKey:
+        """The key of the container's row."""
+        return ContainerKey(self.pod.uid, self.container.name)
+
 
 class KubeletStart(msgspec.Struct, frozen=True):
-    """What the agent saw when this kubelet began to take its lists.
+    """A kubelet instance, and what the agent saw when it began to take its lists.
 
     - `asks_since`: the kubelet asks for the containers of every pod that was made since then. Of
       the pods before it may have admitted some without asking, if it had lost its checkpoint.
@@ -168,75 +175,64 @@ class KubeletStart(msgspec.Struct, frozen=True):
       not known. Of all others it asks for each container when it admits them.
     """
 
+    epoch: KubeletEpoch
     asks_since: dt.datetime = ALWAYS
     begun: frozenset[PodUid] | None = None
 
 
-class KubeletView(msgspec.Struct, frozen=True):
-    """What is known of the kubelet besides its PodResources answers.
-
-    - `recorded`: the containers in its checkpoint file, the only list with ordinary init
-      containers; None: not read, or unreadable.
-    - `alive`: the runtime ids of containers that run. After a reboot, the API server still reports
-      containers as running that are gone.
-    - `witnessed`: this kubelet serves Get; otherwise the agent uses the checkpoint file instead.
-    - `start`: what the agent saw of its start.
-    """
-
-    epoch: KubeletEpoch
-    recorded: frozenset[ContainerKey] | None = None
-    alive: frozenset[str] = frozenset()
-    witnessed: bool = True
-    start: KubeletStart = KubeletStart()
-
-
-class Evidence(msgspec.Struct, frozen=True):
-    """All facts that a decision uses.
+class Evidence(msgspec.Struct):
+    """All facts that a decision uses: the newest views, then the answers to this call's questions.
 
     - `count`: how many slices the container asks for.
     - `ledger`: includes rows that are being written.
-    - `released_locks`: the former locks that still prove a right, the last one first.
+    - `former_locks`: the removed locks that still prove a right, the last one first.
     - `used_locks`: the last locks with the pods that were answered under them. It remembers longer
       than the rows. `orphaned_locks`: those of these locks that still stood when their pod was
       gone.
-    - `known`: the witness's answers in this call; None: it does not know the pod. A missing key:
-      it was not asked.
-    - `pod_uids_read`: the UIDs from GETs of pods; also NOT_HERE and UNREAD.
     - `registered`: the greatest amounts registered in the last 60 s, if not the inventory's.
-    - `records_read`, `listed`, `waited`, `node_read`: the questions that were asked already.
-      `list_failed`: the LIST failed. `node_unread`: the GET of the Node failed. `checked`: the
-      runtime ids that were asked about.
     - `claimed`: pods that cannot be asking: another call answers them, or they were refused.
     - `known_before`: whether the kubelet knew a name when it began this call's container. A missing
-      key: it was not asked. `alone`: no other call came for a moment. `beside`: of each call that
-      was under way then, the names that the kubelet knew when it began, if that is known.
+      key: it was not asked. `beside`: of each call that was under way then, the names that the
+      kubelet knew when it began, if that is known.
+
+    The answers, which the caller adds:
+
+    - `known`: by name what the kubelet has of the pod; None: it does not know the pod. A missing
+      key: it was not asked. `witnessed`: this kubelet serves Get.
+    - `recorded`: the containers in the kubelet's checkpoint file, the only list with ordinary init
+      containers; None: not read, or unreadable.
+    - `alive`: whether the container of a runtime id runs. After a reboot, the API server still
+      reports containers as running that are gone.
+    - `pod_uids`: the UIDs from GETs of pods; also NOT_HERE and UNREAD.
+    - `asked`: the kinds of question that were asked; False: there was no answer.
     """
 
     count: int
     settings: MatchSettings
-    kubelet: KubeletView
-    known: Mapping[PodKey, Holding | None]
+    kubelet: KubeletStart
     table: PodTable = PodTable()
     ledger: Ledger = Ledger()
     lock: NodeLock | None = None
     inventory: Inventory = Inventory()
     now: dt.datetime = ALWAYS
-    released_locks: tuple[NodeLock, ...] = ()
-    used_locks: Mapping[str, PodUid] = msgspec.field(default_factory=dict)
-    orphaned_locks: Mapping[str, PodUid] = msgspec.field(default_factory=dict)
-    pod_uids_read: Mapping[PodKey, PodUid | None] = msgspec.field(default_factory=dict)
-    registered: Mapping[GpuUuid, GpuUse] = msgspec.field(default_factory=dict)
-    records_read: bool = False
-    checked: frozenset[str] = frozenset()
-    listed: bool = False
-    list_failed: bool = False
-    waited: bool = False
-    node_read: bool = False
-    node_unread: bool = False
+    former_locks: tuple[NodeLock, ...] = ()
+    used_locks: Mapping[str, PodUid] = {}
+    orphaned_locks: Mapping[str, PodUid] = {}
+    registered: Mapping[GpuUuid, GpuUse] = {}
     claimed: frozenset[PodUid] = frozenset()
-    known_before: Mapping[PodKey, bool] = msgspec.field(default_factory=dict)
-    alone: bool = False
+    known_before: Mapping[PodKey, bool] = {}
     beside: tuple[frozenset[PodKey] | None, ...] = ()
+    known: dict[PodKey, Holding | None] = {}
+    witnessed: bool = True
+    recorded: AbstractSet[ContainerKey] | None = None
+    alive: dict[str, bool] = {}
+    pod_uids: dict[PodKey, PodUid | None] = {}
+    asked: dict[type, bool] = {}
+
+    @property
+    def owner(self) -> PodKey | None:
+        """The pod that the present node lock names."""
+        return self.lock.owner if self.lock else None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -307,16 +303,6 @@ class Grant(msgspec.Struct, frozen=True):
     lock: str = ""
     oversold: Shortage | None = None
 
-    @property
-    def key(self) -> ContainerKey:
-        """The key of the container's row."""
-        return ContainerKey(self.candidate.pod.uid, self.candidate.container.name)
-
-    @property
-    def replay(self) -> Row | None:
-        """The row that is answered again; None: this is a first answer."""
-        return self.candidate.row
-
 
 # Step 1: the candidates, which are the pods of this node that the Allocate may be for.
 
@@ -347,20 +333,34 @@ def candidates(evidence: Evidence) -> tuple[Candidate, ...]:
     So after a lost checkpoint the order says something only while a pod is being admitted.
     Source: kubernetes pkg/kubelet/cm/devicemanager/manager.go, devicesToAllocate.
     """
+    # Nearly all pods of a node are running, and a call for each would make an Allocate slower with
+    # each: so those whose containers are plainly booked are left out first.
+    is_recorded = evidence.recorded is not None
+    booked = set() if is_recorded else evidence.ledger.booked_by(evidence.kubelet.epoch)
+    waits = {
+        pod.uid: pod
+        for pod in evidence.table.pods.values()
+        for each in pod.containers
+        if each.count == evidence.count
+        and (
+            ContainerKey(pod.uid, each.name) not in booked
+            or (pod.namespace, pod.name) in evidence.known
+        )
+    }
+    present = [pod for pod in waits.values() if not pod.terminal]
+    present.sort(key=lambda pod: (pod.created, pod.namespace, pod.name))
+
     found = []
-    for pod, deleted in (
-        *((pod, False) for pod in _asking(evidence)),
-        *((pod, True) for pod in _deleted_pods(evidence)),
-    ):
+    deleted = {pod.uid: pod for pod in _deleted_pods(evidence)}
+    for pod in (*present, *deleted.values()):
         if pod.uid in evidence.claimed or not evidence.known_before.get(pod.key, True):
             continue
         # While the agent has not asked PodResources about the pod, the call may be for any of its
         # containers that wait, because records may be missing here.
-        is_asked = pod.key in evidence.known or not evidence.kubelet.witnessed
-        containers = (possible if is_asked else waiting)(pod, evidence)
-        for each in containers:
+        is_asked = pod.key in evidence.known or not evidence.witnessed
+        for each in (possible if is_asked else waiting)(pod, evidence):
             if each.container.count == evidence.count:
-                found.append(msgspec.structs.replace(each, deleted=deleted))
+                found.append(msgspec.structs.replace(each, deleted=pod.uid in deleted))
                 break
     return tuple(found)
 
@@ -376,7 +376,7 @@ def waiting(pod: PodView, evidence: Evidence) -> tuple[Candidate, ...]:
         Candidate(pod, container, rows.get(container.name))
         for container in pod.asking(evidence.settings.resource)
         # Its status can be late, or from before a reboot: a live cgroup shows that it runs.
-        if container.running_id not in evidence.kubelet.alive
+        if not evidence.alive.get(container.running_id or "")
         and not is_over(container, evidence.kubelet.epoch)
         and not _is_held(pod, container, rows.get(container.name), evidence)
     )
@@ -412,31 +412,9 @@ def _was_dead(candidate: Candidate, evidence: Evidence) -> bool:
     kubelet may have started the container again without telling. That nobody saw it run proves
     nothing either: it can have died between the kubelet's look and the agent's.
     """
-    kubelet, started = evidence.kubelet, candidate.container.started_at
-    has_begun_since = started is not None and started + STAMP > kubelet.epoch.since
-    begun = kubelet.start.begun
+    begun, started = evidence.kubelet.begun, candidate.container.started_at
+    has_begun_since = started is not None and started + STAMP > evidence.kubelet.epoch.since
     return begun is not None and candidate.pod.uid not in begun and not has_begun_since
-
-
-def _asking(evidence: Evidence) -> list[PodView]:
-    """The pods, oldest first, with a container for `count` slices that is not plainly booked.
-
-    Nearly all pods of a node are running. A call for each would make an Allocate slower with each.
-    """
-    kubelet, known = evidence.kubelet, evidence.known
-    booked = evidence.ledger.booked_by(kubelet.epoch) if kubelet.recorded is None else set()
-    pods = {
-        pod.uid: pod
-        for pod in evidence.table.pods.values()
-        for container in pod.containers
-        if container.count == evidence.count
-        and (
-            ContainerKey(pod.uid, container.name) not in booked
-            or (pod.namespace, pod.name) in known
-        )
-    }
-    present = [pod for pod in pods.values() if not pod.terminal]
-    return sorted(present, key=lambda pod: (pod.created, pod.namespace, pod.name))
 
 
 def _is_held(pod: PodView, container: ContainerView, row: Row | None, evidence: Evidence) -> bool:
@@ -446,16 +424,17 @@ def _is_held(pod: PodView, container: ContainerView, row: Row | None, evidence: 
     killed before it writes its checkpoint, or if the checkpoint is lost. PodResources answers by
     name and does not list ordinary init containers. The checkpoint has UIDs and all containers.
     """
-    kubelet, holding = evidence.kubelet, evidence.known.get(pod.key)
+    holding, recorded = evidence.known.get(pod.key), evidence.recorded
     if holding and holding.ids_of(container.name, container.resource):
         return True
-    if kubelet.recorded is not None and ContainerKey(pod.uid, container.name) in kubelet.recorded:
-        return True
-    if container.role is Role.INIT or not kubelet.witnessed:
-        return kubelet.recorded is None and row is not None and row.epoch == kubelet.epoch
+    if recorded is not None:
+        return ContainerKey(pod.uid, container.name) in recorded
+
+    epoch = evidence.kubelet.epoch
+    if container.role is Role.INIT or not evidence.witnessed:
+        return row is not None and row.epoch == epoch
     # If PodResources was asked, it named no ids; the row may be booked for a pod of the same name.
-    is_unasked = holding is None and kubelet.recorded is None
-    return is_unasked and row is not None and row.is_booked_by(kubelet.epoch)
+    return holding is None and row is not None and row.is_booked_by(epoch)
 
 
 def _deleted_pods(evidence: Evidence) -> Iterator[PodView]:
@@ -466,8 +445,8 @@ def _deleted_pods(evidence: Evidence) -> Iterator[PodView]:
     - A pod is left out if its successor has run, or this kubelet has sent Allocate for it.
     - A deletion time in the future was taken before the clock was set back; the pod is left out.
     """
-    kubelet, rows_of = evidence.kubelet, evidence.ledger.rows_of
-    life = ASKED_AFTER_DELETION if kubelet.witnessed else ASKED_UNWITNESSED
+    rows_of = evidence.ledger.rows_of
+    life = ASKED_AFTER_DELETION if evidence.witnessed else ASKED_UNWITNESSED
     for stone in evidence.table.tombstones:
         pod, age = stone.pod, evidence.now - stone.deleted_at
         is_answered = pod.annotations.get(BIND_PHASE) == PHASE_SUCCESS or bool(rows_of(pod.uid))
@@ -477,10 +456,10 @@ def _deleted_pods(evidence: Evidence) -> Iterator[PodView]:
 
         # The kubelet admits pods of a name in their order.
         successor = evidence.table.named(*pod.key)
-        is_past = successor is not None and (
-            successor.has_run or any(row.epoch == kubelet.epoch for row in rows_of(successor.uid))
-        )
-        if not is_past:
+        if successor is None or not (
+            successor.has_run
+            or any(row.epoch == evidence.kubelet.epoch for row in rows_of(successor.uid))
+        ):
             yield pod
 
 
@@ -503,23 +482,24 @@ def to_ask(found: tuple[Candidate, ...], evidence: Evidence) -> Question | None:
     # - if this kubelet once named ids for a candidate's container and now does not: one of the two
     #   answers was about another pod of that name;
     # - with many candidates: those in the file need no PodResources Get.
-    if not evidence.records_read and (
+    if ReadRecords not in evidence.asked and (
         len(found) > MANY
         or any(
-            not evidence.kubelet.witnessed
+            not evidence.witnessed
             or (each.row is not None and each.row.is_booked_by(evidence.kubelet.epoch))
             or any(container.role is Role.INIT for container in each.pod.gpu_containers)
             for each in found
         )
     ):
         return ReadRecords()
+
     containers = (container for each in found for container in each.pod.containers)
-    running = frozenset(each.running_id for each in containers if each.running_id)
-    unchecked = running - evidence.checked
-    if unchecked:
-        return CheckRunning(unchecked)
-    if not evidence.kubelet.witnessed:
+    running = {each.running_id for each in containers if each.running_id}
+    if unchecked := running - evidence.alive.keys():
+        return CheckRunning(frozenset(unchecked))
+    if not evidence.witnessed:
         return None
+
     left = [each for each in found if each.pod.key not in evidence.known]
     # The kubelet admits one pod after the other. So with many candidates, once one is known to be
     # admitted, only those remain whose containers the kubelet may be restarting in parallel.
@@ -530,16 +510,16 @@ def to_ask(found: tuple[Candidate, ...], evidence: Evidence) -> Question | None:
         left = [each for each in left if not is_at_admission(each.pod, evidence)]
     if not left:
         return None
+
     # Static pods come last: a tenant can create mirror pods that no kubelet admits.
-    owner = evidence.lock.owner if evidence.lock else None
-    left.sort(key=lambda each: (each.pod.key != owner, each.pod.static))
-    first, *behind = left
-    return AskKubelet(first.pod.key, tuple(each.pod.key for each in behind))
+    left.sort(key=lambda each: (each.pod.key != evidence.owner, each.pod.static))
+    first, *others = (each.pod.key for each in left)
+    return AskKubelet(first, tuple(others))
 
 
 def admitted(found: tuple[Candidate, ...], evidence: Evidence) -> tuple[Candidate, ...]:
-    """The candidates that the kubelet is admitting by its own answer."""
-    return tuple(each for each in found if _is_admitted(each, evidence))
+    """The candidates that the kubelet is admitting by its own answer; without Get all may be."""
+    return tuple(each for each in found if not evidence.witnessed or _is_admitted(each, evidence))
 
 
 def _is_admitted(candidate: Candidate, evidence: Evidence) -> bool:
@@ -549,16 +529,19 @@ def _is_admitted(candidate: Candidate, evidence: Evidence) -> bool:
     new, the answer must have no ids for a later container, because the kubelet sends Allocate in
     the order of the spec.
     """
-    holding = evidence.known.get(candidate.pod.key)
+    pod, holding = candidate.pod, evidence.known.get(candidate.pod.key)
     if holding is None:
         return False
+
     named = {each.name for each in holding.containers}
-    known = {each.name for each in candidate.pod.containers}
-    apps = {each.name for each in candidate.pod.containers if each.role is Role.APP}
-    names = [each.name for each in candidate.pod.asking(evidence.settings.resource)]
+    apps = {each.name for each in pod.containers if each.role is Role.APP}
+    if not apps <= named <= {each.name for each in pod.containers}:
+        return False
+
+    resource = evidence.settings.resource
+    names = [each.name for each in pod.asking(resource)]
     later = names[names.index(candidate.container.name) + 1 :]
-    has_later_ids = any(holding.ids_of(name, evidence.settings.resource) for name in later)
-    return apps <= named <= known and not (is_new(candidate.pod, evidence) and has_later_ids)
+    return not (is_new(pod, evidence) and any(holding.ids_of(name, resource) for name in later))
 
 
 # Step 3: the one candidate that the kubelet is admitting. Between several it never guesses.
@@ -572,32 +555,53 @@ def exactly_one(found: tuple[Candidate, ...], evidence: Evidence) -> Candidate |
     and a later Allocate for the existing one gets the same answer.
 
     Raises:
-        Refusal: no pod or several pods are being admitted.
+        Refusal: no pod, several pods, or deleted pods alone are being admitted.
     """
-    if not evidence.kubelet.witnessed:
-        return _sole_candidate(found, evidence)
     known = admitted(found, evidence)
     present = [each for each in known if not each.deleted]
-    if len({each.pod.key for each in known}) == 1:
-        return present[0] if present else known[0]
-    if not present and evidence.ledger.rows and not evidence.records_read:
+    if evidence.witnessed and present and len({each.pod.key for each in known}) == 1:
+        return present[0]
+
+    if not present and evidence.ledger.rows and ReadRecords not in evidence.asked:
         return ReadRecords()  # the checkpoint may show that a container counts as held but is not
-    if not evidence.listed:
+    if ListPods not in evidence.asked:
         # The pod table lags, or one of the pods has ended: kubelets before 1.34.7 and 1.35.4 still
         # admit it. For the lock's owner the API server has longer, so the lock comes first if the
         # one in view is of no pod that may be asking, and a newer one can be read.
-        owner = evidence.lock.owner if evidence.lock else None
+        owner = evidence.owner
         is_nobodys = owner is None or evidence.known.get(owner, True) is None
-        is_lock_unseen = not known and is_nobodys and not evidence.node_read
+        is_lock_unseen = not known and is_nobodys and LookAtNode not in evidence.asked
         return LookAtNode() if is_lock_unseen else ListPods()
+
     if not known:
         raise _nobody(evidence)
+    first = known[0]
     if not present:
-        return known[0]  # each of them is refused, for the same reason
-    newcomer = _beside_dead(known, evidence)
-    if newcomer is None:
-        raise _several(known, evidence)
-    return newcomer
+        raise Refusal(
+            RefusalReason.POD_DELETED,
+            f"Pod {first.pod.title} was deleted before the kubelet admitted it; its controller "
+            "makes a new one.",
+        )
+    if evidence.witnessed:
+        newcomer = _beside_dead(known, evidence)
+        if newcomer is None:
+            raise _several(known, evidence)
+        return newcomer
+
+    # Kubelets before 1.34 have no Get: a sole candidate is served if it holds the node lock, for
+    # which a first answer still waits. A LIST must have shown that it is alone.
+    if (
+        len(known) == 1
+        and evidence.asked[ListPods]
+        and (not first.row or lock_of(first.pod, evidence))
+    ):
+        return first
+    raise Refusal(
+        RefusalReason.WITNESS_SILENT,
+        "This kubelet cannot say which pod it admits, and the agent serves only a pod that holds "
+        f"the node lock and alone can be meant ({_names(known)}); start GPU pods one at a time, or "
+        "upgrade the kubelet to 1.34.",
+    )
 
 
 def _beside_dead(known: tuple[Candidate, ...], evidence: Evidence) -> Candidate | Question | None:
@@ -613,11 +617,12 @@ def _beside_dead(known: tuple[Candidate, ...], evidence: Evidence) -> Candidate 
         # A pod from before this kubelet took the lists may have been admitted without asking, and
         # ask when its container dies.
         if not each.deleted
-        and each.pod.created >= evidence.kubelet.start.asks_since
+        and each.pod.created >= evidence.kubelet.asks_since
         and is_at_admission(each.pod, evidence)
     ]
     if len(new) != 1 or new[0].row is not None:
         return None
+
     pod = new[0].pod
     # A deleted pod does not matter if the new one has its name: see exactly_one.
     if any(each.deleted and each.pod.key != pod.key for each in known):
@@ -626,18 +631,20 @@ def _beside_dead(known: tuple[Candidate, ...], evidence: Evidence) -> Candidate 
     # that call came.
     if any(names is None or pod.key in names for names in evidence.beside):
         return None
+
     # The kubelet answers by name: if a deleted pod of this name still runs, the answer may be about
     # that one, and nothing tells the call of the new pod from those of the dead containers.
     graves = (stone.pod for stone in evidence.table.tombstones if stone.pod.key == pod.key)
     namesakes = {one.running_id for grave in graves for one in grave.containers if one.running_id}
-    if namesakes - evidence.checked:
-        return CheckRunning(frozenset(namesakes) - evidence.checked)
-    if namesakes & evidence.kubelet.alive:
+    if unchecked := namesakes - evidence.alive.keys():
+        return CheckRunning(frozenset(unchecked))
+    if any(evidence.alive[each] for each in namesakes):
         return None
+
     if not (lock_of(pod, evidence) or may_be_unlocked(pod, evidence)):
         return seek_lock(pod, evidence)
     is_first = evidence.known_before.get(pod.key, False) and not evidence.beside
-    return new[0] if is_first or evidence.alone else AwaitOthers()
+    return new[0] if is_first or AwaitOthers in evidence.asked else AwaitOthers()
 
 
 def rejected_pod(evidence: Evidence) -> PodUid | None:
@@ -647,22 +654,22 @@ def rejected_pod(evidence: Evidence) -> PodUid | None:
     has run, it sends Allocate again. If a deleted and an existing pod have the same name, the
     Allocate was for the deleted one, which came first.
     """
-    found, is_witnessed = candidates(evidence), evidence.kubelet.witnessed
-    if is_witnessed:
+    found = candidates(evidence)
+    if evidence.witnessed:
         if any(each.pod.key not in evidence.known for each in found):
             return None  # the call may have been for the one of which the kubelet said nothing
         found = admitted(found, evidence)
         if len({each.pod.key for each in found}) != 1:
             return None
-    deleted = next((each for each in found if each.deleted), None)
-    if deleted is not None:
-        return deleted.pod.uid
+
+    deleted = [each.pod.uid for each in found if each.deleted]
     # A kubelet before 1.34 confirms nobody: the call may have been that of a pod that is gone.
-    if not is_witnessed or len(found) != 1 or found[0].row is not None or found[0].pod.has_run:
-        return None
+    if deleted or not evidence.witnessed:
+        return deleted[0] if deleted else None
+
     pod = found[0].pod
     # A deleted pod of the name that an earlier kubelet answered is no candidate, but may ask again.
-    is_predecessor_possible = any(
+    is_another_possible = any(
         stone.pod.key == pod.key
         and evidence.now - stone.deleted_at <= ASKED_AFTER_DELETION
         and any(
@@ -670,33 +677,13 @@ def rejected_pod(evidence: Evidence) -> PodUid | None:
         )
         for stone in evidence.table.tombstones
     )
-    return None if is_predecessor_possible else pod.uid
-
-
-def _sole_candidate(found: tuple[Candidate, ...], evidence: Evidence) -> Candidate | Question:
-    """Kubelets before 1.34 have no Get: a sole candidate is served if it holds the node lock."""
-    if not evidence.listed:
-        return ListPods()  # the watch may not have shown the pod that the kubelet asks for
-    if not found or (evidence.list_failed and any(each.row is None for each in found)):
-        raise _nobody(evidence)
-    first = found[0]
-    if all(each.deleted for each in found):
-        return first  # each of them is refused, for the same reason
-    if len(found) == 1 and (first.row is None or lock_of(first.pod, evidence)):
-        return first  # for a first answer, step 7 waits for the lock
-    what = f"{len(found)} pods are possible; start GPU pods one at a time"
-    if len(found) == 1:
-        name = "/".join(first.pod.key)
-        what = f"pod {name}, the only possible one, no longer holds the node lock; delete the pod"
-    raise Refusal(
-        RefusalReason.WITNESS_SILENT,
-        f"This kubelet cannot say which pod it admits, and {what}, or upgrade the kubelet to 1.34.",
-    )
+    is_asked_again = len(found) != 1 or found[0].row is not None or pod.has_run
+    return None if is_another_possible or is_asked_again else pod.uid
 
 
 def _several(known: tuple[Candidate, ...], evidence: Evidence) -> Refusal:
-    names = cap(", ".join(sorted({"/".join(each.pod.key) for each in known})))
-    if evidence.list_failed:
+    names = _names(known)
+    if not evidence.asked[ListPods]:
         return _unknown(f"the kubelet may be admitting one of several pods ({names})")
     if all(each.row is not None and not each.deleted for each in known):
         return Refusal(
@@ -712,9 +699,13 @@ def _several(known: tuple[Candidate, ...], evidence: Evidence) -> Refusal:
     )
 
 
+def _names(found: Iterable[Candidate]) -> str:
+    return cap(", ".join(sorted({each.pod.title for each in found})))
+
+
 def _nobody(evidence: Evidence) -> Refusal:
     count = evidence.count
-    if evidence.listed and (evidence.list_failed or not evidence.table.synced):
+    if not (evidence.asked[ListPods] and evidence.table.synced):
         return _unknown(f"no pod that it knows of asks for {count} slice(s) at this moment")
 
     return Refusal(
@@ -743,30 +734,30 @@ def _still_the_same(candidate: Candidate, evidence: Evidence) -> Question | None
     A pod whose name was not generated can be created again with another share. Once a container of
     a pod was answered at its admission, the calls that follow are for the same pod. Raises Refusal.
     """
-    pod = candidate.pod
+    pod, is_listed = candidate.pod, evidence.asked.get(ListPods)
     # PodResources says "known, no devices" of a pod that is being admitted, of one that was started
     # without an Allocate, and of one whose records are lost. The last two ask only when a container
     # has died. Then a pod that no view shows may be asking instead.
-    is_newcomer_possible = not is_at_admission(pod, evidence)
-    if not evidence.listed and (candidate.deleted or is_newcomer_possible):
-        return ListPods()
-    if evidence.list_failed and is_newcomer_possible:
+    if not is_at_admission(pod, evidence) and not is_listed:
+        if is_listed is None:
+            return ListPods()
         raise _unknown(
-            f"pod {'/'.join(pod.key)}, of which the kubelet has no record, may have run before, so "
-            "a pod that the agent does not know may be asking"
+            f"pod {pod.title}, of which the kubelet has no record, may have run before, so a pod "
+            "that the agent does not know may be asking"
         )
-    if not pod.reusable_name or candidate.deleted or _is_under_way(candidate, evidence):
+
+    if not pod.reusable_name or _is_under_way(candidate, evidence):
         return None
-    if pod.key not in evidence.pod_uids_read:
-        return None if evidence.listed and not evidence.list_failed else LookAtPod(pod.key)
-    uid_read = evidence.pod_uids_read[pod.key]
-    if uid_read == pod.uid:
+    if pod.key not in evidence.pod_uids:
+        return None if is_listed else LookAtPod(pod.key)
+
+    uid = evidence.pod_uids[pod.key]
+    if uid == pod.uid:
         return None
-    if uid_read is UNREAD:  # a GET that failed proves nothing
-        raise _unknown(f"the name of pod {'/'.join(pod.key)} may be another pod's by now")
-    if evidence.list_failed:
-        raise _unknown(f"another pod now has the name {'/'.join(pod.key)}")
-    return None if evidence.listed else ListPods()
+    # A GET that failed proves nothing.
+    if uid is UNREAD or is_listed is False:
+        raise _unknown(f"the name of pod {pod.title} may be another pod's by now")
+    return None if is_listed else ListPods()
 
 
 def _is_under_way(candidate: Candidate, evidence: Evidence) -> bool:
@@ -791,19 +782,18 @@ def replay(candidate: Candidate, row: Row, evidence: Evidence) -> Question | Gra
 
     A GPU that the operator has filtered out since still counts: its container may start again.
     """
-    name = "/".join(candidate.pod.key)
     for share in row.shares:
         gpu = evidence.inventory.find(share.uuid)
         # In MIG mode nothing can use the whole GPU.
         is_whole = gpu is not None and gpu.there and not gpu.gpu.mig_enabled
         if gpu is None or not is_whole or gpu.health.condition is Condition.LOST:
-            if not evidence.listed:
-                # A pod that the watch has not shown may ask, after this one was refused.
-                return ListPods()
+            if ListPods not in evidence.asked:
+                return ListPods()  # a pod that the watch has not shown may be asking
             raise Refusal(
                 RefusalReason.BAD_GPU,
-                f"Container {row.key.container} of pod {name} holds GPU {share.uuid}, which is "
-                "gone, lost or in MIG mode; delete the pod so that it is placed again.",
+                f"Container {row.key.container} of pod {candidate.pod.title} holds GPU "
+                f"{share.uuid}, which is gone, lost or in MIG mode; delete the pod so that it is "
+                "placed again.",
             )
     return Grant(candidate, row.group, row.shares)
 
@@ -811,115 +801,90 @@ def replay(candidate: Candidate, row: Row, evidence: Evidence) -> Question | Gra
 # Step 7: the node lock must name the pod.
 
 
-def right(candidate: Candidate, evidence: Evidence) -> Question | None:
-    """The next question about the pod's right; None: the pod has it. Raises Refusal.
+def require_right(candidate: Candidate, evidence: Evidence) -> None:
+    """Require that HAMi's scheduler placed the pod: the lock names it, or it needs none.
 
     The lock's time stamp and the pod's bind-time do not count: HAMi's scheduler writes the two in
-    an order that differs by release, seconds apart. A pod that needs no lock is still waited for
-    where HAMi takes one, and else the Node is read once, because HAMi after 2.10 takes one for
-    each: only a lock that a row notes is removed at once.
+    an order that differs by release, seconds apart. Raises Refusal.
     """
-    pod = candidate.pod
-    refusal = hopeless(candidate, evidence.settings)
-    if refusal is not None:
-        raise refusal
-    if lock_of(pod, evidence):
-        return None
-    question = seek_lock(pod, evidence)
-    if question is not None or may_be_unlocked(pod, evidence):
-        return question
-    name, lock = "/".join(pod.key), evidence.lock
-    is_made_with_its_node = _is_made_with_its_node(pod)
-    if evidence.node_unread and not is_made_with_its_node:
-        raise _unknown(f"no node lock that it knows of names pod {name}")
+    pod, settings, lock = candidate.pod, evidence.settings, evidence.lock
+    if pod.static:
+        raise Refusal(
+            RefusalReason.STATIC_POD,
+            f"Pod {pod.title} is a static pod, which HAMi's scheduler never sees; create it "
+            "through the API server.",
+        )
+    for container in pod.asking(settings.resource):
+        # The scheduler takes no lock for such a request, and leaves forged annotations as they are.
+        amounts, name = dict(container.others), settings.requests.memory
+        if read_request(container.count, amounts, settings.requests) is None:
+            raise Refusal(
+                RefusalReason.DROPPED_REQUEST,
+                f"HAMi's scheduler dropped the request of container {container.name} of pod "
+                f"{pod.title}: it cannot count {amounts[name]} MiB; write {name} as a number of "
+                "MiB without a unit.",
+            )
+    if lock_of(pod, evidence) or may_be_unlocked(pod, evidence):
+        return
+
+    if evidence.asked.get(LookAtNode) is False and not _is_made_with_its_node(pod):
+        raise _unknown(f"no node lock that it knows of names pod {pod.title}")
     if _takes_lock(pod) and lock is not None and lock.owner not in {None, pod.key}:
         raise Refusal(
             RefusalReason.NO_RIGHT,
-            f"Pod {name} asks for GPUs, but HAMi's scheduler is placing "
+            f"Pod {pod.title} asks for GPUs, but HAMi's scheduler is placing "
             f"{'/'.join(lock.owner)} on this node: another scheduler bound the pod, or another pod "
             "took over its lock. Create it again with schedulerName of HAMi's scheduler.",
         )
-    policy = UnlockedPods.UNIQUE
-    if is_made_with_its_node:
+
+    is_allowed = settings.unlocked_pods is UnlockedPods.SCHEDULED
+    policy = UnlockedPods.UNIQUE if is_allowed or _takes_lock(pod) else UnlockedPods.SCHEDULED
+    advice = f"set allocation.unlockedPods to {policy}"
+    if not evidence.witnessed:
+        advice = "upgrade the kubelet to 1.34"
+    why = (
+        ": another scheduler bound it, the lock was removed, or it started before without its GPU; "
+        f"create it again with schedulerName {settings.scheduler_name}"
+    )
+    if _is_made_with_its_node(pod):
         why = ": it was created with its node (spec.nodeName); create it again without nodeName"
-    elif _was_bound_without(pod, evidence.settings):
-        policy = UnlockedPods.SCHEDULED
-        why = (
-            " (it takes none if only init containers request GPUs); request the GPU in an app "
-            "container too"
-        )
-    else:
-        why = (
-            ": another scheduler bound it, the lock was removed, or it started before without its "
-            f"GPU; create it again with schedulerName {evidence.settings.scheduler_name}"
-        )
-    advice = [] if evidence.kubelet.witnessed else ["upgrade the kubelet to 1.34"]
-    if evidence.settings.unlocked_pods not in {policy, UnlockedPods.UNIQUE}:
-        advice.append(f"set allocation.unlockedPods to {policy}")
+    elif not _takes_lock(pod):
+        why += " and with the GPU in an app container too"
     raise Refusal(
         RefusalReason.NO_LOCK,
-        f"Pod {name} holds no node lock of HAMi's scheduler{why}, or ask the operator to "
-        f"{' and '.join(advice)}.",
+        f"Pod {pod.title} holds no node lock of HAMi's scheduler{why}, or ask the operator to "
+        f"{advice}.",
     )
 
 
 def seek_lock(pod: PodView, evidence: Evidence) -> Question | None:
-    """The question whose answer may show the pod's lock; None: there is none, or it is shown."""
+    """The question whose answer may show the pod's lock; None: there is none, or it is shown.
+
+    A pod that needs no lock is waited for where HAMi takes one. Else the Node is read once, because
+    HAMi after 2.10 takes one for each pod, and only a lock that a row notes is removed at once.
+    """
     if lock_of(pod, evidence) or _is_made_with_its_node(pod):
         return None
-    is_free = may_be_unlocked(pod, evidence)
-    if (_takes_lock(pod) or not is_free) and not evidence.waited:
+    is_needed = _takes_lock(pod) or not may_be_unlocked(pod, evidence)
+    if is_needed and AwaitLock not in evidence.asked:
         return AwaitLock(pod.key)
-    return None if evidence.node_read else LookAtNode()
-
-
-def hopeless(candidate: Candidate, settings: MatchSettings) -> Refusal | None:
-    """Why the pod is refused with or without a lock; None: the lock decides."""
-    pod, rules = candidate.pod, settings.requests
-    name = "/".join(pod.key)
-    if candidate.deleted:
-        return Refusal(
-            RefusalReason.POD_DELETED,
-            f"Pod {name} was deleted before the kubelet admitted it; its controller makes a new "
-            "one.",
-        )
-    if pod.static:
-        return Refusal(
-            RefusalReason.STATIC_POD,
-            f"Pod {name} is a static pod, which HAMi's scheduler never sees; create it through the "
-            "API server.",
-        )
-    for container in pod.asking(settings.resource):
-        # The scheduler takes no lock for such a request, and leaves forged annotations as they are.
-        amounts = dict(container.others)
-        if read_request(container.count, amounts, rules) is None:
-            return Refusal(
-                RefusalReason.DROPPED_REQUEST,
-                f"HAMi's scheduler dropped the request of container {container.name} of pod "
-                f"{name}: it cannot count {amounts[rules.memory]} MiB; write {rules.memory} as a "
-                "number of MiB without a unit.",
-            )
-    return None
+    return None if LookAtNode in evidence.asked else LookAtNode()
 
 
 def may_be_unlocked(pod: PodView, evidence: Evidence) -> bool:
-    """Whether the pod needs no lock. A kubelet before 1.34 confirms no pod, so each needs one."""
-    is_allowed = evidence.settings.unlocked_pods is UnlockedPods.UNIQUE or (
-        evidence.settings.unlocked_pods is UnlockedPods.SCHEDULED
-        and _was_bound_without(pod, evidence.settings)
-    )
-    return evidence.kubelet.witnessed and is_allowed
+    """Whether the pod needs no lock. A kubelet before 1.34 confirms no pod, so each needs one.
 
-
-def _was_bound_without(pod: PodView, settings: MatchSettings) -> bool:
-    """Whether HAMi's scheduler bound the pod, and took no lock for it.
-
-    Of this the pod's author writes only the scheduler's name. Of a pod without startTime only a
-    scheduler has set PodScheduled: the kubelet sets the two together, after the admission. Whether
-    the annotation is the scheduler's is checked with the share.
+    By default a pod needs none that HAMi's scheduler bound and for which it takes none. Of this the
+    pod's author writes only the scheduler's name: of a pod without startTime only a scheduler has
+    set PodScheduled, because the kubelet sets the two together, after the admission. Whether the
+    annotation is the scheduler's is checked with the share.
     """
-    is_bound = pod.scheduled and not pod.started
-    return is_bound and pod.scheduler == settings.scheduler_name and not _takes_lock(pod)
+    settings, is_bound = evidence.settings, pod.scheduled and not pod.started
+    is_hamis = is_bound and pod.scheduler == settings.scheduler_name and not _takes_lock(pod)
+    return evidence.witnessed and (
+        settings.unlocked_pods is UnlockedPods.UNIQUE
+        or (settings.unlocked_pods is UnlockedPods.SCHEDULED and is_hamis)
+    )
 
 
 def _is_made_with_its_node(pod: PodView) -> bool:
@@ -953,15 +918,14 @@ def lock_of(pod: PodView, evidence: Evidence) -> NodeLock | None:
         return None
 
     def is_unused(lock: NodeLock) -> bool:
-        uids = {evidence.used_locks.get(lock.value), *evidence.ledger.answered_under(lock.value)}
-        return uids <= {None, pod.uid, evidence.orphaned_locks.get(lock.value)}
+        users = {evidence.used_locks.get(lock.value), *evidence.ledger.answered_under(lock.value)}
+        return users <= {None, pod.uid, evidence.orphaned_locks.get(lock.value)}
 
-    lock = evidence.lock
-    is_read = evidence.node_read and not evidence.node_unread
+    lock, is_read = evidence.lock, evidence.asked.get(LookAtNode)
     if lock is not None and lock.owner == pod.key and (is_read or is_unused(lock)):
         return lock
-    former = (old for old in evidence.released_locks if old.owner == pod.key and is_unused(old))
-    return next(former, None)
+    owned = (old for old in evidence.former_locks if old.owner == pod.key and is_unused(old))
+    return next(owned, None)
 
 
 # Step 8: the container may get what the scheduler's annotation says.
@@ -978,9 +942,17 @@ def check(candidate: Candidate, evidence: Evidence) -> Question | Grant:
     lock = lock_of(candidate.pod, evidence)
     _require_requested(candidate, shares, gpus, evidence.settings, has_lock=lock is not None)
     uid, pods = candidate.pod.uid, evidence.table.pods
-    # A dead row does not count here. Reconcile closes it and removes its directory.
     beside = {row.key: row for uuid in gpus for row in evidence.ledger.rows_on(uuid)}
-    live = [row for row in beside.values() if _live(row, evidence)]
+    # A dead row does not count here. Reconcile closes it and removes its directory. A pod that the
+    # kubelet does not know is dead only if this kubelet instance was answered: a new one may not
+    # have admitted the pod yet.
+    forgotten = {name for name, holding in evidence.known.items() if holding is None}
+    live = [
+        row
+        for row in beside.values()
+        if row.is_live(evidence.table)
+        and not (row.epoch == evidence.kubelet.epoch and (row.namespace, row.pod) in forgotten)
+    ]
     wanted = RoomClaim(uid, candidate.container.role, shares, group)
     true = [claim_of(row) for row in live if counts(row, pods.get(row.key.pod_uid))]
     own = shortage(wanted, (claim for claim in true if claim.pod_uid == uid), gpus)
@@ -999,26 +971,13 @@ def check(candidate: Candidate, evidence: Evidence) -> Question | Grant:
         for row in live
         if row.key.pod_uid != uid and any(share.uuid in full for share in row.limits)
     ]
-    for row in in_the_way if evidence.kubelet.witnessed else ():
+    for row in in_the_way if evidence.witnessed else ():
         if (row.namespace, row.pod) not in evidence.known:
             return AskKubelet((row.namespace, row.pod))
-    if in_the_way and not evidence.listed:
+    if in_the_way and ListPods not in evidence.asked:
         # The scheduler's watch may have shown a change that the agent's watch has not.
         return ListPods()
     raise _oversold(candidate, oversold)
-
-
-def _live(row: Row, evidence: Evidence) -> bool:
-    """Whether the row still counts: its pod is there, not terminal, and known to the kubelet.
-
-    A pod that the kubelet does not know is dead only if this kubelet instance was answered: a new
-    one may not have admitted the pod yet.
-    """
-    key = (row.namespace, row.pod)
-    is_forgotten = key in evidence.known and evidence.known[key] is None
-    return row.is_live(evidence.table) and not (
-        is_forgotten and row.epoch == evidence.kubelet.epoch
-    )
 
 
 def _require_requested(
@@ -1050,7 +1009,7 @@ def _require_requested(
         if is_more or (is_exact and is_other):
             raise Refusal(
                 RefusalReason.NOT_AS_REQUESTED,
-                f"Container {container.name} of pod {'/'.join(candidate.pod.key)} requests {most} "
+                f"Container {container.name} of pod {candidate.pod.title} requests {most} "
                 f"MiB and {_percent(request.cores)} of a GPU, but annotation {ALLOCATED} gives it "
                 f"{memory} MiB and {_percent(cores)} of {share.uuid}: it was changed after "
                 "HAMi's scheduler wrote it, or the agent has other settings than the scheduler; "
@@ -1073,15 +1032,14 @@ def _oversold(candidate: Candidate, short: Shortage, *, alone: bool = False) -> 
     )
     return Refusal(
         gate,
-        f"With container {candidate.container.name} of pod {'/'.join(candidate.pod.key)}, GPU "
+        f"With container {candidate.container.name} of pod {candidate.pod.title}, GPU "
         f"{short.gpu.uuid} would have {total} of {what} promised, and it has {limit}; {to_do}",
     )
 
 
 def _assigned(candidate: Candidate, settings: MatchSettings) -> tuple[int, tuple[Share, ...]]:
     """The container's group number and shares in the annotation. Raises Refusal."""
-    pod, container = candidate.pod, candidate.container
-    name = "/".join(pod.key)
+    pod, container, name = candidate.pod, candidate.container, candidate.pod.title
     if pod.groups_error:
         raise Refusal(
             RefusalReason.MALFORMED_ANNOTATION,
@@ -1102,10 +1060,7 @@ def _assigned(candidate: Candidate, settings: MatchSettings) -> tuple[int, tuple
             f"Pod {name} was given GPUs of node {cap(node or 'none', 63)}, and this is "
             f"{settings.node}; create it again.",
         )
-    try:
-        paired = pair_groups(pod.groups or (), pod.asking(container.resource))
-    except Refusal as refusal:
-        raise Refusal(refusal.gate, f"Pod {name}: {refusal.sentence}") from refusal
+    paired = pair_groups(pod.groups or (), pod.asking(container.resource), f"Pod {name}: ")
     if container.name not in paired:
         raise Refusal(
             RefusalReason.NO_CONTAINER_LEFT,
@@ -1116,7 +1071,7 @@ def _assigned(candidate: Candidate, settings: MatchSettings) -> tuple[int, tuple
 
 
 def pair_groups(
-    groups: Sequence[tuple[Share, ...]], containers: Sequence[ContainerView]
+    groups: Sequence[tuple[Share, ...]], containers: Sequence[ContainerView], whose: str = ""
 ) -> dict[str, tuple[int, tuple[Share, ...]]]:
     """Pair the containers that request GPUs, in order, with the non-empty groups, in order.
 
@@ -1136,16 +1091,16 @@ def pair_groups(
     if not all_asking and (not regular or len(filled) != len(regular)):
         raise Refusal(
             RefusalReason.COUNT_MISMATCH,
-            f"the scheduler wrote GPUs for {len(filled)} containers, but {len(asking)} containers "
-            "of the pod request GPUs; delete the pod and create it again.",
+            f"{whose}the scheduler wrote GPUs for {len(filled)} containers, but {len(asking)} "
+            "containers of the pod request GPUs; delete the pod and create it again.",
         )
     paired = {}
     for (index, shares), container in zip(filled, asking if all_asking else regular, strict=True):
         if len(shares) != container.count:
             raise Refusal(
                 RefusalReason.COUNT_MISMATCH,
-                f"container {container.name} requests {container.count} GPUs, but the scheduler "
-                f"wrote {len(shares)} for it; delete the pod and create it again.",
+                f"{whose}container {container.name} requests {container.count} GPUs, but the "
+                f"scheduler wrote {len(shares)} for it; delete the pod and create it again.",
             )
         paired[container.name] = index, shares
     return paired
@@ -1155,7 +1110,6 @@ def _usable(
     candidate: Candidate, shares: tuple[Share, ...], evidence: Evidence
 ) -> dict[GpuUuid, SharedGpu]:
     """The GPUs of the shares. Raises Refusal unless all are known and serving."""
-    name = "/".join(candidate.pod.key)
     gpus: dict[GpuUuid, SharedGpu] = {}
     for share in shares:
         gpu = evidence.inventory.find(share.uuid)
@@ -1164,10 +1118,10 @@ def _usable(
             why = f" ({gpu.obstacle})" if gpu and gpu.obstacle else ""
             raise Refusal(
                 RefusalReason.UNKNOWN_GPU,
-                f"Pod {name} was given GPU {cap(share.uuid, 64)}, which this node does not share"
-                f"{why}; create it again, so that it is placed again.",
+                f"Pod {candidate.pod.title} was given GPU {cap(share.uuid, 64)}, which this node "
+                f"does not share{why}; create it again, so that it is placed again.",
             )
-        require_serving(gpu, f"Pod {name}")
+        require_serving(gpu, f"Pod {candidate.pod.title}")
         # With the greatest amounts of the last 60 s, by which the pod may have been placed.
         recent = evidence.registered.get(gpu.uuid, GpuUse())
         gpus[share.uuid] = msgspec.structs.replace(

@@ -75,46 +75,40 @@ def grant(
 
     counts: Counter[GpuUuid] = Counter()
     for text, times in Counter(ids).items():
+        pair = split_slice_id(text)
+        gpu = inventory.find(pair[0]) if pair else None
         if times > 1:
             raise Refusal(
                 RefusalReason.REPEATED_SLICE,
                 f"The kubelet named slice {cap(text, 80)} {times} times in one request; create the "
                 "pod again.",
             )
-
-        pair = split_slice_id(text)
         if pair is None:
             raise Refusal(
                 RefusalReason.UNKNOWN_SLICE,
                 f"The kubelet named {cap(text, 80)!r}, which is not the id of a slice; ask the "
                 "operator whether another plugin serves this resource.",
             )
-
-        gpu = inventory.find(pair[0])
-        if gpu and pair[1] >= gpu.split_count and text not in held:
+        if gpu is None:
+            raise Refusal(
+                RefusalReason.UNKNOWN_GPU,
+                f"The kubelet named GPU {cap(pair[0], 64)}, which this node does not share; create "
+                "the pod again.",
+            )
+        if pair[1] >= gpu.split_count and text not in held:
             raise Refusal(
                 RefusalReason.UNKNOWN_SLICE,
                 f"The kubelet named slice {cap(text, 80)}, but GPU {gpu.gpu.label} has only "
                 f"{gpu.split_count} slices; create the pod again.",
             )
-
-        counts[pair[0]] += 1
-
-    granted = []
-    for uuid, count in counts.items():
-        gpu = inventory.find(uuid)
-        if gpu is None:
-            raise Refusal(
-                RefusalReason.UNKNOWN_GPU,
-                f"The kubelet named GPU {cap(uuid, 64)}, which this node does not share; create "
-                "the pod again.",
-            )
-
         require_serving(gpu, "The container")
-        share = Share(uuid, memory_mib=count * slice_mib(gpu), core_percent=0)
-        granted.append(granted_share(share, gpu))
+        counts[gpu.uuid] += 1
 
-    return cuda_order(granted)
+    return cuda_order(
+        granted_share(Share(gpu.uuid, count * slice_mib(gpu), 0), gpu)
+        for uuid, count in counts.items()
+        if (gpu := inventory.find(uuid))
+    )
 
 
 def slice_mib(gpu: SharedGpu) -> int:
@@ -149,43 +143,14 @@ class PlainAllocation(Allocation):
     settings: PlainSettings
 
     @override
-    async def decide(self, ids: tuple[SliceId, ...], call: AllocateCall) -> None:
-        """Set the row of the call, unless another call overtook it. Raises Refusal."""
+    async def decide(self, ids: tuple[SliceId, ...], call: AllocateCall) -> Row:
+        """A row of its own for the ids."""
         # A call that may have been overtaken is refused too while another is under way.
         call.turn.yields = call.turn.may_be_stale
         call.turn.overlapped |= call.turn.may_be_stale
-        facts = await self.wait_for_disk(call, "hook-path", self.hooks.facts())
+        facts = await self.on_disk(call, AllocateStep.HOOK, self.hooks.facts())
         call.step = AllocateStep.CHECK
         granted = grant(ids, self.inventory.value, self.held())
-        if call.turn.is_lost:
-            # No row: another call overtook this one, and the kubelet crashes if the earlier of two
-            # is granted.
-            return
-
-        call.row = self._first(ids, granted, facts)
-
-    @override
-    async def prefer(
-        self, available: tuple[SliceId, ...], must_include: tuple[SliceId, ...], size: int
-    ) -> tuple[SliceId, ...]:
-        """`size` of the available ids, on GPUs near to each other; empty if that is impossible.
-
-        Ids that were just offered to another container come last, because the kubelet marks them as
-        used only at the Allocate.
-        """
-        turn, held = self.order.begin(), self.held()
-        gpus = {shared.uuid: shared.gpu for shared in self.inventory.value.gpus}
-        offered = self.order.offered()
-        fresh = tuple(slice_id for slice_id in available if slice_id not in offered)
-        chosen = nearest(fresh, must_include, size, gpus, held)
-        chosen = chosen or nearest(available, must_include, size, gpus, held)
-        turn.ids = frozenset(chosen)
-
-        return chosen
-
-    def _first(
-        self, ids: tuple[SliceId, ...], granted: tuple[GrantedShare, ...], facts: HookFacts
-    ) -> Row:
         # A UID without dashes is not one of the API server's. So hami mode, which removes
         # directories of deleted pods, does not remove this one.
         uid = PodUid(f"{self.chance.getrandbits(128):032x}")
@@ -205,3 +170,22 @@ class PlainAllocation(Allocation):
             decided_by=Decider.KUBELET,
             resource=edits.resource,
         )
+
+    @override
+    async def prefer(
+        self, available: tuple[SliceId, ...], must_include: tuple[SliceId, ...], size: int
+    ) -> tuple[SliceId, ...]:
+        """`size` of the available ids, on GPUs near to each other; empty if that is impossible.
+
+        Ids that were just offered to another container come last, because the kubelet marks them as
+        used only at the Allocate.
+        """
+        turn, held = self.order.begin(), self.held()
+        gpus = {shared.uuid: shared.gpu for shared in self.inventory.value.gpus}
+        offered = self.order.offered()
+        fresh = tuple(slice_id for slice_id in available if slice_id not in offered)
+        chosen = nearest(fresh, must_include, size, gpus, held)
+        chosen = chosen or nearest(available, must_include, size, gpus, held)
+        turn.ids = frozenset(chosen)
+
+        return chosen

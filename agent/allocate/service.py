@@ -12,8 +12,8 @@ import datetime as dt
 import enum
 import functools
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
-from contextlib import AbstractAsyncContextManager
-from typing import Final, TypeVar
+from contextlib import AbstractAsyncContextManager, nullcontext, suppress
+from typing import Any, Final, TypeVar
 
 import msgspec
 import structlog
@@ -21,7 +21,6 @@ from typing_extensions import override
 
 from agent.allocate.edits import check_library, container_edits, cuda_order, granted_share
 from agent.allocate.match import (
-    NOT_HERE,
     UNREAD,
     AskKubelet,
     AwaitLock,
@@ -30,21 +29,19 @@ from agent.allocate.match import (
     Evidence,
     Grant,
     KubeletStart,
-    KubeletView,
     ListPods,
     LookAtNode,
     LookAtPod,
     MatchSettings,
     Question,
     ReadRecords,
-    UnlockedPods,
     decide,
     pair_groups,
     rejected_pod,
 )
 from agent.allocate.prefer import nearest, steer
 from agent.allocate.room import GpuUse, Shortage
-from agent.cluster import NodeEvent, NodeLock, NodeView, PodKey, PodTable, PodUid
+from agent.cluster import NodeEvent, NodeView, PodKey, PodTable, PodUid
 from agent.errors import (
     AgentError,
     ApiError,
@@ -59,7 +56,7 @@ from agent.hami.pod import former_locks, held_lock
 from agent.hookdirs import HostHookDirs
 from agent.kit.cell import Cell
 from agent.kit.tasks import Allowance, retry
-from agent.kit.timing import Budget, Durations, Lag, Starved, Tally
+from agent.kit.timing import Budget, Durations, Lag, Starved, Tally, loop_time
 from agent.kit.turns import CallOrder, Turn
 from agent.ledger import (
     ContainerEdits,
@@ -67,7 +64,6 @@ from agent.ledger import (
     Decider,
     EditSettings,
     Holder,
-    Holding,
     HookFacts,
     KubeletEpoch,
     Ledger,
@@ -139,13 +135,13 @@ MAX_QUESTIONS = 256
 
 
 class AllocateStep(enum.StrEnum):
-    """A step of an Allocate. The value is for the log."""
+    """A step of an Allocate. The value is for the log and the metric."""
 
-    HOOK = "look-at-hook-path"
+    HOOK = "hook-path"
     MATCH = "find-pod"
     CHECK = "check-ids"
-    DIRECTORY = "make-directory"
-    WRITE = "write-ledger"
+    DIRECTORY = "directory"
+    WRITE = "disk"
 
 
 _BELOW_THE_HOOK_PATH = {
@@ -154,17 +150,15 @@ _BELOW_THE_HOOK_PATH = {
 }
 
 
-def starved_refusal() -> Refusal:
-    """The refusal when the agent itself had too little CPU to find the answer in time."""
-    return Refusal(
-        RefusalReason.STARVED,
-        "The GPU agent of this node gets too little CPU to answer in time; ask the operator to "
-        "raise its CPU request, and the pod's controller starts it again.",
-    )
+def refusal_of(error: TimeoutError | StateError, step: AllocateStep) -> Refusal:
+    """The refusal when that step failed or took too long."""
+    if isinstance(error, Starved):
+        return Refusal(
+            RefusalReason.STARVED,
+            "The GPU agent of this node gets too little CPU to answer in time; ask the operator to "
+            "raise its CPU request, and the pod's controller starts it again.",
+        )
 
-
-def disk_refusal(error: TimeoutError | StateError, step: AllocateStep) -> Refusal:
-    """The refusal when the disk failed in `step`, or did not finish it in time."""
     reason = str(error) if isinstance(error, StateError) else "the disk has not answered in time"
     if step in _BELOW_THE_HOOK_PATH:
         return Refusal(
@@ -172,24 +166,16 @@ def disk_refusal(error: TimeoutError | StateError, step: AllocateStep) -> Refusa
             f"{_BELOW_THE_HOOK_PATH[step]} ({reason}); ask the operator to check the node's hook "
             "path and its disk.",
         )
-
+    if step is AllocateStep.MATCH and isinstance(error, TimeoutError):
+        return Refusal(
+            RefusalReason.OUT_OF_TIME,
+            "The kubelet or the node's disk did not say in time which pod this is; ask the "
+            "operator to check the node and its disk, and the pod's controller starts it again.",
+        )
     return Refusal(
         RefusalReason.STATE_UNWRITABLE,
         f"The agent cannot write its state ({reason}), so it answers no new container; ask the "
         "operator to check the node's disk.",
-    )
-
-
-def refusal_of(error: TimeoutError | StateError, step: AllocateStep) -> Refusal:
-    """The refusal when that step failed or took too long."""
-    if isinstance(error, Starved):
-        return starved_refusal()
-    if step is not AllocateStep.MATCH or isinstance(error, StateError):
-        return disk_refusal(error, step)
-
-    return Refusal(
-        RefusalReason.OUT_OF_TIME,
-        "The kubelet did not say in time which pod this is; its controller starts it again.",
     )
 
 
@@ -208,6 +194,7 @@ class AllocateCall(msgspec.Struct, eq=False):
     - `row`: the row to answer; None: not known yet. `is_replay`: it was answered before.
     - `rejected`: the pod for which no further Allocate comes if this one is refused; None: not
       known.
+    - `oversold`: see Grant.
     """
 
     turn: Turn
@@ -279,8 +266,8 @@ class Allocation(abc.ABC):
         )
 
     @abc.abstractmethod
-    async def decide(self, ids: tuple[SliceId, ...], call: AllocateCall) -> None:
-        """Set the row of the call, unless another call overtook it. Raises Refusal, StateError."""
+    async def decide(self, ids: tuple[SliceId, ...], call: AllocateCall) -> Row:
+        """The row to answer. Raises Refusal, StateError, TimeoutError."""
 
     @abc.abstractmethod
     async def prefer(
@@ -332,21 +319,21 @@ class Allocation(abc.ABC):
     @contextlib.contextmanager
     def waiting(self, what: str) -> Iterator[None]:
         """Time the block as a wait for that."""
-        loop = asyncio.get_running_loop()
-        began = loop.time()
+        began = loop_time()
         try:
             yield
         finally:
-            self.waits.observe(loop.time() - began, what)
+            self.waits.observe(loop_time() - began, what)
 
     def instance(self) -> KubeletEpoch:
         """The present kubelet instance, or one that no row names."""
         return self.epoch() or KubeletEpoch()
 
-    async def wait_for_disk(self, call: AllocateCall, what: str, work: Awaitable[T]) -> T:
-        """What the work returns, timed as a wait for that. Raises TimeoutError, Starved."""
+    async def on_disk(self, call: AllocateCall, step: AllocateStep, work: Awaitable[T]) -> T:
+        """What the step returns, timed as a wait. Raises TimeoutError, Starved."""
+        call.step = step
         async with call.disk.within():
-            with self.waiting(what):
+            with self.waiting(step):
                 return await work
 
     def with_pending(self, ledger: Ledger) -> Ledger:
@@ -361,36 +348,33 @@ class Allocation(abc.ABC):
         return frozenset(slice_id for row in rows for slice_id in row.slice_ids)
 
     async def _serve(self, ids: tuple[SliceId, ...], call: AllocateCall) -> Row:
-        await self.decide(ids, call)
-        # No await from here until the row is claimed: another call would decide on the same pod.
-        row = call.row
-        if row is None:
-            raise await self._overtaken(call)
-
+        # No await from the decision until the row is claimed: another call would decide on the
+        # same pod.
+        row = call.row = await self.decide(ids, call)
+        self._pending[row.key] = row
+        self.taken.add(row.key)
         # In plain mode the row comes first: only the row says later that the directory can be
         # removed. A row without a directory is closed like any other.
         is_row_first = row.decided_by is Decider.KUBELET
-        self._pending[row.key] = row
-        self.taken.add(row.key)
 
         try:
             if not call.turn.is_lost:
                 if not is_row_first:
                     await self._make_directory(row, call, wipe=not call.is_replay)
 
-                call.step = AllocateStep.WRITE
-                await self.wait_for_disk(call, "disk", self.commit(lambda ledger: ledger.put(row)))
+                write = self.commit(lambda ledger: ledger.put(row))
+                await self.on_disk(call, AllocateStep.WRITE, write)
                 if row.lock:
                     # The lock stands until it is released. Another pod that asks meanwhile is not
                     # its owner by right.
                     used = {**self.used_locks, row.lock: row.key.pod_uid}
                     self.used_locks = dict(list(used.items())[-USED_LOCKS:])
 
-                if is_row_first and row.has_directory:
+                if is_row_first and row.directory:
                     await self._make_directory(row, call, wipe=False)
             # Checked last: granting the earlier of two overlapping calls crashes the kubelet.
             if call.turn.is_lost:
-                raise await self._overtaken(call)
+                raise await self._overtaken(row, call)
         finally:
             self._pending.pop(row.key, None)
             self.taken.discard(row.key)
@@ -398,22 +382,20 @@ class Allocation(abc.ABC):
         return row
 
     async def _make_directory(self, row: Row, call: AllocateCall, *, wipe: bool) -> None:
-        call.step = AllocateStep.DIRECTORY
         name = container_directory(row.key.pod_uid, row.key.container)
-        await self.wait_for_disk(call, "directory", self.hooks.prepare(name, wipe=wipe))
+        await self.on_disk(call, AllocateStep.DIRECTORY, self.hooks.prepare(name, wipe=wipe))
 
-    async def _overtaken(self, call: AllocateCall) -> Refusal:
+    async def _overtaken(self, row: Row, call: AllocateCall) -> Refusal:
         """The refusal of a call that must not be granted beside another one.
 
         If the kubelet will ask again, this waits until no other call is under way. Until then the
         kubelet begins no other container of the pod.
         """
-        row = call.row if call.row and call.row.holder else None
         # For a new pod the kubelet does not ask again: nothing is gained by waiting.
-        if call.is_replay or row is None:
+        if call.is_replay or row.holder is None:
             await self.order.until_alone(call.turn)  # each of them has its deadlines
 
-        whose = f" for {row.key.container} of pod {row.namespace}/{row.pod}" if row else ""
+        whose = f" for {row.key.container} of pod {row.namespace}/{row.pod}" if row.holder else ""
         text = (
             "The kubelet lost its checkpoint and asks for several containers at once, so this "
             f"answer would crash it. It asks again{whose} in a few seconds if the container ran "
@@ -520,9 +502,8 @@ class HamiAllocation(Allocation):
         them. That instance never asks for them again; a later one may."""
         self._offer: ContainerKey | None = None
         """The container for which the kubelet was last offered free ids of the right GPUs."""
-        self._start = KubeletStart()
-        self._started: tuple[KubeletEpoch | None, str] = None, ""
-        """The kubelet instance of `_start`, and the resource that it began to take."""
+        self._starts: dict[tuple[KubeletEpoch, str], KubeletStart] = {}
+        """Of the present kubelet instance and the resource that it began to take; one at most."""
 
     async def run(self) -> None:
         """See each kubelet begin to take the lists, for ever, and which pods have no cgroup then.
@@ -533,73 +514,70 @@ class HamiAllocation(Allocation):
         """
         async for streams in self.streams.follow():
             epoch, now = self.epoch(), self.clock.now()
-            kubelet = epoch, self.match.value.resource
             # The same kubelet opens its stream again after a break: that is no new start.
-            if streams == 0 or epoch is None or kubelet == self._started:
+            if not streams or epoch is None or (epoch, self.match.value.resource) in self._starts:
                 continue
 
             is_prompt = dt.timedelta(0) <= now - epoch.since < PROMPT
-            self._start = KubeletStart() if is_prompt else KubeletStart(asks_since=now)
-            self._started = kubelet
+            start = KubeletStart(epoch) if is_prompt else KubeletStart(epoch, asks_since=now)
+            key = epoch, self.match.value.resource
+            self._starts = {key: start}
             if is_prompt:
-                with contextlib.suppress(TimeoutError):
+                with suppress(TimeoutError):
                     async with asyncio.timeout(LOOK_DEADLINE):
-                        self._start = KubeletStart(begun=await self.containers.begun())
+                        begun = await self.containers.begun()
+                        self._starts = {key: KubeletStart(epoch, begun=begun)}
 
     def start(self) -> KubeletStart:
         """What was seen of the present kubelet's start."""
         epoch = self.instance()
-        if self._started == (epoch, self.match.value.resource):
-            return self._start
-        return KubeletStart(asks_since=epoch.since)  # such as one whose socket was only touched
+        found = self._starts.get((epoch, self.match.value.resource))
+        # Without one: such as a kubelet whose socket was only touched.
+        return found or KubeletStart(epoch, asks_since=epoch.since)
 
     @override
-    async def decide(self, ids: tuple[SliceId, ...], call: AllocateCall) -> None:
-        """Set the row of the call, from which its effects follow. Raises Refusal."""
+    async def decide(self, ids: tuple[SliceId, ...], call: AllocateCall) -> Row:
+        """The row of the container, from which its effects follow."""
         inquiry = Inquiry(self, len(ids), call)
         try:
-            facts = await self.wait_for_disk(call, "hook-path", self.hooks.facts())
+            facts = await self.on_disk(call, AllocateStep.HOOK, self.hooks.facts())
             call.step = AllocateStep.MATCH
             grant = await inquiry.grant()
         except (Refusal, StateError, TimeoutError):
             call.rejected = rejected_pod(inquiry.newest())
             raise
 
-        call.is_replay = call.turn.yields = grant.replay is not None
-        call.oversold = grant.oversold
-        offered, self._offer = self._offer == grant.key, None  # it counts for one answer
-        pod, container = grant.candidate.pod, grant.candidate.container
-
-        if grant.replay is not None:
-            # It keeps its answer, byte for byte, and gets the ids of this call.
-            call.row = msgspec.structs.replace(
-                grant.replay,
-                slice_ids=tuple(sorted(ids)),
-                answered_at=self.clock.now(),
-                epoch=self.instance(),
-                confirmed=False,
-                offered=offered,
-            )
-            return
-
-        first = self._first(Adoption(pod, container, ids), grant.group, grant.shares, facts)
-        call.row = msgspec.structs.replace(first, offered=offered, lock=grant.lock)
-        check_library(facts, container)
+        found, call.oversold = grant.candidate, grant.oversold
+        call.is_replay = call.turn.yields = found.row is not None
+        offered, self._offer = self._offer == found.key, None  # it counts for one answer
+        first = Adoption(found.pod, found.container, ids)
+        row = found.row or self._first(first, grant.group, grant.shares, facts)
+        # A replay keeps its answer, byte for byte, and gets the ids of this call.
+        call.row = msgspec.structs.replace(
+            row,
+            slice_ids=tuple(sorted(ids)),
+            answered_at=self.clock.now(),
+            epoch=self.instance(),
+            confirmed=False,
+            offered=offered,
+            lock=row.lock or grant.lock,
+        )
+        if not call.is_replay:
+            call.rejected = found.pod.uid
+            check_library(facts, found.container)
+        return call.row
 
     @override
     def _refused(self, refusal: Refusal, call: AllocateCall, count: int) -> None:
         """Exclude a pod that is refused at its admission: the kubelet does not ask for it again."""
         super()._refused(refusal, call, count)
-        uid, table, epoch = call.rejected, self.pods.value, self.epoch()
-        if call.row is not None and not call.is_replay:
-            uid = call.row.key.pod_uid
-
-        if uid is None or refusal.gate is RefusalReason.OVERLAP or epoch != call.turn.client:
-            return  # after an overlap, and of a new kubelet, it may come again
-
-        known = table.pods.keys() | {tombstone.pod.uid for tombstone in table.tombstones}
-        self.rejected[uid] = self.instance()
-        self.rejected = {uid: by for uid, by in self.rejected.items() if uid in known}
+        is_over = refusal.gate is not RefusalReason.OVERLAP and self.epoch() == call.turn.client
+        # After an overlap, and of a new kubelet, it may come again.
+        if call.rejected is not None and is_over:
+            table = self.pods.value
+            known = table.pods.keys() | {tombstone.pod.uid for tombstone in table.tombstones}
+            rejected = {**self.rejected, call.rejected: self.instance()}
+            self.rejected = {uid: by for uid, by in rejected.items() if uid in known}
 
     @override
     async def prefer(
@@ -607,22 +585,19 @@ class HamiAllocation(Allocation):
     ) -> tuple[SliceId, ...]:
         """`size` of the available ids: on the annotated GPUs if possible, else on near ones."""
         turn, inquiry, grant = self.order.begin(), Inquiry(self, size, None), None
-        try:
-            # The Allocate that follows is for the same container: of no pod that is not known now.
+        # The Allocate that follows is for the same container: of no pod that is not known now.
+        with suppress(AgentError, TimeoutError):
             async with asyncio.timeout(PREFER_BUDGET):
                 turn.all_there = await inquiry.names()
                 grant = await inquiry.grant()
-        except (AgentError, TimeoutError) as error:
-            log.debug("prefer.unsteered", reason=str(error) or "out of time")
-        finally:
-            turn.there = {key: one is not None for key, one in inquiry.known.items()}
 
+        turn.there = {key: one is not None for key, one in inquiry.seen.known.items()}
         held = self.held()
         chosen = self._offer = None  # an earlier offer is no longer what the kubelet was told
         if grant is not None:
             wanted = tuple(share.uuid for share in grant.shares)
             chosen = steer(available, must_include, wanted, held)
-            self._offer = None if chosen is None else grant.key
+            self._offer = None if chosen is None else grant.candidate.key
 
         if chosen is None:
             gpus = {shared.uuid: shared.gpu for shared in self.inventory.value.gpus}
@@ -653,7 +628,7 @@ class HamiAllocation(Allocation):
             paired = pair_groups(found.pod.groups or (), found.pod.asking(found.container.resource))
             if found.container.name in paired:
                 row = self._first(found, *paired[found.container.name], facts)
-                epoch = row.epoch if found.ids else KubeletEpoch()
+                epoch = self.instance() if found.ids else KubeletEpoch()
                 return msgspec.structs.replace(row, confirmed=bool(found.ids), epoch=epoch)
         except (AgentError, TimeoutError) as error:
             why = str(error) or "out of time"
@@ -665,19 +640,20 @@ class HamiAllocation(Allocation):
         self, found: Adoption, group: int, shares: tuple[Share, ...], facts: HookFacts
     ) -> Row:
         """A new row, with its edits: they are made once. `group`: its place in `…-allocated`."""
-        pod, container, named = found.pod, found.container, []
-        for share in shares:
-            gpu = self.inventory.value.find(share.uuid)
-            if gpu is None:  # the inventory changed between the decision and here
-                raise Refusal(
-                    RefusalReason.UNKNOWN_GPU,
-                    f"GPU {share.uuid} was removed during this call; create the pod again.",
-                )
+        pod, container = found.pod, found.container
+        gpus = [self.inventory.value.find(share.uuid) for share in shares]
+        granted = cuda_order(
+            granted_share(share, gpu) for share, gpu in zip(shares, gpus, strict=True) if gpu
+        )
+        if len(granted) < len(shares):  # an annotation from before: the GPU was removed since
+            raise Refusal(
+                RefusalReason.UNKNOWN_GPU,
+                f"A GPU of container {container.name} of pod {pod.title} is no longer on this "
+                "node; create the pod again.",
+            )
 
-            named.append(granted_share(share, gpu))
-
-        granted = cuda_order(named)
         key = ContainerKey(pod.uid, container.name)
+        disabled = container.control_disabled
         return Row(
             key=key,
             holder=Holder(pod.namespace, pod.name, container.name),
@@ -685,13 +661,7 @@ class HamiAllocation(Allocation):
             group=group,
             shares=tuple(grant.share for grant in granted),
             slice_ids=tuple(sorted(found.ids)),
-            edits=container_edits(
-                key,
-                granted,
-                self.edits.value,
-                facts,
-                control_disabled=container.control_disabled,
-            ),
+            edits=container_edits(key, granted, self.edits.value, facts, control_disabled=disabled),
             answered_at=self.clock.now(),
             epoch=self.instance(),
             resource=container.resource,
@@ -711,8 +681,9 @@ _PEERS: Final = {
 class Inquiry:
     """Asks until a decision can be made for one call, with answers that are kept for it alone.
 
-    `count`: how many slices are asked for. Without a `call` it is a preference's, and asks no API
-    server. `known`: what the kubelet said of each pod that it was asked about.
+    `count`: how many slices are asked for. Without a `call` it is a preference's: it asks no API
+    server and needs no right, because a preference gives nothing away. `seen`: the answers so far,
+    with the views of the last step.
     """
 
     def __init__(self, source: HamiAllocation, count: int, call: AllocateCall | None) -> None:
@@ -723,91 +694,68 @@ class Inquiry:
         self._disk = call.disk if call else Budget(source.lag, DISK_BUDGET)
         self._watch = Budget(source.lag, WATCH_PAUSE)
         self._is_starved = False
-        self.known: dict[PodKey, Holding | None] = {}
-        settings = source.match.value
-        self._seen = Evidence(
-            count=count,
-            settings=settings,
-            kubelet=KubeletView(KubeletEpoch(), start=source.start()),
-            known=self.known,
-            # A preference gives nothing away: it needs no right where `unique` asks for none, and
-            # no GET of the Node.
-            waited=call is None and settings.unlocked_pods is UnlockedPods.UNIQUE,
-            node_read=call is None,
-        )
-        """The answers so far, with the views of the last step: see `newest`."""
+        unasked: tuple[type, ...] = () if call else (ListPods, AwaitLock, LookAtNode, AwaitOthers)
+        asked = dict.fromkeys(unasked, True)
+        self.seen = Evidence(count, source.match.value, source.start(), asked=asked)
 
     async def grant(self) -> Grant:
-        """The decision.
-
-        Raises:
-            Refusal: the decision's, or a preference would need the API server, because the watches
-                did not catch up.
-        """
+        """The decision. Raises Refusal, Starved, TimeoutError, StateError."""
         for _ in range(MAX_QUESTIONS):
-            evidence = self.newest()
             try:
-                step = decide(evidence)
+                step = decide(self.newest())
             except Refusal as refusal:
                 # Which pod asks and by what right was not found out, for want of CPU.
-                if self._is_starved and refusal.gate.value.startswith("HA-2"):
-                    raise starved_refusal() from refusal
-                raise
+                is_of_pod = refusal.gate.value.startswith("HA-2")
+                if self._is_starved and is_of_pod:
+                    raise refusal_of(Starved(), AllocateStep.MATCH) from refusal
+                if self._call or not is_of_pod or not await self._caught_up(refusal):
+                    raise
+                continue
 
             if isinstance(step, Grant):
                 return step
 
-            if self._call:
-                # Only an Allocate may ask the API server. A preference has 0.2 s.
-                with self._source.waiting(_PEERS.get(type(step), "api-server")):
-                    await self._answer(step)
-            elif isinstance(step, AskKubelet | ReadRecords | CheckRunning):
-                await self._answer(step)  # not measured: the kubelet waits for Allocates
-            elif isinstance(step, LookAtPod):
-                pod = evidence.table.named(*step.key)  # a preference binds nobody
-                self._learn_uid(step.key, pod.uid if pod else NOT_HERE)
-            elif not await self._caught_up(step, evidence):
-                break
+            # A preference is not measured: the kubelet waits for Allocates.
+            peer = _PEERS.get(type(step), "api-server")
+            with self._source.waiting(peer) if self._call else nullcontext():
+                await self._answer(step)
 
         raise Refusal(RefusalReason.OUT_OF_TIME, "The agent could not decide; report this.")
 
     async def names(self) -> frozenset[PodKey] | None:
         """All names that the kubelet knows, if dead containers may be asking; None: not known."""
-        if not self._is_restarting(self.newest()):
-            return None
+        if self._is_restarting():
+            with suppress(KubeletError):
+                found = await retry(self._source.witness.list, WitnessThrottled, THROTTLED_PAUSE)
+                self.seen.known.update({(one.namespace, one.pod): one for one in found})
+                return frozenset(self.seen.known)
 
-        try:
-            found = await retry(self._source.witness.list, WitnessThrottled, THROTTLED_PAUSE)
-        except KubeletError:
-            return None
+        return None
 
-        self.known.update({(one.namespace, one.pod): one for one in found})
-        return frozenset(self.known)
-
-    def _is_restarting(self, evidence: Evidence) -> bool:
+    def _is_restarting(self) -> bool:
         """Whether the kubelet may be restarting containers after it lost its checkpoint.
 
         It then starts several at once, and crashes when the earlier of two requests is granted.
         """
-        rows = evidence.ledger.rows_by(Decider.SCHEDULER)
-        return any(row.epoch != evidence.kubelet.epoch for row in rows)
+        rows = self._source.ledger.value.rows_by(Decider.SCHEDULER)
+        return any(row.epoch != self._source.instance() for row in rows)
 
     def newest(self) -> Evidence:
         """The newest views, with the answers to this call."""
         source, node = self._source, self._source.node.value
-        epoch, turn = source.instance(), self._call.turn if self._call else None
+        turn = self._call.turn if self._call else None
         beside = tuple(one.all_there for one in turn.beside) if turn else ()
         if turn and turn.overtaken:
             beside = (None,)  # it is not known what was under way when the call began
 
-        self._seen = msgspec.structs.replace(
-            self._seen,
+        self.seen = msgspec.structs.replace(
+            self.seen,
+            kubelet=source.start(),
             table=source.pods.value,
             ledger=source.with_pending(source.ledger.value),
             lock=held_lock(node),
-            released_locks=former_locks(node, asyncio.get_running_loop().time()),
+            former_locks=former_locks(node, loop_time()),
             inventory=source.inventory.value,
-            kubelet=msgspec.structs.replace(self._seen.kubelet, epoch=epoch),
             now=source.clock.now(),
             registered=source.registered(),
             claimed=source.claimed(),
@@ -816,87 +764,64 @@ class Inquiry:
             known_before=turn.there if turn else {},
             beside=beside,
         )
-        return self._seen
-
-    def _learn(self, **answers: object) -> None:
-        self._seen = msgspec.structs.replace(self._seen, **answers)
-
-    def _learn_of_kubelet(self, **answers: object) -> None:
-        self._learn(kubelet=msgspec.structs.replace(self._seen.kubelet, **answers))
-
-    def _learn_uid(self, key: PodKey, uid: PodUid | None) -> None:
-        self._learn(pod_uids_read={**self._seen.pod_uids_read, key: uid})
+        return self.seen
 
     async def _answer(self, question: Question) -> None:
+        """Add the answer to what is seen."""
+        source, seen, is_answered = self._source, self.seen, True
         match question:
-            case AskKubelet():
+            case AskKubelet(first, others):
                 async with self._kubelet.within():
-                    for key in (question.key, *question.others):
+                    for key in (first, *others):
                         await self._ask(*key)
                         # The first one that it knows may be enough for a decision.
-                        if self.known.get(key) is not None or not self._seen.kubelet.witnessed:
+                        if seen.known.get(key) is not None or not seen.witnessed:
                             break
             case ReadRecords():
-                async with self._from_disk("the kubelet's checkpoint"):
-                    read = await self._source.records.read(self._seen.settings.resource)
+                async with self._disk.within():
+                    read = await source.records.read(seen.settings.resource)
 
-                self._learn_of_kubelet(recorded=None if read is None else frozenset(read))
-                self._learn(records_read=True)
-            case CheckRunning():
-                async with self._from_disk("the containers' cgroups"):
-                    alive = await self._source.containers.running(question.ids)
+                seen.recorded = None if read is None else read.keys()
+            case CheckRunning(ids):
+                async with self._disk.within():
+                    alive = await source.containers.running(ids)
 
-                alive = question.ids if alive is None else alive  # silence proves no death
-                self._learn_of_kubelet(alive=self._seen.kubelet.alive | alive)
-                self._learn(checked=self._seen.checked | question.ids)
-            case ListPods():
-                await self._list()
-            case LookAtPod():
-                uid, lock, name = UNREAD, self._lock(), "/".join(question.key)
-                is_owners = lock is not None and lock.owner == question.key
-                async with self._asking(
-                    "pods.get_failed", GET_PAUSE, is_owners=is_owners, pod=name
-                ):
-                    uid = await self._source.look_at_pod(*question.key)
-
-                self._learn_uid(question.key, uid)
-            case AwaitLock():
-                await self._await_lock(question.key)
+                # Silence proves no death.
+                seen.alive |= {one: alive is None or one in alive for one in ids}
+            case LookAtPod(key):
+                seen.pod_uids[key] = UNREAD
+                is_owners = seen.owner == key
+                async with self._asking("pods.get_failed", GET_PAUSE, is_owners=is_owners):
+                    seen.pod_uids[key] = await source.look_at_pod(*key)
             case LookAtNode():
-                failed = True
+                is_answered = False
                 async with self._asking("node.get_failed", API_BUDGET):
-                    await self._source.look_at_node()
-                    failed = False
-
-                self._learn(node_read=True, node_unread=failed)
+                    await source.look_at_node()
+                    is_answered = True
+            case AwaitLock(owner):
+                source.look()
+                time = source.lag.within(LOCK_PAUSE)
+                await self._shown(time, source.node, lambda node: _owner(node) == owner)
             case AwaitOthers():
                 # The calls beside this one may be answered meanwhile: one candidate may be left.
                 await asyncio.sleep(OTHERS_PAUSE)
-                self._learn(alone=True)
+            case ListPods():
+                await self._list()
+                return
 
-    @contextlib.asynccontextmanager
-    async def _from_disk(self, what: str) -> AsyncIterator[None]:
-        try:
-            async with self._disk.within():
-                yield
-        except Starved:
-            raise
-        except TimeoutError as error:
-            raise Refusal(
-                RefusalReason.OUT_OF_TIME,
-                f"The node did not let the agent read {what} in time; ask the operator to check "
-                "the node and its disk, and the pod's controller starts it again.",
-            ) from error
+        seen.asked[type(question)] = is_answered
 
     async def _ask(self, namespace: str, name: str) -> None:
         get = functools.partial(self._source.witness.get, namespace, name)
         for pause in (*UNANSWERED_PAUSES, None):
             try:
-                self.known[(namespace, name)] = await retry(get, WitnessThrottled, THROTTLED_PAUSE)
+                self.seen.known[namespace, name] = await retry(
+                    get, WitnessThrottled, THROTTLED_PAUSE
+                )
                 break
             except WitnessUnsupported:
                 # Kubelets before 1.34 have no Get. Of them only the sole candidate is served.
-                self._learn_of_kubelet(witnessed=False)
+                self.seen.witnessed = False
                 break
             except KubeletError as error:
                 if pause is None:
@@ -909,7 +834,7 @@ class Inquiry:
 
     @contextlib.asynccontextmanager
     async def _asking(
-        self, event: str, most: float, *, is_owners: bool = False, **said: str
+        self, event: str, most: float, *, is_owners: bool = False
     ) -> AsyncIterator[None]:
         """Bound a request to `most` seconds and the rest of API_BUDGET; log a failure as `event`.
 
@@ -923,80 +848,62 @@ class Inquiry:
         except (ApiError, TimeoutError) as error:
             # The decision goes on without the answer, and refuses where it cannot.
             self._is_starved |= isinstance(error, Starved)
-            log.warning(event, err=str(error) or "out of time", **said)
+            log.warning(event, err=str(error) or "out of time")
 
     async def _list(self) -> None:
         """LIST the pods. If that fails, a watch that is late may still show who asks."""
-        seen, failed, is_owners = self._source.pods.value, True, self._may_be_the_owners()
-        most = LIST_PAUSE if seen.synced else API_BUDGET
+        source, seen, table = self._source, self.seen, self.seen.table
+        # Whether the owner of the node lock may be asking, as far as views and kubelet tell.
+        is_owners = seen.lock is not None
+        if seen.owner is not None:
+            pod = table.named(*seen.owner)
+            has_count = pod is None or any(one.count == seen.count for one in pod.gpu_containers)
+            is_owners = has_count and seen.known.get(seen.owner, True) is not None
+
+        most, is_answered = LIST_PAUSE if table.synced else API_BUDGET, False
         async with self._asking("pods.list_failed", most, is_owners=is_owners):
-            await self._source.refresh(is_owners=is_owners)
-            failed = False
+            await source.refresh(is_owners=is_owners)
+            is_answered = True
 
-        if not (failed or seen.synced):
-            return  # this may be the first LIST, which began before the call
+        # The first LIST may have begun before the call.
+        is_enough = table.synced or not is_answered
+        if not is_answered and table.synced and not table.stale:
+            time, known = self._api.within(), table.pods.keys()
+            is_enough = not await self._shown(
+                time, source.pods, lambda table: bool(table.pods.keys() - known)
+            )
+        if is_enough:
+            seen.asked[ListPods] = is_answered
 
-        if failed and seen.synced and not seen.stale:
-            time, known = self._api.within(), seen.pods.keys()
-            if await self._shown(
-                time, self._source.pods, lambda table: bool(table.pods.keys() - known)
-            ):
-                return
-
-        self._learn(listed=True, list_failed=failed)
-
-    def _may_be_the_owners(self) -> bool:
-        """Whether the owner of the node lock may be asking, as far as views and kubelet tell."""
-        lock = self._lock()
-        if lock is None or lock.owner is None:
-            return lock is not None
-
-        pod = self._source.pods.value.named(*lock.owner)
-        is_known = self.known.get(lock.owner, True) is not None
-        return is_known and (
-            pod is None or any(one.count == self._seen.count for one in pod.gpu_containers)
-        )
-
-    async def _await_lock(self, owner: PodKey) -> None:
-        def is_there(node: NodeView | None) -> bool:
-            lock = held_lock(node)
-            return lock is not None and lock.owner == owner
-
-        self._learn(waited=True)
-        self._source.look()
-        await self._shown(self._source.lag.within(LOCK_PAUSE), self._source.node, is_there)
-
-    async def _caught_up(self, step: Question, seen: Evidence) -> bool:
-        """Whether the watch that `step` needs shows a change from `seen` within WATCH_PAUSE."""
-        if isinstance(step, AwaitOthers) or self._is_restarting(seen):
+    async def _caught_up(self, refusal: Refusal) -> bool:
+        """Whether a watch changes within WATCH_PAUSE, so that a preference may have a pod then."""
+        if self._is_restarting():
             return False  # while a preference waits, a whole other request could pass
 
-        if isinstance(step, ListPods):
-            pods = self._source.pods
-            return await self._shown(self._watch.within(), pods, lambda now: now != seen.table)
-
         self._source.look()
-        node = self._source.node
-        return await self._shown(
-            self._watch.within(), node, lambda now: held_lock(now) != seen.lock
-        )
+        is_lock_late = refusal.gate in (RefusalReason.NO_LOCK, RefusalReason.NO_RIGHT)
+        cell: Cell[Any] = self._source.node if is_lock_late else self._source.pods
+        version = cell.version
+        return await self._shown(self._watch.within(), cell, lambda _: cell.version != version)
 
     async def _shown(
         self, time: AbstractAsyncContextManager[object], cell: Cell[T], holds: Callable[[T], bool]
     ) -> bool:
         """Whether `holds` becomes true in `time`; False at once after too many waits in vain."""
-        loop, allowance = asyncio.get_running_loop(), self._source.allowance
-        if not allowance.allows(loop.time()):
+        allowance = self._source.allowance
+        if not allowance.allows(loop_time()):
             return False
 
         try:
             async with time:
                 await cell.until(holds)
         except TimeoutError:
-            allowance.spend(loop.time())
+            allowance.spend(loop_time())
             return False
 
         return True
 
-    def _lock(self) -> NodeLock | None:
-        return held_lock(self._source.node.value)
+
+def _owner(node: NodeView | None) -> PodKey | None:
+    lock = held_lock(node)
+    return lock.owner if lock else None

@@ -16,6 +16,7 @@ from agent.app.settings import SettingsPorts, SettingsService
 from agent.cluster import PodTable
 from agent.errors import Refusal, StateError
 from agent.health.watch import HealthWatch
+from agent.hookdirs import Cleared, clear_directories
 from agent.host.files import DirectoryWatch
 from agent.host.node import CgroupContainers
 from agent.host.process import Systemd
@@ -155,7 +156,8 @@ class NodeAgent:
 
         # Whether new pods can be answered, and what ended pods leave behind.
         self.withholder = inventory.Withholder(self._node_checks(), self.keeper.withhold, say)
-        self.clearing = reconcile.Clearing(adapters.hooks, adapters.hooks.set_aside, say)
+        self.cleared = Cell(Cleared())
+        clearing = partial(clear_directories, adapters.hooks, self.cleared, say)
 
         left_out = self.keeper.left_out
         self.services = [
@@ -183,8 +185,7 @@ class NodeAgent:
             self.services += [
                 Task("withholder", self.withholder.run),
                 Task("unwritable", self._follow_disk),
-                Task("clearing", self.clearing.run),
-                Task("room", self.clearing.follow_room),
+                Task("clearing", clearing),
             ]
             self.doors += [
                 Task("plugin", self.server.run, SOCKET),

@@ -15,6 +15,7 @@ from agent.health.watch import GpuRelease
 from agent.kit.timing import SystemClock, Tally
 from agent.model import HamiNames, Trouble
 from agent.node.findings import STANDBY, Check
+from agent.reconcile import gaps
 from agent.report import pods_holding
 from agent.settings.schema import Settings
 from agent.state import VERSION
@@ -253,7 +254,8 @@ def _status_facts(agent: NodeAgent, checks: tuple[Check, ...]) -> StatusFacts:
 
 def _series_of(agent: NodeAgent) -> MetricSources:
     state, traffic = agent.state, agent.server.traffic
-    clearing, registration, reconcile = agent.clearing, agent.registration, agent.reconcile
+    cleared, registration, reconcile = agent.cleared, agent.registration, agent.reconcile
+    clock = agent.adapters.clock
     tallies: list[Tally] = [
         agent.allocation.results,
         state.errors,
@@ -276,22 +278,22 @@ def _series_of(agent: NodeAgent) -> MetricSources:
         Gauge(
             "directories_kept",
             "Directories of ended containers that the agent cannot remove.",
-            lambda: clearing.state.value.kept,
+            lambda: cleared.value.kept,
         ),
         Gauge(
             "hook_available_bytes",
             "Free bytes of the file system of the containers' directories.",
-            lambda: clearing.room.value.available,
+            lambda: cleared.value.available,
         ),
         Gauge(
             "hook_available_inodes",
             "Free inodes of the same file system; infinite if it has no limit.",
-            lambda: clearing.room.value.inodes,
+            lambda: cleared.value.inodes,
         ),
         Gauge(
             "allocation_unconfirmed",
             "Answers that the kubelet has not confirmed after 60 s, without init containers.",
-            lambda: reconcile.unconfirmed.value,
+            lambda: gaps(state.ledger.value, clock.now())[1],
         ),
     ]
 
@@ -302,7 +304,7 @@ def _series_of(agent: NodeAgent) -> MetricSources:
                 "allocation_drifted",
                 "Containers with slices of another GPU because the kubelet did not ask first, and "
                 "init containers that the kubelet does not report.",
-                lambda: reconcile.drifted.value,
+                lambda: gaps(state.ledger.value, clock.now())[0],
             )
         )
     return MetricSources(tallies, (traffic.durations, agent.allocation.waits), readings)

@@ -374,7 +374,6 @@ def signs_of(library: NvmlLibrary, handle: Handle) -> GpuSigns:
         rows_pending=None if rows is None else bool(rows[2]),
         rows_failed=None if rows is None else bool(rows[3]),
         pages_pending=None if pending is None else bool(pending),
-        ecc_uncorrected=_errors(library, handle, _UNCORRECTED, pynvml.NVML_VOLATILE_ECC),
         recovery=_sign(library, _recovery, library, handle),
         fabric=_sign(library, _fabric, library, handle),
     )

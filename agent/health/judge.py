@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable
 from functools import partial
 from typing import Final
 
-import msgspec
+from msgspec.structs import replace
 
 from agent.errors import cap
 from agent.health.xids import (
@@ -81,16 +81,17 @@ _ORDER: Final = (
 )
 """From the least severe to the most severe."""
 
-_END_OF_CAUSE: Final[dict[str, str]] = {
+_STRENGTHS: Final = tuple(Action)
+"""From the weakest to the strongest."""
+
+_END: Final[dict[str, str]] = {
     Cause.RELEASED: "`hami-agent recheck` has to take it back",
     Cause.FABRIC: "it has to join the fabric of its NVSwitches: check that nvidia-fabricmanager "
     "runs",
-}
-_END_OF_CONDITION: Final[dict[str, str]] = {
-    Condition.LOST: "the driver has to reach it again: reset it, or reboot the node",
+    Condition.LOST: "the driver has to reach it again: reboot the node",
     Condition.UNMONITORED: "it has to answer, and the agent has to receive its events",
 }
-"""What ends a condition that no cool-down ends."""
+"""What ends a cause, or else a condition, that no cool-down ends."""
 
 UNNAMED: Final = " on a GPU that the driver cannot name"
 BEFORE: Final = "before the boot: "
@@ -104,52 +105,54 @@ class NextStep(enum.StrEnum):
 
     NOTHING = ""
     RESET = "reset it or reboot the node"
-    RESET_NOW = "reset the GPU"
     RESET_FREE = "reset it when it is free"
     RESET_AGAIN = "it has reported an error since, so it needs another reset"
     REBOOT = "reboot the node"
-    BOOT = "it needs a reboot of the node"
+    REBOOT_LATER = "if this lasts, reboot the node"
     REPLACE = "replace the GPU"
     REST = "it is served again after the cool-down"
-    RELIEVED = "the driver says that no reset is needed"
-    WITHDRAWN = "now it says that none is needed"
+    RELIEVED = "now the driver says that no reset is needed"
     FABRIC = "check that nvidia-fabricmanager runs"
     SAID = "an operator reported that it was reset"
 
 
-_RESET_OR_REBOOT: Final = {Action.RESET: NextStep.RESET, Action.REBOOT: NextStep.REBOOT}
-"""The next step of a GPU that needs this."""
+_STEPS: Final = {
+    Action.RESET: NextStep.RESET,
+    Action.REBOOT: NextStep.REBOOT,
+    Action.REPLACE: NextStep.REPLACE,
+}
+"""The next step of a GPU, by its action, where nothing else is said."""
 
 
 def verdict(
     condition: Condition,
     now: dt.datetime,
     cause: str,
-    reason: str,
     runbook: str,
-    then: NextStep = NextStep.NOTHING,
+    reason: str,
+    then: NextStep | None = None,
     *,
     xid: int | None = None,
     needs: Action = Action.NONE,
-    action: Action = Action.NONE,
+    action: Action = Action.WAIT,
 ) -> Health:
     """The health of a GPU after one report. Bad and lost GPUs are not served, all others are.
 
-    `needs`: RESET or REBOOT if the GPU cannot be ok before that. `action`: what a person should do
-    if that is more than what it needs; without both the condition clears by itself.
+    `needs`: RESET or REBOOT if the GPU cannot be ok before that. `action`: what else a person
+    should do. The stronger of the two is told; WAIT: the condition clears by itself.
     """
-    needs_reboot = needs is Action.REBOOT
+    action = max(needs, action, key=_STRENGTHS.index)
     return Health(
         condition,
         now,
         cause,
-        _sentence(reason, then, runbook),
+        _sentence(reason, _STEPS.get(action, NextStep.NOTHING) if then is None else then, runbook),
         xid,
-        needs_reset=needs_reboot or needs is Action.RESET,
+        needs_reset=needs in {Action.RESET, Action.REBOOT},
         serving=condition not in {Condition.BAD, Condition.LOST},
-        action=next((each for each in (action, needs) if each is not Action.NONE), Action.WAIT),
+        action=action,
         runbook=runbook,
-        needs_reboot=needs_reboot,
+        needs_reboot=needs is Action.REBOOT,
     )
 
 
@@ -184,7 +187,7 @@ def judge(
     elif known.ill and not fresh.ill:
         recovered_at = now
 
-    fresh = msgspec.structs.replace(
+    fresh = replace(
         fresh,
         bouts=bouts,
         recovered_at=recovered_at,
@@ -197,9 +200,8 @@ def judge(
 
 def aged(health: Health, now: dt.datetime, settings: HealthSettings) -> Health:
     """The health after time alone: a silent GPU is served only for `driver_hang` seconds."""
-    if health.silent and health.serving and seconds(health, now) >= settings.driver_hang:
-        return msgspec.structs.replace(health, serving=False)
-    return health
+    is_over = health.silent and health.serving and seconds(health, now) >= settings.driver_hang
+    return replace(health, serving=False) if is_over else health
 
 
 def switched_off(now: dt.datetime) -> Health:
@@ -210,9 +212,7 @@ def switched_off(now: dt.datetime) -> Health:
 
 def quiet_time(health: Health, settings: HealthSettings) -> float:
     """The cool-down of this GPU: seconds without a bad report."""
-    if not health.ill:
-        return settings.quiet
-    doublings = min(max(health.bouts, 1) - 1, MOST_DOUBLINGS)
+    doublings = min(max(health.bouts, 1) - 1, MOST_DOUBLINGS) if health.ill else 0
     return min(settings.quiet * 2.0**doublings, max(settings.quiet, settings.longest_quiet))
 
 
@@ -221,26 +221,19 @@ def missing(health: Health, now: dt.datetime, settings: HealthSettings) -> tuple
     if health.condition is Condition.OK or health.cause == Cause.OFF:
         return ()
 
-    end = _END_OF_CAUSE.get(health.cause) or _END_OF_CONDITION.get(health.condition)
+    end = _END.get(health.cause) or _END.get(health.condition)
     if end or health.needs_reboot:
         return (end or "a reboot of the node",)
 
     needs = ["a reset of the GPU, or a reboot of the node"] if health.needs_reset else []
     rested = 0.0 if health.needs_reset else seconds(health, now)  # it begins with the reset
-    rest = quiet_time(health, settings) - rested
-    if rest > 0:
+    if (rest := quiet_time(health, settings) - rested) > 0:
         needs.append(f"{rest:.0f} s more without a bad report")
 
     if (probes := settings.passes - health.passed_probes) > 0:
         needs.append(f"{probes} more passed probe{'s' if probes > 1 else ''}")
 
     return tuple(needs)
-
-
-def log_key(health: Health) -> tuple[Condition, bool, bool]:
-    """The part of health that is logged. A lost GPU's need for a reset shows when it is back."""
-    needs_reset = health.needs_reset and health.condition is not Condition.LOST
-    return health.condition, health.serving, needs_reset
 
 
 def past(health: Health) -> str:
@@ -259,42 +252,51 @@ def _sentence(reason: str, then: NextStep, runbook: str) -> str:
     return f"{text} [{runbook}]" if runbook else text
 
 
+def gravity(health: Health) -> int:
+    """The severity of a health: by condition, then by the need for a reset or reboot."""
+    return 3 * _ORDER.index(health.condition) + health.needs_reset + health.needs_reboot
+
+
+def seconds(health: Health, now: dt.datetime) -> float:
+    """Seconds since the cool-down began."""
+    return (now - health.quiet_from).total_seconds()
+
+
 # Events of the driver.
 
 
 def _on_event(
     health: Health, event: DriverEvent, now: dt.datetime, settings: HealthSettings
 ) -> Health:
-    if event.kind is EventKind.XID:
-        xid = event.xid or 0
-        kind = xid_class(xid, settings)
+    xid = event.xid or 0
+    kind = xid_class(xid, settings) if event.kind is EventKind.XID else XidClass.NEEDS_RESET
 
-        if kind is XidClass.APPLICATION:
-            # The fault of a program in a container, the echo of another error or a notice, by
-            # NVIDIA's catalog (IGNORE, RESTART_APP). The next container may well run here.
-            return health
+    # CHANGED is about no GPU's health. An XID of an application is the fault of a program in a
+    # container, the echo of another error or a notice, by NVIDIA's catalog (IGNORE, RESTART_APP).
+    # The next container may well run here.
+    if event.kind is EventKind.CHANGED or kind is XidClass.APPLICATION:
+        return health
 
+    if event.kind is EventKind.ECC_DOUBLE:
+        text = "uncorrectable memory error"
+        found = verdict(Condition.BAD, now, Cause.ECC, "H-ECC", text, needs=Action.RESET)
+    else:
         # A GPU off the bus cannot be reset. If it is back without a boot, that was a reset.
         is_off = xid == FELL_OFF_THE_BUS and kind is XidClass.NEEDS_RESET
         found = verdict(
             kind.condition,
             now,
             Cause.XID,
-            f"XID {xid}: {xid_name(xid)}",
             f"H-{xid:03d}",
-            NextStep.REBOOT if is_off else _RESET_OR_REBOOT.get(kind.action, NextStep.NOTHING),
+            f"XID {xid}: {xid_name(xid)}",
             xid=xid,
             needs=kind.action,
-            action=Action.REBOOT if is_off else Action.NONE,
+            action=Action.REBOOT if is_off else Action.WAIT,
         )
-    elif event.kind is EventKind.ECC_DOUBLE:
-        text, then = "uncorrectable memory error", NextStep.RESET_NOW
-        found = verdict(Condition.BAD, now, Cause.ECC, text, "H-ECC", then, needs=Action.RESET)
-    else:
-        return health  # the GPUs that are there have changed
 
     if event.uuid is not None:
         return worse(health, found)
+
     # NVIDIA's and HAMi's plugin mark all GPUs unhealthy then (rm/health.go), which empties the node
     # for one error. Here all are watched, and the probes decide. The cool-down of a bad or lost GPU
     # goes on: otherwise reports about others would keep restarting it.
@@ -302,7 +304,7 @@ def _on_event(
         return health
 
     text = _happened(found) + UNNAMED
-    watched = verdict(Condition.WATCH, now, found.cause, text, found.runbook, xid=found.xid)
+    watched = verdict(Condition.WATCH, now, found.cause, found.runbook, text, xid=found.xid)
     return worse(health, watched)
 
 
@@ -317,16 +319,12 @@ def worse(health: Health, fresh: Health) -> Health:
     if gravity(fresh) > gravity(health) or is_new_need:
         return fresh
 
-    known = health if health.xid is not None else msgspec.structs.replace(health, xid=fresh.xid)
+    known = health if health.xid is not None else replace(health, xid=fresh.xid)
     if health.condition is Condition.LOST and fresh.needs_reset:
         # Either the report is a late echo, or the GPU was back already and needs another reset. If
         # the next probe still finds the GPU lost, it was an echo.
-        return msgspec.structs.replace(
-            known,
-            needs_reset=True,
-            needs_reboot=health.needs_reboot or fresh.needs_reboot,
-            action=Action.REBOOT if fresh.xid == FELL_OFF_THE_BUS else known.action,
-        )
+        needs_reboot = health.needs_reboot or fresh.needs_reboot
+        return replace(known, needs_reset=True, needs_reboot=needs_reboot)
 
     return known if health.condition is Condition.UNMONITORED else again(known, fresh.since)
 
@@ -336,25 +334,15 @@ def again(health: Health, now: dt.datetime) -> Health:
 
     The cool-down of a GPU that needs a reset begins when that need ends.
     """
-    if health.condition is Condition.LOST:
-        return health
-
     is_counted = health.needs_reset or seconds(health, now) < 1.0
-    if is_counted and health.passed_probes == 0:
+    if health.condition is Condition.LOST or (is_counted and health.passed_probes == 0):
         return health
 
     quiet_since = health.quiet_since if health.needs_reset else now
-    return msgspec.structs.replace(health, quiet_since=quiet_since, passed_probes=0)
+    return replace(health, quiet_since=quiet_since, passed_probes=0)
 
 
-def gravity(health: Health) -> int:
-    """The severity of a health: by condition, then by the need for a reset or reboot."""
-    return 3 * _ORDER.index(health.condition) + health.needs_reset + health.needs_reboot
-
-
-def seconds(health: Health, now: dt.datetime) -> float:
-    """Seconds since the cool-down began."""
-    return (now - health.quiet_from).total_seconds()
+# Probes.
 
 
 def _on_probe(health: Health, probe: Probe, now: dt.datetime, settings: HealthSettings) -> Health:
@@ -380,32 +368,29 @@ def _on_probe(health: Health, probe: Probe, now: dt.datetime, settings: HealthSe
                 return aged(health, now, settings)
             if health.ill:
                 # Silence is no recovery: the count of passed probes begins again.
-                return msgspec.structs.replace(health, passed_probes=0)
+                return replace(health, passed_probes=0)
             fresh, text = health, f"it does not answer ({cap(probe.text) or 'no reply'})"
             cause, runbook = Cause.DRIVER, "H-SILENT"
 
     deaf = Condition.UNMONITORED
-    return verdict(deaf, now, cause, text, runbook, xid=fresh.xid, action=Action.INSPECT)
+    return verdict(deaf, now, cause, runbook, text, xid=fresh.xid, action=Action.INSPECT)
 
 
 def _on_passed(
     health: Health, signs: GpuSigns, now: dt.datetime, settings: HealthSettings
 ) -> Health:
     is_joining = health.cause == Cause.FABRIC  # it has no fault, so it needs no cool-down
-    is_unheard = health.condition is Condition.UNMONITORED
     if health.condition is Condition.OK or (is_joining and not has_joined(signs)):
         return health
 
-    if is_joining or (is_unheard and health.xid is None):
-        if not _lately(health, now):
-            return Health(Condition.OK, since=now)
-        text = "a probe failed in the last 10 minutes"  # also before it was silent
-        return verdict(Condition.WATCH, now, Cause.PROBE, text, "H-PROBE")
-
-    if is_unheard:
-        text = f"XID {health.xid} before it stopped answering"
-        runbook = f"H-{health.xid:03d}"
-        return verdict(Condition.WATCH, now, Cause.XID, text, runbook, xid=health.xid)
+    if is_joining or health.condition is Condition.UNMONITORED:
+        # What was reported before it fell silent, or left its fabric, still counts.
+        watched = partial(verdict, Condition.WATCH, now, xid=health.xid)
+        if health.xid is not None:
+            return watched(Cause.XID, f"H-{health.xid:03d}", f"it reported XID {health.xid} before")
+        if _lately(health, now):
+            return watched(Cause.PROBE, "H-PROBE", "a probe failed in the last 10 minutes")
+        return Health(Condition.OK, since=now)
 
     if health.condition is Condition.LOST:
         return _on_recovered(health, now)
@@ -419,7 +404,7 @@ def _on_passed(
     if has_rested and passed >= settings.passes and not known.needs_reset:
         return Health(Condition.OK, since=now)
 
-    return msgspec.structs.replace(known, passed_probes=passed)
+    return replace(known, passed_probes=passed)
 
 
 def _on_failed(health: Health, probe: Probe, now: dt.datetime) -> Health:
@@ -433,14 +418,11 @@ def _on_failed(health: Health, probe: Probe, now: dt.datetime) -> Health:
         return again(known, now)
 
     error = cap(probe.text) or "an error"
+    found = partial(verdict, now=now, cause=Cause.PROBE, runbook="H-PROBE", xid=known.xid)
     if is_failing(known, now):
-        text = f"probes fail: {error}"
-        return verdict(
-            Condition.BAD, now, Cause.PROBE, text, "H-PROBE", xid=known.xid, action=Action.INSPECT
-        )
+        return found(Condition.BAD, reason=f"probes fail: {error}", action=Action.INSPECT)
 
-    text = f"a probe failed: {error}"
-    return worse(known, verdict(Condition.WATCH, now, Cause.PROBE, text, "H-PROBE", xid=known.xid))
+    return worse(known, found(Condition.WATCH, reason=f"a probe failed: {error}"))
 
 
 def _on_refused(health: Health, now: dt.datetime) -> Health:
@@ -455,50 +437,47 @@ def _on_refused(health: Health, now: dt.datetime) -> Health:
 
     after = "" if health.xid is None else f" (after XID {health.xid})"
     text = f"the driver refuses calls for it until it is reset{after}"
-    return verdict(
-        Condition.BAD,
-        now,
-        Cause.REFUSED,
-        text,
-        _incident(health, "H-RESET"),
-        NextStep.RESET,
-        xid=health.xid,
-        needs=Action.RESET,
-    )
+    runbook = _incident(health, "H-RESET")
+    bad, refused = Condition.BAD, Cause.REFUSED
+    return verdict(bad, now, refused, runbook, text, xid=health.xid, needs=Action.RESET)
 
 
 def _on_lost(health: Health, probe: Probe, now: dt.datetime) -> Health:
     if health.condition is Condition.LOST:
         is_echo = health.needs_reset and not health.needs_reboot
-        return msgspec.structs.replace(health, needs_reset=False) if is_echo else health
+        return replace(health, needs_reset=False) if is_echo else health
 
     reason = f"after XID {health.xid}" if health.xid is not None else cap(probe.text)
-    text = f"the driver no longer reaches it ({reason or 'no reason given'})"
-    # A GPU off the bus cannot be reset. For any other, being back implies the reset.
-    reboot = health.needs_reboot or health.xid == FELL_OFF_THE_BUS
     return verdict(
         Condition.LOST,
         now,
         Cause.LOST,
-        text,
-        _incident(health, "H-LOST"),
+        # The id of what needed a reset stays, so that its return is told as that reset.
+        health.runbook if health.needs_reset else _incident(health, LOST_ID),
+        f"the driver no longer reaches it ({reason or 'no reason given'})",
+        NextStep.REBOOT_LATER,
         xid=health.xid,
+        # Being back implies a reset, but nobody can reset what the driver does not reach: "GPU is
+        # lost. Reboot the system to recover this GPU" (nvidia-smi).
         needs=Action.REBOOT if health.needs_reboot else Action.NONE,
-        action=Action.REBOOT if reboot else Action.RESET,
+        action=Action.REBOOT,
     )
+
+
+LOST_ID: Final = "H-LOST"
+_NO_RESET: Final = frozenset({LOST_ID, f"H-{FELL_OFF_THE_BUS:03d}"})
+"""The ids of incidents in which nobody was asked for a reset."""
 
 
 def _on_recovered(health: Health, now: dt.datetime) -> Health:
     """The GPU was lost and answers. That implies a reset, unless it reported an error since."""
     needs = _need(health)
-    then = {
-        Action.NONE: NextStep.REST,
-        Action.RESET: NextStep.RESET_AGAIN,
-        Action.REBOOT: NextStep.BOOT,
-    }[needs]
-    text, runbook = "it was lost and is back", health.runbook
-    back = verdict(Condition.BAD, now, Cause.LOST, text, runbook, then, xid=health.xid, needs=needs)
-    return msgspec.structs.replace(back, passed_probes=1)
+    was_reset = needs is Action.NONE and health.runbook not in _NO_RESET
+    text = "it was reset and is back" if was_reset else "it was lost and is back"
+    then = {Action.NONE: NextStep.REST, Action.RESET: NextStep.RESET_AGAIN}.get(needs)
+    bad, lost = Condition.BAD, Cause.LOST
+    back = verdict(bad, now, lost, health.runbook, text, then, xid=health.xid, needs=needs)
+    return replace(back, passed_probes=1)
 
 
 def _need(health: Health) -> Action:
@@ -516,14 +495,14 @@ def _incident(health: Health, runbook: str) -> str:
 def _with_counters(health: Health, probe: Probe, now: dt.datetime) -> Health:
     """`health` with the failure that `probe` adds. Returns `health` itself if it adds none."""
     if probe.outcome is ProbeOutcome.PASSED and health.failed_in_row:
-        return msgspec.structs.replace(health, failed_in_row=0)
+        return replace(health, failed_in_row=0)
 
     # The probes of all services meet the same hiccup of the driver within one round.
     is_echo = health.failures and (now - health.failures[-1]).total_seconds() < SAME_HICCUP
     if probe.outcome is not ProbeOutcome.FAILED or health.ill or is_echo:
         return health
 
-    return msgspec.structs.replace(
+    return replace(
         health,
         failures=(*_lately(health, now), now)[-MOST_LATELY:],
         failed_in_row=min(health.failed_in_row + 1, IN_A_ROW),
@@ -557,39 +536,37 @@ def signed(health: Health, signs: GpuSigns, now: dt.datetime) -> Health:
     if gravity(found) > gravity(health) - is_back:
         return found
 
-    if health.passed_probes and health.cause == found.cause:
-        return msgspec.structs.replace(health, passed_probes=0)
-
-    return health
+    is_same = health.passed_probes and health.cause == found.cause
+    return replace(health, passed_probes=0) if is_same else health
 
 
 def _of_signs(signs: GpuSigns, now: dt.datetime, xid: int | None) -> Health | None:
     """The verdict about the most severe fault that a GPU tells of itself, or None."""
     ill = partial(verdict, Condition.BAD, now, xid=xid)
+    says = f"the driver says that it needs a {{}} ({signs.recovery})"
 
     # Both hold until the driver wants none any more: no other sign says more.
     if signs.recovery in REBOOTS:
-        text = f"the driver says that it needs a reboot of the node ({signs.recovery})"
-        return ill(Cause.ADVICE, text, "H-ADVICE", NextStep.NOTHING, needs=Action.REBOOT)
+        text = says.format("reboot of the node")
+        return ill(Cause.ADVICE, "H-ADVICE", text, needs=Action.REBOOT)
 
     if signs.recovery in RESETS:
-        text = f"the driver says that it needs a reset ({signs.recovery})"
-        return ill(Cause.ADVICE, text, "H-ADVICE", NextStep.NOTHING, needs=Action.RESET)
+        return ill(Cause.ADVICE, "H-ADVICE", says.format("reset"), needs=Action.RESET)
 
     if not has_joined(signs):
         state = f"it has not joined the fabric of its NVSwitches ({signs.fabric})"
         text = f"{state}, so no program runs on it"
-        return ill(Cause.FABRIC, text, "H-FABRIC", NextStep.FABRIC, action=Action.INSPECT)
+        return ill(Cause.FABRIC, "H-FABRIC", text, NextStep.FABRIC, action=Action.INSPECT)
 
     if signs.rows_failed:
         text = "memory rows could not be remapped: no spare rows are left"
-        return ill(Cause.MEMORY, text, "H-ROWS", NextStep.REPLACE, action=Action.REPLACE)
+        return ill(Cause.MEMORY, "H-ROWS", text, action=Action.REPLACE)
 
     if signs.rows_pending or signs.pages_pending:
         # It runs without them, so it is served until somebody has time to reset it.
         text, then = "memory rows or pages wait for a reset to be replaced", NextStep.RESET_FREE
         watched = partial(verdict, Condition.WATCH, now, xid=xid)
-        return watched(Cause.MEMORY, text, "H-ROWS", then, action=Action.RESET)
+        return watched(Cause.MEMORY, "H-ROWS", text, then, action=Action.RESET)
 
     return None
 
@@ -599,20 +576,16 @@ def has_joined(signs: GpuSigns) -> bool:
     return signs.fabric in {None, FabricState.COMPLETED}
 
 
-def relieved(health: Health, signs: GpuSigns, now: dt.datetime) -> Health:
-    """End the need for a reset if the driver reports that no action is needed.
+# The ends of the need for a reset. The need for a reboot stays.
 
-    The need for a reboot stays.
-    """
+
+def relieved(health: Health, signs: GpuSigns, now: dt.datetime) -> Health:
+    """End the need for a reset if the driver reports that no action is needed."""
     if signs.recovery is not RecoveryAction.NONE or not health.needs_reset or health.needs_reboot:
         return health
 
-    happened = _happened(health)
-    if health.cause != Cause.ADVICE:
-        return _after_reset(health, now, happened, NextStep.RELIEVED)
-
-    said = happened.replace("driver says", "driver said", 1)
-    return _after_reset(health, now, said, NextStep.WITHDRAWN)
+    said = _happened(health).replace("driver says", "driver said", 1)
+    return _after_reset(health, now, said, NextStep.RELIEVED)
 
 
 def answered_again(health: Health, signs: GpuSigns, now: dt.datetime) -> Health:
@@ -632,20 +605,20 @@ def answered_again(health: Health, signs: GpuSigns, now: dt.datetime) -> Health:
 def reset_by_word(health: Health, now: dt.datetime) -> Health:
     """End the need for a reset because an operator reports one. The cool-down begins.
 
-    Drivers before 570 do not report that a reset is no longer needed. The need for a reboot stays.
-    The next probe can show that the GPU was not reset.
+    Drivers before 570 do not report that a reset is no longer needed. The next probe can show that
+    the GPU was not reset.
     """
     if not health.needs_reset or health.needs_reboot:
         return health
     if health.condition is Condition.LOST:  # a lost GPU that answers again has been reset
-        return msgspec.structs.replace(health, needs_reset=False)
+        return replace(health, needs_reset=False)
 
     return _after_reset(health, now, _happened(health), NextStep.SAID)
 
 
 def _after_reset(health: Health, now: dt.datetime, reason: str, then: NextStep) -> Health:
     """The health after the need for a reset has ended: its cool-down begins now."""
-    return msgspec.structs.replace(
+    return replace(
         health,
         quiet_since=now,
         needs_reset=False,
@@ -657,9 +630,7 @@ def _after_reset(health: Health, now: dt.datetime, reason: str, then: NextStep) 
 
 # An operator's work on a GPU.
 
-RUNBOOK = "H-RELEASED"
-TEXT = f"it is released; `hami-agent recheck` takes it back [{RUNBOOK}]"
-UNASKED = f"it is taken back; it is served when it answers [{RUNBOOK}]"
+RUNBOOK: Final = "H-RELEASED"
 
 
 def released(health: Health, now: dt.datetime) -> Health:
@@ -667,13 +638,13 @@ def released(health: Health, now: dt.datetime) -> Health:
     if health.cause == Cause.RELEASED:
         return health
 
-    return msgspec.structs.replace(
+    return replace(
         health,
         condition=Condition.UNMONITORED,
         since=now,
         quiet_since=None,
         cause=Cause.RELEASED,
-        text=TEXT,
+        text=f"it is released; `hami-agent recheck` takes it back [{RUNBOOK}]",
         serving=False,
         passed_probes=0,
         action=Action.NONE,
@@ -694,24 +665,14 @@ def taken_back(health: Health, now: dt.datetime) -> Health:
 
     was_ill = health.bouts > 0 and health.recovered_at is None
     if not was_ill:
-        return msgspec.structs.replace(
-            health, since=now, cause=Cause.DRIVER, text=UNASKED, xid=None
-        )
+        text = f"it is taken back; it is served when it answers [{RUNBOOK}]"
+        return replace(health, since=now, cause=Cause.DRIVER, text=text, xid=None)
 
+    cause = Cause.XID if health.xid is not None else Cause.PROBE
+    text, runbook = "it was unhealthy before it was released", _incident(health, RUNBOOK)
     needs = _need(health)
-    back = verdict(
-        Condition.BAD,
-        now,
-        Cause.XID if health.xid is not None else Cause.PROBE,
-        "it was unhealthy before it was released",
-        _incident(health, RUNBOOK),
-        # Without a need: it may be lost still, or fail again.
-        _RESET_OR_REBOOT.get(needs, NextStep.NOTHING),
-        xid=health.xid,
-        needs=needs,
-    )
-
-    return msgspec.structs.replace(back, bouts=health.bouts)
+    back = verdict(Condition.BAD, now, cause, runbook, text, xid=health.xid, needs=needs)
+    return replace(back, bouts=health.bouts)
 
 
 # Over a restart of the agent, a boot, and a step of the clock.
@@ -730,7 +691,7 @@ def stepped(health: Health, before: dt.datetime | None, now: dt.datetime | None)
 
 
 def _with_times(health: Health, change: Callable[[dt.datetime], dt.datetime]) -> Health:
-    return msgspec.structs.replace(
+    return replace(
         health,
         since=change(health.since),
         quiet_since=health.quiet_since and change(health.quiet_since),
@@ -751,29 +712,25 @@ def remembered(
     - No time is in the future.
     """
     by_xid = health.cause == Cause.XID and health.xid is not None
-    if by_xid and xid_class(health.xid or 0, settings) is XidClass.APPLICATION:
+    is_harmless = by_xid and xid_class(health.xid or 0, settings) is XidClass.APPLICATION
+    is_fine = health.condition in {Condition.OK, Condition.UNMONITORED}
+    if is_harmless or (boot_changed and (is_fine or health.cause not in HARDWARE)):
         return Health(Condition.OK, since=now)
 
     # A boot resets every GPU, and a container of the agent that starts again resets none.
     if not boot_changed:
         known = _with_times(health, lambda at: min(at, now))
         since = now if health.silent and health.serving else known.since
-        return msgspec.structs.replace(known, since=since, passed_probes=0)
-
-    is_fine = health.condition in {Condition.OK, Condition.UNMONITORED}
-    if is_fine or health.cause not in HARDWARE:
-        return Health(Condition.OK, since=now)
+        return replace(known, since=since, passed_probes=0)
 
     reason = BEFORE + _happened(health).removeprefix(BEFORE)
-    return verdict(Condition.WATCH, now, health.cause, reason, health.runbook, xid=health.xid)
+    return verdict(Condition.WATCH, now, health.cause, health.runbook, reason, xid=health.xid)
 
 
 # Attribution: whose a fault is where the driver does not say, the driver's own or one GPU's.
 #
 # - If the driver gives only an index and no UUID, the GPU that is missing is behind the fault.
 # - If all GPUs fail with the same text, the fault is the driver's.
-# - If the driver reports a memory error without a GPU, all GPUs are watched. The error belongs to
-#   the GPU whose count of uncorrected errors rose at about that time.
 
 NAMELESS: Final = "index "
 """The prefix of GpuFault.gpu if only the index is known."""
@@ -792,10 +749,10 @@ def attributed(faults: Iterable[GpuFault], missing: Collection[GpuUuid]) -> tupl
         return faults
 
     if len(nameless) == len(missing) == 1:
-        (fault,), (uuid,) = nameless, missing
-        index = int(fault.gpu.removeprefix(NAMELESS))
-        known = msgspec.structs.replace(fault, gpu=uuid, index=index)
-        return tuple(known if each is fault else each for each in faults)
+        (uuid,) = missing
+        index = int(nameless[0].gpu.removeprefix(NAMELESS))
+        known = replace(nameless[0], gpu=uuid, index=index)
+        return tuple(known if each is nameless[0] else each for each in faults)
 
     text = "; ".join(f"it may be {fault.gpu}: {fault.text}" for fault in nameless)
     is_silent = all(fault.trouble is Trouble.SILENT for fault in nameless)
@@ -824,20 +781,18 @@ def has_failed(probe: Probe) -> bool:
     return probe.outcome in {ProbeOutcome.FAILED, ProbeOutcome.LOST} and probe.signs == NO_SIGNS
 
 
-def fail_alike(probes: Iterable[Probe], ill: Ill) -> bool:
-    """Whether all GPUs that were healthy, at least one, fail with the same text."""
+def common_failure(probes: Iterable[Probe], ill: Ill) -> str | None:
+    """The text with which all GPUs fail that were healthy, at least one; None: they do not."""
     texts = {probe.text if has_failed(probe) else None for probe in probes if not ill(probe.uuid)}
-    return len(texts) == 1 and None not in texts
+    return texts.pop() if len(texts) == 1 else None
 
 
-def blame_driver(probes: Iterable[Probe], ill: Ill) -> tuple[Probe, ...]:
+def blame_driver(probes: Collection[Probe], ill: Ill) -> tuple[Probe, ...]:
     """The same probes. If all healthy GPUs fail alike, their probes become silent instead."""
-    probes = tuple(probes)
-    well = [probe for probe in probes if not ill(probe.uuid)]
-    if len(well) < MANY or not fail_alike(well, ill):
-        return probes
+    failure = common_failure(probes, ill)
+    if failure is None or sum(not ill(probe.uuid) for probe in probes) < MANY:
+        return tuple(probes)
 
-    (failure,) = {probe.text for probe in well}
     text = OF_ALL + (cap(failure) or "an error")
     return tuple(
         Probe(probe.uuid, ProbeOutcome.SILENT, text) if probe.text == failure else probe
@@ -852,41 +807,6 @@ def same_fault(scan: Scan, ill: Ill) -> GpuFault | None:
         for fault in scan.faults
         if fault.trouble is not Trouble.RELEASED and not ill(GpuUuid(fault.gpu))
     ]
-    same = {msgspec.structs.replace(fault, gpu="", index=0) for fault in faults}
-    if scan.gpus or len(same) != 1 or faults[0].trouble not in MAY_PASS:
-        return None
-
-    return faults[0]
-
-
-class ErrorCount(msgspec.Struct, frozen=True):
-    """The uncorrected errors of one GPU. `rose_at`: when they rose, if no event was made of it."""
-
-    count: int | None = None
-    rose_at: dt.datetime | None = None
-
-
-NOT_COUNTED: Final = ErrorCount()
-
-
-def attribute_errors(
-    known: ErrorCount, probe: Probe, health: Health, now: dt.datetime, near: float
-) -> tuple[ErrorCount, DriverEvent | None]:
-    """The error count after `probe`, and a memory error event if it belongs to this GPU.
-
-    The event is None if nothing attributes the error to this GPU. `health` is the health before
-    `probe`. The count must have risen at most `near` seconds before or after the GPU last came
-    under suspicion. A first count does not count as a rise.
-    """
-    count = probe.signs.ecc_uncorrected
-    if count is None:
-        return known, None
-
-    has_risen = known.count is not None and count > known.count
-    rose_at = now if has_risen else known.rose_at
-    suspected = health.condition is Condition.WATCH and health.cause == Cause.ECC
-    is_near = rose_at is not None and abs((rose_at - health.quiet_from).total_seconds()) <= near
-    if not suspected or not is_near:
-        return ErrorCount(count, rose_at), None
-
-    return ErrorCount(count), DriverEvent(EventKind.ECC_DOUBLE, probe.uuid)
+    same = {(fault.text, fault.trouble) for fault in faults}
+    is_common = not scan.gpus and len(same) == 1 and faults[0].trouble in MAY_PASS
+    return faults[0] if is_common else None

@@ -2,32 +2,15 @@
 
 import asyncio
 import datetime as dt
-from collections.abc import Callable, Collection, Iterable, Mapping
-from functools import partial
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
-import msgspec
 import structlog
+from msgspec import Struct
+from msgspec.structs import replace
 
 from agent.errors import DriverError, GpuError, cap
-from agent.health.judge import (
-    NOT_COUNTED,
-    ErrorCount,
-    Ill,
-    aged,
-    attribute_errors,
-    blame_driver,
-    fail_alike,
-    has_failed,
-    judge,
-    log_key,
-    missing,
-    released,
-    remembered,
-    reset_by_word,
-    switched_off,
-    taken_back,
-)
+from agent.health import judge
 from agent.health.xids import HealthSettings, XidClass, xid_class, xid_label, xid_name
 from agent.kit.cell import Cell
 from agent.kit.tasks import Allowance
@@ -49,141 +32,7 @@ from agent.model import (
 )
 from agent.ports import Clock, Driver
 
-# Probes one GPU or all GPUs. A failure that is the same on all counts as the driver's.
-
-TURNS: Final = 2
-"""How many driver deadlines a probe may take: a call ahead of it, and its own call."""
-RELEASE_DEADLINE: Final = 8.0
-"""Seconds for all calls in the library to end: the longest call and those that wait behind it."""
-
-
-Take = Callable[[Probe], None]
-"""What is done with each probe of a round, as it comes."""
-
-
-class GpuProber:
-    """Probes GPUs, each with a deadline in seconds.
-
-    `obstacle` returns why the agent does not receive events; empty if it does.
-    """
-
-    def __init__(self, driver: Driver, deadline: float, obstacle: Callable[[], str]) -> None:
-        self._driver = driver
-        self._deadline = TURNS * deadline
-        self._obstacle = obstacle
-
-    async def probe_one(self, uuid: GpuUuid, others: Collection[GpuUuid], ill: Ill) -> Probe:
-        """Probe that GPU. If the probe fails, probe all: the driver may be at fault."""
-        probes = {uuid: await self._probe(uuid)}
-        if has_failed(probes[uuid]):
-            await self.probe_all(others, ill, lambda probe: probes.update({probe.uuid: probe}))
-        return probes[uuid]
-
-    async def probe_all(self, uuids: Collection[GpuUuid], ill: Ill, take: Take) -> None:
-        """Probe all of them at once, and pass each probe to `take` as it comes.
-
-        A failed probe is held back until another GPU answers. If all fail alike, the session is
-        renewed, unless it was renewed for that before, and they are probed once more.
-        """
-        held = await self._round(uuids, take)
-        if fail_alike(held, ill) and await self._driver.renew():
-            held = await self._round(uuids, take)
-
-        for probe in blame_driver(held, ill):
-            take(probe)
-
-    async def _round(self, uuids: Collection[GpuUuid], take: Take) -> tuple[Probe, ...]:
-        """Probe all once. Returns the probes that were held back, because every GPU failed.
-
-        The driver may fail during the round. So a GPU that answered before another one failed is
-        probed once more, and only the second answer counts for the driver.
-        """
-        held: list[Probe] = []
-        well: list[GpuUuid] = []
-
-        async def ask(uuid: GpuUuid, *, again: bool = False) -> None:
-            probe = await self._probe(uuid)
-            if has_failed(probe):
-                held.append(probe)
-                if well:
-                    await ask(well.pop(), again=True)
-                return
-
-            well.append(uuid)
-            while held:
-                take(held.pop(0))
-
-            # The answer of a second look is older news than the first: it was judged already.
-            if not again:
-                take(probe)
-
-        async with asyncio.TaskGroup() as tasks:
-            for uuid in uuids:
-                tasks.create_task(ask(uuid))
-
-        return tuple(held)
-
-    async def _probe(self, uuid: GpuUuid) -> Probe:
-        """Probe that GPU. If the driver fails or does not answer, the outcome is SILENT."""
-        try:
-            async with Lag().within(self._deadline):
-                probe = await self._driver.probe(uuid)
-        except (TimeoutError, DriverError, GpuError) as error:
-            text = cap(str(error)) or f"no answer within {self._deadline:g} s"
-            return Probe(uuid, ProbeOutcome.SILENT, text)
-
-        if probe.outcome is ProbeOutcome.PASSED and (obstacle := self._obstacle()):
-            return msgspec.structs.replace(probe, unmonitored=obstacle)
-
-        return probe
-
-
-# Collects reports that are judged together, because one failure causes many.
-
-_Sort = tuple[EventKind, GpuUuid | None, XidClass | None]
-"""Of the events that wait with the same sort, only the first is judged."""
-
-
-def _class_of(event: DriverEvent, settings: HealthSettings) -> XidClass | None:
-    """The class of an XID; None: it is another event."""
-    return xid_class(event.xid or 0, settings) if event.kind is EventKind.XID else None
-
-
-class ReportBatcher:
-    """Holds reports for `gather` seconds, then returns them.
-
-    It keeps the first event of each sort. So a storm is a few events for each GPU, and does not
-    displace a more severe one.
-    """
-
-    def __init__(self, settings: HealthSettings) -> None:
-        self._settings = settings
-        self._waiting: dict[Probe | _Sort, DriverEvent | Probe] = {}
-        self._reported = asyncio.Event()
-
-    def note(self, report: DriverEvent | Probe) -> None:
-        """Add a report to the next batch. XIDs of the class APPLICATION are ignored."""
-        sort: Probe | _Sort
-        if isinstance(report, Probe):
-            sort = report
-        else:
-            kind = _class_of(report, self._settings)
-            if kind is XidClass.APPLICATION:
-                return
-
-            sort = report.kind, report.uuid, kind
-
-        self._waiting.setdefault(sort, report)
-        self._reported.set()
-
-    async def next(self) -> tuple[DriverEvent | Probe, ...]:
-        """Wait for reports, then for those that belong to the same verdict; return all."""
-        await self._reported.wait()
-        await asyncio.sleep(self._settings.gather)
-        self._reported.clear()
-        reports, self._waiting = tuple(self._waiting.values()), {}
-        return reports
-
+log = structlog.get_logger(__name__)
 
 # Keeps the driver's stream of events open, and knows whether the agent receives events.
 
@@ -192,8 +41,6 @@ SETTLED: Final = 5.0
 
 FIRST_RETRY: Final = 0.5
 LAST_RETRY: Final = 30.0
-
-log = structlog.get_logger(__name__)
 
 
 class EventListener:
@@ -209,27 +56,22 @@ class EventListener:
 
     async def run(self) -> None:
         """Receive events for ever, and open the stream again when it ends."""
-        self._opened.clear()  # a former run may have left it set
         delay = FIRST_RETRY
-
         while True:
+            self._opened.clear()  # also what a former run has left set
+            self._wanted.clear()
             reason = "the stream of events ended"
             try:
                 async for event in self._driver.events(self._note_open):
                     self._take(event)
-                    delay = FIRST_RETRY
             except DriverError as error:
                 reason = str(error)
 
-            # A stream that held for a while did not fail at its opening, so the next try is at
-            # once.
+            # A stream that held for a while did not fail at its opening: the next try is at once.
             if self._has_settled():
                 delay = FIRST_RETRY
 
             self._opened.clear()
-            self._wanted.clear()
-
-            reason = reason or "no reason given"
             if not self._lost_reason:
                 log.warning("driver.events_lost", err=reason)
             self._lost_reason = reason
@@ -275,14 +117,22 @@ class EventListener:
 
 # Turns driver events and probes into verdicts.
 
+TURNS: Final = 2
+"""How many driver deadlines a probe may take: a call ahead of it, and its own call."""
+
+RELEASE_DEADLINE: Final = 8.0
+"""Seconds for all calls in the library to end: the longest call and those that wait behind it."""
+
 TICK: Final = 0.001
-"""Seconds. The shortest wait for the next deadline, because timers can fire a little early."""
+"""Seconds. Timers can fire a little early."""
 
 SECOND_LOOK: Final = 5.0
 """Seconds from a failed probe to the next one, which decides. It is more than SAME_HICCUP."""
 
 MOST_KNOWN: Final = 256
 """The most GPUs outside the inventory whose health is kept."""
+
+DOUBTFUL: Final = frozenset({ProbeOutcome.FAILED, ProbeOutcome.REFUSED, ProbeOutcome.SILENT})
 
 LISTEN_FIRST: Final = 1.0
 """Seconds for the stream of events to open before a GPU is served again without it."""
@@ -298,7 +148,7 @@ ALL = "all"
 """Stands for all GPUs of the node, in place of one GPU's name."""
 
 
-class GpuRelease(msgspec.Struct, frozen=True):
+class GpuRelease(Struct, frozen=True):
     """The result of a release. `held_by`: pods with slices of these GPUs, as namespace/name.
 
     `obstacle`: why the agent still holds the GPUs open; empty if it does not.
@@ -309,7 +159,7 @@ class GpuRelease(msgspec.Struct, frozen=True):
     obstacle: str = ""
 
 
-class Recheck(msgspec.Struct, frozen=True):
+class Recheck(Struct, frozen=True):
     """The result of probing one GPU now: its health before and after the probe.
 
     `serving`: new containers may get it. `missing`: what still has to happen until it is ok.
@@ -365,22 +215,21 @@ class HealthWatch:
         self._settings = settings
         self._origin = clock.now() - dt.timedelta(seconds=loop_time())
         self._health = {
-            uuid: remembered(health, self._now(), settings, boot_changed=boot_changed)
+            uuid: judge.remembered(health, self._now(), settings, boot_changed=boot_changed)
             for uuid, health in recalled.items()
         }
-        self._batcher = ReportBatcher(settings)
         self._listener = EventListener(driver, self._note_event)
-        self._prober = GpuProber(driver, settings.probe_deadline, self._listener.obstacle)
-        self._error_counts: dict[GpuUuid, ErrorCount] = {}
+        self._waiting: dict[object, DriverEvent | Probe] = {}
+        """The reports that are judged next, by probe or sort of event."""
+        self._reported = asyncio.Event()
         self._probe_now = asyncio.Event()
         self._probed_at = loop_time()
-        self._health_moved = asyncio.Event()
         self._xid_lines = Allowance(1, LOG_PERIOD)
         if self._health and boot_changed:
             remember(dict(self._health))  # otherwise the next start would not see the boot
 
         if settings.off:
-            self._health = dict.fromkeys(self._health, switched_off(self._now()))
+            self._health = dict.fromkeys(self._health, judge.switched_off(self._now()))
 
         if self._health:
             judged(dict(self._health))
@@ -393,7 +242,6 @@ class HealthWatch:
                 tasks.create_task(self._listener.run())
                 tasks.create_task(self._judge_reports())
                 tasks.create_task(self._probe_rounds())
-                tasks.create_task(self._watch_silence())
 
     async def recheck(self, name: str, *, was_reset: bool = False) -> Recheck | None:
         """Probe the GPU with that index or UUID now, and judge the probe; None: no such GPU.
@@ -404,29 +252,32 @@ class HealthWatch:
         if shared is None:
             return None
 
-        uuid, before = shared.uuid, self._health_of(shared.uuid)
+        is_off, uuid, before = self._settings.off, shared.uuid, self._health_of(shared.uuid)
         if before.cause == Cause.RELEASED:
             # Whoever released the GPU gives it back by this. Its handles open before the probe.
             self._driver.take_back(uuid)
-            off = self._settings.off
-            back = switched_off(self._now()) if off else taken_back(before, self._now())
-            self._publish({uuid: back})
+            now = self._now()
+            self._publish(
+                {uuid: judge.switched_off(now) if is_off else judge.taken_back(before, now)}
+            )
             self._changed()
 
         if was_reset:
             # NVML tells nobody of a reset, and an XID before it would count for ever.
-            self._publish({uuid: reset_by_word(self._health_of(uuid), self._now())})
+            self._publish({uuid: judge.reset_by_word(self._health_of(uuid), self._now())})
 
-        if not self._settings.off:
+        if not is_off:
             await self._listener.ensure_open(LISTEN_FIRST)  # else the GPU is served without events
 
-        probe = await self._prober.probe_one(uuid, self._to_probe(), self._is_ill)
-        if not self._settings.off:
+        probe = await self._probe(uuid)
+        if judge.has_failed(probe):  # the driver may be at fault, which the others' probes show
+            probe = (await self._probe_all(lambda _: None)).get(uuid, probe)
+        if not is_off:
             self._publish(self._judged((probe,)))
 
         after, inventory = self._health_of(uuid), self._inventory.value
-        shared = msgspec.structs.replace(inventory.find(uuid) or shared, health=after)
-        lacks = (*missing(after, self._now(), self._settings), *inventory.obstacles(shared))
+        shared = replace(inventory.find(uuid) or shared, health=after)
+        lacks = judge.missing(after, self._now(), self._settings) + inventory.obstacles(shared)
         return Recheck(shared.gpu, probe, before, after, inventory.offers(shared), lacks)
 
     async def release(self, name: str) -> GpuRelease | None:
@@ -439,9 +290,8 @@ class HealthWatch:
         if not uuids:
             return None
 
-        self._publish({uuid: released(self._health_of(uuid), self._now()) for uuid in uuids})
-        obstacle = ""
-
+        now, obstacle = self._now(), ""
+        self._publish({uuid: judge.released(self._health_of(uuid), now) for uuid in uuids})
         try:
             async with asyncio.timeout(RELEASE_DEADLINE):
                 await self._driver.release(uuids, everything=name == ALL)
@@ -465,8 +315,7 @@ class HealthWatch:
         listed = {gpu.uuid for gpu in scan.gpus}
         for uuid, health in self._health.items():
             if health.needs_reset and uuid not in listed:
-                text = "the driver no longer lists it"
-                self._batcher.note(Probe(uuid, ProbeOutcome.LOST, text))
+                self._note(Probe(uuid, ProbeOutcome.LOST, "the driver no longer lists it"))
 
     # Incoming reports.
 
@@ -489,7 +338,27 @@ class HealthWatch:
                 name = xid_name(number)
                 log.info("gpu.xid", gpu=event.uuid, xid=event.xid, name=name, suppressed=left_out)
 
-        self._batcher.note(event)
+        self._note(event)
+
+    def _note(self, report: DriverEvent | Probe) -> None:
+        """Add a report to the next batch.
+
+        Of the events of one sort on one GPU only the first is kept. So a storm is a few events for
+        each GPU, and does not displace a more severe one.
+        """
+        sort: object = report
+        if isinstance(report, DriverEvent):
+            kind = self._class_of(report)
+            if kind is XidClass.APPLICATION:
+                return
+            sort = report.kind, report.uuid, kind
+
+        self._waiting.setdefault(sort, report)
+        self._reported.set()
+
+    def _class_of(self, event: DriverEvent) -> XidClass | None:
+        """The class of an XID; None: it is another event."""
+        return xid_class(event.xid or 0, self._settings) if event.kind is EventKind.XID else None
 
     async def _watch_inventory(self) -> None:
         """Probe at once when a GPU comes, goes or is found lost by a scan."""
@@ -497,7 +366,8 @@ class HealthWatch:
         async for inventory in self._inventory.follow():
             fresh = {gpu.uuid for gpu in inventory.gpus} - self._health.keys()
             if self._settings.off and fresh:
-                off = dict.fromkeys(fresh, switched_off(self._now()))
+                # Not remembered: health from before the checks were switched off is kept.
+                off = dict.fromkeys(fresh, judge.switched_off(self._now()))
                 self._health.update(off)
                 self._on_judged(off)
 
@@ -506,66 +376,103 @@ class HealthWatch:
                 self._probe_now.set()
             seen = here
 
+    # Probes.
+
     async def _probe_rounds(self) -> None:
         """Probe all GPUs at each tick of `probe_interval`, soon after a failed probe, on demand."""
         while True:
             self._probe_now.clear()
             self._probed_at = loop_time()
-            doubts: list[Probe] = []
-            take = partial(self._note_probe, doubts)
-            await self._prober.probe_all(self._to_probe(), self._is_ill, take)
+            probes = await self._probe_all(self._note_probe)
             pause = until_tick(self._settings.probe_interval)
 
-            if doubts:
-                # A single failure decides nothing: the second look does, and must not be late.
+            # A single failure decides nothing: the second look does, and must not be late.
+            doubtful = (u for u, probe in probes.items() if probe.outcome in DOUBTFUL)
+            if any(not (health.ill or health.silent) for health in map(self._health_of, doubtful)):
                 pause = min(self._settings.probe_interval, SECOND_LOOK)
 
             await await_event(self._probe_now, pause)
 
-    def _is_ill(self, uuid: GpuUuid) -> bool:
-        return self._health_of(uuid).ill
-
-    def _note_probe(self, doubts: list[Probe], probe: Probe) -> None:
-        """Note a probe that changes a health. One that failed or fell silent goes to `doubts`."""
+    def _note_probe(self, probe: Probe) -> None:
+        """Note a probe that changes a health."""
         known = self._health_of(probe.uuid)
-        if judge(known, probe, self._now(), self._settings) != known:
-            self._batcher.note(probe)
+        if judge.judge(known, probe, self._now(), self._settings) != known:
+            self._note(probe)
 
-        # It may also tell whose a memory error is that the driver reported without a GPU.
-        count = self._error_counts.get(probe.uuid, NOT_COUNTED)
-        near = 2 * self._settings.probe_interval
-        count, error = attribute_errors(count, probe, known, self._now(), near)
-        self._error_counts[probe.uuid] = count
-        if error is not None:
-            self._batcher.note(error)
+    async def _probe_all(self, note: Callable[[Probe], None]) -> dict[GpuUuid, Probe]:
+        """Probe all GPUs at once, and pass each probe to `note`; a failed one after all others.
 
-        failed = probe.outcome in {ProbeOutcome.FAILED, ProbeOutcome.REFUSED}
-        fell_silent = probe.outcome is ProbeOutcome.SILENT and not known.silent
-        if not known.ill and (failed or fell_silent):
-            doubts.append(probe)
+        Only then it is known whether the driver is at fault. If all fail alike, the session is
+        renewed, unless it was renewed for that before, and they are probed once more.
+        """
+        probes = await self._round(note)
+        failed = any(map(judge.has_failed, probes.values()))
+        passed = next((u for u, p in probes.items() if p.outcome is ProbeOutcome.PASSED), None)
+
+        # The driver may have failed during the round. Then a GPU that has answered fails now.
+        if failed and passed is not None and judge.has_failed(await self._probe(passed)):
+            probes = await self._round(note)
+
+        is_common = judge.common_failure(probes.values(), self._is_ill) is not None
+        if is_common and await self._driver.renew():
+            probes = await self._round(note)
+
+        for probe in judge.blame_driver(tuple(probes.values()), self._is_ill):
+            if judge.has_failed(probes[probe.uuid]):
+                note(probe)
+                probes[probe.uuid] = probe
+
+        return probes
+
+    async def _round(self, note: Callable[[Probe], None]) -> dict[GpuUuid, Probe]:
+        """Probe all GPUs once. Those that have not failed go to `note` as they come."""
+        probes: dict[GpuUuid, Probe] = {}
+
+        async def ask(uuid: GpuUuid) -> None:
+            probes[uuid] = probe = await self._probe(uuid)
+            if not judge.has_failed(probe):
+                note(probe)
+
+        async with asyncio.TaskGroup() as tasks:
+            for uuid in self._uuids():
+                if self._health_of(uuid).cause != Cause.RELEASED:
+                    tasks.create_task(ask(uuid))
+
+        return probes
+
+    async def _probe(self, uuid: GpuUuid) -> Probe:
+        """Probe that GPU. If the driver fails or does not answer, the outcome is SILENT."""
+        deadline = TURNS * self._settings.probe_deadline
+        try:
+            async with Lag().within(deadline):
+                probe = await self._driver.probe(uuid)
+        except (TimeoutError, DriverError, GpuError) as error:
+            text = cap(str(error)) or f"no answer within {deadline:g} s"
+            return Probe(uuid, ProbeOutcome.SILENT, text)
+
+        obstacle = self._listener.obstacle() if probe.outcome is ProbeOutcome.PASSED else ""
+        return replace(probe, unmonitored=obstacle or probe.unmonitored)
 
     # Outgoing verdicts.
 
     async def _judge_reports(self) -> None:
         while True:
-            reports = await self._batcher.next()
-            verdicts = self._judged(reports)
-            moves = [
-                new.serving
-                for u, new in verdicts.items()
-                if new.serving != self._health_of(u).serving
-            ]
+            await self._reported.wait()
+            await asyncio.sleep(self._settings.gather)  # one failure causes many reports
+            self._reported.clear()
+            reports, self._waiting = tuple(self._waiting.values()), {}
 
-            if any(moves) and await self._listener.ensure_open(LISTEN_FIRST):
+            verdicts = self._judged(reports)
+            moves = any(new.serving != self._health_of(u).serving for u, new in verdicts.items())
+            if moves and await self._listener.ensure_open(LISTEN_FIRST):
                 self._probe_now.set()  # the probes were made while no event was heard
                 verdicts = self._judged(reports)  # an operator may have released a GPU meanwhile
 
             moved = self._publish(verdicts)
             events = [report for report in reports if isinstance(report, DriverEvent)]
-
             if events and moved:
                 self._probe_now.set()  # an event came first, so no GPU was probed yet
-            elif any(_class_of(event, self._settings) is XidClass.CONTAINED for event in events):
+            elif any(self._class_of(event) is XidClass.CONTAINED for event in events):
                 # The GPU was watched already. Only a probe reads what the driver now asks for. A
                 # storm of such XIDs causes one round of probes in LOOK_PERIOD.
                 soon = max(loop_time(), self._probed_at + LOOK_PERIOD)
@@ -581,7 +488,7 @@ class HealthWatch:
         for report in reports:
             for uuid in (report.uuid,) if report.uuid is not None else self._uuids():
                 health = verdicts.get(uuid) or self._health_of(uuid)
-                fresh = judge(health, report, now, self._settings)
+                fresh = judge.judge(health, report, now, self._settings)
                 # A driver that invents UUIDs must not fill the memory.
                 has_room = len(self._health) + len(verdicts) < MOST_KNOWN
                 if fresh is not health and (has_room or self._is_known(uuid)):
@@ -589,34 +496,18 @@ class HealthWatch:
 
         return verdicts
 
-    def _is_known(self, uuid: GpuUuid) -> bool:
-        return uuid in self._health or self._inventory.value.find(uuid) is not None
-
-    async def _watch_silence(self) -> None:
-        """Stop serving a silent GPU exactly when `driver_hang` has passed."""
-        hang = dt.timedelta(seconds=self._settings.driver_hang)
-        while True:
-            self._health_moved.clear()
-            now = self._now()
-            self._publish({u: aged(old, now, self._settings) for u, old in self._health.items()})
-            ends = [
-                (health.since + hang - self._origin).total_seconds()
-                for health in self._health.values()
-                if health.silent and health.serving
-            ]
-            pause = max(min(ends) - loop_time(), TICK) if ends else None
-            await await_event(self._health_moved, pause)
-
     def _publish(self, verdicts: Mapping[GpuUuid, Health]) -> bool:
-        """Publish what changed, all at once. Returns whether a condition changed."""
+        """Publish what changed, all at once. Returns whether what people are told changed."""
         changed = {u: health for u, health in verdicts.items() if health != self._health_of(u)}
-        if not changed:
-            return False
-
         moved = False
         for uuid, new in changed.items():
             old = self._health_of(uuid)
-            if log_key(old) == log_key(new):
+            if new.silent and new.serving and not old.silent:
+                # A silent GPU is served for `driver_hang` and not longer.
+                end = self._settings.driver_hang + TICK
+                asyncio.get_running_loop().call_later(end, self._age)
+
+            if (old.condition, old.serving, old.action) == (new.condition, new.serving, new.action):
                 continue
 
             moved = True
@@ -636,11 +527,16 @@ class HealthWatch:
                 text=new.text,
             )
 
-        self._health.update(changed)
-        self._health_moved.set()
-        self._on_judged(changed)
-        self._remember(dict(self._health))
+        if changed:
+            self._health.update(changed)
+            self._on_judged(changed)
+            self._remember(dict(self._health))
+
         return moved
+
+    def _age(self) -> None:
+        now = self._now()
+        self._publish({u: judge.aged(old, now, self._settings) for u, old in self._health.items()})
 
     def _named(self, name: str) -> SharedGpu | None:
         """The GPU with that index or UUID. If a lost and a present GPU match, the present one."""
@@ -648,11 +544,14 @@ class HealthWatch:
         named = (gpu for gpu in gpus if name in {gpu.uuid, gpu.gpu.label})
         return max(named, key=lambda gpu: gpu.present, default=None)
 
-    def _to_probe(self) -> tuple[GpuUuid, ...]:
-        return tuple(u for u in self._uuids() if self._health_of(u).cause != Cause.RELEASED)
-
     def _uuids(self) -> tuple[GpuUuid, ...]:
         return tuple(gpu.uuid for gpu in self._inventory.value.gpus)
+
+    def _is_known(self, uuid: GpuUuid) -> bool:
+        return uuid in self._health or self._inventory.value.find(uuid) is not None
+
+    def _is_ill(self, uuid: GpuUuid) -> bool:
+        return self._health_of(uuid).ill
 
     def _health_of(self, uuid: GpuUuid) -> Health:
         if uuid in self._health:

@@ -238,12 +238,7 @@ class SimulatedHardware:
         except RefusedGpuError as error:
             return Probe(uuid, ProbeOutcome.REFUSED, str(error))
         recovery = RecoveryAction.GPU_RESET if state.needs_reset else RecoveryAction.NONE
-        signs = GpuSigns(
-            rows_pending=False,
-            rows_failed=False,
-            ecc_uncorrected=0,
-            recovery=recovery,
-        )
+        signs = GpuSigns(rows_pending=False, rows_failed=False, recovery=recovery)
         return Probe(uuid, ProbeOutcome.PASSED, signs=signs)
 
     def sample(self, uuid: GpuUuid) -> GpuSample:

@@ -142,9 +142,9 @@ async def test_what_a_hung_driver_had_to_report_is_heard_when_it_is_back():
         await node.allocate()
 
 
-LOST = "the driver no longer reaches it (GPU is lost) [H-LOST]"
+LOST = "the driver no longer reaches it (GPU is lost); if this lasts, reboot the node [H-LOST]"
 REFUSED = "the driver refuses calls for it until it is reset; reset it or reboot the node [H-RESET]"
-FELL = "the driver no longer reaches it (after XID 79) [H-079]"
+FELL = "the driver no longer reaches it (after XID 79); if this lasts, reboot the node [H-079]"
 
 
 @pytest.mark.parametrize(

@@ -199,8 +199,10 @@ async def test_a_gpu_that_a_scan_finds_lost_is_one_event():
 
         assert [G0] == node.served
         assert ["GpuUnhealthy"] == node.reasons
-        told = f"GPU 1 ({G1}): the driver no longer reaches it (as scripted) [H-LOST]"
-        assert told == node.told[-1].text
+        lost = (
+            f"GPU 1 ({G1}): the driver no longer reaches it (as scripted); if this lasts, reboot "
+        )
+        assert f"{lost}the node [H-LOST]" == node.told[-1].text
 
 
 async def test_an_xid_a_reset_and_a_rest_are_two_events():

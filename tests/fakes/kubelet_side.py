@@ -8,8 +8,7 @@ from pathlib import Path
 
 from agent.cluster import PodUid, PodView
 from agent.errors import KubeletError, StateError, WitnessThrottled, WitnessUnsupported
-from agent.hookdirs import Cleared, DiskRoom, HostHookDirs
-from agent.kit.cell import Cell
+from agent.hookdirs import Cleared, HostHookDirs
 from agent.ledger import ContainerHolding, ContainerKey, Holding, HookFacts
 from agent.model import SliceId
 
@@ -142,10 +141,8 @@ class FakeHookDirs(HostHookDirs):
         self.preload: str | None = None
         self.hanging = ""
         self.stuck: set[str] = set()
-        self.set_aside = Cell(0)
         self.clears: list[bool] = []
         self.cleared = [Cleared()]
-        self.space = DiskRoom(2.0**30, 1000.0)
         self.gate = asyncio.Event()
         self.gate.set()
 
@@ -186,12 +183,6 @@ class FakeHookDirs(HostHookDirs):
             raise self.failure
         self.clears.append(again)
         return self.cleared.pop(0) if len(self.cleared) > 1 else self.cleared[0]
-
-    async def room(self) -> DiskRoom:
-        await self._hang("room")
-        if self.failure is not None:
-            raise self.failure
-        return self.space
 
     async def found(self) -> Mapping[str, dt.datetime]:
         await self._hang("found")

@@ -19,7 +19,7 @@ TOP = Path(__file__).parents[2]
 SCRIPT = """
 import asyncio, os, pathlib, subprocess, sys
 from agent.errors import StateError
-from agent.allocate.service import AllocateStep, disk_refusal
+from agent.allocate.service import AllocateStep, refusal_of
 from agent.hookdirs import HostHookDirs
 from tests.fakes.offload import Inline
 from agent.hookdirs import directory_sizes
@@ -36,7 +36,7 @@ def prepare(wipe=True):
     try:
         asyncio.run(dirs.prepare(NAME, wipe=wipe))
     except StateError as error:
-        print(disk_refusal(error, AllocateStep.DIRECTORY))
+        print(refusal_of(error, AllocateStep.DIRECTORY))
     else:
         print("prepared")
 

@@ -109,7 +109,6 @@ async def test_a_late_answer_of_a_session_that_is_over_does_not_end_the_next(lib
 SIDE_QUESTIONS = {
     "nvmlDeviceGetRemappedRows": ("rows_pending", "rows_failed"),
     "nvmlDeviceGetRetiredPagesPendingStatus": ("pages_pending",),
-    "nvmlDeviceGetTotalEccErrors": ("ecc_uncorrected",),
     "nvmlDeviceGetFieldValues": ("recovery",),
 }
 

@@ -94,14 +94,13 @@ async def test_switched_links_are_counted(driver, stub):
 
 
 async def test_the_signs_come_through_the_librarys_structures(driver, stub):
-    stub.set(1, rows_pending=1, pages_pending=1, ecc_corrected=17, ecc_uncorrected=2, recovery=4)
+    stub.set(1, rows_pending=1, pages_pending=1, recovery=4)
 
     assert (
         GpuSigns(
             rows_pending=True,
             rows_failed=False,
             pages_pending=True,
-            ecc_uncorrected=2,
             recovery=RecoveryAction.DRAIN_AND_RESET,
         )
         == (await driver.probe(UUIDS[1])).signs

@@ -20,7 +20,7 @@ def forgetful(monkeypatch: pytest.MonkeyPatch) -> None:
         del boot_changed
         return Health(Condition.OK, since=now)
 
-    monkeypatch.setattr("agent.health.watch.remembered", well)
+    monkeypatch.setattr("agent.health.judge.remembered", well)
 
 
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,7 +81,10 @@ def talkative(monkeypatch: pytest.MonkeyPatch) -> None:
 
     async def each(self: HealthWatch) -> None:
         while True:
-            for report in await self._batcher.next():
+            await self._reported.wait()
+            self._reported.clear()
+            reports, self._waiting = tuple(self._waiting.values()), {}
+            for report in reports:
                 self._publish(self._judged((report,)))
                 await asyncio.sleep(0.001)
 

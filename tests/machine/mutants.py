@@ -6,7 +6,7 @@ The machine must find every one of them: a machine that finds none of these prov
 import contextlib
 import dataclasses
 import datetime as dt
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import msgspec
@@ -21,6 +21,7 @@ from agent.allocate.match import (
     Candidate,
     Evidence,
     Grant,
+    ListPods,
     LookAtPod,
     exactly_one,
 )
@@ -119,7 +120,7 @@ def replayed_by_count() -> Mutant:
 
     def decide(evidence: Evidence) -> object:
         step = original(evidence)
-        if not isinstance(step, Grant) or step.replay is None:
+        if not isinstance(step, Grant) or step.candidate.row is None:
             return step
         row = next(row for row in evidence.ledger.rows if len(row.shares) == evidence.count)
         found = msgspec.structs.replace(step.candidate, row=row)
@@ -150,7 +151,7 @@ def silence_taken_for_no() -> Mutant:
         try:
             await original(self, namespace, name)
         except Refusal:
-            self.known[(namespace, name)] = None
+            self.seen.known[namespace, name] = None
 
     return Mutant(replaced(Inquiry, "_ask", ask), "another one's directory|a good pod was refused")
 
@@ -160,7 +161,7 @@ def dead_containers_in_the_way() -> Mutant:
 
     def only_one(found: tuple[Candidate, ...], evidence: Evidence) -> object:
         known = matching.admitted(found, evidence)
-        if len({each.pod.key for each in known}) > 1 and evidence.listed:
+        if len({each.pod.key for each in known}) > 1 and ListPods in evidence.asked:
             raise Refusal(RefusalReason.MANY_PODS_ADMITTED, "The kubelet admits several pods.")
         return exactly_one(found, evidence)
 
@@ -172,13 +173,13 @@ def unread_name_taken_for_the_same() -> Mutant:
     original = matching.decide
 
     def decide(evidence: Evidence) -> object:
-        pod_uids_read = {
+        uids = {
             key: seen.uid
             if uid is UNREAD and (seen := evidence.table.named(*key)) is not None
             else uid
-            for key, uid in evidence.pod_uids_read.items()
+            for key, uid in evidence.pod_uids.items()
         }
-        return original(msgspec.structs.replace(evidence, pod_uids_read=pod_uids_read))
+        return original(msgspec.structs.replace(evidence, pod_uids=uids))
 
     return Mutant(_decided_by(decide), "another one's directory|a good pod was refused")
 
@@ -210,7 +211,7 @@ def bind_time_compared() -> Mutant:
 
     def decide(evidence: Evidence) -> object:
         step = decide_truly(evidence)
-        if isinstance(step, Grant) and step.replay is None:
+        if isinstance(step, Grant) and step.candidate.row is None:
             pod, lock = step.candidate.pod, evidence.lock
             if lock is not None and lock.owner == pod.key and not _took(pod, lock):
                 raise Refusal(
@@ -246,8 +247,8 @@ def returning_names_not_looked_at() -> Mutant:
         while isinstance(step, LookAtPod):
             key = step.key
             seen = evidence.table.named(*key)
-            pod_uids_read = {**evidence.pod_uids_read, key: seen.uid if seen else None}
-            evidence = msgspec.structs.replace(evidence, pod_uids_read=pod_uids_read)
+            uids = {**evidence.pod_uids, key: seen.uid if seen else None}
+            evidence = msgspec.structs.replace(evidence, pod_uids=uids)
             step = decide_truly(evidence)
         return step
 
@@ -261,13 +262,15 @@ def locks_that_went_forgotten() -> Mutant:
 
 def listed_for_good() -> Mutant:
     """A pod that has ended keeps its rows as long as the kubelet lists it."""
-    has_ended = reconcile._has_ended
+    truly_unused = reconcile._unused
 
-    def listed(pod: PodView, seen: ReconcileFacts) -> bool:
+    def unused(rows: Iterable[Row], seen: ReconcileFacts) -> Iterator[tuple[Row, float]]:
         names = {(each.namespace, each.pod) for each in seen.holdings}
-        return pod.key not in names and has_ended(pod, seen)
+        for row, grace in truly_unused(rows, seen):
+            if (row.namespace, row.pod) not in names:
+                yield row, grace
 
-    return Mutant(replaced(reconcile, "_has_ended", listed), "the row of a pod that is over")
+    return Mutant(replaced(reconcile, "_unused", unused), "the row of a pod that is over")
 
 
 def _is_doubted(effect: Effect, scene: SettlementFacts) -> bool:

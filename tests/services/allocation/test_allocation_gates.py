@@ -63,7 +63,7 @@ async def the_kubelet_is_silent() -> Refusal:
 
 @closes(
     RefusalReason.OUT_OF_TIME,
-    "did not let the agent read the kubelet's checkpoint in time",
+    "the node's disk did not say in time which pod this is",
     "check the node and its disk",
 )
 async def the_kubelets_file_cannot_be_read() -> Refusal:

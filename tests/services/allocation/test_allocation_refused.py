@@ -358,19 +358,19 @@ async def refused_and_logged(desk):
             lambda desk: desk.disk.gate.clear(),
             RefusalReason.STATE_UNWRITABLE,
             "the disk has not answered",
-            ("write-ledger", "team-a", "train-1", "main"),
+            ("disk", "team-a", "train-1", "main"),
         ),
         (
             lambda desk: desk.hooks.gate.clear(),
             RefusalReason.HOST_DIRECTORY,
             "the disk has not answered",
-            ("make-directory", "team-a", "train-1", "main"),
+            ("directory", "team-a", "train-1", "main"),
         ),
         (
             lambda desk: setattr(desk.hooks, "hanging", "facts"),
             RefusalReason.HOST_DIRECTORY,
             "hook path",
-            ("look-at-hook-path", None, None, None),
+            ("hook-path", None, None, None),
         ),
         (
             lambda desk: setattr(desk.witness, "hung", True),

@@ -207,6 +207,7 @@ async def test_no_pod_that_is_gone_or_has_ended_is_told_about_its_gpu(pods, told
 
 BROKEN = GpuFault("index 1", "Unknown Error")
 TAIL = "; if this lasts, reset it or reboot the node [GpuLeftOut]"
+LOST_TAIL = "; if this lasts, reboot the node [GpuLeftOut]"
 
 
 class LeftOutBench:
@@ -312,7 +313,7 @@ async def test_a_lost_gpu_that_was_shared_is_told_here_only_where_its_health_is_
         bench.driver.faults = [GpuFault(a_uuid(n), "GPU is lost", Trouble.LOST) for n in lost]
         await bench.rescan()
 
-        assert [f"GPU {a_uuid(n)} is not shared: GPU is lost{TAIL}" for n in told] == [
+        assert [f"GPU {a_uuid(n)} is not shared: GPU is lost{LOST_TAIL}" for n in told] == [
             event.text for event in bench.events
         ]
 

@@ -44,7 +44,6 @@ DEEDS = {
     "ends": lambda bench: bench.driver.end_events(),
     "renewable": lambda bench: setattr(bench.driver, "renewable", True),
     "mended-by-renewal": lambda bench: setattr(bench.driver, "mended_by_renewal", True),
-    "uncounted": lambda bench: bench.driver.signs.clear(),
     "lists-all": lambda bench: scanned(bench, Scan("560.1", GPUS)),
     "lists-01": lambda bench: scanned(bench, Scan("560.1", GPUS[:2])),
     "lists-01-and-a-fault": lambda bench: scanned(bench, Scan("560.1", GPUS[:2], (FAULT,))),
@@ -72,9 +71,6 @@ async def do(bench: HealthBench, word: str) -> None:
         await asyncio.sleep(float(word))
     elif match := re.fullmatch(r"xid(\d+)@([0-2?])", word):
         bench.driver.xid(None if match[2] == "?" else ALL[int(match[2])], int(match[1]))
-    elif word.startswith("counts="):
-        for uuid, count in zip(ALL, word.removeprefix("counts=").split(","), strict=True):
-            bench.driver.signs[uuid] = GpuSigns(ecc_uncorrected=int(count))
     elif word.startswith("release-"):
         await bench.watch.release(word.removeprefix("release-"))
     elif match := re.fullmatch(r"(recheck|was-reset)-(\w+)", word):

@@ -4,11 +4,16 @@ import msgspec
 import pytest
 
 from agent.allocate.match import (
+    AwaitLock,
+    AwaitOthers,
     Evidence,
     Grant,
-    KubeletView,
+    KubeletStart,
+    ListPods,
+    LookAtNode,
     MatchSettings,
     Question,
+    ReadRecords,
     UnlockedPods,
     decide,
 )
@@ -104,7 +109,7 @@ def a_scene(
         ledger=Ledger(rows=rows),
         lock=a_lock(namespace=lock.namespace, name=lock.name) if lock else None,
         inventory=an_inventory(count=2),
-        kubelet=KubeletView(NOW_KUBELET),
+        kubelet=KubeletStart(NOW_KUBELET),
         now=NOON,
         known={},
     )
@@ -118,17 +123,40 @@ def knowing(scene: Evidence, *holdings: Holding, absent: tuple[PodView, ...] = (
     return msgspec.structs.replace(scene, known=known)
 
 
+QUESTIONS = {
+    "listed": ListPods,
+    "node_read": LookAtNode,
+    "waited": AwaitLock,
+    "alone": AwaitOthers,
+    "records_read": ReadRecords,
+}
+UNANSWERED = {"list_failed": ListPods, "node_unread": LookAtNode}
+
+
 def changed(scene: Evidence, **changes: object) -> Evidence:
-    """The scene with other fields."""
-    return msgspec.structs.replace(scene, **changes)
+    """The scene with other fields, and with questions that were asked or failed, by short names.
+
+    `checked`: runtime ids that were asked about; none of them runs, unless `alive` has it.
+    """
+    asked = dict(scene.asked)
+    for name, question in QUESTIONS.items():
+        if changes.pop(name, question in asked):
+            asked.setdefault(question, True)
+        else:
+            asked.pop(question, None)
+    for name, question in UNANSWERED.items():
+        if name in changes:
+            asked |= {question: not changes.pop(name)}
+    alive = {**scene.alive, **dict.fromkeys(changes.pop("checked", ()), False)}  # type: ignore[call-overload]
+    alive |= dict.fromkeys(changes.pop("alive", ()), True)  # type: ignore[call-overload]
+    return msgspec.structs.replace(scene, asked=asked, alive=alive, **changes)
 
 
 def without_witness(
     scene: Evidence, *, recorded: frozenset[ContainerKey] | None = None, read: bool = True
 ) -> Evidence:
     """The scene under a kubelet without Get, whose file says what it has."""
-    kubelet = KubeletView(NOW_KUBELET, recorded, witnessed=False)
-    return changed(scene, kubelet=kubelet, records_read=read)
+    return changed(scene, recorded=recorded, witnessed=False, records_read=read)
 
 
 def with_bad_gpu(scene: Evidence, condition: Condition = Condition.BAD) -> Evidence:

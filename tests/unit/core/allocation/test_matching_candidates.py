@@ -9,7 +9,6 @@ from agent.allocate.match import (
     AskKubelet,
     Evidence,
     KubeletStart,
-    KubeletView,
     ListPods,
     ReadRecords,
 )
@@ -80,12 +79,10 @@ def test_a_container_waits_unless_this_kubelet_confirmed_it(confirmed, epoch, ex
 
 def test_what_is_in_the_kubelets_file_is_held_whatever_it_says_of_the_name() -> None:
     row = msgspec.structs.replace(ROW, confirmed=True)
-    scene = knowing(
-        scene_of(POD, rows=(row,), kubelet=KubeletView(NOW_KUBELET, frozenset())), holding(POD)
-    )
-    recorded = changed(scene, kubelet=KubeletView(NOW_KUBELET, frozenset({ROW.key})))
+    scene = knowing(scene_of(POD, rows=(row,), recorded=frozenset()), holding(POD))
+    recorded = changed(scene, recorded=frozenset({ROW.key}))
 
-    assert granted(scene).replay == row
+    assert granted(scene).candidate.row == row
     assert [] == asked(recorded)
 
 
@@ -97,14 +94,14 @@ def test_a_container_that_runs_does_not_wait_even_without_a_row() -> None:
         groups=((a_share(uuid=G1, memory_mib=1),), (a_share(uuid=G1, memory_mib=2),)),
     )
     seen = knowing(changed(a_scene(pod, lock=pod), checked=frozenset({"x"})), holding(pod))
-    alive = changed(seen, kubelet=KubeletView(NOW_KUBELET, alive=frozenset({"x"})), listed=True)
+    alive = changed(seen, alive=frozenset({"x"}), listed=True)
 
     assert "b" == granted(alive).candidate.container.name
     refused_by(changed(seen, listed=True), RefusalReason.MANY_PODS_ADMITTED)  # both are dead
 
 
 def test_a_container_that_ended_for_good_is_asked_for_by_later_kubelets_alone() -> None:
-    kubelet = KubeletView(KubeletEpoch(7, int(NOON.timestamp()) * 10**9))
+    kubelet = KubeletStart(KubeletEpoch(7, int(NOON.timestamp()) * 10**9))
     after, before = (
         named_pod(
             number, containers=(msgspec.structs.replace(a_container(), has_run=True, ended_at=at),)
@@ -137,7 +134,7 @@ def test_an_init_container_goes_by_the_kubelets_file_and_so_do_all_without_get(
     rows = () if row_epoch is None else (msgspec.structs.replace(ROW, key=key, epoch=row_epoch),)
     known = frozenset({key}) if recorded == "key" else recorded
     scene = changed(a_scene(pod, rows=rows, lock=pod), records_read=True, listed=True)
-    scene = changed(scene, kubelet=KubeletView(NOW_KUBELET, known, witnessed=witnessed))
+    scene = changed(scene, recorded=known, witnessed=witnessed)
 
     if waits:
         assert granted(knowing(scene, holding(pod))).candidate.container.name == "first"
@@ -153,15 +150,13 @@ def test_an_ended_init_container_waits_while_the_kubelet_has_no_record_of_it() -
     )
     pod = named_pod(1, containers=containers)
     key = ContainerKey(pod.uid, "init")
-    alive, checked = frozenset({"s", "a"}), frozenset({"s", "a"})
-    recorded = KubeletView(NOW_KUBELET, frozenset({key}), alive)
+    alive = frozenset({"s", "a"})
 
-    lost = scene_of(pod, kubelet=KubeletView(NOW_KUBELET, alive=alive), checked=checked)
+    lost = scene_of(pod, alive=alive)
     assert [pod.name] == asked(lost)
-    assert [] == asked(changed(lost, kubelet=recorded))
-    assert [pod.name] == asked(
-        changed(lost, kubelet=msgspec.structs.replace(recorded, alive=frozenset({"s"})))
-    )
+    recorded = changed(lost, recorded=frozenset({key}))
+    assert [] == asked(recorded)
+    assert [pod.name] == asked(changed(recorded, checked=frozenset({"a"})))
 
 
 MIXED = named_pod(
@@ -200,7 +195,7 @@ def test_past_the_admission_of_a_pod_any_container_may_be_started_again() -> Non
     containers = (*MIXED.containers, a_container(name="log", count=0, running_id="log"))
     pod = msgspec.structs.replace(MIXED, containers=containers)
     scene = changed(a_scene(pod, lock=pod), checked=frozenset({"log"}), listed=True)
-    alive = changed(scene, kubelet=KubeletView(NOW_KUBELET, alive=frozenset({"log"})))
+    alive = changed(scene, alive=frozenset({"log"}))
 
     assert "one" == granted(knowing(alive, holding(pod))).candidate.container.name
 
@@ -333,7 +328,7 @@ def test_a_replay_passes_every_gate_but_a_gpu_that_is_gone(gpu, is_given_again) 
     scene = changed(scene, inventory=an_inventory(gpus=(gpu,)))
 
     if is_given_again:
-        assert granted(scene).replay == row
+        assert granted(scene).candidate.row == row
     else:
         assert ListPods() == ask(changed(scene, listed=False))  # another pod may be asking
         refused_by(scene, RefusalReason.BAD_GPU)
@@ -364,18 +359,15 @@ def test_of_many_pods_taken_up_again_the_first_that_the_kubelet_knows_is_the_one
     pods = many(30)
     rows = tuple(map(row_of, pods))
     scene = a_scene(*pods, rows=rows)
-    start = KubeletStart(begun=frozenset())
-    young = msgspec.structs.replace(scene.kubelet, epoch=YOUNG, start=start)
-    scene = changed(scene, kubelet=young)
+    scene = changed(scene, kubelet=KubeletStart(YOUNG, begun=frozenset()))
     assert ask(scene) == ReadRecords()
 
     recorded = frozenset(row.key for row in rows[:12])
-    kubelet = msgspec.structs.replace(scene.kubelet, recorded=recorded)
-    scene = changed(scene, kubelet=kubelet, records_read=True)
+    scene = changed(scene, recorded=recorded, records_read=True)
     assert ask(scene) == AskKubelet(pods[12].key)
     scene = knowing(scene, absent=pods[12:14])
 
-    assert granted(knowing(scene, holding(pods[14]))).replay == rows[14]
+    assert granted(knowing(scene, holding(pods[14]))).candidate.row == rows[14]
 
 
 def test_dead_containers_of_many_pods_that_were_taken_up_are_not_guessed_between() -> None:
@@ -383,7 +375,7 @@ def test_dead_containers_of_many_pods_that_were_taken_up_are_not_guessed_between
     ran = msgspec.structs.replace(a_container(), has_run=True, started_at=at)
     pods = tuple(msgspec.structs.replace(pod, containers=(ran,)) for pod in many(10))
     scene = a_scene(*pods, rows=tuple(map(row_of, pods)))
-    scene = changed(scene, kubelet=KubeletView(YOUNG), records_read=True)
+    scene = changed(scene, kubelet=KubeletStart(YOUNG), records_read=True)
     assert ask(scene) == AskKubelet(pods[0].key)
 
     refused_by(
@@ -399,13 +391,12 @@ def test_a_pod_with_a_running_container_is_asked_about_however_many_there_are() 
     )
     rows = (*map(row_of, pods[:29]), row_of(pods[29], epoch=KubeletEpoch(7, 3)))
     scene = a_scene(*pods, rows=rows)
-    start = KubeletStart(begun=frozenset({pods[29].uid}))
-    kubelet = KubeletView(YOUNG, frozenset(), frozenset({"r"}), start=start)
-    scene = changed(scene, kubelet=kubelet, records_read=True, checked=frozenset({"r"}))
+    kubelet = KubeletStart(YOUNG, begun=frozenset({pods[29].uid}))
+    scene = changed(scene, kubelet=kubelet, recorded=frozenset(), records_read=True, alive={"r"})
 
     first = knowing(scene, holding(pods[0]))
     assert ask(first) == AskKubelet(pods[29].key)
-    assert granted(knowing(first, absent=pods[29:])).replay == rows[0]
+    assert granted(knowing(first, absent=pods[29:])).candidate.row == rows[0]
 
 
 def test_beside_many_pods_that_wait_only_those_that_started_are_asked_about() -> None:
@@ -486,7 +477,7 @@ def test_an_answer_with_ids_for_a_later_container_is_not_about_a_pod_that_begins
 
     refused_by(changed(knowing(a_scene(pod), booked), listed=True), RefusalReason.NO_POD_ADMITTED)
     again = changed(knowing(a_scene(pod, rows=(row,)), booked), listed=True)
-    assert granted(again).replay == row
+    assert granted(again).candidate.row == row
 
 
 def test_a_namesake_that_had_ended_is_hidden_by_the_kubelet() -> None:
@@ -500,9 +491,9 @@ SINCE = YOUNG.since
 RAN_BEFORE = {"has_run": True, "started_at": SINCE - dt.timedelta(hours=1)}
 SINCE_OVER = {"has_run": True, "started_at": SINCE}
 STILL_SAID = RAN_BEFORE | {"running_id": "gone"}
-IDLE = KubeletStart(begun=frozenset())
+IDLE = KubeletStart(YOUNG, begun=frozenset())
 """Nothing of the pod ran when the kubelet started."""
-BUSY = KubeletStart(begun=frozenset({named_pod(1).uid}))
+BUSY = KubeletStart(YOUNG, begun=frozenset({named_pod(1).uid}))
 """Something of it did."""
 
 
@@ -511,7 +502,7 @@ BUSY = KubeletStart(begun=frozenset({named_pod(1).uid}))
     [
         pytest.param({}, {}, IDLE, "a", id="never started: in order"),
         pytest.param({}, {}, BUSY, "", id="they may have been started"),
-        pytest.param({}, {}, KubeletStart(), "", id="the agent came late"),
+        pytest.param({}, {}, KubeletStart(YOUNG), "", id="the agent came late"),
         pytest.param(RAN_BEFORE, RAN_BEFORE, IDLE, "a", id="both dead: in order"),
         pytest.param(STILL_SAID, RAN_BEFORE, IDLE, "a", id="the status is out of date"),
         pytest.param(STILL_SAID, STILL_SAID, IDLE, "a", id="after a reboot, out of date both"),
@@ -538,7 +529,8 @@ def test_of_two_dead_containers_the_kubelet_is_asking_for_one_or_it_is_not_known
     )
     scene = changed(
         knowing(a_scene(pod, rows=rows), holding(pod)),
-        kubelet=KubeletView(YOUNG, frozenset(), start=start),
+        kubelet=start,
+        recorded=frozenset(),
         records_read=True,
         checked=frozenset({"gone"}),
         listed=True,

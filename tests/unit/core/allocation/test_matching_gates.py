@@ -192,14 +192,14 @@ TABLE = {
         unlocked(
             changed(without_witness(a_scene(POD, OTHER)), listed=True, waited=True, node_read=True)
         ),
-        "2 pods are possible",
+        "alone can be meant (team-a/train-1, team-a/train-2)",
         "upgrade the kubelet",
         pod="",
     ),
     "an old kubelet, and the lone pod's lock is gone": RefusalCase(
         RefusalReason.WITNESS_SILENT,
         changed(without_witness(replaying()), listed=True, waited=True, node_read=True),
-        "no longer holds the node lock",
+        "only a pod that holds the node lock",
         "upgrade the kubelet",
     ),
     "the API server is away": RefusalCase(
@@ -229,7 +229,7 @@ TABLE = {
     ),
     "the request was dropped, and HAMi took no lock": RefusalCase(
         RefusalReason.DROPPED_REQUEST,
-        knowing(a_scene(DROPPED), holding(DROPPED)),
+        unlocked(admitting(DROPPED)),
         "cannot count 3221225472 MiB",
         "without a unit",
     ),

@@ -8,7 +8,6 @@ import pytest
 from agent.allocate.match import (
     AwaitLock,
     Evidence,
-    KubeletView,
     LookAtNode,
     LookAtPod,
     MatchSettings,
@@ -55,7 +54,7 @@ def lockless(*inits: object, text: str = f"{ONE};", **changes: object) -> PodVie
 def settled(pod: PodView, **changes: object) -> Evidence:
     """The kubelet admits the pod, which has no lock; the Node was read."""
     scene = changed(knowing(a_scene(pod), holding(pod)), node_read=True, records_read=True)
-    return changed(changed(scene, kubelet=KubeletView(NOW_KUBELET, frozenset())), **changes)
+    return changed(changed(scene, recorded=frozenset()), **changes)
 
 
 def test_a_new_pod_without_a_lock_is_served_beside_dead_containers_whose_records_are_lost() -> None:
@@ -88,7 +87,7 @@ def test_each_of_two_init_containers_gets_its_own() -> None:
 def beside(pod: PodView, row: object) -> Evidence:
     """The scene after the kubelet has booked the row."""
     recorded = frozenset({row.key})  # type: ignore[attr-defined]
-    scene = changed(a_scene(pod, rows=(row,)), kubelet=KubeletView(NOW_KUBELET, recorded))  # type: ignore[arg-type]
+    scene = changed(a_scene(pod, rows=(row,)), recorded=recorded)  # type: ignore[arg-type]
     return changed(knowing(scene, holding(pod)), node_read=True, records_read=True)
 
 
@@ -108,7 +107,7 @@ def test_a_pod_whose_name_can_return_is_looked_at_before() -> None:
     pod = lockless(reusable_name=True)
 
     assert ask(settled(pod)) == LookAtPod(pod.key)
-    assert granted(settled(pod, pod_uids_read={pod.key: pod.uid}))
+    assert granted(settled(pod, pod_uids={pod.key: pod.uid}))
 
 
 DROPPED = a_container(name="big", role=Role.INIT, asks={"mem": 3 << 30})
@@ -172,12 +171,9 @@ def test_a_kubelet_that_confirms_no_pod_serves_none_without_a_lock() -> None:
     scene = without_witness(a_scene(pod), recorded=frozenset())
     scene = changed(scene, waited=True, node_read=True, listed=True)
 
-    for settings, advice in (
-        (SETTINGS, ""),
-        (STRICT, " and set allocation.unlockedPods to scheduled"),
-    ):
+    for settings in (SETTINGS, STRICT):
         refusal = refused_by(scene, RefusalReason.NO_LOCK, settings=settings)
-        assert refusal.sentence.endswith(f"upgrade the kubelet to 1.34{advice}.")
+        assert refusal.sentence.endswith("ask the operator to upgrade the kubelet to 1.34.")
 
 
 @pytest.mark.parametrize("asks", [{}, {"mem-percentage": 100}, {"cores": 0}])

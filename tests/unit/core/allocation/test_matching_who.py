@@ -14,7 +14,6 @@ from agent.allocate.match import (
     CheckRunning,
     Evidence,
     KubeletStart,
-    KubeletView,
     ListPods,
     LookAtNode,
     LookAtPod,
@@ -85,9 +84,7 @@ def test_a_new_pod_that_may_have_been_admitted_without_asking_is_not_the_one() -
     scene = changed(scene, listed=True, alone=True)
 
     def asked_since(moment: dt.datetime) -> Evidence:
-        return changed(
-            scene, kubelet=KubeletView(NOW_KUBELET, start=KubeletStart(asks_since=moment))
-        )
+        return changed(scene, kubelet=KubeletStart(NOW_KUBELET, asks_since=moment))
 
     assert granted(asked_since(POD.created)).candidate.pod == POD
     late = asked_since(POD.created + dt.timedelta(seconds=1))
@@ -129,14 +126,13 @@ def test_beside_dead_containers_a_pod_is_not_told_from_a_deleted_one_of_its_name
     assert ask(scene) == CheckRunning(frozenset({"r"}))
     ended = changed(scene, checked=frozenset({"r"}))
     assert granted(ended).candidate.pod == POD
-    alive = KubeletView(NOW_KUBELET, alive=frozenset({"r"}))
-    refused_by(changed(ended, kubelet=alive), RefusalReason.MANY_PODS_ADMITTED)
+    refused_by(changed(ended, alive={"r"}), RefusalReason.MANY_PODS_ADMITTED)
     # It makes no other new pod the only one that can be meant.
     other = named_pod(4)
     beside = a_scene(POD, other, dead, rows=rows, lock=other, gone=(gone,))
     beside = changed(beside, records_read=True, listed=True, alone=True)
     beside = knowing(beside, *map(holding, (POD, other, dead)))
-    beside = changed(beside, checked=frozenset({"r"}), kubelet=alive)
+    beside = changed(beside, alive={"r"})
     refused_by(beside, RefusalReason.MANY_PODS_ADMITTED)
 
 
@@ -199,7 +195,7 @@ def test_of_two_that_wait_for_their_old_answers_the_owner_is_told_to_delete_one(
 
     assert error.sentence.endswith("delete all but one of them.")
     alone = changed(knowing(scene, holding(POD), absent=(other,)), listed=True)
-    assert granted(alone).replay == rows[0]
+    assert granted(alone).candidate.row == rows[0]
 
 
 @pytest.mark.parametrize("dead", [1, 2, 9])
@@ -220,7 +216,7 @@ def test_dead_containers_that_nothing_tells_apart_do_not_cost_a_new_pod_its_star
     before = changed(knowing(scene, absent=(POD,)), known_before={POD.key: False})
     theirs = knowing(before, holding(POD), *map(holding, others))  # it came between the two calls
     if dead == 1:
-        assert granted(theirs).replay == rows[0]
+        assert granted(theirs).candidate.row == rows[0]
     else:
         refused_by(theirs, RefusalReason.MANY_PODS_ADMITTED)
 
@@ -230,11 +226,10 @@ def test_a_row_that_was_booked_for_a_namesakes_ids_is_asked_for_all_the_same() -
     scene = a_scene(POD, rows=(row,), lock=POD)
     assert ask(scene) == ReadRecords()
 
-    kubelet = msgspec.structs.replace(scene.kubelet, recorded=frozenset())
-    read = changed(scene, records_read=True, kubelet=kubelet)
+    read = changed(scene, records_read=True, recorded=frozenset())
 
     assert ask(read) == AskKubelet(POD.key)
-    assert granted(knowing(read, holding(POD))).replay == row
+    assert granted(knowing(read, holding(POD))).candidate.row == row
 
 
 def test_nobody_known_asks_the_api_server_once_and_then_refuses() -> None:
@@ -381,12 +376,12 @@ def test_nobody_is_called_static_or_deleted_when_the_list_failed():
 def test_a_pod_that_only_the_ledger_knows_is_no_pod_until_the_pods_were_listed():
     scene = knowing(blind(ROW), holding(POD))
     read = {"records_read": True, "node_read": True}
-    unlisted = changed(scene, listed=False, list_failed=False, **read)
+    unlisted = changed(scene, listed=False, **read)
 
     assert ListPods() == ask(unlisted)
     assert UNKNOWN == gate(scene)
     known = changed(unlisted, table=a_scene(POD).table, listed=True)
-    assert ROW == granted(known).replay
+    assert ROW == granted(known).candidate.row
 
 
 def test_an_old_kubelet_serves_only_a_lock_owner_without_company() -> None:
@@ -401,18 +396,10 @@ def test_an_old_kubelet_serves_only_a_lock_owner_without_company() -> None:
         assert sentence.endswith("upgrade the kubelet to 1.34.")
 
 
-def test_an_old_kubelet_gives_no_first_answer_while_the_pods_cannot_be_listed() -> None:
-    row = row_of(POD)
-    silent = {"listed": True, "list_failed": True}
-
-    first = without_witness(a_scene(POD, lock=POD))
-    refused_by(changed(first, **silent), RefusalReason.PODS_UNKNOWN)
-    again = without_witness(a_scene(POD, rows=(row,), lock=POD))
-    refused_by(changed(again, **silent), RefusalReason.PODS_UNKNOWN)
-    seen = msgspec.structs.replace(
-        again.kubelet, start=KubeletStart(begun=frozenset())
-    )  # it was never started, so it is being admitted
-    assert granted(changed(again, kubelet=seen, **silent)).replay == row
+def test_an_old_kubelet_gives_no_answer_while_the_pods_cannot_be_listed() -> None:
+    for rows in ((), (row_of(POD),)):
+        scene = without_witness(a_scene(POD, rows=rows, lock=POD))
+        refused_by(changed(scene, list_failed=True), RefusalReason.WITNESS_SILENT)
 
 
 def test_an_old_kubelets_lone_candidate_waits_for_its_lock_before_it_is_refused() -> None:
@@ -493,15 +480,15 @@ def test_the_grant_names_the_text_of_the_lock_that_proves_the_right() -> None:
 
 def test_a_lock_that_just_went_proves_the_right_until_another_pod_was_answered_under_it() -> None:
     scene = knowing(a_scene(POD, STRAY, lock=POD), holding(POD), absent=(STRAY,))
-    went = changed(scene, lock=None, released_locks=(scene.lock,))
+    went = changed(scene, lock=None, former_locks=(scene.lock,))
     taken = changed(
-        scene, lock=a_lock(name="next"), released_locks=(a_lock(name="other"), scene.lock)
+        scene, lock=a_lock(name="next"), former_locks=(a_lock(name="other"), scene.lock)
     )
     assert scene.lock is not None
-    spent = a_row(pod_uid=named_pod(9).uid, pod=POD.name, lock=scene.lock.value)
 
     for one in (went, taken):
         assert scene.lock.value == granted(one).lock
+    spent = a_row(pod_uid=named_pod(9).uid, pod=POD.name, lock=scene.lock.value)
     assert ask(changed(went, ledger=Ledger((spent,)))) == AwaitLock(POD.key)
     ended = {scene.lock.value: named_pod(9).uid}  # its row is closed already
     assert ask(changed(went, used_locks=ended)) == AwaitLock(POD.key)
@@ -518,14 +505,14 @@ def test_no_lock_is_worth_anything_to_a_pod_that_was_created_with_its_node(role)
     containers = (a_container(role=role), a_container(name="app", count=0))
     owner = named_pod(1, containers=containers)
     scene = knowing(a_scene(owner, lock=owner), holding(owner))
-    scene = changed(scene, kubelet=KubeletView(NOW_KUBELET, frozenset()), records_read=True)
+    scene = changed(scene, recorded=frozenset(), records_read=True)
     assert scene.lock is not None
     assert scene.lock.value == granted(scene).lock
 
     stray = msgspec.structs.replace(owner, scheduled=False)
     taken = changed(scene, table=a_scene(stray).table)
     for lock, former in ((scene.lock, ()), (None, (scene.lock,)), (None, ())):
-        one = changed(taken, lock=lock, released_locks=former)
+        one = changed(taken, lock=lock, former_locks=former)
         refusal = refused_by(one, RefusalReason.NO_LOCK)  # at once: it waits for no lock
         assert "without nodeName" in refusal.sentence
         assert "" == granted(one, settings=UNIQUE).lock
@@ -546,9 +533,9 @@ def test_a_lock_that_another_pod_was_answered_under_is_looked_at_before_it_count
 
 def test_where_the_api_server_is_silent_no_record_of_the_kubelet_names_the_pod() -> None:
     scene = knowing(a_scene(RETURNING, lock=RETURNING), holding(RETURNING))
-    scene = changed(scene, pod_uids_read={RETURNING.key: UNREAD}, listed=True, list_failed=True)
+    scene = changed(scene, pod_uids={RETURNING.key: UNREAD}, listed=True, list_failed=True)
     known = frozenset({ContainerKey(RETURNING.uid, "other")})
-    read = changed(scene, kubelet=KubeletView(NOW_KUBELET, recorded=known), records_read=True)
+    read = changed(scene, recorded=known, records_read=True)
 
     refused_by(read, RefusalReason.PODS_UNKNOWN)
 
@@ -556,7 +543,7 @@ def test_where_the_api_server_is_silent_no_record_of_the_kubelet_names_the_pod()
 @pytest.mark.parametrize("found", [NOT_HERE, named_pod(9).uid], ids=["gone", "another"])
 def test_where_another_pod_has_the_name_all_are_listed_and_it_begins_again(found) -> None:
     scene = knowing(a_scene(RETURNING, lock=RETURNING), holding(RETURNING))
-    scene = changed(scene, pod_uids_read={RETURNING.key: found})
+    scene = changed(scene, pod_uids={RETURNING.key: found})
     assert ask(scene) == ListPods()
 
     successor = msgspec.structs.replace(RETURNING, uid=named_pod(9).uid)
@@ -567,7 +554,7 @@ def test_where_another_pod_has_the_name_all_are_listed_and_it_begins_again(found
 
 def test_where_another_pod_has_the_name_and_the_pods_cannot_be_listed_nobody_is_served() -> None:
     scene = knowing(a_scene(RETURNING, lock=RETURNING), holding(RETURNING))
-    known = changed(scene, pod_uids_read={RETURNING.key: named_pod(9).uid}, listed=True)
+    known = changed(scene, pod_uids={RETURNING.key: named_pod(9).uid}, listed=True)
 
     assert granted(known).candidate.pod == RETURNING  # a LIST is newer than the GET
     refusal = refused_by(changed(known, list_failed=True), RefusalReason.PODS_UNKNOWN)
@@ -586,8 +573,7 @@ def test_behind_the_first_answer_of_its_admission_a_pod_is_not_looked_at_again()
     again = changed(scene, ledger=Ledger((msgspec.structs.replace(row, epoch=OLD_KUBELET),)))
     assert ask(again) == ListPods()
     namesake = knowing(scene, holding(pod))  # the kubelet has no ids for what was answered
-    kubelet = KubeletView(NOW_KUBELET, recorded=frozenset({row.key}))
-    assert ask(changed(namesake, kubelet=kubelet)) == LookAtPod(pod.key)
+    assert ask(changed(namesake, recorded=frozenset({row.key}))) == LookAtPod(pod.key)
 
 
 def test_behind_an_init_container_a_pod_whose_name_can_return_is_looked_at_again() -> None:
@@ -597,11 +583,10 @@ def test_behind_an_init_container_a_pod_whose_name_can_return_is_looked_at_again
     pod = a_pod(name="train-1", containers=both, annotations=annotated(text), reusable_name=True)
     row = a_row(pod_uid=pod.uid, pod=pod.name, container="init", epoch=NOW_KUBELET, role=Role.INIT)
     scene = knowing(a_scene(pod, rows=(row,), lock=pod), holding(pod))
-    kubelet = KubeletView(NOW_KUBELET, recorded=frozenset({row.key}))
-    scene = changed(scene, kubelet=kubelet, records_read=True)
+    scene = changed(scene, recorded=frozenset({row.key}), records_read=True)
 
     assert ask(scene) == LookAtPod(pod.key)
-    same = changed(scene, pod_uids_read={pod.key: pod.uid})
+    same = changed(scene, pod_uids={pod.key: pod.uid})
     assert "main" == granted(same).candidate.container.name
 
 
@@ -610,6 +595,5 @@ def test_a_replay_of_a_pod_whose_name_can_return_is_looked_at_too() -> None:
     scene = knowing(a_scene(RETURNING, rows=(row,)), holding(RETURNING))
     assert ask(scene) == ListPods()
 
-    start = KubeletStart(begun=frozenset())
-    admitted = msgspec.structs.replace(scene.kubelet, start=start)
+    admitted = KubeletStart(NOW_KUBELET, begun=frozenset())
     assert ask(changed(scene, kubelet=admitted)) == LookAtPod(RETURNING.key)

@@ -3,7 +3,6 @@
 from collections.abc import Collection
 from typing import Any
 
-import msgspec
 import pytest
 
 from agent.allocate.match import Evidence, Grant, MatchSettings, UnlockedPods, decide
@@ -16,7 +15,7 @@ from agent.settle import SettlementFacts, pending_effects
 from tests.builders import G1 as GPU
 from tests.builders import NOON, a_gpu, a_pod, a_pod_uid, a_shared_gpu, an_inventory
 from tests.hami_vectors import Vector, cases, vectors
-from tests.unit.core.allocation.matching_scene import a_scene, holding, knowing
+from tests.unit.core.allocation.matching_scene import a_scene, changed, holding, knowing
 
 HERE = "node-a"
 OTHER_PODS = {
@@ -59,7 +58,7 @@ def served(vector: Vector, admitted: Collection[PodView], unlocked: UnlockedPods
     """The pod that is served when the kubelet admits `admitted`; None: it is refused."""
     pods = pods_of(vector)
     shared = a_shared_gpu(gpu=a_gpu(uuid=GPU))
-    scene: Evidence = msgspec.structs.replace(
+    scene: Evidence = changed(
         a_scene(*pods),
         lock=lock_of(vector.given["lock"]),
         inventory=an_inventory(gpus=(shared,)),

@@ -7,6 +7,7 @@ starts without its pods, and loses its checkpoint.
 import dataclasses
 import datetime as dt
 import itertools
+import math
 import sys
 
 import msgspec
@@ -175,7 +176,8 @@ class PlainHistories(RuleBasedStateMachine):
             self.listed(),
             self.epoch,
             self.now,
-            recorded=self.recorded(),
+            (self.now - NOON).total_seconds(),
+            self.recorded(),
             idle=self.idle,
         )
         found = judge_by_kubelet(self.ledger, seen, RESOURCE)
@@ -286,7 +288,7 @@ def _any_kubelet(row, seen, _left):
     """Who was seen under any kubelet is gone when this one does not name him."""
     if row.epoch == seen.epoch or seen.holdings:
         return by_kubelet.GONE_GRACE
-    return None
+    return math.inf
 
 
 @pytest.mark.slow

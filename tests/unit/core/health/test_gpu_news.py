@@ -35,7 +35,7 @@ from tests.unit.core.allocation.plain_scene import a_plain_row, ids
 LATER = NOON + dt.timedelta(hours=1)
 NOBODY = Ledger()
 GPU_0 = f"GPU 0 ({a_uuid(0)})"
-DRAINED = "XID 48: ECC; reset the GPU [H-048]"
+DRAINED = "XID 48: ECC; reset it or reboot the node [H-048]"
 STATES = {
     "ok": a_health(),
     "watch": a_health(condition=Condition.WATCH, cause="xid", text="XID 94: contained [H-094]"),
