@@ -151,11 +151,34 @@ async def _run(
                 async with Lag().within(OPEN_DEADLINE):
                     await agent.session.open()
 
+        web = WebDoors(settings, agent=agent)
+        doors = [
+            *agent.doors,
+            Task("notify", lambda: tell_systemd(notifier, agent)),
+            Task("web", lambda: web.serve(PORT), WEB),
+            Task("web_socket", lambda: web.serve(SOCKET), WEB),
+        ]
+        if not agent.observes:
+            mounts = partial(watch_mounts, agent.registration.state, settings.paths.plugins)
+            doors.append(Task("mounts", mounts, None))  # this process never sees the new mounts
+
         try:
-            await _refuse_rival(agent)
-            tiers = (agent.writers, agent.services, _doors(agent, notifier))
+            # The kubelet would use the plugin that registered last, and only one follows HAMi.
+            rival = Rival(settings.paths.plugins, agent.facts.resource)
+            is_there = await adapters.worker.call(rival.answers)
+            if is_there and not (settings.observe or settings.takeover):
+                text = (
+                    f"The agent does not start: another plugin serves {rival.resource.value} at "
+                    f"{rival.path}: take it off the node (HAMi's: the DaemonSet "
+                    "hami-device-plugin), or set takeover: true."
+                )
+                agent.notices.say(NodeEvent("PluginConflict", text, warning=True))
+                raise SettingsError(text)  # noqa: TRY301 -- as the settings below
+
             gc.freeze()  # what stays is not collected again: each collection would halt the loop
+            tiers = (agent.writers, agent.services, doors)
             await run_tiers(tiers, stop, STOP_DEADLINE, adapters.random, EXPECTED)
+
             notifier.tell("STOPPING=1")
             if agent.state.is_idle:
                 lock.release()  # nothing here writes any more: a standby need not wait for the rest
@@ -255,41 +278,6 @@ async def _prepare(agent: NodeAgent) -> None:
         except (AgentError, TimeoutError) as error:
             reason = str(error) or "no answer"
             log.warning("hooks.not_prepared", ns=row.namespace, pod=row.pod, err=reason)
-
-
-async def _refuse_rival(agent: NodeAgent) -> None:
-    """Raise SettingsError if another plugin serves our resource.
-
-    The kubelet would use the one that registered last, and only one follows the scheduler.
-    """
-    settings = agent.found.settings
-    if settings.observe or settings.takeover:
-        return
-
-    resource = settings.sharing.resource
-    rival = Rival(settings.paths.plugins, Cell(resource))
-    if await agent.adapters.worker.call(rival.answers):
-        text = (
-            f"The agent does not start: another plugin serves {resource} at {rival.path}: take it "
-            "off the node (HAMi's: the DaemonSet hami-device-plugin), or set takeover: true."
-        )
-        agent.notices.say(NodeEvent("PluginConflict", text, warning=True))
-        raise SettingsError(text)
-
-
-def _doors(agent: NodeAgent, notifier: Systemd) -> list[Task]:
-    settings = agent.found.settings
-    web = WebDoors(settings, agent=agent)
-    doors = [
-        *agent.doors,
-        Task("notify", lambda: tell_systemd(notifier, agent)),
-        Task("web", lambda: web.serve(PORT), WEB),
-        Task("web_socket", lambda: web.serve(SOCKET), WEB),
-    ]
-    if not agent.observes:
-        mounts = partial(watch_mounts, agent.registration.state, settings.paths.plugins)
-        doors.append(Task("mounts", mounts, None))  # this process never sees the new mounts
-    return doors
 
 
 async def _post_last(agent: NodeAgent) -> None:
