@@ -11,10 +11,10 @@ import msgspec
 import structlog
 from msgspec.structs import asdict
 
-from agent.cluster import NodeEvent, PodUid
+from agent.cluster import NodeEvent, PodTable, PodUid
 from agent.errors import Refusal, StateCorrupt, StateError, cap
 from agent.health.judge import stepped
-from agent.kit.cell import Cell
+from agent.kit.cell import Cell, News
 from agent.kit.timing import Lag, Tally, await_event
 from agent.ledger import (
     PLAIN,
@@ -22,6 +22,7 @@ from agent.ledger import (
     Decider,
     Holder,
     JournalEntry,
+    KubeletEpoch,
     LastGood,
     Ledger,
     Row,
@@ -466,6 +467,25 @@ class NodeJournal:
         """Record an Event of the agent."""
         what = event.reason, event.text, event.warning, event.namespace, event.pod
         self._changes.append(JournalEntry(self._clock.now(), *what))
+
+    async def follow(self, pods: Cell[PodTable], epoch: Cell[KubeletEpoch | None]) -> NoReturn:
+        """Record when the API server is lost and comes back, and when another kubelet is there."""
+        lost_at, kubelet, news = pods.value.lost_at, epoch.value, News(pods, epoch)
+        while True:
+            await news.wait()
+            table, present = pods.value, epoch.value
+            if lost_at is None and table.lost_at:
+                text = f"this node's pods cannot be followed: {table.lost_reason}"
+                self.changed(NodeEvent("ApiServerLost", text, warning=True))
+            elif lost_at and table.lost_at is None:
+                text = f"this node's pods are followed again, as until {lost_at:%H:%M:%S} UTC"
+                self.changed(NodeEvent("ApiServerBack", text, warning=False))
+
+            if kubelet is not None and present is not None and present != kubelet:
+                text = f"its socket is a new one, of {present.since:%H:%M:%S} UTC"
+                self.changed(NodeEvent("KubeletRestarted", text, warning=False))
+
+            lost_at, kubelet = table.lost_at, present or kubelet
 
     def refused(self, refusal: Refusal, row: Row | None) -> None:
         """Record a refusal. `row`: what would have been answered, if it is known."""

@@ -23,7 +23,8 @@ from agent.host.process import Systemd
 from agent.kit.cell import Cell
 from agent.kit.tasks import Task
 from agent.kit.timing import Tally
-from agent.kube import api, client, events, watches
+from agent.kube import client, events, watches
+from agent.kube.connection import Connection
 from agent.kubelet import door, register
 from agent.ledger import LastGood, Row
 from agent.model import GpuUuid, Scan, SliceId
@@ -72,7 +73,7 @@ class NodeAgent:
         self,
         found: StartFacts,
         adapters: Adapters,
-        connection: client.Connection,
+        connection: Connection,
         notifier: Systemd,
         stop: asyncio.Event,
         asked: asyncio.Event,
@@ -177,6 +178,7 @@ class NodeAgent:
             Task("samples", self.samples.run, DRIVER),
             Task("kubelet", self.kubelet.run),
             Task("recent", self.recent.run),
+            Task("journal", partial(self.journal.follow, facts.pods, self.kubelet.epoch)),
         ]
         self.doors: list[Task] = []
 
@@ -200,7 +202,7 @@ class NodeAgent:
         self.api_tallies: tuple[Tally, ...] = ()
         self._join_answers(connection)
 
-    def _join_answers(self, connection: client.Connection) -> None:
+    def _join_answers(self, connection: Connection) -> None:
         """Make what answers the kubelet, and what follows from the answers."""
         settings, adapters, say = self.found.settings, self.adapters, self.notices.say
         facts, state, paths = self.facts, self.state, settings.paths
@@ -265,7 +267,7 @@ class NodeAgent:
         self.services.append(Task("announcer", partial(self.notices.post_all, post_event), API))
 
     def _join_scheduler(
-        self, connection: client.Connection, records: witness.KubeletRecordsFile
+        self, connection: Connection, records: witness.KubeletRecordsFile
     ) -> service.HamiAllocation:
         """Make what speaks with HAMi's scheduler through the API server, and answers beside it."""
         settings, adapters, say = self.found.settings, self.adapters, self.notices.say
@@ -274,8 +276,8 @@ class NodeAgent:
 
         self.session = session = client.KubeSession(connection, chance, observes=observes)
         self.events = poster = events.EventPoster(session, settings.node, clock)
-        pod_api = api.KubePods(session, settings.node, settings.sharing.resource)
-        node_api = api.KubeNode(session, settings.node)
+        pod_api = client.KubePods(session, settings.node, settings.sharing.resource)
+        node_api = client.KubeNode(session, settings.node)
         node = watches.NodeWatch(node_api, facts.node, chance)
         pods = watches.PodWatch(pod_api, facts.pods, clock, chance, facts.resource)
 

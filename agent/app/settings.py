@@ -268,7 +268,8 @@ class SettingsService:
     @property
     def trouble(self) -> str:
         """Why not all of the settings are in force; empty: they are."""
-        return "; ".join(str(error) for error in self._faults.values() if error is not None)
+        faults = "; ".join(str(error) for error in self._faults.values() if error is not None)
+        return faults and f"the last good settings apply, because these are refused: {faults}"
 
     @property
     def pending(self) -> Mapping[str, object]:

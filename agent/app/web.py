@@ -107,9 +107,11 @@ class WebDoors:
             table, now = facts.pods.value, agent.reported.value
             if not agent.observes:
                 unread = "the API server has not listed this node's pods yet"
-                down = "the watch of this node's pods is down: new pods may be refused [HA-2010]"
-                required["api_synced"] = "" if table.synced else unread
-                others["api"] = down if table.stale else ""
+                since = f" since {table.lost_at:%Y-%m-%d %H:%M:%S} UTC" if table.lost_at else ""
+                why = f": {table.lost_reason}" if table.lost_reason else ""
+                down = f"the watch of this node's pods is down{since}{why}"
+                required["api_synced"] = "" if table.synced else f"{unread}{why}"
+                others["api"] = f"{down}; new pods may be refused [HA-2010]" if table.stale else ""
 
             others["report"] = "" if now.reported else now.reason
             if agent.observes:
@@ -186,12 +188,13 @@ class WebDoors:
             newest=agent.samples.newest,
             history=agent.samples.history,
             used=agent.usage.newest,
-            past=agent.usage.history,
             changes=agent.journal.changes,
             refusals=agent.journal.refusals,
             journal_since=agent.journal.since,
             settings=in_force,
             pods=facts.pods.value,
+            kubelet=agent.kubelet.epoch.value,
+            driver_hang=settings.health.driver_hang,
         )
 
     def _metric_facts(self) -> StatusFacts:

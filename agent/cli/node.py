@@ -41,8 +41,8 @@ from agent.errors import ApiConflict, ApiForbidden
 from agent.hami.register import read_register
 from agent.host.process import host_name
 from agent.kit.logs import configure
-from agent.kube.api import KubeNode
-from agent.kube.client import Connection
+from agent.kube.client import KubeNode
+from agent.kube.connection import Connection
 from agent.node.devices import ReportedGpu, read_cordon
 from agent.setting import text_where
 from agent.settings.sources import NodeFacts, Sources

@@ -31,7 +31,7 @@ from agent.hami.region import RegionChange
 from agent.host.files import Worker
 from agent.host.process import LockFile
 from agent.kit.logs import configure
-from agent.kube.client import Connection
+from agent.kube.connection import Connection
 from agent.kube.reader import KubeLeftovers, NodeLeftovers
 from agent.regions import HostRegions
 from agent.settings.sources import NodeFacts

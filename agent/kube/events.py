@@ -66,8 +66,9 @@ class EventPoster:
 
     async def post(self, event: NodeEvent) -> None:
         """Create or update the Event; only count a too frequent one. Raises ApiError."""
-        fresh = EventSeries(event_name(event, event.pod or self._node))
-        series = _newest(self._series, event, fresh)
+        series = _newest(
+            self._series, event, EventSeries(event_name(event, event.pod or self._node))
+        )
         # Each reason of the Node has its own, so that Events caused by pods hide no bad GPU.
         key = (event.namespace, event.pod or event.reason)
         own = _newest(self._objects, key, Allowance(BURST, REFILL))
@@ -92,31 +93,24 @@ class EventPoster:
 
     async def _write(self, event: NodeEvent, series: EventSeries) -> str:
         """Create the Event, or update it if it was written before; return which."""
+        space = ("namespaces", event.namespace or NODE_NAMESPACE, "events")
+        body = event_object(event, series, self._node, self._clock.now())
+        create = ApiRequest("create", "events", path_of(*space), body=body)
         if series.sent_at is None:
             try:
-                await self._create(event, series)
+                await self._session.call(create)
             except ApiConflict:  # it was written before a restart, or by a try without an answer
                 series.count = max(2, series.count)
             else:
                 return "create"
 
+        change = {"count": series.count, "lastTimestamp": body["lastTimestamp"]}
+        path = path_of(*space, series.name)
         try:
-            await self._update(event, series)
+            await self._session.call(ApiRequest("patch", "events", path, (), change, MERGE_PATCH))
         except ApiNotFound:  # the server deletes Events after an hour
-            await self._create(event, series)
+            await self._session.call(create)
         return "update"
-
-    async def _create(self, event: NodeEvent, series: EventSeries) -> None:
-        body = event_object(event, series, self._node, self._clock.now())
-        path = path_of("namespaces", event.namespace or NODE_NAMESPACE, "events")
-        await self._session.call(ApiRequest("create", "events", path, body=body))
-
-    async def _update(self, event: NodeEvent, series: EventSeries) -> None:
-        body = {"count": series.count, "lastTimestamp": encode_stamp(self._clock.now())}
-        path = path_of("namespaces", event.namespace or NODE_NAMESPACE, "events", series.name)
-        await self._session.call(
-            ApiRequest("patch", "events", path, body=body, content_type=MERGE_PATCH)
-        )
 
 
 def event_name(event: NodeEvent, subject: str) -> str:
@@ -145,18 +139,15 @@ def event_object(
     Like the kubelet, it uses the Node's name as uid of the Node: `kubectl describe node` selects by
     it (kubernetes pkg/kubelet/kubelet.go, nodeRef).
     """
+    regarding = {"apiVersion": "v1", "kind": "Node", "name": node, "uid": node}
     if event.pod:
-        kind, name, namespace, uid = "Pod", event.pod, event.namespace, str(event.pod_uid)
-    else:
-        kind, name, namespace, uid = "Node", node, "", node
-    regarding = {"apiVersion": "v1", "kind": kind, "name": name, "uid": uid}
-    if namespace:
-        regarding["namespace"] = namespace
+        pod = {"kind": "Pod", "namespace": event.namespace, "name": event.pod, "uid": event.pod_uid}
+        regarding |= pod
 
     return {
         "apiVersion": "v1",
         "kind": "Event",
-        "metadata": {"name": series.name, "namespace": namespace or NODE_NAMESPACE},
+        "metadata": {"name": series.name, "namespace": event.namespace or NODE_NAMESPACE},
         "involvedObject": regarding,
         "reason": event.reason,
         "message": cap(event.text, TEXT_LIMIT),

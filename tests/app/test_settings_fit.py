@@ -182,7 +182,7 @@ async def test_gpus_that_make_the_list_too_long_later_are_not_taken_in_and_told_
     others = [gpu.uuid for gpu in scans[-1].gpus if gpu not in listed.gpus]
     assert others == [fault.gpu for fault in found.faults]
     assert (told, False) == (len(room.told), room.stop.is_set())
-    assert room.told[0].text == room.service.trouble
+    assert room.service.trouble.endswith(room.told[0].text)
     taken(room, "sharing: {splitCount: 10}")
     assert "" == room.service.trouble
     assert scans[-1] == room.service.saw_gpus(scans[-1])
@@ -361,6 +361,8 @@ async def test_a_start_with_a_wrong_entry_takes_the_last_good_file_or_ends(tmp_p
     assert ["ConfigRejected"] == [event.reason for event in room.told]
     assert has_copy != room.stop.is_set()
     if has_copy:
+        assert room.service.trouble.startswith("the last good settings apply, because these are")
+        assert room.service.trouble.endswith(room.told[0].text)
         assert 8 == room.split_count
     else:
         assert "splitCount: expected 1 to 10000" in str(room.service.refusal)

@@ -98,12 +98,10 @@ async def test_a_server_that_falls_silent_is_not_asked_for_the_rest(
 ):
     plain = KubeSession.call
 
-    async def call(
-        session: KubeSession, request: ApiRequest, at_most: int | None = None
-    ) -> bytearray:
+    async def call(session: KubeSession, request: ApiRequest, *limits: int) -> bytearray:
         if request.verb == "list":
             raise ApiError("list: no answer from the API server")
-        return await plain(session, request, at_most)
+        return await plain(session, request, *limits)
 
     monkeypatch.setattr(KubeSession, "call", call)
     rig.submit("p", {GPU: 1, MEMORY: 1000})
@@ -124,12 +122,10 @@ def lead(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rights in one namespace, as a Role gives them."""
     plain = KubeSession.call
 
-    async def call(
-        session: KubeSession, request: ApiRequest, at_most: int | None = None
-    ) -> bytearray:
+    async def call(session: KubeSession, request: ApiRequest, *limits: int) -> bytearray:
         if "/namespaces/default/" not in request.path:
             raise ApiForbidden("list: 403", status=403)
-        return await plain(session, request, at_most)
+        return await plain(session, request, *limits)
 
     monkeypatch.setattr(KubeSession, "call", call)
 

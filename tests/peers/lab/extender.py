@@ -18,8 +18,8 @@ from aiohttp import web
 
 from agent.errors import ApiError
 from agent.kit.timing import SystemClock
-from agent.kube.api import frames
-from agent.kube.client import ApiRequest, Connection, KubeSession, path_of
+from agent.kube.client import ApiRequest, KubeSession, frames, path_of
+from agent.kube.connection import Connection
 from agent.kube.objects import Raw, read_object
 from agent.sandbox import store
 from agent.sandbox.scheduler.model import SchedulerSettings
