@@ -75,10 +75,14 @@ class WebDoors:
         facts, inventory = agent.facts, agent.facts.inventory.value
         problem = agent.discovery.problem.value or ""
 
+        # GPUs that have not answered yet; those with the same text are named together.
+        named: dict[str, list[str]] = {}
+        for fault in agent.keeper.left_out.value:
+            if fault.trouble is Trouble.SILENT:
+                named.setdefault(fault.text, []).append(fault.gpu)
         silent = "; ".join(
-            f"GPU {fault.gpu}: {fault.text}"
-            for fault in agent.keeper.left_out.value
-            if fault.trouble is Trouble.SILENT
+            f"{'GPU' if len(gpus) == 1 else 'GPUs'} {', '.join(gpus)}: {text}"
+            for text, gpus in named.items()
         )
 
         # While no GPU has answered yet, there is no list of GPUs.
