@@ -256,13 +256,9 @@ def _open_directory(path: Path) -> int:
 
     mode = stat.S_IMODE(os.fstat(directory).st_mode)
     if mode & stat.S_IWOTH:  # a user who can write there can replace the state
-        event = "state.closed_to_others"
-        try:
+        log.warning("state.open_to_all", directory=str(path), mode=f"{mode:04o}")
+        with contextlib.suppress(PermissionError):
             os.fchmod(directory, mode & ~stat.S_IWOTH)
-        except PermissionError:
-            event = "state.open_to_all"
-        log.warning(event, directory=str(path), mode=f"{mode:04o}")
-
     return directory
 
 
