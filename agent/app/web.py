@@ -46,7 +46,6 @@ class WebDoors:
         build = api.BuildInfo(
             version=__version__, python=platform.python_version(), schema=f"state/{VERSION}"
         )
-        probes = api.Probes(self.checks)
         # Who observes is beside HAMi's own plugin, which has its monitor.
         hami = HamiNames.NONE if settings.observe else settings.metrics.hami
         collector = metrics.AgentCollector(
@@ -58,12 +57,12 @@ class WebDoors:
         )
         self._pages: dict[str, server.Page] = {
             "/": page.PageDoor(self.facts, settings.web.readers).page,
-            "/livez": probes.livez,
-            "/healthz": probes.livez,
-            "/readyz": probes.readyz,
+            "/livez": api.livez,
+            "/healthz": api.livez,
+            "/readyz": partial(api.readyz, self.checks),
             "/metrics": metrics.MetricsPage(collector).page,
             "/version": build.page,
-            api.PREFIX: api.ReadApi(self.facts, settings.web.readers).answer,
+            server.PREFIX: api.ReadApi(self.facts, settings.web.readers).answer,
         }
 
     def checks(self) -> tuple[Check, ...]:
@@ -127,9 +126,11 @@ class WebDoors:
         missed = [gpu for gpu in unserved if gpu.health.serving and gpu.there and gpu.wanted]
         ill = [gpu for gpu in unserved if gpu not in missed]
 
+        refused = "; ".join(map(str, agent.settings.faults.values()))
         withheld = "; ".join(agent.withholder.reasons.value)
         others |= {
-            "settings": agent.settings.trouble,
+            "settings": refused
+            and f"the last good settings apply, because these are refused: {refused}",
             "driver": problem,
             "gpus": "" if inventory.gpus else "there are no GPUs to share",
             "gpus_answering": silent,
@@ -262,31 +263,29 @@ def _series_of(agent: NodeAgent) -> metrics.MetricSources:
         traffic.calls,
     ]
 
-    readings = [
-        metrics.Gauge(
-            "checkpoint_generation", "Generation of the state on disk.", lambda: state.generation
-        ),
-        metrics.Gauge(
+    readings: list[metrics.Gauge] = [
+        ("checkpoint_generation", "Generation of the state on disk.", lambda: state.generation),
+        (
             "kubelet_stream_up",
             "1 while the kubelet receives the lists of slices.",
             lambda: float(registration.state.value.stream),
         ),
-        metrics.Gauge(
+        (
             "directories_kept",
             "Directories of ended containers that the agent cannot remove.",
             lambda: cleared.value.kept,
         ),
-        metrics.Gauge(
+        (
             "hook_available_bytes",
             "Free bytes of the file system of the containers' directories.",
             lambda: cleared.value.available,
         ),
-        metrics.Gauge(
+        (
             "hook_available_inodes",
             "Free inodes of the same file system; infinite if it has no limit.",
             lambda: cleared.value.inodes,
         ),
-        metrics.Gauge(
+        (
             "allocation_unconfirmed",
             "Answers that the kubelet has not confirmed after 60 s, without init containers.",
             lambda: gaps(state.ledger.value, clock.now())[1],
@@ -296,10 +295,12 @@ def _series_of(agent: NodeAgent) -> metrics.MetricSources:
     if agent.events is not None:  # plain mode has no scheduler and no API server
         tallies += [reconcile.mismatches, *agent.api_tallies]
         readings.append(
-            metrics.Gauge(
+            (
                 "allocation_drifted",
-                "Containers with slices of another GPU because the kubelet did not ask first, and "
-                "init containers that the kubelet does not report.",
+                (
+                    "Containers with slices of another GPU because the kubelet did not ask first, "
+                    "and init containers that the kubelet does not report."
+                ),
                 lambda: gaps(state.ledger.value, clock.now())[0],
             )
         )
