@@ -222,12 +222,15 @@ class PodTable(msgspec.Struct, frozen=True):
     """All pods of this node by UID, and those deleted in the last minutes.
 
     `synced` is False until the first LIST. `stale` is True while the watch is down.
+    `lost_at`: since when the API server cannot be followed; `lost_reason`: why.
     """
 
     pods: Mapping[PodUid, PodView] = msgspec.field(default_factory=dict)
     tombstones: tuple[Tombstone, ...] = ()
     synced: bool = False
     stale: bool = False
+    lost_at: dt.datetime | None = None
+    lost_reason: str = ""
 
     def named(self, namespace: str, name: str) -> PodView | None:
         """The pod of that name that is not deleted, or None."""

@@ -1,4 +1,10 @@
-"""HAMi-core's directories on the host: made, set aside and removed, without following links."""
+"""HAMi-core's directories on the host: made, set aside and removed, without following links.
+
+Containers mount them, and any process in a container may write them, so their content is not
+trusted. Every step starts at an open directory and follows no link. Only root may write the
+directories above them. An unusable or unused directory is set aside by a rename, which no content
+can delay, and removed in passes on a thread of its own.
+"""
 
 import asyncio
 import contextlib
@@ -12,60 +18,26 @@ import secrets
 import stat
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Final
+from typing import Final, NoReturn
 
 import msgspec
+import structlog
 
 from agent.cluster import NodeEvent
-from agent.errors import StateError
+from agent.errors import AgentError, StateError
 from agent.kit.cell import Cell
 from agent.kit.disk import DIRECTORY, PLACE, check_writable, remove_stepwise, set_mode
 from agent.kit.tasks import Offload
+from agent.kit.timing import loop_time, until_tick
 from agent.ledger import DIRECTORY_NAME, HookFacts
 
-# What removing set-aside directories left: the Event about those that stay, and the room.
+log = structlog.get_logger(__name__)
 
-KEPT_EVENT: Final = "DirectoriesKept"
-
-
-class Cleared(msgspec.Struct, frozen=True):
-    """The result of one part of the work. `more`: there is more to do at once.
-
-    `kept`: how many directories stay. `why`: the system's error for the first of them.
-    """
-
-    more: bool = False
-    kept: int = 0
-    why: str = ""
-
-
-class DiskRoom(msgspec.Struct, frozen=True):
-    """Free space on the directories' file system: bytes `available`, and free `inodes`.
-
-    NaN: not known. Infinite inodes: the file system does not count them.
-    """
-
-    available: float = math.nan
-    inodes: float = math.nan
-
-
-def kept_event(cleared: Cleared) -> NodeEvent:
-    """The Event that directories stay."""
-    some = "a directory" if cleared.kept == 1 else f"{cleared.kept} directories"
-    text = (
-        f"The agent cannot remove {some} of containers that are gone ({cleared.why}). No pod waits "
-        "for this. Remove them as root on the node: see DirectoriesKept in RUNBOOK.md."
-    )
-    return NodeEvent(KEPT_EVENT, text, warning=True)
-
-
-# Opens HAMi-core's directories on the host, each from the one above it, through no link.
+# Opens HAMi-core's directories, each from the one above it, through no link.
 
 LISTED: Final = 100_000
 """Entries read beside the container directories; only root can create any there."""
-SLICE_ENTRIES: Final = 1000
-SLICE_SECONDS: Final = 0.05
-"""One part of removing ends after so many entries or seconds."""
+
 ADVICE = {
     errno.ENOENT: "make the directory {hook}, owned by root",
     errno.ENOSPC: "free some space there",
@@ -123,7 +95,7 @@ def state_errors(hook: Path) -> Iterator[None]:
         ) from error
 
 
-# Measures the container directories when somebody asks; changes nothing, follows no link.
+# Measures the container directories when somebody asks; changes nothing.
 
 BYTES: Final = 256 * 2**20
 ENTRIES: Final = 10_000
@@ -157,109 +129,62 @@ def directory_sizes(hook: Path) -> Mapping[str, DirectorySize]:
 def _size_of(name: str, above: int | None) -> DirectorySize:
     """Count the directory `name` in the open directory `above`. Raises OSError."""
     size = entries = 0
+    is_beyond = False
     try:
         with contextlib.ExitStack() as open_directories:
             opened = open_in(open_directories, name, above)
             for entry in open_directories.enter_context(os.scandir(opened)):
-                entries, is_beyond = entries + 1, False
+                entries += 1
                 with contextlib.suppress(FileNotFoundError):
                     status = entry.stat(follow_symlinks=False)
                     size += status.st_blocks * 512 // max(status.st_nlink, 1)
                     is_beyond = stat.S_ISDIR(status.st_mode)  # HAMi-core makes no directory
 
-                if is_beyond or size > BYTES or entries > ENTRIES:
-                    return DirectorySize(size, entries, is_beyond=True)
-    except PermissionError:
-        return DirectorySize(size, entries, is_beyond=True)
-
-    return DirectorySize(size, entries)
-
-
-# Removes container directories that were set aside, in small parts.
-#
-# It runs on a thread of its own, so making a directory never waits for it.
-
-ASIDE: Final = re.compile(r"\.removed-[0-9a-f]{1,64}-[0-9a-f]{16}")
-"""The name of a directory set aside, with the pod's UID without its hyphens: HAMi's monitors up to
-and including 2.6.1 crash on them."""
-VISIT: Final = 100_000
-"""Steps in one directory before the next one: a process may still write into it."""
-
-
-class SetAside:
-    """Removes the directories set aside below `hook`, and knows which cannot be removed."""
-
-    def __init__(self, hook: Path) -> None:
-        self._hook = hook
-        self._kept: dict[str, str] = {}
-        """Why each directory stays that could not be removed."""
-        self._round: Iterator[None] | None = None
-
-    def clear(self, again: bool, now: Callable[[], float]) -> Cleared:  # noqa: FBT001 -- for an Offload
-        """Remove a bounded part; with `again`, also try what could not be removed before.
-
-        Raises StateError.
-        """
-        end = now() + SLICE_SECONDS
-        if again:
-            self._kept = {}
-
-        if self._round is None:
-            self._round = self._remove()
-
-        try:
-            for _ in range(SLICE_ENTRIES):
-                next(self._round)
-                if now() > end:
+                if is_beyond := is_beyond or size > BYTES or entries > ENTRIES:
                     break
-        except StopIteration:
-            self._round = None
-        except StateError:
-            self._round = None
-            raise
+    except PermissionError:
+        is_beyond = True
 
-        why = next(iter(self._kept.values()), "")
-        return Cleared(more=self._round is not None, kept=len(self._kept), why=why)
-
-    def _remove(self) -> Iterator[None]:
-        """Remove all, but those that cannot be removed. Each step takes a few system calls."""
-        while names := self._untried():
-            for name in sorted(names):
-                with open_containers(self._hook) as above:
-                    try:
-                        if above is not None:
-                            yield from itertools.islice(remove_stepwise(name, above), VISIT)
-                    except OSError as error:
-                        self._kept[name] = error.strerror or "unknown error"
-
-                yield
-
-    def _untried(self) -> set[str]:
-        with open_containers(self._hook) as above:
-            names = set(filter(ASIDE.fullmatch, names_in(above)))
-        # Somebody else may have removed one that stayed.
-        self._kept = {name: why for name, why in self._kept.items() if name in names}
-        return names - self._kept.keys()
+    return DirectorySize(size, entries, is_beyond)
 
 
-# HAMi-core's directories on the host, one for each container.
-#
-# Containers mount them and any process in a container may write them, so their content is not
-# trusted. Every step starts at an open directory and follows no link. Only root may write the
-# directories above them. An unusable or unused directory is set aside by a rename, which no content
-# can delay, and removed in small parts on a thread of its own.
+# The directories of containers.
 
 PARENT_MODE = 0o755
 LEAF_MODE = 0o777
 """No sticky bit: libvgpu.so up to and including 2.8.0 removes another user's stale lock."""
-LEFT_BEHIND = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}_[a-z0-9]([-a-z0-9]*[a-z0-9])?")
-"""Names of container directories of pods from the API server."""
+
 UNUSABLE: Final = frozenset({errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.ELOOP})
 """The errors of a directory whose access a tenant took away, or that was replaced."""
+
+ASIDE: Final = re.compile(r"\.removed-[0-9a-f]{1,64}-[0-9a-f]{16}")
+"""The name of a directory set aside, with the pod's UID without its hyphens: HAMi's monitors up to
+and including 2.6.1 crash on them."""
+
+STEPS: Final = 10_000
+"""Steps in one directory in one pass: a process may still write into it, and others wait."""
+
 ELF_HEAD = 20
 """Bytes of an ELF header with its magic number, class (the fifth) and machine (the last two)."""
+
 PRELOAD_LIMIT = 65536
 CONTROL_NODES = ("nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia-modeset")
+
+
+class Cleared(msgspec.Struct, frozen=True):
+    """What one pass over the directories that were set aside left.
+
+    - `more`: a directory is not finished.
+    - `kept`: how many cannot be removed. `why`: the system's error for the first of them.
+    - `available`, `inodes`: free bytes and inodes of the file system. NaN: not known. Infinite
+      inodes: the file system does not count them.
+    """
+
+    more: bool = False
+    kept: int = 0
+    why: str = ""
+    available: float = math.nan
+    inodes: float = math.nan
 
 
 class HostHookDirs:
@@ -268,7 +193,7 @@ class HostHookDirs:
     Link-safe; nothing outside is touched.
 
     `dev` holds the host's device nodes; `version` selects the libvgpu.so. `clearing` runs only
-    clear() and room(); `offload` runs all others.
+    clear(), so that making a directory never waits for a removal; `offload` runs all others.
     """
 
     def __init__(
@@ -279,9 +204,8 @@ class HostHookDirs:
         self._version = version
         self._offload = offload
         self._clearing = clearing
-        self._aside = SetAside(hook)
-        self.set_aside: Cell[int] = Cell(0)
-        """The number of directories set aside since the start."""
+        self._kept: dict[str, str] = {}
+        """Why each directory stays that could not be removed."""
 
     async def facts(self) -> HookFacts:
         """Inspect the hook directory. Raises StateError.
@@ -293,6 +217,34 @@ class HostHookDirs:
     async def check(self) -> None:
         """Check without writing that container directories can be made. Raises StateError."""
         await self._offload.call(self._check)
+
+    async def prepare(self, name: str, *, wipe: bool) -> None:
+        """Make the container directory `name`, writable by everybody. Raises StateError.
+
+        With `wipe`, no old content stays. Without, a container may run with it: an existing
+        directory stays, and only something else in its place is replaced.
+        """
+        _check_name(name)
+        await self._offload.call(self._prepare, name, wipe)
+
+    async def remove(self, name: str) -> None:
+        """Set the container directory `name` aside, if it exists. Raises StateError."""
+        _check_name(name)
+        await self._offload.call(self._remove, name)
+
+    async def found(self) -> Mapping[str, dt.datetime]:
+        """Return the container directories and when the inode of each changed. Raises StateError.
+
+        No container can set that time.
+        """
+        return await self._offload.call(self._found)
+
+    async def clear(self, *, again: bool) -> Cleared:
+        """Make one pass over what was set aside, and measure the room. Raises StateError.
+
+        With `again`, also try what could not be removed before.
+        """
+        return await self._clearing.call(self._clear, again)
 
     def _facts(self) -> HookFacts:
         home = self._hook / "vgpu"
@@ -316,85 +268,6 @@ class HostHookDirs:
                 hook_path=str(self._hook),
             )
 
-    async def prepare(self, name: str, *, wipe: bool) -> None:
-        """Make the container directory `name`, writable by everybody. Raises StateError.
-
-        With `wipe`, no old content stays. Without, a container may run with it: an existing
-        directory stays, and only something else in its place is replaced.
-        """
-        _check_name(name)
-        await self._counted(lambda: self._prepare(name, wipe=wipe))
-
-    async def remove(self, name: str) -> None:
-        """Set the container directory `name` aside, if it exists. Raises StateError."""
-        _check_name(name)
-        await self._counted(lambda: self._remove(name))
-
-    async def _counted(self, work: Callable[[], int]) -> None:
-        """Run the work and count what it sets aside: one if the caller is cancelled before."""
-        aside = 1
-        try:
-            aside = await self._offload.call(work)
-        finally:
-            self.set_aside.set(self.set_aside.value + aside)
-
-    async def found(self) -> Mapping[str, dt.datetime]:
-        """Return the container directories and when the inode of each changed. Raises StateError.
-
-        No container can set that time.
-        """
-        return await self._offload.call(self._found)
-
-    async def clear(self, *, again: bool) -> Cleared:
-        """Remove a bounded part of what was set aside. Raises StateError.
-
-        With `again`, also try what could not be removed before.
-        """
-        now = asyncio.get_running_loop().time
-        return await self._clearing.call(self._aside.clear, again, now)
-
-    async def room(self) -> DiskRoom:
-        """Return the free space and inodes of their file system. Raises StateError."""
-        return await self._clearing.call(self._room)
-
-    def _room(self) -> DiskRoom:
-        with state_errors(self._hook):
-            system = os.statvfs(self._hook)
-            # Each of these can be a mount. A missing one would be made in the one above it.
-            with contextlib.suppress(FileNotFoundError):
-                system = os.statvfs(self._hook / "vgpu")
-                system = os.statvfs(self._hook / "vgpu" / "containers")
-        inodes = float(system.f_favail) if system.f_files else math.inf
-        return DiskRoom(float(system.f_bavail * system.f_frsize), inodes)
-
-    def _prepare(self, name: str, *, wipe: bool) -> int:
-        aside = 0
-        with state_errors(self._hook), contextlib.ExitStack() as open_directories:
-            hook = self._own(open_directories)
-            home = _parent(open_directories, "vgpu", hook)
-            containers = _parent(open_directories, "containers", home)
-            try:
-                os.mkdir(name, LEAF_MODE, dir_fd=containers)
-            except FileExistsError:
-                # A container may have it mounted, with the files that limit the container.
-                status = os.stat(name, dir_fd=containers, follow_symlinks=False)
-                if wipe or not stat.S_ISDIR(status.st_mode):
-                    _set_aside(name, containers)
-                    aside = 1
-                    os.mkdir(name, LEAF_MODE, dir_fd=containers)
-
-            try:
-                set_mode(open_in(open_directories, name, containers, PLACE), LEAF_MODE)
-            except OSError as error:
-                if error.errno not in UNUSABLE:
-                    raise
-                raise StateError(
-                    f"Container directory {name} cannot be used: a container changed its owner or "
-                    "its access. The container cannot start: delete the pod."
-                ) from error
-
-        return aside
-
     def _check(self) -> None:
         with state_errors(self._hook), contextlib.ExitStack() as open_directories:
             last, name = self._own(open_directories), str(self._hook)
@@ -415,34 +288,87 @@ class HostHookDirs:
             )
         return hook
 
-    def _remove(self, name: str) -> int:
-        with open_containers(self._hook) as above:
-            if above is None:
-                return 0
+    def _prepare(self, name: str, wipe: bool) -> None:  # noqa: FBT001 -- for an Offload
+        with state_errors(self._hook), contextlib.ExitStack() as open_directories:
+            above = self._own(open_directories)
+            for parent in ("vgpu", "containers"):
+                with contextlib.suppress(FileExistsError):
+                    os.mkdir(parent, PARENT_MODE, dir_fd=above)
+                above = open_in(open_directories, parent, above)
+                if _owned(above, parent) != PARENT_MODE:
+                    os.fchmod(above, PARENT_MODE)
+
             try:
+                os.mkdir(name, LEAF_MODE, dir_fd=above)
+            except FileExistsError:
+                # A container may have it mounted, with the files that limit the container.
+                status = os.stat(name, dir_fd=above, follow_symlinks=False)
+                if wipe or not stat.S_ISDIR(status.st_mode):
+                    _set_aside(name, above)
+                    os.mkdir(name, LEAF_MODE, dir_fd=above)
+
+            try:
+                set_mode(open_in(open_directories, name, above, PLACE), LEAF_MODE)
+            except OSError as error:
+                if error.errno not in UNUSABLE:
+                    raise
+                raise StateError(
+                    f"Container directory {name} cannot be used: a container changed its owner or "
+                    "its access. The container cannot start: delete the pod."
+                ) from error
+
+    def _remove(self, name: str) -> None:
+        with open_containers(self._hook) as above, contextlib.suppress(FileNotFoundError):
+            if above is not None:
                 _set_aside(name, above)
-            except FileNotFoundError:
-                return 0
-        return 1
 
     def _found(self) -> Mapping[str, dt.datetime]:
         found = {}
         with open_containers(self._hook) as above:
-            for name in filter(LEFT_BEHIND.fullmatch, names_in(above)):
+            for name in filter(DIRECTORY_NAME.fullmatch, names_in(above)):
                 with contextlib.suppress(FileNotFoundError):
                     status = os.stat(name, dir_fd=above, follow_symlinks=False)
                     if stat.S_ISDIR(status.st_mode):
                         found[name] = dt.datetime.fromtimestamp(status.st_ctime, dt.UTC)
         return found
 
+    def _clear(self, again: bool) -> Cleared:  # noqa: FBT001 -- for an Offload
+        more = False
+        with open_containers(self._hook) as above:
+            if above is not None:
+                names = set(filter(ASIDE.fullmatch, names_in(above)))
+                # Somebody else may have removed one that stayed.
+                kept = {name: why for name, why in self._kept.items() if name in names}
+                self._kept = {} if again else kept
+
+                for name in sorted(names - self._kept.keys()):
+                    try:
+                        steps = itertools.islice(remove_stepwise(name, above), STEPS)
+                        more |= sum(1 for _ in steps) == STEPS
+                    except OSError as error:
+                        self._kept[name] = error.strerror or "unknown error"
+
+        with state_errors(self._hook):
+            system = os.statvfs(self._hook)
+            # Each of these can be a mount. A missing one would be made in the one above it.
+            with contextlib.suppress(FileNotFoundError):
+                system = os.statvfs(self._hook / "vgpu")
+                system = os.statvfs(self._hook / "vgpu" / "containers")
+
+        return Cleared(
+            more=more,
+            kept=len(self._kept),
+            why=next(iter(self._kept.values()), ""),
+            available=float(system.f_bavail * system.f_frsize),
+            inodes=float(system.f_favail) if system.f_files else math.inf,
+        )
+
 
 def _head(file: Path, size: int) -> bytes | None:
     """The first `size` bytes; None if they cannot be read."""
-    try:
-        with file.open("rb") as opened:
-            return opened.read(size)
-    except OSError:
-        return None
+    with contextlib.suppress(OSError), file.open("rb") as opened:
+        return opened.read(size)
+    return None
 
 
 def _check_name(name: str) -> None:
@@ -450,16 +376,6 @@ def _check_name(name: str) -> None:
         raise StateError(
             f"{name[:80]!r} is not of the form <pod UID>_<container>: no directory is made for it."
         )
-
-
-def _parent(open_directories: contextlib.ExitStack, name: str, above: int) -> int:
-    """Open the directory `name`, or make it: owned by root or us, writable only by its owner."""
-    with contextlib.suppress(FileExistsError):
-        os.mkdir(name, PARENT_MODE, dir_fd=above)
-    opened = open_in(open_directories, name, above)
-    if _owned(opened, name) != PARENT_MODE:
-        os.fchmod(opened, PARENT_MODE)
-    return opened
 
 
 def _owned(opened: int, name: str) -> int:
@@ -477,3 +393,51 @@ def _set_aside(name: str, above: int) -> None:
     """Rename the entry within its parent: its own mode does not matter. Raises OSError."""
     aside = f".removed-{name.partition('_')[0].replace('-', '')}-{secrets.token_hex(8)}"
     os.rename(name, aside, src_dir_fd=above, dst_dir_fd=above)
+
+
+# Removes what was set aside, however much a tenant has left; nothing waits for it.
+
+KEPT_EVENT: Final = "DirectoriesKept"
+
+PERIOD: Final = 60.0
+"""Seconds between two passes, each of which also measures the room."""
+
+AGAIN: Final = 3600.0
+"""Seconds between attempts to remove what stays: a tenant can make them costly."""
+
+DEADLINE: Final = 30.0
+"""Seconds for one pass. A single file can have terabytes."""
+
+
+async def clear_directories(
+    hooks: HostHookDirs, cleared: Cell[Cleared], say: Callable[[NodeEvent], None]
+) -> NoReturn:
+    """Make passes for ever; sole writer of `cleared`.
+
+    `say` posts one Event about the Node when directories stay, and no other until none stays.
+    """
+    tried = -math.inf
+    while True:
+        began, before = loop_time(), cleared.value
+        again = began - tried >= AGAIN
+        try:
+            async with asyncio.timeout(DEADLINE):
+                now = await hooks.clear(again=again)
+        except (AgentError, TimeoutError) as error:
+            log.warning("hooks.not_cleared", err=str(error) or "out of time")
+            now = Cleared(kept=before.kept)
+        else:
+            tried = began if again else tried
+            if now.kept and not before.kept:
+                log.warning("hooks.kept", directories=now.kept, err=now.why)
+                some = "a directory" if now.kept == 1 else f"{now.kept} directories"
+                text = (
+                    f"The agent cannot remove {some} of containers that are gone ({now.why}). No "
+                    "pod waits for this. Remove them as root on the node: see DirectoriesKept in "
+                    "RUNBOOK.md."
+                )
+                say(NodeEvent(KEPT_EVENT, text, warning=True))
+
+        cleared.set(now)
+        # While there is more, others have the disk half of the time.
+        await asyncio.sleep(loop_time() - began if now.more else until_tick(PERIOD))

@@ -253,26 +253,19 @@ def container_directory(pod_uid: str, container: str) -> str:
     return name
 
 
-class ContainerHolding(msgspec.Struct, frozen=True):
-    """The slice ids of one container, by resource name; empty: nothing is allocated yet."""
-
-    name: str
-    ids: Mapping[str, frozenset[SliceId]] = msgspec.field(default_factory=dict)
-
-
 class Holding(msgspec.Struct, frozen=True):
-    """One pod that the kubelet knows. PodResources has no UID and no ordinary init containers."""
+    """One pod that the kubelet knows. PodResources has no UID and no ordinary init containers.
+
+    `containers`: the slice ids of each container, by resource name; none: nothing is allocated yet.
+    """
 
     namespace: str
     pod: str
-    containers: tuple[ContainerHolding, ...] = ()
+    containers: Mapping[str, Mapping[str, frozenset[SliceId]]] = msgspec.field(default_factory=dict)
 
     def ids_of(self, container: str, resource: str) -> frozenset[SliceId]:
         """The ids of `resource` that the kubelet holds for the container; may be empty."""
-        for held in self.containers:
-            if held.name == container:
-                return held.ids.get(resource, frozenset())
-        return frozenset()
+        return self.containers.get(container, {}).get(resource, frozenset())
 
 
 class KubeletEpoch(msgspec.Struct, frozen=True):
@@ -384,9 +377,14 @@ class Row(msgspec.Struct, frozen=True):
         return self.key.pod_uid if self.decided_by is Decider.SCHEDULER else PodUid("")
 
     @property
-    def has_directory(self) -> bool:
-        """Whether the answer mounts a container directory; only limits need one."""
-        return self.decided_by is Decider.SCHEDULER or bool(self.shares)
+    def directory(self) -> str:
+        """The name of the container directory that the answer mounts; empty: only limits need one.
+
+        It is also empty if the state file was changed by hand and the name could lead elsewhere.
+        """
+        name = f"{self.key.pod_uid}_{self.key.container}"
+        has_one = self.decided_by is Decider.SCHEDULER or self.shares
+        return name if has_one and DIRECTORY_NAME.fullmatch(name) else ""
 
     @property
     def gpus(self) -> tuple[GpuUuid, ...]:
@@ -487,22 +485,19 @@ class Ledger(msgspec.Struct, frozen=True, dict=True):
         """Only with the rows whose pod has not ended: what people are told of."""
         return Ledger(tuple(row for row in self.rows if row.is_live(table)))
 
-    def put(self, row: Row) -> "Ledger":
-        """With `row` in place of the row of the same container, or at the end."""
-        rows = {old.key: old for old in self.rows} | {row.key: row}
-        return Ledger(tuple(rows.values()))
+    def put(self, *rows: Row) -> "Ledger":
+        """With each row in place of the row of the same container, or at the end."""
+        merged = {old.key: old for old in self.rows} | {row.key: row for row in rows}
+        return Ledger(tuple(merged.values()))
 
     def drop(self, keys: Iterable[ContainerKey]) -> "Ledger":
         """Without the rows of these containers."""
         gone = frozenset(keys)
         return Ledger(tuple(row for row in self.rows if row.key not in gone))
 
+    @functools.cached_property
     def held_ids(self) -> Held:
         """The slice ids in use by GPU. A text that is not a slice id is left out."""
-        return self._held_ids
-
-    @functools.cached_property
-    def _held_ids(self) -> Held:
         held: dict[GpuUuid, set[SliceId]] = {}
         for slice_id in (slice_id for row in self.rows for slice_id in row.slice_ids):
             pair = split_slice_id(slice_id)

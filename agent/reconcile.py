@@ -9,26 +9,17 @@ import math
 import uuid
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Final, NoReturn, TypeVar
+from typing import NoReturn, TypeVar
 
 import msgspec
 import structlog
 
-from agent.cluster import (
-    ContainerView,
-    NodeEvent,
-    Phase,
-    PodKey,
-    PodTable,
-    PodUid,
-    PodView,
-    Role,
-)
-from agent.errors import AgentError, Refusal, StateError, WitnessThrottled
-from agent.hookdirs import Cleared, DiskRoom, HostHookDirs, kept_event
+from agent.cluster import ContainerView, Phase, PodKey, PodTable, PodUid, PodView, Role
+from agent.errors import AgentError, StateError, WitnessThrottled
+from agent.hookdirs import HostHookDirs
 from agent.kit.cell import Cell, News
 from agent.kit.tasks import retry
-from agent.kit.timing import IdleWaiter, Tally, until_tick
+from agent.kit.timing import IdleWaiter, Tally, loop_time
 from agent.ledger import (
     PLAIN,
     ContainerEdits,
@@ -49,34 +40,6 @@ log = structlog.get_logger(__name__)
 
 T = TypeVar("T")
 
-
-async def _within(seconds: float, call: Awaitable[T], event: str) -> T | None:
-    """The result of the call; None: it failed or took longer, and the log says so as `event`."""
-    try:
-        async with asyncio.timeout(seconds):
-            return await call
-    except (AgentError, TimeoutError) as error:
-        log.warning(event, err=str(error) or "out of time")
-        return None
-
-
-def check_start(ledger: Ledger, ids: Iterable[SliceId]) -> None:
-    """Refuse the start of the container that the kubelet holds `ids` for, if its row mismatches.
-
-    Several rows can have the same ids, for example an init container's and that of a deleted pod.
-    The last answer counts. A container without a row may start.
-
-    Raises:
-        Refusal: the kubelet booked other GPUs than those that were offered and answered.
-    """
-    wanted = frozenset(ids)
-    answered = ledger.rows_by(Decider.SCHEDULER)
-    rows = [row for row in answered if frozenset(row.slice_ids) == wanted]
-    row = max(rows, key=lambda row: row.answered_at, default=None)
-    if row is not None and row.mismatched:
-        raise mismatch(row)
-
-
 # How often the ledger is compared with the kubelet, in both modes. All numbers are seconds.
 
 PERIOD = 60.0
@@ -85,8 +48,14 @@ PERIOD = 60.0
 QUIET = 0.5
 """Without an Allocate before a List. A List can un-mark ids that an Allocate is giving out."""
 
+QUIET_WITHIN = 10.0
+"""For which a List waits at most for that, in hami mode."""
+
 PAUSE = 1.0
-"""Between Gets for an answer that the kubelet has not booked yet."""
+"""Between Lists while the kubelet may be about to book an answer."""
+
+YOUNG = 4.0
+"""After an answer, for which that is so. Later the next List confirms it."""
 
 SETTLING = 30.0
 """For a new kubelet to learn its pods. It knows none at first."""
@@ -103,35 +72,59 @@ THROTTLED_PAUSE = 0.02
 DEADLINE = 2.0
 """For one call to the kubelet, or for one directory."""
 
+SWEEP_PERIOD = 3600.0
+"""Between searches for leaked directories: of no row and of no pod of this node."""
+
+LEAKED_AFTER = dt.timedelta(minutes=10)
+"""How long a leaked container directory stays after its last change."""
+
 UNCONFIRMED_AFTER = dt.timedelta(seconds=60)
 """After this time a row that the kubelet has not confirmed counts as unconfirmed."""
 
+# How long a row stays while no container is seen with it.
+
+VANISHED_GRACE = 60.0
+"""In hami mode, after its pod is gone from the watch and the kubelet, or has failed."""
+
+GONE_GRACE = 10.0
+"""When the kubelet instance that named its holder no longer lists it."""
+
+UNSEEN_GRACE = 60.0
+"""Without a holder, if the kubelet's checkpoint file does not name its ids."""
+
+UNREAD_GRACE = 600.0
+"""The same if that file cannot be read."""
+
+LOST_GRACE = 86_400.0
+"""The same if the file named the ids under an earlier kubelet. After a lost checkpoint nothing
+shows an init container that still runs."""
 
 # The facts that the ledger is compared with, and the findings, in both modes.
 
-EVER = dt.datetime.min.replace(tzinfo=dt.UTC)
+Held = frozenset[SliceId]
+Idle = Mapping[tuple[ContainerKey, dt.datetime], float]
+"""Since when rows are seen without a container, by the time of their last answer: a row that is
+answered again is not idle any more. The times are the loop's, which nobody sets."""
 
 
 class ReconcileFacts(msgspec.Struct, frozen=True, dict=True):
     """The facts that a reconcile compares with the ledger.
 
-    - `holdings`: the kubelet's answers about all pods; to confirm rows, some are enough.
+    - `holdings`: the kubelet's answers about all pods.
+    - `elapsed`: the loop's time.
     - `recorded`: the ids in the kubelet's checkpoint file by container; None: not read.
-    - `directories`: the names of the container directories; empty: not searched.
-    - `since`: when this process began to see all pods.
-    - `failed`: since when pods are seen as failed.
-    - `idle`: since when rows are seen without a holder.
+    - `directories`: the container directories, and when each changed; empty: not searched.
+    - `idle`: as the last reconcile found it, of the same kubelet instance.
     """
 
     table: PodTable
     holdings: Sequence[Holding]
     epoch: KubeletEpoch
     now: dt.datetime
-    recorded: Mapping[ContainerKey, frozenset[SliceId]] | None = None
-    directories: frozenset[str] = frozenset()
-    since: dt.datetime = EVER
-    failed: Mapping[PodUid, dt.datetime] = msgspec.field(default_factory=dict)
-    idle: Mapping[ContainerKey, dt.datetime] = msgspec.field(default_factory=dict)
+    elapsed: float = 0.0
+    recorded: Mapping[ContainerKey, Held] | None = None
+    directories: Mapping[str, dt.datetime] = msgspec.field(default_factory=dict)
+    idle: Idle = msgspec.field(default_factory=dict)
 
     @functools.cached_property
     def by_pod(self) -> Mapping[PodKey, Holding]:
@@ -150,30 +143,6 @@ class Adoption(msgspec.Struct, frozen=True):
     ids: tuple[SliceId, ...]
 
 
-def stranger_row(
-    holder: Holder, ids: Iterable[SliceId], resource: str, seen: ReconcileFacts
-) -> Row:
-    """A row that only keeps the ids in use: the container's answer is not known.
-
-    Equal holders and ids get equal keys.
-    """
-    slice_ids = tuple(sorted(ids))
-    name = "/".join((*msgspec.structs.astuple(holder), *slice_ids))
-    return Row(
-        key=ContainerKey(PodUid(uuid.uuid5(uuid.NAMESPACE_OID, name).hex), PLAIN),
-        holder=holder,
-        shares=(),
-        slice_ids=slice_ids,
-        edits=ContainerEdits(),
-        answered_at=seen.now,
-        epoch=seen.epoch,
-        decided_by=Decider.KUBELET,
-        confirmed=True,
-        adopted=True,
-        resource=resource,
-    )
-
-
 class Findings(msgspec.Struct, frozen=True):
     """What differs between the ledger and the facts.
 
@@ -181,15 +150,48 @@ class Findings(msgspec.Struct, frozen=True):
     - `over`: rows that no container can use any more.
     - `adopt`: containers to adopt. `strangers`: rows that only keep ids in use, also for each
       container to adopt.
-    - `idle`: for the next reconcile. `due`: when the next row may be over if nothing changes.
+    - `leaked`: the names of directories without a container.
+    - `idle`: for the next reconcile. `due`: when the next row is over if nothing changes.
     """
 
     confirmed: tuple[Row, ...] = ()
     over: tuple[Row, ...] = ()
     adopt: tuple[Adoption, ...] = ()
     strangers: tuple[Row, ...] = ()
-    idle: Mapping[ContainerKey, dt.datetime] = msgspec.field(default_factory=dict)
-    due: dt.datetime | None = None
+    leaked: tuple[str, ...] = ()
+    idle: Idle = msgspec.field(default_factory=dict)
+    due: float = math.inf
+
+
+def _closing(
+    unused: Sequence[tuple[Row, float]], seen: ReconcileFacts
+) -> tuple[Idle, tuple[Row, ...], float]:
+    """Which rows are idle, which of them are over, and when the next one is.
+
+    `unused`: rows without a container, and the seconds that each stays.
+    """
+    names = [(row.key, row.answered_at) for row, _ in unused]
+    idle = {name: seen.idle.get(name, seen.elapsed) for name in names}
+    ends = [idle[name] + grace for name, (_, grace) in zip(names, unused, strict=True)]
+    over = (row for (row, _), end in zip(unused, ends, strict=True) if end <= seen.elapsed)
+    return idle, tuple(over), min((end for end in ends if end > seen.elapsed), default=math.inf)
+
+
+def check_start(ledger: Ledger, ids: Iterable[SliceId]) -> None:
+    """Refuse the start of the container that the kubelet holds `ids` for, if its row mismatches.
+
+    Several rows can have the same ids, for example an init container's and that of a deleted pod.
+    The last answer counts. A container without a row may start.
+
+    Raises:
+        Refusal: the kubelet booked other GPUs than those that were offered and answered.
+    """
+    wanted = frozenset(ids)
+    answered = ledger.rows_by(Decider.SCHEDULER)
+    rows = [row for row in answered if frozenset(row.slice_ids) == wanted]
+    row = max(rows, key=lambda row: row.answered_at, default=None)
+    if row is not None and row.mismatched:
+        raise mismatch(row)
 
 
 def gaps(ledger: Ledger, now: dt.datetime) -> tuple[int, int]:
@@ -212,21 +214,6 @@ def gaps(ledger: Ledger, now: dt.datetime) -> tuple[int, int]:
 
 # Compares plain mode's rows with the kubelet: which container holds a row, and when a row is over.
 
-GONE_GRACE = dt.timedelta(seconds=10)
-"""How long a row stays when the kubelet instance that named its holder no longer lists it."""
-
-UNSEEN_GRACE = dt.timedelta(seconds=60)
-"""How long a row without a holder stays if the kubelet's checkpoint file does not name its ids."""
-
-UNREAD_GRACE = dt.timedelta(minutes=10)
-"""The same if that file cannot be read."""
-
-LOST_GRACE = dt.timedelta(days=1)
-"""The same if the file named the ids under an earlier kubelet. After a lost checkpoint nothing
-shows an init container that still runs."""
-
-Held = frozenset[SliceId]
-
 
 def judge_by_kubelet(ledger: Ledger, seen: ReconcileFacts, resource: str) -> Findings:
     """Compare the rows with a List.
@@ -242,52 +229,41 @@ def judge_by_kubelet(ledger: Ledger, seen: ReconcileFacts, resource: str) -> Fin
     ended.
     """
     holders = {
-        Holder(holding.namespace, holding.pod, container.name): ids
+        Holder(holding.namespace, holding.pod, container): ids
         for holding in seen.holdings
         for container in holding.containers
-        if (ids := container.ids.get(resource))
+        if (ids := holding.ids_of(container, resource))
     }
-    listed = {(holding.namespace, holding.pod) for holding in seen.holdings}
-    held = frozenset[SliceId]().union(*holders.values())
+    held = Held().union(*holders.values())
     # The id sets in the kubelet's checkpoint file, each with its number of pods; and the recorded
     # ids that no holder explains.
     by_pod = {(key.pod_uid, ids) for key, ids in (seen.recorded or {}).items()}
     recorded = Counter(ids for _, ids in by_pod)
-    left = frozenset[SliceId]().union(*(recorded - Counter(holders.values())))
+    left = Held().union(*(recorded - Counter(holders.values())))
     used = dict(_matched(ledger.rows, holders, recorded))
     owners = {key: holder for holder, keys in used.items() for key in keys}
-    rows: list[Row] = []
-    idle: dict[ContainerKey, dt.datetime] = {}
-    ends: dict[ContainerKey, dt.datetime] = {}
+    confirmed: list[Row] = []
+    unused: list[tuple[Row, float]] = []
 
     for old in ledger.rows:
         row, holder, ids = old, owners.get(old.key), frozenset(old.slice_ids)
         if holder is not None or (old.holder is None and ids in recorded):
             row = msgspec.structs.replace(old, holder=holder, confirmed=True, epoch=seen.epoch)
+            if row != old:
+                confirmed.append(row)
 
-        rows.append(row)
         if row.holder is None:
             is_used = not held.isdisjoint(ids)  # any holder of these ids may use this row
         elif row.holder in used:
             is_used = row.key in used[row.holder]
         else:
             # A container that is listed with other ids was answered anew, for a row of hami mode.
-            is_listed = (row.holder.namespace, row.holder.pod) in listed
+            is_listed = (row.holder.namespace, row.holder.pod) in seen.by_pod
             is_used = is_listed and row.holder not in holders
 
-        if is_used:
-            continue
+        if not is_used:
+            unused.append((row, _grace(row, seen, left)))
 
-        # Times before its last answer do not count. After the clock was set back, times can lie in
-        # the future: one of these then counts as now, and such an answer counts as old.
-        since = seen.idle.get(row.key)
-        is_unseen = since is None or since < row.answered_at <= seen.now
-        idle[row.key] = seen.now if since is None or is_unseen else min(since, seen.now)
-        grace = _grace(row, seen, left)
-        if grace is not None:
-            ends[row.key] = idle[row.key] + grace
-
-    over = {key for key, end in ends.items() if end <= seen.now}
     # Holders of slices that no row explains.
     unheld = {frozenset(row.slice_ids) for row in ledger.rows if row.holder is None}
     scheduled = {row.holder for row in ledger.rows_by(Decider.SCHEDULER)}
@@ -297,14 +273,8 @@ def judge_by_kubelet(ledger: Ledger, seen: ReconcileFacts, resource: str) -> Fin
         if not (holder in used or holder in scheduled or ids in unheld)
         and any(map(split_slice_id, ids))
     )
-
-    return Findings(
-        confirmed=tuple(new for new, old in zip(rows, ledger.rows, strict=True) if new != old),
-        over=tuple(row for row in rows if row.key in over),
-        strangers=tuple(strangers),
-        idle=idle,
-        due=min((end for key, end in ends.items() if key not in over), default=None),
-    )
+    idle, over, due = _closing(unused, seen)
+    return Findings(tuple(confirmed), over, strangers=tuple(strangers), idle=idle, due=due)
 
 
 def _matched(
@@ -338,8 +308,8 @@ def _matched(
             yield holder, frozenset(keys)
 
 
-def _grace(row: Row, seen: ReconcileFacts, left: Held) -> dt.timedelta | None:
-    """How long the row stays while no container is seen with it; None: not known yet.
+def _grace(row: Row, seen: ReconcileFacts, left: Held) -> float:
+    """How long the row stays while no container is seen with it; infinite: not known yet.
 
     `left`: the recorded ids that no holder explains.
     """
@@ -349,20 +319,38 @@ def _grace(row: Row, seen: ReconcileFacts, left: Held) -> dt.timedelta | None:
     if row.holder is not None and row.confirmed and not is_new:
         return GONE_GRACE
     if is_new and not seen.holdings:
-        return None  # a kubelet that knows no pod has just started
+        return math.inf  # a kubelet that knows no pod has just started
     if seen.recorded is None:
         return UNREAD_GRACE
 
-    return UNSEEN_GRACE if left.isdisjoint(row.slice_ids) else None
+    return UNSEEN_GRACE if left.isdisjoint(row.slice_ids) else math.inf
 
 
-# Compares hami mode's ledger with the kubelet and the API server, and returns findings.
+def stranger_row(
+    holder: Holder, ids: Iterable[SliceId], resource: str, seen: ReconcileFacts
+) -> Row:
+    """A row that only keeps the ids in use: the container's answer is not known.
 
-VANISHED_GRACE = dt.timedelta(seconds=60)
-"""How long a row stays after its pod is gone from the watch and the kubelet."""
+    Equal holders and ids get equal keys.
+    """
+    slice_ids = tuple(sorted(ids))
+    name = "/".join((*msgspec.structs.astuple(holder), *slice_ids))
+    return Row(
+        key=ContainerKey(PodUid(uuid.uuid5(uuid.NAMESPACE_OID, name).hex), PLAIN),
+        holder=holder,
+        shares=(),
+        slice_ids=slice_ids,
+        edits=ContainerEdits(),
+        answered_at=seen.now,
+        epoch=seen.epoch,
+        decided_by=Decider.KUBELET,
+        confirmed=True,
+        adopted=True,
+        resource=resource,
+    )
 
-LEAKED_AFTER = dt.timedelta(minutes=10)
-"""How long a leaked container directory stays after its last change."""
+
+# Compares hami mode's ledger with the kubelet and the API server.
 
 
 def judge_by_scheduler(ledger: Ledger, seen: ReconcileFacts, resource: str) -> Findings:
@@ -370,32 +358,27 @@ def judge_by_scheduler(ledger: Ledger, seen: ReconcileFacts, resource: str) -> F
 
     A pod that has ended holds nothing: kubelets before 1.34 list it until its object is deleted.
     """
-    ended = {pod.key for pod in seen.table.pods.values() if _has_ended(pod, seen)}
+    ended = {pod.key for pod in seen.table.pods.values() if pod.terminal}
     holdings = [each for each in seen.holdings if (each.namespace, each.pod) not in ended]
     seen = msgspec.structs.replace(seen, holdings=holdings)
     rows = ledger.rows_by(Decider.SCHEDULER)
-    updates = [(row, _confirm(row, seen)) for row in rows]
-    over = [row for row, update in updates if update is None and _vanished(row, seen)]
-    adopt = tuple(_adoptions(ledger, seen))
     kept = judge_by_kubelet(Ledger(ledger.rows_by(Decider.KUBELET)), seen, resource)
-    # When the rows of deleted pods may be over. VANISHED_GRACE is not shorter than PERIOD, so a pod
-    # cannot be deleted and due between two Lists.
-    ends = [kept.due] if kept.due else []
-    deleted = (row for row in rows if row.key.pod_uid not in seen.table.pods)
-    ends += (_gone_since(row, seen) + VANISHED_GRACE for row in deleted)
+    adopt = tuple(_adoptions(ledger, seen))
+    idle, over, due = _closing(list(_unused(rows, seen)), seen)
 
     return Findings(
-        confirmed=(*(new for old, new in updates if new and new != old), *kept.confirmed),
+        confirmed=(*(new for row in rows if (new := _confirm(row, seen)) != row), *kept.confirmed),
         over=(*over, *kept.over),
         adopt=adopt,
         strangers=tuple(_strangers(kept.strangers, adopt, ledger, seen)),
-        idle=kept.idle,
-        due=min((end for end in ends if end > seen.now), default=None),
+        leaked=tuple(_leaked(ledger, seen)),
+        idle={**idle, **kept.idle},
+        due=min(due, kept.due),
     )
 
 
-def _confirm(row: Row, seen: ReconcileFacts) -> Row | None:
-    """The row as the kubelet confirms it; None: it does not confirm it.
+def _confirm(row: Row, seen: ReconcileFacts) -> Row:
+    """The row as the kubelet confirms it; unchanged if it does not.
 
     An init container is only in the kubelet's checkpoint file, which can be older than the kubelet
     instance. So the kubelet must also know the pod: otherwise the row would count as answered by
@@ -404,91 +387,60 @@ def _confirm(row: Row, seen: ReconcileFacts) -> Row | None:
     pod = seen.table.pods.get(row.key.pod_uid)
     holding = seen.by_pod.get((row.namespace, row.pod))
     if pod is None or pod.terminal or holding is None:
-        return None
+        return row
 
-    ids = frozenset(row.slice_ids)
     if row.role is not Role.INIT:
         ids = holding.ids_of(row.key.container, row.resource)
-    elif seen.recorded is None or row.key not in seen.recorded:
-        return None
+    else:
+        ids = frozenset(row.slice_ids if row.key in (seen.recorded or {}) else ())
 
-    if not ids:
-        return None
-
-    return msgspec.structs.replace(
-        row, confirmed=True, epoch=seen.epoch, slice_ids=tuple(sorted(ids))
+    return (
+        msgspec.structs.replace(row, confirmed=True, epoch=seen.epoch, slice_ids=tuple(sorted(ids)))
+        if ids
+        else row
     )
 
 
-def leaked(
-    ages: Mapping[str, dt.timedelta], ledger: Ledger, seen: ReconcileFacts
-) -> tuple[str, ...]:
-    """The names of leaked container directories. `ages`: the time since each one's last change.
+def _unused(rows: Iterable[Row], seen: ReconcileFacts) -> Iterator[tuple[Row, float]]:
+    """The rows without a container, as far as all views say, and the seconds that each stays.
 
-    Returns none while the view is incomplete, or while the kubelet has a pod that the API server
-    does not: any directory could be that pod's. Plain mode's directories are never returned: their
-    names have no pod.
-    """
-    table = seen.table
-    if not table.synced or table.stale:
-        return ()
-
-    pods = [*table.pods.values(), *(tombstone.pod for tombstone in table.tombstones)]
-    names = {pod.key for pod in pods}
-    if not seen.by_pod.keys() <= names:
-        return ()
-
-    owners = {
-        *(pod.uid for pod in pods if not _has_ended(pod, seen)),
-        *(row.key.pod_uid for row in ledger.rows),
-    }
-    return tuple(
-        name
-        for name, age in sorted(ages.items())
-        if age >= LEAKED_AFTER
-        and PodUid(name.partition("_")[0]) not in owners
-        and "_" in name  # the agent did not make a directory of another form
-        and "-" in name.partition("_")[0]  # plain mode's names have no UID of a pod
-    )
-
-
-def _vanished(row: Row, seen: ReconcileFacts) -> bool:
-    """Whether the row's pod has been gone for long enough.
-
-    A kubelet that has just started knows no pod, and deleted pods may still run.
+    A kubelet that has just started knows no pod, and deleted pods may still run: rows are not idle
+    under a new kubelet before it was asked, and VANISHED_GRACE is longer than SETTLING.
     """
     if not seen.table.synced or seen.table.stale:
-        return False
+        return
 
-    pod = seen.table.pods.get(row.key.pod_uid)
-    if pod is not None:
-        return _has_ended(pod, seen)
-    if not has_passed(dt.timedelta(seconds=SETTLING), seen.epoch.since, seen.now):
-        return False
+    for row in rows:
+        pod = seen.table.pods.get(row.key.pod_uid)
+        name = row.namespace, row.pod
+        if pod is None:
+            # What the kubelet has may be the deleted pod, or its successor.
+            if name not in seen.by_pod or seen.table.named(*name) is not None:
+                yield row, VANISHED_GRACE
+        elif pod.phase is Phase.SUCCEEDED:
+            yield row, 0.0
+        elif pod.phase is Phase.FAILED:
+            # One that the kubelet rejects at its start is failed while its containers still run.
+            yield row, VANISHED_GRACE
 
-    successor = seen.table.named(row.namespace, row.pod)
-    if (row.namespace, row.pod) in seen.by_pod and successor is None:
-        return False
 
-    return has_passed(VANISHED_GRACE, _gone_since(row, seen), seen.now)
+def _leaked(ledger: Ledger, seen: ReconcileFacts) -> Iterator[str]:
+    """The names of container directories that have neither a row nor a pod.
 
-
-def _has_ended(pod: PodView, seen: ReconcileFacts) -> bool:
-    """Whether the pod is terminal and no container of it runs any more.
-
-    A pod that the kubelet rejects at its start is failed while its containers still run.
+    None while the view is incomplete, or while the kubelet has a pod that the API server does not
+    have: any directory could be that pod's.
     """
-    if pod.phase is Phase.FAILED:
-        return has_passed(VANISHED_GRACE, seen.failed.get(pod.uid, seen.now), seen.now)
-    return pod.phase is Phase.SUCCEEDED
+    pods = [*seen.table.pods.values(), *(stone.pod for stone in seen.table.tombstones)]
+    is_whole = seen.table.synced and not seen.table.stale
+    if not is_whole or not seen.by_pod.keys() <= {pod.key for pod in pods}:
+        return
 
-
-def _gone_since(row: Row, seen: ReconcileFacts) -> dt.datetime:
-    """When the pod was deleted. If that was while the agent was down, the agent's start counts."""
-    for tombstone in seen.table.tombstones:
-        if tombstone.pod.uid == row.key.pod_uid:
-            return tombstone.deleted_at
-    return max((at for at in (row.answered_at, seen.since) if at <= seen.now), default=EVER)
+    owners = {*(pod.uid for pod in pods), *(row.key.pod_uid for row in ledger.rows)}
+    for name, changed in sorted(seen.directories.items()):
+        uid = PodUid(name.partition("_")[0])
+        # Plain mode's names have no UID of a pod, and are left to it.
+        if "-" in uid and uid not in owners and seen.now - changed >= LEAKED_AFTER:
+            yield name
 
 
 def _adoptions(ledger: Ledger, seen: ReconcileFacts) -> Iterator[Adoption]:
@@ -503,19 +455,22 @@ def _adoptions(ledger: Ledger, seen: ReconcileFacts) -> Iterator[Adoption]:
 
         holding = None if _may_hold_for_another(pod, ledger, seen) else seen.by_pod.get(pod.key)
         for container in pod.gpu_containers:
-            resource = container.resource
-            ids = holding.ids_of(container.name, resource) if holding else frozenset()
             key = ContainerKey(pod.uid, container.name)
+            if ledger.find(key) is not None:
+                continue
+
+            ids = holding.ids_of(container.name, container.resource) if holding else Held()
             is_new = pod.phase is Phase.PENDING and pod.reusable_name
             if is_new and seen.recorded is not None and key not in seen.recorded:
                 # They are another pod's of that name, which may have been created and deleted
                 # between two frames of the agent's watch: the kubelet's file lacks this UID.
-                ids = frozenset()
+                ids = Held()
 
-            is_made = bool(seen.directories) and (
-                container_directory(pod.uid, container.name) in seen.directories
-            )
-            if (ids or is_made) and ledger.find(key) is None:
+            # The directory's name is checked only where directories were searched.
+            if ids or (
+                seen.directories
+                and container_directory(pod.uid, container.name) in seen.directories
+            ):
                 yield Adoption(pod, container, tuple(sorted(ids)))
 
 
@@ -542,104 +497,26 @@ def _may_hold_for_another(pod: PodView, ledger: Ledger, seen: ReconcileFacts) ->
     Either the table has the deleted pod, or it was deleted while the agent was down and its row is
     still there. The time of the deletion does not matter.
     """
-    if pod.phase is not Phase.PENDING:
-        return False
-
-    return any(tombstone.pod.key == pod.key for tombstone in seen.table.tombstones) or any(
-        (row.namespace, row.pod) == pod.key and row.key.pod_uid != pod.uid
-        for row in ledger.rows_by(Decider.SCHEDULER)
+    return pod.phase is Phase.PENDING and (
+        any(stone.pod.key == pod.key for stone in seen.table.tombstones)
+        or any(
+            (row.namespace, row.pod) == pod.key and row.key.pod_uid != pod.uid
+            for row in ledger.rows_by(Decider.SCHEDULER)
+        )
     )
-
-
-# Removes container directories that were set aside, in small parts; reports what stays, and room.
-
-CLEARING_PERIOD: Final = 3600.0
-"""Seconds between attempts to remove what stays."""
-
-RETRY: Final = 60.0
-"""Seconds until the next attempt after the disk failed or did not answer."""
-
-ROOM_PERIOD: Final = 60.0
-"""Seconds between two looks at the space that is left."""
-
-CLEARING_PAUSE: Final = 0.05
-"""Seconds between two parts. A part takes about as long, so others have the disk half the time."""
-
-CLEARING_DEADLINE: Final = 30.0
-"""Seconds for one part. A single file can have terabytes."""
-
-
-class Clearing:
-    """Sole writer of `state` and `room`. `set_aside` changes when there is something to remove.
-
-    Nothing waits for it: new directories are made meanwhile, however much a tenant has left.
-    `say` posts one Event about the Node when directories stay, and no other until none stays.
-    """
-
-    def __init__(
-        self, hooks: HostHookDirs, set_aside: Cell[int], say: Callable[[NodeEvent], None]
-    ) -> None:
-        self._hooks = hooks
-        self._set_aside = set_aside
-        self._say = say
-        self.state: Cell[Cleared] = Cell(Cleared())
-        self.room: Cell[DiskRoom] = Cell(DiskRoom())
-
-    async def run(self) -> NoReturn:
-        """Clear at the start, when something was set aside, and each CLEARING_PERIOD."""
-        loop = asyncio.get_running_loop()
-        news = News(self._set_aside)
-        due = loop.time()
-
-        while True:
-            # What stays is not tried for each pod that ends: a tenant can make that costly.
-            again = loop.time() >= due
-            if again:
-                due = loop.time() + CLEARING_PERIOD
-
-            part = self._hooks.clear(again=again)
-            cleared = await _within(CLEARING_DEADLINE, part, "hooks.not_cleared")
-            if cleared is None:
-                due = min(due, loop.time() + RETRY)
-            else:
-                self._note(cleared)
-                await asyncio.sleep(CLEARING_PAUSE)
-
-            if cleared is None or not cleared.more:
-                await news.wait(max(due - loop.time(), 0.0))
-
-    async def follow_room(self) -> NoReturn:
-        """Set `room` each ROOM_PERIOD; not known while the disk fails or does not answer."""
-        while True:
-            room = await _within(CLEARING_DEADLINE, self._hooks.room(), "hooks.not_measured")
-            self.room.set(room or DiskRoom())
-            await asyncio.sleep(until_tick(ROOM_PERIOD))
-
-    def _note(self, cleared: Cleared) -> None:
-        before = self.state.value
-        if cleared.more and cleared.kept <= before.kept:
-            return  # during an attempt, what stayed before still counts
-
-        if cleared.kept and not before.kept:
-            log.warning("hooks.kept", directories=cleared.kept, err=cleared.why)
-            self._say(kept_event(cleared))
-
-        self.state.set(cleared)
 
 
 # Compares the ledger with the kubelet after each answer, for each new kubelet and each minute.
 
-SETTLE = 0.1
-"""Seconds from an answer to the question whether the kubelet has booked it."""
 
-YOUNG = 4.0
-"""Seconds after an answer in which a Get asks for it alone. Later the next List confirms it."""
-
-QUIET_WITHIN = 10.0
-"""Seconds that a List waits at most for a time without an Allocate."""
-
-SWEEP_PERIOD = 3600.0
-"""Seconds between searches for leaked directories: of no row and of no pod of this node."""
+async def _within(seconds: float, call: Awaitable[T], event: str) -> T | None:
+    """The result of the call; None: it failed or took longer, and the log says so as `event`."""
+    try:
+        async with asyncio.timeout(seconds):
+            return await call
+    except (AgentError, TimeoutError) as error:
+        log.warning(event, err=str(error) or "out of time")
+        return None
 
 
 @dataclasses.dataclass(eq=False, kw_only=True)
@@ -676,18 +553,11 @@ class Reconcile:
     commit: Callable[[Callable[[Ledger], Ledger]], Awaitable[None]]
 
     def __post_init__(self) -> None:
-        self._silent = False
+        self._idle: Idle = {}
+        self._due = math.inf
+        self._failures = 0
+        """Lists in a row that left something to do."""
         self._swept_at = -math.inf
-        self._since = EVER
-        self._due: dt.datetime | None = None
-        self._idle: Mapping[ContainerKey, dt.datetime] = {}
-        self._closing: set[ContainerKey] = set()
-        self._failed: Mapping[PodUid, dt.datetime] = {}
-        self._asked: dict[ContainerKey, float] = {}
-        self._names: frozenset[str] | None = frozenset() if self.adopt is None else None
-        """The directories that a start finds; None: not searched yet."""
-        self.unconfirmed: Cell[int] = Cell(0)
-        self.drifted: Cell[int] = Cell(0)
         self.mismatches = Tally(
             "allocation_mismatches",
             "Containers for which the kubelet booked other GPUs than were offered and answered.",
@@ -696,16 +566,12 @@ class Reconcile:
     async def run(self) -> NoReturn:
         """Reconcile for ever.
 
-        - With a List: at the start, for each new kubelet, each minute, when a row's grace ends,
-          when another plugin is gone, and after an answer without a known pod.
-        - With a Get of the pod: after each other answer.
+        That is at the start, after answers, for each new kubelet, each minute, when a row's grace
+        ends, and when another plugin is gone.
         """
-        loop = asyncio.get_running_loop()
         await self.pods.until(lambda table: table.synced)
-        self._since = self.clock.now()
         news = News(self.ledger, self.epoch, self.rivals)
-        known: KubeletEpoch | None = None
-        known_since, failures = 0.0, 0
+        known, known_since = None, 0.0
 
         while True:
             epoch, rivals = self.epoch.value, self.rivals.value
@@ -714,76 +580,38 @@ class Reconcile:
                 continue
 
             if epoch != known:
-                known, known_since = epoch, loop.time()
+                known, known_since = epoch, loop_time()
                 self._idle = {}  # a new kubelet does not know all its pods yet
 
-            failures = 0 if await self._list(epoch) else failures + 1
-            if 0 < failures <= len(RETRIES):
-                period = RETRIES[failures - 1]
-            else:
-                is_new = loop.time() - known_since < SETTLING
-                is_behind = any(row.epoch != epoch for row in self.ledger.value.rows)
-                period = SETTLING_PAUSE if is_new and is_behind else PERIOD
+            done = await self._list(epoch)
+            self._failures = 0 if done else self._failures + 1
+            listed_at = loop_time()
 
-            due = loop.time() + period
-            while self.epoch.value == epoch and self.rivals.value == rivals:
-                left = due - loop.time()
-                if self._due is not None:
-                    left = min(left, (self._due - self.clock.now()).total_seconds())
+            while (self.epoch.value, self.rivals.value) == (epoch, rivals):
+                left = self._next(epoch, listed_at, known_since) - loop_time()
+                if left <= 0:
+                    break
+                await news.wait(left)
 
-                fresh = self._fresh(epoch)
-                if left <= 0 or any(row.holder is None for row in fresh):
-                    break  # only a List can name the pod
+    def _next(self, epoch: KubeletEpoch, listed_at: float, known_since: float) -> float:
+        """The loop time of the next List if nothing changes."""
+        if 0 < self._failures <= len(RETRIES):
+            return listed_at + RETRIES[self._failures - 1]
 
-                if fresh:
-                    await self._get(fresh)
+        now, rows = self.clock.now(), self.ledger.value.rows
+        # An answer in the future is not young: the clock was set back.
+        ages = [
+            (now - row.answered_at).total_seconds()
+            for row in rows
+            if not row.confirmed and row.epoch == epoch
+        ]
+        if any(0 <= age < YOUNG for age in ages):
+            return listed_at + PAUSE
 
-                await news.wait(min(left, PAUSE) if self._asked else left)
+        if loop_time() - known_since < SETTLING and any(row.epoch != epoch for row in rows):
+            return listed_at + SETTLING_PAUSE
 
-    def _fresh(self, epoch: KubeletEpoch) -> list[Row]:
-        """Unconfirmed rows of this kubelet that it was not asked about in the last PAUSE."""
-        elapsed, now = asyncio.get_running_loop().time(), self.clock.now()
-        self._asked = {key: at for key, at in self._asked.items() if elapsed - at < PAUSE}
-        fresh: list[Row] = []
-        for row in self.ledger.value.rows:
-            if row.confirmed or row.epoch != epoch or row.key in self._asked:
-                continue
-
-            pod = self.pods.value.pods.get(row.pod_uid)
-            is_there = row.holder is None or (pod is not None and not pod.terminal)
-            if is_there and 0 <= (now - row.answered_at).total_seconds() < YOUNG:
-                fresh.append(row)
-
-        return fresh
-
-    async def _get(self, rows: Sequence[Row]) -> None:
-        await asyncio.sleep(SETTLE)
-        epoch = self.epoch.value
-        elapsed = asyncio.get_running_loop().time()
-        self._asked.update((row.key, elapsed) for row in rows)
-        holdings: list[Holding] = []
-
-        for namespace, pod in dict.fromkeys((row.namespace, row.pod) for row in rows):
-            try:
-                async with asyncio.timeout(DEADLINE):
-                    get = functools.partial(self.witness.get, namespace, pod)
-                    holding = await retry(get, WitnessThrottled, THROTTLED_PAUSE)
-            except (AgentError, TimeoutError) as error:
-                log.debug("reconcile.unanswered", pod=pod, err=str(error))
-                break
-            if holding is not None:
-                holdings.append(holding)
-
-        # They only confirm rows: of the pods that were asked about, some are being answered, and
-        # the kubelet may be about to ask for their other containers.
-        is_init = any(row.role is Role.INIT for row in rows)
-        recorded = await self._recorded() if is_init else None
-        seen = ReconcileFacts(
-            self.pods.value, holdings, epoch or KubeletEpoch(), self.clock.now(), recorded
-        )
-        ledger = self.ledger.value
-        pairs = [(row, _confirm(row, seen)) for row in ledger.rows_by(Decider.SCHEDULER)]
-        await self._write(ledger, [new for old, new in pairs if new and new != old], (), ())
+        return listed_at + PERIOD if self._failures else min(listed_at + PERIOD, self._due)
 
     async def _list(self, epoch: KubeletEpoch) -> bool:
         """Reconcile with a List of the kubelet `epoch`. False: it should be tried again soon."""
@@ -793,126 +621,104 @@ class Reconcile:
             async with asyncio.timeout(None if self.adopt is None else QUIET_WITHIN):
                 await self.calls.idle_for(QUIET)
 
-        elapsed, self._due = asyncio.get_running_loop().time(), None
-        rows = self.ledger.value.rows
-        self._asked.update((row.key, elapsed) for row in rows if row.holder is None)
-
         try:
             async with asyncio.timeout(DEADLINE):
                 holdings = await retry(self.witness.list, WitnessThrottled, THROTTLED_PAUSE)
         except (AgentError, TimeoutError) as error:
-            if not self._silent:
+            if not self._failures:  # said once until it answers: it is tried again within seconds
                 log.info("reconcile.unanswered", err=str(error) or "out of time")
-            self._silent = True  # said once until it answers: it is tried again within seconds
             return False
 
-        self._silent = False
-        if self.epoch.value != epoch:
-            return False
-
-        if self._names is None:
-            found = await _within(DEADLINE, self.hooks.found(), "hooks.not_searched")
-            self._names = None if found is None else frozenset(found)
-
-        done = await self._apply(holdings, epoch)
-        if done and self._names is not None:
-            self._names = frozenset()
-
-        return done
-
-    async def _recorded(self) -> Mapping[ContainerKey, frozenset[SliceId]] | None:
-        """The ids in the kubelet's checkpoint file; None: it cannot be read."""
-        read = self.records.read(self.resource())
-        return await _within(DEADLINE, read, "reconcile.records_unread")
+        return self.epoch.value == epoch and await self._apply(holdings, epoch)
 
     async def _apply(self, holdings: Sequence[Holding], epoch: KubeletEpoch) -> bool:
         """Compare the ledger with a List and correct it. False: something is left to do."""
-        recorded = await self._recorded()
-        ledger, table, now = self.ledger.value, self.pods.value, self.clock.now()
-        failed = (pod.uid for pod in table.pods.values() if pod.phase is Phase.FAILED)
-        self._failed = {uid: min(self._failed.get(uid, now), now) for uid in failed}
+        found, is_plain = None, self.adopt is None
+        if not is_plain and loop_time() - self._swept_at >= SWEEP_PERIOD:
+            found = await _within(DEADLINE, self.hooks.found(), "hooks.not_searched")
+
+        read = self.records.read(self.resource())
+        recorded = await _within(DEADLINE, read, "reconcile.records_unread")
+        ledger = self.ledger.value
         seen = ReconcileFacts(
-            table=table,
+            table=self.pods.value,
             holdings=holdings,
             epoch=epoch,
-            now=now,
+            now=self.clock.now(),
+            elapsed=loop_time(),
             recorded=recorded,
-            directories=self._names or frozenset(),
-            since=self._since,
-            failed=self._failed,
+            directories=found or {},
             idle=self._idle,
         )
-        judge = judge_by_kubelet if self.adopt is None else judge_by_scheduler
+        judge = judge_by_kubelet if is_plain else judge_by_scheduler
         findings = judge(ledger, seen, self.resource())
         self._idle, self._due = findings.idle, findings.due
 
-        # A commit that was given up may have dropped its rows later. One whose row is there may
-        # still do so: no call answers that row, also if it is no longer over.
-        self._free(self._closing - {row.key for row in ledger.rows})
-        # A row that a call is answering is left to the next List.
-        self._closing |= {row.key for row in findings.over} - self.taken
-        self.taken.update(self._closing)
-        mine = [row for row in findings.over if row.key in self._closing]
-        over = await self._removed(mine)
+        # A row that a call is answering is left to the next List, and no call takes one of these.
+        over = [row for row in findings.over if row.key not in self.taken]
+        closing = {row.key for row in over}
+        self.taken.update(closing)
 
-        found = [await self.adopt(each) for each in findings.adopt] if self.adopt else []
-        adopted = [row for row in found if row is not None]
-        # Of an answer that cannot be read a row keeps the ids in use, and a later look tries again.
-        holders = {row.holder for row in adopted}
-        new = adopted + [row for row in findings.strangers if row.holder not in holders]
+        try:
+            # The directory goes before the row, so that a crash leaves none without a row.
+            gone = {"", *await self._removed(row.directory for row in over if row.directory)}
+            over = [row for row in over if row.directory in gone]
+            # A call makes the directory before its row.
+            wanted = [
+                each
+                for each in findings.adopt
+                if ContainerKey(each.pod.uid, each.container.name) not in self.taken
+            ]
+            made = [await self.adopt(each) for each in wanted] if self.adopt else []
+            adopted = [row for row in made if row is not None]
+            # Of an answer that cannot be read a row keeps the ids in use, and a later List tries
+            # again.
+            holders = {row.holder for row in adopted}
+            new = adopted + [row for row in findings.strangers if row.holder not in holders]
+            if not await self._write(ledger, findings.confirmed, new, over):
+                return False
+        finally:
+            self.taken.difference_update(closing)
 
-        written = await self._write(ledger, findings.confirmed, new, over)
-        drifted, unconfirmed = gaps(self.ledger.value, now)
-        self.drifted.set(drifted)
-        self.unconfirmed.set(unconfirmed)
+        for name in findings.leaked:
+            log.info("hooks.leaked", directory=name)
+        await self._removed(findings.leaked)
 
-        if written and self.adopt is not None:
-            await self._sweep(seen)
+        done = len(adopted) == len(findings.adopt) and len(over) == len(findings.over)
+        if found is not None and done:
+            self._swept_at = loop_time()
 
-        return written and len(adopted) == len(found) and len(over) == len(findings.over)
+        return done
 
-    def _free(self, keys: set[ContainerKey]) -> None:
-        self.taken.difference_update(keys)
-        self._closing = self._closing - keys
+    async def _removed(self, names: Iterable[str]) -> Sequence[str]:
+        """Remove the container directories. Returns those that are gone."""
+        gone: list[str] = []
+        for name in names:
+            try:
+                async with asyncio.timeout(DEADLINE):
+                    await self.hooks.remove(name)
+                gone.append(name)
+            except AgentError as error:
+                log.warning("hooks.not_removed", directory=name, err=str(error))
+            except TimeoutError:
+                # The disk does not answer: the others wait for the next List.
+                log.warning("hooks.not_removed", directory=name, err="out of time")
+                break
 
-    async def _removed(self, rows: Sequence[Row]) -> list[Row]:
-        """Remove the rows' directories. Returns the rows whose directory is gone.
-
-        The directory goes before the row, so that a crash leaves no directory without a row.
-        """
-        over: list[Row] = []
-        with contextlib.suppress(TimeoutError):  # the others wait for the next look
-            for row in rows:
-                name = ""
-                # A row may come from a state file that was changed by hand.
-                with contextlib.suppress(Refusal):
-                    if row.has_directory:
-                        name = container_directory(row.key.pod_uid, row.key.container)
-
-                if not name or await self._remove(name):
-                    over.append(row)
-
-        return over
+        return gone
 
     async def _write(
         self, base: Ledger, confirmed: Sequence[Row], new: Sequence[Row], over: Sequence[Row]
     ) -> bool:
         """Commit what was found about `base`. False: it could not be written."""
-        if not (confirmed or new or over or self._closing):
+        if not (confirmed or new or over):
             return True
 
         def change(ledger: Ledger) -> Ledger:
             # Rows that changed since `base` stay as they are.
-            for row in confirmed:
-                present = ledger.find(row.key)
-                if present is not None and present == base.find(row.key):
-                    ledger = ledger.put(row)
-
-            for row in new:
-                if ledger.find(row.key) is None:
-                    ledger = ledger.put(row)
-
-            return ledger.drop(row.key for row in over)
+            same = [row for row in confirmed if ledger.find(row.key) == base.find(row.key)]
+            missing = [row for row in new if ledger.find(row.key) is None]
+            return ledger.put(*same, *missing).drop(row.key for row in over)
 
         try:
             await self.commit(change)
@@ -920,14 +726,12 @@ class Reconcile:
             log.warning("reconcile.put_off", err=str(error))
             return False
 
-        self._free(self._closing)  # no earlier commit is under way any more
         for row in confirmed:  # settlement posts the Event of a mismatch
-            old, now = base.find(row.key), self.ledger.value.find(row.key)
-            was_known = old is not None and old.mismatched and old.confirmed
-            if row.mismatched and not was_known and now is not None and now.mismatched:
+            old, is_kept = base.find(row.key), self.ledger.value.find(row.key) == row
+            if row.mismatched and is_kept and not (old and old.mismatched and old.confirmed):
                 self.mismatches.add()
                 log.warning(
-                    "ledger.mismatch", ns=now.namespace, pod=now.pod, err=str(mismatch(now))
+                    "ledger.mismatch", ns=row.namespace, pod=row.pod, err=str(mismatch(row))
                 )
 
         for row in new:
@@ -938,39 +742,5 @@ class Reconcile:
 
         for row in over:
             log.info("ledger.closed", pod_uid=row.key.pod_uid, ctr=row.key.container)
-
-        return True
-
-    async def _sweep(self, seen: ReconcileFacts) -> None:
-        """Remove leaked directories if the last successful search is SWEEP_PERIOD ago."""
-        elapsed = asyncio.get_running_loop().time()
-        if elapsed - self._swept_at < SWEEP_PERIOD:
-            return
-
-        found = await _within(DEADLINE, self.hooks.found(), "hooks.not_searched")
-        if found is None:
-            return
-
-        self._swept_at, now = elapsed, self.clock.now()
-        ages = {name: now - changed for name, changed in found.items()}
-        with contextlib.suppress(TimeoutError):
-            for name in leaked(ages, self.ledger.value, seen):
-                log.info("hooks.leaked", directory=name)
-                await self._remove(name)
-
-    async def _remove(self, name: str) -> bool:
-        """Remove the container directory. False: this one cannot be removed.
-
-        Raises TimeoutError: the disk does not answer, so it is useless to try another directory.
-        """
-        try:
-            async with asyncio.timeout(DEADLINE):
-                await self.hooks.remove(name)
-        except AgentError as error:
-            log.warning("hooks.not_removed", directory=name, err=str(error))
-            return False
-        except TimeoutError:
-            log.warning("hooks.not_removed", directory=name, err="out of time")
-            raise
 
         return True

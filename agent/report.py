@@ -132,7 +132,7 @@ async def follow_cordons(
 
 # What people are told about GPUs: Events between two inventories, and the condition GpuDegraded.
 
-WELL: Final = "answers again, and the agent receives its events"
+WELL: Final = "answering again; the agent receives events"
 TEXT_LIMIT: Final = 1024
 
 

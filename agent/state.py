@@ -11,10 +11,10 @@ import msgspec
 import structlog
 from msgspec.structs import asdict
 
-from agent.cluster import NodeEvent, PodUid
+from agent.cluster import NodeEvent, PodTable, PodUid
 from agent.errors import Refusal, StateCorrupt, StateError, cap
 from agent.health.judge import stepped
-from agent.kit.cell import Cell
+from agent.kit.cell import Cell, News
 from agent.kit.timing import Lag, Tally, await_event
 from agent.ledger import (
     PLAIN,
@@ -22,6 +22,7 @@ from agent.ledger import (
     Decider,
     Holder,
     JournalEntry,
+    KubeletEpoch,
     LastGood,
     Ledger,
     Row,
@@ -174,9 +175,15 @@ def encode_state(state: State) -> bytes:
     return seal(KIND, value)
 
 
-def decode_state(content: bytes) -> State:
-    """Decode the state in `content`. Raises StateCorrupt, which says what is wrong."""
+def decode_state(content: bytes, machine_id: str = "") -> State:
+    """Decode the state in `content`, which must be of that machine, if both are known.
+
+    Raises StateCorrupt, which says what is wrong.
+    """
     data = unseal(content, KIND, _StateData)
+    if machine_id and data.machine_id not in {"", machine_id}:
+        raise StateCorrupt("it belongs to another machine")
+
     rows: list[Row] = []
     for place, found, decider in (
         ("rows", data.ledger.rows, Decider.SCHEDULER),
@@ -192,7 +199,7 @@ def decode_state(content: bytes) -> State:
     return State(
         generation=data.generation,
         boot_id=data.boot_id,
-        machine_id=data.machine_id,
+        machine_id=machine_id or data.machine_id,
         ledger=Ledger(tuple(rows)),
         health={GpuUuid(uuid): health for uuid, health in data.health.items()},
         booted_at=data.booted_at,
@@ -259,81 +266,60 @@ async def recover(
     """
     problems: list[StateError] = []
     found: dict[str, bytes] = {}
+    state: State | None = None
 
     for name in (CURRENT, PREVIOUS):
         try:
             content = await disk.read(name)
-            if content is None:
-                raise StateCorrupt(f"{name} is missing")
-            found[name] = content
-            state = _decoded(content, name, machine_id)
+            if content is not None:
+                found[name] = content
+                state = decode_state(content, machine_id)
+                break
+            problems.append(StateCorrupt(f"{name} is missing"))
+        except StateCorrupt as error:
+            problems.append(StateCorrupt(f"{name} is not usable: {error}"))
         except StateError as error:
             problems.append(error)
-            continue
 
+    if state is not None:
         before = state.booted_at if state.boot_id == boot_id else None
-        state = msgspec.structs.replace(
-            state,
-            health={u: stepped(one, before, booted_at) for u, one in state.health.items()},
-            booted_at=booted_at,
-        )
+        health = {uuid: stepped(one, before, booted_at) for uuid, one in state.health.items()}
+        state = msgspec.structs.replace(state, health=health, booted_at=booted_at)
         if not problems:
             return Recovered(state)
+        outcome = f"continued from generation {state.generation} in {PREVIOUS}"
+        # Otherwise the next write would keep the unreadable file as the previous generation.
+        writes: list[tuple[str, bytes, str | None]] = [(CURRENT, found[PREVIOUS], UNREADABLE)]
+    else:
+        for problem in problems:
+            if not isinstance(problem, StateCorrupt):
+                raise problem
+        state = State(boot_id=boot_id, machine_id=machine_id, booted_at=booted_at)
+        if not found:
+            return Recovered(state)  # a new node
+        kept = " and ".join(f"{name} is kept as {_ASIDE[name]}" for name in found)
+        outcome = f"rebuilding from the pods' annotations and the kubelet; {kept}"
+        writes = [(_ASIDE[name], content, None) for name, content in found.items()]
 
-        why = "; ".join(map(str, problems))
-        notice = f"{why}; continued from generation {state.generation} in {name}"
-
+    notice = f"{'; '.join(map(str, problems))}; {outcome}"
+    for name, content, keep in writes:
         try:
-            # Otherwise the next write would keep the unreadable file as the previous generation.
-            await disk.replace(CURRENT, content, keep=UNREADABLE)
+            await disk.replace(name, content, keep=keep)
         except StateError as error:
             notice += f"; {error}"
 
-        return Recovered(state, notice)
-
-    for problem in problems:
-        if not isinstance(problem, StateCorrupt):
-            raise problem
-
-    empty = State(boot_id=boot_id, machine_id=machine_id, booted_at=booted_at)
-    if not found:
-        return Recovered(empty)  # a new node
-
-    notice = (
-        "; ".join(map(str, problems)) + "; rebuilding from the pods' annotations and the kubelet"
-    )
-
-    for name, content in found.items():  # two writes would replace them
-        try:
-            await disk.replace(_ASIDE[name], content)
-        except StateError as error:
-            notice += f"; {error}"
-        else:
-            notice += f"; {name} is kept as {_ASIDE[name]}"
-
-    return Recovered(empty, notice)
-
-
-def _decoded(content: bytes, name: str, machine_id: str) -> State:
-    try:
-        state = decode_state(content)
-    except StateCorrupt as error:
-        raise StateCorrupt(f"{name} is not usable: {error}") from error
-    if machine_id and state.machine_id not in {"", machine_id}:
-        raise StateCorrupt(f"{name} is not usable: it belongs to another machine")
-    return msgspec.structs.replace(state, machine_id=machine_id or state.machine_id)
+    return Recovered(state, notice)
 
 
 class StateService:
     """Writes generations, one at a time. `commit()` returns only while `run()` is running."""
 
-    def __init__(self, *, disk: Disk, recovered: State, boot_id: str, limit: int = 1024) -> None:
+    def __init__(self, *, disk: Disk, recovered: State, boot_id: str) -> None:
         self._disk = disk
         self._state = msgspec.structs.replace(recovered, boot_id=boot_id)
         self._waiting: dict[asyncio.Future[None], Change] = {}
-        self._health: Mapping[GpuUuid, Health] | None = None
+        self._health = recovered.health
         self._news = asyncio.Event()
-        self._limit = limit
         self._is_late = False
         self._lag = Lag()
         self.is_idle = True
@@ -361,9 +347,6 @@ class StateService:
         """
         if self._is_late:
             raise StateError(self.error.value)
-
-        if len(self._waiting) >= self._limit:
-            raise StateError(f"{self._limit} changes already wait for the disk; look at its health")
 
         done = asyncio.get_running_loop().create_future()
         self._waiting[done] = change
@@ -414,24 +397,15 @@ class StateService:
             for change in batch.values():
                 ledger = change(ledger)
 
-            health = self._state.health if self._health is None else self._health
-            unchanged = ledger == self._state.ledger and health == self._state.health
-            if not unchanged or self.error.value:
-                generation = self._state.generation + 1
-                state = msgspec.structs.replace(
-                    self._state, generation=generation, ledger=ledger, health=health
-                )
-
+            state = msgspec.structs.replace(self._state, ledger=ledger, health=self._health)
+            if state != self._state or self.error.value:
+                state = msgspec.structs.replace(state, generation=state.generation + 1)
                 with self._lag.alarm(COMMIT_DEADLINE, lambda _: self._tell_late(batch)):
-                    content = encode_state(state)
-                    await self._disk.replace(CURRENT, content, keep=PREVIOUS)
+                    await self._disk.replace(CURRENT, encode_state(state), keep=PREVIOUS)
 
                 self._state, self._is_late = state, False
                 if self.error.set(""):
-                    log.info("state.writable", generation=generation)
-
-            if self._health == health:
-                self._health = None
+                    log.info("state.writable", generation=state.generation)
 
             result = None
         except StateError as error:
@@ -460,9 +434,7 @@ class StateService:
 
 
 def _resolve(batch: Iterable[asyncio.Future[None]], error: StateError | None) -> None:
-    for done in batch:
-        if done.done():
-            continue
+    for done in (done for done in batch if not done.done()):
         if error is None:
             done.set_result(None)
         else:
@@ -495,6 +467,25 @@ class NodeJournal:
         """Record an Event of the agent."""
         what = event.reason, event.text, event.warning, event.namespace, event.pod
         self._changes.append(JournalEntry(self._clock.now(), *what))
+
+    async def follow(self, pods: Cell[PodTable], epoch: Cell[KubeletEpoch | None]) -> NoReturn:
+        """Record when the API server is lost and comes back, and when another kubelet is there."""
+        lost_at, kubelet, news = pods.value.lost_at, epoch.value, News(pods, epoch)
+        while True:
+            await news.wait()
+            table, present = pods.value, epoch.value
+            if lost_at is None and table.lost_at:
+                text = f"this node's pods cannot be followed: {table.lost_reason}"
+                self.changed(NodeEvent("ApiServerLost", text, warning=True))
+            elif lost_at and table.lost_at is None:
+                text = f"this node's pods are followed again, lost at {lost_at:%H:%M:%S} UTC"
+                self.changed(NodeEvent("ApiServerBack", text, warning=False))
+
+            if kubelet is not None and present is not None and present != kubelet:
+                text = f"its socket is a new one, of {present.since:%H:%M:%S} UTC"
+                self.changed(NodeEvent("KubeletRestarted", text, warning=False))
+
+            lost_at, kubelet = table.lost_at, present or kubelet
 
     def refused(self, refusal: Refusal, row: Row | None) -> None:
         """Record a refusal. `row`: what would have been answered, if it is known."""

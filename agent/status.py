@@ -2,6 +2,7 @@
 
 import datetime as dt
 import operator
+import re
 import statistics
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -29,6 +30,7 @@ from agent.ledger import (
 from agent.model import (
     MIB,
     NO_INDEX,
+    Cause,
     Condition,
     Gpu,
     GpuSample,
@@ -50,6 +52,7 @@ from agent.usage import ContainerUse
 # and a command of neighbouring versions understand each other.
 
 API_VERSION: Final = "hami-agent/v1"
+RELEASED: Final = "released"
 FIRST_YEAR: Final = 1970
 """An answer of a time before it is of no agent: ages by it would be nonsense."""
 
@@ -79,7 +82,8 @@ class NodeStatus(Document, frozen=True):
 
     - `scheduler`: `hami`, or `none` if the kubelet decides alone.
     - `checks`: all readiness checks, with a text if they fail; `ready`: no required one fails.
-    - `kubelet`: the state of the registration as a phrase.
+    - `kubelet`: the state of the registration as a phrase. `kubelet_since`: when its socket
+      appeared; None: not known.
     """
 
     name: str
@@ -90,6 +94,7 @@ class NodeStatus(Document, frozen=True):
     resource: str = ""
     driver: str = ""
     kubelet: str = ""
+    kubelet_since: Moment | None = None
     observe: bool = False
     profiles: tuple[str, ...] = ()
     split_count: int | None = None
@@ -113,6 +118,7 @@ class GpuStatus(Document, frozen=True):
 
     - `index`: None if it is not known. `condition`: ok, watch, bad, lost or unmonitored.
     - `serving`: new containers may get it. `obstacles`: why not, besides its health.
+    - `offered_until`: when that ends for a GPU that does not answer, unless it does; else None.
     - `slices_held`: by containers that work on it. The kubelet may have booked another GPU's.
     - `memory_mib`: physical; `sellable_mib`: after scaling; `promised_mib`: to pods.
     - `used_mib`, `gpu_percent`: measured now; None if the driver does not say.
@@ -133,6 +139,7 @@ class GpuStatus(Document, frozen=True):
     runbook: str = ""
     text: str = ""
     obstacles: tuple[str, ...] = ()
+    offered_until: Moment | None = None
     slices: int = 0
     slices_held: int = 0
     memory_mib: Mib | None = None
@@ -143,6 +150,25 @@ class GpuStatus(Document, frozen=True):
     used_mib: Mib | None = None
     gpu_percent: int | None = None
     history: UseHistory | None = None
+
+    @property
+    def name(self) -> str:
+        """The index; the UUID if that is not known."""
+        return self.uuid if self.index is None else str(self.index)
+
+    @property
+    def health(self) -> str:
+        """The condition in one word, which says of a released GPU that a person released it."""
+        return RELEASED if self.cause == Cause.RELEASED else self.condition
+
+    @property
+    def free_mib(self) -> int:
+        """MiB that a new pod can get here: none without a slice or a share of compute left."""
+        is_full = self.slices_held >= self.slices or 0 < self.sellable_cores <= self.promised_cores
+        if is_full or self.cordoned or not self.serving:
+            return 0
+
+        return max(0, self.sellable_mib - self.promised_mib)
 
 
 class ShareStatus(Document, frozen=True):
@@ -164,7 +190,7 @@ class AllocationStatus(Document, frozen=True):
     """What one container holds.
 
     - `pod` and `namespace` are empty while the holder is not known.
-    - `confirmed`: the kubelet has recorded the answer; None: not known.
+    - `confirmed`: the present kubelet has recorded the answer; None: not known.
     - `mismatched`: the kubelet recorded slices of other GPUs.
     - `ended`: it runs no more, and its share counts no more in what is promised.
     - `last_kernel`: when a process or a kernel of the container last started on a GPU.
@@ -187,17 +213,6 @@ class AllocationStatus(Document, frozen=True):
     processes: int | None = None
     unread: str = ""
     unkept: str = ""
-
-
-class ContainerHistory(Document, frozen=True):
-    """What a container used of one of its GPUs lately; `used_mib` and `gpu_percent` as its own."""
-
-    namespace: str
-    pod: str
-    container: str
-    gpu: str
-    uuid: str
-    history: UseHistory
 
 
 class SettingStatus(Document, frozen=True):
@@ -279,8 +294,6 @@ PERIODS: Final = 30
 COMPARED: Final = 200
 """Characters of a refusal that are looked for in a pod's status, of which only a part is kept."""
 
-BY_NAME: Final = operator.attrgetter("namespace", "pod", "container")
-
 
 class StatusFacts(msgspec.Struct, frozen=True):
     """What the documents, the page and the metrics are made of, read at one moment.
@@ -311,8 +324,7 @@ class StatusFacts(msgspec.Struct, frozen=True):
     """Samples of a GPU."""
 
     used: Callable[[ContainerKey], ContainerUse | None] = lambda _: None
-    past: Callable[[ContainerKey], Mapping[GpuUuid, Sequence[Sampled]]] = lambda _: {}
-    """What a container uses, and has used."""
+    """What a container uses."""
 
     changes: Sequence[JournalEntry] = ()
     refusals: Sequence[JournalEntry] = ()
@@ -324,6 +336,12 @@ class StatusFacts(msgspec.Struct, frozen=True):
 
     pods: PodTable = msgspec.field(default_factory=PodTable)
     """Tells which containers have ended."""
+
+    kubelet: KubeletEpoch | None = None
+    """The present one; None: there is none, or it is not known."""
+
+    driver_hang: float = 0.0
+    """Seconds for which a GPU that does not answer is offered."""
 
 
 def status_of(facts: StatusFacts) -> StatusDocument:
@@ -359,6 +377,7 @@ def node_of(facts: StatusFacts) -> NodeStatus:
         facts.about,
         ready=is_ready(facts.checks),
         driver=facts.inventory.driver_version,
+        kubelet_since=facts.kubelet.since if facts.kubelet else None,
         lock=lock_status(annotations),
         checks=facts.checks,
     )
@@ -377,16 +396,18 @@ def gpus_of(facts: StatusFacts) -> tuple[GpuStatus, ...]:
     held = Counter(share.uuid for row in living if _is_placed(row) for share in row.shares)
     # All others work on what the kubelet booked. Several rows may have the same ids, which count
     # once: of an init container, or of an answer that was not booked.
-    booked = Ledger(tuple(row for row in living if not _is_placed(row))).held_ids()
+    booked = Ledger(tuple(row for row in living if not _is_placed(row))).held_ids
     held.update({uuid: len(ids) for uuid, ids in booked.items()})
     listed = {group.uuid: len(group.ids) for group in facts.slices.groups}
 
-    def one(shared: SharedGpu) -> GpuStatus:
+    hang = dt.timedelta(seconds=facts.driver_hang)
+    found = []
+
+    for shared in facts.inventory.gpus:
         gpu, health = shared.gpu, shared.health
         use = promised(facts.ledger, facts.pods, shared)
         newest = facts.newest(gpu.uuid)
-
-        return GpuStatus(
+        one = GpuStatus(
             uuid=gpu.uuid,
             index=None if gpu.index == NO_INDEX else gpu.index,
             model=gpu.name,
@@ -402,6 +423,7 @@ def gpus_of(facts: StatusFacts) -> tuple[GpuStatus, ...]:
             runbook=health.runbook,
             text=health.text,
             obstacles=facts.inventory.obstacles(shared),
+            offered_until=health.since + hang if health.silent and health.serving else None,
             slices=listed.get(gpu.uuid, 0),
             slices_held=held[gpu.uuid],
             memory_mib=gpu.memory_mib,
@@ -413,32 +435,20 @@ def gpus_of(facts: StatusFacts) -> tuple[GpuStatus, ...]:
             gpu_percent=newest.sample.gpu_percent if newest else None,
             history=history_of(facts.history(gpu.uuid), facts.now),
         )
+        found.append(one)
 
-    return tuple(map(one, facts.inventory.gpus))
+    return tuple(found)
 
 
 def allocations_of(facts: StatusFacts) -> tuple[AllocationStatus, ...]:
     """What each container holds, by namespace, pod and container."""
     labels = gpu_labels(facts.inventory)
     rows = (row for row in facts.ledger.rows if not row.adopted or row.holder)
-    return tuple(sorted([_allocation(row, labels, facts) for row in rows], key=BY_NAME))
-
-
-def container_histories_of(facts: StatusFacts) -> tuple[ContainerHistory, ...]:
-    """What each container used of each of its GPUs in the last 15 minutes, as far as known."""
-    labels = gpu_labels(facts.inventory)
     return tuple(
-        ContainerHistory(
-            namespace=row.namespace,
-            pod=row.pod,
-            container=row.holder.container if row.holder else "",
-            gpu=labels.get(uuid, str(uuid)),
-            uuid=uuid,
-            history=history,
+        sorted(
+            (_allocation(row, labels, facts) for row in rows),
+            key=operator.attrgetter("namespace", "pod", "container"),
         )
-        for row in facts.ledger.rows
-        for uuid, samples in facts.past(row.key).items()
-        if (history := history_of(samples, facts.now)) is not None
     )
 
 
@@ -450,18 +460,15 @@ def history_of(samples: Sequence[Sampled], now: dt.datetime) -> UseHistory | Non
     # Periods of the clock and not back from now: else each reader would see other means.
     until = dt.datetime.fromtimestamp((now.timestamp() // PERIOD + 1) * PERIOD, dt.UTC)
 
-    placed = [
-        (PERIODS - 1 - int((until - sampled.at).total_seconds()) // PERIOD, sampled.sample)
-        for sampled in samples
-    ]
+    periods: list[list[GpuSample]] = [[] for _ in range(PERIODS)]
+    for sampled in samples:
+        place = PERIODS - 1 - int((until - sampled.at).total_seconds()) // PERIOD
+        if 0 <= place < PERIODS:
+            periods[place].append(sampled.sample)
 
     def means(read: Callable[[GpuSample], int | None]) -> tuple[int | None, ...]:
-        periods: list[list[int]] = [[] for _ in range(PERIODS)]
-        for place, sample in placed:
-            if 0 <= place < PERIODS and (value := read(sample)) is not None:
-                periods[place].append(value)
-
-        return tuple(round(statistics.fmean(one)) if one else None for one in periods)
+        known = ([value for value in map(read, one) if value is not None] for one in periods)
+        return tuple(round(statistics.fmean(one)) if one else None for one in known)
 
     return UseHistory(
         period_seconds=PERIOD,
@@ -478,31 +485,32 @@ def _allocation(row: Row, labels: Mapping[GpuUuid, str], facts: StatusFacts) -> 
     use = None if ended else facts.used(row.key)
     used = {gpu.uuid: gpu for gpu in use.gpus} if use else {}
 
-    def share(uuid: GpuUuid, memory_mib: int | None, cores: int | None) -> ShareStatus:
+    limits: list[tuple[GpuUuid, int | None, int | None]] = [
+        (one.uuid, one.memory_mib, one.core_percent) for one in row.limits
+    ]
+    shares = []
+
+    for uuid, mib, cores in limits or [(uuid, None, None) for uuid in row.gpus]:
         of = used.get(uuid)
-        return ShareStatus(
+        share = ShareStatus(
             gpu=labels.get(uuid, str(uuid)),
             uuid=uuid,
-            memory_mib=memory_mib,
+            memory_mib=mib,
             cores=cores,
             used_mib=of.memory.total // MIB if of else None,
             gpu_percent=of.sm_percent if of else None,
         )
-
-    if row.shares:
-        shares = tuple(share(one.uuid, one.memory_mib, one.core_percent) for one in row.limits)
-    else:
-        shares = tuple(share(uuid, None, None) for uuid in row.gpus)
+        shares.append(share)
 
     is_read = use is not None and use.state is RegionState.READABLE
     return AllocationStatus(
         namespace=row.namespace,
         pod=row.pod,
         container=row.holder.container if row.holder else "",
-        shares=shares,
+        shares=tuple(shares),
         slices=row.slice_ids,
         since=row.answered_at,
-        confirmed=row.confirmed,
+        confirmed=row.is_booked_by(facts.kubelet) if facts.kubelet else None,
         mismatched=row.mismatched,
         ended=ended,
         decided_by=row.decided_by.value,
@@ -550,13 +558,30 @@ def lock_status(annotations: Mapping[str, str]) -> LockStatus | None:
 
 # The status of a node as its objects at the API server show it, where no agent answers.
 
-REPORTED: Final = "the Node's register annotation says that it is unhealthy; its agent knows why"
+UNTOLD: Final = (
+    "the Node's register annotation says that it is unhealthy; neither the Node's Events of the "
+    "last hour nor a condition GpuDegraded say why: read the log of its device plugin"
+)
+
+_CONDITIONS: Final = {
+    "H-RELEASED": (Condition.UNMONITORED, Cause.RELEASED),
+    "H-SILENT": (Condition.UNMONITORED, Cause.DRIVER),
+    "H-LOST": (Condition.LOST, Cause.LOST),
+}
+"""What a GPU is that is not served, by the id of the reason; with each other one it is bad."""
 
 
 def observed_status(
-    node: NodeView, pods: Iterable[PodView], resource: str, now: dt.datetime
+    node: NodeView,
+    pods: Iterable[PodView],
+    resource: str,
+    now: dt.datetime,
+    reasons: Sequence[str] = (),
 ) -> StatusDocument:
     """The node by its annotations, and its pods by theirs. What is used is not known.
+
+    `reasons`: sentences about GPUs that are not well, the last first: of its condition GpuDegraded
+    and of Events.
 
     Raises:
         MalformedText: the register annotation cannot be read.
@@ -568,30 +593,34 @@ def observed_status(
         now,
         NodeStatus(name=node.name, resource=resource, lock=lock_status(node.annotations)),
         node=node,
-        inventory=Inventory(gpus=tuple(_observed_gpu(gpu, now) for gpu in registered)),
+        inventory=Inventory(gpus=tuple(_observed_gpu(gpu, now, reasons) for gpu in registered)),
         ledger=Ledger(tuple(row for pod in holding for row in _observed_rows(pod, now))),
         pods=PodTable({pod.uid: pod for pod in holding}, synced=True),
     )
 
-    # Since when, and whether the kubelet knows it, only an agent can say.
+    # Since when, only an agent can say.
+    changed = msgspec.structs.replace
     return StatusDocument(
         node=facts.about,
         gpus=tuple(
-            msgspec.structs.replace(gpu, since=None, slices=one.split_count)
+            changed(gpu, since=None, slices=one.split_count)
             for gpu, one in zip(gpus_of(facts), registered, strict=True)
         ),
-        allocations=tuple(
-            msgspec.structs.replace(one, since=None, confirmed=None)
-            for one in allocations_of(facts)
-        ),
+        allocations=tuple(changed(one, since=None) for one in allocations_of(facts)),
     )
 
 
-def _observed_gpu(gpu: RegisteredGpu, now: dt.datetime) -> SharedGpu:
+def _observed_gpu(gpu: RegisteredGpu, now: dt.datetime, reasons: Iterable[str]) -> SharedGpu:
     """The GPU as its Node reports it; its own memory and place on the bus are not reported."""
     health = Health(Condition.OK, now)
     if not gpu.healthy:
-        health = Health(Condition.BAD, now, text=REPORTED, serving=False)
+        # As `Gpu.title` and gpus_in_words() of agent.report name it.
+        name = rf"(?:\({re.escape(gpu.uuid)}\)|\bGPUs (?:\d+, )*{gpu.index}\b)[^:]*"
+        found = (re.search(rf"{name}: (.*?)(?=; GPU |$)", text) for text in reasons)
+        text = next((one[1] for one in found if one), UNTOLD)
+        runbook = text.rpartition("[")[2].rstrip("]")
+        condition, cause = _CONDITIONS.get(runbook, (Condition.BAD, Cause.NONE))
+        health = Health(condition, now, cause, text, serving=False)
 
     name = gpu.type_name.removeprefix("NVIDIA-")
     return SharedGpu(

@@ -18,7 +18,7 @@ from agent.errors import KubeletError, MalformedText, WitnessThrottled, WitnessU
 from agent.kit.tasks import Offload, in_own_task
 from agent.kit.timing import Lag
 from agent.kit.unix import UnixChannel
-from agent.ledger import ContainerHolding, ContainerKey, Holding
+from agent.ledger import ContainerKey, Holding
 from agent.model import SliceId
 from agent.wire.v1 import (
     GetPodResourcesRequest,
@@ -124,15 +124,15 @@ def _translated(what: str, error: GRPCError) -> KubeletError:
 
 
 def _holding(pod: PodResources) -> Holding:
-    containers = []
+    containers = {}
     for container in pod.containers:
         # Ids by resource. The kubelet sends one entry for each id and NUMA node.
         merged: defaultdict[str, set[SliceId]] = defaultdict(set)
         for entry in container.devices:
             merged[entry.resource_name].update(map(SliceId, entry.device_ids))
         ids = {resource: frozenset(ids) for resource, ids in merged.items()}
-        containers.append(ContainerHolding(container.name, MappingProxyType(ids)))
-    return Holding(pod.namespace, pod.name, tuple(containers))
+        containers[container.name] = MappingProxyType(ids)
+    return Holding(pod.namespace, pod.name, MappingProxyType(containers))
 
 
 # Reads the kubelet's checkpoint file: which containers it records, and their ids.

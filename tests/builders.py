@@ -29,6 +29,9 @@ from agent.usage import ContainerGpuUse, ContainerUse
 NOON = dt.datetime(2026, 9, 1, 12, 0, 0, tzinfo=dt.UTC)
 """The moment at which tests begin."""
 
+EPOCH = KubeletEpoch(inode=7, ctime_ns=1)
+"""The kubelet that recorded the answers."""
+
 NODE = "node-1"
 RESOURCE = "nvidia.com/gpu"
 G1 = GpuUuid("GPU-11111111-2222-3333-4444-555555555555")
@@ -239,7 +242,7 @@ def a_row(  # noqa: PLR0913 -- keyword-only, all have defaults
         slice_ids=ids,
         edits=ContainerEdits() if edits is None else edits,
         answered_at=answered_at,
-        epoch=KubeletEpoch(inode=7, ctime_ns=1) if epoch is None else epoch,
+        epoch=EPOCH if epoch is None else epoch,
         confirmed=confirmed,
         offered=offered,
         resource=resource,

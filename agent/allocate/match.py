@@ -528,7 +528,7 @@ def _is_admitted(candidate: Candidate, evidence: Evidence) -> bool:
     if holding is None:
         return False
 
-    named = {each.name for each in holding.containers}
+    named = holding.containers.keys()
     apps = {each.name for each in pod.containers if each.role is Role.APP}
     if not apps <= named <= {each.name for each in pod.containers}:
         return False
@@ -582,8 +582,9 @@ def exactly_one(found: tuple[Candidate, ...], evidence: Evidence) -> Candidate |
         raise Refusal(
             RefusalReason.NO_POD_ADMITTED,
             f"The kubelet asks for {evidence.count} slice(s), but no pod of this node that "
-            "requests this number is being admitted. Static pods and deleted pods cannot get GPUs; "
-            "create the pod through the API server.",
+            "requests this number is being admitted. Nothing is to be done for a deleted pod or "
+            "one with a controller, which creates it again; create any other again. A static pod "
+            "gets no GPUs: make it a DaemonSet.",
         )
     first = known[0]
     if not present:

@@ -370,7 +370,7 @@ class Allocation(abc.ABC):
                     used = {**self.used_locks, row.lock: row.key.pod_uid}
                     self.used_locks = dict(list(used.items())[-USED_LOCKS:])
 
-                if is_row_first and row.has_directory:
+                if is_row_first and row.directory:
                     await self._make_directory(row, call, wipe=False)
             # Checked last: granting the earlier of two overlapping calls crashes the kubelet.
             if call.turn.is_lost:

@@ -12,17 +12,19 @@ import msgspec
 from agent import inventory, reconcile, regions, report, settle, usage, witness
 from agent.allocate import edits, plain, service
 from agent.app.adapters import Adapters, SharedCells
-from agent.app.settings import SettingsPorts, SettingsService
+from agent.app.settings import SettingsService
 from agent.cluster import PodTable
 from agent.errors import Refusal, StateError
 from agent.health.watch import HealthWatch
+from agent.hookdirs import Cleared, clear_directories
 from agent.host.files import DirectoryWatch
 from agent.host.node import CgroupContainers
 from agent.host.process import Systemd
 from agent.kit.cell import Cell
 from agent.kit.tasks import Task
 from agent.kit.timing import Tally
-from agent.kube import api, client, events, watches
+from agent.kube import client, events, watches
+from agent.kube.connection import Connection
 from agent.kubelet import door, register
 from agent.ledger import LastGood, Row
 from agent.model import GpuUuid, Scan, SliceId
@@ -38,6 +40,7 @@ DRIVER = (0.5, 1.0, 5.0, 30.0), 0.0
 WEB = (0.5, 1.0, 10.0, 30.0), 0.0
 KUBELET = (1.0, 5.0, 15.0, 60.0), 0.0
 API = (1.0, 2.0, 5.0, 15.0, 60.0), 0.3
+COPY = (30.0, 300.0), 0.0
 
 
 class StartFacts(msgspec.Struct, frozen=True):
@@ -60,7 +63,7 @@ class NodeAgent:
     - `writers`, `services`, `doors`: the tiers. The doors stop first, then what knows the node,
       then the writer of the state.
     - `stop`: set to end the process. `asked`: set to request that the settings are read now.
-      `look`: see SettingsPorts.
+      `look`: see SettingsService.
     - `notices`: Events that wait for the API server. `journal`: what happened lately.
     - `session`, `events`, `report`: None in plain mode, which has no API server.
     - `reported`: whether the API server holds the report.
@@ -71,7 +74,7 @@ class NodeAgent:
         self,
         found: StartFacts,
         adapters: Adapters,
-        connection: client.Connection,
+        connection: Connection,
         notifier: Systemd,
         stop: asyncio.Event,
         asked: asyncio.Event,
@@ -105,10 +108,13 @@ class NodeAgent:
             adapters.cdi.names,
             facts.slices,
         )
-        self.keeper.hold(state.ledger.value.held_ids())
+        self.keeper.hold(state.ledger.value.held_ids)
 
         # The settings, which depend on the Node's labels, its GPUs and the rows.
-        outside = SettingsPorts(
+        self.settings = SettingsService(
+            start=found.start,
+            stored=found.stored,
+            cells=facts,
             look=look,
             asked=asked,
             disk=adapters.disk,
@@ -119,7 +125,6 @@ class NodeAgent:
             ledger=state.ledger,
             calls=self.server.traffic.admissions,
         )
-        self.settings = SettingsService(found.start, found.stored, settings, facts, outside)
 
         # The GPUs.
         self.discovery = inventory.Discovery(adapters.driver, self._scanned, ill=self._is_ill)
@@ -155,11 +160,14 @@ class NodeAgent:
 
         # Whether new pods can be answered, and what ended pods leave behind.
         self.withholder = inventory.Withholder(self._node_checks(), self.keeper.withhold, say)
-        self.clearing = reconcile.Clearing(adapters.hooks, adapters.hooks.set_aside, say)
+        self.cleared = Cell(Cleared())
+        clearing = partial(clear_directories, adapters.hooks, self.cleared, say)
 
         left_out = self.keeper.left_out
         self.services = [
-            Task("settings", self.settings.run),
+            Task("settings", self.settings.follow_files),
+            Task("settings_labels", self.settings.follow_labels),
+            Task("settings_copy", self.settings.keep_copy, COPY),
             Task("inventory", self.keeper.run),
             Task("left_out", partial(report.follow_left_out, left_out, facts.inventory, say)),
             Task(
@@ -175,6 +183,7 @@ class NodeAgent:
             Task("samples", self.samples.run, DRIVER),
             Task("kubelet", self.kubelet.run),
             Task("recent", self.recent.run),
+            Task("journal", partial(self.journal.follow, facts.pods, self.kubelet.epoch)),
         ]
         self.doors: list[Task] = []
 
@@ -183,8 +192,7 @@ class NodeAgent:
             self.services += [
                 Task("withholder", self.withholder.run),
                 Task("unwritable", self._follow_disk),
-                Task("clearing", self.clearing.run),
-                Task("room", self.clearing.follow_room),
+                Task("clearing", clearing),
             ]
             self.doors += [
                 Task("plugin", self.server.run, SOCKET),
@@ -199,7 +207,7 @@ class NodeAgent:
         self.api_tallies: tuple[Tally, ...] = ()
         self._join_answers(connection)
 
-    def _join_answers(self, connection: client.Connection) -> None:
+    def _join_answers(self, connection: Connection) -> None:
         """Make what answers the kubelet, and what follows from the answers."""
         settings, adapters, say = self.found.settings, self.adapters, self.notices.say
         facts, state, paths = self.facts, self.state, settings.paths
@@ -264,7 +272,7 @@ class NodeAgent:
         self.services.append(Task("announcer", partial(self.notices.post_all, post_event), API))
 
     def _join_scheduler(
-        self, connection: client.Connection, records: witness.KubeletRecordsFile
+        self, connection: Connection, records: witness.KubeletRecordsFile
     ) -> service.HamiAllocation:
         """Make what speaks with HAMi's scheduler through the API server, and answers beside it."""
         settings, adapters, say = self.found.settings, self.adapters, self.notices.say
@@ -273,8 +281,8 @@ class NodeAgent:
 
         self.session = session = client.KubeSession(connection, chance, observes=observes)
         self.events = poster = events.EventPoster(session, settings.node, clock)
-        pod_api = api.KubePods(session, settings.node, settings.sharing.resource)
-        node_api = api.KubeNode(session, settings.node)
+        pod_api = client.KubePods(session, settings.node, settings.sharing.resource)
+        node_api = client.KubeNode(session, settings.node)
         node = watches.NodeWatch(node_api, facts.node, chance)
         pods = watches.PodWatch(pod_api, facts.pods, clock, chance, facts.resource)
 
@@ -373,7 +381,9 @@ class NodeAgent:
 
     def _scanned(self, scan: Scan) -> None:
         """Update the settings first: they may depend on the GPUs."""
-        listed = self.settings.saw_gpus(scan)
+        known = self.settings.facts.gpus or frozenset()
+        is_known = known == {gpu.uuid for gpu in scan.gpus} and not self.settings.faults
+        listed = scan if is_known else self.settings.saw_gpus(scan)
         if listed is not None:
             self.keeper.found(listed)
 
@@ -396,7 +406,7 @@ class NodeAgent:
     async def _follow_held(self) -> None:
         """Pass the ids in use to the inventory, so that they stay listed."""
         async for ledger in self.state.ledger.follow():
-            self.keeper.hold(ledger.held_ids())
+            self.keeper.hold(ledger.held_ids)
 
     async def _follow_disk(self) -> None:
         """Run the node checks as soon as the state's disk fails or recovers."""

@@ -26,9 +26,8 @@ from agent.host.process import BOOT_ID, MACHINE_ID, LockFile, Systemd, read_id
 from agent.kit.cell import Cell, News
 from agent.kit.tasks import BudgetSpent, Task, run_tiers, show_thread_name
 from agent.kit.timing import Lag, SystemClock, await_event, loop_time, until_tick
-from agent.kube.client import Connection, check
+from agent.kube.connection import Connection, check
 from agent.kubelet.register import RegistrationState, Rival
-from agent.ledger import container_directory
 from agent.ports import Disk
 from agent.settings.reading import COPY, SourcesRead, look, stand_in
 from agent.settings.schema import Settings
@@ -248,12 +247,11 @@ async def _prepare(agent: NodeAgent) -> None:
     that fails affects only its container.
     """
     for row in agent.state.ledger.value.rows:
-        if not row.has_directory:
+        if not row.directory:
             continue
         try:
-            name = container_directory(row.key.pod_uid, row.key.container)
             async with asyncio.timeout(HOOK_DEADLINE):
-                await agent.adapters.hooks.prepare(name, wipe=False)
+                await agent.adapters.hooks.prepare(row.directory, wipe=False)
         except (AgentError, TimeoutError) as error:
             reason = str(error) or "no answer"
             log.warning("hooks.not_prepared", ns=row.namespace, pod=row.pod, err=reason)

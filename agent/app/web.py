@@ -15,14 +15,15 @@ from agent.health.watch import GpuRelease
 from agent.kit.timing import SystemClock, Tally
 from agent.model import HamiNames, Trouble
 from agent.node.findings import STANDBY, Check
+from agent.reconcile import gaps
 from agent.report import pods_holding
 from agent.settings.schema import Settings
 from agent.state import VERSION
 from agent.status import NodeStatus, SettingStatus, StatusFacts, labelled
-from agent.web.api import PREFIX, Actions, BuildInfo, Probes, ReadApi
+from agent.web.api import Actions, BuildInfo, ReadApi, livez, readyz
 from agent.web.metrics import AgentCollector, Gauge, MetricSources, MetricsPage
 from agent.web.page import PageDoor
-from agent.web.server import Page, near, serve_port, serve_socket
+from agent.web.server import PREFIX, Page, near, serve_port, serve_socket
 
 PORT: Final = "web"
 SOCKET: Final = "web_socket"
@@ -48,7 +49,6 @@ class WebDoors:
         build = BuildInfo(
             version=__version__, python=platform.python_version(), schema=f"state/{VERSION}"
         )
-        probes = Probes(self.checks)
         # Who observes is beside HAMi's own plugin, which has its monitor.
         hami = HamiNames.NONE if settings.observe else settings.metrics.hami
         collector = AgentCollector(
@@ -60,9 +60,9 @@ class WebDoors:
         )
         self._pages: dict[str, Page] = {
             "/": PageDoor(self.facts, settings.web.readers).page,
-            "/livez": probes.livez,
-            "/healthz": probes.livez,
-            "/readyz": probes.readyz,
+            "/livez": livez,
+            "/healthz": livez,
+            "/readyz": partial(readyz, self.checks),
             "/metrics": MetricsPage(collector).page,
             "/version": build.page,
             PREFIX: ReadApi(self.facts, settings.web.readers).answer,
@@ -150,9 +150,11 @@ def _checks(agent: NodeAgent) -> list[Check]:
         table, now = facts.pods.value, agent.reported.value
         if not agent.observes:
             unread = "the API server has not listed this node's pods yet"
-            down = "the watch of this node's pods is down: new pods may be refused [HA-2010]"
-            required["api_synced"] = "" if table.synced else unread
-            others["api"] = down if table.stale else ""
+            since = f" since {table.lost_at:%Y-%m-%d %H:%M:%S} UTC" if table.lost_at else ""
+            why = f": {table.lost_reason}" if table.lost_reason else ""
+            down = f"the watch of this node's pods is down{since}{why}"
+            required["api_synced"] = "" if table.synced else f"{unread}{why}"
+            others["api"] = f"{down}; new pods may be refused [HA-2010]" if table.stale else ""
 
         others["report"] = "" if now.reported else now.reason
         if agent.observes:
@@ -164,9 +166,11 @@ def _checks(agent: NodeAgent) -> list[Check]:
     missed = [gpu for gpu in unserved if gpu.health.serving and gpu.there and gpu.wanted]
     ill = [gpu for gpu in unserved if gpu not in missed]
 
+    refused = "; ".join(map(str, agent.settings.faults.values()))
     withheld = "; ".join(agent.withholder.reasons.value)
     others |= {
-        "settings": agent.settings.trouble,
+        "settings": refused
+        and f"the last good settings apply, because these are refused: {refused}",
         "driver": problem,
         "gpus": "" if inventory.gpus else "there are no GPUs to share",
         "gpus_answering": silent,
@@ -242,18 +246,20 @@ def _status_facts(agent: NodeAgent, checks: tuple[Check, ...]) -> StatusFacts:
         newest=agent.samples.newest,
         history=agent.samples.history,
         used=agent.usage.newest,
-        past=agent.usage.history,
         changes=agent.journal.changes,
         refusals=agent.journal.refusals,
         journal_since=agent.journal.since,
         settings=in_force,
         pods=facts.pods.value,
+        kubelet=agent.kubelet.epoch.value,
+        driver_hang=settings.health.driver_hang,
     )
 
 
 def _series_of(agent: NodeAgent) -> MetricSources:
     state, traffic = agent.state, agent.server.traffic
-    clearing, registration, reconcile = agent.clearing, agent.registration, agent.reconcile
+    cleared, registration, reconcile = agent.cleared, agent.registration, agent.reconcile
+    clock = agent.adapters.clock
     tallies: list[Tally] = [
         agent.allocation.results,
         state.errors,
@@ -264,45 +270,45 @@ def _series_of(agent: NodeAgent) -> MetricSources:
         traffic.calls,
     ]
 
-    readings = [
-        Gauge(
-            "checkpoint_generation", "Generation of the state on disk.", lambda: state.generation
-        ),
-        Gauge(
+    readings: list[Gauge] = [
+        ("checkpoint_generation", "Generation of the state on disk.", lambda: state.generation),
+        (
             "kubelet_stream_up",
             "1 while the kubelet receives the lists of slices.",
             lambda: float(registration.state.value.stream),
         ),
-        Gauge(
+        (
             "directories_kept",
             "Directories of ended containers that the agent cannot remove.",
-            lambda: clearing.state.value.kept,
+            lambda: cleared.value.kept,
         ),
-        Gauge(
+        (
             "hook_available_bytes",
             "Free bytes of the file system of the containers' directories.",
-            lambda: clearing.room.value.available,
+            lambda: cleared.value.available,
         ),
-        Gauge(
+        (
             "hook_available_inodes",
             "Free inodes of the same file system; infinite if it has no limit.",
-            lambda: clearing.room.value.inodes,
+            lambda: cleared.value.inodes,
         ),
-        Gauge(
+        (
             "allocation_unconfirmed",
             "Answers that the kubelet has not confirmed after 60 s, without init containers.",
-            lambda: reconcile.unconfirmed.value,
+            lambda: gaps(state.ledger.value, clock.now())[1],
         ),
     ]
 
     if agent.events is not None:  # plain mode has no scheduler and no API server
         tallies += [reconcile.mismatches, *agent.api_tallies]
         readings.append(
-            Gauge(
+            (
                 "allocation_drifted",
-                "Containers with slices of another GPU because the kubelet did not ask first, and "
-                "init containers that the kubelet does not report.",
-                lambda: reconcile.drifted.value,
+                (
+                    "Containers with slices of another GPU because the kubelet did not ask first, "
+                    "and init containers that the kubelet does not report."
+                ),
+                lambda: gaps(state.ledger.value, clock.now())[0],
             )
         )
     return MetricSources(tallies, (traffic.durations, agent.allocation.waits), readings)

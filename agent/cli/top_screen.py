@@ -10,8 +10,9 @@ from textual.widgets import DataTable, Footer, Input, Static
 from typing_extensions import override
 
 from agent.cli.main import Unreachable
-from agent.cli.status import POD_COLUMNS, StatusRead, StatusStyle, pod_row, status_lines
+from agent.cli.status import POD_COLUMNS, StatusRead, StatusStyle, status_lines
 from agent.errors import cap
+from agent.web.view import pod_cells
 
 
 class TopScreen(App[None]):
@@ -120,7 +121,7 @@ class TopScreen(App[None]):
         self.query_one("#node", Static).update("\n".join(lines))
 
         pods = [
-            pod_row(one, share, read.at)
+            pod_cells(one, share, read.at)
             for one in read.found.allocations or ()
             for share in one.shares
         ]

@@ -42,6 +42,11 @@ Debian and RHEL, Debian's alternatives, WSL, Arch, Bottlerocket, Talos (two), Ni
 FIELD_RECOVERY_ACTION: Final = 230
 """NVML_FI_DEV_GET_GPU_RECOVERY_ACTION. Older releases of pynvml do not name it."""
 
+DRIVER: Final = "the driver"
+"""The name in place of a GPU's for calls about the whole driver."""
+
+NO_ANSWER: Final = "no answer in time"
+
 Handle = Any
 """The library's opaque pointer to a GPU."""
 
@@ -132,8 +137,6 @@ def bind(library: NvmlLibrary, path: Path | None, *, anew: bool = True) -> None:
         )
 
     try:
-        if file.is_fifo():  # the loader would wait for somebody to write
-            raise _refused_by_loader(str(path or file), "it is a pipe")
         if _is_cut_off(file):  # the loader would end the process with SIGBUS
             raise _refused_by_loader(str(path or file), "its end is missing")
         if path is None:
@@ -298,6 +301,20 @@ def driver_wide(error: Exception, *, about_gpu: bool = True) -> DriverError | No
 def trouble(error: Exception) -> Trouble:
     """The trouble of the GPU that an error reports."""
     return _TROUBLES.get(code(error), Trouble.FAILED)
+
+
+def failure(error: Exception, gpu: str) -> DriverError | CallFailed:
+    """What the error of a call means for `gpu`, which may be DRIVER."""
+    if isinstance(error, TimeoutError):
+        what, otherwise, found = "the driver does not answer", NO_ANSWER, Trouble.SILENT
+    elif isinstance(error, ValueError):  # the binding could not decode a text
+        what, otherwise, found = "the driver's answer cannot be decoded", "", Trouble.FAILED
+    else:
+        what, otherwise = "the driver answers with an error", f"error {code(error)}"
+        found = trouble(error)
+
+    text = cap(str(error)) or otherwise
+    return DriverError(f"{what}: {text}") if gpu == DRIVER else CallFailed(gpu, text, found)
 
 
 def text_of(value: str | bytes) -> str:

@@ -67,20 +67,21 @@ class EventListener:
             except DriverError as error:
                 reason = str(error)
 
-            # A stream that held for a while did not fail at its opening: the next try is at once.
-            if self._has_settled():
-                delay = FIRST_RETRY
-
+            # A GPU that is lost fails the stream of all, once. A stream that held for a while did
+            # not fail at its opening: the next one is opened at once, and only if that fails, too,
+            # the events are lost.
+            has_held = self._has_settled()
             self._opened.clear()
-            if not self._lost_reason:
-                log.warning("driver.events_lost", err=reason)
-            self._lost_reason = reason
+            if not has_held:
+                if not self._lost_reason:
+                    log.warning("driver.events_lost", err=reason)
+                self._lost_reason = reason
 
             # An XID that came in between is heard by nobody. The scan and the probes find a GPU
             # that is lost, refused or asks for a reset.
             self._take(DriverEvent(EventKind.CHANGED))
-            is_wanted = await await_event(self._wanted, delay)
-            delay = FIRST_RETRY if is_wanted else min(2 * delay, LAST_RETRY)
+            is_wanted = await await_event(self._wanted, 0 if has_held else delay)
+            delay = FIRST_RETRY if is_wanted or has_held else min(2 * delay, LAST_RETRY)
 
     def reopen(self) -> None:
         """Open the stream at once: what had ended it may be over."""

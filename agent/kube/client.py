@@ -1,318 +1,82 @@
-"""The client of the API server: credentials, TLS, requests, deadlines and errors."""
+"""The client of the API server: requests, lists, watches, this Node and the pods of its node."""
 
 import asyncio
 import contextlib
-import importlib
-import importlib.util
+import functools
 import random
 import socket
-import stat
-import sys
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 from urllib.parse import quote
 
 import msgspec
 import structlog
-import yaml
 
-from agent import __version__
-from agent.errors import (
-    ApiConflict,
-    ApiError,
-    ApiForbidden,
-    ApiGone,
-    ApiInvalid,
-    ApiNotFound,
-    ApiThrottled,
-    MalformedText,
-    SettingsError,
-    cap,
-)
+from agent import __version__, errors
+from agent.cluster import NodeCondition, NodeView, PodChange, PodList, PodUid, PodView
+from agent.errors import ApiError, ApiNotFound, MalformedText, SettingsError, cap
+from agent.hami.pod import encode_stamp
 from agent.kit.timing import Lag, Tally
-from agent.kube.objects import WRITER, Raw, inside, objects_in, read_object, text_in
+from agent.kube.connection import Access, Connection, open_access
+from agent.kube.objects import (
+    MOST_OBJECTS,
+    WRITER,
+    ListMeta,
+    Raw,
+    decode_node,
+    decode_pod,
+    read_frame,
+    read_object,
+    read_page,
+    text_in,
+)
 
-if TYPE_CHECKING:  # loaded by load()
-    from aiohttp import ClientResponse, StreamReader
+if TYPE_CHECKING:  # loaded by the first request
+    from aiohttp import ClientResponse
 
 log = structlog.get_logger(__name__)
 
-# Loads kubernetes_asyncio without its 900 model modules, which take 38 MB and 0.2 s.
-
-ROOT = "kubernetes_asyncio"
-
-
-class Library(msgspec.Struct, frozen=True):
-    """The modules of aiohttp and kubernetes_asyncio that are in use, untyped."""
-
-    aiohttp: Any
-    configuration: Any
-    rest: Any
-    kube_config: Any
-    incluster_config: Any
-
-    @property
-    def errors(self) -> tuple[type[Exception], ...]:
-        """What they raise for files that describe no connection and for peers without HTTP."""
-        http = (self.aiohttp.ClientError, self.aiohttp.http_exceptions.LineTooLong)
-        return (*http, self.kube_config.ConfigException)
-
-
-def load() -> Library:
-    """Import the libraries. The first call blocks for about 0.1 s: run it on a thread.
-
-    Raises ImportError when kubernetes_asyncio is not installed.
-    """
-    client = f"{ROOT}.client"
-    if ROOT not in sys.modules:
-        # The files of these packages import everything, and only Basic authentication, which no
-        # Kubernetes since 1.19 accepts, uses urllib3. They are not executed.
-        for name in (ROOT, client, "urllib3"):
-            spec = importlib.util.find_spec(name)
-            if spec is None:
-                raise ImportError(f"{name} is not installed; install kubernetes-asyncio")
-            sys.modules[name] = importlib.util.module_from_spec(spec)
-
-        # The two names that the library itself takes from them; the first only for annotations.
-        module = importlib.import_module(f"{client}.configuration")
-        vars(sys.modules[client]).update(ApiClient=object, Configuration=module.Configuration)
-
-    return Library(
-        aiohttp=importlib.import_module("aiohttp"),
-        configuration=importlib.import_module(f"{client}.configuration"),
-        rest=importlib.import_module(f"{client}.rest"),
-        kube_config=importlib.import_module(f"{ROOT}.config.kube_config"),
-        incluster_config=importlib.import_module(f"{ROOT}.config.incluster_config"),
-    )
-
-
-# Finds the API server and our identity there: by a kubeconfig file or the service account.
-
-SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+DEADLINE = 10.0
 CONNECTIONS = 16
 """Two watches, and two requests of each verb and resource that the agent uses.
 
 These are get and patch of nodes, get, list and patch of pods, create and patch of events.
 """
-UNUSABLE = (OSError, ValueError, LookupError, TypeError, AttributeError, AssertionError)
-"""The errors that the library's loader raises for a file of another shape."""
-
-
-class Connection(msgspec.Struct, frozen=True):
-    """How to reach the API server.
-
-    Without `kubeconfig`: in-cluster, with the files of `service_account` and the variables
-    KUBERNETES_SERVICE_HOST and _PORT of `environment`. `context`: the context of the kubeconfig;
-    empty for its current one.
-    """
-
-    kubeconfig: Path | None = None
-    service_account: Path = SERVICE_ACCOUNT
-    environment: Mapping[str, str] = msgspec.field(default_factory=dict)
-    context: str = ""
-    remedy: str = (
-        "give the path of a readable kubeconfig for this node; inside a pod with a service account "
-        "give none"
-    )
-    """What to do where a file of it cannot be used."""
-
-    @property
-    def source(self) -> str:
-        """The file or directory that describes the connection, for messages."""
-        return str(self.kubeconfig or self.service_account)
-
-
-def check(connection: Connection) -> None:
-    """Check the files of the connection; it imports no library and uses no network.
-
-    Raises SettingsError: a file is missing, unreadable, or not a kubeconfig.
-    """
-    if connection.kubeconfig is not None:
-        _read_context(connection, connection.kubeconfig)
-        return
-
-    names = ("KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT")
-    if not all(connection.environment.get(name) for name in names):
-        raise SettingsError(
-            "no kubeconfig is set and this is not a pod (KUBERNETES_SERVICE_HOST is unset)",
-            remedy="set node.kubeconfig to the kubeconfig of this node",
-        )
-
-    for name in ("token", "ca.crt"):
-        path = connection.service_account / name
-        if not _text(connection, path):
-            raise _unusable(connection, "is empty", path)
-
-
-def default_namespace(connection: Connection) -> str:
-    """The namespace of the kubeconfig's context or of this pod, like kubectl; else `default`.
-
-    Raises SettingsError: a file is missing, unreadable, or not a kubeconfig.
-    """
-    if connection.kubeconfig is None:
-        own = connection.service_account / "namespace"
-        return (_text(connection, own).strip() if own.is_file() else "") or "default"
-
-    return text_in(_read_context(connection, connection.kubeconfig), "namespace") or "default"
-
-
-def _read_context(connection: Connection, path: Path) -> Mapping[str, object]:
-    """The connection's context in its kubeconfig, or the current one. Raises SettingsError."""
-    name = connection.context
-    try:
-        content: object = yaml.safe_load(_text(connection, path))
-    except (yaml.YAMLError, ValueError) as error:  # ValueError: a date such as 2026-13-32
-        # Only the place, not the text of the error: a kubeconfig holds secrets.
-        mark = getattr(error, "problem_mark", None)
-        place = "" if mark is None else f" (line {mark.line + 1}, column {mark.column + 1})"
-        raise _unusable(connection, f"is not YAML{place}") from None
-
-    if not isinstance(content, dict) or not content.get("clusters"):
-        raise _unusable(connection, "names no cluster")
-    wanted = name or text_in(content, "current-context")
-    if not wanted:
-        raise _unusable(connection, "has no current-context")
-
-    entries = objects_in(content, "contexts")
-    contexts = {known: entry for entry in entries if (known := text_in(entry, "name"))}
-    if name and name not in contexts:
-        known = ", ".join(cap(known, 64) for known in contexts)
-        said = f"has no context {cap(name, 64)} (it has {known or 'none'})"
-        raise _unusable(connection, said)
-    return inside(contexts.get(wanted, {}), "context")
-
-
-def _text(connection: Connection, path: Path) -> str:
-    """The text of one of the connection's files. Raises SettingsError."""
-    try:
-        if not stat.S_ISREG(path.stat().st_mode):  # a pipe may block for ever
-            raise _unusable(connection, "is not a regular file", path)
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        # In the system's words, without the path.
-        reason = cap(str(getattr(error, "strerror", None) or error), 128)
-        raise _unusable(connection, f"cannot be read ({reason})", path) from error
-
-
-async def configure(library: Library, connection: Connection) -> Any:  # noqa: ANN401 -- untyped library
-    """The library's Configuration for this connection. Raises SettingsError."""
-    check(connection)
-    configuration = library.configuration.Configuration()
-    configuration.connection_pool_maxsize = CONNECTIONS
-    configuration.host = ""
-
-    try:
-        if connection.kubeconfig is None:
-            library.incluster_config.load_incluster_config(
-                configuration,
-                token_filename=str(connection.service_account / "token"),
-                cert_filename=str(connection.service_account / "ca.crt"),
-                environ=dict(connection.environment),
-            )
-        else:
-            await library.kube_config.load_kube_config(
-                config_file=str(connection.kubeconfig),
-                context=connection.context or None,
-                client_configuration=configuration,
-                persist_config=False,
-            )
-    # errors: also of an identity provider of the kubeconfig that does not answer
-    except library.errors + UNUSABLE as error:
-        raise unusable(connection, error) from error
-
-    if not configuration.host:
-        raise _unusable(connection, "names no server for its current-context")
-    return configuration
-
-
-def unusable(connection: Connection, error: Exception) -> SettingsError:
-    """The SettingsError for a connection that the libraries cannot use."""
-    reason = f"cannot be used ({cap(str(error) or type(error).__name__, 128)})"
-    return _unusable(connection, reason)
-
-
-def _unusable(connection: Connection, reason: str, path: Path | None = None) -> SettingsError:
-    """The SettingsError for a file of the connection. `path`: which, if it has several."""
-    return SettingsError(f"{path or connection.source}: {reason}", remedy=connection.remedy)
-
-
-# Turns failed requests to the API server into the agent's errors.
-
-CLASSES: Mapping[int, type[ApiError]] = {
-    401: ApiForbidden,
-    403: ApiForbidden,
-    404: ApiNotFound,
-    409: ApiConflict,
-    410: ApiGone,
-    422: ApiInvalid,
-    429: ApiThrottled,
-}
-REMEDIES: Mapping[int, str] = {
-    401: "; renew the credentials of this node's identity",
-    403: "; grant this right to the identity that asks",
-}
-LONGEST_RETRY_AFTER = 3600.0
-
-
-def refused(what: str, status: int, body: bytes = b"", retry_after: str | None = None) -> ApiError:
-    """The error for an answer with `status`; `what` is the request, like `patch nodes node-a`."""
-    is_proxys = False
-    try:
-        message = text_in(read_object(body), "message")
-    except MalformedText:  # a proxy may answer in HTML
-        message, is_proxys = body[:1024].decode(errors="replace"), True
-
-    # client-go does not read its date form either (retryAfterSeconds).
-    digits = (retry_after or "").strip()
-    is_number = digits.isascii() and digits.isdigit()
-    wait = min(float(digits), LONGEST_RETRY_AFTER) if is_number else None
-    error = _error(what, status, message, wait)
-    if is_proxys and isinstance(error, ApiNotFound):  # it says nothing of pods and Nodes
-        return ApiError(str(error), status=status, retry_after=wait)
-    return error
-
-
-def error_frame(what: str, obj: Mapping[str, object]) -> ApiError:
-    """The error for an ERROR frame of a watch, whose object `obj` is a Status."""
-    code = obj.get("code")
-    return _error(what, code if isinstance(code, int) else 0, text_in(obj, "message"))
-
-
-def _error(what: str, status: int, message: str, retry_after: float | None = None) -> ApiError:
-    text = f"{what}: the API server answered {status}"
-    if message:
-        text += f": {cap(message)}"
-    text += REMEDIES.get(status, "")
-    return CLASSES.get(status, ApiError)(text, status=status, retry_after=retry_after)
-
-
-# Sends requests to the API server: deadlines, fresh credentials, counts, the agent's errors.
-
-DEADLINE = 10.0
 IN_FLIGHT = 2
 """Requests at a time for one verb and resource; watches do not count.
 
 This limits the load on a slow server. A request that hangs delays no other kind: a GET in an
 Allocate, which has 0.15 s, waits for at most two other GETs of its kind and for no LIST or PATCH.
 """
-BODY_LIMIT = 10 * 1024 * 1024
+BODY_LIMIT = 20 * 1024 * 1024
 """Bytes of an answer, and of a frame of a watch: any one object fits.
 
-etcd holds at most 1.5 MiB of an object (its --max-request-bytes), and JSON may write `<` with six
-characters.
+kube-apiserver takes at most 3 MiB of an object (MaxRequestBodyBytes), and JSON may write `<` with
+six characters.
 """
-BEGINNING = 64 * 1024
-"""Bytes kept of an answer that is too long."""
 OFF_LOOP = 1024 * 1024
 """Bytes: longer bodies are decoded on a thread."""
 UNAUTHORIZED = 401
-KEEPALIVE = ((socket.TCP_KEEPIDLE, 10), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 3))
+KEEPALIVE = (
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 10),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
+)
 """An idle connection of a watch is asked after 10 s, and given up after 15 s without an answer."""
+
+SHORTEST, LONGEST = 300.0, 600.0
+"""Seconds between which the server ends a watch, at random."""
+SILENCE = 150.0
+"""Seconds without a byte, after which the connection is dead: an idle server sends a bookmark after
+120 s and then every 60 s."""
+OPENED = "OPENED"
+"""The kind of a first frame that the agent adds: the watch is open, and there is no object."""
 
 MERGE_PATCH = "application/merge-patch+json"
 STRATEGIC_PATCH = "application/strategic-merge-patch+json"
+JSON_PATCH = "application/json-patch+json"
 METADATA_ONLY = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json"
 """Half the bytes of a Node, little of a pod; a server without support sends all."""
 EXECUTION = 60.0
@@ -325,11 +89,7 @@ T = TypeVar("T")
 
 
 class AnswerTooLong(ApiError):  # noqa: N818 -- the answer is
-    """The body of a successful answer is longer than the caller allows; its beginning."""
-
-    def __init__(self, text: str, beginning: bytes) -> None:
-        super().__init__(text)
-        self.beginning = beginning
+    """The body of an answer is longer than the caller allows."""
 
 
 class ApiRequest(msgspec.Struct, frozen=True):
@@ -359,6 +119,43 @@ def path_of(*segments: str) -> str:
     return "/".join(("/api/v1", *(quote(segment, safe="") for segment in segments)))
 
 
+CLASSES: Mapping[int, type[ApiError]] = {
+    401: errors.ApiForbidden,
+    403: errors.ApiForbidden,
+    404: ApiNotFound,
+    409: errors.ApiConflict,
+    410: errors.ApiGone,
+    422: errors.ApiInvalid,
+    429: errors.ApiThrottled,
+}
+REMEDIES: Mapping[int, str] = {
+    401: "; renew the credentials of this node's identity",
+    403: "; grant this right to the identity that asks",
+}
+LONGEST_RETRY_AFTER = 3600.0
+
+
+def refused(what: str, status: int, body: Raw = b"", retry_after: str | None = None) -> ApiError:
+    """The error for an answer with `status`; `what` is the request, like `patch nodes node-a`."""
+    kind = CLASSES.get(status, ApiError)
+    try:
+        message = text_in(read_object(body), "message")
+    except MalformedText:
+        # A proxy may answer in HTML: its 404 says nothing of pods and Nodes.
+        message = bytes(body)[:1024].decode(errors="replace")
+        kind = ApiError if kind is ApiNotFound else kind
+
+    # client-go does not read its date form either (retryAfterSeconds).
+    digits = (retry_after or "").strip()
+    is_number = digits.isascii() and digits.isdigit()
+    text = f"{what}: the API server answered {status}" + (f": {cap(message)}" if message else "")
+    return kind(
+        text + REMEDIES.get(status, ""),
+        status=status,
+        retry_after=min(float(digits), LONGEST_RETRY_AFTER) if is_number else None,
+    )
+
+
 class Executed(msgspec.Struct, frozen=True):
     """What a command in a container wrote, and why it failed; empty: it ended with exit code 0."""
 
@@ -367,19 +164,12 @@ class Executed(msgspec.Struct, frozen=True):
     failure: str
 
 
-class KubeClient(msgspec.Struct):
-    """The library's HTTP client, and its settings with the credentials."""
-
-    library: Library
-    configuration: Any
-    rest: Any
-
-
 class KubeSession:
     """The connection to one API server; the first request opens it.
 
-    If it `observes`, it sends no request that writes. `requests` counts answers by verb, resource
-    and code (`none`: no answer); `received` counts bytes.
+    If it `observes`, it sends no request that writes. `program`: the client's name, which the API
+    server records as field manager. `requests` counts answers by verb, resource and code (`none`:
+    no answer); `received` counts bytes.
     """
 
     def __init__(
@@ -391,9 +181,6 @@ class KubeSession:
         observes: bool = False,
     ) -> None:
         self.random = random
-        self._observes = observes
-        self._program = program
-        """The client's name, which the API server records as field manager."""
         self.requests = Tally(
             "api_requests_total",
             "Requests to the API server by the code of the answer (none: no answer).",
@@ -402,221 +189,216 @@ class KubeSession:
         self.received = Tally(
             "api_received_bytes_total", "Bytes received from the API server.", ("resource",)
         )
+        self.limits: dict[ApiRequest, int] = {}
+        """How many objects the next answer to a long list may have."""
+        self.date = ""
+        """The time in the last answer, as its header has it."""
         self._connection = connection
+        self._program = program
+        self._observes = observes
+        self._access: Access | None = None
+        self._http: Any = None
+        """aiohttp's ClientSession: it keeps connections apart by their TLS context."""
         self._failures: tuple[type[Exception], ...] = (OSError, SettingsError)
         """What becomes an ApiError; TimeoutError is an OSError. The libraries are loaded late."""
-        self._client: KubeClient | None = None
-        self._retired: KubeClient | None = None
+        self._is_closed = False
         self._lag = Lag()
-        self._closed = False
         self._lock = asyncio.Lock()
-        self._rooms: dict[tuple[str, str], asyncio.Semaphore] = {}
-
-    async def open(self) -> None:
-        """Load the library and the credentials; a second call does nothing.
-
-        Raises SettingsError: the connection's files cannot be used.
-        """
-        await self._other_than(None)
+        self._rooms = defaultdict[tuple[str, str], asyncio.Semaphore](
+            lambda: asyncio.Semaphore(IN_FLIGHT)
+        )
 
     async def close(self) -> None:
         """End all connections; a second call does nothing."""
-        self._closed = True
-        for client in (self._retired, self._client):
-            if client is not None:
-                await client.rest.close()
-        self._retired = self._client = None
+        self._is_closed, self._access = True, None
+        if self._http is not None:
+            await self._http.close()
 
-    async def call(self, request: ApiRequest, at_most: int | None = None) -> bytearray:
+    async def call(self, request: ApiRequest, at_most: int = BODY_LIMIT) -> bytearray:
         """Return the body of a successful answer, within 10 s. Raises ApiError.
 
-        Raises AnswerTooLong for more than `at_most` bytes (None: 10 MiB).
+        Raises AnswerTooLong for more than `at_most` bytes.
         """
-        body, _ = await self.exchange(request, at_most)
-        return body
-
-    async def exchange(
-        self, request: ApiRequest, at_most: int | None = None
-    ) -> tuple[bytearray, Mapping[str, str]]:
-        """Do as call(); also return the headers of the answer."""
         if self._observes and request.method != "GET":
             # No service of an observer writes. If one did, its mistake would change nothing.
-            raise ApiForbidden(f"{request.what}: not sent, because this agent only observes")
+            raise errors.ApiForbidden(f"{request.what}: not sent, because this agent only observes")
 
-        limit = BODY_LIMIT if at_most is None else at_most
-        kind = (request.verb, request.resource.partition("/")[0])
-        room = self._rooms.setdefault(kind, asyncio.Semaphore(IN_FLIGHT))
+        room = self._rooms[request.verb, request.resource.partition("/")[0]]
         with self._failures_of(request):
             async with self._lag.within(DEADLINE), room:
-                answer = await self._authorized(request)
-                try:
-                    return await self._successful(request, answer, limit), answer.headers
-                finally:
-                    answer.close()
+                with contextlib.closing(await self._answer(request)) as answer:
+                    return await self._body(request, answer, at_most)
 
     async def fetch(self, request: ApiRequest, read: Callable[[Raw], T]) -> T:
         """Return the object in a successful answer, as read. Raises ApiError."""
         return await aside(await self.call(request), request, read)
 
-    @contextlib.asynccontextmanager
-    async def stream(self, request: ApiRequest) -> AsyncIterator["StreamReader"]:
-        """Open a successful answer and yield its body as it arrives; opening takes at most 10 s.
+    async def watch(
+        self, request: ApiRequest, read: Callable[[str, Raw], T]
+    ) -> AsyncIterator[tuple[str, T | None]]:
+        """Yield OPENED, then frames until the server ends the watch or is silent for too long.
 
-        Raises ApiError, also when the connection breaks while the caller reads.
+        A frame is its kind (ADDED, MODIFIED, DELETED or BOOKMARK) and its object as read. `read`
+        gets the kind and the object; for long ones it runs on a thread. Raises ApiGone and other
+        ApiErrors: for an ERROR frame, a broken connection, or a MalformedText of `read`.
         """
+
+        def decode(line: Raw) -> tuple[str, T]:
+            kind, obj = read_frame(line)
+            if kind == "ERROR":
+                code = read_object(obj).get("code")
+                raise refused(request.what, code if isinstance(code, int) else 0, obj)
+            return kind, read(kind, obj)
+
+        seconds = str(round(self.random.uniform(SHORTEST, LONGEST)))
+        options = (("watch", "1"), ("allowWatchBookmarks", "true"), ("timeoutSeconds", seconds))
+        request = msgspec.structs.replace(request, query=(*request.query, *options))
+
         with self._failures_of(request), contextlib.ExitStack() as stack:
             async with self._lag.within(DEADLINE):
-                answer = await self._authorized(request)
-                stack.callback(answer.close)
-                if answer.status // 100 != 2:
-                    await self._successful(request, answer, BODY_LIMIT)
-
+                answer = stack.enter_context(contextlib.closing(await self._answer(request)))
             if answer.connection and answer.connection.transport:  # the answer has not ended
                 # A NAT or a load balancer that forgets the connection tells nobody, and an idle
                 # watch would wait for minutes: the kernel finds out.
-                found = answer.connection.transport.get_extra_info("socket")
-                found.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-                for option, value in KEEPALIVE:
-                    found.setsockopt(socket.IPPROTO_TCP, option, value)
+                for option in KEEPALIVE:
+                    answer.connection.transport.get_extra_info("socket").setsockopt(*option)
 
-            yield answer.content
+            yield OPENED, None
+            while True:
+                try:
+                    async with asyncio.timeout(SILENCE):
+                        line = await answer.content.readuntil(b"\n", max_size=BODY_LIMIT)
+                except TimeoutError:
+                    log.info("kube.watch_silent", resource=request.resource, silence=SILENCE)
+                    return
+
+                if not line.endswith(b"\n"):  # the watch has ended
+                    return
+                self.received.add(request.resource, amount=len(line))
+                if line.strip():
+                    yield await aside(line, request, decode)
 
     async def execute(self, request: ApiRequest) -> Executed:
         """Run a command in a container and return what it wrote, as `kubectl exec` does.
 
         `request`: to exec of the pod, with container and command. Raises ApiError: no answer in
-        EXECUTION, more than 10 MiB, or a server that refuses.
+        EXECUTION, more than BODY_LIMIT, or a server that refuses.
         """
         written = defaultdict[int, bytearray](bytearray)
         with self._failures_of(request):
-            client = await self._other_than(None)
+            access = await self.open()
             try:
                 async with (
                     self._lag.within(EXECUTION),
-                    client.rest.pool_manager.ws_connect(
-                        client.configuration.host + request.path,
+                    self._http.ws_connect(
+                        access.configuration.host + request.path,
                         params=request.query,
-                        headers=await self._identity(client),
+                        headers=await self._identity(access),
                         protocols=(EXEC_PROTOCOL,),
-                        proxy=client.rest.proxy,
-                        proxy_headers=client.rest.proxy_headers,
-                        server_hostname=client.rest.server_hostname,
+                        **access.transport,
                     ) as answer,
                 ):
                     async for frame in answer:
                         if isinstance(frame.data, bytes) and frame.data:
                             written[frame.data[0]] += frame.data[1:]
                         if sum(map(len, written.values())) > BODY_LIMIT:
-                            raise ApiError(f"{request.what}: the answer is longer than 10 MiB")
+                            raise ApiError(f"{request.what}: the answer is longer than 20 MiB")
             except TimeoutError as error:
                 text = f"{request.what}: the command has not ended within {EXECUTION:g} s"
                 raise ApiError(text) from error
-            except client.library.aiohttp.WSServerHandshakeError as error:
+            except access.aiohttp.WSServerHandshakeError as error:
                 # A handshake loses the text of its answer: without one the server refuses alike.
                 await self.call(request)
                 raise ApiError(f"{request.what}: the server opens no websocket: {error}") from error
 
-        return _executed(request, written)
+        try:
+            status = read_object(written[3])
+        except MalformedText as error:
+            raise ApiError(f"{request.what}: it ended without a result") from error
+        said = text_in(status, "message") or text_in(status, "reason") or "it failed"
+        failure = "" if text_in(status, "status") == "Success" else cap(said)
+        return Executed(bytes(written[1]), written[2].decode(errors="replace"), failure)
 
-    async def _authorized(self, request: ApiRequest) -> "ClientResponse":
-        """Send the request; after a 401 or a TLS error, once more with fresh credentials."""
-        client, answer = await self._other_than(None), None
-        with contextlib.suppress(client.library.aiohttp.ClientSSLError):
-            answer = await self._send(client, request)
+    async def _answer(self, request: ApiRequest) -> "ClientResponse":
+        """The successful answer; after a 401 or a TLS error, of a try with fresh credentials."""
+        access = await self.open()
+        with contextlib.suppress(access.aiohttp.ClientSSLError):
+            try:
+                return await self._send(access, request)
+            except errors.ApiForbidden as error:
+                if error.status != UNAUTHORIZED:
+                    raise
+        return await self._send(await self.open(access), request)
 
-        if answer is not None:
-            if answer.status != UNAUTHORIZED:
-                return answer
-            answer.close()
-
-        client = await self._other_than(client, tls=answer is None)
-        return await self._send(client, request)
-
-    async def _send(self, client: KubeClient, request: ApiRequest) -> "ClientResponse":
+    async def _send(self, access: Access, request: ApiRequest) -> "ClientResponse":
+        """Send the request once. Raises ApiError: the answer is no success."""
         code = "none"
         try:
             headers = {"Accept": request.accept, "Content-Type": request.content_type}
-            headers |= await self._identity(client)
-            answer: ClientResponse = await client.rest.request(
+            answer: ClientResponse = await self._http.request(
                 request.method,
-                client.configuration.host + request.path,
-                query_params=request.query,
-                headers=headers,
-                body=request.body,
-                _preload_content=False,
+                access.configuration.host + request.path,
+                params=request.query,
+                headers=headers | await self._identity(access),
+                json=request.body,
+                **access.transport,
             )
             code = str(answer.status)
         finally:
             self.requests.add(request.verb, request.resource, code)
-        return answer
 
-    async def _identity(self, client: KubeClient) -> dict[str, str]:
+        if answer.status // 100 == 2:
+            return answer
+        with contextlib.closing(answer):
+            body = await self._body(request, answer, BODY_LIMIT)
+        raise refused(request.what, answer.status, body, answer.headers.get("Retry-After"))
+
+    async def _identity(self, access: Access) -> dict[str, str]:
         headers = {"User-Agent": f"{self._program}/{__version__}"}
-        token = await client.configuration.get_api_key_with_prefix("BearerToken")
+        token = await access.configuration.get_api_key_with_prefix("BearerToken")
         return headers | {"Authorization": token} if token else headers
 
-    async def _successful(
-        self, request: ApiRequest, answer: "ClientResponse", at_most: int
-    ) -> bytearray:
+    async def _body(self, request: ApiRequest, answer: "ClientResponse", at_most: int) -> bytearray:
+        """The body of the answer. Raises AnswerTooLong."""
         body = bytearray()
         while len(body) <= at_most and (chunk := await answer.content.readany()):
             body += chunk
 
         self.received.add(request.resource, amount=len(body))
+        self.date = answer.headers.get("Date", "")
         if len(body) > at_most:
-            text = f"{request.what}: the answer is longer than {at_most >> 20} MiB"
-            beginning = bytes(body[:BEGINNING])
             body.clear()  # what handles the error keeps this frame until the next collection
-            raise AnswerTooLong(text, beginning)
+            raise AnswerTooLong(f"{request.what}: the answer is longer than {at_most >> 20} MiB")
+        return body
 
-        if answer.status // 100 == 2:
-            return body
-        raise refused(request.what, answer.status, bytes(body), answer.headers.get("Retry-After"))
+    async def open(self, used: Access | None = None) -> Access:
+        """Return the present access; if it is the `used` one, a new one from the files.
 
-    async def _other_than(self, refused: KubeClient | None, *, tls: bool = False) -> KubeClient:
-        """The present client; if it is `refused`, a new one with credentials that are read again.
-
-        `tls`: the connection failed, not the identity. The client before the new one stays open,
-        so open watches keep their connection. Raises SettingsError; ApiError: it is closed.
+        Watches and requests that run keep their connections. Raises SettingsError: the connection's
+        files cannot be used; ConnectionError: the session is closed.
         """
-        present = self._client
-        if present is not None and present is not refused:
-            return present  # no other request waits for a renewal, which may take seconds
+        if self._access is not None and self._access is not used:
+            return self._access  # no other request waits for a renewal, which may take seconds
 
         async with self._lock:
-            if self._closed:
+            if self._is_closed:
                 raise ConnectionError("the session was closed")
-            old = self._client
-            if old is not None and old is not refused:
-                return old
+            if self._access is not None and self._access is not used:
+                return self._access
 
-            library = old.library if old else await asyncio.to_thread(load)
-            self._failures = (OSError, SettingsError, *library.errors)
-            configuration = await configure(library, self._connection)
-            # A token is sent with each request. Only a client certificate, as an identity, needs
-            # another TLS context: a server that does not accept it answers 401, too.
-            if old is not None and not tls and not configuration.cert_file:
-                self._client = KubeClient(library, configuration, old.rest)
-                return self._client
+            access = self._access = await open_access(self._connection)
+            self._failures = access.failures
+            if self._http is None:
+                # The library's own session reads proxy variables and .netrc, on two threads,
+                # before every request.
+                self._http = access.aiohttp.ClientSession(
+                    connector=access.aiohttp.TCPConnector(limit=CONNECTIONS),
+                    timeout=access.aiohttp.ClientTimeout(),
+                )
 
-            try:
-                rest = library.rest.RESTClientObject(configuration)
-            except (OSError, ValueError) as error:  # invalid certificates
-                raise unusable(self._connection, error) from error
-
-            # The library's own HTTP session reads proxy variables and .netrc, on two threads,
-            # before every request.
-            theirs = rest.pool_manager
-            rest.pool_manager = library.aiohttp.ClientSession(connector=theirs.connector)
-            theirs.detach()
-            client = self._client = KubeClient(library, configuration, rest)
-            retired, self._retired = self._retired, old
-            if retired is not None:
-                await retired.rest.close()
-
-        event = "kube.credentials_renewed" if old else "kube.opened"
-        log.info(event, server=configuration.host, source=self._connection.source)
-        return client
+        event = "kube.credentials_renewed" if used else "kube.opened"
+        log.info(event, server=access.configuration.host, source=self._connection.source)
+        return access
 
     @contextlib.contextmanager
     def _failures_of(self, request: ApiRequest) -> Iterator[None]:
@@ -644,14 +426,230 @@ async def aside(body: bytes | bytearray, request: ApiRequest, read: Callable[[Ra
         raise ApiError(f"{request.what}: {error}") from error
 
 
-def _executed(request: ApiRequest, written: defaultdict[int, bytearray]) -> Executed:
-    """What a command wrote by channel; the last channel has a Status. Raises ApiError: it broke."""
-    try:
-        status = read_object(written[3])
-    except MalformedText as error:
-        raise ApiError(f"{request.what}: it ended without a result") from error
+# Lists in pages.
 
-    said = text_in(status, "message") or text_in(status, "reason") or "it failed"
-    failure = "" if text_in(status, "status") == "Success" else cap(said)
-    err = bytes(written[2]).decode(errors="replace")
-    return Executed(bytes(written[1]), err, failure)
+PAGE_LIMIT = 8 * 1024 * 1024
+"""Bytes of an answer with several objects; an answer with one object may have BODY_LIMIT."""
+MOST: Final = 500
+"""Objects in an answer, as in kubectl: 5,000 Nodes are 10 answers.
+
+The agent's first request asks for all (0): servers 1.31 to 1.33 answer that from their cache by the
+pods' node. They answer a page from etcd, for which they read every pod of the cluster (kubernetes
+apiserver/pkg/storage/cacher/delegator.go, shouldDelegateList).
+"""
+FEWER: Final = 8
+"""A list asks for this fraction of the objects after an answer that was too long."""
+MOST_ODD: Final = 2
+"""Beyond these a list has no end.
+
+An answer is odd if it promises more and has not as many objects as were asked for. The API allows
+it, but the real server fills each answer (kubernetes apiserver/pkg/storage/etcd3/store.go,
+GetList).
+"""
+LIST_LIMIT: Final = 1 << 30
+LIST_LIMIT_OF_COMMANDS: Final = 192 << 20
+"""Bytes of all answers of a list: 5,000 Nodes of 20 KB and 9,000 pods of 10 KB are 190 MB."""
+LEAST_OBJECT: Final = LIST_LIMIT // MOST_OBJECTS
+"""Bytes that an object counts at least, 7 KB, so that small ones without end come to an end."""
+
+
+async def fetch_list(
+    session: KubeSession,
+    request: ApiRequest,
+    read: Callable[[Raw], T],
+    most: int = 0,
+    list_limit: int = LIST_LIMIT,
+) -> tuple[str, list[T]]:
+    """Return the version and all objects, as read; each answer has 10 s. Raises ApiError.
+
+    After a too long answer it asks again for fewer objects, with the same token (the server accepts
+    another `limit`, as its own test does: test/e2e/apimachinery/chunking.go); after a short one it
+    asks for more. `most`: how many objects a small list asks for at first; 0 for all.
+    """
+    objects: list[T] = []
+    limit = session.limits.get(request, most)
+    version, rest, odd, size = "", "", 0, 0
+    while True:
+        options = (("limit", str(limit or "")), ("continue", rest))
+        query = (*request.query, *(option for option in options if option[1]))
+        page = msgspec.structs.replace(request, query=query)
+        try:
+            body = await session.call(page, BODY_LIMIT if limit == 1 else PAGE_LIMIT)
+        except AnswerTooLong:
+            if limit == 1:
+                raise
+            limit = max(1, (limit or MOST) // FEWER)
+            continue
+
+        meta, items = await aside(body, page, functools.partial(_read_items, read))
+        objects += items
+        version = version or meta.version
+        size += len(body)
+        if not meta.rest:
+            break
+        odd += not items or len(items) != limit
+        counted = max(size, len(objects) * LEAST_OBJECT)
+        if meta.rest == rest or odd > MOST_ODD or counted > list_limit:
+            raise ApiError(
+                f"{request.what}: the list has no end: after {len(objects)} objects the server "
+                "still promises more; check the API server and the proxies before it, or ask "
+                "for one namespace or node"
+            )
+        rest = meta.rest
+        if len(body) < PAGE_LIMIT // FEWER // 2:
+            limit = min(limit * FEWER, MOST)
+
+    # After a long one the next would ask in vain again.
+    session.limits[request] = most if size < PAGE_LIMIT // 2 else limit
+    return version, objects
+
+
+def _read_items(read: Callable[[Raw], T], body: Raw) -> tuple[ListMeta, list[T]]:
+    meta, items = read_page(body)
+    return meta, [read(item) for item in items]
+
+
+# The ports NodeApi and PodApi over the API server.
+
+
+class KubeNode:
+    """This Node at the API server (port NodeApi), and its condition."""
+
+    def __init__(self, session: KubeSession, node: str) -> None:
+        self._session = session
+        self._node = node
+
+    async def watch_node(self) -> AsyncIterator[NodeView | None]:
+        """Send one WATCH by name without a version: the server first sends the present Node."""
+        query = (("fieldSelector", f"metadata.name={self._node}"),)
+        request = ApiRequest("watch", "nodes", path_of("nodes"), query, accept=METADATA_ONLY)
+        is_shown = False
+        async for kind, node in self._session.watch(request, _shown):
+            # A bookmark says nothing, but the first one shows that there is no Node before it.
+            if kind != OPENED and not (kind == "BOOKMARK" and is_shown):
+                is_shown = True
+                yield node
+
+    async def get_node(self) -> NodeView | None:
+        """Send one GET; without a version the server answers from its storage, not from a cache."""
+        request = ApiRequest("get", "nodes", path_of("nodes", self._node), accept=METADATA_ONLY)
+        with contextlib.suppress(ApiNotFound):
+            return await self._session.fetch(request, read_node)
+        return None
+
+    async def annotate_node(
+        self, annotations: Mapping[str, str | None], version: str = ""
+    ) -> NodeView:
+        """Send one merge patch of these annotations.
+
+        With a resourceVersion, ApiConflict is raised if the Node has another one.
+        """
+        metadata = {"annotations": dict(annotations)}
+        body = {"metadata": metadata | ({"resourceVersion": version} if version else {})}
+        return await self._session.fetch(self._patch(body, MERGE_PATCH), read_node)
+
+    async def release_lock(self, key: str, value: str) -> None:
+        """Send one JSON patch: nothing changes unless annotation `key` is exactly `value`."""
+        pointer = "/metadata/annotations/" + key.replace("~", "~0").replace("/", "~1")
+        test = {"op": "test", "path": pointer, "value": value}
+        remove = {"op": "remove", "path": pointer}
+        await self._session.call(self._patch((test, remove), JSON_PATCH))
+
+    async def set_condition(self, condition: NodeCondition) -> None:
+        """Create or replace the condition of its type."""
+        since = encode_stamp(condition.since)
+        await self.patch_condition(
+            {
+                "type": condition.kind,
+                "status": str(condition.status),
+                "reason": condition.reason,
+                "message": condition.message,
+                "lastHeartbeatTime": since,
+                "lastTransitionTime": since,
+            }
+        )
+
+    async def patch_condition(self, entry: Mapping[str, str]) -> None:
+        """Send one strategic merge patch of one condition; `$patch: delete` removes it."""
+        path = path_of("nodes", self._node, "status")
+        body = {"status": {"conditions": [entry]}}
+        request = ApiRequest("patch", "nodes/status", path, (), body, STRATEGIC_PATCH)
+        await self._session.call(request)
+
+    def _patch(
+        self, body: Mapping[str, object] | Sequence[object], content_type: str
+    ) -> ApiRequest:
+        path = path_of("nodes", self._node)
+        return ApiRequest("patch", "nodes", path, (), body, content_type, METADATA_ONLY)
+
+
+class KubePods:
+    """The pods of this node at the API server (port PodApi).
+
+    `resource` is the extended resource whose requests the views count.
+    """
+
+    def __init__(self, session: KubeSession, node: str, resource: str) -> None:
+        self._session = session
+        self._node = node
+        self._selector = ("fieldSelector", f"spec.nodeName={node}")
+        self._resource = resource
+
+    async def list_pods(self) -> PodList:
+        """Send one LIST, answered from the server's storage, in as many pages as needed."""
+        request = ApiRequest("list", "pods", path_of("pods"), (self._selector,))
+        version, pods = await fetch_list(self._session, request, self._view)
+        return PodList(tuple(pod for pod in pods if pod is not None), version)
+
+    async def get_pod(self, namespace: str, name: str) -> PodView | None:
+        """Send one GET; without a version the server answers from its storage, not from a cache."""
+        request = ApiRequest("get", "pods", path_of("namespaces", namespace, "pods", name))
+        with contextlib.suppress(ApiNotFound):
+            pod = await self._session.fetch(
+                request, lambda body: decode_pod(read_object(body), self._resource)
+            )
+            return pod if pod.node == self._node else None
+        return None
+
+    async def watch_pods(self, resource_version: str) -> AsyncIterator[PodChange]:
+        """Send one WATCH with bookmarks; a first change of the requested version: it is open."""
+        query = (self._selector, ("resourceVersion", resource_version))
+        request = ApiRequest("watch", "pods", path_of("pods"), query)
+        async for _, change in self._session.watch(request, self._change):
+            yield change or PodChange(resource_version)
+
+    async def annotate_pod(
+        self, namespace: str, name: str, uid: PodUid, annotations: Mapping[str, str | None]
+    ) -> None:
+        """Send one merge patch to pods/status, which a node's own identity may patch."""
+        body = {"metadata": {"uid": uid, "annotations": dict(annotations)}}
+        path = path_of("namespaces", namespace, "pods", name, "status")
+        request = ApiRequest("patch", "pods/status", path, (), body, MERGE_PATCH, METADATA_ONLY)
+        await self._session.call(request)
+
+    def _change(self, kind: str, obj: Raw) -> PodChange:
+        """The change that one frame reports. Raises MalformedText."""
+        version = text_in(read_object(obj), "metadata", "resourceVersion")
+        if not version:
+            raise MalformedText("an object of the answer has no resourceVersion")
+        pod = None if kind == "BOOKMARK" else self._view(obj)
+        return PodChange(version, pod, deleted=kind == "DELETED")
+
+    def _view(self, obj: Raw) -> PodView | None:
+        """The pod; None if it cannot be read, for it must hide no other. Raises MalformedText."""
+        content = read_object(obj)
+        try:
+            return decode_pod(content, self._resource)
+        except MalformedText as error:
+            log.warning("kube.pod_unreadable", err=str(error))
+            return None
+
+
+def read_node(body: Raw) -> NodeView:
+    """Read a Node. Raises MalformedText."""
+    return decode_node(read_object(body))
+
+
+def _shown(kind: str, obj: Raw) -> NodeView | None:
+    """The Node in one frame; None when it was deleted, or in a bookmark. Raises MalformedText."""
+    return read_node(obj) if kind in {"ADDED", "MODIFIED"} else None

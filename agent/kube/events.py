@@ -1,9 +1,8 @@
 """Posts Events, of which equal ones become a series."""
 
 import datetime as dt
+import functools
 import hashlib
-from collections import OrderedDict
-from typing import TypeVar
 
 import msgspec
 
@@ -31,9 +30,6 @@ REMEMBERED = 4096
 TEXT_LIMIT = 1024
 NODE_NAMESPACE = "default"
 
-K = TypeVar("K")
-V = TypeVar("V")
-
 
 class EventSeries(msgspec.Struct):
     """Equal Events about one object: their `count`, and the loop time of the last write."""
@@ -60,17 +56,23 @@ class EventPoster:
         self._session = session
         self._node = node
         self._clock = clock
-        self._series: OrderedDict[NodeEvent, EventSeries] = OrderedDict()
-        self._objects: OrderedDict[tuple[str, str], Allowance] = OrderedDict()
         self._pods = Allowance(PODS_BURST, PODS_REFILL)
+
+        @functools.lru_cache(REMEMBERED)
+        def series_of(event: NodeEvent) -> EventSeries:
+            return EventSeries(event_name(event, event.pod or node))
+
+        @functools.lru_cache(REMEMBERED)
+        def allowance_of(_namespace: str, _name: str) -> Allowance:
+            return Allowance(BURST, REFILL)
+
+        self._series_of, self._allowance_of = series_of, allowance_of
 
     async def post(self, event: NodeEvent) -> None:
         """Create or update the Event; only count a too frequent one. Raises ApiError."""
-        fresh = EventSeries(event_name(event, event.pod or self._node))
-        series = _newest(self._series, event, fresh)
+        series = self._series_of(event)
         # Each reason of the Node has its own, so that Events caused by pods hide no bad GPU.
-        key = (event.namespace, event.pod or event.reason)
-        own = _newest(self._objects, key, Allowance(BURST, REFILL))
+        own = self._allowance_of(event.namespace, event.pod or event.reason)
         allowances = (own, self._pods) if event.pod else (own,)
 
         series.count += 1
@@ -92,31 +94,24 @@ class EventPoster:
 
     async def _write(self, event: NodeEvent, series: EventSeries) -> str:
         """Create the Event, or update it if it was written before; return which."""
+        space = ("namespaces", event.namespace or NODE_NAMESPACE, "events")
+        body = event_object(event, series, self._node, self._clock.now())
+        create = ApiRequest("create", "events", path_of(*space), body=body)
         if series.sent_at is None:
             try:
-                await self._create(event, series)
+                await self._session.call(create)
             except ApiConflict:  # it was written before a restart, or by a try without an answer
                 series.count = max(2, series.count)
             else:
                 return "create"
 
+        change = {"count": series.count, "lastTimestamp": body["lastTimestamp"]}
+        path = path_of(*space, series.name)
         try:
-            await self._update(event, series)
+            await self._session.call(ApiRequest("patch", "events", path, (), change, MERGE_PATCH))
         except ApiNotFound:  # the server deletes Events after an hour
-            await self._create(event, series)
+            await self._session.call(create)
         return "update"
-
-    async def _create(self, event: NodeEvent, series: EventSeries) -> None:
-        body = event_object(event, series, self._node, self._clock.now())
-        path = path_of("namespaces", event.namespace or NODE_NAMESPACE, "events")
-        await self._session.call(ApiRequest("create", "events", path, body=body))
-
-    async def _update(self, event: NodeEvent, series: EventSeries) -> None:
-        body = {"count": series.count, "lastTimestamp": encode_stamp(self._clock.now())}
-        path = path_of("namespaces", event.namespace or NODE_NAMESPACE, "events", series.name)
-        await self._session.call(
-            ApiRequest("patch", "events", path, body=body, content_type=MERGE_PATCH)
-        )
 
 
 def event_name(event: NodeEvent, subject: str) -> str:
@@ -124,17 +119,6 @@ def event_name(event: NodeEvent, subject: str) -> str:
     parts = (event.namespace, event.pod, event.pod_uid, event.reason, event.text)
     digest = hashlib.sha256("\0".join(parts).encode(errors="replace")).hexdigest()
     return f"{subject[:200].rstrip('.-')}.{digest[:16]}"
-
-
-def _newest(kept: OrderedDict[K, V], key: K, absent: V) -> V:
-    """The value of `key`, `absent` if it has none; those of the longest unused keys go."""
-    value = kept.setdefault(key, absent)
-    kept.move_to_end(key)
-
-    if len(kept) > REMEMBERED:
-        kept.popitem(last=False)
-
-    return value
 
 
 def event_object(
@@ -145,18 +129,15 @@ def event_object(
     Like the kubelet, it uses the Node's name as uid of the Node: `kubectl describe node` selects by
     it (kubernetes pkg/kubelet/kubelet.go, nodeRef).
     """
+    regarding = {"apiVersion": "v1", "kind": "Node", "name": node, "uid": node}
     if event.pod:
-        kind, name, namespace, uid = "Pod", event.pod, event.namespace, str(event.pod_uid)
-    else:
-        kind, name, namespace, uid = "Node", node, "", node
-    regarding = {"apiVersion": "v1", "kind": kind, "name": name, "uid": uid}
-    if namespace:
-        regarding["namespace"] = namespace
+        pod = {"kind": "Pod", "namespace": event.namespace, "name": event.pod, "uid": event.pod_uid}
+        regarding |= pod
 
     return {
         "apiVersion": "v1",
         "kind": "Event",
-        "metadata": {"name": series.name, "namespace": namespace or NODE_NAMESPACE},
+        "metadata": {"name": series.name, "namespace": event.namespace or NODE_NAMESPACE},
         "involvedObject": regarding,
         "reason": event.reason,
         "message": cap(event.text, TEXT_LIMIT),

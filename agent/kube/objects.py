@@ -5,7 +5,6 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
-from types import MappingProxyType
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -40,9 +39,6 @@ Raw = bytes | bytearray | msgspec.Raw
 MOST_OBJECTS: Final = 150_000
 """In a list: Kubernetes supports so many pods, and fewer of every other kind that is listed."""
 
-MOST_VALUES: Final = 500_000
-"""Values in an answer: so many take up to 50 MB when they are read, and 8 MiB of `{}` take 250."""
-
 
 class ListMeta(msgspec.Struct, frozen=True):
     """The metadata of a page. `rest`: the token for the next page, empty for none."""
@@ -56,11 +52,6 @@ class _Page(msgspec.Struct):
     items: Annotated[list[msgspec.Raw], msgspec.Meta(max_length=MOST_OBJECTS)] | None = None
 
 
-class _PageOfOne(msgspec.Struct):
-    metadata: ListMeta
-    items: tuple[msgspec.Raw]
-
-
 class _Frame(msgspec.Struct):
     type: str
     object: msgspec.Raw
@@ -68,34 +59,22 @@ class _Frame(msgspec.Struct):
 
 _OBJECT: Final = msgspec.json.Decoder(dict[str, Any])
 _PAGE: Final = msgspec.json.Decoder(_Page)
-_ONE: Final = msgspec.json.Decoder(_PageOfOne)
 _FRAME: Final = msgspec.json.Decoder(_Frame)
-_ITEMS: Final = b'"items":['
 _BROKEN: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-
-
-def has_many_values(body: bytes | bytearray) -> bool:
-    """True for more than MOST_VALUES of what stands before values, also where texts have it."""
-    return sum(map(body.count, (b"{", b"[", b","))) > MOST_VALUES
 
 
 def read_object(body: Raw) -> Mapping[str, Any]:
     """Read a whole object. Raises MalformedText."""
-    if not isinstance(body, msgspec.Raw) and has_many_values(body):
-        raise MalformedText(f"it has more than {MOST_VALUES:,} values, as no object of Kubernetes")
     try:
         return _OBJECT.decode(body)
     except _BROKEN as error:
         raise MalformedText("it is not a JSON object") from error
 
 
-def read_page(body: Raw, *, one: bool = False) -> tuple[ListMeta, Sequence[msgspec.Raw]]:
-    """Read the metadata and the items of a page, which are not decoded. Raises MalformedText.
-
-    `one`: it has exactly one item; it is read no further than to the second.
-    """
+def read_page(body: Raw) -> tuple[ListMeta, Sequence[msgspec.Raw]]:
+    """Read the metadata and the items of a page, which are not decoded. Raises MalformedText."""
     try:
-        page = (_ONE if one else _PAGE).decode(body)
+        page = _PAGE.decode(body)
     except _BROKEN as error:
         raise MalformedText("it is not a list of objects") from error
     if not page.metadata.version:
@@ -103,38 +82,20 @@ def read_page(body: Raw, *, one: bool = False) -> tuple[ListMeta, Sequence[msgsp
     return page.metadata, page.items or ()
 
 
-def read_page_head(beginning: Raw) -> ListMeta:
-    """Read the metadata of a truncated list; the API server writes them before the items.
-
-    Raises:
-        MalformedText: the beginning does not contain the metadata.
-    """
-    head, _, _ = bytes(beginning).partition(_ITEMS)
-    metadata, _ = read_page(head + _ITEMS + b"]}")
-    return metadata
-
-
 def read_frame(line: Raw) -> tuple[str, msgspec.Raw]:
-    """Read the type and the object of a watch frame. Raises MalformedText."""
+    """Read type and object of a watch frame; the object is not decoded. Raises MalformedText."""
     try:
         frame = _FRAME.decode(line)
     except _BROKEN as error:
-        read_object(line)  # raises another error if the line is no object
         raise MalformedText("a frame of the watch has no type or no object") from error
-    if not bytes(frame.object).startswith(b"{"):
-        raise MalformedText("a frame of the watch has no type or no object")
     return frame.type, frame.object
-
-
-NOTHING: Final[Mapping[str, object]] = MappingProxyType({})
 
 
 def inside(parent: Mapping[str, object], *keys: str) -> Mapping[str, object]:
     """The object below these keys, one below the other; an empty one if there is none."""
     for key in keys:
         value = parent.get(key)
-        parent = value if isinstance(value, Mapping) else NOTHING
-
+        parent = value if isinstance(value, Mapping) else {}
     return parent
 
 
@@ -207,33 +168,28 @@ WRITER: Final = "hami-agent"
 """The agent's field manager (its User-Agent up to the slash), and the component of its Events."""
 
 
-class AnnotationWrite(msgspec.Struct, frozen=True):
-    """Who changed an annotation last; `time` (RFC 3339) is that of the writer's last change."""
+def annotation_writes(metadata: Mapping[str, object]) -> tuple[tuple[str, str, str], ...]:
+    """Read who changed which annotation: key, writer, and when the writer last changed something.
 
-    key: str
-    writer: str
-    time: str
-
-
-def annotation_writes(metadata: Mapping[str, object]) -> tuple[AnnotationWrite, ...]:
-    """Read who changed which annotation; malformed parts count as absent."""
+    The time is a text (RFC 3339). Malformed parts count as absent.
+    """
     return tuple(
-        AnnotationWrite(key.removeprefix("f:"), str(item.get("manager")), str(item.get("time", "")))
+        (key.removeprefix("f:"), str(item.get("manager")), str(item.get("time", "")))
         for item in objects_in(metadata, "managedFields")
         for key in inside(item, "fieldsV1", "f:metadata", "f:annotations")
     )
 
 
-def other_writer(writes: Iterable[AnnotationWrite], key: str) -> str:
+def other_writer(writes: Iterable[tuple[str, str, str]], key: str) -> str:
     """The writer other than an agent that last changed this annotation, as `writer time`.
 
     Empty: an agent did, or the writer is unknown.
     """
-    owners = [write for write in writes if write.key == key]
-    if not owners or any(write.writer == WRITER for write in owners):
+    owners = [(time, writer) for written, writer, time in writes if written == key]
+    if not owners or WRITER in (writer for _, writer in owners):
         return ""
-    last = max(owners, key=lambda write: write.time)
-    return f"{last.writer} {last.time}"
+    time, writer = max(owners)
+    return f"{writer} {time}"
 
 
 # Decodes Pods and Nodes of the API server to views, with only the fields that decide something.
@@ -365,40 +321,41 @@ def _container(
     state, last = inside(status, "state"), inside(status, "lastState")
     is_running = isinstance(state.get("running"), Mapping)
     container_id = text_in(status, "containerID").rpartition("://")[2]
-    starts = (
-        text_in(parent, kind, "startedAt")
+    starts = [
+        decode_moment(text) or EPOCH
         for parent in (state, last)
         for kind in ("running", "terminated")
-    )
+        if (text := text_in(parent, kind, "startedAt"))
+    ]
+    terminated = inside(state, "terminated")
+    is_over = restarts == "Never" or (restarts == "OnFailure" and terminated.get("exitCode") == 0)
+    ended_at = decode_moment(terminated.get("finishedAt")) or EPOCH
 
     # As HAMi-core reads it, with atoi.
     number = _ATOI.match(_literal(item, PRIORITY_ENV, str(DEFAULT_PRIORITY)))
 
-    names = {*inside(item, "resources", "limits"), *inside(item, "resources", "requests")}
-    others: list[tuple[str, int]] = []
-    for name in sorted(names - {resource}):
-        text = _requested(item, name) if "/" in name else ""  # an extended resource has a domain
-        if text:
-            amount = decode_whole(text)
-            others.append((name, NOT_WHOLE if amount is None else amount))
+    amounts = {**inside(item, "resources", "requests"), **inside(item, "resources", "limits")}
+    count = decode_quantity(str(amounts.pop(resource, 0))) or 0
+    others = ((name, decode_whole(str(amounts[name]))) for name in sorted(amounts) if "/" in name)
 
     return ContainerView(
         name=text_in(item, "name"),
         role=role,
-        count=max(0, decode_quantity(_requested(item, resource)) or 0),
+        count=max(0, count),
         control_disabled=any(
             text_in(env, "name") == CONTROL_ENV and text_in(env, "value") in GO_TRUE
             for env in objects_in(item, "env")
         ),
         running_id=container_id if is_running else None,
         has_run=bool(container_id) or "terminated" in state or "terminated" in last,
-        started_at=max((decode_moment(text) or EPOCH for text in starts if text), default=None),
-        ended_at=_ended_at(state, restarts),
+        started_at=max(starts, default=None),
+        ended_at=ended_at if terminated and is_over else None,
         succeeded=any(inside(each, "terminated").get("exitCode") == 0 for each in (state, last)),
         priority=max(INT32[0], min(int(number[1]), INT32[1])) if number else 0,
         core_policy=_literal(item, CORE_POLICY_ENV),
         resource=resource,
-        others=tuple(others),
+        # An extended resource has a domain.
+        others=tuple((name, NOT_WHOLE if whole is None else whole) for name, whole in others),
     )
 
 
@@ -408,26 +365,6 @@ def _literal(item: Mapping[str, object], name: str, absent: str = "") -> str:
     if not given or "valueFrom" in given[-1] or "$(" in text_in(given[-1], "value"):
         return absent
     return text_in(given[-1], "value")
-
-
-def _ended_at(state: Mapping[str, object], restarts: str) -> dt.datetime | None:
-    """When the container ended; None if it runs or the restart policy may start it again."""
-    terminated = inside(state, "terminated")
-    is_over = restarts == "Never" or (restarts == "OnFailure" and terminated.get("exitCode") == 0)
-    if not terminated or not is_over:
-        return None
-    return decode_moment(terminated.get("finishedAt")) or EPOCH
-
-
-def _requested(item: Mapping[str, object], resource: str) -> str:
-    """The quantity in limits, else in requests, as text; empty when there is none."""
-    for part in ("limits", "requests"):
-        value = inside(item, "resources", part).get(resource)
-        if isinstance(value, str):
-            return value
-        if type(value) is int and abs(value) < 2**63:
-            return str(value)
-    return ""
 
 
 def decode_moment(text: object) -> dt.datetime | None:

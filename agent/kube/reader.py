@@ -4,7 +4,9 @@ import contextlib
 import datetime as dt
 import difflib
 import email.utils
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import PurePosixPath
 from typing import Any, Final, TypeVar
 
@@ -15,20 +17,16 @@ from agent.cluster import GPU_DEGRADED, REGISTER, NodeView, PodView
 from agent.errors import ApiError, ApiNotFound, MalformedText, cap
 from agent.hami.pod import decode_node_lock
 from agent.hami.register import read_register
-from agent.kube.api import (
-    EndlessList,
-    KubeNode,
-    ListBudget,
-    Lists,
-    command_budget,
-    read_node,
-)
 from agent.kube.client import (
+    LIST_LIMIT_OF_COMMANDS,
+    MOST,
     ApiRequest,
     Executed,
+    KubeNode,
     KubeSession,
-    aside,
+    fetch_list,
     path_of,
+    read_node,
 )
 from agent.kube.events import NODE_NAMESPACE
 from agent.kube.objects import (
@@ -45,8 +43,7 @@ from agent.kube.objects import (
     text_in,
     texts_in,
 )
-from agent.node.preflight import Right
-from agent.node.scheduling import NodeSight, skew_of
+from agent.node.checks import NodeSight, Right, skew_of
 from agent.ports import Clock
 
 # The part of a cluster that explains one pod: the pod, the nodes, who holds GPUs, quotas, Events.
@@ -160,21 +157,12 @@ class HeldUse(msgspec.Struct, frozen=True):
     last_kernel: dt.datetime | None
 
 
-class Unread(msgspec.Struct, frozen=True):
-    """A part of the cluster that could not be read: what, and why in one sentence."""
-
-    part: str
-    why: str
-
-
 class ClusterSnapshot(msgspec.Struct, frozen=True):
     """All parts as they were read, in this order: nodes, holders, quotas, Events.
 
-    Of 5,000 Nodes and their pods only what a decision uses is kept.
-
-    A part that is listed in `unread` is empty. `taken`: when the pod was read. `agents`: those pods
-    of agents that were asked for; none for agents that are no pods. `uses`: of a running pod;
-    `use_unread`: why its node's agent did not say.
+    `unread` says why a part could not be read; the part is empty then. `taken`: when the pod was
+    read. `agents`: those pods of agents that were asked for; none for agents that are no pods.
+    `uses`: of a running pod; `use_unread`: why its node's agent did not say.
 
     `node_events`: what agents say of the pod's Node, or of all if one does not offer all its GPUs.
     `owners`: the phase of each pod that holds a node lock and no GPU; empty if it does not exist.
@@ -187,7 +175,7 @@ class ClusterSnapshot(msgspec.Struct, frozen=True):
     holders: tuple[ListedPod, ...] = ()
     quotas: tuple[JsonObject, ...] = ()
     events: tuple[PodEventView, ...] = ()
-    unread: tuple[Unread, ...] = ()
+    unread: Mapping[str, str] = msgspec.field(default_factory=dict)
     agents: tuple[ListedPod, ...] = ()
     uses: tuple[HeldUse, ...] = ()
     use_unread: str = ""
@@ -197,7 +185,7 @@ class ClusterSnapshot(msgspec.Struct, frozen=True):
 
     def has(self, part: str) -> bool:
         """Whether this part (nodes, pods, resourcequotas, events, agents) was read."""
-        return all(unread.part != part for unread in self.unread)
+        return part not in self.unread
 
 
 # Decodes what commands read of a cluster; each object is cut to what a decision uses.
@@ -226,21 +214,21 @@ def decode_parts(body: Raw) -> dict[str, dict[str, Any]]:
     return {part: dict(inside(found, part)) for part in ("metadata", "spec", "status")}
 
 
-def decode_cluster_node(body: Raw, labels: frozenset[str]) -> ClusterNode:
-    """Decode a Node; of its labels only those with these names are kept.
+def decode_cluster_node(body: Raw) -> ClusterNode:
+    """Decode a Node.
 
     Raises:
         MalformedText: it is not an object.
     """
     node = read_object(body)
-    notes, labelled = (texts_in(node, "metadata", part) for part in ("annotations", "labels"))
+    notes = texts_in(node, "metadata", "annotations")
     writes = annotation_writes(inside(node, "metadata"))
-    stamps = (decode_moment(write.time) for write in writes if write.key in _REPORT)
+    stamps = (decode_moment(time) for key, _, time in writes if key in _REPORT)
 
     return ClusterNode(
         name=text_in(node, "metadata", "name"),
         annotations={key: text for key, text in notes.items() if key in _NOTED},
-        labels={key: text for key, text in labelled.items() if key in labels},
+        labels=texts_in(node, "metadata", "labels"),
         taints=tuple(
             Taint(text_in(taint, "key"), text_in(taint, "value"), text_in(taint, "effect"))
             for taint in objects_in(node, "spec", "taints")
@@ -323,16 +311,6 @@ def decode_listed(body: Raw) -> ListedPod:
     )
 
 
-def listed_if(wanted: Callable[[ListedPod], bool]) -> Callable[[Raw], ListedPod | None]:
-    """What decodes a pod of a list, and leaves out those that are not wanted."""
-
-    def read(body: Raw) -> ListedPod | None:
-        pod = decode_listed(body)
-        return pod if wanted(pod) else None
-
-    return read
-
-
 def decode_name(body: Raw) -> tuple[str, str]:
     """Namespace and name of an object. Raises MalformedText: it is not an object."""
     metadata = inside(read_object(body), "metadata")
@@ -347,6 +325,7 @@ METADATA_LIST: Final = (
 NEAREST: Final = 3
 AGENTS: Final = "app.kubernetes.io/name=hami-agent"
 """The label of the agents' pods in chart and manifests."""
+OF_NODE: Final = "spec.nodeName="
 UNFINISHED: Final = "status.phase!=Succeeded,status.phase!=Failed"
 JSON_FORM: Final = "["
 """The first character of a register annotation for schedulers from 2.8 on."""
@@ -357,46 +336,48 @@ T = TypeVar("T")
 
 
 class ObjectReader:
-    """Reads lists of objects in pages; each answer has 10 s.
+    """Reads objects with the rights of who asks; each answer has 10 s."""
 
-    `budget`: what all lists of this reader may have; None: each has its own.
-    """
-
-    def __init__(self, session: KubeSession, budget: ListBudget | None = None) -> None:
+    def __init__(self, session: KubeSession, node: str = "") -> None:
         self._session = session
-        self._budget = budget
+        self._node = node
 
     async def read_list(
         self,
         resource: str,
-        read: Callable[[Raw], T | None],
+        read: Callable[[Raw], T],
         *,
         namespace: str = "",
         labels: str = "",
         fields: str = "",
-        whole: bool = False,
         accept: str = "application/json",
     ) -> tuple[T, ...]:
         """What `read` makes of the objects; `namespace` empty: of the whole cluster.
 
-        `labels`, `fields`: selectors. `whole`: see Lists. Raises ApiError.
+        `labels`, `fields`: selectors. Raises ApiError.
         """
         path = path_of("namespaces", namespace, resource) if namespace else path_of(resource)
         selectors = (("labelSelector", labels), ("fieldSelector", fields))
         query = tuple((key, selector) for key, selector in selectors if selector)
         request = ApiRequest("list", resource, path, query, accept=accept)
-        lists = Lists(self._session, whole=whole, budget=lambda: self._budget or command_budget())
-        _, items = await lists.fetch(request, read)
-        return tuple(item for item in items if item is not None)
+        # The server answers for the pods of one node from its cache if it is asked for all.
+        most = 0 if fields.startswith(OF_NODE) else MOST
+        _, items = await fetch_list(self._session, request, read, most, LIST_LIMIT_OF_COMMANDS)
+        return tuple(items)
+
+    async def pod(self, namespace: str, name: str) -> dict[str, dict[str, Any]]:
+        """Get one pod with its metadata, spec and status. Raises ApiNotFound, ApiError."""
+        path = path_of("namespaces", namespace, "pods", name)
+        return await self._session.fetch(ApiRequest("get", "pods", path), decode_parts)
 
 
 class ClusterReader(ObjectReader):
     """Reads what decides about a pod, the pods of a workload and those that were refused."""
 
     def __init__(self, session: KubeSession, clock: Clock) -> None:
-        super().__init__(session, command_budget())
+        super().__init__(session)
         self._clock = clock
-        self._unread: list[Unread] = []
+        self._unread: dict[str, str] = {}
         self._is_silent = False
         """It gave no answer: each further request would only wait for its deadline."""
 
@@ -409,27 +390,22 @@ class ClusterReader(ObjectReader):
             ApiNotFound: there is no such pod.
             ApiError: the pod cannot be read.
         """
-        path = path_of("namespaces", namespace, "pods", name)
-        pod = await self._session.fetch(ApiRequest("get", "pods", path), decode_parts)
+        pod = await self.pod(namespace, name)
         taken = self._clock.now()
 
-        selected = frozenset(_selected_labels(pod))
-        nodes = await self._part("nodes", lambda raw: decode_cluster_node(raw, selected))
+        nodes = await self._part("nodes", decode_cluster_node)
 
         # Schedulers from 2.5 on label the pods with GPUs; 2.4 only annotates them.
         reports = (node.annotations.get(annotations.REGISTER, "") for node in nodes)
         is_labelled = all(report.startswith(JSON_FORM) for report in reports if report)
         labels, fields = (annotations.VGPU_NODE, "") if is_labelled else ("", UNFINISHED)
-        read = listed_if(lambda pod: bool(pod.chosen))
-        holders = await self._part("pods", read, labels=labels, fields=fields)
-        is_own_read, failures = True, len(self._unread)
-        if any(unread.part == "pods" for unread in self._unread):
+        pods = partial(self._part, "pods", decode_listed, labels=labels, fields=fields)
+        holders, is_own_read = await pods(), True
+        if "pods" in self._unread:
             # Whoever may read one namespace alone can still be told what holds its quota.
-            holders = await self._part(
-                "pods", read, namespace=namespace, labels=labels, fields=fields
-            )
-            is_own_read = len(self._unread) == failures
-            del self._unread[failures:]
+            holders = await pods(namespace=namespace, part="own pods")
+            is_own_read = self._unread.pop("own pods", None) is None
+        holders = tuple(holder for holder in holders if holder.chosen)
 
         quotas = await self._part("resourcequotas", decode_quota, namespace=namespace)
         own = f"involvedObject.uid={pod['metadata'].get('uid', '')}"
@@ -437,8 +413,7 @@ class ClusterReader(ObjectReader):
 
         agents: tuple[ListedPod, ...] = ()
         if any(map(_is_unregistered, nodes)):
-            read = listed_if(lambda pod: pod.is_plugin)
-            agents = await self._part("pods", read, labels=AGENTS, part="agents")
+            agents = await self._part("pods", decode_listed, labels=AGENTS, part="agents")
 
         said: tuple[PodEventView, ...] = ()
         bound = pod["spec"].get("nodeName")
@@ -456,10 +431,10 @@ class ClusterReader(ObjectReader):
             holders,
             quotas,
             events,
-            agents=agents,
+            agents=tuple(agent for agent in agents if agent.is_plugin),
             owners=await self._owners(nodes, holders),
             node_events=tuple(event for event in said if event.writer == WRITER),
-            unread=tuple(self._unread),
+            unread=self._unread,
             is_own_read=is_own_read,
         )
 
@@ -472,49 +447,43 @@ class ClusterReader(ObjectReader):
             with contextlib.suppress(MalformedText):  # also where there is no lock
                 lock = decode_node_lock(node.annotations.get(annotations.MUTEX_LOCK, ""))
                 owners |= {lock.owner} if lock.owner else set()
-        known = {(holder.namespace, holder.name) for holder in holders}
+        owners -= {(holder.namespace, holder.name) for holder in holders}
         found: dict[tuple[str, str], str] = {}
-        for namespace, name in sorted(owners - known)[:OWNERS]:
-            path = path_of("namespaces", namespace, "pods", name)
-            try:
-                pod = await self._session.fetch(ApiRequest("get", "pods", path), decode_parts)
-                found[namespace, name] = text_in(pod["status"], "phase") or "Pending"
-            except ApiNotFound:
-                found[namespace, name] = ""
-            except ApiError:
-                continue  # nothing is concluded from what could not be read
+        for owner in sorted(owners)[:OWNERS]:
+            # Nothing is concluded from what could not be read.
+            with contextlib.suppress(ApiError):
+                try:
+                    pod = await self.pod(*owner)
+                    found[owner] = text_in(pod["status"], "phase") or "Pending"
+                except ApiNotFound:
+                    found[owner] = ""
         return found
 
     async def owned(self, namespace: str, kind: str, name: str) -> tuple[ListedPod, ...]:
         """The pods of a workload, those that are furthest from running first. Raises ApiError."""
-        read = listed_if(lambda pod: pod.is_of(kind, name))
-        pods = await self.read_list("pods", read, namespace=namespace)
-        return tuple(sorted(pods, key=lambda pod: (pod.rank, pod.name)))
+        pods = await self.read_list("pods", decode_listed, namespace=namespace)
+        owned = (pod for pod in pods if pod.is_of(kind, name))
+        return tuple(sorted(owned, key=lambda pod: (pod.rank, pod.name)))
 
     async def refused(self, namespace: str) -> tuple[ListedPod, ...]:
         """List the pods that kubelets refused; `namespace` empty: of all namespaces.
 
         Raises ApiError.
         """
-        read = listed_if(lambda pod: pod.reason == REFUSED)
         failed = "status.phase=Failed"
-        return await self.read_list("pods", read, namespace=namespace, fields=failed)
+        pods = await self.read_list("pods", decode_listed, namespace=namespace, fields=failed)
+        return tuple(pod for pod in pods if pod.reason == REFUSED)
 
     async def similar(self, namespace: str, name: str) -> str:
         """The names that may have been meant, as the end of a sentence."""
-        named = f"metadata.name={name}"
+        read = partial(self.read_list, "pods", decode_name, accept=METADATA_LIST)
         try:
-            found = await self.read_list(
-                "pods", decode_name, namespace=namespace, accept=METADATA_LIST
-            )
-            same = await self.read_list("pods", decode_name, fields=named, accept=METADATA_LIST)
-        except EndlessList:
-            raise  # nor is it to be believed that there is no such pod
+            known = [other for _, other in await read(namespace=namespace)]
+            same = sorted(await read(fields=f"metadata.name={name}"))[:NEAREST]
         except ApiError as error:
             return f"; no other name is known: {error}"
 
-        elsewhere = ", ".join(cap(space, 64) for space, _ in sorted(same)[:NEAREST])
-        known = [other for _, other in found]
+        elsewhere = ", ".join(cap(space, 64) for space, _ in same)
         nearest = difflib.get_close_matches(name, known, n=NEAREST, cutoff=0.5)
         text = f"; one is in {elsewhere}" if same else ""
         if nearest:
@@ -522,29 +491,18 @@ class ClusterReader(ObjectReader):
         return text
 
     async def _part(
-        self,
-        resource: str,
-        read: Callable[[Raw], T | None],
-        *,
-        namespace: str = "",
-        labels: str = "",
-        fields: str = "",
-        part: str = "",
+        self, resource: str, read: Callable[[Raw], T], part: str = "", **selectors: str
     ) -> tuple[T, ...]:
         """List a part, which is named by its resource unless `part` does."""
         why = "not asked, because the API server fell silent"
         if not self._is_silent:
             try:
-                return await self.read_list(
-                    resource, read, namespace=namespace, labels=labels, fields=fields
-                )
-            except EndlessList:
-                raise  # no other part of what this server says is to be believed
+                return await self.read_list(resource, read, **selectors)
             except ApiError as error:
                 why = str(error)
                 self._is_silent = not error.status
 
-        self._unread.append(Unread(part or resource, why))
+        self._unread[part or resource] = why
         return ()
 
 
@@ -561,16 +519,6 @@ def _is_unregistered(node: ClusterNode) -> bool:
     return has_gpus and not (has_report and node.slices > 0)
 
 
-def _selected_labels(pod: JsonObject) -> Iterable[str]:
-    """The labels of Nodes that the pod's own rules name."""
-    yield from inside(pod, "spec", "nodeSelector")
-    affinity = inside(pod, "spec", "affinity", "nodeAffinity")
-    required = "requiredDuringSchedulingIgnoredDuringExecution"
-    for term in objects_in(affinity, required, "nodeSelectorTerms"):
-        for rule in objects_in(term, "matchExpressions"):
-            yield text_in(rule, "key")
-
-
 # Reads one node: its status from its agent or its objects, its neighbours, and our rights there.
 
 ENDED: Final = frozenset({"Succeeded", "Failed"})
@@ -582,10 +530,6 @@ REVIEWS: Final = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 
 class NodeReader(ObjectReader):
     """Reads what is known of one node with the rights of who asks."""
-
-    def __init__(self, session: KubeSession, node: str) -> None:
-        super().__init__(session)
-        self._node = node
 
     async def by_agent(self, *words: str) -> Executed:
         """What a verb of the agent's program says in the agent's pod.
@@ -614,6 +558,15 @@ class NodeReader(ObjectReader):
         """The Node; None: there is no such Node. Raises ApiError."""
         return await KubeNode(self._session, self._node).get_node()
 
+    async def degraded(self) -> str:
+        """The message of the Node's condition GpuDegraded; empty: it has none. Raises ApiError."""
+        request = ApiRequest("get", "nodes", path_of("nodes", self._node))
+        node = await self._session.fetch(request, read_object)
+        found = objects_in(node, "status", "conditions")
+        return next(
+            (text_in(one, "message") for one in found if one.get("type") == GPU_DEGRADED), ""
+        )
+
     async def pods(self, resource: str) -> tuple[PodView, ...]:
         """The pods of the node. `resource`: the name of slices. Raises ApiError."""
         return await self._pods(lambda item: decode_pod(read_object(item), resource))
@@ -638,9 +591,8 @@ class NodeReader(ObjectReader):
     async def granted(self, right: Right) -> bool:
         """True when this identity has the right; the right is not used. Raises ApiError."""
         resource, _, part = right.resource.partition("/")
-        words = {"verb": right.verb, "resource": resource, "subresource": part}
-        words |= {"name": right.name, "namespace": right.namespace}
-        attributes: dict[str, object] = {key: word for key, word in words.items() if word}
+        attributes: dict[str, object] = {"verb": right.verb, "resource": resource}
+        attributes |= {"subresource": part, "name": right.name, "namespace": right.namespace}
         if right.selector:
             attributes["fieldSelector"] = {"rawSelector": right.selector}
         body = {
@@ -657,22 +609,19 @@ class NodeReader(ObjectReader):
         request = ApiRequest("get", "nodes", path_of("nodes", self._node))
         before = clock.now()
         try:
-            body, headers = await self._session.exchange(request)
+            node = await self._session.fetch(request, read_object)
         except ApiNotFound:
             return None
-        after = clock.now()
-        try:
-            sent = email.utils.parsedate_to_datetime(headers.get("Date", "")).astimezone(dt.UTC)
-            skew = skew_of(sent, before, after)
-        except ValueError:  # no time, or none that can be read
-            skew = None
-        node = await aside(body, request, read_object)
+        skew = None
+        with contextlib.suppress(ValueError):  # no time, or none that can be read
+            sent = email.utils.parsedate_to_datetime(self._session.date).astimezone(dt.UTC)
+            skew = skew_of(sent, before, clock.now())
         metadata = inside(node, "metadata")
         if metadata.get("name") != self._node:
             raise ApiError(f"{request.what}: the answer has no name, or another one")
 
         writes = annotation_writes(metadata)
-        agents = [write for write in writes if write.writer == WRITER]
+        stamps = [time for key, writer, time in writes if (key, writer) == (REGISTER, WRITER)]
         offered, had = (
             max(0, decode_quantity(str(inside(node, "status", part).get(resource, 0))) or 0)
             for part in ("allocatable", "capacity")
@@ -684,16 +633,14 @@ class NodeReader(ObjectReader):
             annotations=texts_in(metadata, "annotations"),
             allocatable=offered,
             capacity=had,
-            written=frozenset(write.key for write in agents),
-            last_written=max((write.time for write in agents), default=""),
+            written=decode_moment(max(stamps, default="")),
             reported_by=other_writer(writes, REGISTER),
             skew=skew,
         )
 
     async def _pods(self, read: Callable[[Raw], T], *, labels: str = "") -> tuple[T, ...]:
         """List the pods of this node. Raises ApiError."""
-        fields = f"spec.nodeName={self._node}"
-        return await self.read_list("pods", read, labels=labels, fields=fields, whole=True)
+        return await self.read_list("pods", read, labels=labels, fields=OF_NODE + self._node)
 
 
 async def nodes_with_gpus(
@@ -708,11 +655,11 @@ async def nodes_with_gpus(
         labels=annotations.VGPU_NODE,
     )
 
-    held: dict[str, list[PodView]] = {}
+    held = defaultdict[str, list[PodView]](list)
     for pod in pods:
-        held.setdefault(pod.node, []).append(pod)
+        held[pod.node].append(pod)
     reporting = (node for node in nodes if node.annotations.get(REGISTER))
-    return [(node, tuple(held.get(node.name, ()))) for node in reporting]
+    return [(node, tuple(held[node.name])) for node in reporting]
 
 
 # Reads and removes what agents left on Nodes, for `uninstall`.

@@ -28,7 +28,7 @@ from agent.errors import ApiError, ApiForbidden, ApiGone
 from agent.kit.cell import Cell
 from agent.kit.tasks import HEALTHY_AFTER, Allowance, Backoff
 from agent.kit.timing import Lag, Tally, await_event, loop_time
-from agent.kube import api
+from agent.kube.client import SHORTEST
 from agent.model import GpuUuid, Inventory
 from agent.ports import Clock, NodeApi, PodApi
 
@@ -41,8 +41,6 @@ JITTER = 0.5
 SPREAD = (4.0, 30.0)
 """Seconds: the longest random delay after what every client of a server meets at the same moment.
 That is a break, an early end or a lost place; the second holds for each further lost place."""
-TOO_SHORT = 1.0
-"""Seconds: after a watch that ended sooner, the delays grow."""
 
 
 class Reopening:
@@ -50,13 +48,12 @@ class Reopening:
 
     def __init__(self, restarts: Tally, random: random.Random) -> None:
         self.failures = 0
-        """How many watches broke since the last healthy one."""
+        """How many watches broke or ended too early since the last healthy one."""
         self.wanted = asyncio.Event()
         """Ends the pause between two watches, but not before the time that the server asked for."""
         self._restarts = restarts
         self._random = random
         self._backoff = Backoff(DELAYS, JITTER, random)
-        self._losses = 0
 
     async def run(
         self, follow: Callable[[], Awaitable[None]], on_error: Callable[[ApiError], None]
@@ -80,32 +77,22 @@ class Reopening:
 
     def delay(self, failure: ApiError | None, lasted: float) -> float:
         """Seconds until the next watch after one that lasted so many seconds."""
+        is_gone = isinstance(failure, ApiGone)  # the server forgot our place
+        self._restarts.add("ended" if failure is None else "gone" if is_gone else "error")
         if lasted >= HEALTHY_AFTER:
             self._backoff.reset()
-            self.failures = self._losses = 0
+            self.failures = 0
+        if failure is None and lasted >= SHORTEST:
+            return 0.0
 
-        if failure is None:
-            self._restarts.add("ended")
-            if lasted < TOO_SHORT:
-                return self._backoff.next()
-            # The server ended a shorter one than was asked for with all others, as when it stops.
-            return 0.0 if lasted >= api.SHORTEST else self._spread(0)
-
-        if isinstance(failure, ApiGone):  # the server forgot our place
-            self._restarts.add("gone")
-            self._losses += 1
-            return self._spread(min(self._losses, len(SPREAD)) - 1)
-
-        self._restarts.add("error")
         self.failures += 1
-        delay = self._spread(0) if self.failures == 1 else self._backoff.next()
-        if failure.retry_after:
+        is_first = self.failures == 1
+        spread = self._random.uniform(0.0, SPREAD[1] if is_gone and not is_first else SPREAD[0])
+        delay = spread if is_first or is_gone else self._backoff.next()
+        if failure is not None and failure.retry_after:
             # It asked all its clients, so they must not come back in the same moment.
-            delay = max(delay, failure.retry_after + self._spread(0))
+            delay = max(delay, failure.retry_after + spread)
         return delay
-
-    def _spread(self, times: int) -> float:
-        return self._random.uniform(0.0, SPREAD[times])
 
 
 # Follows this Node with one WATCH, which is opened again whenever it ends.
@@ -135,7 +122,7 @@ class NodeWatch:
         self._watch = Reopening(self.restarts, random)
         self._floor = 0
         """The version of the agent's last write since this watch began. Older frames are late."""
-        self._failing = False
+        self._is_failing = False
         """The API server was lost and has not sent the Node since."""
 
     async def run(self) -> NoReturn:
@@ -163,25 +150,22 @@ class NodeWatch:
         """Update the view from the answer to a request, unless the watch showed a newer Node."""
         held = self._node.value
         version = version_number(node.resource_version)
-        if held is not None and 0 < version <= version_number(held.resource_version):
-            return
-
-        self._floor = version
-        self._set(node)
+        if held is None or not 0 < version <= version_number(held.resource_version):
+            self._floor = version
+            self._set(node)
 
     def _set(self, node: NodeView | None) -> None:
         """Set the view, with the locks that were removed lately."""
         held = self._node.value
-        if node is None and held is not None:
-            log.warning("node.deleted")
-
-        if node is not None and held is not None:
+        if held is not None and node is not None:
             now = loop_time()
             former = [(text, until) for text, until in held.former_locks if until > now]
             gone = held.annotations.get(MUTEX_LOCK, "")
             if gone and node.annotations.get(MUTEX_LOCK) != gone:
                 former.insert(0, (gone, now + FORMER_LIFE))
             node = msgspec.structs.replace(node, former_locks=tuple(former[:FORMER_LOCKS]))
+        elif held is not None:
+            log.warning("node.deleted")
 
         self._node.set(node)
 
@@ -192,15 +176,15 @@ class NodeWatch:
             if node is None or version_number(node.resource_version) >= self._floor:
                 self._set(node)
 
-            if self._failing:
-                self._failing = False
+            if self._is_failing:
+                self._is_failing = False
                 log.info("node.followed")
                 self.returns.set(self.returns.value + 1)
 
     def _on_error(self, error: ApiError) -> None:
-        if not self._failing:
+        if not self._is_failing:
             log.warning("node.lost", err=str(error))
-        self._failing = True
+        self._is_failing = True
 
 
 # Follows the pods of this node with LIST and WATCH; keeps deleted pods for 10 minutes.
@@ -245,9 +229,9 @@ class PodWatch:
         self._watch = Reopening(self.restarts, random)
         self._version = ""
         """The resource version of the table; empty: a LIST is needed."""
-        self._asked: asyncio.Queue[asyncio.Future[PodTable]] = asyncio.Queue()
-        self._next: asyncio.Future[PodTable] | None = None
-        """The answer of the next LIST for callers, which has not begun."""
+        self._group = asyncio.TaskGroup()
+        self._next: asyncio.Task[PodTable | ApiError] | None = None
+        """The next LIST for callers, which has not begun."""
         self._lists = Allowance(LISTS, LISTS_REFILL)
         self._owners_lists = Allowance(LISTS, OWNERS_REFILL)
         self._warnings = Allowance(1, WARN_PERIOD)
@@ -255,10 +239,11 @@ class PodWatch:
 
     async def run(self) -> None:
         """Keep the table up to date for ever."""
-        async with asyncio.TaskGroup() as group:
-            group.create_task(self._watch.run(self._follow, self._on_error))
-            group.create_task(self._answer())
-            group.create_task(self._follow_name())
+        async with asyncio.TaskGroup() as self._group:
+            self._group.create_task(self._watch.run(self._follow, self._on_error))
+            # Count all containers again when the resource name changes, without a request.
+            async for _ in self._resource.follow():
+                self._publish()
 
     async def refresh(self, *, is_owners: bool = False) -> PodTable:
         """The table after one LIST that began after this call, or after the first LIST of all.
@@ -273,18 +258,19 @@ class PodWatch:
         else:
             lists = self._owners_lists if is_owners else self._lists
             if not lists.allows(now := loop_time()):
-                left_out = self._warnings.admit()
-                if left_out is not None:
+                if (others := self._warnings.admit()) is not None:
                     log.warning(
-                        "pods.list_left_out", most=LISTS, refill=LISTS_REFILL, others=left_out
+                        "pods.list_left_out", most=LISTS, refill=LISTS_REFILL, others=others
                     )
                 raise ApiError("too many requests by pods that the agent does not know")
             lists.spend(now)
 
         if self._next is None:
-            self._next = asyncio.get_running_loop().create_future()
-            self._asked.put_nowait(self._next)
-        return await asyncio.shield(self._next)  # one caller may give up, and others wait
+            self._next = self._group.create_task(self._list())
+        answer = await asyncio.shield(self._next)  # one caller may give up, and others wait
+        if isinstance(answer, ApiError):
+            raise answer
+        return answer
 
     async def find_uid(self, namespace: str, name: str) -> PodUid:
         """The UID of the pod that has this name now. The caller sets the deadline.
@@ -294,7 +280,7 @@ class PodWatch:
         try:
             pod = await self._api.get_pod(namespace, name)
         except ApiForbidden:
-            return NOT_HERE
+            pod = None
         if pod is None:
             return NOT_HERE
 
@@ -311,87 +297,77 @@ class PodWatch:
         async for change in self._api.watch_pods(self._version):
             if self._table.value.stale:
                 log.info("pods.followed", version=self._version)
-                self._set_stale(stale=False)
+                self._set_stale(None)
             self._apply_change(change)
 
     def _on_error(self, error: ApiError) -> None:
         if isinstance(error, ApiGone):  # the server no longer has what came after the table
-            self._version = ""
             log.info("pods.gone")
-        else:
-            if self._watch.failures == 1:
-                log.warning("pods.lost", err=str(error))
-            if self._watch.failures % PATIENCE == 0:
-                self._version = ""
+        elif not self._table.value.stale:
+            log.warning("pods.lost", err=str(error))
+        if isinstance(error, ApiGone) or self._watch.failures % PATIENCE == 0:
+            self._version = ""
+        self._set_stale(error)
 
-        self._set_stale(stale=True)
+    def _set_stale(self, error: ApiError | None) -> None:
+        """Say that the table is no longer current, and why; None: it is again."""
+        table = self._table.value
+        # A forgotten place is no outage: the server answers, and the next LIST follows.
+        lost_at, reason = table.lost_at, table.lost_reason
+        if error is None:
+            lost_at, reason = None, ""
+        elif not isinstance(error, ApiGone):
+            lost_at, reason = lost_at or self._clock.now(), str(error)
 
-    def _set_stale(self, *, stale: bool) -> None:
-        self._table.set(msgspec.structs.replace(self._table.value, stale=stale))
+        self._table.set(
+            msgspec.structs.replace(
+                table, stale=error is not None, lost_at=lost_at, lost_reason=reason
+            )
+        )
 
     def _apply_change(self, change: PodChange) -> None:
         """Apply one frame, unless a LIST was newer."""
-        if change.pod is None:  # a bookmark comes each minute: old tombstones go
+        version, pod, pods = change.resource_version, change.pod, dict(self._table.value.pods)
+        if not version_number(version) or _is_newer(version, self._version):
+            self._version = version
+        else:
+            pod = None
+
+        if pod is None:  # a bookmark comes each minute: old tombstones go
             self._publish()
-
-        version = version_number(change.resource_version)
-        if version and version <= version_number(self._version):
             return
-        self._version = change.resource_version
-        if change.pod is None:
-            return
-
-        pods = dict(self._table.value.pods)
-        held = pods.pop(change.pod.uid, None)
-        if held is not None and _is_newer(held.resource_version, change.resource_version):
+        held = pods.pop(pod.uid, None)
+        if held is not None and _is_newer(held.resource_version, version):
             return  # a GET was newer; later frames follow
 
         if change.deleted:
-            self._publish(pods, dead=(change.pod,))
+            self._publish(pods, dead=(pod,))
         else:
-            self._publish({**pods, change.pod.uid: change.pod})
+            self._publish({**pods, pod.uid: pod})
 
     def _apply_list(self, found: PodList) -> None:
         """Replace the table by a LIST. A pod that it does not have was deleted.
 
         If a watch or another LIST was newer, the table already has all of it.
         """
-        if self._version and version_number(found.resource_version) <= version_number(
-            self._version
-        ):
+        if self._version and not _is_newer(found.resource_version, self._version):
             return
 
         self._version = found.resource_version
         pods = {pod.uid: pod for pod in found.pods}
-        before = self._table.value
-        dead = tuple(pod for uid, pod in before.pods.items() if uid not in pods)
+        dead = [pod for uid, pod in self._table.value.pods.items() if uid not in pods]
         self._publish(pods, dead=dead)
         log.info("pods.listed", pods=len(pods), gone=len(dead))
 
-    async def _answer(self) -> NoReturn:
-        """LIST for the waiting callers. A LIST that hangs delays no later call."""
-        async with asyncio.TaskGroup() as group:
-            while True:
-                answer = await self._asked.get()
-                self._next = None
-                group.create_task(self._list(answer))
-
-    async def _list(self, answer: asyncio.Future[PodTable]) -> None:
+    async def _list(self) -> PodTable | ApiError:
         """One LIST, which goes on if its callers give up: the table is newer after it."""
+        self._next = None  # who asks from now on needs a later one
         try:
             async with self._lag.within(LIST_PATIENCE):
                 self._apply_list(await self._api.list_pods())
         except (ApiError, TimeoutError) as error:
-            failure = error if isinstance(error, ApiError) else ApiError("out of time")
-            answer.set_exception(failure)
-            answer.exception()  # maybe nobody waits for it any more
-        else:
-            answer.set_result(self._table.value)
-
-    async def _follow_name(self) -> None:
-        """Count all containers again when the resource name changes, without a request."""
-        async for _ in self._resource.follow():
-            self._publish()
+            return error if isinstance(error, ApiError) else ApiError("out of time")
+        return self._table.value
 
     def _publish(
         self, pods: Mapping[PodUid, PodView] | None = None, dead: Iterable[PodView] = ()
@@ -418,11 +394,11 @@ class PodWatch:
             if grave.pod.uid not in present and now - grave.deleted_at < KEEP
         }
         self._table.set(
-            PodTable(
+            msgspec.structs.replace(
+                old,
                 pods={uid: pod.asking_by(name) for uid, pod in present.items()},
                 tombstones=tuple(graves.values())[-GRAVES:],
                 synced=old.synced or pods is not None,
-                stale=old.stale,
             )
         )
 
@@ -445,27 +421,24 @@ class RecentlyRegistered:
 
     def __init__(self, inventory: Cell[Inventory]) -> None:
         self._inventory = inventory
-        self._now = _amounts(inventory.value)
-        self._before: deque[tuple[float, Amounts]] = deque(maxlen=LIMIT)
+        self._former: deque[tuple[float, Amounts]] = deque(maxlen=LIMIT)
+        """Each with the time until which it counts."""
 
     async def run(self) -> None:
         """Follow the inventory for ever."""
+        now = _amounts(self._inventory.value)
         async for inventory in self._inventory.follow():
-            amounts = _amounts(inventory)
-            if amounts != self._now:
-                self._before.append((loop_time(), self._now))
-                self._now = amounts
+            before, now = now, _amounts(inventory)
+            if before != now:
+                self._former.append((loop_time() + WINDOW, before))
 
     def greatest(self) -> Amounts:
         """By GPU, the greatest memory (MiB) and compute (percent) registered in the window."""
-        oldest = loop_time() - WINDOW
-        while self._before and self._before[0][0] < oldest:
-            self._before.popleft()
-
         greatest = dict(_amounts(self._inventory.value))
-        for _, amounts in self._before:
-            for uuid, use in amounts.items():
-                greatest[uuid] = greatest.get(uuid, GpuUse()).peak(use)
+        for until, amounts in self._former:
+            if until >= loop_time():
+                for uuid, use in amounts.items():
+                    greatest[uuid] = greatest.get(uuid, GpuUse()).peak(use)
         return greatest
 
 

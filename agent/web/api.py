@@ -14,7 +14,8 @@ import json
 import os
 import re
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
-from typing import Any, Final
+from functools import partial
+from typing import Any, Final, TypeAlias
 
 import msgspec
 import structlog
@@ -30,17 +31,16 @@ from agent.status import (
     API_VERSION,
     StatusFacts,
     allocations_of,
-    container_histories_of,
     envelope,
     gpus_of,
     names_of,
     node_of,
     status_of,
 )
+from agent.web.server import PREFIX, Reused
 
 log = structlog.get_logger(__name__)
 
-PREFIX: Final = "/api/v1/"
 
 KEPT: Final = 0.5
 """Seconds for which a document is reused: many readers cost the loop no more than one."""
@@ -66,7 +66,6 @@ _PARTS: Final[Mapping[str, tuple[str, Callable[[StatusFacts], object]]]] = {
     "node": ("Node", node_of),
     "gpus": ("Gpus", gpus_of),
     "allocations": ("Allocations", allocations_of),
-    "container-history": ("ContainerHistories", container_histories_of),
     "refusals": ("Refusals", lambda facts: facts.refusals),
     "changes": ("Changes", lambda facts: facts.changes),
     "settings": ("Settings", lambda facts: facts.settings()),
@@ -74,30 +73,26 @@ _PARTS: Final[Mapping[str, tuple[str, Callable[[StatusFacts], object]]]] = {
 """The documents by the last part of their path, each with its kind."""
 
 
-class _Made(msgspec.Struct, frozen=True):
-    """A document. `until`: the loop time of its reuse."""
-
-    data: object
-    at: dt.datetime
-    body: bytes
-    etag: str
-    until: float
+_Rendered: TypeAlias = tuple[object, dt.datetime, bytes, str]
+"""The data of a document, its time, its JSON and its ETag, which is a hash without the time."""
 
 
-class ReadApi(msgspec.Struct, eq=False):
+class ReadApi:
     """Answers GET below `/api/v1/`.
 
-    `facts` is read for each document, without waiting; None: there is none yet. `documents`: the
-    last rendering of each.
+    `facts` is read for each document, without waiting; None: there is none yet.
     """
 
-    facts: Callable[[], StatusFacts | None]
-    readers: ReaderPolicy = ReaderPolicy.LOCAL
-    documents: dict[str, _Made] = msgspec.field(default_factory=dict)
+    def __init__(
+        self, facts: Callable[[], StatusFacts | None], readers: ReaderPolicy = ReaderPolicy.LOCAL
+    ) -> None:
+        self._facts = facts
+        self._readers = readers
+        self._documents = {name: Reused(partial(self._render, name), KEPT) for name in _PARTS}
 
     def answer(self, request: web.BaseRequest) -> web.Response:
         """Answer a GET or HEAD: a document, or 304 to a reader that has it."""
-        refused = refuse_reader(request, self.readers)
+        refused = refuse_reader(request, self._readers)
         if refused is not None:
             return refused
 
@@ -106,36 +101,34 @@ class ReadApi(msgspec.Struct, eq=False):
             there = " ".join(PREFIX + part for part in _PARTS)
             return _text(404, f"No such document. There is: {there} {PREFIX}gpus/GPU")
 
-        now = asyncio.get_running_loop().time()
-        made = self.documents.get(name)
-        if made is None or made.until <= now:
-            facts = self.facts()
-            if facts is None:
-                return _text(503, "This agent stands by; ask again when it serves.")
+        made = self._documents[name].value()
+        if made is None:
+            return _text(503, "This agent stands by; ask again when it serves.")
 
-            kind, read = _PARTS[name]
-            made = self.documents[name] = _rendered(kind, read(facts), facts.now, now + KEPT)
-
-        if gpu:
-            gpus = made.data if isinstance(made.data, tuple) else ()
-            found = next((one for one in gpus if gpu in names_of(one)), None)
+        data, at, body, etag = made
+        if gpu and isinstance(data, tuple):
+            found = next((one for one in data if gpu in names_of(one)), None)
             if found is None:
                 return _text(404, f"No GPU of this node is named {cap(gpu, 64)}.")
 
-            made = _rendered("Gpu", found, made.at)
+            _, _, body, etag = _rendered("Gpu", found, at)
 
         # The header may list several ETags, and a weak one is as good here.
-        if made.etag in request.headers.get("If-None-Match", ""):
-            return web.Response(status=304, headers={"ETag": made.etag})
+        if etag in request.headers.get("If-None-Match", ""):
+            return web.Response(status=304, headers={"ETag": etag})
 
-        return web.Response(body=made.body, content_type=JSON, headers={"ETag": made.etag})
+        return web.Response(body=body, content_type=JSON, headers={"ETag": etag})
+
+    def _render(self, name: str) -> _Rendered | None:
+        facts = self._facts()
+        kind, read = _PARTS[name]
+        return None if facts is None else _rendered(kind, read(facts), facts.now)
 
 
-def _rendered(kind: str, data: object, at: dt.datetime, until: float = 0.0) -> _Made:
-    """The document and its ETag, which is a hash of the data without the time."""
+def _rendered(kind: str, data: object, at: dt.datetime) -> _Rendered:
     encoded = msgspec.json.encode(data)
     etag = f'"{hashlib.blake2b(encoded, digest_size=12).hexdigest()}"'
-    return _Made(data, at, envelope(kind, msgspec.Raw(encoded), at), etag, until)
+    return data, at, envelope(kind, msgspec.Raw(encoded), at), etag
 
 
 def refuse_reader(request: web.BaseRequest, readers: ReaderPolicy) -> web.Response | None:
@@ -177,32 +170,26 @@ def refuse_reader(request: web.BaseRequest, readers: ReaderPolicy) -> web.Respon
     return None
 
 
-class Probes(msgspec.Struct, frozen=True):
-    """Answers the probes.
+def livez(request: web.BaseRequest) -> web.Response:
+    """Answer `/livez` and `/healthz`, as long as the loop runs: no answer means a restart.
 
-    `checks`: those of readiness. Standing tasks are not checked: if one ends, the process ends.
+    It checks only what a restart can repair: no driver and no API server. Standing tasks are not
+    checked: if one ends, the process ends.
     """
+    return _probed("livez", (Check("loop", ok=True),), request)
 
-    checks: Callable[[], tuple[Check, ...]]
 
-    def livez(self, request: web.BaseRequest) -> web.Response:
-        """Answer `/livez` and `/healthz`, as long as the loop runs: no answer means a restart.
+def readyz(checks: Callable[[], tuple[Check, ...]], request: web.BaseRequest) -> web.Response:
+    """Answer `/readyz`: 503 while a required check fails; degraded checks are only listed.
 
-        It checks only what a restart can repair: no driver and no API server.
-        """
-        return _probed("livez", (Check("loop", ok=True),), request)
-
-    def readyz(self, request: web.BaseRequest) -> web.Response:
-        """Answer `/readyz`: 503 while a required check fails; degraded checks are only listed.
-
-        With `?standby` a standby is ready: an update ends a node's old agent once the new one is.
-        """
-        lax = STANDBY if "standby" in request.query else ""
-        checks = (
-            msgspec.structs.replace(check, required=False) if check.name == lax else check
-            for check in self.checks()
-        )
-        return _probed("readyz", tuple(checks), request)
+    With `?standby` a standby is ready: an update ends a node's old agent once the new one is.
+    """
+    lax = STANDBY if "standby" in request.query else ""
+    judged = (
+        msgspec.structs.replace(check, required=False) if check.name == lax else check
+        for check in checks()
+    )
+    return _probed("readyz", tuple(judged), request)
 
 
 def _probed(name: str, checks: tuple[Check, ...], request: web.BaseRequest) -> web.Response:

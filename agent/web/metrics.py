@@ -4,13 +4,12 @@ In the order of the page: the agent itself, GPUs, what containers were promised 
 series (`hami`), and the counts and durations of the services.
 """
 
-import asyncio
 import dataclasses
 import datetime as dt
 import itertools
-import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Final, TypeAlias
 
 import msgspec
@@ -46,6 +45,7 @@ from agent.model import (
 from agent.status import StatusFacts, gpu_labels, labelled
 from agent.usage import ContainerUse
 from agent.web.api import BuildInfo
+from agent.web.server import Reused
 
 PREFIX: Final = "hami_agent_"
 """Before the agent's own names."""
@@ -75,12 +75,8 @@ _Used: TypeAlias = tuple[Holder, ContainerUse]
 """A container, and what it uses."""
 
 
-class Gauge(msgspec.Struct, frozen=True):
-    """A number that `read` returns. `name` is without the agent's prefix."""
-
-    name: str
-    help: str
-    read: Callable[[], float]
+Gauge: TypeAlias = tuple[str, str, Callable[[], float]]
+"""The name of a number without the agent's prefix, its text, and what returns it."""
 
 
 class MetricSources(msgspec.Struct, frozen=True):
@@ -93,12 +89,14 @@ class MetricSources(msgspec.Struct, frozen=True):
 
 _Labels: TypeAlias = tuple[str, ...]
 
+_Sums: TypeAlias = Mapping[str, Mapping[_Labels, float]]
+
 _Measured: TypeAlias = Iterator[tuple[_Labels, Mapping[str, float | None]]]
 """The values of the labels, and the number of each thing that is measured there. None: it is not
 known, so it has no series."""
 
 
-def _summed(measured: _Measured) -> Mapping[str, Mapping[_Labels, float]]:
+def _summed(measured: Iterable[tuple[_Labels, Mapping[str, float | None]]]) -> _Sums:
     """The numbers of each thing that is measured, by the values of the labels."""
     sums: dict[str, dict[_Labels, float]] = defaultdict(dict)
     for values, numbers in measured:
@@ -220,7 +218,8 @@ _FORMER: Final = {
 """The name that a family had up to and including 0.1.0. The next release serves both."""
 
 
-def _of_agent(build: BuildInfo, facts: StatusFacts) -> _Measured:
+def _of_node(build: BuildInfo, facts: StatusFacts, counted: Collection[str]) -> _Measured:
+    """The agent, its checks, and which GPU each label means: also others that are `counted`."""
     yield (build.version, build.revision, build.python, build.profile), {"build_info": 1}
     if version := facts.inventory.driver_version:
         yield (version,), {"driver_info": 1}
@@ -228,13 +227,10 @@ def _of_agent(build: BuildInfo, facts: StatusFacts) -> _Measured:
     for check in facts.checks:
         yield (check.name,), {"ready": check.ok} if check.required else {"degraded": not check.ok}
 
-
-def _of_labels(facts: StatusFacts, counted: Collection[str]) -> _Measured:
-    """Which GPU each label means: the GPUs of the inventory, and others that are `counted`."""
     labels = gpu_labels(facts.inventory, facts.gone)
     for shared in (*facts.inventory.gpus, *(one for one in facts.gone if one.uuid in counted)):
-        gpu, name = shared.gpu, labels[shared.uuid]
-        numa = "" if gpu.numa is None else str(gpu.numa)
+        gpu, numa = shared.gpu, "" if shared.gpu.numa is None else str(shared.gpu.numa)
+        name = labels[gpu.uuid]
         yield (name, gpu.uuid, gpu.name, gpu.pci, numa, shared.mode), {"gpu_info": 1}
 
     # A row or a count may name a GPU that left before this process began: it has no other label.
@@ -245,7 +241,7 @@ def _of_labels(facts: StatusFacts, counted: Collection[str]) -> _Measured:
 def _of_gpus(facts: StatusFacts) -> _Measured:
     """Health, slices and memory of each GPU of the inventory, and its newest sample."""
     listed = {(group.uuid, group.healthy): len(group.ids) for group in facts.slices.groups}
-    held = facts.ledger.living(facts.pods).held_ids()
+    held = facts.ledger.living(facts.pods).held_ids
 
     for name, gpu in labelled(facts.inventory):
         now = gpu.health
@@ -267,24 +263,45 @@ def _of_gpus(facts: StatusFacts) -> _Measured:
         }
         yield (name,), numbers
 
-        if newest := facts.newest(gpu.uuid):
-            sampled = {
-                "gpu_utilization_ratio": _divided(newest.sample.gpu_percent, 100),
-                "gpu_memory_utilization_ratio": _divided(newest.sample.memory_percent, 100),
-                "gpu_memory_used_bytes": _divided(newest.sample.used_mib, 1 / MIB),
-            }
-            yield (name,), sampled
+        newest = facts.newest(gpu.uuid)
+        if newest is None:
+            continue
+
+        sample = newest.sample
+        sampled = {
+            "gpu_utilization_ratio": _divided(sample.gpu_percent, 100),
+            "gpu_memory_utilization_ratio": _divided(sample.memory_percent, 100),
+            "gpu_memory_used_bytes": _divided(sample.used_mib, 1 / MIB),
+        }
+        yield (name,), sampled
+        if gpu.gpu.index == NO_INDEX:
+            continue
+
+        index, model = str(gpu.gpu.index), TYPE_PREFIX + gpu.gpu.name
+        of = (facts.about.name, index, gpu.uuid[:UUID_LENGTH], model)
+        # As HAMi's monitor counts: with what the driver reserves.
+        used = None if sample.used_mib is None else sample.used_mib + sample.reserved_mib
+        of_hami = {
+            "gpu_used": _divided(used, 1 / MIB),
+            "gpu_busy": sample.gpu_percent,
+            "gpu_memory_busy": sample.memory_percent,
+            "gpu_celsius": sample.celsius,
+            "gpu_watts": _divided(sample.milliwatts, 1000),
+        }
+        yield (*of, ZONE), of_hami
+        yield (*of, "corrected", ZONE), {"gpu_ecc": sample.ecc_corrected}
+        yield (*of, "uncorrected", ZONE), {"gpu_ecc": sample.ecc_uncorrected}
 
 
-def _of_regions(facts: StatusFacts, rows: Iterable[Row]) -> _Measured:
-    uses = (facts.used(row.key) for row in rows)
+def _of_rows(
+    facts: StatusFacts, running: Iterable[Row], rows: Iterable[tuple[Holder, Row]]
+) -> _Measured:
+    """The regions of all that run, and what those that are named were given."""
+    uses = (facts.used(row.key) for row in running)
     count = Counter(use.state for use in uses if use is not None)
-
     for state in RegionState:
         yield (state.value,), {"container_regions": count[state]}
 
-
-def _of_rows(facts: StatusFacts, rows: Iterable[tuple[Holder, Row]]) -> _Measured:
     labels = gpu_labels(facts.inventory, facts.gone)
     whole = {gpu.uuid: gpu.registered_mib for gpu in facts.inventory.gpus}
 
@@ -308,12 +325,11 @@ def _of_limits(facts: StatusFacts, newest: Mapping[Holder, Row]) -> _Measured:
         pod = facts.pods.pods.get(row.key.pod_uid)
         own = {one.name: one.core_policy for one in pod.containers} if pod else {}
         given = own.get(holder.container) or dict(row.edits.envs).get(CORE_POLICY_ENV, "")
-        policy = given.lower() if given in APPLIED else "default"
-
         keeper = "unknown" if pod is None else "hami-core"
         if pod and pod.unkept(holder.container):
             keeper = "none"
 
+        policy = given.lower() if given in APPLIED else "default"
         yield (*astuple(holder), keeper, policy), {"container_limits_info": 1}
 
 
@@ -322,25 +338,42 @@ def _of_use(facts: StatusFacts, used: Sequence[_Used]) -> _Measured:
     labels = gpu_labels(facts.inventory, facts.gone)
 
     for holder, use in used:
+        # HAMi has the time since the last kernel for each GPU, and the agent for the container.
+        whole = None if use.idle is None else use.idle // dt.timedelta(seconds=1)
+
         for gpu in use.gpus:
             # No limit: 0 bytes, and 0 and 100 % of the compute.
             is_limited = 0 < gpu.core_limit < UNLIMITED
+            memory = gpu.memory
             numbers = {
-                "container_memory_used_bytes": gpu.memory.total,
+                "container_memory_used_bytes": memory.total,
                 "container_memory_limit_bytes": gpu.memory_limit or None,
                 "container_utilization_ratio": min(gpu.sm_percent, 100) / 100,
                 "container_cores_limit_ratio": gpu.core_limit / 100 if is_limited else None,
             }
             yield (labels.get(GpuUuid(gpu.uuid), gpu.uuid), *astuple(holder)), numbers
 
-        idle = None if use.idle is None else use.idle.total_seconds()
-        is_read = use.state is RegionState.READABLE
+            of_hami = {
+                "used": memory.total,
+                "limit": gpu.memory_limit,
+                "busy": gpu.sm_percent,
+                "idle": whole,
+                "context": memory.context,
+                "module": memory.module,
+                "buffer": memory.buffer,
+            }
+            of = (*astuple(holder), str(gpu.index), gpu.uuid[:UUID_LENGTH])
+            yield (*of, ZONE), of_hami
 
-        numbers = {
-            "container_idle_seconds": idle,
-            "container_processes": use.processes if is_read else None,
-        }
-        yield astuple(holder), numbers
+            # Sizes that HAMi has as label values; the last is what the others leave of the total.
+            known = memory.context, memory.module, memory.buffer
+            sizes = (*known, (memory.total - sum(known)) % WHOLE)
+            yield (*of, *map(str, sizes), ZONE), {"parts": memory.total}
+
+        processes = use.processes if use.state is RegionState.READABLE else None
+        idle = None if use.idle is None else use.idle.total_seconds()
+        own = {"container_idle_seconds": idle, "container_processes": processes}
+        yield astuple(holder), own
 
 
 # The series of HAMi's vGPUmonitor, by HAMi's names, labels and scales.
@@ -360,122 +393,78 @@ TYPE_PREFIX: Final = "NVIDIA-"
 WHOLE: Final = 2**64
 """HAMi's sums are of 64 bits without a sign."""
 
-_NODE: Final = ("node", "device_index", "device_uuid", "device_type")
-_CONTAINER: Final = ("namespace", "pod", "container", "vdevice_index", "device_uuid")
-_OLD_NODE: Final = ("nodeid", "deviceidx", "deviceuuid", "devicetype")
-
-_OLD_CONTAINER: Final = ("podnamespace", "podname", "ctrname", "vdeviceid", "deviceuuid")
-"""HAMi's labels of a GPU, and of a container on a GPU, without the zone."""
-
 _FURTHER: Final = {"gpu_ecc": ("error_type",), "parts": ("context", "module", "data", "offset")}
 """The labels of a measure beside those of its GPU or container."""
 
-_CURRENT_NODE: Final = {
-    "hami_host_gpu_memory_used_bytes": ("gpu_used", "GPU device memory usage in bytes"),
-    "hami_host_gpu_utilization_ratio": ("gpu_busy", "GPU core utilization ratio (0-100)"),
-    "hami_host_gpu_memory_controller_utilization_ratio": (
-        "gpu_memory_busy",
-        "GPU memory controller utilization ratio (0-100)",
-    ),
-    "hami_host_gpu_temperature_celsius": ("gpu_celsius", "GPU temperature in degrees Celsius"),
-    "hami_host_gpu_power_usage_watts": ("gpu_watts", "GPU power draw in watts"),
-    "hami_host_gpu_ecc_errors_total": ("gpu_ecc", "GPU ECC errors in its lifetime"),
+_HAMI: Final[Mapping[HamiNames, Mapping[_Labels, Mapping[str, tuple[str, str]]]]] = {
+    HamiNames.CURRENT: {
+        ("node", "device_index", "device_uuid", "device_type"): {
+            "hami_host_gpu_memory_used_bytes": ("gpu_used", "GPU device memory usage in bytes"),
+            "hami_host_gpu_utilization_ratio": ("gpu_busy", "GPU core utilization ratio (0-100)"),
+            "hami_host_gpu_memory_controller_utilization_ratio": (
+                "gpu_memory_busy",
+                "GPU memory controller utilization ratio (0-100)",
+            ),
+            "hami_host_gpu_temperature_celsius": (
+                "gpu_celsius",
+                "GPU temperature in degrees Celsius",
+            ),
+            "hami_host_gpu_power_usage_watts": ("gpu_watts", "GPU power draw in watts"),
+            "hami_host_gpu_ecc_errors_total": ("gpu_ecc", "GPU ECC errors in its lifetime"),
+        },
+        ("namespace", "pod", "container", "vdevice_index", "device_uuid"): {
+            "hami_vgpu_memory_used_bytes": ("used", "vGPU device memory usage in bytes"),
+            "hami_vgpu_memory_limit_bytes": ("limit", "vGPU device memory limit in bytes"),
+            "hami_container_device_memory_bytes": (
+                "used",
+                "Container device memory usage in bytes",
+            ),
+            "hami_container_device_utilization_ratio": (
+                "busy",
+                "Container device SM utilization ratio",
+            ),
+            "hami_container_last_kernel_elapsed_seconds": (
+                "idle",
+                "Seconds since last kernel execution in container",
+            ),
+            "hami_vgpu_memory_context_bytes": (
+                "context",
+                "Container device memory context size in bytes",
+            ),
+            "hami_vgpu_memory_module_bytes": (
+                "module",
+                "Container device memory module size in bytes",
+            ),
+            "hami_vgpu_memory_buffer_bytes": (
+                "buffer",
+                "Container device memory buffer size in bytes",
+            ),
+        },
+    },
+    HamiNames.LEGACY: {
+        ("nodeid", "deviceidx", "deviceuuid", "devicetype"): {
+            "HostGPUMemoryUsage": ("gpu_used", "GPU device memory usage"),
+            "HostCoreUtilization": ("gpu_busy", "GPU core utilization"),
+        },
+        ("podnamespace", "podname", "ctrname", "vdeviceid", "deviceuuid"): {
+            "vGPU_device_memory_usage_in_bytes": ("used", "vGPU device usage"),
+            "vGPU_device_memory_limit_in_bytes": ("limit", "vGPU device limit"),
+            "Device_memory_desc_of_container": ("parts", "Container device memory description"),
+            "Device_utilization_desc_of_container": (
+                "busy",
+                "Container device utilization description",
+            ),
+            "Device_last_kernel_of_container": ("idle", "Container device last kernel description"),
+        },
+    },
 }
-
-_CURRENT_CONTAINER: Final = {
-    "hami_vgpu_memory_used_bytes": ("used", "vGPU device memory usage in bytes"),
-    "hami_vgpu_memory_limit_bytes": ("limit", "vGPU device memory limit in bytes"),
-    "hami_container_device_memory_bytes": ("used", "Container device memory usage in bytes"),
-    "hami_container_device_utilization_ratio": ("busy", "Container device SM utilization ratio"),
-    "hami_container_last_kernel_elapsed_seconds": (
-        "idle",
-        "Seconds since last kernel execution in container",
-    ),
-    "hami_vgpu_memory_context_bytes": (
-        "context",
-        "Container device memory context size in bytes",
-    ),
-    "hami_vgpu_memory_module_bytes": ("module", "Container device memory module size in bytes"),
-    "hami_vgpu_memory_buffer_bytes": ("buffer", "Container device memory buffer size in bytes"),
-}
-
-_OLD_NAMES_NODE: Final = {
-    "HostGPUMemoryUsage": ("gpu_used", "GPU device memory usage"),
-    "HostCoreUtilization": ("gpu_busy", "GPU core utilization"),
-}
-
-_OLD_NAMES_CONTAINER: Final = {
-    "vGPU_device_memory_usage_in_bytes": ("used", "vGPU device usage"),
-    "vGPU_device_memory_limit_in_bytes": ("limit", "vGPU device limit"),
-    "Device_memory_desc_of_container": ("parts", "Container device memory description"),
-    "Device_utilization_desc_of_container": ("busy", "Container device utilization description"),
-    "Device_last_kernel_of_container": ("idle", "Container device last kernel description"),
-}
-
-_HAMI: Final = {
-    HamiNames.CURRENT: {_NODE: _CURRENT_NODE, _CONTAINER: _CURRENT_CONTAINER},
-    HamiNames.LEGACY: {_OLD_NODE: _OLD_NAMES_NODE, _OLD_CONTAINER: _OLD_NAMES_CONTAINER},
-}
-"""For each set of labels the names, each with its measure and text."""
+"""The names by the labels of a GPU, or of a container on one, each with its measure and text."""
 
 
-def _hami_gpus(facts: StatusFacts) -> _Measured:
-    """What the newest sample says of each GPU that has an index."""
-    for shared in facts.inventory.gpus:
-        gpu, newest = shared.gpu, facts.newest(shared.uuid)
-        if gpu.index == NO_INDEX or newest is None:
-            continue
-
-        of = (facts.about.name, str(gpu.index), gpu.uuid[:UUID_LENGTH], TYPE_PREFIX + gpu.name)
-        sample = newest.sample
-
-        # As HAMi's monitor counts: with what the driver reserves.
-        used = None if sample.used_mib is None else sample.used_mib + sample.reserved_mib
-        numbers = {
-            "gpu_used": _divided(used, 1 / MIB),
-            "gpu_busy": sample.gpu_percent,
-            "gpu_memory_busy": sample.memory_percent,
-            "gpu_celsius": sample.celsius,
-            "gpu_watts": _divided(sample.milliwatts, 1000),
-        }
-        yield (*of, ZONE), numbers
-        yield (*of, "corrected", ZONE), {"gpu_ecc": sample.ecc_corrected}
-        yield (*of, "uncorrected", ZONE), {"gpu_ecc": sample.ecc_uncorrected}
-
-
-def _hami_containers(used: Sequence[_Used]) -> _Measured:
-    for holder, use in used:
-        # HAMi has the time since the last kernel for each GPU, and the agent for the container.
-        idle = None if use.idle is None else use.idle // dt.timedelta(seconds=1)
-
-        for gpu in use.gpus:
-            of = (*astuple(holder), str(gpu.index), gpu.uuid[:UUID_LENGTH])
-            memory = gpu.memory
-
-            numbers = {
-                "used": memory.total,
-                "limit": gpu.memory_limit,
-                "busy": gpu.sm_percent,
-                "idle": idle,
-                "context": memory.context,
-                "module": memory.module,
-                "buffer": memory.buffer,
-            }
-            yield (*of, ZONE), numbers
-
-            # Sizes that HAMi has as label values; the last is what the others leave of the total.
-            known = memory.context, memory.module, memory.buffer
-            sizes = (*known, (memory.total - sum(known)) % WHOLE)
-            yield (*of, *map(str, sizes), ZONE), {"parts": memory.total}
-
-
-def _hami(
-    names: HamiNames, build: BuildInfo, facts: StatusFacts, used: Sequence[_Used]
-) -> Iterator[Metric]:
+def _of_hami(names: HamiNames, build: BuildInfo, sums: _Sums) -> Iterator[Metric]:
     if names is HamiNames.NONE:
         return
 
-    sums = _summed(itertools.chain(_hami_gpus(facts), _hami_containers(used)))
     for form, tables in _HAMI.items():
         for labels, families in tables.items() if names in {form, HamiNames.BOTH} else ():
             for name, (measure, text) in families.items():
@@ -484,8 +473,7 @@ def _hami(
 
     text = "hami build metadata exposed as labels with a constant value of 1."
     labels = ("build_date", "compiler", "go_version", "platform", "revision", "version")
-    values = ("", "", "", "", build.revision, build.version)
-    yield _family("hami_build_info", text, labels, {values: 1})
+    yield _family("hami_build_info", text, labels, {("",) * 4 + (build.revision, build.version): 1})
 
 
 @dataclasses.dataclass(eq=False)
@@ -515,14 +503,16 @@ class AgentCollector(Collector):
         uses = ((holder, facts.used(row.key)) for holder, row in newest.items())
         used = [(holder, use) for holder, use in uses if use is not None]
 
-        held = {uuid for _, row in given for uuid in row.gpus}
+        counted = {str(uuid) for _, row in given for uuid in row.gpus}
+        for tally in series.tallies:
+            if "gpu" in tally.labels:
+                counted.update(values[tally.labels.index("gpu")] for values, _ in tally.items())
+
         sums = _summed(
             itertools.chain(
-                _of_agent(self.build, facts),
-                _of_labels(facts, counted_gpus(series.tallies) | held),
+                _of_node(self.build, facts, counted),
                 _of_gpus(facts),
-                _of_regions(facts, running),
-                _of_rows(facts, given),
+                _of_rows(facts, running, given),
                 _of_limits(facts, newest),
                 _of_use(facts, used),
             )
@@ -534,64 +524,44 @@ class AgentCollector(Collector):
                     said = f"The former name of {PREFIX}{name}, in this release for the last time."
                     yield _family(PREFIX + former, said, labels, sums[name])
 
-        yield from _hami(self.hami, self.build, facts, used)
+        yield from _of_hami(self.hami, self.build, sums)
 
-        for reading in series.readings:
-            yield GaugeMetricFamily(PREFIX + reading.name, reading.help, value=reading.read())
+        for name, text, read in series.readings:
+            yield GaugeMetricFamily(PREFIX + name, text, value=read())
 
-        named = gpu_labels(facts.inventory, facts.gone)
-        yield from counters(series.tallies, {str(uuid): name for uuid, name in named.items()})
-        yield from histograms(series.durations)
+        # Tallies name a GPU by its UUID.
+        labels_of = gpu_labels(facts.inventory, facts.gone)
+        named = {str(uuid): label for uuid, label in labels_of.items()}
+        for tally in series.tallies:
+            counter = CounterMetricFamily(PREFIX + tally.name, tally.help, labels=tally.labels)
+            counts = dict.fromkeys(tally.expected, 0) | dict(tally.items())
+            for raw, count in sorted(counts.items()):
+                pairs = zip(tally.labels, raw, strict=True)
+                values = [named.get(one, one) if label == "gpu" else one for label, one in pairs]
+                counter.add_metric(values, count)
+
+            yield counter
+
+        for one in series.durations:
+            histogram = HistogramMetricFamily(PREFIX + one.name, one.help, labels=one.labels)
+            bounds = [*map(str, one.buckets), "+Inf"]
+            for labels, cumulative, total in one.rows():
+                buckets = list(zip(bounds, cumulative, strict=True))
+                histogram.add_metric(labels, buckets, sum_value=total)
+
+            yield histogram
 
 
 class MetricsPage:
     """`/metrics`, in Prometheus' text format 0.0.4."""
 
     def __init__(self, collector: Collector) -> None:
-        self._body = b""
-        self._until = -math.inf
-        self._registry = CollectorRegistry()
-        self._registry.register(collector)
-        ProcessCollector(registry=self._registry)
-        PlatformCollector(registry=self._registry)
+        registry = CollectorRegistry()
+        registry.register(collector)
+        ProcessCollector(registry=registry)
+        PlatformCollector(registry=registry)
+        self._body = Reused(partial(generate_latest, registry), KEPT)
 
     def page(self, _request: web.BaseRequest) -> web.Response:
         """Render the page, or reuse one of at most 0.25 s."""
-        now = asyncio.get_running_loop().time()
-        if self._until <= now:
-            self._body, self._until = generate_latest(self._registry), now + KEPT
-        return web.Response(body=self._body, headers={"Content-Type": TEXT})
-
-
-def counters(tallies: Iterable[Tally], gpus: Mapping[str, str]) -> Iterator[Metric]:
-    """Render the counters. Tallies name a GPU by its UUID; `gpus` has the label for it."""
-    for tally in tallies:
-        family = CounterMetricFamily(PREFIX + tally.name, tally.help, labels=tally.labels)
-        counts = dict.fromkeys(tally.expected, 0) | dict(tally.items())
-        for raw, count in sorted(counts.items()):
-            named = zip(tally.labels, raw, strict=True)
-            values = [gpus.get(value, value) if label == "gpu" else value for label, value in named]
-            family.add_metric(values, count)
-
-        yield family
-
-
-def counted_gpus(tallies: Iterable[Tally]) -> frozenset[str]:
-    """The UUIDs of the GPUs with a count."""
-    return frozenset(
-        values[tally.labels.index("gpu")]
-        for tally in tallies
-        if "gpu" in tally.labels
-        for values, _ in tally.items()
-    )
-
-
-def histograms(durations: Iterable[Durations]) -> Iterator[Metric]:
-    """Render the histograms."""
-    for one in durations:
-        family = HistogramMetricFamily(PREFIX + one.name, one.help, labels=one.labels)
-        bounds = [*map(str, one.buckets), "+Inf"]
-        for labels, counts, total in one.rows():
-            family.add_metric(labels, list(zip(bounds, counts, strict=True)), sum_value=total)
-
-        yield family
+        return web.Response(body=self._body.value(), headers={"Content-Type": TEXT})

@@ -78,7 +78,7 @@ async def an_agent(ledger: Ledger, handed: Handed) -> AsyncIterator[None]:
         ("gpus", driver, "_answer"),
         ("state", places.disk, "check"),
         ("disk", places.hooks, "facts"),
-        ("clearing", places.hooks, "room"),
+        ("clearing", places.hooks, "clear"),
         ("regions", places.regions, "call"),
     ):
         count(handed, thread, owner, method)

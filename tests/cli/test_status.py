@@ -14,7 +14,6 @@ from agent.cli import status
 from agent.cli.main import dispatch
 from agent.cli.status import (
     StatusStyle,
-    attention_lines,
     entry_lines,
     gpu_lines,
     pod_lines,
@@ -94,6 +93,10 @@ STATUS = StatusDocument(
 )
 
 
+def holding(*allocations):
+    return msgspec.structs.replace(STATUS, allocations=allocations)
+
+
 def shown(found=STATUS, **style):
     return "\n".join(status_lines(found, NOON, StatusStyle(**style)))
 
@@ -102,7 +105,7 @@ def shown(found=STATUS, **style):
 def test_no_line_is_wider_than_the_terminal(width):
     lines = [
         *status_lines(STATUS, NOON, StatusStyle(width)),
-        *pod_lines((HELD,), NOON, StatusStyle(width)),
+        *pod_lines(holding(HELD), NOON, StatusStyle(width)),
         *entry_lines("refusals", (REFUSED,), NOON, StatusStyle(width)),
     ]
 
@@ -179,14 +182,14 @@ def golden_text():
         "an ill node": status_lines(ILL, NOON, StatusStyle(80)),
         "an ill node in ASCII": status_lines(ILL, NOON, StatusStyle(120, ascii=True)),
         "its GPUs with all columns": gpu_lines(ILL.gpus, WIDE),
-        "one idle container": attention_lines(
+        "one idle container": status_lines(
             msgspec.structs.replace(STATUS, gpus=(), allocations=(IDLE, BUSY)), NOON, StatusStyle()
         ),
         "a node without GPUs": status_lines(
             StatusDocument(node=NodeStatus(name="n"), gpus=()), NOON, StatusStyle()
         ),
-        "containers": pod_lines((USED, DARK, ENDED, MOVED), NOON, StatusStyle(160)),
-        "no container": pod_lines((), NOON, StatusStyle()),
+        "containers": pod_lines(holding(USED, DARK, ENDED, MOVED), NOON, StatusStyle(160)),
+        "no container": pod_lines(holding(), NOON, StatusStyle()),
         "refusals": entry_lines("refusals", (REFUSED,), NOON, StatusStyle()),
     }
     return "".join(
@@ -225,9 +228,82 @@ def test_the_containers_that_use_the_most_memory_come_first():
         share = msgspec.structs.replace(HELD.shares[0], used_mib=mib)
         return msgspec.structs.replace(HELD, pod=pod, shares=(share,))
 
-    lines = list(pod_lines([using("a", None), using("b", 1), using("c", 9)], NOON, StatusStyle()))
+    lines = list(
+        pod_lines(holding(using("a", None), using("b", 1), using("c", 9)), NOON, StatusStyle())
+    )
 
     assert ["c", "b", "a"] == [line.split()[1] for line in lines[1:]]
+
+
+UNBOOKED = msgspec.structs.replace(HELD, confirmed=False)
+
+
+@pytest.mark.parametrize(
+    ("minutes", "held", "is_said"),
+    [(5, UNBOOKED, True), (1, UNBOOKED, False), (90, UNBOOKED, False), (5, HELD, False)],
+    ids=["its checkpoint was lost", "it is read again soon", "not recorded yet", "recorded"],
+)
+def test_shares_that_the_kubelet_has_no_record_of_are_pointed_out(minutes, held, is_said):
+    node = msgspec.structs.replace(NODE, kubelet_since=NOON - dt.timedelta(minutes=minutes))
+    text = " ".join(shown(msgspec.structs.replace(holding(held), node=node)).split())
+
+    said = "kubelet: the one that started 5 min ago has no record of the slices of llm/train-0/main"
+    assert is_said == (f"{said}: it has lost its checkpoint" in text)
+
+
+def test_a_gpu_that_hangs_says_for_how_long_it_is_offered():
+    hung = msgspec.structs.replace(
+        BAD, condition="unmonitored", serving=True, offered_until=NOON + dt.timedelta(seconds=70)
+    )
+    assert "bus [H-079]; offered for 70 s more; action" in shown(
+        msgspec.structs.replace(STATUS, gpus=(hung,)), width=200
+    )
+
+
+def test_a_released_gpu_has_one_word():
+    free = msgspec.structs.replace(
+        BAD, condition="unmonitored", cause="released", text="by a person"
+    )
+    text = shown(msgspec.structs.replace(STATUS, gpus=(free,)))
+
+    assert "1    -      released" in text
+    assert "GPU 1 released for 4 min: by a person" in text
+    assert "unmonitored" not in text
+
+
+def test_a_container_that_uses_the_gpu_is_not_idle_and_an_idle_one_is_named():
+    """HAMi-core does not see the kernels of CUDA graphs."""
+    assert "idle" not in shown(holding(USED))
+    lines = list(pod_lines(holding(USED, IDLE), NOON, StatusStyle(80)))
+
+    assert "idle for 2 d 2 h: llm/train-0/main" == lines[-1]
+    assert 1 == sum("idle" in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("changes", "mib"),
+    [
+        ({}, 146806 - 49152),
+        ({"serving": False}, 0),
+        ({"cordoned": True}, 0),
+        ({"slices_held": 10}, 0),
+        ({"promised_cores": 100}, 0),
+        ({"promised_mib": 150000}, 0),
+    ],
+)
+def test_what_is_free_can_be_given_to_a_new_pod(changes, mib):
+    assert mib == msgspec.structs.replace(WELL, **changes).free_mib
+
+
+def test_equal_refusals_are_one_and_are_not_said_twice(cli, monkeypatch):
+    again = [msgspec.structs.replace(REFUSED, pod=f"web-{n}") for n in range(3)]
+    found = msgspec.structs.replace(STATUS, refusals=(REFUSED, *again, REFUSED))
+    answer = envelope("Status", found, NOON).decode()
+    monkeypatch.setattr(status, "call", lambda *_: (200, answer))
+    out = " ".join(cli("status", "--since", "2h")[1].split())
+
+    assert 1 == out.count("there is no lock")
+    assert "HA-2005 n/web: there is no lock (5 times; also n/web-0, n/web-1, n/web-2)" in out
 
 
 def test_ascii_is_ascii():
@@ -238,7 +314,9 @@ def test_a_name_with_escapes_reaches_no_terminal():
     evil = msgspec.structs.replace(HELD, pod="\x1b[2Jx", namespace="a\nb")
     entry = msgspec.structs.replace(REFUSED, pod="\x1b]0;x\x07", text="\x1b[31mred")
     style = StatusStyle(100)
-    text = "\n".join([*pod_lines((evil,), NOON, style), *entry_lines("x", (entry,), NOON, style)])
+    text = "\n".join(
+        [*pod_lines(holding(evil), NOON, style), *entry_lines("x", (entry,), NOON, style)]
+    )
 
     assert "\x1b" not in text
     assert "\x07" not in text

@@ -28,12 +28,59 @@ async def test_without_an_agent_the_objects_say_who_holds_what(tmp_path, capsys)
     assert "a  by its objects" in found.out
     assert "lock  held by default/train for " in found.out
     assert "GPU 1 bad: the Node's register annotation says that it is unhealthy" in found.out
+    assert "read the log of its device plugin" in " ".join(found.out.split())
     assert "no pod of the agent is on the node a" in found.err
     assert [("train", 4096, 30)] == [
         (one["pod"], share["memoryMib"], share["cores"])
         for one in listed.data["allocations"]
         for share in one["shares"]
     ]
+
+
+def tell(rig, node, number, reason, said, writer="hami-agent"):
+    """Somebody posts an Event about the Node."""
+    rig.store.create(
+        "events",
+        {
+            "metadata": {"name": f"a.{number}", "namespace": "default"},
+            "involvedObject": {"kind": "Node", "name": node},
+            "source": {"component": writer},
+            "type": "Warning",
+            "reason": reason,
+            "message": said,
+            "lastTimestamp": encode_stamp(rig.now(-150)),
+        },
+    )
+
+
+RELEASED = "an operator released it; `hami-agent recheck` takes it back [H-RELEASED]"
+CONDITION = (
+    f"GPU 1 (GPU-2) is unmonitored: {RELEASED}; GPU 2 (GPU-3) is lost: it is silent [H-LOST]; "
+    "GPU 3 (GPU-4) is lost: it is silent [H-LOST]"
+)
+EVENTS = (
+    ("GpuReleased", f"GPU 1 (GPU-2): {RELEASED}"),
+    ("GpuUnhealthy", "GPUs 2, 3: it is silent [H-LOST]"),
+    ("GpuRecovered", "GPUs 1, 2, 3: healthy again"),
+)
+
+
+@pytest.mark.parametrize("by", ["condition", "Events"])
+async def test_the_objects_of_the_node_say_what_is_wrong_with_its_gpus(tmp_path, capsys, by):
+    conditions = [{"type": "GpuDegraded", "status": "True", "message": CONDITION}]
+    async with explain_rig(tmp_path, capsys) as rig:
+        bad = [a_gpu(f"GPU-{n + 1}", n, healthy=False) for n in (1, 2, 3)]
+        more = {"conditions": conditions} if by == "condition" else {}
+        rig.node("a", a_gpu("GPU-1"), *bad, **more)
+        for number, (reason, said) in enumerate(EVENTS if by == "Events" else ()):
+            tell(rig, "a", number, reason, said)
+        found = await rig.run("status", "--node", "a")
+
+    text = " ".join(found.out.split())
+    assert f"GPU 1 released: {RELEASED}" in text
+    assert "GPUs 2, 3 lost: it is silent [H-LOST]" in text
+    table = "\n".join(found.out.split("\n")[2:6])
+    assert ["ok", "released", "LOST", "LOST"] == re.findall(r"\b(ok|released|LOST|BAD)\b", table)
 
 
 async def test_what_the_scheduler_reads_is_shown_on_request_and_is_complete(tmp_path, capsys):
@@ -45,12 +92,23 @@ async def test_what_the_scheduler_reads_is_shown_on_request_and_is_complete(tmp_
     assert "source: objects of the API server by " in found.out
 
 
-@pytest.mark.parametrize("option", ["--objects", "--resource=r", "--context=c", "--kubeconfig=k"])
-def test_an_option_that_only_a_node_of_the_cluster_uses_is_refused_without_one(option, capsys):
-    assert 2 == dispatch(["status", option], {})
+@pytest.mark.parametrize(
+    "words", [["0", "--objects"], ["--by=pod", "--resource=r"], ["--since=1h", "--kubeconfig=k"]]
+)
+def test_what_the_list_of_nodes_cannot_say_is_refused(words, capsys):
+    assert 2 == dispatch(["status", *words], {})
 
-    said = f"{option.partition('=')[0]}: without --node no API server is read; give --node NAME"
-    assert said in capsys.readouterr().err
+    option = words[1].partition("=")[0]
+    assert f"{option}: this lists the Nodes of a cluster; give --node" in capsys.readouterr().err
+
+
+async def test_a_cluster_that_is_named_is_listed_without_asking_an_agent(tmp_path, capsys):
+    async with explain_rig(tmp_path, capsys) as rig:
+        rig.node("a", a_gpu("GPU-1"))
+        found = await rig.run("status", "--kubeconfig", str(rig.kubeconfig), environ={})
+
+    assert (0, "", True) == (found.code, found.err, "\na " in found.out)
+    assert f"source: API server by {rig.kubeconfig}" in found.out
 
 
 @pytest.mark.parametrize(
@@ -132,18 +190,7 @@ async def test_without_the_agent_the_nodes_events_are_its_changes(tmp_path, caps
     async with explain_rig(tmp_path, capsys) as rig:
         rig.node("a", a_gpu("GPU-1"))
         for number, writer in enumerate(("hami-agent", "kubelet")):
-            rig.store.create(
-                "events",
-                {
-                    "metadata": {"name": f"a.{number}", "namespace": "default"},
-                    "involvedObject": {"kind": "Node", "name": "a"},
-                    "source": {"component": writer},
-                    "type": "Warning",
-                    "reason": "GpuUnhealthy",
-                    "message": f"XID 79, says the {writer}",
-                    "lastTimestamp": encode_stamp(rig.now(-150)),
-                },
-            )
+            tell(rig, "a", number, "GpuUnhealthy", f"XID 79, says the {writer}", writer)
         found = await rig.run("status", "--node", "a", "--since", "1h")
         later = await rig.run("status", "--node", "a", "--since", "1m")
         listed = await rig.run("status", "--node", "a", "-o", "json")
@@ -178,9 +225,9 @@ async def test_on_a_workstation_the_nodes_are_listed(tmp_path, capsys):
         listed = await rig.run("status", "-o", "json")
 
     lines = [line.split() for line in found.out.splitlines()]
-    assert ["NODE", "GPUS", "UNHEALTHY", "CORDONED", "SLICES", "PROMISED"] == lines[0]
+    assert ["NODE", "GPUS", "UNHEALTHY", "CORDONED", "SLICES", "ALLOCATED", "FREE"] == lines[0]
     assert [["gpu-9", "1", "0", "1"], ["gpu-10", "2", "1", "0"]] == [one[:4] for one in lines[1:3]]
-    assert ["1/20", "4.0/31.2", "GiB"] == lines[2][4:7]
+    assert ["1/10", "4.0", "GiB", "11.6", "GiB"] == lines[2][4:9]
     assert ["odd", "?"] == lines[3][:2]
     assert "node/gpu-9\nnode/gpu-10\nnode/odd\n" == names.out
     assert ["gpu-9", "gpu-10", "odd"] == [one["node"]["name"] for one in listed.data]

@@ -95,6 +95,7 @@ async def test_the_watch_of_an_absent_node_shows_its_creation_or_at_its_end_that
 
     async with cluster(kind, tmp_path) as world, asyncio.TaskGroup() as group:
         world.delete_node()
+        assert await world.node_api.get_node() is None  # the session is open
         showing = group.create_task(first())
         await asyncio.sleep(0.3)
         assert not showing.done()

@@ -10,6 +10,7 @@ from agent.model import Condition, GpuSample, Health, Sampled, SliceGroup, Slice
 from agent.node.findings import Check
 from agent.status import NodeStatus, SettingStatus, StatusFacts
 from tests.builders import (
+    EPOCH,
     NOON,
     a_container_use,
     a_gpu,
@@ -64,11 +65,11 @@ def busy(gpus=16, each=10, name=None, text="", **changes) -> StatusFacts:
         "newest": lambda uuid: next(iter(_samples(uuid)[-1:]), None),
         "history": _samples,
         "used": _use_of(rows).get,
-        "past": lambda _: {},
         "changes": _changes(text),
         "refusals": _refusals(text),
         "journal_since": NOW - dt.timedelta(days=3),
         "settings": _settings,
+        "kubelet": EPOCH,
         "pods": PodTable({row.key.pod_uid: _unlimited(row) for row in rows[8:10]}),
     }
     return StatusFacts(**{**facts, **changes})

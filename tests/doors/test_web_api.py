@@ -43,10 +43,11 @@ from agent.status import (
     status_of,
 )
 from agent.web import api
-from agent.web.api import PREFIX, Actions, ReadApi, refuse_reader
+from agent.web.api import Actions, ReadApi, refuse_reader
 from agent.web.page import PageDoor, page_html
-from agent.web.server import serve_port, serve_socket
+from agent.web.server import PREFIX, serve_port, serve_socket
 from tests.builders import (
+    EPOCH,
     G1,
     G2,
     NOON,
@@ -65,7 +66,7 @@ from tests.builders import (
 )
 from tests.doors.metrics_page import facts as cells_of
 from tests.doors.metrics_page import series
-from tests.doors.page_facts import NOW, busy
+from tests.doors.page_facts import busy
 from tests.doors.web_client import FakePeer, client_of
 from tests.unit.core.allocation.plain_scene import a_plain_row
 
@@ -80,28 +81,14 @@ async def data(path, **parts):
 
 
 GOLDEN = Path("tests/golden/api.txt")
-PARTS = ("node", "gpus", "allocations", "container-history", "refusals", "changes", "settings")
+PARTS = ("node", "gpus", "allocations", "refusals", "changes", "settings")
 
 
 async def golden_lines() -> list[str]:
-    """The documents of a busy node, an entry a line; `python -m tests.doors.test_web_api` writes.
-
-    A GPU that a container has no number of is not in the history of containers.
-    """
-    uuid = a_uuid(0)
-    past = [
-        Sampled(NOW - dt.timedelta(seconds=age), GpuSample(uuid, percent, used_mib=mib))
-        for age, mib, percent in ((50, 100, 10), (45, 300, 30), (5, 800, 40))
-    ]
+    """A busy node, an entry a line; `python -m tests.doors.test_web_api` writes it."""
     node = busy(gpus=4, each=1)
     entries = {"refusals": node.refusals[:2], "changes": node.changes[:4]}
-    first = node.ledger.rows[0].key
-    node = msgspec.structs.replace(
-        node,
-        past=lambda key: {uuid: past} if key == first else {},
-        settings=lambda: busy().settings()[:4],
-        **entries,
-    )
+    node = msgspec.structs.replace(node, settings=lambda: busy().settings()[:4], **entries)
     lines = []
     async with reading(lambda: node) as client:
         for part in (*PARTS, "gpus/1"):
@@ -159,7 +146,6 @@ async def test_a_list_is_answered_whole_whatever_is_asked_of_it():
     assert [{"key": "web.port", "value": 9394, "origin": "default", "pending": False}] == (
         await data("settings")
     )
-    assert [] == await data("container-history")
 
 
 @pytest.mark.parametrize(
@@ -480,9 +466,10 @@ async def test_every_face_shows_what_has_ended_and_the_sum_that_the_next_pod_mee
     assert f"{mib / 1024:.1f}" in page
 
     (one,) = (each for each in found.allocations if each.shares[0].memory_mib == 70000)
-    *_, last = pod_lines([one], NOON, StatusStyle(width=200))
+    shown = msgspec.structs.replace(found, allocations=(one,))
+    *_, last = pod_lines(shown, NOON, StatusStyle(width=200))
     served = await series(cells, "hami_agent_container_memory_allocated_bytes")
-    assert seen.ended == one.ended == last.endswith("ended") == ("It has ended." in page)
+    assert seen.ended == one.ended == last.endswith("ended") == (">ended</td>" in page)
     assert seen.ended == (one.shares[0].used_mib is None)
     is_named = seen.row.holder is not None and not seen.ended
     assert is_named == (70000 * 2**20 in served.values())
@@ -525,6 +512,33 @@ def test_a_slice_that_two_rows_of_plain_mode_have_counts_once(shares):
     assert [1] == [gpu.slices_held for gpu in gpus_of(found)]
 
 
+@pytest.mark.parametrize(
+    ("row", "kubelet", "said"),
+    [
+        (a_row(confirmed=True), EPOCH, True),
+        (a_row(confirmed=True), msgspec.structs.replace(EPOCH, inode=8), False),
+        (a_row(confirmed=False), EPOCH, False),
+        (a_row(confirmed=True), None, None),
+    ],
+    ids=["recorded", "by an earlier kubelet", "not yet", "there is no kubelet"],
+)
+def test_an_answer_is_recorded_if_the_present_kubelet_has_it(row, kubelet, said):
+    (one,) = status_of(facts(ledger=Ledger((row,)), kubelet=kubelet)).allocations or ()
+
+    assert said is one.confirmed
+
+
+def test_a_gpu_that_does_not_answer_says_until_when_it_is_offered():
+    silent = a_health(condition=Condition.UNMONITORED, cause="driver", since=NOON)
+    gpus = [
+        a_shared_gpu(health=msgspec.structs.replace(silent, serving=serving))
+        for serving in (True, False)
+    ]
+    found = gpus_of(facts(inventory=an_inventory(gpus=gpus), driver_hang=60.0))
+
+    assert [NOON + dt.timedelta(minutes=1), None] == [gpu.offered_until for gpu in found]
+
+
 @pytest.mark.parametrize(("seen", "late"), [("it was deleted", 1), ("it runs", 2)])
 def test_what_has_ended_is_not_waited_for(seen, late):
     """The kubelet confirms the answers of pods that are gone no more."""
@@ -549,11 +563,11 @@ def facts(**parts) -> StatusFacts:
         newest=lambda _: None,
         history=lambda _: (),
         used=lambda _: None,
-        past=lambda _: {},
         changes=(),
         refusals=(ENTRY,),
         journal_since=NOON,
         settings=lambda: (SettingStatus(key="web.port", value=9394, origin="default"),),
+        kubelet=EPOCH,
     )
     return msgspec.structs.replace(basis, **parts)
 

@@ -114,7 +114,7 @@ class ExplainRig:
         self._capsys = capsys
 
     def node(self, name: str, *gpus: RegisteredGpu, **parts: Any) -> Json:
-        """A Node that reports these GPUs. `parts`: annotations, metadata, spec, slices."""
+        """A Node that reports these GPUs. `parts`: of its object, and slices."""
         noted = {REGISTER: report_of(*gpus)} if gpus else {}
         metadata: Json = {"name": name, "annotations": noted | parts.get("annotations", {})}
         return self.store.create(
@@ -124,7 +124,10 @@ class ExplainRig:
                 "spec": parts.get("spec", {}),
                 "status": {
                     "allocatable": {"nvidia.com/gpu": str(parts.get("slices", 10 * len(gpus)))},
-                    "conditions": [{"type": "Ready", "status": "True"}],
+                    "conditions": [
+                        {"type": "Ready", "status": "True"},
+                        *parts.get("conditions", ()),
+                    ],
                 },
             },
         )

@@ -13,7 +13,7 @@ from typing import NoReturn
 from agent.cluster import NodeView, PodTable
 from agent.hami.register import ReportSettings
 from agent.kit.cell import Cell
-from agent.kube.api import LONGEST, SHORTEST
+from agent.kube.client import LONGEST, SHORTEST
 from agent.kube.watches import NodeWatch, PodWatch
 from agent.model import Inventory
 from agent.report import ReportCells, Reporter, ReportState

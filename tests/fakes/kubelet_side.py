@@ -8,9 +8,8 @@ from pathlib import Path
 
 from agent.cluster import PodUid, PodView
 from agent.errors import KubeletError, StateError, WitnessThrottled, WitnessUnsupported
-from agent.hookdirs import Cleared, DiskRoom, HostHookDirs
-from agent.kit.cell import Cell
-from agent.ledger import ContainerHolding, ContainerKey, Holding, HookFacts
+from agent.hookdirs import Cleared, HostHookDirs
+from agent.ledger import ContainerKey, Holding, HookFacts
 from agent.model import SliceId
 
 RESOURCE = "nvidia.com/gpu"
@@ -34,15 +33,12 @@ class FakeWitness:
         self.pods[pod.key] = Holding(
             pod.namespace,
             pod.name,
-            tuple(
-                ContainerHolding(
-                    one.name,
-                    {RESOURCE: frozenset(map(SliceId, ids[one.name].split()))}
-                    if one.name in ids
-                    else {},
-                )
+            {
+                one.name: {RESOURCE: frozenset(map(SliceId, ids[one.name].split()))}
+                if one.name in ids
+                else {}
                 for one in pod.containers
-            ),
+            },
         )
 
     def forget(self, pod: PodView) -> None:
@@ -142,10 +138,8 @@ class FakeHookDirs(HostHookDirs):
         self.preload: str | None = None
         self.hanging = ""
         self.stuck: set[str] = set()
-        self.set_aside = Cell(0)
         self.clears: list[bool] = []
         self.cleared = [Cleared()]
-        self.space = DiskRoom(2.0**30, 1000.0)
         self.gate = asyncio.Event()
         self.gate.set()
 
@@ -186,12 +180,6 @@ class FakeHookDirs(HostHookDirs):
             raise self.failure
         self.clears.append(again)
         return self.cleared.pop(0) if len(self.cleared) > 1 else self.cleared[0]
-
-    async def room(self) -> DiskRoom:
-        await self._hang("room")
-        if self.failure is not None:
-            raise self.failure
-        return self.space
 
     async def found(self) -> Mapping[str, dt.datetime]:
         await self._hang("found")

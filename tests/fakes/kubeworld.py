@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from agent.kit.timing import SystemClock
-from agent.kube.api import KubeNode, KubePods
-from agent.kube.client import Connection, KubeSession
+from agent.kube.client import KubeNode, KubePods, KubeSession
+from agent.kube.connection import Connection
 from agent.kube.events import EventPoster
 from agent.kube.objects import decode_pod
 from agent.ports import NodeApi, PodApi

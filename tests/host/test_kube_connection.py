@@ -1,6 +1,7 @@
 """Where the connection is described, and what is said when it cannot be used."""
 
 import importlib.metadata
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -9,10 +10,11 @@ import pytest
 from aiohttp import ServerDisconnectedError
 
 from agent.errors import SettingsError
-from agent.kube import client as shim
-from agent.kube.client import Connection, check, configure, default_namespace
+from agent.kube import connection as shim
+from agent.kube.connection import Connection, check, default_namespace, open_access
 from tests.fakes.kubeworld import KUBECONFIG
 
+CERTIFICATE = Path(__file__).parents[1] / "vectors" / "tls" / "one.crt"
 IN_CLUSTER = {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "KUBERNETES_SERVICE_PORT": "443"}
 GOOD = KUBECONFIG.format(server="https://api.test:6443", token="secret")  # noqa: S106 -- a test
 
@@ -21,7 +23,7 @@ GOOD = KUBECONFIG.format(server="https://api.test:6443", token="secret")  # noqa
 def account(tmp_path: Path) -> Path:
     """The files of a service account."""
     (tmp_path / "token").write_text("first")
-    (tmp_path / "ca.crt").write_text("a certificate")
+    shutil.copy(CERTIFICATE, tmp_path / "ca.crt")
     return tmp_path
 
 
@@ -32,8 +34,9 @@ def account(tmp_path: Path) -> Path:
         (b"\xff\xfe", "cannot be read"),
         (b"a: [", "is not YAML (line 1, column 5)"),
         (b"a: \x00", "is not YAML: give"),
-        (b"", "names no cluster"),
-        (b"- a list", "names no cluster"),
+        (b"", "has no current-context"),
+        (b"- a list", "has no current-context"),
+        (b"current-context: x\ncontexts: none", "has no context x (it has none)"),
         (GOOD.replace("current-context: x", "").encode(), "has no current-context"),
         (GOOD.replace("current-context: x", "current-context: [x]").encode(), "has no current-co"),
         (GOOD.replace("current-context: x", "a: 2026-13-32").encode(), "is not YAML: give"),
@@ -86,7 +89,7 @@ async def test_a_kubeconfig_that_does_not_hold_together_is_a_settings_error(
     assert old in GOOD
 
     with pytest.raises(SettingsError, match="kubeconfig: "):
-        await configure(shim.load(), Connection(path))
+        await open_access(Connection(path))
 
 
 async def test_an_identity_provider_that_hangs_up_is_a_settings_error(
@@ -98,21 +101,20 @@ async def test_an_identity_provider_that_hangs_up_is_a_settings_error(
     async def hang_up(**_: object) -> None:
         raise ServerDisconnectedError
 
-    library = shim.load()
-    monkeypatch.setattr(library.kube_config, "load_kube_config", hang_up)
+    shim.load()
+    monkeypatch.setattr("kubernetes_asyncio.config.kube_config.load_kube_config", hang_up)
     with pytest.raises(SettingsError, match="kubeconfig: cannot be used"):
-        await configure(library, Connection(path))
+        await open_access(Connection(path))
 
 
 async def test_a_kubeconfig_gives_server_and_token(tmp_path: Path):
     path = tmp_path / "kubeconfig"
     path.write_text(GOOD)
 
-    found = await configure(shim.load(), Connection(path))
+    found = (await open_access(Connection(path))).configuration
 
     assert "https://api.test:6443" == found.host
     assert "Bearer secret" == await found.get_api_key_with_prefix("BearerToken")
-    assert 16 == found.connection_pool_maxsize
 
 
 @pytest.mark.parametrize(
@@ -121,8 +123,7 @@ async def test_a_kubeconfig_gives_server_and_token(tmp_path: Path):
         ("[{name: x, context: {namespace: a}}]", "", "a"),
         ("[{name: x, context: {}}, {name: y, context: {namespace: b}}]", "y", "b"),
         ("[{name: x, context: {namespace: [a]}}]", "", "default"),
-        ("[{name: [x]}, x, {context: {}}]", "", "default"),
-        ("none", "", "default"),
+        ("[{name: [x]}, x, {context: {}}, {name: x}]", "", "default"),
     ],
 )
 def test_the_namespace_is_that_of_the_context(
@@ -154,9 +155,8 @@ def test_inside_a_pod_the_namespace_is_the_pods(account: Path):
 
 
 async def test_inside_a_pod_the_service_account_is_used(account: Path):
-    found = await configure(
-        shim.load(), Connection(service_account=account, environment=IN_CLUSTER)
-    )
+    access = await open_access(Connection(service_account=account, environment=IN_CLUSTER))
+    found = access.configuration
 
     assert "https://10.0.0.1:443" == found.host
     assert "Bearer first" == await found.get_api_key_with_prefix("BearerToken")
@@ -169,14 +169,12 @@ def test_outside_of_a_pod_and_without_a_kubeconfig_the_mend_is_named(account: Pa
 
 
 @pytest.mark.parametrize(("name", "content"), [("token", None), ("ca.crt", b""), ("token", b"")])
-def test_a_broken_service_account_is_named(account: Path, name: str, content: bytes | None):
+async def test_a_broken_service_account_is_named(account: Path, name: str, content: bytes | None):
     path = account / name
     path.unlink() if content is None else path.write_bytes(content)
 
-    with pytest.raises(SettingsError) as raised:
-        check(Connection(service_account=account, environment=IN_CLUSTER))
-
-    assert str(raised.value).startswith(f"{path}: ")
+    with pytest.raises(SettingsError, match=str(account)):
+        await open_access(Connection(service_account=account, environment=IN_CLUSTER))
 
 
 # kubernetes_asyncio is loaded without its models.
@@ -184,13 +182,12 @@ def test_a_broken_service_account_is_named(account: Path, name: str, content: by
 
 COUNT = """
 import sys
-from agent.kube import client as shim
+from agent.kube import connection as shim
 {before}
-library = shim.load()
-assert shim.load() == library
-configuration = library.configuration.Configuration()
+shim.load()
+shim.load()
+configuration = sys.modules["kubernetes_asyncio.client.configuration"].Configuration()
 assert configuration.connection_pool_maxsize == 100
-assert library.rest.RESTClientObject.__module__ == "kubernetes_asyncio.client.rest"
 print(len([name for name in sys.modules if name.startswith("kubernetes_asyncio")]))
 """
 
@@ -221,7 +218,7 @@ def test_a_library_that_is_loaded_already_is_used_as_it_is():
 
 
 def test_a_library_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(shim, "ROOT", "kubernetes_of_elsewhere")
+    monkeypatch.setattr(shim, "LIBRARY", "kubernetes_of_elsewhere")
 
     with pytest.raises(ImportError, match="kubernetes_of_elsewhere is not installed"):
         shim.load()
@@ -230,6 +227,6 @@ def test_a_library_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.process
 @pytest.mark.timeout(60)
 def test_importing_the_adapter_loads_neither_library():
-    code = "import sys, agent.kube.api; print('aiohttp' in sys.modules, len(sys.modules))"
+    code = "import sys, agent.kube.client; print('aiohttp' in sys.modules, len(sys.modules))"
 
     assert "False" == printed(code)[0].split()[0]

@@ -3,21 +3,24 @@
 import asyncio
 import itertools
 import json
-import tracemalloc
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
-import structlog
 from aiohttp import web
 
 from agent.errors import ApiError, ApiGone
-from agent.kube import api as lists_module
-from agent.kube import client as session_module
-from agent.kube.api import EndlessList, KubePods, ListBudget, Lists, command_budget, size_of
-from agent.kube.client import ApiRequest, KubeSession, path_of
+from agent.kube import client
+from agent.kube.client import (
+    MOST,
+    ApiRequest,
+    KubePods,
+    KubeSession,
+    fetch_list,
+    path_of,
+)
 from agent.kube.reader import ClusterReader
 from tests.builders import NODE
 from tests.fakes.clock import ManualClock
@@ -70,7 +73,7 @@ async def test_eight_pods_of_1_1_mb_hide_none(tmp_path: Path):
         assert first == second
         assert {"hami.io/bind-phase": "allocating"} == first.pods[-1].annotations
         # What was learnt is kept: nothing is read in vain again.
-        assert 3 == asked(world.session) - tries
+        assert 2 == asked(world.session) - tries
 
 
 async def test_105_pods_with_255_kb_of_annotations_hide_none_and_are_not_kept(tmp_path: Path):
@@ -102,7 +105,7 @@ async def test_small_answers_become_larger_again(tmp_path: Path, monkeypatch: py
         for number in range(200):
             add_pod(world, f"pod-{number:03}")
         add_pod(world, "a-big-one", {"other": "x" * 200_000})
-        monkeypatch.setattr(lists_module, "PAGE_LIMIT", 200_000)
+        monkeypatch.setattr(client, "PAGE_LIMIT", 200_000)
         await world.pod_api.list_pods()
         world.delete_pod("a-big-one")
         for _ in range(2):
@@ -112,24 +115,6 @@ async def test_small_answers_become_larger_again(tmp_path: Path, monkeypatch: py
 
         assert 200 == len(found.pods)
         assert 1 == asked(world.session) - before
-
-
-async def test_a_pod_that_no_server_should_hold_is_passed_over(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr(lists_module, "PAGE_LIMIT", 50_000)
-    monkeypatch.setattr(session_module, "BODY_LIMIT", 100_000)
-    async with a_cluster(tmp_path) as world:
-        for name in ("a", "b", "c"):
-            add_pod(world, name)
-        add_pod(world, "bb", {"other": "x" * 200_000})
-        with structlog.testing.capture_logs() as log:
-            found = await world.pod_api.list_pods()
-
-    assert ["a", "b", "c"] == [pod.name for pod in found.pods]
-    assert ["kube.object_too_long"] == [
-        line["event"] for line in log if line["log_level"] == "error"
-    ]
 
 
 def page(rest: str, *names: str) -> web.Response:
@@ -143,22 +128,7 @@ def pods_of(session: KubeSession) -> KubePods:
     return KubePods(session, NODE, RESOURCE)
 
 
-async def test_a_list_that_the_server_forgot_in_the_middle_begins_anew(tmp_path: Path):
-    answers = [page("t1", "a"), web.json_response({}, status=410), page("t2", "a"), page("", "b")]
-    tokens: list[str | None] = []
-
-    async def answer(request: web.BaseRequest) -> web.StreamResponse:
-        tokens.append(request.query.get("continue"))
-        return answers[len(tokens) - 1]
-
-    async with a_session(answer, tmp_path) as session:
-        found = await pods_of(session).list_pods()
-
-    assert [None, "t1", None, "t2"] == tokens
-    assert ("7", ["a", "b"]) == (found.resource_version, [pod.name for pod in found.pods])
-
-
-async def test_a_list_that_is_forgotten_again_and_again_is_gone(tmp_path: Path):
+async def test_a_list_that_the_server_forgot_in_the_middle_is_gone(tmp_path: Path):
     async def answer(request: web.BaseRequest) -> web.StreamResponse:
         if "continue" in request.query:
             return web.json_response({}, status=410)
@@ -205,83 +175,25 @@ TOKENS = "t{}".format
 
 
 @pytest.mark.parametrize(
-    ("answer", "says"),
+    "answer",
     [
-        (endless(lambda number, limit: (), TOKENS), "has no end"),
-        (endless(lambda number, limit: [f"a{number}"], TOKENS), "has no end"),
-        (endless(lambda number, limit: numbered(number, 2 * limit), TOKENS), "has no end"),
-        (endless(numbered, lambda _: "same"), "has no end"),
-        (endless(lambda number, limit: numbered(0, limit), TOKENS), "than are read"),
-        (endless(numbered, TOKENS), "than are read"),
+        endless(lambda number, limit: (), TOKENS),
+        endless(lambda number, limit: [f"a{number}"], TOKENS),
+        endless(lambda number, limit: numbered(number, 2 * limit), TOKENS),
+        endless(numbered, lambda _: "same"),
+        endless(lambda number, limit: numbered(0, limit), TOKENS),
+        endless(numbered, TOKENS),
+        endless(lambda number, limit: [f"{n}{'x' * 10_000}" for n in range(limit)], TOKENS),
     ],
-    ids=["empty", "one", "more than asked", "same token", "same objects", "full"],
+    ids=["empty", "one", "more than asked", "same token", "same objects", "full", "long names"],
 )
-@pytest.mark.parametrize("budget", [lambda: ListBudget(5000), command_budget])
-async def test_a_list_without_end_is_given_up(
-    tmp_path: Path, answer: Any, says: str, budget: Callable[[], ListBudget]
-):
+async def test_a_list_without_end_is_given_up(tmp_path: Path, answer: Any):
     async with asyncio.timeout(20), a_session(answer, tmp_path) as session:
-        with pytest.raises(EndlessList, match=says):
-            await Lists(session, whole=False, budget=budget).fetch(NODES, bytes)
-        with pytest.raises(EndlessList, match=says):
-            await Lists(session, budget=budget).fetch(NODES, bytes)
+        for most in (MOST, 0):
+            with pytest.raises(ApiError, match="the list has no end: after") as said:
+                await fetch_list(session, NODES, bytes, most, 1 << 22)
 
-
-@pytest.mark.parametrize(
-    ("padding", "much", "most"),
-    [("", "objects", 30_500), ("x" * 400, "objects", 30_500), ("x" * 1800, "memory", 17_500)],
-    ids=["empty", "names", "long names"],
-)
-async def test_a_command_says_of_what_a_list_has_too_much(
-    tmp_path: Path, padding: str, much: str, most: int
-):
-    answer = endless(
-        lambda number, limit: [f"{number}-{at}{padding}" for at in range(limit)], "t{}".format
-    )
-    async with asyncio.timeout(20), a_session(answer, tmp_path) as session:
-        with pytest.raises(EndlessList, match=f"more {much} than are read") as said:
-            await ClusterReader(session, ManualClock()).refused("demo") if not padding else (
-                await Lists(session, whole=False, budget=command_budget).fetch(NODES, bytes)
-            )
-
-    assert most >= int(str(said.value).partition("after ")[2].split()[0])
     assert "check the API server and the proxies before it" in str(said.value)
-
-
-async def test_the_lists_of_one_command_share_their_budget(tmp_path: Path):
-    pod = {"metadata": {"name": "x", "uid": "u"}, "spec": {"containers": []}, "status": {}}
-    numbers = itertools.count()
-
-    async def answer(request: web.BaseRequest) -> web.StreamResponse:
-        if request.path.endswith("/x"):
-            return web.json_response(pod)
-        start = int(request.query.get("continue", 0))
-        rest = str(start + 500) if start < 14_500 else ""
-        return page(rest, *(str(next(numbers)) for _ in range(500)))
-
-    async with asyncio.timeout(20), a_session(answer, tmp_path) as session:
-        with pytest.raises(EndlessList, match="more objects than are read"):
-            await ClusterReader(session, ManualClock()).snapshot("demo", "x")
-
-
-@pytest.mark.parametrize("item", ["{}", '{"a":1}', "7", '"ab"', "[]", "[{}]"])
-@pytest.mark.parametrize("rest", ["", "t"])
-async def test_a_page_of_8_mib_of_tiny_values_is_no_list_and_is_not_kept(
-    tmp_path: Path, item: str, rest: str
-):
-    head = f'{{"metadata":{{"resourceVersion":"7","continue":"{rest}"}},"items":['
-    body = (head + (f"{item}," * (8 * MIB // (len(item) + 1) - 100)) + item + "]}").encode()
-
-    async with asyncio.timeout(20), a_session(answering(body), tmp_path) as session:
-        tracemalloc.start()
-        try:
-            with pytest.raises(EndlessList):
-                await Lists(session, whole=False, budget=command_budget).fetch(NODES, bytes)
-            _, peak = tracemalloc.get_traced_memory()
-        finally:
-            tracemalloc.stop()
-
-    assert 64 * MIB > peak
 
 
 async def test_a_pod_with_a_text_of_many_braces_hides_no_other(tmp_path: Path):
@@ -306,36 +218,22 @@ async def test_a_page_is_not_asked_for_that_will_be_too_long(tmp_path: Path, siz
                 {"metadata": {"name": f"n{number:04}", "annotations": {"x": "x" * size}}},
             )
         before = asked(world.session)
-        _, listed = await Lists(world.session, whole=False).fetch(NODES, len)
+        _, listed = await fetch_list(world.session, NODES, len, MOST)
         tries = asked(world.session) - before
 
     assert 600 == len(listed)
-    assert tries <= 3 + 2 * 600 * size / (lists_module.PAGE_LIMIT // 8)
-
-
-@pytest.mark.parametrize(
-    ("value", "least"),
-    [
-        ("x" * 1000, 1000),
-        (("x" * 1000, "y" * 1000), 2000),
-        ({"x" * 1000: ["y" * 1000]}, 2000),
-        (ListBudget(10**300), 100),
-        (None, 0),
-    ],
-)
-def test_memory_is_counted_with_all_that_a_value_holds(value: object, least: int):
-    assert least <= size_of(value) <= least + 400
+    assert tries <= 3 + 2 * 600 * size / (client.PAGE_LIMIT // 8)
 
 
 async def test_an_answer_that_is_always_too_long_is_given_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(lists_module, "PAGE_LIMIT", 50_000)
-    monkeypatch.setattr(session_module, "BODY_LIMIT", 100_000)
+    monkeypatch.setattr(client, "PAGE_LIMIT", 50_000)
+    monkeypatch.setattr(client, "BODY_LIMIT", 100_000)
     answer = endless(lambda number, _: ["x" * 200_000], "t{}".format)
     async with asyncio.timeout(5), a_session(answer, tmp_path) as session:
-        with pytest.raises(EndlessList, match="after 0 objects"):
-            await Lists(session, whole=False).fetch(NODES, bytes)
+        with pytest.raises(ApiError, match="longer than"):
+            await fetch_list(session, NODES, bytes, MOST)
 
 
 async def test_the_nodes_and_pods_of_a_great_cluster_are_listed(tmp_path: Path):
@@ -350,22 +248,26 @@ async def test_the_nodes_and_pods_of_a_great_cluster_are_listed(tmp_path: Path):
         return page(token, *(f"{at:05}" for at in range(start, end)))
 
     async with a_session(answer, tmp_path) as session:
-        _, found = await Lists(session, whole=False, budget=ListBudget).fetch(NODES, len)
+        _, found = await fetch_list(session, NODES, len, MOST)
 
     assert most == len(found)
 
 
-async def test_a_part_without_end_is_no_missing_part(tmp_path: Path):
+async def test_after_a_list_without_end_no_other_part_is_asked_for(tmp_path: Path):
     pod = {"metadata": {"name": "x", "uid": "u"}, "spec": {"containers": []}, "status": {}}
 
     async def answer(request: web.BaseRequest) -> web.StreamResponse:
         return web.json_response(pod) if request.path.endswith("/x") else page("same", "a")
 
     async with a_session(answer, tmp_path) as session:
-        with pytest.raises(EndlessList, match="list nodes"):
-            await ClusterReader(session, ManualClock()).snapshot("demo", "x")
-        with pytest.raises(EndlessList, match="list pods"):
-            await ClusterReader(session, ManualClock()).similar("demo", "y")
+        found = await ClusterReader(session, ManualClock()).snapshot("demo", "x")
+        said = await ClusterReader(session, ManualClock()).similar("demo", "y")
+
+    assert ["nodes", "pods", "resourcequotas", "events"] == list(found.unread)
+    first, *others = found.unread.values()
+    assert "the list has no end" in first
+    assert all(why.startswith("not asked") for why in others)
+    assert said.startswith("; no other name is known: list pods")
 
 
 @pytest.mark.parametrize(("status", "owners"), [(404, {("d", "other"): ""}), (500, {})])
@@ -385,16 +287,6 @@ async def test_nothing_is_concluded_about_the_owner_of_a_lock_that_cannot_be_rea
         snapshot = await ClusterReader(session, ManualClock()).snapshot("d", "p")
 
     assert owners == snapshot.owners
-
-
-async def test_a_list_without_a_beginning_that_can_be_read_is_an_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr(lists_module, "PAGE_LIMIT", 1000)
-    monkeypatch.setattr(session_module, "BODY_LIMIT", 1000)
-    async with a_session(answering(b" " * 2000), tmp_path) as session:
-        with pytest.raises(ApiError, match="longer than"):
-            await pods_of(session).list_pods()
 
 
 async def test_a_frame_as_long_as_any_object_is_read(tmp_path: Path):

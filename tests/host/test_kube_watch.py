@@ -8,10 +8,8 @@ import pytest
 from aiohttp import web
 
 from agent.errors import ApiError, ApiGone
-from agent.kube import api
-from agent.kube import api as watch_module
-from agent.kube.api import KubeNode, KubePods
-from agent.kube.client import KubeSession
+from agent.kube import client
+from agent.kube.client import KubeNode, KubePods, KubeSession
 from tests.builders import NODE
 from tests.fakes.http import a_session, stream, streaming
 from tests.fakes.kubeworld import RESOURCE
@@ -91,7 +89,7 @@ async def test_the_kernel_asks_whether_an_idle_watch_still_has_its_server(tmp_pa
 
 
 async def test_a_silent_watch_is_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(api, "SILENCE", 0.1)
+    monkeypatch.setattr(client, "SILENCE", 0.1)
 
     async def answer(request: web.BaseRequest) -> web.StreamResponse:
         await stream(request, BOOKMARK)
@@ -100,22 +98,6 @@ async def test_a_silent_watch_is_over(tmp_path: Path, monkeypatch: pytest.Monkey
 
     async with a_session(answer, tmp_path) as session:
         assert ["1", "7"] == await versions(pods_of(session))
-
-
-async def test_a_watch_that_outlives_its_time_is_over(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    for name in ("SHORTEST", "LONGEST", "GRACE"):
-        monkeypatch.setattr(api, name, 0.1)
-
-    async def answer(request: web.BaseRequest) -> web.StreamResponse:
-        response = await stream(request)
-        while True:
-            await response.write(BOOKMARK)
-            await asyncio.sleep(0.01)
-
-    async with a_session(answer, tmp_path) as session:
-        assert {"1", "7"} == set(await versions(pods_of(session)))
 
 
 async def test_a_watch_that_is_cut_is_an_error(tmp_path: Path):
@@ -133,11 +115,11 @@ async def test_a_watch_that_is_cut_is_an_error(tmp_path: Path):
 @pytest.mark.parametrize(
     ("frame", "text"),
     [
-        (b"nonsense\n", "not a JSON object"),
-        (b"[]\n", "not a JSON object"),
+        (b"nonsense\n", "no type or no object"),
+        (b"[]\n", "no type or no object"),
         (b'{"type":"ADDED"}\n', "no type or no object"),
         (b'{"type":7,"object":{}}\n', "no type or no object"),
-        (b'{"type":"A","object":7}\n', "no type or no object"),
+        (b'{"type":"A","object":7}\n', "not a JSON object"),
         (b'{"object":{}}\n', "no type or no object"),
         (b'{"type":"ADDED","object":{}}\n', "no resourceVersion"),
         (b'{"type":"ERROR","object":{"code":500,"message":"etcd"}}\n', "answered 500: etcd"),
@@ -204,7 +186,7 @@ async def test_frames_are_found_wherever_the_bytes_are_cut(tmp_path: Path):
 async def test_a_line_that_no_object_needs_ends_the_watch_and_is_not_collected(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(watch_module, "LINE_LIMIT", len(BOOKMARK))
+    monkeypatch.setattr(client, "BODY_LIMIT", len(BOOKMARK))
     found: list[str] = []
 
     async with a_session(streaming(BOOKMARK, *(b" " * 60,) * 9), tmp_path) as session:

@@ -6,7 +6,7 @@ The machine must find every one of them: a machine that finds none of these prov
 import contextlib
 import dataclasses
 import datetime as dt
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import msgspec
@@ -262,13 +262,15 @@ def locks_that_went_forgotten() -> Mutant:
 
 def listed_for_good() -> Mutant:
     """A pod that has ended keeps its rows as long as the kubelet lists it."""
-    has_ended = reconcile._has_ended
+    truly_unused = reconcile._unused
 
-    def listed(pod: PodView, seen: ReconcileFacts) -> bool:
+    def unused(rows: Iterable[Row], seen: ReconcileFacts) -> Iterator[tuple[Row, float]]:
         names = {(each.namespace, each.pod) for each in seen.holdings}
-        return pod.key not in names and has_ended(pod, seen)
+        for row, grace in truly_unused(rows, seen):
+            if (row.namespace, row.pod) not in names:
+                yield row, grace
 
-    return Mutant(replaced(reconcile, "_has_ended", listed), "the row of a pod that is over")
+    return Mutant(replaced(reconcile, "_unused", unused), "the row of a pod that is over")
 
 
 def _is_doubted(effect: Effect, scene: SettlementFacts) -> bool:

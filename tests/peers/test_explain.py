@@ -231,7 +231,7 @@ async def test_a_cordon_reaches_the_scheduler_and_is_told_beside_a_bad_gpu(clust
 async def daters(cluster, key):
     """Whose write of this annotation of the Node the API server dates."""
     dated = annotation_writes((await cluster.api.get(NODE_PATH))["metadata"])
-    return [one.writer for one in dated if one.key == key]
+    return [writer for written, writer, _ in dated if written == key]
 
 
 async def until_taken_in(cluster, cordon=None):

@@ -167,8 +167,7 @@ async def agrees(cluster, stream):
     differences = await disagreement(cluster)
     return all(
         words == ONLY_LEDGER
-        and wall() - stream.deleted[ledger[container].key.pod_uid]
-        < VANISHED_GRACE.total_seconds() + 2.0
+        and wall() - stream.deleted[ledger[container].key.pod_uid] < VANISHED_GRACE + 2.0
         for container, words in differences.items()
     )
 

@@ -18,7 +18,6 @@ from agent.ledger import (
     Ledger,
     Row,
     State,
-    container_directory,
 )
 from agent.model import Inventory, SliceId
 from agent.reconcile import Reconcile
@@ -104,11 +103,7 @@ class PlainNode:
 
     def directories(self) -> set[str]:
         """The directories that the rows have."""
-        return {
-            container_directory(row.key.pod_uid, row.key.container)
-            for row in self.rows
-            if row.has_directory
-        }
+        return {row.directory for row in self.rows if row.directory}
 
     def book(self, holder: Holder, ids: Sequence[SliceId]) -> None:
         """The kubelet takes the answer into its books and its checkpoint."""
@@ -125,7 +120,7 @@ class PlainNode:
         """A new kubelet that knows its pods, and none of their ids."""
         self.holds.ids = None
         self.witness.pods = {
-            key: holds(Holder(*key, pod.containers[0].name))
+            key: holds(Holder(*key, next(iter(pod.containers))))
             for key, pod in self.witness.pods.items()
         }
         self.epoch.set(epoch)

@@ -7,6 +7,7 @@ starts without its pods, and loses its checkpoint.
 import dataclasses
 import datetime as dt
 import itertools
+import math
 import sys
 
 import msgspec
@@ -27,7 +28,6 @@ from agent.cluster import PodTable, PodUid
 from agent.ledger import (
     PLAIN,
     ContainerEdits,
-    ContainerHolding,
     ContainerKey,
     Decider,
     Holding,
@@ -75,7 +75,7 @@ class PlainHistories(RuleBasedStateMachine):
 
     def answer(self, wanted: tuple[SliceId, ...]) -> Row:
         """What the agent answers, as its service does."""
-        held = {text for found in self.ledger.held_ids().values() for text in found}
+        held = {text for found in self.ledger.held_ids.values() for text in found}
         shares = tuple(one.share for one in grant(wanted, INVENTORY, held))
         row = Row(
             ContainerKey(PodUid(f"{next(self.numbers):032x}"), PLAIN),
@@ -175,7 +175,8 @@ class PlainHistories(RuleBasedStateMachine):
             self.listed(),
             self.epoch,
             self.now,
-            recorded=self.recorded(),
+            (self.now - NOON).total_seconds(),
+            self.recorded(),
             idle=self.idle,
         )
         found = judge_by_kubelet(self.ledger, seen, RESOURCE)
@@ -198,18 +199,14 @@ class PlainHistories(RuleBasedStateMachine):
         """
         if not self.knows_pods:
             return ()
-        bystander = Holding("kube-system", "proxy", ())
+        bystander = Holding("kube-system", "proxy")
         return bystander, *(
             Holding(
                 "a",
                 name,
-                ()
+                {}
                 if one.init
-                else (
-                    ContainerHolding(
-                        "c", {RESOURCE: self.booked[name]} if name in self.booked else {}
-                    ),
-                ),
+                else {"c": {RESOURCE: self.booked[name]} if name in self.booked else {}},
             )
             for name, one in self.running.items()
         )
@@ -276,7 +273,7 @@ def _finds(monkeypatch: pytest.MonkeyPatch, name: str, wrong: object) -> bool:
 
 def _named_only(ledger, seen, resource):
     """A pod that is listed without ids is taken for one that is not listed."""
-    named = [pod for pod in seen.holdings if any(each.ids for each in pod.containers)]
+    named = [pod for pod in seen.holdings if any(pod.containers.values())]
     return by_kubelet.judge_by_kubelet(
         ledger, msgspec.structs.replace(seen, holdings=named), resource
     )
@@ -286,7 +283,7 @@ def _any_kubelet(row, seen, _left):
     """Who was seen under any kubelet is gone when this one does not name him."""
     if row.epoch == seen.epoch or seen.holdings:
         return by_kubelet.GONE_GRACE
-    return None
+    return math.inf
 
 
 @pytest.mark.slow

@@ -1,13 +1,14 @@
 """What differs between the ledger, the kubelet and the API."""
 
 import datetime as dt
+import math
 from functools import partial
 
 import msgspec
 import pytest
 
 from agent.cluster import Phase, PodTable, PodView, Role, Tombstone
-from agent.ledger import ContainerHolding, ContainerKey, Holder, Holding, KubeletEpoch, Ledger, Row
+from agent.ledger import ContainerKey, Holder, Holding, Ledger, Row
 from agent.model import SliceId
 from agent.reconcile import (
     LEAKED_AFTER,
@@ -15,7 +16,6 @@ from agent.reconcile import (
     ReconcileFacts,
     gaps,
     judge_by_scheduler,
-    leaked,
     stranger_row,
 )
 from tests.builders import G1, NOON, a_container, a_pod, a_pod_uid, a_row
@@ -29,8 +29,8 @@ MINUTE = dt.timedelta(seconds=60)
 
 
 def held(pod: PodView, *ids: SliceId, container: str = "main") -> Holding:
-    containers = (ContainerHolding(container, {RESOURCE: frozenset(ids)} if ids else {}),)
-    return Holding(pod.namespace, pod.name, containers)
+    ids_by_resource = {RESOURCE: frozenset(ids)} if ids else {}
+    return Holding(pod.namespace, pod.name, {container: ids_by_resource})
 
 
 def found(
@@ -72,12 +72,12 @@ def test_a_row_that_stays_unconfirmed_is_counted_after_a_minute():
 
 
 @pytest.mark.parametrize("hours", [-9, 9], ids=["back", "forward"])
-def test_a_clock_that_was_set_keeps_no_row_of_a_deleted_pod(hours):
+def test_a_clock_that_was_set_changes_no_grace(hours):
     now = NOON + dt.timedelta(hours=hours)
-    young = KubeletEpoch(7, int(NOON.timestamp() * 1e9))
+    idle = found(a_row(), pods=()).idle
 
-    assert (a_row(),) == found(a_row(), pods=(), gone=(POD,), now=now, epoch=young).over
-    assert (a_row(),) == found(a_row(), pods=(), now=now, epoch=young).over
+    assert () == found(a_row(), pods=(), now=now, idle=idle, elapsed=59.0).over
+    assert (a_row(),) == found(a_row(), pods=(), now=now, idle=idle, elapsed=60.0).over
     assert (0, 1) == gaps(Ledger((a_row(),)), now)
 
 
@@ -112,11 +112,10 @@ def test_the_row_of_a_failed_pod_is_over_after_a_minute_whatever_the_kubelet_lis
 ):
     """A pod that the kubelet rejects at its start is failed while its containers still run."""
     ended = msgspec.structs.replace(POD, phase=Phase.FAILED)
-    now, failed = NOON + dt.timedelta(seconds=seconds), {ended.uid: NOON}
+    first = found(a_row(), pods=(ended,), holdings=holdings)
+    later = found(a_row(), pods=(ended,), holdings=holdings, idle=first.idle, elapsed=seconds)
 
-    assert over == len(
-        found(a_row(), pods=(ended,), holdings=holdings, now=now, failed=failed).over
-    )
+    assert (60.0, over) == (first.due, len(later.over))
 
 
 @pytest.mark.parametrize("phase", [Phase.RUNNING, Phase.PENDING, Phase.SUCCEEDED, Phase.FAILED])
@@ -129,8 +128,7 @@ def test_a_stranger_that_has_ended_keeps_no_ids_although_the_kubelet_lists_it(ph
         found,
         pods=(stranger,),
         holdings=(held(stranger, *IDS),),
-        failed={stranger.uid: NOON - MINUTE},
-        idle={kept.key: NOON - MINUTE},
+        idle={(kept.key, kept.answered_at): -60.0},
     )
     ends = phase in {Phase.SUCCEEDED, Phase.FAILED}
 
@@ -155,39 +153,32 @@ def test_a_pod_that_has_ended_takes_nothing_from_the_next_one_of_its_name():
 
 OLD_ROW = a_row(answered_at=NOON - 9 * MINUTE)
 SECOND = dt.timedelta(seconds=1)
-LATER = NOON + 9 * MINUTE
-YOUNG = KubeletEpoch(7, int((LATER - 29 * SECOND).timestamp() * 1e9))
 SUCCESSOR = msgspec.structs.replace(POD, uid=a_pod_uid(9))
-FUTURE = a_row(answered_at=NOON + dt.timedelta(hours=9))
 HELD = (held(POD, *IDS),)
 
 
 @pytest.mark.parametrize(
-    ("row", "seen", "is_over"),
+    ("seen", "is_over"),
     [
-        # A deleted pod: its row outlives it by a minute.
-        (OLD_ROW, {"gone": (POD,), "now": NOON + 59 * SECOND}, False),
-        (OLD_ROW, {"gone": (POD,), "now": NOON + 60 * SECOND}, True),
-        # One that was deleted while nobody looked may have been just before; or its answer counts.
-        (OLD_ROW, {"since": NOON, "now": NOON + MINUTE / 2}, False),
-        (OLD_ROW, {"since": NOON, "now": NOON + MINUTE}, True),
-        (FUTURE, {"since": NOON, "now": NOON + MINUTE / 2}, False),
-        (FUTURE, {"since": NOON, "now": NOON + MINUTE}, True),
-        (a_row(), {"gone": (msgspec.structs.replace(SUCCESSOR, name="other"),)}, False),
-        (a_row(), {"now": NOON + MINUTE}, True),
-        # A kubelet that just started does not say that a pod is gone.
-        (OLD_ROW, {"gone": (POD,), "now": LATER, "epoch": YOUNG}, False),
-        (OLD_ROW, {"gone": (POD,), "now": LATER + SECOND, "epoch": YOUNG}, True),
+        ({}, True),
+        ({"gone": (POD,)}, True),
         # The kubelet still has the deleted pod, or its successor.
-        (a_row(), {"holdings": HELD, "now": LATER}, False),
-        (a_row(), {"pods": (SUCCESSOR,), "holdings": HELD, "now": NOON + MINUTE}, True),
+        ({"holdings": HELD}, False),
+        ({"pods": (SUCCESSOR,), "holdings": HELD}, True),
         # Half a view: pods are not listed yet; the watch is down.
-        (a_row(), {"now": LATER, "table": PodTable()}, False),
-        (a_row(), {"now": LATER, "table": PodTable(synced=True, stale=True)}, False),
+        ({"table": PodTable()}, False),
+        ({"table": PodTable(synced=True, stale=True)}, False),
     ],
 )
-def test_the_row_of_a_deleted_pod_is_over_when_all_views_say_so_for_a_minute(row, seen, is_over):
-    assert is_over == bool(found(row, **{"pods": (), **seen}).over)
+def test_the_row_of_a_deleted_pod_is_over_when_all_views_say_so_for_a_minute(seen, is_over):
+    for row in (a_row(), OLD_ROW, a_row(answered_at=NOON + 9 * MINUTE)):
+        first = found(row, **{"pods": (), **seen})
+        early, later = (
+            found(row, **{"pods": (), **seen, "idle": first.idle, "elapsed": elapsed})
+            for elapsed in (59.0, 60.0)
+        )
+        assert [False, False, is_over] == [bool(each.over) for each in (first, early, later)]
+        assert (60.0 if is_over else math.inf) == first.due
 
 
 @pytest.mark.parametrize(
@@ -250,14 +241,11 @@ def test_a_holder_is_taken_over_if_it_has_a_right_and_the_ids_are_its_own(rows, 
 
 STRANGER = f"{a_pod_uid(7)}_main"
 OWN = f"{POD.uid}_main"
-A_VIEW = ReconcileFacts(PodTable({POD.uid: POD}, synced=True), (), NOW_KUBELET, NOON)
-
-
 STONE = Tombstone(msgspec.structs.replace(POD, uid=a_pod_uid(7)), NOON)
 
 
 @pytest.mark.parametrize(
-    ("age", "rows", "changes", "found"),
+    ("age", "rows", "changes", "leaked"),
     [
         (LEAKED_AFTER, [], {}, (STRANGER,)),
         (LEAKED_AFTER - SECOND, [], {}, ()),
@@ -273,15 +261,15 @@ STONE = Tombstone(msgspec.structs.replace(POD, uid=a_pod_uid(7)), NOON)
         (LEAKED_AFTER, [], {"holdings": HELD}, (STRANGER,)),
     ],
 )
-def test_a_directory_of_no_pod_and_no_row_is_leaked_after_a_grace(age, rows, changes, found):
-    view = msgspec.structs.replace(A_VIEW, **changes)
+def test_a_directory_of_no_pod_and_no_row_is_leaked_after_a_grace(age, rows, changes, leaked):
+    directories = dict.fromkeys((OWN, STRANGER), NOON - age)
 
-    assert found == leaked({OWN: age, STRANGER: age}, Ledger(tuple(rows)), view)
+    assert leaked == found(*rows, directories=directories, **changes).leaked
 
 
 def test_a_directory_of_plain_mode_is_left_to_it_and_a_container_called_plain_is_not():
     answer, name = a_plain_row(), f"{a_pod_uid(7)}_plain"
-    names = {name: LEAKED_AFTER, f"{answer.key.pod_uid}_plain": LEAKED_AFTER}
+    directories = dict.fromkeys((name, answer.directory), NOON - LEAKED_AFTER)
 
-    assert (name,) == leaked(names, Ledger(), A_VIEW)
-    assert (name,) == leaked(names, Ledger((answer,)), A_VIEW)
+    assert (name,) == found(directories=directories).leaked
+    assert (name,) == found(answer, directories=directories).leaked
