@@ -782,13 +782,12 @@ def attributed(faults: Iterable[GpuFault], missing: Collection[GpuUuid]) -> tupl
         return faults
 
     if len(nameless) == len(missing) == 1:
-        (uuid,) = missing
-        index = int(nameless[0].gpu.removeprefix(NAMELESS))
-        known = replace(nameless[0], gpu=uuid, index=index)
-        return tuple(known if each is nameless[0] else each for each in faults)
+        (fault,), (uuid,) = nameless, missing
+        known = replace(fault, gpu=uuid, index=int(fault.gpu.removeprefix(NAMELESS)))
+        return tuple(known if each is fault else each for each in faults)
 
     text = "; ".join(f"it may be {fault.gpu}: {fault.text}" for fault in nameless)
-    is_silent = all(fault.trouble is Trouble.SILENT for fault in nameless)
+    is_silent = {fault.trouble for fault in nameless} == {Trouble.SILENT}
     trouble = Trouble.SILENT if is_silent else Trouble.FAILED
     explained = len(nameless) <= len(missing)
     return (
