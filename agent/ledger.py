@@ -12,7 +12,7 @@ import msgspec
 
 from agent.cluster import DEFAULT_PRIORITY, ContainerView, PodTable, PodUid, Role
 from agent.errors import Refusal, RefusalReason, cap
-from agent.model import NO_INDEX, GpuUuid, Health, Held, Share, SliceId, split_slice_id
+from agent.model import GpuUuid, Health, Held, Share, SharedGpu, SliceId, split_slice_id
 from agent.setting import (
     Field,
     boolean,
@@ -232,13 +232,10 @@ class HookFacts(msgspec.Struct, frozen=True):
 
 
 class GrantedShare(msgspec.Struct, frozen=True):
-    """A share and the facts of its GPU that an answer needs. `index`: of the node, as NVML's."""
+    """A share and its GPU, of which an answer needs some facts."""
 
     share: Share
-    pci: str
-    registered_mib: int
-    minor: int | None = None
-    index: int = NO_INDEX
+    gpu: SharedGpu
 
 
 def container_directory(pod_uid: str, container: str) -> str:
@@ -256,26 +253,19 @@ def container_directory(pod_uid: str, container: str) -> str:
     return name
 
 
-class ContainerHolding(msgspec.Struct, frozen=True):
-    """The slice ids of one container, by resource name; empty: nothing is allocated yet."""
-
-    name: str
-    ids: Mapping[str, frozenset[SliceId]] = msgspec.field(default_factory=dict)
-
-
 class Holding(msgspec.Struct, frozen=True):
-    """One pod that the kubelet knows. PodResources has no UID and no ordinary init containers."""
+    """One pod that the kubelet knows. PodResources has no UID and no ordinary init containers.
+
+    `containers`: the slice ids of each container, by resource name; none: nothing is allocated yet.
+    """
 
     namespace: str
     pod: str
-    containers: tuple[ContainerHolding, ...] = ()
+    containers: Mapping[str, Mapping[str, frozenset[SliceId]]] = msgspec.field(default_factory=dict)
 
     def ids_of(self, container: str, resource: str) -> frozenset[SliceId]:
         """The ids of `resource` that the kubelet holds for the container; may be empty."""
-        for held in self.containers:
-            if held.name == container:
-                return held.ids.get(resource, frozenset())
-        return frozenset()
+        return self.containers.get(container, {}).get(resource, frozenset())
 
 
 class KubeletEpoch(msgspec.Struct, frozen=True):
@@ -505,12 +495,9 @@ class Ledger(msgspec.Struct, frozen=True, dict=True):
         gone = frozenset(keys)
         return Ledger(tuple(row for row in self.rows if row.key not in gone))
 
+    @functools.cached_property
     def held_ids(self) -> Held:
         """The slice ids in use by GPU. A text that is not a slice id is left out."""
-        return self._held_ids
-
-    @functools.cached_property
-    def _held_ids(self) -> Held:
         held: dict[GpuUuid, set[SliceId]] = {}
         for slice_id in (slice_id for row in self.rows for slice_id in row.slice_ids):
             pair = split_slice_id(slice_id)

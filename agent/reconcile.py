@@ -229,10 +229,10 @@ def judge_by_kubelet(ledger: Ledger, seen: ReconcileFacts, resource: str) -> Fin
     ended.
     """
     holders = {
-        Holder(holding.namespace, holding.pod, container.name): ids
+        Holder(holding.namespace, holding.pod, container): ids
         for holding in seen.holdings
         for container in holding.containers
-        if (ids := container.ids.get(resource))
+        if (ids := holding.ids_of(container, resource))
     }
     held = Held().union(*holders.values())
     # The id sets in the kubelet's checkpoint file, each with its number of pods; and the recorded

@@ -19,7 +19,6 @@ from agent.hami.region import (
     NoRegion,
     Region,
     RegionChange,
-    RegionOffsets,
     RegionState,
     RegionSums,
     count_slots,
@@ -61,95 +60,68 @@ class ContainerProcesses:
     def __init__(self, cgroups: Path, proc: Path = Path("/proc")) -> None:
         self._cgroups = cgroups
         self._proc = proc
-        self._is_host = self._is_due = False
+        self._is_due = False
         self._pods: dict[str, Path] = {}
         """The cgroups of the pods that were ever seen; a path stays when its cgroup is gone."""
         self._owners: dict[Path, str] = {}
+        """The container directory that is mounted in a cgroup's processes; empty: none is."""
         self._known: dict[Path, dict[int, int]] = {}
-
-    def begin(self, names: Iterable[str]) -> None:
-        """Begin a round about the containers of these directories."""
-        uids = frozenset(map(_uid, names))
+        """By cgroup, and the host's PID: the PID in the container."""
 
         # Whether this is the host's PID namespace, and processes of others are not hidden.
         namespace = ""
         with contextlib.suppress(OSError):
-            namespace = str((self._proc / "self/ns/pid").readlink())
+            namespace = str((proc / "self/ns/pid").readlink())
+        self._is_host = namespace == INIT_NAMESPACE and _read(proc / "1/status") != b""
 
-        sees_init = namespace == INIT_NAMESPACE and self._read(self._proc / "1/status") != b""
-        self._is_host = bool(uids) and sees_init
-
+    def begin(self, names: Iterable[str]) -> None:
+        """Begin a round about the containers of these directories."""
+        uids = frozenset(map(_uid, names))
         self._pods = {uid: path for uid, path in self._pods.items() if uid in uids}
         self._owners = {path: name for path, name in self._owners.items() if path.is_dir()}
         self._known = {path: pids for path, pids in self._known.items() if path in self._owners}
-        self._is_due = True
+        self._is_due = self._is_host and bool(uids)
 
     def alive(self, name: str, wanted: frozenset[int]) -> frozenset[int] | None:
         """Those of the PIDs in the container of that directory that exist; None: not known."""
-        living = frozenset[int]()
-        pod = self._pod(_uid(name)) if self._is_host else None
-        if pod is None:
+        uid, living = _uid(name), frozenset[int]()
+
+        # One search a round, and only for a pod that is asked about: one that was just answered has
+        # no cgroup yet.
+        if self._is_due and not (uid in self._pods and self._pods[uid].is_dir()):
+            self._is_due = False
+            trees = (dict(_pods(self._cgroups / controller, DEEPEST)) for controller in CONTROLLERS)
+            self._pods |= next(filter(None, trees), {})
+
+        if uid not in self._pods:
             return None
 
-        cgroups = _directories(pod)  # none, if it is gone: then no process lives
+        cgroups = _directories(self._pods[uid])  # none, if it is gone: then no process lives
         if len(cgroups) == CGROUPS:
             return None
 
         for cgroup in cgroups:
-            pids = self._pids(cgroup)
-            owner = self._owner(cgroup, pids or (), _uid(name))
-            if pids is None or (pids and owner is None):
+            pids = _pids(cgroup)
+            if pids is None:
                 return None
 
-            if owner == name:
+            if cgroup not in self._owners:
+                mounted = re.compile(f"/({uid}_[-a-z0-9]+) ".encode())
+                texts = (_read(self._proc / f"{pid}/mountinfo") for pid in pids[:3])
+                text = next(filter(None, texts), b"")
+                if pids and not text:
+                    return None
+                if text:
+                    found = mounted.search(text)
+                    self._owners[cgroup] = found[1].decode() if found else ""
+
+            if self._owners.get(cgroup) == name:
                 matched = self._matched(cgroup, pids, wanted)
                 if matched is None:
                     return None
                 living |= matched
 
         return living
-
-    def _pod(self, uid: str) -> Path | None:
-        """The cgroup of the pod; None: it was never seen."""
-        path = self._pods.get(uid)
-
-        # One search a round, and only for a pod that is asked about: one that was just answered has
-        # no cgroup yet.
-        if self._is_due and (path is None or not path.is_dir()):
-            self._is_due = False
-            for controller in CONTROLLERS:
-                if found := dict(_pods(self._cgroups / controller, DEEPEST)):
-                    self._pods |= found
-                    break
-
-        return self._pods.get(uid)
-
-    def _pids(self, cgroup: Path) -> tuple[int, ...] | None:
-        """The host's PIDs in the cgroup and below; None: more than is read."""
-        text, pending = b"", [cgroup]
-
-        for _ in range(CGROUPS):
-            here = pending.pop()
-            text += self._read(here / "cgroup.procs") + b"\n"
-            pending += _directories(here)
-            if len(text) >= READ:
-                return None
-
-            if not pending:
-                return tuple(map(int, text.split()))
-
-        return None
-
-    def _owner(self, cgroup: Path, pids: Iterable[int], uid: str) -> str | None:
-        """The container directory that is mounted in the cgroup's processes; "": none is."""
-        if cgroup not in self._owners:
-            mounted = re.compile(f"/({uid}_[-a-z0-9]+) ".encode())
-            for pid in itertools.islice(pids, 3):
-                if text := self._read(self._proc / f"{pid}/mountinfo"):
-                    found = mounted.search(text)
-                    self._owners[cgroup] = found[1].decode() if found else ""
-                    break
-        return self._owners.get(cgroup)
 
     def _matched(
         self, cgroup: Path, pids: tuple[int, ...], wanted: frozenset[int]
@@ -158,24 +130,35 @@ class ContainerProcesses:
         before = self._known.get(cgroup, {})
         known = self._known[cgroup] = {pid: before[pid] for pid in pids if pid in before}
         missing = wanted - set(known.values())
-        unknown = iter([pid for pid in pids if pid not in known])
-        for pid in itertools.islice(unknown, LOOKUPS):
+        unknown = [pid for pid in pids if pid not in known]
+        for pid in unknown[:LOOKUPS]:
             if not missing:
                 break
-            if found := NSPID.search(self._read(self._proc / f"{pid}/status")):
+            if found := NSPID.search(_read(self._proc / f"{pid}/status")):
                 known[pid] = int(found[1])
                 missing -= {known[pid]}
 
-        if missing and next(unknown, None) is not None:
-            return None
+        return None if missing and len(unknown) > LOOKUPS else wanted - missing
 
-        return wanted - missing
 
-    def _read(self, path: Path) -> bytes:
-        """The first READ bytes of a file of the kernel; nothing if it cannot be read."""
-        with contextlib.suppress(OSError), path.open("rb") as opened:
-            return opened.read(READ)
-        return b""
+def _read(path: Path) -> bytes:
+    """The first READ bytes of a file of the kernel; nothing if it cannot be read."""
+    with contextlib.suppress(OSError), path.open("rb") as opened:
+        return opened.read(READ)
+    return b""
+
+
+def _pids(cgroup: Path) -> tuple[int, ...] | None:
+    """The host's PIDs in the cgroup and below; None: more than is read."""
+    text, pending = b"", [cgroup]
+    for _ in range(CGROUPS):
+        here = pending.pop()
+        text += _read(here / "cgroup.procs") + b"\n"
+        pending += _directories(here)
+        if not pending or len(text) >= READ:
+            break
+
+    return None if pending or len(text) >= READ else tuple(map(int, text.split()))
 
 
 def _uid(name: str) -> str:
@@ -282,7 +265,7 @@ class HostRegions:
         if self._processes is not None:
             self._processes.begin(names)
 
-        with self._containers() as containers:
+        with open_containers(self._hook) as containers:
             for name in queue:
                 cost, pause = costs[name], 0.0
                 if cost.seconds > SLOW:
@@ -323,7 +306,7 @@ class HostRegions:
         return sums, self._cpu() - begun
 
     def _held(self) -> Sequence[str]:
-        with self._containers() as containers:
+        with open_containers(self._hook) as containers:
             held = list[str]()
             for name in names_in(containers):
                 # By its tail: nothing bounds what a tenant makes reading all slots of all cost.
@@ -339,7 +322,7 @@ class HostRegions:
 
     def _write(self, changes: Mapping[str, RegionChange]) -> Mapping[str, str]:
         reasons = dict[str, str]()
-        with self._containers() as containers:
+        with open_containers(self._hook) as containers:
             for name, change in changes.items():
                 try:
                     with _opened(containers, name, os.O_RDWR) as (file, size):
@@ -355,14 +338,6 @@ class HostRegions:
 
         return reasons
 
-    @contextlib.contextmanager
-    def _containers(self) -> Iterator[int | None]:
-        """Open the parent of the container directories; None: there is none yet."""
-        with open_containers(self._hook) as containers:
-            if containers is None:
-                self._hook.stat()
-            yield containers
-
 
 @contextlib.contextmanager
 def _opened(containers: int | None, name: str, access: int) -> Iterator[tuple[int, int]]:
@@ -370,38 +345,29 @@ def _opened(containers: int | None, name: str, access: int) -> Iterator[tuple[in
 
     Raises NoRegion, also for an OSError within.
     """
+    if not DIRECTORY_NAME.fullmatch(name):
+        raise NoRegion("its directory's name is not <pod UID>_<container>")
+    if containers is None:
+        raise NoRegion(state=RegionState.ABSENT)
+
     with contextlib.ExitStack() as open_files:
         try:
-            place, size = _place(open_files, containers, name)
+            directory = open_in(open_files, name, containers)
+            # It is looked at without opening it: opening a device could act on it.
+            place = open_in(open_files, _region_name(directory), directory, PLACE)
+            status = os.fstat(place)
+            if not stat.S_ISREG(status.st_mode):
+                raise NoRegion("it is not a regular file")
+            if status.st_nlink > 1:
+                raise NoRegion(f"it has {status.st_nlink} names instead of one")
+
             # This path names the inode that was checked, whatever has its name now.
-            yield open_in(open_files, f"/proc/self/fd/{place}", None, access | FILE), size
+            file = open_in(open_files, f"/proc/self/fd/{place}", None, access | FILE)
+            yield file, status.st_size
         except FileNotFoundError:
             raise NoRegion(state=RegionState.ABSENT) from None
         except OSError as error:
             raise NoRegion(f"it or its directory cannot be used: {error.strerror}") from error
-
-
-def _place(open_files: contextlib.ExitStack, containers: int | None, name: str) -> tuple[int, int]:
-    """Find the region and its size without opening it: opening a device could act on it.
-
-    Raises NoRegion, OSError.
-    """
-    if not DIRECTORY_NAME.fullmatch(name):
-        raise NoRegion("its directory's name is not <pod UID>_<container>")
-
-    if containers is None:
-        raise FileNotFoundError
-
-    directory = open_in(open_files, name, containers)
-    place = open_in(open_files, _region_name(directory), directory, PLACE)
-    status = os.fstat(place)
-    if not stat.S_ISREG(status.st_mode):
-        raise NoRegion("it is not a regular file")
-
-    if status.st_nlink > 1:
-        raise NoRegion(f"it has {status.st_nlink} names instead of one")
-
-    return place, status.st_size
 
 
 def _region_name(directory: int) -> str:
@@ -435,26 +401,20 @@ def read_region(size: int, pread: Callable[[int, int], bytes]) -> Region:
     """
     head = pread(HEAD_SIZE, 0)
     offsets = recognise(size, head)
-    region = _read_once(offsets, head, pread)
+    left = RETRIES
+    while True:
+        tail = pread(offsets.tail_size, offsets.tail)
+        if len(tail) < offsets.tail_size:
+            raise NoRegion(TRUNCATED)
 
-    for _ in range(RETRIES):
-        if len(region.processes) > FEW or not any(process.torn for process in region.processes):
-            break
-        region = _read_once(offsets, head, pread)
+        length = count_slots(tail) * offsets.slot_size
+        first = pread(length, offsets.slots)
+        second = pread(length, offsets.slots) if offsets.seqlock else first
+        if min(len(first), len(second)) < length:
+            raise NoRegion(TRUNCATED)
 
-    return region
-
-
-def _read_once(offsets: RegionOffsets, head: bytes, pread: Callable[[int, int], bytes]) -> Region:
-    tail = _exactly(pread, offsets.tail_size, offsets.tail)
-    length = count_slots(tail) * offsets.slot_size
-    first = _exactly(pread, length, offsets.slots)
-    second = _exactly(pread, length, offsets.slots) if offsets.seqlock else first
-    return decode_region(offsets, head, tail, first, second)
-
-
-def _exactly(pread: Callable[[int, int], bytes], length: int, offset: int) -> bytes:
-    window = pread(length, offset)
-    if len(window) < length:
-        raise NoRegion(TRUNCATED)
-    return window
+        region = decode_region(offsets, head, tail, first, second)
+        is_torn = any(process.torn for process in region.processes)
+        if not left or not is_torn or len(region.processes) > FEW:
+            return region
+        left -= 1

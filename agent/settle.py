@@ -67,6 +67,9 @@ REFUSED_AT_ONCE = 32
 thousands: a pod that is bound without a scheduler stays when it is refused, and its controller
 makes the next one. Each change goes through all effects that are owed."""
 
+NOW = dt.datetime.min.replace(tzinfo=dt.UTC)
+"""An effect with this time is due at once."""
+
 NOBODY = PodUid("")
 """The pod UID of an effect whose pod is not on this node."""
 
@@ -93,7 +96,7 @@ class Effect(msgspec.Struct, frozen=True):
     pod_uid: PodUid
     namespace: str
     pod: str
-    due: dt.datetime = dt.datetime.min.replace(tzinfo=dt.UTC)
+    due: dt.datetime = NOW
     phase: str = ""
     groups: tuple[int, ...] = ()
     lock: str = ""
@@ -153,6 +156,7 @@ def _for_answered(facts: SettlementFacts) -> Iterator[Effect]:
     table, ledger, lock = facts.table, facts.ledger, facts.lock
     graves = {stone.pod.uid: stone.pod for stone in table.tombstones}
     names = {pod.key for pod in table.pods.values()}
+    noted = ledger.answered_under(lock.value) if lock else set()
 
     for uid in dict.fromkeys(row.key.pod_uid for row in ledger.rows_by(Decider.SCHEDULER)):
         is_there, rows = uid in table.pods, ledger.rows_of(uid)
@@ -168,9 +172,10 @@ def _for_answered(facts: SettlementFacts) -> Iterator[Effect]:
             for container in pod.asking(last.resource)
             if not is_over(container, last.epoch)
         }
-        due = last.answered_at if is_complete else last.answered_at + QUIET
-        frees = is_complete and lock is not None and any(row.lock == lock.value for row in rows)
-        text = lock.value if frees and lock is not None else ""
+        # An answer in the future is old, because the clock was set back.
+        is_young = dt.timedelta(0) <= facts.now - last.answered_at < QUIET
+        due = last.answered_at + QUIET if is_young and not is_complete else NOW
+        text = lock.value if lock and is_complete and uid in noted else ""
         where = uid, pod.namespace, pod.name, due
 
         if text and is_there and not pod.reusable_name:
@@ -300,18 +305,12 @@ LOCK_DELAYS = (0.1, 0.5, 1.0, 2.0, 4.0)
 """The same for a lock. Until a lock is free, the scheduler places nothing on this node. It must be
 free 5 s after the API server is back, jitter included."""
 
-REJECTED_AGAIN = 300.0
-"""Seconds after which a patch that can never be accepted is tried again, if its pod is shown."""
-
 PARALLEL = 4
 """The most effects in flight. One place is reserved for locks, so that requests for pods that hang
 do not delay locks."""
 
 GRAIN = 0.001
 """Seconds; shorter waits count as 0."""
-
-HORIZON = dt.timedelta(seconds=5)
-"""No effect is due later than this. A later due time was set before the clock was set back."""
 
 REFUSED = 220
 REFUSED_REFILL = 2.0
@@ -336,7 +335,6 @@ class Settlement:
 
     - Locks come first, because the scheduler waits for them.
     - An effect on a lock or a pod is done when the API server accepted it or can never accept it.
-      A patch of a pod that is still shown is tried again later: a webhook may have refused it.
     - An Event is handed on once, and posted beside this. It may be lost.
 
     `say` takes the Events about pods. Sole writer of `orphaned_locks`: locks, each with the UID of
@@ -443,37 +441,29 @@ class Settlement:
         pause = last.until - loop_time() if last and last.until else 0.0
         if effect.is_rationed:
             pause = max(pause, self._ration.wait(loop_time()))
-        wait = effect.due - self.clock.now()
-        return max(pause, wait.total_seconds() if wait <= HORIZON else 0.0)
+        return max(pause, (effect.due - self.clock.now()).total_seconds())
 
     async def _perform(self, effect: Effect) -> None:
         """Perform the effect, or drop it if it can never succeed. After a failure, try again."""
         last = self._tried.get(effect.identity)
-        log_line = log.bind(kind=effect.kind.value, ns=effect.namespace, pod=effect.pod)
         if last is None or last.until is None:
             delays = LOCK_DELAYS if effect.lock else DELAYS
             last = _Attempt(effect, Backoff(delays, 0.2, self.chance))
-            if not effect.groups:  # an answer has its own line in the log
-                log_line.info("settlement.owed")
 
-        is_patch = effect.kind is EffectKind.SETTLE_POD
+        until = None
         try:
             result = await self._attempt(effect)
         except ApiError as error:
             result, delay = "failed", max(last.backoff.next(), error.retry_after or 0.0)
-            log_line.warning("settlement.put_off", again_in=delay, err=str(error))
-        else:
-            # The view is late, or a webhook refuses what is right: that may pass, and until it
-            # does, no pod behind this one has to wait.
-            is_vain = result == "dropped" and is_patch and effect.pod_uid in self.pods.value.pods
-            delay = REJECTED_AGAIN if is_vain else 0.0
+            until = loop_time() + delay
+            where = {"kind": effect.kind.value, "ns": effect.namespace, "pod": effect.pod}
+            log.warning("settlement.put_off", **where, again_in=delay, err=str(error))
         finally:
             self._active.discard(effect.place)
 
         self.results.add(effect.kind.value, result)
-        until = loop_time() + delay if delay else None
         self._tried[effect.identity] = _Attempt(effect, last.backoff, until)
-        if is_patch and not delay:
+        if effect.kind is EffectKind.SETTLE_POD and until is None:
             # The same patch without the lock: the watch of the Node may be the quicker one.
             bare = msgspec.structs.replace(effect, lock="")
             self._tried[bare.identity] = _Attempt(bare, last.backoff)
@@ -536,19 +526,14 @@ class Settlement:
         changes = {} if pod is None else _changes(pod, effect)
         try:
             await self.pod_api.annotate_pod(effect.namespace, effect.pod, effect.pod_uid, changes)
-        except ApiNotFound:
-            return "gone" if effect.lock else "dropped"
-        except ApiInvalid as error:
-            # The pod of that name has another UID, or something refuses the patch.
-            log.info("settlement.invalid", pod=effect.pod, err=str(error))
-            return "dropped"
-        except (ApiConflict, ApiForbidden):
-            # The pod is gone? A 403 also comes for a pod on another node, a 409 also from a
-            # concurrent write. So the pod table decides.
-            table = self.pods.value
-            if table.synced and effect.pod_uid not in table.pods:
+        except (ApiNotFound, ApiInvalid, ApiConflict, ApiForbidden) as error:
+            if effect.lock and isinstance(error, ApiNotFound):
+                return "gone"
+            # Is the pod gone? A 422 comes for another UID and from a webhook, a 403 for a pod on
+            # another node and for a missing right, a 409 also from a concurrent write. So the pod
+            # table decides. What is refused while it shows the pod may be allowed later.
+            if self.pods.value.synced and effect.pod_uid not in self.pods.value.pods:
                 return "dropped"
-
             raise
 
         return "done"

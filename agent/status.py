@@ -396,7 +396,7 @@ def gpus_of(facts: StatusFacts) -> tuple[GpuStatus, ...]:
     held = Counter(share.uuid for row in living if _is_placed(row) for share in row.shares)
     # All others work on what the kubelet booked. Several rows may have the same ids, which count
     # once: of an init container, or of an answer that was not booked.
-    booked = Ledger(tuple(row for row in living if not _is_placed(row))).held_ids()
+    booked = Ledger(tuple(row for row in living if not _is_placed(row))).held_ids
     held.update({uuid: len(ids) for uuid, ids in booked.items()})
     listed = {group.uuid: len(group.ids) for group in facts.slices.groups}
 

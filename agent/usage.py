@@ -100,21 +100,22 @@ def believed(use: ContainerUse, row: Row, registered: Mapping[GpuUuid, int]) -> 
 
     `registered`: the MiB of each GPU, as far as they are known.
     """
+    percent = 100 * min(use.processes, MOST_AT_ONCE)
     for gpu in use.gpus:
         # Memory that was promised before the settings made the GPU smaller counts as well.
         promised = [share.memory_mib for share in row.limits if share.uuid == gpu.uuid]
         mib = max((registered.get(GpuUuid(gpu.uuid)) or MOST_MIB, *promised))
-        said_mib = max(*gpu.memory, gpu.memory_limit) // MIB
-        percent = 100 * min(use.processes, MOST_AT_ONCE)
+        used_mib = max(*gpu.memory, gpu.memory_limit) // MIB
 
-        if said_mib > mib:
-            said, has = f"{said_mib:,} MiB", f"{mib:,} MiB"
+        if used_mib > mib:
+            claim = f"{used_mib:,} MiB of a GPU with at most {mib:,} MiB"
         elif gpu.sm_percent > percent:
-            said, has = f"{gpu.sm_percent:,} % of compute", f"{percent:,} % for its processes"
+            claim = f"{gpu.sm_percent:,} % of compute of a GPU with at most {percent:,} % for its"
+            claim += " processes"
         else:
             continue
 
-        reason = f"not believable: it says {said} of a GPU with at most {has}"
+        reason = f"not believable: it says {claim}"
         return ContainerUse(use.at, RegionState.UNREADABLE, reason=reason)
 
     return use
@@ -257,39 +258,17 @@ def _is_recent(moment: dt.datetime | None, now: dt.datetime) -> bool:
     return moment is not None and abs(now - moment) <= ACTIVE_FOR
 
 
-# Containers that have filled their memory limit, and the Event about it.
+# Samples what each container uses of its GPUs every 5 s, and keeps it for 15 minutes in memory.
 #
-# HAMi-core kills no process at the limit: it refuses further allocations, which no region records.
+# After each round the limits of containers that share a GPU are switched, and people are told once
+# of each container that has filled its memory limit. HAMi-core kills no process at the limit: it
+# refuses further allocations, which no region records.
+
+log = structlog.get_logger(__name__)
 
 LIMIT_EVENT: Final = "MemoryLimitReached"
 FULL: Final = 0.98
 """The share of the limit from which on hardly any allocation can succeed."""
-
-
-def limit_event(row: Row, full: ContainerGpuUse, label: str) -> NodeEvent:
-    """The Event on the pod. `label`: of the GPU."""
-    text = (
-        f"Container {row.key.container} uses {full.memory.total // MIB:,} of its "
-        f"{full.memory_limit // MIB:,} MiB of GPU {label}. HAMi-core "
-        "refuses what it allocates beyond that (CUDA_ERROR_OUT_OF_MEMORY) and kills no process. If "
-        "the application fails for want of memory, ask for more nvidia.com/gpumem."
-    )
-    return NodeEvent(
-        LIMIT_EVENT,
-        text,
-        warning=False,
-        namespace=row.namespace,
-        pod=row.pod,
-        pod_uid=row.pod_uid,
-    )
-
-
-# Samples what each container uses of its GPUs every 5 s, and keeps it for 15 minutes in memory.
-#
-# After each round the limits of containers that share a GPU are switched, and people are told once
-# of each container that has filled its memory limit.
-
-log = structlog.get_logger(__name__)
 
 PERIOD: Final = 5.0
 """Seconds between two rounds."""
@@ -314,6 +293,22 @@ QUIET: Final = 60.0
 
 FRESH: Final = 2 * PERIOD + DEADLINE
 """Seconds for which a round counts as the present use."""
+
+
+class _Sampled(msgspec.Struct, eq=False):
+    """What is kept of one container from round to round.
+
+    - `use`: as it was read last.
+    - `uuids`, `past`: its GPUs, and of each round the loop's time, and MiB and percent of each GPU.
+    - `last_work`: when it last used an SM. `is_full`: it has filled a limit; None: it may have
+      before the agent started.
+    """
+
+    use: ContainerUse | None = None
+    uuids: tuple[GpuUuid, ...] = ()
+    past: deque[tuple[float, ...]] = msgspec.field(default_factory=lambda: deque(maxlen=ROWS))
+    last_work: dt.datetime | None = None
+    is_full: bool | None = False
 
 
 class ContainerUsage:
@@ -351,16 +346,10 @@ class ContainerUsage:
         self._switches = switches
         self._observes = observes
         self._origin = clock.now() - dt.timedelta(seconds=loop_time())
-        self._rows: Mapping[str, Row] = {}
         self._is_first = True
-        self._newest: dict[ContainerKey, ContainerUse] = {}
-        self._newest_at = -FRESH
-        self._kept: dict[ContainerKey, tuple[tuple[GpuUuid, ...], deque[tuple[float, ...]]]] = {}
-        self._worked: dict[ContainerKey, dt.datetime] = {}
+        self._sampled = {row.key: _Sampled(is_full=None) for row in ledger.value.rows}
+        self._sampled_at = -FRESH
         self._feedback = Feedback()
-        self._unseen = {row.key for row in ledger.value.rows}
-        """The containers of an earlier agent that were not looked at yet."""
-        self._full: set[ContainerKey] = set()
         self._troubles: dict[tuple[str, str], tuple[str, float]] = {}
 
     def newest(self, key: ContainerKey) -> ContainerUse | None:
@@ -368,21 +357,18 @@ class ContainerUsage:
 
         A container whose region cannot be read has a use with the state and the reason.
         """
-        return None if self._is_stale() else self._newest.get(key)
+        return None if self._is_stale() or key not in self._sampled else self._sampled[key].use
 
     def history(self, key: ContainerKey) -> Mapping[GpuUuid, Sequence[Sampled]]:
         """The use of each GPU by a container in the last KEPT seconds, the oldest first."""
-        if key not in self._kept:
-            return {}
-
-        uuids, rows = self._kept[key]
+        sampled = self._sampled.get(key, _Sampled())
         since = loop_time() - KEPT
         past = dict[GpuUuid, list[Sampled]]()
 
-        for at, *numbers in rows:
+        for at, *numbers in sampled.past:
             if at >= since:
                 moment = self._origin + dt.timedelta(seconds=at)
-                for uuid, mib, sm in zip(uuids, numbers[::2], numbers[1::2], strict=True):
+                for uuid, mib, sm in zip(sampled.uuids, numbers[::2], numbers[1::2], strict=True):
                     sample = GpuSample(uuid, gpu_percent=int(sm), used_mib=int(mib))
                     past.setdefault(uuid, []).append(Sampled(moment, sample))
 
@@ -399,24 +385,19 @@ class ContainerUsage:
             await asyncio.shield(self._write(self._feedback.release))
 
     async def _round(self) -> None:
-        # Take the rows of the ledger that may have processes, and drop what is kept of others.
-        self._rows = {
+        # The rows of the ledger that may have processes. What is kept of others is dropped.
+        rows = {
             row.directory: row
             for row in self._ledger.value.rows
             if row.directory and takes_room(row, self._pods.value)
         }
-        keys = {row.key for row in self._rows.values()}
-        self._kept = {key: kept for key, kept in self._kept.items() if key in keys}
-        self._worked = {key: at for key, at in self._worked.items() if key in keys}
-        self._full &= keys
+        self._sampled = {row.key: self._sampled.get(row.key) or _Sampled() for row in rows.values()}
         self._troubles = {
-            (event, name): trouble
-            for (event, name), trouble in self._troubles.items()
-            if not name or name in self._rows
+            place: trouble for place, trouble in self._troubles.items() if place[1] in {"", *rows}
         }
         try:
             async with Lag().within(DEADLINE):
-                readings = await self._regions.read(tuple(self._rows)) if self._rows else {}
+                readings = await self._regions.read(tuple(rows)) if rows else {}
                 left = await self._regions.held() if self._is_first else ()
         except (StateError, TimeoutError) as error:
             why = str(error) or f"the regions were not read in {DEADLINE:g} s"
@@ -426,37 +407,40 @@ class ContainerUsage:
             return
 
         self._report("usage.unread", "")
-        at = self._clock.now()
-        self._keep(readings, at)
+        at, self._sampled_at = self._clock.now(), loop_time()
+        registered = {
+            gpu.uuid: max(gpu.registered_mib, gpu.gpu.memory_mib or 0)
+            for gpu in self._inventory.value.gpus
+        }
+        for name, row in rows.items():
+            use = use_of(readings[name], at, [share.uuid for share in row.shares])
+            self._keep(row, believed(use, row, registered))
 
         if left and self._observes:
             log.warning("usage.held_back", directories=left, released="not by an observer")
             left = ()
 
         before = self._feedback.release
-
         if self._switches:
             users = dict[str, RegionUser]()
-
-            for name, row in self._rows.items():
-                sums = readings[name]
+            for name, row in rows.items():
+                sums, sampled = readings[name], self._sampled[row.key]
                 if sums.region is not None:
-                    if uses_sm(sums, at):
-                        self._worked[row.key] = at
-                    users[name] = region_user(row, sums.region, at, self._worked.get(row.key))
+                    sampled.last_work = at if uses_sm(sums, at) else sampled.last_work
+                    users[name] = region_user(row, sums.region, at, sampled.last_work)
 
             self._feedback = feedback(users)
 
-        release = {
+        changes = {
             name: RegionChange(recent_kernel=0) for name in left if name not in self._feedback.held
         }
         # A container that cannot be judged any more is not held back any more.
-        release |= {
+        changes |= {
             name: change
             for name, change in before.items()
             if name in readings and readings[name].state is RegionState.UNREADABLE
         }
-        is_written = await self._write({**release, **self._feedback.changes})
+        is_written = await self._write({**changes, **self._feedback.changes})
         self._is_first &= not is_written
 
     async def _write(self, changes: Mapping[str, RegionChange]) -> bool:
@@ -472,59 +456,54 @@ class ContainerUsage:
             self._report("usage.unwritten", why)
             return False
 
-        self._report("usage.unwritten", "")
-        for name, reason in failed.items():
+        for name, reason in {"": "", **failed}.items():
             self._report("usage.unwritten", reason, name)
 
         return True
 
     def _is_stale(self) -> bool:
-        return loop_time() - self._newest_at > FRESH
+        return loop_time() - self._sampled_at > FRESH
 
-    def _keep(self, readings: Mapping[str, RegionSums], at: dt.datetime) -> None:
-        now = loop_time()
-        registered = {
-            gpu.uuid: max(gpu.registered_mib, gpu.gpu.memory_mib or 0)
-            for gpu in self._inventory.value.gpus
-        }
-        newest = dict[ContainerKey, ContainerUse]()
+    def _keep(self, row: Row, use: ContainerUse) -> None:
+        """Keep the use of one container, and say it if it has filled a limit for the first time."""
+        sampled = self._sampled[row.key]
+        sampled.use = use
+        self._report("usage.unread", use.reason, row.directory)
 
-        for name, row in self._rows.items():
-            use = use_of(readings[name], at, [share.uuid for share in row.shares])
-            use = newest[row.key] = believed(use, row, registered)
-            self._report("usage.unread", use.reason, name)
+        if use.gpus:
+            uuids = tuple(GpuUuid(gpu.uuid) for gpu in use.gpus)
+            if sampled.uuids != uuids:
+                sampled.uuids = uuids
+                sampled.past.clear()
+            numbers = ((gpu.memory.total // MIB, gpu.sm_percent) for gpu in use.gpus)
+            sampled.past.append((self._sampled_at, *itertools.chain.from_iterable(numbers)))
 
-            if use.gpus:
-                uuids = tuple(GpuUuid(gpu.uuid) for gpu in use.gpus)
-                kept = self._kept.get(row.key)
-                if kept is None or kept[0] != uuids:
-                    kept = self._kept[row.key] = uuids, deque(maxlen=ROWS)
-                numbers = ((gpu.memory.total // MIB, gpu.sm_percent) for gpu in use.gpus)
-                kept[1].append((now, *itertools.chain.from_iterable(numbers)))
+        limited = (gpu for gpu in use.gpus if gpu.memory_limit)
+        full = next((gpu for gpu in limited if gpu.memory.total >= FULL * gpu.memory_limit), None)
+        if full and sampled.is_full is False and row.pod_uid:
+            label = self._inventory.value.label(GpuUuid(full.uuid))
+            text = (
+                f"Container {row.key.container} uses {full.memory.total // MIB:,} of its "
+                f"{full.memory_limit // MIB:,} MiB of GPU {label}. HAMi-core "
+                "refuses what it allocates beyond that (CUDA_ERROR_OUT_OF_MEMORY) and kills no "
+                "process. If the application fails for want of memory, ask for more "
+                "nvidia.com/gpumem."
+            )
+            self._say(NodeEvent(LIMIT_EVENT, text, False, row.namespace, row.pod, row.pod_uid))
 
-            self._tell_full(row, use)
-
-        self._newest, self._newest_at = newest, now
-
-    def _tell_full(self, row: Row, use: ContainerUse) -> None:
-        for gpu in use.gpus if row.pod_uid and row.key not in self._full else ():
-            if gpu.memory_limit and gpu.memory.total >= FULL * gpu.memory_limit:
-                self._full.add(row.key)
-                if row.key not in self._unseen:
-                    label = self._inventory.value.label(GpuUuid(gpu.uuid))
-                    self._say(limit_event(row, gpu, label))
-                break
-        self._unseen.discard(row.key)
+        sampled.is_full = bool(sampled.is_full or full)
 
     def _report(self, event: str, reason: str, directory: str = "") -> None:
         """Log why a region, or without a directory all of them, failed, until the reason changes.
 
         Containers can change it in each round, so there is at most one line a QUIET.
         """
-        place, now = (event, directory), loop_time()
-        before, logged_at = self._troubles.get(place, ("", -QUIET))
-        if reason and reason != before and now - logged_at >= QUIET:
+        now = loop_time()
+        before, logged_at = self._troubles.get((event, directory), ("", -QUIET))
+        if reason == before or (reason and now - logged_at < QUIET):
+            return
+
+        if reason:
             log.warning(event, directory=directory or "all", err=reason)
-            self._troubles[place] = reason, now
-        elif not reason and not directory:
-            self._troubles[place] = "", logged_at
+            logged_at = now
+        self._troubles[event, directory] = reason, logged_at

@@ -18,7 +18,6 @@ from agent.allocate.edits import (
     container_edits,
     cuda_order,
     gpu_edits,
-    granted_share,
 )
 from agent.allocate.prefer import nearest
 from agent.allocate.room import require_serving
@@ -105,7 +104,7 @@ def grant(
         counts[gpu.uuid] += 1
 
     return cuda_order(
-        granted_share(Share(gpu.uuid, count * slice_mib(gpu), 0), gpu)
+        GrantedShare(Share(gpu.uuid, count * slice_mib(gpu), 0), gpu)
         for uuid, count in counts.items()
         if (gpu := inventory.find(uuid))
     )

@@ -20,10 +20,10 @@ from agent.report import pods_holding
 from agent.settings.schema import Settings
 from agent.state import VERSION
 from agent.status import NodeStatus, SettingStatus, StatusFacts, labelled
-from agent.web.api import PREFIX, Actions, BuildInfo, Probes, ReadApi
+from agent.web.api import Actions, BuildInfo, ReadApi, livez, readyz
 from agent.web.metrics import AgentCollector, Gauge, MetricSources, MetricsPage
 from agent.web.page import PageDoor
-from agent.web.server import Page, near, serve_port, serve_socket
+from agent.web.server import PREFIX, Page, near, serve_port, serve_socket
 
 PORT: Final = "web"
 SOCKET: Final = "web_socket"
@@ -49,7 +49,6 @@ class WebDoors:
         build = BuildInfo(
             version=__version__, python=platform.python_version(), schema=f"state/{VERSION}"
         )
-        probes = Probes(self.checks)
         # Who observes is beside HAMi's own plugin, which has its monitor.
         hami = HamiNames.NONE if settings.observe else settings.metrics.hami
         collector = AgentCollector(
@@ -61,9 +60,9 @@ class WebDoors:
         )
         self._pages: dict[str, Page] = {
             "/": PageDoor(self.facts, settings.web.readers).page,
-            "/livez": probes.livez,
-            "/healthz": probes.livez,
-            "/readyz": probes.readyz,
+            "/livez": livez,
+            "/healthz": livez,
+            "/readyz": partial(readyz, self.checks),
             "/metrics": MetricsPage(collector).page,
             "/version": build.page,
             PREFIX: ReadApi(self.facts, settings.web.readers).answer,
@@ -167,9 +166,11 @@ def _checks(agent: NodeAgent) -> list[Check]:
     missed = [gpu for gpu in unserved if gpu.health.serving and gpu.there and gpu.wanted]
     ill = [gpu for gpu in unserved if gpu not in missed]
 
+    refused = "; ".join(map(str, agent.settings.faults.values()))
     withheld = "; ".join(agent.withholder.reasons.value)
     others |= {
-        "settings": agent.settings.trouble,
+        "settings": refused
+        and f"the last good settings apply, because these are refused: {refused}",
         "driver": problem,
         "gpus": "" if inventory.gpus else "there are no GPUs to share",
         "gpus_answering": silent,
@@ -269,31 +270,29 @@ def _series_of(agent: NodeAgent) -> MetricSources:
         traffic.calls,
     ]
 
-    readings = [
-        Gauge(
-            "checkpoint_generation", "Generation of the state on disk.", lambda: state.generation
-        ),
-        Gauge(
+    readings: list[Gauge] = [
+        ("checkpoint_generation", "Generation of the state on disk.", lambda: state.generation),
+        (
             "kubelet_stream_up",
             "1 while the kubelet receives the lists of slices.",
             lambda: float(registration.state.value.stream),
         ),
-        Gauge(
+        (
             "directories_kept",
             "Directories of ended containers that the agent cannot remove.",
             lambda: cleared.value.kept,
         ),
-        Gauge(
+        (
             "hook_available_bytes",
             "Free bytes of the file system of the containers' directories.",
             lambda: cleared.value.available,
         ),
-        Gauge(
+        (
             "hook_available_inodes",
             "Free inodes of the same file system; infinite if it has no limit.",
             lambda: cleared.value.inodes,
         ),
-        Gauge(
+        (
             "allocation_unconfirmed",
             "Answers that the kubelet has not confirmed after 60 s, without init containers.",
             lambda: gaps(state.ledger.value, clock.now())[1],
@@ -303,10 +302,12 @@ def _series_of(agent: NodeAgent) -> MetricSources:
     if agent.events is not None:  # plain mode has no scheduler and no API server
         tallies += [reconcile.mismatches, *agent.api_tallies]
         readings.append(
-            Gauge(
+            (
                 "allocation_drifted",
-                "Containers with slices of another GPU because the kubelet did not ask first, and "
-                "init containers that the kubelet does not report.",
+                (
+                    "Containers with slices of another GPU because the kubelet did not ask first, "
+                    "and init containers that the kubelet does not report."
+                ),
                 lambda: gaps(state.ledger.value, clock.now())[0],
             )
         )

@@ -133,14 +133,18 @@ class NodeWatch:
         """Open the watch now if it is down."""
         self._watch.wanted.set()
 
-    async def refresh(self) -> None:
-        """Update the view by one GET. The caller sets the deadline. Raises ApiError."""
+    async def refresh(self) -> NodeView | None:
+        """The Node by one GET, which updates the view. The caller sets the deadline.
+
+        Raises ApiError.
+        """
         held = self._node.value
         node = await self._api.get_node()
         if node is not None:
             self.on_answer(node)
         elif self._node.value is held:  # no frame was newer than the answer
             self._set(None)
+        return node
 
     def on_answer(self, node: NodeView) -> None:
         """Update the view from the answer to a request, unless the watch showed a newer Node."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from agent.cluster import PodUid, PodView
 from agent.errors import KubeletError, StateError, WitnessThrottled, WitnessUnsupported
 from agent.hookdirs import Cleared, HostHookDirs
-from agent.ledger import ContainerHolding, ContainerKey, Holding, HookFacts
+from agent.ledger import ContainerKey, Holding, HookFacts
 from agent.model import SliceId
 
 RESOURCE = "nvidia.com/gpu"
@@ -33,15 +33,12 @@ class FakeWitness:
         self.pods[pod.key] = Holding(
             pod.namespace,
             pod.name,
-            tuple(
-                ContainerHolding(
-                    one.name,
-                    {RESOURCE: frozenset(map(SliceId, ids[one.name].split()))}
-                    if one.name in ids
-                    else {},
-                )
+            {
+                one.name: {RESOURCE: frozenset(map(SliceId, ids[one.name].split()))}
+                if one.name in ids
+                else {}
                 for one in pod.containers
-            ),
+            },
         )
 
     def forget(self, pod: PodView) -> None:

@@ -15,7 +15,7 @@ from typing_extensions import override
 
 from agent.errors import KubeletError, RegistrationRefused, WitnessThrottled, WitnessUnsupported
 from agent.kubelet.register import KubeletRegistrar
-from agent.ledger import ContainerHolding, Holding
+from agent.ledger import Holding
 from agent.model import SliceId
 from agent.wire.v1 import (
     ContainerDevices,
@@ -199,7 +199,7 @@ async def test_one_entry_for_each_id_and_numa_node_is_merged(
     lister.pods["ns", "p"] = PodResources("p", "ns", containers)
     async with served(tmp_path / "kubelet.sock", lister):
         merged = {RESOURCE: ids("a", "b"), NIC: ids("a")}
-        expected = Holding("ns", "p", (ContainerHolding("main", merged), ContainerHolding("plain")))
+        expected = Holding("ns", "p", {"main": merged, "plain": {}})
 
         assert expected == await witness.get("ns", "p")
         assert (expected,) == await witness.list()

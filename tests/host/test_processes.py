@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from agent.host.node import CgroupContainers
-from agent.regions import CGROUPS, CONTROLLERS, LOOKUPS, READ
+from agent.regions import CGROUPS, CONTROLLERS, LOOKUPS, READ, ContainerProcesses
 from tests.fakes.offload import Inline
 from tests.host.hook_space import IDENTITIES, TOP, can_mount
 from tests.host.proc_node import ID, MAIN, UID, ProcNode
@@ -125,6 +125,7 @@ def test_where_the_hosts_processes_cannot_be_seen_nothing_is_known(node, what):
         (node.proc / "self/ns/pid").unlink()
     else:
         (node.proc / "1/status").unlink()
+    node.processes = ContainerProcesses(node.cgroups, node.proc)
 
     assert None is node.alive(7)
 
@@ -379,6 +380,21 @@ async def test_a_pod_has_begun_once_it_has_a_cgroup(tmp_path, names):
 
     assert {UID} == await containers.begun()
     assert await CgroupContainers(tmp_path / "none", Inline()).begun() is None
+
+
+@pytest.mark.parametrize(
+    ("names", "begun"),
+    [
+        (("kubepods/burstable", "kubepods/besteffort"), frozenset()),
+        ((f"kubepods/{ID}",), None),
+        ((f"kubepods.slice/x.slice/cri-containerd-{ID}.scope",), None),
+    ],
+    ids=["right after a boot", "containers without pods", "pods of other names"],
+)
+async def test_cgroups_that_name_containers_and_no_pod_do_not_show_which_pods_have_begun(
+    tmp_path, names, begun
+):
+    assert begun == await a_tree(tmp_path, *names).begun()
 
 
 async def test_nobody_is_looked_for_when_nobody_is_asked_for(tmp_path):

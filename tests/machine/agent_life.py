@@ -207,7 +207,7 @@ class AgentLife(AgentServices):
         """Keep the list for the kubelet, as the keeper of the inventory does."""
         news = News(self._host.inventory, self.state.ledger)
         while True:
-            inventory, held = self._host.inventory.value, self.state.ledger.value.held_ids()
+            inventory, held = self._host.inventory.value, self.state.ledger.value.held_ids
             self.slices.set(slice_list(inventory, held, self.slices.value))
             await news.wait()
 

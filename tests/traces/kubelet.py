@@ -13,7 +13,7 @@ from collections.abc import Iterable
 
 from agent.cluster import PodUid
 from agent.errors import WitnessThrottled, WitnessUnsupported
-from agent.ledger import ContainerHolding, ContainerKey, Holding
+from agent.ledger import ContainerKey, Holding
 from agent.model import SliceId
 from tests.traces.trace import RESOURCE, Json, TracedCall
 
@@ -40,13 +40,10 @@ class _Booked:
         return Holding(
             metadata["namespace"],
             metadata["name"],
-            tuple(
-                ContainerHolding(
-                    one["name"],
-                    {RESOURCE: self.ids[one["name"]]} if one["name"] in self.ids else {},
-                )
+            {
+                one["name"]: {RESOURCE: self.ids[one["name"]]} if one["name"] in self.ids else {}
                 for one in (*sidecars, *spec["containers"])
-            ),
+            },
         )
 
 

@@ -246,7 +246,6 @@ async def use_gpus(stage: Stage) -> None:
     stage.record.note("a process of each container uses its GPUs")
     begun = stage.now
     expected = dict(_begin(stage))
-    stage.record.awaited = stage.record.promised["used"]
     found = await _metered(stage)
     while found != expected and stage.now < begun + PATIENCE:
         await asyncio.sleep(LOOK)
@@ -361,7 +360,7 @@ async def kill_agent(stage: Stage) -> None:
         for name, _, value in await scrape(cluster.web_address or "")
         if name == "hami_agent_slices_allocated"
     )
-    expected = sum(map(len, rows.held_ids().values()))
+    expected = sum(map(len, rows.held_ids.values()))
     lost = (
         [] if held == expected else [f"it holds {counted(held, 'slice')}, {expected} were answered"]
     )

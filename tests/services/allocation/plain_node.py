@@ -120,7 +120,7 @@ class PlainNode:
         """A new kubelet that knows its pods, and none of their ids."""
         self.holds.ids = None
         self.witness.pods = {
-            key: holds(Holder(*key, pod.containers[0].name))
+            key: holds(Holder(*key, next(iter(pod.containers))))
             for key, pod in self.witness.pods.items()
         }
         self.epoch.set(epoch)

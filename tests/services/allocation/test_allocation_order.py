@@ -7,7 +7,6 @@ import itertools
 import msgspec
 import pytest
 
-from agent.allocate.match import UnlockedPods
 from agent.cluster import NodeView, Phase, Role
 from agent.errors import Refusal, RefusalReason
 from agent.kit.turns import BOOKING
@@ -289,33 +288,7 @@ async def test_a_container_before_the_last_settles_its_group_after_a_second_of_q
         assert 1 == len(desk.effects(EffectKind.RELEASE_LOCK))
 
 
-@pytest.mark.parametrize("annotations", [{}, {"hami.io/mutex.lock": "2026-09-01T12:00:00Z"}])
-async def test_a_lock_that_is_not_the_pods_is_left_alone(annotations):
-    async with a_desk(unlocked=UnlockedPods.UNIQUE) as desk:
-        pod = desk.bind(placed(1))
-        desk.node.set(NodeView(NODE, "uid", "3", annotations))
-
-        await desk.service.allocate(ids(4))
-
-        assert [pod.uid] == [effect.pod_uid for effect in desk.effects(EffectKind.SETTLE_POD)]
-        assert [] == desk.effects(EffectKind.RELEASE_LOCK)
-
-
 # The sequences that an allocation is guarded against.
-
-
-async def test_the_peak_of_an_init_container_stays_reserved_and_is_counted_once():
-    async with a_desk() as desk:
-        await beside_an_init_peak(desk)
-        desk.bind(placed(2, f"{G1},NVIDIA,22000,10:;"))
-
-        before = desk.disk.writes, desk.ledger
-        assert RefusalReason.MEMORY_EXCEEDED is await outcome(desk, 0)
-        assert before == (desk.disk.writes, desk.ledger)
-
-        desk.bind(placed(3, f"{G1},NVIDIA,21559,10:;"))
-        desk.witness.forget(placed(2))
-        await desk.service.allocate(ids(3))
 
 
 async def beside_an_init_peak(desk):
@@ -346,19 +319,6 @@ async def test_the_room_of_an_init_peak_is_given_out_once_the_init_containers_ha
         await desk.service.allocate(ids(3))
 
         assert is_late == desk.refreshes
-
-
-async def test_an_answer_releases_the_lock_that_is_there_then_and_not_an_older_one():
-    async with a_desk() as desk:
-        pod = desk.bind(placed(1))
-        later = desk.clock.now() + dt.timedelta(seconds=5)
-        again = desk.lock(pod, later)
-        noted = {**pod.annotations, "hami.io/bind-time": str(int(later.timestamp()))}
-        desk.see(msgspec.structs.replace(pod, annotations=noted))
-
-        await desk.service.allocate(ids(4))
-
-        assert [again.value] == [one.lock for one in desk.effects(EffectKind.RELEASE_LOCK)]
 
 
 async def test_an_answer_of_this_kubelet_counts_where_its_checkpoint_cannot_be_read():

@@ -199,14 +199,6 @@ class Pod:
         """All containers are dead, and this is what the pod's status says of each."""
         self._show(set(), lambda _: changes)
 
-    def end(self, ran: str, *, alive: bool) -> None:
-        """By the status one container runs, and the other one ended long ago."""
-        ended = {"started_at": NOON - 2 * HOUR, "running_id": None}
-        self._show(
-            {ran} if alive else set(),
-            lambda name: ended | ({"running_id": name} if name == ran else {}),
-        )
-
     def _show(self, alive: set[str], said: Callable[[str], Mapping[str, object]]) -> None:
         containers = tuple(
             msgspec.structs.replace(one, has_run=True, **said(one.name))
@@ -261,16 +253,6 @@ async def test_a_container_runs_as_its_status_says_where_no_cgroup_tells():
         assert "b" == await pod.ask()
 
 
-async def test_a_kubelet_that_takes_up_its_pods_asks_in_their_order():
-    async with a_pod_with_dead_containers() as pod:
-        pod.desk.containers.pods = frozenset()
-        pod.desk.epoch = KubeletEpoch(8, NEXT_EPOCH.ctime_ns)
-        pod.say(started_at=NOON - HOUR)
-        await asyncio.sleep(0.1)
-
-        assert "a" == await pod.ask()
-
-
 async def test_what_one_kubelet_began_with_says_nothing_of_the_next_whose_start_nobody_saw():
     async with a_pod_with_dead_containers() as pod:
         pod.desk.containers.pods = frozenset()
@@ -280,21 +262,6 @@ async def test_what_one_kubelet_began_with_says_nothing_of_the_next_whose_start_
         pod.desk.kubelet_epoch = KubeletEpoch(9, NEXT_EPOCH.ctime_ns)  # without a list stream
 
         assert UNKNOWN == await pod.ask()
-
-
-@pytest.mark.parametrize("alive", [True, False])
-@pytest.mark.parametrize("first", ["a", "b"])
-async def test_of_a_pod_that_was_not_dead_when_the_kubelet_started_only_a_living_one_tells(
-    first, alive
-):
-    """A status may be out of date: what ended long ago may have been started again."""
-    async with a_pod_with_dead_containers() as pod:
-        pod.end(first, alive=True)
-        pod.desk.epoch = KubeletEpoch(8, NEXT_EPOCH.ctime_ns)
-        await asyncio.sleep(0.1)
-        pod.end(first, alive=alive)
-
-        assert (("b" if first == "a" else "a") if alive else UNKNOWN) == await pod.ask()
 
 
 @contextlib.asynccontextmanager

@@ -118,9 +118,7 @@ async def _kept_once(present):
         assert () == scene.rows
         (kept,) = scene.kept
         assert (Holder(POD.namespace, POD.name, "main"), True) == (kept.holder, kept.adopted)
-        assert {SLICE} == {
-            one for ids in scene.state.ledger.value.held_ids().values() for one in ids
-        }
+        assert {SLICE} == {one for ids in scene.state.ledger.value.held_ids.values() for one in ids}
 
 
 @pytest.mark.parametrize("groups", [None, POD.groups], ids=["bare", "unreadable"])

@@ -100,7 +100,7 @@ async def sampling(bench: UsageBench) -> AsyncIterator[UsageBench]:
 
 def kept(bench) -> int:
     """How many rounds of all containers are in memory."""
-    return sum(len(rows) for _, rows in bench.usage._kept.values())
+    return sum(len(one.past) for one in bench.usage._sampled.values())
 
 
 async def test_all_regions_are_read_in_one_call_every_five_seconds_and_history_has_all():

@@ -19,7 +19,7 @@ from agent.allocate.match import (
 )
 from agent.cluster import Phase, PodTable, PodView, Tombstone
 from agent.errors import Refusal, RefusalReason
-from agent.ledger import ContainerHolding, ContainerKey, Holding, KubeletEpoch, Ledger, Row
+from agent.ledger import ContainerKey, Holding, KubeletEpoch, Ledger, Row
 from agent.model import Condition, SliceId
 from tests.builders import (
     NODE,
@@ -84,10 +84,10 @@ def holding(pod: PodView, **ids: str) -> Holding:
     return Holding(
         pod.namespace,
         pod.name,
-        tuple(
-            ContainerHolding(one.name, {RESOURCE: held[one.name]} if one.name in held else {})
+        {
+            one.name: {RESOURCE: held[one.name]} if one.name in held else {}
             for one in pod.containers
-        ),
+        },
     )
 
 

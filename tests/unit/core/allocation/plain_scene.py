@@ -6,7 +6,6 @@ from agent.cluster import PodUid
 from agent.ledger import (
     PLAIN,
     ContainerEdits,
-    ContainerHolding,
     ContainerKey,
     Decider,
     Holder,
@@ -59,4 +58,4 @@ def a_plain_row(
 def holds(holder: Holder, *slice_ids: SliceId, resource: str = RESOURCE) -> Holding:
     """The holder's pod at the kubelet, with these ids for its one container."""
     held = {resource: frozenset(slice_ids)} if slice_ids else {}
-    return Holding(holder.namespace, holder.pod, (ContainerHolding(holder.container, held),))
+    return Holding(holder.namespace, holder.pod, {holder.container: held})

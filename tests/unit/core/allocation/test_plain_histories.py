@@ -28,7 +28,6 @@ from agent.cluster import PodTable, PodUid
 from agent.ledger import (
     PLAIN,
     ContainerEdits,
-    ContainerHolding,
     ContainerKey,
     Decider,
     Holding,
@@ -76,7 +75,7 @@ class PlainHistories(RuleBasedStateMachine):
 
     def answer(self, wanted: tuple[SliceId, ...]) -> Row:
         """What the agent answers, as its service does."""
-        held = {text for found in self.ledger.held_ids().values() for text in found}
+        held = {text for found in self.ledger.held_ids.values() for text in found}
         shares = tuple(one.share for one in grant(wanted, INVENTORY, held))
         row = Row(
             ContainerKey(PodUid(f"{next(self.numbers):032x}"), PLAIN),
@@ -200,18 +199,14 @@ class PlainHistories(RuleBasedStateMachine):
         """
         if not self.knows_pods:
             return ()
-        bystander = Holding("kube-system", "proxy", ())
+        bystander = Holding("kube-system", "proxy")
         return bystander, *(
             Holding(
                 "a",
                 name,
-                ()
+                {}
                 if one.init
-                else (
-                    ContainerHolding(
-                        "c", {RESOURCE: self.booked[name]} if name in self.booked else {}
-                    ),
-                ),
+                else {"c": {RESOURCE: self.booked[name]} if name in self.booked else {}},
             )
             for name, one in self.running.items()
         )
@@ -278,7 +273,7 @@ def _finds(monkeypatch: pytest.MonkeyPatch, name: str, wrong: object) -> bool:
 
 def _named_only(ledger, seen, resource):
     """A pod that is listed without ids is taken for one that is not listed."""
-    named = [pod for pod in seen.holdings if any(each.ids for each in pod.containers)]
+    named = [pod for pod in seen.holdings if any(pod.containers.values())]
     return by_kubelet.judge_by_kubelet(
         ledger, msgspec.structs.replace(seen, holdings=named), resource
     )

@@ -41,10 +41,7 @@ def look(*rows, at=0.0, idle=None, **seen):
     """What one look finds; the checkpoint file names what is held, unless told otherwise."""
     holdings = seen.get("holdings", ())
     named = tuple(
-        container.ids[RESOURCE]
-        for one in holdings
-        for container in one.containers
-        if RESOURCE in container.ids
+        ids[RESOURCE] for one in holdings for ids in one.containers.values() if RESOURCE in ids
     )
     recorded = seen.get("recorded", named)
     keys = (ContainerKey(a_pod_uid(number), "main") for number in itertools.count())

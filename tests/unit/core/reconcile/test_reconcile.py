@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from agent.cluster import Phase, PodTable, PodView, Role, Tombstone
-from agent.ledger import ContainerHolding, ContainerKey, Holder, Holding, Ledger, Row
+from agent.ledger import ContainerKey, Holder, Holding, Ledger, Row
 from agent.model import SliceId
 from agent.reconcile import (
     LEAKED_AFTER,
@@ -29,8 +29,8 @@ MINUTE = dt.timedelta(seconds=60)
 
 
 def held(pod: PodView, *ids: SliceId, container: str = "main") -> Holding:
-    containers = (ContainerHolding(container, {RESOURCE: frozenset(ids)} if ids else {}),)
-    return Holding(pod.namespace, pod.name, containers)
+    ids_by_resource = {RESOURCE: frozenset(ids)} if ids else {}
+    return Holding(pod.namespace, pod.name, {container: ids_by_resource})
 
 
 def found(

@@ -95,4 +95,4 @@ def test_ids_in_use_are_told_by_gpu_and_foreign_ones_are_left_out():
         )
     )
 
-    assert {G1: (f"{G1}-1", f"{G1}-3"), G2: (f"{G2}-0",)} == ledger.held_ids()
+    assert {G1: (f"{G1}-1", f"{G1}-3"), G2: (f"{G2}-0",)} == ledger.held_ids
