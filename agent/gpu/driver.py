@@ -482,8 +482,9 @@ class NvmlDriver:
         """Probe one GPU. Raises DriverMissing, DriverError."""
         opened = await self._session.open()
         try:
-            work = partial(probe_of, self._library, self._table, uuid)
-            probe = await self._session.call(opened, uuid, work)
+            probe = await self._session.call(
+                opened, uuid, partial(probe_of, self._library, self._table, uuid)
+            )
         except CallFailed as error:
             outcome = _OUTCOMES.get(error.trouble, ProbeOutcome.FAILED)
             probe = Probe(uuid, outcome, error.text)
