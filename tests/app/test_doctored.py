@@ -18,7 +18,7 @@ from agent.cli.doctor import NodeSeen, report_differences
 from agent.cluster import REGISTER
 from agent.errors import KubeletError, WitnessUnsupported
 from agent.hami.register import RegisteredGpu, encode_register
-from agent.ledger import ContainerHolding, Holding, SourceFile
+from agent.ledger import Holding, SourceFile
 from agent.model import GpuFault, Scan
 from agent.node.checks import AgentAnswer
 from agent.node.findings import ALL_GROUPS, Check, Finding
@@ -273,7 +273,7 @@ async def test_containers_that_the_agent_answered_and_the_kubelet_has_no_record_
     async def listed(_: PodResourcesWitness) -> tuple[Holding, ...]:
         booked = ({RESOURCE: frozenset({"a"})}, {}, {}, {}, {})
         return tuple(
-            Holding(space, pod, (ContainerHolding(name, ids), ContainerHolding("other", {})))
+            Holding(space, pod, {name: ids, "other": {}})
             for (space, pod, name), ids in zip(held, booked, strict=True)
         )
 
@@ -499,8 +499,7 @@ async def test_what_the_kubelet_answers_about_containers_is_told(
     bare, monkeypatch: pytest.MonkeyPatch, ids, trouble, agent, verdict, said
 ):
     async def listed(_):
-        held = [ContainerHolding(f"c{n}", {RESOURCE: one}) for n, one in enumerate(ids)]
-        return [Holding("demo", "p", tuple(held))]
+        return [Holding("demo", "p", {f"c{n}": {RESOURCE: one} for n, one in enumerate(ids)})]
 
     async def get(*_):
         if trouble:
