@@ -43,11 +43,11 @@ class ValueType(msgspec.Struct, frozen=True):
     WrongValue. `write` formats a value as the files do.
     """
 
-    read: Callable[[object], Value]
+    read: Callable[[object], Any]
     schema: Mapping[str, object]
-    write: Callable[[Value], Value] = lambda value: value
+    write: Callable[[Any], Value] = lambda value: value
 
-    def __call__(self, value: object) -> Value:
+    def __call__(self, value: object) -> Any:  # noqa: ANN401 -- a Value of this type
         """Read `value`. Raises WrongValue."""
         return self.read(value)
 
@@ -73,11 +73,6 @@ def read_text(value: object) -> str:
     return value
 
 
-def _is_short(value: object) -> bool:
-    """Whether this is a whole number that no text of it makes slow."""
-    return isinstance(value, int) and not isinstance(value, bool) and abs(value) < _GREATEST
-
-
 def _boolean(value: object) -> bool:
     if isinstance(value, bool):
         return value
@@ -89,23 +84,37 @@ def _boolean(value: object) -> bool:
 text = ValueType(read_text, {"type": "string"})
 """A string."""
 
-text_or_whole = ValueType(
-    lambda value: str(value) if _is_short(value) else read_text(value),
-    {"type": ["string", "integer"]},
-)
+
+def _text_or_whole(value: object) -> str:
+    # A number of thousands of digits would take long to write.
+    is_short = isinstance(value, int) and not isinstance(value, bool) and abs(value) < _GREATEST
+    return str(value) if is_short else read_text(value)
+
+
+text_or_whole = ValueType(_text_or_whole, {"type": ["string", "integer"]})
 """A string. A whole number becomes the string of its digits."""
 
 
-def text_where(holds: Callable[[str], bool], expected: str, **schema: str) -> ValueType:
+def text_where(
+    holds: Callable[[str], object],
+    expected: str,
+    read: Callable[[object], str] = read_text,
+    **schema: object,
+) -> ValueType:
     """Text for which `holds` is true. Messages say what was `expected`."""
 
-    def read(value: object) -> str:
-        found = read_text(value)
+    def check(value: object) -> str:
+        found = read(value)
         if not holds(found):
             raise WrongValue(expected)
         return found
 
-    return ValueType(read, {"type": "string", **schema})
+    return ValueType(check, {"type": "string", **schema})
+
+
+def text_like(form: re.Pattern[str], example: str) -> ValueType:
+    """Text of the form `form`. Messages show `example`."""
+    return text_where(form.fullmatch, f"expected text like {example}", pattern=f"^{form.pattern}$")
 
 
 def optional(kind: ValueType, **schema: str) -> ValueType:
@@ -115,15 +124,15 @@ def optional(kind: ValueType, **schema: str) -> ValueType:
     )
 
 
-_DOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
-_NAME = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
+_LABEL = "[a-z0-9]([-a-z0-9]*[a-z0-9])?"
+_DOMAIN = rf"{_LABEL}(\.{_LABEL})*"
 
 optional_text = optional(text)
 """A string; an empty one counts as not set."""
 
 node_name = optional(
     text_where(
-        lambda name: len(name) <= 253 and _DOMAIN.fullmatch(name) is not None,
+        re.compile(rf"(?=.{{1,253}}\Z){_DOMAIN}").fullmatch,
         "expected the name of a Node, like gpu-1 (lower case)",
     )
 )
@@ -138,40 +147,119 @@ path = text_where(lambda path: path.startswith("/"), "expected an absolute path"
 optional_path = optional(path, pattern="^(/|$)")
 """An absolute path; an empty one counts as not set."""
 
-
-def _is_resource(full_name: str) -> bool:
-    domain, slash, name = full_name.partition("/")
-    return (
-        bool(slash)
-        and len(domain) <= 244
-        and _DOMAIN.fullmatch(domain) is not None
-        and _NAME.fullmatch(name) is not None
-        and "kubernetes.io/" not in full_name
-        and not full_name.startswith("requests.")
-    )
-
+_RESOURCE = re.compile(
+    rf"(?!requests\.|.*kubernetes\.io/)(?=[^/]{{1,244}}/){_DOMAIN}"
+    r"/[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
+)
 
 resource_name = text_where(
-    _is_resource, "expected a name like nvidia.com/gpu", pattern="^[^/]+/[^/]+$"
+    _RESOURCE.fullmatch, "expected a name like nvidia.com/gpu", pattern="^[^/]+/[^/]+$"
 )
 """An extended resource's name, by the kubelet's rule.
 
 Source: kubernetes pkg/apis/core/v1/helper IsExtendedResourceName.
 """
 
+optional_resource = text_like(re.compile("([^/]+/[^/]+)?"), "nvidia.com/gpumem")
+"""The name of a resource that pods request and no node has; empty: there is none."""
+
 boolean = ValueType(_boolean, {"type": "boolean"})
 """True or false; variables and flags may also say 1, 0, t or f."""
 
 
-def _bounded(
-    parse: Callable[[object], float | None],
-    expected: str,
-    bounds: tuple[float, float],
-    show: Callable[[float], str],
+def choice(*words: str, like: Mapping[str, str] | None = None) -> ValueType:
+    """One of `words`. `like`: other spellings, of HAMi and NVIDIA, with the word for each."""
+
+    def read(value: object) -> str:
+        if isinstance(value, str) and (word := (like or {}).get(value, value)) in words:
+            return word
+        raise WrongValue(f"expected one of {', '.join(words)}")
+
+    return ValueType(read, {"enum": list(words)})
+
+
+# Lists.
+
+
+def list_of(
+    item: ValueType, expected: str = "expected a list of texts", least: int = 0
+) -> ValueType:
+    """A list of at least `least` items, separated by commas in variables and flags.
+
+    Messages say what was `expected` and show the first item that does not fit.
+    """
+
+    def read(value: object) -> tuple[str, ...]:
+        items = value
+        if isinstance(value, str):
+            items = [part for part in map(str.strip, value.split(",")) if part]
+        if not isinstance(items, list):
+            raise WrongValue(expected)
+        if len(items) < least:
+            raise WrongValue(expected, "none")
+
+        found = []
+        for one in items:
+            try:
+                found.append(str(item(one)))
+            except WrongValue as error:
+                raise WrongValue(expected, shown(one)) from error
+        return tuple(found)
+
+    bound = {"minItems": least} if least else {}
+    return ValueType(read, {"type": "array", "items": item.schema, **bound})
+
+
+texts = list_of(text)
+"""A list of strings."""
+
+indexes = list_of(
+    ValueType(
+        text_where(re.compile("[0-9]{1,19}").fullmatch, "", _text_or_whole).read,
+        {"anyOf": [{"type": "integer", "minimum": 0}, {"pattern": "^[0-9]+$"}]},
+    ),
+    "expected GPU indexes",
+)
+"""A list of GPU indexes."""
+
+
+def several(*words: str) -> ValueType:
+    """One or more of `words`."""
+    return list_of(choice(*words), f"expected one or more of {', '.join(words)}", least=1)
+
+
+# Numbers and durations.
+
+
+def _whole(value: object) -> int | None:
+    if isinstance(value, str) and _WHOLE.fullmatch(value):
+        return int(value)
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def _decimal(value: Any) -> float | None:  # noqa: ANN401 -- float() judges it
+    """The finite number; None if it is none. float() also takes `1_0` and other scripts."""
+    if isinstance(value, bool) or (isinstance(value, str) and not _NUMBER.fullmatch(value)):
+        return None
+    try:
+        parsed = float(value)
+    except (OverflowError, TypeError):
+        return None
+    return parsed if math.isfinite(parsed) else None
+
+
+def number(
+    low: float,
+    high: float,
+    parse: Callable[[object], float | None] = _decimal,
+    expected: str = "a number",
+    show: Callable[[float], str] = "{:g}".format,
     kind: str = "number",
 ) -> ValueType:
-    """What `parse` finds, within `bounds`. Messages say what was `expected`, and `show` a bound."""
-    low, high = bounds
+    """A finite number from `low` to `high`.
+
+    `parse` finds it in a value. Messages say what was `expected`, and `show` a bound.
+    """
 
     def read(value: object) -> float:
         parsed = parse(value)
@@ -186,112 +274,8 @@ def _bounded(
 
 def whole(low: int, high: int) -> ValueType:
     """A whole number from `low` to `high`."""
-    return _bounded(_whole, "a whole number", (low, high), str, "integer")
+    return number(low, high, _whole, "a whole number", str, "integer")
 
-
-def _whole(value: object) -> int | None:
-    if isinstance(value, str) and _WHOLE.fullmatch(value):
-        return int(value)
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
-
-
-def number(low: float, high: float) -> ValueType:
-    """A finite number from `low` to `high`."""
-    return _bounded(_decimal, "a number", (low, high), "{:g}".format)
-
-
-def _decimal(value: object) -> float | None:
-    """The finite number; None if it is none. float() also takes `1_0` and other scripts."""
-    if not isinstance(value, str | int | float) or isinstance(value, bool):
-        return None
-    if isinstance(value, str) and not _NUMBER.fullmatch(value):
-        return None
-    try:
-        parsed = float(value)
-    except OverflowError:
-        return None
-    return parsed if math.isfinite(parsed) else None
-
-
-def choice(*words: str, like: Mapping[str, str] | None = None) -> ValueType:
-    """One of `words`. `like`: other spellings, of HAMi and NVIDIA, with the word for each."""
-
-    def read(value: object) -> str:
-        if isinstance(value, str):
-            word = (like or {}).get(value, value)
-            if word in words:
-                return word
-        raise WrongValue(f"expected one of {', '.join(words)}")
-
-    return ValueType(read, {"enum": list(words)})
-
-
-def read_texts(value: object) -> tuple[str, ...]:
-    """A list of strings, or one with commas. Raises WrongValue."""
-    if isinstance(value, str):
-        return tuple(part.strip() for part in read_text(value).split(",") if part.strip())
-    if isinstance(value, list) and all(isinstance(part, str) for part in value):
-        return tuple(read_text(part) for part in value)
-    raise WrongValue("expected a list of texts")
-
-
-texts = ValueType(read_texts, {"type": "array", "items": {"type": "string"}})
-"""A list of strings; in variables and flags separated by commas."""
-
-
-def several(*words: str) -> ValueType:
-    """One or more of `words`; in variables and flags separated by commas."""
-
-    def read(value: object) -> tuple[str, ...]:
-        expected = f"expected one or more of {', '.join(words)}"
-        try:
-            chosen = read_texts(value)
-        except WrongValue as error:
-            raise WrongValue(expected) from error
-        wrong = [word for word in chosen if word not in words]
-        if wrong or not chosen:
-            raise WrongValue(expected, shown(wrong[0]) if wrong else "none")
-        return chosen
-
-    return ValueType(read, {"type": "array", "items": {"enum": list(words)}, "minItems": 1})
-
-
-def text_like(form: re.Pattern[str], example: str) -> ValueType:
-    """Text of the form `form`. Messages show `example`."""
-    return text_where(
-        lambda found: form.fullmatch(found) is not None,
-        f"expected text like {example}",
-        pattern=f"^{form.pattern}$",
-    )
-
-
-_INDEX: Final = re.compile("[0-9]{0,19}")
-
-
-def _indexes(value: object) -> tuple[str, ...]:
-    parts = value.split(",") if isinstance(value, str) else value
-    if not isinstance(parts, list):
-        raise WrongValue("expected GPU indexes")
-    found = []
-    for part in parts:
-        digits = str(part).strip() if isinstance(part, str) or _is_short(part) else "-"
-        if not _INDEX.fullmatch(digits):
-            raise WrongValue("expected GPU indexes", shown(part))
-        found.append(digits)
-    return tuple(filter(None, found))
-
-
-indexes = ValueType(
-    _indexes,
-    {
-        "type": "array",
-        "items": {"anyOf": [{"type": "integer", "minimum": 0}, {"pattern": "^[0-9]+$"}]},
-    },
-)
-"""A list of GPU indexes; in variables and flags separated by commas."""
-
-optional_resource = text_like(re.compile("([^/]+/[^/]+)?"), "nvidia.com/gpumem")
-"""The name of a resource that pods request and no node has; empty: there is none."""
 
 HOW: Final = "Such as 500ms, 2s, 10m or 1h; a number alone is seconds."
 """The last sentence of each duration's help."""
@@ -322,12 +306,9 @@ def written(seconds: float) -> str:
 def duration(low: float, high: float) -> ValueType:
     """A duration from `low` to `high` seconds; its value is seconds."""
     example = "a duration such as 500ms, 2s, 10m or 1h"
-    seconds = _bounded(seconds_of, example, (low, high), written)
-    return ValueType(
-        seconds.read,
-        {"anyOf": [{"type": "string", "pattern": _PATTERN}, seconds.schema]},
-        lambda value: written(value) if isinstance(value, int | float) else value,
-    )
+    seconds = number(low, high, seconds_of, example, written)
+    schema = {"anyOf": [{"type": "string", "pattern": _PATTERN}, seconds.schema]}
+    return ValueType(seconds.read, schema, written)
 
 
 class Field(msgspec.Struct, frozen=True):

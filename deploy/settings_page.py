@@ -21,8 +21,8 @@ from agent.health.xids import xid_classes
 from agent.node.devices import RESOURCE, SCHEDULER
 from agent.setting import Field
 from agent.settings.hami import DEVICE_CONFIG, FILTER, NODE_CONFIG, WITHOUT_EFFECT
+from agent.settings.reading import FOREIGN
 from agent.settings.schema import FIELDS, LIVE
-from agent.settings.sources import FOREIGN
 
 PAGE: Final = Path(__file__).resolve().parents[1] / "SETTINGS.md"
 BEGIN: Final = "<!-- make settings -->\n"

@@ -711,8 +711,9 @@ def _nobody(evidence: Evidence) -> Refusal:
     return Refusal(
         RefusalReason.NO_POD_ADMITTED,
         f"The kubelet asks for {count} slice(s), but no pod of this node that requests this "
-        "number is being admitted. Static pods and deleted pods cannot get GPUs; create the pod "
-        "through the API server.",
+        "number is being admitted. Nothing is to be done for a deleted pod or one with a "
+        "controller, which creates it again; create any other again. A static pod gets no GPUs: "
+        "make it a DaemonSet.",
     )
 
 

@@ -12,7 +12,7 @@ import msgspec
 from agent import inventory, reconcile, regions, report, settle, usage, witness
 from agent.allocate import edits, plain, service
 from agent.app.adapters import Adapters, SharedCells
-from agent.app.settings import SettingsPorts, SettingsService
+from agent.app.settings import SettingsService
 from agent.cluster import PodTable
 from agent.errors import Refusal, StateError
 from agent.health.watch import HealthWatch
@@ -40,6 +40,7 @@ DRIVER = (0.5, 1.0, 5.0, 30.0), 0.0
 WEB = (0.5, 1.0, 10.0, 30.0), 0.0
 KUBELET = (1.0, 5.0, 15.0, 60.0), 0.0
 API = (1.0, 2.0, 5.0, 15.0, 60.0), 0.3
+COPY = (30.0, 300.0), 0.0
 
 
 class StartFacts(msgspec.Struct, frozen=True):
@@ -62,7 +63,7 @@ class NodeAgent:
     - `writers`, `services`, `doors`: the tiers. The doors stop first, then what knows the node,
       then the writer of the state.
     - `stop`: set to end the process. `asked`: set to request that the settings are read now.
-      `look`: see SettingsPorts.
+      `look`: see SettingsService.
     - `notices`: Events that wait for the API server. `journal`: what happened lately.
     - `session`, `events`, `report`: None in plain mode, which has no API server.
     - `reported`: whether the API server holds the report.
@@ -110,7 +111,10 @@ class NodeAgent:
         self.keeper.hold(state.ledger.value.held_ids)
 
         # The settings, which depend on the Node's labels, its GPUs and the rows.
-        outside = SettingsPorts(
+        self.settings = SettingsService(
+            start=found.start,
+            stored=found.stored,
+            cells=facts,
             look=look,
             asked=asked,
             disk=adapters.disk,
@@ -121,7 +125,6 @@ class NodeAgent:
             ledger=state.ledger,
             calls=self.server.traffic.admissions,
         )
-        self.settings = SettingsService(found.start, found.stored, settings, facts, outside)
 
         # The GPUs.
         self.discovery = inventory.Discovery(adapters.driver, self._scanned, ill=self._is_ill)
@@ -162,7 +165,9 @@ class NodeAgent:
 
         left_out = self.keeper.left_out
         self.services = [
-            Task("settings", self.settings.run),
+            Task("settings", self.settings.follow_files),
+            Task("settings_labels", self.settings.follow_labels),
+            Task("settings_copy", self.settings.keep_copy, COPY),
             Task("inventory", self.keeper.run),
             Task("left_out", partial(report.follow_left_out, left_out, facts.inventory, say)),
             Task(
@@ -376,7 +381,9 @@ class NodeAgent:
 
     def _scanned(self, scan: Scan) -> None:
         """Update the settings first: they may depend on the GPUs."""
-        listed = self.settings.saw_gpus(scan)
+        known = self.settings.facts.gpus or frozenset()
+        is_known = known == {gpu.uuid for gpu in scan.gpus} and not self.settings.faults
+        listed = scan if is_known else self.settings.saw_gpus(scan)
         if listed is not None:
             self.keeper.found(listed)
 

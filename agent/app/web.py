@@ -167,9 +167,11 @@ def _checks(agent: NodeAgent) -> list[Check]:
     missed = [gpu for gpu in unserved if gpu.health.serving and gpu.there and gpu.wanted]
     ill = [gpu for gpu in unserved if gpu not in missed]
 
+    refused = "; ".join(map(str, agent.settings.faults.values()))
     withheld = "; ".join(agent.withholder.reasons.value)
     others |= {
-        "settings": agent.settings.trouble,
+        "settings": refused
+        and f"the last good settings apply, because these are refused: {refused}",
         "driver": problem,
         "gpus": "" if inventory.gpus else "there are no GPUs to share",
         "gpus_answering": silent,

@@ -55,16 +55,11 @@ def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     del environ
     now = SystemClock().now()
     path = args.file or Path(f"hami-agent-{now:%Y%m%dT%H%M%SZ}.tgz")
-    files: dict[str, bytes] = {}
-    missing: list[str] = []
-
-    for name, target in PARTS.items():
-        status, text = call(args.socket, "GET", target, DEADLINE)
-        if status in {200, 503}:  # /readyz may answer 503
-            files[name] = text.encode()
-        else:
-            missing.append(f"{name}: {target} answered {status}")
-
+    answers = {name: call(args.socket, "GET", target, DEADLINE) for name, target in PARTS.items()}
+    # /readyz may answer 503.
+    files = {
+        name: text.encode() for name, (status, text) in answers.items() if status in {200, 503}
+    }
     files["bundle.txt"] = f"hami-agent {__version__}\n".encode()
     try:
         # Never over an archive that is there, and for its owner alone: it names pods.
@@ -82,7 +77,8 @@ def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
         return fail("bundle", f"{path} cannot be written: {error.strerror}", UNWRITTEN)
 
     sys.stdout.write(f"{path}: {', '.join(files)}\n")
-    for text in missing:
-        fail("bundle", f"missing: {text}", INCOMPLETE)
+    missing = answers.keys() - files.keys()
+    for name in (name for name in PARTS if name in missing):
+        fail("bundle", f"missing: {name}: {PARTS[name]} answered {answers[name][0]}", INCOMPLETE)
 
     return INCOMPLETE if missing else OK

@@ -103,17 +103,17 @@ def may_follow(words: Sequence[str], environ: Mapping[str, str]) -> list[str]:
 
 def _values(action: argparse.Action, environ: Mapping[str, str]) -> list[str]:
     """What may be given, as far as the program, this node's agent and the cluster know it."""
-    if action.metavar == "ID":
-        return list(entries())
-
     with contextlib.suppress(AgentError, TimeoutError):
-        if action.metavar in {"GPU", "POD"}:
-            found = status_at(DEFAULT_SOCKET).found
-            if action.metavar == "GPU":
-                return [name for gpu in found.gpus for name in sorted(names_of(gpu))]
+        if action.metavar == "ID":
+            return list(entries())
 
-            held = (one for one in found.allocations or () if one.pod)
-            return list(dict.fromkeys(f"{one.namespace}/{one.pod}" for one in held))
+        if action.metavar == "GPU":
+            gpus = status_at(DEFAULT_SOCKET).found.gpus
+            return [name for gpu in gpus for name in sorted(names_of(gpu))]
+
+        if action.metavar == "POD":
+            held = status_at(DEFAULT_SOCKET).found.allocations or ()
+            return list(dict.fromkeys(f"{one.namespace}/{one.pod}" for one in held if one.pod))
 
         if "--node" in action.option_strings:
             return asyncio.run(_nodes(environ))
@@ -124,8 +124,10 @@ def _values(action: argparse.Action, environ: Mapping[str, str]) -> list[str]:
 async def _nodes(environ: Mapping[str, str]) -> list[str]:
     """The names of the cluster's Nodes, which have 2 s."""
     connection = connection_of(None, "", environ)
-    program = "hami-agent-completion"
-    async with asyncio.timeout(2), open_session(connection, program) as session:
+    async with (
+        asyncio.timeout(2),
+        open_session(connection, "hami-agent-completion") as session,
+    ):
         return list(await NodeReader(session, "").names())
 
 

@@ -4,21 +4,23 @@ import argparse
 import asyncio
 import dataclasses
 import json
+import re
 import sys
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
+
+import msgspec
 
 from agent.cli.main import OK, PROBLEM, TABLE, Subparsers, add_output
 from agent.cli.output import UNFOLDED, answer, terminal_width
 from agent.cli.settings_args import add_settings, flags, looked, sources
 from agent.errors import SettingsError, cap
-from agent.host.files import Worker
+from agent.host.files import check_size, read_file
 from agent.host.process import host_name
 from agent.ledger import SourceFile
-from agent.settings.files import read_json, read_yaml, refuse_object
-from agent.settings.hami import NODES, SECTION
-from agent.settings.reading import is_json, read_text
+from agent.settings.files import first_of, kept, refuse
+from agent.settings.reading import MAX_JSON, MAX_YAML, make_plan
 from agent.settings.schema import (
     DEFAULT,
     SECTIONS,
@@ -28,18 +30,23 @@ from agent.settings.schema import (
     check_shares,
     json_schema,
 )
-from agent.settings.sources import Faults, NodeFacts, Sources, first_of
-from agent.settings.values import NodeValues, make_plan
+from agent.settings.sources import NodeFacts, NodeValues, Sources
 
 INDENT: Final = "  "
 
 OTHERS: Final = "other nodes"
 """The title of what each node gets that no file names."""
 
-DEVICE_CONFIG: Final = "HAMi's device-config.yaml"
-NODE_CONFIG: Final = "HAMi's config.json"
-OWN: Final = "the agent's own file"
-"""The kinds of files, in the words of a message."""
+KINDS: Final = {
+    "device_config": "HAMi's device-config.yaml",
+    "own": "the agent's own file",
+    "node_config": "HAMi's config.json",
+}
+"""The kinds of files, as attributes of Sources, in the words of a message."""
+
+_NVIDIA: Final = re.compile(rb"""(?m)^[\s{]*["']?nvidia["']?\s*:""")
+_OURS: Final = re.compile(rf""""({"|".join(SECTIONS)})"\s*:""".lower().encode())
+"""The key by which HAMi's device-config.yaml, or our own file in JSON, is recognised."""
 
 STDIN: Final = Path("/dev/stdin")
 
@@ -149,7 +156,6 @@ def _show(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     settings = _changed(values) if args.diff else list(values.values())
     lines = table(settings, origin=args.origin, columns=terminal_width(environ, UNFOLDED))
     answer(args.output, "Config", list(map(plain, settings)), lines)
-
     return OK
 
 
@@ -173,9 +179,8 @@ def _check(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
         f"the profile {cap(one.name, 64) or f'at {one.where}'} is left out: it needs labels: "
         "--label KEY=VALUE"
         for one in plan.profiles
-        if one.match.labels is not None and plan.labelled and not args.label
+        if one.labels is not None and not args.label
     ]
-
     notes = first_of(needing, "profiles")
     columns, lines = terminal_width(environ, UNFOLDED) - len(INDENT), []
     each: list[object] = []
@@ -184,16 +189,14 @@ def _check(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
         changed = _changed(values)
         heads = ", ".join((title, *(f"profile {name}" for name in values.profiles)))
         lines.append(heads if changed else f"{heads}: all defaults")
-        lines += [
-            f"{INDENT}{row}" for row in list(table(changed, origin=True, columns=columns))[1:]
-        ]
+        rows = table(changed, origin=True, columns=columns)
+        lines += [f"{INDENT}{row}" for row in list(rows)[1:]]
         settings = list(map(plain, changed))
         each.append({"name": title, "profiles": list(values.profiles), "settings": settings})
 
     if args.output == TABLE:
         _tell(plan, notes)
-
-    said = {"ok": True, "warnings": list(plan.warnings), "notes": list(notes), "nodes": each}
+    said = {"ok": True, "warnings": list(plan.warnings), "notes": notes, "nodes": each}
     answer(args.output, "ConfigCheck", said, [*lines, "ok"])
     return OK
 
@@ -209,26 +212,44 @@ def _changed(values: Values) -> list[Setting]:
 
 
 def _plan(args: argparse.Namespace, environ: Mapping[str, str]) -> NodeValues:
-    """Read the sources. Raises one SettingsError with the faults of all of them."""
+    """Read the sources. Raises one SettingsError with the faults of all of them.
+
+    Named files are read by their kind, without the variables of this environment.
+    """
     if not args.files:
         return asyncio.run(looked(sources(args, environ))).taken()
 
-    faults = Faults()
-    given = asyncio.run(_given(args, faults))
-    with faults.kept():
-        plan = make_plan(given)
-    faults.refuse()
+    errors, files = list[str](), dict[str, SourceFile]()
+    for path in (*args.files, *([args.config] if args.config else [])):
+        with kept(errors):
+            file = STDIN if path == Path("-") else path
+            text = SourceFile(str(file), read_file(file, MAX_JSON) or b"")
+            kind = _kind(text)
+            check_size(file, text.content, MAX_JSON if kind == "node_config" else MAX_YAML)
+            if kind in files:
+                fault = f"is {KINDS[kind]}, and so is {files[kind].name}; name only one"
+                raise SettingsError(f"{path}: {fault}")
+            files[kind] = text
 
-    texts = (given.device_config, given.own, given.node_config)
-    empty = [text.name for text in texts if text is not None and not text.content.strip()]
+    with kept(errors):
+        plan = make_plan(msgspec.structs.replace(Sources(flags=flags(args)), **files))
+    refuse(errors)
+
+    empty = [text.name for text in files.values() if not text.content.strip()]
     warnings = [f"{name}: is empty; nothing is taken" for name in empty]
-
     return dataclasses.replace(plan, warnings=(*warnings, *plan.warnings))
+
+
+def _kind(text: SourceFile) -> str:
+    """The attribute of Sources to which a file belongs: by its keys, also if it is broken."""
+    content = text.content.lower()
+    if b'"nodeconfig"' in content or (text.name.endswith(".json") and not _OURS.search(content)):
+        return "node_config"
+    return "device_config" if _NVIDIA.search(content) else "own"
 
 
 def _nodes(args: argparse.Namespace, plan: NodeValues) -> Sequence[tuple[str, Values]]:
     """The values of each node by its title. Raises one SettingsError with the faults of all."""
-    faults = Faults()
     labels = dict(args.label) if args.label else None
     gpus = None if args.gpu is None else frozenset(map(str, range(len(args.gpu))))
 
@@ -236,73 +257,19 @@ def _nodes(args: argparse.Namespace, plan: NodeValues) -> Sequence[tuple[str, Va
     if not args.node:
         asked.append((OTHERS, NodeFacts("", labels, gpus)))
 
-    applied = (one for _, facts in asked for one in plan.applied(facts))
-    for profile in applied if args.node else plan.profiles:
-        with faults.kept():
-            profile.faults.refuse()
+    applied = [one for _, facts in asked for one in plan.applied(facts)]
+    profiles = applied if args.node else plan.profiles
+    errors = [fault for profile in profiles for fault in profile.faults]
 
     nodes = []
     for title, facts in asked:
         values = plan.resolve(facts)
         nodes.append((title, values))
-
-        with faults.kept():
+        with kept(errors):
             build(values, host_name=facts.name or host_name(), gpus=max(1, len(gpus or ())))
             check_shares(values)
-    faults.refuse()
-
+    refuse(errors)
     return nodes
-
-
-async def _given(args: argparse.Namespace, faults: Faults) -> Sources:
-    """Read the named files by their kind, without the variables of this environment."""
-    files: dict[str, SourceFile] = {}
-    async with Worker("settings") as worker:
-        for path in (*args.files, *([args.config] if args.config else [])):
-            with faults.kept():
-                text = await read_text(STDIN if path == Path("-") else path, worker)
-                kind = _kind(text)
-                if kind in files:
-                    fault = f"is {kind}, and so is {files[kind].name}; name only one"
-                    raise SettingsError(f"{path}: {fault}")
-
-                files[kind] = text
-
-    return Sources(
-        flags=flags(args),
-        device_config=files.get(DEVICE_CONFIG),
-        own=files.get(OWN),
-        node_config=files.get(NODE_CONFIG),
-    )
-
-
-def _kind(text: SourceFile) -> str:
-    if is_json(text):
-        try:
-            keys = [key for key, _, _ in read_json(text.content, text.name).pairs(str.lower)]
-        except SettingsError:  # raised again when the file is read by its kind
-            if text.name.endswith(".json") or NODES.encode() in text.content.lower():
-                return NODE_CONFIG
-        else:
-            return _kind_by(keys, NODE_CONFIG)
-
-    found = read_yaml(text.content, text.name)
-    if found is None or found.null:
-        return OWN
-
-    refuse_object(found)
-    return _kind_by([key for key, _, _ in found.pairs()], OWN)
-
-
-def _kind_by(keys: Collection[str], otherwise: str) -> str:
-    """By the keys at the top; those of JSON are in lower case."""
-    if NODES in keys:
-        return NODE_CONFIG if otherwise == NODE_CONFIG else OWN
-
-    if SECTION in keys:
-        return DEVICE_CONFIG
-
-    return OWN if SECTIONS & set(keys) else otherwise
 
 
 def plain(setting: Setting) -> dict[str, object]:

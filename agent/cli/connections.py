@@ -8,7 +8,6 @@ import os
 import random
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -76,25 +75,16 @@ def add_cluster(parser: argparse.ArgumentParser) -> None:
 
 def connection_of(kubeconfig: Path | None, context: str, environ: Mapping[str, str]) -> Connection:
     """The way to the API server, chosen as by kubectl. Raises Unreachable: there is none."""
-    made = partial(Connection, context=context, remedy="give --kubeconfig, or set KUBECONFIG")
-    if kubeconfig is not None:
-        return made(kubeconfig)
-
-    listed = [part for part in environ.get("KUBECONFIG", "").split(":") if part]
-    home = Path(environ["HOME"], ".kube", "config") if environ.get("HOME") else None
-    if listed:
-        there = (path for path in map(Path, listed) if os.access(path, os.F_OK))
-        return made(next(there, Path(listed[0])))
-
-    if home is not None and os.access(home, os.F_OK):
-        return made(home)
-
-    if IN_CLUSTER in environ:
-        return made(environment=environ)
-
-    raise Unreachable(
-        "no kubeconfig: give --kubeconfig, set KUBECONFIG, or put one at ~/.kube/config"
-    )
+    listed = [Path(part) for part in environ.get("KUBECONFIG", "").split(":") if part]
+    home = [Path(environ["HOME"], ".kube", "config")] if environ.get("HOME") else []
+    there = [path for path in listed or home if os.access(path, os.F_OK)]
+    chosen = kubeconfig or next(iter((*there, *listed)), None)
+    if chosen is None and IN_CLUSTER not in environ:
+        raise Unreachable(
+            "no kubeconfig: give --kubeconfig, set KUBECONFIG, or put one at ~/.kube/config"
+        )
+    remedy = "give --kubeconfig, or set KUBECONFIG"
+    return Connection(chosen, environment=environ, context=context, remedy=remedy)
 
 
 @contextlib.asynccontextmanager

@@ -1,12 +1,10 @@
 """`hami-agent decode`: prints any HAMi annotation value as JSON."""
 
 import argparse
-import contextlib
 import datetime as dt
 import re
 import sys
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Final
 
 import msgspec
@@ -78,20 +76,17 @@ def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
         try:
             text = sys.stdin.read(MAX_CHARS + 1)
         except OSError as error:
-            text = f"standard input cannot be read: {error.strerror}"
-            return fail("decode", text, PROBLEM)
+            return fail("decode", f"standard input cannot be read: {error.strerror}", PROBLEM)
 
-    text = bare(text)
-    if not text:
+    if not (text := bare(text)):
         return fail("decode", "nothing to decode: give a value or pipe one in", USAGE)
 
     kind = args.kind or _kind(text)
     try:
-        data = DECODERS[kind](text)
+        answer(args.output, kind, DECODERS[kind](text), ())
     except MalformedText as error:
         raise MalformedText(f"not a valid {kind} value: {error}") from error
 
-    answer(args.output, kind, data, ())
     return OK
 
 
@@ -100,8 +95,7 @@ def _kind(text: str) -> str:
     if len(text) > MAX_CHARS:
         raise MalformedText(f"the value has more than {MAX_CHARS} characters; no annotation does")
 
-    kind = kind_of(text)
-    if kind is not None:
+    if kind := kind_of(text):
         return kind
 
     if _OBJECT.match(text):
@@ -110,11 +104,9 @@ def _kind(text: str) -> str:
             "-o jsonpath='{.metadata.annotations.hami\\.io/node-nvidia-register}'"
         )
 
-    with contextlib.suppress(OSError, ValueError):  # too long, or with a NUL
-        if Path(text).is_file():
-            raise MalformedText(f"{cap(text)} is a file: hami-agent decode < {cap(text)}")
-
-    raise MalformedText(f"this is not a value of HAMi's: expected {FORMS}")
+    raise MalformedText(
+        f"this is not a value of HAMi's: expected {FORMS}; for a file: hami-agent decode < FILE"
+    )
 
 
 def _register(text: str) -> object:
@@ -135,15 +127,13 @@ def _devices(text: str) -> object:
     if not any(groups) and not _CONSUMED.fullmatch(text):
         raise MalformedText("devices text names no GPU")
 
-    if text.endswith(";"):  # the last group is only the end of the text
-        groups = groups[:-1]
-
+    last = -1 if text.endswith(";") else None  # the last group is only the end of the text
     return [
         [
             {"uuid": share.uuid, "type": word, **msgspec.structs.asdict(share)}
             for share, word in zip(group, types, strict=True)
         ]
-        for group, types in zip(groups, words, strict=False)
+        for group, types in zip(groups[:last], words, strict=False)
     ]
 
 

@@ -6,13 +6,14 @@ It looks at what is at hand, runs each check of a table that has what it needs, 
 import argparse
 import asyncio
 import contextlib
+import datetime as dt
 import difflib
 import errno
 import os
 import re
 import string
 from collections import Counter
-from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -51,7 +52,7 @@ from agent.errors import (
     cap,
 )
 from agent.hami.register import register_differences, report_of
-from agent.hookdirs import HostHookDirs, directory_sizes
+from agent.hookdirs import DirectorySize, HostHookDirs, directory_sizes
 from agent.host.files import Worker
 from agent.host.node import look_at, plugin_sockets
 from agent.host.process import LockFile
@@ -64,20 +65,29 @@ from agent.kube.connection import Connection
 from agent.kube.reader import NodeReader
 from agent.ledger import HookFacts
 from agent.model import Inventory, Scan, Trouble
-from agent.node import preflight, scheduling
-from agent.node.findings import ALL_GROUPS, CHECKS, FROM_API, Finding, Verdict, concluded
-from agent.node.preflight import PluginSocket
-from agent.node.scheduling import AgentAnswer, NodeSight
-from agent.ports import Clock
+from agent.node import checks
+from agent.node.checks import AgentAnswer, NodeSight, PluginSocket
+from agent.node.findings import (
+    ALL_GROUPS,
+    CHECKS,
+    FROM_API,
+    Finding,
+    Verdict,
+    When,
+    concluded,
+    judged,
+)
 from agent.settings.reading import DEVICE_CONFIG, NODE_CONFIG
 from agent.settings.schema import Settings, check_shares
-from agent.settings.sources import NodeFacts
-from agent.settings.values import NodeValues
+from agent.settings.sources import NodeFacts, NodeValues
 from agent.status import open_envelope
 from agent.witness import PodResourcesWitness
 
 LARGEST: Final = 3
-"""How many of the container directories that are too large have a line."""
+"""How many of the container directories that are too large have a line; also pods in a line."""
+
+RECORDED_WITHIN: Final = dt.timedelta(seconds=60)
+"""The kubelet records an answer within that time."""
 
 LIKENESS: Final = 0.8
 """From this ratio on, a name may be a misspelt name of this Node."""
@@ -150,32 +160,23 @@ def add_parser(subparsers: Subparsers) -> None:
         epilog="example: hami-agent doctor --only kubelet,scheduler -o json",
     )
 
-    parser.add_argument(
+    add, choice = parser.add_argument, parser.add_mutually_exclusive_group()
+    add(
         "--node",
         metavar="NAME",
         help="check that node of the cluster, in the pod of its agent (pods/exec)",
     )
-    parser.add_argument(
-        "--context", default="", metavar="NAME", help="with --node: context of the kubeconfig"
-    )
-    parser.add_argument(
+    add("--context", default="", metavar="NAME", help="with --node: context of the kubeconfig")
+    add(
         "--pre",
         action="store_true",
         help="check before the first start, or before a switch from another plugin",
     )
+    for flag, text in (("--only", "check these groups alone"), ("--skip", "do not check these")):
+        choice.add_argument(flag, type=_groups, metavar="GROUP[,GROUP]", help=text)
 
-    choice = parser.add_mutually_exclusive_group()
-    choice.add_argument(
-        "--only", type=_groups, metavar="GROUP[,GROUP]", help="check these groups alone"
-    )
-    choice.add_argument(
-        "--skip", type=_groups, metavar="GROUP[,GROUP]", help="do not check these groups"
-    )
-
-    parser.add_argument(
-        "--strict", action="store_true", help="exit 6 if there are notes, and nothing is wrong"
-    )
-    parser.add_argument(
+    add("--strict", action="store_true", help="exit 6 if there are notes, and nothing is wrong")
+    add(
         "--read-only",
         action="store_true",
         help="do not check the rights to write, for an account that may only read",
@@ -184,10 +185,20 @@ def add_parser(subparsers: Subparsers) -> None:
     add_settings(parser)
 
 
+def _groups(text: str) -> frozenset[str]:
+    """Read the value of --only and --skip. Raises ArgumentTypeError."""
+    words = [word.strip() for word in text.split(",")]
+    for word in words:
+        if word not in CHECKS:
+            hint = nearest(word, CHECKS) or f"; the groups are {_GROUPS}"
+            raise argparse.ArgumentTypeError(f"there is no group {cap(word, 64)!r}{hint}")
+
+    return frozenset(words)
+
+
 def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     """Print what was found; return the exit code."""
     configure("error", "auto", environ)
-    groups = args.only or (ALL_GROUPS - args.skip if args.skip else ALL_GROUPS)
 
     # An option that would be ignored is refused: its user expects it to count.
     if args.node is None and args.context:
@@ -196,42 +207,35 @@ def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     given = [flag for flag in flags(args) if flag != "--kubeconfig"]
     given += ["--config"] if args.config is not None else []
     if args.node is not None and given:
-        text = f"{', '.join(given)}: the agent of {args.node} has settings of its own"
-        return fail("doctor", text, USAGE)
+        return fail(
+            "doctor", f"{', '.join(given)}: the agent of {args.node} has settings of its own", USAGE
+        )
 
-    if args.node is not None:
-        findings = _in_pod(args, environ)
-    else:
-        findings = asyncio.run(_findings(args, environ, groups))
-
+    kind = "Preflight" if args.pre else "Checkup"
+    findings = (
+        asyncio.run(_findings(args, environ)) if args.node is None else _in_pod(args, environ, kind)
+    )
     verdicts = {one.verdict for one in findings}
     found = Checked("wrong" not in verdicts, "unknown" not in verdicts, findings)
     lines = finding_lines(findings, every=args.output == "wide")
-    shown = folded(lines, terminal_width(environ, UNFOLDED), painter(environ))
-    answer(args.output, "Preflight" if args.pre else "Checkup", found, shown)
+    answer(
+        args.output, kind, found, folded(lines, terminal_width(environ, UNFOLDED), painter(environ))
+    )
 
-    if not found.ok:
-        return PROBLEM
-
-    if not found.complete:
-        return INCOMPLETE
-
+    if not (found.ok and found.complete):
+        return INCOMPLETE if found.ok else PROBLEM
     return WARNED if args.strict and "note" in verdicts else OK
 
 
 class Checked(msgspec.Struct, frozen=True):
-    """The data of `doctor -o json`."""
+    """The data of `doctor -o json`. `ok`: nothing is wrong. `complete`: everything was checked."""
 
     ok: bool
-    """Nothing is wrong."""
-
     complete: bool
-    """Everything could be checked."""
-
     findings: tuple[Finding, ...]
 
 
-def _in_pod(args: argparse.Namespace, environ: Mapping[str, str]) -> tuple[Finding, ...]:
+def _in_pod(args: argparse.Namespace, environ: Mapping[str, str], kind: str) -> tuple[Finding, ...]:
     """What doctor finds in the pod of the node's agent.
 
     Raises:
@@ -243,37 +247,18 @@ def _in_pod(args: argparse.Namespace, environ: Mapping[str, str]) -> tuple[Findi
 
     kubeconfig = vars(args)[KUBECONFIG]
     way = connection_of(Path(kubeconfig) if kubeconfig else None, args.context, environ)
-
     with working(f"checking {cap(args.node, 64)}"):
         said = ask(way, PROGRAM, lambda api: NodeReader(api, args.node).by_agent(*words))
 
     try:
-        kind = "Preflight" if args.pre else "Checkup"
-        found, _ = open_envelope(said.out, kind, Checked)
+        return open_envelope(said.out, kind, Checked)[0].findings
     except MalformedText as error:
         raise Unreachable(cap(said.err.strip() or said.failure or str(error))) from error
 
-    return found.findings
 
-
-def _groups(text: str) -> frozenset[str]:
-    """Read the value of --only and --skip. Raises ArgumentTypeError."""
-    words = [word.strip() for word in text.split(",")]
-    for word in words:
-        if word not in CHECKS:
-            hint = nearest(word, CHECKS)
-            said = f"there is no group {cap(word, 64)!r}{hint or f'; the groups are {_GROUPS}'}"
-            raise argparse.ArgumentTypeError(said)
-
-    return frozenset(words)
-
-
-async def _findings(
-    args: argparse.Namespace, environ: Mapping[str, str], groups: frozenset[str]
-) -> tuple[Finding, ...]:
+async def _findings(args: argparse.Namespace, environ: Mapping[str, str]) -> tuple[Finding, ...]:
     """What is wrong with the settings; if they can be used, also what the other checks find."""
     origin, read = sources(_as_the_agent(args), environ), None
-
     if not args.pre:
         # A running agent has the last good settings, if the present ones are refused.
         with contextlib.suppress(SettingsError):
@@ -286,21 +271,21 @@ async def _findings(
     except SettingsError as error:
         return tuple(concluded([_refused(error)], ALL_GROUPS))
 
-    config = _config_findings(plan, settings, before=args.pre)
+    config = [*_config_findings(plan, settings, before=args.pre)]
     if read.refusal is not None:
-        config[0] = _refused(read.refusal)
+        means = "the agent shares by the last good settings, and starts with them"
+        config[0] = msgspec.structs.replace(_refused(read.refusal), means=means)
 
-    sight = NodeSeen(
-        settings,
-        environ,
-        SystemClock(),
-        groups,
-        agent=None if args.pre else _ask_agent(settings.paths.run / "api.sock"),
-        config=tuple(config),
-        reader=args.read_only,
+    return await examine(
+        NodeSeen(
+            settings,
+            environ,
+            args.only or ALL_GROUPS - (args.skip or frozenset()),
+            agent=None if args.pre else _ask_agent(settings.paths.run / "api.sock"),
+            config=tuple(config),
+            reader=args.read_only,
+        )
     )
-
-    return await examine(sight)
 
 
 def _as_the_agent(args: argparse.Namespace) -> argparse.Namespace:
@@ -321,24 +306,27 @@ def _as_the_agent(args: argparse.Namespace) -> argparse.Namespace:
 
 
 def _refused(error: SettingsError) -> Finding:
-    """The finding about settings with which no agent starts."""
-    advice = "correct it; `hami-agent config check` prints what each node would get"
-    return Finding("P-SETTINGS", "wrong", "settings", str(error), advice)
+    """The finding about settings that are refused."""
+    return Finding(
+        "P-SETTINGS",
+        "wrong",
+        "settings",
+        str(error),
+        "correct it; `hami-agent config check` prints what each node would get",
+    )
 
 
-def _config_findings(plan: NodeValues, settings: Settings, *, before: bool) -> list[Finding]:
+def _config_findings(plan: NodeValues, settings: Settings, *, before: bool) -> Iterator[Finding]:
     """The settings, HAMi's files, and the names of Nodes. `before`: no agent has run here yet."""
     node, values, read = settings.node, plan.resolve(NodeFacts(settings.node)), plan.sources
-    main = Finding("P-SETTINGS", "ok", "settings", f"accepted, for Node {node}")
-
     try:
         check_shares(values)
+        yield Finding("P-SETTINGS", "ok", "settings", f"accepted, for Node {node}")
     except SettingsError as error:
-        main = Finding("P-SETTINGS", "wrong", "settings", str(error))
+        yield Finding("P-SETTINGS", "wrong", "settings", str(error))
 
-    idle = "it changes nothing here"
-    notes = [Finding("P-SETTINGS", "note", "settings", text, idle) for text in plan.warnings]
-    found = [main, *notes]
+    for text in plan.warnings:
+        yield Finding("P-SETTINGS", "note", "settings", text, "it changes nothing here")
 
     files = {
         str(values[key].value): text is not None
@@ -347,8 +335,8 @@ def _config_findings(plan: NodeValues, settings: Settings, *, before: bool) -> l
     }
     there = [path for path, exists in files.items() if exists]
     said = "read" if there else "not there: the agent's own settings and defaults apply"
-    entries = plan.node_config.profiles
-    named = [name for profile in entries for name in profile.match.nodes]
+    entries = [profile for profile in plan.profiles if profile.tier]
+    named = [name for profile in entries for name in profile.nodes]
 
     if node in named:
         said += f"; {node} is named"
@@ -361,83 +349,89 @@ def _config_findings(plan: NodeValues, settings: Settings, *, before: bool) -> l
         said += "; annotations are not checked against what their pods request"
         advice = advice or "to check them as HAMi after 2.10 does"
 
-    subject = ", ".join(there or files) or "HAMi's ConfigMaps"
-    do = f"{advice}, mount its ConfigMaps" if advice else ""
-    found.append(Finding("P-HAMI", "note" if advice else "ok", subject, said, do))
+    subject, do = (
+        ", ".join(there or files) or "HAMi's ConfigMaps",
+        f"{advice}, mount its ConfigMaps",
+    )
+    yield judged("P-HAMI", subject, said, When(bool(advice), "note", said, do))
 
-    if before:
-        return found
-
-    where = ", ".join(file.name for file in (read.own, read.node_config) if file) or "settings"
-    names = plan.names()
-    well = f"{counted(len(names), 'Node')} named" if names else "no entry names a Node"
-    alike = [name for name in names if node not in names and is_alike(name, node)]
-
-    for name in alike:
-        said = f"an entry for {cap(name, 64)} does not match this Node; did you mean {node}?"
-        advice = "write the Node's name as `kubectl get nodes` shows it, or remove the entry"
-        found.append(Finding("P-ENTRIES", "note", where, said, advice))
-
-    return found if alike else [*found, Finding("P-ENTRIES", "ok", where, well)]
+    if not before:
+        where = ", ".join(file.name for file in (read.own, read.node_config) if file) or "settings"
+        names = plan.names()
+        well = f"{counted(len(names), 'Node')} named" if names else "no entry names a Node"
+        alike = [name for name in names if node not in names and is_alike(name, node)]
+        for name in alike:
+            yield Finding(
+                "P-ENTRIES",
+                "note",
+                where,
+                f"an entry for {cap(name, 64)} does not match this Node; did you mean {node}?",
+                "write the Node's name as `kubectl get nodes` shows it, or remove the entry",
+            )
+        if not alike:
+            yield Finding("P-ENTRIES", "ok", where, well)
 
 
 def is_alike(name: str, node: str) -> bool:
     """True if `name` may be meant for the Node `node`: another case, domain or spelling."""
     one, other = name.lower(), node.lower()
-    if one.partition(".")[0] == other.partition(".")[0]:
-        return True
-
     # Nodes of one pool differ by their number alone.
     is_other = one.rstrip(string.digits) == other.rstrip(string.digits)
-    return not is_other and difflib.SequenceMatcher(None, one, other).ratio() >= LIKENESS
+    ratio = difflib.SequenceMatcher(None, one, other).ratio()
+    is_same = one.partition(".")[0] == other.partition(".")[0]
+    return is_same or (not is_other and ratio >= LIKENESS)
 
 
 def _ask_agent(path: Path) -> AgentAnswer:
     """Ask the running agent by its socket; why it does not answer is part of what is found."""
     try:
-        return AgentAnswer(str(path), status_at(path).found.node.checks)
+        found, answered = status_at(path).found, SystemClock().now() - RECORDED_WITHIN
     except Unreachable as error:
         reason = error.__cause__
         failure = os.strerror(reason.errno) if isinstance(reason, OSError) and reason.errno else ""
-        denied = isinstance(reason, PermissionError)
-        return AgentAnswer(str(path), failure=failure or str(reason or error), denied=denied)
+        return AgentAnswer(
+            str(path),
+            failure=failure or str(reason or error),
+            denied=isinstance(reason, PermissionError),
+        )
+
+    held = (
+        (one.namespace, one.pod, one.container)
+        for one in found.allocations or ()
+        if one.pod and not one.ended and one.decided_by == "scheduler"
+        if one.since and one.since < answered
+    )
+    return AgentAnswer(str(path), found.node.checks, held=tuple(held))
 
 
 class NodeSeen(msgspec.Struct, eq=False):
-    """What is at hand of a node, and what the looks have seen there."""
+    """What is at hand of a node, and what the looks have seen there.
+
+    - `agent`: the answer of the agent; None: before the first start.
+    - `config`: the findings about the settings.
+    - `reader`: the account may only read, and is not the agent's.
+
+    Written by the looks:
+
+    - `server`: the API server; empty: it is not asked in plain mode, nor for other groups.
+    - `node`: None: there is none, or it was not read.
+    - `plugins`: pods of other device plugins for NVIDIA GPUs.
+    - `scan`: None: the driver was not asked, or gave none.
+    - `sockets`: all sockets in the kubelet's directory but its own.
+    """
 
     settings: Settings
     environ: Mapping[str, str]
-    clock: Clock
     groups: frozenset[str] = ALL_GROUPS
-
     agent: AgentAnswer | None = None
-    """The answer of the agent; None: before the first start."""
-
     config: tuple[Finding, ...] = ()
-    """The findings about the settings."""
-
     reader: bool = False
-    """The account may only read, and is not the agent's."""
-
     device_files: Path = Path("/dev")
-
-    # Written by the looks.
-
     server: str = ""
-    """The API server; empty: it is not asked in plain mode, nor for other groups."""
-
     node: NodeSight | None = None
-    """None: there is none, or it was not read."""
-
     plugins: tuple[str, ...] = ()
-    """Pods of other device plugins for NVIDIA GPUs."""
-
     scan: Scan | None = None
-    """None: the driver was not asked, or gave none."""
-
     sockets: tuple[PluginSocket, ...] = ()
-    """All sockets in the kubelet's directory but its own."""
 
 
 async def examine(seen: NodeSeen) -> tuple[Finding, ...]:
@@ -445,180 +439,143 @@ async def examine(seen: NodeSeen) -> tuple[Finding, ...]:
     paths, groups = seen.settings.paths, seen.groups
     seen.sockets = plugin_sockets(paths.plugins, paths.kubelet_socket.name)
     findings = [*seen.config]
-
     for needed_by, find in LOOKS:
         if groups & needed_by:
-            findings += await find(seen)
+            await find(seen, findings)
 
-    if seen.agent is not None:
-        # One finding for each group of which checks were not made. There is nothing to say of the
-        # monitor without HAMi's plugin.
-        made = {one.check for one in findings} | {"P-MONITOR"}
-
-        for group in FROM_API if seen.server else ():
-            if missing := [check for check in CHECKS[group] if check not in made]:
-                said = f"not checked: {', '.join(missing)}"
-                advice = "repair what is said of the API server, and run this check again"
-                findings.append(Finding(missing[0], "unknown", seen.server, said, advice))
-
+    # One finding for each group of which checks were not made. There is nothing to say of the
+    # monitor without HAMi's plugin.
+    made = {one.check for one in findings} | {"P-MONITOR"}
+    asked = FROM_API if seen.server and seen.agent is not None else ()
+    findings += [
+        Finding(
+            missing[0],
+            "unknown",
+            seen.server,
+            f"not checked: {', '.join(missing)}",
+            "repair what is said of the API server, and run this check again",
+        )
+        for group in asked
+        if (missing := [check for check in CHECKS[group] if check not in made])
+    ]
     return tuple(concluded(findings, groups))
-
-
-async def _ask_cluster(seen: NodeSeen) -> list[Finding]:
-    """Ask all questions in one session: the rights of this account, the plugins here, the Node.
-
-    What a right is missing for is not asked.
-    """
-    settings, running = seen.settings, seen.agent is not None
-    kubeconfig = Path(settings.kubeconfig) if settings.kubeconfig else None
-    connection = Connection(kubeconfig=kubeconfig, environment=seen.environ)
-    seen.server, found = f"API server by {connection.source}", list[Finding]()
-
-    try:
-        async with open_session(connection, "hami-agent") as session:
-            reader = NodeReader(session, settings.node)
-            wanted = preflight.rights(settings.node, node_condition=settings.node_condition)
-            unasked = [right for right in wanted if seen.reader and not right.reads]
-            asked = [right for right in wanted if right not in unasked]
-            denied = [right for right in asked if not await reader.granted(right)]
-            words = {right.words for right in denied}
-
-            if "list pods" not in words:
-                neighbours = await reader.listed()
-                others = (pod for pod in neighbours if pod.is_other_plugin)
-                seen.plugins = tuple(f"{pod.namespace}/{pod.name}" for pod in others)
-                keys = [(pod.namespace, pod.name) for pod in neighbours[:1]]
-                pods = map(preflight.right_to_get, keys)
-                denied += [right for right in pods if not await reader.granted(right)]
-
-            if "get nodes" not in words:
-                seen.node = await reader.get_sight(settings.sharing.resource, seen.clock)
-                found += scheduling.judge_node(settings.node, seen.node)
-
-            found.append(scheduling.judge_rights(seen.server, denied, unasked))
-            if running:
-                excess = [right for right in preflight.UNNEEDED if await reader.granted(right)]
-                found.append(scheduling.judge_excess(seen.server, excess))
-
-            if running and seen.node is not None:
-                found.append(scheduling.judge_clock(seen.server, seen.node.skew))
-    except (ApiError, SettingsError) as error:
-        said, remedy = _failure_of(error)
-        advice = remedy or "repair the connection or the permissions, and run this again"
-        seen.node, seen.plugins = None, ()
-        # An agent that runs says itself what it lacks of the API server.
-        return [Finding("P-NODE", "unknown" if running else "wrong", seen.server, said, advice)]
-
-    return found
 
 
 # The looks of the table.
 
 
-async def _paths(seen: NodeSeen) -> Iterable[Finding]:
+async def _paths(seen: NodeSeen, found: list[Finding]) -> None:
+    """The directories that the agent writes to; beside an agent also those that are too large."""
     paths, home = seen.settings.paths, seen.settings.hook_path / "vgpu"
     hook, inner = look_at(seen.settings.hook_path), look_at(home)
     if inner.kind:  # a pod mounts only this directory, and its root is read-only
-        hook = msgspec.structs.replace(hook, writable=inner.writable)
+        hook = msgspec.structs.replace(hook, failure=inner.failure)
 
-    made = [preflight.judge_path(look_at(path), made=True) for path in (paths.state, paths.run)]
-    below = [place for place in (inner, look_at(home / "containers")) if place.kind]
-    found = [preflight.judge_path(place, made=True) for place in below]
-    wrong = [one for one in found if one.verdict != "ok"]
+    below = (place for place in (inner, look_at(home / "containers")) if place.kind)
+    inside = (checks.judge_path(place, made=True) for place in below)
+    found += [checks.judge_path(look_at(path), made=True) for path in (paths.state, paths.run)]
+    found += [checks.judge_path(hook, made=False), *(one for one in inside if one.verdict != "ok")]
 
-    findings = [*made, preflight.judge_path(hook, made=False), *wrong]
+    # The lines above say what is wrong with the directories.
+    large: list[tuple[str, DirectorySize]] = []
+    with contextlib.suppress(StateError):
+        sizes = directory_sizes(seen.settings.hook_path) if seen.agent is not None else {}
+        large = [(name, one) for name, one in sizes.items() if one.is_beyond]
 
-    if seen.agent is not None:
-        # The lines above say what is wrong with the directories.
-        with contextlib.suppress(StateError):
-            sizes = directory_sizes(seen.settings.hook_path).items()
-            large = [(name, one) for name, one in sizes if one.is_beyond]
-
-            for name, one in sorted(large, key=lambda each: -each[1].size)[:LARGEST]:
-                path = f"{home}/containers/{name}"
-                said = (
-                    f"keeps {one.size / 2**20:,.0f} MiB or more in "
-                    f"{counted(one.entries, 'file')}, or has a directory or what may not be read; "
-                    "HAMi-core needs about 2 MiB in a few files"
-                )
-                advice = "ask the pod's owner why (its UID is in the name), or delete the pod"
-                means = "when that file system is full, new pods with GPUs are refused (HA-5003)"
-                findings.append(Finding("P-PATHS", "note", path, said, advice, means))
-
-    return findings
+    for name, one in sorted(large, key=lambda each: -each[1].size)[:LARGEST]:
+        found.append(
+            Finding(
+                "P-PATHS",
+                "note",
+                f"{home}/containers/{name}",
+                f"keeps {one.size / 2**20:,.0f} MiB or more in {counted(one.entries, 'file')}, or "
+                "has a directory or what may not be read; HAMi-core needs 2 MiB in a few files",
+                "ask the pod's owner why (its UID is in the name), or delete the pod",
+                "when that file system is full, new pods with GPUs are refused (HA-5003)",
+            )
+        )
 
 
-async def _agent(seen: NodeSeen) -> Iterable[Finding]:
+async def _agent(seen: NodeSeen, found: list[Finding]) -> None:
+    """The agent that runs here, and whether it is the only one."""
     if seen.agent is None:
-        return []
+        return
+
+    found += checks.judge_agent(seen.agent)
 
     lock = seen.settings.paths.run / "lock"
     serving = [one.path for one in seen.sockets if one.alive and OURS.fullmatch(one.path)]
     holder = LockFile(lock).holder().strip()  # also when it has ended
     held = f"last taken by {holder}" if holder else "names no holder"
+    found.append(
+        judged(
+            "P-SECOND",
+            ", ".join(serving) if len(serving) > 1 else str(lock),
+            f"{held}; {counted(len(serving), 'live socket')} of agents at the kubelet",
+            When(
+                len(serving) > 1,
+                "wrong",
+                f"{counted(len(serving), 'agent')} serve the kubelet of this node",
+                "stop all but one: the systemd service and the DaemonSet exclude each other",
+            ),
+        )
+    )
 
-    if len(serving) > 1:
-        said = f"{counted(len(serving), 'agent')} serve the kubelet of this node"
-        advice = "stop all but one: the systemd service and the DaemonSet exclude each other"
-        alone = Finding("P-SECOND", "wrong", ", ".join(serving), said, advice)
-    else:
-        said = f"{held}; {counted(len(serving), 'live socket')} of agents at the kubelet"
-        alone = Finding("P-SECOND", "ok", str(lock), said)
 
-    return [*scheduling.judge_agent(seen.agent), alone]
-
-
-async def _library(seen: NodeSeen) -> Iterable[Finding]:
+async def _library(seen: NodeSeen, found: list[Finding]) -> None:
     """Whether HAMi-core's files exist, and whether containers load them."""
     settings = seen.settings
-    plain, home = settings.plain, settings.hook_path / "vgpu"
-    needed = plain is None or plain.memory_limits
+    is_needed = settings.plain is None or settings.plain.memory_limits
+    home = settings.hook_path / "vgpu"
     facts = HookFacts("")
-
     async with Worker("disk") as worker:
         version = settings.library_version
         hooks = HostHookDirs(settings.hook_path, Path("/dev"), version, worker, worker)
-
         try:
             facts = await hooks.facts()
             missing = ", ".join(facts.missing)
         except (StateError, OSError) as error:
             missing = getattr(error, "strerror", None) or str(error)
 
-    if missing and needed:
-        advice = "put HAMi-core's files there; until then no slice is on offer (HA-5005)"
-        return [Finding("P-LIBRARY", "wrong", str(home), f"not there: {missing}", advice)]
+    found.append(
+        judged(
+            "P-LIBRARY",
+            str(home),
+            "libvgpu.so and ld.so.preload are there",
+            When(
+                bool(missing) and is_needed,
+                "wrong",
+                f"not there: {missing}",
+                "put HAMi-core's files there; until then no slice is on offer (HA-5005)",
+            ),
+            When(bool(missing), "ok", f"not there: {missing}; not needed with these settings"),
+            When(not is_needed, "ok", "not needed with these settings"),
+        )
+    )
 
-    if missing or not needed:
-        said = f"not there: {missing}; " if missing else ""
-        return [Finding("P-LIBRARY", "ok", str(home), f"{said}not needed with these settings")]
-
-    there = Finding("P-LIBRARY", "ok", str(home), "libvgpu.so and ld.so.preload are there")
-    library, preload = look_at(Path(facts.library)), look_at(home / "ld.so.preload")
-    return [there, *preflight.judge_library_files(library, preload, facts)]
+    if is_needed and not missing:
+        library, preload = look_at(Path(facts.library)), look_at(home / "ld.so.preload")
+        found += checks.judge_library_files(library, preload, facts)
 
 
-async def _driver(seen: NodeSeen) -> Iterable[Finding]:
+async def _driver(seen: NodeSeen, found: list[Finding]) -> None:
     """The driver, within 15 s, and whether CDI and the device files have its GPUs."""
     settings = seen.settings
     seen.scan, failure, remedy = await last_scan(_scans(settings))
     name = settings.driver.simulate or settings.driver.nvml_library or "NVIDIA's library (NVML)"
-    findings = list(preflight.judge_driver(name, seen.scan, failure, remedy))
+    found += checks.judge_driver(name, seen.scan, failure, remedy)
 
     if looks_up_cdi(settings.edits):
-        findings.append(await _cdi(seen))
+        found.append(await _cdi(seen))
 
     if seen.agent is not None and settings.driver.simulate is None:
         described = None if seen.scan is None else len(seen.scan.gpus) + len(seen.scan.faults)
-        findings += _access(seen.device_files, described)
-
-    return findings
+        found += _access(seen.device_files, described)
 
 
 async def _cdi(seen: NodeSeen) -> Finding:
     """Whether a container runtime finds the GPUs by the CDI names of the answers."""
     settings, defined = seen.settings, None
-
     async with Worker("cdi") as worker:
         cdi = cdi_directories(settings, seen.environ, worker)
         with contextlib.suppress(TimeoutError):
@@ -627,17 +584,19 @@ async def _cdi(seen: NodeSeen) -> Finding:
 
     sharing, gpus = settings.sharing, seen.scan.gpus if seen.scan else ()
     shared = [gpu.uuid for gpu in gpus if not (sharing.filters(gpu) or gpu.mig_enabled)]
-    subject = ", ".join(settings.edits.cdi_spec_dirs)
-
-    if defined is None:
-        said = "cannot be read, or is not mounted here, so GPUs are on offer whatever it defines"
-        advice = "mount the host's directories read-only at the same paths, or run this as root"
-        return Finding("P-CDI", "unknown", subject, said, advice)
-
-    if fault := undefined(shared, settings.edits, defined):
-        return Finding("P-CDI", "wrong", subject, *fault)
-
-    return Finding("P-CDI", "ok", subject, f"defines {counted(len(shared), 'GPU')}")
+    fault = None if defined is None else undefined(shared, settings.edits, defined)
+    return judged(
+        "P-CDI",
+        ", ".join(settings.edits.cdi_spec_dirs),
+        f"defines {counted(len(shared), 'GPU')}",
+        When(
+            defined is None,
+            "unknown",
+            "cannot be read, or is not mounted here, so GPUs are on offer whatever it defines",
+            "mount the host's directories read-only at the same paths, or run this as root",
+        ),
+        When(bool(fault), "wrong", *(fault or ("", ""))),
+    )
 
 
 def _access(directory: Path, gpus: int | None) -> Iterator[Finding]:
@@ -652,25 +611,34 @@ def _access(directory: Path, gpus: int | None) -> Iterator[Finding]:
         except OSError as error:
             said = f"cannot be opened ({error.strerror})"
             advice = "look with nvidia-smi and for NVRM in the kernel's log (dmesg)"
-            said, advice = REFUSED.get(error.errno or 0, (said, advice))
-            verdict: Verdict = "unknown" if error.errno == errno.EACCES else "wrong"
-            yield Finding("P-ACCESS", verdict, str(path), said, advice)
             is_bad = True
+            yield Finding(
+                "P-ACCESS",
+                "unknown" if error.errno == errno.EACCES else "wrong",
+                str(path),
+                *REFUSED.get(error.errno or 0, (said, advice)),
+            )
 
     seen = 0
     with contextlib.suppress(OSError):
         seen = sum(bool(GPU_FILE.fullmatch(path.name)) for path in directory.iterdir())
 
     if gpus is not None and seen < gpus:
-        said = f"{counted(gpus, 'GPU')} in the driver, {counted(seen, 'device file')} here"
-        advice = (
+        yield Finding(
+            "P-ACCESS",
+            "note",
+            "/dev/nvidiaN",
+            f"{counted(gpus, 'GPU')} in the driver, {counted(seen, 'device file')} here",
             "pass all GPUs to this container (NVIDIA_VISIBLE_DEVICES=all), or create the missing "
-            "ones on the host: nvidia-modprobe -c N"
+            "ones on the host: nvidia-modprobe -c N",
         )
-        yield Finding("P-ACCESS", "note", "/dev/nvidiaN", said, advice)
     elif not is_bad:
-        paths = ", ".join(map(str, control))
-        yield Finding("P-ACCESS", "ok", paths, f"can be opened; {counted(seen, 'file')} of GPUs")
+        yield Finding(
+            "P-ACCESS",
+            "ok",
+            ", ".join(map(str, control)),
+            f"can be opened; {counted(seen, 'file')} of GPUs",
+        )
 
 
 async def last_scan(scans: AsyncGenerator[Scan]) -> tuple[Scan | None, str, str | None]:
@@ -680,7 +648,6 @@ async def last_scan(scans: AsyncGenerator[Scan]) -> tuple[Scan | None, str, str 
     """
     scan: Scan | None = None
     failure, remedy = "", None
-
     try:
         async with asyncio.timeout(DRIVER_SECONDS), contextlib.aclosing(scans):
             async for scan in scans:
@@ -724,26 +691,34 @@ async def _scans(settings: Settings) -> AsyncGenerator[Scan]:
             await asyncio.sleep(LOOK_SECONDS)
 
 
-async def _kubelet(seen: NodeSeen) -> Iterable[Finding]:
+async def _kubelet(seen: NodeSeen, found: list[Finding]) -> None:
     """The kubelet's directory and socket, and what it answers by PodResources."""
-    paths = seen.settings.paths
-    socket = preflight.judge_path(look_at(paths.plugins), "P-KUBELET", made=False)
-
+    paths, resource = seen.settings.paths, seen.settings.sharing.resource
+    socket = checks.judge_path(look_at(paths.plugins), "P-KUBELET", made=False)
     if socket.verdict == "ok":
-        is_there = look_at(paths.kubelet_socket).kind == "socket"
-        said = "the kubelet's socket is there" if is_there else "no socket of a kubelet is there"
-        advice = "" if is_there else "start the kubelet, or set paths.kubeletSocket to its socket"
-        verdict: Verdict = "ok" if is_there else "wrong"
-        socket = Finding("P-KUBELET", verdict, str(paths.kubelet_socket), said, advice)
+        socket = judged(
+            "P-KUBELET",
+            str(paths.kubelet_socket),
+            "the kubelet's socket is there",
+            When(
+                look_at(paths.kubelet_socket).kind != "socket",
+                "wrong",
+                "no socket of a kubelet is there",
+                "start the kubelet, or set paths.kubeletSocket to its socket",
+            ),
+        )
+    found.append(socket)
 
     # A person waits for this, and no pod.
     witness = PodResourcesWitness(paths.pod_resources_socket, deadline=2.0)
-    held: int | None = None
+    booked: dict[tuple[str, str, str], bool] | None = None
     failure, asks = "", True
-
     try:
-        containers = (ids for pod in await witness.list() for ids in pod.containers.values())
-        held = sum(1 for ids in containers if ids.get(seen.settings.sharing.resource))
+        booked = {
+            (pod.namespace, pod.pod, name): bool(ids.get(resource))
+            for pod in await witness.list()
+            for name, ids in pod.containers.items()
+        }
         await witness.get("default", "hami-agent-doctor")
     except WitnessUnsupported:
         asks = False
@@ -752,78 +727,146 @@ async def _kubelet(seen: NodeSeen) -> Iterable[Finding]:
     finally:
         witness.close()
 
-    hold = "holds" if held == 1 else "hold"
-    known = f"the kubelet answers, and {counted(held or 0, 'container')} {hold} slices"
-
-    if held and (seen.agent is None or seen.agent.failure):
+    agent, held = seen.agent, sum((booked or {}).values())
+    known = f"the kubelet answers, and {counted(held, 'container')} "
+    known += "holds slices" if held == 1 else "hold slices"
+    if held and (agent is None or agent.failure):
         known += "; the agent takes them over with the ids that they have"
 
-    subject = str(paths.pod_resources_socket)
+    # The kubelet never lists ordinary init containers.
+    lost = [key for key in (agent.held if agent else ()) if (booked or {}).get(key) is False]
+    pods = sorted({f"{cap(space, 64)}/{cap(pod, 256)}" for space, pod, _ in lost})
+    more = f" and {len(pods) - LARGEST} more" if len(pods) > LARGEST else ""
+    found.append(
+        judged(
+            "P-WITNESS",
+            str(paths.pod_resources_socket),
+            known,
+            When(
+                booked is None,
+                "wrong",
+                failure,
+                "check that the kubelet runs and that paths.podResourcesSocket names its socket",
+            ),
+            When(
+                bool(lost),
+                "note",
+                f"{known}; it has no record of {counted(len(lost), 'container')} that the agent "
+                f"answered, as after a lost checkpoint: {', '.join(pods[:LARGEST])}{more}",
+                "delete these pods one after the other when they may stop: those that their "
+                "controllers create instead are recorded",
+                "they run on; when their containers die together, they and a few new pods may be "
+                "refused (HA-2002)",
+            ),
+            When(
+                not asks,
+                "note",
+                f"{known}; it cannot say which pod it is admitting",
+                "this kubelet is older than 1.34: start GPU pods one at a time (HA-2007)",
+            ),
+        )
+    )
 
-    if held is None:
-        advice = "check that the kubelet runs and that paths.podResourcesSocket names its socket"
-        answers = Finding("P-WITNESS", "wrong", subject, failure, advice)
-    elif not asks:
-        said = f"{known}; it cannot say which pod it is admitting"
-        advice = "this kubelet is older than 1.34: start GPU pods one at a time (HA-2007)"
-        answers = Finding("P-WITNESS", "note", subject, said, advice)
-    else:
-        answers = Finding("P-WITNESS", "ok", subject, known)
 
-    return [socket, answers]
-
-
-async def _plugins(seen: NodeSeen) -> Iterable[Finding]:
+async def _plugins(seen: NodeSeen, found: list[Finding]) -> None:
+    """Other plugins that run here, and what HAMi's left."""
     settings, running = seen.settings, seen.agent is not None
-    # The register annotation is the agent's own while it runs, and no sign of HAMi's plugin.
-    reported = not running and seen.node is not None and REGISTER in seen.node.annotations
-
-    return [
-        *preflight.judge_plugins(
+    found += (
+        *checks.judge_plugins(
             look_at(settings.paths.plugins),
             seen.sockets,
             seen.plugins,
-            reported=reported,
+            # The register annotation is the agent's own while it runs, and no sign of HAMi's.
+            reported=not running and seen.node is not None and REGISTER in seen.node.annotations,
             takeover=settings.takeover,
         ),
-        *scheduling.judge_leftovers(
+        *checks.judge_leftovers(
             seen.node if running else None,
             seen.sockets,
             stamps=settings.report.profile.stamps,
             scores=settings.report.topology_score,
         ),
-    ]
+    )
 
 
-async def _cluster(seen: NodeSeen) -> Iterable[Finding]:
+async def _cluster(seen: NodeSeen, found: list[Finding]) -> None:
     """The API server; what HAMi's scheduler reads of the Node, and what the kubelet offers."""
     settings = seen.settings
     if settings.plain is not None:
-        return []
+        return
 
-    found = await _ask_cluster(seen)
-    node = seen.node
-    if node is None:
-        return found
+    found += await _ask_cluster(seen)
 
-    differences: tuple[str, ...] = ()
-    if seen.scan is not None and REGISTER in node.annotations:
+    node, profile, now = seen.node, settings.report.profile, SystemClock().now()
+    is_there = node is not None and REGISTER in node.annotations
+    if node is not None and is_there and seen.scan is not None:
         differences = report_differences(settings, seen.scan, node.annotations)
+        node = msgspec.structs.replace(node, differences=differences)
 
-    report, profile = scheduling.read_report(node, differences), settings.report.profile
-    if seen.agent is None:
-        compared = [scheduling.judge_report(node.name, report, None)]
-        return found + compared if report.is_there and seen.scan is not None else found
+    if node is not None and seen.agent is not None:
+        found += [
+            checks.judge_offer(node, settings.sharing.resource, now),
+            checks.judge_report(node, profile),
+            checks.judge_handshake(node, profile, now),
+            checks.judge_writer(node),
+            checks.judge_lock(node, now),
+        ]
+    elif node is not None and is_there and seen.scan is not None:
+        found.append(checks.judge_report(node, None))
 
-    now = seen.clock.now()
-    return [
-        *found,
-        scheduling.judge_offer(node, settings.sharing.resource, report, now),
-        scheduling.judge_report(node.name, report, profile),
-        scheduling.judge_handshake(node, report, profile, now),
-        scheduling.judge_writer(node, report),
-        scheduling.judge_lock(node, now),
-    ]
+
+async def _ask_cluster(seen: NodeSeen) -> list[Finding]:
+    """Ask all questions in one session: the rights of this account, the plugins here, the Node.
+
+    What a right is missing for is not asked.
+    """
+    settings, running = seen.settings, seen.agent is not None
+    kubeconfig = Path(settings.kubeconfig) if settings.kubeconfig else None
+    connection = Connection(kubeconfig=kubeconfig, environment=seen.environ)
+    seen.server, found = f"API server by {connection.source}", list[Finding]()
+
+    try:
+        async with open_session(connection, "hami-agent") as session:
+            reader = NodeReader(session, settings.node)
+            wanted = checks.rights(settings.node, node_condition=settings.node_condition)
+            unasked = [
+                one for one in wanted if seen.reader and one.verb not in {"get", "list", "watch"}
+            ]
+            asked = [right for right in wanted if right not in unasked]
+            denied = [right for right in asked if not await reader.granted(right)]
+            words = {right.words for right in denied}
+
+            if "list pods" not in words:
+                neighbours = await reader.listed()
+                others = (pod for pod in neighbours if pod.is_other_plugin)
+                seen.plugins = tuple(f"{pod.namespace}/{pod.name}" for pod in others)
+                for pod in neighbours[:1]:
+                    right = checks.Right("get", "pods", pod.name, pod.namespace)
+                    denied += [] if await reader.granted(right) else [right]
+
+            if "get nodes" not in words:
+                seen.node = await reader.get_sight(settings.sharing.resource, SystemClock())
+                found += checks.judge_node(settings.node, seen.node)
+
+            excess = [one for one in checks.UNNEEDED if running and await reader.granted(one)]
+            found += checks.judge_rights(seen.server, denied, unasked, excess if running else None)
+            if running and seen.node is not None:
+                found.append(checks.judge_clock(seen.server, seen.node.skew))
+    except (ApiError, SettingsError) as error:
+        said, remedy = _failure_of(error)
+        seen.node, seen.plugins = None, ()
+        # An agent that runs says itself what it lacks of the API server.
+        return [
+            Finding(
+                "P-NODE",
+                "unknown" if running else "wrong",
+                seen.server,
+                said,
+                remedy or "repair the connection or the permissions, and run this again",
+            )
+        ]
+
+    return found
 
 
 def report_differences(
@@ -836,7 +879,6 @@ def report_differences(
     inventory = Cell(Inventory())
     InventoryKeeper(inventory, Cell(settings.sharing), SystemClock()).found(scan)
     report = report_of(inventory.value, annotations, settings.report)
-
     if report is None:
         return ()
 
@@ -877,8 +919,9 @@ def finding_lines(findings: Sequence[Finding], *, every: bool) -> Iterator[Folde
             yield FoldedLine(f"means: {cap(one.means, _LONGEST)}", _INDENT, _INDENT + 2)
 
         if one.verdict != "ok":
-            do = f"to do: {f'{advice} [RUNBOOK {check}]'.lstrip()}"
-            yield FoldedLine(do, _INDENT, _INDENT + 2)
+            yield FoldedLine(
+                f"to do: {f'{advice} [RUNBOOK {check}]'.lstrip()}", _INDENT, _INDENT + 2
+            )
 
     counts = Counter(one.verdict for one in findings)
     if counts.keys() - {"ok"}:

@@ -132,13 +132,10 @@ def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     """Print the explanation and return the exit code."""
     configure("error", "auto", environ)
     namespace, kind, name = args.namespace or "", "Pod", ""
-
     if not args.recent:
         space, slash, name = args.pod.rpartition("/")
         words = (space.lower(), space.lower().removesuffix("s"))
-        known = next((KINDS[word] for word in words if word in KINDS), "")
-
-        if known:
+        if known := next((KINDS[word] for word in words if word in KINDS), ""):
             kind, space = known, ""
 
         if not name or "/" in space or (slash and not (space or known)):
@@ -152,7 +149,7 @@ def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
         namespace = space or namespace
 
     connection = connection_of(args.kubeconfig, args.context, environ)
-    source, clock = f"API server by {connection.source}", SystemClock()
+    source, clock, code = f"API server by {connection.source}", SystemClock(), OK
     data: object
 
     if args.recent:
@@ -161,28 +158,27 @@ def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
                 connection, PROGRAM, lambda api: ClusterReader(api, clock).refused(namespace)
             )
 
+        at, answered = clock.now(), "Refusals"
         refused = sorted(found_pods, key=lambda pod: pod.at or EPOCH, reverse=True)
-        code, kind, data, at = OK, "Refusals", refused_data(refused), clock.now()
-        lines = recent_lines(refused, source, at)
+        data, lines = refused_data(refused), recent_lines(refused, source, at)
     else:
         namespace = namespace or default_namespace(connection)
-
         with working("reading the pod, Nodes and pods with GPUs"):
             chosen, found = ask(
                 connection, PROGRAM, lambda api: read_pod(api, namespace, kind, name, clock)
             )
 
-        settings, at = SchedulerSettings(scheduler_name=args.scheduler_name), clock.now()
+        at, answered = clock.now(), "Explanation"
         with working(f"trying changes on {len(found.nodes)} Nodes"):
-            explanation = explain_pod(found, at, settings)
+            settings = SchedulerSettings(scheduler_name=args.scheduler_name)
+            data = explanation = explain_pod(found, at, settings)
 
-        kind, data = "Explanation", explanation
         lines = explanation_lines(explanation, found.taken, source, at, chosen)
         code = PROBLEM if explanation.blocked else OK
         code = INCOMPLETE if explanation.missing else code
 
     shown = folded(lines, terminal_width(environ, UNFOLDED), painter(environ))
-    answer(args.output, kind, data, shown, at=at, source=source)
+    answer(args.output, answered, data, shown, at=at, source=source)
     return code
 
 
@@ -228,16 +224,13 @@ async def _with_use(session: KubeSession, found: ClusterSnapshot) -> ClusterSnap
     if not is_running or ALLOCATED not in (metadata.get("annotations") or {}):
         return found
 
-    # Without an answer in time the rest is told all the same.
     try:
         async with asyncio.timeout(USE_DEADLINE):
             answer = await NodeReader(session, node).status()
         status, _ = open_envelope(answer, "Status", StatusDocument)
-    except (ApiError, MalformedText) as error:
-        return msgspec.structs.replace(found, use_unread=f"the agent was not read: {error}")
-    except TimeoutError:
-        text = f"the agent of {node} has not answered in {USE_DEADLINE:g} s"
-        return msgspec.structs.replace(found, use_unread=text)
+    except (ApiError, MalformedText, TimeoutError) as error:
+        why = str(error) or f"{node} has not answered in {USE_DEADLINE:g} s"
+        return msgspec.structs.replace(found, use_unread=f"the agent was not read: {why}")
 
     key = metadata.get("namespace"), metadata.get("name")
     uses = tuple(
@@ -246,7 +239,6 @@ async def _with_use(session: KubeSession, found: ClusterSnapshot) -> ClusterSnap
         for share in one.shares
         if (one.namespace, one.pod) == key
     )
-
     return msgspec.structs.replace(found, uses=uses)
 
 
@@ -259,25 +251,21 @@ def explanation_lines(
     a workload; empty: it was named.
     """
     yield FoldedLine(f"{chosen}{explanation.headline}")
-    rest = [gate.name for gate in explanation.gates if gate.verdict is GateVerdict.NOT_REACHED]
-
     for gate in explanation.gates:
-        if gate.name in rest:
+        if gate.verdict is GateVerdict.NOT_REACHED:
             continue
 
         reason = f" [RUNBOOK {gate.reason}]" if gate.reason else ""
         word, colour = _WORDS[gate.verdict]
         yield FoldedLine(f"{word:<4} {gate.name:<10} {gate.said}{reason}", 0, 5, word, colour)
-
-        for fact in gate.facts:
-            yield FoldedLine(fact, 7, 9)
-
+        yield from (FoldedLine(fact, 7, 9) for fact in gate.facts)
         if gate.name == "placement" and gate.verdict is GateVerdict.BLOCKED:
             yield from _node_lines(explanation)
 
         if gate.advice:
             yield FoldedLine(f"do: {gate.advice}", 7, 9)
 
+    rest = [gate.name for gate in explanation.gates if gate.verdict is GateVerdict.NOT_REACHED]
     if rest:
         word, colour = _WORDS[GateVerdict.NOT_REACHED]
         yield FoldedLine(f"{word}   not reached: {', '.join(rest)}", 0, 5, word, colour)
@@ -294,9 +282,7 @@ def explanation_lines(
         if change.paste:
             yield FoldedLine(change.paste, 6, 8)
 
-    for text in explanation.missing:
-        yield FoldedLine(f"missing: {text}")
-
+    yield from (FoldedLine(f"missing: {text}") for text in explanation.missing)
     if any(gate.reason for gate in explanation.gates):
         yield FoldedLine(HINT)
 
@@ -310,32 +296,26 @@ def _node_lines(explanation: Explanation) -> Iterator[FoldedLine]:
         yield FoldedLine(f"{cap(node.name, 128)}: {cap(node.said)}", 7, 9)
         # One line for all GPUs of which the same is said.
         alike: defaultdict[tuple[str, ...], list[str]] = defaultdict(list)
-
         for gpu in node.gpus:
-            why = f"{gpu.reason}: {gpu.said}" if gpu.said else gpu.reason or "fits"
             cells = (
                 f"{gib(gpu.registered_mib - gpu.promised_mib, '')} of {gib(gpu.registered_mib)}",
                 f"{gpu.core_percent - gpu.promised_percent} of {percent(gpu.core_percent)}",
                 f"{gpu.slots - gpu.used_slots} of {gpu.slots}",
-                why,
+                f"{gpu.reason}: {gpu.said}" if gpu.said else gpu.reason or "fits",
             )
             alike[cells].append(str(gpu.index))
 
         rows = [(",".join(indexes), *cells) for cells, indexes in alike.items()]
-        for line in table(_GPU_COLUMNS, rows, UNFOLDED) if rows else ():
-            yield FoldedLine(line, 9, 11)
-
+        lines = list(table(_GPU_COLUMNS, rows, UNFOLDED)) if rows else []
         if node.biggest and node.gpus:
-            yield FoldedLine(f"most is held by {', '.join(node.biggest)}", 9, 11)
+            lines.append(f"most is held by {', '.join(node.biggest)}")
 
-        for event in node.events:
-            yield FoldedLine(event, 9, 11)
+        yield from (FoldedLine(line, 9, 11) for line in (*lines, *node.events))
 
     reasons = explanation.nodes_by_reason
-    are_more = max(reasons.values(), default=0) > len(shown) or len(explanation.nodes) > len(shown)
-    if are_more and reasons:
+    if max(reasons.values(), default=0) > len(shown) or len(explanation.nodes) > len(shown):
         told = ", ".join(f"{count:,} {reason}" for reason, count in reasons.items())
-        yield FoldedLine(f"Nodes by reason: {told}", 7, 9)
+        yield from [FoldedLine(f"Nodes by reason: {told}", 7, 9)] * bool(reasons)
 
 
 def refused_data(refused: Sequence[ListedPod]) -> list[Mapping[str, str | None]]:
@@ -364,18 +344,15 @@ def recent_lines(
         yield FoldedLine("No kubelet has refused a pod that still exists.")
 
     for pod in refused[:SHOWN]:
-        name = f"{cap(pod.namespace, 64)}/{cap(pod.name, 256)}"
-        identifier = refusal_id(pod.message)
+        name, identifier = f"{cap(pod.namespace, 64)}/{cap(pod.name, 256)}", refusal_id(pod.message)
         entry = f" [RUNBOOK {identifier}]" if identifier else ""
         yield FoldedLine(f"{name} on {cap(pod.node, 128)}, {when(pod.at, now)}{entry}")
-        yield FoldedLine(
-            cap(agent_sentence(pod.message).strip() or "no reason is told", TEXT), 2, 4
-        )
+        said = agent_sentence(pod.message).strip() or "no reason is told"
+        yield FoldedLine(cap(said, TEXT), 2, 4)
 
     if len(refused) > SHOWN:
-        yield FoldedLine(
-            f"{counted(len(refused) - SHOWN, 'older refusal')} not shown: -o json has all"
-        )
+        older = counted(len(refused) - SHOWN, "older refusal")
+        yield FoldedLine(f"{older} not shown: -o json has all")
 
     if any(refusal_id(pod.message) for pod in refused[:SHOWN]):
         yield FoldedLine(HINT)

@@ -21,7 +21,7 @@ from agent import __version__
 from agent.cli.inherited import Unwritten, drop_output
 from agent.cli.output import answer
 from agent.errors import AgentError, ApiError, ApiNotFound, SettingsError, cap
-from agent.setting import Value, ValueType, WrongValue
+from agent.setting import ValueType, WrongValue
 
 # Exit codes of the verbs, and how a verb fails. Those of `run` are in agent.errors.
 
@@ -99,7 +99,9 @@ VERBS: Mapping[str, str] = {
 }
 """What each verb does, in the order of the help."""
 
-_MODULES = dict.fromkeys(("recheck", "release", "cordon", "uncordon"), "node") | {"version": "main"}
+_MODULES = {"version": "main"} | dict.fromkeys(
+    ("recheck", "release", "cordon", "uncordon", "uninstall"), "node"
+)
 """The module in `agent.cli` of a verb that is not named like its module."""
 
 Subparsers: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"  # noqa: SLF001 -- argparse names no public type
@@ -262,15 +264,6 @@ class Parser(argparse.ArgumentParser):
         return parsed, rest
 
     @override
-    def _check_value(self, action: argparse.Action, value: Any) -> None:
-        """Check as argparse, and add the nearest choice to the error."""
-        try:
-            super()._check_value(action, value)
-        except argparse.ArgumentError as error:
-            error.message += nearest(str(value), map(str, action.choices or ()))
-            raise
-
-    @override
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: {message}; see `{self.prog} --help`\n")
 
@@ -287,9 +280,9 @@ class Parser(argparse.ArgumentParser):
 def typed(kind: ValueType, what: str) -> Callable[[str], Any]:
     """The `type` of an argument: a text that `kind` refuses is reported as not `what`."""
 
-    def read(text: str) -> Value:
+    def read(text: str) -> object:
         try:
-            return kind.read(text)
+            return kind(text)
         except WrongValue as error:
             raise argparse.ArgumentTypeError(f"{cap(text, 64)!r} is not {what}") from error
 

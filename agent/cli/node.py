@@ -1,49 +1,54 @@
-"""The verbs that act on GPUs of a node: cordon and uncordon, recheck and release.
+"""The verbs that act on a node: recheck and release, cordon and uncordon, uninstall.
 
-`cordon` and `uncordon` write the Node at the API server and need no agent; `recheck` and `release`
-ask the running agent by its socket.
+`recheck` and `release` ask the running agent by its socket. The others write the Node at the API
+server and need no agent.
 """
 
 import argparse
 import asyncio
+import contextlib
 import json
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
 
+import msgspec
+
+from agent.cli import main as verbs
 from agent.cli.connections import (
+    IN_CLUSTER,
     add_cluster,
     add_socket,
     call,
     connection_of,
     open_session,
 )
-from agent.cli.main import (
-    NOT_FOUND,
-    OK,
-    PROBLEM,
-    UNREACHABLE,
-    USAGE,
-    NotThere,
-    Subparsers,
-    Unreachable,
-    add_output,
-    fail,
-    typed,
-)
+from agent.cli.main import OK, PROBLEM, NotThere, Subparsers, Unreachable, fail
 from agent.cli.output import answer
-from agent.cli.settings_args import looked
+from agent.cli.settings_args import add_settings, flags, looked, sources, started
 from agent.cluster import CORDON, HANDSHAKE, REGISTER, NodeView
-from agent.errors import ApiConflict, ApiForbidden
+from agent.errors import (
+    AgentError,
+    ApiConflict,
+    ApiError,
+    ApiForbidden,
+    ApiNotFound,
+    SettingsError,
+    StateError,
+)
+from agent.hami.region import RegionChange
 from agent.hami.register import read_register
-from agent.host.process import host_name
+from agent.host.files import Worker
+from agent.host.process import LockFile, host_name
 from agent.kit.logs import configure
 from agent.kube.client import KubeNode
 from agent.kube.connection import Connection
+from agent.kube.reader import KubeLeftovers, NodeLeftovers
 from agent.node.devices import ReportedGpu, read_cordon
+from agent.regions import HostRegions
 from agent.setting import text_where
 from agent.settings.sources import NodeFacts, Sources
 
@@ -60,107 +65,142 @@ DEADLINES: Final = {"recheck": 10.0, "was-reset": 10.0, "release": 15.0}
 """Seconds for each action of the agent."""
 
 EFFECTS: Final = {
-    True: "HAMi's scheduler (2.10 and later) places no new pods on it; pods that run there go on.",
-    False: "HAMi's scheduler may place new pods on it again.",
+    "cordon": "HAMi's scheduler (2.10 and later) places no new pods on it; pods that run there "
+    "go on.",
+    "uncordon": "HAMi's scheduler may place new pods on it again.",
 }
 """What a cordon, or the end of one, does."""
+
+_ASKS: Final = (
+    " It asks first. Exits 0 also if there is nothing to change, 1 if it was refused or you said "
+    "no, 2 without a terminal and without -y, 3 if the API server does not answer, 4 if there is "
+    "no such GPU."
+)
+
+DESCRIPTIONS: Final = {
+    "recheck": "Makes the running agent probe a GPU now, or all. It prints the health of each, "
+    "why, and what is needed until it is ok. A released GPU is taken back. The agent resets "
+    "nothing and does not shorten the cool-down. With --was-reset you state that you reset the GPU "
+    "since its last error, which drivers before 570 do not report. The exit code is 0 if each GPU "
+    "is served, 1 if one is not, 3 if no agent answers, and 4 if there is no such GPU.",
+    "release": "Makes the running agent release a GPU, or all. Until `hami-agent recheck` takes it "
+    "back, no new pod gets it and the agent neither opens nor asks it. Pods that have it go on, "
+    "and are named: a reset takes the GPU from them. The exit code is 0 if the GPU is free, 1 if "
+    "the agent still holds it or pods have it, 3 if no agent answers, and 4 if there is no such "
+    "GPU.",
+    "cordon": "Writes the GPU into the Node's annotation hami.io/device-cordon. HAMi's scheduler "
+    "(2.10 and later) then places no new pods on it. Pods that run there go on, and the agent and "
+    "the kubelet offer its slices as before. For work on a GPU: cordon it, delete the pods that "
+    "hold it, `release` it, do the work, `recheck` it, and uncordon it. For work on the whole "
+    "node: `kubectl cordon NODE`, `kubectl drain NODE --ignore-daemonsets`, the work, and "
+    f"`kubectl uncordon NODE`.{_ASKS}",
+    "uncordon": "Removes the GPU from the Node's annotation hami.io/device-cordon. HAMi's "
+    f"scheduler may then place new pods on it again.{_ASKS}",
+}
+"""What the help of each verb says."""
 
 
 def add_parser(subparsers: Subparsers) -> None:
     """Add the verbs `recheck`, `release`, `cordon` and `uncordon`."""
+    for verb, text in DESCRIPTIONS.items():
+        of_node = verb in EFFECTS
+        names, place = "an index or a UUID", " --node gpu-1"
+        if not of_node:
+            names, place = "an index, a UUID or `all`", ""
+
+        example = f"example: hami-agent {verb} 3{place}"
+        parser = subparsers.add_parser(verb, description=text, epilog=example)
+        name = text_where(lambda text: bool(NAME.fullmatch(text)) and text.isprintable(), names)
+        parser.add_argument("gpu", metavar="GPU", type=verbs.typed(name, names), help=names)
+
+        if verb == "recheck":
+            parser.add_argument(
+                "--was-reset",
+                action="store_true",
+                help="the GPU (with `all`: each GPU) was reset since its last error: begin its "
+                "cool-down",
+            )
+
+        if of_node:
+            parser.add_argument(
+                "--node", metavar="NAME", help="the Node (default: that of the agent's settings)"
+            )
+            add_cluster(parser)
+            parser.add_argument("-y", "--yes", action="store_true", help="do not ask")
+        else:
+            add_socket(parser)
+
+        verbs.add_output(parser)
+
     parser = subparsers.add_parser(
-        "recheck", description=_recheck.__doc__, epilog="example: hami-agent recheck 3"
+        "uninstall",
+        description="Removes the GPU report and the agent's condition from the Node of this host. "
+        "It refuses while pods with GPUs or an agent run here, or a device plugin serves after 90 "
+        "s. It releases containers that a killed agent held back, and changes nothing else on the "
+        "host and no pod; a second call does nothing. Exits 1 if it refused or something of an "
+        "agent is left, 3 without the API server, 4 without the Node.",
+        epilog="example: hami-agent uninstall --node-name gpu-1 -o json",
     )
     parser.add_argument(
-        "--was-reset",
+        "--force",
         action="store_true",
-        help="the GPU (with `all`: each GPU) was reset since its last error: begin its cool-down",
+        help="even if pods with GPUs run here or a device plugin serves; not beside an agent",
+    )
+    verbs.add_output(parser)
+
+    everywhere = parser.add_argument_group(
+        "all Nodes",
+        "of a cluster, with an account that may change them, even if pods with GPUs run there. A "
+        "Node on which a device plugin serves is skipped. Only the settings --kubeconfig and "
+        "--resource-name are used",
+    )
+    everywhere.add_argument(
+        "--all-nodes",
+        action="store_true",
+        help="clean all Nodes; it waits up to 90 s for agents that still serve",
+    )
+    everywhere.add_argument("--namespace", metavar="NAME", help="namespace of the agents' pods")
+    everywhere.add_argument(
+        "--selector", metavar="LABELS", help="labels of the agents' pods, as k=v,k=v"
     )
 
-    _add_gpu(parser, "an index, a UUID or `all`")
-    add_socket(parser)
-    add_output(parser)
-
-    parser = subparsers.add_parser(
-        "release", description=_release.__doc__, epilog="example: hami-agent release 3"
-    )
-    _add_gpu(parser, "an index, a UUID or `all`")
-    add_socket(parser)
-    add_output(parser)
-
-    for verb, act in (("cordon", _cordon), ("uncordon", _uncordon)):
-        example = f"example: hami-agent {verb} 3 --node gpu-1"
-        parser = subparsers.add_parser(verb, description=act.__doc__, epilog=example)
-        _add_gpu(parser, "an index or a UUID")
-        parser.add_argument(
-            "--node", metavar="NAME", help="the Node (default: that of the agent's settings)"
-        )
-        add_cluster(parser)
-        parser.add_argument("-y", "--yes", action="store_true", help="do not ask")
-        add_output(parser)
-
-
-def _add_gpu(parser: argparse.ArgumentParser, names: str) -> None:
-    name = text_where(lambda text: bool(NAME.fullmatch(text)) and text.isprintable(), names)
-    parser.add_argument("gpu", metavar="GPU", type=typed(name, names), help=names)
+    add_settings(parser, only=OF_USE)
 
 
 def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
-    """Run one of the verbs; return the exit code."""
-    verbs = {"recheck": _recheck, "release": _release, "cordon": _cordon, "uncordon": _uncordon}
-    return verbs[args.verb](args, environ)
+    """Run one of the verbs; return the exit code.
 
-
-def _act(
-    args: argparse.Namespace,
-    action: str,
-    tell: Callable[[Mapping[str, Any]], tuple[list[str], bool]],
-) -> int:
-    """Request the action, print the answer, and return the exit code.
-
-    It is 0 or 1 by `tell`, which renders the answer's data for people, 3 if no agent answers, 4 if
+    That of `recheck` and `release` is 0 or 1 by the answer of the agent, 3 if none answers, 4 if
     there is no such GPU.
     """
+    configure("error", "auto", environ)
+    if args.verb in EFFECTS or args.verb == "uninstall":
+        return (_change if args.verb in EFFECTS else _uninstall)(args, environ)
+
+    action = "was-reset" if vars(args).get("was_reset") else args.verb
     target = f"/api/v1/gpus/{quote(args.gpu, safe='')}:{action}"
     status, text = call(args.socket, "POST", target, DEADLINES[action])
     if status != 200:
-        return fail(args.verb, text.strip(), NOT_FOUND if status == 404 else PROBLEM)
+        return fail(args.verb, text.strip(), verbs.NOT_FOUND if status == 404 else PROBLEM)
 
     try:
         said = json.loads(text)
-        lines, is_good = tell(said["data"])
+        lines, is_good = (_release_text if args.verb == "release" else _recheck_text)(said["data"])
     except (ValueError, LookupError, TypeError):
-        return fail(args.verb, f"{args.socket} did not answer as an agent", UNREACHABLE)
+        return fail(args.verb, f"{args.socket} did not answer as an agent", verbs.UNREACHABLE)
 
     answer(args.output, said["kind"], said["data"], lines, source=str(args.socket))
     return OK if is_good else PROBLEM
-
-
-def _recheck(args: argparse.Namespace, _environ: Mapping[str, str]) -> int:
-    """Makes the running agent probe a GPU now, or all.
-
-    It prints the health of each, why, and what is needed until it is ok. A released GPU is taken
-    back. The agent resets nothing and does not shorten the cool-down. With --was-reset you state
-    that you reset the GPU since its last error, which drivers before 570 do not report. The exit
-    code is 0 if each GPU is served, 1 if one is not, 3 if no agent answers, and 4 if there is no
-    such GPU.
-    """
-    return _act(args, "was-reset" if args.was_reset else "recheck", _recheck_text)
 
 
 def _recheck_text(data: Mapping[str, Any]) -> tuple[list[str], bool]:
     """What a recheck found, as lines; and whether each GPU is served."""
     if "gpus" in data:
         each = [_recheck_text(gpu) for gpu in data["gpus"]]
-        if not each:
-            return ["this node has no GPU"], False
-
         lines = [line for told, _ in each for line in ("", *told)][1:]
-        return lines, all(is_served for _, is_served in each)
+        return lines or ["this node has no GPU"], bool(each) and all(served for _, served in each)
 
-    served = "served" if data["serving"] else "not served"
-
-    answer = {
+    answered = {
         "passed": "it answered",
         "failed": "it answered with an error",
         "lost": "the driver has lost it",
@@ -170,83 +210,48 @@ def _recheck_text(data: Mapping[str, Any]) -> tuple[list[str], bool]:
 
     words = f" ({data['probe']['text']})" if data["probe"]["text"] else ""
     index = "of unknown index" if data["gpu"] is None else data["gpu"]
-
+    served = "served" if data["serving"] else "not served"
     lines = [
-        f"GPU {index} ({data['uuid']}): {answer}{words}",
+        f"GPU {index} ({data['uuid']}): {answered}{words}",
         f"{data['condition']} since {data['since']}, {served}",
+        *filter(None, [data["text"]]),
+        *(f"needed: {step}" for step in data["missing"]),
     ]
-    if data["text"]:
-        lines.append(data["text"])
-
-    lines += [f"needed: {step}" for step in data["missing"]]
     return lines, data["serving"] is True
-
-
-def _release(args: argparse.Namespace, _environ: Mapping[str, str]) -> int:
-    """Makes the running agent release a GPU, or all.
-
-    Until `hami-agent recheck` takes it back, no new pod gets it and the agent neither opens nor
-    asks it. Pods that have it go on, and are named: a reset takes the GPU from them. The exit code
-    is 0 if the GPU is free, 1 if the agent still holds it or pods have it, 3 if no agent answers,
-    and 4 if there is no such GPU.
-    """
-    return _act(args, "release", _release_text)
 
 
 def _release_text(data: Mapping[str, Any]) -> tuple[list[str], bool]:
     """What a release did, as lines; and whether the GPUs are free for work on them."""
-    gpus = ", ".join(data["gpus"])
-    lines = [f"{gpus}: released; `hami-agent recheck` takes it back"]
-    if len(data["gpus"]) > 1:
-        lines = [f"{gpus}: released; `hami-agent recheck all` takes them back"]
+    gpus, holders = ", ".join(data["gpus"]), data["heldBy"]
+    what, them = ("recheck all", "them") if len(data["gpus"]) > 1 else ("recheck", "it")
+    lines = [f"{gpus}: still held by pod {pod}: delete it first" for pod in holders]
 
     if data["obstacle"]:
-        lines = [
-            f"{gpus}: no new pod gets it, but the agent still holds it open: {data['obstacle']}",
-            "release it again later, or stop the agent for the work",
-        ]
+        told = f"{gpus}: no new pod gets {them}, but the agent still holds {them} open: "
+        lines.append(told + data["obstacle"])
+        lines.append(f"release {them} again later, or stop the agent for the work")
+    elif holders:
+        lines.append(f"no new pod gets {them}; release {them} again until no pod is named")
+    else:
+        lines.append(f"{gpus}: released; `hami-agent {what}` takes {them} back")
 
-    lines += [f"held by pod {pod}: delete it first" for pod in data["heldBy"]]
-    return lines, data["released"] is True and not data["heldBy"]
-
-
-def _cordon(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
-    """Writes the GPU into the Node's annotation hami.io/device-cordon.
-
-    HAMi's scheduler (2.10 and later) then places no new pods on it. Pods that run there go on, and
-    the agent and the kubelet offer its slices as before. It asks first. Exits 0 also if there is
-    nothing to change, 1 if it was refused or you said no, 2 without a terminal and without -y, 3 if
-    the API server does not answer, 4 if there is no such GPU.
-    """
-    return _change(args, environ, cordon=True)
+    return lines, data["released"] is True and not holders
 
 
-def _uncordon(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
-    """Removes the GPU from the Node's annotation hami.io/device-cordon.
-
-    HAMi's scheduler may then place new pods on it again. It asks first. Exits 0 also if there is
-    nothing to change, 1 if it was refused or you said no, 2 without a terminal and without -y, 3 if
-    the API server does not answer, 4 if there is no such GPU.
-    """
-    return _change(args, environ, cordon=False)
-
-
-def _change(args: argparse.Namespace, environ: Mapping[str, str], *, cordon: bool) -> int:
-    configure("error", "auto", environ)
+def _change(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
+    """Cordon or uncordon the GPU, print what became of it and return the exit code."""
     if not args.yes and not sys.stdin.isatty():
-        return fail(args.verb, "there is no terminal to ask on: give -y", USAGE)
+        return fail(args.verb, "there is no terminal to ask on: give -y", verbs.USAGE)
 
     def agreed(gpu: ReportedGpu) -> bool:
-        if args.yes:
-            return True
-
         question = f"{args.verb.capitalize()} GPU {gpu.words} of Node {node}?"
-        sys.stderr.write(f"{question} {EFFECTS[cordon]} [y/N] ")
-        sys.stderr.flush()
-
-        return sys.stdin.readline().strip().lower() in {"y", "yes"}
+        if not args.yes:
+            sys.stderr.write(f"{question} {EFFECTS[args.verb]} [y/N] ")
+            sys.stderr.flush()
+        return args.yes or sys.stdin.readline().strip().lower() in {"y", "yes"}
 
     node, connection = _place(args, environ)
+    cordon = args.verb == "cordon"
     try:
         gpu, is_changed = asyncio.run(edit_cordon(connection, node, args.gpu, agreed, on=cordon))
     except ApiForbidden as error:
@@ -262,13 +267,16 @@ def _change(args: argparse.Namespace, environ: Mapping[str, str], *, cordon: boo
     told = f"was {'cordoned already' if cordon else 'not cordoned'}; nothing was changed"
     if is_changed:
         state = "cordoned" if cordon else "no longer cordoned"
-        told = f"is {state}. {EFFECTS[cordon]} This takes up to 15 s."
+        told = f"is {state}. {EFFECTS[args.verb]} This takes up to 15 s."
 
     data = {"node": node, "gpu": gpu.index, "uuid": gpu.uuid, "cordoned": cordon}
-    data["changed"] = is_changed
-    lines = [f"GPU {gpu.words} of Node {node} {told}"]
-    answer(args.output, "Cordon", data, lines, source=f"API server by {connection.source}")
-
+    answer(
+        args.output,
+        "Cordon",
+        data | {"changed": is_changed},
+        [f"GPU {gpu.words} of Node {node} {told}"],
+        source=f"API server by {connection.source}",
+    )
     return OK
 
 
@@ -277,21 +285,21 @@ def _place(args: argparse.Namespace, environ: Mapping[str, str]) -> tuple[str, C
 
     Settings are read only for what nothing else says.
     """
+    unreachable, connection = None, None
     try:
         connection = connection_of(args.kubeconfig, args.context, environ)
         if args.node is not None:
             return args.node, connection
-    except Unreachable:
-        connection = None
+    except Unreachable as error:
+        unreachable = error
 
     read = asyncio.run(looked(Sources(None, environ, {}, host_name())))
     settings = read.taken().settings(NodeFacts())
-    if connection is None and settings.kubeconfig:
-        connection = Connection(Path(settings.kubeconfig), context=args.context)
+    if unreachable is not None and not settings.kubeconfig:
+        raise unreachable
 
-    return args.node or settings.node, connection or connection_of(
-        args.kubeconfig, args.context, environ
-    )
+    own = Connection(Path(settings.kubeconfig or ""), context=args.context)
+    return args.node or settings.node, connection or own
 
 
 async def edit_cordon(
@@ -342,14 +350,289 @@ def _named(node: NodeView, name: str) -> ReportedGpu:
     gpus = {gpu.uuid: ReportedGpu(gpu.uuid, gpu.index) for gpu in reported}
     listed = read_cordon(node.annotations.get(CORDON))
     gpus |= {uuid: ReportedGpu(uuid) for uuid in listed if uuid not in gpus}
-
     for gpu in gpus.values():
-        index = "" if gpu.index is None else str(gpu.index)
-        if name == index or name.lower() == gpu.uuid.lower():
+        if name.lower() == gpu.uuid.lower() or (gpu.index is not None and name == str(gpu.index)):
             return gpu
 
-    where = f"Node {node.name} has no GPU {name}"
-    if not gpus:
-        raise NotThere(f"{where}: it has no readable {REGISTER}")
+    known = ", ".join(gpu.words for gpu in gpus.values())
+    unknown = f"Node {node.name} has no GPU {name}"
+    if not known:
+        unknown += f": it has no readable {REGISTER}"
+    raise NotThere(unknown, remedy=f"it has {known}" if known else "")
 
-    raise NotThere(where, remedy=f"it has {', '.join(gpu.words for gpu in gpus.values())}")
+
+# Uninstall: what an agent wrote on the Nodes.
+
+UNINSTALLER: Final = "hami-agent-uninstall"
+"""The field manager of what is removed."""
+
+RESOURCE: Final = "nvidia.com/gpu"
+"""The resource that agents serve by default."""
+
+WAIT: Final = 90.0
+"""Seconds for the agents to end, within the grace period of their pods (15 s), and for the
+kubelets to report that no plugin serves, which they do every 10 s."""
+
+PAUSE: Final = 5.0
+"""Seconds between two looks at the Nodes."""
+
+SHOWN: Final = 3
+"""The most names in a sentence."""
+
+
+class UninstallRefused(AgentError):  # noqa: N818 -- names what happened
+    """The uninstall is refused. Nothing of the Node was changed."""
+
+
+class Cleaned(msgspec.Struct, frozen=True):
+    """The result for one Node: what was removed, or why it was left, or why something stays."""
+
+    node: str
+    removed: tuple[str, ...] = ()
+    skipped: str = ""
+    failure: str = ""
+
+
+async def clean_nodes(
+    api: KubeLeftovers,
+    look: Callable[[], Awaitable[tuple[NodeLeftovers, ...]]],
+    resource: str,
+    *,
+    force: bool = False,
+) -> AsyncGenerator[Cleaned]:
+    """Clean each Node when neither agent nor plugin is on it; at the end, say why others are left.
+
+    It looks until all are free or WAIT has passed, and cleans again what was written meanwhile.
+    With `force` it looks once and cleans all. A plugin is there if the kubelet offers its
+    resource. So one is not seen that is just restarting, whose GPUs are all unhealthy, or that has
+    another resource: it writes its report again.
+
+    Raises:
+        ApiError: the API server does not answer.
+    """
+    clock, failed, busy = asyncio.get_running_loop().time, set[str](), list[str]()
+    ends = clock() + WAIT
+    while True:
+        nodes = await look()
+        for node in nodes:
+            is_kept = not force and (node.is_busy or node.served)
+            if is_kept or not node.is_touched or node.name in failed:
+                continue
+
+            try:
+                await api.clean(node)
+                yield Cleaned(node.name, node.names)
+            except ApiNotFound:  # it was deleted meanwhile
+                continue
+            except ApiError as error:
+                if not error.status:  # each of the others would wait for the API server
+                    raise
+
+                failed.add(node.name)
+                yield Cleaned(node.name, failure=str(error))
+
+        is_said, busy = bool(busy), [node.name for node in nodes if node.is_busy]
+        if force or not busy or clock() >= ends:
+            break
+
+        if not is_said:
+            _say(
+                f"waiting up to {WAIT:.0f} s for the agents to end and the kubelets to report that "
+                f"no plugin serves: {_some(busy)}"
+            )
+
+        await asyncio.sleep(PAUSE)
+
+    for node in nodes if not force else ():
+        if node.agent and node.has_kubelet:  # without a kubelet nothing runs the pod
+            failure = (
+                f"its agent has not ended and would write again (pod {node.agent}): "
+                "clean it by hand when the pod is gone: deploy/README.md, Uninstall"
+            )
+            yield Cleaned(node.name, failure=failure)
+        elif node.served and node.is_touched:
+            yield Cleaned(node.name, skipped=f"a device plugin serves {resource} there")
+
+
+async def uninstall_here(
+    args: argparse.Namespace, environ: Mapping[str, str]
+) -> AsyncGenerator[Cleaned]:
+    """Clean the Node of this host, if no pod has a GPU and no plugin serves; or by --force.
+
+    If there is a run directory, the lock in it keeps an agent from starting meanwhile. Raises
+    UninstallRefused, PermissionFault, SettingsError, ApiNotFound (there is no such Node), ApiError.
+    """
+    try:
+        settings = (await started(sources(args, environ))).taken().settings(NodeFacts())
+    except SettingsError as error:
+        raise UninstallRefused(str(error)) from error
+
+    resource, path = settings.sharing.resource, settings.paths.run / "lock"
+    lock = LockFile(path)
+    with contextlib.ExitStack() as held:
+        held.callback(lock.release)
+        if _may_exist(path.parent) and not lock.try_take():
+            raise UninstallRefused(
+                f"an agent runs on this host ({path}: {lock.holder()}) and would write again: stop "
+                "it first (`systemctl stop hami-agent`, or take the DaemonSet off this node)"
+            )
+
+        await _release(settings.hook_path)
+        if settings.plain is not None:  # plain mode writes nothing to a Node
+            return
+
+        kubeconfig = Path(settings.kubeconfig) if settings.kubeconfig else None
+        connection = Connection(kubeconfig, environment=environ)
+        async with open_session(connection, UNINSTALLER) as session:
+            api = KubeLeftovers(session, resource)
+
+            async def look() -> tuple[NodeLeftovers, ...]:
+                return (await api.node(settings.node),)
+
+            (node,) = await look()
+            if not node.is_touched:
+                yield Cleaned(node.name)
+            elif not args.force and (pods := await api.gpu_pods(node.name)):
+                raise UninstallRefused(
+                    f"pods with GPUs run here ({_some(pods)}): they would keep running, but "
+                    "could not restart until another plugin serves; --force uninstalls anyway"
+                )
+
+            # The agent has just ended, so its kubelet may still report that it serves.
+            async for done in clean_nodes(api, look, resource, force=args.force):
+                if done.skipped:
+                    raise UninstallRefused(
+                        f"a device plugin serves {resource} on the Node {done.node}, as its "
+                        "kubelet reports, and would write again: stop it first; --force uninstalls "
+                        "anyway"
+                    )
+
+                if done.failure:
+                    raise UninstallRefused(done.failure)
+
+                yield done
+
+
+async def uninstall_everywhere(
+    connection: Connection, resource: str, namespace: str, selector: str
+) -> AsyncGenerator[Cleaned]:
+    """Clean every Node on which no agent and no plugin is left, also where pods have GPUs.
+
+    Raises SettingsError, ApiError: the pods or the Nodes cannot be read.
+    """
+    async with open_session(connection, UNINSTALLER) as session:
+        api = KubeLeftovers(session, resource)
+        async for done in clean_nodes(api, lambda: api.nodes(namespace, selector), resource):
+            yield done
+
+
+async def _release(hook: Path) -> None:
+    """Release the containers that an agent held back which was killed: no other will."""
+    if not _may_exist(hook):
+        return
+
+    try:
+        async with Worker("regions") as worker:
+            regions = HostRegions(hook, worker)
+            held = await regions.held()
+            failed = await regions.write({name: RegionChange(recent_kernel=0) for name in held})
+    except StateError as error:
+        _say(f"containers that an agent held back may wait for ever: {error}")
+        return
+
+    for name in held:
+        _say(f"{name}: launches were held back; {failed.get(name, 'released')}")
+
+
+def _may_exist(path: Path) -> bool:
+    """Whether the path exists; also if that cannot be told, which its use will report."""
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError:
+        return True
+
+    return True
+
+
+def _some(names: Iterable[str]) -> str:
+    known = sorted(names)
+    more = f" and {len(known) - SHOWN} more" if len(known) > SHOWN else ""
+    return ", ".join(known[:SHOWN]) + more
+
+
+OF_USE = (
+    "node.name",
+    "node.kubeconfig",
+    "sharing.resourceName",
+    "paths.state",
+    "paths.run",
+    "library.hookPath",
+)
+"""The settings that uninstall uses."""
+
+EVERYWHERE = ("--kubeconfig", "--resource-name")
+"""The flags of settings that --all-nodes uses."""
+
+
+def _uninstall(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
+    """Run `uninstall`, print a line for each change, and return the exit code."""
+    named = flags(args).get("--kubeconfig")
+    if args.all_nodes and not named and IN_CLUSTER not in environ:
+        named = environ.get("KUBECONFIG")  # in a pod its service account comes before it
+
+    if mistake := _misused(args, is_reachable=bool(named) or IN_CLUSTER in environ):
+        return fail("uninstall", mistake, verbs.USAGE)
+
+    work = uninstall_here(args, environ)
+    if args.all_nodes:
+        # No settings are read: a release with invalid settings must be uninstallable. Its Job has
+        # the variables of the release.
+        connection = Connection(Path(named) if named else None, environment=environ)
+        resource = flags(args).get("--resource-name") or RESOURCE
+        work = uninstall_everywhere(connection, resource, args.namespace, args.selector)
+
+    done: list[Cleaned] = []
+
+    async def tell() -> None:
+        async with contextlib.aclosing(work):
+            async for node in work:
+                done.append(node)
+                said = f"removed {', '.join(node.removed)}"
+                said = f"skipped: {node.skipped}" if node.skipped else said
+                said = f"something is left: {node.failure}" if node.failure else said
+                if args.output == verbs.TABLE and node != Cleaned(node.node):
+                    sys.stdout.write(f"{node.node}: {said}\n")
+                    sys.stdout.flush()
+
+    refusal = ""
+    try:
+        asyncio.run(tell())
+        code = PROBLEM if any(node.failure for node in done) else OK
+    except AgentError as error:
+        refusal, code = str(error), verbs.code_of(error)
+
+    is_clean = not refusal and all(node == Cleaned(node.node) for node in done)
+    data = {"ok": code == OK, "refusal": refusal, "nodes": done}
+    answer(args.output, "Uninstallation", data, ["nothing of the agent's was found"] * is_clean)
+    return fail("uninstall", refusal, code) if refusal else code
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(f"hami-agent uninstall: {text}\n")
+
+
+def _misused(args: argparse.Namespace, *, is_reachable: bool) -> str:
+    if {args.all_nodes} != {bool(args.namespace), bool(args.selector)}:
+        return "--all-nodes, --namespace and --selector go together"
+
+    given = [flag for flag in flags(args) if flag not in EVERYWHERE]
+    given += ["--force"] * args.force + ["--config"] * bool(args.config)
+    if args.all_nodes and given:
+        return f"{', '.join(sorted(given))} would have no effect with --all-nodes: leave it out"
+
+    if args.all_nodes and not is_reachable:
+        return "no kubeconfig, and this is not a pod: give --kubeconfig, or set KUBECONFIG"
+
+    return ""

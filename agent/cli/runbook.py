@@ -25,6 +25,9 @@ _HEADING: Final = re.compile(rf"### (?:Events? |Condition )?({_ID}(?:, {_ID})*)(
 _LINK: Final = re.compile(r"\[([^\]]+)\]\([^)\s]+\)")
 """A link of Markdown, of which the text is shown."""
 
+_INNER: Final = re.compile(r"\]\(#([^)\s]+)\)")
+"""A link to a section of the runbook."""
+
 _XID: Final = re.compile("(?:h-|xid ?)?([0-9]{1,5})")
 
 _OF_ALL_XIDS: Final = "h-nnn"
@@ -74,15 +77,26 @@ def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
 
 
 def entries() -> Mapping[str, tuple[str, str]]:
-    """Title and text of each id, in the order of the runbook."""
+    """Title and text of each id, in the order of the runbook.
+
+    The text of a section without an id stands below each entry that refers to it.
+    """
     home = Path(agent.__file__).parent
     installed = home / "RUNBOOK.md"
     text = (installed if installed.exists() else home.parent / "RUNBOOK.md").read_text("utf-8")
     found: dict[str, tuple[str, str]] = {}
+    parts = re.split("^(?=##)", text, flags=re.MULTILINE)
+    # By the name that GitHub gives the heading in links.
+    sections: dict[str, str] = {}
+    for part in parts:
+        if not _HEADING.match(part):
+            words = re.sub(r"[^\w\- ]", "", part.partition("\n")[0].lstrip("# "))
+            sections[words.lower().replace(" ", "-")] = part
 
-    for part in re.split("^(?=##)", text, flags=re.MULTILINE):
+    for part in parts:
         if heading := _HEADING.match(part):
-            plain = _LINK.sub(r"\1", part).removeprefix("### ").rstrip()
+            linked = [sections[name] for name in _INNER.findall(part) if name in sections]
+            plain = _LINK.sub(r"\1", "".join((part, *linked))).replace("### ", "").rstrip()
             title = heading[2].strip() or part.removeprefix("### ").partition(" ")[0]
             found |= dict.fromkeys(heading[1].split(", "), (title, f"{plain}\n"))
 

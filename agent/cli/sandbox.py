@@ -7,7 +7,6 @@ directory.
 
 import argparse
 import asyncio
-import contextlib
 import dataclasses
 import json
 import math
@@ -16,13 +15,12 @@ import shutil
 import signal
 import sys
 import textwrap
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
 from agent.cli.main import OK, PROBLEM, TABLE, USAGE, Subparsers, add_output, fail
-from agent.cli.output import Column, Paint, answer, painter, shorten, table
-from agent.cli.settings_args import add_settings, looked, sources
+from agent.cli.output import Column, Paint, answer, painter, shorten, table, wrapped
 from agent.errors import AgentError
 from agent.kit.logs import configure
 from agent.sandbox.apiserver import PREFIX
@@ -48,13 +46,11 @@ from agent.sandbox.scenario.stage import (
     NOT_REACHED,
     Moment,
     ScenarioClaim,
-    ScenarioRecord,
     counted,
     fitting,
     plain,
     slices_of,
 )
-from agent.settings.sources import NodeFacts
 
 # Renders the output of `hami-agent sandbox`. Pure.
 
@@ -102,7 +98,6 @@ def summary_lines(
 ) -> Iterator[str]:
     """Render the measured times, the claims that failed, and how many were true."""
     yield ""
-
     rows = [
         (label, f"{seconds * 1000:.0f} ms" if seconds < 1 else f"{seconds:.2f} s")
         for name, label in MEASURES.items()
@@ -112,14 +107,10 @@ def summary_lines(
         yield from (*table((Column("MEASURED", flexible=True), Column("TIME")), rows, width), "")
 
     failed = [claim for claim in claims if not claim.ok and claim.measured != NOT_REACHED]
-    if failed:
-        yield f"{'CLAIM':<{ID_WIDTH}}  FOUND"
-
+    yield from [f"{'CLAIM':<{ID_WIDTH}}  FOUND"] * bool(failed)
     for claim in failed:
-        head, margin = f"{shorten(claim.id, ID_WIDTH):<{ID_WIDTH}}  ", " " * (ID_WIDTH + 2)
-        yield from textwrap.wrap(
-            claim.measured or "-", width, initial_indent=head, subsequent_indent=margin
-        )
+        head = f"{shorten(claim.id, ID_WIDTH):<{ID_WIDTH}}  "
+        yield from wrapped(claim.measured or "-", width, head, " " * len(head))
 
     true = sum(claim.ok for claim in claims)
     unchecked = len(claims) - true - len(failed)
@@ -127,7 +118,7 @@ def summary_lines(
     yield ", ".join([f"{true} of {len(claims)} claims checked and true", *others])
 
 
-async def invitation(cluster: SandboxCluster) -> str:
+def invitation(cluster: SandboxCluster) -> str:
     """Render what to type in another terminal. Commands are never wrapped."""
     places = cluster.places
     root, web, log = places.root, cluster.web_address or "not up yet", places.log
@@ -136,15 +127,6 @@ async def invitation(cluster: SandboxCluster) -> str:
     people, pod = root / "kubectl.config", root / "pod.json"
     people.write_text(kubeconfig(f"{cluster.api.url}{PREFIX}{cluster.admin_token}", ""))
     pod.write_text(json.dumps(plain("mine").pod(), indent=2))
-
-    # The agent's quiet period, from the sources that it reads. They are refused only if one became
-    # invalid since the agent started.
-    settings = cluster.command()[1:]
-    parser = argparse.ArgumentParser()
-    add_settings(parser)
-    read = await looked(sources(parser.parse_args(settings), cluster.environment()))
-    found = read.taken().resolve(NodeFacts())["health.quietPeriod"]
-    quiet = found.field.read.write(found.value)
 
     # How to call hami-agent in another terminal.
     called = Path(sys.argv[0])
@@ -166,12 +148,12 @@ async def invitation(cluster: SandboxCluster) -> str:
           curl {web}/metrics
           {program} status {api}
           {program} status --by pod {api}
-          {program} doctor {shlex.join(settings)}
+          {program} doctor {shlex.join(cluster.command()[1:])}
           {program} bundle {api}
           {program} simulate {gpus} list
           {program} simulate {gpus} xid 79 --gpu {gpu}
           {program} simulate {gpus} restore --gpu {gpu}
-            (a GPU that was reset is served again after {quiet} of quiet: health.quietPeriod)
+            (a GPU that was reset is served again after its cool-down: health.quietPeriod)
           kill -9 {cluster.agent.pid}
           export KUBECONFIG={people}
           {program} explain demo/too-big
@@ -186,9 +168,6 @@ async def invitation(cluster: SandboxCluster) -> str:
 
 TERMINATED: Final = 128 + signal.SIGTERM
 """The exit code after SIGTERM, as shells have it."""
-
-_TICK: Final = 0.25
-"""Seconds between two lines about what is waited for."""
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -234,36 +213,45 @@ def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
 
 def _problem(args: argparse.Namespace) -> str:
     fewest, hint = FEWEST_GPUS, ", or any number from 1 with --interactive"
+    where, gpus = "all GPUs but one", args.gpus - 1
     if args.interactive:
-        fewest, hint = 1, ""
+        fewest, hint, where, gpus = 1, "", "all GPUs", args.gpus
     if not fewest <= args.gpus <= MOST_GPUS:
         return f"--gpus {args.gpus}: the scenario needs {fewest} to {MOST_GPUS} GPUs{hint}"
 
     if not 1 <= args.split_count <= 1000:
         return f"--split-count {args.split_count}: expected 1 to 1000"
 
-    needed, where, gpus = NEEDED_SLICES, "all GPUs but one", args.gpus - 1
-    if args.interactive:
-        needed, where, gpus = slices_of(fitting(args.gpus)), "all GPUs", args.gpus
-
+    needed = slices_of(fitting(args.gpus)) if args.interactive else NEEDED_SLICES
     if gpus * args.split_count < needed:
-        more = args.gpus - gpus + math.ceil(needed / args.split_count)
-        instead = "" if args.interactive or more > MOST_GPUS else f"--gpus {more} or "
-
         return (
             f"--gpus {args.gpus} --split-count {args.split_count}: the scenario needs {needed} "
-            f"slices on {where}, and there are {gpus * args.split_count}; give {instead}"
-            f"--split-count {math.ceil(needed / gpus)}"
+            f"slices on {where}, and there are {gpus * args.split_count}; give --split-count "
+            f"{math.ceil(needed / gpus)}"
         )
 
     return ""
 
 
 async def _run(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
-    """Run the scenario, print what was found and return the exit code."""
+    """Run the scenario, print what was found and return the exit code.
+
+    The timeline goes to standard output; with another form of output, to a terminal's standard
+    error.
+    """
     task = asyncio.current_task()
     if task is not None:
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+
+    is_table = args.output == TABLE
+    out = sys.stdout if is_table else sys.stderr
+    width = max(40, shutil.get_terminal_size().columns if out.isatty() else WIDTH)
+    paint = painter(environ, out)
+
+    def say(*lines: str) -> None:
+        if is_table or out.isatty():
+            out.writelines(f"{line}\n" for line in lines)
+            out.flush()
 
     options = LabOptions(
         description=Description(DRIVER_VERSION, gpus_of(PROFILES[args.profile], args.gpus)),
@@ -272,32 +260,29 @@ async def _run(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
         web_port=free_port() if args.interactive else 0,
         keep=args.keep,
     )
-
-    screen = _Screen(environ, quiet=args.output != TABLE)
     async with open_cluster(options) as cluster:
-        stage = open_stage(cluster, args.split_count, screen.moment)
+        stage = open_stage(
+            cluster, args.split_count, lambda moment: say(*moment_lines(moment, width, paint))
+        )
         gpus = counted(args.gpus, f"{args.profile} GPU")
-        screen.say(f"{gpus}, kubelet, API server, scheduler are up")
-
+        say(f"{gpus}, kubelet, API server, scheduler are up")
         if args.keep:
-            screen.say(f"everything is kept in {cluster.places.root}")
+            say(f"everything is kept in {cluster.places.root}")
 
-        async with screen.waiting(stage.record):
-            record = await act(stage, OPENING if args.interactive else DEFAULT)
-
+        record = await act(stage, OPENING if args.interactive else DEFAULT)
         # A node that offers nothing is one to look at.
         if args.interactive and (stage.placed or cluster.agent.code is None):
             with cluster.log.copied(cluster.places.log):
-                screen.say(await invitation(cluster))
+                say(invitation(cluster))
                 async with asyncio.TaskGroup() as group:
                     group.create_task(keep_agent(cluster, stage.record.note))
                     group.create_task(tell_news(cluster, stage.record.note))
 
         log = [] if record.ok else cluster.log.last(LOG_LINES)
 
-    if args.output == TABLE:
+    if is_table:
         head = ["", f"the agent's last {len(log)} log lines:"] if log else []
-        screen.say(*head, *log, *summary_lines(record.claims, record.measured, screen.width))
+        say(*head, *log, *summary_lines(record.claims, record.measured, width))
     else:
         data = {
             "ok": record.ok,
@@ -309,43 +294,3 @@ async def _run(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
         answer(args.output, "Sandbox", data, ())
 
     return OK if record.ok else PROBLEM
-
-
-class _Screen:
-    """Prints the timeline to standard output; with JSON, to a terminal's standard error."""
-
-    def __init__(self, environ: Mapping[str, str], *, quiet: bool) -> None:
-        self._out = sys.stderr if quiet else sys.stdout
-        self._silent = quiet and not sys.stderr.isatty()
-        self._live = self._out.isatty()
-        self.width = max(40, shutil.get_terminal_size().columns if self._live else WIDTH)
-        self._paint = painter(environ, self._out)
-
-    def say(self, *lines: str) -> None:
-        """Print these lines, in place of the one about the wait."""
-        if not self._silent:
-            erase = "\r\x1b[K" if self._live else ""
-            self._out.writelines(f"{erase}{line}\n" for line in lines)
-            self._out.flush()
-
-    def moment(self, moment: Moment) -> None:
-        """Print one entry of the timeline."""
-        self.say(*moment_lines(moment, self.width, self._paint))
-
-    @contextlib.asynccontextmanager
-    async def waiting(self, record: ScenarioRecord) -> AsyncIterator[None]:
-        """Show on a terminal what the scenario waits for, while the block runs."""
-        async with asyncio.TaskGroup() as group:
-            ticking = group.create_task(self._tick(record))
-            try:
-                yield
-            finally:
-                ticking.cancel()
-
-    async def _tick(self, record: ScenarioRecord) -> None:
-        while self._live and not self._silent:
-            await asyncio.sleep(_TICK)
-            if record.awaited:
-                line = f"t+{record.elapsed:6.2f}s  ...     {record.awaited}"
-                self._out.write(f"\r\x1b[K{shorten(line, self.width - 1)}")
-                self._out.flush()

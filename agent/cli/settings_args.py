@@ -7,9 +7,9 @@ from pathlib import Path
 from agent.host.files import Worker
 from agent.host.process import host_name
 from agent.setting import boolean
-from agent.settings.reading import SourcesRead, begin, look
+from agent.settings.reading import FOREIGN, SourcesRead, begin, look
 from agent.settings.schema import FIELDS
-from agent.settings.sources import FOREIGN, Sources
+from agent.settings.sources import Sources
 
 
 def add_settings(

@@ -12,7 +12,7 @@ from typing import Annotated, Final, Self
 import msgspec
 
 from agent.model import Action, Condition
-from agent.setting import HOW, Field, ValueType, WrongValue, duration, read_texts, shown, text
+from agent.setting import HOW, Field, ValueType, WrongValue, duration, shown, text, texts
 
 FELL_OFF_THE_BUS: Final = 79
 
@@ -283,7 +283,7 @@ def _class_of(item: str) -> tuple[int, XidClass]:
 
 
 def _xid_classes(value: object) -> tuple[str, ...]:
-    items = read_texts(value)
+    items: tuple[str, ...] = texts(value)
     named = [_class_of(item)[0] for item in items]
     if twice := sorted({xid for xid in named if named.count(xid) > 1}):
         raise WrongValue(f"expected one class for XID {twice[0]}", "more")

@@ -17,7 +17,7 @@ from agent.cluster import PodUid
 from agent.kit.disk import check_writable
 from agent.kit.tasks import Offload
 from agent.kubelet.door import listens
-from agent.node.preflight import PathFacts, PluginSocket
+from agent.node.checks import PathFacts, PluginSocket
 
 # Reads CDI specifications as container runtimes do: which device names they define.
 #
@@ -154,7 +154,8 @@ class CgroupContainers:
     async def begun(self) -> frozenset[PodUid] | None:
         """Return the pods that have a cgroup, which the kubelet names by their UID.
 
-        None: the kubelet's cgroups are not visible.
+        None: the kubelet's cgroups are not visible, or they name containers and no pod (a kubelet
+        that names them in another way).
         """
         return await self._offload.call(self._begun)
 
@@ -162,7 +163,9 @@ class CgroupContainers:
         below = self._below()
         found = (_POD.search(name) for _, name in below)
         pods = frozenset(PodUid(one[2].replace("_", "-")) for one in found if one)
-        return pods if below else None
+        # Right after a boot no pod has begun. But a container belongs to a pod that has.
+        tells = pods or not any("kubepods" in path and _ID.search(name) for path, name in below)
+        return pods if below and tells else None
 
     def _running(self, ids: frozenset[str]) -> frozenset[str] | None:
         below = self._below()
@@ -195,30 +198,33 @@ def is_read_only(directory: Path) -> bool:
 
 
 def look_at(path: Path) -> PathFacts:
-    """Inspect the path, links followed; for a missing one, whether it could be created."""
+    """Inspect the path, links followed, and why nothing could be written or created there."""
     try:
         status = path.stat()
     except (FileNotFoundError, NotADirectoryError):
         above = next(parent for parent in path.absolute().parents if os.path.lexists(parent))
-        can_be_made = above.is_dir() and os.access(above, os.W_OK | os.X_OK)
-        return PathFacts(str(path), "", writable=can_be_made)
+        return PathFacts(str(path), "", failure=_write_failure(above))
     except OSError as error:
         return PathFacts(str(path), f"path that cannot be looked at ({error.strerror or error})")
 
     kind = next((name for is_kind, name in KINDS if is_kind(status.st_mode)), "special file")
     mode, ours = stat.S_IMODE(status.st_mode), status.st_uid in {0, os.geteuid()}
 
-    full = False  # has no room for a new file, by the rule of the running agent
+    failure = _write_failure(path) if kind == "directory" else 0
+    return PathFacts(str(path), kind, status.st_uid, mode, failure, ours)
+
+
+def _write_failure(directory: Path) -> int:
+    """The number of the error that a new file in the directory would meet; 0: none is known."""
     with contextlib.ExitStack() as opened:
         try:
-            directory = os.open(path, os.O_PATH | os.O_DIRECTORY)
-            opened.callback(os.close, directory)
-            check_writable(directory, str(path))
+            descriptor = os.open(directory, os.O_PATH | os.O_DIRECTORY)
+            opened.callback(os.close, descriptor)
+            check_writable(descriptor, str(directory))  # the rule of the running agent
         except OSError as error:
-            full = error.errno == errno.ENOSPC
+            return error.errno or errno.EIO
 
-    writable = os.access(path, os.W_OK)
-    return PathFacts(str(path), kind, status.st_uid, mode, writable, ours, full)
+    return 0 if os.access(directory, os.W_OK | os.X_OK) else errno.EACCES
 
 
 def plugin_sockets(directory: Path, kubelet: str) -> tuple[PluginSocket, ...]:

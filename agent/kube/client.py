@@ -33,7 +33,7 @@ from agent.kube.objects import (
 )
 
 if TYPE_CHECKING:  # loaded by the first request
-    from aiohttp import ClientResponse, StreamReader
+    from aiohttp import ClientResponse
 
 log = structlog.get_logger(__name__)
 
@@ -65,6 +65,14 @@ KEEPALIVE = (
     (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
 )
 """An idle connection of a watch is asked after 10 s, and given up after 15 s without an answer."""
+
+SHORTEST, LONGEST = 300.0, 600.0
+"""Seconds between which the server ends a watch, at random."""
+SILENCE = 150.0
+"""Seconds without a byte, after which the connection is dead: an idle server sends a bookmark after
+120 s and then every 60 s."""
+OPENED = "OPENED"
+"""The kind of a first frame that the agent adds: the watch is open, and there is no object."""
 
 MERGE_PATCH = "application/merge-patch+json"
 STRATEGIC_PATCH = "application/strategic-merge-patch+json"
@@ -181,6 +189,8 @@ class KubeSession:
         self.received = Tally(
             "api_received_bytes_total", "Bytes received from the API server.", ("resource",)
         )
+        self.limits: dict[ApiRequest, int] = {}
+        """How many objects the next answer to a long list may have."""
         self.date = ""
         """The time in the last answer, as its header has it."""
         self._connection = connection
@@ -197,13 +207,6 @@ class KubeSession:
         self._rooms = defaultdict[tuple[str, str], asyncio.Semaphore](
             lambda: asyncio.Semaphore(IN_FLIGHT)
         )
-
-    async def open(self) -> None:
-        """Load the library and the credentials; a second call does nothing.
-
-        Raises SettingsError: the connection's files cannot be used.
-        """
-        await self._other_than(None)
 
     async def close(self) -> None:
         """End all connections; a second call does nothing."""
@@ -223,33 +226,57 @@ class KubeSession:
         room = self._rooms[request.verb, request.resource.partition("/")[0]]
         with self._failures_of(request):
             async with self._lag.within(DEADLINE), room:
-                with contextlib.closing(await self._authorized(request)) as answer:
-                    return await self._successful(request, answer, at_most)
+                with contextlib.closing(await self._answer(request)) as answer:
+                    return await self._body(request, answer, at_most)
 
     async def fetch(self, request: ApiRequest, read: Callable[[Raw], T]) -> T:
         """Return the object in a successful answer, as read. Raises ApiError."""
         return await aside(await self.call(request), request, read)
 
-    @contextlib.asynccontextmanager
-    async def stream(self, request: ApiRequest) -> AsyncIterator["StreamReader"]:
-        """Open a successful answer and yield its body as it arrives; opening takes at most 10 s.
+    async def watch(
+        self, request: ApiRequest, read: Callable[[str, Raw], T]
+    ) -> AsyncIterator[tuple[str, T | None]]:
+        """Yield OPENED, then frames until the server ends the watch or is silent for too long.
 
-        Raises ApiError, also when the connection breaks while the caller reads.
+        A frame is its kind (ADDED, MODIFIED, DELETED or BOOKMARK) and its object as read. `read`
+        gets the kind and the object; for long ones it runs on a thread. Raises ApiGone and other
+        ApiErrors: for an ERROR frame, a broken connection, or a MalformedText of `read`.
         """
+
+        def decode(line: Raw) -> tuple[str, T]:
+            kind, obj = read_frame(line)
+            if kind == "ERROR":
+                code = read_object(obj).get("code")
+                raise refused(request.what, code if isinstance(code, int) else 0, obj)
+            return kind, read(kind, obj)
+
+        seconds = str(round(self.random.uniform(SHORTEST, LONGEST)))
+        options = (("watch", "1"), ("allowWatchBookmarks", "true"), ("timeoutSeconds", seconds))
+        request = msgspec.structs.replace(request, query=(*request.query, *options))
+
         with self._failures_of(request), contextlib.ExitStack() as stack:
             async with self._lag.within(DEADLINE):
-                answer = await self._authorized(request)
-                stack.callback(answer.close)
-                if answer.status // 100 != 2:
-                    await self._successful(request, answer, BODY_LIMIT)
-
+                answer = stack.enter_context(contextlib.closing(await self._answer(request)))
             if answer.connection and answer.connection.transport:  # the answer has not ended
                 # A NAT or a load balancer that forgets the connection tells nobody, and an idle
                 # watch would wait for minutes: the kernel finds out.
                 for option in KEEPALIVE:
                     answer.connection.transport.get_extra_info("socket").setsockopt(*option)
 
-            yield answer.content
+            yield OPENED, None
+            while True:
+                try:
+                    async with asyncio.timeout(SILENCE):
+                        line = await answer.content.readuntil(b"\n", max_size=BODY_LIMIT)
+                except TimeoutError:
+                    log.info("kube.watch_silent", resource=request.resource, silence=SILENCE)
+                    return
+
+                if not line.endswith(b"\n"):  # the watch has ended
+                    return
+                self.received.add(request.resource, amount=len(line))
+                if line.strip():
+                    yield await aside(line, request, decode)
 
     async def execute(self, request: ApiRequest) -> Executed:
         """Run a command in a container and return what it wrote, as `kubectl exec` does.
@@ -259,7 +286,7 @@ class KubeSession:
         """
         written = defaultdict[int, bytearray](bytearray)
         with self._failures_of(request):
-            access = await self._other_than(None)
+            access = await self.open()
             try:
                 async with (
                     self._lag.within(EXECUTION),
@@ -292,18 +319,19 @@ class KubeSession:
         failure = "" if text_in(status, "status") == "Success" else cap(said)
         return Executed(bytes(written[1]), written[2].decode(errors="replace"), failure)
 
-    async def _authorized(self, request: ApiRequest) -> "ClientResponse":
-        """Send the request; after a 401 or a TLS error, once more with fresh credentials."""
-        access = await self._other_than(None)
+    async def _answer(self, request: ApiRequest) -> "ClientResponse":
+        """The successful answer; after a 401 or a TLS error, of a try with fresh credentials."""
+        access = await self.open()
         with contextlib.suppress(access.aiohttp.ClientSSLError):
-            answer = await self._send(access, request)
-            if answer.status != UNAUTHORIZED:
-                return answer
-            answer.close()
-
-        return await self._send(await self._other_than(access), request)
+            try:
+                return await self._send(access, request)
+            except errors.ApiForbidden as error:
+                if error.status != UNAUTHORIZED:
+                    raise
+        return await self._send(await self.open(access), request)
 
     async def _send(self, access: Access, request: ApiRequest) -> "ClientResponse":
+        """Send the request once. Raises ApiError: the answer is no success."""
         code = "none"
         try:
             headers = {"Accept": request.accept, "Content-Type": request.content_type}
@@ -318,16 +346,20 @@ class KubeSession:
             code = str(answer.status)
         finally:
             self.requests.add(request.verb, request.resource, code)
-        return answer
+
+        if answer.status // 100 == 2:
+            return answer
+        with contextlib.closing(answer):
+            body = await self._body(request, answer, BODY_LIMIT)
+        raise refused(request.what, answer.status, body, answer.headers.get("Retry-After"))
 
     async def _identity(self, access: Access) -> dict[str, str]:
         headers = {"User-Agent": f"{self._program}/{__version__}"}
         token = await access.configuration.get_api_key_with_prefix("BearerToken")
         return headers | {"Authorization": token} if token else headers
 
-    async def _successful(
-        self, request: ApiRequest, answer: "ClientResponse", at_most: int
-    ) -> bytearray:
+    async def _body(self, request: ApiRequest, answer: "ClientResponse", at_most: int) -> bytearray:
+        """The body of the answer. Raises AnswerTooLong."""
         body = bytearray()
         while len(body) <= at_most and (chunk := await answer.content.readany()):
             body += chunk
@@ -337,15 +369,13 @@ class KubeSession:
         if len(body) > at_most:
             body.clear()  # what handles the error keeps this frame until the next collection
             raise AnswerTooLong(f"{request.what}: the answer is longer than {at_most >> 20} MiB")
-        if answer.status // 100 == 2:
-            return body
-        raise refused(request.what, answer.status, body, answer.headers.get("Retry-After"))
+        return body
 
-    async def _other_than(self, used: Access | None) -> Access:
-        """The present access; if it is the `used` one, a new one from the connection's files.
+    async def open(self, used: Access | None = None) -> Access:
+        """Return the present access; if it is the `used` one, a new one from the files.
 
-        Watches and requests that run keep their connections. Raises SettingsError;
-        ConnectionError: the session is closed.
+        Watches and requests that run keep their connections. Raises SettingsError: the connection's
+        files cannot be used; ConnectionError: the session is closed.
         """
         if self._access is not None and self._access is not used:
             return self._access  # no other request waits for a renewal, which may take seconds
@@ -423,112 +453,60 @@ LEAST_OBJECT: Final = LIST_LIMIT // MOST_OBJECTS
 """Bytes that an object counts at least, 7 KB, so that small ones without end come to an end."""
 
 
-class Lists:
-    """Fetches LISTs of one kind.
+async def fetch_list(
+    session: KubeSession,
+    request: ApiRequest,
+    read: Callable[[Raw], T],
+    most: int = 0,
+    list_limit: int = LIST_LIMIT,
+) -> tuple[str, list[T]]:
+    """Return the version and all objects, as read; each answer has 10 s. Raises ApiError.
 
     After a too long answer it asks again for fewer objects, with the same token (the server accepts
     another `limit`, as its own test does: test/e2e/apimachinery/chunking.go); after a short one it
     asks for more. `most`: how many objects a small list asks for at first; 0 for all.
     """
+    objects: list[T] = []
+    limit = session.limits.get(request, most)
+    version, rest, odd, size = "", "", 0, 0
+    while True:
+        options = (("limit", str(limit or "")), ("continue", rest))
+        query = (*request.query, *(option for option in options if option[1]))
+        page = msgspec.structs.replace(request, query=query)
+        try:
+            body = await session.call(page, BODY_LIMIT if limit == 1 else PAGE_LIMIT)
+        except AnswerTooLong:
+            if limit == 1:
+                raise
+            limit = max(1, (limit or MOST) // FEWER)
+            continue
 
-    def __init__(self, session: KubeSession, most: int = 0, list_limit: int = LIST_LIMIT) -> None:
-        self._session = session
-        self._most = self._limit = most
-        self._list_limit = list_limit
+        meta, items = await aside(body, page, functools.partial(_read_items, read))
+        objects += items
+        version = version or meta.version
+        size += len(body)
+        if not meta.rest:
+            break
+        odd += not items or len(items) != limit
+        counted = max(size, len(objects) * LEAST_OBJECT)
+        if meta.rest == rest or odd > MOST_ODD or counted > list_limit:
+            raise ApiError(
+                f"{request.what}: the list has no end: after {len(objects)} objects the server "
+                "still promises more; check the API server and the proxies before it, or ask "
+                "for one namespace or node"
+            )
+        rest = meta.rest
+        if len(body) < PAGE_LIMIT // FEWER // 2:
+            limit = min(limit * FEWER, MOST)
 
-    async def fetch(self, request: ApiRequest, read: Callable[[Raw], T]) -> tuple[str, list[T]]:
-        """Return the version and all objects, as read; each answer has 10 s. Raises ApiError."""
-        objects: list[T] = []
-        version, rest, odd, size = "", "", 0, 0
-        while True:
-            options = (("limit", str(self._limit or "")), ("continue", rest))
-            query = (*request.query, *(option for option in options if option[1]))
-            page = msgspec.structs.replace(request, query=query)
-            try:
-                body = await self._session.call(
-                    page, BODY_LIMIT if self._limit == 1 else PAGE_LIMIT
-                )
-            except AnswerTooLong:
-                if self._limit == 1:
-                    raise
-                self._limit = max(1, (self._limit or MOST) // FEWER)
-                continue
-
-            meta, items = await aside(body, page, functools.partial(_read_items, read))
-            objects += items
-            version = version or meta.version
-            size += len(body)
-            if not meta.rest:
-                break
-            odd += not items or len(items) != self._limit
-            counted = max(size, len(objects) * LEAST_OBJECT)
-            if meta.rest == rest or odd > MOST_ODD or counted > self._list_limit:
-                raise ApiError(
-                    f"{request.what}: the list has no end: after {len(objects)} objects the server "
-                    "still promises more; check the API server and the proxies before it, or ask "
-                    "for one namespace or node"
-                )
-            rest = meta.rest
-            if len(body) < PAGE_LIMIT // FEWER // 2:
-                self._limit = min(self._limit * FEWER, MOST)
-
-        if size < PAGE_LIMIT // 2:  # else the next list would ask in vain again
-            self._limit = self._most
-        return version, objects
+    # After a long one the next would ask in vain again.
+    session.limits[request] = most if size < PAGE_LIMIT // 2 else limit
+    return version, objects
 
 
 def _read_items(read: Callable[[Raw], T], body: Raw) -> tuple[ListMeta, list[T]]:
     meta, items = read_page(body)
     return meta, [read(item) for item in items]
-
-
-# Watches: JSON frames, one a line, in an answer that lasts for minutes.
-
-SHORTEST, LONGEST = 300.0, 600.0
-"""Seconds between which the server ends a watch, at random."""
-SILENCE = 150.0
-"""Seconds without a byte, after which the connection is dead: an idle server sends a bookmark after
-120 s and then every 60 s."""
-OPENED = "OPENED"
-"""The kind of a first frame that the agent adds: the watch is open, and there is no object."""
-
-
-async def frames(
-    session: KubeSession, request: ApiRequest, read: Callable[[str, Raw], T]
-) -> AsyncIterator[tuple[str, T | None]]:
-    """Yield OPENED, then frames until the server ends the watch or is silent for too long.
-
-    A frame is its kind (ADDED, MODIFIED, DELETED or BOOKMARK) and its object as read. `read` gets
-    the kind and the object; for long ones it runs on a thread. Raises ApiGone and other
-    ApiErrors: for an ERROR frame, a broken connection, or a MalformedText of `read`.
-    """
-
-    def decode(line: Raw) -> tuple[str, T]:
-        kind, obj = read_frame(line)
-        if kind == "ERROR":
-            code = read_object(obj).get("code")
-            raise refused(request.what, code if isinstance(code, int) else 0, obj)
-        return kind, read(kind, obj)
-
-    lasting = round(session.random.uniform(SHORTEST, LONGEST))
-    options = (("watch", "1"), ("allowWatchBookmarks", "true"), ("timeoutSeconds", str(lasting)))
-    request = msgspec.structs.replace(request, query=(*request.query, *options))
-
-    async with session.stream(request) as body:
-        yield OPENED, None
-        while True:
-            try:
-                async with asyncio.timeout(SILENCE):
-                    line = await body.readuntil(b"\n", max_size=BODY_LIMIT)
-            except TimeoutError:
-                log.info("kube.watch_silent", resource=request.resource, silence=SILENCE)
-                return
-
-            if not line.endswith(b"\n"):  # the watch has ended
-                return
-            session.received.add(request.resource, amount=len(line))
-            if line.strip():
-                yield await aside(line, request, decode)
 
 
 # The ports NodeApi and PodApi over the API server.
@@ -546,7 +524,7 @@ class KubeNode:
         query = (("fieldSelector", f"metadata.name={self._node}"),)
         request = ApiRequest("watch", "nodes", path_of("nodes"), query, accept=METADATA_ONLY)
         is_shown = False
-        async for kind, node in frames(self._session, request, _shown):
+        async for kind, node in self._session.watch(request, _shown):
             # A bookmark says nothing, but the first one shows that there is no Node before it.
             if kind != OPENED and not (kind == "BOOKMARK" and is_shown):
                 is_shown = True
@@ -613,7 +591,6 @@ class KubePods:
 
     def __init__(self, session: KubeSession, node: str, resource: str) -> None:
         self._session = session
-        self._lists = Lists(session)
         self._node = node
         self._selector = ("fieldSelector", f"spec.nodeName={node}")
         self._resource = resource
@@ -621,7 +598,7 @@ class KubePods:
     async def list_pods(self) -> PodList:
         """Send one LIST, answered from the server's storage, in as many pages as needed."""
         request = ApiRequest("list", "pods", path_of("pods"), (self._selector,))
-        version, pods = await self._lists.fetch(request, self._view)
+        version, pods = await fetch_list(self._session, request, self._view)
         return PodList(tuple(pod for pod in pods if pod is not None), version)
 
     async def get_pod(self, namespace: str, name: str) -> PodView | None:
@@ -638,7 +615,7 @@ class KubePods:
         """Send one WATCH with bookmarks; a first change of the requested version: it is open."""
         query = (self._selector, ("resourceVersion", resource_version))
         request = ApiRequest("watch", "pods", path_of("pods"), query)
-        async for _, change in frames(self._session, request, self._change):
+        async for _, change in self._session.watch(request, self._change):
             yield change or PodChange(resource_version)
 
     async def annotate_pod(

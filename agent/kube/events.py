@@ -1,9 +1,8 @@
 """Posts Events, of which equal ones become a series."""
 
 import datetime as dt
+import functools
 import hashlib
-from collections import OrderedDict
-from typing import TypeVar
 
 import msgspec
 
@@ -31,9 +30,6 @@ REMEMBERED = 4096
 TEXT_LIMIT = 1024
 NODE_NAMESPACE = "default"
 
-K = TypeVar("K")
-V = TypeVar("V")
-
 
 class EventSeries(msgspec.Struct):
     """Equal Events about one object: their `count`, and the loop time of the last write."""
@@ -60,18 +56,23 @@ class EventPoster:
         self._session = session
         self._node = node
         self._clock = clock
-        self._series: OrderedDict[NodeEvent, EventSeries] = OrderedDict()
-        self._objects: OrderedDict[tuple[str, str], Allowance] = OrderedDict()
         self._pods = Allowance(PODS_BURST, PODS_REFILL)
+
+        @functools.lru_cache(REMEMBERED)
+        def series_of(event: NodeEvent) -> EventSeries:
+            return EventSeries(event_name(event, event.pod or node))
+
+        @functools.lru_cache(REMEMBERED)
+        def allowance_of(_namespace: str, _name: str) -> Allowance:
+            return Allowance(BURST, REFILL)
+
+        self._series_of, self._allowance_of = series_of, allowance_of
 
     async def post(self, event: NodeEvent) -> None:
         """Create or update the Event; only count a too frequent one. Raises ApiError."""
-        series = _newest(
-            self._series, event, EventSeries(event_name(event, event.pod or self._node))
-        )
+        series = self._series_of(event)
         # Each reason of the Node has its own, so that Events caused by pods hide no bad GPU.
-        key = (event.namespace, event.pod or event.reason)
-        own = _newest(self._objects, key, Allowance(BURST, REFILL))
+        own = self._allowance_of(event.namespace, event.pod or event.reason)
         allowances = (own, self._pods) if event.pod else (own,)
 
         series.count += 1
@@ -118,17 +119,6 @@ def event_name(event: NodeEvent, subject: str) -> str:
     parts = (event.namespace, event.pod, event.pod_uid, event.reason, event.text)
     digest = hashlib.sha256("\0".join(parts).encode(errors="replace")).hexdigest()
     return f"{subject[:200].rstrip('.-')}.{digest[:16]}"
-
-
-def _newest(kept: OrderedDict[K, V], key: K, absent: V) -> V:
-    """The value of `key`, `absent` if it has none; those of the longest unused keys go."""
-    value = kept.setdefault(key, absent)
-    kept.move_to_end(key)
-
-    if len(kept) > REMEMBERED:
-        kept.popitem(last=False)
-
-    return value
 
 
 def event_object(

@@ -24,7 +24,7 @@ from agent.kube.client import (
     Executed,
     KubeNode,
     KubeSession,
-    Lists,
+    fetch_list,
     path_of,
     read_node,
 )
@@ -43,8 +43,7 @@ from agent.kube.objects import (
     text_in,
     texts_in,
 )
-from agent.node.preflight import Right
-from agent.node.scheduling import NodeSight, skew_of
+from agent.node.checks import NodeSight, Right, skew_of
 from agent.ports import Clock
 
 # The part of a cluster that explains one pod: the pod, the nodes, who holds GPUs, quotas, Events.
@@ -158,21 +157,12 @@ class HeldUse(msgspec.Struct, frozen=True):
     last_kernel: dt.datetime | None
 
 
-class Unread(msgspec.Struct, frozen=True):
-    """A part of the cluster that could not be read: what, and why in one sentence."""
-
-    part: str
-    why: str
-
-
 class ClusterSnapshot(msgspec.Struct, frozen=True):
     """All parts as they were read, in this order: nodes, holders, quotas, Events.
 
-    Of 5,000 Nodes and their pods only what a decision uses is kept.
-
-    A part that is listed in `unread` is empty. `taken`: when the pod was read. `agents`: those pods
-    of agents that were asked for; none for agents that are no pods. `uses`: of a running pod;
-    `use_unread`: why its node's agent did not say.
+    `unread` says why a part could not be read; the part is empty then. `taken`: when the pod was
+    read. `agents`: those pods of agents that were asked for; none for agents that are no pods.
+    `uses`: of a running pod; `use_unread`: why its node's agent did not say.
 
     `node_events`: what agents say of the pod's Node, or of all if one does not offer all its GPUs.
     `owners`: the phase of each pod that holds a node lock and no GPU; empty if it does not exist.
@@ -185,7 +175,7 @@ class ClusterSnapshot(msgspec.Struct, frozen=True):
     holders: tuple[ListedPod, ...] = ()
     quotas: tuple[JsonObject, ...] = ()
     events: tuple[PodEventView, ...] = ()
-    unread: tuple[Unread, ...] = ()
+    unread: Mapping[str, str] = msgspec.field(default_factory=dict)
     agents: tuple[ListedPod, ...] = ()
     uses: tuple[HeldUse, ...] = ()
     use_unread: str = ""
@@ -195,7 +185,7 @@ class ClusterSnapshot(msgspec.Struct, frozen=True):
 
     def has(self, part: str) -> bool:
         """Whether this part (nodes, pods, resourcequotas, events, agents) was read."""
-        return all(unread.part != part for unread in self.unread)
+        return part not in self.unread
 
 
 # Decodes what commands read of a cluster; each object is cut to what a decision uses.
@@ -224,21 +214,21 @@ def decode_parts(body: Raw) -> dict[str, dict[str, Any]]:
     return {part: dict(inside(found, part)) for part in ("metadata", "spec", "status")}
 
 
-def decode_cluster_node(body: Raw, labels: frozenset[str]) -> ClusterNode:
-    """Decode a Node; of its labels only those with these names are kept.
+def decode_cluster_node(body: Raw) -> ClusterNode:
+    """Decode a Node.
 
     Raises:
         MalformedText: it is not an object.
     """
     node = read_object(body)
-    notes, labelled = (texts_in(node, "metadata", part) for part in ("annotations", "labels"))
+    notes = texts_in(node, "metadata", "annotations")
     writes = annotation_writes(inside(node, "metadata"))
     stamps = (decode_moment(time) for key, _, time in writes if key in _REPORT)
 
     return ClusterNode(
         name=text_in(node, "metadata", "name"),
         annotations={key: text for key, text in notes.items() if key in _NOTED},
-        labels={key: text for key, text in labelled.items() if key in labels},
+        labels=texts_in(node, "metadata", "labels"),
         taints=tuple(
             Taint(text_in(taint, "key"), text_in(taint, "value"), text_in(taint, "effect"))
             for taint in objects_in(node, "spec", "taints")
@@ -372,7 +362,7 @@ class ObjectReader:
         request = ApiRequest("list", resource, path, query, accept=accept)
         # The server answers for the pods of one node from its cache if it is asked for all.
         most = 0 if fields.startswith(OF_NODE) else MOST
-        _, items = await Lists(self._session, most, LIST_LIMIT_OF_COMMANDS).fetch(request, read)
+        _, items = await fetch_list(self._session, request, read, most, LIST_LIMIT_OF_COMMANDS)
         return tuple(items)
 
     async def pod(self, namespace: str, name: str) -> dict[str, dict[str, Any]]:
@@ -403,8 +393,7 @@ class ClusterReader(ObjectReader):
         pod = await self.pod(namespace, name)
         taken = self._clock.now()
 
-        selected = frozenset(_selected_labels(pod))
-        nodes = await self._part("nodes", lambda raw: decode_cluster_node(raw, selected))
+        nodes = await self._part("nodes", decode_cluster_node)
 
         # Schedulers from 2.5 on label the pods with GPUs; 2.4 only annotates them.
         reports = (node.annotations.get(annotations.REGISTER, "") for node in nodes)
@@ -445,7 +434,7 @@ class ClusterReader(ObjectReader):
             agents=tuple(agent for agent in agents if agent.is_plugin),
             owners=await self._owners(nodes, holders),
             node_events=tuple(event for event in said if event.writer == WRITER),
-            unread=tuple(Unread(part, why) for part, why in self._unread.items()),
+            unread=self._unread,
             is_own_read=is_own_read,
         )
 
@@ -528,16 +517,6 @@ def _is_unregistered(node: ClusterNode) -> bool:
     has_report = bool(node.annotations.get(annotations.REGISTER))
     has_gpus = node.slices > 0 or has_report or annotations.HANDSHAKE in node.annotations
     return has_gpus and not (has_report and node.slices > 0)
-
-
-def _selected_labels(pod: JsonObject) -> Iterable[str]:
-    """The labels of Nodes that the pod's own rules name."""
-    yield from inside(pod, "spec", "nodeSelector")
-    affinity = inside(pod, "spec", "affinity", "nodeAffinity")
-    required = "requiredDuringSchedulingIgnoredDuringExecution"
-    for term in objects_in(affinity, required, "nodeSelectorTerms"):
-        for rule in objects_in(term, "matchExpressions"):
-            yield text_in(rule, "key")
 
 
 # Reads one node: its status from its agent or its objects, its neighbours, and our rights there.
@@ -642,7 +621,7 @@ class NodeReader(ObjectReader):
             raise ApiError(f"{request.what}: the answer has no name, or another one")
 
         writes = annotation_writes(metadata)
-        written = {key: time for key, writer, time in writes if writer == WRITER}
+        stamps = [time for key, writer, time in writes if (key, writer) == (REGISTER, WRITER)]
         offered, had = (
             max(0, decode_quantity(str(inside(node, "status", part).get(resource, 0))) or 0)
             for part in ("allocatable", "capacity")
@@ -654,8 +633,7 @@ class NodeReader(ObjectReader):
             annotations=texts_in(metadata, "annotations"),
             allocatable=offered,
             capacity=had,
-            written=frozenset(written),
-            last_written=max(written.values(), default=""),
+            written=decode_moment(max(stamps, default="")),
             reported_by=other_writer(writes, REGISTER),
             skew=skew,
         )

@@ -103,7 +103,6 @@ CAUSES: Final[Mapping[str, tuple[str, ...]]] = {
     "P-OFFER": ("P-REPORT", "P-AGENT", "P-KUBELET", "P-DRIVER", "P-SECOND", "P-PLUGIN"),
     "P-REPORT": ("P-AGENT", "P-RIGHTS", "P-DRIVER", "P-WRITER"),
     "P-HANDSHAKE": ("P-AGENT", "P-RIGHTS", "P-KUBELET", "P-DRIVER"),
-    "P-LOCK": ("P-RIGHTS",),
     # The agent's own checks, which are the subjects of P-AGENT.
     "state": ("P-PATHS",),
     "server": ("P-KUBELET", "P-PATHS"),

@@ -4,36 +4,78 @@ Keys, types and precedence are those of HAMi's readers in Go (yaml.v2 and encodi
 absent, and one value of the wrong type refuses the file. What these accept and no operator means is
 refused too: a repeated key, an alias, a second document, a fraction in place of a whole number, an
 infinite number. So is what is a number, boolean or key to Go alone: `08`, `0o17`, `1e+06`, `y`, a
-key that is a number. A warning names each unknown key.
+key that is a number. A warning names each unknown key. A shape says what a file may contain.
 Source: HAMi v2.10, the ConfigMap `<release>-scheduler-device` and the device plugin's
 /config/config.json; HAMi #3173 for selectors and tiers.
 """
 
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
+import msgspec
 import yaml
 
 from agent.cluster import Requirement, Selector
 from agent.errors import MalformedText, SettingsError, cap
 from agent.hami.register import INT32, INT64, UINT64
+from agent.ledger import SourceFile
 from agent.setting import shown
-from agent.settings.files import STR, Place, read_json, read_yaml, refuse_object
+from agent.settings.files import Place, first_of, kept, read_json, read_yaml, refuse
 from agent.settings.schema import BY_KEY, SECTIONS, Setting, read_setting
-from agent.settings.sources import (
-    TOLD,
-    Faults,
-    Layer,
-    ProfileMatch,
-    SettingsProfile,
-    Tier,
-    first_of,
-)
+from agent.settings.sources import SettingsProfile, Tier
 
-Reader = Callable[[Place], object]
-"""Checks one value and returns it. Raises SettingsError with its place."""
+# The shapes. A pair of numbers is a whole number between them, a list is one of values of that
+# shape, and a dict has these keys; ANY_KEY stands for every other one.
+
+ANY_KEY: Final = ""
+TEXTS: Final = [str]
+EXPECTED: Final = {str: "text", bool: "true or false", float: "a number"}
+"""The words for a shape in messages; the others are a whole number."""
+
+DEVICE_SHAPE: Final[Mapping[str, object]] = {
+    **dict.fromkeys(("resourceCountName", "resourceMemoryName", "resourceCoreName"), str),
+    **dict.fromkeys(("resourceMemoryPercentageName", "resourcePriorityName"), str),
+    **dict.fromkeys(("libCudaLogLevel", "gpuCorePolicy", "runtimeClassName"), str),
+    **dict.fromkeys(("defaultMemory", "defaultCores", "defaultGPUNum", "memoryFactor"), INT32),
+    **dict.fromkeys(("overwriteEnv", "enableNumaTopology", "disableCoreLimit"), bool),
+    "reportNodeCapacity": bool,
+    "deviceMemoryScaling": float,
+    "deviceCoreScaling": float,
+    "deviceSplitCount": UINT64,
+    "preConfiguredDeviceMemory": INT64,
+    "migProfileAllowlist": [{"models": TEXTS, "profiles": TEXTS}],
+    "knownMigGeometries": [
+        {
+            "models": TEXTS,
+            "allowedGeometries": [
+                [{"name": str, "core": INT32, "memory": INT32, "count": INT32}],
+            ],
+        }
+    ],
+}
+"""The section `nvidia` of device-config.yaml."""
+
+NODE_SHAPE: Final[Mapping[str, object]] = {
+    "name": str,
+    "operatingmode": str,
+    "devicesplitcount": UINT64,
+    "devicememoryscaling": float,
+    "devicecorescaling": float,
+    "preconfigureddevicememory": INT64,
+    "libcudaloglevel": str,
+    "enablenumatopology": bool,
+    "filterdevices": {"uuid": TEXTS, "index": [UINT64]},
+    "migstrategy": str,
+    "enablegetpreferredallocation": bool,
+    "reportnodecapacity": bool,
+    "nodelabelselector": {
+        "matchlabels": {ANY_KEY: str},
+        "matchexpressions": [{"key": str, "operator": str, "values": TEXTS}],
+    },
+}
+"""An entry of config.json, by its keys in lower case."""
 
 DEVICE_CONFIG: Final[Mapping[str, str]] = {
     "resourceCountName": "sharing.resourceName",
@@ -87,203 +129,135 @@ REMOTE: Final = ("operatingmode", "remote")
 _NAME: Final = re.compile("[a-z0-9.-]+")
 """The characters of a Node's name."""
 
-_NAMELESS: Final = f"an entry without name and {SELECTOR} is of no node"
-_EXACT: Final = "names are compared as they are; patterns work in the profiles of config.yaml"
-
-
 Found = dict[str, tuple[Any, str]]
 """Known keys of a file of HAMi's, each with its value and place (`file:line:column`)."""
 
 
-class _FileReader:
+class FileReader:
     """Reads one file by the rules of Go's reader, which takes null for absent.
 
-    `is_json`: by encoding/json, which ignores the case of keys; else by yaml.v2, which does not.
-    Wrong values go to `faults`, and what is ignored to `warnings`.
+    In JSON the case of keys does not count. `errors`: values of a wrong type. `warnings`: unknown
+    keys.
     """
 
-    def __init__(self, faults: Faults, *, is_json: bool) -> None:
-        self.faults = faults
+    def __init__(self, errors: list[str]) -> None:
+        self.errors = errors
         self.warnings: list[str] = []
-        self._is_json = is_json
 
-    def read(self, place: Place, table: Mapping[str, Reader]) -> Found:
-        """The known keys of a mapping in their order; null counts as absent."""
+    def keys(self, place: Place, shape: Mapping[str, object]) -> Found:
+        """The known keys of a mapping in their order."""
         found: Found = {}
-        with self.faults.kept():
-            for key, here, value in place.pairs(str.lower if self._is_json else str):
-                if key not in table:
+        any_case = place.is_json and ANY_KEY not in shape
+        with kept(self.errors):
+            for key, here, value in place.pairs(str.lower if any_case else str):
+                if key not in shape and ANY_KEY not in shape:
                     self.warnings.append(str(here.fault(f"unknown key `{cap(key, 64)}`")))
-                elif not value.null:
-                    with self.faults.kept():
-                        found[key] = table[key](value), value.where
+                elif key not in shape or not value.null:
+                    inner = shape[key if key in shape else ANY_KEY]
+                    with kept(self.errors):
+                        found[key] = self.value(value, inner), value.where
         return found
 
-    def nested(self, table: Mapping[str, Reader]) -> Reader:
-        """A reader of mappings with these keys, as a dict; null has none."""
-        return lambda place: (
-            {}
-            if place.null
-            else {key: value for key, (value, _) in self.read(place, table).items()}
-        )
+    def value(self, place: Place, shape: Any) -> Any:  # noqa: ANN401 -- what the shape says
+        """A value of this shape. Raises SettingsError: it has another one."""
+        if shape is Place:
+            return place
 
-    def many(self, read: Reader) -> Reader:
-        """A reader of lists of such values; null is an empty list, as in Go."""
+        if isinstance(shape, Mapping):
+            found = {} if place.null else self.keys(place, shape)
+            return {key: value for key, (value, _) in found.items()}
 
-        def read_all(place: Place) -> tuple[object, ...]:
-            values: list[object] = []
+        if isinstance(shape, list):
+            values = []
             for item in () if place.null else place.items():
-                with self.faults.kept():
-                    values.append(read(item))
+                with kept(self.errors):
+                    values.append(self.value(item, shape[0]))
             return tuple(values)
 
-        return read_all
-
-    def text(self, place: Place) -> str:
-        """Read a text. In YAML every scalar is one, as it is written."""
-        if place.null:
-            return ""
         is_scalar = isinstance(place.node, yaml.ScalarNode)
-        if not (place.node.tag == STR if self._is_json else is_scalar):
-            raise place.fault(f"text is expected, not {place.shown()}")
-        place.value()  # an explicit tag must fit
-        return str(place.node.value)
+        value: Any = place.value() if is_scalar else None
+        wrong = f"{EXPECTED.get(shape, 'a whole number')} is expected, not {place.shown()}"
+        if shape is str:
+            # In YAML every scalar is a text, as it is written.
+            if not is_scalar or (place.is_json and not isinstance(value, str | None)):
+                raise place.fault(wrong)
+            return "" if place.null else str(place.node.value)
 
-    def flag(self, place: Place) -> bool:
-        """Read a boolean, in YAML in any of YAML 1.1's words but `y` and `n`."""
-        value = self._scalar(place)
-        if not isinstance(value, bool):
-            raise place.fault(f"true or false is expected, not {place.shown()}")
-        return value
-
-    def number(self, place: Place) -> float:
-        """Read a finite number. HAMi also accepts an infinite one, which can scale nothing."""
-        value = self._scalar(place)
-        if (
-            isinstance(value, bool)
-            or not isinstance(value, int | float)
-            or not abs(value) <= sys.float_info.max  # not so of NaN either
-        ):
-            raise place.fault(f"a number is expected, not {place.shown()}")
-        return value
-
-    def whole(self, low: int, high: int) -> Callable[[Place], int]:
-        """A reader of whole numbers; `1.2e+06` is one in YAML. HAMi silently drops a fraction."""
-
-        def read(place: Place) -> int:
-            value = self._scalar(place)
-            if isinstance(value, float) and value.is_integer() and not self._is_json:
-                value = int(value)
-
-            if isinstance(value, bool) or not isinstance(value, int):
-                raise place.fault(f"a whole number is expected, not {place.shown()}")
-            if not low <= value <= high:
-                raise place.fault(f"{place.shown()} is not between {low} and {high}")
+        if shape is bool or isinstance(value, bool):
+            if shape is not bool or not isinstance(value, bool):
+                raise place.fault(wrong)
             return value
 
-        return read
+        # `1:30` is a text to Go, and 90 to PyYAML. HAMi also accepts an infinite number, which can
+        # scale nothing, and silently drops a fraction where a whole number is meant.
+        is_number = isinstance(value, int | float) and ":" not in place.node.value
+        if (
+            not is_number
+            or not abs(value) <= sys.float_info.max
+            or (shape is not float and value % 1)
+        ):
+            raise place.fault(wrong)
+        if shape is float:
+            return value
+        if not shape[0] <= value <= shape[1]:
+            raise place.fault(f"{place.shown()} is not between {shape[0]} and {shape[1]}")
+        return int(value)
 
-    def _scalar(self, place: Place) -> object:
-        """The value of a scalar, else None. `1:30` is a text to Go, and 90 to PyYAML."""
-        is_scalar = isinstance(place.node, yaml.ScalarNode) and ":" not in place.node.value
-        return place.value() if is_scalar else None
 
+def read_device_config(file: SourceFile, errors: list[str], warnings: list[str]) -> list[Setting]:
+    """What device-config.yaml sets for all nodes. Wrong values go to `errors`.
 
-# device-config.yaml
-
-
-def read_device_layer(content: bytes, name: str, faults: Faults) -> Layer:
-    """Read what device-config.yaml sets for all nodes. Wrong values go to `faults`.
-
-    Raises SettingsError with the place: the file cannot be parsed.
+    Only the section `nvidia` is read; the others are of other vendors. Raises SettingsError with
+    the place: the file cannot be parsed.
     """
-    found, warnings = read_device_config(content, name, faults)
+    document = read_yaml(file.content, file.name)
+    pairs = () if document.null else document.pairs()
+    sections = {key: (here, value) for key, here, value in pairs}
+    reader, found = FileReader(errors), Found()
+
+    if SECTION in sections and not sections[SECTION][1].null:
+        found = reader.keys(sections[SECTION][1], DEVICE_SHAPE)
+    else:
+        reader.warnings.append(f"{file.name}: there is no section {SECTION}; nothing is taken")
+
     settings: list[Setting] = []
     for key, (value, where) in found.items():
         if key in DEVICE_CONFIG:
-            with faults.kept():
+            with kept(errors):
                 settings.append(read_setting(BY_KEY[DEVICE_CONFIG[key]], value, where))
-    return Layer(tuple(settings), warnings=warnings)
 
-
-def read_device_config(content: bytes, name: str, faults: Faults) -> tuple[Found, tuple[str, ...]]:
-    """The known keys of the section `nvidia` (others are of other vendors), and warnings.
-
-    Raises SettingsError with the place: the file cannot be parsed.
-    """
-    document = read_yaml(content, name)
-    sections: dict[str, tuple[Place, Place]] = {}
-    if document is not None and not document.null:
-        refuse_object(document)
-        sections = {key: (here, value) for key, here, value in document.pairs()}
-
-    keys = _FileReader(faults, is_json=False)
-    found: Found = {}
-
-    section = sections.pop(SECTION, None)
-    if section is None or section[1].null:
-        keys.warnings.append(f"{name}: there is no section {SECTION}; nothing is taken")
-    else:
-        models = keys.many(keys.text)
-        template: dict[str, Reader] = {"name": keys.text}
-        template |= dict.fromkeys(("core", "memory", "count"), keys.whole(*INT32))
-        geometries = keys.many(keys.many(keys.nested(template)))
-
-        texts = (
-            *("resourceCountName", "resourceMemoryName", "resourceMemoryPercentageName"),
-            *("resourceCoreName", "resourcePriorityName", "libCudaLogLevel", "gpuCorePolicy"),
-            "runtimeClassName",
-        )
-        wholes = ("defaultMemory", "defaultCores", "defaultGPUNum", "memoryFactor")
-        flags = ("overwriteEnv", "enableNumaTopology", "disableCoreLimit", "reportNodeCapacity")
-
-        table: Mapping[str, Reader] = {
-            **dict.fromkeys(texts, keys.text),
-            **dict.fromkeys(wholes, keys.whole(*INT32)),
-            **dict.fromkeys(flags, keys.flag),
-            **dict.fromkeys(("deviceMemoryScaling", "deviceCoreScaling"), keys.number),
-            "deviceSplitCount": keys.whole(*UINT64),
-            "preConfiguredDeviceMemory": keys.whole(*INT64),
-            "migProfileAllowlist": keys.many(keys.nested({"models": models, "profiles": models})),
-            "knownMigGeometries": keys.many(
-                keys.nested({"models": models, "allowedGeometries": geometries})
-            ),
-        }
-
-        found = keys.read(section[1], table)
-
-    ours = tuple(
+    ours = [
         f"{here.where}: {key} has no effect in HAMi's file; it belongs in the agent's own "
         "config.yaml"
         for key, (here, _) in sections.items()
         if key in SECTIONS
-    )
-    warnings = (*first_of(keys.warnings, name), *_without_effect(found), *ours)
-    return found, warnings
+    ]
+    warnings += [*first_of(reader.warnings, file.name), *_without_effect(found), *ours]
+    return settings
 
 
-# config.json
+def read_node_config(
+    file: SourceFile, errors: list[str], warnings: list[str], node: str = ""
+) -> list[SettingsProfile]:
+    """What config.json sets for some nodes: profiles for each entry; a later one wins.
 
-
-def read_node_layer(content: bytes, name: str, faults: Faults, node: str = "") -> Layer:
-    """Read what config.json sets for some nodes: profiles for each entry; a later one wins.
-
-    Values of a wrong type go to `faults`. Values that do not fit are warnings; the profile has them
+    Values of a wrong type go to `errors`. Values that do not fit are warnings; the profile has them
     too. Raises SettingsError with the place: the file cannot be parsed.
     """
-    keys = _FileReader(faults, is_json=True)
-    items = _read_items(content, name, keys)
+    reader = FileReader(errors)
+    items = _entries(file.content, file.name, reader)
+    profiles: list[SettingsProfile] = []
 
     # Of many warnings only the first are told: those about `node` come before the others.
-    own, others = list[str](), keys.warnings
-    profiles: list[SettingsProfile] = []
+    told = {True: list[str](), False: reader.warnings}
     for item in items:
-        keys.warnings = []
-        named, found = _read_entry(item, keys)
-        profiles += _profiles(named, item.where, found, keys.warnings)
-        (own if named == node else others).extend(keys.warnings)
-
-    return Layer(profiles=tuple(profiles), warnings=first_of([*own, *others], name))
+        reader.warnings = []
+        found = {} if item.null else reader.keys(item, NODE_SHAPE)
+        name = str(found["name"][0]) if "name" in found else ""
+        profiles += _profiles(item, name, found, reader.warnings)
+        told[name == node] += reader.warnings
+    warnings += first_of([*told[True], *told[False]], file.name)
+    return profiles
 
 
 def decode_nodeconfig(text: str) -> tuple[Mapping[str, object], ...]:
@@ -292,125 +266,83 @@ def decode_nodeconfig(text: str) -> tuple[Mapping[str, object], ...]:
     Raises:
         MalformedText: not a JSON object, or a value of another type or range.
     """
+    reader = FileReader([])
     try:
-        keys = _FileReader(Faults(), is_json=True)
-        items = _read_items(text.encode(errors="replace"), NODES, keys)
-        entries = [found for _, found in (_read_entry(item, keys) for item in items)]
-        keys.faults.refuse()
+        items = _entries(text.encode(errors="replace"), NODES, reader)
+        entries = tuple(reader.value(item, NODE_SHAPE) for item in items)
+        refuse(reader.errors)
     except SettingsError as error:
         raise MalformedText(str(error)) from error
-    return tuple({key: value for key, (value, _) in found.items()} for found in entries)
+    return entries
 
 
-def _read_items(content: bytes, name: str, keys: _FileReader) -> list[Place]:
-    """The entries, unread. Raises SettingsError: the file is another one."""
+def _entries(content: bytes, name: str, reader: FileReader) -> tuple[Place, ...]:
+    """The entries, unread. Raises SettingsError: the file cannot be parsed."""
     document = read_json(content, name)
-    refuse_object(document)
-
-    top = [key for key, _, _ in document.pairs(str.lower)]
-    if NODES not in top:
-        if len(top) > TOLD:
-            raise document.fault(
-                f"the key `{NODES}` is not there, and {len(top)} others are; is it the right file?"
-            )
-        keys.warnings.append(str(document.fault(f"there is no key `{NODES}`; nothing is taken")))
-
-    found = keys.read(document, {NODES: Place.items})
-    return list(found[NODES][0]) if NODES in found else []
+    found = reader.keys(document, {NODES: Place})
+    if NODES in found:
+        nodes: Place = found[NODES][0]
+        return nodes.items()
+    reader.warnings.append(str(document.fault(f"`{NODES}` has no entries; nothing is taken")))
+    return ()
 
 
-def _read_entry(item: Place, keys: _FileReader) -> tuple[str, Found]:
-    """The name of an entry (empty: it has none), and its keys, in lower case."""
-    expression = {"key": keys.text, "operator": keys.text, "values": keys.many(keys.text)}
-    table: Mapping[str, Reader] = {
-        "name": keys.text,
-        "operatingmode": keys.text,
-        "devicesplitcount": keys.whole(*UINT64),
-        "devicememoryscaling": keys.number,
-        "devicecorescaling": keys.number,
-        "preconfigureddevicememory": keys.whole(*INT64),
-        "libcudaloglevel": keys.text,
-        "enablenumatopology": keys.flag,
-        FILTER: keys.nested(
-            {"uuid": keys.many(keys.text), "index": keys.many(keys.whole(*UINT64))}
-        ),
-        "migstrategy": keys.text,
-        "enablegetpreferredallocation": keys.flag,
-        "reportnodecapacity": keys.flag,
-        SELECTOR: keys.nested(
-            {
-                "matchlabels": lambda place: {
-                    key: keys.text(value) for key, _, value in place.pairs()
-                },
-                "matchexpressions": keys.many(keys.nested(expression)),
-            }
-        ),
-    }
-
-    found = {} if item.null else keys.read(item, table)
-    named = str(found["name"][0]) if "name" in found else ""
-    if not named and SELECTOR not in found:
-        keys.warnings.append(str(item.fault(_NAMELESS)))
-    elif named not in {"", ANY} and not _NAME.fullmatch(named):
-        keys.warnings.append(str(item.fault(f"no Node is called {cap(named)}: {_EXACT}")))
-    return named, found
-
-
-def _profiles(name: str, where: str, found: Found, warnings: list[str]) -> list[SettingsProfile]:
+def _profiles(
+    item: Place, name: str, found: Found, warnings: list[str]
+) -> Iterator[SettingsProfile]:
     """The profiles of an entry, one for each tier that it is in; none if it selects no node."""
-    matches: list[ProfileMatch] = []
+    faults, settings = list[str](), list[Setting]()
+    for key, (value, where) in found.items():
+        # As in HAMi, an empty value (0, "", false) overrides nothing, and neither does a filter
+        # whose lists are both empty. Of another filter both lists are taken.
+        wanted: dict[str, object] = {}
+        if key == FILTER and any(value.values()):
+            wanted["sharing.filterUUIDs"] = list(value.get("uuid", ()))
+            wanted["sharing.filterIndexes"] = list(value.get("index", ()))
+        elif key in NODE_CONFIG and value:
+            wanted[NODE_CONFIG[key]] = "hami-core" if (key, value) == REMOTE else value
+        for setting, one in wanted.items():
+            with kept(faults):
+                settings.append(read_setting(BY_KEY[setting], one, where))
+    profile = SettingsProfile("", item.where, tuple(settings), faults=tuple(faults))
+
     if name == ANY:
-        matches.append(ProfileMatch(tier=Tier.ANY))
+        yield msgspec.structs.replace(profile, tier=Tier.ANY)
     elif name:
-        matches.append(ProfileMatch((name,), tier=Tier.NAME))
+        yield msgspec.structs.replace(profile, nodes=(name,), tier=Tier.NAME)
+        if not _NAME.fullmatch(name):
+            exact = "names are compared as they are; patterns work in the profiles of config.yaml"
+            warnings.append(str(item.fault(f"no Node is called {cap(name)}: {exact}")))
+    elif SELECTOR not in found:
+        warnings.append(str(item.fault(f"an entry without name and {SELECTOR} is of no node")))
 
     if SELECTOR in found:
-        selector, place = found[SELECTOR]
+        parts, where = found[SELECTOR]
         try:
-            matches.append(ProfileMatch(labels=_selector(selector), tier=Tier.LABELS))
+            requirements = _requirements(parts)
         except ValueError as error:
-            warnings.append(f"{place}: {SELECTOR} selects no node: {error}")
+            warnings.append(f"{where}: {SELECTOR} selects no node: {error}")
+        else:
+            # Without requirements it selects every node, whatever its labels.
+            labels = Selector(requirements) if requirements else None
+            yield msgspec.structs.replace(profile, labels=labels, tier=Tier.LABELS)
 
-    faults = Faults()
-    settings: list[Setting] = []
-    for key, value, place in _overrides(found):
-        with faults.kept():
-            settings.append(read_setting(BY_KEY[key], value, place))
-
-    warnings += _without_effect(found)
-    warnings += faults.texts
-    return [SettingsProfile("", match, tuple(settings), where, faults) for match in matches]
+    warnings += [*_without_effect(found), *faults]
 
 
-def _overrides(found: Found) -> Iterator[tuple[str, object, str]]:
-    """The settings of an entry with their values and places.
-
-    As in HAMi, an empty value (0, "", false) overrides nothing, and neither does a filter whose
-    lists are both empty. Of another filter both lists are taken.
-    """
-    for key, (value, where) in found.items():
-        if key == FILTER and any(value.values()):
-            for theirs, ours in (("uuid", "filterUUIDs"), ("index", "filterIndexes")):
-                yield f"sharing.{ours}", list(value.get(theirs, ())), where
-        elif key in NODE_CONFIG and value:
-            yield NODE_CONFIG[key], "hami-core" if (key, value) == REMOTE else value, where
-
-
-def _selector(parts: Mapping[str, Any]) -> Selector | None:
-    """None: every node. Raises ValueError: Kubernetes' LabelSelectorAsSelector refuses it."""
+def _requirements(parts: Mapping[str, Any]) -> tuple[Requirement, ...]:
+    """Raises ValueError: Kubernetes' LabelSelectorAsSelector refuses the selector."""
     found = [Requirement(key, (value,)) for key, value in parts.get("matchlabels", {}).items()]
 
     for one in parts.get("matchexpressions", ()):
-        key, operator, values = one.get("key"), one.get("operator"), one.get("values", ())
-        if not key or operator not in OPERATORS or bool(values) is not operator.endswith("In"):
+        key, operator, values = one.get("key", ""), one.get("operator"), one.get("values", ())
+        if operator not in OPERATORS or bool(values) is not operator.endswith("In"):
             raise ValueError(f"{key}, {operator} and {len(values)} values are no requirement")
         found.append(Requirement(key, values, operator in {"In", "Exists"}))
 
-    for one in found:
-        if not one.is_valid:
-            raise ValueError(f"{cap(one.key, 64)}: the key or a value is not one of a label")
-
-    return Selector(tuple(found)) if found else None
+    if not all(one.is_valid for one in found):
+        raise ValueError("a key or a value is not one of a label")
+    return tuple(found)
 
 
 def _without_effect(found: Found) -> Iterator[str]:

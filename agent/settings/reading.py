@@ -1,25 +1,272 @@
-"""Reads the files of settings; at the start it falls back to the last good ones.
+"""The sources of settings: reads files, variables and flags, and merges them into one plan.
 
-agent.settings.values interprets their content.
+Order, later wins: defaults, HAMi's device-config.yaml, our own file, its profiles in their order,
+HAMi's config.json for this node, the environment, flags. One error in a source refuses all of them.
 """
 
 import asyncio
 import contextlib
+import re
+from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
-from agent import __version__
-from agent.errors import AgentError, SettingsError, StateCorrupt
-from agent.host.files import check_size, read_file
+from agent.cluster import parse_selector
+from agent.errors import MalformedText, SettingsError, StateCorrupt, cap
+from agent.health.xids import malformed
+from agent.host.files import read_file
 from agent.kit.tasks import Offload
 from agent.ledger import LastGood, Ledger, SourceFile
-from agent.settings.schema import DEFAULT
-from agent.settings.sources import NodeFacts, Sources
-from agent.settings.values import NodeValues, make_plan
+from agent.node.devices import SCHEDULER
+from agent.setting import FALSE, Field, shown
+from agent.settings.files import Place, first_of, kept, read_yaml, refuse
+from agent.settings.hami import read_device_config, read_node_config
+from agent.settings.schema import (
+    BY_KEY,
+    DEFAULT,
+    FIELDS,
+    LIVE,
+    ProfileHead,
+    Setting,
+    read_setting,
+)
+from agent.settings.sources import NODE_NAME, NodeFacts, NodeValues, SettingsProfile, Sources
 from agent.state import decode_last_good
+
+# The agent's own file.
+
+PROFILES: Final = "profiles"
+
+
+def read_own_file(
+    file: SourceFile, errors: list[str]
+) -> tuple[list[Setting], list[SettingsProfile]]:
+    """What the whole file sets for all nodes and for some. Errors go to `errors`.
+
+    Raises SettingsError: the file is not YAML, or is a Kubernetes object.
+    """
+    document = read_yaml(file.content, file.name)
+    settings: list[Setting] = []
+    profiles: dict[str, SettingsProfile] = {}
+    for key, here, value in () if document.null else document.pairs():
+        with kept(errors):
+            if key != PROFILES:
+                settings.extend(_settings(key, here, value, BY_KEY, errors))
+                continue
+            for item in () if value.null else value.items():
+                with kept(errors):
+                    profile = _profile(item, errors)
+                    if profile.name in profiles:
+                        raise item.fault(f"the profile {cap(profile.name, 64)} is defined twice")
+                    profiles[profile.name] = profile
+    return settings, list(profiles.values())
+
+
+def _profile(item: Place, errors: list[str]) -> SettingsProfile:
+    """Read one profile. Raises SettingsError: its name or condition is wrong."""
+    head: dict[str, object] = {}
+    settings: list[Setting] = []
+    for key, here, value in item.pairs():
+        if key in ProfileHead.__struct_fields__:
+            head[key] = value.value()
+        else:
+            settings.extend(_settings(key, here, value, LIVE, errors))
+
+    try:
+        found = msgspec.convert(head, ProfileHead)
+        labels = parse_selector(found.match.labels) if found.match.labels else None
+    except (msgspec.ValidationError, MalformedText) as error:
+        raise item.fault(cap(str(error))) from error
+    nodes = found.match.nodes or ()
+    if not nodes and labels is None:
+        raise item.fault("`nodes` or `labels` is needed under `match`")
+    return SettingsProfile(found.name, item.where, tuple(settings), nodes, labels)
+
+
+def _settings(
+    key: str,
+    here: Place,
+    value: Place,
+    known: Mapping[str, Field],
+    errors: list[str],
+    above: str = "",
+) -> Iterator[Setting]:
+    """The settings at and below `key`. `above`: the keys above it, each with its dot."""
+    # A key with a dot would be a second way to set the same setting.
+    path = "" if "." in key else above + key
+    with kept(errors):
+        if path in known:
+            yield read_setting(known[path], value.value(), value.where, value.shown())
+        elif any(name.startswith(f"{path}.") for name in known):
+            # Null is a section whose keys are all commented out.
+            for name, place, inner in () if value.null else value.pairs():
+                yield from _settings(name, place, inner, known, errors, f"{path}.")
+        elif any(f"{name}.".startswith(f"{path}.") for name in BY_KEY):
+            raise SettingsError(
+                f"{here.where}: a profile cannot set {path}, which acts before the node is known"
+            )
+        else:
+            unknown = f"unknown setting {cap(above + key, 64)}"
+            raise SettingsError(f"{here.where}: {unknown}; `hami-agent config show` lists all")
+
+
+# Variables and flags.
+
+PREFIX: Final = "HAMI_AGENT_"
+SERVICE_HOST: Final = "_SERVICE_HOST"
+VARIABLES: Final = frozenset(field.variables[0] for field in FIELDS)
+
+XID_LISTS: Final = ("DP_DISABLE_HEALTHCHECKS", "DP_ENABLE_HEALTHCHECKS")
+SCORE_SWITCH: Final = "ENABLE_TOPOLOGY_SCORE"
+_ADDRESS: Final = re.compile("(?:tcp|udp|sctp)://")
+
+
+class InheritedSetting(msgspec.Struct, frozen=True):
+    """A variable and a flag of HAMi's and NVIDIA's plugins without effect here.
+
+    `harmless`: values that ask for what the agent does anyway. `strict`: any other value is
+    refused instead of ignored. `switch`: the flag may stand alone and then means true.
+    """
+
+    variable: str = ""
+    flags: tuple[str, ...] = ()
+    harmless: frozenset[str] = frozenset()
+    strict: bool = False
+    switch: bool = False
+
+
+FOREIGN: Final[tuple[InheritedSetting, ...]] = (
+    InheritedSetting("MIG_STRATEGY", ("--mig-strategy",), frozenset({"none"})),
+    InheritedSetting("DEVICE_SPLIT_COUNT", ("--device-split-count",)),
+    InheritedSetting("DEVICE_MEMORY_SCALING", ("--device-memory-scaling",)),
+    InheritedSetting("DEVICE_CORES_SCALING", ("--device-cores-scaling",)),
+    InheritedSetting("DISABLE_CORE_LIMIT", ("--disable-core-limit",), FALSE, switch=True),
+    InheritedSetting("DEVICE_ID_STRATEGY", ("--device-id-strategy",), frozenset({"uuid"})),
+    InheritedSetting(
+        "DEVICE_DISCOVERY_STRATEGY",
+        ("--device-discovery-strategy",),
+        frozenset({"auto", "nvml"}),
+        strict=True,
+    ),
+    InheritedSetting("REPORT_NODE_CAPACITY", ("--report-node-capacity",), FALSE, switch=True),
+    InheritedSetting("NVIDIA_CDI_HOOK_PATH", ("--nvidia-cdi-hook-path",)),
+    InheritedSetting("NVIDIA_CTK_PATH", ("--nvidia-ctk-path",)),
+    InheritedSetting("IMEX_CHANNEL_IDS", ("--imex-channel-ids",)),
+    InheritedSetting("IMEX_REQUIRED", ("--imex-required",), FALSE, strict=True, switch=True),
+    InheritedSetting(flags=("-v", "--v")),
+)
+"""What an environment or a command line made for HAMi's plugin may also contain."""
+
+
+def read_surroundings(
+    environ: Mapping[str, str], flags: Mapping[str, str], errors: list[str], warnings: list[str]
+) -> list[Setting]:
+    """What variables and flags set; flags win. Errors go to `errors`, with the name."""
+    # Beside a Service named hami-agent, Kubernetes gives every container of its namespace
+    # HAMI_AGENT_SERVICE_HOST, HAMI_AGENT_PORT and more, and beside one named hami-agent-web an
+    # address as HAMI_AGENT_WEB_PORT; the operator's own value of that is a number.
+    links = tuple(
+        name.removesuffix(SERVICE_HOST) + part
+        for name in environ
+        if name.startswith(PREFIX) and name.endswith(SERVICE_HOST)
+        for part in ("_SERVICE_", "_PORT")
+    )
+    environ = {
+        name: value
+        for name, value in environ.items()
+        if not name.startswith(links) or (name in VARIABLES and not _ADDRESS.match(value))
+    }
+    errors += [
+        f"env {cap(name)}: unknown setting; a variable is {PREFIX} and the words of a key, such as "
+        f"{PREFIX}SHARING_SPLIT_COUNT; `hami-agent config show` lists all keys; the flag --config "
+        "names the settings file"
+        for name in sorted(environ)
+        if name.startswith(PREFIX) and name not in VARIABLES  # most likely misspelled
+    ]
+
+    warnings += [
+        f"env {name}: {shown(item)} is neither an XID nor all: it is ignored"
+        for name in XID_LISTS
+        for item in malformed(environ.get(name, ""))
+    ]
+
+    # HAMi's plugin takes every text but `true` for false here.
+    if score := environ.get(SCORE_SWITCH):
+        environ[SCORE_SWITCH] = str(score == "true")
+        if score != "true" and score not in FALSE:
+            text = f"env {SCORE_SWITCH}: {shown(score)} is not true"
+            warnings.append(f"{text}, so the scores are off, as in HAMi's plugin")
+
+    for foreign in FOREIGN:
+        flag = foreign.flags[0]
+        both = {f"env {foreign.variable}": environ.get(foreign.variable), flag: flags.get(flag)}
+        for name, value in both.items():
+            if not value or value in foreign.harmless:
+                continue
+            if foreign.strict:  # the operator relies on something that the agent does not do
+                served = "false" if foreign.switch else " or ".join(sorted(foreign.harmless))
+                text = f"{name}: no other value works here: expected {served}, found {shown(value)}"
+                errors.append(text)
+            else:
+                warnings.append(f"{name}: has no effect here")
+
+    given: list[tuple[Field, str, str]] = []
+    for field in FIELDS:
+        own, *others = field.variables
+        # Another plugin's empty variable counts as not set.
+        if name := own if own in environ else next(filter(environ.get, others), ""):
+            given.append((field, environ[name], f"env {name}"))
+    given += [(one, flags[one.flag], one.flag) for one in FIELDS if one.flag in flags]
+
+    settings: list[Setting] = []
+    for field, value, where in given:
+        with kept(errors):
+            settings.append(read_setting(field, value, where))
+    return settings
+
+
+def make_plan(sources: Sources) -> NodeValues:
+    """Merge all sources. Raises SettingsError with every error that they contain."""
+    errors, warnings = list[str](), list[str]()
+    base, profiles = list[Setting](), list[SettingsProfile]()
+
+    if sources.device_config is not None:
+        with kept(errors):
+            base += read_device_config(sources.device_config, errors, warnings)
+    knows_requests = bool(base)
+    if sources.own is not None:
+        with kept(errors):
+            settings, profiles = read_own_file(sources.own, errors)
+            base += settings
+    top = read_surroundings(sources.environ, sources.flags, errors, warnings)
+
+    values = {one.field.key: one.value for one in (*base, *top)}
+    if sources.node_config is not None:
+        node = str(values.get(NODE_NAME) or sources.host)
+        with kept(errors):
+            profiles += read_node_config(sources.node_config, errors, warnings, node)
+    refuse(errors)
+
+    # Without a scheduler the agent asks no API server, which has the labels.
+    if values.get(SCHEDULER) == "none":
+        never = [
+            f"{one.where}: the {cap(f'profile {one.name}' if one.name else 'entry', 64)} never "
+            "applies: it selects by labels, which the agent does not read with scheduler: none"
+            for one in profiles
+            if one.labels is not None
+        ]
+        warnings += first_of(never, "settings")
+        profiles = [one for one in profiles if one.labels is None]
+
+    return NodeValues(
+        sources, tuple(base), tuple(profiles), tuple(top), tuple(warnings), knows_requests
+    )
+
+
+# Reads the files; at the start it falls back to the last good ones.
 
 DEFAULT_FILE: Final = Path("/etc/hami-agent/config.yaml")
 DEVICE_CONFIG: Final = "files.deviceConfig"
@@ -74,27 +321,31 @@ async def look(
     not fall back to defaults while pods run. `offload` reads files and parses YAML. A file that
     does not answer is refused.
     """
-    current, gone = sources, list[Path]()
+    current = sources
     path = own_path = sources.file or DEFAULT_FILE
+    before = last.plan if last is not None and last.refusal is None else None
 
     async def read(kind: str, file: Path, limit: int, *, needed: bool) -> None:
         """Read one file into `current`."""
         nonlocal current, path
         path = file
         content = await offload.call(partial(read_file, file, limit, needed=needed))
-
-        former = getattr(good, kind, None)
-        if content is None and former is not None and former.name == str(file):
-            gone.append(file)
         found = None if content is None else SourceFile(str(file), content)
         current = msgspec.structs.replace(current, **{kind: found})
+
+        former = getattr(good, kind, None)
+        if found is None and former is not None and former.name == str(file):
+            raise SettingsError(
+                f"{file}: was removed; the agent keeps its settings until it is back; to go on "
+                "without it, restart the agent"
+            )
 
     try:
         async with asyncio.timeout(DEADLINE):
             # Our own file, the environment and the flags come first: they say where HAMi's are.
             await read("own", path, MAX_YAML, needed=sources.file is not None)
-            if last is not None and last.refusal is None and last.sources.own == current.own:
-                plan = last.taken()
+            if before is not None and before.sources.own == current.own:
+                plan = before
             else:
                 plan = await offload.call(make_plan, current)
             values = plan.resolve(NodeFacts())
@@ -103,21 +354,18 @@ async def look(
                 if (one := values[key]).value:  # the default files need not exist
                     await read(kind, Path(str(one.value)), limit, needed=one.origin != DEFAULT)
 
-            if last is not None and last.refusal is None and last.sources == current:
-                return last
-            if gone:
-                raise SettingsError(  # noqa: TRY301 -- judged below as any other
-                    f"{gone[0]}: was removed; the agent keeps its settings until it is back; "
-                    "to go on without it, restart the agent"
-                )
-            return SourcesRead(current, await offload.call(make_plan, current))
+            if before is None or before.sources != current:
+                return SourcesRead(current, await offload.call(make_plan, current))
     except TimeoutError:
-        refusal = SettingsError(f"{path}: {_UNANSWERED}")
+        refusal: SettingsError | None = SettingsError(f"{path}: {_UNANSWERED}")
         # The thread may still wait for something else, perhaps the file of `last`.
         if path == own_path and last is not None and str(last.refusal).endswith(_UNANSWERED):
             return last
     except SettingsError as error:
         refusal = error
+    else:
+        refusal = None
+
     # What was read may be less than all: only the same refusal again is no news.
     if last is not None and (last.sources, str(last.refusal)) == (current, str(refusal)):
         return last
@@ -136,11 +384,12 @@ async def begin(sources: Sources, offload: Offload, state: Offload) -> SourcesRe
         refusal = error
     else:
         return start
+
     # Our own file says where the copy is, if it is good; else environment and flags do.
     file: Path | None = None
-    ours = msgspec.structs.replace(start.sources, device_config=None, node_config=None)
-    for known in (msgspec.structs.replace(ours, own=None), ours):
+    for own in (None, start.sources.own):
         with contextlib.suppress(SettingsError):
+            known = msgspec.structs.replace(sources, own=own)
             file = make_plan(known).settings(NodeFacts()).paths.state / COPY
     if file is None:
         raise refusal
@@ -148,32 +397,15 @@ async def begin(sources: Sources, offload: Offload, state: Offload) -> SourcesRe
     try:
         async with asyncio.timeout(DEADLINE):
             content = await state.call(partial(read_file, file, MAX_COPY, needed=False))
-        last = None if content is None else recalled(decode_last_good(content), start.sources)
-    except TimeoutError as error:
-        raise _both(refusal, file, SettingsError(_UNANSWERED)) from error
-    except (SettingsError, StateCorrupt) as error:
-        raise _both(refusal, file, error) from error
+        last = None if content is None else recalled(decode_last_good(content), sources)
+    except (TimeoutError, SettingsError, StateCorrupt) as error:
+        reason = str(error).removeprefix(f"{file}: ") or _UNANSWERED
+        raise SettingsError(
+            f"{refusal}; the last good settings cannot be used either: {file}: {reason}"
+        ) from error
     if last is None:
         raise refusal
     return msgspec.structs.replace(start, plan=last, refusal=refusal)
-
-
-async def read_text(path: Path, offload: Offload) -> SourceFile:
-    """Read one file of any of the three kinds, up to the size of its kind. Raises SettingsError.
-
-    It has no deadline: the operator may be typing the text.
-    """
-    content = await offload.call(read_file, path, MAX_JSON)
-    text = SourceFile(str(path), content or b"")
-    if not is_json(text):
-        check_size(path, text.content, MAX_YAML)
-    return text
-
-
-def is_json(text: SourceFile) -> bool:
-    """True if the text, one of the three kinds, is HAMi's config.json. A template is not JSON."""
-    begin = text.content.lstrip()[:2]
-    return text.name.endswith(".json") or (begin[:1] == b"{" and begin != b"{{")
 
 
 def recalled(copy: LastGood, sources: Sources) -> NodeValues:
@@ -203,25 +435,3 @@ def stand_in(
             if last.sources != sources and last.undrained(ledger) is None:
                 return last
     return None
-
-
-def last_good(sources: Sources, node: NodeFacts) -> LastGood:
-    """The copy to keep of `sources`, which fit the node."""
-    return LastGood(
-        written_by=__version__,
-        node=node.name,
-        labels=node.labels,
-        device_config=sources.device_config,
-        own=sources.own,
-        node_config=sources.node_config,
-    )
-
-
-def _both(refusal: SettingsError, file: Path, error: AgentError) -> SettingsError:
-    """The refusal of the sources and of their copy. The same reason appears once."""
-    if str(error) in refusal.every:
-        return refusal
-    reason = str(error).removeprefix(f"{file}: ")
-    return SettingsError(
-        f"{refusal}; the last good settings cannot be used either: {file}: {reason}"
-    )

@@ -492,33 +492,42 @@ def check_shares(values: Values) -> None:
 
 DRAFT: Final = "https://json-schema.org/draft/2020-12/schema"
 
-_TEXTS: Final[Mapping[str, object]] = {
-    "type": "array",
-    "items": {"type": "string", "minLength": 1},
-    "minItems": 1,
-}
-_MATCH: Final[Mapping[str, object]] = {
-    "type": "object",
-    "description": "Which nodes: every condition here must hold.",
-    "additionalProperties": False,
-    "minProperties": 1,
-    "properties": {
-        "nodes": {**_TEXTS, "description": "Names of nodes; * and ? stand for any characters."},
-        "labels": {
-            "type": "string",
-            "minLength": 1,
-            "description": "A label selector in kubectl's form.",
-        },
-    },
-}
+_Text = Annotated[str, msgspec.Meta(min_length=1)]
+
+
+class ProfileMatch(msgspec.Struct, forbid_unknown_fields=True):
+    """Which nodes: every condition here must hold."""
+
+    nodes: (
+        Annotated[
+            tuple[_Text, ...],
+            msgspec.Meta(
+                min_length=1, description="Names of nodes; * and ? stand for any characters."
+            ),
+        ]
+        | msgspec.UnsetType
+    ) = msgspec.UNSET
+    labels: (
+        Annotated[_Text, msgspec.Meta(description="A label selector in kubectl's form.")]
+        | msgspec.UnsetType
+    ) = msgspec.UNSET
+
+
+class ProfileHead(msgspec.Struct):
+    """What a profile has beside its settings."""
+
+    name: Annotated[_Text, msgspec.Meta(description="Name in messages.")]
+    match: ProfileMatch
 
 
 def json_schema() -> dict[str, object]:
     """The schema of the whole file."""
-    profile = _mapping(LIVE.values()) | {"required": ["name", "match"], "type": "object"}
+    _, structs = msgspec.json.schema_components([ProfileHead])
+    head, match = structs["ProfileHead"], structs["ProfileMatch"]
+    profile = _mapping(LIVE.values()) | {"required": head["required"], "type": "object"}
     profile["properties"] = {
-        "name": {"type": "string", "minLength": 1, "description": "Name in messages."},
-        "match": _MATCH,
+        **head["properties"],
+        "match": {**match, "minProperties": 1},
         **profile["properties"],
     }
 

@@ -1,30 +1,25 @@
-"""The sources of settings (files, environment, flags) and what is read of variables and flags.
+"""The merged sources: values with their origins for any node, by its name, labels and GPUs."""
 
-Order, later wins: defaults, HAMi's device-config.yaml, our own file, its profiles in their order,
-HAMi's config.json for this node, the environment, flags.
-"""
-
-import contextlib
+import dataclasses
 import enum
 import fnmatch
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
 from agent.cluster import Selector
-from agent.errors import SettingsError, cap
-from agent.health.xids import malformed
-from agent.ledger import SourceFile
-from agent.setting import FALSE, shown
-from agent.settings.schema import FIELDS, Setting, read_setting
+from agent.errors import SettingsError
+from agent.ledger import Ledger, SourceFile
+from agent.node.devices import RESOURCE, SCHEDULER, LastingSetting, undrained
+from agent.setting import Value
+from agent.settings.files import refuse
+from agent.settings.schema import DEFAULT, FIELDS, Setting, Settings, Values, build
 
+NODE_NAME: Final = "node.name"
 WILD: Final = frozenset("*?[")
 """A name with one of these characters is a pattern."""
-TOLD: Final = 20
-"""Warnings of one kind about one file; further ones are only counted."""
 
 
 class Sources(msgspec.Struct, frozen=True):
@@ -43,47 +38,6 @@ class Sources(msgspec.Struct, frozen=True):
     node_config: SourceFile | None = None
 
 
-class Faults:
-    """The errors of one reading in their order, each once, so that one message names them all."""
-
-    def __init__(self) -> None:
-        self._errors: dict[str, SettingsError] = {}
-
-    @contextlib.contextmanager
-    def kept(self) -> Iterator[None]:
-        """Keep a SettingsError that the block raises, and continue after it."""
-        try:
-            yield
-        except SettingsError as error:
-            self.add(error)
-
-    def add(self, error: SettingsError) -> None:
-        """Keep this error too."""
-        for text in error.every:
-            self._errors.setdefault(text, error)
-
-    @property
-    def texts(self) -> tuple[str, ...]:
-        """What each error says."""
-        return tuple(self._errors)
-
-    def refuse(self) -> None:
-        """Raise one SettingsError with all errors, if there are any."""
-        if not self._errors:
-            return
-        first, *more = self._errors
-        if not more:
-            raise self._errors[first]
-        raise SettingsError(f"{first} (and {len(more)} more)", every=tuple(self._errors))
-
-
-def first_of(warnings: Sequence[str], name: str) -> tuple[str, ...]:
-    """The first TOLD of the warnings about `name`, and one with the number of the others."""
-    more = len(warnings) - TOLD
-    count = (f"{name}: and {more} more are passed over",) if more > 0 else ()
-    return (*warnings[:TOLD], *count)
-
-
 class NodeFacts(msgspec.Struct, frozen=True):
     """The facts that settings may depend on. `labels` and `gpus` None: not known yet."""
 
@@ -99,15 +53,28 @@ OWN: profiles of our own file, which apply beside them. Source: HAMi #3173.
 """
 
 
-class ProfileMatch(msgspec.Struct, frozen=True):
-    """A profile's condition. All parts that are set must hold; one of several names suffices.
+class SettingsProfile(msgspec.Struct, frozen=True):
+    """Settings for the nodes that match all of `nodes` and `labels` that is set.
 
-    Names may contain `*` and `?`, but those of HAMi's entries are literal.
+    `nodes`: names, one of which must match. `*` and `?` in them are patterns, but those of HAMi's
+    entries are literal. `where`: its place, `file:line:column`. An entry of HAMi's config.json
+    becomes a profile without a name for each tier that it is in. `faults`: its values that do not
+    fit; they refuse the settings of the nodes to which it applies.
     """
 
+    name: str
+    where: str
+    settings: tuple[Setting, ...]
     nodes: tuple[str, ...] = ()
     labels: Selector | None = None
     tier: Tier = Tier.OWN
+    faults: tuple[str, ...] = ()
+
+    def names(self, name: str) -> bool:
+        """True if the name matches; labels do not count here."""
+        if self.tier is Tier.NAME:
+            return name in self.nodes
+        return not self.nodes or any(fnmatch.fnmatchcase(name, one) for one in self.nodes)
 
     def holds(self, facts: NodeFacts) -> bool:
         """True if a node with these facts matches. Labels that are not known yet do not match."""
@@ -116,151 +83,88 @@ class ProfileMatch(msgspec.Struct, frozen=True):
         )
         return by_label and self.names(facts.name)
 
-    def names(self, name: str) -> bool:
-        """True if the name matches; labels do not count here."""
-        if self.tier is Tier.NAME:
-            return name in self.nodes
-        return not self.nodes or any(fnmatch.fnmatchcase(name, one) for one in self.nodes)
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class NodeValues:
+    """The merged sources, for any node. `warnings`: what has no effect, with its place.
+
+    `base`: what HAMi's device-config.yaml and our own file set for all nodes. `profiles`: those of
+    our own file, then the entries of HAMi's config.json. `top`: what variables and flags set.
+    `knows_requests`: HAMi's device-config.yaml says how its scheduler reads requests.
+    """
+
+    sources: Sources
+    base: tuple[Setting, ...]
+    profiles: tuple[SettingsProfile, ...]
+    top: tuple[Setting, ...]
+    warnings: tuple[str, ...]
+    knows_requests: bool
+
+    def settings(self, facts: NodeFacts) -> Settings:
+        """Build the sections of a node. Its name is from `facts`, else the sources, else the host.
+
+        Raises SettingsError: the values do not fit the node or these GPUs.
+        """
+        name = facts.name or self.name
+        facts = msgspec.structs.replace(facts, name=name)
+
+        # Before the first scan the labels that decide may still come.
+        if facts.gpus is not None or not self.need_labels(facts):
+            for profile in self.applied(facts):
+                refuse(profile.faults)
+        return build(
+            self.resolve(facts),
+            host_name=name,
+            gpus=max(1, len(facts.gpus or ())),
+            knows_requests=self.knows_requests,
+        )
+
+    def need_labels(self, facts: NodeFacts) -> bool:
+        """True if labels, which are not known yet, may change the values."""
+        named = [one for one in self.profiles if one.names(facts.name)]
+        first = min((one.tier for one in named if one.tier), default=Tier.OWN)
+        by_labels = any(one.labels is not None and one.tier <= first for one in named)
+        return by_labels and facts.labels is None
+
+    def applied(self, facts: NodeFacts) -> list[SettingsProfile]:
+        """The profiles that apply to a node with these facts, in their order."""
+        found = [one for one in self.profiles if one.holds(facts)]
+        first = min((one.tier for one in found if one.tier), default=Tier.OWN)
+        return [one for one in found if one.tier in {Tier.OWN, first}]
+
+    def resolve(self, facts: NodeFacts) -> Values:
+        """The values of a node with these facts."""
+        applied = self.applied(facts)
+        profiled = [one for profile in applied for one in profile.settings]
+        values = {field.key: Setting(field, field.default, DEFAULT) for field in FIELDS}
+        values |= {one.field.key: one for one in (*self.base, *profiled, *self.top)}
+        return Values(values, tuple(one.name for one in applied if one.name))
 
     @property
-    def singles(self) -> tuple[str, ...]:
-        """The names that are not patterns."""
-        return tuple(name for name in self.nodes if self.tier or not WILD & {*name})
+    def name(self) -> str:
+        """The node's name from the sources, else the host's name."""
+        return str(self.resolve(NodeFacts())[NODE_NAME].value or self.sources.host)
 
+    def fixed(self) -> Mapping[str, Value]:
+        """The settings that take effect only at the start, by key. They do not depend on facts."""
+        resolved = self.resolve(NodeFacts()).items()
+        return {k: one.value for k, one in resolved if not one.field.live} | {NODE_NAME: self.name}
 
-class SettingsProfile(msgspec.Struct, frozen=True):
-    """Settings for the nodes that `match` selects. `where`: its place, `file:line:column`.
+    def lasting(self) -> tuple[LastingSetting, ...]:
+        """The settings that change only while no pod holds slices. No profile sets them."""
+        resolved = self.resolve(NodeFacts())
+        return tuple(
+            LastingSetting(key, str(resolved[key].value), resolved[key].origin)
+            for key in (SCHEDULER, RESOURCE)
+        )
 
-    An entry of HAMi's config.json becomes a profile without a name for each tier that it is in.
-    `faults`: its values that do not fit; they refuse the settings of the nodes to which it applies.
-    """
+    def undrained(self, ledger: Ledger) -> SettingsError | None:
+        """Why these settings are refused because of the rows of `ledger`; None: they are not."""
+        return undrained(self.lasting(), ledger, self.name)
 
-    name: str
-    match: ProfileMatch
-    settings: tuple[Setting, ...]
-    where: str
-    faults: Faults = msgspec.field(default_factory=Faults)
-
-
-class Layer(msgspec.Struct, frozen=True):
-    """What one source sets for all nodes and for some, and warnings about what it ignores."""
-
-    settings: tuple[Setting, ...] = ()
-    profiles: tuple[SettingsProfile, ...] = ()
-    warnings: tuple[str, ...] = ()
-
-
-PREFIX: Final = "HAMI_AGENT_"
-SERVICE_HOST: Final = "_SERVICE_HOST"
-VARIABLES: Final = tuple(field.variables[0] for field in FIELDS)
-
-XID_LISTS: Final = ("DP_DISABLE_HEALTHCHECKS", "DP_ENABLE_HEALTHCHECKS")
-SCORE_SWITCH: Final = "ENABLE_TOPOLOGY_SCORE"
-_ADDRESS: Final = re.compile("(?:tcp|udp|sctp)://")
-
-
-class InheritedSetting(msgspec.Struct, frozen=True):
-    """A variable and a flag of HAMi's and NVIDIA's plugins without effect here.
-
-    `harmless`: values that ask for what the agent does anyway. `strict`: any other value is
-    refused instead of ignored. `switch`: the flag may stand alone and then means true.
-    """
-
-    variable: str = ""
-    flags: tuple[str, ...] = ()
-    harmless: frozenset[str] = frozenset()
-    strict: bool = False
-    switch: bool = False
-
-
-FOREIGN: Final[tuple[InheritedSetting, ...]] = (
-    InheritedSetting("MIG_STRATEGY", ("--mig-strategy",), frozenset({"none"})),
-    InheritedSetting("DEVICE_SPLIT_COUNT", ("--device-split-count",)),
-    InheritedSetting("DEVICE_MEMORY_SCALING", ("--device-memory-scaling",)),
-    InheritedSetting("DEVICE_CORES_SCALING", ("--device-cores-scaling",)),
-    InheritedSetting("DISABLE_CORE_LIMIT", ("--disable-core-limit",), FALSE, switch=True),
-    InheritedSetting("DEVICE_ID_STRATEGY", ("--device-id-strategy",), frozenset({"uuid"})),
-    InheritedSetting(
-        "DEVICE_DISCOVERY_STRATEGY",
-        ("--device-discovery-strategy",),
-        frozenset({"auto", "nvml"}),
-        strict=True,
-    ),
-    InheritedSetting("REPORT_NODE_CAPACITY", ("--report-node-capacity",), FALSE, switch=True),
-    InheritedSetting("NVIDIA_CDI_HOOK_PATH", ("--nvidia-cdi-hook-path",)),
-    InheritedSetting("NVIDIA_CTK_PATH", ("--nvidia-ctk-path",)),
-    InheritedSetting("IMEX_CHANNEL_IDS", ("--imex-channel-ids",)),
-    InheritedSetting("IMEX_REQUIRED", ("--imex-required",), FALSE, strict=True, switch=True),
-    InheritedSetting(flags=("-v", "--v")),
-)
-"""What an environment or a command line made for HAMi's plugin may also contain."""
-
-
-def read_surroundings(
-    environ: Mapping[str, str], flags: Mapping[str, str], faults: Faults
-) -> Layer:
-    """Read what variables and flags set; flags win. Errors go to `faults`, with the name."""
-    # Beside a Service named hami-agent, Kubernetes gives every container of its namespace
-    # HAMI_AGENT_SERVICE_HOST, HAMI_AGENT_PORT and more, and beside one named hami-agent-web an
-    # address as HAMI_AGENT_WEB_PORT; the operator's own value of that is a number.
-    links = tuple(
-        name.removesuffix(SERVICE_HOST) + part
-        for name in environ
-        if name.startswith(PREFIX) and name.endswith(SERVICE_HOST)
-        for part in ("_SERVICE_", "_PORT")
-    )
-    environ = {
-        name: value
-        for name, value in environ.items()
-        if not name.startswith(links) or (name in VARIABLES and not _ADDRESS.match(value))
-    }
-
-    for name in sorted(environ):
-        if name.startswith(PREFIX) and name not in VARIABLES:  # most likely misspelled
-            text = (
-                f"env {cap(name)}: unknown setting; a variable is {PREFIX} and the words of a key, "
-                f"such as {PREFIX}SHARING_SPLIT_COUNT; `hami-agent config show` lists all keys; "
-                "the flag --config names the settings file"
-            )
-            faults.add(SettingsError(text))
-
-    warnings = [
-        f"env {name}: {shown(item)} is neither an XID nor all: it is ignored"
-        for name in XID_LISTS
-        for item in malformed(environ.get(name, ""))
-    ]
-
-    score = environ.get(SCORE_SWITCH, "")
-    if score and score != "true" and score not in FALSE:
-        text = f"env {SCORE_SWITCH}: {shown(score)} is not true"
-        warnings.append(f"{text}, so the scores are off, as in HAMi's plugin")
-
-    for foreign in FOREIGN:
-        named = [(f"env {foreign.variable}", environ.get(foreign.variable, ""))]
-        named += [(flag, flags.get(flag, "")) for flag in foreign.flags[:1]]
-        for name, value in named:
-            if not value or value in foreign.harmless:
-                continue
-            if foreign.strict:  # the operator relies on something that the agent does not do
-                served = "false" if foreign.switch else " or ".join(sorted(foreign.harmless))
-                text = f"{name}: no other value works here: expected {served}, found {shown(value)}"
-                faults.add(SettingsError(text))
-            else:
-                warnings.append(f"{name}: has no effect here")
-
-    settings: list[Setting] = []
-    for field in FIELDS:
-        own, *others = field.variables
-        # Another plugin's empty variable counts as not set.
-        name = own if own in environ else next(filter(environ.get, others), "")
-        if name:
-            # HAMi's plugin takes every text but `true` for false here.
-            value = str(environ[name] == "true") if name == SCORE_SWITCH else environ[name]
-            with faults.kept():
-                settings.append(read_setting(field, value, f"env {name}"))
-
-    for field in FIELDS:
-        if field.flag and field.flag in flags:
-            with faults.kept():
-                settings.append(read_setting(field, flags[field.flag], field.flag))
-    return Layer(tuple(settings), warnings=tuple(warnings))
+    def names(self) -> tuple[str, ...]:
+        """The names of nodes in the files, each once, in the order of the files."""
+        exact = (
+            name for one in self.profiles for name in one.nodes if one.tier or WILD.isdisjoint(name)
+        )
+        return tuple(dict.fromkeys(exact))

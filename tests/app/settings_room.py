@@ -11,7 +11,7 @@ from typing import Any
 import structlog
 
 from agent.app.adapters import SharedCells
-from agent.app.settings import SettingsPorts, SettingsService
+from agent.app.settings import SettingsService
 from agent.cluster import NodeEvent
 from agent.host.process import Systemd
 from agent.inventory import InventoryKeeper
@@ -22,9 +22,8 @@ from agent.ledger import LastGood, Ledger, SourceFile
 from agent.model import GpuUuid, Scan, SliceId, SliceList
 from agent.ports import Disk
 from agent.report import ReportCells, Reporter, ReportState
-from agent.settings.reading import SourcesRead, begin, look
-from agent.settings.sources import NodeFacts, Sources
-from agent.settings.values import NodeValues, make_plan
+from agent.settings.reading import SourcesRead, begin, look, make_plan
+from agent.settings.sources import NodeFacts, NodeValues, Sources
 from tests.builders import NODE, a_gpu
 from tests.fakes.apiserver import FakeApi
 from tests.fakes.chance import Seeded
@@ -47,7 +46,7 @@ class SystemdSide(Systemd):
 
 async def nothing_new(last: SourcesRead | None, good: Sources) -> SourcesRead:
     """A look at sources that are those in force."""
-    return last or SourcesRead(good)
+    return last or SourcesRead(good, make_plan(good))
 
 
 def a_plan(own: str) -> NodeValues:
@@ -80,7 +79,10 @@ class SettingsRoom:
     def __post_init__(self) -> None:
         settings = self.start.taken().settings(NodeFacts())
         self.cells = SharedCells(settings)
-        outside = SettingsPorts(
+        self.service = SettingsService(
+            start=self.start,
+            stored=self.stored,
+            cells=self.cells,
             look=self.look,
             asked=self.asked,
             disk=self.disk,
@@ -91,11 +93,17 @@ class SettingsRoom:
             ledger=self.ledger,
             calls=self.calls,
         )
-        self.service = SettingsService(self.start, self.stored, settings, self.cells, outside)
+        service = self.service
+        self.tasks = (service.follow_files, service.follow_labels, service.keep_copy)
 
     def _refresh(self) -> None:
         self.refreshed.append(self.split_count)
         self.rebuild()
+
+    @property
+    def trouble(self) -> str:
+        """Why not all settings are in force."""
+        return "; ".join(map(str, self.service.faults.values()))
 
     @property
     def split_count(self) -> int:
@@ -200,7 +208,7 @@ async def a_settings_node(
         state = Cell(ReportState())
         cells = ReportCells(facts.inventory, facts.node, watch.returns, facts.report, state)
         reporter = Reporter(api, cells, watch.on_answer, room.told.append, LoopClock(), Seeded())
-        host = (keeper.run, room.service.run, node.take_lists)
+        host = (keeper.run, *room.tasks, node.take_lists)
         async with at_work(*host):
             await asyncio.sleep(0)
             if room.service.saw_gpus(scan):

@@ -7,7 +7,6 @@ import os
 import socket
 from collections.abc import AsyncIterator, Iterable, Mapping
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -19,17 +18,16 @@ from agent.cli.doctor import NodeSeen, report_differences
 from agent.cluster import REGISTER
 from agent.errors import KubeletError, WitnessUnsupported
 from agent.hami.register import RegisteredGpu, encode_register
-from agent.kit.timing import SystemClock
-from agent.ledger import SourceFile
+from agent.ledger import Holding, SourceFile
 from agent.model import GpuFault, Scan
+from agent.node.checks import AgentAnswer
 from agent.node.findings import ALL_GROUPS, Check, Finding
-from agent.node.scheduling import AgentAnswer
 from agent.sandbox.hardware import described
 from agent.sandbox.lab.child import child_environment
 from agent.sandbox.lab.cluster import LabOptions, SandboxCluster, open_cluster
+from agent.settings.reading import make_plan
 from agent.settings.schema import Settings
 from agent.settings.sources import NodeFacts, Sources
-from agent.settings.values import make_plan
 from agent.witness import PodResourcesWitness
 from tests.fakes.http import a_session
 
@@ -39,6 +37,7 @@ pytestmark = [
     pytest.mark.usefixtures("forgetful"),
 ]
 
+RESOURCE = "nvidia.com/gpu"
 REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 
 
@@ -55,7 +54,8 @@ class PreflightServer:
     async def __call__(self, request: web.BaseRequest) -> web.StreamResponse:
         match request.method, request.path:
             case "POST", path if path == REVIEWS:
-                wanted = (await request.json())["spec"]["resourceAttributes"]
+                asked = (await request.json())["spec"]["resourceAttributes"]
+                wanted = {key: word for key, word in asked.items() if word}
                 self.asked.append(wanted)
                 right = wanted["verb"], wanted["resource"]
                 return web.json_response({"status": {"allowed": right not in self.denied}})
@@ -85,7 +85,7 @@ def settings(cluster: SandboxCluster, **more: str) -> Settings:
 
 
 async def examine(settings: Settings, **more: Any) -> tuple[Finding, ...]:
-    return await doctor.examine(NodeSeen(settings, {}, SystemClock(), **more))
+    return await doctor.examine(NodeSeen(settings, {}, **more))
 
 
 @contextlib.asynccontextmanager
@@ -264,6 +264,31 @@ async def test_what_the_node_says_is_held_against_what_the_agent_would_say(tmp_p
     assert ["ok"] == of(same, "P-REPORT")
     (note,) = (one for one in fewer if one.check == "P-REPORT")
     assert note.said.endswith(": slices 10, and the agent would say 5, and 1 more")
+
+
+async def test_containers_that_the_agent_answered_and_the_kubelet_has_no_record_of_are_named():
+    """It is as after a lost checkpoint. What is not asked for, such as init containers, is not."""
+    held = tuple(("demo", f"p{number}", "main") for number in range(5))
+
+    async def listed(_: PodResourcesWitness) -> tuple[Holding, ...]:
+        booked = ({RESOURCE: frozenset({"a"})}, {}, {}, {}, {})
+        return tuple(
+            Holding(space, pod, {name: ids, "other": {}})
+            for (space, pod, name), ids in zip(held, booked, strict=True)
+        )
+
+    agent = msgspec.structs.replace(READY, held=(*held, ("demo", "p0", "init"), ("demo", "x", "y")))
+    async with a_node() as cluster:
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(PodResourcesWitness, "list", listed)
+            found = await examine(settings(cluster), agent=agent, groups=frozenset({"kubelet"}))
+            less = await examine(settings(cluster), agent=READY, groups=frozenset({"kubelet"}))
+
+    (note,) = (one for one in found if one.check == "P-WITNESS")
+    assert ("note", True) == (note.verdict, "1 container holds slices" in note.said)
+    assert "no record of 4 containers" in note.said
+    assert note.said.endswith(": demo/p1, demo/p2, demo/p3 and 1 more")
+    assert ["ok"] == of(less, "P-WITNESS")
 
 
 async def test_an_api_server_that_cannot_be_asked_hides_nothing_else(tmp_path: Path):
@@ -474,8 +499,8 @@ async def test_what_the_kubelet_answers_about_containers_is_told(
     bare, monkeypatch: pytest.MonkeyPatch, ids, trouble, agent, verdict, said
 ):
     async def listed(_):
-        held = [SimpleNamespace(ids={"nvidia.com/gpu": one}) for one in ids]
-        return [SimpleNamespace(containers=held)]
+        held = {f"c{n}": {RESOURCE: one} for n, one in enumerate(ids)}
+        return [Holding("demo", "p", held)]
 
     async def get(*_):
         if trouble:
@@ -544,7 +569,7 @@ async def test_where_there_are_no_cdi_directories_it_matters_whether_this_is_a_p
         "--cdi-spec-dirs": f"{tmp_path}/etc,{tmp_path}/run",
     }
     given = make_plan(Sources(flags={**flags, **more}, host="n")).settings(NodeFacts())
-    seen = NodeSeen(given, environ, SystemClock(), frozenset({"driver"}))
+    seen = NodeSeen(given, environ, frozenset({"driver"}))
     findings = await doctor.examine(seen)
 
     assert [("P-DRIVER", "ok"), ("P-CDI", verdict)] == [

@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from agent.cli.uninstall import WAIT, Cleaned, uninstall_everywhere
+from agent.cli.node import WAIT, Cleaned, uninstall_everywhere
 from agent.cluster import HANDSHAKE, REGISTER
 from agent.errors import ApiError, ApiForbidden, ApiNotFound
 from agent.kube.connection import Connection
@@ -37,7 +37,7 @@ class LeftoverNodes:
         self.cleaned: list[str] = []
         self.told: list[Cleaned] = []
         self.rounds = 0
-        monkeypatch.setattr("agent.cli.uninstall.KubeLeftovers", lambda *_: self)
+        monkeypatch.setattr("agent.cli.node.KubeLeftovers", lambda *_: self)
         monkeypatch.setattr("agent.cli.connections.check", lambda _: None)
 
     async def nodes(self, namespace: str, selector: str) -> tuple[NodeLeftovers, ...]:
@@ -63,7 +63,8 @@ class LeftoverNodes:
         self.held = {one.name: one for one in nodes} or self.held
         self.told, self.rounds, began = [], 0, asyncio.get_running_loop().time()
         connection = Connection(Path("none"))
-        await uninstall_everywhere(connection, RESOURCE, "gpus", "app=agent", self.told.append)
+        async for done in uninstall_everywhere(connection, RESOURCE, "gpus", "app=agent"):
+            self.told.append(done)
         return asyncio.get_running_loop().time() - began
 
 

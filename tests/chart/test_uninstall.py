@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from agent.cli.uninstall import WAIT
+from agent.cli.node import WAIT
 from tests.chart.lab.helm import Helm, Object, of_kind, pod_of, the
 from tests.chart.lab.values import LEAST, MATRIX, Values, values
 

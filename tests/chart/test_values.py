@@ -6,9 +6,8 @@ import pytest
 import yaml
 
 from agent.ledger import SourceFile
-from agent.settings.files import read_own_file
-from agent.settings.sources import Faults, NodeFacts, Sources
-from agent.settings.values import make_plan
+from agent.settings.reading import make_plan
+from agent.settings.sources import NodeFacts, Sources
 from tests.chart.lab.helm import (
     Helm,
     Object,
@@ -31,10 +30,8 @@ def own_file(objects: tuple[Object, ...], name: str = NAME) -> str:
 
 
 def written(text: str) -> dict[str, object]:
-    faults = Faults()
-    found = read_own_file(text.encode(), "c", faults)
-    faults.refuse()
-    return {one.field.key: one.value for one in found.settings}
+    plan = make_plan(Sources(own=SourceFile("c", text.encode())))
+    return {one.field.key: one.value for one in plan.base}
 
 
 @pytest.mark.parametrize("name", MATRIX)

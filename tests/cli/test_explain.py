@@ -206,6 +206,7 @@ async def test_programs_get_the_figures_and_the_names_of_the_gates(rig: ExplainR
     answer = await rig.explain("p")
 
     assert (1, ("placement", "CardInsufficientMemory")) == (answer.code, answer.blocked)
+    assert f'"source": "API server by {rig.kubeconfig}' in answer.out
     (node,) = answer.data["nodes"]
     gpu = {key: node["gpus"][0][key] for key in ("registeredMib", "promisedMib", "askedMib")}
     assert {"registeredMib": 16_000, "promisedMib": 9000, "askedMib": 8000} == gpu

@@ -1,7 +1,6 @@
 """`explain` and its source: rights, names, sizes, contexts, forms, and text that is not ours."""
 
 import datetime as dt
-import json
 import os
 import socket
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -9,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
-import yaml
 
 from agent.cli.explain import explanation_lines, recent_lines
 from agent.cli.main import dispatch
@@ -464,27 +462,6 @@ async def test_control_characters_of_the_cluster_do_not_reach_the_terminal(rig: 
     assert 1 == answer.code
     assert [] == [char for char in answer.out if not (char.isprintable() or char == "\n")]
     assert "red" in answer.out
-
-
-async def test_a_pod_name_with_an_escape_is_refused_by_the_server_and_cleaned(rig: ExplainRig):
-    answer = await rig.explain("p\x1b[2J")
-
-    assert 4 == answer.code
-    assert "\x1b" not in answer.err
-
-
-async def test_yaml_and_json_have_the_same_content(rig: ExplainRig):
-    rig.node("n1", a_gpu("GPU-a"))
-    rig.submit("p", {GPU: 1, MEMORY: 20_000})
-
-    as_json = json.loads((await rig.explain("p", "-o", "json")).out)
-    as_yaml = yaml.safe_load((await rig.explain("p", "-o", "yaml")).out)
-    for document in (as_json, as_yaml):
-        assert document["data"].pop("headline").startswith("Pod default/p is Pending, created ")
-
-    assert ("hami-agent/v1", "Explanation") == (as_yaml["apiVersion"], as_yaml["kind"])
-    assert as_json["data"] == as_yaml["data"]
-    assert str(rig.kubeconfig) in as_json["source"]
 
 
 def a_pod(**limits: str) -> Mapping[str, object]:

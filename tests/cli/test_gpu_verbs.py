@@ -81,9 +81,15 @@ XID 48: double-bit ECC error [H-048]
 """
 FREE = "GPU-3: released; `hami-agent recheck` takes it back\n"
 HELD = """\
-GPU-3, GPU-4: released; `hami-agent recheck all` takes them back
-held by pod ml/train-0: delete it first
+GPU-3, GPU-4: still held by pod ml/train-0: delete it first
+no new pod gets them; release them again until no pod is named
 """
+BOTH = """\
+GPU-3: still held by pod ml/train-0: delete it first
+GPU-3: no new pod gets it, but the agent still holds it open: a call has not come back
+release it again later, or stop the agent for the work
+"""
+ALL_FREE = "GPU-3, GPU-4: released; `hami-agent recheck all` takes them back\n"
 OPEN = """\
 GPU-3: no new pod gets it, but the agent still holds it open: a call has not come back
 release it again later, or stop the agent for the work
@@ -93,6 +99,7 @@ NO_INDEX = SILENT.replace("GPU 3", "GPU of unknown index")
 GOOD, NUMBERLESS = RECHECKED | SERVED, RECHECKED | SERVED | {"gpu": None}
 BOTH_GOOD, ONE_BAD = ({"gpus": [GOOD, FOURTH | {"serving": is_good}]} for is_good in (True, False))
 TWO_HELD = RELEASED | {"gpus": ["GPU-3", "GPU-4"], "heldBy": ["ml/train-0"]}
+TWO_FREE = TWO_HELD | {"heldBy": []}
 STILL_OPEN = RELEASED | {"released": False, "obstacle": "a call has not come back"}
 ANSWERS = [
     ("recheck 3", RECHECKED, "3:recheck", 1, THIRD),
@@ -121,7 +128,9 @@ ANSWERS = [
     ("recheck all", {"gpus": []}, "all:recheck", 1, "this node has no GPU\n"),
     ("release 3", RELEASED, "3:release", 0, FREE),
     ("release all", TWO_HELD, "all:release", 1, HELD),
+    ("release all", TWO_FREE, "all:release", 0, ALL_FREE),
     ("release 3", STILL_OPEN, "3:release", 1, OPEN),
+    ("release 3", STILL_OPEN | {"heldBy": ["ml/train-0"]}, "3:release", 1, BOTH),
 ]
 
 

@@ -3,8 +3,8 @@
 import io
 
 from agent.cli.output import painter
-from agent.cli.sandbox import MEASURES, summary_lines
 from agent.cli.sandbox import moment_lines as painted_lines
+from agent.cli.sandbox import summary_lines
 from agent.sandbox.scenario.stage import NOT_REACHED, Moment, ScenarioClaim
 
 LONG = "word " * 60
@@ -45,10 +45,6 @@ def test_no_line_is_wider_than_the_terminal():
         assert width >= max(map(len, lines))
 
 
-def test_news_is_neither_ok_nor_failed():
-    assert ["t+  0.00s          agent started"] == [*moment_lines(Moment(0, "agent started"))]
-
-
 def test_colour_is_added_to_the_word_and_only_where_it_is_wanted():
     moment = Moment(0, "a claim", "", ok=False)
     (plain,), (coloured,) = (
@@ -81,22 +77,3 @@ def test_a_claim_that_the_scenario_never_reached_is_not_counted_as_untrue():
 
     assert "0 of 2 claims checked and true, 1 not, 1 not checked" == lines[-1]
     assert not any(line.startswith("b ") for line in lines)
-
-
-def test_a_summary_without_failures_names_none():
-    lines = list(summary_lines([ScenarioClaim("a", "a holds", ok=True, measured="1")], {}, 80))
-
-    assert ["", "1 of 1 claims checked and true"] == lines
-
-
-def test_forty_columns_lose_no_value():
-    claims = [
-        ScenarioClaim("burst.pods", "b holds", ok=False, measured="3 of 4 pods, one is Pending")
-    ]
-    times = dict.fromkeys(MEASURES, 1.25)
-    lines = list(summary_lines(claims, times, 40))
-
-    assert len(MEASURES) == sum(line.endswith("  1.25 s") for line in lines)
-    assert "3 of 4 pods, one is Pending" in " ".join(" ".join(lines).split())
-    told = moment_lines(Moment(1, "the agent registers with the kubelet", "5 ms", ok=True), 40)
-    assert "the agent registers with the kubelet 5 ms" in " ".join(" ".join(told).split())

@@ -160,7 +160,7 @@ async def test_while_pods_or_a_plugin_are_there_it_must_be_forced(
     refusal: str,
 ):
     arrange(world)
-    monkeypatch.setattr("agent.cli.uninstall.WAIT", 0.0)
+    monkeypatch.setattr("agent.cli.node.WAIT", 0.0)
 
     assert int(bool(refusal)) == await uninstalled(*flags, *words, "-o", "json")
 
@@ -185,7 +185,7 @@ async def test_a_kubelet_has_time_to_report_that_the_plugin_ended(
         return NodeLeftovers(NODE, (REGISTER,), has_kubelet=True, served=serving.pop(0))
 
     monkeypatch.setattr(KubeLeftovers, "node", node)
-    monkeypatch.setattr("agent.cli.uninstall.PAUSE", 0.0)
+    monkeypatch.setattr("agent.cli.node.PAUSE", 0.0)
 
     assert 0 == await uninstalled(*flags)
 
@@ -474,7 +474,7 @@ async def test_a_node_that_fails_is_told_and_ends_with_its_code(
 async def test_agents_pods_and_plugins_keep_their_nodes(
     two: ModelWorld, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
-    monkeypatch.setattr("agent.cli.uninstall.WAIT", 0.0)
+    monkeypatch.setattr("agent.cli.node.WAIT", 0.0)
     two.store.create("nodes", node_object("c", allocatable={"gpus.example/one": "80"}))
     create_pod(two, "agent-1", "a")
     create_pod(two, "another-1", "b")
@@ -492,7 +492,7 @@ async def test_agents_pods_and_plugins_keep_their_nodes(
 async def test_an_agents_pod_without_a_node_is_waited_for(
     two: ModelWorld, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
-    monkeypatch.setattr("agent.cli.uninstall.WAIT", 0.0)
+    monkeypatch.setattr("agent.cli.node.WAIT", 0.0)
     create_pod(two, "agent-1", "")
 
     assert 1 == await everywhere(two)

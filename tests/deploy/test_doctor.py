@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import yaml
 
-from agent.node.preflight import right_to_get, rights
+from agent.node.checks import Right, rights
 from tests.shape import tree
 
 NAME = "hami-agent-doctor"
@@ -36,6 +36,9 @@ def test_everything_has_a_name_of_its_own_so_that_an_installation_finds_nothing_
     assert NAME == found["ClusterRoleBinding"]["roleRef"]["name"]
 
 
+READS = {"get", "list", "watch"}
+
+
 def granted(path: str) -> set[tuple[str, str]]:
     return {
         (verb, resource)
@@ -49,8 +52,8 @@ def test_its_rights_are_those_of_the_agents_that_change_nothing():
     mine, agents = granted("deploy/doctor.yaml"), granted("deploy/manifests/rbac.yaml")
 
     assert {verb for verb, _ in mine} <= {"get", "list", "watch"}
-    asked = (*rights("n"), right_to_get(("namespace", "pod")))
-    assert {(one.verb, one.resource) for one in asked if one.reads} == mine
+    asked = (*rights("n"), Right("get", "pods", "pod", "namespace"))
+    assert {(one.verb, one.resource) for one in asked if one.verb in READS} == mine
     assert mine < agents
 
 

@@ -12,9 +12,9 @@ from agent.errors import SettingsError
 from agent.ledger import SourceFile
 from agent.sandbox.scheduler.model import CORES, COUNT, MEMORY, SchedulerSettings, pod_requests
 from agent.sandbox.scheduler.webhook import review_pod
+from agent.settings.reading import FOREIGN, make_plan
 from agent.settings.schema import BY_KEY, FIELDS
-from agent.settings.sources import FOREIGN, NodeFacts, Sources
-from agent.settings.values import make_plan
+from agent.settings.sources import NodeFacts, Sources
 from tests.shape import tree
 
 PAGE = tree.text("MIGRATION.md")

@@ -9,9 +9,9 @@ import pytest
 from agent import setting as kinds
 from agent.setting import Field
 from agent.settings.hami import DEVICE_CONFIG, NODE_CONFIG, WITHOUT_EFFECT
+from agent.settings.reading import FOREIGN, make_plan
 from agent.settings.schema import BY_KEY, FIELDS, SECTIONS
-from agent.settings.sources import FOREIGN, Sources
-from agent.settings.values import make_plan
+from agent.settings.sources import Sources
 from deploy import render, settings_page
 from tests.shape import tree
 

@@ -4,8 +4,7 @@ import asyncio
 
 from agent.settings import reading
 from agent.settings.reading import SourcesRead
-from agent.settings.sources import Sources
-from agent.settings.values import NodeValues
+from agent.settings.sources import NodeValues, Sources
 from tests.fakes.offload import Inline
 
 

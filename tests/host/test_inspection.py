@@ -12,7 +12,7 @@ from agent.host import node as surroundings
 from agent.host.node import is_read_only, look_at, plugin_sockets
 from agent.host.process import BOOT_ID, host_name, read_id
 from agent.kit.timing import SystemClock
-from agent.node.preflight import PluginSocket
+from agent.node.checks import PluginSocket
 
 
 def test_each_kind_of_path_has_its_word(tmp_path: Path):
@@ -33,21 +33,25 @@ def test_what_is_missing_can_be_made_where_the_folder_above_lets_it(tmp_path: Pa
     monkeypatch.setattr("os.access", lambda path, _: str(path) != closed)
 
     makable = {
-        name: look_at(tmp_path / name).writable for name in ("a", "a/b/c", "closed/a/b", "file/a")
+        name: not look_at(tmp_path / name).failure
+        for name in ("a", "a/b/c", "closed/a/b", "file/a")
     }
 
     assert {"a": True, "a/b/c": True, "closed/a/b": False, "file/a": False} == makable
 
 
-def test_a_directory_on_a_full_disk_is_told(tmp_path: Path, monkeypatch):
-    assert not look_at(tmp_path).full
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS])
+def test_why_nothing_can_be_written_is_told_of_a_directory_and_of_one_to_be_made(
+    tmp_path: Path, monkeypatch, code
+):
+    assert 0 == look_at(tmp_path).failure == look_at(tmp_path / "new").failure
 
-    def no_room(directory: int, name: str) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device", name)
+    def refuse(directory: int, name: str) -> None:
+        raise OSError(code, os.strerror(code), name)
 
-    monkeypatch.setattr(surroundings, "check_writable", no_room)
+    monkeypatch.setattr(surroundings, "check_writable", refuse)
 
-    assert look_at(tmp_path).full
+    assert code == look_at(tmp_path).failure == look_at(tmp_path / "new").failure
 
 
 def test_a_path_that_cannot_be_looked_at_is_not_taken_for_missing(tmp_path: Path):

@@ -18,7 +18,7 @@ from agent.kube.client import (
     ApiRequest,
     KubePods,
     KubeSession,
-    Lists,
+    fetch_list,
     path_of,
 )
 from agent.kube.reader import ClusterReader
@@ -191,7 +191,7 @@ async def test_a_list_without_end_is_given_up(tmp_path: Path, answer: Any):
     async with asyncio.timeout(20), a_session(answer, tmp_path) as session:
         for most in (MOST, 0):
             with pytest.raises(ApiError, match="the list has no end: after") as said:
-                await Lists(session, most, 1 << 22).fetch(NODES, bytes)
+                await fetch_list(session, NODES, bytes, most, 1 << 22)
 
     assert "check the API server and the proxies before it" in str(said.value)
 
@@ -218,7 +218,7 @@ async def test_a_page_is_not_asked_for_that_will_be_too_long(tmp_path: Path, siz
                 {"metadata": {"name": f"n{number:04}", "annotations": {"x": "x" * size}}},
             )
         before = asked(world.session)
-        _, listed = await Lists(world.session, MOST).fetch(NODES, len)
+        _, listed = await fetch_list(world.session, NODES, len, MOST)
         tries = asked(world.session) - before
 
     assert 600 == len(listed)
@@ -233,7 +233,7 @@ async def test_an_answer_that_is_always_too_long_is_given_up(
     answer = endless(lambda number, _: ["x" * 200_000], "t{}".format)
     async with asyncio.timeout(5), a_session(answer, tmp_path) as session:
         with pytest.raises(ApiError, match="longer than"):
-            await Lists(session, MOST).fetch(NODES, bytes)
+            await fetch_list(session, NODES, bytes, MOST)
 
 
 async def test_the_nodes_and_pods_of_a_great_cluster_are_listed(tmp_path: Path):
@@ -248,7 +248,7 @@ async def test_the_nodes_and_pods_of_a_great_cluster_are_listed(tmp_path: Path):
         return page(token, *(f"{at:05}" for at in range(start, end)))
 
     async with a_session(answer, tmp_path) as session:
-        _, found = await Lists(session, MOST).fetch(NODES, len)
+        _, found = await fetch_list(session, NODES, len, MOST)
 
     assert most == len(found)
 
@@ -263,9 +263,10 @@ async def test_after_a_list_without_end_no_other_part_is_asked_for(tmp_path: Pat
         found = await ClusterReader(session, ManualClock()).snapshot("demo", "x")
         said = await ClusterReader(session, ManualClock()).similar("demo", "y")
 
-    assert {"nodes", "pods", "resourcequotas", "events"} == {one.part for one in found.unread}
-    assert "the list has no end" in found.unread[0].why
-    assert all(one.why.startswith("not asked") for one in found.unread[1:])
+    assert ["nodes", "pods", "resourcequotas", "events"] == list(found.unread)
+    first, *others = found.unread.values()
+    assert "the list has no end" in first
+    assert all(why.startswith("not asked") for why in others)
     assert said.startswith("; no other name is known: list pods")
 
 

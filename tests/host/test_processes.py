@@ -382,6 +382,21 @@ async def test_a_pod_has_begun_once_it_has_a_cgroup(tmp_path, names):
     assert await CgroupContainers(tmp_path / "none", Inline()).begun() is None
 
 
+@pytest.mark.parametrize(
+    ("names", "begun"),
+    [
+        (("kubepods/burstable", "kubepods/besteffort"), frozenset()),
+        ((f"kubepods/{ID}",), None),
+        ((f"kubepods.slice/x.slice/cri-containerd-{ID}.scope",), None),
+    ],
+    ids=["right after a boot", "containers without pods", "pods of other names"],
+)
+async def test_cgroups_that_name_containers_and_no_pod_do_not_show_which_pods_have_begun(
+    tmp_path, names, begun
+):
+    assert begun == await a_tree(tmp_path, *names).begun()
+
+
 async def test_nobody_is_looked_for_when_nobody_is_asked_for(tmp_path):
     assert frozenset() == await CgroupContainers(tmp_path, Inline()).running(frozenset())
 

@@ -239,6 +239,8 @@ async def test_a_fault_is_found_alone(
     assert [] != [one for one in findings if said in one["said"]]
     if fault is settings_were_refused:
         assert {"P-OFFER", "P-LOCK", "P-AGENT"} <= {one["id"] for one in findings}
+        (refused,) = (one for one in findings if one["verdict"] == WRONG)
+        assert "last good settings" in refused["means"]
 
 
 def requests_of(node: SandboxCluster, user: str) -> dict[bool, int]:

@@ -268,7 +268,9 @@ async def test_a_start_with_another_name_uses_the_last_good_settings_until_the_l
         assert f"cannot change from {OLD} to {NEW}" in await refusal(cluster)
         assert await cluster.until(lambda: cluster.web_address is not None, PATIENCE)
         page = await fetch(cluster.web_address or "", "/readyz?verbose")
-        assert f"[!]settings degraded: {cluster.places.config}:3:17: sharing.res" in page.text
+        why = "the last good settings apply, because these are refused: "
+        where = f"{cluster.places.config}:3:17: sharing.res"
+        assert f"[!]settings degraded: {why}{where}" in page.text
         await runs(cluster, "second")
         assert {"resident": OLD, "second": OLD} == rows(cluster)
         for name in ("second", "resident"):

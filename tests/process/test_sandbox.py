@@ -9,7 +9,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 import pytest
 
@@ -22,13 +22,6 @@ pytestmark = [pytest.mark.process, pytest.mark.timeout(180)]
 
 WITHIN = 160
 """Seconds for a scenario: just under the test's own."""
-
-
-@pytest.fixture(scope="module")
-def whole() -> tuple[int, dict[str, Any]]:
-    """The exit code and the document of the default scenario, run once."""
-    ended = run("sandbox", "-o", "json", within=WITHIN)
-    return ended.returncode, json.loads(ended.stdout)
 
 
 def greeting(output: IO[str]) -> list[str]:
@@ -48,47 +41,21 @@ def commands(told: list[str]) -> list[str]:
 
 
 @pytest.mark.slow
-def test_every_claim_of_the_default_scenario_is_true(whole):
-    code, found = whole
-    untrue = [claim for claim in found["data"]["claims"] if not claim["ok"]]
+def test_every_claim_of_the_default_scenario_is_true_and_the_document_has_it_all():
+    ended = run("sandbox", "-o", "json", within=WITHIN)
+    found = json.loads(ended.stdout)
+    data, promised = found["data"], promises(8, 10)
 
-    assert [] == untrue, "\n".join(found["data"]["agentLog"])
-    assert 0 == code
-    assert found["data"]["ok"] is True
-
-
-@pytest.mark.slow
-def test_every_promise_is_among_the_claims_in_its_order(whole):
-    _, found = whole
-
-    assert list(promises(8, 10).items()) == [
-        (claim["id"], claim["sentence"]) for claim in found["data"]["claims"]
-    ]
-
-
-@pytest.mark.slow
-def test_the_document_says_what_it_is(whole):
-    _, found = whole
-
+    untrue = [claim for claim in data["claims"] if not claim["ok"]]
+    assert [] == untrue, "\n".join(data["agentLog"])
+    assert (0, True) == (ended.returncode, data["ok"])
     assert ("hami-agent/v1", "Sandbox") == (found["apiVersion"], found["kind"])
-    assert {"ok", "claims", "timeline", "measured", "agentLog"} == found["data"].keys()
-
-
-@pytest.mark.slow
-def test_the_timeline_holds_every_claim_and_goes_forward(whole):
-    _, found = whole
-    timeline = found["data"]["timeline"]
-    times = [moment["elapsed"] for moment in timeline]
-
+    assert {"ok", "claims", "timeline", "measured", "agentLog"} == data.keys()
+    assert list(promised.items()) == [(one["id"], one["sentence"]) for one in data["claims"]]
+    times = [moment["elapsed"] for moment in data["timeline"]]
     assert sorted(times) == times
-    assert promises(8, 10).keys() == {moment["claim"] for moment in timeline} - {""}
-
-
-@pytest.mark.slow
-def test_everything_that_is_to_be_measured_is(whole):
-    _, found = whole
-
-    assert set() == MEASURES.keys() - found["data"]["measured"].keys()
+    assert promised.keys() == {moment["claim"] for moment in data["timeline"]} - {""}
+    assert set() == MEASURES.keys() - data["measured"].keys()
 
 
 @pytest.mark.slow
@@ -118,7 +85,7 @@ def test_an_agent_that_cannot_start_makes_it_fail_with_its_last_words():
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (("--gpus", "3"), "24 slices on all GPUs but one, and there are 20; give --gpus 4 or "),
+        (("--gpus", "3"), "24 slices on all GPUs but one, and there are 20; give --split-count 12"),
         (("--gpus", "64", "--split-count", "0"), "expected 1 to 1000"),
         (("--gpus", "1"), "3 to 64 GPUs, or any number from 1 with --interactive"),
         (("--gpus", "0", "--interactive"), "needs 1 to 64 GPUs"),
@@ -144,14 +111,9 @@ def short_directory() -> Iterator[Path]:
 def test_ctrl_c_removes_everything(number: signal.Signals, code: int, short_directory: Path):
     temporary = short_directory / "t"
     temporary.mkdir()
-    config = short_directory / "c.yaml"
-    config.write_text("health: {quietPeriod: 90s}\n")
     environ = ENVIRON | {"TMPDIR": str(temporary)}
-    with subprocess.Popen(  # noqa: S603 -- this very program
-        [
-            *(sys.executable, "-m", "agent", "sandbox", "--interactive"),
-            *("--gpus", "1", f"--agent-flag=--config={config}"),
-        ],
+    with subprocess.Popen(
+        [sys.executable, "-m", "agent", "sandbox", "--interactive", "--gpus", "1"],
         cwd=ROOT,
         env=environ,
         stdout=subprocess.PIPE,
@@ -163,7 +125,7 @@ def test_ctrl_c_removes_everything(number: signal.Signals, code: int, short_dire
         agent = int(told[killing].split()[-1])
         os.kill(agent, 0)  # it is there
         assert list(temporary.iterdir())
-        assert any("after 90s of quiet: health.quietPeriod" in line for line in told)
+        assert any("after its cool-down: health.quietPeriod" in line for line in told)
         (log,) = [line.split()[-1] for line in told if line.startswith("  agent log")]
         assert '"event": "plugin.serving"' in Path(log).read_text(encoding="utf-8")
 

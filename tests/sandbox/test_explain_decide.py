@@ -1,5 +1,6 @@
 """The explanation agrees with the scheduler's model, and each of its changes does what it says."""
 
+import dataclasses
 import datetime as dt
 import random
 import re
@@ -66,7 +67,7 @@ class RandomCluster:
         nodes, holders = tuple(self.nodes), tuple(self.holders)
         return ClusterSnapshot(pod, NOW, nodes, holders, events=events or tried)
 
-    def placed(self, pod: dict[str, Any], without: str = "") -> bool:
+    def placed(self, pod: dict[str, Any], without: str = "", repaired: str = "") -> bool:
         """Whether the model, asked without any part of `explain`, places the pod."""
         usage = Usage()
         for holder in self.holders:
@@ -78,6 +79,11 @@ class RandomCluster:
         for node in self.nodes:
             offer = read_offer(node.annotations)
             assert offer is not None
+            gpus = (
+                msgspec.structs.replace(gpu, healthy=gpu.healthy or gpu.uuid == repaired)
+                for gpu in offer.gpus
+            )
+            offer = dataclasses.replace(offer, gpus=tuple(gpus))
             registered[node.name] = offer.state(node.name, usage.loads(node.name))
         names = list(registered)
         return bool(filter_pod(pod, names, registered, SchedulerSettings(), Seeded()).nodes)
@@ -105,6 +111,8 @@ def changed(cluster: RandomCluster, pod: dict[str, Any], said: str) -> bool:
         }
         limits = pod["spec"]["containers"][0]["resources"]["limits"]
         return cluster.placed(pod_of({key: int(text) for key, text in limits.items()}, marks))
+    if repaired := re.fullmatch(r"repair GPU \d+ \((\S+)\) of n\d, which is unhealthy", said):
+        return cluster.placed(pod, repaired=repaired[1])
     waited = re.fullmatch(r"wait for d/(\S+) to end, or end it \(.*\)", said)
     assert waited, said
     return cluster.placed(pod, without=waited[1])

@@ -1,8 +1,9 @@
 """What schedulers, kubelets, runtimes and agents said decides over what the objects allow."""
 
 import pytest
+from msgspec.structs import replace
 
-from agent.kube.reader import PodEventView, Taint, Unread
+from agent.kube.reader import PodEventView, Taint
 from tests.fakes.explain_rig import a_gpu
 from tests.sandbox.explained import (
     CORES,
@@ -23,7 +24,7 @@ BOUND = event("BindingFailed", "pods is forbidden: not yours", 5)
 LOCKED = "running PreBind plugin: node n1 has been locked within 5m0s"
 REFUSED = "0/9 nodes are available: 7 3/8 CardNotHealth, 2 5/8 CardInsufficientCore."
 CORDONED = "0/1 nodes are available: 1 node(s) were unschedulable."
-PODS_UNREAD = {"nodes": (), "unread": (Unread("nodes", "no right"), Unread("pods", "no right"))}
+PODS_UNREAD = {"nodes": (), "unread": {"nodes": "no right", "pods": "no right"}}
 
 
 @pytest.mark.parametrize(
@@ -177,6 +178,9 @@ def of_main(waiting: Json | None = None, **state: Json) -> Json:
     return {"containerStatuses": [one]}
 
 
+AGENT = "hami-agent"
+OWNER = {"kind": "ReplicaSet", "name": "web-1", "controller": True}
+RUNS = {"phase": "Running"}
 REJECTED = {"phase": "Failed", "reason": "UnexpectedAdmissionError"}
 NVML = "Failed to initialize NVML: Unknown Error"
 KUBELET_TEXTS = {
@@ -236,7 +240,100 @@ def test_what_the_agent_said_of_the_pod_is_quoted_the_newest_first():
     assert [
         "the agent, 3 s ago: MemoryLimitReached: container c3 uses 99 %",
         "the agent, 7 s ago: GpuDegradedForPod: GPU 0: XID 94 [H-094]",
+        "its node reports all of its GPUs as healthy now",
     ] == [*running.facts[1:]]
+
+
+@pytest.mark.parametrize(("healthy", "verdict"), [(True, "passed"), (False, "noted")])
+def test_an_old_fault_of_a_gpu_is_noted_only_while_the_gpu_is_unhealthy(healthy, verdict):
+    metadata = {"annotations": {"hami.io/vgpu-devices-allocated": "GPU-a,NVIDIA,1000,0:;"}}
+    fallen = event("GpuDegradedForPod", "GPU 0 (GPU-a), which the pod holds: XID 94", 7, AGENT)
+    nodes = (a_node("n1", a_gpu("GPU-a", healthy=healthy)),)
+    gate = told(a_pod(RUNS, "n1", metadata=metadata), fallen, nodes=nodes).gate("running")
+
+    assert verdict == gate.verdict.value
+    assert "XID 94" in " ".join(gate.facts)
+
+
+BAD = event("GpuUnhealthy", "GPU 0 (GPU-a): XID 48", 900, AGENT, "n1")
+
+
+@pytest.mark.parametrize(
+    ("later", "is_quoted"),
+    [
+        # What an operator does with other GPUs is later, and no fault.
+        (
+            [("GpuReleased", "GPU 1 (GPU-b): released"), ("GpuRecovered", "GPU 2 (GPU-c): well")],
+            True,
+        ),
+        ([(f"Gpu{n}", f"GPU {n} (GPU-{n}): x") for n in range(5)], True),
+        ([("GpuUnhealthy", f"GPU {n} (GPU-{n}): x") for n in (1, 2)], True),
+        # The same GPU, which is released or well again.
+        ([("GpuReleased", "GPU 0 (GPU-a): released")], True),
+        ([("GpuRecovered", "GPU 0 (GPU-a): healthy again")], False),
+        ([("GpuUnhealthy", "GPU 0 (GPU-a): XID 79")], False),
+    ],
+)
+def test_a_fault_of_a_gpu_is_quoted_until_the_agent_says_something_newer_of_it(later, is_quoted):
+    said_later = (event(reason, text, 5, AGENT, "n1") for reason, text in later)
+    events = [
+        replace(one, kind="Normal") if one.reason != "GpuUnhealthy" else one
+        for one in (BAD, *said_later)
+    ]
+    gpus = (a_gpu("GPU-a", healthy=False), a_gpu("GPU-b", 1, 10))
+    found = told(a_pod(said(REFUSED)), nodes=(a_node("n1", *gpus),), node_events=tuple(events))
+
+    assert is_quoted is ("GpuUnhealthy: GPU 0 (GPU-a): XID 48" in words(found))
+
+
+@pytest.mark.parametrize(
+    ("reason", "change"),
+    [
+        ("", ("repair GPU 3 (GPU-a) of n1, which is unhealthy", "hami-agent status --node n1")),
+        (
+            "GpuReleased",
+            ("take back GPU 3 (GPU-a) of n1, which is released", "hami-agent recheck 3"),
+        ),
+    ],
+)
+def test_an_unhealthy_gpu_that_has_room_is_offered_as_a_change_and_no_other(reason, change):
+    gpus = (a_gpu("GPU-a", 3, healthy=False), a_gpu("GPU-b", 1, 10, healthy=False))
+    of_node = (BAD, event(reason, "GPU 3 (GPU-a): released", 5, AGENT, "n1"))
+    found = told(
+        a_pod(said(REFUSED)),
+        nodes=(a_node("n1", *gpus),),
+        node_events=of_node[: 2 if reason else 1],
+    )
+
+    assert ["n1"] == [one.node for one in found.changes if "GPU-" in one.said]
+    assert (change[0], True) == (
+        found.changes[0].said,
+        found.changes[0].paste.startswith(change[1]),
+    )
+
+
+@pytest.mark.parametrize(
+    ("owner", "phase", "advice"),
+    [
+        ({}, "Pending", "create the pod again where"),
+        ({}, "Failed", "do what it says; then create the pod again"),
+        (OWNER, "Pending", "delete the pod, so that its ReplicaSet web-1 creates another where"),
+        (OWNER, "Failed", "do what it says; then its ReplicaSet web-1 creates another pod"),
+        (
+            OWNER | {"kind": "Node"},
+            "Failed",
+            "a static pod, which gets no GPUs: make it a DaemonSet",
+        ),
+        (OWNER | {"controller": False}, "Pending", "create the pod again where"),
+    ],
+)
+def test_what_to_do_about_a_pod_depends_on_who_makes_another(owner, phase, advice):
+    metadata = {"ownerReferences": [owner]} if owner else {}
+    status = {**REJECTED, "message": "no [HA-2001]"} if phase == "Failed" else None
+    scheduler = "hami-scheduler" if status else "default-scheduler"
+    pod = a_pod(status, "n1" if status else "", metadata=metadata, schedulerName=scheduler)
+
+    assert advice in words(told(pod))
 
 
 @pytest.mark.parametrize("refusal", ["no lock [HA-2005]", "no healthy devices present"])

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from agent.hami.pod import encode_node_lock
-from agent.kube.reader import ClusterNode, ListedPod, Taint, Unread
+from agent.kube.reader import ClusterNode, ListedPod, Taint
 from agent.sandbox.explain.placement import refuse_node
 from agent.sandbox.explain.story import Explanation, Gate
 from tests.fakes.explain_rig import LOCK
@@ -58,7 +58,7 @@ WAITS = {"owners": {("d", "other"): "Pending"}}
 PENDING, ENDED, UNREAD = (
     {"holders": (holder("Pending"),), "owners": {}},
     {"holders": (holder("Failed"),), "owners": {}},
-    {"unread": (Unread("pods", "no right"),), "owners": {}},
+    {"unread": {"pods": "no right"}, "owners": {}},
 )
 CONTENDED = event("BindingFailed", "node n1 has been locked within 5m0s: contention")
 LATE = event("UnexpectedAdmissionError", "no room [HA-4003], which is unexpected")
@@ -138,6 +138,21 @@ def test_a_gate_after_the_search_says_what_is_known_and_guesses_nothing(
 
     assert verdict == f"{found.verdict.name} {found.reason}".strip()
     assert words in " ".join((found.said, *found.facts))
+
+
+@pytest.mark.parametrize(
+    ("age", "advice"),
+    [
+        (
+            20,
+            "its agent frees it within 35 s; HAMi's scheduler takes it over when it is 5 min old;",
+        ),
+        (90, "its agent should have freed it within 35 s: look at its pod; HAMi's scheduler takes"),
+        (360, "look at its pod; HAMi's scheduler takes it over at its next attempt;"),
+    ],
+)
+def test_what_is_said_of_a_lock_without_its_pod_fits_its_age(age: float, advice: str):
+    assert advice in told(a_pod(), locked("other", age)).gate("binding").advice
 
 
 @pytest.mark.parametrize(

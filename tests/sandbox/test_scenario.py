@@ -247,15 +247,6 @@ async def test_a_claim_is_true_once_it_was_checked_without_a_problem_and_never_a
         record.settle("c", "1")
 
 
-async def test_what_is_awaited_ends_with_the_next_moment():
-    record, told = a_record()
-    record.awaited = "a holds"
-    record.note("news")
-
-    assert "" == record.awaited
-    assert [("news", None)] == [(moment.text, moment.ok) for moment in told]
-
-
 # What a pod may cost at the API server: each request has a cause, or is named.
 
 ONE, PAIR, TRIO, PREPARED = PLACED

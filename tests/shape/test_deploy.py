@@ -8,9 +8,9 @@ import yaml
 
 from agent import __version__
 from agent.ledger import SourceFile
+from agent.settings.reading import make_plan
 from agent.settings.schema import BY_KEY, FIELDS
 from agent.settings.sources import NodeFacts, Sources
-from agent.settings.values import make_plan
 from tests.shape import tree
 
 MANIFESTS = [path for path in tree.files() if path.is_relative_to("deploy/manifests")]
@@ -110,7 +110,7 @@ def test_the_commented_settings_are_the_defaults(objects: dict[str, Any]):
     setting = re.compile(r"^( *)# (\w+: \S+)$")
     content = "\n".join(setting.sub(r"\1\2", line) for line in lines)
 
-    settings = make_plan(Sources(own=SourceFile("config.yaml", content.encode()))).own.settings
+    settings = make_plan(Sources(own=SourceFile("config.yaml", content.encode()))).base
 
     assert len(settings) > 8
     assert {one.field.key: one.field.default for one in settings} == {

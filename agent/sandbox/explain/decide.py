@@ -15,8 +15,9 @@ import msgspec
 
 from agent import cluster as annotations
 from agent.errors import cap
+from agent.hami.register import RegisteredGpu
 from agent.kit.units import by_number, counted, span
-from agent.kube.objects import decode_moment
+from agent.kube.objects import EPOCH, decode_moment
 from agent.kube.reader import ClusterSnapshot, JsonObject, ListedPod
 from agent.sandbox.explain.gates import (
     ADMISSION,
@@ -49,6 +50,7 @@ from agent.sandbox.explain.story import (
     Gate,
     GateVerdict,
     PlacingChange,
+    agent_events,
     core_words,
     last_attempt,
     mib,
@@ -141,7 +143,27 @@ class _Tries:
                 paste = f"hami-agent uncordon {gpu} --node {shown}"
                 said = f"uncordon the GPU {gpu} of {shown}"
                 yield _Trial((1, 0), said, self._pod, edit, (name,), paste)
+            for view in state.gpus if state else ():
+                if not view.capacity.healthy:
+                    yield self._of_repair(name, view.capacity)
         yield from self._of_quotas()
+
+    def _of_repair(self, node: str, gpu: RegisteredGpu) -> _Trial:
+        """An unhealthy GPU that is taken back, if an operator released it, or else repaired."""
+        shown, index, uuid = cap(node, 128), gpu.index, cap(gpu.uuid, 64)
+        told = agent_events(self._world.snapshot.node_events, node)
+        last = max(
+            (one for one in told if uuid in one.message and one.last),
+            key=lambda one: one.last or EPOCH,
+            default=None,
+        )
+        said = f"repair GPU {index} ({uuid}) of {shown}, which is unhealthy"
+        paste = f"hami-agent status --node {shown}   # says what the GPU needs"
+        if last is not None and last.reason == "GpuReleased":
+            said = f"take back GPU {index} ({uuid}) of {shown}, which is released"
+            paste = f"hami-agent recheck {index}   # on {shown}"
+        edit = Edit(repaired=frozenset({gpu.uuid}))
+        return _Trial((1, 2), said, self._pod, edit, (node,), paste)
 
     def _of_quotas(self) -> Iterator[_Trial]:
         """Quotas that are raised to what the pod and the others hold together."""
@@ -415,5 +437,5 @@ def _story(
         nodes_by_reason=placement.reasons if placement else {},
         changes=changes or (),
         tried=changes is not None,
-        missing=tuple(f"{unread.part}: {cap(unread.why, 512)}" for unread in snapshot.unread),
+        missing=tuple(f"{part}: {cap(why, 512)}" for part, why in snapshot.unread.items()),
     )

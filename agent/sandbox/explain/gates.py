@@ -23,12 +23,14 @@ from agent.sandbox.explain.story import (
     AttemptStage,
     Gate,
     GateVerdict,
+    agent_events,
     agent_sentence,
     agent_words,
     core_words,
     last_event,
     meaning,
     mib,
+    recreated,
     refusal_id,
     status_text,
     when,
@@ -65,6 +67,10 @@ READ_BY_HAMI: Final = (f"limits.{MEMORY}", f"limits.{CORES}")
 HOLDERS_TOLD: Final = 3
 LONG: Final = 60.0
 """Seconds after which a lock is no longer normal: it is held for seconds."""
+DEGRADED: Final = "GpuDegradedForPod"
+"""The reason of the Event on a pod of which a GPU became unusable."""
+FREED_WITHIN: Final = 35.0
+"""Seconds in which an agent frees the lock of a pod that has ended or is gone."""
 UNLOCK: Final = "if it stays, remove it: kubectl annotate node {node} hami.io/mutex.lock-"
 _NORMAL_WAITS: Final = frozenset({"", "ContainerCreating", "PodInitializing"})
 _MEBI: Final = 2**20
@@ -109,7 +115,7 @@ def admission_gate(world: World, pod: JsonObject, now: dt.datetime) -> Gate:
             GateVerdict.NOTED,
             f"scheduler is {shown}; the webhook did not see the pod, so defaults are missing",
             "E-WEBHOOK",
-            "create the pod again where HAMi's webhook sees it",
+            f"{recreated(pod)} where HAMi's webhook sees it",
             left,
         )
     said = f"scheduler is {shown}, with the webhook's defaults"
@@ -152,7 +158,7 @@ def _not_ours(world: World, pod: JsonObject, shown: str) -> Gate:
         GateVerdict.BLOCKED,
         f"HAMi's webhook did not see the pod: scheduler is {shown}, not {wanted}",
         "E-WEBHOOK",
-        "create the pod again where HAMi's webhook sees it",
+        f"{recreated(pod)} where HAMi's webhook sees it",
         (why, *denied),
     )
 
@@ -280,13 +286,17 @@ def _locked(
         else "no pod (it names none)"
     )
     held = f"the lock of {name} is held by {owner} for {span(age)}"
-    take_over = f"HAMi's scheduler takes it over when it is {span(LOCK_TIMEOUT)} old"
+    old = "at its next attempt" if age > LOCK_TIMEOUT else f"when it is {span(LOCK_TIMEOUT)} old"
+    take_over = f"HAMi's scheduler takes it over {old}"
     # Nothing is concluded about an owner that could not be looked up.
     phases = {(one.namespace, one.name): one.phase for one in world.snapshot.holders}
     phase = (phases | {**world.snapshot.owners}).get(key)
     if phase == "" or phase in TERMINAL:
         gone = f"that pod has ended ({phase})" if phase else "that pod does not exist"
-        advice = f"{take_over} or at its next attempt; {UNLOCK.format(node=name)}"
+        frees = f"its agent frees it within {span(FREED_WITHIN)}"
+        if age > FREED_WITHIN:
+            frees = f"its agent should have freed it within {span(FREED_WITHIN)}: look at its pod"
+        advice = f"{frees}; {take_over}; {UNLOCK.format(node=name)}"
         return Gate(BINDING, GateVerdict.BLOCKED, f"{held}, and {gone}", "E-LOCK", advice, facts)
     if age < LONG:
         said = f"{held}; this is normal for seconds"
@@ -311,7 +321,7 @@ def allocation_gate(world: World, pod: JsonObject, now: dt.datetime) -> Gate:
     if told := next(filter(refusal_id, texts), ""):
         said = f"the agent refused the GPUs: {cap(agent_sentence(told), TEXT)}"
         reason = refusal_id(told)
-        advice = "do what it says, then create the pod again if no controller does" if stays else ""
+        advice = f"do what it says; then {recreated(pod)}" if stays else ""
         return Gate(ALLOCATION, GateVerdict.BLOCKED, said, reason, advice, facts)
     if status.get("reason") == REFUSED:
         cause, remedy = meaning(texts[0], node)
@@ -387,6 +397,7 @@ def running_gate(world: World, pod: JsonObject, now: dt.datetime) -> Gate:
     """What the pod holds and uses, and whether its GPUs are still well."""
     phase = pod["status"].get("phase") or "Pending"
     held, words = tuple(_held(world, now)), agent_words(world.snapshot.events, now)
+    fallen = [one.reason == DEGRADED for one in agent_events(world.snapshot.events)]
     node = cap(str(pod["spec"].get("nodeName", "")), 128)
     if phase == "Running":
         if sick := tuple(_sick(world)):
@@ -397,8 +408,11 @@ def running_gate(world: World, pod: JsonObject, now: dt.datetime) -> Gate:
         if deleting := deletion(pod, now):
             return Gate(RUNNING, GateVerdict.NOTED, *deleting, (*held, *words))
         said = "it runs and holds:" if held else "it runs"
-        verdict = GateVerdict.NOTED if words else GateVerdict.PASSED
-        return Gate(RUNNING, verdict, said, "E-START" if words else "", facts=(*held, *words))
+        healed = ("its node reports all of its GPUs as healthy now",) if any(fallen) else ()
+        facts = (*held, *words, *healed)
+        # What the agent said of a GPU is over; what it said of the pod itself may not be.
+        verdict = GateVerdict.PASSED if all(fallen) else GateVerdict.NOTED
+        return Gate(RUNNING, verdict, said, "" if all(fallen) else "E-START", facts=facts)
     if phase in TERMINAL:
         said = f"it has ended ({phase}) and holds nothing"
         facts = (*((cap(status_text(pod), TEXT),) if status_text(pod) else ()), *_ends(pod), *words)

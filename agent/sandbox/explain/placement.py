@@ -117,11 +117,12 @@ def _holds(rule: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
 class Edit(msgspec.Struct, frozen=True):
     """A change of the cluster that is tried: what it opens, and whose shares it ignores.
 
-    `quotas`: those of the namespace in place of the present ones.
+    `uncordoned`, `repaired`: GPUs. `quotas`: those of the namespace in place of the present ones.
     """
 
     opened: frozenset[str] = frozenset()
     uncordoned: frozenset[str] = frozenset()
+    repaired: frozenset[str] = frozenset()
     ended: frozenset[str] = frozenset()
     quotas: tuple[JsonObject, ...] | None = None
 
@@ -168,7 +169,12 @@ class World:
         offer = self.offers.get(name)
         if offer is None or not offer.gpus or self.nodes[name].slices <= 0:
             return None  # HAMi drops a node whose kubelet offers nothing
-        offer = dataclasses.replace(offer, cordoned=offer.cordoned - edit.uncordoned)
+        gpus = tuple(
+            msgspec.structs.replace(gpu, healthy=True) if gpu.uuid in edit.repaired else gpu
+            for gpu in offer.gpus
+        )
+        cordoned = offer.cordoned - edit.uncordoned
+        offer = dataclasses.replace(offer, gpus=gpus, cordoned=cordoned)
         usage = usage_of(one for one in self.holders.get(name, ()) if one.uid not in edit.ended)
         return offer.state(name, usage.loads(name))
 

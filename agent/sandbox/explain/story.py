@@ -255,18 +255,33 @@ def last_event(events: Iterable[PodEventView], *reasons: str) -> PodEventView | 
     return found
 
 
+_GPUS: Final = re.compile(r"GPUs? [^:]*(?=: )")
+"""The GPUs at the beginning of an Event. Source: gpus_in_words of agent/report.py."""
+
+
+def agent_events(events: Iterable[PodEventView], about: str = "") -> list[PodEventView]:
+    """The last Events of agents, one for each reason and GPUs; warnings first, then the newest.
+
+    One that was taken back is left out. `about`: those of that object alone.
+    """
+    newest = sorted(events, key=lambda event: event.last or EPOCH, reverse=True)
+    found: dict[tuple[str, str, str], PodEventView] = {}
+    for event in newest:
+        if event.writer == WRITER and (not about or event.about == about):
+            named = _GPUS.match(event.message)
+            gpus = named[0] if named else ""
+            if (event.about, "GpuRecovered", gpus) not in found or not gpus:
+                found.setdefault((event.about, event.reason, gpus), event)
+    return sorted(found.values(), key=lambda event: event.kind != "Warning")
+
+
 def agent_words(
     events: Iterable[PodEventView], now: dt.datetime, about: str = ""
 ) -> tuple[str, ...]:
-    """What agents say in their last Events, the newest first. `about`: of that object alone."""
-    newest = sorted(events, key=lambda event: event.last or EPOCH, reverse=True)
-    found: dict[tuple[str, str], PodEventView] = {}
-    for event in newest:
-        if event.writer == WRITER and (not about or event.about == about):
-            found.setdefault((event.about, event.reason), event)
+    """What agents say in the first of these Events."""
     return tuple(
         f"the agent, {when(event.last, now)}: {event.reason}: {cap(event.message, TEXT)}"
-        for event in list(found.values())[:EVENTS_TOLD]
+        for event in agent_events(events, about)[:EVENTS_TOLD]
     )
 
 
@@ -357,6 +372,20 @@ def agent_sentence(message: str) -> str:
 def when(moment: dt.datetime | None, now: dt.datetime) -> str:
     """How long ago it was."""
     return f"{age(moment, now)} ago" if moment else "at an unknown time"
+
+
+def recreated(pod: JsonObject) -> str:
+    """How another pod comes in place of this one: by its controller, or by who created it."""
+    owners = pod["metadata"].get("ownerReferences") or ()
+    owner = next((one for one in owners if one.get("controller")), None)
+    if owner is None:
+        return "create the pod again"
+    if owner.get("kind") == "Node":
+        return "it is a static pod, which gets no GPUs: make it a DaemonSet"
+    name = f"{cap(str(owner.get('kind')), 64)} {cap(str(owner.get('name')), 256)}"
+    if pod["status"].get("phase") == "Failed":
+        return f"its {name} creates another pod"
+    return f"delete the pod, so that its {name} creates another"
 
 
 def status_text(pod: JsonObject) -> str:

@@ -141,22 +141,24 @@ class CgroupTree:
         self._there: set[str] = set()
 
     def sync(self) -> None:
-        """Create and remove directories, so that there is one for each running container."""
-        running = self._running()
-        for name in running - self._there:
+        """Create and remove directories: one for each pod, with one for each running container."""
+        there = self._wanted()
+        for name in sorted(there - self._there):
             (self._home / name).mkdir()
-        for name in self._there - running:
+        for name in sorted(self._there - there, reverse=True):
             (self._home / name).rmdir()
-        self._there = running
+        self._there = there
 
-    def _running(self) -> set[str]:
-        running: set[str] = set()
-        for pod in self._kubelet.node.pods.values():
-            status = running_status(pod, "")
+    def _wanted(self) -> set[str]:
+        wanted: set[str] = set()
+        # The kubelet keeps a pod's cgroup while its containers restart.
+        for pod in (one for one in self._kubelet.node.pods.values() if one.has_cgroup):
+            home, status = f"pod{pod.spec.uid}", running_status(pod, "")
+            wanted.add(home)
             for key in ("initContainerStatuses", "containerStatuses"):
                 ids = (each["containerID"] for each in status.get(key, ()) if each["ready"])
-                running |= {text.rpartition("://")[2] for text in ids}
-        return running
+                wanted |= {f"{home}/{text.rpartition('://')[2]}" for text in ids}
+        return wanted
 
 
 @dataclass(frozen=True, slots=True)

@@ -246,7 +246,6 @@ async def use_gpus(stage: Stage) -> None:
     stage.record.note("a process of each container uses its GPUs")
     begun = stage.now
     expected = dict(_begin(stage))
-    stage.record.awaited = stage.record.promised["used"]
     found = await _metered(stage)
     while found != expected and stage.now < begun + PATIENCE:
         await asyncio.sleep(LOOK)

@@ -192,17 +192,13 @@ class Unmet(Exception):  # noqa: N818 -- a claim that was not met, not an error 
 
 @dataclass(eq=False, slots=True)
 class ScenarioRecord:
-    """The record that the steps fill. `promised`: claim id → sentence, in order.
-
-    `awaited`: what the present step waits for; empty if it does not wait.
-    """
+    """The record that the steps fill. `promised`: claim id → sentence, in order."""
 
     promised: Mapping[str, str]
     tell: Callable[[Moment], None]
     started: float = field(default_factory=lambda: asyncio.get_running_loop().time())
     moments: list[Moment] = field(default_factory=list)
     measured: dict[str, float] = field(default_factory=dict)
-    awaited: str = ""
     _found: dict[str, tuple[bool, str]] = field(default_factory=dict)
 
     def note(self, text: str) -> None:
@@ -241,7 +237,6 @@ class ScenarioRecord:
         return asyncio.get_running_loop().time() - self.started
 
     def _add(self, moment: Moment) -> None:
-        self.awaited = ""
         self.moments.append(moment)
         self.tell(moment)
 
@@ -389,7 +384,6 @@ class Stage:
             Unmet: the condition did not come; the claim is false.
         """
         agent = self.cluster.agent
-        self.record.awaited = self.record.promised[claim]
         await self.cluster.until(lambda: holds() or agent.code is not None, within)
         if holds():
             return

@@ -18,7 +18,7 @@ from aiohttp import web
 
 from agent.errors import ApiError
 from agent.kit.timing import SystemClock
-from agent.kube.client import ApiRequest, KubeSession, frames, path_of
+from agent.kube.client import ApiRequest, KubeSession, path_of
 from agent.kube.connection import Connection
 from agent.kube.objects import Raw, read_object
 from agent.sandbox import store
@@ -171,7 +171,7 @@ class Extender:
         query = (("watch", "1"), ("resourceVersion", version), ("allowWatchBookmarks", "true"))
         request = ApiRequest("watch", resource, path_of(resource), query=query)
         await self._hami.queue.turn()
-        async for kind, obj in frames(self._session, request, as_object):
+        async for kind, obj in self._session.watch(request, as_object):
             if obj is None:  # it is open
                 continue
             if kind != "BOOKMARK":

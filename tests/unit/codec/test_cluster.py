@@ -59,26 +59,26 @@ def test_of_a_node_only_what_decides_is_kept():
     expected = ClusterNode(
         name="n1",
         annotations={REGISTER: "[]", "hami.io/mutex.lock": "l"},
-        labels={"zone": "a"},
+        labels={"zone": "a", "other": "b"},
         taints=(Taint("gpu", "x", "NoSchedule"),),
         is_closed=True,
         slices=80,
         reported=NOON,
     )
-    assert expected == decode_cluster_node(raw(node), frozenset({"zone", "absent"}))
+    assert expected == decode_cluster_node(raw(node))
 
 
 def test_the_handshake_dates_a_report_whose_cordon_was_removed():
     times = {REGISTER: "2026-01-02T11:00:00Z", "hami.io/node-handshake": "2026-01-02T12:00:00Z"}
     node = {"metadata": {"managedFields": [managed(key, time) for key, time in times.items()]}}
 
-    assert NOON == decode_cluster_node(raw(node), frozenset()).reported
+    assert NOON == decode_cluster_node(raw(node)).reported
 
 
 def test_a_node_of_another_shape_is_an_empty_one():
     node = {"metadata": {"name": 3}, "spec": [], "status": {"allocatable": {"nvidia.com/gpu": 1}}}
 
-    assert ClusterNode("") == decode_cluster_node(raw(node), frozenset())
+    assert ClusterNode("") == decode_cluster_node(raw(node))
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 
 from agent.ledger import SourceFile
-from agent.settings.sources import Sources
-from agent.settings.values import NodeValues, make_plan
+from agent.settings.reading import make_plan
+from agent.settings.sources import NodeValues, Sources
 
 
 def plan_of(

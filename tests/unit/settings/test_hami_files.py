@@ -13,14 +13,11 @@ import pytest
 
 from agent.errors import MalformedText, SettingsError
 from agent.ledger import SourceFile
-from agent.settings.hami import (
-    DEVICE_CONFIG,
-    decode_nodeconfig,
-    read_device_config,
-)
+from agent.settings.files import read_yaml, refuse
+from agent.settings.hami import DEVICE_CONFIG, DEVICE_SHAPE, FileReader, decode_nodeconfig
+from agent.settings.reading import make_plan
 from agent.settings.schema import Values
-from agent.settings.sources import Faults, NodeFacts, Sources
-from agent.settings.values import NodeValues, make_plan
+from agent.settings.sources import NodeFacts, NodeValues, Sources
 from tests.builders import G1
 from tests.hami_vectors import Vector, cases, vectors
 from tests.unit.settings.plans import plan_of
@@ -64,16 +61,18 @@ cambricon:
 
 
 def read(text: str):
-    faults = Faults()
-    found, warnings = read_device_config(text.encode(), "d.yaml", faults)
-    faults.refuse()
-    return {key: value for key, (value, _) in found.items()}, warnings
+    """The values of the section nvidia, and warnings about it."""
+    reader = FileReader([])
+    sections = {key: value for key, _, value in read_yaml(text.encode(), "d.yaml").pairs()}
+    found = reader.value(sections["nvidia"], DEVICE_SHAPE)
+    refuse(reader.errors)
+    return found, reader.warnings
 
 
 def test_every_key_of_the_chart_is_known():
     found, warnings = read(CHART)
 
-    assert () == warnings
+    assert [] == warnings
     assert 21 == len(found)
     assert ("1", 10, 1, False) == (
         found["libCudaLogLevel"],
@@ -97,7 +96,6 @@ def test_every_key_of_the_chart_is_known():
             "2:3: nvidia: ",
         ),
         ("nvidia: {migProfileAllowlist: [{models: [], x: 1}]}", None, "1:45: nvidia.migProfile"),
-        *((text, {}, " there is no section nvidia") for text in ("", "nvidia:", "cambricon: {}")),
         # Go's nil pointers, on which HAMi's plugin crashes.
         ("nvidia: {deviceSplitCount: , deviceMemoryScaling: null, libCudaLogLevel: ~}", {}, ""),
     ],
@@ -172,8 +170,7 @@ def device_values(vector: Vector) -> Mapping[str, object]:
 
 @pytest.mark.parametrize("vector", cases("device_config_yaml", without=WRONG_TYPE), ids=str)
 def test_what_hami_reads_is_set_and_what_is_absent_is_a_default_and_no_crash(vector: Vector):
-    known, _ = read_device_config(vector.given.encode(), "d", Faults())
-    found = {key: value for key, (value, _) in known.items()}
+    found, _ = read(vector.given)
     expected = {key: value for key, value in vector.expected.items() if key != "error"}
 
     assert found.keys() <= expected.keys()
@@ -229,7 +226,7 @@ def resolved(vector: Vector, text: str | None = None) -> Values:
     nodes = SourceFile("n.json", content.encode()) if content else None
     plan = make_plan(Sources(device_config=base, node_config=nodes))
     for profile in plan.applied(facts := NodeFacts(vector.given["NODE_NAME"])):
-        profile.faults.refuse()
+        refuse(profile.faults)
     return plan.resolve(facts)
 
 

@@ -95,8 +95,10 @@ VALUES = [
     ({"devices": "--- # nothing\n...\n"}, {COUNT: 10}, ("there is no section nvidia",)),
     ({"own": "sharing:\n  # splitCount: 4\n"}, {COUNT: 10}, ()),
     ({"own": "profiles:\n  # - name: p\n"}, {COUNT: 10}, ()),
-    ({"nodes": "{}"}, {COUNT: 10}, ("n.json:1:1: there is no key `nodeconfig`; nothing is taken",)),
-    ({"nodes": '{"nodeconfig": null}'}, {COUNT: 10}, ()),
+    *(
+        ({"nodes": text}, {COUNT: 10}, ("n.json:1:1: `nodeconfig` has no entries; nothing is",))
+        for text in ("{}", '{"nodeconfig": null}')
+    ),
     (
         {"nodes": nodes(None, {"name": "a", "devicesplitcount": 3})},
         {COUNT: 3},
@@ -255,9 +257,9 @@ VALUES = [
         {},
         (
             "d.yaml:1:30: reportNodeCapacity true has no effect here",
-            "n.json:1:53: reportnodecapacity true has no effect here",
             "env REPORT_NODE_CAPACITY: has no effect here",
             "--report-node-capacity: has no effect here",
+            "n.json:1:53: reportnodecapacity true has no effect here",
         ),
     ),
     (

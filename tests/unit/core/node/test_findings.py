@@ -34,7 +34,6 @@ def all_of(*findings):
         ("P-KUBELET", Finding("P-WITNESS", "wrong", "/r", "silent")),
         ("P-DRIVER", Finding("P-ACCESS", "wrong", "/dev/nvidiactl", "is not there")),
         ("P-WRITER", Finding("P-REPORT", "wrong", "n", "another form")),
-        ("P-RIGHTS", Finding("P-LOCK", "wrong", "n", "held for 301 s")),
     ],
 )
 def test_what_follows_from_a_fault_is_a_note_that_names_it(verdict, cause, follows):
@@ -46,7 +45,9 @@ def test_what_follows_from_a_fault_is_a_note_that_names_it(verdict, cause, follo
     } == {(one.check, one.verdict, one.said) for one in found}
 
 
-@pytest.mark.parametrize("consequence", [OFFER, STREAM])
+@pytest.mark.parametrize(
+    "consequence", [OFFER, STREAM, Finding("P-LOCK", "wrong", "n", "cannot be read")]
+)
 @pytest.mark.parametrize(
     "cause",
     [
@@ -54,6 +55,7 @@ def test_what_follows_from_a_fault_is_a_note_that_names_it(verdict, cause, follo
         Finding("P-KUBELET", "note", "/k", "old"),
         Finding("P-KUBELET", "unknown", "/k", "not seen"),
         Finding("P-PATHS", "wrong", "/p", "full"),
+        Finding("P-RIGHTS", "wrong", "api", "denied"),
     ],
 )
 def test_a_fault_without_a_wrong_cause_stays_wrong(cause: Finding, consequence: Finding):

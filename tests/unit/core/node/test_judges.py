@@ -4,21 +4,27 @@ A case is the findings and a line for each: id, verdict and what its text must s
 """
 
 import datetime as dt
+import errno
 from collections.abc import Iterable
 
 import pytest
 from msgspec.structs import replace
 
-from agent.cluster import HANDSHAKE, MUTEX_LOCK, SCORE
+from agent.cluster import HANDSHAKE, MUTEX_LOCK, REGISTER, SCORE
 from agent.hami.pod import encode_node_lock
-from agent.hami.register import ReportProfile, encode_reported
+from agent.hami.register import (
+    ReportProfile,
+    encode_register,
+    encode_register_colon,
+    encode_reported,
+)
 from agent.ledger import HookFacts
 from agent.model import GpuFault, Scan
-from agent.node import preflight, scheduling
+from agent.node import checks
+from agent.node.checks import AgentAnswer, NodeSight, PathFacts, PluginSocket, Right, judge_report
 from agent.node.findings import GROUPS, Check, Finding
-from agent.node.preflight import PathFacts, PluginSocket, Right
-from agent.node.scheduling import AgentAnswer, NodeSight, ReportSeen, judge_report
 from tests.builders import NODE, NOON, a_gpu
+from tests.fakes.explain_rig import a_gpu as a_registered
 
 Case = tuple[Finding | Iterable[Finding], list[str]]
 
@@ -46,7 +52,7 @@ def check(found: Finding | Iterable[Finding], expected: list[str]) -> None:
         assert "\x1b" not in text, "nothing that a terminal obeys"
 
 
-DIRECTORY = PathFacts("/d", "directory", mode=0o750, writable=True)
+DIRECTORY = PathFacts("/d", "directory", mode=0o750)
 OPEN = replace(DIRECTORY, mode=0o707)
 THEIRS = replace(DIRECTORY, owner=7, ours=False)
 CHOWN = "chown root and chmod 0755 /d"
@@ -55,32 +61,42 @@ SCAN = Scan("570", (a_gpu(),))
 MIG = Scan("570", (a_gpu(), a_gpu(mig_enabled=True)), (GpuFault("index 2", "fell off the bus"),))
 
 HOST: list[Case] = [
-    (preflight.judge_path(DIRECTORY, made=False), ["P-PATHS ok"]),
-    (preflight.judge_path(replace(DIRECTORY, mode=0o775), made=False), ["P-PATHS ok"]),
-    (preflight.judge_path(PathFacts("/d", "", writable=True), made=True), ["P-PATHS ok"]),
-    (preflight.judge_path(PathFacts("/d", ""), made=True), ["P-PATHS wrong|cannot be created"]),
-    (preflight.judge_path(PathFacts("/d", ""), made=False), ["P-PATHS wrong|does not exist"]),
-    (preflight.judge_path(PathFacts("/d", "file"), made=True), ["P-PATHS wrong|is a file"]),
+    (checks.judge_path(DIRECTORY, made=False), ["P-PATHS ok"]),
+    (checks.judge_path(replace(DIRECTORY, mode=0o775), made=False), ["P-PATHS ok"]),
+    (checks.judge_path(PathFacts("/d", ""), made=True), ["P-PATHS ok"]),
     (
-        preflight.judge_path(OPEN, made=True),
+        checks.judge_path(PathFacts("/d", "", failure=errno.EROFS), made=True),
+        ["P-PATHS wrong|cannot be created: Read-only file system"],
+    ),
+    (checks.judge_path(PathFacts("/d", ""), made=False), ["P-PATHS wrong|does not exist"]),
+    (checks.judge_path(PathFacts("/d", "file"), made=True), ["P-PATHS wrong|is a file"]),
+    (
+        checks.judge_path(OPEN, made=True),
         [f"P-PATHS wrong|every user may write there (mode 0707)|{CHOWN}"],
     ),
-    (preflight.judge_path(THEIRS, made=True), [f"P-PATHS wrong|belongs to uid 7|{CHOWN}"]),
+    (checks.judge_path(THEIRS, made=True), [f"P-PATHS wrong|belongs to uid 7|{CHOWN}"]),
     (
-        preflight.judge_path(replace(DIRECTORY, writable=False), made=False),
-        ["P-PATHS wrong|cannot be written"],
+        checks.judge_path(replace(DIRECTORY, failure=errno.EACCES), made=False),
+        ["P-PATHS wrong|cannot be written: Permission denied (owner 0, mode 0750)|run as its"],
     ),
-    (preflight.judge_path(replace(DIRECTORY, full=True), made=True), ["P-PATHS wrong|no space"]),
-    (preflight.judge_driver("NVML", SCAN, ""), ["P-DRIVER ok|driver 570, 1 GPU: "]),
     (
-        preflight.judge_driver("NVML", MIG, ""),
+        checks.judge_path(replace(DIRECTORY, failure=errno.EROFS), made=True),
+        ["P-PATHS wrong|cannot be written: Read-only file system|mount it read-write|dmesg"],
+    ),
+    (
+        checks.judge_path(replace(DIRECTORY, failure=errno.ENOSPC), made=True),
+        ["P-PATHS wrong|No space left on device|free some space"],
+    ),
+    (checks.judge_driver("NVML", SCAN, ""), ["P-DRIVER ok|driver 570, 1 GPU: "]),
+    (
+        checks.judge_driver("NVML", MIG, ""),
         ["P-DRIVER ok|driver 570, 2 GPUs", "P-DRIVER note|MIG mode", "P-DRIVER note|fell off"],
     ),
-    (preflight.judge_driver("NVML", Scan("570", ()), ""), ["P-DRIVER wrong|no GPU"]),
+    (checks.judge_driver("NVML", Scan("570", ()), ""), ["P-DRIVER wrong|no GPU"]),
     # A driver that fails is repaired and not installed; a remedy that is known is said once.
-    (preflight.judge_driver("NVML", None, "Unknown Error"), ["P-DRIVER wrong|Unknown Error|dmesg"]),
+    (checks.judge_driver("NVML", None, "Unknown Error"), ["P-DRIVER wrong|Unknown Error|dmesg"]),
     (
-        preflight.judge_driver("NVML", None, "lost", "install it"),
+        checks.judge_driver("NVML", None, "lost", "install it"),
         ["P-DRIVER wrong|lost install it"],
     ),
 ]
@@ -93,12 +109,12 @@ UNREAD = {"kind": "path that cannot be looked at (denied)"}
 
 def with_library(**change: object) -> tuple[Finding, ...]:
     """The library is changed so, then ld.so.preload."""
-    of_library = preflight.judge_library_files(replace(LIBRARY, **change), PRELOAD, GOOD)
-    return (*of_library, *preflight.judge_library_files(LIBRARY, replace(PRELOAD, **change), GOOD))
+    of_library = checks.judge_library_files(replace(LIBRARY, **change), PRELOAD, GOOD)
+    return (*of_library, *checks.judge_library_files(LIBRARY, replace(PRELOAD, **change), GOOD))
 
 
 def with_facts(**change: object) -> Iterable[Finding]:
-    return preflight.judge_library_files(LIBRARY, PRELOAD, replace(GOOD, **change))
+    return checks.judge_library_files(LIBRARY, PRELOAD, replace(GOOD, **change))
 
 
 EACH_WRONG = ["P-PRELOAD wrong /h/vgpu/libvgpu.so", "P-PRELOAD wrong /h/vgpu/ld.so.preload"]
@@ -124,7 +140,7 @@ FILES: list[Case] = [
     ),
     (with_library(kind=""), [f"{line}|was removed during this check" for line in EACH_UNKNOWN]),
     (
-        preflight.judge_library_files(
+        checks.judge_library_files(
             replace(LIBRARY, **UNREAD), replace(PRELOAD, **UNREAD), replace(GOOD, preload=None)
         ),
         EACH_UNKNOWN,
@@ -146,21 +162,21 @@ def plugins(
     takeover: bool = False,
 ) -> list[Finding]:
     pods = [pod] * bool(pod)
-    found = preflight.judge_plugins(place, sockets, pods, reported=reported, takeover=takeover)
+    found = checks.judge_plugins(place, sockets, pods, reported=reported, takeover=takeover)
     return list(found)
 
 
 def clock(skew: float | None) -> Finding:
-    return scheduling.judge_clock("here", skew)
+    return checks.judge_clock("here", skew)
 
 
 SERVER: list[Case] = [
-    (scheduling.judge_node(NODE, NodeSight(NODE)), ["P-NODE ok", "P-LABEL note"]),
-    (scheduling.judge_node(NODE, NodeSight(NODE, {"gpu": "on"})), ["P-NODE ok", "P-LABEL ok"]),
-    (scheduling.judge_node(NODE, None), ["P-NODE wrong"]),
+    (checks.judge_node(NODE, NodeSight(NODE)), ["P-NODE ok", "P-LABEL note"]),
+    (checks.judge_node(NODE, NodeSight(NODE, {"gpu": "on"})), ["P-NODE ok", "P-LABEL ok"]),
+    (checks.judge_node(NODE, None), ["P-NODE wrong"]),
     (
-        scheduling.judge_excess("here", preflight.UNNEEDED[:2]),
-        ["P-EXCESS note|wider than needed: list nodes, delete nodes"],
+        checks.judge_rights("here", (), (), checks.UNNEEDED[:2]),
+        ["P-RIGHTS ok", "P-EXCESS note|wider than needed: list nodes, delete nodes"],
     ),
     (clock(None), ["P-CLOCK unknown|no time"]),
     (clock(0.0), ["P-CLOCK ok|at most 2 s"]),
@@ -180,24 +196,31 @@ SERVER: list[Case] = [
     ),
 ]
 
-REPORT = ReportSeen(is_there=True, gpus=2, healthy=20)
+TWO = tuple(a_registered(f"GPU-{index}", index) for index in range(2))
+SICK = tuple(replace(gpu, healthy=False) for gpu in TWO)
+REPORT = NodeSight(NODE, annotations={REGISTER: encode_register(TWO)}, capacity=40)
 OLD, FRESH = (replace(REPORT, written=ago(seconds)) for seconds in (90, 5))
-NONE_HEALTHY, UNREADABLE = replace(REPORT, healthy=0), ReportSeen(is_there=True)
+NONE_HEALTHY, UNREADABLE, NO_REPORT = (
+    replace(REPORT, annotations=notes)
+    for notes in ({REGISTER: encode_register(SICK)}, {REGISTER: "[?"}, {})
+)
+COLON_FORM = replace(REPORT, annotations={REGISTER: encode_register_colon(TWO)})
 JSON, COLON = ReportProfile.JSON, ReportProfile.COLON
 OTHERWISE = replace(REPORT, differences=("a",))
 MORE = replace(REPORT, differences=("a", "b"))
-SIGHT = NodeSight(NODE, capacity=40)
-ANOTHER = NodeSight(NODE, reported_by="other T")
 
 
-def offer(allocatable: int, report: ReportSeen = REPORT) -> Finding:
-    sight = replace(SIGHT, allocatable=allocatable)
-    return scheduling.judge_offer(sight, "nvidia.com/gpu", report, NOON)
+def by_another(sight: NodeSight) -> NodeSight:
+    return replace(sight, reported_by="other T")
 
 
-def handshake(text: str, profile: ReportProfile, report: ReportSeen = REPORT) -> Finding:
-    sight = NodeSight(NODE, annotations={HANDSHAKE: text} if text else {})
-    return scheduling.judge_handshake(sight, report, profile, NOON)
+def offer(allocatable: int, sight: NodeSight = REPORT) -> Finding:
+    return checks.judge_offer(replace(sight, allocatable=allocatable), "nvidia.com/gpu", NOON)
+
+
+def handshake(text: str, profile: ReportProfile, sight: NodeSight = REPORT) -> Finding:
+    notes = {**sight.annotations, **({HANDSHAKE: text} if text else {})}
+    return checks.judge_handshake(replace(sight, annotations=notes), profile, NOON)
 
 
 def a_lock(seconds: float) -> str:
@@ -206,7 +229,7 @@ def a_lock(seconds: float) -> str:
 
 def lock(text: str | None) -> Finding:
     sight = NodeSight(NODE, annotations={} if text is None else {MUTEX_LOCK: text})
-    return scheduling.judge_lock(sight, NOON)
+    return checks.judge_lock(sight, NOON)
 
 
 def left(
@@ -214,7 +237,7 @@ def left(
 ) -> list[Finding]:
     keys = {"handshake": HANDSHAKE, "score": SCORE}
     sight = NodeSight(NODE, annotations={keys[name]: text for name, text in notes.items()})
-    return list(scheduling.judge_leftovers(sight, sockets, stamps=stamps, scores=scores))
+    return list(checks.judge_leftovers(sight, sockets, stamps=stamps, scores=scores))
 
 
 SCHEDULER: list[Case] = [
@@ -222,25 +245,25 @@ SCHEDULER: list[Case] = [
     (offer(12), ["P-OFFER wrong|kube-scheduler counts fewer slices than HAMi's"]),
     (offer(30), ["P-OFFER wrong|HAMi's scheduler counts fewer slices than kube-"]),
     (offer(5, UNREADABLE), ["P-OFFER note|5; there is no readable"]),
-    (offer(0, ReportSeen()), ["P-OFFER note"]),
+    (offer(0, NO_REPORT), ["P-OFFER note"]),
     (offer(12, replace(REPORT, written=ago(14))), ["P-OFFER note"]),  # the kubelet has 15 s
     (offer(12, replace(REPORT, written=ago(16))), ["P-OFFER wrong"]),
-    (judge_report(NODE, REPORT, JSON), ["P-REPORT ok|HAMi's scheduler 2.8 and later"]),
+    (judge_report(REPORT, JSON), ["P-REPORT ok|HAMi's scheduler 2.8 and later"]),
     (
-        judge_report(NODE, ReportSeen(), JSON),
+        judge_report(NO_REPORT, JSON),
         ["P-REPORT wrong|does not exist"],
     ),
-    (judge_report(NODE, UNREADABLE, JSON), ["P-REPORT wrong|cannot be read"]),
+    (judge_report(UNREADABLE, JSON), ["P-REPORT wrong|cannot be read"]),
     (
-        judge_report(NODE, REPORT, COLON),
+        judge_report(REPORT, COLON),
         ["P-REPORT wrong|not have the form for HAMi's scheduler 2.5 to 2.7.1"],
     ),
-    (judge_report(NODE, replace(REPORT, is_json=False), COLON), ["P-REPORT ok|2.5 to 2.7"]),
-    (judge_report(NODE, OTHERWISE, JSON), ["P-REPORT note| a give this check"]),
-    (judge_report(NODE, MORE, JSON), ["P-REPORT note| a, and 1 more"]),
-    (judge_report(NODE, REPORT, None), ["P-REPORT ok|says what the agent would write"]),
-    (judge_report(NODE, OTHERWISE, None), ["P-REPORT note| a unless"]),
-    (judge_report(NODE, MORE, None), ["P-REPORT note|a, and 1 more"]),
+    (judge_report(COLON_FORM, COLON), ["P-REPORT ok|2.5 to 2.7"]),
+    (judge_report(OTHERWISE, JSON), ["P-REPORT note| a give this check"]),
+    (judge_report(MORE, JSON), ["P-REPORT note| a, and 1 more"]),
+    (judge_report(REPORT, None), ["P-REPORT ok|says what the agent would write"]),
+    (judge_report(OTHERWISE, None), ["P-REPORT note| a unless"]),
+    (judge_report(MORE, None), ["P-REPORT note|a, and 1 more"]),
     (handshake("Deleted_x", JSON), ["P-HANDSHAKE wrong|dropped this node's GPUs"]),
     (handshake("Deleted_x", COLON), ["P-HANDSHAKE wrong|dropped this node's GPUs"]),
     (handshake("Requesting_2026.11.20 10:00:00", JSON), ["P-HANDSHAKE ok|has read the report"]),
@@ -249,7 +272,7 @@ SCHEDULER: list[Case] = [
     (handshake("", JSON), ["P-HANDSHAKE note|no scheduler has read the present report"]),
     (handshake("", JSON, OLD), ["P-HANDSHAKE note|which is 90 s old"]),
     (handshake("", JSON, FRESH), ["P-HANDSHAKE ok|the report is new"]),
-    (handshake("", JSON, ReportSeen()), ["P-HANDSHAKE ok|or there is none"]),
+    (handshake("", JSON, NO_REPORT), ["P-HANDSHAKE ok|or there is none"]),
     (handshake("", JSON, NONE_HEALTHY), ["P-HANDSHAKE ok|offers no slice"]),
     (handshake("", JSON, UNREADABLE), ["P-HANDSHAKE note|no scheduler has read"]),
     (handshake("", COLON), ["P-HANDSHAKE wrong|the agent's stamp is absent"]),
@@ -257,10 +280,10 @@ SCHEDULER: list[Case] = [
     (handshake(encode_reported(ago(9)), COLON), ["P-HANDSHAKE ok|stamps are read"]),
     (handshake("Reported 2001-01-01 10:00:00", COLON), ["P-HANDSHAKE ok|stamps are read"]),
     (handshake("Requesting_2001.01.01 10:00:00", COLON), ["P-HANDSHAKE ok|stamps are read"]),
-    (scheduling.judge_writer(SIGHT, OTHERWISE), ["P-WRITER ok"]),
-    (scheduling.judge_writer(ANOTHER, REPORT), ["P-WRITER ok|would write the same"]),
-    (scheduling.judge_writer(ANOTHER, OTHERWISE), ["P-WRITER note|other changed it at T"]),
-    (scheduling.judge_writer(ANOTHER, replace(REPORT, gpus=0)), ["P-WRITER note"]),
+    (checks.judge_writer(OTHERWISE), ["P-WRITER ok"]),
+    (checks.judge_writer(by_another(REPORT)), ["P-WRITER ok|would write the same"]),
+    (checks.judge_writer(by_another(OTHERWISE)), ["P-WRITER note|other changed it at T"]),
+    (checks.judge_writer(by_another(UNREADABLE)), ["P-WRITER note"]),
     (lock(None), ["P-LOCK ok|free"]),
     (lock("\x1b?"), ["P-LOCK wrong|cannot be read"]),
     (lock(a_lock(59)), ["P-LOCK ok|by pod demo/late for 59 s"]),
@@ -282,9 +305,9 @@ SCHEDULER: list[Case] = [
 
 
 def answer(*failed: Check, failure: str = "", denied: bool = False) -> list[Finding]:
-    checks = () if failure else (Check("state", ok=True), Check("stream", ok=True), *failed)
-    given = AgentAnswer("/s", checks, failure, denied)
-    return list(scheduling.judge_agent(given))
+    made = () if failure else (Check("state", ok=True), Check("stream", ok=True), *failed)
+    given = AgentAnswer("/s", made, failure, denied)
+    return list(checks.judge_agent(given))
 
 
 def failed(name: str, text: str, *, required: bool = False) -> Check:
@@ -330,22 +353,18 @@ def test_each_finding_is_one_line(found: Finding | Iterable[Finding], expected: 
 
 
 def test_a_driver_that_fails_is_not_installed():
-    (found,) = preflight.judge_driver("NVML", None, "Unknown Error")
+    (found,) = checks.judge_driver("NVML", None, "Unknown Error")
 
     assert "install" not in found.advice
 
 
 def test_rights_are_asked_for_this_node_and_by_the_name_of_a_pod():
-    asked, more = preflight.rights(NODE), preflight.rights(NODE, node_condition=True)
-    pod = preflight.right_to_get(("team-a", "one"))
+    asked, more = checks.rights(NODE), checks.rights(NODE, node_condition=True)
 
     assert {NODE} == {right.name for right in asked if right.resource == "nodes"}
     assert {Right("patch", "nodes/status", name=NODE)} == set(more) - set(asked)
-    assert ("get pods", "team-a", "one", True) == (pod.words, pod.namespace, pod.name, pod.reads)
-    for_all = {
-        (one.verb, one.resource) for one in (*more, pod) if not one.selector and one.name != NODE
-    }
-    assert set() == for_all & {(one.verb, one.resource) for one in preflight.UNNEEDED}
+    for_all = {(one.verb, one.resource) for one in more if not one.selector and one.name != NODE}
+    assert set() == for_all & {(one.verb, one.resource) for one in checks.UNNEEDED}
 
 
 @pytest.mark.parametrize(
@@ -359,6 +378,6 @@ def test_rights_are_asked_for_this_node_and_by_the_name_of_a_pod():
     ],
 )
 def test_only_a_difference_of_clocks_that_is_certain_counts(server, before, after, skew):
-    found = scheduling.skew_of(ago(-server), ago(-before), ago(-after))
+    found = checks.skew_of(ago(-server), ago(-before), ago(-after))
 
     assert skew == pytest.approx(found)

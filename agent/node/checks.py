@@ -1,0 +1,732 @@
+"""Rules of `doctor`: what a host must have for the agent, and what is seen of the agent there.
+
+Each rule makes findings of facts; agent/cli/doctor.py looks the facts up.
+"""
+
+import contextlib
+import datetime as dt
+import errno
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final
+
+import msgspec
+
+from agent.allocate.edits import NOT_LOADABLE, misnamed, mounted_library
+from agent.cluster import HANDSHAKE, MUTEX_LOCK, REGISTER, SCORE
+from agent.errors import MalformedText, cap
+from agent.hami.pod import decode_node_lock
+from agent.hami.register import (
+    ReportProfile,
+    decode_handshake,
+    is_json_form,
+    read_register,
+)
+from agent.kit.units import counted, span
+from agent.ledger import HookFacts
+from agent.model import Scan
+from agent.node.findings import (
+    NO_OFFER,
+    OF_ONE_GPU,
+    SERVED,
+    Check,
+    Finding,
+    Verdict,
+    When,
+    is_ready,
+    judged,
+)
+
+# The rights of the agent at the API server.
+
+
+class Right(msgspec.Struct, frozen=True):
+    """One permission: a verb on a resource. `name`: of the object; empty: any object.
+
+    `selector`: the field selector of the request.
+    """
+
+    verb: str
+    resource: str
+    name: str = ""
+    namespace: str = ""
+    selector: str = ""
+
+    @property
+    def words(self) -> str:
+        """Verb and resource, as in a ClusterRole."""
+        return f"{self.verb} {self.resource}"
+
+
+def rights(node: str, *, node_condition: bool = False) -> tuple[Right, ...]:
+    """The permissions that the agent on `node` needs, except the GET of a pod of this node.
+
+    That one needs the pod's name, because a node's own identity may read only the pods of its node.
+    `node_condition`: the agent writes the Node condition GpuDegraded.
+    """
+    condition = (Right("patch", "nodes/status", name=node),) if node_condition else ()
+    return (
+        Right("get", "nodes", name=node),
+        Right("watch", "nodes", name=node),
+        Right("patch", "nodes", name=node),
+        Right("list", "pods", selector=f"spec.nodeName={node}"),
+        Right("watch", "pods", selector=f"spec.nodeName={node}"),
+        Right("patch", "pods/status"),
+        Right("create", "events"),
+        Right("patch", "events"),
+        *condition,
+    )
+
+
+UNNEEDED: Final = (
+    Right("list", "nodes"),
+    Right("delete", "nodes"),
+    Right("patch", "pods"),
+    Right("create", "pods/exec"),
+    Right("create", "pods/binding"),
+    Right("list", "secrets"),
+    Right("list", "configmaps"),
+    Right("impersonate", "users"),
+)
+"""Rights that neither the agent's ClusterRole nor a node's own identity has."""
+
+
+def judge_rights(
+    server: str, denied: Sequence[Right], unasked: Sequence[Right], excess: Sequence[Right] | None
+) -> Iterator[Finding]:
+    """Judge the permissions of this account.
+
+    `denied`: those that it lacks. `unasked`: those that the agent's account has and this one need
+    not have. `excess`: those that it has and the agent does not need; None: not asked.
+    """
+    lacks, unknown, more = (
+        ", ".join(one.words for one in each) for each in (denied, unasked, excess or ())
+    )
+    yield judged(
+        "P-RIGHTS",
+        server,
+        "all permissions of the agent are granted",
+        When(
+            bool(denied),
+            "wrong",
+            f"these are denied: {lacks}",
+            "grant them to this account: the chart's ClusterRole lists them",
+        ),
+        When(
+            bool(unasked),
+            "note",
+            f"this account can read what the agent reads; not checked: {unknown}",
+            "the agent's account has them: run this check as the agent once it is installed",
+        ),
+    )
+
+    if excess is not None:
+        yield judged(
+            "P-EXCESS",
+            server,
+            "none of the rights that the agent does not need is granted, as far as asked",
+            When(
+                bool(excess),
+                "note",
+                f"wider than needed: {more}",
+                "give it the chart's ClusterRole, or the kubeconfig of this node's own identity",
+            ),
+        )
+
+
+SKEW_LIMIT: Final = 2.0
+"""Seconds."""
+
+
+def skew_of(server: dt.datetime, before: dt.datetime, after: dt.datetime) -> float:
+    """By how many seconds the API server's clock is certainly ahead of this node's; < 0: behind.
+
+    `server`: the time in an answer, cut to a second; `before` and `after`: this node's clock around
+    the request. 0: they may be equal.
+    """
+    least = (server - after).total_seconds()
+    most = (server - before).total_seconds() + 1.0  # the resolution of an HTTP header's time
+    return max(least, 0.0) + min(most, 0.0)
+
+
+def judge_clock(server: str, skew: float | None) -> Finding:
+    """Judge the clocks of the API server and of this node. `skew`: see `skew_of`."""
+    ahead = skew or 0.0
+    side = "ahead of" if ahead > 0 else "behind"
+    return judged(
+        "P-CLOCK",
+        server,
+        f"its clock and this node's differ by at most {SKEW_LIMIT:g} s",
+        When(
+            skew is None,
+            "unknown",
+            "its answers have no time (Date)",
+            "compare `date -u` on both machines",
+        ),
+        When(
+            abs(ahead) > SKEW_LIMIT,
+            "note",
+            f"its clock is {span(abs(ahead))} {side} this node's",
+            "synchronise both clocks (timedatectl, chronyc tracking)",
+        ),
+    )
+
+
+# Paths, the driver, other plugins, HAMi's files.
+
+
+class PathFacts(msgspec.Struct, frozen=True):
+    """The state of a path.
+
+    - `kind`: directory, socket, file or another; empty: it does not exist.
+    - `failure`: the number of the error that a new file in the directory would meet, or the
+      creation of a missing one; 0: none.
+    - `ours`: its owner is root or the agent's user.
+    """
+
+    path: str
+    kind: str
+    owner: int = 0
+    mode: int = 0
+    failure: int = 0
+    ours: bool = True
+
+
+REPAIRS: Final = {
+    errno.EROFS: "mount it read-write; if the kernel made the disk read-only (dmesg), repair it",
+    errno.ENOSPC: "free some space or inodes there",
+}
+"""What to do about a directory that cannot be written."""
+
+
+def judge_path(place: PathFacts, check: str = "P-PATHS", *, made: bool) -> Finding:
+    """Judge a directory that the agent writes to. `made`: the agent creates it if missing."""
+    is_missing, chown = not place.kind and made, f"chown root and chmod 0755 {place.path}"
+    means = "who may write there can replace the sockets, or the limits of containers"
+    mode, why = f"mode {place.mode:04o}", os.strerror(place.failure)
+
+    return judged(
+        check,
+        place.path,
+        "can be written, only by its owner or a group",
+        When(is_missing and not place.failure, "ok", "does not exist: the agent creates it"),
+        When(
+            is_missing,
+            "wrong",
+            f"does not exist and cannot be created: {why}",
+            "create it, or mount it read-write",
+        ),
+        When(
+            place.kind != "directory",
+            "wrong",
+            f"is a {place.kind}" if place.kind else "does not exist",
+            "mount or create the directory there",
+        ),
+        When(not place.ours, "wrong", f"belongs to uid {place.owner}", chown, means),
+        When(
+            bool(place.mode & 0o002), "wrong", f"every user may write there ({mode})", chown, means
+        ),
+        When(
+            bool(place.failure),
+            "wrong",
+            f"cannot be written: {why} (owner {place.owner}, {mode})",
+            REPAIRS.get(place.failure, "run as its owner, and mount it read-write"),
+        ),
+    )
+
+
+REPAIR: Final = (
+    "the driver is there but fails: look with nvidia-smi and for NVRM in the kernel's log (dmesg); "
+    "then reload the driver or reboot"
+)
+
+
+def judge_driver(
+    library: str, scan: Scan | None, failure: str, remedy: str | None = None
+) -> Iterator[Finding]:
+    """Judge NVIDIA's library, and name each GPU that will not be shared.
+
+    `failure`: why there is no scan. `remedy`: what to do about it, if known.
+    """
+    if scan is None:
+        yield Finding("P-DRIVER", "wrong", library, failure, REPAIR if remedy is None else remedy)
+        return
+
+    models = ", ".join(sorted({gpu.name for gpu in scan.gpus}))
+    yield judged(
+        "P-DRIVER",
+        library,
+        f"driver {scan.driver_version}, {counted(len(scan.gpus), 'GPU')}: {models}",
+        When(
+            not scan.gpus,
+            "wrong",
+            f"driver {scan.driver_version} answers but describes no GPU",
+            "see the notes on each GPU below" if scan.faults else "look with nvidia-smi -L",
+        ),
+    )
+
+    left = [
+        (f"GPU {gpu.uuid} is in MIG mode", "it will not be shared")
+        for gpu in scan.gpus
+        if gpu.mig_enabled
+    ]
+    left += [(fault.sentence, f"it is not shared; {fault.remedy}") for fault in scan.faults]
+    for said, advice in left:
+        yield Finding("P-DRIVER", "note", library, said, advice, OF_ONE_GPU)
+
+
+class PluginSocket(msgspec.Struct, frozen=True):
+    """A socket of a plugin in the kubelet's directory. `alive`: a process listens on it."""
+
+    path: str
+    alive: bool
+
+    @property
+    def theirs(self) -> bool:
+        """True if the socket has a name of HAMi's or NVIDIA's plugin."""
+        return self.path.rpartition("/")[2].startswith("nvidia-")
+
+
+def judge_plugins(
+    directory: PathFacts,
+    sockets: Sequence[PluginSocket],
+    pods: Sequence[str] = (),
+    *,
+    reported: bool,
+    takeover: bool,
+) -> Iterator[Finding]:
+    """Judge other plugins for these GPUs that run, and HAMi's vGPUmonitor.
+
+    `pods`: those of other plugins here. `reported`: HAMi's plugin wrote its report on the Node.
+    `takeover`: the agent is set to serve beside them.
+    """
+    running = [(f"pod {pod}", "another device plugin runs on this node") for pod in pods]
+    running += [
+        (socket.path, "another device plugin answers here")
+        for socket in sockets
+        if socket.theirs and socket.alive
+    ]
+    verdict: Verdict = "note" if takeover else "wrong"
+    advice = (
+        "with takeover the agent takes the resource from it; remove it from this node right after"
+        if takeover
+        else "remove it from this node first: two plugins for one resource take it from each other"
+    )
+
+    for subject, said in running:
+        yield Finding("P-PLUGIN", verdict, subject, said, advice)
+
+    if not running and directory.kind == "directory":
+        yield Finding("P-PLUGIN", "ok", directory.path, "no other plugin for these GPUs answers")
+
+    if running or reported:
+        yield Finding(
+            "P-MONITOR",
+            "note",
+            "HAMi's vGPUmonitor",
+            "when HAMi's DaemonSet is switched off (devicePlugin.enabled=false), its vGPUmonitor "
+            "goes with it, and the Service on port 31992",
+            "the agent serves the same metrics; let Prometheus ask its port, or open 31992 again "
+            "(see deploy/README.md)",
+        )
+
+
+def judge_library_files(
+    library: PathFacts, preload: PathFacts, facts: HookFacts
+) -> Sequence[Finding]:
+    """Judge libvgpu.so and ld.so.preload, which exist. `facts`: what check_library() judges."""
+    until, mounted = "until then no slice is on offer (HA-5005)", mounted_library(facts)
+    found = [
+        judged(
+            "P-PRELOAD",
+            file.path,
+            f"{preload.path} names it; only its owner may write both",
+            When(not file.kind, "unknown", "was removed during this check", "run it again"),
+            When(
+                file.kind != "file",
+                "unknown",
+                f"is a {file.kind}, and no regular file",
+                "run this check as root",
+            ),
+            When(
+                not file.ours or bool(file.mode & 0o022),
+                "wrong",
+                f"others than root may write it (uid {file.owner}, mode {file.mode:04o})",
+                f"chown root and chmod go-w {file.path}; then put HAMi-core's file there again",
+                "who may write this file can run code in every new container with a GPU",
+            ),
+            When(
+                not file.mode & 0o004,
+                "wrong",
+                f"not everybody may read it (mode {file.mode:04o})",
+                "make it 0644",
+                "containers of other users have no limits",
+            ),
+        )
+        for file in (library, preload)
+    ]
+
+    contents = (
+        (library.path, NOT_LOADABLE, f"put HAMi-core's file there; {until}", not facts.loadable),
+        (
+            preload.path,
+            f"names {misnamed(facts)} and not {mounted}",
+            f"make {mounted} its only line; {until}",
+            bool(misnamed(facts)),
+        ),
+    )
+    found += [
+        Finding("P-PRELOAD", "wrong", path, said, advice, NO_OFFER)
+        for path, said, advice, is_wrong in contents
+        if is_wrong
+    ]
+    return [one for one in found if one.verdict != "ok"] or found[:1]
+
+
+# The agent that runs here.
+
+
+class AgentAnswer(msgspec.Struct, frozen=True):
+    """The answer of the agent at the socket `path`.
+
+    - `checks`: its readiness. `failure`: why there is no answer. `denied`: this user may not use
+      the socket.
+    - `held`: namespace, pod and name of each running container that the scheduler gave GPUs, and
+      that has been answered for a minute.
+    """
+
+    path: str
+    checks: tuple[Check, ...] = ()
+    failure: str = ""
+    denied: bool = False
+    held: tuple[tuple[str, str, str], ...] = ()
+
+
+def judge_agent(answer: AgentAnswer) -> Iterator[Finding]:
+    """Judge the agent's readiness: one finding for each of its checks that fails."""
+    passed = counted(sum(check.ok for check in answer.checks), "check")
+    whole = judged(
+        "P-AGENT",
+        answer.path,
+        f"the agent is ready; {passed} of it passed",
+        When(
+            answer.denied,
+            "unknown",
+            answer.failure,
+            "run this check as root, or as the agent's user",
+        ),
+        When(
+            bool(answer.failure),
+            "wrong",
+            f"no agent answers: {answer.failure}",
+            "start it (systemctl start hami-agent, or look at the DaemonSet's pod of this node), "
+            "and give this check the agent's settings (--run-dir)",
+        ),
+    )
+
+    for check in (one for one in answer.checks if not one.ok):
+        means, advice = SERVED, "see /readyz?verbose in the runbook, Start here, and its log"
+        if check.name in {"gpu_health", "cdi"}:
+            means, advice = OF_ONE_GPU, "run `hami-agent status`: it says of each GPU what to do"
+
+        verdict: Verdict = "wrong" if check.required else "note"
+        means = "" if check.required else means
+        yield Finding("P-AGENT", verdict, check.name, check.text or "fails", advice, means)
+
+    if is_ready(answer.checks):
+        yield whole
+
+
+# What HAMi's scheduler and the kubelet show of this node, as the API server has it.
+
+READ_WITHIN: Final = 60.0
+"""Seconds. HAMi's schedulers look at a Node every 15 s; those up to 2.7.1 drop it after 60 s."""
+
+KUBELET_WITHIN: Final = 15.0
+"""Seconds. The kubelet writes a changed status every 10 s (nodeStatusUpdateFrequency)."""
+
+LOCK_LONG: Final = 60.0
+LOCK_EXPIRES: Final = 300.0
+"""Seconds after which HAMi's scheduler takes a lock over, by its default."""
+
+
+class NodeSight(msgspec.Struct, frozen=True):
+    """The Node, as one GET shows it.
+
+    - `allocatable`, `capacity`: the amounts of the agent's resource in its status.
+    - `written`: when an agent last wrote the register annotation; None: not known.
+    - `reported_by`: the writer other than an agent that last changed that, and when. Source:
+      `other_writer` of agent/kube/objects.py.
+    - `skew`: see `skew_of`; None: the answer had no time.
+    - `differences`: how the annotation differs from what these settings would write, without
+      health.
+    """
+
+    name: str
+    labels: Mapping[str, str] = msgspec.field(default_factory=dict)
+    annotations: Mapping[str, str] = msgspec.field(default_factory=dict)
+    allocatable: int = 0
+    capacity: int = 0
+    written: dt.datetime | None = None
+    reported_by: str = ""
+    skew: float | None = None
+    differences: tuple[str, ...] = ()
+
+    def age(self, now: dt.datetime) -> float | None:
+        """Seconds since an agent wrote the register annotation; None: not known."""
+        return None if self.written is None else (now - self.written).total_seconds()
+
+
+def judge_node(name: str, node: NodeSight | None) -> Iterator[Finding]:
+    """Judge whether the Node exists, and its label."""
+    yield judged(
+        "P-NODE",
+        f"Node {name}",
+        "exists, already registered"
+        if node and REGISTER in node.annotations
+        else "exists, not registered yet",
+        When(
+            node is None,
+            "wrong",
+            "the API server knows no such Node",
+            "set node.name (--node-name, NODE_NAME) to the Node's name in Kubernetes",
+        ),
+    )
+
+    if node is not None:
+        yield judged(
+            "P-LABEL",
+            f"label gpu=on of Node {name}",
+            "is set",
+            When(
+                node.labels.get("gpu") != "on",
+                "note",
+                "is not set",
+                "by default, HAMi's DaemonSet and the agent's select nodes by it",
+            ),
+        )
+
+
+def judge_offer(node: NodeSight, resource: str, now: dt.datetime) -> Finding:
+    """Judge allocatable against the healthy slices of the register annotation."""
+    offered, gpus = node.allocatable, read_register(node.annotations.get(REGISTER))
+    healthy = sum(gpu.split_count for gpu in gpus if gpu.healthy)
+    is_new = (node.age(now) or KUBELET_WITHIN) < KUBELET_WITHIN
+    (_, fewer), (_, more) = sorted(((offered, "kube-scheduler"), (healthy, "HAMi's scheduler")))
+
+    return judged(
+        "P-OFFER",
+        f"allocatable {resource} of Node {node.name}",
+        f"{offered} = healthy {healthy} (capacity {node.capacity})",
+        When(
+            not gpus,
+            "note",
+            f"{offered}; there is no readable register annotation to compare it with",
+            "repair what is said of the annotation (P-REPORT) and of the agent (P-AGENT)",
+        ),
+        When(
+            offered != healthy,
+            "note" if is_new else "wrong",
+            f"{offered}, and the register annotation has {healthy} healthy slices",
+            "look again in 15 s: the kubelet reports every 10 s. If it stays, look at "
+            "`registered`, `stream` and `report` in the agent's /readyz?verbose",
+            f"{fewer} counts fewer slices than {more}: pods stay Pending",
+        ),
+    )
+
+
+def judge_report(node: NodeSight, running: ReportProfile | None) -> Finding:
+    """Judge the register annotation. `running`: the report profile of the agent; None: none runs.
+
+    Before the first start it is another plugin's, and only its content counts.
+    """
+    text, first = node.annotations.get(REGISTER), "".join(node.differences[:1])
+    releases = "2.8 and later" if running is ReportProfile.JSON else "2.5 to 2.7.1"
+    reader = f"HAMi's scheduler {releases}" if running else ""
+    more = f", and {len(node.differences) - 1} more" if len(node.differences) > 1 else ""
+    look = "look at `report` in the agent's /readyz?verbose; the agent writes it within seconds"
+
+    return judged(
+        "P-REPORT",
+        f"{REGISTER} of Node {node.name}",
+        "says what the agent would write" + (f", for {reader}" if running else ""),
+        When(
+            bool(running) and text is None,
+            "wrong",
+            "does not exist",
+            look,
+            "HAMi's scheduler knows no GPU of this node (node unregistered)",
+        ),
+        When(
+            bool(running) and not read_register(text),
+            "wrong",
+            "cannot be read",
+            look,
+            "HAMi's scheduler keeps what it read before, or knows no GPU of this node",
+        ),
+        When(
+            bool(running) and is_json_form(text or "") != (running is ReportProfile.JSON),
+            "wrong",
+            f"does not have the form for {reader}, which the settings name",
+            "set report.profile to the scheduler's release, and restart the agent",
+        ),
+        When(
+            bool(node.differences),
+            "note",
+            f"{first}{more}",
+            "give this check the agent's settings; if it has them, restart the agent"
+            if running
+            else "unless you want this change, give the agent the settings of the plugin before it "
+            "(HAMi's ConfigMaps, report.profile)",
+        ),
+    )
+
+
+def judge_handshake(node: NodeSight, profile: ReportProfile, now: dt.datetime) -> Finding:
+    """Judge by the handshake whether a scheduler has read the present report.
+
+    With the profile `json` the agent removes the handshake with each report, and schedulers from
+    2.9 on write it again when they read the report. With the others it stamps it every 30 s.
+    """
+    text, report = node.annotations.get(HANDSHAKE, ""), node.annotations.get(REGISTER)
+    word, stamped, age = text.partition(" ")[0][:32], 0.0, node.age(now)
+    with contextlib.suppress(MalformedText):
+        handshake = decode_handshake(text)
+        word = handshake.word.value
+        # Schedulers write their local time without a zone: only a stamp with one has an age.
+        if handshake.stamp and handshake.stamp.tzinfo:
+            stamped = (now - handshake.stamp).total_seconds()
+
+    # Schedulers from 2.10 on remove it when they drop a node whose slices are gone.
+    gpus = read_register(report)
+    offers = report is not None and (not gpus or any(gpu.healthy for gpu in gpus))
+    well = {
+        "": "absent: the report is new, offers no slice, or there is none",
+        "Requesting": "a scheduler has read the report since it was written",
+    }.get(word, f"{word}: schedulers from 2.8 on do not use it")
+
+    return judged(
+        "P-HANDSHAKE",
+        f"{HANDSHAKE} of Node {node.name}",
+        f"{word}: the agent's stamps are read" if profile.stamps else well,
+        When(
+            word == "Deleted",
+            "wrong",
+            f"the scheduler dropped this node's GPUs ({cap(text, 64)})",
+            "restart HAMi's scheduler, which then reads the report again; with a scheduler up to "
+            "2.7.1 set report.profile",
+            "HAMi's scheduler places no pod on this node",
+        ),
+        When(
+            profile.stamps and not word,
+            "wrong",
+            "the agent's stamp is absent",
+            "look at `report` in the agent's /readyz?verbose",
+            "HAMi's scheduler drops this node after 60 s",
+        ),
+        When(
+            profile.stamps and word == "Reported" and stamped > READ_WITHIN,
+            "note",
+            f"no scheduler has read the report of {span(stamped)} ago",
+            "check that HAMi's scheduler runs",
+        ),
+        When(
+            not profile.stamps and not word and offers and (age is None or age >= READ_WITHIN),
+            "note",
+            "absent: no scheduler has read the present report"
+            + (f", which is {span(age)} old" if age is not None else ""),
+            "check that HAMi's scheduler runs; releases from 2.9 on write this within 15 s. "
+            "Release 2.8 never does: after a change of memory or names alone, restart it",
+        ),
+    )
+
+
+def judge_writer(node: NodeSight) -> Finding:
+    """Judge who wrote the register annotation last. The agent writes no equal one again."""
+    writer, _, when = cap(node.reported_by, 128).rpartition(" ")
+    is_equal = bool(read_register(node.annotations.get(REGISTER))) and not node.differences
+    return judged(
+        "P-WRITER",
+        f"{REGISTER} of Node {node.name}",
+        f"{writer} wrote it at {when}, and the agent would write the same"
+        if writer
+        else "no writer other than the agent is known",
+        When(
+            bool(writer) and not is_equal,
+            "note",
+            f"{writer} changed it at {when}, after the agent",
+            "find this writer: nearly always it is a second device plugin of this node; stop it",
+        ),
+    )
+
+
+def judge_lock(node: NodeSight, now: dt.datetime) -> Finding:
+    """Judge the node lock."""
+    subject, text = f"{MUTEX_LOCK} of Node {node.name}", node.annotations.get(MUTEX_LOCK)
+    if text is None:
+        return Finding("P-LOCK", "ok", subject, "free")
+
+    remove = f"kubectl annotate node {node.name} {MUTEX_LOCK}-"
+    try:
+        lock = decode_node_lock(text)
+    except MalformedText:
+        return Finding(
+            "P-LOCK",
+            "wrong",
+            subject,
+            f"cannot be read ({cap(text, 64)}): no scheduler ever takes it over",
+            f"remove it: {remove}",
+        )
+
+    seconds = (now - lock.stamp).total_seconds()
+    owner = f"pod {cap('/'.join(lock.owner), 128)}" if lock.owner else "an unnamed pod"
+    said = f"held by {owner} for {span(seconds)}"
+    return judged(
+        "P-LOCK",
+        subject,
+        said,
+        When(
+            seconds > LOCK_LONG,
+            "wrong" if seconds > LOCK_EXPIRES else "note",
+            said,
+            "look at that pod's Events. The agent frees the lock of a pod that failed, ended or is "
+            f"gone within 35 s; if there is no such pod and the lock stays: {remove}",
+        ),
+    )
+
+
+def judge_leftovers(
+    node: NodeSight | None, sockets: Sequence[PluginSocket], *, stamps: bool, scores: bool
+) -> Iterator[Finding]:
+    """Judge what HAMi's plugin left: sockets without a process, and annotations of the Node.
+
+    `node`: None before the first start, when its annotations may be of a plugin that serves.
+    `stamps`, `scores`: the agent's settings make it write the handshake, the score.
+    """
+    stale = [socket.path for socket in sockets if socket.theirs and not socket.alive]
+    for path in stale:
+        yield Finding(
+            "P-LEFTOVERS",
+            "note",
+            path,
+            "left by HAMi's or NVIDIA's plugin: no process listens there",
+            f"rm {path}, if that plugin does not come back",
+        )
+
+    if node is None:
+        return
+
+    notes = node.annotations
+    is_stamped = notes.get(HANDSHAKE, "").startswith("Reported")
+    left = [HANDSHAKE] * (is_stamped and not stamps) + [SCORE] * (SCORE in notes and not scores)
+    for key in left:
+        yield Finding(
+            "P-LEFTOVERS",
+            "note",
+            f"{key} of Node {node.name}",
+            f"left by HAMi's plugin: these settings never write it ({cap(notes[key], 48)})",
+            f"kubectl annotate node {node.name} {key}-",
+        )
+
+    if not stale and not left:
+        yield Finding("P-LEFTOVERS", "ok", f"Node {node.name}", "nothing of HAMi's plugin is left")
