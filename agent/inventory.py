@@ -444,10 +444,9 @@ class InventoryKeeper:
             for uuid, health in self._health.items()
             if health.condition is not Condition.OK and health.cause != Cause.OFF
         }
-        # The GPUs that neither this scan nor an earlier one has named.
-        seen = {*(gpu.uuid for gpu in self._scan.gpus), *(one.gpu for one in self._scan.faults)}
-        missing = (self._held.keys() | unwell) - seen - self._facts.keys()
-        faults = attributed(self._scan.faults, missing)
+        # Some of the GPUs that neither this scan nor an earlier one has named may have its faults.
+        named = {*self._facts, *(one.gpu for one in self._scan.faults)}
+        faults = attributed(self._scan.faults, (self._held.keys() | unwell) - named)
         scan = msgspec.structs.replace(self._scan, faults=faults)
         shared, left_out = self._shared(scan, unwell)
         listed = {gpu.uuid for gpu in scan.gpus} | {one.gpu for one in scan.faults if not one.lost}
