@@ -22,7 +22,7 @@ from agent.errors import AgentError, DriverError, GpuError, StateError
 from agent.health.judge import MANY, MAY_PASS, OF_ALL, Ill, attributed, same_fault
 from agent.kit.cell import Cell, News
 from agent.kit.timing import Lag, await_event, loop_time, until_tick
-from agent.ledger import EditSettings
+from agent.ledger import EditSettings, Ledger
 from agent.model import (
     MIG_MODE,
     NO_INDEX,
@@ -424,6 +424,11 @@ class InventoryKeeper:
         """Replace the set of slices in use."""
         self._held = held
         self.refresh()
+
+    async def follow_held(self, ledger: Cell[Ledger]) -> None:
+        """Keep the slices in use listed, for ever."""
+        async for rows in ledger.follow():
+            self.hold(rows.held_ids)
 
     def refresh(self) -> None:
         """Compute inventory and list again, and publish what changed."""
