@@ -245,7 +245,7 @@ async def test_the_last_container_settles_the_pod_at_once_and_releases_its_lock(
         (settle,) = desk.effects(EffectKind.SETTLE_POD)
         (release,) = desk.effects(EffectKind.RELEASE_LOCK)
         assert ("success", (0,), pod.uid) == (settle.phase, settle.groups, settle.pod_uid)
-        assert desk.ledger.rows[0].answered_at == settle.due
+        assert settle.due <= desk.ledger.rows[0].answered_at
         assert a_lock(namespace="team-a", name="train-1").value == release.lock
 
 
