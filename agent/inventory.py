@@ -91,35 +91,35 @@ class Discovery:
             delay = FIRST_RETRY if is_done else delay
 
     async def _scan(self) -> bool:
-        """Scan once. False: try again soon."""
+        """Scan once, and again in a new session if all GPUs fail alike. False: try again soon."""
+        scan: Scan | None = None
+        problem: str | None = None
+
         try:
-            scan = await self._ask()
+            async with Lag().within(SCAN_DEADLINE):
+                scan = await self._driver.scan()
+                if same_fault(scan, self._ill) is not None and await self._driver.renew():
+                    scan = await self._driver.scan()
         except (DriverError, TimeoutError) as error:
-            self._fail(str(error) or f"the driver did not answer within {SCAN_DEADLINE:g} s")
+            scan, problem = (
+                None,
+                str(error) or f"the driver did not answer within {SCAN_DEADLINE:g} s",
+            )
+
+        fault = same_fault(scan, self._ill) if scan and len(scan.faults) >= MANY else None
+        if fault is not None:
+            problem = OF_ALL + fault.text
+
+        is_news = self.problem.set(problem)
+        if scan is None or problem is not None:
+            if is_news:
+                log.warning("driver.fails", err=problem)
             return False
 
-        fault = same_fault(scan, self._ill)
-        if fault is not None and len(scan.faults) >= MANY:
-            self._fail(OF_ALL + fault.text)
-            return False
-
-        if self.problem.set(None):
+        if is_news:
             log.info("driver.answers", version=scan.driver_version, gpus=len(scan.gpus))
-
         self._found(scan)
         return not any(fault.trouble in MAY_PASS for fault in scan.faults)
-
-    async def _ask(self) -> Scan:
-        """Scan, once more in a new session if all GPUs fail alike. Raises DriverError."""
-        async with Lag().within(SCAN_DEADLINE):
-            scan = await self._driver.scan()
-            if same_fault(scan, self._ill) is not None and await self._driver.renew():
-                return await self._driver.scan()
-            return scan
-
-    def _fail(self, text: str) -> None:
-        if self.problem.set(text):
-            log.warning("driver.fails", err=text)
 
 
 SAMPLE_PERIOD: Final = 5.0
@@ -152,8 +152,8 @@ class Samples:
         """Ask all GPUs at each tick of PERIOD, for ever."""
         while True:
             inventory = self._inventory.value
-            for uuid in self._kept.keys() - {gpu.uuid for gpu in inventory.gpus}:
-                del self._kept[uuid]
+            here = {gpu.uuid for gpu in inventory.gpus}
+            self._kept = {uuid: kept for uuid, kept in self._kept.items() if uuid in here}
 
             async with asyncio.TaskGroup() as tasks:
                 for gpu in inventory.gpus:
@@ -231,7 +231,8 @@ class Withholder:
         self.reasons: Cell[tuple[str, ...]] = Cell(())
         self._checks = checks
         self._found: dict[NodeCheck, str] = {}
-        self._wanted = {check: asyncio.Event() for check in checks}
+        self._looks = Cell(0)
+        """How often somebody wanted all checks to run soon."""
         self._withhold = withhold
         self._say = say
         self._lag = Lag()
@@ -248,36 +249,34 @@ class Withholder:
         Where it says that a disk is silent, the slices go with the refusal.
         """
         for check in self._checks:
-            if sentence == _sentence(TimeoutError(), check.step):
-                self._note(check, TimeoutError())
+            if sentence == _silence(check):
+                self._note(check, sentence)
 
         self.look()
 
     def look(self) -> None:
         """Run all checks soon."""
-        for wanted in self._wanted.values():
-            wanted.set()
+        self._looks.set(self._looks.value + 1)
 
     async def _repeat(self, check: NodeCheck) -> NoReturn:
-        loop, wanted = asyncio.get_running_loop(), self._wanted[check]
+        loop, looks = asyncio.get_running_loop(), News(self._looks)
         while True:
-            wanted.clear()
-            begun = loop.time()
-            fault: AgentError | None = None
-
+            begun, refusal = loop.time(), ""
             try:
-                with self._lag.alarm(DISK_BUDGET, lambda _: self._note(check, TimeoutError())):
+                with self._lag.alarm(DISK_BUDGET, lambda _: self._note(check, _silence(check))):
                     await check.check()
+            except StateError as error:
+                refusal = str(refusal_of(error, check.step))
             except AgentError as error:
-                fault = error
+                refusal = str(error)
 
-            self._note(check, fault)
-            pause = LEAST if self.reasons.value else until_tick(CHECK_PERIOD, check.turn)
-            await await_event(wanted, pause)
+            self._note(check, refusal)
+            await looks.wait(LEAST if self.reasons.value else until_tick(CHECK_PERIOD, check.turn))
             await asyncio.sleep(max(0.0, begun + LEAST - loop.time()))
 
-    def _note(self, check: NodeCheck, error: AgentError | TimeoutError | None) -> None:
-        self._found[check] = _sentence(error, check.step)
+    def _note(self, check: NodeCheck, refusal: str) -> None:
+        """Note the refusal that a new pod would get. Empty: the check passed."""
+        self._found[check] = refusal
         texts = (self._found.get(each, "") for each in self._checks)
         reasons = tuple(dict.fromkeys(filter(None, texts)))
         was_withheld = bool(self.reasons.value)
@@ -297,14 +296,9 @@ class Withholder:
         self.look()  # the others may wait for longer than is right now
 
 
-def _sentence(error: AgentError | TimeoutError | None, step: AllocateStep) -> str:
-    """The refusal that a new pod would get. Empty: the check passed."""
-    if error is None:
-        return ""
-    if isinstance(error, TimeoutError | StateError):
-        return str(refusal_of(error, step))
-
-    return str(error)
+def _silence(check: NodeCheck) -> str:
+    """The refusal while the check does not end."""
+    return str(refusal_of(TimeoutError(), check.step))
 
 
 # Makes the slice lists for the kubelet from the inventory and the held ids.
@@ -445,10 +439,9 @@ class InventoryKeeper:
             for uuid, health in self._health.items()
             if health.condition is not Condition.OK and health.cause != Cause.OFF
         }
-        # The GPUs that neither this scan nor an earlier one has named.
-        seen = {*(gpu.uuid for gpu in self._scan.gpus), *(one.gpu for one in self._scan.faults)}
-        missing = (self._held.keys() | unwell) - seen - self._facts.keys()
-        faults = attributed(self._scan.faults, missing)
+        # Some of the GPUs that neither this scan nor an earlier one has named may have its faults.
+        named = {*self._facts, *(one.gpu for one in self._scan.faults)}
+        faults = attributed(self._scan.faults, (self._held.keys() | unwell) - named)
         scan = msgspec.structs.replace(self._scan, faults=faults)
         shared, left_out = self._shared(scan, unwell)
         listed = {gpu.uuid for gpu in scan.gpus} | {one.gpu for one in scan.faults if not one.lost}
@@ -520,39 +513,28 @@ class InventoryKeeper:
             if not (is_present or is_held or (is_missed and is_wanted)):
                 continue
 
-            one = shared[uuid] = self._share(gpu, settings)
-            if is_present and one.obstacle:
-                left_out[uuid] = GpuFault(uuid, one.obstacle, index=gpu.index)
-            elif not is_present:
-                shared[uuid] = msgspec.structs.replace(
-                    one,
-                    # Nothing was ever offered of a GPU that nobody knows and nobody holds.
-                    split_count=one.split_count if known or is_held else 0,
-                    present=False,
-                    there=is_there,
-                    obstacle=left_out[uuid].text if uuid in left_out else "",
-                    wanted=is_wanted,
-                )
+            missing = undefined((uuid,), self._edits.value, self._defined) if is_present else None
+            if missing:
+                left_out[uuid] = GpuFault(uuid, "; ".join(missing), index=gpu.index)
+
+            now = self._clock.now()
+            shared[uuid] = SharedGpu(
+                gpu=gpu,
+                health=self._health.setdefault(uuid, Health(Condition.OK, since=now)),
+                # Nothing was ever offered of a GPU that nobody knows and nobody holds.
+                split_count=settings.split_count if known or is_held else 0,
+                registered_mib=registered_mib(gpu.memory_mib, settings) or 0,
+                core_percent=registered_core_percent(settings),
+                type_name=type_name(gpu.name),
+                mode=settings.mode,
+                present=is_present and missing is None,
+                there=is_present or is_there,
+                obstacle=left_out[uuid].text if uuid in left_out else "",
+                wanted=is_present or is_wanted,
+                numa_hint=settings.numa_topology,
+            )
 
         return shared, tuple(left_out.values())
-
-    def _share(self, gpu: Gpu, settings: SharingSettings) -> SharedGpu:
-        if gpu.uuid not in self._health:
-            self._health[gpu.uuid] = Health(Condition.OK, since=self._clock.now())
-
-        obstacle = undefined((gpu.uuid,), self._edits.value, self._defined)
-        return SharedGpu(
-            gpu=gpu,
-            health=self._health[gpu.uuid],
-            split_count=settings.split_count,
-            registered_mib=registered_mib(gpu.memory_mib, settings) or 0,
-            core_percent=registered_core_percent(settings),
-            type_name=type_name(gpu.name),
-            mode=settings.mode,
-            present=obstacle is None,
-            obstacle="; ".join(obstacle or ()),
-            numa_hint=settings.numa_topology,
-        )
 
 
 def _by_index(shared: SharedGpu) -> tuple[bool, int, GpuUuid]:

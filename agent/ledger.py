@@ -12,7 +12,7 @@ import msgspec
 
 from agent.cluster import DEFAULT_PRIORITY, ContainerView, PodTable, PodUid, Role
 from agent.errors import Refusal, RefusalReason, cap
-from agent.model import NO_INDEX, GpuUuid, Health, Held, Share, SliceId, split_slice_id
+from agent.model import GpuUuid, Health, Held, Share, SharedGpu, SliceId, split_slice_id
 from agent.setting import (
     Field,
     boolean,
@@ -232,13 +232,10 @@ class HookFacts(msgspec.Struct, frozen=True):
 
 
 class GrantedShare(msgspec.Struct, frozen=True):
-    """A share and the facts of its GPU that an answer needs. `index`: of the node, as NVML's."""
+    """A share and its GPU, of which an answer needs some facts."""
 
     share: Share
-    pci: str
-    registered_mib: int
-    minor: int | None = None
-    index: int = NO_INDEX
+    gpu: SharedGpu
 
 
 def container_directory(pod_uid: str, container: str) -> str:

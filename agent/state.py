@@ -467,7 +467,7 @@ class NodeJournal:
                 text = f"this node's pods cannot be followed: {table.lost_reason}"
                 self.changed(NodeEvent("ApiServerLost", text, warning=True))
             elif lost_at and table.lost_at is None:
-                text = f"this node's pods are followed again, as until {lost_at:%H:%M:%S} UTC"
+                text = f"this node's pods are followed again, lost at {lost_at:%H:%M:%S} UTC"
                 self.changed(NodeEvent("ApiServerBack", text, warning=False))
 
             if kubelet is not None and present is not None and present != kubelet:

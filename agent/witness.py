@@ -1,10 +1,10 @@
 """What the kubelet says about containers: by PodResources, and in its checkpoint file."""
 
-import contextlib
 from collections import defaultdict
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Awaitable, Mapping
 from pathlib import Path
 from types import MappingProxyType
+from typing import TypeVar
 
 import msgspec
 import structlog
@@ -25,6 +25,8 @@ from agent.wire.v1 import (
     PodResources,
     PodResourcesListerStub,
 )
+
+T = TypeVar("T")
 
 # The PodResources client: it asks the kubelet which devices it recorded for which pod.
 #
@@ -61,8 +63,7 @@ class PodResourcesWitness:
         """
         request = GetPodResourcesRequest(pod_name=pod, pod_namespace=namespace)
         try:
-            async with self._asking("Get"):
-                answer = await in_own_task(self._stub.get(request))
+            answer = await self._call("Get", self._stub.get(request))
         except _PodUnknown:
             return None
 
@@ -74,29 +75,28 @@ class PodResourcesWitness:
         Raises:
             WitnessThrottled, KubeletError: there was no answer.
         """
-        async with self._asking("List"):
-            answer = await in_own_task(self._stub.list())
+        answer = await self._call("List", self._stub.list())
         return tuple(map(_holding, answer.pod_resources))
 
     def close(self) -> None:
         """Close the connection; a further call would open it again."""
         self._channel.close()
 
-    @contextlib.asynccontextmanager
-    async def _asking(self, method: str) -> AsyncIterator[None]:
-        """Limit one call, connecting included, to the deadline, and translate its errors."""
+    async def _call(self, method: str, call: Awaitable[T]) -> T:
+        """The answer to one call, connecting included, within the deadline."""
         try:
             async with self._lag.within(self._deadline):
-                yield
+                return await in_own_task(call)
         except GRPCError as error:
-            raise _translated(method, error) from error
+            raise _translated(f"PodResources {method}", error) from error
         except TimeoutError as error:
             text = f"PodResources {method} was not answered within {self._deadline:g} s"
             raise KubeletError(text) from error
         except (OSError, StreamTerminatedError, ProtocolError) as error:
-            reason = getattr(error, "strerror", None) or str(error)
-            text = f"PodResources at {self._socket} cannot be asked: {cap(reason)}"
-            raise KubeletError(text) from error
+            reason = cap(getattr(error, "strerror", None) or str(error))
+            raise KubeletError(
+                f"PodResources at {self._socket} cannot be asked: {reason}"
+            ) from error
         except (EOFError, KeyError, ValueError) as error:
             # The generated parser raises these on bytes that are no message.
             raise KubeletError(f"the answer of PodResources {method} is malformed") from error
@@ -106,21 +106,21 @@ class _PodUnknown(KubeletError):  # noqa: N818 -- names what happened
     """The kubelet answered that it does not know the pod."""
 
 
-def _translated(method: str, error: GRPCError) -> KubeletError:
+def _translated(what: str, error: GRPCError) -> KubeletError:
     message = error.message or error.status.name
     text = cap(message)
 
     match error.status:
         case Status.RESOURCE_EXHAUSTED:
-            return WitnessThrottled(f"PodResources {method} is over its rate limit: {text}")
-        case Status.UNIMPLEMENTED:
-            return WitnessUnsupported(f"this kubelet has no PodResources {method}: {text}")
-        case Status.UNKNOWN if "method disabled" in text:  # before 1.34, behind a feature gate
-            return WitnessUnsupported(f"this kubelet has no PodResources {method}: {text}")
+            return WitnessThrottled(f"{what} is over its rate limit: {text}")
         case Status.UNKNOWN | Status.NOT_FOUND if message.endswith("not found"):
             return _PodUnknown(text)
+        case Status.UNIMPLEMENTED:
+            return WitnessUnsupported(f"this kubelet has no {what}: {text}")
+        case Status.UNKNOWN if "method disabled" in text:  # before 1.34, behind a feature gate
+            return WitnessUnsupported(f"this kubelet has no {what}: {text}")
         case _:
-            return KubeletError(f"PodResources {method} failed: {error.status.name}: {text}")
+            return KubeletError(f"{what} failed: {error.status.name}: {text}")
 
 
 def _holding(pod: PodResources) -> Holding:

@@ -3,12 +3,15 @@
 import datetime as dt
 from collections.abc import Iterable, Mapping
 
+import msgspec
+
 from agent.cluster import ALLOCATED, ContainerView, NodeLock, Phase, PodUid, PodView, Role
 from agent.hami.pod import decode_pod_devices
 from agent.hami.region import MemoryUse, RegionState
-from agent.ledger import ContainerEdits, ContainerKey, Holder, KubeletEpoch, Row
+from agent.ledger import ContainerEdits, ContainerKey, GrantedShare, Holder, KubeletEpoch, Row
 from agent.model import (
     MIB,
+    NO_INDEX,
     Condition,
     Gpu,
     GpuUuid,
@@ -245,6 +248,14 @@ def a_row(  # noqa: PLR0913 -- keyword-only, all have defaults
         resource=resource,
         lock=lock,
     )
+
+
+def a_granted_share(
+    share: Share, pci: str, mib: int, minor: int | None = None, index: int = NO_INDEX
+) -> GrantedShare:
+    """A share of a GPU at that place, which registered so much memory."""
+    gpu = msgspec.structs.replace(a_gpu(uuid=share.uuid, pci=pci), minor=minor, index=index)
+    return GrantedShare(share, a_shared_gpu(gpu=gpu, registered_mib=mib))
 
 
 def a_gpu_use(

@@ -23,7 +23,7 @@ from agent.ledger import (
     NodeEdit,
     container_directory,
 )
-from agent.model import GpuUuid, Share, SharedGpu
+from agent.model import GpuUuid
 
 # NVIDIA's device list strategies: how an answer names the GPUs of a container.
 #
@@ -32,11 +32,6 @@ from agent.model import GpuUuid, Share, SharedGpu
 
 LIST_DIRECTORY = "/var/run/nvidia-container-devices"
 _ANSWERS = uuid.UUID("3c0ad2c6-6ef1-5d4e-8a52-6a0f6c4b9b17")
-
-
-def is_cdi_only(settings: EditSettings) -> bool:
-    """Whether only CDI names the GPUs. Then the answer has no variable and no device node."""
-    return not {ENVVAR, VOLUME_MOUNTS} & set(settings.device_list_strategies)
 
 
 def looks_up_cdi(settings: EditSettings) -> bool:
@@ -127,7 +122,7 @@ def container_edits(
     policy = "disable" if settings.disable_core_limit else settings.core_policy
     is_many = len({granted.share.uuid for granted in shares}) > 1
     limits = {
-        f"CUDA_DEVICE_MEMORY_LIMIT_{index}": f"{one.share.memory_mib or one.registered_mib}m"
+        f"CUDA_DEVICE_MEMORY_LIMIT_{index}": f"{one.share.memory_mib or one.gpu.registered_mib}m"
         for index, one in enumerate(shares)
     }
     # The variables that HAMi-core reads; an empty one is left out.
@@ -193,11 +188,13 @@ def gpu_edits(
         envs["NVIDIA_VISIBLE_DEVICES"] = ",".join(uuids)
 
     nodes: dict[str, NodeEdit] = {}
-    if not is_cdi_only(settings):
+    # If CDI alone names the GPUs, the answer has no variable and no device node.
+    if strategies & {ENVVAR, VOLUME_MOUNTS}:
         envs |= {f"NVIDIA_{mode.upper()}": "enabled" for mode in _modes(settings)}
         if settings.pass_device_specs:
             # The existing control nodes, then one for each GPU; on the host below the dev root.
-            gpus = (f"/dev/nvidia{one.minor}" for one in shares if one.minor is not None)
+            minors = (one.gpu.gpu.minor for one in shares)
+            gpus = (f"/dev/nvidia{minor}" for minor in minors if minor is not None)
             below = settings.dev_root.rstrip("/")
             nodes = {one: NodeEdit(one, below + one, "rw") for one in (*facts.device_nodes, *gpus)}
 
@@ -272,11 +269,6 @@ def cache_file(pod_uid: str, container: str) -> str:
     return f"{uuid.uuid5(CACHE_NAMES, f'{pod_uid}/{container}')}.cache"
 
 
-def granted_share(share: Share, gpu: SharedGpu) -> GrantedShare:
-    """The share, with what an answer says of its GPU."""
-    return GrantedShare(share, gpu.gpu.pci, gpu.registered_mib, gpu.gpu.minor, gpu.gpu.index)
-
-
 def cuda_order(shares: Iterable[GrantedShare]) -> tuple[GrantedShare, ...]:
     """Sort the shares by PCI bus id: this is how GPUs are numbered wherever a number counts.
 
@@ -290,14 +282,16 @@ def cuda_order(shares: Iterable[GrantedShare]) -> tuple[GrantedShare, ...]:
     follows all first shares.
     """
     given, seen = tuple(shares), Counter[GpuUuid]()
-    by_bus = all(pci_key(granted.pci) for granted in given)
+    by_bus = all(pci_key(one.gpu.gpu.pci) for one in given)
 
-    def is_again(granted: GrantedShare) -> int:
-        seen[granted.share.uuid] += 1
-        return seen[granted.share.uuid]
+    def place(one: GrantedShare) -> tuple[tuple[int, ...], int]:
+        return pci_key(one.gpu.gpu.pci) if by_bus else (), one.gpu.gpu.index
 
-    by_place = sorted(given, key=lambda one: (pci_key(one.pci) if by_bus else (), one.index))
-    return tuple(sorted(by_place, key=is_again))
+    def times(one: GrantedShare) -> int:
+        seen[one.share.uuid] += 1
+        return seen[one.share.uuid]
+
+    return tuple(sorted(sorted(given, key=place), key=times))
 
 
 def pci_key(pci: str) -> tuple[int, ...]:

@@ -350,18 +350,15 @@ def candidates(evidence: Evidence) -> tuple[Candidate, ...]:
     present = [pod for pod in waits.values() if not pod.terminal]
     present.sort(key=lambda pod: (pod.created, pod.namespace, pod.name))
 
-    found = []
-    deleted = {pod.uid: pod for pod in _deleted_pods(evidence)}
-    for pod in (*present, *deleted.values()):
+    found = list[Candidate]()
+    for pod in (*present, *_deleted_pods(evidence)):
         if pod.uid in evidence.claimed or not evidence.known_before.get(pod.key, True):
             continue
         # While the agent has not asked PodResources about the pod, the call may be for any of its
         # containers that wait, because records may be missing here.
         is_asked = pod.key in evidence.known or not evidence.witnessed
-        for each in (possible if is_asked else waiting)(pod, evidence):
-            if each.container.count == evidence.count:
-                found.append(msgspec.structs.replace(each, deleted=pod.uid in deleted))
-                break
+        asking = possible(pod, evidence) if is_asked else waiting(pod, evidence)
+        found += [each for each in asking if each.container.count == evidence.count][:1]
     return tuple(found)
 
 
@@ -372,8 +369,9 @@ def waiting(pod: PodView, evidence: Evidence) -> tuple[Candidate, ...]:
     a container that runs. It does for an ended init container, if it started without its records.
     """
     rows = {row.key.container: row for row in evidence.ledger.rows_of(pod.uid)}
+    is_deleted = pod.uid not in evidence.table.pods
     return tuple(
-        Candidate(pod, container, rows.get(container.name))
+        Candidate(pod, container, rows.get(container.name), is_deleted)
         for container in pod.asking(evidence.settings.resource)
         # Its status can be late, or from before a reboot: a live cgroup shows that it runs.
         if not evidence.alive.get(container.running_id or "")
@@ -387,11 +385,9 @@ def possible(pod: PodView, evidence: Evidence) -> tuple[Candidate, ...]:
     found = waiting(pod, evidence)
     if is_new(pod, evidence):
         return found[:1]
-    first = next((place for place, one in enumerate(found) if _was_dead(one, evidence)), None)
-    if first is None:
-        return found
-    # It was dead when the kubelet started and has no record: the pod is being admitted.
-    return found[: first + 1]
+    # What was dead when the kubelet started and has no record shows that the pod is being admitted.
+    dead = [place for place, one in enumerate(found) if _was_dead(one, evidence)]
+    return found[: dead[0] + 1] if dead else found
 
 
 def is_at_admission(pod: PodView, evidence: Evidence) -> bool:
@@ -430,11 +426,10 @@ def _is_held(pod: PodView, container: ContainerView, row: Row | None, evidence: 
     if recorded is not None:
         return ContainerKey(pod.uid, container.name) in recorded
 
-    epoch = evidence.kubelet.epoch
     if container.role is Role.INIT or not evidence.witnessed:
-        return row is not None and row.epoch == epoch
+        return row is not None and row.epoch == evidence.kubelet.epoch
     # If PodResources was asked, it named no ids; the row may be booked for a pod of the same name.
-    return holding is None and row is not None and row.is_booked_by(epoch)
+    return holding is None and row is not None and row.is_booked_by(evidence.kubelet.epoch)
 
 
 def _deleted_pods(evidence: Evidence) -> Iterator[PodView]:
@@ -573,8 +568,24 @@ def exactly_one(found: tuple[Candidate, ...], evidence: Evidence) -> Candidate |
         is_lock_unseen = not known and is_nobodys and LookAtNode not in evidence.asked
         return LookAtNode() if is_lock_unseen else ListPods()
 
+    newcomer = _beside_dead(known, evidence) if evidence.witnessed else None
+    if newcomer is not None:
+        return newcomer
+
+    names = cap(", ".join(sorted({each.pod.title for each in known})))
+    if not (evidence.asked[ListPods] and evidence.table.synced):
+        raise _unknown(
+            f"no pod that it knows of, or several ({names or 'none'}) may be asking for "
+            f"{evidence.count} slice(s) at this moment"
+        )
     if not known:
-        raise _nobody(evidence)
+        raise Refusal(
+            RefusalReason.NO_POD_ADMITTED,
+            f"The kubelet asks for {evidence.count} slice(s), but no pod of this node that "
+            "requests this number is being admitted. Nothing is to be done for a deleted pod or "
+            "one with a controller, which creates it again; create any other again. A static pod "
+            "gets no GPUs: make it a DaemonSet.",
+        )
     first = known[0]
     if not present:
         raise Refusal(
@@ -583,24 +594,22 @@ def exactly_one(found: tuple[Candidate, ...], evidence: Evidence) -> Candidate |
             "makes a new one.",
         )
     if evidence.witnessed:
-        newcomer = _beside_dead(known, evidence)
-        if newcomer is None:
-            raise _several(known, evidence)
-        return newcomer
+        raise Refusal(
+            RefusalReason.MANY_PODS_ADMITTED,
+            f"The kubelet may be asking for any of several pods at once ({names}) and does not say "
+            "for which one, and the agent does not guess. If this pod is new, create it again. If "
+            "they ran before, the kubelet lost its records of them: delete all but one of them.",
+        )
 
     # Kubelets before 1.34 have no Get: a sole candidate is served if it holds the node lock, for
-    # which a first answer still waits. A LIST must have shown that it is alone.
-    if (
-        len(known) == 1
-        and evidence.asked[ListPods]
-        and (not first.row or lock_of(first.pod, evidence))
-    ):
+    # which a first answer still waits.
+    if len(known) == 1 and (first.row is None or lock_of(first.pod, evidence)):
         return first
     raise Refusal(
         RefusalReason.WITNESS_SILENT,
         "This kubelet cannot say which pod it admits, and the agent serves only a pod that holds "
-        f"the node lock and alone can be meant ({_names(known)}); start GPU pods one at a time, or "
-        "upgrade the kubelet to 1.34.",
+        f"the node lock and alone can be meant ({names}); start GPU pods one at a time, or upgrade "
+        "the kubelet to 1.34.",
     )
 
 
@@ -681,42 +690,6 @@ def rejected_pod(evidence: Evidence) -> PodUid | None:
     return None if is_another_possible or is_asked_again else pod.uid
 
 
-def _several(known: tuple[Candidate, ...], evidence: Evidence) -> Refusal:
-    names = _names(known)
-    if not evidence.asked[ListPods]:
-        return _unknown(f"the kubelet may be admitting one of several pods ({names})")
-    if all(each.row is not None and not each.deleted for each in known):
-        return Refusal(
-            RefusalReason.MANY_PODS_ADMITTED,
-            f"The kubelet lost its records of several pods with dead containers ({names}) and does "
-            "not say which one it restarts, and the agent does not guess; delete all but one of "
-            "them.",
-        )
-    return Refusal(
-        RefusalReason.MANY_PODS_ADMITTED,
-        f"The kubelet is admitting several pods at once ({names}) and does not say which of them "
-        "this request is for, and the agent does not guess; create this pod again.",
-    )
-
-
-def _names(found: Iterable[Candidate]) -> str:
-    return cap(", ".join(sorted({each.pod.title for each in found})))
-
-
-def _nobody(evidence: Evidence) -> Refusal:
-    count = evidence.count
-    if not (evidence.asked[ListPods] and evidence.table.synced):
-        return _unknown(f"no pod that it knows of asks for {count} slice(s) at this moment")
-
-    return Refusal(
-        RefusalReason.NO_POD_ADMITTED,
-        f"The kubelet asks for {count} slice(s), but no pod of this node that requests this "
-        "number is being admitted. Nothing is to be done for a deleted pod or one with a "
-        "controller, which creates it again; create any other again. A static pod gets no GPUs: "
-        "make it a DaemonSet.",
-    )
-
-
 def _unknown(what: str) -> Refusal:
     """The refusal while the API server does not answer, and `what` makes its word necessary."""
     return Refusal(
@@ -783,19 +756,22 @@ def replay(candidate: Candidate, row: Row, evidence: Evidence) -> Question | Gra
 
     A GPU that the operator has filtered out since still counts: its container may start again.
     """
-    for share in row.shares:
-        gpu = evidence.inventory.find(share.uuid)
+    gpus = {share.uuid: evidence.inventory.find(share.uuid) for share in row.shares}
+    gone = [
+        uuid
+        for uuid, gpu in gpus.items()
         # In MIG mode nothing can use the whole GPU.
-        is_whole = gpu is not None and gpu.there and not gpu.gpu.mig_enabled
-        if gpu is None or not is_whole or gpu.health.condition is Condition.LOST:
-            if ListPods not in evidence.asked:
-                return ListPods()  # a pod that the watch has not shown may be asking
-            raise Refusal(
-                RefusalReason.BAD_GPU,
-                f"Container {row.key.container} of pod {candidate.pod.title} holds GPU "
-                f"{share.uuid}, which is gone, lost or in MIG mode; delete the pod so that it is "
-                "placed again.",
-            )
+        if not (gpu and gpu.there and not gpu.gpu.mig_enabled)
+        or gpu.health.condition is Condition.LOST
+    ]
+    if gone and ListPods not in evidence.asked:
+        return ListPods()  # a pod that the watch has not shown may be asking
+    if gone:
+        raise Refusal(
+            RefusalReason.BAD_GPU,
+            f"Container {row.key.container} of pod {candidate.pod.title} holds GPU {gone[0]}, "
+            "which is gone, lost or in MIG mode; delete the pod so that it is placed again.",
+        )
     return Grant(candidate, row.group, row.shares)
 
 
@@ -838,11 +814,10 @@ def require_right(candidate: Candidate, evidence: Evidence) -> None:
             "took over its lock. Create it again with schedulerName of HAMi's scheduler.",
         )
 
-    is_allowed = settings.unlocked_pods is UnlockedPods.SCHEDULED
-    policy = UnlockedPods.UNIQUE if is_allowed or _takes_lock(pod) else UnlockedPods.SCHEDULED
-    advice = f"set allocation.unlockedPods to {policy}"
-    if not evidence.witnessed:
-        advice = "upgrade the kubelet to 1.34"
+    is_strict = settings.unlocked_pods is UnlockedPods.STRICT and not _takes_lock(pod)
+    policy = UnlockedPods.SCHEDULED if is_strict else UnlockedPods.UNIQUE
+    setting = f"set allocation.unlockedPods to {policy}"
+    advice = setting if evidence.witnessed else "upgrade the kubelet to 1.34"
     why = (
         ": another scheduler bound it, the lock was removed, or it started before without its GPU; "
         f"create it again with schedulerName {settings.scheduler_name}"
@@ -918,15 +893,14 @@ def lock_of(pod: PodView, evidence: Evidence) -> NodeLock | None:
     if _is_made_with_its_node(pod):
         return None
 
-    def is_unused(lock: NodeLock) -> bool:
-        users = {evidence.used_locks.get(lock.value), *evidence.ledger.answered_under(lock.value)}
-        return users <= {None, pod.uid, evidence.orphaned_locks.get(lock.value)}
-
-    lock, is_read = evidence.lock, evidence.asked.get(LookAtNode)
-    if lock is not None and lock.owner == pod.key and (is_read or is_unused(lock)):
-        return lock
-    owned = (old for old in evidence.former_locks if old.owner == pod.key and is_unused(old))
-    return next(owned, None)
+    for lock in (evidence.lock, *evidence.former_locks):
+        if lock is not None and lock.owner == pod.key:
+            is_read = lock is evidence.lock and evidence.asked.get(LookAtNode)
+            users = {evidence.used_locks.get(lock.value)}
+            users |= evidence.ledger.answered_under(lock.value)
+            if is_read or users <= {None, pod.uid, evidence.orphaned_locks.get(lock.value)}:
+                return lock
+    return None
 
 
 # Step 8: the container may get what the scheduler's annotation says.
@@ -1048,11 +1022,11 @@ def _assigned(candidate: Candidate, settings: MatchSettings) -> tuple[int, tuple
             "create the pod again.",
         )
     if not any(pod.groups or ()):
-        what = "is missing" if pod.groups is None else "names no GPU"
         raise Refusal(
             RefusalReason.NO_ANNOTATION,
-            f"Pod {name} was not placed by HAMi's scheduler: annotation {ALLOCATED} {what}; create "
-            "it with schedulerName of HAMi's scheduler.",
+            f"Pod {name} was not placed by HAMi's scheduler: annotation {ALLOCATED} "
+            f"{'is missing' if pod.groups is None else 'names no GPU'}; create it with "
+            "schedulerName of HAMi's scheduler.",
         )
     node = pod.annotations.get(VGPU_NODE)
     if node != settings.node:

@@ -126,8 +126,7 @@ class GpuUse(msgspec.Struct, frozen=True):
     memory_mib: int = 0
     core_percent: int = 0
 
-    def plus(self, other: "GpuUse") -> "GpuUse":
-        """The sum."""
+    def __add__(self, other: "GpuUse") -> "GpuUse":
         return GpuUse(self.memory_mib + other.memory_mib, self.core_percent + other.core_percent)
 
     def peak(self, other: "GpuUse") -> "GpuUse":
@@ -207,20 +206,16 @@ def scheduled(row: Row, pod: PodView | None) -> RoomClaim | None:
     return RoomClaim(row.key.pod_uid, role, row.limits, row.group)
 
 
-def _use_of(claim: RoomClaim, gpu: SharedGpu) -> GpuUse:
-    """What one container uses of one GPU. A share of 0 MiB counts as all registered memory."""
-    total = GpuUse()
-    for share in claim.shares:
-        if share.uuid == gpu.uuid:
-            total = total.plus(GpuUse(share.memory_mib or gpu.registered_mib, share.core_percent))
-    return total
-
-
 def pod_use(claims: Iterable[RoomClaim], gpu: SharedGpu) -> GpuUse:
     """What the containers of one pod use of `gpu`: max(peak of init, apps and sidecars)."""
     peak, lasting = GpuUse(), GpuUse()
     for claim in sorted(claims, key=lambda one: (one.place, one.role is not Role.INIT)):
-        use = lasting.plus(_use_of(claim, gpu))
+        # A share of 0 MiB counts as all registered memory.
+        of_gpu = (share for share in claim.shares if share.uuid == gpu.uuid)
+        use = sum(
+            (GpuUse(one.memory_mib or gpu.registered_mib, one.core_percent) for one in of_gpu),
+            lasting,
+        )
         if claim.role is Role.INIT:
             peak = peak.peak(use)
         else:
@@ -234,10 +229,7 @@ def gpu_use(claims: Iterable[RoomClaim], gpu: SharedGpu) -> GpuUse:
     for claim in claims:
         if any(share.uuid == gpu.uuid for share in claim.shares):
             by_pod.setdefault(claim.pod_uid, []).append(claim)
-    total = GpuUse()
-    for pod_claims in by_pod.values():
-        total = total.plus(pod_use(pod_claims, gpu))
-    return total
+    return sum((pod_use(pod_claims, gpu) for pod_claims in by_pod.values()), GpuUse())
 
 
 class Shortage(msgspec.Struct, frozen=True):

@@ -11,7 +11,7 @@ import dataclasses
 import datetime as dt
 import enum
 import functools
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from typing import Any, Final, TypeVar
 
@@ -19,9 +19,8 @@ import msgspec
 import structlog
 from typing_extensions import override
 
-from agent.allocate.edits import check_library, container_edits, cuda_order, granted_share
+from agent.allocate.edits import check_library, container_edits, cuda_order
 from agent.allocate.match import (
-    UNREAD,
     AskKubelet,
     AwaitLock,
     AwaitOthers,
@@ -63,6 +62,7 @@ from agent.ledger import (
     ContainerKey,
     Decider,
     EditSettings,
+    GrantedShare,
     Holder,
     HookFacts,
     KubeletEpoch,
@@ -420,10 +420,8 @@ class Allocation(abc.ABC):
 
 
 def _log_fields(row: Row) -> dict[str, str]:
-    """The log fields that name a row's container; its drawn UID while no holder is known."""
-    if row.holder is None:
-        return {"uid": row.key.pod_uid}
-    return {"ns": row.namespace, "pod": row.pod, "ctr": row.holder.container}
+    """The log fields that name a row's container; a drawn UID while no holder is known."""
+    return {"ns": row.namespace, "pod": row.pod or row.key.pod_uid, "ctr": row.key.container}
 
 
 # Hami mode: the annotation that HAMi's scheduler wrote decides what a container gets.
@@ -489,7 +487,7 @@ class HamiAllocation(Allocation):
     containers: Containers
     refresh: Callable[..., Awaitable[PodTable]]
     look_at_pod: Callable[[str, str], Awaitable[PodUid]]
-    look_at_node: Callable[[], Awaitable[None]]
+    look_at_node: Callable[[], Awaitable[NodeView | None]]
     streams: Cell[int]
     look: Callable[[], None]
 
@@ -611,8 +609,8 @@ class HamiAllocation(Allocation):
         # One that has run was not at its admission, though a late view showed it so.
         pods, epoch = self.pods.value.pods, self.instance()
         ran = {uid for uid in self.rejected if (pod := pods.get(uid)) and pod.has_run}
-        rejected = {uid for uid, by in self.rejected.items() if by == epoch}
-        return frozenset(rejected - ran | {key.pod_uid for key in self.taken})
+        rejected = {uid for uid, by in self.rejected.items() if by == epoch} - ran
+        return frozenset(rejected | {key.pod_uid for key in self.taken})
 
     async def adopt(self, found: Adoption) -> Row | None:
         """The row of a container that was answered and that the ledger does not know.
@@ -643,7 +641,7 @@ class HamiAllocation(Allocation):
         pod, container = found.pod, found.container
         gpus = [self.inventory.value.find(share.uuid) for share in shares]
         granted = cuda_order(
-            granted_share(share, gpu) for share, gpu in zip(shares, gpus, strict=True) if gpu
+            GrantedShare(share, gpu) for share, gpu in zip(shares, gpus, strict=True) if gpu
         )
         if len(granted) < len(shares):  # an annotation from before: the GPU was removed since
             raise Refusal(
@@ -789,15 +787,13 @@ class Inquiry:
                 # Silence proves no death.
                 seen.alive |= {one: alive is None or one in alive for one in ids}
             case LookAtPod(key):
-                seen.pod_uids[key] = UNREAD
-                is_owners = seen.owner == key
-                async with self._asking("pods.get_failed", GET_PAUSE, is_owners=is_owners):
-                    seen.pod_uids[key] = await source.look_at_pod(*key)
+                get, is_owners = source.look_at_pod(*key), seen.owner == key
+                seen.pod_uids[key] = await self._asked_api(
+                    "pods.get_failed", get, GET_PAUSE, is_owners=is_owners
+                )
             case LookAtNode():
-                is_answered = False
-                async with self._asking("node.get_failed", API_BUDGET):
-                    await source.look_at_node()
-                    is_answered = True
+                node = await self._asked_api("node.get_failed", source.look_at_node(), API_BUDGET)
+                is_answered = node is not None
             case AwaitLock(owner):
                 source.look()
                 time = source.lag.within(LOCK_PAUSE)
@@ -832,23 +828,24 @@ class Inquiry:
                     ) from error
                 await asyncio.sleep(pause)
 
-    @contextlib.asynccontextmanager
-    async def _asking(
-        self, event: str, most: float, *, is_owners: bool = False
-    ) -> AsyncIterator[None]:
-        """Bound a request to `most` seconds and the rest of API_BUDGET; log a failure as `event`.
+    async def _asked_api(
+        self, event: str, answer: Awaitable[T], most: float, *, is_owners: bool = False
+    ) -> T | None:
+        """The answer of the API server; None: it failed, which is logged as `event`.
 
-        For the owner of the node lock only the rest of OWNER_BUDGET bounds it. The kubelet's
-        earlier answers still hold: while it waits for us, it admits no other pod.
+        It has `most` seconds and the rest of API_BUDGET. For the owner of the node lock only the
+        rest of OWNER_BUDGET bounds it. The kubelet's earlier answers still hold: while it waits for
+        us, it admits no other pod.
         """
         left = self._api.left - OWNER_BUDGET + API_BUDGET
         try:
             async with self._api.within(None if is_owners else min(most, left)):
-                yield
+                return await answer
         except (ApiError, TimeoutError) as error:
             # The decision goes on without the answer, and refuses where it cannot.
             self._is_starved |= isinstance(error, Starved)
             log.warning(event, err=str(error) or "out of time")
+            return None
 
     async def _list(self) -> None:
         """LIST the pods. If that fails, a watch that is late may still show who asks."""
@@ -860,20 +857,20 @@ class Inquiry:
             has_count = pod is None or any(one.count == seen.count for one in pod.gpu_containers)
             is_owners = has_count and seen.known.get(seen.owner, True) is not None
 
-        most, is_answered = LIST_PAUSE if table.synced else API_BUDGET, False
-        async with self._asking("pods.list_failed", most, is_owners=is_owners):
-            await source.refresh(is_owners=is_owners)
-            is_answered = True
-
+        most, listing = (
+            LIST_PAUSE if table.synced else API_BUDGET,
+            source.refresh(is_owners=is_owners),
+        )
+        found = await self._asked_api("pods.list_failed", listing, most, is_owners=is_owners)
         # The first LIST may have begun before the call.
-        is_enough = table.synced or not is_answered
-        if not is_answered and table.synced and not table.stale:
+        is_enough = table.synced or found is None
+        if found is None and table.synced and not table.stale:
             time, known = self._api.within(), table.pods.keys()
             is_enough = not await self._shown(
                 time, source.pods, lambda table: bool(table.pods.keys() - known)
             )
         if is_enough:
-            seen.asked[ListPods] = is_answered
+            seen.asked[ListPods] = found is not None
 
     async def _caught_up(self, refusal: Refusal) -> bool:
         """Whether a watch changes within WATCH_PAUSE, so that a preference may have a pod then."""

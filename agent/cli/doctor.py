@@ -124,9 +124,6 @@ OURS: Final = re.compile(r".*/hami-(.+)-[0-9a-f]{8}\.sock")
 PROGRAM: Final = "hami-agent doctor"
 """The name under which the API server sees the requests of `--node`."""
 
-KUBECONFIG: Final = "node.kubeconfig"
-"""The key of the setting whose option also serves `--node`."""
-
 FIRST_PROCESS: Final = Path("/proc/1/cmdline")
 """In the agent's pod: the agent."""
 
@@ -245,7 +242,7 @@ def _in_pod(args: argparse.Namespace, environ: Mapping[str, str], kind: str) -> 
     for name in ("only", "skip"):
         words += [f"--{name}", ",".join(sorted(chosen))] if (chosen := vars(args)[name]) else []
 
-    kubeconfig = vars(args)[KUBECONFIG]
+    kubeconfig = vars(args)["--kubeconfig"]
     way = connection_of(Path(kubeconfig) if kubeconfig else None, args.context, environ)
     with working(f"checking {cap(args.node, 64)}"):
         said = ask(way, PROGRAM, lambda api: NodeReader(api, args.node).by_agent(*words))

@@ -211,26 +211,18 @@ def answer(
 
     `at`: when the data was made or read; None: now. `source`: where; empty: on this machine.
     """
-    if form in {"json", "yaml"}:
-        sys.stdout.write(document(kind, data, form, at or SystemClock().now(), source))
-    else:
+    if form not in {"json", "yaml"}:
         sys.stdout.writelines(f"{line}\n" for line in lines)
+        return
 
-
-def document(kind: str, data: object, form: str, at: dt.datetime, source: str = "") -> str:
-    """The answer as a document. `form`: json or yaml. `at`: when the data was made or read.
-
-    `source`: where it was read from; empty: on this machine, by the verb itself.
-    """
     whole: dict[str, object] = {
         "apiVersion": API_VERSION,
         "kind": kind,
-        "generatedAt": encode_stamp(at),
+        "generatedAt": encode_stamp(at or SystemClock().now()),
     }
-    whole |= {"source": source} if source else {}
-    text = json.dumps(msgspec.to_builtins(whole | {"data": data}), indent=2)
-
+    whole |= {"source": source, "data": data} if source else {"data": data}
+    text = json.dumps(msgspec.to_builtins(whole), indent=2)
     if form == "yaml":
-        return yaml.safe_dump(json.loads(text), sort_keys=False)  # without aliases
+        text = yaml.safe_dump(json.loads(text), sort_keys=False).rstrip()  # without aliases
 
-    return f"{text}\n"
+    sys.stdout.write(f"{text}\n")

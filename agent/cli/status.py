@@ -233,6 +233,7 @@ DEADLINE: Final = 5.0
 MEMBER: Final = "hami-agent/status.json"
 """The first file of a bundle. Source: agent/cli/bundle.py."""
 
+ARCHIVE: Final = "an archive of `hami-agent bundle`"
 LARGEST: Final = 8 * 1024 * 1024
 """Most bytes of the status in a bundle."""
 
@@ -272,60 +273,43 @@ def status_at(socket: Path) -> StatusRead:
         status, text = call(socket, "GET", "/api/v1/status", DEADLINE)
         if status != 200:
             raise Unreachable(f"{socket}: {cap(text)}")
-        found, at = open_envelope(text.encode(), "Status", StatusDocument)
+        return StatusRead(*open_envelope(text.encode(), "Status", StatusDocument), str(socket))
     except MalformedText as error:
         raise Unreachable(f"{socket} did not answer as an agent: {error}") from error
 
-    return StatusRead(found, at, str(socket))
-
 
 def status_in(bundle: Path) -> StatusRead:
-    """The status in an archive of `hami-agent bundle`.
+    """The status in an archive of `hami-agent bundle`, whose first file is MEMBER.
+
+    `gzip` and `tarfile` believe an archive that asks for GiB for a name. This unpacks a bounded
+    part of it, and reads one header.
 
     Raises:
         Unreachable: the file cannot be read, or is no such archive.
     """
     try:
         if not stat.S_ISREG(bundle.stat().st_mode):  # a pipe may block for ever
-            text = "is not a regular file; name an archive of `hami-agent bundle`"
-            raise Unreachable(f"{bundle} {text}")
-        found, at = open_envelope(_member_of(bundle), "Status", StatusDocument)
+            raise Unreachable(f"{bundle} is not a regular file; name {ARCHIVE}")
+
+        with bundle.open("rb") as file:
+            packed = file.read(LARGEST_ARCHIVE)
+
+        content = zlib.decompressobj(wbits=zlib.MAX_WBITS | 16).decompress(packed, LARGEST_ARCHIVE)
+        member = tarfile.TarInfo.frombuf(content[: tarfile.BLOCKSIZE], "utf-8", "surrogateescape")
+        if member.name != MEMBER:
+            raise tarfile.ReadError("the status is not its first file")
+
+        if member.type not in FILE or not 0 <= member.size <= LARGEST:
+            raise Unreachable(f"{bundle}: {MEMBER} is not a file of at most 8 MiB")
+
+        text = content[tarfile.BLOCKSIZE : tarfile.BLOCKSIZE + member.size]
+        return StatusRead(*open_envelope(text, "Status", StatusDocument), str(bundle))
     except OSError as error:
         raise Unreachable(f"{bundle} cannot be read: {error.strerror or error}") from error
     except (tarfile.TarError, zlib.error) as error:
-        raise Unreachable(f"{bundle} is not an archive of `hami-agent bundle`") from error
+        raise Unreachable(f"{bundle} is not {ARCHIVE}") from error
     except MalformedText as error:
         raise Unreachable(f"{bundle}: {error}") from error
-
-    return StatusRead(found, at, str(bundle))
-
-
-def _member_of(bundle: Path) -> bytes:
-    """The bytes of MEMBER, the first file.
-
-    `gzip` and `tarfile` believe an archive that asks for GiB for a name. This unpacks a bounded
-    part of it, and reads one header.
-
-    Raises:
-        Unreachable: the first file is not a plain one, or too large.
-        OSError: the archive cannot be read.
-        TarError, zlib.error: it is no archive of that form.
-    """
-    with bundle.open("rb") as file:
-        packed = file.read(LARGEST_ARCHIVE)
-
-    text = zlib.decompressobj(wbits=zlib.MAX_WBITS | 16).decompress(packed, LARGEST_ARCHIVE)
-
-    member = tarfile.TarInfo.frombuf(text[: tarfile.BLOCKSIZE], "utf-8", "surrogateescape")
-    if member.name != MEMBER:
-        raise tarfile.ReadError(
-            "the status is not its first file, as `hami-agent bundle` writes it"
-        )
-
-    if member.type not in FILE or not 0 <= member.size <= LARGEST:
-        raise Unreachable(f"{bundle}: {MEMBER} is not a file of at most 8 MiB")
-
-    return text[tarfile.BLOCKSIZE : tarfile.BLOCKSIZE + member.size]
 
 
 async def _read_node(session: KubeSession, source: str, args: argparse.Namespace) -> StatusRead:
@@ -493,9 +477,10 @@ def add_parser(subparsers: Subparsers) -> None:
 def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     """Print the status; return the exit code."""
     asked = [f"--{name}" for name in OF_CLUSTER if vars(args)[name]]
-    is_local = args.bundle or args.gpu or args.since is not None or args.socket != DEFAULT_SOCKET
+    is_local = bool(args.bundle or args.gpu or args.socket != DEFAULT_SOCKET)
+    is_of_one = is_local or args.since is not None or args.by == "pod"
     # An option that would be ignored is refused: its user expects the cluster to be read.
-    if asked and args.node is None and (is_local or args.by == "pod"):
+    if asked and args.node is None and is_of_one:
         text = f"{', '.join(asked)}: this lists the Nodes of a cluster; give --node NAME for one"
         return fail("status", text, USAGE)
 
@@ -517,8 +502,7 @@ def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
         found = read.found if args.gpu is None else only(read.found, args.gpu)
     except Unreachable as error:
         # Nobody named the socket, so this may be a workstation: its kubeconfig knows the Nodes.
-        named = args.bundle or args.node or args.gpu or args.socket != DEFAULT_SOCKET
-        if not named:
+        if not (is_local or args.node):
             with contextlib.suppress(Unreachable):
                 return show_nodes(args, environ, str(error))
 

@@ -3,7 +3,6 @@
 import asyncio
 import collections
 import ctypes
-import math
 import operator
 import time
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping
@@ -17,14 +16,13 @@ import structlog
 
 from agent.errors import DriverError, DriverMissing, GpuError
 from agent.gpu import nvml
-from agent.gpu.nvml import CallFailed, Handle, NvmlLibrary
-from agent.gpu.threads import DRIVER, NO_ANSWER, EventStream, NvmlSession, OpenedSession, SetFailed
+from agent.gpu.nvml import DRIVER, NO_ANSWER, CallFailed, Handle, NvmlLibrary
+from agent.gpu.threads import EventStream, NvmlSession, OpenedSession, Registered
 from agent.health.judge import NAMELESS, attributed
 from agent.model import (
     MIB,
     NO_INDEX,
     DriverEvent,
-    EventKind,
     FabricState,
     Gpu,
     GpuFault,
@@ -64,20 +62,15 @@ class GpuTable:
 
     def __init__(self, library: NvmlLibrary) -> None:
         self._library = library
-        self._count = 0
+        self.count = 0
+        """How many GPUs the driver lists."""
+        self._seen_count = 0
 
         # The threads of the GPUs read these: they are only replaced, never changed.
         self._known: Mapping[GpuUuid, Gpu] = {}
         """The GPUs as they were described last; with NO_INDEX: unseen since the indexes changed."""
         self.released: frozenset[GpuUuid] = frozenset()
         """The GPUs that must not be opened."""
-        self._others: frozenset[GpuUuid] = frozenset()
-        """The GPUs that are released only because all were."""
-
-    @property
-    def all_released(self) -> bool:
-        """True when every known GPU is released: then no session may be open."""
-        return bool(self.released) and self._known.keys() <= self.released
 
     def find(self, uuid: str) -> Gpu | None:
         """The GPU as it was described last, or None."""
@@ -96,37 +89,24 @@ class GpuTable:
     def places(self) -> dict[str, int]:
         """The indexes that may be opened, by name."""
         if not self.released:
-            return {self.name(index): index for index in range(self._count)}
+            return {self.name(index): index for index in range(self.count)}
         return {uuid: gpu.index for uuid, gpu in self._known.items() if uuid not in self.released}
 
-    def counted(self, count: int) -> bool:
-        """Note how many GPUs the driver lists. False when the number, so any index, changed."""
-        fits = self._count in {0, count}
-        self._count = count
-        if not fits:
-            self._forget_indexes()
-        return fits
-
     def seen(self, gpus: Collection[Gpu]) -> bool:
-        """Note the GPUs as a scan of all described them. False when one was at another index."""
-        fits = all(
+        """Note the GPUs as a scan of all described them. False when an index may have changed."""
+        # When GPUs come or go, an index that was right a minute ago can name another GPU.
+        fits = self._seen_count in {0, self.count} and all(
             self.name(gpu.index) in {gpu.uuid, f"{NAMELESS}{gpu.index}"}
             and self._known.get(gpu.uuid, gpu).index in {gpu.index, NO_INDEX}
             for gpu in gpus
         )
         if not fits:
-            self._forget_indexes()
+            unplaced = partial(msgspec.structs.replace, index=NO_INDEX)
+            self._known = {uuid: unplaced(gpu) for uuid, gpu in self._known.items()}
 
+        self._seen_count = self.count
         self._known = {**self._known, **{gpu.uuid: gpu for gpu in gpus}}
         return fits
-
-    def note_links(self, gpus: Iterable[Gpu]) -> None:
-        """Note the links of these GPUs. Their indexes may have changed since they were read."""
-        links = {gpu.uuid: gpu.links for gpu in gpus}
-        self._known = {
-            uuid: msgspec.structs.replace(gpu, links=links.get(uuid, gpu.links))
-            for uuid, gpu in self._known.items()
-        }
 
     def named(self, faults: Iterable[GpuFault]) -> tuple[GpuFault, ...]:
         """Name the faults, and add one for each GPU that may be at an index without a name."""
@@ -140,22 +120,12 @@ class GpuTable:
 
         return attributed(named, unseen)
 
-    def _forget_indexes(self) -> None:
-        replace = partial(msgspec.structs.replace, index=NO_INDEX)
-        self._known = {uuid: replace(gpu) for uuid, gpu in self._known.items()}
-
-    def release(self, uuids: Collection[GpuUuid], *, everything: bool = False) -> None:
-        """Let no thread open these GPUs from now on.
-
-        With `everything`, no other GPU either, until any GPU is taken back.
+    def release(self, uuids: Collection[GpuUuid]) -> bool:
+        """Let no thread open these GPUs from now on. Returns whether no known one is left.
 
         Raises GpuError for a GPU that was never described, unless all known ones are released with
         it: then no session can hold it.
         """
-        if everything:
-            self._others |= self._known.keys() - self.released - set(uuids)
-            uuids = {*uuids, *self._others}
-
         are_all = bool(self._known) and self._known.keys() <= {*uuids, *self.released}
         for uuid in uuids:
             if uuid not in self._known and not are_all:
@@ -163,11 +133,7 @@ class GpuTable:
                 raise GpuError(uuid, text)
 
         self.released |= set(uuids)
-
-    def take_back(self, uuid: GpuUuid) -> None:
-        """Let this GPU, and those released by `everything`, be opened again."""
-        self.released -= {uuid, *self._others}
-        self._others = frozenset()
+        return self._known.keys() <= self.released
 
     # On the threads of the GPUs.
 
@@ -208,16 +174,16 @@ def bus_id(text: str) -> str:
 
 def numa_node(sys_root: Path, bus: str) -> int | None:
     """The NUMA node of a PCI address, or None when the kernel gives none."""
-    path = sys_root / "bus/pci/devices" / bus / "numa_node"
     try:
-        node = int(path.read_text(encoding="ascii"))
+        file = sys_root / "bus/pci/devices" / bus / "numa_node"
+        node = int(file.read_text(encoding="ascii"))
     except (OSError, ValueError):
         return None
 
     return node if node >= 0 else None
 
 
-def describe(library: NvmlLibrary, table: GpuTable, name: str, index: int, sys_root: Path) -> Gpu:
+def describe(library: NvmlLibrary, table: GpuTable, sys_root: Path, name: str, index: int) -> Gpu:
     """Describe a GPU; its links are as before. Raises NVMLError, GpuError when it is released."""
     handle = table.open(name, index)
     bus = bus_id(nvml.text_of(library.nvmlDeviceGetPciInfo(handle).busId))
@@ -277,15 +243,16 @@ class LinkRow(msgspec.Struct, frozen=True):
     nvlinks: collections.Counter[str]
 
 
-NO_LINKS: Final = LinkRow({}, collections.Counter())
-
-
-def link_row(library: NvmlLibrary, table: GpuTable, gpu: Gpu, peers: Iterable[Gpu]) -> LinkRow:
-    """Read what connects `gpu` to its peers. Raises NVMLError, GpuError."""
-    handle = table.open(gpu.uuid, gpu.index)
+def link_row(
+    library: NvmlLibrary, table: GpuTable, gpus: Iterable[Gpu], uuid: str, index: int
+) -> LinkRow:
+    """Read what connects a GPU to each of `gpus`. Raises NVMLError, GpuError."""
+    handle = table.open(uuid, index)
 
     paths: dict[GpuUuid, PciPath | None] = {}
-    for peer in peers:
+    for peer in gpus:
+        if peer.uuid == uuid:
+            continue
         other = table.open(peer.uuid, peer.index)
         level = nvml.maybe(library, library.nvmlDeviceGetTopologyCommonAncestor, handle, other)
         paths[peer.uuid] = _PATHS.get(level)
@@ -309,8 +276,8 @@ def linked(gpu: Gpu, peers: Iterable[Gpu], rows: Mapping[GpuUuid, LinkRow]) -> G
     row, links = rows.get(gpu.uuid), []
     for peer in peers:
         if row is not None and peer.uuid != gpu.uuid:
-            theirs = rows.get(peer.uuid, NO_LINKS)
-            shared = min(row.nvlinks[SWITCHES], theirs.nvlinks[SWITCHES])
+            ends = (row, rows[peer.uuid]) if peer.uuid in rows else ()
+            shared = min((end.nvlinks[SWITCHES] for end in ends), default=0)
             links.append(Link(peer.uuid, row.paths[peer.uuid], row.nvlinks[peer.pci] + shared))
 
     return msgspec.structs.replace(gpu, links=tuple(links))
@@ -357,26 +324,21 @@ def probe_of(library: NvmlLibrary, table: GpuTable, uuid: GpuUuid) -> Probe:
     """Probe the GPU. Raises NVMLError, GpuError when it is released."""
     handle = table.open(uuid)
     nvml.maybe(library, library.nvmlDeviceGetMemoryInfo, handle)
-    signs = signs_of(library, handle)
-
-    if signs.rows_failed:
-        text = "a row of its memory could not be remapped"
-        return Probe(uuid, ProbeOutcome.FAILED, text, signs)
-
-    return Probe(uuid, ProbeOutcome.PASSED, signs=signs)
-
-
-def signs_of(library: NvmlLibrary, handle: Handle) -> GpuSigns:
-    """Read the signs of the GPU. Raises NVMLError when the GPU or the driver is gone."""
     rows = _sign(library, library.nvmlDeviceGetRemappedRows, handle)
     pending = _sign(library, library.nvmlDeviceGetRetiredPagesPendingStatus, handle)
-    return GpuSigns(
+    signs = GpuSigns(
         rows_pending=None if rows is None else bool(rows[2]),
         rows_failed=None if rows is None else bool(rows[3]),
         pages_pending=None if pending is None else bool(pending),
         recovery=_sign(library, _recovery, library, handle),
         fabric=_sign(library, _fabric, library, handle),
     )
+
+    if signs.rows_failed:
+        text = "a row of its memory could not be remapped"
+        return Probe(uuid, ProbeOutcome.FAILED, text, signs)
+
+    return Probe(uuid, ProbeOutcome.PASSED, signs=signs)
 
 
 def sample_of(library: NvmlLibrary, table: GpuTable, uuid: GpuUuid) -> GpuSample:
@@ -443,12 +405,6 @@ CALL_DEADLINE: Final = 2.0
 REMOVED_AFTER: Final = 60.0
 """Seconds without the library's file until it counts as removed."""
 
-MOST_AWAY: Final = 2
-"""If so many stopped threads are still in a wait for events, no further one is started."""
-
-SOON: Final = 5.0
-"""Seconds. If a second set fails within them, the cause is not a single GPU."""
-
 by_index: Final = operator.attrgetter("index")
 
 log = structlog.get_logger(__name__)
@@ -477,16 +433,8 @@ class NvmlDriver:
         self._now = now
         self._library = library
         self._sys_root = sys_root
-        self._session = NvmlSession(
-            library,
-            self._find,
-            sys_root,
-            deadline,
-            ended=self._on_session_end,
-            end_streams=self._end_streams,
-            on_return=self._report_change,
-        )
-        self._links: Mapping[GpuUuid, LinkRow] | None = None
+        self._session = NvmlSession(library, self._find, sys_root, deadline)
+        self._links: dict[GpuUuid, LinkRow] = {}
         self._renewed = False
         """A new session was begun because all GPUs failed, and none has answered since."""
         self._there_at = self._now()
@@ -494,10 +442,6 @@ class NvmlDriver:
         self._described: frozenset[str] = frozenset()
         """The addresses of all GPUs that were ever described."""
         self._table = GpuTable(library)
-        self._streams: list[EventStream] = []
-        """The streams whose thread may be in the library. Only the last one may be open."""
-        self._has_changed = False
-        """The GPUs changed while no stream was open."""
 
     async def scan(self) -> Scan:
         """Describe all GPUs, or those that are not released. Raises DriverMissing, DriverError."""
@@ -512,13 +456,10 @@ class NvmlDriver:
             faults = (*troubled, *map(self._table.released_fault, released))
         else:
             self._renewed = self._renewed and not found
+            found = await self._with_links(opened, found)
             if not self._table.seen(found):
                 self._forget_handles()
-
             faults = self._table.named(troubled)
-            rows = await self._link_rows(opened, found)
-            found = [linked(gpu, found, rows) for gpu in found]
-            self._table.note_links(found)
 
         self._described |= {gpu.pci for gpu in found}
         # The library lists no GPU whose device file it cannot open: in a container, each GPU that
@@ -530,9 +471,9 @@ class NvmlDriver:
 
         # Register the GPUs at new indexes, and forget those that are not there.
         places: dict[str, int] = {gpu.uuid: gpu.index for gpu in found}
-        for stream in self._open_streams:
+        if (stream := self._stream) is not None:
             stream.keep({*places, *(fault.gpu for fault in faults if not fault.lost)})
-        await self._register(opened, self._open_streams, places)
+            await self._register(opened, stream, places)
 
         self._session.check(opened)
         return Scan(opened.driver_version, tuple(found), faults)
@@ -541,8 +482,9 @@ class NvmlDriver:
         """Probe one GPU. Raises DriverMissing, DriverError."""
         opened = await self._session.open()
         try:
-            work = partial(probe_of, self._library, self._table, uuid)
-            probe = await self._session.call(opened, uuid, work)
+            probe = await self._session.call(
+                opened, uuid, partial(probe_of, self._library, self._table, uuid)
+            )
         except CallFailed as error:
             outcome = _OUTCOMES.get(error.trouble, ProbeOutcome.FAILED)
             probe = Probe(uuid, outcome, error.text)
@@ -552,12 +494,13 @@ class NvmlDriver:
         # this, its next XID would be heard by no set.
         if probe.outcome in {ProbeOutcome.LOST, ProbeOutcome.REFUSED}:
             self._note_reset(uuid)
-        elif probe.outcome is not ProbeOutcome.SILENT:
+        elif self._stream is not None and probe.outcome is not ProbeOutcome.SILENT:
             known = self._table.find(uuid)
-            await self._register(opened, self._open_streams, {uuid: known.index} if known else {})
+            await self._register(opened, self._stream, {uuid: known.index} if known else {})
 
-        obstacles = (stream.obstacles.get(uuid, "") for stream in self._open_streams)
-        return msgspec.structs.replace(probe, unmonitored=next(filter(None, obstacles), ""))
+        stream = self._stream
+        obstacle = "" if stream is None else stream.obstacles.get(uuid, "")
+        return msgspec.structs.replace(probe, unmonitored=obstacle)
 
     async def sample(self, uuid: GpuUuid) -> GpuSample:
         """Read how much one GPU is used. Raises GpuError, DriverMissing, DriverError."""
@@ -573,15 +516,14 @@ class NvmlDriver:
 
         Raises GpuError for an unknown GPU, DriverError when a call does not return and holds them.
         """
-        self._table.release(uuids, everything=everything)
-        if self._table.all_released:
+        if self._table.release(uuids) or everything:
             self._session.withheld = "all GPUs are released: hami-agent recheck takes them back"
 
         await self._session.shut("GPUs are released; a new session begins without them")
 
     def take_back(self, uuid: GpuUuid) -> None:
         """Use a released GPU again."""
-        self._table.take_back(uuid)
+        self._table.released -= {uuid}
         self._note_reset(uuid)
         self._session.withheld = ""
 
@@ -622,168 +564,128 @@ class NvmlDriver:
         """End the session; a second call does nothing."""
         await self._session.close()
 
+    async def _each(
+        self, opened: OpenedSession, places: Mapping[str, int], work: Callable[[str, int], T]
+    ) -> dict[str, T | GpuError | DriverError]:
+        """Call `work` with each name and index at once. Returns the answers and failures."""
+        answers: dict[str, T | GpuError | DriverError] = {}
+
+        async def one(name: str, index: int) -> None:
+            try:
+                answers[name] = await self._session.call(opened, name, partial(work, name, index))
+            except (DriverError, GpuError) as error:
+                answers[name] = error
+
+        async with asyncio.TaskGroup() as tasks:
+            for name, index in places.items():
+                tasks.create_task(one(name, index))
+
+        return answers
+
     async def _describe(
         self, opened: OpenedSession, places: Mapping[str, int]
     ) -> tuple[list[Gpu], list[GpuFault]]:
         """The GPUs, and what fails instead, by index. Raises DriverError: the session is over."""
         found: list[Gpu] = []
         faults: list[GpuFault] = []
+        work = partial(describe, self._library, self._table, self._sys_root)
 
-        async def one(name: str, index: int) -> None:
-            work = partial(describe, self._library, self._table, name, index, self._sys_root)
-            try:
-                found.append(await self._session.call(opened, name, work))
-            except CallFailed as error:
-                if error.trouble in {Trouble.LOST, Trouble.RESET}:
-                    self._note_reset(name)
-                # Of a silent one always the same words, or each look would be news.
-                text = NO_ANSWER if error.trouble is Trouble.SILENT else error.text
-                faults.append(GpuFault(name, text, error.trouble, index))
-            except (DriverError, GpuError) as error:
-                # The session is over, which is raised below, or the GPU was just released.
-                faults.append(GpuFault(name, str(error), index=index))
+        for name, answer in (await self._each(opened, places, work)).items():
+            if isinstance(answer, Gpu):
+                found.append(answer)
+                continue
 
-        async with asyncio.TaskGroup() as tasks:
-            for name, index in places.items():
-                tasks.create_task(one(name, index))
+            # Else it was just released, or the session is over, which is raised below.
+            error = answer
+            if not isinstance(error, CallFailed):
+                error = CallFailed(name, str(answer), Trouble.FAILED)
+            if error.trouble in {Trouble.LOST, Trouble.RESET}:
+                self._note_reset(name)
+
+            # Of a silent one always the same words, or each look would be news.
+            text = NO_ANSWER if error.trouble is Trouble.SILENT else error.text
+            faults.append(GpuFault(name, text, error.trouble, places[name]))
 
         self._session.check(opened)
         return sorted(found, key=by_index), sorted(faults, key=by_index)
 
     async def _count(self, opened: OpenedSession) -> None:
         """Count the GPUs. While one is released, their number tells nothing of the others."""
-        if self._table.released:
-            return
+        if not self._table.released:
+            count = self._library.nvmlDeviceGetCount
+            self._table.count = await self._session.call(opened, DRIVER, count)
 
-        count = await self._session.call(opened, DRIVER, self._library.nvmlDeviceGetCount)
-        # When GPUs come or go, an index that was right a minute ago can name another GPU.
-        if not self._table.counted(count):
-            self._forget_handles()
+    async def _with_links(self, opened: OpenedSession, gpus: list[Gpu]) -> list[Gpu]:
+        """The GPUs with the links between them, which are read once for each set of GPUs."""
+        rows = self._links
+        if rows.keys() != {gpu.uuid for gpu in gpus}:
+            rows, places = {}, {str(gpu.uuid): gpu.index for gpu in gpus}
+            work = partial(link_row, self._library, self._table, gpus)
+            for name, answer in (await self._each(opened, places, work)).items():
+                if isinstance(answer, LinkRow):
+                    rows[GpuUuid(name)] = answer
+                else:
+                    log.info("driver.links_unknown", gpu=name, err=str(answer))
 
-    async def _link_rows(
-        self, opened: OpenedSession, gpus: Collection[Gpu]
-    ) -> Mapping[GpuUuid, LinkRow]:
-        """The links between the GPUs, which are read once for each set of GPUs."""
-        uuids = {gpu.uuid for gpu in gpus}
-        if self._links is not None and self._links.keys() == uuids:
-            return self._links
+            self._links = rows  # without those that failed, so the next scan reads them again
 
-        rows: dict[GpuUuid, LinkRow] = {}
-
-        async def read(gpu: Gpu) -> None:
-            peers = [peer for peer in gpus if peer is not gpu]
-            work = partial(link_row, self._library, self._table, gpu, peers)
-            try:
-                rows[gpu.uuid] = await self._session.call(opened, gpu.uuid, work)
-            except (DriverError, GpuError) as error:
-                log.info("driver.links_unknown", gpu=gpu.uuid, err=str(error))
-
-        async with asyncio.TaskGroup() as tasks:
-            for gpu in gpus:
-                tasks.create_task(read(gpu))
-
-        if rows.keys() == uuids:
-            self._links = rows
-
-        return rows
+        return [linked(gpu, gpus, rows) for gpu in gpus]
 
     # Events.
 
     async def events(self, opened: Callable[[], None] | None = None) -> AsyncIterator[DriverEvent]:
         """Yield events as they come. GPUs that cannot report are logged; only probes watch them.
 
-        `opened` is called once all other GPUs report, which may take a call's whole deadline. A
-        lost GPU fails the wait of its whole set. The next set, made at once, does not contain it.
+        `opened` is called once all other GPUs report, which may take a call's whole deadline.
 
-        Raises DriverMissing, DriverError when the session ends, or the wait does not return.
+        Raises DriverMissing, DriverError when the session ends, or the wait fails, as it does for
+        all GPUs when one is lost, or does not return.
         """
-        loop, failed_at = asyncio.get_running_loop(), -math.inf
-        while True:
-            session = await self._session.open()
-            stream = self._added_stream()
-            try:
-                await self._open_stream(session, stream)
-                if opened is not None:
-                    opened()
-                    opened = None
-                while True:
-                    yield await stream.next()
-            except SetFailed as error:
-                # The set of a GPU that was lost fails once. A driver that fails each set at once
-                # would be asked without end.
-                if loop.time() - failed_at < SOON:
-                    raise DriverError(str(error)) from error
-                failed_at = loop.time()
-            finally:
-                stream.end()
+        session = await self._session.open()
+        stream = await self._session.new_stream()
+        try:
+            await self._session.call(session, DRIVER, stream.create)
+            await self._count(session)
+            await self._register(session, stream, self._table.places())
+            self._session.check(session)
+            stream.begin()
+            if opened is not None:
+                opened()
+            while True:
+                yield await stream.next()
+        finally:
+            stream.fail(DriverError("nobody listens any more"))
 
     @property
-    def _open_streams(self) -> tuple[EventStream, ...]:
-        return tuple(stream for stream in self._streams if stream.is_open)
-
-    def _added_stream(self) -> EventStream:
-        """Add a stream. Raises DriverError while too many threads are in the library."""
-        self._streams = [stream for stream in self._streams if not stream.ended.is_set()]
-        if len(self._streams) >= MOST_AWAY:
-            raise DriverError("earlier waits for events have not returned from the driver")
-
-        stream = EventStream(self._library)
-        stream.start()
-        self._streams.append(stream)
-        return stream
-
-    async def _open_stream(self, session: OpenedSession, stream: EventStream) -> None:
-        await self._session.call(session, DRIVER, stream.create)
-        await self._count(session)
-        await self._register(session, [stream], self._table.places())
-        self._session.check(session)
-        stream.begin()
-        if self._has_changed:
-            self._report_change()
+    def _stream(self) -> EventStream | None:
+        """The stream at which GPUs can be registered."""
+        stream = self._session.stream
+        return stream if stream is not None and stream.is_open else None
 
     async def _register(
-        self, opened: OpenedSession, streams: Iterable[EventStream], places: Mapping[str, int]
+        self, opened: OpenedSession, stream: EventStream, places: Mapping[str, int]
     ) -> None:
-        """Register GPUs with the streams unless they are. One that fails is logged once."""
+        """Register the GPUs that do not report to the stream yet."""
+        wanted = {
+            name: index for name, index in places.items() if stream.obstacles.get(name, "new")
+        }
+        known = stream.known
 
-        async def register(stream: EventStream, name: str, index: int) -> None:
-            try:
-                work = partial(stream.register, partial(self._table.open, name, index))
-                stream.settle(await self._session.call(opened, name, work))
-            except DriverError:
-                return  # the session and its streams are over
-            except GpuError as error:
-                stream.missed(name, error.text)
+        def register(name: str, index: int) -> Registered:
+            return stream.register(partial(self._table.open, name, index))
 
-        async with asyncio.TaskGroup() as tasks:
-            for stream in streams:
-                for name, index in places.items():
-                    if name not in stream.settled:
-                        tasks.create_task(register(stream, name, index))
+        for name, answer in (await self._each(opened, wanted, register)).items():
+            if isinstance(answer, GpuError):
+                stream.note_obstacle(name, answer.text)
+            elif not isinstance(answer, DriverError) and stream.known is known:
+                stream.settle(*answer)  # the indexes have not changed since it was asked
 
     def _note_reset(self, gpu: str) -> None:
         """Have a lost or resetting GPU registered again once it answers: a reset forgets it."""
-        for stream in self._streams:
-            stream.settled.discard(gpu)
+        if self._stream is not None:
+            self._stream.obstacles.pop(gpu, None)
 
     def _forget_handles(self) -> None:
         """Forget all GPUs, after their indexes changed: an event may be of another GPU now."""
-        for stream in self._streams:
-            stream.forget()
-
-    def _report_change(self) -> None:
-        """Report CHANGED: a GPU that was stuck answers, so all are scanned and probed again."""
-        self._has_changed = not self._open_streams
-        for stream in self._open_streams:
-            stream.put(DriverEvent(EventKind.CHANGED))
-
-    async def _end_streams(self) -> bool:
-        """End all threads for events. False when one of them does not end in time."""
-        async with asyncio.TaskGroup() as tasks:
-            stops = [tasks.create_task(stream.stop()) for stream in self._streams]
-        return all(stop.result() for stop in stops)
-
-    def _on_session_end(self, error: DriverError) -> None:
-        self._links = None
-        for stream in self._streams:
-            stream.fail(error)
+        if self._stream is not None:
+            self._stream.forget()

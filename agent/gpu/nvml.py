@@ -42,6 +42,11 @@ Debian and RHEL, Debian's alternatives, WSL, Arch, Bottlerocket, Talos (two), Ni
 FIELD_RECOVERY_ACTION: Final = 230
 """NVML_FI_DEV_GET_GPU_RECOVERY_ACTION. Older releases of pynvml do not name it."""
 
+DRIVER: Final = "the driver"
+"""The name in place of a GPU's for calls about the whole driver."""
+
+NO_ANSWER: Final = "no answer in time"
+
 Handle = Any
 """The library's opaque pointer to a GPU."""
 
@@ -118,6 +123,7 @@ def bind(library: NvmlLibrary, path: Path | None, *, anew: bool = True) -> None:
     Raises DriverMissing, and DriverError if another library is loaded that may not be replaced
     (`anew` is False).
     """
+    # The loader keeps the file that it has for the soname: to load it again changes nothing.
     if path is None and library.nvmlLib is not None:
         return
 
@@ -132,8 +138,6 @@ def bind(library: NvmlLibrary, path: Path | None, *, anew: bool = True) -> None:
         )
 
     try:
-        if file.is_fifo():  # the loader would wait for somebody to write
-            raise _refused_by_loader(str(path or file), "it is a pipe")
         if _is_cut_off(file):  # the loader would end the process with SIGBUS
             raise _refused_by_loader(str(path or file), "its end is missing")
         if path is None:
@@ -185,6 +189,7 @@ def missing(library: NvmlLibrary, error: Exception, sys_root: Path) -> DriverMis
                     return _refused_by_loader(str(place), text)
         return None
 
+    # Another library has the name, such as a stub of a container's image.
     if code(error) == pynvml.NVML_ERROR_FUNCTION_NOT_FOUND:
         file = getattr(library.nvmlLib, "_name", None) or SONAME
         return _refused_by_loader(str(file), "it has no function nvmlInit_v2")
@@ -242,6 +247,8 @@ def _loaded(library: NvmlLibrary, maps: Path) -> set[Path]:
     if "/" in name:
         return {Path(name)}
 
+    # ctypes keeps the soname as it was given; only the kernel knows the file behind it.
+
     try:
         lines = maps.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
@@ -262,7 +269,7 @@ def code(error: Exception) -> int:
 
 def is_unable(error: Exception) -> bool:
     """True when this GPU or driver does not support the call."""
-    return trouble(error) is Trouble.UNSUPPORTED
+    return _TROUBLES.get(code(error)) is Trouble.UNSUPPORTED
 
 
 def maybe(library: NvmlLibrary, ask: Callable[P, T], *args: P.args, **more: P.kwargs) -> T | None:
@@ -295,9 +302,18 @@ def driver_wide(error: Exception, *, about_gpu: bool = True) -> DriverError | No
     return None
 
 
-def trouble(error: Exception) -> Trouble:
-    """The trouble of the GPU that an error reports."""
-    return _TROUBLES.get(code(error), Trouble.FAILED)
+def failure(error: Exception, gpu: str) -> DriverError | CallFailed:
+    """What the error of a call means for `gpu`, which may be DRIVER."""
+    if isinstance(error, TimeoutError):
+        what, otherwise, found = "the driver does not answer", NO_ANSWER, Trouble.SILENT
+    elif isinstance(error, ValueError):  # the binding could not decode a text
+        what, otherwise, found = "the driver's answer cannot be decoded", "", Trouble.FAILED
+    else:
+        what, otherwise = "the driver answers with an error", f"error {code(error)}"
+        found = _TROUBLES.get(code(error), Trouble.FAILED)
+
+    text = cap(str(error)) or otherwise
+    return DriverError(f"{what}: {text}") if gpu == DRIVER else CallFailed(gpu, text, found)
 
 
 def text_of(value: str | bytes) -> str:

@@ -9,7 +9,7 @@ import contextlib
 import ctypes
 import queue
 import threading
-from collections.abc import Awaitable, Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -18,13 +18,12 @@ import msgspec
 import pynvml
 import structlog
 
-from agent.errors import DriverError, cap
+from agent.errors import DriverError
 from agent.gpu import nvml
-from agent.gpu.nvml import CallFailed, Handle, NvmlLibrary
-from agent.health.xids import XIDS
+from agent.gpu.nvml import DRIVER, Handle, NvmlLibrary
 from agent.kit.tasks import show_thread_name
 from agent.kit.timing import NOISE, Lag, await_event, until_tick
-from agent.model import DriverEvent, EventKind, GpuUuid, Trouble
+from agent.model import DriverEvent, EventKind, GpuUuid
 
 log = structlog.get_logger(__name__)
 
@@ -32,6 +31,15 @@ PATIENCE: Final = 0.02
 """Seconds between looks at calls that wait. While each thread is in a call, another is started."""
 
 T = TypeVar("T")
+
+
+class _Call(msgspec.Struct, eq=False):
+    """One call about a GPU. `end`: of its deadline, by the clock of Lag."""
+
+    gpu: str
+    work: Callable[[], Any]
+    end: float
+    answer: Any
 
 
 class GpuThreads:
@@ -58,7 +66,8 @@ class GpuThreads:
         self._queue: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
         """The calls that wait; None ends the thread that takes it."""
         self._inside: set[_Call] = set()
-        self._returned: collections.deque[_Call] = collections.deque()
+        self._returned: collections.deque[tuple[_Call, Callable[[], None]]] = collections.deque()
+        """The calls that have returned, and what hands each answer to its caller."""
         self._threads = 0
         self._spare = 1
         """How many threads stay that are in no call."""
@@ -68,8 +77,8 @@ class GpuThreads:
         """Run `work` on a thread after earlier calls about that GPU; return or raise its result.
 
         Raises TimeoutError after the deadline, which starts again once the earlier calls have
-        returned; and at once while one of them is stuck or no thread can be started. Cancelling the
-        caller does not stop a call.
+        returned; and at once while one of them is stuck. Cancelling the caller does not stop a
+        call.
         """
         with contextlib.suppress(TimeoutError):
             async with self._lag.within(self._deadline):
@@ -85,9 +94,8 @@ class GpuThreads:
         self._calls[gpu] = call
         # Not before this turn of the loop has ended: beside a running loop, the thread would wait
         # for the interpreter at each call.
-        if not self._submitted:
-            self._loop.call_soon(self._dispatch)
         self._submitted.append(call)
+        self._loop.call_soon(self._dispatch)
 
         async with self._lag.within(seconds):
             return await asyncio.shield(answer)
@@ -98,9 +106,7 @@ class GpuThreads:
             left = max(call.end for call in self._calls.values()) - self._lag.clock()
             if left <= 0:
                 return False
-
-            answers = [call.answer for call in self._calls.values()]
-            await asyncio.wait(answers, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait([call.answer for call in self._calls.values()], timeout=left)
 
         return True
 
@@ -109,7 +115,7 @@ class GpuThreads:
         self._spare = 0
         self._loop.call_soon(self._dispatch)  # after the calls of this turn
 
-    def _is_stuck(self, call: "_Call") -> bool:
+    def _is_stuck(self, call: _Call) -> bool:
         # By the time in which the loop ran: a starved process blames no GPU.
         return self._lag.clock() >= call.end
 
@@ -121,14 +127,18 @@ class GpuThreads:
 
         if self._timer is not None:
             self._timer.cancel()
-            self._timer = None
 
         # Before the answers are taken: a thread adds its answer and then takes the next call. If
         # it did so in between, the queue would seem empty here, and no timer would look again.
         is_empty = self._queue.empty()
-        for _ in range(len(self._returned)):
-            # Each in a turn of its own: an error of one must not lose the others' answers.
-            self._loop.call_soon(self._on_done, self._returned.popleft())
+        while self._returned:
+            call, settle = self._returned.popleft()
+            del self._calls[call.gpu]
+            if self._is_stuck(call):
+                self._loop.call_soon(self._on_return)
+            settle()
+            # Read here: asyncio would log an error where the caller was given up before.
+            call.answer.exception()
 
         if is_empty:
             for _ in range(self._threads - len(self._inside) - self._spare):
@@ -138,307 +148,35 @@ class GpuThreads:
 
         # A thread that is in no call takes the next one. A busy machine may let it wait.
         if len(self._inside) >= self._threads:
-            self._start_thread()
+            # The loop's own executor joins its threads at exit, and one that hangs would hold it.
+            thread = threading.Thread(target=self._make_calls, name="nvml calls", daemon=True)
+            with contextlib.suppress(
+                RuntimeError
+            ):  # a limit of the unit: the next look tries again
+                thread.start()
+                self._threads += 1
 
         self._timer = self._loop.call_later(PATIENCE, self._dispatch)
 
-    def _start_thread(self) -> None:
-        # The loop's own executor joins its threads at exit, and one that hangs would hold it.
-        thread = threading.Thread(target=self._make_calls, name="nvml calls", daemon=True)
-        try:
-            thread.start()
-            self._threads += 1
-        except RuntimeError as error:  # a limit of the unit or of the machine
-            # While there is a thread, it may come back, and the next look tries again.
-            while not self._threads and not self._queue.empty():
-                if (call := self._queue.get_nowait()) is not None:
-                    call.fail(TimeoutError(f"no thread can be started for the call: {error}"))
-                    self._loop.call_soon(self._on_done, call)
-
     def _make_calls(self) -> None:
         """Make the calls that wait, until there are threads enough. Runs on a thread."""
-        show_thread_name(threading.current_thread().name)
+        show_thread_name("nvml calls")
         with contextlib.suppress(RuntimeError):  # the loop is closed
             while (call := self._queue.get()) is not None:
                 self._inside.add(call)
-                call.make()
+                try:
+                    settle = partial(call.answer.set_result, call.work())
+                except BaseException as error:  # noqa: BLE001 -- raised in the caller
+                    settle = partial(call.answer.set_exception, error)
                 self._inside.discard(call)
-                self._returned.append(call)
+                self._returned.append((call, settle))
                 # One wake-up of the loop for all calls of a round. If the next call hangs, the
                 # timer hands on what this one has answered.
                 if self._queue.empty():
                     self._loop.call_soon_threadsafe(self._dispatch)
-            if self._returned:  # what waited behind the last call was the word to end
-                self._loop.call_soon_threadsafe(self._dispatch)
 
-    def _on_done(self, call: "_Call") -> None:
-        """Give the caller its result, if it still waits, and let the next call about the GPU in."""
-        del self._calls[call.gpu]
-        if self._is_stuck(call):
-            self._loop.call_soon(self._on_return)
-
-        call.settle()
-        # Read here: asyncio would log an error where the caller was given up before.
-        call.answer.exception()
-
-
-class _Call(msgspec.Struct, eq=False):
-    """One call. `end`: of its deadline, by the clock of Lag. `settle` answers, on the loop."""
-
-    gpu: str
-    work: Callable[[], Any]
-    end: float
-    answer: Any
-    settle: Callable[[], object] = lambda: None
-
-    def make(self) -> None:
-        """Make the call. Runs on a thread."""
-        try:
-            self.settle = partial(self.answer.set_result, self.work())
-        except BaseException as error:  # noqa: BLE001 -- raised in the caller
-            self.fail(error)
-
-    def fail(self, error: BaseException) -> None:
-        """Answer with an error."""
-        self.settle = partial(self.answer.set_exception, error)
-
-
-# The session with the library: it begins when it is needed, and again after it broke.
-
-OPEN_DEADLINE: Final = 10.0
-"""Seconds: without a persistence daemon, the first call wakes the GPUs, which takes seconds."""
-
-CLOSE_DEADLINE: Final = 3.0
-"""Seconds, one wait for events (WAIT_MS) and a call: each step of shut() has a deadline of its own,
-and a driver that hangs would use up all of them."""
-
-NO_ANSWER: Final = "no answer in time"
-
-DRIVER: Final = "the driver"
-"""The name in place of a GPU's for calls about the whole driver."""
-
-MOST_SESSIONS: Final = 10_000
-"""A library that has ended so many, one after the other, does not count them: none is left."""
-
-CLOSED: Final = "the driver session was closed"
-
-
-class OpenedSession(msgspec.Struct, frozen=True, eq=False):
-    """A session that has begun. No two are equal, also with the same version."""
-
-    driver_version: str
-
-
-class NvmlSession:
-    """Opens the sessions of the process, one after the other. Call all methods on the loop.
-
-    - `find` returns the library file to use. `ended` is called when the driver ends a session.
-      `on_return` is called when a stuck call has returned.
-    - `end_streams` ends all waits for events, and returns whether all have left the library.
-    - A late answer of an earlier session does not end the current one, and no call of an earlier
-      session begins.
-    """
-
-    def __init__(
-        self,
-        library: NvmlLibrary,
-        find: Callable[[], Path | None],
-        sys_root: Path,
-        deadline: float,
-        ended: Callable[[DriverError], None],
-        end_streams: Callable[[], Awaitable[bool]],
-        on_return: Callable[[], None],
-    ) -> None:
-        self._threads = GpuThreads(deadline, on_return)
-        self._library = library
-        self._find = find
-        self._sys_root = sys_root
-        self._ended = ended
-        self._end_streams = end_streams
-        self._preparing = asyncio.Lock()
-        self.current: OpenedSession | None = None
-        """The session that has begun and not ended; reading it begins none."""
-        self._failure: Exception = DriverError(CLOSED)
-        """Why a beginning failed last; another object after each failure."""
-        self._broken = CLOSED
-        self.withheld = ""
-        """Why no session may begin; empty: one may."""
-
-    async def open(self) -> OpenedSession:
-        """Return the current session, or begin one. Raises DriverMissing, DriverError.
-
-        All who wait share one beginning and its failure. It goes on when its caller is cancelled
-        or times out, so a slow driver is open for a later one.
-        """
-        known = self._failure
-        with self._translated(None):
-            async with self._preparing:
-                if self.withheld:
-                    raise DriverError(self.withheld)
-                if self.current is not None:
-                    return self.current
-
-                # To end a session during a call is undefined.
-                alone = self._failure is known and await self._is_idle()
-
-                # The beginning that this caller waited for has failed. If each began another in its
-                # turn, most would wait in vain and be told of a silent driver.
-                if self._failure is not known:
-                    raise self._failure
-
-                try:
-                    begin = partial(self._begin, alone=alone)
-                    return await self._threads.call(DRIVER, begin, OPEN_DEADLINE)
-                except TimeoutError as error:
-                    self._failure = error
-                    raise
-
-    def check(self, opened: OpenedSession) -> None:
-        """Raise DriverError if that session is over."""
-        if self.current is not opened:
-            raise DriverError(self._broken)
-
-    def end(self, error: DriverError, opened: OpenedSession | None = None) -> None:
-        """Note that the session is over, and report it; the next call begins a new one."""
-        if self.current is None or opened not in {None, self.current}:
-            return
-
-        log.warning("driver.session_ended", err=str(error))
-        self.current = None
-        self._broken = str(error)
-        self._ended(error)
-
-    async def call(self, opened: OpenedSession, gpu: str, work: Callable[[], T]) -> T:
-        """Make a call about one GPU, or DRIVER.
-
-        Raises CallFailed about a GPU; DriverError, DriverMissing: the session is over, or the call
-        about the driver has failed.
-        """
-        with self._translated(opened, gpu):
-            return await self._threads.call(gpu, partial(self._make, opened, work))
-
-    async def shut(self, why: str) -> None:
-        """End the session now, which closes all GPUs; a later call begins another.
-
-        Raises DriverError when a call does not return from the library.
-        """
-        async with self._preparing:
-            self.end(DriverError(why))
-            if not await self._is_idle():
-                raise DriverError("a call has not returned from the driver, which holds all GPUs")
-
-            with self._translated(None):
-                left_open = await self._threads.call(DRIVER, self._end_all)
-
-            if left_open:
-                raise DriverError("the driver does not end the session, which holds all GPUs")
-
-    async def close(self) -> None:
-        """End the session and all threads; a second call does nothing.
-
-        After CLOSE_DEADLINE the threads are left behind, and the process may end with its session.
-        """
-        if self.withheld == CLOSED:
-            return
-
-        self.withheld = CLOSED
-        with contextlib.suppress(DriverError, TimeoutError):
-            async with asyncio.timeout(CLOSE_DEADLINE):
-                await self.shut(CLOSED)
-
-        self._threads.close()
-
-    def _make(self, opened: OpenedSession, work: Callable[[], T]) -> T:
-        """Make a call unless the session has ended while it waited. Runs on a thread."""
-        self.check(opened)
-        return work()
-
-    @contextlib.contextmanager
-    def _translated(self, opened: OpenedSession | None, gpu: str = DRIVER) -> Iterator[None]:
-        """Translate errors; one of the whole driver ends the session `opened`."""
-
-        def failed(what: str, error: Exception, trouble: Trouble, otherwise: str = "") -> Exception:
-            text = cap(str(error)) or otherwise
-            return (
-                DriverError(f"{what}: {text}") if gpu == DRIVER else CallFailed(gpu, text, trouble)
-            )
-
-        try:
-            yield
-        except TimeoutError as error:
-            what = "the driver does not answer"
-            raise failed(what, error, Trouble.SILENT, NO_ANSWER) from error
-        except ValueError as error:  # the binding could not decode a text
-            what = "the driver's answer cannot be decoded"
-            raise failed(what, error, Trouble.FAILED) from error
-        except self._library.NVMLError as error:
-            driver_error = nvml.driver_wide(error, about_gpu=gpu != DRIVER)
-            if driver_error is not None:
-                if opened is not None:
-                    self.end(driver_error, opened)
-                raise driver_error from error
-            what, code = "the driver answers with an error", f"error {nvml.code(error)}"
-            raise failed(what, error, nvml.trouble(error), code) from error
-
-    async def _is_idle(self) -> bool:
-        """Wait until no call and no event thread is in the library; False: some do not leave."""
-        left = await self._threads.drained()
-        return await self._end_streams() and left
-
-    def _begin(self, *, alone: bool) -> OpenedSession:
-        """Begin a session, unless one began after its caller had left. Runs on a thread."""
-        try:
-            if self.current is None:
-                self.current = OpenedSession(self._begin_anew(alone=alone))
-        except Exception as error:
-            self._failure = error  # here, because the caller may have left
-            raise
-
-        return self.current
-
-    def _begin_anew(self, *, alone: bool) -> str:
-        """End the old session, load the library and begin a new session. Returns its version.
-
-        Both only while no call is inside (`alone`): a returning call would continue in the new
-        session, or in another library. Otherwise the new session begins beside the old one. Runs
-        on a thread.
-        """
-        library = self._library
-        if alone:
-            self._end_all()
-
-        nvml.bind(library, self._find(), anew=alone)
-
-        try:
-            # It opens no GPU yet: without a persistence daemon, the first handle of each wakes it.
-            library.nvmlInit()
-        except library.NVMLError as error:
-            if (why := nvml.missing(library, error, self._sys_root)) is not None:
-                raise why from error
-            # An upgrade has replaced the library and reloaded the module, but the loader keeps the
-            # file that it mapped for the soname. So the new file is named by its path.
-            is_upgraded = nvml.code(error) == pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH
-            other = nvml.successor(library, self._find()) if is_upgraded else None
-            if other is None:
-                raise
-            nvml.bind(library, other, anew=alone)
-            library.nvmlInit()
-
-        return nvml.text_of(library.nvmlSystemGetDriverVersion())
-
-    def _end_all(self) -> str:
-        """End all sessions, which the library counts. Returns why not, or an empty text.
-
-        Runs on a thread.
-        """
-        self.current = None
-        try:
-            for _ in range(MOST_SESSIONS):
-                self._library.nvmlShutdown()
-        except self._library.NVMLError as error:
-            return "" if nvml.code(error) == pynvml.NVML_ERROR_UNINITIALIZED else str(error)
-
-        return ""
+            # What waited behind the last call may have been the word to end.
+            self._loop.call_soon_threadsafe(self._dispatch)
 
 
 # The wait for events, on a thread of its own.
@@ -459,44 +197,31 @@ Stopping takes as long. An idle wait costs one wake-up and 0.01 % of a core.
 STALL: Final = 2.5
 """Seconds (2.5 x WAIT_MS): a wait longer than two of these does not return."""
 
-EVENT_LIMIT: Final = 4096
+CLOSED: Final = "the driver session was closed"
+
 FAREWELL: Final = 1.2
 """Seconds for the thread to end: a wait, and a late turn of a busy machine."""
 
 
-class SetFailed(DriverError):  # noqa: N818 -- names what happened
-    """A wait for events failed: one GPU of the set may be lost; the driver may be healthy."""
-
-
-class EventRegistration(msgspec.Struct, frozen=True):
-    """The answer of a GPU to its registration. `refused`: why it sends no events; empty: it does.
-
-    `where` is its handle's address; `known`: the addresses that the stream knew at the call.
-    """
-
-    known: dict[int, GpuUuid]
-    where: int
-    uuid: GpuUuid
-    refused: str
+Registered = tuple[int, GpuUuid, str]
+"""A GPU with events: its handle's address, its UUID, and why it sends none (empty: it does)."""
 
 
 class EventStream:
     """The events of one event set, which the stream makes and frees.
 
     Events that nobody has taken yet wait in the order in which they came first, equal ones counted
-    together. Beyond EVENT_LIMIT different ones, XIDs that the table does not name have the number
-    0: a storm hides no fatal XID.
+    together: a storm hides no fatal XID.
     """
 
     def __init__(self, library: NvmlLibrary) -> None:
         self._event_set: Any = None
         self.ended = asyncio.Event()
         """Set once the thread has left the library and will not return to it."""
-        self.settled: set[str] = set()
-        """The GPUs that have answered their registration: they are not asked again."""
         self.obstacles: dict[str, str] = {}
-        """By GPU (its UUID, or `index N`) why it does not report to this stream."""
-        self._known: dict[int, GpuUuid] = {}
+        """Of each GPU that was asked (its UUID, or `index N`) why it does not report to this
+        stream; empty: it does."""
+        self.known: dict[int, GpuUuid] = {}
         """The GPU of each handle's address; another dict once the indexes have changed."""
         self._library = library
         self._loop = asyncio.get_running_loop()
@@ -527,42 +252,31 @@ class EventStream:
         """Let the thread wait for events; if the stream has failed, it frees the set."""
         self._begun.set()
 
-    def settle(self, answer: EventRegistration) -> None:
-        """Note the answer of a GPU, unless the indexes have changed since it was asked."""
-        if answer.known is not self._known:
-            return
-
+    def settle(self, where: int, uuid: GpuUuid, obstacle: str) -> None:
+        """Note the answer of a GPU to its registration."""
         # Where it was before, another GPU may be now, although no scan has seen the change yet.
-        for where in [old for old, uuid in self._known.items() if uuid == answer.uuid]:
-            del self._known[where]
+        for old in [old for old, known in self.known.items() if known == uuid]:
+            del self.known[old]
 
-        self._known[answer.where] = answer.uuid
-        self.settled.add(answer.uuid)
+        self.known[where] = uuid
+        self.note_obstacle(uuid, obstacle)
 
-        if answer.refused:
-            self.missed(answer.uuid, answer.refused)
-        else:
-            self.obstacles.pop(answer.uuid, None)
-
-    def missed(self, gpu: str, reason: str) -> None:
-        """Note and log why the GPU does not report: only probes watch it."""
-        if self.obstacles.get(gpu) != reason:
-            log.warning("driver.no_events", gpu=gpu, err=reason)
-        self.obstacles[gpu] = reason
+    def note_obstacle(self, gpu: str, obstacle: str) -> None:
+        """Note why the GPU does not report, and log it once: only probes watch it."""
+        if obstacle and self.obstacles.get(gpu) != obstacle:
+            log.warning("driver.no_events", gpu=gpu, err=obstacle)
+        self.obstacles[gpu] = obstacle
 
     def keep(self, gpus: Collection[str]) -> None:
         """Forget all other GPUs; if they come back, they are registered again."""
-        self.settled.intersection_update(gpus)
         self.obstacles = {gpu: why for gpu, why in self.obstacles.items() if gpu in gpus}
 
     def forget(self) -> None:
         """Forget all GPUs, after their indexes changed: a handle may name another GPU now."""
-        self._known = {}
-        self.settled.clear()
-        self.obstacles.clear()
+        self.known, self.obstacles = {}, {}
 
     async def next(self) -> DriverEvent:
-        """Wait for the next event. Raises SetFailed, DriverError once it failed and is empty.
+        """Wait for the next event. Raises DriverError once it failed and is empty.
 
         A wait of the thread that does not return is a failure.
         """
@@ -579,33 +293,27 @@ class EventStream:
             if self._failure is not None:
                 raise self._failure
 
-            await self._wait()
-
-    async def _wait(self) -> None:
-        """Wait for news. A stopped or starved process gets two periods of about STALL seconds."""
-        turns = self._turns
-        for _ in range(2):
-            period = until_tick(STALL)
-            if period < STALL / 2:
-                period += STALL
-            if await await_event(self._news, period) or turns != self._turns:
-                return
-
-        self.fail(DriverError("the driver does not return from a wait for events"))
+            # A stopped or starved process gets two periods: in the second one the thread runs.
+            turns = self._turns
+            for _ in range(2):
+                has_news = await await_event(self._news, until_tick(STALL) + STALL)
+                if has_news or turns != self._turns:
+                    break
+            else:
+                self.fail(DriverError("the driver does not return from a wait for events"))
 
     def fail(self, error: DriverError) -> None:
-        """End the stream: its reader raises `error`, and the thread ends after its wait."""
+        """End the stream: its reader raises `error`, and the thread ends after its wait.
+
+        Also of a stream that has never begun: its thread frees the set.
+        """
         self._failure = self._failure or error
         self._news.set()
         self._begun.set()
 
-    def end(self) -> None:
-        """End the stream, also one that has never begun: its thread frees the set."""
-        self.fail(DriverError(CLOSED))
-
     async def stop(self) -> bool:
         """End the thread. False when it does not end in time: then do not touch the set."""
-        self.end()
+        self.fail(DriverError(CLOSED))
         return await await_event(self.ended, FAREWELL)
 
     # On the threads that make calls.
@@ -615,13 +323,13 @@ class EventStream:
         with self._inside():
             self._event_set = self._library.nvmlEventSetCreate()
 
-    def register(self, open_gpu: Callable[[], Handle]) -> EventRegistration:
+    def register(self, open_gpu: Callable[[], Handle]) -> Registered:
         """Register a GPU with the set. Blocks. A GPU without events is an answer too.
 
         Raises NVMLError, GpuError, ValueError (undecodable text): these failures may pass.
         Raises DriverError when the stream has ended.
         """
-        known, library, refused = self._known, self._library, ""
+        library, refused = self._library, ""
         with self._inside():
             handle = open_gpu()
             # Read here, because a lost GPU cannot tell it when its event comes: NVIDIA's plugin
@@ -640,7 +348,7 @@ class EventStream:
                     raise
                 refused = f"it has no events: {error}"
 
-        return EventRegistration(known, _address(handle), uuid, refused)
+        return _address(handle), uuid, refused
 
     @contextlib.contextmanager
     def _inside(self) -> Iterator[None]:
@@ -660,9 +368,9 @@ class EventStream:
         # To free a set while another thread registers a GPU with it is undefined in NVML.
         with self._lock:
             self._users -= 1
-            last = not self._users
+            is_last = not self._users
 
-        if last and self._event_set is not None:
+        if is_last and self._event_set is not None:
             with contextlib.suppress(self._library.NVMLError):
                 self._library.nvmlEventSetFree(self._event_set)
 
@@ -670,17 +378,15 @@ class EventStream:
 
     def _serve(self) -> None:
         """Run the thread and report its end: a silent end would look like healthy GPUs."""
-        show_thread_name(threading.current_thread().name)
+        show_thread_name("nvml-events")
         self._begun.wait()
         try:
             while self._failure is None:
                 self._turns += 1
                 self._wait_in_library()
-        except DriverError as error:
-            self._tell(self.fail, error)
         except Exception as error:  # noqa: BLE001 -- any error that ends the thread is reported
             text = f"the thread that waits for events has died: {error!r}"
-            self._tell(self.fail, DriverError(text))
+            self._tell(self.fail, error if isinstance(error, DriverError) else DriverError(text))
 
         self._leave()
         self._tell(self.ended.set)
@@ -695,20 +401,18 @@ class EventStream:
             if (failure := nvml.driver_wide(error)) is not None:
                 raise failure from error
             # One lost GPU fails the wait for all. NVIDIA's plugin then marks all GPUs unhealthy
-            # (checkHealth, "Error waiting for event"); here each is scanned and probed instead.
-            self.put(DriverEvent(EventKind.CHANGED))
-            raise SetFailed(f"waiting for events failed: {error}") from error
+            # (checkHealth, "Error waiting for event"); who listens here scans and probes each.
+            raise DriverError(f"waiting for events failed: {error}") from error
 
         is_xid = data.eventType & pynvml.nvmlEventTypeXidCriticalError
-        kind = _KINDS.get(pynvml.nvmlEventTypeXidCriticalError if is_xid else data.eventType)
-
+        kind = EventKind.XID if is_xid else _KINDS.get(data.eventType)
         if kind is not None:
             number = int(data.eventData) if is_xid else None
             self.put(DriverEvent(kind, self._uuid(data.device), number))
 
     def _uuid(self, handle: Handle) -> GpuUuid | None:
         """The GPU of a handle, first by its address: a lost GPU does not answer with its UUID."""
-        known = self._known.get(_address(handle))
+        known = self.known.get(_address(handle))
         if known is not None:
             return known
 
@@ -720,11 +424,8 @@ class EventStream:
     def put(self, event: DriverEvent) -> None:
         """Add an event, from any thread."""
         with self._lock:
-            has_room = event in self._waiting or len(self._waiting) < EVENT_LIMIT
-            # A broken GPU can report 10,000 XIDs a second. What the table names is at most some 170
-            # for each GPU, so only invented numbers need a bound.
-            if not has_room and event.xid is not None and event.xid not in XIDS:
-                event = msgspec.structs.replace(event, xid=0)
+            # A broken GPU can report 10,000 XIDs a second, but few different ones: the catalog has
+            # 172 numbers.
             self._waiting[event] += 1
 
         if not self._news.is_set():
@@ -741,3 +442,221 @@ class EventStream:
 def _address(handle: Handle) -> int:
     """The address that a handle points to, which identifies the GPU."""
     return ctypes.cast(handle, ctypes.c_void_p).value or 0
+
+
+# The session with the library: it begins when it is needed, and again after it broke.
+
+OPEN_DEADLINE: Final = 10.0
+"""Seconds: without a persistence daemon, the first call wakes the GPUs, which takes seconds."""
+
+CLOSE_DEADLINE: Final = 3.0
+"""Seconds, one wait for events (WAIT_MS) and a call: each step of shut() has a deadline of its own,
+and a driver that hangs would use up all of them."""
+
+MOST_SESSIONS: Final = 10_000
+"""A library that has ended so many, one after the other, does not count them: none is left."""
+
+
+class OpenedSession(msgspec.Struct, frozen=True, eq=False):
+    """A session that has begun. No two are equal, also with the same version."""
+
+    driver_version: str
+
+
+class NvmlSession:
+    """Opens the sessions of the process, one after the other. Call all methods on the loop.
+
+    - `find` returns the library file to use.
+    - `stream`: the newest one; it ends with its session. It hears CHANGED when a stuck call has
+      returned: a GPU that was silent answers, so all are scanned and probed again.
+    - A late answer of an earlier session does not end the current one, and no call of an earlier
+      session begins.
+    """
+
+    def __init__(
+        self,
+        library: NvmlLibrary,
+        find: Callable[[], Path | None],
+        sys_root: Path,
+        deadline: float,
+    ) -> None:
+        self._threads = GpuThreads(deadline, self._on_return)
+        self._library = library
+        self._find = find
+        self._sys_root = sys_root
+        self._preparing = asyncio.Lock()
+        """Held while a session begins or all end."""
+        self._beginning: asyncio.Task[OpenedSession | DriverError] | None = None
+        self.current: OpenedSession | None = None
+        """The session that has begun and not ended; reading it begins none."""
+        self._broken = CLOSED
+        self.withheld = ""
+        """Why no session may begin; empty: one may."""
+        self.stream: EventStream | None = None
+
+    async def open(self) -> OpenedSession:
+        """Return the current session, or begin one. Raises DriverMissing, DriverError.
+
+        All who wait share one beginning and its failure. It goes on when they are cancelled or
+        time out, so a slow driver is open for a later one.
+        """
+        if self.withheld:
+            raise DriverError(self.withheld)
+        if self.current is not None:
+            return self.current
+        if self._beginning is None or self._beginning.done():
+            # It outlives who asks first, and a group would end all with it.
+            self._beginning = asyncio.create_task(self._begin())  # noqa: TID251
+
+        opened = await asyncio.shield(self._beginning)
+        if isinstance(opened, DriverError):
+            raise opened
+        return opened
+
+    def check(self, opened: OpenedSession) -> None:
+        """Raise DriverError if that session is over."""
+        if self.current is not opened:
+            raise DriverError(self._broken)
+
+    def end(self, error: DriverError, opened: OpenedSession | None = None) -> None:
+        """Note that the session is over, and report it; the next call begins a new one."""
+        if self.current is None or opened not in {None, self.current}:
+            return
+
+        log.warning("driver.session_ended", err=str(error))
+        self.current = None
+        self._broken = str(error)
+        if self.stream is not None:
+            self.stream.fail(error)
+
+    async def call(self, opened: OpenedSession, gpu: str, work: Callable[[], T]) -> T:
+        """Make a call about one GPU, or DRIVER.
+
+        Raises CallFailed about a GPU; DriverError, DriverMissing: the session is over, or the call
+        about the driver has failed.
+        """
+
+        def make() -> T:
+            self.check(opened)  # it may have ended while the call waited
+            return work()
+
+        return await self._call(gpu, make, opened)
+
+    async def _call(
+        self,
+        gpu: str,
+        work: Callable[[], T],
+        opened: OpenedSession | None = None,
+        deadline: float | None = None,
+    ) -> T:
+        """Make a call. An error of the whole driver ends the session `opened`."""
+        try:
+            return await self._threads.call(gpu, work, deadline)
+        except (TimeoutError, ValueError, self._library.NVMLError) as error:
+            wide = nvml.driver_wide(error, about_gpu=gpu != DRIVER)
+            if wide is not None and opened is not None:
+                self.end(wide, opened)
+            raise wide or nvml.failure(error, gpu) from error
+
+    async def new_stream(self) -> EventStream:
+        """Start a stream, once the thread of the last one has left the library.
+
+        Raises DriverError.
+        """
+        if self.stream is not None and not await self.stream.stop():
+            raise DriverError("an earlier wait for events has not returned from the driver")
+
+        stream = EventStream(self._library)
+        stream.start()
+        self.stream = stream
+        return stream
+
+    async def shut(self, why: str) -> None:
+        """End the session now, which closes all GPUs; a later call begins another.
+
+        Raises DriverError when a call does not return from the library.
+        """
+        async with self._preparing:
+            self.end(DriverError(why))
+            if not await self._is_idle():
+                raise DriverError("a call has not returned from the driver, which holds all GPUs")
+            if await self._call(DRIVER, self._end_all):
+                raise DriverError("the driver does not end the session, which holds all GPUs")
+
+    async def close(self) -> None:
+        """End the session and all threads; a second call does nothing.
+
+        After CLOSE_DEADLINE the threads are left behind, and the process may end with its session.
+        """
+        self.withheld = CLOSED
+        with contextlib.suppress(DriverError, TimeoutError):
+            async with asyncio.timeout(CLOSE_DEADLINE):
+                await self.shut(CLOSED)
+
+        self._threads.close()
+
+    async def _is_idle(self) -> bool:
+        """Wait until no call and no event thread is in the library; False: some do not leave."""
+        are_back = await self._threads.drained()
+        return (self.stream is None or await self.stream.stop()) and are_back
+
+    def _on_return(self) -> None:
+        if self.stream is not None:
+            self.stream.put(DriverEvent(EventKind.CHANGED))
+
+    async def _begin(self) -> OpenedSession | DriverError:
+        """Begin a session. Returns the failure: its callers may all have left."""
+        try:
+            async with self._preparing:
+                # To end a session during a call is undefined. A call that returned later would
+                # go on in the new session, or in another library.
+                begin = partial(self._begin_anew, alone=await self._is_idle())
+                return await self._call(DRIVER, begin, deadline=OPEN_DEADLINE)
+        except DriverError as error:
+            return error
+
+    def _begin_anew(self, *, alone: bool) -> OpenedSession:
+        """Load the library and begin a session, unless an earlier beginning has done so since.
+
+        While a call is inside, so not `alone`, the old session stays open beside the new one, and
+        no other library is loaded. Runs on a thread.
+        """
+        library = self._library
+        if self.current is not None:
+            return self.current
+        if alone:
+            self._end_all()
+
+        nvml.bind(library, self._find(), anew=alone)
+
+        try:
+            # It opens no GPU yet: without a persistence daemon, the first handle of each wakes it.
+            library.nvmlInit()
+        except library.NVMLError as error:
+            if (why := nvml.missing(library, error, self._sys_root)) is not None:
+                raise why from error
+            # An upgrade has replaced the library and reloaded the module, but the loader keeps the
+            # file that it mapped for the soname. So the new file is named by its path.
+            is_upgraded = nvml.code(error) == pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH
+            other = nvml.successor(library, self._find()) if is_upgraded else None
+            if other is None:
+                raise
+            nvml.bind(library, other, anew=alone)
+            library.nvmlInit()
+
+        self.current = OpenedSession(nvml.text_of(library.nvmlSystemGetDriverVersion()))
+        return self.current
+
+    def _end_all(self) -> str:
+        """End all sessions, which the library counts. Returns why not, or an empty text.
+
+        Runs on a thread.
+        """
+        self.current = None
+        try:
+            for _ in range(MOST_SESSIONS):
+                self._library.nvmlShutdown()
+        except self._library.NVMLError as error:
+            return "" if nvml.code(error) == pynvml.NVML_ERROR_UNINITIALIZED else str(error)
+
+        return ""

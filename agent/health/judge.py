@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from agent.errors import cap
 from agent.health.xids import (
+    CONSEQUENCES,
     DEFAULTS,
     FELL_OFF_THE_BUS,
     HealthSettings,
@@ -58,16 +59,15 @@ MOST_DOUBLINGS: Final = 32
 STEP: Final = dt.timedelta(seconds=1)
 """Smaller differences are not a step of the clock: two readings differ a little."""
 
-REBOOTS: Final = frozenset({RecoveryAction.NODE_REBOOT, RecoveryAction.SYSTEM_REBOOT})
-RESETS: Final = frozenset(
-    {
-        RecoveryAction.GPU_RESET,
-        RecoveryAction.DRAIN_AND_RESET,
-        RecoveryAction.BUS_RESET,
-        RecoveryAction.OTHER,
-    }
-)
-"""The driver's recovery actions, by what they need."""
+WANTS: Final = {
+    RecoveryAction.NODE_REBOOT: ("reboot of the node", Action.REBOOT),
+    RecoveryAction.SYSTEM_REBOOT: ("reboot of the node", Action.REBOOT),
+    RecoveryAction.GPU_RESET: ("reset", Action.RESET),
+    RecoveryAction.DRAIN_AND_RESET: ("reset", Action.RESET),
+    RecoveryAction.BUS_RESET: ("reset", Action.RESET),
+    RecoveryAction.OTHER: ("reset", Action.RESET),
+}
+"""What the GPU needs by the driver's recovery action. All others concern no GPU alone."""
 
 HARDWARE: Final = frozenset({Cause.ECC, Cause.LOST, Cause.MEMORY, Cause.PROBE, Cause.REFUSED})
 """Causes that a boot does not certainly remove."""
@@ -283,14 +283,15 @@ def _on_event(
     else:
         # A GPU off the bus cannot be reset. If it is back without a boot, that was a reset.
         is_off = xid == FELL_OFF_THE_BUS and kind is XidClass.NEEDS_RESET
+        condition, needs = CONSEQUENCES[kind]
         found = verdict(
-            kind.condition,
+            condition,
             now,
             Cause.XID,
             f"H-{xid:03d}",
             f"XID {xid}: {xid_name(xid)}",
             xid=xid,
-            needs=kind.action,
+            needs=needs,
             action=Action.REBOOT if is_off else Action.WAIT,
         )
 
@@ -349,13 +350,21 @@ def _on_probe(health: Health, probe: Probe, now: dt.datetime, settings: HealthSe
     match probe.outcome:
         case ProbeOutcome.PASSED:
             is_deaf = health.condition is Condition.UNMONITORED and health.cause == Cause.MONITOR
-            stays = is_deaf and probe.unmonitored
-            fresh = health if stays else _on_passed(health, probe.signs, now, settings)
+            fresh = health
+            if not (is_deaf and probe.unmonitored):
+                fresh = _on_passed(health, probe.signs, now, settings)
             fresh = signed(fresh, probe.signs, now)
             if not probe.unmonitored or fresh.condition not in {Condition.OK, Condition.WATCH}:
                 return fresh
-            text = f"the agent does not receive its events: {cap(probe.unmonitored)}"
-            cause, runbook = Cause.MONITOR, "H-DEAF"
+            return verdict(
+                Condition.UNMONITORED,
+                now,
+                Cause.MONITOR,
+                "H-DEAF",
+                f"the agent does not receive its events: {cap(probe.unmonitored)}",
+                xid=fresh.xid,
+                action=Action.INSPECT,
+            )
         case ProbeOutcome.FAILED:
             return signed(_on_failed(health, probe, now), probe.signs, now)
         case ProbeOutcome.REFUSED:
@@ -369,11 +378,15 @@ def _on_probe(health: Health, probe: Probe, now: dt.datetime, settings: HealthSe
             if health.ill:
                 # Silence is no recovery: the count of passed probes begins again.
                 return replace(health, passed_probes=0)
-            fresh, text = health, f"it does not answer ({cap(probe.text) or 'no reply'})"
-            cause, runbook = Cause.DRIVER, "H-SILENT"
-
-    deaf = Condition.UNMONITORED
-    return verdict(deaf, now, cause, runbook, text, xid=fresh.xid, action=Action.INSPECT)
+            return verdict(
+                Condition.UNMONITORED,
+                now,
+                Cause.DRIVER,
+                "H-SILENT",
+                f"it does not answer ({cap(probe.text) or 'no reply'})",
+                xid=health.xid,
+                action=Action.INSPECT,
+            )
 
 
 def _on_passed(
@@ -436,10 +449,15 @@ def _on_refused(health: Health, now: dt.datetime) -> Health:
         return again(_on_recovered(health, now) if is_lost else health, now)
 
     after = "" if health.xid is None else f" (after XID {health.xid})"
-    text = f"the driver refuses calls for it until it is reset{after}"
-    runbook = _incident(health, "H-RESET")
-    bad, refused = Condition.BAD, Cause.REFUSED
-    return verdict(bad, now, refused, runbook, text, xid=health.xid, needs=Action.RESET)
+    return verdict(
+        Condition.BAD,
+        now,
+        Cause.REFUSED,
+        _incident(health, "H-RESET"),
+        f"the driver refuses calls for it until it is reset{after}",
+        xid=health.xid,
+        needs=Action.RESET,
+    )
 
 
 def _on_lost(health: Health, probe: Probe, now: dt.datetime) -> Health:
@@ -453,7 +471,7 @@ def _on_lost(health: Health, probe: Probe, now: dt.datetime) -> Health:
         now,
         Cause.LOST,
         # The id of what needed a reset stays, so that its return is told as that reset.
-        health.runbook if health.needs_reset else _incident(health, LOST_ID),
+        health.runbook if health.needs_reset else _incident(health, "H-LOST"),
         f"the driver no longer reaches it ({reason or 'no reason given'})",
         NextStep.REBOOT_LATER,
         xid=health.xid,
@@ -464,19 +482,21 @@ def _on_lost(health: Health, probe: Probe, now: dt.datetime) -> Health:
     )
 
 
-LOST_ID: Final = "H-LOST"
-_NO_RESET: Final = frozenset({LOST_ID, f"H-{FELL_OFF_THE_BUS:03d}"})
-"""The ids of incidents in which nobody was asked for a reset."""
-
-
 def _on_recovered(health: Health, now: dt.datetime) -> Health:
     """The GPU was lost and answers. That implies a reset, unless it reported an error since."""
     needs = _need(health)
-    was_reset = needs is Action.NONE and health.runbook not in _NO_RESET
-    text = "it was reset and is back" if was_reset else "it was lost and is back"
-    then = {Action.NONE: NextStep.REST, Action.RESET: NextStep.RESET_AGAIN}.get(needs)
-    bad, lost = Condition.BAD, Cause.LOST
-    back = verdict(bad, now, lost, health.runbook, text, then, xid=health.xid, needs=needs)
+    # With these ids nobody was asked for a reset.
+    was_reset = needs is Action.NONE and health.runbook not in {"H-LOST", "H-079"}
+    back = verdict(
+        Condition.BAD,
+        now,
+        Cause.LOST,
+        health.runbook,
+        "it was reset and is back" if was_reset else "it was lost and is back",
+        {Action.NONE: NextStep.REST, Action.RESET: NextStep.RESET_AGAIN}.get(needs),
+        xid=health.xid,
+        needs=needs,
+    )
     return replace(back, passed_probes=1)
 
 
@@ -543,32 +563,36 @@ def signed(health: Health, signs: GpuSigns, now: dt.datetime) -> Health:
 def _of_signs(signs: GpuSigns, now: dt.datetime, xid: int | None) -> Health | None:
     """The verdict about the most severe fault that a GPU tells of itself, or None."""
     ill = partial(verdict, Condition.BAD, now, xid=xid)
-    says = f"the driver says that it needs a {{}} ({signs.recovery})"
 
-    # Both hold until the driver wants none any more: no other sign says more.
-    if signs.recovery in REBOOTS:
-        text = says.format("reboot of the node")
-        return ill(Cause.ADVICE, "H-ADVICE", text, needs=Action.REBOOT)
-
-    if signs.recovery in RESETS:
-        return ill(Cause.ADVICE, "H-ADVICE", says.format("reset"), needs=Action.RESET)
+    # It holds until the driver wants none any more: no other sign says more.
+    if signs.recovery in WANTS:
+        words, needs = WANTS[signs.recovery]
+        text = f"the driver says that it needs a {words} ({signs.recovery})"
+        return ill(Cause.ADVICE, "H-ADVICE", text, needs=needs)
 
     if not has_joined(signs):
-        state = f"it has not joined the fabric of its NVSwitches ({signs.fabric})"
-        text = f"{state}, so no program runs on it"
-        return ill(Cause.FABRIC, "H-FABRIC", text, NextStep.FABRIC, action=Action.INSPECT)
+        text = f"it has not joined the fabric of its NVSwitches ({signs.fabric}), so no program "
+        step, action = NextStep.FABRIC, Action.INSPECT
+        return ill(Cause.FABRIC, "H-FABRIC", f"{text}runs on it", step, action=action)
 
     if signs.rows_failed:
         text = "memory rows could not be remapped: no spare rows are left"
         return ill(Cause.MEMORY, "H-ROWS", text, action=Action.REPLACE)
 
-    if signs.rows_pending or signs.pages_pending:
-        # It runs without them, so it is served until somebody has time to reset it.
-        text, then = "memory rows or pages wait for a reset to be replaced", NextStep.RESET_FREE
-        watched = partial(verdict, Condition.WATCH, now, xid=xid)
-        return watched(Cause.MEMORY, "H-ROWS", text, then, action=Action.RESET)
+    if not (signs.rows_pending or signs.pages_pending):
+        return None
 
-    return None
+    # It runs without them, so it is served until somebody has time to reset it.
+    return verdict(
+        Condition.WATCH,
+        now,
+        Cause.MEMORY,
+        "H-ROWS",
+        "memory rows or pages wait for a reset to be replaced",
+        NextStep.RESET_FREE,
+        xid=xid,
+        action=Action.RESET,
+    )
 
 
 def has_joined(signs: GpuSigns) -> bool:
@@ -596,7 +620,7 @@ def answered_again(health: Health, signs: GpuSigns, now: dt.datetime) -> Health:
     # GPU_REQUIRES_RESET (16) is the driver's answer to each call until nvidia-smi --gpu-reset or a
     # boot.
     is_owed = health.cause == Cause.REFUSED and health.needs_reset
-    if not is_owed or signs.recovery in REBOOTS | RESETS:
+    if not is_owed or signs.recovery in WANTS:
         return health
 
     return _after_reset(health, now, "it was reset: the driver answers for it again", NextStep.REST)
@@ -668,10 +692,15 @@ def taken_back(health: Health, now: dt.datetime) -> Health:
         text = f"it is taken back; it is served when it answers [{RUNBOOK}]"
         return replace(health, since=now, cause=Cause.DRIVER, text=text, xid=None)
 
-    cause = Cause.XID if health.xid is not None else Cause.PROBE
-    text, runbook = "it was unhealthy before it was released", _incident(health, RUNBOOK)
-    needs = _need(health)
-    back = verdict(Condition.BAD, now, cause, runbook, text, xid=health.xid, needs=needs)
+    back = verdict(
+        Condition.BAD,
+        now,
+        Cause.XID if health.xid is not None else Cause.PROBE,
+        _incident(health, RUNBOOK),
+        "it was unhealthy before it was released",
+        xid=health.xid,
+        needs=_need(health),
+    )
     return replace(back, bouts=health.bouts)
 
 
@@ -749,13 +778,12 @@ def attributed(faults: Iterable[GpuFault], missing: Collection[GpuUuid]) -> tupl
         return faults
 
     if len(nameless) == len(missing) == 1:
-        (uuid,) = missing
-        index = int(nameless[0].gpu.removeprefix(NAMELESS))
-        known = replace(nameless[0], gpu=uuid, index=index)
-        return tuple(known if each is nameless[0] else each for each in faults)
+        (fault,), (uuid,) = nameless, missing
+        known = replace(fault, gpu=uuid, index=int(fault.gpu.removeprefix(NAMELESS)))
+        return tuple(known if each is fault else each for each in faults)
 
     text = "; ".join(f"it may be {fault.gpu}: {fault.text}" for fault in nameless)
-    is_silent = all(fault.trouble is Trouble.SILENT for fault in nameless)
+    is_silent = {fault.trouble for fault in nameless} == {Trouble.SILENT}
     trouble = Trouble.SILENT if is_silent else Trouble.FAILED
     explained = len(nameless) <= len(missing)
     return (

@@ -5,9 +5,9 @@ Source: the XID catalog at docs.nvidia.com/deploy/xid-errors (1 to 172, of R590)
 
 import enum
 import functools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
-from typing import Annotated, Final, Self
+from typing import Annotated, Final
 
 import msgspec
 
@@ -18,34 +18,29 @@ FELL_OFF_THE_BUS: Final = 79
 
 
 class XidClass(enum.StrEnum):
-    """What an XID says about the GPU, not about the program that ran on it.
+    """What an XID says about the GPU, not about the program that ran on it, as in settings."""
 
-    A class has its name in settings, the condition of the GPU after such an XID, and what makes the
-    GPU ok again.
-    """
-
-    condition: Condition
-    action: Action
-
-    def __new__(cls, name: str, condition: Condition, action: Action) -> Self:
-        """A row of the table of classes."""
-        member = str.__new__(cls, name)
-        member._value_ = name
-        member.condition = condition
-        member.action = action
-        return member
-
-    APPLICATION = "application", Condition.OK, Action.NONE
+    APPLICATION = "application"
     """A fault of a program, the echo of another error, or a notice: nothing about the GPU."""
-    CONTAINED = "contained", Condition.WATCH, Action.WAIT
+    CONTAINED = "contained"
     """The hardware handled the error, or the driver decides about it. The GPU stays in service."""
-    FATAL = "fatal", Condition.BAD, Action.WAIT
+    FATAL = "fatal"
     """A quiet period and passed probes show that the error is over."""
-    NEEDS_RESET = "needs-reset", Condition.BAD, Action.RESET
+    NEEDS_RESET = "needs-reset"
     """Until a reset of the GPU or a boot, or until the driver wants no reset any more."""
-    NEEDS_REBOOT = "needs-reboot", Condition.BAD, Action.REBOOT
+    NEEDS_REBOOT = "needs-reboot"
     """Until the node boots."""
 
+
+CONSEQUENCES: Final[Mapping[XidClass, tuple[Condition, Action]]] = MappingProxyType(
+    {
+        XidClass.CONTAINED: (Condition.WATCH, Action.WAIT),
+        XidClass.FATAL: (Condition.BAD, Action.WAIT),
+        XidClass.NEEDS_RESET: (Condition.BAD, Action.RESET),
+        XidClass.NEEDS_REBOOT: (Condition.BAD, Action.REBOOT),
+    }
+)
+"""The condition of the GPU after an XID of the class, and what makes it ok again."""
 
 _CLASSES: Final[Mapping[str, XidClass]] = MappingProxyType(
     {
@@ -98,7 +93,6 @@ _OTHERWISE: Final[Mapping[int, XidClass]] = MappingProxyType(
 class Xid(msgspec.Struct, frozen=True):
     """One row of the table; `name` completes the sentence "XID 79: …"."""
 
-    number: int
     name: str
     action: str
     kind: XidClass
@@ -199,15 +193,14 @@ _NAMES: Final[Mapping[str, Mapping[str, tuple[int, ...]]]] = MappingProxyType(
 """By catalog action: the agent's name of each error, and its XIDs."""
 
 
-def _table() -> Iterator[Xid]:
-    for action, names in _NAMES.items():
-        for name, numbers in names.items():
-            for number in numbers:
-                kind = _OTHERWISE.get(number, _CLASSES[action])
-                yield Xid(number, name, action, kind)
-
-
-XIDS: Final[Mapping[int, Xid]] = MappingProxyType({row.number: row for row in _table()})
+XIDS: Final[Mapping[int, Xid]] = MappingProxyType(
+    {
+        number: Xid(name, action, _OTHERWISE.get(number, _CLASSES[action]))
+        for action, names in _NAMES.items()
+        for name, numbers in names.items()
+        for number in numbers
+    }
+)
 UNKNOWN: Final = "a driver error"
 _MOST_NUMBER: Final = 255
 """The catalog ends below 200. Higher numbers share one metric series."""
@@ -245,29 +238,24 @@ def read_switches(disable: str, enable: str) -> Mapping[int, bool]:
     if not disable.strip() and not enable.strip():
         return {}
 
-    disabled = dict.fromkeys(_items(disable), True)
-    disabled.update(dict.fromkeys(PLUGINS_SKIP, True))
-    disabled.update(dict.fromkeys(_items(enable), False))
-    return disabled
+    skipped = dict.fromkeys((*_items(disable), *PLUGINS_SKIP), True)
+    return skipped | dict.fromkeys(_items(enable), False)
 
 
 def malformed(text: str) -> tuple[str, ...]:
     """The items of such a variable that are neither a number nor `all` or `xids`."""
     items = [item.strip().lower() for item in text.split(",")]
-    return tuple(item for item in items if item and item not in _ALL and _number(item) is None)
+    return tuple(item for item in items if item and item not in _ALL and not _is_number(item))
 
 
 def _items(text: str) -> Iterable[int]:
     """The XIDs in the list. `all` or `xids` overrides the others."""
-    items = [item.strip() for item in text.lower().split(",")]
-    if _ALL & set(items):
-        return (_EVERY_XID,)
-    return [number for item in items if (number := _number(item)) is not None]
+    items = {item.strip() for item in text.lower().split(",")}
+    return [_EVERY_XID] if _ALL & items else [int(item) for item in items if _is_number(item)]
 
 
-def _number(item: str) -> int | None:
-    is_number = item.isascii() and item.isdigit() and len(item) < _DIGITS
-    return int(item) if is_number else None
+def _is_number(item: str) -> bool:
+    return item.isascii() and item.isdigit() and len(item) < _DIGITS
 
 
 _CLASS_NAMES: Final[Mapping[str, XidClass]] = {kind.value: kind for kind in XidClass}
@@ -390,7 +378,7 @@ def xid_class(number: int, settings: HealthSettings = DEFAULTS) -> XidClass:
     known = XIDS[number].kind if number in XIDS else XidClass.FATAL
     switches = read_switches(settings.disabled_xids, settings.enabled_xids)
     every = switches.get(_EVERY_XID)
-    is_ignored = False if every is False else switches.get(number, every)
+    is_ignored = every if every is False else switches.get(number, every)
     if is_ignored:
         return XidClass.APPLICATION
 

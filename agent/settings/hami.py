@@ -123,11 +123,7 @@ ANY: Final = "*"
 SELECTOR: Final = "nodelabelselector"
 FILTER: Final = "filterdevices"
 
-OPERATORS: Final = frozenset({"In", "NotIn", "Exists", "DoesNotExist"})
 REMOTE: Final = ("operatingmode", "remote")
-
-_NAME: Final = re.compile("[a-z0-9.-]+")
-"""The characters of a Node's name."""
 
 Found = dict[str, tuple[Any, str]]
 """Known keys of a file of HAMi's, each with its value and place (`file:line:column`)."""
@@ -310,7 +306,7 @@ def _profiles(
         yield msgspec.structs.replace(profile, tier=Tier.ANY)
     elif name:
         yield msgspec.structs.replace(profile, nodes=(name,), tier=Tier.NAME)
-        if not _NAME.fullmatch(name):
+        if not re.fullmatch("[a-z0-9.-]+", name):
             exact = "names are compared as they are; patterns work in the profiles of config.yaml"
             warnings.append(str(item.fault(f"no Node is called {cap(name)}: {exact}")))
     elif SELECTOR not in found:
@@ -336,7 +332,8 @@ def _requirements(parts: Mapping[str, Any]) -> tuple[Requirement, ...]:
 
     for one in parts.get("matchexpressions", ()):
         key, operator, values = one.get("key", ""), one.get("operator"), one.get("values", ())
-        if operator not in OPERATORS or bool(values) is not operator.endswith("In"):
+        is_known = operator in {"In", "NotIn", "Exists", "DoesNotExist"}
+        if not is_known or bool(values) is not operator.endswith("In"):
             raise ValueError(f"{key}, {operator} and {len(values)} values are no requirement")
         found.append(Requirement(key, values, operator in {"In", "Exists"}))
 

@@ -15,7 +15,7 @@ import os
 import re
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from functools import partial
-from typing import Any, Final, Generic, TypeAlias, TypeVar
+from typing import Any, Final, TypeAlias
 
 import msgspec
 import structlog
@@ -37,12 +37,10 @@ from agent.status import (
     node_of,
     status_of,
 )
+from agent.web.server import PREFIX, Reused
 
 log = structlog.get_logger(__name__)
 
-T = TypeVar("T")
-
-PREFIX: Final = "/api/v1/"
 
 KEPT: Final = 0.5
 """Seconds for which a document is reused: many readers cost the loop no more than one."""
@@ -73,29 +71,6 @@ _PARTS: Final[Mapping[str, tuple[str, Callable[[StatusFacts], object]]]] = {
     "settings": ("Settings", lambda facts: facts.settings()),
 }
 """The documents by the last part of their path, each with its kind."""
-
-
-class Reused(Generic[T]):
-    """What `make` returns, for `kept` seconds: so many readers cost the loop no more than one.
-
-    None is not kept.
-    """
-
-    def __init__(self, make: Callable[[], T], kept: float) -> None:
-        self._make = make
-        self._kept = kept
-        self._until = 0.0
-        self._made: T | None = None
-
-    def value(self) -> T:
-        """The newest value, or one of the last `kept` seconds."""
-        now = asyncio.get_running_loop().time()
-        made = self._made
-        if made is None or self._until <= now:
-            made = self._made = self._make()
-            self._until = now + self._kept
-
-        return made
 
 
 _Rendered: TypeAlias = tuple[object, dt.datetime, bytes, str]
@@ -195,32 +170,26 @@ def refuse_reader(request: web.BaseRequest, readers: ReaderPolicy) -> web.Respon
     return None
 
 
-class Probes(msgspec.Struct, frozen=True):
-    """Answers the probes.
+def livez(request: web.BaseRequest) -> web.Response:
+    """Answer `/livez` and `/healthz`, as long as the loop runs: no answer means a restart.
 
-    `checks`: those of readiness. Standing tasks are not checked: if one ends, the process ends.
+    It checks only what a restart can repair: no driver and no API server. Standing tasks are not
+    checked: if one ends, the process ends.
     """
+    return _probed("livez", (Check("loop", ok=True),), request)
 
-    checks: Callable[[], tuple[Check, ...]]
 
-    def livez(self, request: web.BaseRequest) -> web.Response:
-        """Answer `/livez` and `/healthz`, as long as the loop runs: no answer means a restart.
+def readyz(checks: Callable[[], tuple[Check, ...]], request: web.BaseRequest) -> web.Response:
+    """Answer `/readyz`: 503 while a required check fails; degraded checks are only listed.
 
-        It checks only what a restart can repair: no driver and no API server.
-        """
-        return _probed("livez", (Check("loop", ok=True),), request)
-
-    def readyz(self, request: web.BaseRequest) -> web.Response:
-        """Answer `/readyz`: 503 while a required check fails; degraded checks are only listed.
-
-        With `?standby` a standby is ready: an update ends a node's old agent once the new one is.
-        """
-        lax = STANDBY if "standby" in request.query else ""
-        checks = (
-            msgspec.structs.replace(check, required=False) if check.name == lax else check
-            for check in self.checks()
-        )
-        return _probed("readyz", tuple(checks), request)
+    With `?standby` a standby is ready: an update ends a node's old agent once the new one is.
+    """
+    lax = STANDBY if "standby" in request.query else ""
+    judged = (
+        msgspec.structs.replace(check, required=False) if check.name == lax else check
+        for check in checks()
+    )
+    return _probed("readyz", tuple(judged), request)
 
 
 def _probed(name: str, checks: tuple[Check, ...], request: web.BaseRequest) -> web.Response:

@@ -28,7 +28,8 @@ from agent.model import ReaderPolicy
 from agent.node.findings import Check
 from agent.status import GpuStatus, SettingStatus, StatusDocument, StatusFacts, status_of
 from agent.web import view
-from agent.web.api import Reused, refuse_reader
+from agent.web.api import refuse_reader
+from agent.web.server import Reused
 
 KEPT: Final = 0.5
 """Seconds for which a rendering is reused: many readers cost the loop no more than one."""

@@ -14,7 +14,7 @@ import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from http import HTTPStatus
 from pathlib import Path
-from typing import Final
+from typing import Final, Generic, TypeVar
 
 import msgspec
 import structlog
@@ -23,9 +23,13 @@ from typing_extensions import override
 
 from agent.errors import PermissionFault, host_port
 from agent.kit.tasks import Allowance
-from agent.web.api import PREFIX
 
 log = structlog.get_logger(__name__)
+
+T = TypeVar("T")
+
+PREFIX: Final = "/api/v1/"
+"""The page of this path answers for all paths below it."""
 
 CONNECTIONS: Final = 256
 """Connections of each listener; each beyond that closes another."""
@@ -79,6 +83,29 @@ Page = Callable[[web.BaseRequest], web.Response]
 
 Act = Callable[[web.BaseRequest], Awaitable[web.Response]]
 """Answers a POST on the unix socket."""
+
+
+class Reused(Generic[T]):
+    """What `make` returns, for `kept` seconds: so many readers cost the loop no more than one.
+
+    None is not kept.
+    """
+
+    def __init__(self, make: Callable[[], T], kept: float) -> None:
+        self._make = make
+        self._kept = kept
+        self._until = 0.0
+        self._made: T | None = None
+
+    def value(self) -> T:
+        """The newest value, or one of the last `kept` seconds."""
+        now = asyncio.get_running_loop().time()
+        made = self._made
+        if made is None or self._until <= now:
+            made = self._made = self._make()
+            self._until = now + self._kept
+
+        return made
 
 
 def near(host: str) -> str:

@@ -148,7 +148,7 @@ def notices(found: StatusDocument, now: dt.datetime) -> Iterator[Notice]:
     for check in found.node.checks:
         if not check.ok and check.name not in OF_GPUS:
             word, grade = ("not ready", "bad") if check.required else ("degraded", "watch")
-            yield f"{word}: {check.name}: {cap(check.text)}", grade
+            yield f"{word}: {check.name}: {cap(check.text, 1024)}", grade
 
     since = found.node.kubelet_since
     lost = [

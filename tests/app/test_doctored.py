@@ -500,8 +500,7 @@ async def test_what_the_kubelet_answers_about_containers_is_told(
     bare, monkeypatch: pytest.MonkeyPatch, ids, trouble, agent, verdict, said
 ):
     async def listed(_):
-        held = {f"c{n}": {RESOURCE: one} for n, one in enumerate(ids)}
-        return [Holding("demo", "p", held)]
+        return [Holding("demo", "p", {f"c{n}": {RESOURCE: one} for n, one in enumerate(ids)})]
 
     async def get(*_):
         if trouble:

@@ -6,7 +6,7 @@ The agent is joined over simulated hardware.
 import asyncio
 import contextlib
 import dataclasses
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from functools import partial
 
 import msgspec
@@ -19,9 +19,10 @@ from agent.errors import Refusal, RefusalReason
 from agent.health.judge import switched_off
 from agent.health.xids import FELL_OFF_THE_BUS
 from agent.model import GpuFault, Scan, Trouble, slice_id
+from agent.node.findings import Check
 from agent.report import CALM, gpu_degraded
 from agent.sandbox.hardware import Description, SimulatedHardware
-from agent.web.api import Probes
+from agent.web.api import livez, readyz
 from tests.app.front_node import joined, runs, watched
 from tests.builders import NOON, a_gpu
 from tests.fakes.apiserver import EventSink
@@ -39,7 +40,7 @@ class HungNode:
     front: NodeAgent
     hardware: SimulatedHardware
     desk: Desk
-    probes: Probes
+    checks: Callable[[], tuple[Check, ...]]
     events: list[NodeEvent]
     pods: int = 0
 
@@ -64,8 +65,8 @@ class HungNode:
     def probed(self) -> tuple[int, str]:
         """/livez and /readyz, answered in the same instant."""
         request = make_mocked_request("GET", "/readyz?verbose")
-        assert 200 == self.probes.livez(request).status
-        found = self.probes.readyz(request)
+        assert 200 == livez(request).status
+        found = readyz(self.checks, request)
         assert found.text
         return found.status, found.text
 
@@ -89,8 +90,8 @@ async def a_node() -> AsyncIterator[HungNode]:
     )
     async with a_desk() as desk, at_work(*standing):
         await front.facts.slices.until(lambda listed: len(listed.groups) == 2)
-        probes = Probes(watched(front).checks)
-        yield HungNode(front, hardware, desk, probes, sink.posted)
+        checks = watched(front).checks
+        yield HungNode(front, hardware, desk, checks, sink.posted)
 
 
 def healthy(node: HungNode) -> list[bool]:

@@ -121,16 +121,6 @@ async def test_what_acts_only_at_the_next_start_is_said_and_the_rest_acts_now(te
         assert ("resourceName" in text) == (settings.resource == "example.com/vgpu")
 
 
-async def test_no_entry_of_another_node_applies_before_the_start_under_its_name():
-    room = room_of()
-    entry = b'{"nodeconfig": [{"name": "other", "devicesplitcount": 4}]}'
-    own, nodes = SourceFile("c.yaml", RENAMED.encode()), SourceFile("n.json", entry)
-
-    room.service.take(make_plan(Sources(own=own, node_config=nodes, host="node-a")))
-
-    assert 10 == room.split_count
-
-
 async def test_warnings_are_told_and_a_megabyte_of_them_is_a_few_lines():
     keys = {"nodeconfig": [], **{f"key{number:06}": 1 for number in range(70_000)}}
     junk = SourceFile("n.json", json.dumps(keys).encode())

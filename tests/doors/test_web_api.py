@@ -43,9 +43,9 @@ from agent.status import (
     status_of,
 )
 from agent.web import api
-from agent.web.api import PREFIX, Actions, ReadApi, refuse_reader
+from agent.web.api import Actions, ReadApi, refuse_reader
 from agent.web.page import PageDoor, page_html
-from agent.web.server import serve_port, serve_socket
+from agent.web.server import PREFIX, serve_port, serve_socket
 from tests.builders import (
     EPOCH,
     G1,

@@ -150,14 +150,6 @@ def test_no_text_of_the_cluster_becomes_markup_or_hides_in_it(evil):
     assert [] == [char for char in found if not char.isprintable() and char != "\n"]
 
 
-def test_an_ordinary_node_of_16_gpus_and_160_containers_is_shown_whole():
-    tree = HtmlTree(page(gpus=16, each=10))
-
-    assert 16 == len(tree.of("tr", **{"class": "gpu"}))
-    assert 160 == tree.text.count(" main ")
-    assert "All of them" not in tree.text
-
-
 def distinct(entries, times):
     """That many of each, no two of which say the same."""
     many = enumerate((*entries,) * times)

@@ -10,15 +10,18 @@ from agent.ports import Driver
 
 @asynccontextmanager
 async def listening(driver: Driver):
-    """A queue of what the driver reports; an error ends it."""
+    """A queue of what the driver reports; an error ends it, but a set that failed is made anew."""
     heard: asyncio.Queue[DriverEvent | DriverError] = asyncio.Queue()
 
     async def listen() -> None:
-        try:
-            async for event in driver.events():
-                heard.put_nowait(event)
-        except DriverError as error:
-            heard.put_nowait(error)
+        is_over = False
+        while not is_over:
+            try:
+                async for event in driver.events():
+                    heard.put_nowait(event)
+            except DriverError as error:
+                heard.put_nowait(error)
+                is_over = "waiting for events failed" not in str(error)
 
     async with asyncio.TaskGroup() as tasks:
         task = tasks.create_task(listen())

@@ -290,17 +290,6 @@ async def test_gpus_that_answer_late_are_there_as_soon_as_they_do(stub_driver, s
     assert UUIDS[:count] == [gpu.uuid for gpu in scan.gpus]
 
 
-async def test_who_listens_only_after_a_gpu_woke_is_told_of_it(stub_driver, stub):
-    stub.hang(HANDLE, 1)
-    assert [Trouble.SILENT] == [fault.trouble for fault in (await stub_driver.scan()).faults]
-    stub.hang(HANDLE, 1, hung=False)
-    await until(lambda: stub.inside == 0)
-    async with listening(stub_driver) as heard:
-        assert [DriverEvent(EventKind.CHANGED)] == await hear(heard, 1)
-
-    assert () == (await stub_driver.scan()).faults
-
-
 async def test_a_gpu_that_answers_in_time_is_no_news(stub_driver, stub):
     async with listening(stub_driver) as heard:
         await stub_driver.scan()

@@ -199,13 +199,13 @@ async def test_all_who_wait_share_one_beginning(driver, library):
 async def test_all_who_wait_share_one_beginning_and_its_failure(
     driver, library, monkeypatch, leaves_early
 ):
-    quiet, waits = driver._session._end_streams, list[str]()
+    idle, waits = driver._session._is_idle, list[str]()
 
     async def count() -> bool:
-        waits.append("for the threads of all streams, each a second or more")
-        return await quiet()
+        waits.append("for the thread of the stream, a second or more")
+        return await idle()
 
-    monkeypatch.setattr(driver._session, "_end_streams", count)
+    monkeypatch.setattr(driver._session, "_is_idle", count)
     library.hanging.add(("nvmlInit", None))
     library.failures["nvmlInit", None] = 9
 
@@ -225,7 +225,7 @@ async def test_all_who_wait_share_one_beginning_and_its_failure(
         library.release()
 
     assert ["kernel module is not loaded"] * 3 == [answer.result()[11:38] for answer in answers]
-    assert (1, 1 + leaves_early) == (library.calls["nvmlInit"], len(waits))
+    assert (1, 1) == (library.calls["nvmlInit"], len(waits))
 
 
 async def test_all_who_wait_for_a_beginning_that_takes_too_long_hear_that_at_once(

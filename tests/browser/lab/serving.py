@@ -4,9 +4,9 @@ import contextlib
 from collections.abc import AsyncIterator, Callable
 
 from agent.status import StatusFacts
-from agent.web.api import PREFIX, ReadApi
+from agent.web.api import ReadApi
 from agent.web.page import PageDoor
-from agent.web.server import serve_port
+from agent.web.server import PREFIX, serve_port
 
 
 @contextlib.asynccontextmanager

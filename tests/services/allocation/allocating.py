@@ -206,11 +206,12 @@ class Desk:
         pod = self.pods.value.named(namespace, name)
         return found if found is not None else pod.uid if pod else NOT_HERE
 
-    async def _look_at_node(self) -> None:
+    async def _look_at_node(self) -> NodeView | None:
         self.node_gets += 1
         await self._answer()
         if self.unseen_node is not None:
             self.node.set(self.unseen_node)
+        return self.node.value
 
     async def _refresh(self, *, is_owners: bool = False) -> PodTable:
         self.refreshes += 1

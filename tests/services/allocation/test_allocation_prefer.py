@@ -65,26 +65,6 @@ async def see_others(desk):
         desk.see(placed(number))
 
 
-async def test_ids_that_rows_hold_are_offered_last():
-    async with a_desk() as desk:
-        pod = desk.bind(placed(1))
-        await desk.service.allocate(ids(0))
-        desk.witness.admit(pod, main=ids(0)[0])
-        desk.bind(placed(2))
-
-        assert ids(1) == await desk.service.prefer(OFFERED, (), 1)
-        assert ids(0) == await desk.service.prefer(ids(0), (), 1)
-
-
-async def test_a_replay_is_steered_to_its_gpu():
-    async with a_desk() as desk:
-        desk.bind(placed(1, f"{G2},NVIDIA,3000,30:;"))
-        await desk.service.allocate(ids(0, gpu=1))
-        desk.lock(None)
-
-        assert ids(1, gpu=1) == await desk.service.prefer(OFFERED, (), 1)
-
-
 @pytest.mark.parametrize("trouble", ["stray", "nobody", "failing", "too many"])
 async def test_without_a_pod_as_many_ids_are_offered_all_the_same_or_none(trouble):
     async with a_desk() as desk:
@@ -151,18 +131,6 @@ async def test_an_offer_is_taken_back_when_the_next_one_cannot_be_made():
         await desk.service.allocate(ids(0))
 
         assert [False] == [row.offered for row in desk.ledger.rows]
-
-
-async def test_an_offer_is_taken_back_when_the_kubelet_does_not_say_who_asks_next():
-    async with a_desk() as desk:
-        desk.bind(placed(1, f"{G2},NVIDIA,3000,30:;"))
-        await desk.service.prefer(OFFERED, (), 1)
-        desk.witness.hung = True
-        await desk.service.prefer(OFFERED, (), 1)
-        desk.witness.hung = False
-        await desk.service.allocate(ids(0))
-
-        assert [(False, False)] == [(row.offered, row.mismatched) for row in desk.ledger.rows]
 
 
 async def test_an_offer_of_a_container_is_none_of_another():

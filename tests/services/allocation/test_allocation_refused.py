@@ -1,6 +1,7 @@
 """What the outside world does not say in time, or cannot take, becomes a refusal."""
 
 import asyncio
+import contextlib
 import errno
 
 import msgspec
@@ -21,6 +22,7 @@ from agent.allocate.service import (
 from agent.cluster import NodeView, Phase, PodTable
 from agent.errors import ApiError, KubeletError, Refusal, RefusalReason, StateError
 from agent.kit.timing import MOST, WINDOW
+from agent.ledger import KubeletEpoch
 from agent.reconcile import THROTTLED_PAUSE
 from agent.witness import CALL_DEADLINE
 from tests.builders import NODE, a_lock, a_row
@@ -422,3 +424,30 @@ async def test_what_an_allocate_waits_for_is_measured_and_a_preference_is_not():
     assert ["api-server", "directory", "disk", "hook-path", "kubelet"] == sorted(waits)
     assert {1} == {counts[-1] for counts, _ in waits.values()}
     assert pytest.approx(0.02, abs=1e-4) == waits["kubelet"][1]
+
+
+@pytest.mark.parametrize("is_refused", [False, True], ids=["it is cut off", "it is refused"])
+async def test_a_call_of_the_kubelet_before_uses_up_no_pod_of_the_next(is_refused):
+    """It ends while the agent waits, and the next kubelet admits the same pod."""
+    pod = placed(1, reusable_name=True)
+    async with a_desk() as desk, asyncio.TaskGroup() as group:
+        desk.bind(pod)
+        silence = desk.silent = asyncio.Event()
+        desk.names[pod.key] = ApiError("away")
+
+        async def ask() -> None:
+            with contextlib.suppress(Refusal):
+                await desk.service.allocate(ids(1))
+
+        first = group.create_task(ask())
+        await asyncio.sleep(0.05)
+        desk.epoch = KubeletEpoch(8, desk.epoch.ctime_ns)
+        if not is_refused:
+            first.cancel()
+        silence.set()
+        await asyncio.wait([first])
+        desk.names.clear()
+
+        await desk.service.allocate(ids(2))
+
+    assert {("ok", ""): 1} == {key: n for key, n in desk.results.items() if key[0] == "ok"}

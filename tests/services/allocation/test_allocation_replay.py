@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 import msgspec
 import pytest
 
-from agent.cluster import Phase, Role
+from agent.cluster import Phase
 from agent.errors import Refusal, RefusalReason
 from agent.ledger import KubeletEpoch, State
 from tests.builders import NOON, a_container
@@ -89,78 +89,6 @@ async def test_a_row_that_is_being_closed_answers_nobody():
         assert first == await desk.service.allocate(ids(9))
 
 
-async def test_a_replay_that_overlaps_another_call_is_refused_and_served_later():
-    async with a_desk() as desk:
-        old = placed(1, phase=Phase.RUNNING)
-        first = await answered(desk, old)
-        new = placed(2)
-        desk.disk.gate.clear()
-
-        async def outcome(number):
-            try:
-                return await desk.service.allocate(ids(number))
-            except Refusal as refusal:
-                return refusal
-
-        async with asyncio.TaskGroup() as group:
-            refused = group.create_task(outcome(9))
-            await asyncio.sleep(0.01)
-            desk.bind(new)
-            other = group.create_task(outcome(5))
-            await asyncio.sleep(0.01)
-            desk.disk.gate.set()
-
-        assert RefusalReason.OVERLAP is refused.result().gate
-        assert refused.result().transient
-        assert not isinstance(other.result(), Refusal)
-        desk.witness.forget(new)
-        assert first == await desk.service.allocate(ids(9))
-
-
-async def test_a_container_that_runs_is_not_taken_for_one_that_is_asked_for_again():
-    async with a_desk() as desk:
-        running = a_container(running_id="containerd://a")
-        old = placed(1, phase=Phase.RUNNING, containers=(running,))
-        await answered(desk, old)
-        desk.containers.alive = {"containerd://a"}
-        new = desk.bind(placed(2))
-
-        answer = await desk.service.allocate(ids(5))
-
-        assert any(new.uid in mount.host_path for mount in answer.mounts)
-
-
-def _stopped(container):
-    return msgspec.structs.replace(container, running_id=None)
-
-
-async def test_the_ended_init_container_of_a_running_pod_is_replayed_and_then_in_nobodys_way():
-    async with a_desk() as desk:
-        share = f"{G1},NVIDIA,1000,1:"
-        containers = (
-            a_container(name="init", role=Role.INIT),
-            a_container(name="app", running_id="containerd://app"),
-        )
-        pod = placed(1, f"{share};{share};", containers=containers)
-        desk.bind(msgspec.structs.replace(pod, containers=tuple(map(_stopped, containers))))
-        first = await desk.service.allocate(ids(1))
-        recorded = frozenset({desk.ledger.rows[0].key})
-        desk.records.keys = recorded
-        await desk.service.allocate(ids(2))
-        desk.epoch = NEXT_EPOCH
-        desk.records.keys = frozenset()  # the checkpoint is lost
-        desk.admit(pod)
-        desk.lock(None)
-        desk.containers.alive = {"containerd://app"}
-
-        assert first == await desk.service.allocate(ids(8))
-
-        desk.records.keys = recorded
-        new = desk.bind(placed(2))
-        answer = await desk.service.allocate(ids(5))
-        assert any(new.uid in mount.host_path for mount in answer.mounts)
-
-
 # Several containers of a pod are dead after a lost checkpoint: which one does the kubelet mean?
 #
 # It starts them in the order of the spec, beside its other work, goes on behind one that was
@@ -198,14 +126,6 @@ class Pod:
     def say(self, **changes: object) -> None:
         """All containers are dead, and this is what the pod's status says of each."""
         self._show(set(), lambda _: changes)
-
-    def end(self, ran: str, *, alive: bool) -> None:
-        """By the status one container runs, and the other one ended long ago."""
-        ended = {"started_at": NOON - 2 * HOUR, "running_id": None}
-        self._show(
-            {ran} if alive else set(),
-            lambda name: ended | ({"running_id": name} if name == ran else {}),
-        )
 
     def _show(self, alive: set[str], said: Callable[[str], Mapping[str, object]]) -> None:
         containers = tuple(
@@ -261,16 +181,6 @@ async def test_a_container_runs_as_its_status_says_where_no_cgroup_tells():
         assert "b" == await pod.ask()
 
 
-async def test_a_kubelet_that_takes_up_its_pods_asks_in_their_order():
-    async with a_pod_with_dead_containers() as pod:
-        pod.desk.containers.pods = frozenset()
-        pod.desk.epoch = KubeletEpoch(8, NEXT_EPOCH.ctime_ns)
-        pod.say(started_at=NOON - HOUR)
-        await asyncio.sleep(0.1)
-
-        assert "a" == await pod.ask()
-
-
 async def test_what_one_kubelet_began_with_says_nothing_of_the_next_whose_start_nobody_saw():
     async with a_pod_with_dead_containers() as pod:
         pod.desk.containers.pods = frozenset()
@@ -280,21 +190,6 @@ async def test_what_one_kubelet_began_with_says_nothing_of_the_next_whose_start_
         pod.desk.kubelet_epoch = KubeletEpoch(9, NEXT_EPOCH.ctime_ns)  # without a list stream
 
         assert UNKNOWN == await pod.ask()
-
-
-@pytest.mark.parametrize("alive", [True, False])
-@pytest.mark.parametrize("first", ["a", "b"])
-async def test_of_a_pod_that_was_not_dead_when_the_kubelet_started_only_a_living_one_tells(
-    first, alive
-):
-    """A status may be out of date: what ended long ago may have been started again."""
-    async with a_pod_with_dead_containers() as pod:
-        pod.end(first, alive=True)
-        pod.desk.epoch = KubeletEpoch(8, NEXT_EPOCH.ctime_ns)
-        await asyncio.sleep(0.1)
-        pod.end(first, alive=alive)
-
-        assert (("b" if first == "a" else "a") if alive else UNKNOWN) == await pod.ask()
 
 
 @contextlib.asynccontextmanager

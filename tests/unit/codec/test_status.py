@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from agent.cluster import ALLOCATED, CORDON, MUTEX_LOCK, REGISTER, NodeView, Phase, PodTable, Role
+from agent.cluster import ALLOCATED, REGISTER, NodeView, Phase, PodTable, Role
 from agent.errors import MalformedText
 from agent.hami.register import encode_register, registered
 from agent.ledger import Decider, JournalEntry, Ledger
@@ -28,7 +28,7 @@ from tests.builders import (
     an_inventory,
 )
 
-GPU = a_shared_gpu(gpu=a_gpu(uuid=G1, index=3))
+GPU = a_shared_gpu(gpu=a_gpu(uuid=G1, index=3, name="Tesla T4"), registered_mib=16384)
 NODE = NodeView(
     "node-1", "u", "1", {REGISTER: encode_register(registered(an_inventory(gpus=[GPU])))}
 )
@@ -42,21 +42,6 @@ def holding(*parts, **more):
 
 def seen(pods=(), node=NODE):
     return observed_status(node, pods, RESOURCE, NOON)
-
-
-def test_the_annotation_says_what_the_scheduler_believes():
-    (gpu,) = seen().gpus
-
-    assert (G1, 3, "ok", True, GPU.split_count, GPU.registered_mib, GPU.core_percent) == (
-        gpu.uuid,
-        gpu.index,
-        gpu.condition,
-        gpu.serving,
-        gpu.slices,
-        gpu.sellable_mib,
-        gpu.sellable_cores,
-    )
-    assert gpu.used_mib is None
 
 
 def test_pods_hold_what_their_annotation_says_until_they_end():
@@ -112,33 +97,33 @@ def test_shares_that_fit_no_container_are_shown_without_its_name():
     assert ["", "", ""] == [row.container for row in found.allocations or ()]
 
 
-def test_what_is_wrong_at_the_node_is_shown():
-    sick = msgspec.structs.replace(registered(an_inventory(gpus=[GPU]))[0], healthy=False)
-    annotations = {
-        REGISTER: encode_register([sick]),
-        CORDON: G1,
-        MUTEX_LOCK: "2026-09-01T11:59:00Z,llm,train-7",
-    }
-    found = seen(node=msgspec.structs.replace(NODE, annotations=annotations))
-
-    (gpu,) = found.gpus
-    assert ("bad", False, True) == (gpu.condition, gpu.serving, gpu.cordoned)
-    assert "register annotation says" in gpu.text
-    assert found.node.lock is not None
-    assert "llm/train-7" == found.node.lock.holder
-
-
 def test_a_node_without_a_report_has_no_gpus_and_a_wrong_one_is_an_error():
     assert () == seen(node=msgspec.structs.replace(NODE, annotations={})).gpus
     with pytest.raises(MalformedText):
         seen(node=msgspec.structs.replace(NODE, annotations={REGISTER: "[1]"}))
 
 
-def test_a_report_for_schedulers_before_2_8_is_read():
-    text = f"{G1},10,16384,100,NVIDIA-Tesla T4,0,true,3,hami-core:"
+@pytest.mark.parametrize(
+    "text",
+    [NODE.annotations[REGISTER], f"{G1},10,16384,100,NVIDIA-Tesla T4,0,true,3,hami-core:"],
+    ids=["JSON", "before 2.8"],
+)
+def test_the_annotation_says_what_the_scheduler_believes(text):
     (gpu,) = seen(node=msgspec.structs.replace(NODE, annotations={REGISTER: text})).gpus
 
-    assert (G1, 10, 16384, "Tesla T4") == (gpu.uuid, gpu.slices, gpu.sellable_mib, gpu.model)
+    assert (G1, 3, "ok", True, None) == (
+        gpu.uuid,
+        gpu.index,
+        gpu.condition,
+        gpu.serving,
+        gpu.used_mib,
+    )
+    assert (10, 16384, 100, "Tesla T4") == (
+        gpu.slices,
+        gpu.sellable_mib,
+        gpu.sellable_cores,
+        gpu.model,
+    )
 
 
 ABOUT = NodeStatus(name="n")

@@ -6,11 +6,13 @@ c.yaml is the agent's own file, d.yaml HAMi's device-config.yaml, n.json HAMi's 
 import json
 
 import pytest
+import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent.errors import SettingsError
 from agent.ledger import SourceFile
+from agent.settings.files import Place, read_json
 from agent.settings.reading import make_plan
 from agent.settings.schema import FIELDS, build
 from agent.settings.sources import NodeFacts, Sources
@@ -437,3 +439,31 @@ def test_any_text_of_a_variable_and_a_flag_is_taken_or_refused(field, value: str
         except SettingsError as error:
             str(error).encode()
             assert str(error).startswith(("env ", "--"))  # noqa: PT017 -- many are taken
+
+
+# HAMi's config.json is read as JSON, though its places are those of YAML.
+
+LEAF = (
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(st.characters(max_codepoint=0xD7FF))
+)
+KEY = st.from_regex(r"[a-z]{1,5}", fullmatch=True)
+JSON = st.recursive(LEAF, lambda one: st.lists(one) | st.dictionaries(KEY, one), max_leaves=12)
+
+
+def plain(place: Place) -> object:
+    """The whole value, part by part."""
+    if isinstance(place.node, yaml.MappingNode):
+        return {key: plain(value) for key, _, value in place.pairs()}
+    is_list = isinstance(place.node, yaml.SequenceNode)
+    return [plain(item) for item in place.items()] if is_list else place.value()
+
+
+@settings(deadline=None, max_examples=50)
+@given(JSON)
+def test_json_is_read_as_json_reads_it(value: object):
+    for indent in (None, 2, "\t"):
+        assert value == plain(read_json(json.dumps(value, indent=indent).encode(), "f.json"))

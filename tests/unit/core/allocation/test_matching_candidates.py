@@ -43,7 +43,6 @@ from tests.unit.core.allocation.matching_scene import (
     named_pod,
     refused_by,
     row_of,
-    without_witness,
 )
 
 POD = named_pod(1)
@@ -75,15 +74,6 @@ def test_a_container_waits_unless_this_kubelet_confirmed_it(confirmed, epoch, ex
     row = msgspec.structs.replace(ROW, confirmed=confirmed, epoch=epoch)
 
     assert expected == asked(scene_of(POD, rows=(row,)))
-
-
-def test_what_is_in_the_kubelets_file_is_held_whatever_it_says_of_the_name() -> None:
-    row = msgspec.structs.replace(ROW, confirmed=True)
-    scene = knowing(scene_of(POD, rows=(row,), recorded=frozenset()), holding(POD))
-    recorded = changed(scene, recorded=frozenset({ROW.key}))
-
-    assert granted(scene).candidate.row == row
-    assert [] == asked(recorded)
 
 
 def test_a_container_that_runs_does_not_wait_even_without_a_row() -> None:
@@ -183,14 +173,6 @@ def test_once_the_kubelet_was_asked_only_the_first_without_ids_is_next() -> None
     assert [] == asked(half, 2)
 
 
-def test_a_kubelet_without_get_is_taken_by_its_file_as_if_it_had_been_asked() -> None:
-    scene = changed(a_scene(MIXED, lock=MIXED), listed=True)
-    half = frozenset({ContainerKey(MIXED.uid, "two")})
-
-    assert "one" == granted(without_witness(scene, recorded=half)).candidate.container.name
-    refused_by(without_witness(scene, recorded=frozenset()), RefusalReason.NO_POD_ADMITTED)
-
-
 def test_past_the_admission_of_a_pod_any_container_may_be_started_again() -> None:
     containers = (*MIXED.containers, a_container(name="log", count=0, running_id="log"))
     pod = msgspec.structs.replace(MIXED, containers=containers)
@@ -222,10 +204,6 @@ def test_a_deleted_pod_whose_successor_has_run_asks_for_nothing() -> None:
 
     assert [] == asked(scene_of(named_pod(1, containers=(ran,)), gone=(grave,)))
     assert asked(scene_of(named_pod(1, containers=(plain,)), gone=(grave,)))
-
-
-def test_a_pod_that_asks_for_no_gpu_is_nobody() -> None:
-    assert [] == asked(scene_of(named_pod(1, containers=(a_container(count=0),))))
 
 
 @pytest.mark.parametrize(
@@ -478,13 +456,6 @@ def test_an_answer_with_ids_for_a_later_container_is_not_about_a_pod_that_begins
     refused_by(changed(knowing(a_scene(pod), booked), listed=True), RefusalReason.NO_POD_ADMITTED)
     again = changed(knowing(a_scene(pod, rows=(row,)), booked), listed=True)
     assert granted(again).candidate.row == row
-
-
-def test_a_namesake_that_had_ended_is_hidden_by_the_kubelet() -> None:
-    ended = msgspec.structs.replace(OLD, phase=Phase.SUCCEEDED)
-    scene = knowing(a_scene(NEW, gone=(ended,), lock=NEW), holding(NEW))
-
-    assert granted(scene).candidate.pod == NEW
 
 
 SINCE = YOUNG.since

@@ -111,7 +111,7 @@ TABLE = {
         RefusalReason.MANY_PODS_ADMITTED,
         both_admitted(),
         "several pods at once",
-        "create this pod again",
+        "If this pod is new, create it again",
     ),
     "the other of two is named too": RefusalCase(
         RefusalReason.MANY_PODS_ADMITTED,

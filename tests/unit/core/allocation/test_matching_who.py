@@ -179,25 +179,6 @@ def test_a_stray_pod_is_refused_and_not_given_the_owners_share() -> None:
     assert "team-a/train-1" in error.sentence
 
 
-def test_a_stray_pod_of_another_count_does_not_take_part() -> None:
-    stray = named_pod(2, annotations={}, containers=(a_container(count=2),))
-    scene = knowing(a_scene(stray, POD, lock=POD), holding(POD))
-
-    assert granted(scene).candidate.pod == POD
-
-
-def test_of_two_that_wait_for_their_old_answers_the_owner_is_told_to_delete_one() -> None:
-    other = named_pod(3)
-    rows = tuple(row_of(one) for one in (POD, other))
-    scene = knowing(a_scene(other, POD, rows=rows), holding(POD), holding(other))
-
-    error = refused_by(changed(scene, listed=True), RefusalReason.MANY_PODS_ADMITTED)
-
-    assert error.sentence.endswith("delete all but one of them.")
-    alone = changed(knowing(scene, holding(POD), absent=(other,)), listed=True)
-    assert granted(alone).candidate.row == rows[0]
-
-
 @pytest.mark.parametrize("dead", [1, 2, 9])
 def test_dead_containers_that_nothing_tells_apart_do_not_cost_a_new_pod_its_start(dead) -> None:
     others = [dead_pod(10 + n) for n in range(dead)]
@@ -324,23 +305,6 @@ def test_a_refused_request_that_may_have_been_anothers_uses_up_nobody() -> None:
     assert None is rejected_pod(knowing(scene, holding(other)))  # POD: no answer
 
 
-def test_a_terminal_pod_is_no_candidate() -> None:
-    assert ask(a_scene(named_pod(1, phase=Phase.FAILED))) == LookAtNode()
-
-
-def test_unique_serves_the_pod_without_a_lock_that_the_kubelet_confirms() -> None:
-    scene = changed(knowing(a_scene(POD), holding(POD)), waited=True, node_read=True)
-
-    assert granted(scene, settings=UNIQUE).candidate.pod == POD
-
-
-def test_an_init_container_sends_to_the_file_for_it_is_listed_nowhere_else() -> None:
-    containers = (a_container(name="init", role=Role.INIT), a_container())
-    pod = named_pod(1, containers=containers)
-
-    assert ask(knowing(a_scene(pod, lock=pod), holding(pod))) == ReadRecords()
-
-
 def test_a_row_of_an_init_container_sends_to_the_file_before_the_api_server_is_asked() -> None:
     row = a_row(pod_uid=POD.uid, pod=POD.name, role=Role.INIT, epoch=NOW_KUBELET)
     scene = a_scene(rows=(row,))
@@ -384,34 +348,27 @@ def test_a_pod_that_only_the_ledger_knows_is_no_pod_until_the_pods_were_listed()
     assert ROW == granted(known).candidate.row
 
 
-def test_an_old_kubelet_serves_only_a_lock_owner_without_company() -> None:
+def test_an_old_kubelet_serves_only_a_lock_owner_without_company_after_a_list() -> None:
     alone = without_witness(a_scene(POD, lock=POD))
-    accompanied = without_witness(a_scene(POD, named_pod(3), lock=POD))
-
-    assert ask(alone) == ask(accompanied) == ListPods()
+    unlocked = changed(alone, lock=None, listed=True)
+    row = row_of(POD)
+    again = without_witness(a_scene(POD, rows=(row,), lock=POD))
+    assert ask(alone) == ListPods()
+    for scene in (alone, again):
+        refused_by(changed(scene, list_failed=True), RefusalReason.PODS_UNKNOWN)
     assert granted(changed(alone, listed=True)).candidate.pod == POD
+    assert granted(changed(again, listed=True)).candidate.row == row
+    # A first answer waits for the lock.
+    assert ask(unlocked) == AwaitLock(POD.key)
+    assert ask(changed(unlocked, waited=True)) == LookAtNode()
+    read = changed(unlocked, waited=True, node_read=True)
+    refused_by(read, RefusalReason.NO_LOCK)
+    refused_by(changed(read, lock=a_lock(name="other")), RefusalReason.NO_RIGHT)
+
     for settings in (SETTINGS, UNIQUE):
-        known = changed(accompanied, listed=True)
-        sentence = refused_by(known, RefusalReason.WITNESS_SILENT, settings=settings).sentence
+        beside = changed(without_witness(a_scene(POD, named_pod(3), lock=POD)), listed=True)
+        sentence = refused_by(beside, RefusalReason.WITNESS_SILENT, settings=settings).sentence
         assert sentence.endswith("upgrade the kubelet to 1.34.")
-
-
-def test_an_old_kubelet_gives_no_answer_while_the_pods_cannot_be_listed() -> None:
-    for rows in ((), (row_of(POD),)):
-        scene = without_witness(a_scene(POD, rows=rows, lock=POD))
-        refused_by(changed(scene, list_failed=True), RefusalReason.WITNESS_SILENT)
-
-
-def test_an_old_kubelets_lone_candidate_waits_for_its_lock_before_it_is_refused() -> None:
-    scene = changed(without_witness(a_scene(POD)), listed=True)
-
-    assert ask(scene) == AwaitLock(POD.key)
-    assert ask(changed(scene, waited=True)) == LookAtNode()
-    refused_by(changed(scene, waited=True, node_read=True), RefusalReason.NO_LOCK)
-    refused_by(
-        changed(scene, waited=True, node_read=True, lock=a_lock(name="other")),
-        RefusalReason.NO_RIGHT,
-    )
 
 
 def test_an_old_kubelet_asks_for_a_deleted_pod_for_ten_seconds_or_until_a_refusal() -> None:
@@ -441,13 +398,6 @@ def test_an_old_kubelets_file_is_read_before_its_pod_is_served() -> None:
     served = granted(changed(read, listed=True))
 
     assert served.candidate.container.name == "c2"
-
-
-def test_an_old_kubelets_pod_that_nobody_has_seen_is_listed_for_once() -> None:
-    scene = without_witness(a_scene(lock=POD))
-
-    assert ask(scene) == ListPods()
-    refused_by(changed(scene, listed=True), RefusalReason.NO_POD_ADMITTED)
 
 
 # The lock is the right, whatever the times say, and a name is looked at before it is served.

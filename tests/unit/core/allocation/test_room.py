@@ -158,7 +158,7 @@ def test_pods_add_up_and_no_claim_takes_anything_away(claims):
     pods = {one.pod_uid for one in claims}
     total = GpuUse()
     for uid in pods:
-        total = total.plus(pod_use([one for one in claims if one.pod_uid == uid], GPU))
+        total += pod_use([one for one in claims if one.pod_uid == uid], GPU)
 
     assert total == gpu_use(claims, GPU)
     for place in range(len(claims)):

@@ -11,8 +11,8 @@ from agent.cluster import TO_ALLOCATE, PodView
 from agent.errors import AgentError
 from agent.hami.pod import consume, decode_pod_devices
 from agent.kube.objects import decode_pod
-from agent.ledger import ContainerEdits, ContainerKey, EditSettings, GrantedShare, HookFacts
-from tests.builders import G1, G2, NODE
+from agent.ledger import ContainerEdits, ContainerKey, EditSettings, HookFacts
+from tests.builders import G1, G2, NODE, a_granted_share
 from tests.hami_vectors import Vector, cases, vectors
 
 GPU = "nvidia.com/gpu"
@@ -63,7 +63,7 @@ def answers(given: dict[str, Any]) -> tuple[list[ContainerEdits], str]:
     for (name, (place, paired)), _ in zip(pairs.items(), given["kubeletCalls"], strict=False):
         view = next(view for view in pod.containers if view.name == name)
         shares = tuple(
-            GrantedShare(share, PLACES[share.uuid][0], REGISTERED_MIB, PLACES[share.uuid][1])
+            a_granted_share(share, PLACES[share.uuid][0], REGISTERED_MIB, PLACES[share.uuid][1])
             for share in paired
         )
         key, is_disabled = ContainerKey(pod.uid, name), view.control_disabled

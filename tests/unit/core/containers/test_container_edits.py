@@ -28,7 +28,7 @@ from agent.ledger import (
     NodeEdit,
     container_directory,
 )
-from tests.builders import G1, G2, POD_UID, a_share
+from tests.builders import G1, G2, POD_UID, a_granted_share, a_share
 from tests.hami_vectors import vectors
 
 MAIN = ContainerKey(POD_UID, "main")
@@ -36,7 +36,7 @@ FACTS = HookFacts(library="/usr/local/vgpu/libvgpu.so.2.10.0")
 
 
 def granted(uuid_: str = G1, pci: str = "0000:10:00.0", mib: int = 3000) -> GrantedShare:
-    return GrantedShare(a_share(uuid=uuid_, memory_mib=mib), pci, 81559, minor=int(pci[5]))
+    return a_granted_share(a_share(uuid=uuid_, memory_mib=mib), pci, 81559, minor=int(pci[5]))
 
 
 def edits_of(*shares: GrantedShare, facts: HookFacts = FACTS, **settings: Any) -> ContainerEdits:
@@ -57,7 +57,7 @@ def test_the_group_is_ordered_by_bus_id_because_cuda_numbers_so():
 def test_the_compute_limit_is_that_of_the_containers_first_gpu():
     """HAMi's scheduler gives all GPUs of a container the same; HAMi's plugin takes the first's."""
     first, second = a_share(uuid=G1, core_percent=30), a_share(uuid=G2, core_percent=40)
-    shares = (GrantedShare(second, "0000:20:00.0", 1), GrantedShare(first, "0000:10:00.0", 1))
+    shares = (a_granted_share(second, "0000:20:00.0", 1), a_granted_share(first, "0000:10:00.0", 1))
     assert "30" == dict(edits_of(*shares).envs)["CUDA_DEVICE_SM_LIMIT"]
 
 
@@ -90,7 +90,7 @@ def test_each_gpu_has_its_own_limit_wherever_it_sits(buses, speeds):
     CUDA puts the fastest GPU first, unless it is told to number by bus id.
     """
     shares = [
-        GrantedShare(a_share(uuid=f"GPU-{n}", memory_mib=1000 + n), bus, 81559)
+        a_granted_share(a_share(uuid=f"GPU-{n}", memory_mib=1000 + n), bus, 81559)
         for n, bus in enumerate(buses)
     ]
     envs = dict(edits_of(*reversed(shares)).envs)
@@ -111,7 +111,7 @@ def test_each_gpu_has_its_own_limit_wherever_it_sits(buses, speeds):
 def test_the_bus_decides_and_not_the_index_that_the_driver_gave_last(buses, order):
     """A GPU that was plugged in has an index at the end until the driver is loaded again."""
     shares = [
-        GrantedShare(a_share(uuid=f"GPU-{n}", memory_mib=n), bus, 81559, index=(2, 0, 1)[n])
+        a_granted_share(a_share(uuid=f"GPU-{n}", memory_mib=n), bus, 81559, index=(2, 0, 1)[n])
         for n, bus in enumerate(buses)
     ]
 
@@ -194,7 +194,7 @@ def test_a_container_may_write_neither_hami_core_nor_what_another_one_has_mounte
 @given(mib=st.integers(0, 2**31 - 1), cores=st.integers(0, 100), name=st.text(max_size=80))
 def test_of_what_a_pods_author_writes_only_numbers_reach_the_environment(mib, cores, name):
     """Programs that run as root on the host read it: hooks of the container runtime."""
-    share = GrantedShare(a_share(uuid=G1, memory_mib=mib, core_percent=cores), "0000:10:00.0", 7)
+    share = a_granted_share(a_share(uuid=G1, memory_mib=mib, core_percent=cores), "0000:10:00.0", 7)
     key = ContainerKey(POD_UID, name)
     try:
         envs = dict(container_edits(key, (share,), EditSettings(), FACTS).envs)
@@ -212,7 +212,7 @@ def test_of_what_a_pods_author_writes_only_numbers_reach_the_environment(mib, co
 
 def test_device_nodes_where_asked_for_are_those_for_control_and_one_per_gpu():
     facts = HookFacts(library="/x", device_nodes=("/dev/nvidiactl", "/dev/nvidia-uvm"))
-    shares = (granted(), granted(), GrantedShare(a_share(uuid=G2), "0000:20:00.0", 1, minor=None))
+    shares = (granted(), granted(), a_granted_share(a_share(uuid=G2), "0000:20:00.0", 1))
     assert () == container_edits(MAIN, shares, EditSettings(), facts).nodes
     nodes = container_edits(MAIN, shares, EditSettings(pass_device_specs=True), facts).nodes
     names = ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia1")
@@ -221,7 +221,7 @@ def test_device_nodes_where_asked_for_are_those_for_control_and_one_per_gpu():
 
 def test_device_nodes_lie_below_the_dev_root_of_the_host():
     vector = vectors("allocate")["allocate-179"]
-    share = msgspec.structs.replace(granted(), minor=0)
+    share = a_granted_share(a_share(uuid=G1), "0000:10:00.0", 81559, minor=0)
     edits = edits_of(share, pass_device_specs=True, dev_root=vector.given["devRoot"])
     assert vector.expected["devices"] == [
         {"container": one.container_path, "host": one.host_path, "permissions": one.permissions}

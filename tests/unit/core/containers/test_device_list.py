@@ -15,10 +15,9 @@ from agent.ledger import (
     ContainerEdits,
     ContainerKey,
     EditSettings,
-    GrantedShare,
     HookFacts,
 )
-from tests.builders import G1, G2, POD_UID, a_share
+from tests.builders import G1, G2, POD_UID, a_granted_share, a_share
 from tests.hami_vectors import Vector, cases
 
 FACTS = HookFacts(library="/usr/local/vgpu/libvgpu.so", device_nodes=("/dev/nvidiactl",))
@@ -28,7 +27,7 @@ SUBSETS = [subset for size in range(1, 5) for subset in itertools.combinations(S
 
 def edits_of(settings: EditSettings, *uuids: str, container: str = "main") -> ContainerEdits:
     shares = tuple(
-        GrantedShare(a_share(uuid=one), f"0000:{place}0:00.0", 81559, minor=place)
+        a_granted_share(a_share(uuid=one), f"0000:{place}0:00.0", 81559, minor=place)
         for place, one in enumerate(uuids, start=1)
     )
     return container_edits(ContainerKey(POD_UID, container), shares, settings, FACTS)
