@@ -29,11 +29,12 @@ from agent.kit.tasks import BudgetSpent, Task, run_tiers, show_thread_name
 from agent.kit.timing import Lag, SystemClock, await_event, loop_time, until_tick
 from agent.kube.connection import Connection, check
 from agent.kubelet.register import RegistrationState, Rival
+from agent.ledger import LastGood
 from agent.ports import Disk
 from agent.settings.reading import COPY, SourcesRead, look, stand_in
 from agent.settings.schema import Settings
 from agent.settings.sources import NodeFacts, Sources
-from agent.state import decode_last_good, recover
+from agent.state import LAST_GOOD_KIND, recover, unseal
 
 log = structlog.get_logger(__name__)
 
@@ -257,7 +258,7 @@ async def _recover(disk: Disk, start: SourcesRead, settings: Settings) -> StartF
     stored = None
     try:
         content = await disk.read(COPY)
-        stored = None if content is None else decode_last_good(content)
+        stored = None if content is None else unseal(content, LAST_GOOD_KIND, LastGood)
     except StateError as error:
         log.warning("config.copy_unreadable", file=COPY, err=str(error))
 
