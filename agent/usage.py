@@ -2,8 +2,7 @@
 
 import asyncio
 import datetime as dt
-import itertools
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, NoReturn
 
@@ -17,7 +16,7 @@ from agent.hami.region import MemoryUse, Region, RegionChange, RegionState, Regi
 from agent.kit.cell import Cell
 from agent.kit.timing import Lag, loop_time, until_tick
 from agent.ledger import ContainerKey, Ledger, Row
-from agent.model import MIB, GpuSample, GpuUuid, Inventory, Sampled
+from agent.model import MIB, GpuUuid, Inventory
 from agent.ports import Clock
 from agent.regions import HostRegions
 
@@ -282,12 +281,6 @@ DEADLINE: Final = 3.0
 WRITE_DEADLINE: Final = 1.0
 """Seconds for writing into them, also at the end."""
 
-KEPT: Final = 900.0
-"""Seconds for which the numbers of a round are kept."""
-
-ROWS: Final = round(KEPT / PERIOD)
-"""The most rounds that are kept of a container: some 20 KB."""
-
 QUIET: Final = 60.0
 """Seconds between two lines of the log about one container."""
 
@@ -299,23 +292,17 @@ class _Sampled(msgspec.Struct, eq=False):
     """What is kept of one container from round to round.
 
     - `use`: as it was read last.
-    - `uuids`, `past`: its GPUs, and of each round the loop's time, and MiB and percent of each GPU.
     - `last_work`: when it last used an SM. `is_full`: it has filled a limit; None: it may have
       before the agent started.
     """
 
     use: ContainerUse | None = None
-    uuids: tuple[GpuUuid, ...] = ()
-    past: deque[tuple[float, ...]] = msgspec.field(default_factory=lambda: deque(maxlen=ROWS))
     last_work: dt.datetime | None = None
     is_full: bool | None = False
 
 
 class ContainerUsage:
     """Reads the regions of all rows that have a directory, and writes into them.
-
-    The history of a container has a gap while its region cannot be read, ends with its row or its
-    pod, and begins anew if the region lists other GPUs than before.
 
     The first round releases all that an earlier process held back, also without a row. With
     `observes` it only logs them. `switches`: also hold back and limit containers. All are released
@@ -345,7 +332,6 @@ class ContainerUsage:
         self._say = say
         self._switches = switches
         self._observes = observes
-        self._origin = clock.now() - dt.timedelta(seconds=loop_time())
         self._is_first = True
         self._sampled = {row.key: _Sampled(is_full=None) for row in ledger.value.rows}
         self._sampled_at = -FRESH
@@ -358,21 +344,6 @@ class ContainerUsage:
         A container whose region cannot be read has a use with the state and the reason.
         """
         return None if self._is_stale() or key not in self._sampled else self._sampled[key].use
-
-    def history(self, key: ContainerKey) -> Mapping[GpuUuid, Sequence[Sampled]]:
-        """The use of each GPU by a container in the last KEPT seconds, the oldest first."""
-        sampled = self._sampled.get(key, _Sampled())
-        since = loop_time() - KEPT
-        past = dict[GpuUuid, list[Sampled]]()
-
-        for at, *numbers in sampled.past:
-            if at >= since:
-                moment = self._origin + dt.timedelta(seconds=at)
-                for uuid, mib, sm in zip(sampled.uuids, numbers[::2], numbers[1::2], strict=True):
-                    sample = GpuSample(uuid, gpu_percent=int(sm), used_mib=int(mib))
-                    past.setdefault(uuid, []).append(Sampled(moment, sample))
-
-        return past
 
     async def run(self) -> NoReturn:
         """Read all regions at each tick of PERIOD, for ever."""
@@ -469,14 +440,6 @@ class ContainerUsage:
         sampled = self._sampled[row.key]
         sampled.use = use
         self._report("usage.unread", use.reason, row.directory)
-
-        if use.gpus:
-            uuids = tuple(GpuUuid(gpu.uuid) for gpu in use.gpus)
-            if sampled.uuids != uuids:
-                sampled.uuids = uuids
-                sampled.past.clear()
-            numbers = ((gpu.memory.total // MIB, gpu.sm_percent) for gpu in use.gpus)
-            sampled.past.append((self._sampled_at, *itertools.chain.from_iterable(numbers)))
 
         limited = (gpu for gpu in use.gpus if gpu.memory_limit)
         full = next((gpu for gpu in limited if gpu.memory.total >= FULL * gpu.memory_limit), None)

@@ -27,7 +27,7 @@ from agent.node.devices import SCHEDULER
 from agent.ports import Disk
 from agent.settings.reading import COPY, SourcesRead, stand_in
 from agent.settings.sources import NodeFacts, NodeValues, Sources
-from agent.state import encode_last_good
+from agent.state import LAST_GOOD_KIND, seal
 
 PERIOD: Final = 5.0
 """Seconds between two reads of the files. It is also the wait after what could not act."""
@@ -328,6 +328,6 @@ class SettingsService:
         """Write the copy when it differs from the one on disk. Raises StateError."""
         async for copy in self.copy.follow():
             if copy is not None and copy != self.stored:
-                await self.disk.replace(COPY, encode_last_good(copy))
+                await self.disk.replace(COPY, seal(LAST_GOOD_KIND, copy))
                 self.stored = copy
                 log.debug("config.copied", file=COPY)

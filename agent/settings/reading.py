@@ -34,7 +34,7 @@ from agent.settings.schema import (
     read_setting,
 )
 from agent.settings.sources import NodeFacts, NodeValues, SettingsProfile, Sources
-from agent.state import decode_last_good
+from agent.state import LAST_GOOD_KIND, unseal
 
 # The agent's own file.
 
@@ -382,7 +382,8 @@ async def begin(sources: Sources, offload: Offload, state: Offload) -> SourcesRe
     try:
         async with asyncio.timeout(DEADLINE):
             content = await state.call(partial(read_file, file, MAX_COPY, needed=False))
-        last = None if content is None else recalled(decode_last_good(content), sources)
+        copy = None if content is None else unseal(content, LAST_GOOD_KIND, LastGood)
+        last = None if copy is None else recalled(copy, sources)
     except (TimeoutError, SettingsError, StateCorrupt) as error:
         reason = str(error).removeprefix(f"{file}: ") or _UNANSWERED
         raise SettingsError(

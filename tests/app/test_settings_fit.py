@@ -13,7 +13,7 @@ from agent.ledger import LastGood, SourceFile
 from agent.model import GpuFault, Scan
 from agent.settings.reading import begin, make_plan
 from agent.settings.sources import Sources
-from agent.state import decode_last_good
+from agent.state import LAST_GOOD_KIND, unseal
 from tests.app.settings_room import GPUS_8, SettingsRoom, a_plan, a_settings_node, start_of
 from tests.builders import NODE, a_gpu, a_uuid
 from tests.fakes.disk import MemoryDisk
@@ -226,7 +226,7 @@ async def test_the_copy_is_written_when_it_changed_and_again_after_a_failed_writ
         await asyncio.sleep(1)
     content = await disk.read("settings.json")
     assert content is not None
-    assert OTHER == decode_last_good(content)
+    assert OTHER == unseal(content, LAST_GOOD_KIND, LastGood)
 
 
 # Entries of HAMi's config.json by label selector: when labels come, change, or never come.

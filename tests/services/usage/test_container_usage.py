@@ -23,10 +23,8 @@ from agent.model import MIB, GpuUuid, SharedGpu, slice_id
 from agent.usage import (
     DEADLINE,
     FRESH,
-    KEPT,
     PERIOD,
     QUIET,
-    ROWS,
     TURN,
     WRITE_DEADLINE,
     ContainerUsage,
@@ -98,68 +96,29 @@ async def sampling(bench: UsageBench) -> AsyncIterator[UsageBench]:
         yield bench
 
 
-def kept(bench) -> int:
-    """How many rounds of all containers are in memory."""
-    return sum(len(one.past) for one in bench.usage._sampled.values())
-
-
-async def test_all_regions_are_read_in_one_call_every_five_seconds_and_history_has_all():
+async def test_all_regions_are_read_in_one_call_every_five_seconds():
     bench = UsageBench()
     bench.uses(MAIN, GIB, sm=40)
     async with sampling(bench):
         bench.uses(MAIN, 2 * GIB, sm=50)
         await asyncio.sleep(PERIOD)
-        newest, past = bench.usage.newest(MAIN), bench.usage.history(MAIN)
+        newest = bench.usage.newest(MAIN)
         absent = bench.usage.newest(OTHER)
 
     assert 2 * [(directory(MAIN), directory(OTHER))] == bench.regions.reads
     assert (2 * GIB, 50) == (newest.gpus[0].memory.total, newest.gpus[0].sm_percent)
-    assert {G1} == past.keys()
-    assert [(0, 1024, 40), (PERIOD, 2048, 50)] == [
-        ((use.at - past[G1][0].at).total_seconds(), use.sample.used_mib, use.sample.gpu_percent)
-        for use in past[G1]
-    ]
-    assert (RegionState.ABSENT, {}) == (absent.state, bench.usage.history(OTHER))
+    assert RegionState.ABSENT == absent.state
 
 
-async def test_a_quarter_of_an_hour_is_kept_and_ends_with_the_row():
+async def test_the_use_of_a_container_ends_with_its_row():
     bench = UsageBench()
     bench.uses(MAIN, GIB)
     async with sampling(bench):
-        await asyncio.sleep(3 * KEPT)
-        past, size = bench.usage.history(MAIN)[G1], kept(bench)
-        bench.uses(OTHER, GIB)
-        await asyncio.sleep(PERIOD)
+        assert bench.usage.newest(MAIN) is not None
         bench.ledger.set(bench.ledger.value.drop([MAIN]))
         await asyncio.sleep(PERIOD)
 
-        assert (None, {}) == (bench.usage.newest(MAIN), bench.usage.history(MAIN))
-        assert 2 == len(bench.usage.history(OTHER)[G1])
-        bench.ledger.set(Ledger())
-        await asyncio.sleep(PERIOD)
-        assert 0 == kept(bench)
-
-    assert ROWS == 180 == len(past)
-    assert KEPT - PERIOD == (past[-1].at - past[0].at).total_seconds()
-    assert 180 == size
-
-
-async def test_the_history_begins_anew_with_other_gpus_and_has_a_gap_without_any():
-    bench = UsageBench()
-    bench.ledger.set(Ledger().put(a_row(shares=[a_share(uuid=G1), a_share(uuid=G2)])))
-    bench.uses(MAIN, GIB)
-    async with sampling(bench):
-        bench.uses(MAIN, uuids=())
-        await asyncio.sleep(PERIOD)
-        bench.uses(MAIN, GIB)
-        await asyncio.sleep(PERIOD)
-        first, second = bench.usage.history(MAIN)[G1]
-        assert 2 * PERIOD == (second.at - first.at).total_seconds()
-        bench.uses(MAIN, GIB, GIB, uuids=(G1, G2))
-        await asyncio.sleep(PERIOD)
-        past = bench.usage.history(MAIN)
-
-    assert [(G1, 1), (G2, 1)] == [(uuid, len(samples)) for uuid, samples in past.items()]
+        assert bench.usage.newest(MAIN) is None
 
 
 async def test_a_region_counts_for_the_gpu_of_the_row_whatever_it_names():
@@ -248,7 +207,6 @@ async def test_more_than_the_gpu_has_is_not_believed_and_the_reason_is_shown(fie
     bench.uses(OTHER, GIB)
     async with sampling(bench):
         newest, other = bench.usage.newest(MAIN), bench.usage.newest(OTHER)
-        assert {} == bench.usage.history(MAIN)
 
     assert (RegionState.UNREADABLE, (), 0) == (newest.state, newest.gpus, newest.processes)
     assert newest.reason.startswith("not believable: it says ")
@@ -293,7 +251,7 @@ async def test_a_pod_that_is_gone_or_has_ended_uses_nothing(pods):
         bench.pods.set(PodTable({pod.uid: pod for pod in pods}, synced=True))
         await asyncio.sleep(PERIOD)
 
-        assert (None, {}) == (bench.usage.newest(MAIN), bench.usage.history(MAIN))
+        assert bench.usage.newest(MAIN) is None
 
 
 # The Event about a container that has filled its memory limit.
@@ -438,7 +396,7 @@ async def test_with_feedback_off_the_use_is_read_and_nothing_is_written():
     bench.work(HIGH)
     async with switching(bench):
         await asyncio.sleep(3 * PERIOD)
-        assert 4 == len(bench.usage.history(bench.ledger.value.rows[0].key)[G1])
+        assert bench.usage.newest(bench.ledger.value.rows[0].key) is not None
 
     assert [] == bench.regions.writes
 
