@@ -270,31 +270,29 @@ def _series_of(agent: NodeAgent) -> MetricSources:
         traffic.calls,
     ]
 
-    readings = [
-        Gauge(
-            "checkpoint_generation", "Generation of the state on disk.", lambda: state.generation
-        ),
-        Gauge(
+    readings: list[Gauge] = [
+        ("checkpoint_generation", "Generation of the state on disk.", lambda: state.generation),
+        (
             "kubelet_stream_up",
             "1 while the kubelet receives the lists of slices.",
             lambda: float(registration.state.value.stream),
         ),
-        Gauge(
+        (
             "directories_kept",
             "Directories of ended containers that the agent cannot remove.",
             lambda: cleared.value.kept,
         ),
-        Gauge(
+        (
             "hook_available_bytes",
             "Free bytes of the file system of the containers' directories.",
             lambda: cleared.value.available,
         ),
-        Gauge(
+        (
             "hook_available_inodes",
             "Free inodes of the same file system; infinite if it has no limit.",
             lambda: cleared.value.inodes,
         ),
-        Gauge(
+        (
             "allocation_unconfirmed",
             "Answers that the kubelet has not confirmed after 60 s, without init containers.",
             lambda: gaps(state.ledger.value, clock.now())[1],
@@ -304,7 +302,7 @@ def _series_of(agent: NodeAgent) -> MetricSources:
     if agent.events is not None:  # plain mode has no scheduler and no API server
         tallies += [reconcile.mismatches, *agent.api_tallies]
         readings.append(
-            Gauge(
+            (
                 "allocation_drifted",
                 (
                     "Containers with slices of another GPU because the kubelet did not ask first, "

@@ -75,12 +75,8 @@ _Used: TypeAlias = tuple[Holder, ContainerUse]
 """A container, and what it uses."""
 
 
-class Gauge(msgspec.Struct, frozen=True):
-    """A number that `read` returns. `name` is without the agent's prefix."""
-
-    name: str
-    help: str
-    read: Callable[[], float]
+Gauge: TypeAlias = tuple[str, str, Callable[[], float]]
+"""The name of a number without the agent's prefix, its text, and what returns it."""
 
 
 class MetricSources(msgspec.Struct, frozen=True):
@@ -530,8 +526,8 @@ class AgentCollector(Collector):
 
         yield from _of_hami(self.hami, self.build, sums)
 
-        for reading in series.readings:
-            yield GaugeMetricFamily(PREFIX + reading.name, reading.help, value=reading.read())
+        for name, text, read in series.readings:
+            yield GaugeMetricFamily(PREFIX + name, text, value=read())
 
         # Tallies name a GPU by its UUID.
         labels_of = gpu_labels(facts.inventory, facts.gone)

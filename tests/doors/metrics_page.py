@@ -26,7 +26,7 @@ from agent.node.findings import Check
 from agent.status import NodeStatus, StatusFacts
 from agent.usage import ContainerGpuUse, ContainerUse
 from agent.web.api import BuildInfo
-from agent.web.metrics import AgentCollector, Gauge, MetricSources, MetricsPage
+from agent.web.metrics import AgentCollector, MetricSources, MetricsPage
 from tests.builders import (
     NODE,
     NOON,
@@ -199,7 +199,7 @@ def counts():
     waits.observe(0.25, "OK")
     waits.observe(4.0, "OK")
     waits.observe(1.0, "UNKNOWN")
-    gauge = Gauge("hook_available_inodes", "Free inodes.", lambda: float("inf"))
+    gauge = ("hook_available_inodes", "Free inodes.", lambda: float("inf"))
     errors = Tally("checkpoint_errors", "Failed writes.")
     return MetricSources((xids, started, errors), (waits,), (gauge,))
 
