@@ -102,50 +102,38 @@ ENTRIES: Final = 10_000
 """HAMi-core needs a few files of about 2 MiB. Counting ends here."""
 
 
-class DirectorySize(msgspec.Struct, frozen=True):
-    """The count of one directory.
+def large_directories(hook: Path) -> list[tuple[int, int, str]]:
+    """The container directories with more than HAMi-core needs, the largest first.
 
-    - `size`: allocated bytes. A sparse file counts its blocks, one of several names counts once.
-    - `is_beyond`: it has more than HAMi-core can need, a directory in it, or something that may not
-      be looked at. Counting ended there.
+    Each has its allocated bytes, its entries and its name. A sparse file counts its blocks, one of
+    several names counts once. More is: more than BYTES or ENTRIES, a directory, or something that
+    may not be looked at. Counting ends there. Raises StateError.
     """
-
-    size: int = 0
-    entries: int = 0
-    is_beyond: bool = False
-
-
-def directory_sizes(hook: Path) -> Mapping[str, DirectorySize]:
-    """The size of each container directory below `hook`, by its name. Raises StateError."""
-    found = dict[str, DirectorySize]()
+    found: list[tuple[int, int, str]] = []
     with open_containers(hook) as above:
         for name in filter(DIRECTORY_NAME.fullmatch, names_in(above)):
-            # A container may remove or replace it meanwhile.
-            with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-                found[name] = _size_of(name, above)
-    return found
+            size = entries = 0
+            is_large = False
+            try:
+                with contextlib.ExitStack() as open_directories:
+                    opened = open_in(open_directories, name, above)
+                    for entry in open_directories.enter_context(os.scandir(opened)):
+                        entries += 1
+                        with contextlib.suppress(FileNotFoundError):
+                            status = entry.stat(follow_symlinks=False)
+                            size += status.st_blocks * 512 // max(status.st_nlink, 1)
+                            is_large = stat.S_ISDIR(status.st_mode)  # HAMi-core makes none
+                        if is_large := is_large or size > BYTES or entries > ENTRIES:
+                            break
+            except (FileNotFoundError, NotADirectoryError):
+                continue  # the container removed or replaced it meanwhile
+            except PermissionError:
+                is_large = True
 
+            if is_large:
+                found.append((size, entries, name))
 
-def _size_of(name: str, above: int | None) -> DirectorySize:
-    """Count the directory `name` in the open directory `above`. Raises OSError."""
-    size = entries = 0
-    is_beyond = False
-    try:
-        with contextlib.ExitStack() as open_directories:
-            opened = open_in(open_directories, name, above)
-            for entry in open_directories.enter_context(os.scandir(opened)):
-                entries += 1
-                with contextlib.suppress(FileNotFoundError):
-                    status = entry.stat(follow_symlinks=False)
-                    size += status.st_blocks * 512 // max(status.st_nlink, 1)
-                    is_beyond = stat.S_ISDIR(status.st_mode)  # HAMi-core makes no directory
-
-                if is_beyond := is_beyond or size > BYTES or entries > ENTRIES:
-                    break
-    except PermissionError:
-        is_beyond = True
-
-    return DirectorySize(size, entries, is_beyond)
+    return sorted(found, reverse=True)
 
 
 # The directories of containers.

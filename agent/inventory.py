@@ -22,7 +22,7 @@ from agent.errors import AgentError, DriverError, GpuError, StateError
 from agent.health.judge import MANY, MAY_PASS, OF_ALL, Ill, attributed, same_fault
 from agent.kit.cell import Cell, News
 from agent.kit.timing import Lag, await_event, loop_time, until_tick
-from agent.ledger import EditSettings
+from agent.ledger import EditSettings, Ledger
 from agent.model import (
     MIG_MODE,
     NO_INDEX,
@@ -425,6 +425,11 @@ class InventoryKeeper:
         self._held = held
         self.refresh()
 
+    async def follow_held(self, ledger: Cell[Ledger]) -> None:
+        """Keep the slices in use listed, for ever."""
+        async for rows in ledger.follow():
+            self.hold(rows.held_ids)
+
     def refresh(self) -> None:
         """Compute inventory and list again, and publish what changed."""
         # Before the first scan, an empty list would take every slice from the kubelet.
@@ -439,10 +444,9 @@ class InventoryKeeper:
             for uuid, health in self._health.items()
             if health.condition is not Condition.OK and health.cause != Cause.OFF
         }
-        # The GPUs that neither this scan nor an earlier one has named.
-        seen = {*(gpu.uuid for gpu in self._scan.gpus), *(one.gpu for one in self._scan.faults)}
-        missing = (self._held.keys() | unwell) - seen - self._facts.keys()
-        faults = attributed(self._scan.faults, missing)
+        # Some of the GPUs that neither this scan nor an earlier one has named may have its faults.
+        named = {*self._facts, *(one.gpu for one in self._scan.faults)}
+        faults = attributed(self._scan.faults, (self._held.keys() | unwell) - named)
         scan = msgspec.structs.replace(self._scan, faults=faults)
         shared, left_out = self._shared(scan, unwell)
         listed = {gpu.uuid for gpu in scan.gpus} | {one.gpu for one in scan.faults if not one.lost}

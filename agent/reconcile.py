@@ -548,7 +548,7 @@ class Reconcile:
     records: KubeletRecords
     hooks: HostHookDirs
     clock: Clock
-    resource: Callable[[], str]
+    resource: Cell[str]
     adopt: Callable[[Adoption], Awaitable[Row | None]] | None
     commit: Callable[[Callable[[Ledger], Ledger]], Awaitable[None]]
 
@@ -637,7 +637,7 @@ class Reconcile:
         if not is_plain and loop_time() - self._swept_at >= SWEEP_PERIOD:
             found = await _within(DEADLINE, self.hooks.found(), "hooks.not_searched")
 
-        read = self.records.read(self.resource())
+        read = self.records.read(self.resource.value)
         recorded = await _within(DEADLINE, read, "reconcile.records_unread")
         ledger = self.ledger.value
         seen = ReconcileFacts(
@@ -651,7 +651,7 @@ class Reconcile:
             idle=self._idle,
         )
         judge = judge_by_kubelet if is_plain else judge_by_scheduler
-        findings = judge(ledger, seen, self.resource())
+        findings = judge(ledger, seen, self.resource.value)
         self._idle, self._due = findings.idle, findings.due
 
         # A row that a call is answering is left to the next List, and no call takes one of these.

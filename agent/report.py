@@ -120,14 +120,15 @@ async def follow_cordons(
 
     The cordon annotation of the Node as it is first seen makes no Event.
     """
-    before: frozenset[str] | None = None
+    before: str | None = None
     async for view in node.follow():
         if view is not None:
-            now = frozenset(read_cordon(view.annotations.get(CORDON)))
-            if before is not None:
-                for event in cordon_events(before, now, inventory.value.gpus):
+            text = view.annotations.get(CORDON, "")
+            if before is not None and text != before:
+                was, now = read_cordon(before), read_cordon(text)
+                for event in cordon_events(was, now, inventory.value.gpus):
                     say(event)
-            before = now
+            before = text
 
 
 # What people are told about GPUs: Events between two inventories, and the condition GpuDegraded.

@@ -17,12 +17,7 @@ Value = str | int | float | bool | tuple[str, ...] | None
 TRUE = frozenset({"1", "t", "T", "true", "TRUE", "True"})
 FALSE = frozenset({"0", "f", "F", "false", "FALSE", "False"})
 
-_NEVER: Final = re.compile("[\0\ud800-\udfff]")
-"""Characters that no path and no message can hold. A variable that is not UTF-8 has surrogates."""
 _NUMBER: Final = re.compile(r"[-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]+)?")
-_WHOLE: Final = re.compile("-?[0-9]{1,19}")
-_GREATEST: Final = 10**19
-"""Every whole number of a setting is smaller than this."""
 
 
 class WrongValue(Exception):  # noqa: N818 -- becomes a SettingsError where its place is known
@@ -68,7 +63,8 @@ def read_text(value: object) -> str:
         # YAML reads 94 as a number and `no` as false; quotes make either a string.
         quoted = " in quotes" if isinstance(value, int | float) else ""
         raise WrongValue(f"expected text{quoted}")
-    if _NEVER.search(value):
+    # No path and no message can hold these. A variable that is not UTF-8 has surrogates.
+    if re.search("[\0\ud800-\udfff]", value):
         raise WrongValue("expected text of UTF-8 characters without NUL")
     return value
 
@@ -87,7 +83,7 @@ text = ValueType(read_text, {"type": "string"})
 
 def _text_or_whole(value: object) -> str:
     # A number of thousands of digits would take long to write.
-    is_short = isinstance(value, int) and not isinstance(value, bool) and abs(value) < _GREATEST
+    is_short = isinstance(value, int) and not isinstance(value, bool) and abs(value) < 10**19
     return str(value) if is_short else read_text(value)
 
 
@@ -147,13 +143,13 @@ path = text_where(lambda path: path.startswith("/"), "expected an absolute path"
 optional_path = optional(path, pattern="^(/|$)")
 """An absolute path; an empty one counts as not set."""
 
-_RESOURCE = re.compile(
-    rf"(?!requests\.|.*kubernetes\.io/)(?=[^/]{{1,244}}/){_DOMAIN}"
-    r"/[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
-)
-
 resource_name = text_where(
-    _RESOURCE.fullmatch, "expected a name like nvidia.com/gpu", pattern="^[^/]+/[^/]+$"
+    re.compile(
+        rf"(?!requests\.|.*kubernetes\.io/)(?=[^/]{{1,244}}/){_DOMAIN}"
+        r"/[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
+    ).fullmatch,
+    "expected a name like nvidia.com/gpu",
+    pattern="^[^/]+/[^/]+$",
 )
 """An extended resource's name, by the kubelet's rule.
 
@@ -232,7 +228,7 @@ def several(*words: str) -> ValueType:
 
 
 def _whole(value: object) -> int | None:
-    if isinstance(value, str) and _WHOLE.fullmatch(value):
+    if isinstance(value, str) and re.fullmatch("-?[0-9]{1,19}", value):
         return int(value)
     return value if isinstance(value, int) and not isinstance(value, bool) else None
 
@@ -282,7 +278,6 @@ HOW: Final = "Such as 500ms, 2s, 10m or 1h; a number alone is seconds."
 
 _UNITS: Final = {"h": Decimal(3600), "m": Decimal(60), "s": Decimal(1), "ms": Decimal("0.001")}
 _FORM: Final = re.compile("([0-9]{1,20}(?:[.][0-9]{1,400})?)(ms|s|m|h)")
-_PATTERN: Final = "^[0-9]+([.][0-9]+)?(ms|s|m|h)?$"
 
 
 def seconds_of(value: object) -> float | None:
@@ -307,7 +302,9 @@ def duration(low: float, high: float) -> ValueType:
     """A duration from `low` to `high` seconds; its value is seconds."""
     example = "a duration such as 500ms, 2s, 10m or 1h"
     seconds = number(low, high, seconds_of, example, written)
-    schema = {"anyOf": [{"type": "string", "pattern": _PATTERN}, seconds.schema]}
+    schema = {
+        "anyOf": [{"type": "string", "pattern": "^[0-9]+([.][0-9]+)?(ms|s|m|h)?$"}, seconds.schema]
+    }
     return ValueType(seconds.read, schema, written)
 
 
@@ -335,11 +332,6 @@ class Field(msgspec.Struct, frozen=True):
     convert: Callable[[Any], object] | None = None
     default: Value = None
     place: tuple[str, ...] = ()
-
-    @property
-    def section(self) -> str:
-        """The part of the key before the dot; the whole key if there is none."""
-        return self.key.partition(".")[0]
 
     @property
     def variables(self) -> tuple[str, ...]:

@@ -23,7 +23,6 @@ from agent.ledger import (
     Holder,
     JournalEntry,
     KubeletEpoch,
-    LastGood,
     Ledger,
     Row,
     State,
@@ -92,16 +91,6 @@ def _decode(content: bytes, shape: type[_Shape]) -> _Shape:
 # The last good copy of the settings: the files' raw bytes, in the state directory's envelope.
 
 LAST_GOOD_KIND = "hami-agent-settings"
-
-
-def encode_last_good(copy: LastGood) -> bytes:
-    """Encode the copy; the files' bytes are base64."""
-    return seal(LAST_GOOD_KIND, copy)
-
-
-def decode_last_good(content: bytes) -> LastGood:
-    """Decode the copy. Raises StateCorrupt, which says what is wrong."""
-    return unseal(content, LAST_GOOD_KIND, LastGood)
 
 
 # The checkpoint: the ledger and the health memory, in an envelope with a checksum.

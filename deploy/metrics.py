@@ -27,8 +27,8 @@ from agent.web.metrics import PREFIX, AgentCollector
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 DOCUMENT: Final = "METRICS.md"
-KINDS: Final = {"Tally": "counter", "Durations": "histogram", "Gauge": "gauge"}
-"""What creates the series of a service."""
+KINDS: Final = {"Tally": "counter", "Durations": "histogram"}
+"""What creates the series of a service; a gauge is a tuple of name, text and what reads it."""
 UNITS: Final = {
     "_timestamp_seconds": "seconds since 1970",
     "_seconds": "seconds",
@@ -166,8 +166,10 @@ def of_services(folder: Path) -> Iterator[Described]:
         for call in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             match call:
                 case ast.Call(func=ast.Name(id=kind), args=[name, text, *more]) if kind in KINDS:
-                    labels = literal(more[0]) if more and kind != "Gauge" else ()
+                    labels = literal(more[0]) if more else ()
                     yield of_call(KINDS[kind], literal(name), literal(text), labels)
+                case ast.Tuple(elts=[ast.Constant(name), ast.Constant(str(text)), ast.Lambda()]):
+                    yield of_call("gauge", str(name), text, ())
                 case _:
                     pass
 

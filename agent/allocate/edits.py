@@ -34,11 +34,6 @@ LIST_DIRECTORY = "/var/run/nvidia-container-devices"
 _ANSWERS = uuid.UUID("3c0ad2c6-6ef1-5d4e-8a52-6a0f6c4b9b17")
 
 
-def is_cdi_only(settings: EditSettings) -> bool:
-    """Whether only CDI names the GPUs. Then the answer has no variable and no device node."""
-    return not {ENVVAR, VOLUME_MOUNTS} & set(settings.device_list_strategies)
-
-
 def looks_up_cdi(settings: EditSettings) -> bool:
     """Whether the runtime must find the CDI names of an answer in the specification directories.
 
@@ -193,7 +188,8 @@ def gpu_edits(
         envs["NVIDIA_VISIBLE_DEVICES"] = ",".join(uuids)
 
     nodes: dict[str, NodeEdit] = {}
-    if not is_cdi_only(settings):
+    # If CDI alone names the GPUs, the answer has no variable and no device node.
+    if strategies & {ENVVAR, VOLUME_MOUNTS}:
         envs |= {f"NVIDIA_{mode.upper()}": "enabled" for mode in _modes(settings)}
         if settings.pass_device_specs:
             # The existing control nodes, then one for each GPU; on the host below the dev root.

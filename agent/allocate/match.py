@@ -350,18 +350,15 @@ def candidates(evidence: Evidence) -> tuple[Candidate, ...]:
     present = [pod for pod in waits.values() if not pod.terminal]
     present.sort(key=lambda pod: (pod.created, pod.namespace, pod.name))
 
-    found = []
-    deleted = {pod.uid: pod for pod in _deleted_pods(evidence)}
-    for pod in (*present, *deleted.values()):
+    found = list[Candidate]()
+    for pod in (*present, *_deleted_pods(evidence)):
         if pod.uid in evidence.claimed or not evidence.known_before.get(pod.key, True):
             continue
         # While the agent has not asked PodResources about the pod, the call may be for any of its
         # containers that wait, because records may be missing here.
         is_asked = pod.key in evidence.known or not evidence.witnessed
-        for each in (possible if is_asked else waiting)(pod, evidence):
-            if each.container.count == evidence.count:
-                found.append(msgspec.structs.replace(each, deleted=pod.uid in deleted))
-                break
+        asking = possible(pod, evidence) if is_asked else waiting(pod, evidence)
+        found += [each for each in asking if each.container.count == evidence.count][:1]
     return tuple(found)
 
 
@@ -372,8 +369,9 @@ def waiting(pod: PodView, evidence: Evidence) -> tuple[Candidate, ...]:
     a container that runs. It does for an ended init container, if it started without its records.
     """
     rows = {row.key.container: row for row in evidence.ledger.rows_of(pod.uid)}
+    is_deleted = pod.uid not in evidence.table.pods
     return tuple(
-        Candidate(pod, container, rows.get(container.name))
+        Candidate(pod, container, rows.get(container.name), is_deleted)
         for container in pod.asking(evidence.settings.resource)
         # Its status can be late, or from before a reboot: a live cgroup shows that it runs.
         if not evidence.alive.get(container.running_id or "")

@@ -34,7 +34,7 @@ from agent.ledger import (
     HookFacts,
     Row,
 )
-from agent.model import GpuUuid, Inventory, Share, SharedGpu, SliceId, split_slice_id
+from agent.model import GpuUuid, Inventory, Share, SliceId, split_slice_id
 from agent.setting import Field, boolean
 
 MOST_IDS = 10_000
@@ -103,17 +103,12 @@ def grant(
         require_serving(gpu, "The container")
         counts[gpu.uuid] += 1
 
+    # A slice is an equal part of the registered memory, at least 1 MiB: 0 would mean all of it.
     return cuda_order(
-        GrantedShare(Share(gpu.uuid, count * slice_mib(gpu), 0), gpu)
+        GrantedShare(Share(uuid, count * max(gpu.registered_mib // gpu.split_count, 1), 0), gpu)
         for uuid, count in counts.items()
         if (gpu := inventory.find(uuid))
     )
-
-
-def slice_mib(gpu: SharedGpu) -> int:
-    """The memory of one slice in MiB: an equal part of the registered memory, at least 1."""
-    # A limit of 0 would mean all of the memory.
-    return max(gpu.registered_mib // gpu.split_count, 1)
 
 
 def edits_of(

@@ -206,18 +206,16 @@ def scheduled(row: Row, pod: PodView | None) -> RoomClaim | None:
     return RoomClaim(row.key.pod_uid, role, row.limits, row.group)
 
 
-def _use_of(claim: RoomClaim, gpu: SharedGpu) -> GpuUse:
-    """What one container uses of one GPU. A share of 0 MiB counts as all registered memory."""
-    of_gpu = (share for share in claim.shares if share.uuid == gpu.uuid)
-    uses = (GpuUse(one.memory_mib or gpu.registered_mib, one.core_percent) for one in of_gpu)
-    return sum(uses, GpuUse())
-
-
 def pod_use(claims: Iterable[RoomClaim], gpu: SharedGpu) -> GpuUse:
     """What the containers of one pod use of `gpu`: max(peak of init, apps and sidecars)."""
     peak, lasting = GpuUse(), GpuUse()
     for claim in sorted(claims, key=lambda one: (one.place, one.role is not Role.INIT)):
-        use = lasting + _use_of(claim, gpu)
+        # A share of 0 MiB counts as all registered memory.
+        of_gpu = (share for share in claim.shares if share.uuid == gpu.uuid)
+        use = sum(
+            (GpuUse(one.memory_mib or gpu.registered_mib, one.core_percent) for one in of_gpu),
+            lasting,
+        )
         if claim.role is Role.INIT:
             peak = peak.peak(use)
         else:

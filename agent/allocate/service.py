@@ -420,10 +420,8 @@ class Allocation(abc.ABC):
 
 
 def _log_fields(row: Row) -> dict[str, str]:
-    """The log fields that name a row's container; its drawn UID while no holder is known."""
-    if row.holder is None:
-        return {"uid": row.key.pod_uid}
-    return {"ns": row.namespace, "pod": row.pod, "ctr": row.holder.container}
+    """The log fields that name a row's container; a drawn UID while no holder is known."""
+    return {"ns": row.namespace, "pod": row.pod or row.key.pod_uid, "ctr": row.key.container}
 
 
 # Hami mode: the annotation that HAMi's scheduler wrote decides what a container gets.

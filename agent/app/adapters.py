@@ -40,15 +40,6 @@ class Adapters(msgspec.Struct, frozen=True):
 
 
 @contextlib.asynccontextmanager
-async def open_disk(settings: Settings) -> AsyncIterator[HostDisk]:
-    """Open the state's disk, with its own thread. Raises StateError, PermissionFault."""
-    async with Worker("state") as state:
-        disk = await HostDisk.open(settings.paths.state, state)
-        with contextlib.closing(disk):
-            yield disk
-
-
-@contextlib.asynccontextmanager
 async def open_adapters(
     settings: Settings, disk: HostDisk, environ: Mapping[str, str]
 ) -> AsyncIterator[Adapters]:

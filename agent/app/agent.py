@@ -144,7 +144,6 @@ class NodeAgent:
 
         # The kubelet's directory, and the registration there.
         directory = DirectoryWatch(plugins, settings.paths.kubelet_socket.name)
-        self.kubelet = register.KubeletWatch(directory, self._heard)
         streams = self.server.traffic.streams
         self.registration = register.Registration(
             facts.resource,
@@ -157,6 +156,9 @@ class NodeAgent:
         self.rivals = register.Rivals(
             register.Rival(plugins, facts.resource), self.registration, say
         )
+
+        # Either hears of a socket that came or went.
+        self.kubelet = register.KubeletWatch(directory, self.registration.heard, self.rivals.heard)
 
         # Whether new pods can be answered, and what ended pods leave behind.
         self.withholder = inventory.Withholder(self._node_checks(), self.keeper.withhold, say)
@@ -177,7 +179,7 @@ class NodeAgent:
                 ),
             ),
             Task("cordons", partial(report.follow_cordons, facts.node, facts.inventory, say)),
-            Task("held", self._follow_held),
+            Task("held", partial(self.keeper.follow_held, state.ledger)),
             Task("discovery", self._discover, DRIVER),
             Task("health", self.health.run, DRIVER),
             Task("samples", self.samples.run, DRIVER),
@@ -261,7 +263,7 @@ class NodeAgent:
             records=records,
             hooks=adapters.hooks,
             clock=adapters.clock,
-            resource=lambda: facts.resource.value,
+            resource=facts.resource,
             adopt=adopt,
             commit=state.commit,
         )
@@ -394,19 +396,9 @@ class NodeAgent:
         shared = self.facts.inventory.value.find(uuid)
         return shared is not None and shared.health.ill
 
-    def _heard(self, name: str) -> None:
-        """Take note that a socket came or went. The empty name stands for all."""
-        self.registration.heard(name)
-        self.rivals.heard(name)
-
     def _check_start(self, ids: tuple[SliceId, ...]) -> None:
         """Check that the container that holds these slices may start. Raises Refusal."""
         reconcile.check_start(self.state.ledger.value, ids)
-
-    async def _follow_held(self) -> None:
-        """Pass the ids in use to the inventory, so that they stay listed."""
-        async for ledger in self.state.ledger.follow():
-            self.keeper.hold(ledger.held_ids)
 
     async def _follow_disk(self) -> None:
         """Run the node checks as soon as the state's disk fails or recovers."""

@@ -16,11 +16,12 @@ import msgspec
 import structlog
 
 from agent import __version__
-from agent.app.adapters import open_adapters, open_disk
+from agent.app.adapters import open_adapters
 from agent.app.agent import WEB, NodeAgent, StartFacts
 from agent.app.web import PORT, SOCKET, WebDoors
 from agent.cluster import NodeEvent
 from agent.errors import AgentError, DirectoryLost, PermissionFault, SettingsError, StateError
+from agent.host.files import HostDisk, Worker
 from agent.host.node import is_read_only
 from agent.host.process import BOOT_ID, MACHINE_ID, LockFile, Systemd, read_id
 from agent.kit.cell import Cell, News
@@ -28,11 +29,12 @@ from agent.kit.tasks import BudgetSpent, Task, run_tiers, show_thread_name
 from agent.kit.timing import Lag, SystemClock, await_event, loop_time, until_tick
 from agent.kube.connection import Connection, check
 from agent.kubelet.register import RegistrationState, Rival
+from agent.ledger import LastGood
 from agent.ports import Disk
 from agent.settings.reading import COPY, SourcesRead, look, stand_in
 from agent.settings.schema import Settings
 from agent.settings.sources import NodeFacts, Sources
-from agent.state import decode_last_good, recover
+from agent.state import LAST_GOOD_KIND, recover, unseal
 
 log = structlog.get_logger(__name__)
 
@@ -51,8 +53,8 @@ HOOK_DEADLINE = 2.0
 OPEN_DEADLINE = 2.0
 """Seconds that a start waits for the API client's import and its credentials."""
 
-STATUS_PERIOD = 10.0
-"""Seconds after which the status line is computed again without news."""
+MOUNT_PERIOD = 10.0
+"""Seconds after which the kubelet's directory is inspected again without news."""
 
 ANSWER_DEADLINE = 5.0
 """Seconds that READY waits for the kubelet. A silent kubelet or driver is no failed start."""
@@ -125,7 +127,9 @@ async def _run(
             return
         stack.callback(lock.release)
 
-        disk = await stack.enter_async_context(open_disk(settings))
+        state = await stack.enter_async_context(Worker("state"))
+        disk = await HostDisk.open(settings.paths.state, state)
+        stack.callback(disk.close)
         found = await _recover(disk, start, settings)
         settings = found.settings
         adapters = await stack.enter_async_context(open_adapters(settings, disk, environ))
@@ -141,7 +145,17 @@ async def _run(
             log.warning("state.recovered", notice=found.recovered.notice)
             agent.notices.say(NodeEvent("StateRecovered", found.recovered.notice, warning=True))
 
-        await _prepare(agent)
+        # After a reboot the kubelet starts containers from its checkpoint without an Allocate. A
+        # directory that fails affects only its container.
+        for row in agent.state.ledger.value.rows:
+            try:
+                async with asyncio.timeout(HOOK_DEADLINE):
+                    if row.directory:
+                        await adapters.hooks.prepare(row.directory, wipe=False)
+            except (AgentError, TimeoutError) as error:
+                reason = str(error) or "no answer"
+                log.warning("hooks.not_prepared", ns=row.namespace, pod=row.pod, err=reason)
+
         if agent.session is not None:
             check(connection)
             stack.push_async_callback(agent.session.close)
@@ -151,11 +165,34 @@ async def _run(
                 async with Lag().within(OPEN_DEADLINE):
                     await agent.session.open()
 
+        web = WebDoors(settings, agent=agent)
+        doors = [
+            *agent.doors,
+            Task("notify", lambda: tell_systemd(notifier, agent)),
+            Task("web", lambda: web.serve(PORT), WEB),
+            Task("web_socket", lambda: web.serve(SOCKET), WEB),
+        ]
+        if not agent.observes:
+            mounts = partial(watch_mounts, agent.registration.state, settings.paths.plugins)
+            doors.append(Task("mounts", mounts, None))  # this process never sees the new mounts
+
         try:
-            await _refuse_rival(agent)
-            tiers = (agent.writers, agent.services, _doors(agent, notifier))
+            # The kubelet would use the plugin that registered last, and only one follows HAMi.
+            rival = Rival(settings.paths.plugins, agent.facts.resource)
+            is_there = await adapters.worker.call(rival.answers)
+            if is_there and not (settings.observe or settings.takeover):
+                text = (
+                    f"The agent does not start: another plugin serves {rival.resource.value} at "
+                    f"{rival.path}: take it off the node (HAMi's: the DaemonSet "
+                    "hami-device-plugin), or set takeover: true."
+                )
+                agent.notices.say(NodeEvent("PluginConflict", text, warning=True))
+                raise SettingsError(text)  # noqa: TRY301 -- as the settings below
+
             gc.freeze()  # what stays is not collected again: each collection would halt the loop
+            tiers = (agent.writers, agent.services, doors)
             await run_tiers(tiers, stop, STOP_DEADLINE, adapters.random, EXPECTED)
+
             notifier.tell("STOPPING=1")
             if agent.state.is_idle:
                 lock.release()  # nothing here writes any more: a standby need not wait for the rest
@@ -221,7 +258,7 @@ async def _recover(disk: Disk, start: SourcesRead, settings: Settings) -> StartF
     stored = None
     try:
         content = await disk.read(COPY)
-        stored = None if content is None else decode_last_good(content)
+        stored = None if content is None else unseal(content, LAST_GOOD_KIND, LastGood)
     except StateError as error:
         log.warning("config.copy_unreadable", file=COPY, err=str(error))
 
@@ -238,58 +275,6 @@ async def _recover(disk: Disk, start: SourcesRead, settings: Settings) -> StartF
         settings = last.settings(NodeFacts())
 
     return StartFacts(boot, recovered, start, settings, stored)
-
-
-async def _prepare(agent: NodeAgent) -> None:
-    """Prepare the directories of the ledger's containers.
-
-    After a reboot the kubelet starts them from its checkpoint without an Allocate. A directory
-    that fails affects only its container.
-    """
-    for row in agent.state.ledger.value.rows:
-        if not row.directory:
-            continue
-        try:
-            async with asyncio.timeout(HOOK_DEADLINE):
-                await agent.adapters.hooks.prepare(row.directory, wipe=False)
-        except (AgentError, TimeoutError) as error:
-            reason = str(error) or "no answer"
-            log.warning("hooks.not_prepared", ns=row.namespace, pod=row.pod, err=reason)
-
-
-async def _refuse_rival(agent: NodeAgent) -> None:
-    """Raise SettingsError if another plugin serves our resource.
-
-    The kubelet would use the one that registered last, and only one follows the scheduler.
-    """
-    settings = agent.found.settings
-    if settings.observe or settings.takeover:
-        return
-
-    resource = settings.sharing.resource
-    rival = Rival(settings.paths.plugins, Cell(resource))
-    if await agent.adapters.worker.call(rival.answers):
-        text = (
-            f"The agent does not start: another plugin serves {resource} at {rival.path}: take it "
-            "off the node (HAMi's: the DaemonSet hami-device-plugin), or set takeover: true."
-        )
-        agent.notices.say(NodeEvent("PluginConflict", text, warning=True))
-        raise SettingsError(text)
-
-
-def _doors(agent: NodeAgent, notifier: Systemd) -> list[Task]:
-    settings = agent.found.settings
-    web = WebDoors(settings, agent=agent)
-    doors = [
-        *agent.doors,
-        Task("notify", lambda: tell_systemd(notifier, agent)),
-        Task("web", lambda: web.serve(PORT), WEB),
-        Task("web_socket", lambda: web.serve(SOCKET), WEB),
-    ]
-    if not agent.observes:
-        mounts = partial(watch_mounts, agent.registration.state, settings.paths.plugins)
-        doors.append(Task("mounts", mounts, None))  # this process never sees the new mounts
-    return doors
 
 
 async def _post_last(agent: NodeAgent) -> None:
@@ -332,7 +317,7 @@ async def watch_mounts(
                     f"{directory} was created again, and this process cannot write there: restart "
                     "the agent"
                 )
-        await News(state).wait(until_tick(STATUS_PERIOD))
+        await News(state).wait(until_tick(MOUNT_PERIOD))
 
 
 async def tell_systemd(notifier: Systemd, agent: NodeAgent) -> NoReturn:
@@ -344,18 +329,15 @@ async def tell_systemd(notifier: Systemd, agent: NodeAgent) -> NoReturn:
         await News(agent.registration.state).wait(ANSWER_DEADLINE)
     notifier.tell("READY=1")
 
-    text = ""
+    changed = News(agent.registration.state, agent.facts.slices)
     while True:
-        changed = News(agent.registration.state, agent.facts.slices)
         state, listed = agent.registration.state.value, agent.facts.slices.value
         slices = sum(len(group.ids) for group in listed.groups if group.healthy)
-        now = f"{slices} slices on offer; {state.text}"
+        text = f"{slices} slices on offer; {' '.join(state.text.split())}"
         if agent.observes:
-            now = f"observing, nothing is registered; {slices} slices would be on offer"
-        if now != text:
-            text = now
-            notifier.tell(f"STATUS={' '.join(text.split())}")
-        await changed.wait(until_tick(STATUS_PERIOD))
+            text = f"observing, nothing is registered; {slices} slices would be on offer"
+        notifier.tell(f"STATUS={text}")
+        await changed.wait()
 
 
 async def ping_watchdog(notifier: Systemd) -> None:

@@ -27,7 +27,7 @@ from agent.node.devices import SCHEDULER
 from agent.ports import Disk
 from agent.settings.reading import COPY, SourcesRead, stand_in
 from agent.settings.sources import NodeFacts, NodeValues, Sources
-from agent.state import encode_last_good
+from agent.state import LAST_GOOD_KIND, seal
 
 PERIOD: Final = 5.0
 """Seconds between two reads of the files. It is also the wait after what could not act."""
@@ -49,18 +49,6 @@ SOURCES: Final = "sources"
 
 NODE: Final = "node"
 """The settings in force, for the labels and GPUs of this node."""
-
-_UNLABELLED = (
-    f"the Node is not seen after {LABELS_DEADLINE:g} s: what selects by labels does not apply yet"
-)
-_BUSY = f"the kubelet admits pods without a pause; the settings are read again in {PERIOD:g} s"
-_UNFIT = "the settings do not fit so many GPUs: see Event ConfigRejected"
-_RESTART = "these settings take effect at the next start: restart the agent"
-_UNCHECKED = (
-    "no settings of HAMi's scheduler (files.deviceConfig): no annotation is checked against what "
-    "its pod requests; mount the ConfigMap with device-config.yaml"
-)
-_REPORTED = "; remove the report from the Node, or HAMi's scheduler may still place pods (RUNBOOK)"
 
 log = structlog.get_logger(__name__)
 
@@ -124,7 +112,11 @@ class SettingsService:
                 async with Lag().within(LABELS_DEADLINE):
                     await self.labelled.wait()
             except TimeoutError:
-                log.warning("config.labels_unknown", what=_UNLABELLED)
+                log.warning(
+                    "config.labels_unknown",
+                    what=f"the Node is not seen after {LABELS_DEADLINE:g} s: what selects by "
+                    "labels does not apply yet",
+                )
 
     def saw_gpus(self, scan: Scan) -> Scan | None:
         """Count the GPUs of a scan, and return the part of it that may be listed.
@@ -141,7 +133,10 @@ class SettingsService:
         if error is None:
             return scan
         if known is not None:
-            return scan.keeping(frozenset(map(GpuUuid, known)), _UNFIT)
+            return scan.keeping(
+                frozenset(map(GpuUuid, known)),
+                "the settings do not fit so many GPUs: see Event ConfigRejected",
+            )
         if self.stop.is_set():
             return None
 
@@ -227,7 +222,11 @@ class SettingsService:
                 async with asyncio.timeout(PAUSE_DEADLINE):
                     await self.calls.idle_for(PREFERENCE_FOLLOWED)
             except TimeoutError:
-                log.warning("config.waits", err=_BUSY)
+                log.warning(
+                    "config.waits",
+                    err="the kubelet admits pods without a pause; the settings are read again in "
+                    f"{PERIOD:g} s",
+                )
                 return
         self.take(plan, again=again, asked=asked)
 
@@ -238,12 +237,13 @@ class SettingsService:
         found the same. `asked`: see `read`.
         """
         pending = self.pending
+        held = plan.undrained(self.ledger.value)
         try:
-            if (held := plan.undrained(self.ledger.value)) is not None:
+            if held is not None:
                 raise held
             changed = self._apply(plan, self.facts)
         except SettingsError as error:
-            self._refuse(SOURCES, error, asked=asked, again=again)
+            self._refuse(SOURCES, error, asked=asked, again=again and held is not None)
             return
 
         self.faults.pop(SOURCES, None)
@@ -251,7 +251,10 @@ class SettingsService:
             log.warning("config.ignored", what=warning)
         log.info("config.applied", changed=changed)
         if (late := self.pending) and late != pending:
-            what = _RESTART + _REPORTED * (late.get(SCHEDULER) == "none")
+            what = "these settings take effect at the next start: restart the agent"
+            if late.get(SCHEDULER) == "none":
+                what += "; remove the report from the Node, or HAMi's scheduler may still place "
+                what += "pods (RUNBOOK)"
             log.warning("config.needs_restart", settings=list(late), what=what)
 
     def tell_start(self, start: SourcesRead) -> None:
@@ -259,7 +262,12 @@ class SettingsService:
         if start.refusal is not None:
             self._refuse(SOURCES, start.refusal)
         if self.values[SCHEDULER].value != "none" and not self.plan.knows_requests:
-            log.warning("config.requests_unchecked", what=_UNCHECKED)
+            log.warning(
+                "config.requests_unchecked",
+                what="no settings of HAMi's scheduler (files.deviceConfig): no annotation is "
+                "checked against what its pod requests; mount the ConfigMap with "
+                "device-config.yaml",
+            )
 
     @property
     def pending(self) -> Mapping[str, object]:
@@ -305,8 +313,8 @@ class SettingsService:
     ) -> None:
         """Keep the settings in force, and report why: an Event and a log line for each reason.
 
-        `asked`: see `read`. The log then repeats the reason. `again`: it is of the same sources as
-        before, so that only those who hold slices can be others.
+        `asked`: see `read`. The log then repeats the reason. `again`: the same sources are refused
+        because of slices that are held, perhaps now by other pods, which is no news.
         """
         before = self.faults.get(what)
         is_new = str(error) != str(before) and not (again and before is not None)
@@ -320,6 +328,6 @@ class SettingsService:
         """Write the copy when it differs from the one on disk. Raises StateError."""
         async for copy in self.copy.follow():
             if copy is not None and copy != self.stored:
-                await self.disk.replace(COPY, encode_last_good(copy))
+                await self.disk.replace(COPY, seal(LAST_GOOD_KIND, copy))
                 self.stored = copy
                 log.debug("config.copied", file=COPY)

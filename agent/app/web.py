@@ -20,10 +20,7 @@ from agent.report import pods_holding
 from agent.settings.schema import Settings
 from agent.state import VERSION
 from agent.status import NodeStatus, SettingStatus, StatusFacts, labelled
-from agent.web.api import Actions, BuildInfo, ReadApi, livez, readyz
-from agent.web.metrics import AgentCollector, Gauge, MetricSources, MetricsPage
-from agent.web.page import PageDoor
-from agent.web.server import PREFIX, Page, near, serve_port, serve_socket
+from agent.web import api, metrics, page, server
 
 PORT: Final = "web"
 SOCKET: Final = "web_socket"
@@ -43,45 +40,167 @@ class WebDoors:
         self._settings = settings
         self._standby = standby
         self._agent = agent
-        self._shut: dict[str, str] = {}
-        """Why a listener cannot be opened."""
+        self._shut = {PORT: "", SOCKET: ""}
+        """Why a listener cannot be opened; empty: it can."""
 
-        build = BuildInfo(
+        build = api.BuildInfo(
             version=__version__, python=platform.python_version(), schema=f"state/{VERSION}"
         )
         # Who observes is beside HAMi's own plugin, which has its monitor.
         hami = HamiNames.NONE if settings.observe else settings.metrics.hami
-        collector = AgentCollector(
+        collector = metrics.AgentCollector(
             build,
             self._metric_facts,
-            MetricSources if agent is None else partial(_series_of, agent),
+            metrics.MetricSources if agent is None else partial(_series_of, agent),
             names_pods=settings.metrics.containers,
             hami=hami,
         )
-        self._pages: dict[str, Page] = {
-            "/": PageDoor(self.facts, settings.web.readers).page,
-            "/livez": livez,
-            "/healthz": livez,
-            "/readyz": partial(readyz, self.checks),
-            "/metrics": MetricsPage(collector).page,
+        self._pages: dict[str, server.Page] = {
+            "/": page.PageDoor(self.facts, settings.web.readers).page,
+            "/livez": api.livez,
+            "/healthz": api.livez,
+            "/readyz": partial(api.readyz, self.checks),
+            "/metrics": metrics.MetricsPage(collector).page,
             "/version": build.page,
-            PREFIX: ReadApi(self.facts, settings.web.readers).answer,
+            server.PREFIX: api.ReadApi(self.facts, settings.web.readers).answer,
         }
 
     def checks(self) -> tuple[Check, ...]:
-        """All readiness checks."""
-        if self._agent is None:
+        """All readiness checks: first the required ones, which decide readiness."""
+        agent = self._agent
+        if agent is None:
             return (Check(STANDBY, ok=False, text=f"standby: {self._standby}"),)
 
-        doors = (
-            Check(door, door not in self._shut, self._shut.get(door, ""), required=False)
-            for door in (PORT, SOCKET)
+        facts, inventory = agent.facts, agent.facts.inventory.value
+        problem = agent.discovery.problem.value or ""
+
+        # GPUs that have not answered yet; those with the same text are named together.
+        named: dict[str, list[str]] = {}
+        for fault in agent.keeper.left_out.value:
+            if fault.trouble is Trouble.SILENT:
+                named.setdefault(fault.text, []).append(fault.gpu)
+        silent = "; ".join(
+            f"{'GPU' if len(gpus) == 1 else 'GPUs'} {', '.join(gpus)}: {text}"
+            for text, gpus in named.items()
         )
-        return (*_checks(self._agent), *doors)
+
+        # While no GPU has answered yet, there is no list of GPUs.
+        waking = "" if inventory.gpus else silent
+        is_listed = inventory.generation > 0 and not waking
+        unlisted = (
+            f"the driver answers; {waking}" if waking else "the driver has not been asked yet"
+        )
+
+        # Why a check fails, by its name. It passes if there is nothing to say.
+        required = {
+            "state": agent.state.error.value,
+            "inventory": "" if is_listed else problem or unlisted,
+        }
+        others: dict[str, str] = {}
+
+        if not agent.observes:
+            told = agent.registration.state.value
+            required |= {
+                "server": "" if agent.server.endpoint else "the plugin's socket does not serve yet",
+                "registered": "" if told.registered else told.text,
+                "stream": "" if told.stream else told.text or "the kubelet takes no lists",
+            }
+
+        if (report := agent.report) is not None:  # plain mode needs no API server
+            table, now = facts.pods.value, agent.reported.value
+            if not agent.observes:
+                unread = "the API server has not listed this node's pods yet"
+                since = f" since {table.lost_at:%Y-%m-%d %H:%M:%S} UTC" if table.lost_at else ""
+                why = f": {table.lost_reason}" if table.lost_reason else ""
+                down = f"the watch of this node's pods is down{since}{why}"
+                required["api_synced"] = "" if table.synced else f"{unread}{why}"
+                others["api"] = f"{down}; new pods may be refused [HA-2010]" if table.stale else ""
+
+            others["report"] = "" if now.reported else now.reason
+            if agent.observes:
+                pending = ", ".join(sorted(report.pending))
+                others["observed"] = f"would write {pending}; the log says what" if pending else ""
+
+        # Container runtimes do not find a GPU that is missed, though it is well.
+        unserved = [gpu for gpu in inventory.gpus if not gpu.serving]
+        missed = [gpu for gpu in unserved if gpu.health.serving and gpu.there and gpu.wanted]
+        ill = [gpu for gpu in unserved if gpu not in missed]
+
+        refused = "; ".join(map(str, agent.settings.faults.values()))
+        withheld = "; ".join(agent.withholder.reasons.value)
+        others |= {
+            "settings": refused
+            and f"the last good settings apply, because these are refused: {refused}",
+            "driver": problem,
+            "gpus": "" if inventory.gpus else "there are no GPUs to share",
+            "gpus_answering": silent,
+            "gpu_health": "; ".join(f"GPU {gpu.gpu.label} {gpu.unavailable_reason}" for gpu in ill),
+            "cdi": "; ".join(f"GPU {gpu.gpu.label} {gpu.unavailable_reason}" for gpu in missed),
+            "offer": f"no slice is on offer: {withheld}" if withheld else "",
+        }
+
+        others |= self._shut
+        return tuple(
+            Check(name, not text, text, required=texts is required)
+            for texts in (required, others)
+            for name, text in texts.items()
+        )
 
     def facts(self) -> StatusFacts | None:
-        """What the agent knows now; None for a standby."""
-        return None if self._agent is None else _status_facts(self._agent, self.checks())
+        """What all services know now, each value as it is at this moment; None for a standby."""
+        agent = self._agent
+        if agent is None:
+            return None
+
+        settings, facts = agent.found.settings, agent.facts
+        sharing = facts.sharing.value
+
+        about = NodeStatus(
+            name=settings.node,
+            version=__version__,
+            started_at=agent.journal.started,
+            scheduler="hami" if settings.plain is None else "none",
+            resource=facts.resource.value,
+            kubelet=agent.registration.state.value.text,
+            observe=settings.observe,
+            profiles=agent.settings.values.profiles,
+            split_count=sharing.split_count,
+            memory_scaling=sharing.memory_scaling,
+            core_scaling=sharing.core_scaling,
+        )
+
+        def in_force() -> tuple[SettingStatus, ...]:
+            values, pending = agent.settings.values, agent.settings.pending
+            return tuple(
+                SettingStatus(
+                    key=one.field.key,
+                    value=list(one.value) if isinstance(one.value, tuple) else one.value,
+                    origin=one.origin,
+                    pending=one.field.key in pending,
+                )
+                for one in values.values()
+            )
+
+        return StatusFacts(
+            now=SystemClock().now(),
+            about=about,
+            checks=self.checks(),
+            node=facts.node.value,
+            inventory=facts.inventory.value,
+            gone=agent.keeper.gone,
+            slices=facts.slices.value,
+            ledger=agent.state.ledger.value,
+            newest=agent.samples.newest,
+            history=agent.samples.history,
+            used=agent.usage.newest,
+            changes=agent.journal.changes,
+            refusals=agent.journal.refusals,
+            journal_since=agent.journal.since,
+            settings=in_force,
+            pods=facts.pods.value,
+            kubelet=agent.kubelet.epoch.value,
+            driver_hang=settings.health.driver_hang,
+        )
 
     def _metric_facts(self) -> StatusFacts:
         """A standby has only the metrics about itself."""
@@ -95,98 +214,23 @@ class WebDoors:
         """
         web = self._settings.web
         if door == PORT:
-            return serve_port(self._pages, web.address, web.port, near(web.address))
+            return server.serve_port(self._pages, web.address, web.port, server.near(web.address))
 
         actions = None if self._agent is None else _actions(self._agent).answer
-        return serve_socket(self._pages, self._settings.paths.run / "api.sock", actions)
+        return server.serve_socket(self._pages, self._settings.paths.run / "api.sock", actions)
 
     async def serve(self, door: str) -> None:
         """Serve one listener until it is cancelled. Raises PermissionFault."""
         try:
             async with self.open(door):
-                self._shut.pop(door, None)
+                self._shut[door] = ""
                 await asyncio.Event().wait()
         except PermissionFault as error:
             self._shut[door] = str(error)
             raise
 
 
-def _checks(agent: NodeAgent) -> list[Check]:
-    """The checks of the agent's services: first the required ones, which decide readiness."""
-    facts, inventory = agent.facts, agent.facts.inventory.value
-    problem = agent.discovery.problem.value or ""
-
-    # GPUs that have not answered yet; those with the same text are named together.
-    named: dict[str, list[str]] = {}
-    for fault in agent.keeper.left_out.value:
-        if fault.trouble is Trouble.SILENT:
-            named.setdefault(fault.text, []).append(fault.gpu)
-    silent = "; ".join(
-        f"{'GPU' if len(gpus) == 1 else 'GPUs'} {', '.join(gpus)}: {text}"
-        for text, gpus in named.items()
-    )
-
-    # While no GPU has answered yet, there is no list of GPUs.
-    waking = "" if inventory.gpus else silent
-    is_listed = inventory.generation > 0 and not waking
-    unlisted = f"the driver answers; {waking}" if waking else "the driver has not been asked yet"
-
-    # Why a check fails, by its name. It passes if there is nothing to say.
-    required = {
-        "state": agent.state.error.value,
-        "inventory": "" if is_listed else problem or unlisted,
-    }
-    others: dict[str, str] = {}
-
-    if not agent.observes:
-        told = agent.registration.state.value
-        required |= {
-            "server": "" if agent.server.endpoint else "the plugin's socket does not serve yet",
-            "registered": "" if told.registered else told.text,
-            "stream": "" if told.stream else told.text or "the kubelet takes no lists",
-        }
-
-    if (report := agent.report) is not None:  # plain mode needs no API server
-        table, now = facts.pods.value, agent.reported.value
-        if not agent.observes:
-            unread = "the API server has not listed this node's pods yet"
-            since = f" since {table.lost_at:%Y-%m-%d %H:%M:%S} UTC" if table.lost_at else ""
-            why = f": {table.lost_reason}" if table.lost_reason else ""
-            down = f"the watch of this node's pods is down{since}{why}"
-            required["api_synced"] = "" if table.synced else f"{unread}{why}"
-            others["api"] = f"{down}; new pods may be refused [HA-2010]" if table.stale else ""
-
-        others["report"] = "" if now.reported else now.reason
-        if agent.observes:
-            pending = ", ".join(sorted(report.pending))
-            others["observed"] = f"would write {pending}; the log says what" if pending else ""
-
-    # Container runtimes do not find a GPU that is missed, though it is well.
-    unserved = [gpu for gpu in inventory.gpus if not gpu.serving]
-    missed = [gpu for gpu in unserved if gpu.health.serving and gpu.there and gpu.wanted]
-    ill = [gpu for gpu in unserved if gpu not in missed]
-
-    refused = "; ".join(map(str, agent.settings.faults.values()))
-    withheld = "; ".join(agent.withholder.reasons.value)
-    others |= {
-        "settings": refused
-        and f"the last good settings apply, because these are refused: {refused}",
-        "driver": problem,
-        "gpus": "" if inventory.gpus else "there are no GPUs to share",
-        "gpus_answering": silent,
-        "gpu_health": "; ".join(f"GPU {gpu.gpu.label} {gpu.unavailable_reason}" for gpu in ill),
-        "cdi": "; ".join(f"GPU {gpu.gpu.label} {gpu.unavailable_reason}" for gpu in missed),
-        "offer": f"no slice is on offer: {withheld}" if withheld else "",
-    }
-
-    return [
-        Check(name, not text, text, required=texts is required)
-        for texts in (required, others)
-        for name, text in texts.items()
-    ]
-
-
-def _actions(agent: NodeAgent) -> Actions:
+def _actions(agent: NodeAgent) -> api.Actions:
     health = agent.health
 
     async def release(name: str) -> GpuRelease | None:
@@ -200,63 +244,12 @@ def _actions(agent: NodeAgent) -> Actions:
         faults = agent.keeper.left_out.value
         return next((one.text for one in faults if name in {one.gpu, str(one.index)}), "")
 
-    return Actions(health.recheck, release, lambda: labelled(agent.facts.inventory.value), left_out)
-
-
-def _status_facts(agent: NodeAgent, checks: tuple[Check, ...]) -> StatusFacts:
-    """What all services know now, each value as it is at this moment."""
-    settings, facts = agent.found.settings, agent.facts
-    sharing = facts.sharing.value
-
-    about = NodeStatus(
-        name=settings.node,
-        version=__version__,
-        started_at=agent.journal.started,
-        scheduler="hami" if settings.plain is None else "none",
-        resource=facts.resource.value,
-        kubelet=agent.registration.state.value.text,
-        observe=settings.observe,
-        profiles=agent.settings.values.profiles,
-        split_count=sharing.split_count,
-        memory_scaling=sharing.memory_scaling,
-        core_scaling=sharing.core_scaling,
-    )
-
-    def in_force() -> tuple[SettingStatus, ...]:
-        values, pending = agent.settings.values, agent.settings.pending
-        return tuple(
-            SettingStatus(
-                key=one.field.key,
-                value=list(one.value) if isinstance(one.value, tuple) else one.value,
-                origin=one.origin,
-                pending=one.field.key in pending,
-            )
-            for one in values.values()
-        )
-
-    return StatusFacts(
-        now=SystemClock().now(),
-        about=about,
-        checks=checks,
-        node=facts.node.value,
-        inventory=facts.inventory.value,
-        gone=agent.keeper.gone,
-        slices=facts.slices.value,
-        ledger=agent.state.ledger.value,
-        newest=agent.samples.newest,
-        history=agent.samples.history,
-        used=agent.usage.newest,
-        changes=agent.journal.changes,
-        refusals=agent.journal.refusals,
-        journal_since=agent.journal.since,
-        settings=in_force,
-        pods=facts.pods.value,
-        kubelet=agent.kubelet.epoch.value,
-        driver_hang=settings.health.driver_hang,
+    return api.Actions(
+        health.recheck, release, lambda: labelled(agent.facts.inventory.value), left_out
     )
 
 
-def _series_of(agent: NodeAgent) -> MetricSources:
+def _series_of(agent: NodeAgent) -> metrics.MetricSources:
     state, traffic = agent.state, agent.server.traffic
     cleared, registration, reconcile = agent.cleared, agent.registration, agent.reconcile
     clock = agent.adapters.clock
@@ -270,7 +263,7 @@ def _series_of(agent: NodeAgent) -> MetricSources:
         traffic.calls,
     ]
 
-    readings: list[Gauge] = [
+    readings: list[metrics.Gauge] = [
         ("checkpoint_generation", "Generation of the state on disk.", lambda: state.generation),
         (
             "kubelet_stream_up",
@@ -311,4 +304,4 @@ def _series_of(agent: NodeAgent) -> MetricSources:
                 lambda: gaps(state.ledger.value, clock.now())[0],
             )
         )
-    return MetricSources(tallies, (traffic.durations, agent.allocation.waits), readings)
+    return metrics.MetricSources(tallies, (traffic.durations, agent.allocation.waits), readings)

@@ -2,7 +2,6 @@
 
 import argparse
 import asyncio
-import dataclasses
 import json
 import re
 import sys
@@ -52,8 +51,6 @@ STDIN: Final = Path("/dev/stdin")
 
 _WIDEST: Final = 48
 """Columns reserved for a value; a longer one moves the next column."""
-
-_GAP: Final = "  "
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -235,9 +232,7 @@ def _plan(args: argparse.Namespace, environ: Mapping[str, str]) -> NodeValues:
         plan = make_plan(msgspec.structs.replace(Sources(flags=flags(args)), **files))
     refuse(errors)
 
-    empty = [text.name for text in files.values() if not text.content.strip()]
-    warnings = [f"{name}: is empty; nothing is taken" for name in empty]
-    return dataclasses.replace(plan, warnings=(*warnings, *plan.warnings))
+    return plan
 
 
 def _kind(text: SourceFile) -> str:
@@ -284,7 +279,7 @@ def plain(setting: Setting) -> dict[str, object]:
 def table(settings: Sequence[Setting], *, origin: bool, columns: int) -> Iterator[str]:
     """Yield a line of headings and a line for each setting. Nothing is cut.
 
-    A cell that would go beyond `columns` begins a new line.
+    A setting that would go beyond `columns` has a line for each cell.
     """
     rows = [("KEY", "VALUE", "FROM")]
     rows += [(setting.field.key, _text(setting), setting.origin) for setting in settings]
@@ -292,16 +287,10 @@ def table(settings: Sequence[Setting], *, origin: bool, columns: int) -> Iterato
     values = min(max(len(row[1]) for row in rows), _WIDEST)
 
     for key, value, place in rows:
-        line = f"{key:<{keys}}"
-        for cell in (f"{value:<{values}}", *([place] if origin else ())):
-            longer = f"{line}{_GAP}{cell}"
-            if len(longer.rstrip()) > columns:
-                yield line.rstrip()
-                longer = f"{_GAP}{_GAP}{cell}"
-
-            line = longer
-
-        yield line.rstrip()
+        cells = (f"{key:<{keys}}", f"{value:<{values}}", place)[: 3 if origin else 2]
+        line = INDENT.join(cells).rstrip()
+        lines = [line] if len(line) <= columns else [key, *(2 * INDENT + one for one in cells[1:])]
+        yield from map(str.rstrip, lines)
 
 
 def _text(setting: Setting) -> str:

@@ -52,7 +52,7 @@ from agent.errors import (
     cap,
 )
 from agent.hami.register import register_differences, report_of
-from agent.hookdirs import DirectorySize, HostHookDirs, directory_sizes
+from agent.hookdirs import HostHookDirs, large_directories
 from agent.host.files import Worker
 from agent.host.node import look_at, plugin_sockets
 from agent.host.process import LockFile
@@ -124,9 +124,6 @@ OURS: Final = re.compile(r".*/hami-(.+)-[0-9a-f]{8}\.sock")
 PROGRAM: Final = "hami-agent doctor"
 """The name under which the API server sees the requests of `--node`."""
 
-KUBECONFIG: Final = "node.kubeconfig"
-"""The key of the setting whose option also serves `--node`."""
-
 FIRST_PROCESS: Final = Path("/proc/1/cmdline")
 """In the agent's pod: the agent."""
 
@@ -172,7 +169,10 @@ def add_parser(subparsers: Subparsers) -> None:
         action="store_true",
         help="check before the first start, or before a switch from another plugin",
     )
-    for flag, text in (("--only", "check these groups alone"), ("--skip", "do not check these")):
+    for flag, text in (
+        ("--only", "check these groups alone"),
+        ("--skip", "do not check these groups"),
+    ):
         choice.add_argument(flag, type=_groups, metavar="GROUP[,GROUP]", help=text)
 
     add("--strict", action="store_true", help="exit 6 if there are notes, and nothing is wrong")
@@ -245,7 +245,7 @@ def _in_pod(args: argparse.Namespace, environ: Mapping[str, str], kind: str) -> 
     for name in ("only", "skip"):
         words += [f"--{name}", ",".join(sorted(chosen))] if (chosen := vars(args)[name]) else []
 
-    kubeconfig = vars(args)[KUBECONFIG]
+    kubeconfig = vars(args)["--kubeconfig"]
     way = connection_of(Path(kubeconfig) if kubeconfig else None, args.context, environ)
     with working(f"checking {cap(args.node, 64)}"):
         said = ask(way, PROGRAM, lambda api: NodeReader(api, args.node).by_agent(*words))
@@ -477,18 +477,17 @@ async def _paths(seen: NodeSeen, found: list[Finding]) -> None:
     found += [checks.judge_path(hook, made=False), *(one for one in inside if one.verdict != "ok")]
 
     # The lines above say what is wrong with the directories.
-    large: list[tuple[str, DirectorySize]] = []
+    large: list[tuple[int, int, str]] = []
     with contextlib.suppress(StateError):
-        sizes = directory_sizes(seen.settings.hook_path) if seen.agent is not None else {}
-        large = [(name, one) for name, one in sizes.items() if one.is_beyond]
+        large = large_directories(seen.settings.hook_path) if seen.agent is not None else []
 
-    for name, one in sorted(large, key=lambda each: -each[1].size)[:LARGEST]:
+    for size, entries, name in large[:LARGEST]:
         found.append(
             Finding(
                 "P-PATHS",
                 "note",
                 f"{home}/containers/{name}",
-                f"keeps {one.size / 2**20:,.0f} MiB or more in {counted(one.entries, 'file')}, or "
+                f"keeps {size / 2**20:,.0f} MiB or more in {counted(entries, 'file')}, or "
                 "has a directory or what may not be read; HAMi-core needs 2 MiB in a few files",
                 "ask the pod's owner why (its UID is in the name), or delete the pod",
                 "when that file system is full, new pods with GPUs are refused (HA-5003)",

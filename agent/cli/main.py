@@ -127,16 +127,16 @@ def dispatch(argv: Sequence[str], environ: Mapping[str, str], program: str = "ha
 def _unwritten(group: BaseExceptionGroup[Unwritten]) -> int:
     """Print why the answer cannot be written; nothing if its reader, such as `head`, ended."""
     drop_output()
-    error: BaseException | None = group
+    error: BaseException = group
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
 
-    cause = error and error.__cause__
-    if isinstance(cause, BrokenPipeError):
+    why = error.__cause__
+    if isinstance(why, BrokenPipeError):
         return 128 + signal.SIGPIPE
 
-    why = cause.strerror if isinstance(cause, OSError) else cause
-    sys.stderr.write(f"hami-agent: standard output cannot be written: {why}\n")
+    said = f"standard output cannot be written: {getattr(why, 'strerror', why)}"
+    sys.stderr.write(f"hami-agent: {said}\n")
     return UNWRITTEN
 
 

@@ -26,7 +26,7 @@ from agent.cli.connections import (
     connection_of,
     open_session,
 )
-from agent.cli.main import OK, PROBLEM, NotThere, Subparsers, Unreachable, fail
+from agent.cli.main import OK, PROBLEM, NotThere, Subparsers, fail
 from agent.cli.output import answer
 from agent.cli.settings_args import add_settings, flags, looked, sources, started
 from agent.cluster import CORDON, HANDSHAKE, REGISTER, NodeView
@@ -250,7 +250,11 @@ def _change(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
             sys.stderr.flush()
         return args.yes or sys.stdin.readline().strip().lower() in {"y", "yes"}
 
-    node, connection = _place(args, environ)
+    connection, node = connection_of(args.kubeconfig, args.context, environ), args.node
+    if node is None:  # the settings are read only for what nothing else says
+        read = asyncio.run(looked(Sources(None, environ, {}, host_name())))
+        node = read.taken().settings(NodeFacts()).node
+
     cordon = args.verb == "cordon"
     try:
         gpu, is_changed = asyncio.run(edit_cordon(connection, node, args.gpu, agreed, on=cordon))
@@ -278,28 +282,6 @@ def _change(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
         source=f"API server by {connection.source}",
     )
     return OK
-
-
-def _place(args: argparse.Namespace, environ: Mapping[str, str]) -> tuple[str, Connection]:
-    """The Node, and the way to the API server. Raises SettingsError, Unreachable.
-
-    Settings are read only for what nothing else says.
-    """
-    unreachable, connection = None, None
-    try:
-        connection = connection_of(args.kubeconfig, args.context, environ)
-        if args.node is not None:
-            return args.node, connection
-    except Unreachable as error:
-        unreachable = error
-
-    read = asyncio.run(looked(Sources(None, environ, {}, host_name())))
-    settings = read.taken().settings(NodeFacts())
-    if unreachable is not None and not settings.kubeconfig:
-        raise unreachable
-
-    own = Connection(Path(settings.kubeconfig or ""), context=args.context)
-    return args.node or settings.node, connection or own
 
 
 async def edit_cordon(

@@ -43,7 +43,7 @@ def add_settings(
                 nargs="?" if alone else None,
                 const="true" if alone else None,
                 metavar="VALUE",
-                dest=field.key,
+                dest=field.flag,
                 help=field.text + default if is_shown else argparse.SUPPRESS,
             )
 
@@ -64,11 +64,9 @@ def add_settings(
 
 
 def flags(args: argparse.Namespace) -> Mapping[str, str]:
-    """The given options of settings, by their names."""
-    given = vars(args)
-    names = {field.flag: field.key for field in FIELDS if field.flag}
-    names |= {foreign.flags[0]: foreign.flags[0] for foreign in FOREIGN}
-    return {flag: given[dest] for flag, dest in names.items() if given.get(dest) is not None}
+    """The given options of settings, by their names, which begin with a hyphen in `args`."""
+    given = vars(args).items()
+    return {name: text for name, text in given if name.startswith("-") and text is not None}
 
 
 def sources(args: argparse.Namespace, environ: Mapping[str, str]) -> Sources:

@@ -174,9 +174,9 @@ def bus_id(text: str) -> str:
 
 def numa_node(sys_root: Path, bus: str) -> int | None:
     """The NUMA node of a PCI address, or None when the kernel gives none."""
-    path = sys_root / "bus/pci/devices" / bus / "numa_node"
     try:
-        node = int(path.read_text(encoding="ascii"))
+        file = sys_root / "bus/pci/devices" / bus / "numa_node"
+        node = int(file.read_text(encoding="ascii"))
     except (OSError, ValueError):
         return None
 
@@ -243,9 +243,6 @@ class LinkRow(msgspec.Struct, frozen=True):
     nvlinks: collections.Counter[str]
 
 
-NO_LINKS: Final = LinkRow({}, collections.Counter())
-
-
 def link_row(
     library: NvmlLibrary, table: GpuTable, gpus: Iterable[Gpu], uuid: str, index: int
 ) -> LinkRow:
@@ -279,8 +276,8 @@ def linked(gpu: Gpu, peers: Iterable[Gpu], rows: Mapping[GpuUuid, LinkRow]) -> G
     row, links = rows.get(gpu.uuid), []
     for peer in peers:
         if row is not None and peer.uuid != gpu.uuid:
-            theirs = rows.get(peer.uuid, NO_LINKS)
-            shared = min(row.nvlinks[SWITCHES], theirs.nvlinks[SWITCHES])
+            ends = (row, rows[peer.uuid]) if peer.uuid in rows else ()
+            shared = min((end.nvlinks[SWITCHES] for end in ends), default=0)
             links.append(Link(peer.uuid, row.paths[peer.uuid], row.nvlinks[peer.pci] + shared))
 
     return msgspec.structs.replace(gpu, links=tuple(links))
@@ -327,26 +324,21 @@ def probe_of(library: NvmlLibrary, table: GpuTable, uuid: GpuUuid) -> Probe:
     """Probe the GPU. Raises NVMLError, GpuError when it is released."""
     handle = table.open(uuid)
     nvml.maybe(library, library.nvmlDeviceGetMemoryInfo, handle)
-    signs = signs_of(library, handle)
-
-    if signs.rows_failed:
-        text = "a row of its memory could not be remapped"
-        return Probe(uuid, ProbeOutcome.FAILED, text, signs)
-
-    return Probe(uuid, ProbeOutcome.PASSED, signs=signs)
-
-
-def signs_of(library: NvmlLibrary, handle: Handle) -> GpuSigns:
-    """Read the signs of the GPU. Raises NVMLError when the GPU or the driver is gone."""
     rows = _sign(library, library.nvmlDeviceGetRemappedRows, handle)
     pending = _sign(library, library.nvmlDeviceGetRetiredPagesPendingStatus, handle)
-    return GpuSigns(
+    signs = GpuSigns(
         rows_pending=None if rows is None else bool(rows[2]),
         rows_failed=None if rows is None else bool(rows[3]),
         pages_pending=None if pending is None else bool(pending),
         recovery=_sign(library, _recovery, library, handle),
         fabric=_sign(library, _fabric, library, handle),
     )
+
+    if signs.rows_failed:
+        text = "a row of its memory could not be remapped"
+        return Probe(uuid, ProbeOutcome.FAILED, text, signs)
+
+    return Probe(uuid, ProbeOutcome.PASSED, signs=signs)
 
 
 def sample_of(library: NvmlLibrary, table: GpuTable, uuid: GpuUuid) -> GpuSample:
@@ -490,8 +482,9 @@ class NvmlDriver:
         """Probe one GPU. Raises DriverMissing, DriverError."""
         opened = await self._session.open()
         try:
-            work = partial(probe_of, self._library, self._table, uuid)
-            probe = await self._session.call(opened, uuid, work)
+            probe = await self._session.call(
+                opened, uuid, partial(probe_of, self._library, self._table, uuid)
+            )
         except CallFailed as error:
             outcome = _OUTCOMES.get(error.trouble, ProbeOutcome.FAILED)
             probe = Probe(uuid, outcome, error.text)

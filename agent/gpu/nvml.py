@@ -123,6 +123,7 @@ def bind(library: NvmlLibrary, path: Path | None, *, anew: bool = True) -> None:
     Raises DriverMissing, and DriverError if another library is loaded that may not be replaced
     (`anew` is False).
     """
+    # The loader keeps the file that it has for the soname: to load it again changes nothing.
     if path is None and library.nvmlLib is not None:
         return
 
@@ -188,6 +189,7 @@ def missing(library: NvmlLibrary, error: Exception, sys_root: Path) -> DriverMis
                     return _refused_by_loader(str(place), text)
         return None
 
+    # Another library has the name, such as a stub of a container's image.
     if code(error) == pynvml.NVML_ERROR_FUNCTION_NOT_FOUND:
         file = getattr(library.nvmlLib, "_name", None) or SONAME
         return _refused_by_loader(str(file), "it has no function nvmlInit_v2")
@@ -245,6 +247,8 @@ def _loaded(library: NvmlLibrary, maps: Path) -> set[Path]:
     if "/" in name:
         return {Path(name)}
 
+    # ctypes keeps the soname as it was given; only the kernel knows the file behind it.
+
     try:
         lines = maps.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
@@ -265,7 +269,7 @@ def code(error: Exception) -> int:
 
 def is_unable(error: Exception) -> bool:
     """True when this GPU or driver does not support the call."""
-    return trouble(error) is Trouble.UNSUPPORTED
+    return _TROUBLES.get(code(error)) is Trouble.UNSUPPORTED
 
 
 def maybe(library: NvmlLibrary, ask: Callable[P, T], *args: P.args, **more: P.kwargs) -> T | None:
@@ -298,11 +302,6 @@ def driver_wide(error: Exception, *, about_gpu: bool = True) -> DriverError | No
     return None
 
 
-def trouble(error: Exception) -> Trouble:
-    """The trouble of the GPU that an error reports."""
-    return _TROUBLES.get(code(error), Trouble.FAILED)
-
-
 def failure(error: Exception, gpu: str) -> DriverError | CallFailed:
     """What the error of a call means for `gpu`, which may be DRIVER."""
     if isinstance(error, TimeoutError):
@@ -311,7 +310,7 @@ def failure(error: Exception, gpu: str) -> DriverError | CallFailed:
         what, otherwise, found = "the driver's answer cannot be decoded", "", Trouble.FAILED
     else:
         what, otherwise = "the driver answers with an error", f"error {code(error)}"
-        found = trouble(error)
+        found = _TROUBLES.get(code(error), Trouble.FAILED)
 
     text = cap(str(error)) or otherwise
     return DriverError(f"{what}: {text}") if gpu == DRIVER else CallFailed(gpu, text, found)

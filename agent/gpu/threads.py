@@ -21,7 +21,6 @@ import structlog
 from agent.errors import DriverError
 from agent.gpu import nvml
 from agent.gpu.nvml import DRIVER, Handle, NvmlLibrary
-from agent.health.xids import XIDS
 from agent.kit.tasks import show_thread_name
 from agent.kit.timing import NOISE, Lag, await_event, until_tick
 from agent.model import DriverEvent, EventKind, GpuUuid
@@ -200,7 +199,6 @@ STALL: Final = 2.5
 
 CLOSED: Final = "the driver session was closed"
 
-EVENT_LIMIT: Final = 4096
 FAREWELL: Final = 1.2
 """Seconds for the thread to end: a wait, and a late turn of a busy machine."""
 
@@ -213,8 +211,7 @@ class EventStream:
     """The events of one event set, which the stream makes and frees.
 
     Events that nobody has taken yet wait in the order in which they came first, equal ones counted
-    together. Beyond EVENT_LIMIT different ones, XIDs that the table does not name have the number
-    0: a storm hides no fatal XID.
+    together: a storm hides no fatal XID.
     """
 
     def __init__(self, library: NvmlLibrary) -> None:
@@ -427,11 +424,8 @@ class EventStream:
     def put(self, event: DriverEvent) -> None:
         """Add an event, from any thread."""
         with self._lock:
-            has_room = event in self._waiting or len(self._waiting) < EVENT_LIMIT
-            # A broken GPU can report 10,000 XIDs a second. What the table names is at most some 170
-            # for each GPU, so only invented numbers need a bound.
-            if not has_room and event.xid is not None and event.xid not in XIDS:
-                event = msgspec.structs.replace(event, xid=0)
+            # A broken GPU can report 10,000 XIDs a second, but few different ones: the catalog has
+            # 172 numbers.
             self._waiting[event] += 1
 
         if not self._news.is_set():

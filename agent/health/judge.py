@@ -471,7 +471,7 @@ def _on_lost(health: Health, probe: Probe, now: dt.datetime) -> Health:
         now,
         Cause.LOST,
         # The id of what needed a reset stays, so that its return is told as that reset.
-        health.runbook if health.needs_reset else _incident(health, LOST_ID),
+        health.runbook if health.needs_reset else _incident(health, "H-LOST"),
         f"the driver no longer reaches it ({reason or 'no reason given'})",
         NextStep.REBOOT_LATER,
         xid=health.xid,
@@ -482,15 +482,11 @@ def _on_lost(health: Health, probe: Probe, now: dt.datetime) -> Health:
     )
 
 
-LOST_ID: Final = "H-LOST"
-_NO_RESET: Final = frozenset({LOST_ID, f"H-{FELL_OFF_THE_BUS:03d}"})
-"""The ids of incidents in which nobody was asked for a reset."""
-
-
 def _on_recovered(health: Health, now: dt.datetime) -> Health:
     """The GPU was lost and answers. That implies a reset, unless it reported an error since."""
     needs = _need(health)
-    was_reset = needs is Action.NONE and health.runbook not in _NO_RESET
+    # With these ids nobody was asked for a reset.
+    was_reset = needs is Action.NONE and health.runbook not in {"H-LOST", "H-079"}
     back = verdict(
         Condition.BAD,
         now,
@@ -782,13 +778,12 @@ def attributed(faults: Iterable[GpuFault], missing: Collection[GpuUuid]) -> tupl
         return faults
 
     if len(nameless) == len(missing) == 1:
-        (uuid,) = missing
-        index = int(nameless[0].gpu.removeprefix(NAMELESS))
-        known = replace(nameless[0], gpu=uuid, index=index)
-        return tuple(known if each is nameless[0] else each for each in faults)
+        (fault,), (uuid,) = nameless, missing
+        known = replace(fault, gpu=uuid, index=int(fault.gpu.removeprefix(NAMELESS)))
+        return tuple(known if each is fault else each for each in faults)
 
     text = "; ".join(f"it may be {fault.gpu}: {fault.text}" for fault in nameless)
-    is_silent = all(fault.trouble is Trouble.SILENT for fault in nameless)
+    is_silent = {fault.trouble for fault in nameless} == {Trouble.SILENT}
     trouble = Trouble.SILENT if is_silent else Trouble.FAILED
     explained = len(nameless) <= len(missing)
     return (

@@ -51,7 +51,8 @@ class EventListener:
         self._take = take
         self._opened_at = 0.0
         self._lost_reason = ""
-        self._wanted = asyncio.Event()
+        self.wanted = asyncio.Event()
+        """Set it to have the stream opened at once: what had ended it may be over."""
         self._opened = asyncio.Event()
 
     async def run(self) -> None:
@@ -59,7 +60,7 @@ class EventListener:
         delay = FIRST_RETRY
         while True:
             self._opened.clear()  # also what a former run has left set
-            self._wanted.clear()
+            self.wanted.clear()
             reason = "the stream of events ended"
             try:
                 async for event in self._driver.events(self._note_open):
@@ -80,19 +81,15 @@ class EventListener:
             # An XID that came in between is heard by nobody. The scan and the probes find a GPU
             # that is lost, refused or asks for a reset.
             self._take(DriverEvent(EventKind.CHANGED))
-            is_wanted = await await_event(self._wanted, 0 if has_held else delay)
+            is_wanted = await await_event(self.wanted, 0 if has_held else delay)
             delay = FIRST_RETRY if is_wanted or has_held else min(2 * delay, LAST_RETRY)
-
-    def reopen(self) -> None:
-        """Open the stream at once: what had ended it may be over."""
-        self._wanted.set()
 
     async def ensure_open(self, within: float) -> bool:
         """Reopen the stream if it has ended, and wait for it. Returns whether it had."""
         if self._opened.is_set():
             return False
 
-        self.reopen()
+        self.wanted.set()
         await await_event(self._opened, within)
         self._note_restored()
         return True
@@ -129,11 +126,6 @@ TICK: Final = 0.001
 
 SECOND_LOOK: Final = 5.0
 """Seconds from a failed probe to the next one, which decides. It is more than SAME_HICCUP."""
-
-MOST_KNOWN: Final = 256
-"""The most GPUs outside the inventory whose health is kept."""
-
-DOUBTFUL: Final = frozenset({ProbeOutcome.FAILED, ProbeOutcome.REFUSED, ProbeOutcome.SILENT})
 
 LISTEN_FIRST: Final = 1.0
 """Seconds for the stream of events to open before a GPU is served again without it."""
@@ -301,7 +293,7 @@ class HealthWatch:
             late = f"the driver has not released it within {RELEASE_DEADLINE:g} s"
             obstacle = cap(str(error)) or late
 
-        self._listener.reopen()  # the others' events were lost with the session
+        self._listener.wanted.set()  # the others' events were lost with the session
         return GpuRelease(uuids, obstacle=obstacle)
 
     def scanned(self, scan: Scan) -> None:
@@ -331,13 +323,17 @@ class HealthWatch:
             # Every XID is counted. The first of each number on a GPU is logged, of others at most
             # one a second: a storm can have 10,000.
             number = event.xid or 0
-            gpu = event.uuid if event.uuid and self._is_known(event.uuid) else "unknown"
-            is_first = self.xid_events.add(gpu, xid_label(number)) == 1
+            is_first = self.xid_events.add(event.uuid or "unknown", xid_label(number)) == 1
             left_out = 0 if is_first else self._xid_lines.admit()
 
             if left_out is not None:
-                name = xid_name(number)
-                log.info("gpu.xid", gpu=event.uuid, xid=event.xid, name=name, suppressed=left_out)
+                log.info(
+                    "gpu.xid",
+                    gpu=event.uuid,
+                    xid=event.xid,
+                    name=xid_name(number),
+                    suppressed=left_out,
+                )
 
         self._note(event)
 
@@ -388,7 +384,8 @@ class HealthWatch:
             pause = until_tick(self._settings.probe_interval)
 
             # A single failure decides nothing: the second look does, and must not be late.
-            doubtful = (u for u, probe in probes.items() if probe.outcome in DOUBTFUL)
+            certain = {ProbeOutcome.PASSED, ProbeOutcome.LOST}
+            doubtful = (u for u, probe in probes.items() if probe.outcome not in certain)
             if any(not (health.ill or health.silent) for health in map(self._health_of, doubtful)):
                 pause = min(self._settings.probe_interval, SECOND_LOOK)
 
@@ -396,8 +393,7 @@ class HealthWatch:
 
     def _note_probe(self, probe: Probe) -> None:
         """Note a probe that changes a health."""
-        known = self._health_of(probe.uuid)
-        if judge.judge(known, probe, self._now(), self._settings) != known:
+        if self._judged((probe,)):
             self._note(probe)
 
     async def _probe_all(self, note: Callable[[Probe], None]) -> dict[GpuUuid, Probe]:
@@ -490,9 +486,7 @@ class HealthWatch:
             for uuid in (report.uuid,) if report.uuid is not None else self._uuids():
                 health = verdicts.get(uuid) or self._health_of(uuid)
                 fresh = judge.judge(health, report, now, self._settings)
-                # A driver that invents UUIDs must not fill the memory.
-                has_room = len(self._health) + len(verdicts) < MOST_KNOWN
-                if fresh is not health and (has_room or self._is_known(uuid)):
+                if fresh is not health:
                     verdicts[uuid] = fresh
 
         return verdicts
@@ -536,8 +530,8 @@ class HealthWatch:
         return moved
 
     def _age(self) -> None:
-        now = self._now()
-        self._publish({u: judge.aged(old, now, self._settings) for u, old in self._health.items()})
+        now, known = self._now(), self._health.items()
+        self._publish({u: judge.aged(old, now, self._settings) for u, old in known})
 
     def _named(self, name: str) -> SharedGpu | None:
         """The GPU with that index or UUID. If a lost and a present GPU match, the present one."""
@@ -547,9 +541,6 @@ class HealthWatch:
 
     def _uuids(self) -> tuple[GpuUuid, ...]:
         return tuple(gpu.uuid for gpu in self._inventory.value.gpus)
-
-    def _is_known(self, uuid: GpuUuid) -> bool:
-        return uuid in self._health or self._inventory.value.find(uuid) is not None
 
     def _is_ill(self, uuid: GpuUuid) -> bool:
         return self._health_of(uuid).ill

@@ -8,7 +8,7 @@ import os
 import queue
 import stat
 import threading
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterator
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, Final, Self, TypeVar, TypeVarTuple
@@ -194,7 +194,7 @@ class HostDisk:
     async def open(
         cls, path: Path, offload: Offload, files: Callable[[int], DirectoryFiles] = DirectoryFiles
     ) -> Self:
-        """Open the directory; make it (0750) if its parent exists. Take write from others.
+        """Open the directory; make it (0750) if it is missing. Take write from others.
 
         Raises StateError.
         """
@@ -250,39 +250,30 @@ def _read(directory: int, path: Path) -> bytes | None:
 
 
 def _open_directory(path: Path) -> int:
-    with _state_errors(path, "opened", {errno.ENOENT: f"make its parent directory {path.parent}"}):
-        with contextlib.suppress(FileExistsError):
-            path.mkdir(mode=0o750)
+    with _state_errors(path, "opened"):
+        path.mkdir(mode=0o750, parents=True, exist_ok=True)
         directory = os.open(path, DIRECTORY)
 
     mode = stat.S_IMODE(os.fstat(directory).st_mode)
     if mode & stat.S_IWOTH:  # a user who can write there can replace the state
-        event = "state.closed_to_others"
-        try:
+        log.warning("state.open_to_all", directory=str(path), mode=f"{mode:04o}")
+        with contextlib.suppress(PermissionError):
             os.fchmod(directory, mode & ~stat.S_IWOTH)
-        except PermissionError:
-            event = "state.open_to_all"
-        log.warning(event, directory=str(path), mode=f"{mode:04o}")
-
     return directory
 
 
 @contextlib.contextmanager
-def _state_errors(path: Path, what: str, advice: Mapping[int, str] = ADVICE) -> Iterator[None]:
-    """Turn an OSError into a StateError that says what to do, by `advice`, then ADVICE."""
+def _state_errors(path: Path, what: str) -> Iterator[None]:
+    """Turn an OSError into a StateError that says what to do."""
     try:
         yield
     except OSError as error:
-        usual = ADVICE.get(error.errno or 0, "look at the directory and its file system")
-        remedy = advice.get(error.errno or 0, usual)
+        advice = ADVICE.get(error.errno or 0, "look at the directory and its file system")
         reason = error.strerror or type(error).__name__
-        raise StateError(f"{path} cannot be {what}: {reason}; {remedy}.") from error
+        raise StateError(f"{path} cannot be {what}: {reason}; {advice}.") from error
 
 
 # Reads small files that people write, up to a size limit.
-
-MISSING: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EBADF, errno.ELOOP})
-"""The errors of stat() for a missing file; pathlib uses the same."""
 
 
 def read_file(path: Path, limit: int, *, needed: bool = True) -> bytes | None:
@@ -291,23 +282,18 @@ def read_file(path: Path, limit: int, *, needed: bool = True) -> bytes | None:
     Blocks for as long as the file system hangs. Raises SettingsError.
     """
     try:
-        mode = path.stat().st_mode
-        if not needed and not stat.S_ISREG(mode):
+        if not needed and not path.is_file():
             return None
 
         # A pipe may block for ever. /dev/stdin may be one.
-        if stat.S_ISFIFO(mode) and path.parent != Path("/dev"):
+        if path.is_fifo() and path.parent != Path("/dev"):
             said = "is a pipe, which may block for ever; name a regular file"
             raise SettingsError(f"{path}: {said}")
 
         with path.open("rb") as file:
             content = file.read(limit + 1)
     except OSError as error:
-        if not needed and error.errno in MISSING:
-            return None
-
-        reason = error.strerror or str(error)
-        said = f"cannot be read: {reason}; check the path and its rights"
+        said = f"cannot be read: {error.strerror or error}; check the path and its rights"
         raise SettingsError(f"{path}: {said}") from error
 
     check_size(path, content, limit)
@@ -328,9 +314,13 @@ POLL = 5.0
 """Seconds after which the directory is watched anew: so long, nothing that inotify missed stays
 unseen."""
 
-COMES_OR_GOES = Mask.CREATE | Mask.DELETE | Mask.MOVED_FROM | Mask.MOVED_TO
+AGAIN = 0.2
+"""Seconds after which the directory is inspected again while inotify cannot watch it."""
+
 ENDS = Mask.DELETE_SELF | Mask.MOVE_SELF | Mask.UNMOUNT | Mask.IGNORED | Mask.Q_OVERFLOW
 """After these events, the directory at this path may be another one, or events are missing."""
+
+WATCHED = Mask.CREATE | Mask.DELETE | Mask.MOVED_FROM | Mask.MOVED_TO | ENDS | Mask.ONLYDIR
 
 EVERYTHING = ""
 
@@ -341,8 +331,6 @@ class DirectoryWatch:
     def __init__(self, directory: Path, kubelet: str = "kubelet.sock") -> None:
         self._directory = directory
         self._kubelet = kubelet
-        self._obstacle = ""
-        """Why inotify cannot be used, as it was logged last."""
 
     def epoch(self) -> KubeletEpoch | None:
         """The kubelet's present socket, or None. Raises KubeletError."""
@@ -355,48 +343,31 @@ class DirectoryWatch:
     async def changes(self) -> AsyncGenerator[str, None]:
         """Yield names that were created, removed or replaced. Never ends.
 
-        The empty name means: any may have changed. It comes first, after POLL seconds at most, and
-        when the directory appears, vanishes or is replaced.
+        The empty name means: any may have changed. It comes first, and after POLL seconds at most;
+        every AGAIN seconds while the directory is missing or inotify cannot be used.
         """
-        loop = asyncio.get_running_loop()
-        while True:
-            with contextlib.ExitStack() as stack:
-                inotify, is_same = None, True
-                while is_same:
-                    inotify = self._watched(inotify, stack)
+        loop, obstacle = asyncio.get_running_loop(), ""
+        with contextlib.ExitStack() as stack:
+            # Kept for good: a user has 128 of them, and others may have taken the last one.
+            inotify: Inotify | None = None
+            while True:
+                try:
+                    inotify = inotify or stack.enter_context(Inotify(sync_timeout=0))
+                    inotify.add_watch(self._directory, WATCHED)
                     due = loop.time() + until_tick(POLL)
-                    yield EVERYTHING
+                except OSError as error:
+                    reason = error.strerror or str(error)
+                    if reason != obstacle:
+                        log.info("watch.polling", directory=str(self._directory), err=reason)
+                    obstacle, due = reason, loop.time() + AGAIN
+                yield EVERYTHING
 
-                    while is_same and loop.time() < due:
-                        events = await _events(inotify, due - loop.time())
-                        paths = dict.fromkeys(event.path for event in events)
-                        for path in paths:
-                            # The parent may have a file of the same name.
-                            if path and path.parent == self._directory:
-                                yield path.name
-                        is_over = any(event.mask & ENDS for event in events)
-                        is_same = not is_over and self._directory not in paths
-
-    def _watched(self, known: Inotify | None, stack: contextlib.ExitStack) -> Inotify | None:
-        """Watch the directory, and its parent to see it come and go; None: inotify cannot.
-
-        The one that is open is kept: a user has 128, and others may have taken the last one.
-        """
-        try:
-            inotify = known or stack.enter_context(Inotify(sync_timeout=0))
-            inotify.add_watch(self._directory.parent, COMES_OR_GOES | Mask.ONLYDIR)
-        except OSError as error:
-            stack.close()
-            obstacle = error.strerror or str(error)
-            if obstacle != self._obstacle:
-                log.info("watch.polling", directory=str(self._directory), err=obstacle)
-            self._obstacle = obstacle
-            return None
-
-        with contextlib.suppress(OSError):  # if it is missing, the parent reports its creation
-            inotify.add_watch(self._directory, COMES_OR_GOES | ENDS | Mask.ONLYDIR)
-        self._obstacle = ""
-        return inotify
+                is_over = False
+                while not is_over and loop.time() < due:
+                    events = await _events(inotify, due - loop.time())
+                    for name in dict.fromkeys(str(event.name) for event in events if event.name):
+                        yield name
+                    is_over = any(event.mask & ENDS for event in events)
 
     def _seen(self, name: str) -> KubeletEpoch | None:
         path = self._directory / name

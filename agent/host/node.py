@@ -23,12 +23,6 @@ from agent.node.checks import PathFacts, PluginSocket
 #
 # Source: container-device-interface pkg/cdi cache.go, spec-dirs.go, spec.go, device.go.
 
-FILES: Final = 1024
-"""The most files of a directory that are read."""
-
-FILE_BYTES: Final = 1 << 20
-"""The most bytes of a file. NVIDIA's for 8 GPUs has less than 0.1 MiB."""
-
 DEPTH: Final = 20
 """The most collections within each other."""
 
@@ -80,14 +74,12 @@ class CdiDirectories:
             return
 
         paths = [path for path in directory.iterdir() if path.suffix in {".json", ".yaml"}]
-        if len(paths) > FILES or not directory.stat().st_nlink:
+        if not directory.stat().st_nlink:
             # The host's directory that was mounted here is removed: it may have another one now.
-            raise OSError(f"{directory}: too many files, or removed")
+            raise FileNotFoundError(directory)
 
         for path in sorted(paths):
             status = path.stat()  # a link may lead to where only the host's root leads
-            if status.st_size > FILE_BYTES:
-                raise OSError(f"{path}: too large")
             if stat.S_ISREG(status.st_mode):
                 yield path, status.st_ino, status.st_size, status.st_ctime_ns
 
@@ -146,29 +138,7 @@ class CgroupContainers:
         None: the tree says nothing. No pods' cgroup is visible, or there are pods and no directory
         below them is named by a container's id (a runtime that names them in another way).
         """
-        if not ids:
-            return ids
-
-        return await self._offload.call(self._running, ids)
-
-    async def begun(self) -> frozenset[PodUid] | None:
-        """Return the pods that have a cgroup, which the kubelet names by their UID.
-
-        None: the kubelet's cgroups are not visible, or they name containers and no pod (a kubelet
-        that names them in another way).
-        """
-        return await self._offload.call(self._begun)
-
-    def _begun(self) -> frozenset[PodUid] | None:
-        below = self._below()
-        found = (_POD.search(name) for _, name in below)
-        pods = frozenset(PodUid(one[2].replace("_", "-")) for one in found if one)
-        # Right after a boot no pod has begun. But a container belongs to a pod that has.
-        tells = pods or not any("kubepods" in path and _ID.search(name) for path, name in below)
-        return pods if below and tells else None
-
-    def _running(self, ids: frozenset[str]) -> frozenset[str] | None:
-        below = self._below()
+        below = await self._offload.call(self._below) if ids else []
         wanted = {text.rpartition("://")[2]: text for text in ids}
 
         # The runtime id in the name of each cgroup. CRI-O's monitor process has one beside it.
@@ -178,8 +148,21 @@ class CgroupContainers:
 
         has_pods = any(_POD.search(name) for _, name in below)
         has_ids = any("kubepods" in path and _ID.search(name) for path, name in below)
-        tells = running == ids or has_ids or not has_pods
-        return running if below and tells else None
+        is_known = bool(below) and (has_ids or not has_pods)
+        return running if is_known or running == ids else None
+
+    async def begun(self) -> frozenset[PodUid] | None:
+        """Return the pods that have a cgroup, which the kubelet names by their UID.
+
+        None: the kubelet's cgroups are not visible, or they name containers and no pod (a kubelet
+        that names them in another way).
+        """
+        below = await self._offload.call(self._below)
+        found = (_POD.search(name) for _, name in below)
+        pods = frozenset(PodUid(one[2].replace("_", "-")) for one in found if one)
+        # Right after a boot no pod has begun. But a container belongs to a pod that has.
+        tells = pods or not any("kubepods" in path and _ID.search(name) for path, name in below)
+        return pods if below and tells else None
 
     def _below(self) -> list[tuple[str, str]]:
         """All cgroups, as the path of the parent and the name; none if no pod's are visible."""

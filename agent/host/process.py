@@ -3,6 +3,7 @@
 import contextlib
 import fcntl
 import os
+import re
 import socket
 import stat
 import time
@@ -71,11 +72,8 @@ class LockFile:
 
     def holder(self) -> str:
         """What the file says about its holder, for people; empty when it says nothing."""
-        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-        with contextlib.suppress(OSError), contextlib.ExitStack() as opened:
-            handle = os.open(self._path, flags)
-            opened.callback(os.close, handle)
-            return cap(os.read(handle, 64).decode(errors="replace"), 64)
+        with contextlib.suppress(OSError):
+            return cap(self._path.read_text(encoding="ascii", errors="replace"), 64)
         return ""
 
     def release(self) -> None:
@@ -118,11 +116,8 @@ class Systemd:
     """
 
     def __init__(self, environ: Mapping[str, str]) -> None:
-        self._address = environ.get("NOTIFY_SOCKET", "")
-        if self._address and not self._address.startswith(("/", "@")):
-            log.warning("systemd.unknown_address", address=self._address[:64])
-            self._address = ""
-
+        # `@` stands for the zero byte of an abstract address.
+        self._address = re.sub("^@", "\0", environ.get("NOTIFY_SOCKET", ""))
         usec, pid = environ.get("WATCHDOG_USEC", ""), str(os.getpid())
         is_meant = bool(self._address) and environ.get("WATCHDOG_PID", pid) == pid
         is_number = usec.isascii() and usec.isdigit()
@@ -132,11 +127,10 @@ class Systemd:
         """Send a message of sd_notify(3), such as READY=1."""
         if not self._address:
             return
-        address = self._address.replace("@", "\0", 1) if self._address[0] == "@" else self._address
         try:
             with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as channel:
                 channel.setblocking(False)
-                channel.sendto(message.encode(), address)
+                channel.sendto(message.encode(), self._address)
         except OSError as error:
             word = message.partition("=")[0]
             log.warning("systemd.not_told", message=word, err=error.strerror)

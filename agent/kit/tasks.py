@@ -253,14 +253,13 @@ async def run_tiers(
 
 async def _stand(task: Task, chance: random.Random, expected: tuple[type[Exception], ...]) -> None:
     """Run a task; any end but a requested cancellation is a failure."""
-    ended = TaskEnded(f"{task.name} ended although it must never end")
     try:
-        if task.delays is not None:
+        if task.delays is None:
+            await task.run()
+        else:
             await supervise(task.name, task.run, Backoff(*task.delays, chance), expected)
-        await task.run()
-    except asyncio.CancelledError as error:
+    except asyncio.CancelledError:
         current = asyncio.current_task()
         if current is not None and current.cancelling():
             raise
-        raise ended from error
-    raise ended
+    raise TaskEnded(f"{task.name} ended although it must never end")

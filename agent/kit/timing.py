@@ -10,6 +10,8 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from typing import Final
 
+from agent.kit.cell import Cell
+
 # When work in the background may run. Periodic work runs at ticks that all of it shares, so that
 # an idle process wakes seldom. Other work waits until no call has been in progress for a while.
 
@@ -57,35 +59,30 @@ class IdleWaiter:
 
     def __init__(self) -> None:
         self._lag = Lag()
-        self._active = 0
+        self._active = Cell(0)
         self._ended = -math.inf
-        self._idle = asyncio.Event()
-        self._idle.set()
 
     @contextlib.contextmanager
     def busy(self) -> Iterator[None]:
         """Count as work in progress while the block runs."""
-        self._active += 1
-        self._idle.clear()
+        self._active.set(self._active.value + 1)
         try:
             yield
         finally:
-            self._active -= 1
-            self._ended = asyncio.get_running_loop().time()
-            if not self._active:
-                self._idle.set()
+            self._ended = loop_time()
+            self._active.set(self._active.value - 1)
 
     async def idle_for(self, seconds: float) -> None:
         """Return once no work has been in progress for `seconds`."""
-        loop = asyncio.get_running_loop()
-        while self._active or (left := self._ended + seconds - loop.time()) > 0:
-            if self._active:
-                await self._idle.wait()
-            else:
-                # After a stall of the loop, work that came meanwhile is counted first.
-                with contextlib.suppress(TimeoutError):
-                    async with self._lag.within(left):
-                        await asyncio.Event().wait()
+        while True:
+            await self._active.until(lambda count: count == 0)
+            left = self._ended + seconds - loop_time()
+            if left <= 0:
+                return
+            # After a stall of the loop, work that came meanwhile is counted first.
+            with contextlib.suppress(TimeoutError):
+                async with self._lag.within(left):
+                    await asyncio.Event().wait()
 
 
 # Deadlines that count only the time in which the event loop ran.

@@ -518,6 +518,7 @@ class KubeNode:
     def __init__(self, session: KubeSession, node: str) -> None:
         self._session = session
         self._node = node
+        self._path = path_of("nodes", node)
 
     async def watch_node(self) -> AsyncIterator[NodeView | None]:
         """Send one WATCH by name without a version: the server first sends the present Node."""
@@ -532,7 +533,7 @@ class KubeNode:
 
     async def get_node(self) -> NodeView | None:
         """Send one GET; without a version the server answers from its storage, not from a cache."""
-        request = ApiRequest("get", "nodes", path_of("nodes", self._node), accept=METADATA_ONLY)
+        request = ApiRequest("get", "nodes", self._path, accept=METADATA_ONLY)
         with contextlib.suppress(ApiNotFound):
             return await self._session.fetch(request, read_node)
         return None
@@ -546,14 +547,16 @@ class KubeNode:
         """
         metadata = {"annotations": dict(annotations)}
         body = {"metadata": metadata | ({"resourceVersion": version} if version else {})}
-        return await self._session.fetch(self._patch(body, MERGE_PATCH), read_node)
+        request = ApiRequest("patch", "nodes", self._path, (), body, MERGE_PATCH, METADATA_ONLY)
+        return await self._session.fetch(request, read_node)
 
     async def release_lock(self, key: str, value: str) -> None:
         """Send one JSON patch: nothing changes unless annotation `key` is exactly `value`."""
         pointer = "/metadata/annotations/" + key.replace("~", "~0").replace("/", "~1")
         test = {"op": "test", "path": pointer, "value": value}
-        remove = {"op": "remove", "path": pointer}
-        await self._session.call(self._patch((test, remove), JSON_PATCH))
+        body = (test, {"op": "remove", "path": pointer})
+        request = ApiRequest("patch", "nodes", self._path, (), body, JSON_PATCH, METADATA_ONLY)
+        await self._session.call(request)
 
     async def set_condition(self, condition: NodeCondition) -> None:
         """Create or replace the condition of its type."""
@@ -571,16 +574,11 @@ class KubeNode:
 
     async def patch_condition(self, entry: Mapping[str, str]) -> None:
         """Send one strategic merge patch of one condition; `$patch: delete` removes it."""
-        path = path_of("nodes", self._node, "status")
         body = {"status": {"conditions": [entry]}}
-        request = ApiRequest("patch", "nodes/status", path, (), body, STRATEGIC_PATCH)
-        await self._session.call(request)
-
-    def _patch(
-        self, body: Mapping[str, object] | Sequence[object], content_type: str
-    ) -> ApiRequest:
-        path = path_of("nodes", self._node)
-        return ApiRequest("patch", "nodes", path, (), body, content_type, METADATA_ONLY)
+        path = f"{self._path}/status"
+        await self._session.call(
+            ApiRequest("patch", "nodes/status", path, (), body, STRATEGIC_PATCH)
+        )
 
 
 class KubePods:

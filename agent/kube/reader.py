@@ -12,8 +12,18 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from agent import cluster as annotations
-from agent.cluster import GPU_DEGRADED, REGISTER, NodeView, PodView
+from agent.cluster import (
+    ALLOCATED,
+    CORDON,
+    GPU_DEGRADED,
+    HANDSHAKE,
+    MUTEX_LOCK,
+    REGISTER,
+    SCORE,
+    VGPU_NODE,
+    NodeView,
+    PodView,
+)
 from agent.errors import ApiError, ApiNotFound, MalformedText, cap
 from agent.hami.pod import decode_node_lock
 from agent.hami.register import read_register
@@ -194,13 +204,13 @@ REFUSED: Final = "UnexpectedAdmissionError"
 """The reason of a pod that the kubelet failed because of its devices."""
 SLICES: Final = "nvidia.com/gpu"
 _NOTED: Final = (
-    annotations.REGISTER,
-    annotations.SCORE,
-    annotations.HANDSHAKE,
-    annotations.MUTEX_LOCK,
-    annotations.CORDON,
+    REGISTER,
+    SCORE,
+    HANDSHAKE,
+    MUTEX_LOCK,
+    CORDON,
 )
-_REPORT: Final = frozenset({annotations.REGISTER, annotations.CORDON, annotations.HANDSHAKE})
+_REPORT: Final = frozenset({REGISTER, CORDON, HANDSHAKE})
 """A removed cordon leaves no trace, but the scheduler writes the handshake when it reads on."""
 
 
@@ -304,8 +314,8 @@ def decode_listed(body: Raw) -> ListedPod:
         is_plugin=any(PurePosixPath(path).name == "device-plugins" for path in paths),
         component=text_in(metadata, "labels", "app.kubernetes.io/component"),
         uid=text_in(metadata, "uid"),
-        chosen=text_in(metadata, "annotations", annotations.VGPU_NODE),
-        shares=text_in(metadata, "annotations", annotations.ALLOCATED),
+        chosen=text_in(metadata, "annotations", VGPU_NODE),
+        shares=text_in(metadata, "annotations", ALLOCATED),
         inits=len(objects_in(spec, "initContainers")),
         has_passed_init=bool(codes) and all(code == 0 for code in codes),
     )
@@ -396,9 +406,9 @@ class ClusterReader(ObjectReader):
         nodes = await self._part("nodes", decode_cluster_node)
 
         # Schedulers from 2.5 on label the pods with GPUs; 2.4 only annotates them.
-        reports = (node.annotations.get(annotations.REGISTER, "") for node in nodes)
+        reports = (node.annotations.get(REGISTER, "") for node in nodes)
         is_labelled = all(report.startswith(JSON_FORM) for report in reports if report)
-        labels, fields = (annotations.VGPU_NODE, "") if is_labelled else ("", UNFINISHED)
+        labels, fields = (VGPU_NODE, "") if is_labelled else ("", UNFINISHED)
         pods = partial(self._part, "pods", decode_listed, labels=labels, fields=fields)
         holders, is_own_read = await pods(), True
         if "pods" in self._unread:
@@ -411,18 +421,20 @@ class ClusterReader(ObjectReader):
         own = f"involvedObject.uid={pod['metadata'].get('uid', '')}"
         events = await self._part("events", decode_pod_event, namespace=namespace, fields=own)
 
-        agents: tuple[ListedPod, ...] = ()
-        if any(map(_is_unregistered, nodes)):
-            agents = await self._part("pods", decode_listed, labels=AGENTS, part="agents")
+        agents = (
+            await self._part("pods", decode_listed, labels=AGENTS, part="agents")
+            if any(map(_is_unregistered, nodes))
+            else ()
+        )
 
-        said: tuple[PodEventView, ...] = ()
         bound = pod["spec"].get("nodeName")
-        if bound or any(map(_is_troubled, nodes)):
-            about = "involvedObject.kind=Node" + f",involvedObject.name={bound}" * bool(bound)
-            part = "events of Nodes"
-            said = await self._part(
-                "events", decode_pod_event, namespace=NODE_NAMESPACE, fields=about, part=part
-            )
+        about = "involvedObject.kind=Node" + (f",involvedObject.name={bound}" if bound else "")
+        tell = partial(self._part, "events", decode_pod_event, namespace=NODE_NAMESPACE)
+        said = (
+            await tell(part="events of Nodes", fields=about)
+            if bound or any(map(_is_troubled, nodes))
+            else ()
+        )
 
         return ClusterSnapshot(
             pod,
@@ -445,7 +457,7 @@ class ClusterReader(ObjectReader):
         owners: set[tuple[str, str]] = set()
         for node in nodes:
             with contextlib.suppress(MalformedText):  # also where there is no lock
-                lock = decode_node_lock(node.annotations.get(annotations.MUTEX_LOCK, ""))
+                lock = decode_node_lock(node.annotations.get(MUTEX_LOCK, ""))
                 owners |= {lock.owner} if lock.owner else set()
         owners -= {(holder.namespace, holder.name) for holder in holders}
         found: dict[tuple[str, str], str] = {}
@@ -508,14 +520,14 @@ class ClusterReader(ObjectReader):
 
 def _is_troubled(node: ClusterNode) -> bool:
     """Whether the Node has, or had, GPUs and does not offer all of them."""
-    gpus = read_register(node.annotations.get(annotations.REGISTER))
+    gpus = read_register(node.annotations.get(REGISTER))
     return _is_unregistered(node) or not all(gpu.healthy for gpu in gpus)
 
 
 def _is_unregistered(node: ClusterNode) -> bool:
     """Whether a Node that has, or had, GPUs reports none or offers none."""
-    has_report = bool(node.annotations.get(annotations.REGISTER))
-    has_gpus = node.slices > 0 or has_report or annotations.HANDSHAKE in node.annotations
+    has_report = bool(node.annotations.get(REGISTER))
+    has_gpus = node.slices > 0 or has_report or HANDSHAKE in node.annotations
     return has_gpus and not (has_report and node.slices > 0)
 
 
@@ -560,9 +572,7 @@ class NodeReader(ObjectReader):
 
     async def degraded(self) -> str:
         """The message of the Node's condition GpuDegraded; empty: it has none. Raises ApiError."""
-        request = ApiRequest("get", "nodes", path_of("nodes", self._node))
-        node = await self._session.fetch(request, read_object)
-        found = objects_in(node, "status", "conditions")
+        found = objects_in(await self._object(), "status", "conditions")
         return next(
             (text_in(one, "message") for one in found if one.get("type") == GPU_DEGRADED), ""
         )
@@ -606,10 +616,9 @@ class NodeReader(ObjectReader):
 
     async def get_sight(self, resource: str, clock: Clock) -> NodeSight | None:
         """Get the Node; None: there is none. Raises ApiError."""
-        request = ApiRequest("get", "nodes", path_of("nodes", self._node))
         before = clock.now()
         try:
-            node = await self._session.fetch(request, read_object)
+            node = await self._object()
         except ApiNotFound:
             return None
         skew = None
@@ -618,7 +627,7 @@ class NodeReader(ObjectReader):
             skew = skew_of(sent, before, clock.now())
         metadata = inside(node, "metadata")
         if metadata.get("name") != self._node:
-            raise ApiError(f"{request.what}: the answer has no name, or another one")
+            raise ApiError(f"get nodes {self._node}: the answer has no name, or another one")
 
         writes = annotation_writes(metadata)
         stamps = [time for key, writer, time in writes if (key, writer) == (REGISTER, WRITER)]
@@ -638,6 +647,11 @@ class NodeReader(ObjectReader):
             skew=skew,
         )
 
+    async def _object(self) -> JsonObject:
+        """Get the Node with spec and status. Raises ApiNotFound, ApiError."""
+        request = ApiRequest("get", "nodes", path_of("nodes", self._node))
+        return await self._session.fetch(request, read_object)
+
     async def _pods(self, read: Callable[[Raw], T], *, labels: str = "") -> tuple[T, ...]:
         """List the pods of this node. Raises ApiError."""
         return await self.read_list("pods", read, labels=labels, fields=OF_NODE + self._node)
@@ -652,7 +666,7 @@ async def nodes_with_gpus(
     pods = await reader.read_list(
         "pods",
         lambda item: decode_pod(read_object(item), resource),
-        labels=annotations.VGPU_NODE,
+        labels=VGPU_NODE,
     )
 
     held = defaultdict[str, list[PodView]](list)
@@ -664,7 +678,7 @@ async def nodes_with_gpus(
 
 # Reads and removes what agents left on Nodes, for `uninstall`.
 
-REPORT: Final = frozenset({REGISTER, annotations.SCORE, annotations.HANDSHAKE})
+REPORT: Final = frozenset({REGISTER, SCORE, HANDSHAKE})
 OWN: Final = "hami-agent/"
 """The prefix of the annotations that only agents write: those of earlier builds."""
 

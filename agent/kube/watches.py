@@ -38,9 +38,9 @@ LOOK_PAUSE = 0.2
 """The least seconds between watches opened by `reopen`: each Allocate may cause one."""
 DELAYS = (1.0, 2.0, 5.0, 10.0, 20.0, 30.0)
 JITTER = 0.5
-SPREAD = (4.0, 30.0)
+SPREAD = 4.0
 """Seconds: the longest random delay after what every client of a server meets at the same moment.
-That is a break, an early end or a lost place; the second holds for each further lost place."""
+That is a break, an early end or a lost place."""
 
 
 class Reopening:
@@ -77,8 +77,9 @@ class Reopening:
 
     def delay(self, failure: ApiError | None, lasted: float) -> float:
         """Seconds until the next watch after one that lasted so many seconds."""
-        is_gone = isinstance(failure, ApiGone)  # the server forgot our place
-        self._restarts.add("ended" if failure is None else "gone" if is_gone else "error")
+        # Gone: the server forgot our place.
+        reason = "gone" if isinstance(failure, ApiGone) else "error"
+        self._restarts.add("ended" if failure is None else reason)
         if lasted >= HEALTHY_AFTER:
             self._backoff.reset()
             self.failures = 0
@@ -86,13 +87,11 @@ class Reopening:
             return 0.0
 
         self.failures += 1
-        is_first = self.failures == 1
-        spread = self._random.uniform(0.0, SPREAD[1] if is_gone and not is_first else SPREAD[0])
-        delay = spread if is_first or is_gone else self._backoff.next()
+        delay = self._backoff.next() if self.failures > 1 else 0.0
         if failure is not None and failure.retry_after:
-            # It asked all its clients, so they must not come back in the same moment.
-            delay = max(delay, failure.retry_after + spread)
-        return delay
+            delay = max(delay, failure.retry_after)
+        # All clients met the same, so they must not come back in the same moment.
+        return delay + self._random.uniform(0.0, SPREAD)
 
 
 # Follows this Node with one WATCH, which is opened again whenever it ends.
@@ -295,35 +294,27 @@ class PodWatch:
             self._apply_list(await self._api.list_pods())
 
         async for change in self._api.watch_pods(self._version):
-            if self._table.value.stale:
+            table = self._table.value
+            if table.stale:
                 log.info("pods.followed", version=self._version)
-                self._set_stale(None)
+                followed = {"stale": False, "lost_at": None, "lost_reason": ""}
+                self._table.set(msgspec.structs.replace(table, **followed))
             self._apply_change(change)
 
     def _on_error(self, error: ApiError) -> None:
-        if isinstance(error, ApiGone):  # the server no longer has what came after the table
+        before, is_gone = self._table.value, isinstance(error, ApiGone)
+        table = msgspec.structs.replace(before, stale=True)
+        if is_gone:  # no outage: the server answers, but has forgotten what came after the table
             log.info("pods.gone")
-        elif not self._table.value.stale:
-            log.warning("pods.lost", err=str(error))
-        if isinstance(error, ApiGone) or self._watch.failures % PATIENCE == 0:
+        else:
+            lost_at = before.lost_at or self._clock.now()
+            table = msgspec.structs.replace(table, lost_at=lost_at, lost_reason=str(error))
+            if not before.stale:
+                log.warning("pods.lost", err=str(error))
+
+        if is_gone or self._watch.failures % PATIENCE == 0:
             self._version = ""
-        self._set_stale(error)
-
-    def _set_stale(self, error: ApiError | None) -> None:
-        """Say that the table is no longer current, and why; None: it is again."""
-        table = self._table.value
-        # A forgotten place is no outage: the server answers, and the next LIST follows.
-        lost_at, reason = table.lost_at, table.lost_reason
-        if error is None:
-            lost_at, reason = None, ""
-        elif not isinstance(error, ApiGone):
-            lost_at, reason = lost_at or self._clock.now(), str(error)
-
-        self._table.set(
-            msgspec.structs.replace(
-                table, stale=error is not None, lost_at=lost_at, lost_reason=reason
-            )
-        )
+        self._table.set(table)
 
     def _apply_change(self, change: PodChange) -> None:
         """Apply one frame, unless a LIST was newer."""

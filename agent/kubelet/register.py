@@ -121,10 +121,10 @@ class RegistrationState(msgspec.Struct, frozen=True):
 class KubeletWatch:
     """Sole writer of `epoch`: the present kubelet instance; None: there is no kubelet socket.
 
-    `heard` is called with the name of each file that was created or removed; empty: any file.
+    Each `heard` is called with the name of each file that was created or removed; empty: any file.
     """
 
-    def __init__(self, watch: SocketWatch, heard: Callable[[str], None] = lambda _: None) -> None:
+    def __init__(self, watch: SocketWatch, *heard: Callable[[str], None]) -> None:
         self._watch = watch
         self._heard = heard
         self.epoch: Cell[KubeletEpoch | None] = Cell(None)
@@ -132,7 +132,8 @@ class KubeletWatch:
     async def run(self) -> None:
         """Follow the kubelet's directory for ever. Raises KubeletError when the watch ends."""
         async for name in self._watch.changes():
-            self._heard(name)
+            for hear in self._heard:
+                hear(name)
             self.epoch.set(self._watch.epoch())
         raise KubeletError("the watch of the kubelet's directory ended")
 

@@ -425,7 +425,7 @@ def judge_agent(answer: AgentAnswer) -> Iterator[Finding]:
     )
 
     for check in (one for one in answer.checks if not one.ok):
-        means, advice = SERVED, "see /readyz?verbose in the runbook, Start here, and its log"
+        means, advice = SERVED, "see /readyz?verbose in the runbook, and the agent's log"
         if check.name in {"gpu_health", "cdi"}:
             means, advice = OF_ONE_GPU, "run `hami-agent status`: it says of each GPU what to do"
 

@@ -82,8 +82,10 @@ def undrained(wanted: Sequence[LastingSetting], ledger: Ledger, node: str) -> Se
         if not values or setting.value in values:
             continue
 
-        unnamed = "pods that the kubelet has not named"
-        pods = {f"{row.namespace}/{row.pod}" if row.holder else unnamed for row in rows}
+        pods = {
+            f"{row.namespace}/{row.pod}" if row.holder else "pods that the kubelet has not named"
+            for row in rows
+        }
         more = [f"{len(pods) - MOST_NAMED} more"] if len(pods) > MOST_NAMED else []
         names = ", ".join(sorted(pods)[:MOST_NAMED] + more)
         restart = ", then restart the agent" if setting.key == SCHEDULER else ""
@@ -106,7 +108,5 @@ def _value(row: Row, key: str) -> str:
     if key == RESOURCE:
         return row.resource
 
-    if row.adopted:
-        return ""
-
-    return "none" if row.decided_by is Decider.KUBELET else "hami"
+    scheduler = "none" if row.decided_by is Decider.KUBELET else "hami"
+    return "" if row.adopted else scheduler

@@ -123,11 +123,7 @@ ANY: Final = "*"
 SELECTOR: Final = "nodelabelselector"
 FILTER: Final = "filterdevices"
 
-OPERATORS: Final = frozenset({"In", "NotIn", "Exists", "DoesNotExist"})
 REMOTE: Final = ("operatingmode", "remote")
-
-_NAME: Final = re.compile("[a-z0-9.-]+")
-"""The characters of a Node's name."""
 
 Found = dict[str, tuple[Any, str]]
 """Known keys of a file of HAMi's, each with its value and place (`file:line:column`)."""
@@ -237,7 +233,7 @@ def read_device_config(file: SourceFile, errors: list[str], warnings: list[str])
 
 
 def read_node_config(
-    file: SourceFile, errors: list[str], warnings: list[str], node: str = ""
+    file: SourceFile, errors: list[str], warnings: list[str]
 ) -> list[SettingsProfile]:
     """What config.json sets for some nodes: profiles for each entry; a later one wins.
 
@@ -245,18 +241,12 @@ def read_node_config(
     too. Raises SettingsError with the place: the file cannot be parsed.
     """
     reader = FileReader(errors)
-    items = _entries(file.content, file.name, reader)
     profiles: list[SettingsProfile] = []
-
-    # Of many warnings only the first are told: those about `node` come before the others.
-    told = {True: list[str](), False: reader.warnings}
-    for item in items:
-        reader.warnings = []
+    for item in _entries(file.content, file.name, reader):
         found = {} if item.null else reader.keys(item, NODE_SHAPE)
         name = str(found["name"][0]) if "name" in found else ""
         profiles += _profiles(item, name, found, reader.warnings)
-        told[name == node] += reader.warnings
-    warnings += first_of([*told[True], *told[False]], file.name)
+    warnings += first_of(reader.warnings, file.name)
     return profiles
 
 
@@ -310,7 +300,7 @@ def _profiles(
         yield msgspec.structs.replace(profile, tier=Tier.ANY)
     elif name:
         yield msgspec.structs.replace(profile, nodes=(name,), tier=Tier.NAME)
-        if not _NAME.fullmatch(name):
+        if not re.fullmatch("[a-z0-9.-]+", name):
             exact = "names are compared as they are; patterns work in the profiles of config.yaml"
             warnings.append(str(item.fault(f"no Node is called {cap(name)}: {exact}")))
     elif SELECTOR not in found:
@@ -336,7 +326,8 @@ def _requirements(parts: Mapping[str, Any]) -> tuple[Requirement, ...]:
 
     for one in parts.get("matchexpressions", ()):
         key, operator, values = one.get("key", ""), one.get("operator"), one.get("values", ())
-        if operator not in OPERATORS or bool(values) is not operator.endswith("In"):
+        is_known = operator in {"In", "NotIn", "Exists", "DoesNotExist"}
+        if not is_known or bool(values) is not operator.endswith("In"):
             raise ValueError(f"{key}, {operator} and {len(values)} values are no requirement")
         found.append(Requirement(key, values, operator in {"In", "Exists"}))
 

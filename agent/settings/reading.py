@@ -33,8 +33,8 @@ from agent.settings.schema import (
     Setting,
     read_setting,
 )
-from agent.settings.sources import NODE_NAME, NodeFacts, NodeValues, SettingsProfile, Sources
-from agent.state import decode_last_good
+from agent.settings.sources import NodeFacts, NodeValues, SettingsProfile, Sources
+from agent.state import LAST_GOOD_KIND, unseal
 
 # The agent's own file.
 
@@ -119,10 +119,6 @@ PREFIX: Final = "HAMI_AGENT_"
 SERVICE_HOST: Final = "_SERVICE_HOST"
 VARIABLES: Final = frozenset(field.variables[0] for field in FIELDS)
 
-XID_LISTS: Final = ("DP_DISABLE_HEALTHCHECKS", "DP_ENABLE_HEALTHCHECKS")
-SCORE_SWITCH: Final = "ENABLE_TOPOLOGY_SCORE"
-_ADDRESS: Final = re.compile("(?:tcp|udp|sctp)://")
-
 
 class InheritedSetting(msgspec.Struct, frozen=True):
     """A variable and a flag of HAMi's and NVIDIA's plugins without effect here.
@@ -177,7 +173,8 @@ def read_surroundings(
     environ = {
         name: value
         for name, value in environ.items()
-        if not name.startswith(links) or (name in VARIABLES and not _ADDRESS.match(value))
+        if not name.startswith(links)
+        or (name in VARIABLES and not re.match("(tcp|udp|sctp)://", value))
     }
     errors += [
         f"env {cap(name)}: unknown setting; a variable is {PREFIX} and the words of a key, such as "
@@ -189,16 +186,9 @@ def read_surroundings(
 
     warnings += [
         f"env {name}: {shown(item)} is neither an XID nor all: it is ignored"
-        for name in XID_LISTS
+        for name in ("DP_DISABLE_HEALTHCHECKS", "DP_ENABLE_HEALTHCHECKS")
         for item in malformed(environ.get(name, ""))
     ]
-
-    # HAMi's plugin takes every text but `true` for false here.
-    if score := environ.get(SCORE_SWITCH):
-        environ[SCORE_SWITCH] = str(score == "true")
-        if score != "true" and score not in FALSE:
-            text = f"env {SCORE_SWITCH}: {shown(score)} is not true"
-            warnings.append(f"{text}, so the scores are off, as in HAMi's plugin")
 
     for foreign in FOREIGN:
         flag = foreign.flags[0]
@@ -241,16 +231,14 @@ def make_plan(sources: Sources) -> NodeValues:
         with kept(errors):
             settings, profiles = read_own_file(sources.own, errors)
             base += settings
-    top = read_surroundings(sources.environ, sources.flags, errors, warnings)
-
-    values = {one.field.key: one.value for one in (*base, *top)}
     if sources.node_config is not None:
-        node = str(values.get(NODE_NAME) or sources.host)
         with kept(errors):
-            profiles += read_node_config(sources.node_config, errors, warnings, node)
+            profiles += read_node_config(sources.node_config, errors, warnings)
+    top = read_surroundings(sources.environ, sources.flags, errors, warnings)
     refuse(errors)
 
     # Without a scheduler the agent asks no API server, which has the labels.
+    values = {one.field.key: one.value for one in (*base, *top)}
     if values.get(SCHEDULER) == "none":
         never = [
             f"{one.where}: the {cap(f'profile {one.name}' if one.name else 'entry', 64)} never "
@@ -323,7 +311,8 @@ async def look(
     """
     current = sources
     path = own_path = sources.file or DEFAULT_FILE
-    before = last.plan if last is not None and last.refusal is None else None
+    plan = last.plan if last is not None and last.refusal is None else None
+    refusal: SettingsError | None = None
 
     async def read(kind: str, file: Path, limit: int, *, needed: bool) -> None:
         """Read one file into `current`."""
@@ -344,9 +333,7 @@ async def look(
         async with asyncio.timeout(DEADLINE):
             # Our own file, the environment and the flags come first: they say where HAMi's are.
             await read("own", path, MAX_YAML, needed=sources.file is not None)
-            if before is not None and before.sources.own == current.own:
-                plan = before
-            else:
+            if plan is None or plan.sources.own != current.own:
                 plan = await offload.call(make_plan, current)
             values = plan.resolve(NodeFacts())
 
@@ -354,22 +341,20 @@ async def look(
                 if (one := values[key]).value:  # the default files need not exist
                     await read(kind, Path(str(one.value)), limit, needed=one.origin != DEFAULT)
 
-            if before is None or before.sources != current:
-                return SourcesRead(current, await offload.call(make_plan, current))
+            if plan.sources != current:
+                plan = await offload.call(make_plan, current)
     except TimeoutError:
-        refusal: SettingsError | None = SettingsError(f"{path}: {_UNANSWERED}")
+        refusal = SettingsError(f"{path}: {_UNANSWERED}")
         # The thread may still wait for something else, perhaps the file of `last`.
         if path == own_path and last is not None and str(last.refusal).endswith(_UNANSWERED):
             return last
     except SettingsError as error:
         refusal = error
-    else:
-        refusal = None
 
     # What was read may be less than all: only the same refusal again is no news.
     if last is not None and (last.sources, str(last.refusal)) == (current, str(refusal)):
         return last
-    return SourcesRead(current, refusal=refusal)
+    return SourcesRead(current, None if refusal else plan, refusal)
 
 
 async def begin(sources: Sources, offload: Offload, state: Offload) -> SourcesRead:
@@ -397,7 +382,8 @@ async def begin(sources: Sources, offload: Offload, state: Offload) -> SourcesRe
     try:
         async with asyncio.timeout(DEADLINE):
             content = await state.call(partial(read_file, file, MAX_COPY, needed=False))
-        last = None if content is None else recalled(decode_last_good(content), sources)
+        copy = None if content is None else unseal(content, LAST_GOOD_KIND, LastGood)
+        last = None if copy is None else recalled(copy, sources)
     except (TimeoutError, SettingsError, StateCorrupt) as error:
         reason = str(error).removeprefix(f"{file}: ") or _UNANSWERED
         raise SettingsError(

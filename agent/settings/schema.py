@@ -388,9 +388,9 @@ def _declared(struct: type[msgspec.Struct], above: tuple[str, ...] = ()) -> Iter
 
 
 _FOUND: Final = tuple(_declared(Settings))
-_ORDER: Final = tuple(dict.fromkeys(field.section for field in _FOUND))
+_ORDER: Final = tuple(dict.fromkeys(field.key.partition(".")[0] for field in _FOUND))
 
-FIELDS: Final = tuple(sorted(_FOUND, key=lambda field: _ORDER.index(field.section)))
+FIELDS: Final = tuple(sorted(_FOUND, key=lambda field: _ORDER.index(field.key.partition(".")[0])))
 """All settings, in the order of `config show`."""
 
 BY_KEY: Final = {field.key: field for field in FIELDS}

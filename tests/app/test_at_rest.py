@@ -40,9 +40,9 @@ def count(handed: Handed, thread: str, owner: object, method: str) -> None:
     """Note each call of the method as work for that thread."""
     call = getattr(owner, method)
 
-    async def counted(*args):
+    async def counted(*args, **options):
         handed.add((thread, now()))
-        return await call(*args)
+        return await call(*args, **options)
 
     setattr(owner, method, counted)
 
@@ -70,7 +70,7 @@ def a_minute(moments) -> dict[float, float]:
 
 
 @contextlib.asynccontextmanager
-async def an_agent(ledger: Ledger, handed: Handed) -> AsyncIterator[None]:
+async def an_agent(ledger: Ledger, handed: Handed, plugins: Path) -> AsyncIterator[None]:
     """All standing tasks without doors and clients."""
     places = FrontPlaces()
     driver = ScriptedDriver(a_gpu(index=number) for number in range(GPUS))
@@ -82,21 +82,24 @@ async def an_agent(ledger: Ledger, handed: Handed) -> AsyncIterator[None]:
         ("regions", places.regions, "call"),
     ):
         count(handed, thread, owner, method)
-    front = joined(driver, msgspec.structs.replace(BEFORE, ledger=ledger), places=places)
+    state = msgspec.structs.replace(BEFORE, ledger=ledger)
+    front = joined(driver, state, places=places, plugins=str(plugins))
     standing = [run for name, run in runs(front).items() if name not in DOORS | CLIENTS]
     async with at_work(
         *standing,
         lambda: tell_systemd(SystemdSide(), front),
-        lambda: watch_mounts(front.registration.state, Path("/nowhere")),
+        lambda: watch_mounts(front.registration.state, plugins),
     ):
         yield
 
 
-async def rest(ledger: Ledger, monkeypatch) -> tuple[dict[float, float], dict[str, float]]:
+async def rest(
+    ledger: Ledger, monkeypatch, plugins: Path
+) -> tuple[dict[float, float], dict[str, float]]:
     """What wakes the loop in a minute, and how often each thread is woken in one."""
     handed: Handed = set()
     wakes = Wakes(asyncio.get_running_loop(), monkeypatch)
-    async with an_agent(ledger, handed):
+    async with an_agent(ledger, handed, plugins):
         await asyncio.sleep(END)
     threads = {thread for thread, at in handed if START < at < END}
     return a_minute(wakes.moments), {
@@ -105,17 +108,19 @@ async def rest(ledger: Ledger, monkeypatch) -> tuple[dict[float, float], dict[st
     }
 
 
-async def test_at_rest_the_loop_wakes_at_shared_ticks_and_each_thread_once_a_round(monkeypatch):
-    loop, threads = await rest(Ledger(), monkeypatch)
+async def test_at_rest_the_loop_wakes_at_shared_ticks_and_each_thread_once_a_round(
+    monkeypatch, tmp_path
+):
+    loop, threads = await rest(Ledger(), monkeypatch, tmp_path)
 
     assert {0.0: 12, 0.1: 12, 0.2: 6, 0.3: 6} == loop
     assert {"clearing": 1, "disk": 6, "gpus": 12, "state": 6} == threads
 
 
-async def test_containers_add_one_thread_that_wakes_once_a_round(monkeypatch):
+async def test_containers_add_one_thread_that_wakes_once_a_round(monkeypatch, tmp_path):
     uids = [f"{number:08}-0000-4000-8000-000000000000" for number in range(10)]
     rows = tuple(a_row(pod_uid=uid, pod=f"pod-{uid}") for uid in uids)
-    loop, threads = await rest(Ledger(rows), monkeypatch)
+    loop, threads = await rest(Ledger(rows), monkeypatch, tmp_path)
 
     assert {0.0: 12, 0.1: 12, 0.2: 6, 0.3: 6} == loop
     assert {"clearing": 1, "disk": 6, "gpus": 12, "regions": 12, "state": 6} == threads

@@ -13,6 +13,7 @@ import msgspec
 import pytest
 from aiohttp import web
 
+from agent import hookdirs
 from agent.cli import doctor
 from agent.cli.doctor import NodeSeen, report_differences
 from agent.cluster import REGISTER
@@ -518,9 +519,10 @@ async def test_the_largest_container_directories_are_named_and_no_driver_is_aske
     bare, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(doctor, "last_scan", None)
+    monkeypatch.setattr(hookdirs, "ENTRIES", 10)
     containers = tmp_path / "hook/vgpu/containers"
     uid = "6f1c1f0e-8f5a-4a52-9d2e-6b8b8a1d000"
-    for number, entries in enumerate((2, 10_001, 10_500, 11_000, 12_000)):
+    for number, entries in enumerate((2, 11, 12, 13, 14)):
         leaf = containers / f"{uid}{number}_main"
         leaf.mkdir(parents=True)
         for entry in range(entries):

@@ -13,7 +13,7 @@ from agent.ledger import LastGood, SourceFile
 from agent.model import GpuFault, Scan
 from agent.settings.reading import begin, make_plan
 from agent.settings.sources import Sources
-from agent.state import decode_last_good
+from agent.state import LAST_GOOD_KIND, unseal
 from tests.app.settings_room import GPUS_8, SettingsRoom, a_plan, a_settings_node, start_of
 from tests.builders import NODE, a_gpu, a_uuid
 from tests.fakes.disk import MemoryDisk
@@ -121,16 +121,6 @@ async def test_what_acts_only_at_the_next_start_is_said_and_the_rest_acts_now(te
         assert ("resourceName" in text) == (settings.resource == "example.com/vgpu")
 
 
-async def test_no_entry_of_another_node_applies_before_the_start_under_its_name():
-    room = room_of()
-    entry = b'{"nodeconfig": [{"name": "other", "devicesplitcount": 4}]}'
-    own, nodes = SourceFile("c.yaml", RENAMED.encode()), SourceFile("n.json", entry)
-
-    room.service.take(make_plan(Sources(own=own, node_config=nodes, host="node-a")))
-
-    assert 10 == room.split_count
-
-
 async def test_warnings_are_told_and_a_megabyte_of_them_is_a_few_lines():
     keys = {"nodeconfig": [], **{f"key{number:06}": 1 for number in range(70_000)}}
     junk = SourceFile("n.json", json.dumps(keys).encode())
@@ -236,7 +226,7 @@ async def test_the_copy_is_written_when_it_changed_and_again_after_a_failed_writ
         await asyncio.sleep(1)
     content = await disk.read("settings.json")
     assert content is not None
-    assert OTHER == decode_last_good(content)
+    assert OTHER == unseal(content, LAST_GOOD_KIND, LastGood)
 
 
 # Entries of HAMi's config.json by label selector: when labels come, change, or never come.

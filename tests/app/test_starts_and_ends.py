@@ -20,7 +20,7 @@ from agent.kit import tasks
 from agent.ledger import LastGood, SourceFile
 from agent.settings.reading import COPY
 from agent.settings.sources import NodeFacts, Sources
-from agent.state import CURRENT, encode_last_good
+from agent.state import CURRENT, LAST_GOOD_KIND, seal
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(60)]
 
@@ -123,20 +123,11 @@ def test_settings_that_do_not_fit_the_gpus_end_the_agent_with_the_reason(host, s
     assert (scheduler == "hami") == ("event.not_posted" in host.said)
 
 
-def test_a_plugin_that_serves_the_resource_ends_the_agent(host):
-    with socket.socket(socket.AF_UNIX) as rival:
-        rival.bind(f"{host.root}/plugins/nvidia-gpu.sock")
-        rival.listen()
-
-        assert 78 == host.run("scheduler: none")
-    assert "another plugin serves nvidia.com/gpu at " in str(host.said["agent.failed"])
-
-
 def test_refused_settings_and_a_copy_without_a_way_to_the_api_server_are_both_said(host):
     own = f"node: {{kubeconfig: {host.root}/absent}}"
     copy = SourceFile(f"{host.root}/own", own.encode())
     path = host.root / "state" / COPY
-    path.write_bytes(encode_last_good(LastGood("0.1.0", "node-a", own=copy)))
+    path.write_bytes(seal(LAST_GOOD_KIND, LastGood("0.1.0", "node-a", own=copy)))
 
     assert 78 == host.run("sharing: 7")
     assert f"{host.root}/absent" in str(host.said["agent.failed"])

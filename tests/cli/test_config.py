@@ -128,19 +128,6 @@ def test_the_schema_is_printed(capsys):
     )
 
 
-ASKS = "{name: p, match: {labels: 'zone!=a'}, sharing: {splitCount: 3}}"
-
-
-def test_labels_that_nobody_named_are_not_guessed(tmp_path, monkeypatch, capsys):
-    files = written(tmp_path, monkeypatch, **{"c.yaml": f"profiles: [{ASKS}]"})
-
-    out, err = checked(capsys, *files, "--node", "n")
-    assert ["n: all defaults", "ok"] == out.splitlines()
-    assert "note: the profile p is left out: it needs labels: --label KEY=VALUE" in err
-    out, err = checked(capsys, *files, "--node", "n", "--label", "zone=b")
-    assert ("n, profile p", "") == (out.splitlines()[0], err)
-
-
 def test_what_is_set_to_its_default_is_shown_for_it_was_set(tmp_path, monkeypatch, capsys):
     (file,) = written(tmp_path, monkeypatch, **{"c.yaml": "sharing: {splitCount: 10}"})
 
@@ -149,20 +136,6 @@ def test_what_is_set_to_its_default_is_shown_for_it_was_set(tmp_path, monkeypatc
     assert 0 == dispatch(["config", "show", "--diff", "--config", file], {})
     lines = capsys.readouterr().out.splitlines()
     assert [["sharing.splitCount", "10"]] == [line.split() for line in lines[1:]]
-
-
-@pytest.mark.parametrize(
-    ("name", "text", "limit"),
-    [("c.yaml", "# {}\n", 256), ("d.yaml", "nvidia: # {}\n", 256), ("n.json", "{{}}{}", 1024)],
-)
-def test_a_file_is_refused_at_the_size_at_which_run_refuses_it(
-    tmp_path, monkeypatch, capsys, name: str, text: str, limit: int
-):
-    short, long = (text.format(" " * (limit * 1024 - less)) for less in (100, 0))
-
-    checked(capsys, *written(tmp_path, monkeypatch, **{name: short}))
-    _, err = checked(capsys, *written(tmp_path, monkeypatch, **{name: long}), code=1)
-    assert f"{name}: is larger than {limit} KiB" in err
 
 
 WRONG = {
@@ -243,17 +216,6 @@ def test_a_whole_configmap_is_refused_by_every_reader(tmp_path, capsys, name: st
 
 
 @pytest.mark.parametrize(
-    ("flag", "text"), [("--config", "nvidia: {}"), ("--config", '{"nodeconfig": []}')]
-)
-def test_a_file_of_hamis_is_not_the_agents_own(tmp_path, capsys, flag: str, text: str):
-    file = tmp_path / "config.yaml"
-    file.write_text(text)
-
-    assert 78 == dispatch(["run", flag, str(file), "--state-dir", str(tmp_path)], {})
-    assert "unknown setting n" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
     ("name", "text", "place"),
     [
         *((name, '{"sharing": {"splitCount": 4}}', "1:28") for name in ("o.json", "o.yaml", "o")),
@@ -270,16 +232,6 @@ def test_a_file_is_recognised_by_its_content(tmp_path, monkeypatch, capsys, name
 
     assert "" == err
     assert f"  sharing.splitCount  4      {file}:{place}" in out.splitlines()
-
-
-@pytest.mark.parametrize("text", ["", "\n \n"])
-def test_an_empty_file_is_a_warning_and_gives_the_defaults(
-    tmp_path, monkeypatch, capsys, text: str
-):
-    out, err = checked(capsys, *written(tmp_path, monkeypatch, **{"c.yaml": text}), "--node", "n")
-
-    assert ["n: all defaults", "ok"] == out.splitlines()
-    assert "hami-agent: warning: c.yaml: is empty; nothing is taken\n" == err
 
 
 MIG = '{"nodeconfig": [\n{"name": "a", "operatingmode": "mig"}, {"name": "b"}]}'

@@ -197,7 +197,9 @@ async def test_json_says_what_was_done(tmp_path: Path, capsys):
     assert document["source"].startswith("API server by ")
 
 
-async def test_node_and_kubeconfig_come_from_the_agents_settings(tmp_path: Path, capsys):
+async def test_the_node_comes_from_the_agents_settings_and_the_kubeconfig_from_where_kubectl_has_it(
+    tmp_path: Path, capsys
+):
     async with a_world(tmp_path) as world:
         environ = {"NODE_NAME": NODE, "KUBECONFIG": str(world.kubeconfig)}
         assert 0 == await asyncio.to_thread(dispatch, ["cordon", "0", "-y"], environ)
@@ -205,8 +207,9 @@ async def test_node_and_kubeconfig_come_from_the_agents_settings(tmp_path: Path,
         world.kubeconfig.rename(tmp_path / ".kube/config")
         environ = {"NODE_NAME": NODE, "HOME": str(tmp_path)}
         assert 0 == await asyncio.to_thread(dispatch, ["cordon", "1", "-y"], environ)
+        # That of the agent's settings is of an account that may not write a cordon.
         environ = {"NODE_NAME": NODE, "HAMI_AGENT_NODE_KUBECONFIG": f"{tmp_path}/.kube/config"}
-        assert 0 == await asyncio.to_thread(dispatch, ["cordon", "1", "-y"], environ)
+        assert 3 == await asyncio.to_thread(dispatch, ["cordon", "1", "-y"], environ)
 
         assert f"{G1},{G2}" == world.node_annotations()[CORDON]
 

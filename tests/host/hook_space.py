@@ -22,7 +22,7 @@ from agent.errors import StateError
 from agent.allocate.service import AllocateStep, refusal_of
 from agent.hookdirs import HostHookDirs
 from tests.fakes.offload import Inline
-from agent.hookdirs import directory_sizes
+from agent.hookdirs import large_directories
 from tests.host.hook_space import cleared
 
 NAME = "6f1c1f0e-8f5a-4a52-9d2e-6b8b8a1d0001_main"
@@ -61,8 +61,7 @@ def clear():
     print(done.kept, done.why)
 
 def measure():
-    size = directory_sizes(hook)[NAME]
-    print(size.entries, size.is_beyond)
+    print([entries for _, entries, name in large_directories(hook) if name == NAME])
 """
 NO_PRIVILEGES = ("setpriv", "--bounding-set=-all", "--inh-caps=-all", "--no-new-privs")
 

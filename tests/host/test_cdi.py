@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.host.node import FILE_BYTES, FILES, CdiDirectories, read_specification
+from agent.host.node import CdiDirectories, read_specification
 from tests.fakes.offload import Inline
 
 A = {"name": "GPU-a", "containerEdits": {"env": ["A=1"]}}
@@ -231,7 +231,7 @@ def test_nothing_is_known_of_what_may_not_be_read(cdi, static, dynamic):
     assert cdi.defined is None
 
 
-@pytest.mark.parametrize("broken", ["file", "link", "large", "many"])
+@pytest.mark.parametrize("broken", ["file", "link"])
 def test_nothing_is_known_of_what_cannot_be_read_as_a_whole(cdi, static, dynamic, broken):
     write(dynamic / "a.json", A)
     if broken == "file":
@@ -239,11 +239,6 @@ def test_nothing_is_known_of_what_cannot_be_read_as_a_whole(cdi, static, dynamic
         static.write_text("")
     if broken == "link":
         (static / "b.yaml").symlink_to("/host/only/b.yaml")
-    if broken == "large":
-        (static / "b.yaml").write_bytes(b"#" * (FILE_BYTES + 1))
-    if broken == "many":
-        for number in range(FILES + 1):
-            (static / f"{number}.json").touch()
 
     assert cdi.defined is None
 

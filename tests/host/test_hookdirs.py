@@ -14,7 +14,7 @@ import pytest
 
 from agent import hookdirs as sizes
 from agent.errors import StateError
-from agent.hookdirs import HostHookDirs, directory_sizes
+from agent.hookdirs import HostHookDirs, large_directories
 from agent.host.files import Worker
 from agent.ledger import HookFacts
 from agent.sandbox.lab.cluster import stand_in
@@ -506,41 +506,39 @@ async def test_what_hami_core_keeps_is_not_beyond_and_no_other_name_is_looked_at
     (leaf / "vgpulock").touch()
     leaf.with_name(".removed-0").mkdir()
 
-    ((name, size),) = directory_sizes(hook).items()
-
-    assert (NAME, 2, False) == (name, size.entries, size.is_beyond)
-    assert 1_200_000 <= size.size < 2_000_000
+    assert [] == large_directories(hook)
 
 
-async def test_ten_thousand_and_one_entries_are_beyond_and_no_more_is_looked_at(dirs, hook):
+async def test_too_many_entries_are_beyond_and_no_more_is_looked_at(dirs, hook, monkeypatch):
+    monkeypatch.setattr(sizes, "ENTRIES", 100)
     before = handles()
-    for name, count in ((NAME, 10_500), (OTHER, 2)):
+    for name, count in ((NAME, 150), (OTHER, 2)):
         leaf = await leaf_of(dirs, hook, name)
         for number in range(count):
             (leaf / f"{number}").touch()
 
-    found = directory_sizes(hook)
-
-    assert (10_001, True) == (found[NAME].entries, found[NAME].is_beyond)
-    assert (2, False) == (found[OTHER].entries, found[OTHER].is_beyond)
+    assert [(101, NAME)] == [(entries, name) for _, entries, name in large_directories(hook)]
     assert before == handles()
 
 
-async def test_a_sparse_file_and_a_link_to_the_host_are_not_beyond(dirs, hook, tmp_path):
+async def test_a_sparse_file_and_a_link_to_the_host_are_not_beyond(
+    dirs, hook, tmp_path, monkeypatch
+):
     (tmp_path / "victim").mkdir()
-    for number in range(10_500):
+    monkeypatch.setattr(sizes, "ENTRIES", 100)
+    for number in range(150):
         (tmp_path / "victim" / f"{number}").touch()
     leaf = await leaf_of(dirs, hook)
     (leaf / "link").symlink_to(tmp_path / "victim")
     with (leaf / "sparse").open("wb") as file:
         file.truncate(10 * 2**40)
 
-    size = directory_sizes(hook)[NAME]
-
-    assert (2, False) == (size.entries, size.is_beyond)
+    assert [] == large_directories(hook)
 
 
-async def test_a_file_of_several_names_is_one_and_nothing_is_opened_that_could_hang(dirs, hook):
+async def test_a_file_of_several_names_is_one_and_nothing_is_opened_that_could_hang(
+    dirs, hook, monkeypatch
+):
     leaf = await leaf_of(dirs, hook)
     (leaf / "a").write_bytes(bytes(100_000))
     for number in range(20):
@@ -549,10 +547,9 @@ async def test_a_file_of_several_names_is_one_and_nothing_is_opened_that_could_h
     (leaf / "loop").symlink_to("loop")
     (leaf / os.fsdecode(b"\xff\xfe\n" * 80)).touch()
 
-    size = directory_sizes(hook)[NAME]
-
-    assert (24, False) == (size.entries, size.is_beyond)
-    assert 100_000 <= size.size < 200_000
+    for most, is_large in ((200_000, False), (90_000, True)):
+        monkeypatch.setattr(sizes, "BYTES", most)
+        assert is_large == bool(large_directories(hook))
 
 
 async def test_counting_ends_with_the_bytes_and_with_a_directory(dirs, hook, monkeypatch):
@@ -563,11 +560,10 @@ async def test_counting_ends_with_the_bytes_and_with_a_directory(dirs, hook, mon
         (large / f"{number}").write_bytes(bytes(100_000))
     monkeypatch.setattr(sizes, "BYTES", 250_000)
 
-    found = directory_sizes(hook)
+    (_, first, larger), (_, second, smaller) = large_directories(hook)
 
-    assert (1, True) == (found[NAME].entries, found[NAME].is_beyond)
-    assert found[OTHER].is_beyond
-    assert found[OTHER].entries < 10
+    assert (OTHER, NAME, 1) == (larger, smaller, second)
+    assert first < 10
     assert before == handles()
 
 
@@ -586,9 +582,7 @@ async def test_counting_ends_with_names_that_are_gone_when_they_are_looked_at(
     monkeypatch.setattr(sizes, "ENTRIES", 5)
     monkeypatch.setattr(os, "scandir", vanishing)
 
-    size = directory_sizes(hook)[NAME]
-
-    assert (6, True) == (size.entries, size.is_beyond)
+    assert [6] == [entries for _, entries, _ in large_directories(hook)]
 
 
 async def test_the_room_is_that_of_their_file_system_before_and_after_the_first(dirs, hook):

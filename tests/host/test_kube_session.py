@@ -55,44 +55,6 @@ async def test_a_token_that_stays_bad_is_tried_twice_and_then_told(tmp_path: Pat
     assert "expired" not in str(raised.value)
 
 
-async def test_a_watch_is_opened_with_the_rotated_token_too(tmp_path: Path):
-    async with model_world(tmp_path) as world:
-        world.create_node({})
-        world.use_token("expired")
-        await world.session.open()
-        world.use_token("secret")
-        node = await anext(world.node_api.watch_node())
-
-    assert node is not None
-    assert NODE == node.name
-
-
-async def test_the_rights_of_the_cluster_role_are_enough(tmp_path: Path):
-    identity = "system:serviceaccount:hami:hami-agent"
-    async with model_world(tmp_path, identity) as world:
-        world.create_node({"lock": "held"})
-        uid = PodUid(world.create_pod("one"))
-        await world.node_api.annotate_node({"a": "b"})
-        await world.node_api.release_lock("lock", "held")
-        await anext(world.node_api.watch_node())
-        found = await world.pod_api.list_pods()
-        await anext(world.pod_api.watch_pods(found.resource_version))
-        await world.pod_api.annotate_pod(NAMESPACE, "one", uid, {"hami.io/a": "b"})
-        for _ in range(2):  # the second is another process, which finds the Event there
-            poster = EventPoster(world.session, NODE, ManualClock())
-            await poster.post(NodeEvent("Served", "how", False, NAMESPACE, "one", uid))
-        codes = [int(labels[2]) for labels, _ in world.session.requests.items()]
-
-    assert [] == [code for code in codes if code in {401, 403}]
-
-
-async def test_another_node_may_not_be_written(tmp_path: Path):
-    async with model_world(tmp_path) as world:
-        world.store.create("nodes", {"metadata": {"name": "elsewhere"}})
-        with pytest.raises(ApiForbidden, match='not allowed to modify node "elsewhere"'):
-            await KubeNode(world.session, "elsewhere").annotate_node({"a": "b"})
-
-
 async def test_a_kubeconfig_that_is_missing_is_named_at_the_first_request(tmp_path: Path):
     session = KubeSession(Connection(tmp_path / "nowhere"), NoChance())
 
@@ -230,14 +192,6 @@ async def test_a_look_at_one_object_waits_for_no_list_and_no_patch_that_hangs(tm
     assert "one" == found.name
 
 
-async def test_as_the_node_itself_a_pod_that_is_gone_is_forbidden(tmp_path: Path):
-    async with model_world(tmp_path) as world:
-        world.create_pod("one")
-        world.delete_pod("one")
-        with pytest.raises(ApiForbidden, match='cannot get resource "pods"'):
-            await world.pod_api.get_pod(NAMESPACE, "one")
-
-
 async def test_a_server_that_does_not_answer_is_given_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -312,12 +266,6 @@ async def test_a_condition_is_created_and_replaced_and_the_others_stay(tmp_path:
         "lastHeartbeatTime": "2026-09-01T12:00:00Z",
         "lastTransitionTime": "2026-09-01T12:00:00Z",
     } in found
-
-
-async def test_a_node_that_is_not_there_has_no_condition(tmp_path: Path):
-    async with model_world(tmp_path) as world:
-        with pytest.raises(ApiNotFound):
-            await KubeNode(world.session, NODE).set_condition(degraded(status=True))
 
 
 # Statuses of the API server become errors that callers act upon.

@@ -349,10 +349,7 @@ async def test_streams_begin_again_once_the_machine_gives_threads(driver, librar
         assert [DriverEvent(EventKind.XID, G0, 13)] == await hear(heard, 1)
 
 
-async def test_a_reader_that_fell_behind_hears_of_each_different_report_all_the_same(
-    library, monkeypatch
-):
-    monkeypatch.setattr(nvml_threads, "EVENT_LIMIT", 3)
+async def test_a_reader_that_fell_behind_hears_of_each_different_report_all_the_same(library):
     stream = EventStream(library)
     for number in (13, 13, 13, 13, 13, 48, 13):
         stream.put(DriverEvent(EventKind.XID, G0, number))
@@ -360,21 +357,3 @@ async def test_a_reader_that_fell_behind_hears_of_each_different_report_all_the_
     assert [13, 13, 13, 13, 13, 13, 48] == [(await stream.next()).xid for _ in range(7)]
     stream.put(DriverEvent(EventKind.XID, G0, 79))
     assert 79 == (await stream.next()).xid
-
-
-async def test_no_number_of_different_reports_buries_one_that_has_a_name_or_is_of_another_gpu(
-    library, monkeypatch
-):
-    monkeypatch.setattr(nvml_threads, "EVENT_LIMIT", 4)
-    stream = EventStream(library)
-    last = [
-        DriverEvent(EventKind.XID, G0, 48),
-        DriverEvent(EventKind.ECC_DOUBLE, G0),
-        DriverEvent(EventKind.XID, G1, 0),
-    ]
-    storm = [DriverEvent(EventKind.XID, G0, number) for number in range(1000, 1009)]
-    for event in (*storm, *last[:2], DriverEvent(EventKind.XID, G1, 1234)):
-        stream.put(event)
-    beyond = [DriverEvent(EventKind.XID, G0, 0)] * 5
-
-    assert [*storm[:4], *beyond, *last] == [await stream.next() for _ in range(12)]

@@ -130,7 +130,7 @@ class AgentServices:
             records=records,
             hooks=hooks,
             clock=clock,
-            resource=lambda: RESOURCE,
+            resource=Cell(RESOURCE),
             adopt=self.allocation.adopt,
             commit=state.commit,
         )

@@ -104,7 +104,7 @@ def sweeping(monkeypatch: pytest.MonkeyPatch) -> None:
             return worse(one, doubt)
         bad = Condition.BAD
         return (
-            judge.verdict(bad, doubt.since, Cause.ECC, doubt.text, "H-ECC") if one.serving else one
+            judge.verdict(bad, doubt.since, Cause.ECC, "H-ECC", doubt.text) if one.serving else one
         )
 
     monkeypatch.setattr(judge, "worse", bad_for_all)

@@ -12,7 +12,7 @@ from agent.sandbox.hardware import described
 from agent.sandbox.lab.child import child_environment
 from agent.sandbox.lab.cluster import LabOptions, SandboxCluster
 from agent.settings.reading import COPY
-from agent.state import decode_last_good
+from agent.state import LAST_GOOD_KIND, unseal
 
 ROOT = Path(__file__).resolve().parents[2]
 ENVIRON = child_environment(os.environ)  # noqa: TID251 -- handed on to real processes
@@ -51,7 +51,7 @@ async def comes(holds: Callable[[], bool], within: float = PATIENCE) -> bool:
 def copied_settings(cluster: SandboxCluster) -> LastGood | None:
     """The copy of the last good settings, once there is one."""
     copy = cluster.places.state / COPY
-    return decode_last_good(copy.read_bytes()) if copy.exists() else None
+    return unseal(copy.read_bytes(), LAST_GOOD_KIND, LastGood) if copy.exists() else None
 
 
 def run(*arguments: str, within: float = 60) -> subprocess.CompletedProcess[str]:

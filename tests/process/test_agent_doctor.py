@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
+from agent.cli import doctor
 from agent.cluster import HANDSHAKE, MUTEX_LOCK, REGISTER
 from agent.hami.pod import encode_node_lock
 from agent.kit.timing import SystemClock
@@ -19,7 +20,8 @@ from agent.sandbox.apiserver import WRITES
 from agent.sandbox.kubelet.podloop import NodeReporter
 from agent.sandbox.lab.child import start_child
 from agent.sandbox.lab.cluster import NODE, RESOURCE, SandboxCluster
-from tests.process.agent_process import comes, offers, run
+from agent.sandbox.scenario.stage import plain
+from tests.process.agent_process import PATIENCE, comes, offers, run
 from tests.process.doctored_node import (
     ACCOUNT,
     SLICES,
@@ -174,6 +176,17 @@ async def another_wrote_the_report(node: SandboxCluster) -> None:
     edit(node, managedFields=[written_by("other")])
 
 
+async def the_kubelet_lost_its_checkpoint(node: SandboxCluster) -> None:
+    """A pod runs that the kubelet has no record of."""
+    node.submit(plain("kept").pod())
+    assert await comes(lambda: any(one.running for one in node.kubelet.node.pods.values()))
+    assert await node.until(lambda: MUTEX_LOCK not in node.node_annotations(), PATIENCE)
+    await node.kubelet.restart(lose_checkpoint=True)
+    assert await comes(lambda: len(node.kubelet.history.of("registered")) > 1)
+    assert await comes(lambda: len(node.kubelet.history.of("admitted")) > 1)
+    assert await offers(node, SLICES)
+
+
 def written_by(manager: str) -> dict[str, object]:
     """What the API server says of the writer of the report."""
     fields = {"f:metadata": {"f:annotations": {f"f:{REGISTER}": {}}}}
@@ -199,6 +212,12 @@ async def end_scheduler(node: SandboxCluster) -> None:
             1,
         ),
         (a_second_agent_serves, [("P-SECOND", WRONG)], "2 agents serve the kubelet", 1),
+        (
+            the_kubelet_lost_its_checkpoint,
+            [("P-WITNESS", NOTE)],
+            "no record of 1 container that the agent answered, as after a lost",
+            0,
+        ),
         (settings_were_refused, [("P-SETTINGS", WRONG)], "config.yaml:1:", 1),
         (the_agent_has_ended, [("P-AGENT", WRONG)], "no agent answers", 1),
         (
@@ -228,6 +247,7 @@ async def test_a_fault_is_found_alone(
     said: str,
     code: int,
 ):
+    monkeypatch.setattr(doctor, "RECORDED_WITHIN", dt.timedelta())
     async with a_node("sharing: {splitCount: 10}\n") as node:
         if fault is others_wrote_on_the_node:
             # The next report of the kubelet would undo what is seeded.

@@ -78,21 +78,6 @@ async def test_a_second_instance_stands_by_and_takes_over():
         assert cluster.agent.code is None
 
 
-async def test_a_standby_that_is_told_to_stop_leaves_the_other_alone():
-    async with open_cluster(options()) as opened:
-        cluster = await started(opened)
-        first = cluster.agent
-        second = await cluster.start_agent()
-        assert await cluster.until(
-            lambda: bool(cluster.log.of("web.listening", second.pid)), PATIENCE
-        )
-
-        assert 0 == await second.stop()
-
-        assert first.code is None
-        assert 80 == cluster.allocatable()
-
-
 async def test_a_standby_that_could_not_take_over_says_so_at_once():
     async with open_cluster(options()) as opened:
         cluster = await started(opened)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from agent.cluster import REGISTER
-from agent.hami.register import decode_register, read_register
+from agent.hami.register import read_register
 from agent.sandbox.apiserver_requests import merge_patch
 from agent.sandbox.lab.cluster import NAMESPACE, NODE, SandboxCluster, fetch, open_cluster
 from agent.sandbox.scenario.facts import is_running, ledger_on_disk
@@ -31,28 +31,6 @@ from tests.process.agent_process import (
 )
 
 pytestmark = [pytest.mark.process, pytest.mark.looptime(False), pytest.mark.timeout(120)]
-
-DEVICES = "nvidia: {deviceSplitCount: 4, deviceMemoryScaling: 1.5, libCudaLogLevel: 3}\n"
-NODES = {
-    "nodeconfig": [
-        {"name": "another", "devicesplitcount": 9},
-        {"name": NODE, "devicesplitcount": 5, "filterdevices": {"index": [0]}},
-    ]
-}
-
-
-async def test_hamis_files_make_the_list_and_the_annotation(tmp_path):
-    (tmp_path / "d.yaml").write_text(DEVICES)
-    (tmp_path / "config.json").write_text(json.dumps(NODES))
-    files = ("--config-file", f"{tmp_path}/d.yaml", "--nodeconfig", f"{tmp_path}/config.json")
-    async with open_cluster(options(*files, gpus=3)) as opened:
-        cluster = await started(opened, slices=10)
-
-        assert await cluster.until(lambda: REGISTER in cluster.node_annotations(), PATIENCE)
-        told = decode_register(cluster.node_annotations()[REGISTER])
-        assert [(1, 5, 122338), (2, 5, 122338)] == [
-            (gpu.index, gpu.split_count, gpu.registered_mib) for gpu in told
-        ]
 
 
 # The real process follows its settings files, and starts with the last good ones.
@@ -160,23 +138,6 @@ async def test_every_kind_of_change_is_one_list_and_one_write(tmp_path):
         assert (4, 5) == node.counts()
         assert 1 == len(node.cluster.kubelet.history.of("registered"))
         assert [] == node.events()
-
-
-async def test_a_hangup_reads_the_files_at_once(tmp_path):
-    target = tmp_path / "elsewhere.yaml"
-    target.write_text("sharing: {splitCount: 4}")
-    (tmp_path / "linked.yaml").symlink_to(target)
-    files = ("--config", str(tmp_path / "linked.yaml"))
-    async with open_cluster(options(*files, gpus=1)) as cluster:
-        await started(cluster, 4)
-        cluster.reload_agent()
-        assert await cluster.until(lambda: bool(cluster.log.of("config.unchanged")), PATIENCE)
-
-        target.write_text("sharing: {splitCount: 5}")
-        cluster.reload_agent()
-        assert await cluster.until(lambda: cluster.allocatable() == 5, PATIENCE)
-        assert cluster.agent.code is None
-        assert 1 == len(cluster.kubelet.history.of("registered"))
 
 
 async def test_a_refused_start_goes_on_with_the_last_good_settings_and_follows_the_files(tmp_path):
@@ -351,13 +312,6 @@ def test_all_files_of_a_node_are_checked_together(tmp_path: Path):
     assert re.search(
         r"^a\n +sharing\.splitCount +5 .*\n +sharing\.memoryScaling +1\.5 ", checked.stdout
     )
-
-
-def test_the_schema_is_one():
-    schema = run(*told("config schema"))
-
-    assert 0 == schema.returncode, schema.stderr
-    assert "sharing" in json.loads(schema.stdout)["properties"]
 
 
 # What MIGRATION.md tells to type works, as it stands there.

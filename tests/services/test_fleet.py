@@ -99,7 +99,7 @@ def test_5000_nodes_with_a_report_that_failed_come_back_below_1000_requests_a_se
 def back_at(chance):
     """When a stream that broke is opened again by a server that was away, in seconds."""
     delays = Backoff(DELAYS, JITTER, chance)
-    at = chance.uniform(0.0, SPREAD[0])
+    at = chance.uniform(0.0, SPREAD)
     while at < AWAY:
-        at += delays.next()
+        at += delays.next() + chance.uniform(0.0, SPREAD)
     return at

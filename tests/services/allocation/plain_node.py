@@ -88,7 +88,7 @@ class PlainNode:
             records=self.holds,
             hooks=self.hooks,
             clock=self.clock,
-            resource=lambda: self.edits.value.resource,
+            resource=Cell(EditSettings().resource),
             adopt=None,
             commit=self.state.commit,
         )

@@ -1,10 +1,8 @@
 """Durable before answered, one pod per call, and dead rows in nobody's way."""
 
 import asyncio
-import datetime as dt
 import itertools
 
-import msgspec
 import pytest
 
 from agent.cluster import NodeView, Phase, Role
@@ -15,7 +13,7 @@ from agent.reconcile import Adoption
 from agent.settle import EffectKind
 from agent.state import CURRENT, decode_state
 from tests.builders import NODE, a_container, a_lock
-from tests.services.allocation.allocating import EPOCH, G1, G2, NEXT_EPOCH, a_desk, ids, placed
+from tests.services.allocation.allocating import EPOCH, G1, NEXT_EPOCH, a_desk, ids, placed
 
 
 async def outcome(desk, *numbers):
@@ -170,22 +168,6 @@ async def test_a_holder_that_cannot_be_understood_is_not_adopted_and_held_up_nob
             assert None is await desk.service.adopt(found)
 
 
-async def test_a_container_that_ran_without_being_asked_for_is_not_waited_for():
-    over = msgspec.structs.replace(
-        a_container(name="init", role=Role.INIT), ended_at=EPOCH.since + dt.timedelta(seconds=1)
-    )
-    groups = f"{G1},NVIDIA,6000,20:;{G1},NVIDIA,2000,20:;"
-    async with a_desk() as desk:
-        desk.bind(placed(1, groups, containers=(over, a_container())))
-
-        await desk.service.allocate(ids(4))
-
-        (row,) = desk.ledger.rows
-        assert ("main", 1, 2000) == (row.key.container, row.group, row.shares[0].memory_mib)
-        settled = desk.effects(EffectKind.SETTLE_POD)
-        assert ["success"] == [one.phase for one in settled]
-
-
 async def test_a_container_that_was_begun_before_another_one_is_not_granted_after_it():
     async with a_desk() as desk:
         old = desk.bind(placed(1, phase=Phase.RUNNING))
@@ -263,7 +245,7 @@ async def test_the_last_container_settles_the_pod_at_once_and_releases_its_lock(
         (settle,) = desk.effects(EffectKind.SETTLE_POD)
         (release,) = desk.effects(EffectKind.RELEASE_LOCK)
         assert ("success", (0,), pod.uid) == (settle.phase, settle.groups, settle.pod_uid)
-        assert desk.ledger.rows[0].answered_at == settle.due
+        assert settle.due <= desk.ledger.rows[0].answered_at
         assert a_lock(namespace="team-a", name="train-1").value == release.lock
 
 
@@ -286,53 +268,6 @@ async def test_a_container_before_the_last_settles_its_group_after_a_second_of_q
         (settle,) = desk.effects(EffectKind.SETTLE_POD)
         assert ("success", (0, 2)) == (settle.phase, settle.groups)
         assert 1 == len(desk.effects(EffectKind.RELEASE_LOCK))
-
-
-# The sequences that an allocation is guarded against.
-
-
-async def beside_an_init_peak(desk):
-    """A pod of 60000 MiB in its init container and 50000 then; the kubelet asks for another one."""
-    containers = (a_container(name="init", role=Role.INIT), a_container(name="app"))
-    text = f"{G1},NVIDIA,60000,10:;{G1},NVIDIA,50000,10:;"
-    pod = desk.bind(placed(1, text, containers=containers))
-    await desk.service.allocate(ids(1))
-    desk.records.keys = frozenset({desk.ledger.rows[0].key})
-    await desk.service.allocate(ids(1))
-    desk.witness.admit(pod, app=ids(1)[0])
-    done = msgspec.structs.replace(containers[0], has_run=True, succeeded=True)
-    return msgspec.structs.replace(pod, phase=Phase.RUNNING, containers=(done, containers[1]))
-
-
-@pytest.mark.parametrize("is_late", [False, True], ids=["the watch shows it", "it is late"])
-async def test_the_room_of_an_init_peak_is_given_out_once_the_init_containers_have_succeeded(
-    is_late,
-):
-    async with a_desk() as desk:
-        over = await beside_an_init_peak(desk)
-        if is_late:
-            desk.unseen.append(over)
-        else:
-            desk.see(over)
-        desk.bind(placed(2, f"{G1},NVIDIA,31559,10:;"))
-
-        await desk.service.allocate(ids(3))
-
-        assert is_late == desk.refreshes
-
-
-async def test_an_answer_of_this_kubelet_counts_where_its_checkpoint_cannot_be_read():
-    containers = (a_container(name="init", role=Role.INIT), a_container(name="app"))
-    pod = placed(1, f"{G1},NVIDIA,1000,10:;{G2},NVIDIA,2000,20:;", containers=containers)
-    async with a_desk() as desk:
-        desk.bind(pod)
-        desk.records.keys = None
-        first = await desk.service.allocate(ids(1))
-
-        second = await desk.service.allocate(ids(2, gpu=1))
-
-    assert first != second
-    assert ["init", "app"] == [row.key.container for row in desk.ledger.rows]
 
 
 KINDS = tuple((role, count) for role in (Role.INIT, Role.SIDECAR, Role.APP) for count in (0, 1, 2))

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 import msgspec
 import pytest
 
-from agent.cluster import Phase, Role
+from agent.cluster import Phase
 from agent.errors import Refusal, RefusalReason
 from agent.ledger import KubeletEpoch, State
 from tests.builders import NOON, a_container
@@ -87,78 +87,6 @@ async def test_a_row_that_is_being_closed_answers_nobody():
 
         desk.service.taken.discard(row.key)
         assert first == await desk.service.allocate(ids(9))
-
-
-async def test_a_replay_that_overlaps_another_call_is_refused_and_served_later():
-    async with a_desk() as desk:
-        old = placed(1, phase=Phase.RUNNING)
-        first = await answered(desk, old)
-        new = placed(2)
-        desk.disk.gate.clear()
-
-        async def outcome(number):
-            try:
-                return await desk.service.allocate(ids(number))
-            except Refusal as refusal:
-                return refusal
-
-        async with asyncio.TaskGroup() as group:
-            refused = group.create_task(outcome(9))
-            await asyncio.sleep(0.01)
-            desk.bind(new)
-            other = group.create_task(outcome(5))
-            await asyncio.sleep(0.01)
-            desk.disk.gate.set()
-
-        assert RefusalReason.OVERLAP is refused.result().gate
-        assert refused.result().transient
-        assert not isinstance(other.result(), Refusal)
-        desk.witness.forget(new)
-        assert first == await desk.service.allocate(ids(9))
-
-
-async def test_a_container_that_runs_is_not_taken_for_one_that_is_asked_for_again():
-    async with a_desk() as desk:
-        running = a_container(running_id="containerd://a")
-        old = placed(1, phase=Phase.RUNNING, containers=(running,))
-        await answered(desk, old)
-        desk.containers.alive = {"containerd://a"}
-        new = desk.bind(placed(2))
-
-        answer = await desk.service.allocate(ids(5))
-
-        assert any(new.uid in mount.host_path for mount in answer.mounts)
-
-
-def _stopped(container):
-    return msgspec.structs.replace(container, running_id=None)
-
-
-async def test_the_ended_init_container_of_a_running_pod_is_replayed_and_then_in_nobodys_way():
-    async with a_desk() as desk:
-        share = f"{G1},NVIDIA,1000,1:"
-        containers = (
-            a_container(name="init", role=Role.INIT),
-            a_container(name="app", running_id="containerd://app"),
-        )
-        pod = placed(1, f"{share};{share};", containers=containers)
-        desk.bind(msgspec.structs.replace(pod, containers=tuple(map(_stopped, containers))))
-        first = await desk.service.allocate(ids(1))
-        recorded = frozenset({desk.ledger.rows[0].key})
-        desk.records.keys = recorded
-        await desk.service.allocate(ids(2))
-        desk.epoch = NEXT_EPOCH
-        desk.records.keys = frozenset()  # the checkpoint is lost
-        desk.admit(pod)
-        desk.lock(None)
-        desk.containers.alive = {"containerd://app"}
-
-        assert first == await desk.service.allocate(ids(8))
-
-        desk.records.keys = recorded
-        new = desk.bind(placed(2))
-        answer = await desk.service.allocate(ids(5))
-        assert any(new.uid in mount.host_path for mount in answer.mounts)
 
 
 # Several containers of a pod are dead after a lost checkpoint: which one does the kubelet mean?

@@ -242,18 +242,6 @@ async def test_a_watch_that_breaks_at_the_same_place_again_and_again_gives_way_t
     assert 2 == api.calls["list_pods"]
 
 
-async def test_retry_after_is_respected():
-    api = FakeApi()
-    api.throttle(1, retry_after=100)
-
-    async with following(api) as room:
-        await asyncio.sleep(99)
-        assert not room.table.value.synced
-        await asyncio.sleep(2)
-
-        assert room.table.value.synced
-
-
 @pytest.mark.parametrize("call", ["list_pods", "watch_pods"])
 async def test_a_single_failure_is_made_good(call: str):
     api = FakeApi()

@@ -50,19 +50,6 @@ async def test_a_recheck_finds_a_lost_gpu_by_its_index_where_that_is_known(index
         assert (found and (G1, found)) == (check and (check.gpu.uuid, check.gpu.index))
 
 
-async def test_a_recheck_cuts_no_rest_short():
-    async with running() as bench:
-        bench.driver.xid(G0, 54)
-        await asyncio.sleep(1)
-        for _ in range(5):
-            found = await bench.watch.recheck("0")
-
-        assert (Condition.BAD, ("599 s more without a bad report",)) == (
-            found.after.condition,
-            found.missing,
-        )
-
-
 async def test_a_recheck_of_a_gpu_that_does_not_answer_comes_back_in_time():
     async with running() as bench:
         await asyncio.sleep(1)
@@ -89,13 +76,6 @@ async def test_a_recheck_says_why_a_gpu_that_is_well_takes_no_pods():
         found = await bench.watch.recheck("0")
         assert ("ok", False) == (found.after.condition.value, found.serving)
         assert ("it is filtered out by the settings",) == found.missing
-
-
-async def test_a_recheck_of_a_gpu_that_is_not_there_finds_nothing():
-    async with running() as bench:
-        assert await bench.watch.recheck("9") is None
-        bench.keeper.found(Scan("570.1", ()))
-        assert await bench.watch.recheck(G0) is None
 
 
 async def test_gpus_whose_health_nobody_wants_to_know_are_served_and_shown_as_such():
@@ -137,21 +117,6 @@ async def test_one_that_its_work_has_left_unwell_is_never_on_offer(outcome):
         later = [one[G1].serving for one in bench.verdicts[told:] if G1 in one]
         assert later
         assert not any(later)
-
-
-@pytest.mark.parametrize("outcome", [ProbeOutcome.LOST, ProbeOutcome.FAILED])
-async def test_one_that_is_as_unwell_as_before_is_promised_nothing(outcome):
-    async with running() as bench:
-        bench.driver.outcomes[G1] = outcome
-        await asyncio.sleep(100)
-        was, told = bench.conditions[1], len(bench.verdicts)
-        await bench.watch.release("1")
-        await bench.watch.recheck("1")
-        await asyncio.sleep(20)
-
-        assert was == bench.conditions[1]
-        texts = [one[G1].text for one in bench.verdicts[told:] if G1 in one]
-        assert not any("is served again" in text for text in texts)
 
 
 async def test_where_health_checks_are_off_it_is_taken_back_to_that():
@@ -205,11 +170,6 @@ async def test_a_watch_that_starts_again_waits_for_its_own_stream_of_events():
         await bench.watch.recheck("1")
 
     assert [False] == seen
-
-
-async def test_there_is_no_gpu_of_that_name():
-    async with running() as bench:
-        assert await bench.watch.release("9") is None
 
 
 def serving_and_deaf(bench) -> list[bool]:

@@ -231,29 +231,6 @@ async def test_a_driver_that_fails_is_asked_after_1_2_4_up_to_30_s_and_at_once_o
     assert [0, 1, 3, 5, 9, 17, 33, 63] == asked
 
 
-@pytest.mark.parametrize(
-    ("failure", "problem", "back"),
-    [
-        (DriverMissing("no library"), "no library", 91),  # tried at 0, 1, 3, 7, 15, 31, 61, 91
-        (None, "did not answer", 81),  # 0, 11, 23, 37 and 55 hang for 10 s each
-    ],
-)
-async def test_a_driver_that_fails_or_hangs_is_asked_again_after_growing_delays(
-    failure, problem, back
-):
-    driver = ScriptedDriver()
-    driver.failure, driver.hung = failure, failure is None
-    async with discovering(driver) as (discovery, found):
-        assert "not been asked" in (discovery.problem.value or "")
-        await asyncio.sleep(62.5)
-        assert problem in (discovery.problem.value or "")
-        assert [] == found
-        driver.failure, driver.hung = None, False
-        await asyncio.sleep(30)
-
-    assert ([back], None) == (found, discovery.problem.value)
-
-
 async def test_a_wish_while_the_driver_fails_makes_no_delay_longer():
     driver = ScriptedDriver()
     driver.failure = DriverError("oops")

@@ -61,7 +61,7 @@ class RowsScene:
             records=self.records,
             hooks=self.hooks,
             clock=self.clock,
-            resource=lambda: RESOURCE,
+            resource=Cell(RESOURCE),
             adopt=self._adopt,
             commit=self.state.commit,
         )

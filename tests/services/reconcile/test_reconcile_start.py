@@ -307,32 +307,6 @@ async def test_the_row_of_a_pod_deleted_between_two_lists_stays_for_one_to_two_m
         assert 6 == scene.witness.lists
 
 
-@pytest.mark.parametrize("hours", [-1, 1], ids=["back", "forward"])
-@pytest.mark.parametrize("at", [0, 20])
-async def test_a_clock_that_is_set_keeps_no_row_of_a_deleted_pod_for_long(hours, at):
-    async with a_scene(ROW) as scene:
-        scene.see(POD)
-        await asyncio.sleep(10)
-        bury(scene)
-        await asyncio.sleep(at)
-        scene.clock.step(dt.timedelta(hours=hours))
-
-        await asyncio.sleep(2 * PERIOD)
-
-        assert () == scene.rows
-
-
-async def test_the_row_of_a_failed_pod_goes_after_a_clock_was_set_back():
-    async with a_scene(ROW) as scene:
-        scene.see(msgspec.structs.replace(POD, phase=Phase.FAILED))
-        await asyncio.sleep(1)
-        scene.clock.step(-dt.timedelta(hours=1))
-
-        await asyncio.sleep(3 * PERIOD)
-
-        assert () == scene.rows
-
-
 async def test_an_answer_of_the_future_is_not_asked_for_each_second():
     row = msgspec.structs.replace(ROW, answered_at=ROW.answered_at + dt.timedelta(hours=1))
     async with a_scene(row) as scene:
@@ -395,18 +369,6 @@ async def test_a_look_that_comes_too_soon_for_the_rate_limit_is_taken_a_moment_l
         await asyncio.sleep(QUIET + 4 * THROTTLED_PAUSE)
 
         assert [True] == [row.confirmed for row in scene.rows]
-
-
-async def test_rows_that_a_late_commit_drops_are_in_nobodys_hands():
-    async with a_scene(ROW) as scene:
-        scene.disk.gate.clear()
-        scene.see(msgspec.structs.replace(POD, phase=Phase.SUCCEEDED))
-        await asyncio.sleep(COMMIT_DEADLINE + 0.3)
-        scene.disk.gate.set()
-
-        await asyncio.sleep(2 * PERIOD)
-
-        assert ((), set()) == (scene.rows, scene.taken)
 
 
 async def test_a_disk_that_hangs_at_many_directories_holds_up_no_confirmation():

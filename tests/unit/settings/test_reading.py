@@ -14,7 +14,7 @@ from agent.ledger import LastGood, SourceFile
 from agent.settings import reading
 from agent.settings.reading import COPY, SourcesRead
 from agent.settings.sources import NodeFacts, Sources
-from agent.state import encode_last_good
+from agent.state import LAST_GOOD_KIND, seal
 from tests.fakes.offload import Blocked, Hanging, Inline
 from tests.fakes.settings_files import begin, load, look
 
@@ -40,7 +40,7 @@ def keep(tmp_path: Path) -> Keep:
 
     def write(own: bytes = OWN) -> None:
         copy = LastGood("0.0.9", "node-a", own=SourceFile("/then/own.yaml", own))
-        (tmp_path / "state" / COPY).write_bytes(encode_last_good(copy))
+        (tmp_path / "state" / COPY).write_bytes(seal(LAST_GOOD_KIND, copy))
 
     return write
 

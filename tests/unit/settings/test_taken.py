@@ -186,13 +186,6 @@ VALUES = [
         ]
     ),
     *(
-        ({"environ": {"ENABLE_TOPOLOGY_SCORE": word}}, {"report.topologyScore": False}, (warned,))
-        for word, warned in [
-            ("TRUE", "env ENABLE_TOPOLOGY_SCORE: 'TRUE' is not true, so the scores are off, as in"),
-            ("yes, please", "env ENABLE_TOPOLOGY_SCORE: 'yes, please' is not true"),
-        ]
-    ),
-    *(
         ({"environ": environ}, values, (warned,))
         for environ, values, warned in [
             (
@@ -257,9 +250,9 @@ VALUES = [
         {},
         (
             "d.yaml:1:30: reportNodeCapacity true has no effect here",
+            "n.json:1:53: reportnodecapacity true has no effect here",
             "env REPORT_NODE_CAPACITY: has no effect here",
             "--report-node-capacity: has no effect here",
-            "n.json:1:53: reportnodecapacity true has no effect here",
         ),
     ),
     (
@@ -351,33 +344,6 @@ def test_twenty_warnings_of_a_kind_are_told_and_then_their_number(sources, first
     assert 21 == len(warnings)
     assert first in warnings[0]
     assert last in warnings[-1]
-
-
-@pytest.mark.parametrize(
-    ("part", "said"),
-    [
-        ({"devicesplitcuont": 3}, "unknown key"),
-        ({"migstrategy": "single"}, "has no effect"),
-        ({"nodelabelselector": {"matchLabels": {"/": "x"}}}, "selects no node"),
-        ({"devicememoryscaling": -1}, "sharing.memoryScaling"),
-    ],
-)
-@pytest.mark.parametrize(
-    "by",
-    [
-        {"own": "node: {name: n55}"},
-        {"flags": {"--node-name": "n55"}},
-        {"environ": {"NODE_NAME": "n55"}},
-    ],
-)
-def test_what_is_wrong_with_the_own_entry_is_not_hidden_behind_others(part, said: str, by):
-    text = nodes(*({"name": f"n{number}"} | part for number in range(60)))
-    plan = plan_of(nodes=text, **by)
-
-    first = next(one for one in plan.warnings if said in one)
-    column = int(first.partition("n.json:1:")[2].partition(":")[0].split(")")[0])
-    assert abs(column - text.index('"n55"')) < 150
-    assert ("n55", [f"n{number}" for number in range(60)]) == (plan.name, list(plan.names()))
 
 
 @pytest.mark.timeout(10)

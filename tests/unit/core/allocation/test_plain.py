@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.allocate.edits import cache_file
-from agent.allocate.plain import MOST_IDS, PlainSettings, edits_of, grant, slice_mib
+from agent.allocate.plain import MOST_IDS, PlainSettings, edits_of, grant
 from agent.errors import Refusal, RefusalReason
 from agent.ledger import PLAIN, EditSettings, HookFacts
 from agent.model import Condition, SliceId, slice_id
@@ -51,7 +51,9 @@ def test_the_gpus_are_in_the_order_of_their_pci_bus_ids_whatever_the_kubelets_or
 
 
 def test_a_slice_is_never_of_0_mib_which_would_mean_all():
-    assert 1 == slice_mib(a_shared_gpu(registered_mib=9, split_count=10))
+    tiny = an_inventory(gpus=(a_shared_gpu(gpu=G0, registered_mib=9, split_count=10),))
+
+    assert [1] == [one.share.memory_mib for one in grant(ids(0), tiny, ())]
 
 
 def on(condition, *, present=True, serving=False):

@@ -22,65 +22,46 @@ def mismatched(findings: Findings) -> tuple[ContainerKey, ...]:
     return tuple(row.key for row in findings.confirmed if row.mismatched)
 
 
-def test_another_gpu_although_the_right_one_was_offered_is_a_mismatch_and_said_once():
-    findings = found(OFFERED, holdings=(held(POD, *ELSEWHERE),))
-
-    assert (OFFERED.key,) == mismatched(findings)
-    assert (0, 0) == gaps(Ledger(findings.confirmed), NOON)
-    (told,) = findings.confirmed
-    assert ELSEWHERE == told.slice_ids
-    assert Findings() == found(told, holdings=(held(POD, *ELSEWHERE),))
-    new_kubelet = found(told, holdings=(held(POD, *ELSEWHERE),), epoch=OLD_KUBELET)
-    assert [OLD_KUBELET] == [row.epoch for row in new_kubelet.confirmed]
-
-
-def test_the_offered_gpu_is_no_mismatch():
-    assert () == mismatched(found(OFFERED, holdings=(held(POD, *OTHER_IDS),)))
+NOT_OFFERED = a_row(epoch=NOW_KUBELET, slice_ids=IDS)
+FIRST = a_row(container="fetch", role=Role.INIT, epoch=NOW_KUBELET, slice_ids=IDS, offered=True)
+SECOND = a_row(shares=(a_share(uuid=G2),), slice_ids=IDS, epoch=NOW_KUBELET)
+INIT = a_row(role=Role.INIT, epoch=NOW_KUBELET, slice_ids=ELSEWHERE, offered=True)
+BOTH = dict.fromkeys({FIRST.key, SECOND.key}, frozenset(IDS))
 
 
 @pytest.mark.parametrize(
-    "ids",
+    ("rows", "ids", "recorded", "mismatches", "drifted"),
     [
-        ELSEWHERE,
-        (SliceId(G1),),
-        (SliceId("foreign"),),
-        (*IDS, *OTHER_IDS),
-        (*IDS, *ELSEWHERE),
+        # Another GPU although the right one was offered; other ids of the offered one.
+        ((OFFERED,), ELSEWHERE, None, (OFFERED.key,), 0),
+        ((OFFERED,), OTHER_IDS, None, (), 0),
+        # What nobody could prevent: another GPU, an id before a switch, no id, too many.
+        ((NOT_OFFERED,), ELSEWHERE, None, (), 1),
+        ((NOT_OFFERED,), (SliceId(G1),), None, (), 1),
+        ((NOT_OFFERED,), (SliceId("foreign"),), None, (), 1),
+        ((NOT_OFFERED,), (*IDS, *OTHER_IDS), None, (), 1),
+        ((NOT_OFFERED,), (*IDS, *ELSEWHERE), None, (), 1),
+        # The ids of an init container are used again: drift of the second alone.
+        ((FIRST, SECOND), IDS, BOTH, (), 1),
+        # An init container's ids are known from what the kubelet asked for and recorded.
+        ((INIT,), (), {}, (), 0),
+        ((INIT,), (), {INIT.key: frozenset(IDS)}, (INIT.key,), 0),
     ],
-    ids=["another GPU", "an id before a switch", "no id", "two for one", "one too many"],
 )
-def test_another_gpu_that_nobody_could_prevent_is_drift_for_as_long_as_it_lasts(ids):
-    row = a_row(epoch=NOW_KUBELET, slice_ids=IDS)
+def test_another_gpu_is_a_mismatch_if_the_right_one_was_offered_and_drift_otherwise(
+    rows, ids, recorded, mismatches, drifted
+):
+    look = {"holdings": (held(POD, *ids),), "recorded": recorded}
 
-    findings = found(row, holdings=(held(POD, *ids),))
+    findings = found(*rows, **look)
 
-    assert () == mismatched(findings)
-    assert (1, 0) == gaps(Ledger(findings.confirmed), NOON)
-
-
-def test_ids_of_an_init_container_that_are_used_again_are_drift_of_the_second_only():
-    first = a_row(container="fetch", role=Role.INIT, epoch=NOW_KUBELET, slice_ids=IDS, offered=True)
-    second = a_row(shares=(a_share(uuid=G2),), slice_ids=IDS, epoch=NOW_KUBELET)
-
-    findings = found(
-        first,
-        second,
-        holdings=(held(POD, *IDS),),
-        recorded=dict.fromkeys({first.key, second.key}, frozenset(IDS)),
-    )
-
-    assert () == mismatched(findings)
-    assert (1, 0) == gaps(Ledger(findings.confirmed), NOON)
-
-
-def test_an_init_containers_mismatch_is_known_from_what_the_kubelet_asked_for():
-    row = a_row(role=Role.INIT, epoch=NOW_KUBELET, slice_ids=ELSEWHERE, offered=True)
-
-    known = (held(POD),)
-
-    assert () == mismatched(found(row, holdings=known, recorded={}))
-    recorded = {row.key: frozenset(IDS)}
-    assert (row.key,) == mismatched(found(row, holdings=known, recorded=recorded))
+    assert mismatches == mismatched(findings)
+    assert (drifted, 0) == gaps(Ledger(findings.confirmed), NOON)
+    # It is said once, and a new kubelet confirms the same.
+    if findings.confirmed:
+        assert Findings() == found(*findings.confirmed, **look)
+        anew = found(*findings.confirmed, **look, epoch=OLD_KUBELET)
+        assert {OLD_KUBELET} == {row.epoch for row in anew.confirmed}
 
 
 def test_foreign_ids_are_named_as_they_are():
