@@ -8,6 +8,7 @@ them.
 
 import contextlib
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final
 
@@ -27,6 +28,9 @@ LOADER: Final[type[yaml.SafeLoader]] = getattr(yaml, "CSafeLoader", yaml.SafeLoa
 MISFITS: Final = ValueError, TypeError, LookupError, AttributeError, ArithmeticError
 """What the constructors of YAML raise for a value that does not fit its tag (`!!bool maybe`), and
 for a number with too many digits."""
+
+_UNLIKE: Final = re.compile(r"(?:\\u[dD][89a-fA-F][0-9a-fA-F]{2})+|\\.|[\t\x85\u2028\u2029\ufeff]")
+"""What the parsers of YAML read otherwise than JSON, or refuse, and other escapes."""
 
 TOLD: Final = 20
 """Warnings of one kind about one file; further ones are only counted."""
@@ -96,7 +100,16 @@ def read_json(content: bytes, name: str) -> "Place":
             where = f"{name}:{error.lineno}:{error.colno}"
             problem = error.msg.removesuffix(" at").removesuffix(" starting")
             raise SettingsError(f"{where}: not valid JSON: {problem}") from error
-    return read_yaml(content, name, is_json=True)
+    return read_yaml(_UNLIKE.sub(_for_yaml, text).encode(), name, is_json=True)
+
+
+def _for_yaml(found: re.Match[str]) -> str:
+    """A form with the same meaning in both languages. Tabs of JSON are outside its texts."""
+    part = found[0]
+    if len(part) > 2:
+        # Two escapes are a character; half of one becomes U+FFFD, as in Go.
+        return json.loads(f'"{part}"').encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return part if part[0] == "\\" else " " if part == "\t" else f"\\u{ord(part):04x}"
 
 
 def _decoded(content: bytes, name: str) -> str:

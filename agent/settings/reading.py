@@ -70,7 +70,9 @@ def _profile(item: Place, errors: list[str]) -> SettingsProfile:
     head: dict[str, object] = {}
     settings: list[Setting] = []
     for key, here, value in item.pairs():
-        if key in ProfileHead.__struct_fields__:
+        if key == "match":
+            head[key] = {name: inner.value() for name, _, inner in value.pairs()}
+        elif key == "name":
             head[key] = value.value()
         else:
             settings.extend(_settings(key, here, value, LIVE, errors))
@@ -118,6 +120,7 @@ def _settings(
 PREFIX: Final = "HAMI_AGENT_"
 SERVICE_HOST: Final = "_SERVICE_HOST"
 VARIABLES: Final = frozenset(field.variables[0] for field in FIELDS)
+SCORE_SWITCH: Final = "ENABLE_TOPOLOGY_SCORE"
 
 
 class InheritedSetting(msgspec.Struct, frozen=True):
@@ -189,6 +192,14 @@ def read_surroundings(
         for name in ("DP_DISABLE_HEALTHCHECKS", "DP_ENABLE_HEALTHCHECKS")
         for item in malformed(environ.get(name, ""))
     ]
+
+    # HAMi's plugin takes every text but `true` for false, and never ends because of it.
+    score = environ.get(SCORE_SWITCH, "")
+    if score and score != "true":
+        environ = {**environ, SCORE_SWITCH: "false"}
+        if score not in FALSE:
+            text = f"env {SCORE_SWITCH}: {shown(score)} is not true"
+            warnings.append(f"{text}, so the scores are off, as in HAMi's plugin")
 
     for foreign in FOREIGN:
         flag = foreign.flags[0]

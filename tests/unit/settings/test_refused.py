@@ -4,14 +4,16 @@ c.yaml is the agent's own file, d.yaml HAMi's device-config.yaml, n.json HAMi's 
 """
 
 import json
+from unittest import mock
 
 import pytest
 import yaml
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from agent.errors import SettingsError
 from agent.ledger import SourceFile
+from agent.settings import files
 from agent.settings.files import Place, read_json
 from agent.settings.reading import make_plan
 from agent.settings.schema import FIELDS, build
@@ -144,6 +146,7 @@ OWN = [
                 13,
                 "profiles[0]: Object contains unknown field `node`",
             ),
+            ("{name: p, match: {nodes: [a], nodes: [b]}}", 43, "profiles[0].match: the key `nodes`"),
             ("{name: p, match: {nodes: a}}", 13, "profiles[0]: Expected `array`, got `str`"),
             ("{name: p, match: {nodes: []}}", 13, "profiles[0]: Expected `array` of length >= 1"),
             ("{name: p, match: {labels: 'a b'}}", 13, "profiles[0]: 'a b' is not a"),
@@ -427,12 +430,15 @@ def test_any_text_of_a_variable_and_a_flag_is_taken_or_refused(field, value: str
 
 # HAMi's config.json is read as JSON, though its places are those of YAML.
 
+CONTROLS = "\x7f\ufffe\uffff" + "".join(map(chr, {*range(0x80, 0xA0)} - {0x85}))
+"""Of these a file is refused, as one that is not UTF-8."""
+
 LEAF = (
     st.none()
     | st.booleans()
     | st.integers()
     | st.floats(allow_nan=False, allow_infinity=False)
-    | st.text(st.characters(max_codepoint=0xD7FF))
+    | st.text(st.characters(exclude_categories=["Cs"], exclude_characters=CONTROLS))
 )
 KEY = st.from_regex(r"[a-z]{1,5}", fullmatch=True)
 JSON = st.recursive(LEAF, lambda one: st.lists(one) | st.dictionaries(KEY, one), max_leaves=12)
@@ -446,8 +452,16 @@ def plain(place: Place) -> object:
     return [plain(item) for item in place.items()] if is_list else place.value()
 
 
+@pytest.mark.parametrize("loader", [files.LOADER, yaml.SafeLoader])
 @settings(deadline=None, max_examples=50)
-@given(JSON)
-def test_json_is_read_as_json_reads_it(value: object):
-    for indent in (None, 2, "\t"):
-        assert value == plain(read_json(json.dumps(value, indent=indent).encode(), "f.json"))
+@given(value=JSON)
+@example(value=[r"\u0041 \ud83d", "\U0001f600", "\u2028\x85"])
+def test_json_is_read_as_json_reads_it(loader, value: object):
+    with mock.patch.object(files, "LOADER", loader):
+        for indent, is_ascii in ((None, True), (2, False), ("\t", True)):
+            text = json.dumps(value, indent=indent, ensure_ascii=is_ascii)
+            assert value == plain(read_json(text.encode(), "f.json"))
+
+
+def test_half_of_a_character_is_replaced_as_go_does():
+    assert ["\ufffd\U0001f600"] == plain(read_json(rb'["\ud800\ud83d\uDE00"]', "f.json"))

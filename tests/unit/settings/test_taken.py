@@ -186,6 +186,13 @@ VALUES = [
         ]
     ),
     *(
+        ({"environ": {"ENABLE_TOPOLOGY_SCORE": word}}, {"report.topologyScore": False}, (warned,))
+        for word, warned in [
+            ("TRUE", "env ENABLE_TOPOLOGY_SCORE: 'TRUE' is not true, so the scores are off, as in"),
+            ("yes, please", "env ENABLE_TOPOLOGY_SCORE: 'yes, please' is not true"),
+        ]
+    ),
+    *(
         ({"environ": environ}, values, (warned,))
         for environ, values, warned in [
             (
