@@ -16,6 +16,7 @@ LIVE = "document.getElementById('link')?.textContent.startsWith('Live')"
 TEXT = "(document.body?.innerText ?? '')"
 FOCUS = "document.activeElement.id"
 SHOWN = "[...document.querySelectorAll('#rows tr')].filter((row) => !row.hidden)"
+NOTICE = "idle for 1 h"
 PLACE = "document.getElementById('filter').getBoundingClientRect().top"
 TAB = 9
 
@@ -60,11 +61,14 @@ async def test_an_xid_is_shown_while_the_page_is_open_and_disturbs_nobody(tab, n
     )
     place = await tab.evaluate(PLACE)
     assert "H-079" not in await tab.evaluate(TEXT)
+    # A notice about a container comes and goes.
+    await tab.evaluate(f"document.querySelector('#allocations table').after('{NOTICE}')")
 
     node.hardware.xid("1", 79)
 
     assert await tab.until("document.getElementById('gpu-1').innerText.includes('not offered')")
     assert await tab.until(f"{TEXT}.includes('fallen off the bus')")
+    assert NOTICE not in await tab.evaluate(TEXT)
     assert ["filter", "demo pair", True, 2] == await tab.evaluate(
         f"[{FOCUS}, document.activeElement.value, document.querySelector('details').open,"
         f" {SHOWN}.length]"
