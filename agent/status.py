@@ -559,8 +559,8 @@ def lock_status(annotations: Mapping[str, str]) -> LockStatus | None:
 # The status of a node as its objects at the API server show it, where no agent answers.
 
 UNTOLD: Final = (
-    "the Node's register annotation says that it is unhealthy; neither the Node's Events of the "
-    "last hour nor a condition GpuDegraded say why: read the log of its device plugin"
+    "the Node's register annotation says that it is unhealthy; no condition GpuDegraded and no "
+    "Event of the last hour that was read says why: read the log of its device plugin"
 )
 
 _CONDITIONS: Final = {

@@ -466,7 +466,7 @@ def add_parser(subparsers: Subparsers) -> None:
     parser.add_argument(
         "--resource",
         metavar="NAME",
-        help=f"with --node: the resource name of slices (default {RESOURCE})",
+        help=f"the resource name of slices in the cluster (default {RESOURCE})",
     )
     add_cluster(parser)
 
