@@ -146,7 +146,11 @@ OWN = [
                 13,
                 "profiles[0]: Object contains unknown field `node`",
             ),
-            ("{name: p, match: {nodes: [a], nodes: [b]}}", 43, "profiles[0].match: the key `nodes`"),
+            (
+                "{name: p, match: {nodes: [a], nodes: [b]}}",
+                43,
+                "profiles[0].match: the key `nodes`",
+            ),
             ("{name: p, match: {nodes: a}}", 13, "profiles[0]: Expected `array`, got `str`"),
             ("{name: p, match: {nodes: []}}", 13, "profiles[0]: Expected `array` of length >= 1"),
             ("{name: p, match: {labels: 'a b'}}", 13, "profiles[0]: 'a b' is not a"),
