@@ -108,7 +108,8 @@ def _for_yaml(found: re.Match[str]) -> str:
     part = found[0]
     if len(part) > 2:
         # Two escapes are a character; half of one becomes U+FFFD, as in Go.
-        return json.loads(f'"{part}"').encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+        pair: str = json.loads(f'"{part}"')
+        return pair.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     return part if part[0] == "\\" else " " if part == "\t" else f"\\u{ord(part):04x}"
 
 

@@ -4,7 +4,6 @@ c.yaml is the agent's own file, d.yaml HAMi's device-config.yaml, n.json HAMi's 
 """
 
 import json
-from unittest import mock
 
 import pytest
 import yaml
@@ -461,7 +460,8 @@ def plain(place: Place) -> object:
 @given(value=JSON)
 @example(value=[r"\u0041 \ud83d", "\U0001f600", "\u2028\x85"])
 def test_json_is_read_as_json_reads_it(loader, value: object):
-    with mock.patch.object(files, "LOADER", loader):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(files, "LOADER", loader)
         for indent, is_ascii in ((None, True), (2, False), ("\t", True)):
             text = json.dumps(value, indent=indent, ensure_ascii=is_ascii)
             assert value == plain(read_json(text.encode(), "f.json"))
