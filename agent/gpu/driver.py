@@ -435,6 +435,8 @@ class NvmlDriver:
         self._sys_root = sys_root
         self._session = NvmlSession(library, self._find, sys_root, deadline)
         self._links: dict[GpuUuid, LinkRow] = {}
+        self._linked: OpenedSession | None = None
+        """The session in which the links were read."""
         self._renewed = False
         """A new session was begun because all GPUs failed, and none has answered since."""
         self._there_at = self._now()
@@ -616,9 +618,9 @@ class NvmlDriver:
             self._table.count = await self._session.call(opened, DRIVER, count)
 
     async def _with_links(self, opened: OpenedSession, gpus: list[Gpu]) -> list[Gpu]:
-        """The GPUs with the links between them, which are read once for each set of GPUs."""
+        """The GPUs with the links between them, read once for each set of GPUs in a session."""
         rows = self._links
-        if rows.keys() != {gpu.uuid for gpu in gpus}:
+        if self._linked is not opened or rows.keys() != {gpu.uuid for gpu in gpus}:
             rows, places = {}, {str(gpu.uuid): gpu.index for gpu in gpus}
             work = partial(link_row, self._library, self._table, gpus)
             for name, answer in (await self._each(opened, places, work)).items():
@@ -627,6 +629,7 @@ class NvmlDriver:
                 else:
                     log.info("driver.links_unknown", gpu=name, err=str(answer))
 
+            self._linked = opened
             self._links = rows  # without those that failed, so the next scan reads them again
 
         return [linked(gpu, gpus, rows) for gpu in gpus]
