@@ -120,20 +120,22 @@ class GpuTable:
 
         return attributed(named, unseen)
 
-    def release(self, uuids: Collection[GpuUuid]) -> bool:
-        """Let no thread open these GPUs from now on. Returns whether no known one is left.
+    def release(self, uuids: Collection[GpuUuid], *, everything: bool) -> bool:
+        """Let no thread open these GPUs from now on. Returns whether none may be opened.
 
         Raises GpuError for a GPU that was never described, unless all known ones are released with
-        it: then no session can hold it.
+        it, or `everything`: then no session can hold it.
         """
-        are_all = bool(self._known) and self._known.keys() <= {*uuids, *self.released}
+        are_all = everything or (
+            bool(self._known) and self._known.keys() <= {*uuids, *self.released}
+        )
         for uuid in uuids:
             if uuid not in self._known and not are_all:
                 text = "the driver has not described it; only `hami-agent release all` releases it"
                 raise GpuError(uuid, text)
 
         self.released |= set(uuids)
-        return self._known.keys() <= self.released
+        return everything or self._known.keys() <= self.released
 
     # On the threads of the GPUs.
 
@@ -518,7 +520,7 @@ class NvmlDriver:
 
         Raises GpuError for an unknown GPU, DriverError when a call does not return and holds them.
         """
-        if self._table.release(uuids) or everything:
+        if self._table.release(uuids, everything=everything):
             self._session.withheld = "all GPUs are released: hami-agent recheck takes them back"
 
         await self._session.shut("GPUs are released; a new session begins without them")

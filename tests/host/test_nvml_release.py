@@ -241,6 +241,15 @@ async def test_all_are_let_go_of_although_one_of_them_was_never_described(stub_d
     assert [G0, G1, G2] == [gpu.uuid for gpu in (await stub_driver.scan()).gpus]
 
 
+async def test_all_are_let_go_of_also_beside_one_that_nobody_shares_and_one_never_described(
+    stub_driver, stub
+):
+    await stub_driver.scan()
+    await stub_driver.release([G0, G2, UUIDS[9]], everything=True)  # G1 is in MIG mode
+
+    assert ([False] * 3, 0) == (attached(stub), stub.sessions)
+
+
 async def test_one_never_described_that_is_taken_back_alone_is_found_once_all_are(
     stub_driver, stub
 ):
