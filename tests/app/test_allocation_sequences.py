@@ -150,7 +150,7 @@ async def test_an_agent_that_was_away_for_a_day_closes_what_ended_and_keeps_what
         await story.runs("stays", SMALL)
         await story.runs("goes", SMALL)
         story.world.kill_agent_at(0, DAY)
-        await story.until(lambda: story.world.agent is None)
+        await story.until(lambda: story.world.agent is None, 120)  # at rest it takes few steps
         story.world.delete(story.pod("goes"), 1)
         await asyncio.sleep(DAY)
 
