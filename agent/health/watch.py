@@ -38,7 +38,10 @@ log = structlog.get_logger(__name__)
 # Keeps the driver's stream of events open, and knows whether the agent receives events.
 
 SETTLED: Final = 5.0
-"""Seconds that a stream must be open without an error before the agent relies on it."""
+"""Seconds that a stream must be open without an error before the agent relies on it.
+
+The next one may take as long to open before the GPUs count as unmonitored.
+"""
 
 FIRST_RETRY: Final = 0.5
 LAST_RETRY: Final = 30.0
@@ -107,8 +110,8 @@ class EventListener:
         """Why the agent does not receive events; empty: it does, or the first stream opens yet."""
         if self._has_settled():
             self._note_restored()
-        elif not self._opened.is_set() and loop_time() - self._ended_at >= LISTEN_FIRST:
-            # The driver may take long to open the next one: until then no event is heard either.
+        elif not self._opened.is_set() and loop_time() - self._ended_at >= SETTLED:
+            # The driver may hang at the opening of the next one.
             self._note_lost(self._lost_reason or NOT_OPEN)
         return self._lost_reason
 
