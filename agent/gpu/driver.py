@@ -121,20 +121,22 @@ class GpuTable:
 
         return attributed(named, unseen)
 
-    def release(self, uuids: Collection[GpuUuid]) -> bool:
-        """Let no thread open these GPUs from now on. Returns whether no known one is left.
+    def release(self, uuids: Collection[GpuUuid], *, everything: bool) -> bool:
+        """Let no thread open these GPUs from now on. Returns whether none may be opened.
 
         Raises GpuError for a GPU that was never described, unless all known ones are released with
-        it: then no session can hold it.
+        it, or `everything`: then no session can hold it.
         """
-        are_all = bool(self._known) and self._known.keys() <= {*uuids, *self.released}
+        are_all = everything or (
+            bool(self._known) and self._known.keys() <= {*uuids, *self.released}
+        )
         for uuid in uuids:
             if uuid not in self._known and not are_all:
                 text = "the driver has not described it; only `hami-agent release all` releases it"
                 raise GpuError(uuid, text)
 
         self.released |= set(uuids)
-        return self._known.keys() <= self.released
+        return everything or self._known.keys() <= self.released
 
     # On the threads of the GPUs.
 
@@ -436,6 +438,8 @@ class NvmlDriver:
         self._sys_root = sys_root
         self._session = NvmlSession(library, self._find, sys_root, deadline)
         self._links: dict[GpuUuid, LinkRow] = {}
+        self._linked: OpenedSession | None = None
+        """The session in which the links were read."""
         self._renewed = False
         """A new session was begun because all GPUs failed, and none has answered since."""
         self._there_at = self._now()
@@ -517,7 +521,7 @@ class NvmlDriver:
 
         Raises GpuError for an unknown GPU, DriverError when a call does not return and holds them.
         """
-        if self._table.release(uuids) or everything:
+        if self._table.release(uuids, everything=everything):
             self._session.withheld = "all GPUs are released: hami-agent recheck takes them back"
 
         await self._session.shut("GPUs are released; a new session begins without them")
@@ -617,9 +621,9 @@ class NvmlDriver:
             self._table.count = await self._session.call(opened, DRIVER, count)
 
     async def _with_links(self, opened: OpenedSession, gpus: list[Gpu]) -> list[Gpu]:
-        """The GPUs with the links between them, which are read once for each set of GPUs."""
+        """The GPUs with the links between them, read once for each set of GPUs in a session."""
         rows = self._links
-        if rows.keys() != {gpu.uuid for gpu in gpus}:
+        if self._linked is not opened or rows.keys() != {gpu.uuid for gpu in gpus}:
             rows, places = {}, {str(gpu.uuid): gpu.index for gpu in gpus}
             work = partial(link_row, self._library, self._table, gpus)
             for name, answer in (await self._each(opened, places, work)).items():
@@ -628,6 +632,7 @@ class NvmlDriver:
                 else:
                     log.info("driver.links_unknown", gpu=name, err=str(answer))
 
+            self._linked = opened
             self._links = rows  # without those that failed, so the next scan reads them again
 
         return [linked(gpu, gpus, rows) for gpu in gpus]

@@ -622,6 +622,8 @@ class NvmlSession:
         no other library is loaded. Runs on a thread.
         """
         library = self._library
+        if self.withheld:  # since it was asked for
+            raise DriverError(self.withheld)
         if self.current is not None:
             return self.current
         if alone:

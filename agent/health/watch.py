@@ -2,6 +2,7 @@
 
 import asyncio
 import datetime as dt
+import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
@@ -37,10 +38,18 @@ log = structlog.get_logger(__name__)
 # Keeps the driver's stream of events open, and knows whether the agent receives events.
 
 SETTLED: Final = 5.0
-"""Seconds that a stream must be open without an error before the agent relies on it."""
+"""Seconds that a stream must be open without an error before the agent relies on it.
+
+The next one may take as long to open before the GPUs count as unmonitored.
+"""
 
 FIRST_RETRY: Final = 0.5
 LAST_RETRY: Final = 30.0
+
+LISTEN_FIRST: Final = 1.0
+"""Seconds for a stream to open before a GPU is served again without it, and told so."""
+
+NOT_OPEN: Final = "the stream of events has not opened"
 
 
 class EventListener:
@@ -51,6 +60,8 @@ class EventListener:
         self._take = take
         self._opened_at = 0.0
         self._lost_reason = ""
+        self._ended_at = math.inf
+        """When the last stream ended."""
         self.wanted = asyncio.Event()
         """Set it to have the stream opened at once: what had ended it may be over."""
         self._opened = asyncio.Event()
@@ -73,10 +84,9 @@ class EventListener:
             # the events are lost.
             has_held = self._has_settled()
             self._opened.clear()
+            self._ended_at = loop_time()
             if not has_held:
-                if not self._lost_reason:
-                    log.warning("driver.events_lost", err=reason)
-                self._lost_reason = reason
+                self._note_lost(reason)
 
             # An XID that came in between is heard by nobody. The scan and the probes find a GPU
             # that is lost, refused or asks for a reset.
@@ -90,14 +100,19 @@ class EventListener:
             return False
 
         self.wanted.set()
-        await await_event(self._opened, within)
-        self._note_restored()
+        if await await_event(self._opened, within):
+            self._note_restored()
+        else:
+            self._note_lost(self._lost_reason or NOT_OPEN)
         return True
 
     def obstacle(self) -> str:
         """Why the agent does not receive events; empty: it does, or the first stream opens yet."""
         if self._has_settled():
             self._note_restored()
+        elif not self._opened.is_set() and loop_time() - self._ended_at >= SETTLED:
+            # The driver may hang at the opening of the next one.
+            self._note_lost(self._lost_reason or NOT_OPEN)
         return self._lost_reason
 
     def _has_settled(self) -> bool:
@@ -106,6 +121,11 @@ class EventListener:
     def _note_open(self) -> None:
         self._opened_at = loop_time()
         self._opened.set()
+
+    def _note_lost(self, reason: str) -> None:
+        if not self._lost_reason:
+            log.warning("driver.events_lost", err=reason)
+        self._lost_reason = reason
 
     def _note_restored(self) -> None:
         if self._lost_reason and self._opened.is_set():
@@ -126,9 +146,6 @@ TICK: Final = 0.001
 
 SECOND_LOOK: Final = 5.0
 """Seconds from a failed probe to the next one, which decides. It is more than SAME_HICCUP."""
-
-LISTEN_FIRST: Final = 1.0
-"""Seconds for the stream of events to open before a GPU is served again without it."""
 
 LOOK_PERIOD: Final = 1.0
 """Seconds between rounds of probes because of XIDs that change no verdict."""
@@ -223,6 +240,9 @@ class HealthWatch:
 
         if settings.off:
             self._health = dict.fromkeys(self._health, judge.switched_off(self._now()))
+
+        if any(health.silent and health.serving for health in self._health.values()):
+            self._age_later()
 
         if self._health:
             judged(dict(self._health))
@@ -460,8 +480,13 @@ class HealthWatch:
             reports, self._waiting = tuple(self._waiting.values()), {}
 
             verdicts = self._judged(reports)
-            moves = any(new.serving != self._health_of(u).serving for u, new in verdicts.items())
-            if moves and await self._listener.ensure_open(LISTEN_FIRST):
+            moves = {
+                new.serving
+                for u, new in verdicts.items()
+                if new.serving != self._health_of(u).serving
+            }
+            # Only an offer waits for the stream. What ended it may be the GPU to be withdrawn.
+            if True in moves and await self._listener.ensure_open(LISTEN_FIRST):
                 self._probe_now.set()  # the probes were made while no event was heard
                 verdicts = self._judged(reports)  # an operator may have released a GPU meanwhile
 
@@ -498,9 +523,7 @@ class HealthWatch:
         for uuid, new in changed.items():
             old = self._health_of(uuid)
             if new.silent and new.serving and not old.silent:
-                # A silent GPU is served for `driver_hang` and not longer.
-                end = self._settings.driver_hang + TICK
-                asyncio.get_running_loop().call_later(end, self._age)
+                self._age_later()
 
             if (old.condition, old.serving, old.action) == (new.condition, new.serving, new.action):
                 continue
@@ -528,6 +551,10 @@ class HealthWatch:
             self._remember(dict(self._health))
 
         return moved
+
+    def _age_later(self) -> None:
+        """A GPU that is silent from now on is served for `driver_hang` and not longer."""
+        asyncio.get_running_loop().call_later(self._settings.driver_hang + TICK, self._age)
 
     def _age(self) -> None:
         now, known = self._now(), self._health.items()

@@ -88,6 +88,23 @@ async def test_with_all_released_no_session_is_open_and_none_is_begun(stub_drive
     assert ([True, False, False], 1) == (attached(stub), stub.calls("nvmlInitWithFlags") - begun)
 
 
+async def test_a_session_that_was_asked_for_just_before_the_release_of_all_is_not_begun(
+    stub_driver, stub
+):
+    await stub_driver.scan()
+    await stub_driver.release([G1])  # which ends the session
+
+    async def refused() -> None:
+        with pytest.raises(DriverError, match="released"):
+            await stub_driver.scan()
+
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(refused())
+        tasks.create_task(stub_driver.release([G0, G2], everything=True))
+
+    assert stub_driver._session.current is None
+
+
 async def test_all_are_let_go_of_with_those_that_nobody_shares(stub_driver, stub):
     await stub_driver.scan()
     await stub_driver.release([G0, G2], everything=True)  # G1 is in MIG mode, or filtered out
@@ -222,6 +239,15 @@ async def test_all_are_let_go_of_although_one_of_them_was_never_described(stub_d
     for uuid in (G0, G1, G2):
         stub_driver.take_back(uuid)
     assert [G0, G1, G2] == [gpu.uuid for gpu in (await stub_driver.scan()).gpus]
+
+
+async def test_all_are_let_go_of_also_beside_one_that_nobody_shares_and_one_never_described(
+    stub_driver, stub
+):
+    await stub_driver.scan()
+    await stub_driver.release([G0, G2, UUIDS[9]], everything=True)  # G1 is in MIG mode
+
+    assert ([False] * 3, 0) == (attached(stub), stub.sessions)
 
 
 async def test_one_never_described_that_is_taken_back_alone_is_found_once_all_are(

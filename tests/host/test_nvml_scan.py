@@ -312,6 +312,18 @@ async def test_links_are_asked_once_and_again_when_other_gpus_are_here(library, 
     assert asked == same < library.calls["nvmlDeviceGetTopologyCommonAncestor"]
 
 
+async def test_links_are_asked_again_in_another_session(library, driver):
+    await driver.scan()
+    # The driver was loaded again, and its NVLinks are up now.
+    library.gpus[0].links = [(DIRECT, library.gpus[1].bus)] * 4
+    library.failures["nvmlDeviceGetName", None] = 1
+    with pytest.raises(DriverError):
+        await driver.scan()
+    library.failures.clear()
+
+    assert 4 == (await driver.scan()).gpus[0].links[0].nvlinks
+
+
 async def test_a_link_whose_other_end_the_driver_does_not_tell_leaves_the_rest_known(
     library, driver
 ):

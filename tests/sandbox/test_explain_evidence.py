@@ -255,6 +255,15 @@ def test_an_old_fault_of_a_gpu_is_noted_only_while_the_gpu_is_unhealthy(healthy,
     assert "XID 94" in " ".join(gate.facts)
 
 
+def test_an_old_fault_of_a_gpu_stays_noted_where_the_nodes_cannot_be_read():
+    metadata = {"annotations": {"hami.io/vgpu-devices-allocated": "GPU-a,NVIDIA,1000,0:;"}}
+    fallen = event("GpuDegradedForPod", "GPU 0 (GPU-a), which the pod holds: XID 94", 7, AGENT)
+    gate = told(a_pod(RUNS, "n1", metadata=metadata), fallen, **PODS_UNREAD).gate("running")
+
+    assert "noted" == gate.verdict.value
+    assert "healthy now" not in " ".join(gate.facts)
+
+
 BAD = event("GpuUnhealthy", "GPU 0 (GPU-a): XID 48", 900, AGENT, "n1")
 
 

@@ -408,11 +408,13 @@ def running_gate(world: World, pod: JsonObject, now: dt.datetime) -> Gate:
         if deleting := deletion(pod, now):
             return Gate(RUNNING, GateVerdict.NOTED, *deleting, (*held, *words))
         said = "it runs and holds:" if held else "it runs"
-        healed = ("its node reports all of its GPUs as healthy now",) if any(fallen) else ()
-        facts = (*held, *words, *healed)
+        is_read = str(pod["spec"].get("nodeName")) in world.nodes
+        is_well = ("its node reports all of its GPUs as healthy now",)
+        facts = (*held, *words, *(is_well if any(fallen) and is_read else ()))
         # What the agent said of a GPU is over; what it said of the pod itself may not be.
-        verdict = GateVerdict.PASSED if all(fallen) else GateVerdict.NOTED
-        return Gate(RUNNING, verdict, said, "" if all(fallen) else "E-START", facts=facts)
+        is_over = all(fallen) and (is_read or not fallen)
+        verdict = GateVerdict.PASSED if is_over else GateVerdict.NOTED
+        return Gate(RUNNING, verdict, said, "" if is_over else "E-START", facts=facts)
     if phase in TERMINAL:
         said = f"it has ended ({phase}) and holds nothing"
         facts = (*((cap(status_text(pod), TEXT),) if status_text(pod) else ()), *_ends(pod), *words)

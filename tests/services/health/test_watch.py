@@ -176,6 +176,17 @@ async def test_what_was_recalled_is_known_before_the_first_scan(booted, conditio
     assert [{G1}] == [verdict.keys() for verdict in bench.verdicts]
 
 
+async def test_a_gpu_that_was_silent_before_the_start_is_served_for_a_minute_too():
+    silent = a_health(condition=Condition.UNMONITORED, cause="driver", text="no reply [H-SILENT]")
+    driver = ScriptedDriver()
+    driver.hung = True
+    async with running(recalled={G1: silent}, driver=driver) as bench:
+        await asyncio.sleep(59.9)
+        assert bench.of(G1).serving
+        await asyncio.sleep(0.2)
+        assert not bench.of(G1).serving
+
+
 async def test_one_line_is_logged_per_change():
     with structlog.testing.capture_logs() as lines:
         async with running() as bench:
