@@ -114,8 +114,8 @@ class ReconcileFacts(msgspec.Struct, frozen=True, dict=True):
     - `elapsed`: the loop's time.
     - `recorded`: the ids in the kubelet's checkpoint file by container; None: not read.
     - `directories`: the container directories, and when each changed; empty: not searched.
-    - `idle`: as the last reconcile found it, of the same kubelet instance; `idle_at`: when that was;
-      infinite: there was none.
+    - `idle`: as the last reconcile found it, of the same kubelet instance.
+      `idle_at`: when that was; infinite: there was none.
     """
 
     table: PodTable
@@ -172,7 +172,7 @@ def _closing(
 
     `unused`: rows without a container, and the seconds that each stays.
     """
-    # A row became idle after the last reconcile, and its pod may have been deleted long before this.
+    # A row became idle after the last reconcile: when its pod was deleted, if that is known.
     ages = {
         grave.pod.uid: (seen.now - grave.deleted_at).total_seconds()
         for grave in seen.table.tombstones

@@ -282,7 +282,7 @@ def read_file(path: Path, limit: int, *, needed: bool = True) -> bytes | None:
     Blocks for as long as the file system hangs. Raises SettingsError.
     """
     try:
-        # Not is_file(): from Python 3.14 on it takes a file that cannot be reached for a missing one.
+        # Not is_file(): from Python 3.14 on, a file that cannot be reached is a missing one to it.
         mode = path.stat().st_mode
         if not needed and not stat.S_ISREG(mode):
             return None

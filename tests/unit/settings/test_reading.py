@@ -165,7 +165,6 @@ def test_a_file_that_cannot_be_reached_is_not_a_missing_one(tmp_path, monkeypatc
         read_file(tmp_path / ("x" * 300), 10, needed=False)
 
 
-
 @pytest.mark.parametrize("name", ["config.yaml", "device-config.yaml", "config.json"])
 async def test_one_read_that_hung_is_forgotten_at_the_next_also_if_nothing_is_there(
     none_there, monkeypatch, name
