@@ -168,5 +168,6 @@ class Disk(Protocol):
         """Durably replace: temp, write, fsync, rename, directory fsync.
 
         `keep` names a file that receives the former content (a second durable generation).
-        Raises StateError; then the old content is still there.
+        Raises StateError; then the old content is there. Exception: if only the directory fsync
+        failed, the new content may be there.
         """

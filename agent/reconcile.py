@@ -115,6 +115,7 @@ class ReconcileFacts(msgspec.Struct, frozen=True, dict=True):
     - `recorded`: the ids in the kubelet's checkpoint file by container; None: not read.
     - `directories`: the container directories, and when each changed; empty: not searched.
     - `idle`: as the last reconcile found it, of the same kubelet instance.
+      `idle_at`: when that was; infinite: there was none.
     """
 
     table: PodTable
@@ -125,6 +126,7 @@ class ReconcileFacts(msgspec.Struct, frozen=True, dict=True):
     recorded: Mapping[ContainerKey, Held] | None = None
     directories: Mapping[str, dt.datetime] = msgspec.field(default_factory=dict)
     idle: Idle = msgspec.field(default_factory=dict)
+    idle_at: float = math.inf
 
     @functools.cached_property
     def by_pod(self) -> Mapping[PodKey, Holding]:
@@ -170,8 +172,19 @@ def _closing(
 
     `unused`: rows without a container, and the seconds that each stays.
     """
+    # A row became idle after the last reconcile: when its pod was deleted, if that is known.
+    ages = {
+        grave.pod.uid: (seen.now - grave.deleted_at).total_seconds()
+        for grave in seen.table.tombstones
+    }
     names = [(row.key, row.answered_at) for row, _ in unused]
-    idle = {name: seen.idle.get(name, seen.elapsed) for name in names}
+    idle = {
+        name: seen.idle.get(
+            name,
+            min(seen.elapsed, max(seen.idle_at, seen.elapsed - ages.get(name[0].pod_uid, 0.0))),
+        )
+        for name in names
+    }
     ends = [idle[name] + grace for name, (_, grace) in zip(names, unused, strict=True)]
     over = (row for (row, _), end in zip(unused, ends, strict=True) if end <= seen.elapsed)
     return idle, tuple(over), min((end for end in ends if end > seen.elapsed), default=math.inf)
@@ -554,7 +567,7 @@ class Reconcile:
 
     def __post_init__(self) -> None:
         self._idle: Idle = {}
-        self._due = math.inf
+        self._idle_at = self._due = math.inf
         self._failures = 0
         """Lists in a row that left something to do."""
         self._swept_at = -math.inf
@@ -581,7 +594,7 @@ class Reconcile:
 
             if epoch != known:
                 known, known_since = epoch, loop_time()
-                self._idle = {}  # a new kubelet does not know all its pods yet
+                self._idle, self._idle_at = {}, math.inf  # it does not know all its pods yet
 
             done = await self._list(epoch)
             self._failures = 0 if done else self._failures + 1
@@ -649,10 +662,11 @@ class Reconcile:
             recorded=recorded,
             directories=found or {},
             idle=self._idle,
+            idle_at=self._idle_at,
         )
         judge = judge_by_kubelet if is_plain else judge_by_scheduler
         findings = judge(ledger, seen, self.resource.value)
-        self._idle, self._due = findings.idle, findings.due
+        self._idle, self._idle_at, self._due = findings.idle, seen.elapsed, findings.due
 
         # A row that a call is answering is left to the next List, and no call takes one of these.
         over = [row for row in findings.over if row.key not in self.taken]

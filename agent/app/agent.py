@@ -383,9 +383,7 @@ class NodeAgent:
 
     def _scanned(self, scan: Scan) -> None:
         """Update the settings first: they may depend on the GPUs."""
-        known = self.settings.facts.gpus or frozenset()
-        is_known = known == {gpu.uuid for gpu in scan.gpus} and not self.settings.faults
-        listed = scan if is_known else self.settings.saw_gpus(scan)
+        listed = self.settings.saw_gpus(scan)
         if listed is not None:
             self.keeper.found(listed)
 

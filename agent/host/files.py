@@ -282,17 +282,21 @@ def read_file(path: Path, limit: int, *, needed: bool = True) -> bytes | None:
     Blocks for as long as the file system hangs. Raises SettingsError.
     """
     try:
-        if not needed and not path.is_file():
+        # Not is_file(): from Python 3.14 on, a file that cannot be reached is a missing one to it.
+        mode = path.stat().st_mode
+        if not needed and not stat.S_ISREG(mode):
             return None
 
         # A pipe may block for ever. /dev/stdin may be one.
-        if path.is_fifo() and path.parent != Path("/dev"):
+        if stat.S_ISFIFO(mode) and path.parent != Path("/dev"):
             said = "is a pipe, which may block for ever; name a regular file"
             raise SettingsError(f"{path}: {said}")
 
         with path.open("rb") as file:
             content = file.read(limit + 1)
     except OSError as error:
+        if not needed and error.errno in {errno.ENOENT, errno.ENOTDIR, errno.ELOOP}:
+            return None
         said = f"cannot be read: {error.strerror or error}; check the path and its rights"
         raise SettingsError(f"{path}: {said}") from error
 

@@ -264,9 +264,16 @@ class PodWatch:
                 raise ApiError("too many requests by pods that the agent does not know")
             lists.spend(now)
 
-        if self._next is None:
-            self._next = self._group.create_task(self._list())
-        answer = await asyncio.shield(self._next)  # one caller may give up, and others wait
+        if self._next is None or self._next.done():
+            listing = self._list()
+            try:
+                self._next = self._group.create_task(listing)
+            except RuntimeError as error:  # run() ended by a defect and begins again in seconds
+                listing.close()
+                raise ApiError("the agent does not follow the pods now") from error
+        task = self._next
+        await asyncio.wait((task,))  # one caller may give up, and others wait
+        answer = ApiError("the LIST was given up") if task.cancelled() else task.result()
         if isinstance(answer, ApiError):
             raise answer
         return answer

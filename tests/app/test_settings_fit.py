@@ -11,12 +11,15 @@ from agent.cluster import NodeView
 from agent.errors import SettingsError
 from agent.ledger import LastGood, SourceFile
 from agent.model import GpuFault, Scan
+from agent.sandbox.hardware import Description, SimulatedHardware
 from agent.settings.reading import begin, make_plan
 from agent.settings.sources import Sources
 from agent.state import LAST_GOOD_KIND, unseal
+from tests.app.front_node import SETTINGS, joined
 from tests.app.settings_room import GPUS_8, SettingsRoom, a_plan, a_settings_node, start_of
 from tests.builders import NODE, a_gpu, a_uuid
 from tests.fakes.disk import MemoryDisk
+from tests.fakes.hardware_driver import HardwareDriver
 from tests.fakes.offload import Inline
 from tests.services.at_work import at_work
 
@@ -543,3 +546,14 @@ async def test_a_copy_that_does_not_fit_either_stops_the_process(tmp_path, own):
         assert "10000" in str(node.service.refusal)
         assert [] == node.lists
         assert node.service.copy.value is None
+
+
+async def test_gpus_after_a_first_scan_without_any_are_left_out_if_the_settings_do_not_fit():
+    scans = Scan("570", ()), t4(8)
+    driver = HardwareDriver(SimulatedHardware(Description("570", t4(8).gpus)))
+    front = joined(driver, settings=f"{SETTINGS}{LONG}")
+    for scan in scans:
+        front._scanned(scan)
+
+    assert not front.settings.stop.is_set()
+    assert [gpu.uuid for gpu in t4(8).gpus] == [one.gpu for one in front.keeper.left_out.value]

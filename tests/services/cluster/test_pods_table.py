@@ -417,3 +417,43 @@ async def test_however_many_unknown_pods_have_asked_the_locks_owner_has_its_list
             assert (await room.pods.refresh(is_owners=True)).synced
         with pytest.raises(ApiError, match="too many"):
             await room.pods.refresh(is_owners=True)
+
+
+async def test_after_a_defect_a_call_that_needs_a_list_is_told_that_there_is_none():
+    class Defective(FakeApi):
+        async def watch_pods(self, resource_version):
+            yield await anext(super().watch_pods(resource_version))
+            raise ValueError("a defect")
+
+    pods = PodWatch(Defective(), Cell(PodTable()), LoopClock(), NoChance(), Cell(RESOURCE))
+    with pytest.raises(ExceptionGroup):
+        await pods.run()
+
+    with pytest.raises(ApiError, match="does not follow the pods now"):
+        await pods.refresh()
+
+
+async def test_a_list_that_a_defect_cut_off_is_an_error_of_the_api_server():
+    class Defective(FakeApi):
+        async def list_pods(self):
+            if self.calls["list_pods"]:
+                await asyncio.sleep(1)
+            return await super().list_pods()
+
+        async def watch_pods(self, resource_version):
+            yield await anext(super().watch_pods(resource_version))
+            await asyncio.sleep(0.5)
+            raise ValueError("a defect")
+
+    table = Cell(PodTable())
+    pods = PodWatch(Defective(), table, LoopClock(), NoChance(), Cell(RESOURCE))
+
+    async def follow():
+        with pytest.raises(ExceptionGroup):
+            await pods.run()
+
+    async with asyncio.TaskGroup() as group:
+        group.create_task(follow())
+        await table.until(lambda table: table.synced)
+        with pytest.raises(ApiError, match="given up"):
+            await pods.refresh()

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from structlog.testing import capture_logs
 
-from agent.cluster import Phase, PodTable, Role
+from agent.cluster import Phase, PodTable, Role, Tombstone
 from agent.errors import KubeletError, StateError, WitnessThrottled
 from agent.kit.cell import Cell
 from agent.kit.timing import IdleWaiter
@@ -72,8 +72,9 @@ class RowsScene:
         row = a_row(pod_uid=found.pod.uid, pod=found.pod.name, slice_ids=found.ids)
         return msgspec.structs.replace(row, epoch=EPOCH, confirmed=True)
 
-    def see(self, *pods):
-        self.pods.set(PodTable({pod.uid: pod for pod in pods}, synced=True))
+    def see(self, *pods, gone=()):
+        graves = tuple(Tombstone(pod, self.clock.now()) for pod in gone)
+        self.pods.set(PodTable({pod.uid: pod for pod in pods}, graves, synced=True))
 
     async def see_while_it_changes(self, row, *pods):
         """The pods are looked at while that row is on its way to disk."""
@@ -294,6 +295,37 @@ async def test_a_row_that_is_being_answered_with_keeps_its_directory_and_stays()
 
         assert (set(), ()) == (scene.hooks.names, scene.rows)
         assert set() == scene.taken
+
+
+@pytest.mark.parametrize("after", [1.0, PERIOD / 2, PERIOD - 1.0])
+async def test_the_row_of_a_deleted_pod_outlives_it_by_a_minute_whenever_it_was_deleted(after):
+    async with a_scene(msgspec.structs.replace(ROW, confirmed=True)) as scene:
+        scene.witness.admit(POD, main=SLICE)
+        scene.see(POD)
+        await asyncio.sleep(after)
+        scene.witness.forget(POD)
+        scene.see(gone=(POD,))
+
+        await asyncio.sleep(59)
+        assert [ROW.key] == [row.key for row in scene.rows]
+        await asyncio.sleep(2)
+        assert () == scene.rows
+
+
+async def test_a_pod_deleted_before_a_new_kubelet_came_keeps_its_row_for_a_minute_under_it():
+    async with a_scene(msgspec.structs.replace(ROW, confirmed=True)) as scene:
+        scene.witness.admit(POD, main=SLICE)
+        scene.see(POD)
+        await asyncio.sleep(1)
+        scene.witness.forget(POD)
+        scene.see(gone=(POD,))
+        await asyncio.sleep(50)
+        scene.epoch.set(NEXT)
+
+        await asyncio.sleep(59)
+        assert [ROW.key] == [row.key for row in scene.rows]
+        await asyncio.sleep(3)
+        assert () == scene.rows
 
 
 @pytest.mark.parametrize("outage", [2.0, PERIOD, 30 * PERIOD])

@@ -157,6 +157,14 @@ def none_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+def test_a_file_that_cannot_be_reached_is_not_a_missing_one(tmp_path, monkeypatch):
+    # As from Python 3.14 on.
+    monkeypatch.setattr(Path, "is_file", lambda _: False)
+
+    with pytest.raises(SettingsError, match="File name too long"):
+        read_file(tmp_path / ("x" * 300), 10, needed=False)
+
+
 @pytest.mark.parametrize("name", ["config.yaml", "device-config.yaml", "config.json"])
 async def test_one_read_that_hung_is_forgotten_at_the_next_also_if_nothing_is_there(
     none_there, monkeypatch, name
