@@ -149,7 +149,7 @@ ASIDE: Final = re.compile(r"\.removed-[0-9a-f]{1,64}-[0-9a-f]{16}")
 """The name of a directory set aside, with the pod's UID without its hyphens: HAMi's monitors up to
 and including 2.6.1 crash on them."""
 
-STEPS: Final = 10_000
+STEPS: Final = 1000
 """Steps in one directory in one pass: a process may still write into it, and others wait."""
 
 ELF_HEAD = 20

@@ -171,7 +171,17 @@ def _closing(
     `unused`: rows without a container, and the seconds that each stays.
     """
     names = [(row.key, row.answered_at) for row, _ in unused]
-    idle = {name: seen.idle.get(name, seen.elapsed) for name in names}
+    ages = {
+        stone.pod.uid: max((seen.now - stone.deleted_at).total_seconds(), 0.0)
+        for stone in seen.table.tombstones
+    }
+    # A pod may have been deleted long before this List. A new kubelet, which may not know its pods
+    # yet, must not have listed it for the whole grace.
+    since = {
+        name: seen.elapsed - (ages.get(row.key.pod_uid, 0.0) if row.epoch == seen.epoch else 0.0)
+        for name, (row, _) in zip(names, unused, strict=True)
+    }
+    idle = {name: seen.idle.get(name, first) for name, first in since.items()}
     ends = [idle[name] + grace for name, (_, grace) in zip(names, unused, strict=True)]
     over = (row for (row, _), end in zip(unused, ends, strict=True) if end <= seen.elapsed)
     return idle, tuple(over), min((end for end in ends if end > seen.elapsed), default=math.inf)
