@@ -149,8 +149,9 @@ ASIDE: Final = re.compile(r"\.removed-[0-9a-f]{1,64}-[0-9a-f]{16}")
 """The name of a directory set aside, with the pod's UID without its hyphens: HAMi's monitors up to
 and including 2.6.1 crash on them."""
 
-STEPS: Final = 1000
-"""Steps in one directory in one pass: a process may still write into it, and others wait."""
+STEPS: Final = 10_000
+"""Steps in one directory in one pass: a process may still write into it, and others wait. A pass
+over what stays needs fewer: it is given up after FAILURES (kit/disk) entries."""
 
 ELF_HEAD = 20
 """Bytes of an ELF header with its magic number, class (the fifth) and machine (the last two)."""

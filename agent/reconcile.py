@@ -84,7 +84,7 @@ UNCONFIRMED_AFTER = dt.timedelta(seconds=60)
 # How long a row stays while no container is seen with it.
 
 VANISHED_GRACE = 60.0
-"""In hami mode, after its pod is gone from the watch and the kubelet, or has failed."""
+"""In hami mode, after its pod was deleted, and the kubelet does not have it, or is seen failed."""
 
 GONE_GRACE = 10.0
 """When the kubelet instance that named its holder no longer lists it."""
@@ -175,13 +175,13 @@ def _closing(
         stone.pod.uid: max((seen.now - stone.deleted_at).total_seconds(), 0.0)
         for stone in seen.table.tombstones
     }
-    # A pod may have been deleted long before this List. A new kubelet, which may not know its pods
-    # yet, must not have listed it for the whole grace.
-    since = {
-        name: seen.elapsed - (ages.get(row.key.pod_uid, 0.0) if row.epoch == seen.epoch else 0.0)
-        for name, (row, _) in zip(names, unused, strict=True)
+    # The first List after a deletion may be PERIOD later. A new kubelet may not know its pods yet:
+    # under it no time before its own Lists counts.
+    age_of = (ages.get(row.key.pod_uid, 0.0) * (row.epoch == seen.epoch) for row, _ in unused)
+    idle = {
+        name: seen.idle.get(name, seen.elapsed - age)
+        for name, age in zip(names, age_of, strict=True)
     }
-    idle = {name: seen.idle.get(name, first) for name, first in since.items()}
     ends = [idle[name] + grace for name, (_, grace) in zip(names, unused, strict=True)]
     over = (row for (row, _), end in zip(unused, ends, strict=True) if end <= seen.elapsed)
     return idle, tuple(over), min((end for end in ends if end > seen.elapsed), default=math.inf)
