@@ -150,7 +150,11 @@ ASIDE: Final = re.compile(r"\.removed-[0-9a-f]{1,64}-[0-9a-f]{16}")
 and including 2.6.1 crash on them."""
 
 STEPS: Final = 10_000
-"""Steps in one directory in one pass: a process may still write into it, and others wait."""
+"""Steps in one directory in one pass: a process may still write into it, and others wait. A pass
+over what stays needs fewer: it is given up after FAILURES (kit/disk) entries."""
+
+PASS: Final = 0.5
+"""Seconds after which a pass begins no further directory: others use the disk and the processor."""
 
 ELF_HEAD = 20
 """Bytes of an ELF header with its magic number, class (the fifth) and machine (the last two)."""
@@ -162,7 +166,7 @@ CONTROL_NODES = ("nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia-modeset"
 class Cleared(msgspec.Struct, frozen=True):
     """What one pass over the directories that were set aside left.
 
-    - `more`: a directory is not finished.
+    - `more`: a directory is not finished, or was not reached.
     - `kept`: how many cannot be removed. `why`: the system's error for the first of them.
     - `available`, `inodes`: free bytes and inodes of the file system. NaN: not known. Infinite
       inodes: the file system does not count them.
@@ -194,6 +198,8 @@ class HostHookDirs:
         self._clearing = clearing
         self._kept: dict[str, str] = {}
         """Why each directory stays that could not be removed."""
+        self._last = ""
+        """The last directory of the last pass. The next pass begins behind it."""
 
     async def facts(self) -> HookFacts:
         """Inspect the hook directory. Raises StateError.
@@ -232,7 +238,7 @@ class HostHookDirs:
 
         With `again`, also try what could not be removed before.
         """
-        return await self._clearing.call(self._clear, again)
+        return await self._clearing.call(self._clear, again, asyncio.get_running_loop().time)
 
     def _facts(self) -> HookFacts:
         home = self._hook / "vgpu"
@@ -320,7 +326,7 @@ class HostHookDirs:
                         found[name] = dt.datetime.fromtimestamp(status.st_ctime, dt.UTC)
         return found
 
-    def _clear(self, again: bool) -> Cleared:  # noqa: FBT001 -- for an Offload
+    def _clear(self, again: bool, now: Callable[[], float]) -> Cleared:  # noqa: FBT001 -- for an Offload
         more = False
         with open_containers(self._hook) as above:
             if above is not None:
@@ -329,7 +335,12 @@ class HostHookDirs:
                 kept = {name: why for name, why in self._kept.items() if name in names}
                 self._kept = {} if again else kept
 
-                for name in sorted(names - self._kept.keys()):
+                untried, end = names - self._kept.keys(), now() + PASS
+                for name in sorted(untried, key=lambda name: (name <= self._last, name)):
+                    if now() > end:
+                        more = True
+                        break
+                    self._last = name
                     try:
                         steps = itertools.islice(remove_stepwise(name, above), STEPS)
                         more |= sum(1 for _ in steps) == STEPS
@@ -416,6 +427,9 @@ async def clear_directories(
             now = Cleared(kept=before.kept)
         else:
             tried = began if again else tried
+            if now.more and now.kept < before.kept:
+                # What stayed before was not all tried again yet.
+                now = msgspec.structs.replace(now, kept=before.kept, why=before.why)
             if now.kept and not before.kept:
                 log.warning("hooks.kept", directories=now.kept, err=now.why)
                 some = "a directory" if now.kept == 1 else f"{now.kept} directories"

@@ -84,7 +84,7 @@ UNCONFIRMED_AFTER = dt.timedelta(seconds=60)
 # How long a row stays while no container is seen with it.
 
 VANISHED_GRACE = 60.0
-"""In hami mode, after its pod is gone from the watch and the kubelet, or has failed."""
+"""In hami mode, after its pod was deleted, and the kubelet does not have it, or is seen failed."""
 
 GONE_GRACE = 10.0
 """When the kubelet instance that named its holder no longer lists it."""
@@ -115,7 +115,6 @@ class ReconcileFacts(msgspec.Struct, frozen=True, dict=True):
     - `recorded`: the ids in the kubelet's checkpoint file by container; None: not read.
     - `directories`: the container directories, and when each changed; empty: not searched.
     - `idle`: as the last reconcile found it, of the same kubelet instance.
-      `idle_at`: when that was; infinite: there was none.
     """
 
     table: PodTable
@@ -126,7 +125,6 @@ class ReconcileFacts(msgspec.Struct, frozen=True, dict=True):
     recorded: Mapping[ContainerKey, Held] | None = None
     directories: Mapping[str, dt.datetime] = msgspec.field(default_factory=dict)
     idle: Idle = msgspec.field(default_factory=dict)
-    idle_at: float = math.inf
 
     @functools.cached_property
     def by_pod(self) -> Mapping[PodKey, Holding]:
@@ -172,18 +170,17 @@ def _closing(
 
     `unused`: rows without a container, and the seconds that each stays.
     """
-    # A row became idle after the last reconcile: when its pod was deleted, if that is known.
-    ages = {
-        grave.pod.uid: (seen.now - grave.deleted_at).total_seconds()
-        for grave in seen.table.tombstones
-    }
     names = [(row.key, row.answered_at) for row, _ in unused]
+    ages = {
+        stone.pod.uid: max((seen.now - stone.deleted_at).total_seconds(), 0.0)
+        for stone in seen.table.tombstones
+    }
+    # The first List after a deletion may be PERIOD later. A new kubelet may not know its pods yet:
+    # under it no time before its own Lists counts.
+    age_of = (ages.get(row.key.pod_uid, 0.0) * (row.epoch == seen.epoch) for row, _ in unused)
     idle = {
-        name: seen.idle.get(
-            name,
-            min(seen.elapsed, max(seen.idle_at, seen.elapsed - ages.get(name[0].pod_uid, 0.0))),
-        )
-        for name in names
+        name: seen.idle.get(name, seen.elapsed - age)
+        for name, age in zip(names, age_of, strict=True)
     }
     ends = [idle[name] + grace for name, (_, grace) in zip(names, unused, strict=True)]
     over = (row for (row, _), end in zip(unused, ends, strict=True) if end <= seen.elapsed)
@@ -567,7 +564,7 @@ class Reconcile:
 
     def __post_init__(self) -> None:
         self._idle: Idle = {}
-        self._idle_at = self._due = math.inf
+        self._due = math.inf
         self._failures = 0
         """Lists in a row that left something to do."""
         self._swept_at = -math.inf
@@ -594,7 +591,7 @@ class Reconcile:
 
             if epoch != known:
                 known, known_since = epoch, loop_time()
-                self._idle, self._idle_at = {}, math.inf  # it does not know all its pods yet
+                self._idle = {}  # it does not know all its pods yet
 
             done = await self._list(epoch)
             self._failures = 0 if done else self._failures + 1
@@ -662,11 +659,10 @@ class Reconcile:
             recorded=recorded,
             directories=found or {},
             idle=self._idle,
-            idle_at=self._idle_at,
         )
         judge = judge_by_kubelet if is_plain else judge_by_scheduler
         findings = judge(ledger, seen, self.resource.value)
-        self._idle, self._idle_at, self._due = findings.idle, seen.elapsed, findings.due
+        self._idle, self._due = findings.idle, findings.due
 
         # A row that a call is answering is left to the next List, and no call takes one of these.
         over = [row for row in findings.over if row.key not in self.taken]

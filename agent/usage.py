@@ -257,7 +257,7 @@ def _is_recent(moment: dt.datetime | None, now: dt.datetime) -> bool:
     return moment is not None and abs(now - moment) <= ACTIVE_FOR
 
 
-# Samples what each container uses of its GPUs every 5 s, and keeps it for 15 minutes in memory.
+# Samples what each container uses of its GPUs every 5 s, and keeps the newest.
 #
 # After each round the limits of containers that share a GPU are switched, and people are told once
 # of each container that has filled its memory limit. HAMi-core kills no process at the limit: it

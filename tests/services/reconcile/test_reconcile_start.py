@@ -12,10 +12,18 @@ from agent.cluster import Phase, PodTable, Tombstone
 from agent.errors import KubeletError, StateError
 from agent.ledger import Holder, KubeletEpoch, container_directory
 from agent.model import slice_id
-from agent.reconcile import PERIOD, QUIET, SWEEP_PERIOD, THROTTLED_PAUSE
+from agent.reconcile import PERIOD, QUIET, SWEEP_PERIOD, THROTTLED_PAUSE, VANISHED_GRACE
 from agent.state import COMMIT_DEADLINE
 from tests.builders import G1, NOON, a_pod, a_pod_uid, a_row
-from tests.services.reconcile.test_reconcile_rows import EPOCH, GROUPS, POD, ROW, SLICE, a_scene
+from tests.services.reconcile.test_reconcile_rows import (
+    EPOCH,
+    GROUPS,
+    NEXT,
+    POD,
+    ROW,
+    SLICE,
+    a_scene,
+)
 
 DAY = dt.timedelta(days=1)
 OLD = msgspec.structs.replace(
@@ -293,18 +301,34 @@ def bury(scene):
     scene.pods.set(PodTable({}, (stone,), synced=True))
 
 
-async def test_the_row_of_a_pod_deleted_between_two_lists_stays_for_one_to_two_minutes():
+async def test_the_row_of_a_pod_deleted_between_two_lists_stays_for_a_minute_and_no_longer():
+    async with a_scene(ROW) as scene:
+        scene.witness.admit(POD, main=SLICE)
+        scene.see(POD)
+        await asyncio.sleep(10)
+        bury(scene)
+        scene.witness.forget(POD)
+        await asyncio.sleep(VANISHED_GRACE - 0.5)
+        assert [ROW.key] == [row.key for row in scene.rows]
+
+        await asyncio.sleep(QUIET + 1)
+
+        assert () == scene.rows
+
+
+async def test_a_pod_deleted_before_the_kubelet_restarted_keeps_its_row_for_a_minute_after_that():
+    """A kubelet that has just started knows no pod, and a deleted one may still run."""
     async with a_scene(ROW) as scene:
         scene.see(POD)
         await asyncio.sleep(10)
         bury(scene)
-        await asyncio.sleep(59.5)
+        await asyncio.sleep(50)
+        scene.epoch.set(NEXT)
+
+        await asyncio.sleep(VANISHED_GRACE - 1)
         assert (ROW,) == scene.rows
-
-        await asyncio.sleep(PERIOD)
-
+        await asyncio.sleep(3)
         assert () == scene.rows
-        assert 6 == scene.witness.lists
 
 
 async def test_an_answer_of_the_future_is_not_asked_for_each_second():
