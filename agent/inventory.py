@@ -19,7 +19,7 @@ from agent.allocate.edits import looks_up_cdi, undefined
 from agent.allocate.service import DISK_BUDGET, AllocateStep, refusal_of
 from agent.cluster import NodeEvent
 from agent.errors import AgentError, DriverError, GpuError, StateError
-from agent.health.judge import MANY, MAY_PASS, OF_ALL, Ill, attributed, same_fault
+from agent.health.judge import MANY, MAY_PASS, OF_ALL, Ill, same_fault
 from agent.kit.cell import Cell, News
 from agent.kit.timing import Lag, await_event, loop_time, until_tick
 from agent.ledger import EditSettings, Ledger
@@ -40,6 +40,7 @@ from agent.model import (
     SharingSettings,
     SliceGroup,
     SliceList,
+    attributed,
     listed_ids,
     registered_core_percent,
     registered_mib,

@@ -5,7 +5,7 @@ import enum
 import functools
 import itertools
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Annotated, Final, NewType
 
 import msgspec
@@ -261,6 +261,39 @@ class GpuFault(msgspec.Struct, frozen=True):
         index = f"{self.index} ({self.gpu})"
         is_unplaced = self.index == NO_INDEX or self.gpu == f"index {self.index}"
         return f"GPU {self.gpu if is_unplaced else index}: {self.text}"
+
+
+NAMELESS: Final = "index "
+"""The prefix of GpuFault.gpu if only the index is known."""
+
+
+def attributed(faults: Iterable[GpuFault], missing: Collection[GpuUuid]) -> tuple[GpuFault, ...]:
+    """The faults with UUIDs for the nameless ones.
+
+    `missing` are known GPUs that no scan describes now. If one GPU is missing and one fault is
+    nameless, they are the same GPU. Otherwise each missing GPU may be behind any of the faults, and
+    has a fault that never says that it is lost: at most one of them is.
+    """
+    faults = tuple(faults)
+    nameless = [fault for fault in faults if fault.gpu.startswith(NAMELESS)]
+    if not nameless or not missing:
+        return faults
+
+    if len(nameless) == len(missing) == 1:
+        (fault,), (uuid,) = nameless, missing
+        known = msgspec.structs.replace(
+            fault, gpu=uuid, index=int(fault.gpu.removeprefix(NAMELESS))
+        )
+        return tuple(known if each is fault else each for each in faults)
+
+    text = "; ".join(f"it may be {fault.gpu}: {fault.text}" for fault in nameless)
+    is_silent = {fault.trouble for fault in nameless} == {Trouble.SILENT}
+    trouble = Trouble.SILENT if is_silent else Trouble.FAILED
+    explained = len(nameless) <= len(missing)
+    return (
+        *(each for each in faults if each.lost or each not in nameless or not explained),
+        *(GpuFault(uuid, text, trouble) for uuid in sorted(missing)),
+    )
 
 
 class Scan(msgspec.Struct, frozen=True):

@@ -24,7 +24,7 @@ from agent.cluster import (
     PodTable,
 )
 from agent.errors import ApiError, ApiThrottled
-from agent.hami.register import NodeReport, ReportSettings, encode_reported, report_of
+from agent.hami.annotations import NodeReport, ReportSettings, encode_reported, report_of
 from agent.health.judge import past
 from agent.kit.cell import Cell, News
 from agent.kit.tasks import Allowance, Backoff

@@ -38,7 +38,7 @@ from agent.errors import (
     ApiInvalid,
     ApiNotFound,
 )
-from agent.hami.pod import consume, held_lock
+from agent.hami.annotations import consume, held_lock
 from agent.kit.cell import Cell, News
 from agent.kit.tasks import Allowance, Backoff
 from agent.kit.timing import Tally, loop_time

@@ -14,9 +14,8 @@ from agent.allocate.match import pair_groups
 from agent.allocate.room import promised, takes_room
 from agent.cluster import CORDON, MUTEX_LOCK, REGISTER, NodeView, PodTable, PodView, Role
 from agent.errors import MalformedText, Refusal, cap
-from agent.hami.pod import decode_node_lock
+from agent.hami.annotations import RegisteredGpu, decode_either, decode_node_lock
 from agent.hami.region import RegionState
-from agent.hami.register import RegisteredGpu, decode_either
 from agent.ledger import (
     ContainerEdits,
     ContainerKey,

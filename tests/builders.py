@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from agent.cluster import ALLOCATED, ContainerView, NodeLock, Phase, PodUid, PodView, Role
-from agent.hami.pod import decode_pod_devices
+from agent.hami.annotations import decode_pod_devices
 from agent.hami.region import MemoryUse, RegionState
 from agent.ledger import ContainerEdits, ContainerKey, GrantedShare, Holder, KubeletEpoch, Row
 from agent.model import (

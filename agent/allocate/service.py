@@ -51,7 +51,7 @@ from agent.errors import (
     WitnessThrottled,
     WitnessUnsupported,
 )
-from agent.hami.pod import former_locks, held_lock
+from agent.hami.annotations import former_locks, held_lock
 from agent.hookdirs import HostHookDirs
 from agent.kit.cell import Cell
 from agent.kit.tasks import Allowance, retry

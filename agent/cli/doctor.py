@@ -51,7 +51,7 @@ from agent.errors import (
     WitnessUnsupported,
     cap,
 )
-from agent.hami.register import register_differences, report_of
+from agent.hami.annotations import register_differences, report_of
 from agent.hookdirs import HostHookDirs, large_directories
 from agent.host.files import Worker
 from agent.host.node import look_at, plugin_sockets

@@ -25,7 +25,7 @@ from agent.cli.output import (
 from agent.cli.runbook import HINT
 from agent.cluster import ALLOCATED
 from agent.errors import ApiError, ApiNotFound, MalformedText, cap
-from agent.hami.pod import encode_stamp
+from agent.hami.annotations import encode_stamp
 from agent.kit.logs import configure
 from agent.kit.timing import SystemClock
 from agent.kit.units import age, counted, gib, percent

@@ -39,8 +39,8 @@ from agent.errors import (
     SettingsError,
     StateError,
 )
+from agent.hami.annotations import read_register
 from agent.hami.region import RegionChange
-from agent.hami.register import read_register
 from agent.host.files import Worker
 from agent.host.process import LockFile, host_name
 from agent.kit.logs import configure

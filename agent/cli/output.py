@@ -14,7 +14,7 @@ from typing import Final, TextIO, TypeAlias
 import msgspec
 import yaml
 
-from agent.hami.pod import encode_stamp
+from agent.hami.annotations import encode_stamp
 from agent.kit.timing import SystemClock
 from agent.status import API_VERSION
 

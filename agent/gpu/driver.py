@@ -18,9 +18,9 @@ from agent.errors import DriverError, DriverMissing, GpuError
 from agent.gpu import nvml
 from agent.gpu.nvml import DRIVER, NO_ANSWER, CallFailed, Handle, NvmlLibrary
 from agent.gpu.threads import EventStream, NvmlSession, OpenedSession, Registered
-from agent.health.judge import NAMELESS, attributed
 from agent.model import (
     MIB,
+    NAMELESS,
     NO_INDEX,
     DriverEvent,
     FabricState,
@@ -36,6 +36,7 @@ from agent.model import (
     RecoveryAction,
     Scan,
     Trouble,
+    attributed,
 )
 
 # Which GPU has which index, and the driver's handle of each. Nothing else opens a GPU.

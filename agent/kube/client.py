@@ -17,7 +17,7 @@ import structlog
 from agent import __version__, errors
 from agent.cluster import NodeCondition, NodeView, PodChange, PodList, PodUid, PodView
 from agent.errors import ApiError, ApiNotFound, MalformedText, SettingsError, cap
-from agent.hami.pod import encode_stamp
+from agent.hami.annotations import encode_stamp
 from agent.kit.timing import Lag, Tally
 from agent.kube.connection import Access, Connection, open_access
 from agent.kube.objects import (

@@ -8,7 +8,7 @@ import msgspec
 
 from agent.cluster import NodeEvent
 from agent.errors import ApiConflict, ApiError, ApiNotFound, cap
-from agent.hami.pod import encode_stamp
+from agent.hami.annotations import encode_stamp
 from agent.kit.tasks import Allowance
 from agent.kit.timing import Tally, loop_time
 from agent.kube.client import MERGE_PATCH, ApiRequest, KubeSession, path_of

@@ -27,8 +27,7 @@ from agent.cluster import (
     Role,
 )
 from agent.errors import MalformedText, cap
-from agent.hami.pod import LENGTH_LIMIT, Groups, decode_pod_devices, decode_stamp
-from agent.hami.register import INT32
+from agent.hami.annotations import INT32, LENGTH_LIMIT, Groups, decode_pod_devices, decode_stamp
 
 # Reads JSON of the API server; of a list and of a watch one object at a time.
 

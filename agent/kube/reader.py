@@ -25,8 +25,7 @@ from agent.cluster import (
     PodView,
 )
 from agent.errors import ApiError, ApiNotFound, MalformedText, cap
-from agent.hami.pod import decode_node_lock
-from agent.hami.register import read_register
+from agent.hami.annotations import decode_node_lock, read_register
 from agent.kube.client import (
     LIST_LIMIT_OF_COMMANDS,
     MOST,

@@ -15,10 +15,10 @@ import msgspec
 from agent.allocate.edits import NOT_LOADABLE, misnamed, mounted_library
 from agent.cluster import HANDSHAKE, MUTEX_LOCK, REGISTER, SCORE
 from agent.errors import MalformedText, cap
-from agent.hami.pod import decode_node_lock
-from agent.hami.register import (
+from agent.hami.annotations import (
     ReportProfile,
     decode_handshake,
+    decode_node_lock,
     is_json_form,
     read_register,
 )

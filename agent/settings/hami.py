@@ -19,7 +19,7 @@ import yaml
 
 from agent.cluster import Requirement, Selector
 from agent.errors import MalformedText, SettingsError, cap
-from agent.hami.register import INT32, INT64, UINT64
+from agent.hami.annotations import INT32, INT64, UINT64
 from agent.ledger import SourceFile
 from agent.setting import shown
 from agent.settings.files import Place, first_of, kept, read_json, read_yaml, refuse

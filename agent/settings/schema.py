@@ -13,7 +13,7 @@ import msgspec
 from agent.allocate.match import MatchSettings
 from agent.allocate.plain import PlainSettings
 from agent.errors import SettingsError
-from agent.hami.register import ReportSettings
+from agent.hami.annotations import ReportSettings
 from agent.health.xids import HealthSettings
 from agent.ledger import EditSettings
 from agent.model import MIG_MODE, HamiNames, ReaderPolicy, SharingSettings, check_list_size

@@ -10,7 +10,7 @@ from functools import partial
 from agent.app.agent import NodeAgent, StartFacts
 from agent.app.web import WebDoors
 from agent.cluster import NodeEvent
-from agent.hami.register import ReportSettings, report_of
+from agent.hami.annotations import ReportSettings, report_of
 from agent.kube.connection import Connection
 from agent.ledger import SourceFile, State
 from agent.model import GpuUuid, SharedGpu, SliceGroup

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 
 from agent.allocate.match import UnlockedPods
 from agent.cluster import BIND_PHASE, MUTEX_LOCK
-from agent.hami.pod import encode_node_lock
+from agent.hami.annotations import encode_node_lock
 from agent.ledger import Row
 from agent.sandbox.apiserver_requests import merge_patch
 from agent.sandbox.store import Json

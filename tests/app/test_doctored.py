@@ -18,7 +18,7 @@ from agent.cli import doctor
 from agent.cli.doctor import NodeSeen, report_differences
 from agent.cluster import REGISTER
 from agent.errors import KubeletError, WitnessUnsupported
-from agent.hami.register import RegisteredGpu, encode_register
+from agent.hami.annotations import RegisteredGpu, encode_register
 from agent.ledger import Holding, SourceFile
 from agent.model import GpuFault, Scan
 from agent.node.checks import AgentAnswer

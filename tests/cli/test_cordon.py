@@ -12,7 +12,7 @@ import pytest
 from agent.cli.main import dispatch
 from agent.cluster import CORDON, HANDSHAKE, REGISTER
 from agent.errors import ApiConflict
-from agent.hami.register import RegisteredGpu, encode_register
+from agent.hami.annotations import RegisteredGpu, encode_register
 from agent.kube.client import KubeNode
 from agent.model import GpuUuid
 from agent.node.devices import ReportedGpu

@@ -14,7 +14,7 @@ import pytest
 import pytest_asyncio
 
 from agent.cli.runbook import HINT
-from agent.hami.pod import encode_stamp
+from agent.hami.annotations import encode_stamp
 from tests.fakes.explain_rig import CORDON, REGISTER, ExplainRig, a_gpu, explain_rig, report_of
 
 pytestmark = pytest.mark.looptime(False)

@@ -13,7 +13,7 @@ from agent.cli.explain import explanation_lines, recent_lines
 from agent.cli.main import dispatch
 from agent.cli.output import folded
 from agent.errors import ApiError, ApiForbidden
-from agent.hami.pod import encode_stamp
+from agent.hami.annotations import encode_stamp
 from agent.kit.timing import SystemClock
 from agent.kube.client import ApiRequest, KubeSession
 from agent.kube.reader import ClusterNode, ClusterSnapshot, ListedPod

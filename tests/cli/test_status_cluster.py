@@ -6,7 +6,7 @@ import re
 import pytest
 
 from agent.cli.main import dispatch
-from agent.hami.pod import encode_stamp
+from agent.hami.annotations import encode_stamp
 from agent.status import NodeStatus, StatusDocument, envelope
 from tests.builders import NOON
 from tests.fakes.explain_rig import a_gpu, explain_rig

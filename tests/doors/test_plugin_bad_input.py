@@ -26,7 +26,7 @@ from h2.connection import H2Connection
 
 from agent.cluster import PodView
 from agent.errors import RefusalReason
-from agent.hami.pod import LENGTH_LIMIT
+from agent.hami.annotations import LENGTH_LIMIT
 from agent.kit.cell import Cell
 from agent.kube.objects import decode_pod
 from agent.kubelet import door as door_module

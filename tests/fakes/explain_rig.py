@@ -15,8 +15,7 @@ from aiohttp import web
 from yarl import URL
 
 from agent.cli.main import dispatch
-from agent.hami.pod import encode_node_lock, encode_stamp
-from agent.hami.register import RegisteredGpu, encode_register
+from agent.hami.annotations import RegisteredGpu, encode_node_lock, encode_register, encode_stamp
 from agent.kit.timing import SystemClock
 from agent.model import GpuUuid
 from agent.sandbox.apiserver import ApiServerModel

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
 from typing import NoReturn
 
 from agent.cluster import NodeView, PodTable
-from agent.hami.register import ReportSettings
+from agent.hami.annotations import ReportSettings
 from agent.kit.cell import Cell
 from agent.kube.client import LONGEST, SHORTEST
 from agent.kube.watches import NodeWatch, PodWatch

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
-from agent.hami.register import RegisteredGpu, encode_register
+from agent.hami.annotations import RegisteredGpu, encode_register
 from agent.model import GpuUuid
 from agent.sandbox.apiserver_requests import merge_patch
 from agent.sandbox.scheduler.cluster import StoreCluster

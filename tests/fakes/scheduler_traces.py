@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agent import cluster as annotations
-from agent.hami.pod import decode_node_lock
+from agent.hami.annotations import decode_node_lock
 from agent.sandbox.apiserver_requests import merge_patch
 from agent.sandbox.scheduler.loop import SchedulerModel
 from agent.sandbox.scheduler.model import SchedulerSettings

@@ -18,7 +18,7 @@ from agent.allocate.room import RequestRules
 from agent.allocate.service import HamiAllocation
 from agent.cluster import NodeView, PodTable, PodUid
 from agent.errors import AgentError
-from agent.hami.register import ReportSettings
+from agent.hami.annotations import ReportSettings
 from agent.hookdirs import HostHookDirs
 from agent.inventory import slice_list
 from agent.kit.cell import Cell, News

@@ -16,7 +16,7 @@ from agent.cluster import (
     PHASE_SUCCESS,
     PodUid,
 )
-from agent.hami.pod import decode_pod_devices, decode_stamp
+from agent.hami.annotations import decode_pod_devices, decode_stamp
 from agent.kubelet.door import container_response
 from agent.ledger import ContainerKey
 from agent.model import Share

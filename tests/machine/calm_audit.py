@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable
 
 from agent.cluster import ALLOCATED, BIND_PHASE, PHASE_SUCCESS
-from agent.hami.pod import decode_pod_devices
+from agent.hami.annotations import decode_pod_devices
 from agent.sandbox.kubelet.pods import ContainerKey as Owner
 from agent.sandbox.kubelet.pods import KubeletEvent
 from agent.sandbox.store import Json

@@ -19,7 +19,7 @@ from agent.cluster import (
     TO_ALLOCATE,
     VGPU_NODE,
 )
-from agent.hami.pod import encode_node_lock
+from agent.hami.annotations import encode_node_lock
 from agent.model import Share
 from agent.ports import Clock
 from agent.sandbox.apiserver_requests import merge_patch

@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterator
 from agent.allocate.match import UnlockedPods
 from agent.allocate.service import UNANSWERED_PAUSES
 from agent.cluster import ALLOCATED, BIND_PHASE, PHASE_SUCCESS, PodUid
-from agent.hami.pod import decode_pod_devices
+from agent.hami.annotations import decode_pod_devices
 from agent.ledger import Decider, Holder, Ledger, Row
 from agent.model import Condition, Share
 from agent.sandbox.kubelet.pods import KubeletEvent

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from agent import cluster as annotations
-from agent.hami.register import RegisteredGpu, decode_register, decode_register_colon
+from agent.hami.annotations import RegisteredGpu, decode_register, decode_register_colon
 from agent.reconcile import VANISHED_GRACE
 from tests.peers.lab.agents import RESOURCE
 from tests.peers.lab.cluster import ACCOUNT

@@ -9,7 +9,7 @@ import pytest
 import pytest_asyncio
 
 from agent.cluster import REGISTER
-from agent.hami.register import decode_register
+from agent.hami.annotations import decode_register
 from agent.sandbox.lab.cluster import SandboxCluster, fetch
 from tests.fakes.nvml_fixtures import built
 from tests.process.agent_process import PATIENCE

@@ -14,7 +14,7 @@ import pytest
 
 from agent.cli import doctor
 from agent.cluster import HANDSHAKE, MUTEX_LOCK, REGISTER
-from agent.hami.pod import encode_node_lock
+from agent.hami.annotations import encode_node_lock
 from agent.kit.timing import SystemClock
 from agent.sandbox.apiserver import WRITES
 from agent.sandbox.kubelet.podloop import NodeReporter

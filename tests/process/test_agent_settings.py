@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from agent.cluster import REGISTER
-from agent.hami.register import read_register
+from agent.hami.annotations import read_register
 from agent.sandbox.apiserver_requests import merge_patch
 from agent.sandbox.lab.cluster import NAMESPACE, NODE, SandboxCluster, fetch, open_cluster
 from agent.sandbox.scenario.facts import is_running, ledger_on_disk

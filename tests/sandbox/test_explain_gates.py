@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from agent.hami.pod import encode_node_lock
+from agent.hami.annotations import encode_node_lock
 from agent.kube.reader import ClusterNode, ListedPod, Taint
 from agent.sandbox.explain.placement import refuse_node
 from agent.sandbox.explain.story import Explanation, Gate

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from agent.allocate.room import ContainerRequest
-from agent.hami.register import RegisteredGpu
+from agent.hami.annotations import RegisteredGpu
 from agent.model import GpuUuid, Share
 from agent.sandbox.apiserver_requests import merge_patch
 from agent.sandbox.scheduler.filter import Wishes, filter_pod, fit_pod

@@ -9,7 +9,7 @@ import pytest
 
 from agent import cluster as annotations
 from agent.errors import MalformedText
-from agent.hami.pod import decode_pod_devices
+from agent.hami.annotations import decode_pod_devices
 from agent.model import GpuUuid, Share
 from agent.sandbox.apiserver_requests import json_patch
 from agent.sandbox.scheduler.cluster import StoreCluster

@@ -6,7 +6,7 @@ import re
 
 from agent import __version__
 from agent.cluster import REGISTER
-from agent.hami.register import read_register
+from agent.hami.annotations import read_register
 from tests.systemd.lab.bare_metal import READY
 
 

@@ -15,7 +15,7 @@ import msgspec
 
 from agent import cluster as annotations
 from agent.errors import cap
-from agent.hami.register import RegisteredGpu
+from agent.hami.annotations import RegisteredGpu
 from agent.kit.units import by_number, counted, span
 from agent.kube.objects import EPOCH, decode_moment
 from agent.kube.reader import ClusterSnapshot, JsonObject, ListedPod

@@ -12,7 +12,7 @@ from typing import Any, Final
 from agent import cluster as annotations
 from agent.allocate.match import pair_groups
 from agent.errors import MalformedText, Refusal, cap
-from agent.hami.pod import decode_node_lock
+from agent.hami.annotations import decode_node_lock
 from agent.kit.units import span
 from agent.kube.objects import decode_moment
 from agent.kube.reader import REFUSED, ClusterNode, JsonObject, PodEventView

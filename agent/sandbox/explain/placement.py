@@ -14,7 +14,7 @@ from agent import cluster as annotations
 from agent.allocate.room import ContainerRequest
 from agent.cluster import PodView, Requirement
 from agent.errors import MalformedText, cap
-from agent.hami.pod import decode_pod_devices
+from agent.hami.annotations import decode_pod_devices
 from agent.kit.units import by_number, counted, gib, percent, span
 from agent.kube.objects import decode_moment, decode_pod
 from agent.kube.reader import ClusterNode, ClusterSnapshot, JsonObject, ListedPod, Taint

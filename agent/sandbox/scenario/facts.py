@@ -10,8 +10,7 @@ from pathlib import Path
 
 from agent import cluster as annotations
 from agent.errors import StateCorrupt
-from agent.hami.pod import decode_pod_devices
-from agent.hami.register import RegisteredGpu, decode_register
+from agent.hami.annotations import RegisteredGpu, decode_pod_devices, decode_register
 from agent.ledger import Ledger, State
 from agent.model import Gpu, GpuUuid, Share
 from agent.sandbox.kubelet import checkpoint

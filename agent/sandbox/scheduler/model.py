@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from agent.allocate.room import NOT_WHOLE, ContainerRequest, RequestRules, read_request
-from agent.hami.register import RegisteredGpu
+from agent.hami.annotations import RegisteredGpu
 from agent.kube.objects import decode_quantity, decode_whole
 from agent.model import GpuUuid
 from agent.sandbox.store import Json

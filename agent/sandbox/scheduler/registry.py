@@ -18,7 +18,7 @@ import msgspec
 from agent import cluster as annotations
 from agent.cluster import TEXT_LIMIT
 from agent.errors import MalformedText, cap
-from agent.hami.register import (
+from agent.hami.annotations import (
     WHAT,
     Int32,
     Int64,

@@ -12,7 +12,7 @@ from typing import Final
 
 from agent import cluster as annotations
 from agent.errors import MalformedText
-from agent.hami.pod import decode_pod_devices
+from agent.hami.annotations import decode_pod_devices
 from agent.model import GpuUuid, Share
 from agent.sandbox.scheduler.model import CORES, MEMORY, Load, init_count, parse_quantity
 from agent.sandbox.store import Json

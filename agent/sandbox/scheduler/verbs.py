@@ -16,7 +16,7 @@ import structlog
 from agent import cluster as annotations
 from agent.cluster import NodeLock
 from agent.errors import MalformedText
-from agent.hami.pod import TYPE_WORD, decode_node_lock, encode_node_lock
+from agent.hami.annotations import TYPE_WORD, decode_node_lock, encode_node_lock
 from agent.kit.tasks import Backoff
 from agent.model import Share
 from agent.ports import Clock

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from agent import cluster as annotations
-from agent.hami.pod import encode_node_lock
+from agent.hami.annotations import encode_node_lock
 from agent.model import Share
 from agent.sandbox.scheduler.verbs import placement_patch
 from tests.peers.lab.agents import Agent

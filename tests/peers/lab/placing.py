@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from agent import cluster as annotations
-from agent.hami.register import read_register
+from agent.hami.annotations import read_register
 from tests.peers.lab.agents import RESOURCE, SOURCE
 from tests.peers.lab.api import Object, Watched
 from tests.peers.lab.control import ControlPlane

@@ -11,7 +11,7 @@ from agent.allocate.match import NOT_HERE, MatchSettings, UnlockedPods
 from agent.allocate.service import HamiAllocation
 from agent.app.agent import NodeAgent
 from agent.cluster import NodeEvent, NodeLock, NodeView, PodTable, PodUid, PodView, Tombstone
-from agent.hami.pod import held_lock
+from agent.hami.annotations import held_lock
 from agent.kit.cell import Cell
 from agent.ledger import ContainerKey, EditSettings, Holder, KubeletEpoch, Ledger, State
 from agent.model import Inventory, Share, SliceId, slice_id

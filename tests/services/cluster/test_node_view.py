@@ -12,7 +12,7 @@ import pytest
 from agent.allocate.room import GpuUse
 from agent.cluster import NodeView
 from agent.errors import ApiError, ApiGone
-from agent.hami.pod import former_locks
+from agent.hami.annotations import former_locks
 from agent.kit.cell import Cell
 from agent.kit.timing import Tally
 from agent.kube.watches import NodeWatch, RecentlyRegistered, Reopening

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 import msgspec
 import pytest
 
-from agent.hami.register import told
+from agent.hami.annotations import told
 from agent.health.judge import switched_off
 from agent.inventory import MOST_GONE, InventoryKeeper
 from agent.kit.cell import Cell

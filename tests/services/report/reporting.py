@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, MutableMapping
 from typing import Any
 
 from agent.cluster import REGISTER, NodeEvent, NodeView
-from agent.hami.register import ReportProfile, ReportSettings, read_register, report_of
+from agent.hami.annotations import ReportProfile, ReportSettings, read_register, report_of
 from agent.kit.cell import Cell
 from agent.kube.watches import NodeWatch
 from agent.model import Inventory

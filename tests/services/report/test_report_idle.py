@@ -12,7 +12,7 @@ import pytest
 
 from agent.cluster import CORDON, HANDSHAKE, MUTEX_LOCK, NodeView
 from agent.errors import ApiError, ApiGone, DriverError
-from agent.hami.register import ReportSettings
+from agent.hami.annotations import ReportSettings
 from agent.health.watch import HealthWatch
 from agent.health.xids import HealthSettings
 from agent.inventory import Discovery, InventoryKeeper

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import structlog
 
 from agent.cluster import HANDSHAKE, REGISTER, SCORE
-from agent.hami.register import ReportProfile, ReportSettings
+from agent.hami.annotations import ReportProfile, ReportSettings
 from tests.builders import an_inventory
 from tests.fakes.apiserver import FakeApi
 from tests.services.report.reporting import SCORED, Reporting, reporting, text_in

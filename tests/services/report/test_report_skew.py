@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 import msgspec
 import pytest
 
-from agent.hami.register import ReportProfile, ReportSettings, report_of
+from agent.hami.annotations import ReportProfile, ReportSettings, report_of
 from agent.model import Condition, Inventory
 from agent.sandbox.scheduler.registry import Registry, Version
 from tests.builders import NODE, a_gpu, a_health, a_shared_gpu, an_inventory

@@ -14,7 +14,7 @@ from typing_extensions import override
 
 from agent.cluster import HANDSHAKE, REGISTER, SCORE, NodeView
 from agent.errors import ApiConflict, ApiError, ApiForbidden, ApiGone, ApiNotFound, ApiThrottled
-from agent.hami.register import (
+from agent.hami.annotations import (
     HandshakeWord,
     ReportProfile,
     ReportSettings,

@@ -6,10 +6,10 @@ import pytest
 
 from agent.allocate.match import pair_groups
 from agent.errors import MalformedText
-from agent.hami.pod import decode_pod_devices
-from agent.hami.register import (
+from agent.hami.annotations import (
     HandshakeWord,
     decode_handshake,
+    decode_pod_devices,
     decode_register,
     decode_register_colon,
 )

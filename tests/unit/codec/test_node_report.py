@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from agent.cluster import REGISTER, SCORE
-from agent.hami.register import (
+from agent.hami.annotations import (
     NodeReport,
     ReportProfile,
     ReportSettings,

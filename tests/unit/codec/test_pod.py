@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from agent.cluster import MUTEX_LOCK, NodeView
 from agent.errors import MalformedText
-from agent.hami.pod import (
+from agent.hami.annotations import (
     GROUP_LIMIT,
+    INT32,
     LENGTH_LIMIT,
     consume,
     decode_node_lock,
@@ -20,7 +21,6 @@ from agent.hami.pod import (
     encode_stamp,
     held_lock,
 )
-from agent.hami.register import INT32
 from agent.model import GpuUuid, Share
 from agent.sandbox.scheduler.verbs import encode_pod_devices
 from tests.builders import G1, G2, NODE, a_lock, a_share
@@ -89,11 +89,11 @@ def test_any_text_is_read_or_refused_and_nothing_else(text: str):
     ("device", "words"),
     [
         ("G,NVIDIA,1", "group 1: 'G,NVIDIA,1' has 3 of 4 fields"),
-        ("G,NVIDIA,1_0,5", "group 1: memory '1_0'"),
+        ("G,NVIDIA,1_0,5", "group 1: memory is '1_0'"),
         ("G,NVIDIA,10,\N{ARABIC-INDIC DIGIT FIVE}", "group 1: cores"),
-        ("G,NVIDIA,-2147483649,5", "group 1: memory '-2147483649' is not a decimal of 32 bits"),
-        (f"G,NVIDIA,1{'0' * 5_000},5", "group 1: memory '1000"),
-        ("G,NVIDIA,,5", "group 1: memory ''"),
+        ("G,NVIDIA,-2147483649,5", "group 1: memory is '-2147483649', not an integer"),
+        (f"G,NVIDIA,1{'0' * 5_000},5", "group 1: memory is '1000"),
+        ("G,NVIDIA,,5", "group 1: memory is ''"),
     ],
 )
 def test_a_refusal_says_where_and_what(device: str, words: str):

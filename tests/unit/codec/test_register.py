@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from agent.cluster import TEXT_LIMIT
 from agent.errors import MalformedText
-from agent.hami import register as ours
-from agent.hami.register import (
+from agent.hami import annotations as ours
+from agent.hami.annotations import (
     Handshake,
     HandshakeWord,
     MigProfile,

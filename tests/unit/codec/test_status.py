@@ -5,7 +5,7 @@ import pytest
 
 from agent.cluster import ALLOCATED, REGISTER, NodeView, Phase, PodTable, Role
 from agent.errors import MalformedText
-from agent.hami.register import encode_register, registered
+from agent.hami.annotations import encode_register, registered
 from agent.ledger import Decider, JournalEntry, Ledger
 from agent.status import (
     NodeStatus,

@@ -13,7 +13,7 @@ from agent.allocate.plain import PlainSettings
 from agent.allocate.room import RequestRules
 from agent.cli.config import plain, table
 from agent.errors import SettingsError
-from agent.hami.register import ReportProfile
+from agent.hami.annotations import ReportProfile
 from agent.health.xids import XidClass, xid_class
 from agent.setting import Field, WrongValue, duration, seconds_of, written
 from agent.settings.schema import BY_KEY, DRAFT, FIELDS, Settings, build, json_schema

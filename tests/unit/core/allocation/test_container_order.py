@@ -5,7 +5,7 @@ import pytest
 from agent.allocate.match import pair_groups
 from agent.cluster import ContainerView, Role
 from agent.errors import Refusal, RefusalReason
-from agent.hami.pod import consume, decode_pod_devices
+from agent.hami.annotations import consume, decode_pod_devices
 from agent.model import Share
 from tests.builders import G1, G2, a_container, a_share
 from tests.hami_vectors import Vector, cases, vectors

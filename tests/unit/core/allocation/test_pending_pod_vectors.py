@@ -8,7 +8,7 @@ import pytest
 from agent.allocate.match import Evidence, Grant, MatchSettings, UnlockedPods, decide
 from agent.cluster import BIND_TIME, MUTEX_LOCK, NodeLock, NodeView, Phase, PodTable, PodView
 from agent.errors import Refusal
-from agent.hami.pod import held_lock
+from agent.hami.annotations import held_lock
 from agent.ledger import Ledger
 from agent.model import Share, SliceId, split_slice_id
 from agent.settle import SettlementFacts, pending_effects

@@ -9,7 +9,7 @@ from agent.allocate.edits import LOCK_DIRECTORY, cache_file, container_edits
 from agent.allocate.match import pair_groups
 from agent.cluster import TO_ALLOCATE, PodView
 from agent.errors import AgentError
-from agent.hami.pod import consume, decode_pod_devices
+from agent.hami.annotations import consume, decode_pod_devices
 from agent.kube.objects import decode_pod
 from agent.ledger import ContainerEdits, ContainerKey, EditSettings, HookFacts
 from tests.builders import G1, G2, NODE, a_granted_share

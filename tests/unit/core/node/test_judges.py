@@ -11,9 +11,9 @@ import pytest
 from msgspec.structs import replace
 
 from agent.cluster import HANDSHAKE, MUTEX_LOCK, REGISTER, SCORE
-from agent.hami.pod import encode_node_lock
-from agent.hami.register import (
+from agent.hami.annotations import (
     ReportProfile,
+    encode_node_lock,
     encode_register,
     encode_register_colon,
     encode_reported,

@@ -1,18 +1,18 @@
-"""The annotations with which a Node offers its GPUs to HAMi's scheduler."""
+"""HAMi's annotations: a Node's offer, the scheduler's lock there, and what it gives to a pod."""
 
 import collections
 import contextlib
 import datetime as dt
 import enum
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Annotated
 
 import msgspec
 
-from agent.cluster import REGISTER, SCORE, TEXT_LIMIT
+from agent.cluster import MUTEX_LOCK, REGISTER, SCORE, TEXT_LIMIT, NodeLock, NodeView
 from agent.errors import MalformedText, cap
-from agent.model import Gpu, GpuUuid, Inventory, Scores, SharedGpu, lopsided, pair_scores
+from agent.model import Gpu, GpuUuid, Inventory, Scores, Share, SharedGpu, lopsided, pair_scores
 from agent.setting import FALSE, TRUE, Field, boolean, choice
 
 # Numbers as Go's strconv reads them.
@@ -494,3 +494,161 @@ _WORDS = {
     "index": "index",
     "numa": "NUMA node",
 }
+
+
+# The node lock annotation of HAMi's scheduler: `<RFC 3339>,<namespace>,<pod>`.
+#
+# Source: HAMi v2.10 pkg/util/nodelock/nodelock.go, ParseNodeLock and SetNodeLock.
+
+_RFC_3339 = re.compile(
+    r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]+)?"
+    r"(Z|[+-]([01][0-9]|2[0-3]):[0-5][0-9])"
+)
+"""The form alone: Python reads more forms than this one."""
+
+
+def decode_node_lock(text: str) -> NodeLock:
+    """Decode a lock; its `value` is `text` itself.
+
+    The legacy form, a stamp alone or with `,,` after it, names no owner.
+
+    Raises:
+        MalformedText: the stamp is not an RFC 3339 time, or there are not exactly 1 or 3 parts.
+    """
+    parts = text.split(",")
+    if len(parts) not in {1, 3}:
+        raise MalformedText(
+            f"node lock {cap(text)!r} has {len(parts)} parts; "
+            "expected a time, or a time, a namespace and a pod"
+        )
+    stamp, namespace, name = parts if len(parts) == 3 else (text, "", "")
+    return NodeLock(value=text, stamp=decode_stamp(stamp), namespace=namespace, name=name)
+
+
+def encode_node_lock(stamp: dt.datetime, namespace: str, name: str) -> str:
+    """Encode a lock as the scheduler does, in whole seconds of UTC."""
+    return f"{encode_stamp(stamp)},{namespace},{name}"
+
+
+def encode_stamp(stamp: dt.datetime) -> str:
+    """Format an aware time as RFC 3339, in whole seconds of UTC."""
+    utc = stamp.astimezone(dt.UTC).replace(microsecond=0, tzinfo=None)
+    return f"{utc.isoformat()}Z"
+
+
+def decode_stamp(text: str) -> dt.datetime:
+    """Parse an RFC 3339 time into an aware one in UTC, truncated to 1 µs.
+
+    Raises:
+        MalformedText: `text` is not such a time.
+    """
+    try:
+        if _RFC_3339.fullmatch(text):
+            return dt.datetime.fromisoformat(text).astimezone(dt.UTC)
+    except (ValueError, OverflowError) as error:
+        raise MalformedText(f"{cap(text)!r} is not an RFC 3339 time: {error}") from error
+    raise MalformedText(f"{cap(text)!r} is not an RFC 3339 time such as 2026-08-21T10:00:00Z")
+
+
+def held_lock(node: NodeView | None) -> NodeLock | None:
+    """The lock on the Node; None when it is absent or unreadable.
+
+    An unreadable lock proves no pod's right. HAMi's scheduler binds no pod to the node until it is
+    removed.
+    """
+    return _lock(node.annotations.get(MUTEX_LOCK)) if node else None
+
+
+def former_locks(node: NodeView | None, elapsed: float) -> tuple[NodeLock, ...]:
+    """The former locks that still prove a right, the last first. `elapsed` is the loop time."""
+    texts = (text for text, until in (node.former_locks if node else ()) if until > elapsed)
+    return tuple(lock for text in texts if (lock := _lock(text)) is not None)
+
+
+def _lock(text: str | None) -> NodeLock | None:
+    try:
+        return decode_node_lock(text) if text is not None else None
+    except MalformedText:
+        return None
+
+
+# The devices annotation of a pod: groups of shares, one group for each container.
+#
+# pod = { group ";" } group = { device ":" } device = UUID "," type "," MiB "," percent
+#
+# Source: HAMi v2.10 pkg/device/devices.go, DecodePodDevices and EncodePodSingleDevice.
+
+TYPE_WORD = "NVIDIA"
+LENGTH_LIMIT = 64 * 1024
+"""Characters: 1,000 shares. A tenant may write four times as many, and every change of the pod
+decodes them again."""
+GROUP_LIMIT = 256
+"""Groups: the kubelet allocates a pod's containers one by one and admits no other pod meanwhile."""
+
+Groups = tuple[tuple[Share, ...], ...]
+
+_PLACEHOLDER = ["", "", "0", "0"]
+
+
+def decode_pod_devices(text: str, *, is_served: bool = False) -> Groups:
+    """Decode groups of shares in the order of the text; an empty group: a container without GPUs.
+
+    A text that ends in `;`, as HAMi writes it, has an empty last group. The placeholder `,,0,0`,
+    which schedulers 2.4 and 2.5 write for a container without GPUs, is skipped; other devices
+    without a UUID stay. HAMi accepts any type and negative numbers. `is_served`: the pod gets its
+    GPUs from this agent, and both are refused.
+
+    Raises:
+        MalformedText: fewer than four fields, a number outside int32, or more than LENGTH_LIMIT
+            characters or GROUP_LIMIT groups.
+    """
+    if len(text) > LENGTH_LIMIT or text.count(";") > GROUP_LIMIT:
+        raise MalformedText(
+            f"devices text has {len(text)} characters and {text.count(';')} groups; "
+            f"at most {LENGTH_LIMIT} and {GROUP_LIMIT} are read"
+        )
+    return tuple(
+        tuple(_decode_share(piece, place, is_served=is_served) for piece in _pieces(part))
+        for place, part in enumerate(text.split(";"))
+    )
+
+
+def vendor_words(text: str) -> tuple[tuple[str, ...], ...]:
+    """The type of each share of a text that `decode_pod_devices` accepts, in the same shape."""
+    return tuple(tuple(piece.split(",")[1] for piece in _pieces(part)) for part in text.split(";"))
+
+
+def consume(text: str, groups: Collection[int]) -> str:
+    """Empty the groups at those positions of `text`; the rest, with all separators, stays.
+
+    Repeating it changes nothing more, and neither does a position beyond the text.
+    """
+    return ";".join("" if place in groups else part for place, part in enumerate(text.split(";")))
+
+
+def _pieces(text: str) -> Iterator[str]:
+    """The devices of a group; as in HAMi, pieces without a comma are skipped."""
+    pieces = (piece for piece in text.split(":") if "," in piece)
+    return (piece for piece in pieces if piece.split(",")[:4] != _PLACEHOLDER)
+
+
+def _decode_share(text: str, place: int, *, is_served: bool) -> Share:
+    """Decode one device; fields after the fourth are ignored."""
+    where, fields = f"devices text, group {place}", text.split(",")
+    if len(fields) < 4:
+        raise MalformedText(
+            f"{where}: {cap(text)!r} has {len(fields)} of 4 fields (UUID, type, MiB, percent)"
+        )
+    uuid, kind, memory, cores = fields[:4]
+    if is_served and kind != TYPE_WORD:
+        raise MalformedText(
+            f"{where}: {cap(uuid, 64)} is of type {cap(kind, 64)!r}; only type {TYPE_WORD} is "
+            "served here"
+        )
+    mib = _number(memory, INT32, f"{where}: memory")
+    percent = _number(cores, INT32, f"{where}: cores")
+    if is_served and min(mib, percent) < 0:
+        raise MalformedText(
+            f"{where}: GPU {cap(uuid)} has {mib} MiB and {percent} percent; neither may be negative"
+        )
+    return Share(uuid=GpuUuid(uuid), memory_mib=mib, core_percent=percent)
