@@ -102,7 +102,8 @@ class ContainerProcesses:
 
         for cgroup in cgroups:
             pids = _pids(cgroup)
-            if pids is None:
+            # A directory without this file, as in the sandbox, tells of no processes.
+            if pids is None or not (pids or (cgroup / "cgroup.procs").exists()):
                 return None
 
             if cgroup not in self._owners:

@@ -71,6 +71,7 @@ from agent.node.findings import (
     ALL_GROUPS,
     CHECKS,
     FROM_API,
+    LAST_GOOD,
     Finding,
     Verdict,
     When,
@@ -273,8 +274,7 @@ async def _findings(args: argparse.Namespace, environ: Mapping[str, str]) -> tup
 
     config = [*_config_findings(plan, settings, before=args.pre)]
     if read.refusal is not None:
-        means = "the agent shares by the last good settings, and starts with them"
-        config[0] = msgspec.structs.replace(_refused(read.refusal), means=means)
+        config[0] = msgspec.structs.replace(_refused(read.refusal), means=LAST_GOOD)
 
     return await examine(
         NodeSeen(

@@ -84,14 +84,17 @@ _ORDER: Final = (
 _STRENGTHS: Final = tuple(Action)
 """From the weakest to the strongest."""
 
-_END: Final[dict[str, str]] = {
+_END_OF_CAUSE: Final[dict[str, str]] = {
     Cause.RELEASED: "`hami-agent recheck` has to take it back",
     Cause.FABRIC: "it has to join the fabric of its NVSwitches: check that nvidia-fabricmanager "
     "runs",
+}
+_END_OF_CONDITION: Final = {
     Condition.LOST: "the driver has to reach it again: reboot the node",
     Condition.UNMONITORED: "it has to answer, and the agent has to receive its events",
 }
-"""What ends a cause, or else a condition, that no cool-down ends."""
+"""What ends a cause, or else a condition, that no cool-down ends. Not one mapping: the cause of a
+GPU that was lost and is back is spelled as the condition LOST."""
 
 UNNAMED: Final = " on a GPU that the driver cannot name"
 BEFORE: Final = "before the boot: "
@@ -221,7 +224,7 @@ def missing(health: Health, now: dt.datetime, settings: HealthSettings) -> tuple
     if health.condition is Condition.OK or health.cause == Cause.OFF:
         return ()
 
-    end = _END.get(health.cause) or _END.get(health.condition)
+    end = _END_OF_CAUSE.get(health.cause) or _END_OF_CONDITION.get(health.condition)
     if end or health.needs_reboot:
         return (end or "a reboot of the node",)
 

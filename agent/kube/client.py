@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import functools
 import random
+import re
 import socket
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
@@ -408,7 +409,9 @@ class KubeSession:
         except self._failures as error:
             if isinstance(error, SettingsError):
                 raise ApiError(f"{request.what}: {error}") from error
-            reason = cap(str(error) or type(error).__name__, 160)
+            # aiohttp names its TLS context, as in "host a:443 ssl:<ssl.SSLContext object at 0x7f>".
+            text = re.sub(r" ssl:(<[^>]*>|\w+)", "", str(error))
+            reason = cap(text or type(error).__name__, 160)
             raise ApiError(
                 f"{request.what}: no answer from the API server ({reason}); reached through "
                 f"{self._connection.source}"

@@ -26,6 +26,7 @@ from agent.kit.units import counted, span
 from agent.ledger import HookFacts
 from agent.model import Scan
 from agent.node.findings import (
+    LAST_GOOD,
     NO_OFFER,
     OF_ONE_GPU,
     SERVED,
@@ -428,6 +429,10 @@ def judge_agent(answer: AgentAnswer) -> Iterator[Finding]:
         means, advice = SERVED, "see /readyz?verbose in the runbook, and the agent's log"
         if check.name in {"gpu_health", "cdi"}:
             means, advice = OF_ONE_GPU, "run `hami-agent status`: it says of each GPU what to do"
+
+        elif check.name == "settings":
+            means = LAST_GOOD
+            advice = "correct the file; `hami-agent config check FILE` prints what is wrong in it"
 
         verdict: Verdict = "wrong" if check.required else "note"
         means = "" if check.required else means

@@ -42,6 +42,7 @@ OF_ONE_GPU: Final = "no new pod gets this GPU; pods that hold it may fail"
 """What a fault of one GPU means for pods."""
 
 NO_OFFER: Final = "no new pod gets a GPU of this node; pods that run go on"
+LAST_GOOD: Final = "the agent shares by the last good settings, and starts with them"
 SERVED: Final = "new pods with GPUs may be refused on this node; pods that run go on"
 
 CHECKS: Final[Mapping[str, Mapping[str, str]]] = {

@@ -160,7 +160,7 @@ def page_html(status: StatusDocument, settings: Sequence[SettingStatus], now: dt
 
     since = status.journal_since
     is_young = since is not None and now - since <= dt.timedelta(hours=24)
-    none = f"None since {since.astimezone(dt.UTC):%H:%M:%S} UTC." if since and is_young else "None."
+    known = f" since {since.astimezone(dt.UTC):%H:%M:%S} UTC" if since and is_young else ""
 
     parts = {"GPUs": status.gpus, "Allocations": pods, "Refusals": refusals, "Changes": changes}
     parts |= {"Checks": node.checks, "Settings": settings}
@@ -196,8 +196,8 @@ def page_html(status: StatusDocument, settings: Sequence[SettingStatus], now: dt
             ENTRIES,
             "api/v1/allocations",
         ),
-        refusals=_entries("refusals", refusals, now, none),
-        changes=_entries("changes", changes, now, none),
+        refusals=_entries("refusals", refusals, now, known),
+        changes=_entries("changes", changes, now, known),
         checks=_checks(node.checks),
         count=counted(len(settings), "setting"),
         settings=_settings(settings),
@@ -296,8 +296,8 @@ def _history(gpu: GpuStatus) -> Html:
     )
 
 
-def _entries(name: str, entries: Sequence[JournalEntry], now: dt.datetime, none: str) -> Html:
-    """Refusals or changes, the newest first."""
+def _entries(name: str, entries: Sequence[JournalEntry], now: dt.datetime, known: str) -> Html:
+    """Refusals or changes, the newest first. `known`: since when; empty: for all of the time."""
     items = [
         fill(
             '<li><time datetime="{at}" title="{at}">{ago} ago</time> '
@@ -311,9 +311,11 @@ def _entries(name: str, entries: Sequence[JournalEntry], now: dt.datetime, none:
         )
         for entry, about, times in view.folded(entries)
     ]
-    return _list("entries", items, ENTRIES, f"api/v1/{name}") or fill(
-        '<p class="none">{}</p>', none
-    )
+    note = f"None{known}."
+    if items:
+        note = f"Known{known}; the agent's log has earlier ones." if known else ""
+    after = fill('<p class="none">{}</p>', note) if note else ""
+    return join((_list("entries", items, ENTRIES, f"api/v1/{name}"), after))
 
 
 def _checks(checks: Sequence[Check]) -> Html:

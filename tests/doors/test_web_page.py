@@ -214,6 +214,14 @@ def test_an_empty_node_says_so_and_since_when_nothing_happened():
     assert 2 == HtmlTree(html_of(young)).text.count("None since 17:04:07 UTC.")
 
 
+def test_after_a_start_the_page_says_since_when_refusals_and_changes_are_known():
+    young = msgspec.structs.replace(busy(), journal_since=busy().now)
+    said = "Known since 17:04:07 UTC; the agent's log has earlier ones."
+
+    assert 2 == HtmlTree(html_of(young)).text.count(said)
+    assert "Known since" not in HtmlTree(html_of(busy())).text
+
+
 def test_bars_are_on_one_scale_and_a_gap_in_the_history_is_a_gap_in_its_line():
     tree = HtmlTree(page(gpus=5, each=4))
     # The first two blocks are of GPUs that need somebody.

@@ -627,3 +627,16 @@ async def test_an_answer_that_is_not_the_api_servers_says_nothing_of_its_objects
         await session.close()
 
     assert (ApiError, 0) == (type(caught.value), caught.value.status)
+
+
+async def test_a_server_that_cannot_be_reached_is_named_without_the_librarys_tls_context(
+    tmp_path: Path,
+):
+    path = tmp_path / "kubeconfig"
+    path.write_text(KUBECONFIG.format(server="http://127.0.0.1:1", token="t"))  # noqa: S106 -- a test
+    session = KubeSession(Connection(path), NoChance())
+    with pytest.raises(
+        ApiError, match=r"\(Cannot connect to host 127\.0\.0\.1:1 \[.*\]\); reached"
+    ):
+        await session.call(ASK)
+    await session.close()

@@ -86,6 +86,12 @@ def test_without_a_cgroup_of_the_pod_nothing_is_known(node):
     assert None is node.alive(7)
 
 
+def test_a_directory_that_is_no_cgroup_says_nothing_of_processes(node):
+    """The sandbox's tree has directories alone, and its processes use GPUs nevertheless."""
+    (node.container([]) / "cgroup.procs").unlink()
+    assert node.alive(7) is None
+
+
 def test_when_the_cgroup_of_the_pod_is_gone_no_process_lives_whatever_is_searched_for(node):
     cgroup = node.container([7])
     assert {7} == node.alive(7)

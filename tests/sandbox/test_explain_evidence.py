@@ -295,6 +295,15 @@ def test_a_fault_of_a_gpu_is_quoted_until_the_agent_says_something_newer_of_it(l
     assert is_quoted is ("GpuUnhealthy: GPU 0 (GPU-a): XID 48" in words(found))
 
 
+def test_of_a_gpu_that_was_taken_back_and_is_still_unhealthy_no_release_is_quoted():
+    released = event("GpuReleased", "GPU 0 (GPU-a): released", 9, AGENT, "n1")
+    back = event("GpuUnhealthy", "GPU 0 (GPU-a): it was unhealthy before", 5, AGENT, "n1")
+    node = a_node("n1", a_gpu("GPU-a", healthy=False))
+    found = told(a_pod(said(REFUSED)), nodes=(node,), node_events=(released, back))
+
+    assert (True, False) == ("it was unhealthy" in words(found), "GpuReleased" in words(found))
+
+
 @pytest.mark.parametrize(
     ("reason", "change"),
     [

@@ -270,7 +270,9 @@ def agent_events(events: Iterable[PodEventView], about: str = "") -> list[PodEve
         if event.writer == WRITER and (not about or event.about == about):
             named = _GPUS.match(event.message)
             gpus = named[0] if named else ""
-            if (event.about, "GpuRecovered", gpus) not in found or not gpus:
+            # A released GPU that was taken back and is still unhealthy does not recover.
+            ends = ["GpuRecovered", *(["GpuUnhealthy"] if event.reason == "GpuReleased" else [])]
+            if not gpus or not any((event.about, one, gpus) in found for one in ends):
                 found.setdefault((event.about, event.reason, gpus), event)
     return sorted(found.values(), key=lambda event: event.kind != "Warning")
 

@@ -202,6 +202,7 @@ def test_a_gpu_that_keeps_falling_ill_rests_twice_as_long_each_time_up_to_two_ho
         ("", ()),
         ("off", ()),
         ("lose", ("the driver has to reach it again: reboot the node",)),
+        ("lose pass", ("600 s more without a bad report", "2 more passed probes")),
         ("silent", ("it has to answer, and the agent has to receive its events",)),
         ("release", ("`hami-agent recheck` has to take it back",)),
         ("xid151", ("a reboot of the node",)),

@@ -325,6 +325,10 @@ AGENT: list[Case] = [
         ["P-AGENT note api|is down|new pods with GPUs may be refused", "P-AGENT ok /s"],
     ),
     (
+        answer(failed("settings", "the last good settings apply, because these are refused: x")),
+        ["P-AGENT note settings|the agent shares by|`hami-agent config check FILE`", "P-AGENT ok"],
+    ),
+    (
         answer(failed("gpu_health", "GPU 2 is bad: XID 48 [H-048]")),
         [
             "P-AGENT note|`hami-agent status`|no new pod gets this GPU; pods that hold it may fail",
