@@ -38,6 +38,8 @@ LOOK_PAUSE = 0.2
 """The least seconds between watches opened by `reopen`: each Allocate may cause one."""
 DELAYS = (1.0, 2.0, 5.0, 10.0, 20.0, 30.0)
 JITTER = 0.5
+TOO_SHORT = 1.0
+"""Seconds: after a watch that the server ended sooner, the delays grow."""
 SPREAD = 4.0
 """Seconds: the longest random delay after what every client of a server meets at the same moment.
 That is a break, an early end or a lost place."""
@@ -87,7 +89,9 @@ class Reopening:
             return 0.0
 
         self.failures += 1
-        delay = self._backoff.next() if self.failures > 1 else 0.0
+        # A proxy may end each watch after some seconds: what it tells until then is worth a new one.
+        grows = self.failures > 1 and (failure is not None or lasted < TOO_SHORT)
+        delay = self._backoff.next() if grows else 0.0
         if failure is not None and failure.retry_after:
             delay = max(delay, failure.retry_after)
         # All clients met the same, so they must not come back in the same moment.
