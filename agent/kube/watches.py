@@ -89,7 +89,7 @@ class Reopening:
             return 0.0
 
         self.failures += 1
-        # A proxy may end each watch after some seconds: what it tells until then is worth a new one.
+        # A proxy may end each watch after some seconds: until then it tells what changes.
         grows = self.failures > 1 and (failure is not None or lasted < TOO_SHORT)
         delay = self._backoff.next() if grows else 0.0
         if failure is not None and failure.retry_after:
