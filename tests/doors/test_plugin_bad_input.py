@@ -119,7 +119,7 @@ async def a_kubelet(directory: Path) -> AsyncIterator[RudeKubelet]:
 BAD = {
     "escapes and line feeds": (
         RefusalReason.MALFORMED_ANNOTATION,
-        "is not a decimal",
+        "not an integer from",
         f"{G1},NVIDIA,\n\x1b[2J\x00 % ü,1:;",
         1,
     ),
