@@ -296,7 +296,9 @@ def _locked(
         frees = f"its agent frees it within {span(FREED_WITHIN)}"
         if age > FREED_WITHIN:
             frees = f"its agent should have freed it within {span(FREED_WITHIN)}: look at its pod"
-        advice = f"{frees}; {take_over}; {UNLOCK.format(node=name)}"
+        # A lock whose owner is gone is taken over at once from HAMi 2.7 on.
+        soon = take_over.replace(" when", " at its next attempt, or when")
+        advice = f"{frees}; {soon}; {UNLOCK.format(node=name)}"
         return Gate(BINDING, GateVerdict.BLOCKED, f"{held}, and {gone}", "E-LOCK", advice, facts)
     if age < LONG:
         said = f"{held}; this is normal for seconds"
