@@ -255,11 +255,6 @@ def returning_names_not_looked_at() -> Mutant:
     return Mutant(replaced(service, "decide", decide), "another one's directory")
 
 
-def locks_that_went_forgotten() -> Mutant:
-    """Only the lock that stands proves a right: the judge excuses nobody for HAMi's own doing."""
-    return Mutant(replaced(service, "former_locks", lambda *_: ()), "a good pod was refused")
-
-
 def listed_for_good() -> Mutant:
     """A pod that has ended keeps its rows as long as the kubelet lists it."""
     truly_unused = reconcile._unused
@@ -290,6 +285,5 @@ CALM_MUTANTS = (
     bind_time_compared_in_settlement,
     locks_not_left_to_pods_that_come,
     returning_names_not_looked_at,
-    locks_that_went_forgotten,
     listed_for_good,
 )

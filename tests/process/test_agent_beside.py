@@ -222,9 +222,10 @@ async def test_a_row_and_its_directory_go_when_the_pod_ends():
         await runs(cluster, "three", 1)  # a burst, after which the kubelet is asked
 
         assert await comes(lambda: {"two", "three"} == holders(cluster), 60)
-        assert not ended.exists()
+        assert await comes(lambda: not ended.exists())
         assert stays.is_dir()
-        assert await comes(lambda: [] == list(ended.parent.glob(".removed-*")))
+        # What was set aside is removed in passes, one a minute.
+        assert await comes(lambda: [] == list(ended.parent.glob(".removed-*")), 70)
 
 
 # Another device plugin of the node serves the same resource.
