@@ -857,10 +857,8 @@ class Inquiry:
             has_count = pod is None or any(one.count == seen.count for one in pod.gpu_containers)
             is_owners = has_count and seen.known.get(seen.owner, True) is not None
 
-        most, listing = (
-            LIST_PAUSE if table.synced else API_BUDGET,
-            source.refresh(is_owners=is_owners),
-        )
+        listing = source.refresh(is_owners=is_owners)
+        most = LIST_PAUSE if table.synced else API_BUDGET
         found = await self._asked_api("pods.list_failed", listing, most, is_owners=is_owners)
         # The first LIST may have begun before the call.
         is_enough = table.synced or found is None
