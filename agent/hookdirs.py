@@ -28,7 +28,7 @@ from agent.errors import AgentError, StateError
 from agent.kit.cell import Cell
 from agent.kit.disk import DIRECTORY, PLACE, check_writable, remove_stepwise, set_mode
 from agent.kit.tasks import Offload
-from agent.kit.timing import loop_time, until_tick
+from agent.kit.timing import await_event, loop_time, until_tick
 from agent.ledger import DIRECTORY_NAME, HookFacts
 
 log = structlog.get_logger(__name__)
@@ -200,6 +200,8 @@ class HostHookDirs:
         """Why each directory stays that could not be removed."""
         self._last = ""
         """The last directory of the last pass. The next pass begins behind it."""
+        self.set_aside = asyncio.Event()
+        """Something may have been set aside since the last pass."""
 
     async def facts(self) -> HookFacts:
         """Inspect the hook directory. Raises StateError.
@@ -225,6 +227,7 @@ class HostHookDirs:
         """Set the container directory `name` aside, if it exists. Raises StateError."""
         _check_name(name)
         await self._offload.call(self._remove, name)
+        self.set_aside.set()
 
     async def found(self) -> Mapping[str, dt.datetime]:
         """Return the container directories and when the inode of each changed. Raises StateError.
@@ -411,12 +414,13 @@ DEADLINE: Final = 30.0
 async def clear_directories(
     hooks: HostHookDirs, cleared: Cell[Cleared], say: Callable[[NodeEvent], None]
 ) -> NoReturn:
-    """Make passes for ever; sole writer of `cleared`.
+    """Make passes for ever, when something was set aside and each minute; sole writer of `cleared`.
 
     `say` posts one Event about the Node when directories stay, and no other until none stays.
     """
     tried = -math.inf
     while True:
+        hooks.set_aside.clear()
         began, before = loop_time(), cleared.value
         again = began - tried >= AGAIN
         try:
@@ -441,5 +445,7 @@ async def clear_directories(
                 say(NodeEvent(KEPT_EVENT, text, warning=True))
 
         cleared.set(now)
-        # While there is more, others have the disk half of the time.
-        await asyncio.sleep(loop_time() - began if now.more else until_tick(PERIOD))
+        # Others have the disk half of the time.
+        await asyncio.sleep(loop_time() - began)
+        if not now.more:
+            await await_event(hooks.set_aside, until_tick(PERIOD))

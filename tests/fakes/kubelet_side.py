@@ -140,6 +140,7 @@ class FakeHookDirs(HostHookDirs):
         self.stuck: set[str] = set()
         self.clears: list[bool] = []
         self.cleared = [Cleared()]
+        self.set_aside = asyncio.Event()
         self.gate = asyncio.Event()
         self.gate.set()
 

@@ -39,10 +39,11 @@ from tests.machine.agent_life import AgentLife
 
 @dataclasses.dataclass(frozen=True)
 class Mutant:
-    """A bug and the words of the breach that it is found by."""
+    """A bug and the words of the breach that it is found by. `first`: the story to begin with."""
 
     patch: contextlib.AbstractContextManager[None]
     breach: str
+    first: int = 0
 
 
 @contextlib.contextmanager
@@ -255,6 +256,12 @@ def returning_names_not_looked_at() -> Mutant:
     return Mutant(replaced(service, "decide", decide), "another one's directory")
 
 
+def locks_that_went_forgotten() -> Mutant:
+    """Only the lock that stands proves a right: the judge excuses nobody for HAMi's own doing."""
+    forgotten = replaced(service, "former_locks", lambda *_: ())
+    return Mutant(forgotten, "a good pod was refused", first=1171)
+
+
 def listed_for_good() -> Mutant:
     """A pod that has ended keeps its rows as long as the kubelet lists it."""
     truly_unused = reconcile._unused
@@ -285,5 +292,6 @@ CALM_MUTANTS = (
     bind_time_compared_in_settlement,
     locks_not_left_to_pods_that_come,
     returning_names_not_looked_at,
+    locks_that_went_forgotten,
     listed_for_good,
 )

@@ -50,7 +50,7 @@ def test_a_planted_bug_is_found_where_nothing_fails(mutant: Callable[[], Mutant]
     planted = mutant()
 
     with planted.patch, pytest.raises(AssertionError, match=planted.breach):
-        _require_clean(map(tell_number, range(ENOUGH)))
+        _require_clean(map(tell_number, range(planted.first, planted.first + ENOUGH)))
 
 
 @pytest.mark.parametrize(("age", "is_excused"), [(1.0, True), (3.0, False)])

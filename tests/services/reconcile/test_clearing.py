@@ -40,6 +40,16 @@ async def test_it_clears_at_the_start_until_nothing_is_left_then_each_minute_and
     assert 2 * AGAIN / PERIOD == pytest.approx(len(hooks.clears), abs=4)
 
 
+async def test_what_is_set_aside_is_removed_at_once():
+    hooks = FakeHookDirs()
+    async with clearing(hooks, Cleared()):
+        await asyncio.sleep(1)
+        hooks.set_aside.set()
+        await asyncio.sleep(1)
+
+    assert [True, False] == hooks.clears
+
+
 async def test_what_stays_is_told_once_until_nothing_does():
     three = Cleared(kept=3, why="Permission denied")
     async with clearing(FakeHookDirs(), ONE, ONE, three, Cleared(), ONE) as (state, said):
