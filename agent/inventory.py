@@ -4,12 +4,7 @@ import asyncio
 import contextlib
 import datetime as dt
 from collections import deque
-from collections.abc import (
-    Awaitable,
-    Callable,
-    Mapping,
-    Sequence,
-)
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Final, NoReturn
 
 import msgspec

@@ -11,16 +11,7 @@ from typing import Annotated, Final, NewType
 import msgspec
 
 from agent.errors import SettingsError
-from agent.setting import (
-    Field,
-    boolean,
-    choice,
-    indexes,
-    number,
-    resource_name,
-    texts,
-    whole,
-)
+from agent.setting import Field, boolean, choice, indexes, number, resource_name, texts, whole
 
 
 def has_passed(span: dt.timedelta, since: dt.datetime, now: dt.datetime) -> bool:

@@ -112,9 +112,7 @@ class NodeEventQueue:
 
 
 async def follow_cordons(
-    node: Cell[NodeView | None],
-    inventory: Cell[Inventory],
-    say: Callable[[NodeEvent], None],
+    node: Cell[NodeView | None], inventory: Cell[Inventory], say: Callable[[NodeEvent], None]
 ) -> None:
     """Write an Event when a GPU is cordoned or uncordoned, by whatever program.
 
@@ -149,11 +147,7 @@ def gpu_events(
 
     `left_out`: GPUs for which another Event says why they are no longer shared.
     """
-    return (
-        *_of_health(old, new),
-        *_of_inventory(old, new, left_out),
-        *_of_pods(old, new, ledger),
-    )
+    return (*_of_health(old, new), *_of_inventory(old, new, left_out), *_of_pods(old, new, ledger))
 
 
 def turning(said: Inventory, new: Inventory) -> frozenset[GpuUuid]:

@@ -31,13 +31,7 @@ from agent.cluster import (
     PodView,
     Role,
 )
-from agent.errors import (
-    ApiConflict,
-    ApiError,
-    ApiForbidden,
-    ApiInvalid,
-    ApiNotFound,
-)
+from agent.errors import ApiConflict, ApiError, ApiForbidden, ApiInvalid, ApiNotFound
 from agent.hami.annotations import consume, held_lock
 from agent.kit.cell import Cell, News
 from agent.kit.tasks import Allowance, Backoff
@@ -380,8 +374,7 @@ class Settlement:
                 waits = [] if lock is None else [PERIOD]
                 # Locks first; what failed behind what was not tried yet.
                 for effect in sorted(
-                    self._open(lock),
-                    key=lambda each: (not each.lock, each.identity in self._tried),
+                    self._open(lock), key=lambda each: (not each.lock, each.identity in self._tried)
                 ):
                     most = PARALLEL if effect.lock else PARALLEL - 1
                     left = self._left(effect)

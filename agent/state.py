@@ -236,11 +236,7 @@ class Recovered(msgspec.Struct, frozen=True):
 
 
 async def recover(
-    disk: Disk,
-    *,
-    boot_id: str,
-    machine_id: str,
-    booted_at: dt.datetime | None = None,
+    disk: Disk, *, boot_id: str, machine_id: str, booted_at: dt.datetime | None = None
 ) -> Recovered:
     """The newest readable generation of this host, or an empty one.
 

@@ -20,11 +20,7 @@ from agent.kit.timing import Lag
 from agent.kit.unix import UnixChannel
 from agent.ledger import ContainerKey, Holding
 from agent.model import SliceId
-from agent.wire.v1 import (
-    GetPodResourcesRequest,
-    PodResources,
-    PodResourcesListerStub,
-)
+from agent.wire.v1 import GetPodResourcesRequest, PodResources, PodResourcesListerStub
 
 T = TypeVar("T")
 

@@ -13,12 +13,7 @@ from typing import Annotated
 import msgspec
 from typing_extensions import override
 
-from agent.allocate.edits import (
-    check_library,
-    container_edits,
-    cuda_order,
-    gpu_edits,
-)
+from agent.allocate.edits import check_library, container_edits, cuda_order, gpu_edits
 from agent.allocate.prefer import nearest
 from agent.allocate.room import require_serving
 from agent.allocate.service import AllocateCall, AllocateStep, Allocation

@@ -67,12 +67,10 @@ class RequestRules(msgspec.Struct, frozen=True):
     ] = "nvidia.com/gpucores"
     memory_factor: Annotated[int, _rule("sharing.memoryFactor", _AMOUNT, "the factor on MiB")] = 1
     default_memory_mib: Annotated[
-        int,
-        _rule("sharing.defaultMemoryMiB", _AMOUNT, "MiB in place of none; 0: all memory"),
+        int, _rule("sharing.defaultMemoryMiB", _AMOUNT, "MiB in place of none; 0: all memory")
     ] = 0
     default_core_percent: Annotated[
-        int,
-        _rule("sharing.defaultCorePercent", _AMOUNT, "compute in place of none; 0: no limit"),
+        int, _rule("sharing.defaultCorePercent", _AMOUNT, "compute in place of none; 0: no limit")
     ] = 0
     known: bool = False
 

@@ -211,11 +211,7 @@ class AllocateCall(msgspec.Struct, eq=False):
 OVERSOLD_EVENT = "GpuOversold"
 
 _OF_NO_POD = frozenset(
-    {
-        RefusalReason.NO_POD_ADMITTED,
-        RefusalReason.STATIC_POD,
-        RefusalReason.MANY_PODS_ADMITTED,
-    }
+    {RefusalReason.NO_POD_ADMITTED, RefusalReason.STATIC_POD, RefusalReason.MANY_PODS_ADMITTED}
 )
 """Refusals that no single pod can show: their Event is posted about the Node."""
 

@@ -36,9 +36,7 @@ PARTS: Final[Mapping[str, str]] = {
 def add_parser(subparsers: Subparsers) -> None:
     """Add the verb `bundle`."""
     parser = subparsers.add_parser(
-        "bundle",
-        description=__doc__,
-        epilog="example: hami-agent bundle --file node-1.tgz",
+        "bundle", description=__doc__, epilog="example: hami-agent bundle --file node-1.tgz"
     )
     parser.add_argument(
         "--file",

@@ -54,9 +54,7 @@ complete -c hami-agent -a '(__hami_agent)'
 def add_parser(subparsers: Subparsers) -> None:
     """Add the verb `completion`."""
     parser = subparsers.add_parser(
-        "completion",
-        description=__doc__,
-        epilog="example: source <(hami-agent completion bash)",
+        "completion", description=__doc__, epilog="example: source <(hami-agent completion bash)"
     )
     parser.add_argument("shell", choices=tuple(SCRIPTS))
     parser.add_argument("words", nargs="*", help=argparse.SUPPRESS)
@@ -124,10 +122,7 @@ def _values(action: argparse.Action, environ: Mapping[str, str]) -> list[str]:
 async def _nodes(environ: Mapping[str, str]) -> list[str]:
     """The names of the cluster's Nodes, which have 2 s."""
     connection = connection_of(None, "", environ)
-    async with (
-        asyncio.timeout(2),
-        open_session(connection, "hami-agent-completion") as session,
-    ):
+    async with asyncio.timeout(2), open_session(connection, "hami-agent-completion") as session:
         return list(await NodeReader(session, "").names())
 
 

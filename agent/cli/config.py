@@ -56,8 +56,7 @@ _WIDEST: Final = 48
 def add_parser(subparsers: Subparsers) -> None:
     """Add the verbs `config show`, `config check` and `config schema`."""
     parser = subparsers.add_parser(
-        "config",
-        epilog="example: hami-agent config check /etc/hami-agent/config.yaml",
+        "config", epilog="example: hami-agent config check /etc/hami-agent/config.yaml"
     )
 
     verbs = parser.add_subparsers(dest="action", required=True, metavar="ACTION")

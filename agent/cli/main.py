@@ -290,9 +290,7 @@ def typed(kind: ValueType, what: str) -> Callable[[str], Any]:
 
 
 def add_output(
-    parser: argparse.ArgumentParser,
-    default: str = TABLE,
-    forms: Sequence[str] = FORMS,
+    parser: argparse.ArgumentParser, default: str = TABLE, forms: Sequence[str] = FORMS
 ) -> None:
     """Add `-o table|json|yaml` and `--json`. `forms`: those of the verb."""
     words = "; ".join(f"{form}: {_FORM_WORDS[form]}" for form in forms)

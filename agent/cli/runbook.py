@@ -40,9 +40,7 @@ HINT: Final = "`hami-agent runbook ID` prints what the runbook says of an id"
 def add_parser(subparsers: Subparsers) -> None:
     """Add the verb `runbook`."""
     parser = subparsers.add_parser(
-        "runbook",
-        description=__doc__,
-        epilog="example: hami-agent runbook HA-4002",
+        "runbook", description=__doc__, epilog="example: hami-agent runbook HA-4002"
     )
     parser.add_argument("id", nargs="?", metavar="ID", help="without it: list all ids")
 

@@ -76,9 +76,7 @@ _ARGUMENTS: Final[Mapping[str, tuple[str, dict[str, Any]]]] = {
 def add_parser(subparsers: Subparsers) -> None:
     """Add the verb `simulate`."""
     parser = subparsers.add_parser(
-        "simulate",
-        description=__doc__,
-        epilog="example: hami-agent simulate xid 79 --gpu 1",
+        "simulate", description=__doc__, epilog="example: hami-agent simulate xid 79 --gpu 1"
     )
     _add_globals(parser, DEFAULT_SOCKET, TABLE)
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)

@@ -19,9 +19,7 @@ from agent.setting import number
 def add_parser(subparsers: Subparsers) -> None:
     """Add the verb `top`."""
     parser = subparsers.add_parser(
-        "top",
-        description=__doc__,
-        epilog="example: hami-agent top --interval 5",
+        "top", description=__doc__, epilog="example: hami-agent top --interval 5"
     )
     parser.add_argument(
         "--interval",

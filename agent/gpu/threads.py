@@ -474,11 +474,7 @@ class NvmlSession:
     """
 
     def __init__(
-        self,
-        library: NvmlLibrary,
-        find: Callable[[], Path | None],
-        sys_root: Path,
-        deadline: float,
+        self, library: NvmlLibrary, find: Callable[[], Path | None], sys_root: Path, deadline: float
     ) -> None:
         self._threads = GpuThreads(deadline, self._on_return)
         self._library = library

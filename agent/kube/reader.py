@@ -202,13 +202,7 @@ class ClusterSnapshot(msgspec.Struct, frozen=True):
 REFUSED: Final = "UnexpectedAdmissionError"
 """The reason of a pod that the kubelet failed because of its devices."""
 SLICES: Final = "nvidia.com/gpu"
-_NOTED: Final = (
-    REGISTER,
-    SCORE,
-    HANDSHAKE,
-    MUTEX_LOCK,
-    CORDON,
-)
+_NOTED: Final = (REGISTER, SCORE, HANDSHAKE, MUTEX_LOCK, CORDON)
 _REPORT: Final = frozenset({REGISTER, CORDON, HANDSHAKE})
 """A removed cordon leaves no trace, but the scheduler writes the handshake when it reads on."""
 
@@ -663,9 +657,7 @@ async def nodes_with_gpus(
     reader = ObjectReader(session)
     nodes = await reader.read_list("nodes", read_node, accept=METADATA_LIST)
     pods = await reader.read_list(
-        "pods",
-        lambda item: decode_pod(read_object(item), resource),
-        labels=VGPU_NODE,
+        "pods", lambda item: decode_pod(read_object(item), resource), labels=VGPU_NODE
     )
 
     held = defaultdict[str, list[PodView]](list)

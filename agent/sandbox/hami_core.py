@@ -133,11 +133,7 @@ class HamiCoreRegion:
         self.put(self.offsets.gpu_count, "Q", len(uuids))
 
     def start(
-        self,
-        pid: int,
-        environment: Mapping[str, str],
-        now: dt.datetime,
-        dead: Collection[int] = (),
+        self, pid: int, environment: Mapping[str, str], now: dt.datetime, dead: Collection[int] = ()
     ) -> "HamiCoreProcess":
         """Begin a process, which takes a slot and removes those of the `dead`.
 

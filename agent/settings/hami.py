@@ -49,9 +49,7 @@ DEVICE_SHAPE: Final[Mapping[str, object]] = {
     "knownMigGeometries": [
         {
             "models": TEXTS,
-            "allowedGeometries": [
-                [{"name": str, "core": INT32, "memory": INT32, "count": INT32}],
-            ],
+            "allowedGeometries": [[{"name": str, "core": INT32, "memory": INT32, "count": INT32}]],
         }
     ],
 }

@@ -24,15 +24,7 @@ from agent.node.devices import SCHEDULER
 from agent.setting import FALSE, Field, shown
 from agent.settings.files import Place, first_of, kept, read_yaml, refuse
 from agent.settings.hami import read_device_config, read_node_config
-from agent.settings.schema import (
-    BY_KEY,
-    DEFAULT,
-    FIELDS,
-    LIVE,
-    ProfileHead,
-    Setting,
-    read_setting,
-)
+from agent.settings.schema import BY_KEY, DEFAULT, FIELDS, LIVE, ProfileHead, Setting, read_setting
 from agent.settings.sources import NodeFacts, NodeValues, SettingsProfile, Sources
 from agent.state import LAST_GOOD_KIND, unseal
 
@@ -276,10 +268,7 @@ COPY: Final = "settings.json"
 MAX_YAML: Final = 256 * 1024
 MAX_JSON: Final = 1024 * 1024
 """Bytes: what a ConfigMap can hold."""
-_HAMIS: Final = (
-    (DEVICE_CONFIG, "device_config", MAX_YAML),
-    (NODE_CONFIG, "node_config", MAX_JSON),
-)
+_HAMIS: Final = ((DEVICE_CONFIG, "device_config", MAX_YAML), (NODE_CONFIG, "node_config", MAX_JSON))
 """The setting that names a file of HAMi's, its attribute in Sources, and its most bytes."""
 DEADLINE: Final = 30.0
 """Seconds to read all files. A file system that hangs must not block the agent."""
@@ -309,10 +298,7 @@ class SourcesRead(msgspec.Struct, frozen=True):
 
 
 async def look(
-    sources: Sources,
-    offload: Offload,
-    last: SourcesRead | None = None,
-    good: Sources | None = None,
+    sources: Sources, offload: Offload, last: SourcesRead | None = None, good: Sources | None = None
 ) -> SourcesRead:
     """Read all sources. `last`: the result of the last read, which is returned if it still holds.
 

@@ -307,8 +307,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     ] = Path("/usr/local")
 
     library_version: Annotated[
-        str,
-        Field("library.version", text, "Mount libvgpu.so.<version> if that file exists."),
+        str, Field("library.version", text, "Mount libvgpu.so.<version> if that file exists.")
     ] = ""
 
     edits: EditSettings

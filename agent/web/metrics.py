@@ -22,11 +22,7 @@ from prometheus_client import (
     ProcessCollector,
     generate_latest,
 )
-from prometheus_client.core import (
-    CounterMetricFamily,
-    GaugeMetricFamily,
-    HistogramMetricFamily,
-)
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
 from typing_extensions import override
 
@@ -35,13 +31,7 @@ from agent.allocate.room import promised, takes_room
 from agent.hami.region import RegionState
 from agent.kit.timing import Durations, Tally
 from agent.ledger import Holder, Row
-from agent.model import (
-    MIB,
-    NO_INDEX,
-    Condition,
-    GpuUuid,
-    HamiNames,
-)
+from agent.model import MIB, NO_INDEX, Condition, GpuUuid, HamiNames
 from agent.status import StatusFacts, gpu_labels, labelled
 from agent.usage import ContainerUse
 from agent.web.api import BuildInfo
@@ -125,19 +115,13 @@ def _divided(number: int | None, by: float) -> float | None:
 
 _OWN: Final[dict[_Labels, Mapping[str, str]]] = {
     ("version", "revision", "python", "profile"): {
-        "build_info": "Version and build of this agent; the value is 1.",
+        "build_info": "Version and build of this agent; the value is 1."
     },
-    ("version",): {
-        "driver_info": "Version of the NVIDIA driver; the value is 1.",
-    },
-    ("condition",): {
-        "ready": "1 for each condition of readiness that holds.",
-    },
-    ("reason",): {
-        "degraded": "1 for each failing check that pods do not notice.",
-    },
+    ("version",): {"driver_info": "Version of the NVIDIA driver; the value is 1."},
+    ("condition",): {"ready": "1 for each condition of readiness that holds."},
+    ("reason",): {"degraded": "1 for each failing check that pods do not notice."},
     ("gpu", "uuid", "model", "pci", "numa", "mode"): {
-        "gpu_info": "One series per GPU; the label gpu is its index in all series.",
+        "gpu_info": "One series per GPU; the label gpu is its index in all series."
     },
     ("gpu", "state"): {
         "gpu_health": "1 for the present condition of each GPU, else 0.",
@@ -147,7 +131,7 @@ _OWN: Final[dict[_Labels, Mapping[str, str]]] = {
         "gpu_served": (
             "1 while the health of a GPU lets new containers have it, else 0; runbook is the id to "
             "look up."
-        ),
+        )
     },
     ("gpu",): {
         "gpu_health_since_timestamp_seconds": (
@@ -167,7 +151,7 @@ _OWN: Final[dict[_Labels, Mapping[str, str]]] = {
     ("state",): {
         "container_regions": (
             "Containers by the state of HAMi-core's shared region, which says what they use."
-        ),
+        )
     },
 }
 """The text of each family by its name without prefix, for each set of labels."""
@@ -203,7 +187,7 @@ _OF_CONTAINERS: Final[dict[_Labels, Mapping[str, str]]] = {
             "Who keeps a container's limits (hami-core, none, or unknown: its pod is not known), "
             "and when its compute limit applies (default: beside other busy containers, force, "
             "disable); the value is 1."
-        ),
+        )
     },
 }
 """The same of containers; left out if `metrics.containers` is false."""

@@ -293,9 +293,7 @@ def slow(node: PlainNode, chance: Seeded) -> None:
 
 @pytest.mark.parametrize("containers", [1, 2])
 @told
-async def test_overlapping_calls_of_plain_mode_after_a_lost_checkpoint_kill_no_kubelet(
-    containers,
-):
+async def test_overlapping_calls_of_plain_mode_after_a_lost_checkpoint_kill_no_kubelet(containers):
     async with a_scene(containers=containers) as scene:
         for turn in range(3):
             await scene.lose_checkpoint()

@@ -240,11 +240,7 @@ async def test_hamis_plugin_is_found_by_its_socket(tmp_path: Path):
         left = await examine(chosen)
 
     assert (["wrong"], ["note"]) == (of(there, "P-PLUGIN"), of(there, "P-MONITOR"))
-    assert (["ok"], ["note"], set()) == (
-        of(left, "P-PLUGIN"),
-        of(left, "P-LEFTOVERS"),
-        wrong(left),
-    )
+    assert (["ok"], ["note"], set()) == (of(left, "P-PLUGIN"), of(left, "P-LEFTOVERS"), wrong(left))
 
 
 async def test_what_the_node_says_is_held_against_what_the_agent_would_say(tmp_path: Path):
@@ -351,10 +347,7 @@ async def test_an_empty_host_lacks_everything(bare: Settings, stub_path: Path):
 
     assert {"P-PATHS", "P-DRIVER", "P-KUBELET"} == wrong(found) - {"P-LIBRARY"}
     (witness,) = [one for one in found if one.check == "P-WITNESS"]
-    assert ("note", True) == (
-        witness.verdict,
-        witness.said.endswith("(follows from P-KUBELET)"),
-    )
+    assert ("note", True) == (witness.verdict, witness.said.endswith("(follows from P-KUBELET)"))
     (told,) = [one for one in found if one.check == "P-DRIVER"]
     assert told.advice.startswith("correct --nvml-library")
     assert "mend" not in told.said, "the remedy is said once"
@@ -364,10 +357,7 @@ async def beside(settings: Settings, path: Path, *groups: str) -> list[tuple[str
     """What is found beside an agent that is ready."""
     (path / "hook").mkdir(mode=0o755, exist_ok=True)
     found = await examine(
-        settings,
-        groups=frozenset(groups) or ALL_GROUPS,
-        agent=READY,
-        device_files=path / "dev",
+        settings, groups=frozenset(groups) or ALL_GROUPS, agent=READY, device_files=path / "dev"
     )
     return [(one.check, one.verdict) for one in found]
 

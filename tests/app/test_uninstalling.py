@@ -133,10 +133,7 @@ async def test_what_is_written_again_while_others_are_waited_for_is_removed_agai
             cluster.held[found.name] = found
 
     monkeypatch.setattr(cluster, "clean", clean)
-    cluster.fails = {
-        "c": ApiForbidden("no", status=403),
-        "d": ApiNotFound("gone", status=404),
-    }
+    cluster.fails = {"c": ApiForbidden("no", status=403), "d": ApiNotFound("gone", status=404)}
 
     await cluster.uninstall(*map(node, "abcd"))
 

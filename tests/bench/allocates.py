@@ -15,11 +15,7 @@ from agent.sandbox.hardware_talk import ask
 from agent.sandbox.lab.cluster import NAMESPACE, SandboxCluster, fetch, scrape
 from agent.sandbox.scenario.facts import is_locked, is_running, pod_facts
 from agent.sandbox.scenario.stage import plain
-from agent.wire.v1beta1 import (
-    AllocateRequest,
-    ContainerAllocateRequest,
-    DevicePluginStub,
-)
+from agent.wire.v1beta1 import AllocateRequest, ContainerAllocateRequest, DevicePluginStub
 from tests.bench.figures import Figure, percentile
 
 STEPS = {

@@ -12,14 +12,7 @@ import yaml
 
 from agent.cli import status
 from agent.cli.main import dispatch
-from agent.cli.status import (
-    StatusStyle,
-    entry_lines,
-    gpu_lines,
-    pod_lines,
-    spark,
-    status_lines,
-)
+from agent.cli.status import StatusStyle, entry_lines, gpu_lines, pod_lines, spark, status_lines
 from agent.ledger import JournalEntry
 from agent.node.findings import Check
 from agent.status import (

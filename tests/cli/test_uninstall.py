@@ -376,12 +376,7 @@ EVERYWHERE = ("--all-nodes", "--namespace", "gpus", "--selector", "app=agent")
             "--config, --mig-strategy would have no effect",
         ),
         (EVERYWHERE, {}, 2, "give --kubeconfig, or set KUBECONFIG"),
-        (
-            [*EVERYWHERE, "--kubeconfig", "/none"],
-            {},
-            3,
-            "/none: cannot be read",
-        ),
+        ([*EVERYWHERE, "--kubeconfig", "/none"], {}, 3, "/none: cannot be read"),
         # In a pod its own account comes before the variable.
         (
             EVERYWHERE,
@@ -436,10 +431,7 @@ async def test_each_node_is_told_before_the_next_is_begun(
 
 @pytest.mark.parametrize(
     ("error", "code", "refusal"),
-    [
-        (ApiForbidden("no right", status=403), 1, ""),
-        (ApiError("silent"), 3, "silent"),
-    ],
+    [(ApiForbidden("no right", status=403), 1, ""), (ApiError("silent"), 3, "silent")],
 )
 async def test_a_node_that_fails_is_told_and_ends_with_its_code(
     two: ModelWorld,

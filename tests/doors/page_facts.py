@@ -166,12 +166,7 @@ def _checks(gpus):
 def _changes(text):
     return tuple(
         JournalEntry(
-            NOW - dt.timedelta(minutes=4 + 50 * n),
-            reason,
-            f"{said}{text}",
-            warning,
-            namespace,
-            pod,
+            NOW - dt.timedelta(minutes=4 + 50 * n), reason, f"{said}{text}", warning, namespace, pod
         )
         for n, (reason, said, warning, namespace, pod) in enumerate(
             (

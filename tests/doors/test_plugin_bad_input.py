@@ -66,10 +66,7 @@ def pod_object(text: str, count: int = 1) -> Mapping[str, object]:
             "annotations": annotated(text, NODE),
         },
         "spec": {"nodeName": NODE, "containers": containers},
-        "status": {
-            "phase": "Pending",
-            "conditions": [{"type": "PodScheduled", "status": "True"}],
-        },
+        "status": {"phase": "Pending", "conditions": [{"type": "PodScheduled", "status": "True"}]},
     }
 
 
@@ -135,12 +132,7 @@ BAD = {
         f"{G1},NVIDIA,78560,1:;",
         1,
     ),
-    "10,000 ids": (
-        RefusalReason.COUNT_MISMATCH,
-        "c0 requests 10000 GPUs",
-        ONE + ";",
-        MANY,
-    ),
+    "10,000 ids": (RefusalReason.COUNT_MISMATCH, "c0 requests 10000 GPUs", ONE + ";", MANY),
 }
 """What is wrong in what the scheduler seems to have written, and what is said of it. All gates:
 tests/unit/core/allocation/test_matching_gates.py."""

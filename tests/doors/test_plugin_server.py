@@ -485,8 +485,7 @@ async def test_a_server_that_cannot_listen_leaves_no_socket_and_is_tried_again(
 
 
 @pytest.mark.parametrize(
-    ("domain", "named", "answers"),
-    [("nvidia.com", "nvidia-gpu.sock", True), ("hami.io", "", None)],
+    ("domain", "named", "answers"), [("nvidia.com", "nvidia-gpu.sock", True), ("hami.io", "", None)]
 )
 def test_a_socket_without_a_domain_in_its_name_tells_of_nvidias_resources_alone(
     tmp_path: Path, domain: str, named: str, answers: object

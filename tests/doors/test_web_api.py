@@ -452,9 +452,7 @@ def document(seen):
 
 
 @pytest.mark.parametrize("seen", SEEN.values(), ids=SEEN)
-async def test_every_face_shows_what_has_ended_and_the_sum_that_the_next_pod_meets(
-    seen,
-):
+async def test_every_face_shows_what_has_ended_and_the_sum_that_the_next_pod_meets(seen):
     mib = 60000 if seen.ended else 130000
     cells = cells_of(an_inventory(gpus=[GPU]), rows=seen.ledger.rows, pods=seen.table)
     found = document(seen)

@@ -9,20 +9,9 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.registry import Collector, CollectorRegistry
 
 from agent.cluster import PodTable
-from agent.hami.region import (
-    MemoryUse,
-    Region,
-    RegionGpu,
-    RegionLayout,
-    RegionProcess,
-    RegionState,
-)
+from agent.hami.region import MemoryUse, Region, RegionGpu, RegionLayout, RegionProcess, RegionState
 from agent.ledger import ContainerEdits
-from agent.model import (
-    NO_INDEX,
-    HamiNames,
-    Share,
-)
+from agent.model import NO_INDEX, HamiNames, Share
 from agent.usage import ContainerUse, use_of
 from agent.web import metrics
 from agent.web.metrics import AgentCollector, MetricsPage

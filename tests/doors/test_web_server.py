@@ -125,10 +125,7 @@ STANDS_BY = "[!]instance degraded: standby: another agent runs\n"
         ("/readyz", [STATE, STREAM], 503, FAILED),
         ("/readyz?verbose=1", [STATE, STREAM], 503, FAILED),
         ("/readyz", [STATE, API], 200, f"ok\n{DEGRADED}"),
-        (
-            *("/readyz?verbose", [STATE, API], 200),
-            f"[+]state ok\n{DEGRADED}readyz check passed\n",
-        ),
+        (*("/readyz?verbose", [STATE, API], 200), f"[+]state ok\n{DEGRADED}readyz check passed\n"),
         ("/readyz?standby", [STANDBY], 200, f"ok\n{STANDS_BY}"),
         ("/readyz?standby&verbose", [STANDBY], 200, f"{STANDS_BY}readyz check passed\n"),
         (

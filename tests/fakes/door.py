@@ -64,11 +64,7 @@ class FakeDoor:
 
 @contextlib.asynccontextmanager
 async def a_door(
-    directory: Path,
-    listed: SliceList | None = None,
-    *,
-    seed: int = 0,
-    fence: Fence | None = None,
+    directory: Path, listed: SliceList | None = None, *, seed: int = 0, fence: Fence | None = None
 ) -> AsyncIterator[FakeDoor]:
     """A server that serves, until the block is left."""
     door = FakeDoor(directory, listed or a_list(), seed, fence)

@@ -38,10 +38,7 @@ class GrpcPlugin:
     def __init__(self, path: Path, authority: str = "localhost") -> None:
         self._channel = grpc.insecure_channel(
             f"unix:{path}",
-            options=[
-                ("grpc.default_authority", authority),
-                ("grpc.use_local_subchannel_pool", 1),
-            ],
+            options=[("grpc.default_authority", authority), ("grpc.use_local_subchannel_pool", 1)],
         )
 
     def close(self) -> None:

@@ -42,12 +42,7 @@ def a_pod_object(
     """A Pod as the API server stores it; its name is its UID."""
     apps = [a_container_object(count=count)] if containers is None else containers
     return {
-        "metadata": {
-            "name": uid,
-            "namespace": "default",
-            "uid": uid,
-            "creationTimestamp": created,
-        },
+        "metadata": {"name": uid, "namespace": "default", "uid": uid, "creationTimestamp": created},
         "spec": {"initContainers": inits or [], "containers": apps} | spec,
     }
 

@@ -196,9 +196,7 @@ async def test_it_waits_for_ever_when_who_has_its_old_slot_ends(container: CoreC
     assert ((await container.read()).layout in LAZY) is await moved.is_held()
 
 
-async def test_who_follows_one_that_ended_is_lost_to_the_library_of_2_8_1(
-    container: CoreContainer,
-):
+async def test_who_follows_one_that_ended_is_lost_to_the_library_of_2_8_1(container: CoreContainer):
     await (await container.start()).leave()
     process = await container.start()
 

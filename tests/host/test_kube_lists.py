@@ -13,14 +13,7 @@ from aiohttp import web
 
 from agent.errors import ApiError, ApiGone
 from agent.kube import client
-from agent.kube.client import (
-    MOST,
-    ApiRequest,
-    KubePods,
-    KubeSession,
-    fetch_list,
-    path_of,
-)
+from agent.kube.client import MOST, ApiRequest, KubePods, KubeSession, fetch_list, path_of
 from agent.kube.reader import ClusterReader
 from tests.builders import NODE
 from tests.fakes.clock import ManualClock
@@ -214,8 +207,7 @@ async def test_a_page_is_not_asked_for_that_will_be_too_long(tmp_path: Path, siz
     async with asyncio.timeout(20), model_world(tmp_path, "admin") as world:
         for number in range(600):
             world.store.create(
-                "nodes",
-                {"metadata": {"name": f"n{number:04}", "annotations": {"x": "x" * size}}},
+                "nodes", {"metadata": {"name": f"n{number:04}", "annotations": {"x": "x" * size}}}
             )
         before = asked(world.session)
         _, listed = await fetch_list(world.session, NODES, len, MOST)

@@ -80,8 +80,7 @@ async def test_with_a_fence_the_request_says_that_the_kubelet_is_to_ask_before_a
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
-    [('the ResourceName "x" is invalid',) * 2, ("x" * 5_000, "x" * 255 + "…")],
+    ("words", "told"), [('the ResourceName "x" is invalid',) * 2, ("x" * 5_000, "x" * 255 + "…")]
 )
 async def test_a_refusal_carries_the_kubelets_words_up_to_a_bound(
     tmp_path: Path, words: str, told: str

@@ -150,10 +150,7 @@ async def test_calls_that_an_old_driver_lacks_cost_nothing(tmp_path):
     )
     assert [0, 0] == [link.nvlinks for link in scan.gpus[0].links]
     assert ProbeOutcome.PASSED is probe.outcome
-    assert (None, None) == (
-        probe.signs.rows_failed,
-        probe.signs.recovery,
-    )
+    assert (None, None) == (probe.signs.rows_failed, probe.signs.recovery)
     await driver.close()
 
 

@@ -4,14 +4,7 @@ import asyncio
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 
-from agent.cluster import (
-    MUTEX_LOCK,
-    NodeView,
-    PodChange,
-    PodList,
-    PodUid,
-    PodView,
-)
+from agent.cluster import MUTEX_LOCK, NodeView, PodChange, PodList, PodUid, PodView
 from agent.errors import ApiError, ApiForbidden, ApiGone, ApiInvalid, ApiNotFound
 from agent.kube.objects import decode_node, decode_pod
 from agent.ports import Clock

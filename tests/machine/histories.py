@@ -232,14 +232,7 @@ class Histories(RuleBasedStateMachine):
         pause=pauses,
     )
     def containers_die_around_a_kubelets_start(
-        self,
-        *,
-        lose: bool,
-        place: int,
-        before: int,
-        after: list[float],
-        silent: int,
-        pause: float,
+        self, *, lose: bool, place: int, before: int, after: list[float], silent: int, pause: float
     ) -> None:
         """Some while no kubelet is there, others so long after its process began."""
         self.after(

@@ -42,10 +42,7 @@ class MachineSite:
     timings = TIMINGS
 
     def __init__(
-        self,
-        seed: int,
-        clock: Clock,
-        life: Callable[..., Coroutine[object, object, AgentLife]],
+        self, seed: int, clock: Clock, life: Callable[..., Coroutine[object, object, AgentLife]]
     ) -> None:
         self.clock = clock
         self.chance = Seeded(seed)

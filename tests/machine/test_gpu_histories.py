@@ -12,12 +12,7 @@ from functools import partial
 
 import pytest
 from hypothesis import strategies as st
-from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    initialize,
-    invariant,
-    rule,
-)
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from agent.errors import AgentError, DriverMissing, GpuError
 from agent.model import Cause, DriverEvent, EventKind, GpuSigns, ProbeOutcome, RecoveryAction

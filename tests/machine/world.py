@@ -23,10 +23,7 @@ class MachineWorld(MachineSite):
     """A node. Methods are what may happen there; each returns at once."""
 
     def __init__(
-        self,
-        seed: int,
-        clock: Clock,
-        life: Callable[..., Coroutine[object, object, AgentLife]],
+        self, seed: int, clock: Clock, life: Callable[..., Coroutine[object, object, AgentLife]]
     ) -> None:
         super().__init__(seed, clock, life)
         self.refusals = Refusals(self)

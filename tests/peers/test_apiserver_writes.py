@@ -40,11 +40,7 @@ def binding(name: str, node: str = NODE, **metadata: object) -> Object:
         (PODS, plain_pod(FREE_POD), ALREADY_EXISTS),
         (NODES, {"metadata": {"name": NODE}}, ALREADY_EXISTS),
         (PODS, plain_pod("") | {"metadata": {}}, INVALID),
-        (
-            PODS,
-            plain_pod("x") | {"metadata": {"name": "x", "namespace": "other"}},
-            BAD_REQUEST,
-        ),
+        (PODS, plain_pod("x") | {"metadata": {"name": "x", "namespace": "other"}}, BAD_REQUEST),
         (EVENTS, {"metadata": {"name": "x"}, "involvedObject": {"namespace": "team-a"}}, INVALID),
         (
             "/api/v1/namespaces/kube-system/events",

@@ -25,14 +25,7 @@ from tests.peers.lab.grants import (
 from tests.peers.lab.identities import NODE, NODE_USER
 from tests.peers.lab.node_state import lock_text, notes_of
 from tests.peers.lab.nodes import frozen
-from tests.peers.lab.placement import (
-    agent_stamps,
-    annotate,
-    bind,
-    create_by_hand,
-    lock,
-    share,
-)
+from tests.peers.lab.placement import agent_stamps, annotate, bind, create_by_hand, lock, share
 from tests.peers.lab.pods import (
     NAMESPACE,
     PODS,
@@ -112,8 +105,7 @@ def some_pods(cluster: Cluster, prefix: str) -> list[Object]:
     """Pods that tell of their inside; no two ask for the same."""
     return [
         telling(
-            cluster,
-            a_pod(f"{prefix}-{number}", a_container(memory=memory_of(number), cores=CORES)),
+            cluster, a_pod(f"{prefix}-{number}", a_container(memory=memory_of(number), cores=CORES))
         )
         for number in range(COUNT)
     ]

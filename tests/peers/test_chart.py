@@ -65,10 +65,7 @@ async def guarded(binaries):
 
 def released(value="mine"):
     pointer = "/metadata/annotations/hami.io~1mutex.lock"
-    return [
-        {"op": "test", "path": pointer, "value": value},
-        {"op": "remove", "path": pointer},
-    ]
+    return [{"op": "test", "path": pointer, "value": value}, {"op": "remove", "path": pointer}]
 
 
 LABEL = {"metadata": {"labels": {"free": "1"}}}

@@ -45,14 +45,7 @@ from tests.peers.lab.pods import (
     until_settled,
 )
 from tests.peers.lab.space import until_answer
-from tests.peers.lab.verbs import (
-    as_advised,
-    doctor,
-    explain,
-    until_event,
-    until_reasons,
-    verb,
-)
+from tests.peers.lab.verbs import as_advised, doctor, explain, until_event, until_reasons, verb
 
 QUOTAS = "/api/v1/namespaces/default/resourcequotas"
 LOST = XidRequest(gpu="1", xid=79)

@@ -29,14 +29,7 @@ from tests.peers.lab.guarded import COLLECTIONS, IN_FORCE, open_guarded
 from tests.peers.lab.identities import ADMIN, NODE
 from tests.peers.lab.node_state import gpu_uuids, notes_of
 from tests.peers.lab.placement import now
-from tests.peers.lab.pods import (
-    a_container,
-    a_pod,
-    as_seen,
-    key,
-    run,
-    until_settled,
-)
+from tests.peers.lab.pods import a_container, a_pod, as_seen, key, run, until_settled
 from tests.peers.lab.servers import NODE_PATH, NODES, OTHER_NODE, OWN_POD, PODS, marks, real_server
 from tests.peers.lab.site import NAMESPACE as SITE_NAMESPACE
 from tests.peers.lab.space import until, until_answer

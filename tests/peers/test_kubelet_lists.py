@@ -61,9 +61,9 @@ async def test_there_is_one_entry_for_each_id_and_numa_node(node):
         await node.runs("p", node.container(count=3))
         (main,) = (await node.get("p")).containers
         held = [(entry.device_ids, nodes_of(entry)) for entry in main.devices]
-        assert [
-            *((["both"], 0), (["both"], 1), (["no"], None), (["none"], None)),
-        ] == sorted(held, key=str)
+        assert [*((["both"], 0), (["both"], 1), (["no"], None), (["none"], None))] == sorted(
+            held, key=str
+        )
         (entry,) = [e for e in node.checkpoint().entries if e.resource == node.resource]
         assert {-1: {"no", "none"}, 0: {"both"}, 1: {"both"}} == {
             numa: set(members) for numa, members in entry.numa.items()

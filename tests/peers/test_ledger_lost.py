@@ -18,10 +18,7 @@ from tests.peers.lab.grants import (
     seen_inside,
     seen_mounts,
 )
-from tests.peers.lab.node_state import (
-    until_allocatable,
-    until_unlocked,
-)
+from tests.peers.lab.node_state import until_allocatable, until_unlocked
 from tests.peers.lab.nodes import dies
 from tests.peers.lab.placement import wall
 from tests.peers.lab.pods import (

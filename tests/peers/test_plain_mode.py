@@ -6,20 +6,10 @@ from tests.peers.lab.agents import RESOURCE
 from tests.peers.lab.cluster import ACCOUNT
 from tests.peers.lab.grants import seen_mounts, told_environment
 from tests.peers.lab.identities import NODE_USER
-from tests.peers.lab.node_state import (
-    node_of,
-    notes_of,
-    remove_pods,
-    until_allocatable,
-)
+from tests.peers.lab.node_state import node_of, notes_of, remove_pods, until_allocatable
 from tests.peers.lab.nodes import end_container
 from tests.peers.lab.placement import wall
-from tests.peers.lab.plain import (
-    plain_pod,
-    start_plain_agent,
-    until_agrees,
-    without_hami,
-)
+from tests.peers.lab.plain import plain_pod, start_plain_agent, until_agrees, without_hami
 from tests.peers.lab.pods import (
     as_seen,
     create,

@@ -374,9 +374,7 @@ async def test_a_pod_deleted_between_bind_and_allocate_takes_no_share_with_it(
     grace = 0 if lost == "forgotten" else 30
     with frozen(cluster.kubelet.part):
         await place(
-            cluster,
-            a_pod(lost, terminationGracePeriodSeconds=grace),
-            [[share(cluster, 0)]],
+            cluster, a_pod(lost, terminationGracePeriodSeconds=grace), [[share(cluster, 0)]]
         )
         await delete(cluster, lost, grace=grace)
         began = asyncio.get_running_loop().time()

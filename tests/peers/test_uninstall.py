@@ -16,14 +16,7 @@ from tests.peers.lab.cluster import kept
 from tests.peers.lab.control import counted
 from tests.peers.lab.identities import ADMIN, NODE, NODE_USER
 from tests.peers.lab.node_state import notes_of
-from tests.peers.lab.servers import (
-    NODE_PATH,
-    NODES,
-    OTHER_NODE,
-    marks,
-    plain_pod,
-    real_server,
-)
+from tests.peers.lab.servers import NODE_PATH, NODES, OTHER_NODE, marks, plain_pod, real_server
 from tests.peers.lab.space import until_answer
 from tests.peers.lab.switch import open_confined
 from tests.shape.typed import told

@@ -253,10 +253,7 @@ async def test_two_pods_of_one_name_look_the_same_to_get(node):
 
 async def test_get_lists_every_resource(node):
     other = node.resource + "-too"
-    async with (
-        node.plugin() as plugin,
-        node.plugin(resource=other, name="o.sock") as second,
-    ):
+    async with node.plugin() as plugin, node.plugin(resource=other, name="o.sock") as second:
         plugin.look = second.look = views(node, "p")
         both_kinds = node.container()
         both_kinds["resources"]["limits"][other] = "1"

@@ -19,14 +19,7 @@ from agent.sandbox.lab.cluster import RESOURCE, SandboxCluster, fetch, open_clus
 from agent.sandbox.store import Json
 from agent.state import decode_state
 from agent.wire.v1beta1 import ContainerAllocateResponse
-from tests.process.agent_process import (
-    PATIENCE,
-    comes,
-    copied_settings,
-    offers,
-    options,
-    started,
-)
+from tests.process.agent_process import PATIENCE, comes, copied_settings, offers, options, started
 
 pytestmark = [pytest.mark.process, pytest.mark.looptime(False), pytest.mark.timeout(60)]
 

@@ -22,15 +22,7 @@ from agent.sandbox.lab.child import start_child
 from agent.sandbox.lab.cluster import NODE, RESOURCE, SandboxCluster
 from agent.sandbox.scenario.stage import plain
 from tests.process.agent_process import PATIENCE, comes, offers, run
-from tests.process.doctored_node import (
-    ACCOUNT,
-    SLICES,
-    a_node,
-    doctored,
-    edit,
-    faults,
-    token_of,
-)
+from tests.process.doctored_node import ACCOUNT, SLICES, a_node, doctored, edit, faults, token_of
 
 pytestmark = [
     pytest.mark.process,

@@ -2,11 +2,7 @@
 
 import pytest
 
-from agent.cluster import (
-    BIND_PHASE,
-    PHASE_SUCCESS,
-    REGISTER,
-)
+from agent.cluster import BIND_PHASE, PHASE_SUCCESS, REGISTER
 from agent.sandbox.lab.cluster import NAMESPACE, NODE, RESOURCE, SandboxCluster, open_cluster
 from tests.process.agent_process import PATIENCE, offers, options, started
 
@@ -21,11 +17,7 @@ def add_big_pods(cluster: SandboxCluster) -> None:
         cluster.store.create(
             "pods",
             {
-                "metadata": {
-                    "name": f"big-{number}",
-                    "namespace": NAMESPACE,
-                    "annotations": notes,
-                },
+                "metadata": {"name": f"big-{number}", "namespace": NAMESPACE, "annotations": notes},
                 "spec": {"nodeName": NODE, "containers": [{"name": "main", "env": long}]},
             },
         )

@@ -224,11 +224,7 @@ def test_a_wrong_setting_is_78_with_file_and_line(flags, tmp_path, text: str, sa
             "{}/absent.so",
         ),
         (
-            {
-                "--simulate": "",
-                "--nvml-library": f"{{}}/{TOO_LONG}",
-                "--on-no-driver": "exit",
-            },
+            {"--simulate": "", "--nvml-library": f"{{}}/{TOO_LONG}", "--on-no-driver": "exit"},
             69,
             "correct --nvml-library",
         ),

@@ -128,9 +128,7 @@ def test_the_packed_chart_renders_what_the_folder_renders(release: Path):
     helm = Path(os.environ["HAMI_CHART_TOOLS"]) / "helm"  # noqa: TID251 -- said by who runs it
     packed, folder = (
         subprocess.run(  # noqa: S603 -- our own tool and arguments
-            [helm, "template", "hami-agent", chart, *VALUES],
-            check=True,
-            capture_output=True,
+            [helm, "template", "hami-agent", chart, *VALUES], check=True, capture_output=True
         ).stdout
         for chart in (release / f"{NAME}.tgz", ROOT / "deploy/chart/hami-agent")
     )

@@ -193,9 +193,7 @@ async def test_a_throttled_client_is_told_when_to_come_again(server: Server) -> 
 
 
 @pytest.mark.looptime(False)
-async def test_an_outage_cuts_watches_and_refuses_connections_until_it_ends(
-    server: Server,
-) -> None:
+async def test_an_outage_cuts_watches_and_refuses_connections_until_it_ends(server: Server) -> None:
     assert server.model is not None
     url = server.model.url
     since = {"resourceVersion": str(server.model.store.version)}

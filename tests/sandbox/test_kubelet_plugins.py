@@ -10,16 +10,9 @@ from grpclib.exceptions import GRPCError, StreamTerminatedError
 
 from agent.sandbox.kubelet.allocation import NodeResources
 from agent.sandbox.kubelet.endpoint import dial, go_text
-from agent.wire.v1 import (
-    ListPodResourcesRequest,
-)
+from agent.wire.v1 import ListPodResourcesRequest
 from agent.wire.v1beta1 import DevicePluginOptions, ListAndWatchResponse
-from tests.fakes.kubelet_rig import (
-    a_container_object,
-    a_pod_object,
-    a_rig,
-    a_rig_with_plugin,
-)
+from tests.fakes.kubelet_rig import a_container_object, a_pod_object, a_rig, a_rig_with_plugin
 from tests.fakes.plugin import RESOURCE, ScriptedPlugin, a_device, devices
 
 

@@ -8,12 +8,7 @@ from grpclib.exceptions import GRPCError
 
 from agent.sandbox.kubelet.allocation import DeviceRecord, merge
 from agent.sandbox.kubelet.pods import read_pod
-from agent.wire.v1beta1 import (
-    CdiDevice,
-    ContainerAllocateResponse,
-    DeviceSpec,
-    Mount,
-)
+from agent.wire.v1beta1 import CdiDevice, ContainerAllocateResponse, DeviceSpec, Mount
 from tests.fakes.kubelet_rig import KubeletRig, a_container_object, a_pod_object, a_rig_with_plugin
 from tests.fakes.node_rig import a_node_rig
 from tests.fakes.plugin import RESOURCE, ScriptedPlugin, devices

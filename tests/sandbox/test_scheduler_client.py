@@ -11,12 +11,7 @@ import pytest
 
 from agent import cluster as annotations
 from agent.sandbox.apiserver_requests import merge_patch
-from agent.sandbox.scheduler.cluster import (
-    ClientQueue,
-    EventRecorder,
-    QueuedCluster,
-    StoreCluster,
-)
+from agent.sandbox.scheduler.cluster import ClientQueue, EventRecorder, QueuedCluster, StoreCluster
 from agent.sandbox.scheduler.filter import NORMAL, Notice
 from agent.sandbox.scheduler.model import SchedulerSettings
 from agent.sandbox.scheduler.verbs import (
@@ -31,19 +26,8 @@ from agent.sandbox.store import ForbiddenError, Json, ObjectStore, StatusError
 from tests.fakes.chance import Seeded
 from tests.fakes.clock import START, LoopClock, ManualClock
 from tests.fakes.scheduler_cluster import LOCK, REGISTER, RecordedCluster, register_of
-from tests.fakes.scheduler_traces import (
-    BIND,
-    FILTER,
-    MARK,
-    Play,
-    gaps,
-    orders,
-    recorded,
-    steps,
-)
-from tests.fakes.scheduler_traces import (
-    LOCK as TRACED_LOCK,
-)
+from tests.fakes.scheduler_traces import BIND, FILTER, MARK, Play, gaps, orders, recorded, steps
+from tests.fakes.scheduler_traces import LOCK as TRACED_LOCK
 from tests.fakes.scheduler_vectors import build_pod, load_cases
 
 GPU = {"nvidia.com/gpu": "1", "nvidia.com/gpumem": "1000"}
@@ -126,8 +110,7 @@ async def scheduled(settings: SchedulerSettings, count: int) -> list[float]:
 
 
 @pytest.mark.parametrize(
-    ("settings", "expected"),
-    [(SchedulerSettings(), {0, 1}), (SchedulerSettings().quick(), {0})],
+    ("settings", "expected"), [(SchedulerSettings(), {0, 1}), (SchedulerSettings().quick(), {0})]
 )
 async def test_bind_time_is_older_than_the_lock_by_the_wait_in_the_queue(
     settings: SchedulerSettings, expected: set[int]

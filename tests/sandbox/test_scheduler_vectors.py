@@ -22,12 +22,7 @@ from agent.sandbox.scheduler.model import (
 )
 from agent.sandbox.scheduler.registry import NodeSighting, Registry, check_node, read_offer
 from agent.sandbox.scheduler.usage import Quotas, Reservation, Usage
-from agent.sandbox.scheduler.verbs import (
-    BindError,
-    HamiVerbs,
-    encode_pod_devices,
-    placement_patch,
-)
+from agent.sandbox.scheduler.verbs import BindError, HamiVerbs, encode_pod_devices, placement_patch
 from agent.sandbox.scheduler.webhook import admit_pod, review_pod
 from agent.sandbox.store import ConflictError, Json, ObjectStore, StatusError
 from tests.fakes.chance import Seeded

@@ -10,13 +10,7 @@ import msgspec
 import pytest
 
 from agent.cluster import NodeEvent, NodeView, Phase, PodTable, PodUid, PodView, Tombstone
-from agent.errors import (
-    ApiConflict,
-    ApiForbidden,
-    ApiInvalid,
-    ApiNotFound,
-    ApiThrottled,
-)
+from agent.errors import ApiConflict, ApiForbidden, ApiInvalid, ApiNotFound, ApiThrottled
 from agent.kit.cell import Cell
 from agent.ledger import Ledger
 from agent.model import slice_id
@@ -31,16 +25,7 @@ from agent.settle import (
     UNCLAIMED,
     Settlement,
 )
-from tests.builders import (
-    G1,
-    G2,
-    NOON,
-    a_container,
-    a_lock,
-    a_pod,
-    a_pod_uid,
-    a_row,
-)
+from tests.builders import G1, G2, NOON, a_container, a_lock, a_pod, a_pod_uid, a_row
 from tests.fakes.apiserver import FakeApi
 from tests.fakes.chance import NoChance
 from tests.fakes.clock import LoopClock

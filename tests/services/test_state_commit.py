@@ -12,14 +12,7 @@ from agent.errors import Refusal, RefusalReason, StateError
 from agent.ledger import State
 from agent.model import Condition, GpuUuid
 from agent.report import NodeEventQueue
-from agent.state import (
-    CURRENT,
-    LAST_WRITE,
-    RETRY,
-    NodeJournal,
-    StateService,
-    decode_state,
-)
+from agent.state import CURRENT, LAST_WRITE, RETRY, NodeJournal, StateService, decode_state
 from tests.builders import G1, NOON, a_health, a_pod_uid, a_row
 from tests.fakes.clock import ManualClock
 from tests.fakes.gated_disk import GatedDisk

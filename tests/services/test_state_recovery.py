@@ -53,10 +53,7 @@ async def recovered(disk):
 
 @pytest.mark.parametrize(
     ("current", "previous", "state", "kept"),
-    [
-        (ENCODED[2], ENCODED[1], a_state(2), {CURRENT, PREVIOUS}),
-        (None, None, FRESH, set()),
-    ],
+    [(ENCODED[2], ENCODED[1], a_state(2), {CURRENT, PREVIOUS}), (None, None, FRESH, set())],
     ids=["the newest generation", "a new node"],
 )
 async def test_what_is_whole_or_absent_is_taken_without_a_word(current, previous, state, kept):
@@ -262,10 +259,7 @@ async def test_a_clock_that_was_not_set_moves_nothing(before):
     state = msgspec.structs.replace(a_state(1), health={G1: health}, booted_at=before)
 
     found = await recover(
-        await a_disk(encode_state(state)),
-        boot_id="boot-1",
-        machine_id=MACHINE,
-        booted_at=NOON,
+        await a_disk(encode_state(state)), boot_id="boot-1", machine_id=MACHINE, booted_at=NOON
     )
 
     assert {G1: health} == found.state.health
@@ -284,8 +278,7 @@ async def test_generations_of_a_newer_version_outlive_the_writes_of_this_one():
 
 
 @pytest.mark.parametrize(
-    ("current", "previous", "kept"),
-    [(NEWER, None, UNREADABLE), (None, OLDER, PREVIOUS_UNREADABLE)],
+    ("current", "previous", "kept"), [(NEWER, None, UNREADABLE), (None, OLDER, PREVIOUS_UNREADABLE)]
 )
 async def test_a_single_generation_is_kept_too(current, previous, kept):
     disk = await a_disk(current, previous)

@@ -429,12 +429,7 @@ class DeviceAllocator:
         return await endpoint.allocate(order)
 
     def _note(
-        self,
-        kind: SeenKind,
-        owner: ContainerKey,
-        resource: str,
-        ids: Iterable[str],
-        text: str = "",
+        self, kind: SeenKind, owner: ContainerKey, resource: str, ids: Iterable[str], text: str = ""
     ) -> None:
         uid, container = owner
         self._seen.note(kind, resource=resource, pod=uid, container=container, ids=ids, text=text)

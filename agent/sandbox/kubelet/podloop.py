@@ -148,13 +148,7 @@ class NodeReporter:
     """
 
     def __init__(
-        self,
-        model: KubeletModel,
-        store: ObjectStore,
-        node_name: str,
-        period: float,
-        *,
-        eager: bool,
+        self, model: KubeletModel, store: ObjectStore, node_name: str, period: float, *, eager: bool
     ) -> None:
         self._model = model
         self._store = store

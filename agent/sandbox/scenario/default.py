@@ -310,9 +310,7 @@ async def lose_gpu(stage: Stage) -> None:
     await ask(cluster.places.hardware_socket, XidRequest(gpu=share.uuid, xid=FALLEN))
     await _offered(stage, "xid.allocatable", begun, "xid_to_kubelet")
     await stage.until(
-        "xid.annotation",
-        lambda: _ill(stage) == [index],
-        lambda: f"unhealthy: {_ill(stage)}",
+        "xid.annotation", lambda: _ill(stage) == [index], lambda: f"unhealthy: {_ill(stage)}"
     )
     stage.settle("xid.annotation", f"unhealthy: GPU {index}")
     problems = [f"{n} is {pod_facts(cluster, n).phase}" for n in _down(stage)]

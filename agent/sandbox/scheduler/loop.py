@@ -298,9 +298,7 @@ async def _ask(group: asyncio.TaskGroup, verb: Coroutine[None, None, _Answer]) -
     return answer
 
 
-async def _outcome(
-    verb: Coroutine[None, None, _Answer],
-) -> _Answer | BindError | StatusError:
+async def _outcome(verb: Coroutine[None, None, _Answer]) -> _Answer | BindError | StatusError:
     try:
         return await verb
     except (BindError, StatusError) as failure:

@@ -473,11 +473,7 @@ class DevicePluginBase(betterproto2_grpclib.ServiceBase):
     ) -> None:
         request = await stream.recv_message()
         assert request is not None
-        await self._call_rpc_handler_server_stream(
-            self.list_and_watch,
-            stream,
-            request,
-        )
+        await self._call_rpc_handler_server_stream(self.list_and_watch, stream, request)
 
     async def __rpc_get_preferred_allocation(
         self,
@@ -557,9 +553,6 @@ class RegistrationBase(betterproto2_grpclib.ServiceBase):
     def __mapping__(self) -> "dict[str, grpclib.const.Handler]":
         return {
             "/v1beta1.Registration/Register": grpclib.const.Handler(
-                self.__rpc_register,
-                grpclib.const.Cardinality.UNARY_UNARY,
-                RegisterRequest,
-                Empty,
-            ),
+                self.__rpc_register, grpclib.const.Cardinality.UNARY_UNARY, RegisterRequest, Empty
+            )
         }

@@ -126,12 +126,9 @@ MATRIX: Final[Mapping[str, Values]] = {
                     "capabilities": {"drop": ["ALL"], "add": ["SYS_ADMIN"]},
                 },
             },
-        },
+        }
     },
-    "observed": {
-        "observe": True,
-        "devicePlugin": {"monitor": {"enabled": True}},
-    },
+    "observed": {"observe": True, "devicePlugin": {"monitor": {"enabled": True}}},
     "extras": {
         "takeover": True,
         "flowSchema": {"create": True},
@@ -169,10 +166,7 @@ REFUSED: Final[Mapping[str, tuple[Values, str]]] = {
     ),
     "a misspelt setting": ({"config": {"sharing": {"splitCont": 2}}}, "splitCont"),
     "a setting of the wrong type": ({"config": {"log": {"level": "loud"}}}, "/config/log/level"),
-    "a setting that the mounts decide": (
-        {"config": {"library": {"hookPath": "/opt"}}},
-        "hookPath",
-    ),
+    "a setting that the mounts decide": ({"config": {"library": {"hookPath": "/opt"}}}, "hookPath"),
     "a port that the pod decides": ({"config": {"web": {"port": 1}}}, "web"),
     "an update that Kubernetes refuses": (
         {"devicePlugin": {"updateStrategy": {"rollingUpdate": {"maxUnavailable": 1}}}},
@@ -239,10 +233,7 @@ REFUSED: Final[Mapping[str, tuple[Values, str]]] = {
         "podMonitor.enabled=true: each agent would be scraped twice",
     ),
     "HAMi's series twice": (
-        {
-            "config": {"metrics": {"hami": "legacy"}},
-            "devicePlugin": {"monitor": {"enabled": True}},
-        },
+        {"config": {"metrics": {"hami": "legacy"}}, "devicePlugin": {"monitor": {"enabled": True}}},
         "config.metrics.hami=legacy and devicePlugin.monitor.enabled=true: both would serve",
     ),
     "two writers of limits": (

@@ -400,11 +400,7 @@ state = "{root}/containerd/state"
     conf_dir = "{root}/cni"
 """
 # Pods use the host's network; the runtime only has to find that there is one.
-_NETWORK: Final = {
-    "cniVersion": "0.4.0",
-    "name": "peers",
-    "plugins": [{"type": "loopback"}],
-}
+_NETWORK: Final = {"cniVersion": "0.4.0", "name": "peers", "plugins": [{"type": "loopback"}]}
 
 
 class Runtime:

@@ -90,13 +90,13 @@ def _read(word: str) -> Release | None:
 BEFORE_2_8: Final[Mapping[str, str]] = {
     "test_pods.py::test_a_pod_whose_init_container_alone_has_a_gpu_can_be_served": (
         "it counts no GPUs of init containers and writes none for them"
-    ),
+    )
 }
 """By test, file and name, why it cannot hold beside a scheduler before 2.8."""
 BEFORE_2_10: Final[Mapping[str, str]] = {
     "test_explain.py::test_a_cordon_reaches_the_scheduler_and_is_told_beside_a_bad_gpu": (
         "it knows no cordon of a GPU"
-    ),
+    )
 }
 """The same before 2.10."""
 

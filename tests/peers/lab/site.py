@@ -32,10 +32,7 @@ CHART: Final = released("*.tgz") or SOURCE / "deploy" / "chart" / "hami-agent"
 SERVING: Final = 60.0
 """Seconds for what takes three or four on a quiet machine."""
 
-_PLACES: Final = (
-    *("etc", "opt", "run", "usr/local", "var/lib"),
-    "var/lib/kubelet/device-plugins",
-)
+_PLACES: Final = (*("etc", "opt", "run", "usr/local", "var/lib"), "var/lib/kubelet/device-plugins")
 """Where a look is taken at what is left."""
 _OTHERS: Final = {
     *("/run/containerd", "/run/netns", "/var/lib/cni"),

@@ -183,9 +183,7 @@ SITUATIONS: Final[Mapping[str, Situation]] = {
     ),
     "pods are refused": fires("HamiAgentAllocationsRefused", 3, {REFUSED: RISING}),
     "another GPU is booked": fires(
-        "HamiAgentAllocationMismatch",
-        1,
-        {one("allocation_mismatches_total"): f"0 1x{MINUTES}"},
+        "HamiAgentAllocationMismatch", 1, {one("allocation_mismatches_total"): f"0 1x{MINUTES}"}
     ),
     "answers are not confirmed": fires(
         "HamiAgentAllocationUnconfirmed", 10, {one("allocation_unconfirmed"): steady(2)}

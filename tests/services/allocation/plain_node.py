@@ -10,15 +10,7 @@ from agent.allocate.plain import PlainAllocation, PlainSettings
 from agent.cluster import NodeEvent, PodTable
 from agent.kit.cell import Cell
 from agent.kit.timing import IdleWaiter
-from agent.ledger import (
-    ContainerKey,
-    EditSettings,
-    Holder,
-    KubeletEpoch,
-    Ledger,
-    Row,
-    State,
-)
+from agent.ledger import ContainerKey, EditSettings, Holder, KubeletEpoch, Ledger, Row, State
 from agent.model import Inventory, SliceId
 from agent.reconcile import Reconcile
 from agent.state import StateService

@@ -178,9 +178,7 @@ def row_of(pod: PodView):
 
 
 @pytest.mark.parametrize(
-    ("second", "seed"),
-    [(10, 0), (110, 0)],
-    ids=["ten at once", "all at once"],
+    ("second", "seed"), [(10, 0), (110, 0)], ids=["ten at once", "all at once"]
 )
 @pytest.mark.timeout(60)
 async def test_all_of_110_pods_are_answered_as_before(second, seed):

@@ -325,10 +325,7 @@ async def test_a_pod_that_ran_is_served_though_it_was_refused_while_the_view_was
 
 @pytest.mark.parametrize(
     ("pod", "gate"),
-    [
-        (None, RefusalReason.NO_POD_ADMITTED),
-        (placed(1, annotations={}), RefusalReason.WRONG_NODE),
-    ],
+    [(None, RefusalReason.NO_POD_ADMITTED), (placed(1, annotations={}), RefusalReason.WRONG_NODE)],
     ids=["no pod can be told", "the pod of the API server is"],
 )
 async def test_a_refusal_that_no_pod_can_be_told_is_an_event_on_the_node(pod, gate):

@@ -298,10 +298,7 @@ async def test_a_scan_with_nothing_but_faults_is_an_empty_node_and_no_crash():
 
 @pytest.mark.parametrize(
     ("judged", "gpus", "lost", "told"),
-    [
-        ({}, [a_gpu(index=2)], (0, 7), [7]),
-        ({a_uuid(0): switched_off(NOON)}, [], (0,), [0]),
-    ],
+    [({}, [a_gpu(index=2)], (0, 7), [7]), ({a_uuid(0): switched_off(NOON)}, [], (0,), [0])],
     ids=["its health tells of it", "nobody looks after health"],
 )
 async def test_a_lost_gpu_that_was_shared_is_told_here_only_where_its_health_is_not(

@@ -9,37 +9,13 @@ import pytest
 from structlog.testing import capture_logs
 
 from agent.cluster import NodeEvent, Phase, PodTable
-from agent.hami.region import (
-    MemoryUse,
-    RegionChange,
-    RegionGpu,
-    RegionProcess,
-    RegionState,
-)
+from agent.hami.region import MemoryUse, RegionChange, RegionGpu, RegionProcess, RegionState
 from agent.kit.cell import Cell
 from agent.kit.timing import until_tick
 from agent.ledger import PLAIN, ContainerKey, Ledger, Row, container_directory
 from agent.model import MIB, GpuUuid, SharedGpu, slice_id
-from agent.usage import (
-    DEADLINE,
-    FRESH,
-    PERIOD,
-    QUIET,
-    TURN,
-    WRITE_DEADLINE,
-    ContainerUsage,
-)
-from tests.builders import (
-    G1,
-    G2,
-    POD_UID,
-    a_gpu,
-    a_pod,
-    a_row,
-    a_share,
-    a_shared_gpu,
-    an_inventory,
-)
+from agent.usage import DEADLINE, FRESH, PERIOD, QUIET, TURN, WRITE_DEADLINE, ContainerUsage
+from tests.builders import G1, G2, POD_UID, a_gpu, a_pod, a_row, a_share, a_shared_gpu, an_inventory
 from tests.fakes.clock import LoopClock
 from tests.fakes.regions import MemoryRegions, RegionReading, a_process, a_region
 from tests.services.at_work import at_work
@@ -234,10 +210,7 @@ async def test_what_the_gpu_can_have_is_believed(gpu, promised, used, sm):
     async with sampling(bench):
         newest = bench.usage.newest(MAIN)
 
-    assert (sum(used), len(used) * sm) == (
-        newest.gpus[0].memory.total,
-        newest.gpus[0].sm_percent,
-    )
+    assert (sum(used), len(used) * sm) == (newest.gpus[0].memory.total, newest.gpus[0].sm_percent)
 
 
 @pytest.mark.parametrize(

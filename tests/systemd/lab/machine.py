@@ -153,10 +153,7 @@ async def _start(root: Path, binds: Mapping[Path, str], log: Path) -> asyncio.su
             stdin=asyncio.subprocess.DEVNULL,
             stdout=said,
             stderr=said,
-            env={
-                "PATH": "/usr/sbin:/usr/bin:/sbin:/bin",
-                "SYSTEMD_NSPAWN_UNIFIED_HIERARCHY": "1",
-            },
+            env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "SYSTEMD_NSPAWN_UNIFIED_HIERARCHY": "1"},
             start_new_session=True,
         )
 

@@ -51,9 +51,7 @@ def test_of_a_node_only_what_decides_is_kept():
             "unschedulable": True,
             "taints": [{"key": "gpu", "value": "x", "effect": "NoSchedule"}],
         },
-        "status": {
-            "allocatable": {"nvidia.com/gpu": "80"},
-        },
+        "status": {"allocatable": {"nvidia.com/gpu": "80"}},
     }
 
     expected = ClusterNode(

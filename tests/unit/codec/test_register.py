@@ -425,12 +425,7 @@ def test_a_mistake_in_scores_is_told(text: str, says: str):
 GOLDEN = Path(__file__).parents[2] / "golden" / "register-annotation.json"
 READ: dict[str, dict[str, Any]] = json.loads(GOLDEN.read_text(encoding="utf-8"))["read"]
 TEXTS: dict[str, str] = json.loads(GOLDEN.read_text(encoding="utf-8"))["texts"]
-VERSIONS = {
-    "2.7.1": Version.V2_7,
-    "2.8": Version.V2_8,
-    "2.9": Version.V2_9,
-    "2.10": Version.V2_10,
-}
+VERSIONS = {"2.7.1": Version.V2_7, "2.8": Version.V2_8, "2.9": Version.V2_9, "2.10": Version.V2_10}
 
 
 def all_sorts() -> Inventory:
@@ -511,11 +506,7 @@ def test_a_request_without_a_time_never_runs_out(number: str, *, dated: bool):
         ("Requesting_2026-08-21 10:00:00", HandshakeWord.REQUESTING, MOMENT),
         ("Requesting_2026.08.21 10:00:00", HandshakeWord.REQUESTING, MOMENT),
         ("Deleted_2026-08-21 10:00:00", HandshakeWord.DELETED, MOMENT),
-        (
-            "Reported 2026-08-21 18:00:00.123456789 +0800 CST m=+12.3",
-            HandshakeWord.REPORTED,
-            NANOS,
-        ),
+        ("Reported 2026-08-21 18:00:00.123456789 +0800 CST m=+12.3", HandshakeWord.REPORTED, NANOS),
         ("Reported anything", HandshakeWord.REPORTED, None),
         ("Requesting_2026-13-21 10:00:00", HandshakeWord.REQUESTING, None),
     ],

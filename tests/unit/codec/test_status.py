@@ -76,10 +76,7 @@ def test_a_container_that_keeps_hami_core_out_is_said_to_have_no_limits():
 
 
 def test_init_containers_count_as_the_scheduler_counts_them():
-    containers = (
-        a_container(name="prepare", role=Role.INIT),
-        a_container(name="main"),
-    )
+    containers = (a_container(name="prepare", role=Role.INIT), a_container(name="main"))
     pod = holding("8000,10", "3000,30", containers=containers)
     assert (8000, 30) == (seen([pod]).gpus[0].promised_mib, seen([pod]).gpus[0].promised_cores)
 

@@ -7,15 +7,7 @@ import structlog
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.kit.tasks import (
-    Allowance,
-    Backoff,
-    BudgetSpent,
-    Task,
-    TaskEnded,
-    run_tiers,
-    supervise,
-)
+from agent.kit.tasks import Allowance, Backoff, BudgetSpent, Task, TaskEnded, run_tiers, supervise
 from tests.fakes.chance import Seeded
 
 NO = ValueError("no")
@@ -84,11 +76,7 @@ GROWING = (1.0, 2.0, 4.0)
 
 @pytest.mark.parametrize(
     ("lives", "starts"),
-    [
-        ([0, 0, 0], [0, 1, 3, 7]),
-        ([0, 0, 30, 0], [0, 1, 3, 34, 36]),
-        ([0, 0, 29], [0, 1, 3, 36]),
-    ],
+    [([0, 0, 0], [0, 1, 3, 7]), ([0, 0, 30, 0], [0, 1, 3, 34, 36]), ([0, 0, 29], [0, 1, 3, 36])],
     ids=["delays", "a long life", "a shorter life"],
 )
 async def test_a_failed_activity_runs_again_after_its_delay(lives, starts):

@@ -62,8 +62,7 @@ def test_the_same_bytes_are_no_news_and_other_bytes_are(sources, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "text"),
-    [("own.yaml", BAD), ("own.yaml", None), ("n.json", "{"), ("n.json", None)],
+    ("name", "text"), [("own.yaml", BAD), ("own.yaml", None), ("n.json", "{"), ("n.json", None)]
 )
 def test_the_same_refusal_is_no_news_and_what_is_mended_is(sources, tmp_path, name, text):
     good, path = look(sources), tmp_path / name

@@ -5,13 +5,7 @@ import datetime as dt
 import msgspec
 import pytest
 
-from agent.allocate.match import (
-    AskKubelet,
-    Evidence,
-    KubeletStart,
-    ListPods,
-    ReadRecords,
-)
+from agent.allocate.match import AskKubelet, Evidence, KubeletStart, ListPods, ReadRecords
 from agent.allocate.room import GpuUse
 from agent.cluster import Phase, PodView, Role
 from agent.errors import RefusalReason
@@ -432,11 +426,7 @@ def test_an_answer_that_names_all_of_its_containers_is_about_the_pod() -> None:
 
 @pytest.mark.parametrize(
     ("pod", "answer"),
-    [
-        (NEW, holding(OLD)),
-        (NEW, Holding("team-a", "train-1")),
-        (OLD, holding(NEW)),
-    ],
+    [(NEW, holding(OLD)), (NEW, Holding("team-a", "train-1")), (OLD, holding(NEW))],
     ids=["one less", "none", "one more"],
 )
 def test_a_stray_pod_is_not_served_for_the_owner_whose_deleted_namesake_the_kubelet_knows(

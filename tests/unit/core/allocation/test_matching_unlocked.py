@@ -138,8 +138,7 @@ REFUSED = {
     },
     "one of its two GPUs has more": (
         lockless(
-            a_container(role=Role.INIT, count=2, asks=ASKS),
-            text=f"{ONE}{G2},NVIDIA,4000,30:;",
+            a_container(role=Role.INIT, count=2, asks=ASKS), text=f"{ONE}{G2},NVIDIA,4000,30:;"
         ),
         RefusalReason.NOT_AS_REQUESTED,
     ),

@@ -10,13 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.allocate.edits import (
-    cache_file,
-    container_edits,
-    cuda_order,
-    gpu_edits,
-    pci_key,
-)
+from agent.allocate.edits import cache_file, container_edits, cuda_order, gpu_edits, pci_key
 from agent.errors import Refusal, RefusalReason
 from agent.ledger import (
     ContainerEdits,

@@ -5,18 +5,8 @@ import itertools
 import msgspec
 import pytest
 
-from agent.allocate.edits import (
-    container_edits,
-    looks_up_cdi,
-    undefined,
-)
-from agent.ledger import (
-    STRATEGIES,
-    ContainerEdits,
-    ContainerKey,
-    EditSettings,
-    HookFacts,
-)
+from agent.allocate.edits import container_edits, looks_up_cdi, undefined
+from agent.ledger import STRATEGIES, ContainerEdits, ContainerKey, EditSettings, HookFacts
 from tests.builders import G1, G2, POD_UID, a_granted_share, a_share
 from tests.hami_vectors import Vector, cases
 

@@ -161,10 +161,7 @@ def test_the_operator_may_reclassify_an_xid():
 
 @pytest.mark.parametrize(
     "settings",
-    [
-        HealthSettings(xids={48: XidClass.APPLICATION}),
-        HealthSettings(disabled_xids="48"),
-    ],
+    [HealthSettings(xids={48: XidClass.APPLICATION}), HealthSettings(disabled_xids="48")],
 )
 def test_what_the_operator_declares_harmless_is_forgotten_and_nothing_else(settings):
     struck, faulty = after("xid48")[0], after("ecc")[0]

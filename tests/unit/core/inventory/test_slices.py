@@ -26,12 +26,7 @@ from agent.model import (
     split_slice_id,
     type_name,
 )
-from tests.builders import (
-    G1,
-    G2,
-    a_health,
-    a_shared_gpu,
-)
+from tests.builders import G1, G2, a_health, a_shared_gpu
 from tests.hami_vectors import Vector, cases, vectors
 
 MEMORY_DIFFERENT = {

@@ -95,10 +95,7 @@ HOST: list[Case] = [
     (checks.judge_driver("NVML", Scan("570", ()), ""), ["P-DRIVER wrong|no GPU"]),
     # A driver that fails is repaired and not installed; a remedy that is known is said once.
     (checks.judge_driver("NVML", None, "Unknown Error"), ["P-DRIVER wrong|Unknown Error|dmesg"]),
-    (
-        checks.judge_driver("NVML", None, "lost", "install it"),
-        ["P-DRIVER wrong|lost install it"],
-    ),
+    (checks.judge_driver("NVML", None, "lost", "install it"), ["P-DRIVER wrong|lost install it"]),
 ]
 
 LIBRARY = PathFacts("/h/vgpu/libvgpu.so", "file", mode=0o644)
@@ -249,10 +246,7 @@ SCHEDULER: list[Case] = [
     (offer(12, replace(REPORT, written=ago(14))), ["P-OFFER note"]),  # the kubelet has 15 s
     (offer(12, replace(REPORT, written=ago(16))), ["P-OFFER wrong"]),
     (judge_report(REPORT, JSON), ["P-REPORT ok|HAMi's scheduler 2.8 and later"]),
-    (
-        judge_report(NO_REPORT, JSON),
-        ["P-REPORT wrong|does not exist"],
-    ),
+    (judge_report(NO_REPORT, JSON), ["P-REPORT wrong|does not exist"]),
     (judge_report(UNREADABLE, JSON), ["P-REPORT wrong|cannot be read"]),
     (
         judge_report(REPORT, COLON),
@@ -340,10 +334,7 @@ AGENT: list[Case] = [
             failed("registered", "the kubelet is away", required=True),
             failed("stream", "no", required=True),
         ),
-        [
-            "P-AGENT wrong registered the kubelet is away",
-            "P-AGENT wrong stream no",
-        ],
+        ["P-AGENT wrong registered the kubelet is away", "P-AGENT wrong stream no"],
     ),
     (answer(failed("novelty", "", required=True)), ["P-AGENT wrong novelty fails"]),
     (answer(failure="no such file"), ["P-AGENT wrong /s no agent answers: no such file"]),

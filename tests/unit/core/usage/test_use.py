@@ -4,14 +4,7 @@ import datetime as dt
 
 import pytest
 
-from agent.hami.region import (
-    MemoryUse,
-    Region,
-    RegionGpu,
-    RegionLayout,
-    RegionProcess,
-    RegionState,
-)
+from agent.hami.region import MemoryUse, Region, RegionGpu, RegionLayout, RegionProcess, RegionState
 from agent.usage import use_of
 from tests.builders import G1, G2, NOON, a_uuid
 from tests.fakes.regions import RegionReading, a_process, a_region
