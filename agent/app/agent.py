@@ -23,8 +23,8 @@ from agent.host.process import Systemd
 from agent.kit.cell import Cell
 from agent.kit.tasks import Task
 from agent.kit.timing import Tally
-from agent.kube import client, events, watches
-from agent.kube.connection import Connection
+from agent.kube import client, events, objects, watches
+from agent.kube.client import Connection
 from agent.kubelet import door, register
 from agent.ledger import LastGood, Row
 from agent.model import GpuUuid, Scan, SliceId
@@ -283,8 +283,8 @@ class NodeAgent:
 
         self.session = session = client.KubeSession(connection, chance, observes=observes)
         self.events = poster = events.EventPoster(session, settings.node, clock)
-        pod_api = client.KubePods(session, settings.node, settings.sharing.resource)
-        node_api = client.KubeNode(session, settings.node)
+        pod_api = objects.KubePods(session, settings.node, settings.sharing.resource)
+        node_api = objects.KubeNode(session, settings.node)
         node = watches.NodeWatch(node_api, facts.node, chance)
         pods = watches.PodWatch(pod_api, facts.pods, clock, chance, facts.resource)
 

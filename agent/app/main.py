@@ -27,7 +27,7 @@ from agent.host.process import BOOT_ID, MACHINE_ID, LockFile, Systemd, read_id
 from agent.kit.cell import Cell, News
 from agent.kit.tasks import BudgetSpent, Task, run_tiers, show_thread_name
 from agent.kit.timing import Lag, SystemClock, await_event, loop_time, until_tick
-from agent.kube.connection import Connection, check
+from agent.kube.client import Connection, check
 from agent.kubelet.register import RegistrationState, Rival
 from agent.ledger import LastGood, container_directory
 from agent.ports import Disk

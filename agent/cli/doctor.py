@@ -61,7 +61,7 @@ from agent.kit.cell import Cell
 from agent.kit.logs import configure
 from agent.kit.timing import SystemClock
 from agent.kit.units import counted
-from agent.kube.connection import Connection
+from agent.kube.client import Connection
 from agent.kube.reader import NodeReader
 from agent.ledger import HookFacts
 from agent.model import Inventory, Scan, Trouble

@@ -44,8 +44,8 @@ from agent.hami.region import RegionChange
 from agent.host.files import Worker
 from agent.host.process import LockFile, host_name
 from agent.kit.logs import configure
-from agent.kube.client import KubeNode
-from agent.kube.connection import Connection
+from agent.kube.client import Connection
+from agent.kube.objects import KubeNode
 from agent.kube.reader import KubeLeftovers, NodeLeftovers
 from agent.node.devices import ReportedGpu, read_cordon
 from agent.regions import HostRegions

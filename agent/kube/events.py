@@ -11,8 +11,7 @@ from agent.errors import ApiConflict, ApiError, ApiNotFound, cap
 from agent.hami.annotations import encode_stamp
 from agent.kit.tasks import Allowance
 from agent.kit.timing import Tally, loop_time
-from agent.kube.client import MERGE_PATCH, ApiRequest, KubeSession, path_of
-from agent.kube.objects import WRITER
+from agent.kube.client import MERGE_PATCH, WRITER, ApiRequest, KubeSession, path_of
 from agent.ports import Clock
 
 UPDATE_GAP = 60.0

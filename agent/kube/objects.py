@@ -1,13 +1,13 @@
-"""Pods and Nodes of the API server as values."""
+"""Pods and Nodes of the API server as values, and the requests about this Node and its pods."""
 
+import contextlib
 import datetime as dt
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from fractions import Fraction
-from typing import Annotated, Any, Final
 
-import msgspec
+import structlog
 
 from agent.allocate.edits import CORE_POLICY_ENV
 from agent.allocate.room import NOT_WHOLE
@@ -20,102 +20,40 @@ from agent.cluster import (
     TO_ALLOCATE,
     VGPU_NODE,
     ContainerView,
+    NodeCondition,
     NodeView,
     Phase,
+    PodChange,
+    PodList,
     PodUid,
     PodView,
     Role,
 )
-from agent.errors import MalformedText, cap
-from agent.hami.annotations import INT32, LENGTH_LIMIT, Groups, decode_pod_devices, decode_stamp
+from agent.errors import ApiNotFound, MalformedText, cap
+from agent.hami.annotations import (
+    INT32,
+    LENGTH_LIMIT,
+    decode_pod_devices,
+    decode_stamp,
+    encode_stamp,
+)
+from agent.kube.client import (
+    MERGE_PATCH,
+    OPENED,
+    WRITER,
+    ApiRequest,
+    KubeSession,
+    Raw,
+    fetch_list,
+    inside,
+    objects_in,
+    path_of,
+    read_object,
+    text_in,
+    texts_in,
+)
 
-# Reads JSON of the API server; of a list and of a watch one object at a time.
-
-Raw = bytes | bytearray | msgspec.Raw
-"""The JSON of one value."""
-
-
-MOST_OBJECTS: Final = 150_000
-"""In a list: Kubernetes supports so many pods, and fewer of every other kind that is listed."""
-
-
-class ListMeta(msgspec.Struct, frozen=True):
-    """The metadata of a page. `rest`: the token for the next page, empty for none."""
-
-    version: str = msgspec.field(default="", name="resourceVersion")
-    rest: str = msgspec.field(default="", name="continue")
-
-
-class _Page(msgspec.Struct):
-    metadata: ListMeta
-    items: Annotated[list[msgspec.Raw], msgspec.Meta(max_length=MOST_OBJECTS)] | None = None
-
-
-class _Frame(msgspec.Struct):
-    type: str
-    object: msgspec.Raw
-
-
-_OBJECT: Final = msgspec.json.Decoder(dict[str, Any])
-_PAGE: Final = msgspec.json.Decoder(_Page)
-_FRAME: Final = msgspec.json.Decoder(_Frame)
-_BROKEN: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-
-
-def read_object(body: Raw) -> Mapping[str, Any]:
-    """Read a whole object. Raises MalformedText."""
-    try:
-        return _OBJECT.decode(body)
-    except _BROKEN as error:
-        raise MalformedText("it is not a JSON object") from error
-
-
-def read_page(body: Raw) -> tuple[ListMeta, Sequence[msgspec.Raw]]:
-    """Read the metadata and the items of a page, which are not decoded. Raises MalformedText."""
-    try:
-        page = _PAGE.decode(body)
-    except _BROKEN as error:
-        raise MalformedText("it is not a list of objects") from error
-    if not page.metadata.version:
-        raise MalformedText("the list has no resourceVersion")
-    return page.metadata, page.items or ()
-
-
-def read_frame(line: Raw) -> tuple[str, msgspec.Raw]:
-    """Read type and object of a watch frame; the object is not decoded. Raises MalformedText."""
-    try:
-        frame = _FRAME.decode(line)
-    except _BROKEN as error:
-        raise MalformedText("a frame of the watch has no type or no object") from error
-    return frame.type, frame.object
-
-
-def inside(parent: Mapping[str, object], *keys: str) -> Mapping[str, object]:
-    """The object below these keys, one below the other; an empty one if there is none."""
-    for key in keys:
-        value = parent.get(key)
-        parent = value if isinstance(value, Mapping) else {}
-    return parent
-
-
-def text_in(parent: Mapping[str, object], *keys: str) -> str:
-    """The text below these keys; empty if there is none."""
-    value = inside(parent, *keys[:-1]).get(keys[-1])
-    return value if isinstance(value, str) else ""
-
-
-def objects_in(parent: Mapping[str, object], *keys: str) -> tuple[Mapping[str, object], ...]:
-    """The objects of the list below these keys; none if there is no list."""
-    value = inside(parent, *keys[:-1]).get(keys[-1])
-    items = value if isinstance(value, list | tuple) else ()
-    return tuple(item for item in items if isinstance(item, Mapping))
-
-
-def texts_in(parent: Mapping[str, object], *keys: str) -> dict[str, str]:
-    """The texts of the object below these keys, by their own keys."""
-    pairs = inside(parent, *keys).items()
-    return {key: value for key, value in pairs if isinstance(value, str)}
-
+log = structlog.get_logger(__name__)
 
 # Decodes Kubernetes quantities (`2`, `1k`, `1.5Gi`) to whole numbers.
 
@@ -155,16 +93,11 @@ def _exact(text: str) -> Fraction | None:
     if match is None:
         return None
     sign, digits, exponent, suffix = match.groups()
-    if exponent is None and suffix not in _SUFFIXES:
-        return None
-    factor = _SUFFIXES[suffix] if exponent is None else Fraction(10) ** int(exponent[1:])
-    return Fraction(sign + digits) * factor
+    factor = Fraction(10) ** int(exponent[1:]) if exponent else _SUFFIXES.get(suffix)
+    return None if factor is None else Fraction(sign + digits) * factor
 
 
 # Reads metadata.managedFields: which client last changed which annotation of an object.
-
-WRITER: Final = "hami-agent"
-"""The agent's field manager (its User-Agent up to the slash), and the component of its Events."""
 
 
 def annotation_writes(metadata: Mapping[str, object]) -> tuple[tuple[str, str, str], ...]:
@@ -224,8 +157,7 @@ def decode_pod(obj: Mapping[str, object], resource: str) -> PodView:
     metadata, spec, status = (inside(obj, key) for key in ("metadata", "spec", "status"))
     annotations = texts_in(metadata, "annotations")
     uid, name = _identity(metadata, "pod")
-    groups: Groups | None = None
-    groups_error = ""
+    groups, groups_error = None, ""
     try:
         if ALLOCATED in annotations:
             groups = decode_pod_devices(annotations[ALLOCATED], is_served=True)
@@ -372,3 +304,151 @@ def decode_moment(text: object) -> dt.datetime | None:
         return decode_stamp(text) if isinstance(text, str) and text else None
     except MalformedText:
         return None
+
+
+# The ports NodeApi and PodApi over the API server.
+
+METADATA_ONLY = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json"
+"""Half the bytes of a Node, little of a pod; a server without support sends all."""
+
+
+class KubeNode:
+    """This Node at the API server (port NodeApi), and its condition."""
+
+    def __init__(self, session: KubeSession, node: str) -> None:
+        self._session = session
+        self._node = node
+        self._path = path_of("nodes", node)
+
+    async def watch_node(self) -> AsyncIterator[NodeView | None]:
+        """Send one WATCH by name without a version: the server first sends the present Node."""
+        query = (("fieldSelector", f"metadata.name={self._node}"),)
+        request = ApiRequest("watch", "nodes", path_of("nodes"), query, accept=METADATA_ONLY)
+        is_shown = False
+        async for kind, node in self._session.watch(request, _shown):
+            # A bookmark says nothing, but the first one shows that there is no Node before it.
+            if kind != OPENED and not (kind == "BOOKMARK" and is_shown):
+                is_shown = True
+                yield node
+
+    async def get_node(self) -> NodeView | None:
+        """Send one GET; without a version the server answers from its storage, not from a cache."""
+        request = ApiRequest("get", "nodes", self._path, accept=METADATA_ONLY)
+        with contextlib.suppress(ApiNotFound):
+            return await self._session.fetch(request, read_node)
+        return None
+
+    async def annotate_node(
+        self, annotations: Mapping[str, str | None], version: str = ""
+    ) -> NodeView:
+        """Send one merge patch of these annotations.
+
+        With a resourceVersion, ApiConflict is raised if the Node has another one.
+        """
+        expected = {"resourceVersion": version} if version else {}
+        body = {"metadata": {"annotations": dict(annotations), **expected}}
+        request = ApiRequest("patch", "nodes", self._path, (), body, MERGE_PATCH, METADATA_ONLY)
+        return await self._session.fetch(request, read_node)
+
+    async def release_lock(self, key: str, value: str) -> None:
+        """Send one JSON patch: nothing changes unless annotation `key` is exactly `value`."""
+        pointer = "/metadata/annotations/" + key.replace("~", "~0").replace("/", "~1")
+        test = {"op": "test", "path": pointer, "value": value}
+        body, form = (test, {"op": "remove", "path": pointer}), "application/json-patch+json"
+        await self._session.call(
+            ApiRequest("patch", "nodes", self._path, (), body, form, METADATA_ONLY)
+        )
+
+    async def set_condition(self, condition: NodeCondition) -> None:
+        """Create or replace the condition of its type."""
+        since = encode_stamp(condition.since)
+        await self.patch_condition(
+            {
+                "type": condition.kind,
+                "status": str(condition.status),
+                "reason": condition.reason,
+                "message": condition.message,
+                "lastHeartbeatTime": since,
+                "lastTransitionTime": since,
+            }
+        )
+
+    async def patch_condition(self, entry: Mapping[str, str]) -> None:
+        """Send one strategic merge patch of one condition; `$patch: delete` removes it."""
+        path, form = f"{self._path}/status", "application/strategic-merge-patch+json"
+        body = {"status": {"conditions": [entry]}}
+        await self._session.call(ApiRequest("patch", "nodes/status", path, (), body, form))
+
+
+class KubePods:
+    """The pods of this node at the API server (port PodApi).
+
+    `resource` is the extended resource whose requests the views count.
+    """
+
+    def __init__(self, session: KubeSession, node: str, resource: str) -> None:
+        self._session = session
+        self._node = node
+        self._selector = ("fieldSelector", f"spec.nodeName={node}")
+        self._resource = resource
+
+    async def list_pods(self) -> PodList:
+        """Send one LIST, answered from the server's storage, in as many pages as needed."""
+        request = ApiRequest("list", "pods", path_of("pods"), (self._selector,))
+        version, pods = await fetch_list(
+            self._session, request, lambda item: self._view(read_object(item))
+        )
+        return PodList(tuple(pod for pod in pods if pod is not None), version)
+
+    async def get_pod(self, namespace: str, name: str) -> PodView | None:
+        """Send one GET; without a version the server answers from its storage, not from a cache."""
+        request = ApiRequest("get", "pods", path_of("namespaces", namespace, "pods", name))
+        with contextlib.suppress(ApiNotFound):
+            pod = await self._session.fetch(
+                request, lambda body: decode_pod(read_object(body), self._resource)
+            )
+            return pod if pod.node == self._node else None
+        return None
+
+    async def watch_pods(self, resource_version: str) -> AsyncIterator[PodChange]:
+        """Send one WATCH with bookmarks; a first change of the requested version: it is open."""
+        query = (self._selector, ("resourceVersion", resource_version))
+        request = ApiRequest("watch", "pods", path_of("pods"), query)
+        async for _, change in self._session.watch(request, self._change):
+            yield change or PodChange(resource_version)
+
+    async def annotate_pod(
+        self, namespace: str, name: str, uid: PodUid, annotations: Mapping[str, str | None]
+    ) -> None:
+        """Send one merge patch to pods/status, which a node's own identity may patch."""
+        body = {"metadata": {"uid": uid, "annotations": dict(annotations)}}
+        path = path_of("namespaces", namespace, "pods", name, "status")
+        request = ApiRequest("patch", "pods/status", path, (), body, MERGE_PATCH, METADATA_ONLY)
+        await self._session.call(request)
+
+    def _change(self, kind: str, obj: Raw) -> PodChange:
+        """The change that one frame reports. Raises MalformedText."""
+        content = read_object(obj)
+        version = text_in(content, "metadata", "resourceVersion")
+        if not version:
+            raise MalformedText("an object of the answer has no resourceVersion")
+        pod = None if kind == "BOOKMARK" else self._view(content)
+        return PodChange(version, pod, deleted=kind == "DELETED")
+
+    def _view(self, content: Mapping[str, object]) -> PodView | None:
+        """The pod; None if it cannot be read, for it must hide no other."""
+        try:
+            return decode_pod(content, self._resource)
+        except MalformedText as error:
+            log.warning("kube.pod_unreadable", err=str(error))
+            return None
+
+
+def read_node(body: Raw) -> NodeView:
+    """Read a Node. Raises MalformedText."""
+    return decode_node(read_object(body))
+
+
+def _shown(kind: str, obj: Raw) -> NodeView | None:
+    """The Node in one frame; None when it was deleted, or in a bookmark. Raises MalformedText."""
+    return read_node(obj) if kind in {"ADDED", "MODIFIED"} else None

@@ -29,28 +29,28 @@ from agent.hami.annotations import decode_node_lock, read_register
 from agent.kube.client import (
     LIST_LIMIT_OF_COMMANDS,
     MOST,
+    WRITER,
     ApiRequest,
     Executed,
-    KubeNode,
     KubeSession,
+    Raw,
     fetch_list,
+    inside,
+    objects_in,
     path_of,
-    read_node,
+    read_object,
+    text_in,
+    texts_in,
 )
 from agent.kube.events import NODE_NAMESPACE
 from agent.kube.objects import (
-    WRITER,
-    Raw,
+    KubeNode,
     annotation_writes,
     decode_moment,
     decode_pod,
     decode_quantity,
-    inside,
-    objects_in,
     other_writer,
-    read_object,
-    text_in,
-    texts_in,
+    read_node,
 )
 from agent.node.checks import NodeSight, Right, skew_of
 from agent.ports import Clock

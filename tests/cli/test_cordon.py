@@ -13,7 +13,7 @@ from agent.cli.main import dispatch
 from agent.cluster import CORDON, HANDSHAKE, REGISTER
 from agent.errors import ApiConflict
 from agent.hami.annotations import RegisteredGpu, encode_register
-from agent.kube.client import KubeNode
+from agent.kube.objects import KubeNode
 from agent.model import GpuUuid
 from agent.node.devices import ReportedGpu
 from tests.builders import G1, G2, NODE

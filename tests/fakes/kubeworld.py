@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from agent.kit.timing import SystemClock
-from agent.kube.client import KubeNode, KubePods, KubeSession
-from agent.kube.connection import Connection
+from agent.kube.client import Connection, KubeSession
 from agent.kube.events import EventPoster
-from agent.kube.objects import decode_pod
+from agent.kube.objects import KubeNode, KubePods, decode_pod
 from agent.ports import NodeApi, PodApi
 from agent.sandbox.apiserver import ApiServerModel
 from agent.sandbox.apiserver_requests import merge_patch

@@ -10,8 +10,8 @@ import pytest
 from aiohttp import ServerDisconnectedError
 
 from agent.errors import SettingsError
-from agent.kube import connection as shim
-from agent.kube.connection import Connection, check, default_namespace, open_access
+from agent.kube import client as shim
+from agent.kube.client import Connection, check, default_namespace, open_access
 from tests.fakes.kubeworld import KUBECONFIG
 
 CERTIFICATE = Path(__file__).parents[1] / "vectors" / "tls" / "one.crt"
@@ -182,7 +182,7 @@ async def test_a_broken_service_account_is_named(account: Path, name: str, conte
 
 COUNT = """
 import sys
-from agent.kube import connection as shim
+from agent.kube import client as shim
 {before}
 shim.load()
 shim.load()

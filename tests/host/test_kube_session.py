@@ -25,10 +25,18 @@ from agent.errors import (
 )
 from agent.kit.timing import SystemClock
 from agent.kube import client as session_module
-from agent.kube.client import ApiRequest, KubeNode, KubePods, KubeSession, path_of, refused
-from agent.kube.connection import Access, Connection, open_access
+from agent.kube.client import (
+    Access,
+    ApiRequest,
+    Connection,
+    KubeSession,
+    open_access,
+    path_of,
+    read_object,
+    refused,
+)
 from agent.kube.events import EventPoster
-from agent.kube.objects import read_object
+from agent.kube.objects import KubeNode, KubePods
 from agent.kube.reader import NodeReader
 from tests.builders import NODE, NOON, RESOURCE
 from tests.fakes.chance import NoChance

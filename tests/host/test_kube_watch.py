@@ -9,7 +9,8 @@ from aiohttp import web
 
 from agent.errors import ApiError, ApiGone
 from agent.kube import client
-from agent.kube.client import KubeNode, KubePods, KubeSession
+from agent.kube.client import KubeSession
+from agent.kube.objects import KubeNode, KubePods
 from tests.builders import NODE
 from tests.fakes.http import a_session, stream, streaming
 from tests.fakes.kubeworld import RESOURCE

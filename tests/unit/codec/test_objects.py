@@ -17,7 +17,6 @@ from agent.kube.objects import (
     decode_pod,
     decode_quantity,
     other_writer,
-    read_page,
 )
 from tests.builders import G1, POD_UID, a_container, a_pod, a_share
 from tests.hami_vectors import vectors
@@ -397,12 +396,6 @@ def test_other_extended_resources_are_kept_because_ours_may_get_another_name():
     renamed = found.asking_by("example.com/vgpu")
     assert (2, "example.com/vgpu") == (renamed.count, renamed.resource)
     assert found == renamed.asking_by(GPU)
-
-
-def test_an_empty_list_may_have_null_for_items():
-    _, items = read_page(b'{"metadata":{"resourceVersion":"7"},"items":null}')
-
-    assert () == items
 
 
 # Kubernetes quantities.
