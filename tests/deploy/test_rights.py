@@ -19,7 +19,7 @@ OPERATORS = {("get", "pods/exec")}
 """`execute` of the client asks it, which only COMMANDS call."""
 COMMANDS = Path("agent/kube/reader.py")
 """What commands ask with the rights of the operator who runs them."""
-ADAPTER_NODE = Path("agent/kube/client.py")
+ADAPTER_NODE = Path("agent/kube/objects.py")
 UNINSTALL = "KubeLeftovers"
 """What of it the Job after `helm uninstall` asks, too, which has an account of its own."""
 RULE = re.compile(r"^ +resources: \[(.*)\]\n +verbs: \[(.*)\]$", re.MULTILINE)
