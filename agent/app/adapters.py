@@ -54,13 +54,14 @@ async def open_adapters(
         Worker("clearing") as clearing,
         open_driver(settings) as driver,
     ):
-        version = settings.library_version
         yield Adapters(
             driver=driver,
             worker=worker,
             reader=reader,
             disk=disk,
-            hooks=HostHookDirs(settings.hook_path, Path("/dev"), version, worker, clearing),
+            hooks=HostHookDirs(
+                settings.hook_path, Path("/dev"), settings.library_version, worker, clearing
+            ),
             cdi=cdi_directories(settings, environ, reader),
             regions=regions,
             clock=SystemClock(),

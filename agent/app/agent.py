@@ -4,7 +4,7 @@ The standing task of each service is added to its tier next to where the service
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
 
 import msgspec
@@ -23,7 +23,7 @@ from agent.host.process import Systemd
 from agent.kit.cell import Cell
 from agent.kit.tasks import Task
 from agent.kit.timing import Tally
-from agent.kube import client, events, objects, watches
+from agent.kube import client, objects, watches
 from agent.kube.client import Connection
 from agent.kubelet import door, register
 from agent.ledger import LastGood, Row
@@ -97,8 +97,13 @@ class NodeAgent:
         say = self.notices.say
 
         # What the kubelet asks, and what it is offered.
-        fence = self._check_start if settings.fenced else None
-        self.server = door.PluginServer(plugins, facts.resource, facts.slices, chance, fence)
+        self.server = door.PluginServer(
+            plugins,
+            facts.resource,
+            facts.slices,
+            chance,
+            self._check_start if settings.fenced else None,
+        )
         self.keeper = inventory.InventoryKeeper(
             facts.inventory,
             facts.sharing,
@@ -144,13 +149,12 @@ class NodeAgent:
 
         # The kubelet's directory, and the registration there.
         directory = DirectoryWatch(plugins, settings.paths.kubelet_socket.name)
-        streams = self.server.traffic.streams
         self.registration = register.Registration(
             facts.resource,
             self.server,
             directory,
             register.KubeletRegistrar(settings.paths.kubelet_socket, fenced=settings.fenced),
-            streams,
+            self.server.traffic.streams,
             chance,
         )
         self.rivals = register.Rivals(
@@ -163,7 +167,6 @@ class NodeAgent:
         # Whether new pods can be answered, and what ended pods leave behind.
         self.withholder = inventory.Withholder(self._node_checks(), self.keeper.withhold, say)
         self.cleared = Cell(Cleared())
-        clearing = partial(clear_directories, adapters.hooks, self.cleared, say)
 
         left_out = self.keeper.left_out
         self.services = [
@@ -180,7 +183,8 @@ class NodeAgent:
             ),
             Task("cordons", partial(report.follow_cordons, facts.node, facts.inventory, say)),
             Task("held", partial(self.keeper.follow_held, state.ledger)),
-            Task("discovery", self._discover, DRIVER),
+            # The list of GPUs may depend on the Node's labels.
+            Task("discovery", _after(self.settings.await_labels, self.discovery.run), DRIVER),
             Task("health", self.health.run, DRIVER),
             Task("samples", self.samples.run, DRIVER),
             Task("kubelet", self.kubelet.run),
@@ -194,16 +198,17 @@ class NodeAgent:
             self.services += [
                 Task("withholder", self.withholder.run),
                 Task("unwritable", self._follow_disk),
-                Task("clearing", clearing),
+                Task("clearing", partial(clear_directories, adapters.hooks, self.cleared, say)),
             ]
             self.doors += [
                 Task("plugin", self.server.run, SOCKET),
-                Task("registration", self._register, REGISTER),
+                # An empty list would remove every slice.
+                Task("registration", _after(self._listed, self.registration.run), REGISTER),
                 Task("rival", self.rivals.run, SOCKET),
             ]
 
         self.session: client.KubeSession | None = None
-        self.events: events.EventPoster | None = None
+        self.events: objects.EventPoster | None = None
         self.report: report.Reporter | None = None
         self.reported = Cell(report.ReportState())
         self.api_tallies: tuple[Tally, ...] = ()
@@ -282,11 +287,10 @@ class NodeAgent:
         clock, chance = adapters.clock, adapters.random
 
         self.session = session = client.KubeSession(connection, chance, observes=observes)
-        self.events = poster = events.EventPoster(session, settings.node, clock)
-        pod_api = objects.KubePods(session, settings.node, settings.sharing.resource)
-        node_api = objects.KubeNode(session, settings.node)
-        node = watches.NodeWatch(node_api, facts.node, chance)
-        pods = watches.PodWatch(pod_api, facts.pods, clock, chance, facts.resource)
+        self.events = poster = objects.EventPoster(session, settings.node, clock)
+        api = objects.KubeApi(session, settings.node, settings.sharing.resource)
+        node = watches.NodeWatch(api, facts.node, chance)
+        pods = watches.PodWatch(api, facts.pods, clock, chance, facts.resource)
 
         allocation = service.HamiAllocation(
             commit=state.commit,
@@ -314,7 +318,7 @@ class NodeAgent:
         )
 
         self.report = reporter = report.Reporter(
-            node_api,
+            api,
             report.ReportCells(
                 facts.inventory, facts.node, node.returns, facts.report, self.reported
             ),
@@ -325,11 +329,6 @@ class NodeAgent:
             observes=observes,
         )
 
-        async def report_labelled() -> None:
-            # The Node's labels come before the first report: profiles may depend on them.
-            await self.settings.labelled.wait()
-            await reporter.run()
-
         # Beside those about the Node: Events that tenants can cause must not hide a bad GPU.
         pod_events = report.NodeEventQueue()
         pod_events.unposted = self.notices.unposted
@@ -338,15 +337,16 @@ class NodeAgent:
             node=facts.node,
             ledger=state.ledger,
             orphaned_locks=facts.orphaned_locks,
-            node_api=node_api,
-            pod_api=pod_api,
+            node_api=api,
+            pod_api=api,
             say=pod_events.say,
             clock=clock,
             chance=chance,
         )
 
         self.services.append(Task("node", node.run, API))
-        self.doors.append(Task("report", report_labelled, API))
+        # The Node's labels come before the first report: profiles may depend on them.
+        self.doors.append(Task("report", _after(self.settings.labelled.wait, reporter.run), API))
         if not observes:
             self.services += [
                 Task("pods", pods.run, API),
@@ -355,9 +355,8 @@ class NodeAgent:
                 Task("pod_announcer", partial(pod_events.post_all, poster.post), API),
             ]
             if settings.node_condition:
-                write = node_api.set_condition
                 condition = partial(
-                    report.keep_condition, write, facts.inventory, facts.node, clock
+                    report.keep_condition, api.set_condition, facts.inventory, facts.node, clock
                 )
                 self.services.append(Task("condition", condition, API))
 
@@ -403,15 +402,9 @@ class NodeAgent:
         async for _ in self.state.error.follow():
             self.withholder.look()
 
-    async def _discover(self) -> None:
-        """Scan for GPUs, at first once the Node's labels are known: the list may depend on them."""
-        await self.settings.await_labels()
-        await self.discovery.run()
-
-    async def _register(self) -> None:
-        """Keep registered from the first list on: an empty one would remove every slice."""
+    async def _listed(self) -> None:
+        """Wait for the first list of slices."""
         await self.facts.slices.until(lambda listed: listed.generation > 0)
-        await self.registration.run()
 
     def _node_checks(self) -> list[inventory.NodeCheck]:
         """The node checks that the settings need: what they find would refuse every new pod."""
@@ -441,3 +434,15 @@ class NodeAgent:
         if with_core:
             checks.append(inventory.NodeCheck(step.DIRECTORY, adapters.hooks.check, turn=3))
         return checks
+
+
+def _after(
+    ready: Callable[[], Awaitable[object]], run: Callable[[], Awaitable[None]]
+) -> Callable[[], Coroutine[object, object, None]]:
+    """What runs `run` once `ready` has returned."""
+
+    async def both() -> None:
+        await ready()
+        await run()
+
+    return both

@@ -6,7 +6,7 @@ import datetime as dt
 import gc
 import os
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -104,8 +104,8 @@ async def run_agent(origin: Sources, start: SourcesRead, settings: Settings) -> 
         # The traceback of a defect is in the log already.
         reason = f"{error}: {error.__cause__}" if isinstance(error, BudgetSpent) else str(error)
         log.error("agent.failed", err=reason)  # noqa: TRY400 -- expected: one line
-        code = OS_ERROR if isinstance(error, OSError) else AgentError.exit_code
-        code = error.exit_code if isinstance(error, AgentError) else code
+        other = OS_ERROR if isinstance(error, OSError) else AgentError.exit_code
+        code = error.exit_code if isinstance(error, AgentError) else other
     else:
         code = 0
         log.info("agent.stopped")
@@ -120,10 +120,11 @@ async def _run(
     stop: asyncio.Event,
     reload: asyncio.Event,
 ) -> None:
-    environ = origin.environ
+    kubeconfig = Path(settings.kubeconfig) if settings.kubeconfig else None
+    connection = Connection(kubeconfig=kubeconfig, environment=origin.environ)
     async with contextlib.AsyncExitStack() as stack:
         lock = LockFile(settings.paths.run / "lock")
-        if not await _wait_to_be_alone(lock, settings, environ, notifier, stop):
+        if not await _wait_to_be_alone(lock, settings, connection, notifier, stop):
             return
         stack.callback(lock.release)
 
@@ -132,12 +133,11 @@ async def _run(
         stack.callback(disk.close)
         found = await _recover(disk, start, settings)
         settings = found.settings
-        adapters = await stack.enter_async_context(open_adapters(settings, disk, environ))
+        adapters = await stack.enter_async_context(open_adapters(settings, disk, origin.environ))
         if settings.driver.on_no_driver == "exit":
             await adapters.driver.scan()
 
         look_again = partial(look, origin, adapters.reader)
-        connection = _connection(settings, environ)
         agent = NodeAgent(found, adapters, connection, notifier, stop, reload, look_again)
         stack.callback(agent.witness.close)
         agent.settings.tell_start(found.start)
@@ -148,8 +148,8 @@ async def _run(
         # After a reboot the kubelet starts containers from its checkpoint without an Allocate. A
         # directory that fails affects only its container.
         for row in (row for row in agent.state.ledger.value.rows if row.has_directory):
+            name = container_directory(row.key.pod_uid, row.key.container)
             try:
-                name = container_directory(row.key.pod_uid, row.key.container)
                 async with asyncio.timeout(HOOK_DEADLINE):
                     await adapters.hooks.prepare(name, wipe=False)
             except (AgentError, TimeoutError) as error:
@@ -168,9 +168,9 @@ async def _run(
         web = WebDoors(settings, agent=agent)
         doors = [
             *agent.doors,
-            Task("notify", lambda: tell_systemd(notifier, agent)),
-            Task("web", lambda: web.serve(PORT), WEB),
-            Task("web_socket", lambda: web.serve(SOCKET), WEB),
+            Task("notify", partial(tell_systemd, notifier, agent)),
+            Task("web", partial(web.serve, PORT), WEB),
+            Task("web_socket", partial(web.serve, SOCKET), WEB),
         ]
         if not agent.observes:
             mounts = partial(watch_mounts, agent.registration.state, settings.paths.plugins)
@@ -203,16 +203,10 @@ async def _run(
             raise
 
 
-def _connection(settings: Settings, environ: Mapping[str, str]) -> Connection:
-    """The connection to the API server, which plain mode does not use."""
-    kubeconfig = Path(settings.kubeconfig) if settings.kubeconfig else None
-    return Connection(kubeconfig=kubeconfig, environment=environ)
-
-
 async def _wait_to_be_alone(
     lock: LockFile,
     settings: Settings,
-    environ: Mapping[str, str],
+    connection: Connection,
     notifier: Systemd,
     stop: asyncio.Event,
 ) -> bool:
@@ -225,11 +219,10 @@ async def _wait_to_be_alone(
         return True
 
     if settings.plain is None:
-        check(_connection(settings, environ))
+        check(connection)
     holder = lock.holder()
     standby = f"another agent runs on this host ({holder})"
-    notifier.tell("READY=1")
-    notifier.tell(f"STATUS=standby: {standby}")
+    notifier.tell(f"READY=1\nSTATUS=standby: {standby}")
 
     async with contextlib.AsyncExitStack() as stack:
         try:
@@ -257,8 +250,8 @@ async def _recover(disk: Disk, start: SourcesRead, settings: Settings) -> StartF
 
     stored = None
     try:
-        content = await disk.read(COPY)
-        stored = None if content is None else unseal(content, LAST_GOOD_KIND, LastGood)
+        if (content := await disk.read(COPY)) is not None:
+            stored = unseal(content, LAST_GOOD_KIND, LastGood)
     except StateError as error:
         log.warning("config.copy_unreadable", file=COPY, err=str(error))
 
@@ -325,15 +318,15 @@ async def tell_systemd(notifier: Systemd, agent: NodeAgent) -> NoReturn:
 
     The first result: the kubelet registered or refused the plugin's socket, or there is no kubelet.
     """
-    if not agent.observes and agent.registration.state.value == RegistrationState():
-        await News(agent.registration.state).wait(ANSWER_DEADLINE)
+    registration, listed = agent.registration.state, agent.facts.slices
+    if not agent.observes and registration.value == RegistrationState():
+        await News(registration).wait(ANSWER_DEADLINE)
     notifier.tell("READY=1")
 
-    changed = News(agent.registration.state, agent.facts.slices)
+    changed = News(registration, listed)
     while True:
-        state, listed = agent.registration.state.value, agent.facts.slices.value
-        slices = sum(len(group.ids) for group in listed.groups if group.healthy)
-        text = f"{slices} slices on offer; {' '.join(state.text.split())}"
+        slices = sum(len(group.ids) for group in listed.value.groups if group.healthy)
+        text = f"{slices} slices on offer; {' '.join(registration.value.text.split())}"
         if agent.observes:
             text = f"observing, nothing is registered; {slices} slices would be on offer"
         notifier.tell(f"STATUS={text}")

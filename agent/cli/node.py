@@ -45,7 +45,7 @@ from agent.host.files import Worker
 from agent.host.process import LockFile, host_name
 from agent.kit.logs import configure
 from agent.kube.client import Connection
-from agent.kube.objects import KubeNode
+from agent.kube.objects import KubeApi
 from agent.kube.reader import KubeLeftovers, NodeLeftovers
 from agent.node.devices import ReportedGpu, read_cordon
 from agent.regions import HostRegions
@@ -296,7 +296,7 @@ async def edit_cordon(
     """
     is_agreed, tries = False, TRIES
     async with open_session(connection, PROGRAM) as session:
-        api = KubeNode(session, node)
+        api = KubeApi(session, node)
         while True:
             seen = await api.get_node()
             if seen is None:

@@ -1,12 +1,15 @@
-"""Pods and Nodes of the API server as values, and the requests about this Node and its pods."""
+"""Pods, Nodes and Events of the API server: as values, and the requests of the agent about them."""
 
 import contextlib
 import datetime as dt
+import functools
+import hashlib
 import math
 import re
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from fractions import Fraction
 
+import msgspec
 import structlog
 
 from agent.allocate.edits import CORE_POLICY_ENV
@@ -21,6 +24,7 @@ from agent.cluster import (
     VGPU_NODE,
     ContainerView,
     NodeCondition,
+    NodeEvent,
     NodeView,
     Phase,
     PodChange,
@@ -29,7 +33,7 @@ from agent.cluster import (
     PodView,
     Role,
 )
-from agent.errors import ApiNotFound, MalformedText, cap
+from agent.errors import ApiConflict, ApiError, ApiNotFound, MalformedText, cap
 from agent.hami.annotations import (
     INT32,
     LENGTH_LIMIT,
@@ -37,6 +41,8 @@ from agent.hami.annotations import (
     decode_stamp,
     encode_stamp,
 )
+from agent.kit.tasks import Allowance
+from agent.kit.timing import Tally, loop_time
 from agent.kube.client import (
     MERGE_PATCH,
     OPENED,
@@ -52,6 +58,7 @@ from agent.kube.client import (
     text_in,
     texts_in,
 )
+from agent.ports import Clock
 
 log = structlog.get_logger(__name__)
 
@@ -312,13 +319,18 @@ METADATA_ONLY = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,ap
 """Half the bytes of a Node, little of a pod; a server without support sends all."""
 
 
-class KubeNode:
-    """This Node at the API server (port NodeApi), and its condition."""
+class KubeApi:
+    """This Node, its condition and its pods at the API server (ports NodeApi and PodApi).
 
-    def __init__(self, session: KubeSession, node: str) -> None:
+    `resource` is the extended resource whose requests the views of pods count.
+    """
+
+    def __init__(self, session: KubeSession, node: str, resource: str = "") -> None:
         self._session = session
         self._node = node
+        self._resource = resource
         self._path = path_of("nodes", node)
+        self._selector = ("fieldSelector", f"spec.nodeName={node}")
 
     async def watch_node(self) -> AsyncIterator[NodeView | None]:
         """Send one WATCH by name without a version: the server first sends the present Node."""
@@ -378,19 +390,6 @@ class KubeNode:
         path, form = f"{self._path}/status", "application/strategic-merge-patch+json"
         body = {"status": {"conditions": [entry]}}
         await self._session.call(ApiRequest("patch", "nodes/status", path, (), body, form))
-
-
-class KubePods:
-    """The pods of this node at the API server (port PodApi).
-
-    `resource` is the extended resource whose requests the views count.
-    """
-
-    def __init__(self, session: KubeSession, node: str, resource: str) -> None:
-        self._session = session
-        self._node = node
-        self._selector = ("fieldSelector", f"spec.nodeName={node}")
-        self._resource = resource
 
     async def list_pods(self) -> PodList:
         """Send one LIST, answered from the server's storage, in as many pages as needed."""
@@ -452,3 +451,136 @@ def read_node(body: Raw) -> NodeView:
 def _shown(kind: str, obj: Raw) -> NodeView | None:
     """The Node in one frame; None when it was deleted, or in a bookmark. Raises MalformedText."""
     return read_node(obj) if kind in {"ADDED", "MODIFIED"} else None
+
+
+# Posts Events, of which equal ones become a series.
+
+UPDATE_GAP = 60.0
+BURST = 25
+REFILL = 300.0
+"""As client-go's spam filter: 25 Events for one object at once, then one every 300 s.
+The Node has these for each reason."""
+PODS_BURST = 220
+PODS_REFILL = 2.0
+"""All pods of the node together: twice as many as a kubelet runs, then one every 2 s. Without this
+limit a tenant could cause Events without end by new pod names."""
+REMEMBERED = 4096
+
+TEXT_LIMIT = 1024
+NODE_NAMESPACE = "default"
+
+
+class EventSeries(msgspec.Struct):
+    """Equal Events about one object: their `count`, and the loop time of the last write."""
+
+    event: NodeEvent
+    count: int = 0
+    sent_at: float | None = None
+
+
+class EventPoster:
+    """Creates Events of the core API about this Node or one of its pods, and updates their series.
+
+    It sends one object for each series, at a limited rate. `posted` counts by reason and outcome:
+    `create`, `update`, `count` (its series was written less than 60 s ago) and `drop` (the object,
+    or all pods together, used up their rate).
+    """
+
+    def __init__(self, session: KubeSession, node: str, clock: Clock) -> None:
+        self.posted = Tally(
+            "events_total",
+            "Events by outcome; only create and update were written to the API server.",
+            ("reason", "outcome"),
+        )
+        self._session = session
+        self._node = node
+        self._clock = clock
+        self._pods = Allowance(PODS_BURST, PODS_REFILL)
+        self._series_of = functools.lru_cache(REMEMBERED)(EventSeries)
+        self._allowance_of = functools.lru_cache(REMEMBERED)(_allowance_of)
+
+    async def post(self, event: NodeEvent) -> None:
+        """Create or update the Event; only count a too frequent one. Raises ApiError."""
+        series = self._series_of(event)
+        # Each reason of the Node has its own, so that Events caused by pods hide no bad GPU.
+        own = self._allowance_of(event.namespace, event.pod or event.reason)
+        allowances = (own, self._pods) if event.pod else (own,)
+
+        series.count += 1
+        if series.sent_at is not None and loop_time() - series.sent_at < UPDATE_GAP:
+            outcome = "count"
+        elif not all(allowance.allows(loop_time()) for allowance in allowances):
+            outcome = "drop"
+        else:
+            try:
+                outcome = await self._write(series)
+            except ApiError:
+                series.count -= 1  # its repetition is no new occurrence
+                raise
+            series.sent_at = loop_time()
+            for allowance in allowances:
+                allowance.spend(series.sent_at)
+
+        self.posted.add(event.reason, outcome)
+
+    async def _write(self, series: EventSeries) -> str:
+        """Create the Event, or update it if it was written before; return which."""
+        body = event_object(series, self._node, self._clock.now())
+        space = ("namespaces", series.event.namespace or NODE_NAMESPACE, "events")
+        create = ApiRequest("create", "events", path_of(*space), body=body)
+        if series.sent_at is None:
+            try:
+                await self._session.call(create)
+            except ApiConflict:  # it was written before a restart, or by a try without an answer
+                series.count = max(2, series.count)
+            else:
+                return "create"
+
+        path = path_of(*space, event_name(series.event, self._node))
+        change = {"count": series.count, "lastTimestamp": body["lastTimestamp"]}
+        try:
+            await self._session.call(ApiRequest("patch", "events", path, (), change, MERGE_PATCH))
+        except ApiNotFound:  # the server deletes Events after an hour
+            await self._session.call(create)
+        return "update"
+
+
+def _allowance_of(_namespace: str, _name: str) -> Allowance:
+    return Allowance(BURST, REFILL)
+
+
+def event_name(event: NodeEvent, node: str) -> str:
+    """`<object>.<hash>`: equal Events of an object have the same name, also after a restart."""
+    parts = (event.namespace, event.pod, event.pod_uid, event.reason, event.text)
+    digest = hashlib.sha256("\0".join(parts).encode(errors="replace")).hexdigest()
+    return f"{(event.pod or node)[:200].rstrip('.-')}.{digest[:16]}"
+
+
+def event_object(series: EventSeries, node: str, now: dt.datetime) -> dict[str, object]:
+    """The Event as a JSON object of the API.
+
+    Like the kubelet, it uses the Node's name as uid of the Node: `kubectl describe node` selects by
+    it (kubernetes pkg/kubelet/kubelet.go, nodeRef).
+    """
+    event, stamp = series.event, encode_stamp(now)
+    namespace = event.namespace or NODE_NAMESPACE
+    regarding = {"apiVersion": "v1", "kind": "Node", "name": node, "uid": node}
+    if event.pod:
+        pod = {"kind": "Pod", "namespace": event.namespace, "name": event.pod, "uid": event.pod_uid}
+        regarding |= pod
+
+    return {
+        "apiVersion": "v1",
+        "kind": "Event",
+        "metadata": {"name": event_name(event, node), "namespace": namespace},
+        "involvedObject": regarding,
+        "reason": event.reason,
+        "message": cap(event.text, TEXT_LIMIT),
+        "type": "Warning" if event.warning else "Normal",
+        "source": {"component": WRITER, "host": node},
+        "reportingComponent": WRITER,
+        "reportingInstance": node,
+        "firstTimestamp": stamp,
+        "lastTimestamp": stamp,
+        "count": series.count,
+    }

@@ -41,9 +41,9 @@ from agent.kube.client import (
     text_in,
     texts_in,
 )
-from agent.kube.events import NODE_NAMESPACE
 from agent.kube.objects import (
-    KubeNode,
+    NODE_NAMESPACE,
+    KubeApi,
     annotation_writes,
     decode_moment,
     decode_node,
@@ -549,7 +549,7 @@ class NodeReader(ObjectReader):
 
     async def node(self) -> NodeView | None:
         """The Node; None: there is no such Node. Raises ApiError."""
-        return await KubeNode(self._session, self._node).get_node()
+        return await KubeApi(self._session, self._node).get_node()
 
     async def degraded(self) -> str:
         """The message of the Node's condition GpuDegraded; empty: it has none. Raises ApiError."""
@@ -718,7 +718,7 @@ class KubeLeftovers(ObjectReader):
 
     async def clean(self, node: NodeLeftovers) -> None:
         """Remove what `node` names, the report first. Raises ApiNotFound, ApiError."""
-        api = KubeNode(self._session, node.name)
+        api = KubeApi(self._session, node.name)
         if node.keys:
             await api.annotate_node(dict.fromkeys(node.keys))
         if node.degraded:

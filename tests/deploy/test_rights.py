@@ -80,7 +80,7 @@ def test_who_uninstalls_asks_for_what_it_is_granted_and_every_right_is_used():
     (node,) = (
         one
         for one in tree.parsed(ADAPTER_NODE).body
-        if isinstance(one, ast.ClassDef) and one.name == "KubeNode"
+        if isinstance(one, ast.ClassDef) and one.name == "KubeApi"
     )
     methods = {
         one.name: one

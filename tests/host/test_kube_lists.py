@@ -14,7 +14,7 @@ from aiohttp import web
 from agent.errors import ApiError, ApiGone
 from agent.kube import client
 from agent.kube.client import MOST, ApiRequest, KubeSession, fetch_list, path_of
-from agent.kube.objects import KubePods
+from agent.kube.objects import KubeApi
 from agent.kube.reader import ClusterReader
 from tests.builders import NODE
 from tests.fakes.clock import ManualClock
@@ -118,8 +118,8 @@ def page(rest: str, *names: str) -> web.Response:
     return web.Response(text=body)
 
 
-def pods_of(session: KubeSession) -> KubePods:
-    return KubePods(session, NODE, RESOURCE)
+def pods_of(session: KubeSession) -> KubeApi:
+    return KubeApi(session, NODE, RESOURCE)
 
 
 async def test_an_empty_list_may_have_null_for_items(tmp_path: Path):

@@ -35,8 +35,7 @@ from agent.kube.client import (
     read_object,
     refused,
 )
-from agent.kube.events import EventPoster
-from agent.kube.objects import KubeNode, KubePods
+from agent.kube.objects import EventPoster, KubeApi
 from agent.kube.reader import NodeReader
 from tests.builders import NODE, NOON, RESOURCE
 from tests.fakes.chance import NoChance
@@ -94,8 +93,8 @@ async def test_who_observes_reads_and_sends_no_request_that_writes(tmp_path: Pat
         world.create_node({MUTEX_LOCK: "held"})
         uid = PodUid(world.create_pod("one"))
         session = KubeSession(Connection(world.kubeconfig), NoChance(), observes=True)
-        node, poster = KubeNode(session, NODE), EventPoster(session, NODE, ManualClock())
-        pods = KubePods(session, NODE, RESOURCE)
+        node, poster = KubeApi(session, NODE), EventPoster(session, NODE, ManualClock())
+        pods = KubeApi(session, NODE, RESOURCE)
         for write in (
             node.annotate_node({"a": "b"}),
             node.release_lock(MUTEX_LOCK, "held"),
@@ -179,7 +178,7 @@ async def test_a_look_at_one_object_waits_for_no_list_and_no_patch_that_hangs(tm
         raise AssertionError
 
     async with a_session(answer, tmp_path) as session, asyncio.timeout(5):
-        pods = KubePods(session, NODE, "nvidia.com/gpu")
+        pods = KubeApi(session, NODE, "nvidia.com/gpu")
         async with asyncio.TaskGroup() as group:
             patch = {"hami.io/a": "b"}
             slow = [
@@ -260,7 +259,7 @@ async def test_a_condition_is_created_and_replaced_and_the_others_stay(tmp_path:
     async with model_world(tmp_path) as world:
         ready = {"type": "Ready", "status": "True"}
         world.store.create("nodes", {"metadata": {"name": NODE}, "status": {"conditions": [ready]}})
-        api = KubeNode(world.session, NODE)
+        api = KubeApi(world.session, NODE)
         await api.set_condition(degraded(status=False))
         await api.set_condition(degraded(status=True))
         found = world.store.get("nodes", "", NODE)["status"]["conditions"]
