@@ -13,8 +13,7 @@ from agent.model import Share
 
 # Keys and values of HAMi's annotations. They are HAMi's contract: none may be renamed.
 
-PREFIX = "hami.io/"
-"""Source of all keys: HAMi pkg/util/types.go and pkg/device/nvidia/device.go, v2.4.0 to v2.10.0."""
+# Source of all keys: HAMi pkg/util/types.go and pkg/device/nvidia/device.go, v2.4.0 to v2.10.0.
 
 REGISTER = "hami.io/node-nvidia-register"
 """On the Node: the inventory. The agent writes it, the scheduler reads it."""
@@ -55,8 +54,13 @@ MIRROR = "kubernetes.io/config.mirror"
 
 PodUid = NewType("PodUid", str)
 
+NOT_HERE: Final = PodUid("")
+"""No pod; the result of a GET of one that is gone, or that this node may not read."""
+NOT_WHOLE: Final = -1
+"""The amount of a resource that is not a whole number."""
 DEFAULT_PRIORITY: Final = 1
 """The priority of a container without CUDA_TASK_PRIORITY; a smaller number goes first."""
+CORE_POLICY_ENV: Final = "GPU_CORE_UTILIZATION_POLICY"
 
 _UNREACHED: Final = re.compile(r"(?:^|[-.])(?:gvisor|runsc|kata)")
 """Runtime classes by their usual names: what a RuntimeClass leads to is not read."""
@@ -268,8 +272,6 @@ class NodeLock(msgspec.Struct, frozen=True):
 
 # What the watches of pods and Node deliver, and the Events that the agent writes.
 
-NO_POD = PodUid("")
-
 
 class PodList(msgspec.Struct, frozen=True):
     """The answer to a LIST of this node's pods."""
@@ -294,7 +296,7 @@ class NodeEvent(msgspec.Struct, frozen=True):
     warning: bool
     namespace: str = ""
     pod: str = ""
-    pod_uid: PodUid = NO_POD
+    pod_uid: PodUid = NOT_HERE
 
 
 def version_number(version: str) -> int:

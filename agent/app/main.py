@@ -6,7 +6,7 @@ import datetime as dt
 import gc
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -120,11 +120,10 @@ async def _run(
     stop: asyncio.Event,
     reload: asyncio.Event,
 ) -> None:
-    kubeconfig = Path(settings.kubeconfig) if settings.kubeconfig else None
-    connection = Connection(kubeconfig=kubeconfig, environment=origin.environ)
+    environ = origin.environ
     async with contextlib.AsyncExitStack() as stack:
         lock = LockFile(settings.paths.run / "lock")
-        if not await _wait_to_be_alone(lock, settings, connection, notifier, stop):
+        if not await _wait_to_be_alone(lock, settings, environ, notifier, stop):
             return
         stack.callback(lock.release)
 
@@ -133,11 +132,12 @@ async def _run(
         stack.callback(disk.close)
         found = await _recover(disk, start, settings)
         settings = found.settings
-        adapters = await stack.enter_async_context(open_adapters(settings, disk, origin.environ))
+        adapters = await stack.enter_async_context(open_adapters(settings, disk, environ))
         if settings.driver.on_no_driver == "exit":
             await adapters.driver.scan()
 
         look_again = partial(look, origin, adapters.reader)
+        connection = _connection(settings, environ)
         agent = NodeAgent(found, adapters, connection, notifier, stop, reload, look_again)
         stack.callback(agent.witness.close)
         agent.settings.tell_start(found.start)
@@ -148,8 +148,8 @@ async def _run(
         # After a reboot the kubelet starts containers from its checkpoint without an Allocate. A
         # directory that fails affects only its container.
         for row in (row for row in agent.state.ledger.value.rows if row.has_directory):
-            name = container_directory(row.key.pod_uid, row.key.container)
             try:
+                name = container_directory(row.key.pod_uid, row.key.container)
                 async with asyncio.timeout(HOOK_DEADLINE):
                     await adapters.hooks.prepare(name, wipe=False)
             except (AgentError, TimeoutError) as error:
@@ -203,10 +203,17 @@ async def _run(
             raise
 
 
+def _connection(settings: Settings, environ: Mapping[str, str]) -> Connection:
+    """The connection to the API server, which plain mode does not use."""
+    return Connection(
+        Path(settings.kubeconfig) if settings.kubeconfig else None, environment=environ
+    )
+
+
 async def _wait_to_be_alone(
     lock: LockFile,
     settings: Settings,
-    connection: Connection,
+    environ: Mapping[str, str],
     notifier: Systemd,
     stop: asyncio.Event,
 ) -> bool:
@@ -219,7 +226,7 @@ async def _wait_to_be_alone(
         return True
 
     if settings.plain is None:
-        check(connection)
+        check(_connection(settings, environ))
     holder = lock.holder()
     standby = f"another agent runs on this host ({holder})"
     notifier.tell(f"READY=1\nSTATUS=standby: {standby}")

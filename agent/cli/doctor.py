@@ -62,7 +62,7 @@ from agent.kit.logs import configure
 from agent.kit.timing import SystemClock
 from agent.kit.units import counted
 from agent.kube.client import Connection
-from agent.kube.reader import NodeReader
+from agent.kube.reader import NodeReader, decode_listed
 from agent.ledger import HookFacts
 from agent.model import Inventory, Scan, Trouble
 from agent.node import checks
@@ -836,7 +836,7 @@ async def _ask_cluster(seen: NodeSeen) -> list[Finding]:
             words = {right.words for right in denied}
 
             if "list pods" not in words:
-                neighbours = await reader.listed()
+                neighbours = await reader.pods(decode_listed)
                 others = (pod for pod in neighbours if pod.is_other_plugin)
                 seen.plugins = tuple(f"{pod.namespace}/{pod.name}" for pod in others)
                 for pod in neighbours[:1]:

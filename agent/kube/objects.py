@@ -12,14 +12,14 @@ from fractions import Fraction
 import msgspec
 import structlog
 
-from agent.allocate.edits import CORE_POLICY_ENV
-from agent.allocate.room import NOT_WHOLE
 from agent.cluster import (
     ALLOCATED,
     BIND_PHASE,
     BIND_TIME,
+    CORE_POLICY_ENV,
     DEFAULT_PRIORITY,
     MIRROR,
+    NOT_WHOLE,
     TO_ALLOCATE,
     VGPU_NODE,
     ContainerView,
@@ -33,7 +33,7 @@ from agent.cluster import (
     PodView,
     Role,
 )
-from agent.errors import ApiConflict, ApiError, ApiNotFound, MalformedText, cap
+from agent.errors import ApiConflict, ApiNotFound, MalformedText, cap
 from agent.hami.annotations import (
     INT32,
     LENGTH_LIMIT,
@@ -219,10 +219,10 @@ def decode_node(obj: Mapping[str, object]) -> NodeView:
 
 def _identity(metadata: Mapping[str, object], kind: str) -> tuple[str, str]:
     uid, name = text_in(metadata, "uid"), text_in(metadata, "name")
-    if not uid or not name:
-        known = cap(name or uid) or "without a name"
-        raise MalformedText(f"{kind} {known}: metadata.uid and metadata.name must both be texts")
-    return uid, name
+    if uid and name:
+        return uid, name
+    known = cap(name or uid) or "without a name"
+    raise MalformedText(f"{kind} {known}: metadata.uid and metadata.name must both be texts")
 
 
 def _containers(
@@ -231,8 +231,7 @@ def _containers(
     """Init containers and sidecars first, then app containers, as the kubelet admits them."""
     for kind in ("initContainers", "containers"):
         # Their statuses: initContainerStatuses, containerStatuses.
-        statuses = objects_in(status, f"{kind[:-1]}Statuses")
-        known = {text_in(item, "name"): item for item in statuses}
+        known = {text_in(each, "name"): each for each in objects_in(status, f"{kind[:-1]}Statuses")}
 
         for item in objects_in(spec, kind):
             policy = text_in(item, "restartPolicy")
@@ -257,7 +256,6 @@ def _container(
 ) -> ContainerView:
     """One container with its status. `restarts`: the policy by which the kubelet starts it."""
     state, last = inside(status, "state"), inside(status, "lastState")
-    is_running = isinstance(state.get("running"), Mapping)
     container_id = text_in(status, "containerID").rpartition("://")[2]
     starts = [
         decode_moment(text) or EPOCH
@@ -267,7 +265,6 @@ def _container(
     ]
     terminated = inside(state, "terminated")
     is_over = restarts == "Never" or (restarts == "OnFailure" and terminated.get("exitCode") == 0)
-    ended_at = decode_moment(terminated.get("finishedAt")) or EPOCH
 
     # As HAMi-core reads it, with atoi.
     number = _ATOI.match(_literal(item, PRIORITY_ENV, str(DEFAULT_PRIORITY)))
@@ -284,10 +281,12 @@ def _container(
             text_in(env, "name") == CONTROL_ENV and text_in(env, "value") in GO_TRUE
             for env in objects_in(item, "env")
         ),
-        running_id=container_id if is_running else None,
+        running_id=container_id if isinstance(state.get("running"), Mapping) else None,
         has_run=bool(container_id) or "terminated" in state or "terminated" in last,
         started_at=max(starts, default=None),
-        ended_at=ended_at if terminated and is_over else None,
+        ended_at=(decode_moment(terminated.get("finishedAt")) or EPOCH)
+        if terminated and is_over
+        else None,
         succeeded=any(inside(each, "terminated").get("exitCode") == 0 for each in (state, last)),
         priority=max(INT32[0], min(int(number[1]), INT32[1])) if number else 0,
         core_policy=_literal(item, CORE_POLICY_ENV),
@@ -334,10 +333,9 @@ class KubeApi:
 
     async def watch_node(self) -> AsyncIterator[NodeView | None]:
         """Send one WATCH by name without a version: the server first sends the present Node."""
-        query = (("fieldSelector", f"metadata.name={self._node}"),)
-        request = ApiRequest("watch", "nodes", path_of("nodes"), query, accept=METADATA_ONLY)
-        is_shown = False
-        async for kind, node in self._session.watch(request, _shown):
+        request = ApiRequest("watch", "nodes", path_of("nodes"), accept=METADATA_ONLY)
+        is_shown, here = False, request.asking(fieldSelector=f"metadata.name={self._node}")
+        async for kind, node in self._session.watch(here, _shown):
             # A bookmark says nothing, but the first one shows that there is no Node before it.
             if kind != OPENED and not (kind == "BOOKMARK" and is_shown):
                 is_shown = True
@@ -345,9 +343,10 @@ class KubeApi:
 
     async def get_node(self) -> NodeView | None:
         """Send one GET; without a version the server answers from its storage, not from a cache."""
-        request = ApiRequest("get", "nodes", self._path, accept=METADATA_ONLY)
         with contextlib.suppress(ApiNotFound):
-            return await self._session.fetch(request, read_node)
+            return await self._session.fetch(
+                ApiRequest("get", "nodes", self._path, accept=METADATA_ONLY), read_node
+            )
         return None
 
     async def annotate_node(
@@ -359,14 +358,16 @@ class KubeApi:
         """
         expected = {"resourceVersion": version} if version else {}
         body = {"metadata": {"annotations": dict(annotations), **expected}}
-        request = ApiRequest("patch", "nodes", self._path, (), body, MERGE_PATCH, METADATA_ONLY)
-        return await self._session.fetch(request, read_node)
+        return await self._session.fetch(
+            ApiRequest("patch", "nodes", self._path, (), body, MERGE_PATCH, METADATA_ONLY),
+            read_node,
+        )
 
     async def release_lock(self, key: str, value: str) -> None:
         """Send one JSON patch: nothing changes unless annotation `key` is exactly `value`."""
         pointer = "/metadata/annotations/" + key.replace("~", "~0").replace("/", "~1")
-        test = {"op": "test", "path": pointer, "value": value}
-        body, form = (test, {"op": "remove", "path": pointer}), "application/json-patch+json"
+        body = ({"op": "test", "path": pointer, "value": value}, {"op": "remove", "path": pointer})
+        form = "application/json-patch+json"
         await self._session.call(
             ApiRequest("patch", "nodes", self._path, (), body, form, METADATA_ONLY)
         )
@@ -387,24 +388,26 @@ class KubeApi:
 
     async def patch_condition(self, entry: Mapping[str, str]) -> None:
         """Send one strategic merge patch of one condition; `$patch: delete` removes it."""
-        path, form = f"{self._path}/status", "application/strategic-merge-patch+json"
-        body = {"status": {"conditions": [entry]}}
-        await self._session.call(ApiRequest("patch", "nodes/status", path, (), body, form))
+        body, form = {"status": {"conditions": [entry]}}, "application/strategic-merge-patch+json"
+        await self._session.call(
+            ApiRequest("patch", "nodes/status", f"{self._path}/status", (), body, form)
+        )
 
     async def list_pods(self) -> PodList:
         """Send one LIST, answered from the server's storage, in as many pages as needed."""
-        request = ApiRequest("list", "pods", path_of("pods"), (self._selector,))
         version, pods = await fetch_list(
-            self._session, request, lambda item: self._view(read_object(item))
+            self._session,
+            ApiRequest("list", "pods", path_of("pods"), (self._selector,)),
+            lambda item: self._view(read_object(item)),
         )
         return PodList(tuple(pod for pod in pods if pod is not None), version)
 
     async def get_pod(self, namespace: str, name: str) -> PodView | None:
         """Send one GET; without a version the server answers from its storage, not from a cache."""
-        request = ApiRequest("get", "pods", path_of("namespaces", namespace, "pods", name))
         with contextlib.suppress(ApiNotFound):
             pod = await self._session.fetch(
-                request, lambda body: decode_pod(read_object(body), self._resource)
+                ApiRequest("get", "pods", path_of("namespaces", namespace, "pods", name)),
+                lambda body: decode_pod(read_object(body), self._resource),
             )
             return pod if pod.node == self._node else None
         return None
@@ -422,8 +425,9 @@ class KubeApi:
         """Send one merge patch to pods/status, which a node's own identity may patch."""
         body = {"metadata": {"uid": uid, "annotations": dict(annotations)}}
         path = path_of("namespaces", namespace, "pods", name, "status")
-        request = ApiRequest("patch", "pods/status", path, (), body, MERGE_PATCH, METADATA_ONLY)
-        await self._session.call(request)
+        await self._session.call(
+            ApiRequest("patch", "pods/status", path, (), body, MERGE_PATCH, METADATA_ONLY)
+        )
 
     def _change(self, kind: str, obj: Raw) -> PodChange:
         """The change that one frame reports. Raises MalformedText."""
@@ -431,8 +435,9 @@ class KubeApi:
         version = text_in(content, "metadata", "resourceVersion")
         if not version:
             raise MalformedText("an object of the answer has no resourceVersion")
-        pod = None if kind == "BOOKMARK" else self._view(content)
-        return PodChange(version, pod, deleted=kind == "DELETED")
+        return PodChange(
+            version, None if kind == "BOOKMARK" else self._view(content), deleted=kind == "DELETED"
+        )
 
     def _view(self, content: Mapping[str, object]) -> PodView | None:
         """The pod; None if it cannot be read, for it must hide no other."""
@@ -471,7 +476,7 @@ NODE_NAMESPACE = "default"
 
 
 class EventSeries(msgspec.Struct):
-    """Equal Events about one object: their `count`, and the loop time of the last write."""
+    """Equal Events about one object: how many came before, and the loop time of the last write."""
 
     event: NodeEvent
     count: int = 0
@@ -506,21 +511,17 @@ class EventPoster:
         own = self._allowance_of(event.namespace, event.pod or event.reason)
         allowances = (own, self._pods) if event.pod else (own,)
 
-        series.count += 1
         if series.sent_at is not None and loop_time() - series.sent_at < UPDATE_GAP:
             outcome = "count"
         elif not all(allowance.allows(loop_time()) for allowance in allowances):
             outcome = "drop"
         else:
-            try:
-                outcome = await self._write(series)
-            except ApiError:
-                series.count -= 1  # its repetition is no new occurrence
-                raise
+            outcome = await self._write(series)
             series.sent_at = loop_time()
             for allowance in allowances:
                 allowance.spend(series.sent_at)
 
+        series.count += 1  # not after an error: its repetition is no new occurrence
         self.posted.add(event.reason, outcome)
 
     async def _write(self, series: EventSeries) -> str:
@@ -532,12 +533,12 @@ class EventPoster:
             try:
                 await self._session.call(create)
             except ApiConflict:  # it was written before a restart, or by a try without an answer
-                series.count = max(2, series.count)
+                series.count = max(1, series.count)
             else:
                 return "create"
 
         path = path_of(*space, event_name(series.event, self._node))
-        change = {"count": series.count, "lastTimestamp": body["lastTimestamp"]}
+        change = {"count": series.count + 1, "lastTimestamp": body["lastTimestamp"]}
         try:
             await self._session.call(ApiRequest("patch", "events", path, (), change, MERGE_PATCH))
         except ApiNotFound:  # the server deletes Events after an hour
@@ -557,13 +558,12 @@ def event_name(event: NodeEvent, node: str) -> str:
 
 
 def event_object(series: EventSeries, node: str, now: dt.datetime) -> dict[str, object]:
-    """The Event as a JSON object of the API.
+    """The next Event of the series as a JSON object of the API.
 
     Like the kubelet, it uses the Node's name as uid of the Node: `kubectl describe node` selects by
     it (kubernetes pkg/kubelet/kubelet.go, nodeRef).
     """
     event, stamp = series.event, encode_stamp(now)
-    namespace = event.namespace or NODE_NAMESPACE
     regarding = {"apiVersion": "v1", "kind": "Node", "name": node, "uid": node}
     if event.pod:
         pod = {"kind": "Pod", "namespace": event.namespace, "name": event.pod, "uid": event.pod_uid}
@@ -572,7 +572,10 @@ def event_object(series: EventSeries, node: str, now: dt.datetime) -> dict[str, 
     return {
         "apiVersion": "v1",
         "kind": "Event",
-        "metadata": {"name": event_name(event, node), "namespace": namespace},
+        "metadata": {
+            "name": event_name(event, node),
+            "namespace": event.namespace or NODE_NAMESPACE,
+        },
         "involvedObject": regarding,
         "reason": event.reason,
         "message": cap(event.text, TEXT_LIMIT),
@@ -582,5 +585,5 @@ def event_object(series: EventSeries, node: str, now: dt.datetime) -> dict[str, 
         "reportingInstance": node,
         "firstTimestamp": stamp,
         "lastTimestamp": stamp,
-        "count": series.count,
+        "count": series.count + 1,
     }

@@ -393,14 +393,13 @@ class ClusterReader(ObjectReader):
         # Schedulers from 2.5 on label the pods with GPUs; 2.4 only annotates them.
         reports = (node.annotations.get(REGISTER, "") for node in nodes)
         is_labelled = all(map(is_json_form, filter(None, reports)))
-        selector = {"labels": VGPU_NODE} if is_labelled else {"fields": UNFINISHED}
-        holders, is_own_read = await self._part("pods", decode_listed, **selector), True
+        labels, fields = (VGPU_NODE, "") if is_labelled else ("", UNFINISHED)
+        pods = partial(self._part, "pods", decode_listed, labels=labels, fields=fields)
+        holders = await pods()
         if "pods" in self._unread:
             # Whoever may read one namespace alone can still be told what holds its quota.
-            own = {"part": "own pods", "namespace": namespace, **selector}
-            holders = await self._part("pods", decode_listed, **own)
-            is_own_read = self._unread.pop("own pods", None) is None
-        holders = tuple(holder for holder in holders if holder.chosen)
+            holders = await pods(namespace=namespace, part="own pods")
+        is_own_read = self._unread.pop("own pods", None) is None
 
         quotas = await self._part("resourcequotas", decode_quota, namespace=namespace)
         about = f"involvedObject.uid={pod['metadata'].get('uid', '')}"
@@ -412,14 +411,19 @@ class ClusterReader(ObjectReader):
             agents = await self._part("pods", decode_listed, labels=AGENTS, part="agents")
         if (bound := pod["spec"].get("nodeName")) or any(map(_is_troubled, nodes)):
             about = "involvedObject.kind=Node" + (f",involvedObject.name={bound}" if bound else "")
-            of_nodes = {"part": "events of Nodes", "namespace": NODE_NAMESPACE, "fields": about}
-            said = await self._part("events", decode_pod_event, **of_nodes)
+            said = await self._part(
+                "events",
+                decode_pod_event,
+                part="events of Nodes",
+                namespace=NODE_NAMESPACE,
+                fields=about,
+            )
 
         return ClusterSnapshot(
             pod,
             taken,
             nodes,
-            holders,
+            tuple(holder for holder in holders if holder.chosen),
             quotas,
             events,
             agents=tuple(agent for agent in agents if agent.is_plugin),
@@ -455,7 +459,7 @@ class ClusterReader(ObjectReader):
     async def owned(self, namespace: str, kind: str, name: str) -> tuple[ListedPod, ...]:
         """The pods of a workload, those that are furthest from running first. Raises ApiError."""
         pods = await self.read_list("pods", decode_listed, namespace=namespace)
-        owned = [pod for pod in pods if pod.is_of(kind, name)]
+        owned = (pod for pod in pods if pod.is_of(kind, name))
         return tuple(sorted(owned, key=lambda pod: (pod.rank, pod.name)))
 
     async def refused(self, namespace: str) -> tuple[ListedPod, ...]:
@@ -477,8 +481,8 @@ class ClusterReader(ObjectReader):
         except ApiError as error:
             return f"; no other name is known: {error}"
 
-        elsewhere = ", ".join(cap(space, 64) for space, _ in same)
         nearest = difflib.get_close_matches(name, known, n=NEAREST, cutoff=0.5)
+        elsewhere = ", ".join(cap(space, 64) for space, _ in same)
         names = ", ".join(cap(other, 256) for other in nearest)
         text = f"; one is in {elsewhere}" if same else ""
         return text + (f"; the nearest names are {names}" if nearest else "")
@@ -529,16 +533,18 @@ class NodeReader(ObjectReader):
 
         Raises ApiError: there is no such pod, or the account may not run programs in it.
         """
-        pods = await self._pods(decode_listed, labels=AGENTS)
+        pods = await self.pods(decode_listed, AGENTS)
         alive = [pod for pod in pods if pod.is_plugin and pod.phase not in ENDED]
         if not alive:
             raise ApiError(f"no pod of the agent is on the node {self._node}")
         # During an update the old pod, which is deleted, may be listed first.
         pod = min(alive, key=lambda pod: (pod.is_deleted, pod.namespace, pod.name))
         path = path_of("namespaces", pod.namespace, "pods", pod.name, "exec")
-        command = (("command", word) for word in ("hami-agent", *words))
-        query = (("container", CONTAINER), ("stdout", "true"), ("stderr", "true"), *command)
-        return await self._session.execute(ApiRequest("get", "pods/exec", path, query=query))
+        command = tuple(("command", word) for word in ("hami-agent", *words))
+        request = ApiRequest("get", "pods/exec", path, command)
+        return await self._session.execute(
+            request.asking(container=CONTAINER, stdout="true", stderr="true")
+        )
 
     async def status(self) -> bytes:
         """The agent's status as JSON. Raises ApiError, as by_agent() or because it says none."""
@@ -557,19 +563,17 @@ class NodeReader(ObjectReader):
         texts = (text_in(one, "message") for one in found if one.get("type") == GPU_DEGRADED)
         return next(texts, "")
 
-    async def pods(self, resource: str) -> tuple[PodView, ...]:
-        """The pods of the node. `resource`: the name of slices. Raises ApiError."""
-        return await self._pods(lambda item: decode_pod(item, resource))
-
-    async def listed(self) -> tuple[ListedPod, ...]:
-        """The pods of the node, with what commands say of them. Raises ApiError."""
-        return await self._pods(decode_listed)
+    async def pods(self, read: Callable[[JsonObject], T], labels: str = "") -> tuple[T, ...]:
+        """The pods of the node, as `read` decodes them. `labels`: a selector. Raises ApiError."""
+        return await self.read_list("pods", read, labels=labels, fields=OF_NODE + self._node)
 
     async def events(self) -> tuple[PodEventView, ...]:
         """The Events that agents posted about the Node. Raises ApiError."""
-        about = f"involvedObject.kind=Node,involvedObject.name={self._node}"
         events = await self.read_list(
-            "events", decode_pod_event, namespace=NODE_NAMESPACE, fields=about
+            "events",
+            decode_pod_event,
+            namespace=NODE_NAMESPACE,
+            fields=f"involvedObject.kind=Node,involvedObject.name={self._node}",
         )
         return tuple(event for event in events if event.writer == WRITER)
 
@@ -594,8 +598,9 @@ class NodeReader(ObjectReader):
             "kind": "SelfSubjectAccessReview",
             "spec": {"resourceAttributes": attributes},
         }
-        request = ApiRequest("create", "selfsubjectaccessreviews", REVIEWS, body=body)
-        answer = await self._session.fetch(request, read_object)
+        answer = await self._session.fetch(
+            ApiRequest("create", "selfsubjectaccessreviews", REVIEWS, body=body), read_object
+        )
         return inside(answer, "status").get("allowed") is True
 
     async def get_sight(self, resource: str, clock: Clock) -> NodeSight | None:
@@ -631,10 +636,6 @@ class NodeReader(ObjectReader):
             skew=skew,
         )
 
-    async def _pods(self, read: Callable[[JsonObject], T], *, labels: str = "") -> tuple[T, ...]:
-        """List the pods of this node. Raises ApiError."""
-        return await self.read_list("pods", read, labels=labels, fields=OF_NODE + self._node)
-
 
 async def nodes_with_gpus(
     session: KubeSession, resource: str
@@ -642,7 +643,8 @@ async def nodes_with_gpus(
     """The Nodes that report GPUs, each with the pods that hold some. Raises ApiError."""
     reader = ObjectReader(session)
     nodes = await reader.read_list("nodes", decode_node, accept=METADATA_LIST)
-    pods = await reader.read_list("pods", lambda item: decode_pod(item, resource), labels=VGPU_NODE)
+    read = partial(decode_pod, resource=resource)
+    pods = await reader.read_list("pods", read, labels=VGPU_NODE)
 
     held = defaultdict[str, list[PodView]](list)
     for pod in pods:
@@ -706,11 +708,12 @@ class KubeLeftovers(ObjectReader):
         pods = await self.read_list("pods", decode_listed, namespace=namespace, labels=selector)
         agents = {pod.node: pod.name for pod in pods}
         # Each Node is read at once: the text of 5,000 is 100 MB.
-        listed = await self.read_list("nodes", self._read)
-        nodes = [msgspec.structs.replace(node, agent=agents.get(node.name, "")) for node in listed]
-        if unbound := agents.get(""):
-            nodes.append(NodeLeftovers("no Node yet", has_kubelet=True, agent=unbound))
-        return tuple(nodes)
+        nodes = await self.read_list("nodes", self._read)
+        if "" in agents:
+            nodes += (NodeLeftovers("no Node yet", has_kubelet=True, agent=agents[""]),)
+        return tuple(
+            msgspec.structs.replace(node, agent=agents.get(node.name, node.agent)) for node in nodes
+        )
 
     async def node(self, name: str) -> NodeLeftovers:
         """Get one Node. Raises ApiNotFound, ApiError."""
@@ -729,9 +732,9 @@ class KubeLeftovers(ObjectReader):
 
         Raises ApiError.
         """
-        pods = await NodeReader(self._session, node).pods(self._resource)
-        using = (pod for pod in pods if pod.gpu_containers and not pod.terminal)
-        return tuple(sorted("/".join(pod.key) for pod in using))
+        read = partial(decode_pod, resource=self._resource)
+        pods = await NodeReader(self._session, node).pods(read)
+        return tuple(sorted(pod.title for pod in pods if pod.gpu_containers and not pod.terminal))
 
     def _read(self, node: JsonObject) -> NodeLeftovers:
         conditions = {
@@ -740,11 +743,14 @@ class KubeLeftovers(ObjectReader):
         # The kubelet writes True and False; the controller Unknown when the kubelet is silent.
         has_kubelet = conditions.get("Ready", "Unknown") != "Unknown"
         offered = decode_quantity(str(inside(node, "status", "allocatable").get(self._resource, 0)))
-        keys = inside(node, "metadata", "annotations")
 
         return NodeLeftovers(
             text_in(node, "metadata", "name"),
-            tuple(key for key in keys if key in REPORT or key.startswith(OWN)),
+            tuple(
+                key
+                for key in inside(node, "metadata", "annotations")
+                if key in REPORT or key.startswith(OWN)
+            ),
             degraded=GPU_DEGRADED in conditions,
             has_kubelet=has_kubelet,
             served=has_kubelet and (offered or 0) > 0,

@@ -10,11 +10,11 @@ from typing import NoReturn
 import msgspec
 import structlog
 
-from agent.allocate.match import NOT_HERE
 from agent.allocate.room import GpuUse
 from agent.cluster import (
     BIND_PHASE,
     MUTEX_LOCK,
+    NOT_HERE,
     NodeView,
     PodChange,
     PodList,

@@ -26,8 +26,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 from typing_extensions import override
 
-from agent.allocate.edits import CORE_POLICY_ENV
 from agent.allocate.room import promised, takes_room
+from agent.cluster import CORE_POLICY_ENV
 from agent.hami.region import RegionState
 from agent.kit.timing import Durations, Tally
 from agent.ledger import Holder, Row

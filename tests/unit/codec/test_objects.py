@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.allocate.room import NOT_WHOLE
-from agent.cluster import ALLOCATED, REGISTER, NodeView, Phase, PodView, Role
+from agent.cluster import ALLOCATED, NOT_WHOLE, REGISTER, NodeView, Phase, PodView, Role
 from agent.errors import MalformedText
 from agent.kube.objects import (
     EPOCH,

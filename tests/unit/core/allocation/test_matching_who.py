@@ -6,7 +6,6 @@ import msgspec
 import pytest
 
 from agent.allocate.match import (
-    NOT_HERE,
     UNREAD,
     AskKubelet,
     AwaitLock,
@@ -20,7 +19,7 @@ from agent.allocate.match import (
     ReadRecords,
     rejected_pod,
 )
-from agent.cluster import Phase, PodTable, PodView, Role
+from agent.cluster import NOT_HERE, Phase, PodTable, PodView, Role
 from agent.errors import Refusal, RefusalReason
 from agent.ledger import ContainerKey, Ledger, Row
 from tests.builders import NOON, a_container, a_lock, a_pod, a_row, a_share
