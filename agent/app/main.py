@@ -77,8 +77,9 @@ async def run_agent(origin: Sources, start: SourcesRead, settings: Settings) -> 
         log.warning("config.ignored", what=warning)
 
     loop = asyncio.get_running_loop()
-    named = ThreadPoolExecutor(initializer=show_thread_name, initargs=("asyncio",))
-    loop.set_default_executor(named)
+    loop.set_default_executor(
+        ThreadPoolExecutor(initializer=show_thread_name, initargs=("asyncio",))
+    )
     stop, reload = asyncio.Event(), asyncio.Event()
 
     def end(number: signal.Signals) -> None:

@@ -103,8 +103,7 @@ def objects_in(parent: Mapping[str, object], *keys: str) -> tuple[Mapping[str, o
 
 def texts_in(parent: Mapping[str, object], *keys: str) -> dict[str, str]:
     """The texts of the object below these keys, by their own keys."""
-    pairs = inside(parent, *keys).items()
-    return {key: value for key, value in pairs if isinstance(value, str)}
+    return {key: text for key, text in inside(parent, *keys).items() if isinstance(text, str)}
 
 
 # Where the API server is and who we are there: a kubeconfig, or the service account of a pod.
@@ -237,9 +236,9 @@ def load() -> None:
             sys.modules[name] = importlib.util.module_from_spec(spec)
 
         # The two names that the library itself takes from them; the first only for annotations.
-        configuration = importlib.import_module(f"{LIBRARY}.client.configuration").Configuration
-        client = sys.modules[f"{LIBRARY}.client"]
-        vars(client).update(ApiClient=object, Configuration=configuration)
+        module = importlib.import_module(f"{LIBRARY}.client.configuration")
+        names = {"ApiClient": object, "Configuration": module.Configuration}
+        vars(sys.modules[f"{LIBRARY}.client"]).update(names)
 
     for name in ("aiohttp", f"{LIBRARY}.config.kube_config"):
         importlib.import_module(name)
@@ -334,7 +333,6 @@ EXECUTION = 60.0
 """Seconds for a command in a container: `doctor` waits 34 s for peers of which none answers."""
 EXEC_PROTOCOL = "v4.channel.k8s.io"
 """Binary frames whose first byte is the channel: 1 output, 2 errors, 3 the result (Status)."""
-METHODS: Mapping[str, str] = {"create": "POST", "patch": "PATCH"}
 
 
 class AnswerTooLong(ApiError):  # noqa: N818 -- the answer is
@@ -360,7 +358,7 @@ class ApiRequest(msgspec.Struct, frozen=True):
     @property
     def method(self) -> str:
         """The HTTP method."""
-        return METHODS.get(self.verb, "GET")
+        return {"create": "POST", "patch": "PATCH"}.get(self.verb, "GET")
 
     @property
     def what(self) -> str:
@@ -386,7 +384,6 @@ REMEDIES: Mapping[int, str] = {
     401: "; renew the credentials of this node's identity",
     403: "; grant this right to the identity that asks",
 }
-LONGEST_RETRY_AFTER = 3600.0
 
 
 def refused(what: str, status: int, body: Raw = b"", retry_after: str | None = None) -> ApiError:
@@ -406,7 +403,7 @@ def refused(what: str, status: int, body: Raw = b"", retry_after: str | None = N
     return kind(
         text + REMEDIES.get(status, ""),
         status=status,
-        retry_after=min(float(digits), LONGEST_RETRY_AFTER) if is_number else None,
+        retry_after=min(float(digits), 3600.0) if is_number else None,
     )
 
 
@@ -504,8 +501,11 @@ class KubeSession:
                 raise refused(request.what, code if isinstance(code, int) else 0, frame.object)
             return frame.type, read(frame.type, frame.object)
 
-        seconds = str(round(self.random.uniform(SHORTEST, LONGEST)))
-        request = request.asking(watch="1", allowWatchBookmarks="true", timeoutSeconds=seconds)
+        request = request.asking(
+            watch="1",
+            allowWatchBookmarks="true",
+            timeoutSeconds=str(round(self.random.uniform(SHORTEST, LONGEST))),
+        )
 
         with self._failures_of(request), contextlib.ExitStack() as stack:
             async with self._lag.within(DEADLINE):
@@ -557,8 +557,9 @@ class KubeSession:
                         if sum(map(len, written.values())) > BODY_LIMIT:
                             raise ApiError(f"{request.what}: the answer is longer than 20 MiB")
             except TimeoutError as error:
-                text = f"{request.what}: the command has not ended within {EXECUTION:g} s"
-                raise ApiError(text) from error
+                raise ApiError(
+                    f"{request.what}: the command has not ended within {EXECUTION:g} s"
+                ) from error
             except access.aiohttp.WSServerHandshakeError as error:
                 # A handshake loses the text of its answer: without one the server refuses alike.
                 await self.call(request)
@@ -636,22 +637,19 @@ class KubeSession:
         async with self._lock:
             if self._is_closed:
                 raise ConnectionError("the session was closed")
-            if self._access is not None and self._access is not used:
-                return self._access
-
-            access = self._access = await open_access(self._connection)
-            self._failures = access.failures
-            if self._http is None:
-                # The library's own session reads proxy variables and .netrc, on two threads,
-                # before every request.
-                self._http = access.aiohttp.ClientSession(
-                    connector=access.aiohttp.TCPConnector(limit=CONNECTIONS),
-                    timeout=access.aiohttp.ClientTimeout(),
-                )
-
-        event = "kube.credentials_renewed" if used else "kube.opened"
-        log.info(event, server=access.configuration.host, source=self._connection.source)
-        return access
+            if self._access is None or self._access is used:
+                self._access = access = await open_access(self._connection)
+                self._failures = access.failures
+                if self._http is None:
+                    # The library's own session reads proxy variables and .netrc, on two threads,
+                    # before every request.
+                    self._http = access.aiohttp.ClientSession(
+                        connector=access.aiohttp.TCPConnector(limit=CONNECTIONS),
+                        timeout=access.aiohttp.ClientTimeout(),
+                    )
+                event = "kube.credentials_renewed" if used else "kube.opened"
+                log.info(event, server=access.configuration.host, source=self._connection.source)
+            return self._access
 
     @contextlib.contextmanager
     def _failures_of(self, request: ApiRequest) -> Iterator[None]:
@@ -662,11 +660,10 @@ class KubeSession:
             if isinstance(error, SettingsError):
                 raise ApiError(f"{request.what}: {error}") from error
             # aiohttp names its TLS context, as in "host a:443 ssl:<ssl.SSLContext object at 0x7f>".
-            text = re.sub(r" ssl:(<[^>]*>|\w+)", "", str(error))
-            reason = cap(text or type(error).__name__, 160)
+            reason = re.sub(r" ssl:(<[^>]*>|\w+)", "", str(error)) or type(error).__name__
             raise ApiError(
-                f"{request.what}: no answer from the API server ({reason}); reached through "
-                f"{self._connection.source}"
+                f"{request.what}: no answer from the API server ({cap(reason, 160)}); reached "
+                f"through {self._connection.source}"
             ) from error
 
 
@@ -740,8 +737,8 @@ async def fetch_list(
         if not meta.rest:
             break
         odd += not items or len(items) != limit
-        counted = max(size, len(objects) * LEAST_OBJECT)
-        if meta.rest == rest or odd > MOST_ODD or counted > list_limit:
+        is_long = max(size, len(objects) * LEAST_OBJECT) > list_limit
+        if meta.rest == rest or odd > MOST_ODD or is_long:
             raise ApiError(
                 f"{request.what}: the list has no end: after {len(objects)} objects the server "
                 "still promises more; check the API server and the proxies before it, or ask "

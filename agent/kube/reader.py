@@ -505,8 +505,9 @@ class ClusterReader(ObjectReader):
 
 def _is_troubled(node: ClusterNode) -> bool:
     """Whether the Node has, or had, GPUs and does not offer all of them."""
-    gpus = read_register(node.annotations.get(REGISTER))
-    return _is_unregistered(node) or not all(gpu.healthy for gpu in gpus)
+    return _is_unregistered(node) or not all(
+        gpu.healthy for gpu in read_register(node.annotations.get(REGISTER))
+    )
 
 
 def _is_unregistered(node: ClusterNode) -> bool:
@@ -520,9 +521,9 @@ def _is_unregistered(node: ClusterNode) -> bool:
 
 ENDED: Final = frozenset({"Succeeded", "Failed"})
 """Phases of a pod that does not serve any more, such as an evicted one."""
+REVIEWS: Final = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 CONTAINER: Final = "agent"
 """The agent's container in its pod, as chart and manifests name it."""
-REVIEWS: Final = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 
 
 class NodeReader(ObjectReader):

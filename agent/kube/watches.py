@@ -91,9 +91,8 @@ class Reopening:
         self.failures += 1
         # A proxy may end each watch after some seconds: until then it tells what changes.
         grows = self.failures > 1 and (failure is not None or lasted < TOO_SHORT)
-        delay = self._backoff.next() if grows else 0.0
-        if failure is not None and failure.retry_after:
-            delay = max(delay, failure.retry_after)
+        asked = (failure.retry_after if failure else None) or 0.0
+        delay = max(self._backoff.next() if grows else 0.0, asked)
         # All clients met the same, so they must not come back in the same moment.
         return delay + self._random.uniform(0.0, SPREAD)
 
@@ -308,8 +307,9 @@ class PodWatch:
             table = self._table.value
             if table.stale:
                 log.info("pods.followed", version=self._version)
-                followed = {"stale": False, "lost_at": None, "lost_reason": ""}
-                self._table.set(msgspec.structs.replace(table, **followed))
+                self._table.set(
+                    msgspec.structs.replace(table, stale=False, lost_at=None, lost_reason="")
+                )
             self._apply_change(change)
 
     def _on_error(self, error: ApiError) -> None:
@@ -318,8 +318,9 @@ class PodWatch:
         if is_gone:  # no outage: the server answers, but has forgotten what came after the table
             log.info("pods.gone")
         else:
-            lost_at = before.lost_at or self._clock.now()
-            table = msgspec.structs.replace(table, lost_at=lost_at, lost_reason=str(error))
+            table = msgspec.structs.replace(
+                table, lost_at=before.lost_at or self._clock.now(), lost_reason=str(error)
+            )
             if not before.stale:
                 log.warning("pods.lost", err=str(error))
 
