@@ -24,7 +24,7 @@ from agent.hami.annotations import (
     vendor_words,
 )
 from agent.sandbox.scheduler.registry import decode_either, decode_scores
-from agent.settings.hami import decode_nodeconfig
+from agent.settings.files import decode_nodeconfig
 
 MAX_CHARS = 4 * 1024 * 1024
 """Characters of a value: far more than the 256 KiB that all annotations of an object may have."""

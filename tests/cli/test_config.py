@@ -65,7 +65,7 @@ def test_every_node_that_the_files_name_is_printed_and_all_others_at_once(files,
 
 
 def test_labels_of_a_node_decide_its_profiles(files, capsys):
-    words = ("--node", "gpu-a1", "--label", "zone=a", "--gpu", "NVIDIA H100 80GB HBM3")
+    words = ("--node", "gpu-a1", "--label", "zone=a")
     out, _ = checked(capsys, *files, *words)
 
     assert [
@@ -101,10 +101,6 @@ def test_a_program_gets_the_same_as_json(files, capsys):
         (["config.yaml", "config.yaml"], "is the agent's own file, and so is config.yaml"),
         (["none.yaml"], "none.yaml: cannot be read: No such file"),
         (["config.yaml", "--split-count", "0"], "--split-count: sharing.splitCount: expected 1"),
-        (
-            ["device.yaml", "--split-count", "9000", *["--gpu", "x"] * 8],
-            "8 GPUs x 9000 slices x 66 bytes are a list of 4.5 MiB",
-        ),
     ],
 )
 def test_what_cannot_be_checked_says_why(files, capsys, words: list[str], says: str):
