@@ -30,7 +30,7 @@ from agent.errors import MalformedText, SettingsError, cap
 from agent.hami.annotations import INT32, INT64, UINT64
 from agent.ledger import SourceFile
 from agent.setting import Field, shown
-from agent.settings.schema import BY_KEY, LIVE, SECTIONS, ProfileHead, Setting, read_setting
+from agent.settings.schema import BY_KEY, HEAD, LIVE, SECTIONS, Setting, read_setting
 
 TOLD: Final = 20
 """Warnings of one kind about one file; further ones are only counted."""
@@ -213,17 +213,14 @@ class Place(msgspec.Struct, frozen=True):
 
     def value(self) -> Any:  # noqa: ANN401 -- any value of YAML
         """Read any value as plain Python values; refuses a scalar that does not fit its tag."""
-        text, tag = self.node.value, self.node.tag
         try:
             # Numbers of JSON such as 1e5 are texts in YAML.
             if self.is_json and isinstance(self.node, yaml.ScalarNode) and self.node.style != '"':
-                return json.loads(text)
-            if tag == STR and isinstance(text, str):
-                return text
+                return json.loads(self.node.value)
             # A new one each time: it keeps every node that it was ever given.
             return yaml.constructor.SafeConstructor().construct_object(self.node, deep=True)
         except (yaml.YAMLError, *MISFITS) as error:
-            kind = cap(tag.rpartition(":")[2], 60)
+            kind = cap(self.node.tag.rpartition(":")[2], 60)
             raise self.fault(f"not valid YAML: {self.shown()} is not of type {kind}") from error
 
     def shown(self) -> str:
@@ -300,26 +297,19 @@ def read_own_file(
 
 
 def _profile(item: Place, errors: list[str]) -> SettingsProfile:
-    """Read one profile. Raises SettingsError: its name or condition is wrong."""
-    head: dict[str, object] = {}
-    settings: list[Setting] = []
-    for key, here, value in item.pairs():
-        if key == "match":
-            head[key] = {name: inner.value() for name, _, inner in value.pairs()}
-        elif key == "name":
-            head[key] = value.value()
-        else:
-            settings.extend(_settings(key, here, value, LIVE, errors))
-
+    """Read one profile. Raises SettingsError: its name or condition is wrong or missing."""
+    pairs = item.pairs()
+    found = {one.field.key: one for pair in pairs for one in _settings(*pair, HEAD | LIVE, errors)}
+    head: dict[str, Any] = {key: found.pop(key).value for key in HEAD if key in found}
     try:
-        found = msgspec.convert(head, ProfileHead)
-        labels = parse_selector(found.match.labels) if found.match.labels else None
-    except (msgspec.ValidationError, MalformedText) as error:
+        labels = parse_selector(head["match.labels"]) if "match.labels" in head else None
+    except MalformedText as error:
         raise item.fault(cap(str(error))) from error
-    if not found.match.nodes and labels is None:
-        raise item.fault("`nodes` or `labels` is needed under `match`")
-    nodes = found.match.nodes or ()
-    return SettingsProfile(found.name, item.where, tuple(settings), nodes, labels)
+
+    nodes = head.get("match.nodes", ())
+    if "name" not in head or not (nodes or labels):
+        raise item.fault("a profile needs `name`, and `nodes` or `labels` under `match`")
+    return SettingsProfile(head["name"], item.where, tuple(found.values()), nodes, labels)
 
 
 def _settings(
@@ -351,8 +341,8 @@ def _settings(
 
 # HAMi's two files.
 #
-# A shape says what a file may contain. A pair of numbers is a whole number between them, a list is one of values of that
-# shape, and a dict has these keys; ANY_KEY stands for every other one.
+# A shape says what a file may contain. A pair of numbers is a whole number between them, a list is
+# one of values of that shape, and a dict has these keys; ANY_KEY stands for every other one.
 
 ANY_KEY: Final = ""
 TEXTS: Final = [str]
@@ -560,16 +550,12 @@ def read_node_config(
 def decode_nodeconfig(text: str) -> tuple[Mapping[str, object], ...]:
     """Decode the entries in their order, each with its known keys in lower case.
 
-    Raises:
-        MalformedText: not a JSON object, or a value of another type or range.
+    Raises SettingsError: not a JSON object, or a value of another type or range.
     """
     reader = FileReader([])
-    try:
-        items = _entries(text.encode(errors="replace"), NODES, reader)
-        entries = tuple(reader.value(item, NODE_SHAPE) for item in items)
-        refuse(reader.errors)
-    except SettingsError as error:
-        raise MalformedText(str(error)) from error
+    items = _entries(text.encode(errors="replace"), NODES, reader)
+    entries = tuple(reader.value(item, NODE_SHAPE) for item in items)
+    refuse(reader.errors)
     return entries
 
 

@@ -25,11 +25,13 @@ from agent.setting import (
     WrongValue,
     boolean,
     choice,
+    list_of,
     node_name,
     optional_text,
     path,
     shown,
     text,
+    text_where,
     whole,
 )
 
@@ -371,6 +373,22 @@ BY_KEY: Final = {field.key: field for field in FIELDS}
 LIVE: Final = {field.key: field for field in FIELDS if field.live and field.profiled}
 """What a profile may set."""
 
+_some_text = text_where(bool, "expected a text that is not empty", minLength=1)
+
+HEAD: Final = {
+    field.key: field
+    for field in (
+        Field("name", _some_text, "Name in messages."),
+        Field(
+            "match.nodes",
+            list_of(_some_text, "expected one or more names of nodes", least=1),
+            "Names of nodes; * and ? stand for any characters.",
+        ),
+        Field("match.labels", _some_text, "A label selector in kubectl's form."),
+    )
+}
+"""What a profile has beside its settings: every condition of `match` must hold."""
+
 SECTIONS: Final = {*_ORDER, "profiles"}
 """The keys allowed at the top of the agent's own file."""
 
@@ -454,44 +472,12 @@ def check_shares(values: Mapping[str, Setting]) -> None:
 
 DRAFT: Final = "https://json-schema.org/draft/2020-12/schema"
 
-_Text = Annotated[str, msgspec.Meta(min_length=1)]
-
-
-class ProfileMatch(msgspec.Struct, forbid_unknown_fields=True):
-    """Which nodes: every condition here must hold."""
-
-    nodes: (
-        Annotated[
-            tuple[_Text, ...],
-            msgspec.Meta(
-                min_length=1, description="Names of nodes; * and ? stand for any characters."
-            ),
-        ]
-        | msgspec.UnsetType
-    ) = msgspec.UNSET
-    labels: (
-        Annotated[_Text, msgspec.Meta(description="A label selector in kubectl's form.")]
-        | msgspec.UnsetType
-    ) = msgspec.UNSET
-
-
-class ProfileHead(msgspec.Struct):
-    """What a profile has beside its settings."""
-
-    name: Annotated[_Text, msgspec.Meta(description="Name in messages.")]
-    match: ProfileMatch
-
 
 def json_schema() -> dict[str, object]:
     """The schema of the whole file."""
-    _, structs = msgspec.json.schema_components([ProfileHead])
-    head, match = structs["ProfileHead"], structs["ProfileMatch"]
-    profile = _mapping(LIVE.values()) | {"required": head["required"], "type": "object"}
-    profile["properties"] = {
-        **head["properties"],
-        "match": {**match, "minProperties": 1},
-        **profile["properties"],
-    }
+    profile = _mapping((*HEAD.values(), *LIVE.values())) | {"type": "object"}
+    profile["required"] = ["name", "match"]
+    profile["properties"]["match"] |= {"type": "object", "minProperties": 1}
 
     schema = _mapping(FIELDS)
     schema["properties"]["profiles"] = {

@@ -158,8 +158,9 @@ def test_everything_that_is_wrong_is_told_at_once_with_its_place(tmp_path, monke
         "c.yaml:1:41: sharing.memoryScaling: expected a number, found `lots`",
         "c.yaml:2:1: unknown setting shraing; `hami-agent config show` lists all",
         "c.yaml:4:36: sharing.coreScaling: expected a number, found `x`",
-        "c.yaml:4:3: profiles[0]: Object missing required field `match`",
-        "c.yaml:5:3: profiles[1]: Object contains unknown field `node` - at `$.match`",
+        "c.yaml:4:3: profiles[0]: a profile needs `name`, and `nodes` or `labels` under `match`",
+        "c.yaml:5:21: unknown setting match.node; `hami-agent config show` lists all",
+        "c.yaml:5:3: profiles[1]: a profile needs `name`, and `nodes` or `labels` under `match`",
         "n.json:1:26: nodeconfig[0].name: text is expected, not `1`",
         "n.json:1:49: nodeconfig[0].devicesplitcount: a whole number is expected, not `0.5`",
         "n.json:2:22: nodeconfig[1].devicesplitcount: a whole number is expected, not `0.5`",
@@ -183,7 +184,7 @@ def test_run_says_it_in_one_sentence(tmp_path, monkeypatch, capsys):
 
     (line,) = capsys.readouterr().err.splitlines()
     assert "c.yaml:1:11: unknown setting sharing.splitCuont" in line
-    assert line.endswith("(and 5 more)")
+    assert line.endswith("(and 6 more)")
 
 
 def test_broken_json_is_recognised_by_the_name_of_its_file_and_its_place_is_said(tmp_path, capsys):

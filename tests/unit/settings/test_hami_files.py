@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from agent.errors import MalformedText, SettingsError
+from agent.errors import SettingsError
 from agent.ledger import SourceFile
 from agent.settings.files import (
     DEVICE_CONFIG,
@@ -240,7 +240,7 @@ def values(found: Mapping[str, Setting]) -> Mapping[str, object]:
 
 
 def test_entries_are_decoded_under_their_keys_or_refused():
-    with pytest.raises(MalformedText):
+    with pytest.raises(SettingsError):
         decode_nodeconfig(vectors("nodeconfig")["nodeconfig-089"].given["config.json"])
     (entry,) = decode_nodeconfig(vectors("nodeconfig")["nodeconfig-085"].given["config.json"])
     assert {

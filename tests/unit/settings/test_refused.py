@@ -136,21 +136,20 @@ OWN = [
     *(
         (f"profiles: [ {profile} ]", f"1:{column}: {says}")
         for profile, column, says in [
-            ("{match: {nodes: [a]}}", 13, "profiles[0]: Object missing required field `name`"),
-            ("{name: p}", 13, "profiles[0]: Object missing required field `match`"),
-            ("{name: p, match: {}}", 13, "profiles[0]: `nodes` or `labels` is needed"),
-            (
-                "{name: p, match: {node: [a]}}",
-                13,
-                "profiles[0]: Object contains unknown field `node`",
+            *(
+                (profile, 13, "profiles[0]: a profile needs `name`, and `nodes` or `labels` under")
+                for profile in ("{match: {nodes: [a]}}", "{name: p}", "{name: p, match: {}}")
             ),
+            ("{name: p, match: {node: [a]}}", 31, "unknown setting match.node"),
+            ("{name: 3, match: {nodes: [a]}}", 20, "name: expected text in quotes, found `3`"),
+            ("{name: '', match: {nodes: [a]}}", 20, "name: expected a text that is not empty"),
             (
                 "{name: p, match: {nodes: [a], nodes: [b]}}",
                 43,
                 "profiles[0].match: the key `nodes`",
             ),
-            ("{name: p, match: {nodes: a}}", 13, "profiles[0]: Expected `array`, got `str`"),
-            ("{name: p, match: {nodes: []}}", 13, "profiles[0]: Expected `array` of length >= 1"),
+            ("{name: p, match: {nodes: []}}", 38, "match.nodes: expected one or more names of"),
+            ("{name: p, match: {nodes: [3]}}", 38, "match.nodes: expected one or more names of"),
             ("{name: p, match: {labels: 'a b'}}", 13, "profiles[0]: 'a b' is not a"),
             (
                 "{name: p, match: {nodes: [a]}}, {name: p, match: {nodes: [b]}}",
