@@ -262,8 +262,8 @@ class SettingsService:
     @property
     def pending(self) -> Mapping[str, object]:
         """The accepted values that take effect only at the next start, by key."""
-        wanted = self.plan.fixed()
-        return {key: wanted[key] for key, value in self._running.items() if wanted[key] != value}
+        wanted = self.plan.fixed().items()
+        return {key: value for key, value in wanted if self._running[key] != value}
 
     def _apply(self, plan: NodeValues, facts: NodeFacts) -> bool:
         """Put the settings for these facts into force. True: that changed a cell.

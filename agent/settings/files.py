@@ -20,17 +20,17 @@ import json
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 import yaml
 
 from agent.cluster import Requirement, Selector, parse_selector
 from agent.errors import MalformedText, SettingsError, cap
-from agent.hami.annotations import INT32, INT64, UINT64
+from agent.hami.annotations import Int32, Int64
 from agent.ledger import SourceFile
 from agent.setting import Field, shown
-from agent.settings.schema import BY_KEY, HEAD, LIVE, SECTIONS, Setting, read_setting
+from agent.settings.schema import BY_KEY, HEAD, PROFILE, SECTIONS, Setting, read_setting
 
 TOLD: Final = 20
 """Warnings of one kind about one file; further ones are only counted."""
@@ -299,7 +299,7 @@ def read_own_file(
 def _profile(item: Place, errors: list[str]) -> SettingsProfile:
     """Read one profile. Raises SettingsError: its name or condition is wrong or missing."""
     pairs = item.pairs()
-    found = {one.field.key: one for pair in pairs for one in _settings(*pair, HEAD | LIVE, errors)}
+    found = {one.field.key: one for pair in pairs for one in _settings(*pair, PROFILE, errors)}
     head: dict[str, Any] = {key: found.pop(key).value for key in HEAD if key in found}
     try:
         labels = parse_selector(head["match.labels"]) if "match.labels" in head else None
@@ -341,30 +341,40 @@ def _settings(
 
 # HAMi's two files.
 #
-# A shape says what a file may contain. A pair of numbers is a whole number between them, a list is
-# one of values of that shape, and a dict has these keys; ANY_KEY stands for every other one.
+# A shape says what a file may contain: a list is one of values of that shape, and a dict has these
+# keys; ANY_KEY stands for every other one. HAMi also accepts an infinite number, which can scale
+# nothing, and silently drops a fraction where a whole number is meant.
 
 ANY_KEY: Final = ""
 TEXTS: Final = [str]
-EXPECTED: Final = {str: "text", bool: "true or false", float: "a number"}
-"""The words for a shape in messages; the others are a whole number."""
+Uint64 = Annotated[int, msgspec.Meta(ge=0)]
+Finite = Annotated[float, msgspec.Meta(ge=-sys.float_info.max, le=sys.float_info.max)]
+EXPECTED: Final[Mapping[object, str]] = {
+    str: "text",
+    bool: "true or false",
+    Finite: "a number",
+    Int32: "a whole number of 32 bits",
+    Int64: "a whole number of 64 bits",
+    Uint64: "a whole number from 0",
+}
+"""The words for a shape in messages."""
 
 DEVICE_SHAPE: Final[Mapping[str, object]] = {
     **dict.fromkeys(("resourceCountName", "resourceMemoryName", "resourceCoreName"), str),
     **dict.fromkeys(("resourceMemoryPercentageName", "resourcePriorityName"), str),
     **dict.fromkeys(("libCudaLogLevel", "gpuCorePolicy", "runtimeClassName"), str),
-    **dict.fromkeys(("defaultMemory", "defaultCores", "defaultGPUNum", "memoryFactor"), INT32),
+    **dict.fromkeys(("defaultMemory", "defaultCores", "defaultGPUNum", "memoryFactor"), Int32),
     **dict.fromkeys(("overwriteEnv", "enableNumaTopology", "disableCoreLimit"), bool),
     "reportNodeCapacity": bool,
-    "deviceMemoryScaling": float,
-    "deviceCoreScaling": float,
-    "deviceSplitCount": UINT64,
-    "preConfiguredDeviceMemory": INT64,
+    "deviceMemoryScaling": Finite,
+    "deviceCoreScaling": Finite,
+    "deviceSplitCount": Uint64,
+    "preConfiguredDeviceMemory": Int64,
     "migProfileAllowlist": [{"models": TEXTS, "profiles": TEXTS}],
     "knownMigGeometries": [
         {
             "models": TEXTS,
-            "allowedGeometries": [[{"name": str, "core": INT32, "memory": INT32, "count": INT32}]],
+            "allowedGeometries": [[{"name": str, "core": Int32, "memory": Int32, "count": Int32}]],
         }
     ],
 }
@@ -373,13 +383,13 @@ DEVICE_SHAPE: Final[Mapping[str, object]] = {
 NODE_SHAPE: Final[Mapping[str, object]] = {
     "name": str,
     "operatingmode": str,
-    "devicesplitcount": UINT64,
-    "devicememoryscaling": float,
-    "devicecorescaling": float,
-    "preconfigureddevicememory": INT64,
+    "devicesplitcount": Uint64,
+    "devicememoryscaling": Finite,
+    "devicecorescaling": Finite,
+    "preconfigureddevicememory": Int64,
     "libcudaloglevel": str,
     "enablenumatopology": bool,
-    "filterdevices": {"uuid": TEXTS, "index": [UINT64]},
+    "filterdevices": {"uuid": TEXTS, "index": [Uint64]},
     "migstrategy": str,
     "enablegetpreferredallocation": bool,
     "reportnodecapacity": bool,
@@ -485,29 +495,19 @@ class FileReader:
                     values.append(self.value(item, shape[0]))
             return tuple(values)
 
+        # In YAML every scalar is a text, as it is written.
         is_scalar = isinstance(place.node, yaml.ScalarNode)
-        value: Any = place.value() if is_scalar else None
-        if shape is str:
-            fits = is_scalar and (not place.is_json or isinstance(value, str | None))
-            # In YAML every scalar is a text, as it is written.
-            value = "" if place.null else place.node.value
-        elif shape is bool or isinstance(value, bool):
-            fits = shape is bool and isinstance(value, bool)
-        else:
-            # `1:30` is a text to Go, and 90 to PyYAML. HAMi also accepts an infinite number, which
-            # can scale nothing, and silently drops a fraction where a whole number is meant.
-            is_number = isinstance(value, int | float) and ":" not in place.node.value
-            is_finite = is_number and abs(value) <= sys.float_info.max
-            fits = is_finite and (shape is float or not value % 1)
+        if shape is str and is_scalar and (place.null or not place.is_json):
+            return "" if place.null else place.node.value
 
-        if not fits:
-            expected = EXPECTED.get(shape, "a whole number")
-            raise place.fault(f"{expected} is expected, not {place.shown()}")
-        if shape in EXPECTED:
-            return value
-        if not shape[0] <= value <= shape[1]:
-            raise place.fault(f"{place.shown()} is not between {shape[0]} and {shape[1]}")
-        return int(value)
+        # `1:30` is a text to Go, and 90 to PyYAML.
+        value = place.node.value if is_scalar and ":" in place.node.value else place.value()
+        if shape is not Finite and isinstance(value, float) and value.is_integer():
+            value = int(value)  # Helm writes 131072 as 1.31072e+05
+        try:
+            return msgspec.convert(value, shape)
+        except msgspec.ValidationError as error:
+            raise place.fault(f"{EXPECTED[shape]} is expected, not {place.shown()}") from error
 
 
 def read_device_config(file: SourceFile, errors: list[str], warnings: list[str]) -> list[Setting]:

@@ -389,6 +389,8 @@ HEAD: Final = {
 }
 """What a profile has beside its settings: every condition of `match` must hold."""
 
+PROFILE: Final = HEAD | LIVE
+
 SECTIONS: Final = {*_ORDER, "profiles"}
 """The keys allowed at the top of the agent's own file."""
 
@@ -475,7 +477,7 @@ DRAFT: Final = "https://json-schema.org/draft/2020-12/schema"
 
 def json_schema() -> dict[str, object]:
     """The schema of the whole file."""
-    profile = _mapping((*HEAD.values(), *LIVE.values())) | {"type": "object"}
+    profile = _mapping(PROFILE.values()) | {"type": "object"}
     profile["required"] = ["name", "match"]
     profile["properties"]["match"] |= {"type": "object", "minProperties": 1}
 

@@ -151,9 +151,9 @@ def test_everything_that_is_wrong_is_told_at_once_with_its_place(tmp_path, monke
     errors = json.loads(out)["data"]["errors"]
     assert [f"hami-agent: {error}" for error in errors] == err.splitlines()
     expected = [
-        "d.yaml:2:21: nvidia.deviceSplitCount: a whole number is expected, not `x`",
+        "d.yaml:2:21: nvidia.deviceSplitCount: a whole number from 0 is expected, not `x`",
         "d.yaml:4:21: nvidia.disableCoreLimit: true or false is expected, not `true` (text)",
-        "d.yaml:3:24: sharing.memoryScaling: expected 0.01 to 10, found -1",
+        "d.yaml:3:24: sharing.memoryScaling: expected 0.01 to 10, found -1.0",
         "c.yaml:1:11: unknown setting sharing.splitCuont; `hami-agent config show` lists all",
         "c.yaml:1:41: sharing.memoryScaling: expected a number, found `lots`",
         "c.yaml:2:1: unknown setting shraing; `hami-agent config show` lists all",
@@ -162,8 +162,8 @@ def test_everything_that_is_wrong_is_told_at_once_with_its_place(tmp_path, monke
         "c.yaml:5:21: unknown setting match.node; `hami-agent config show` lists all",
         "c.yaml:5:3: profiles[1]: a profile needs `name`, and `nodes` or `labels` under `match`",
         "n.json:1:26: nodeconfig[0].name: text is expected, not `1`",
-        "n.json:1:49: nodeconfig[0].devicesplitcount: a whole number is expected, not `0.5`",
-        "n.json:2:22: nodeconfig[1].devicesplitcount: a whole number is expected, not `0.5`",
+        "n.json:1:49: nodeconfig[0].devicesplitcount: a whole number from 0 is expected, not `0.5`",
+        "n.json:2:22: nodeconfig[1].devicesplitcount: a whole number from 0 is expected, not `0.5`",
     ]
     assert expected == errors
 
