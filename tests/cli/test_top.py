@@ -1,6 +1,7 @@
 """`hami-agent top` on a terminal: what it shows, its keys, an agent that stops answering."""
 
 import contextlib
+import functools
 import os
 import sys
 import termios
@@ -21,13 +22,15 @@ WORDS = ["top", "--socket", "/x/api.sock"]
 class FakeScreen:
     """A terminal whose user presses one key after the other, then q."""
 
-    def __init__(self, monkeypatch, answers, keys=b"", lines=40, columns=100):
+    def __init__(self, stack, monkeypatch, answers, keys=b"", lines=40, columns=100):
         self.ours, theirs = os.openpty()
+        stack.callback(os.close, self.ours)
+        stack.callback(os.close, theirs)
         self.answers, self.keys = list(answers), [*keys, ord("q")]
         self.before = termios.tcgetattr(theirs)
         for name, mode in (("stdin", "r"), ("stdout", "w")):
             stream = os.fdopen(os.dup(theirs), mode, encoding="utf-8")
-            monkeypatch.setattr(sys, name, stream)
+            monkeypatch.setattr(sys, name, stack.enter_context(stream))
         size = os.terminal_size((columns, lines))
         monkeypatch.setattr(top.shutil, "get_terminal_size", lambda: size)
         monkeypatch.setattr(top, "status_at", self.read)
@@ -67,9 +70,17 @@ class FakeScreen:
         ]
 
 
+@pytest.fixture
+def on_screen(monkeypatch):
+    """Makes a FakeScreen of these answers."""
+    with contextlib.ExitStack() as stack:
+        yield functools.partial(FakeScreen, stack, monkeypatch)
+        monkeypatch.undo()
+
+
 @pytest.mark.parametrize("environ", [{}, PLAIN])
-def test_gpus_and_containers_are_drawn_again_until_q(monkeypatch, environ):
-    pictures = FakeScreen(monkeypatch, [STATUS], b"-x").pictures(environ)
+def test_gpus_and_containers_are_drawn_again_until_q(on_screen, environ):
+    pictures = on_screen([STATUS], b"-x").pictures(environ)
 
     assert 3 == len(pictures), "after the interval, and after another key"
     for lines in pictures:
@@ -78,17 +89,17 @@ def test_gpus_and_containers_are_drawn_again_until_q(monkeypatch, environ):
         assert bad.startswith("1 " if environ else "\x1b[31m1 ")
 
 
-def test_while_the_agent_does_not_answer_the_last_values_stay_and_their_age_is_said(monkeypatch):
+def test_while_the_agent_does_not_answer_the_last_values_stay_and_their_age_is_said(on_screen):
     silent = Unreachable("/x/api.sock does not answer")
-    screen = FakeScreen(monkeypatch, [STATUS, silent, STATUS], b"--")
+    screen = on_screen([STATUS, silent, STATUS], b"--")
     first, second, third = screen.pictures(PLAIN)
 
     assert "the values are of 12:00:00 UTC: /x/api.sock does not answer" == second[0]
     assert first == second[1:] == third
 
 
-def test_what_does_not_fit_is_counted(monkeypatch):
-    (lines,) = FakeScreen(monkeypatch, [STATUS], lines=6, columns=64).pictures(PLAIN)
+def test_what_does_not_fit_is_counted(on_screen):
+    (lines,) = on_screen([STATUS], lines=6, columns=64).pictures(PLAIN)
 
     assert 6 == len(lines)
     assert lines[-1].endswith("more lines: `hami-agent status --by pod`, q ends")
@@ -96,21 +107,21 @@ def test_what_does_not_fit_is_counted(monkeypatch):
 
 
 @pytest.mark.parametrize("ended", [KeyboardInterrupt(), b""], ids=["Ctrl-C", "no terminal left"])
-def test_without_a_key_to_come_it_ends(monkeypatch, ended):
+def test_without_a_key_to_come_it_ends(monkeypatch, on_screen, ended):
     def read(*_):
         if isinstance(ended, BaseException):
             raise ended
         return ended
 
-    screen = FakeScreen(monkeypatch, [STATUS], b"x")
+    screen = on_screen([STATUS], b"x")
     with monkeypatch.context() as patch:
         patch.setattr(top.os, "read", read)
         assert 0 == dispatch(WORDS, {})
     assert top.CLOSED in screen.written()
 
 
-def test_without_an_agent_the_screen_is_left_as_it_is(monkeypatch, capfd):
-    screen = FakeScreen(monkeypatch, [Unreachable("nobody answers")])
+def test_without_an_agent_the_screen_is_left_as_it_is(on_screen, capfd):
+    screen = on_screen([Unreachable("nobody answers")])
 
     assert 3 == dispatch(WORDS, {})
     assert "" == screen.written()
