@@ -1,10 +1,14 @@
-"""`hami-agent status`: the node, its GPUs, who holds them, and what happened."""
+"""`hami-agent status`: the node, its GPUs, who holds them, and what happened.
+
+It lays out the status of a node, and reads it where the options say: at the agent's socket, in an
+archive, in the agent's pod, or from the objects of the cluster.
+"""
 
 import argparse
 import contextlib
 import datetime as dt
 import difflib
-import stat
+import re
 import tarfile
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -13,6 +17,8 @@ from typing import Final
 
 import msgspec
 
+from agent import status as view
+from agent.allocate.match import pair_groups
 from agent.cli.connections import DEFAULT_SOCKET, add_cluster, add_socket, ask, call, connection_of
 from agent.cli.main import (
     INCOMPLETE,
@@ -39,25 +45,27 @@ from agent.cli.output import (
     wrapped,
     writes_utf8,
 )
-from agent.errors import ApiError, MalformedText, cap
+from agent.cluster import REGISTER, NodeView, PodTable, PodView, Role
+from agent.errors import ApiError, MalformedText, Refusal, cap
+from agent.hami.annotations import RegisteredGpu, decode_either
 from agent.kit.logs import configure
 from agent.kit.timing import SystemClock
 from agent.kit.units import age, by_number, gib
 from agent.kube.client import KubeSession
 from agent.kube.reader import NodeReader, nodes_with_gpus
-from agent.ledger import JournalEntry
-from agent.model import Condition, SharingSettings
+from agent.ledger import (
+    ContainerEdits,
+    ContainerKey,
+    Holder,
+    JournalEntry,
+    KubeletEpoch,
+    Ledger,
+    Row,
+)
+from agent.model import Cause, Condition, Gpu, Health, Inventory, SharedGpu, SharingSettings
 from agent.node.findings import Check
 from agent.setting import duration
-from agent.status import (
-    GpuStatus,
-    NodeStatus,
-    StatusDocument,
-    names_of,
-    observed_status,
-    open_envelope,
-)
-from agent.web import view
+from agent.status import GpuStatus, NodeStatus, StatusDocument, StatusFacts, open_envelope
 
 # Renders the status of a node as text. Pure.
 
@@ -73,7 +81,7 @@ HEAD_WIDTH: Final = 80
 
 _GPU_COLUMNS: Final = (
     Column("GPU"),
-    Column("MODEL", rank=4, flexible=True),
+    Column("MODEL", rank=4, least=6),
     Column("HEALTH"),
     Column("SLICES", right=True),
     Column("ALLOCATED", right=True),
@@ -87,9 +95,9 @@ _GPU_COLUMNS: Final = (
 _WIDE: Final = (Column("PHYSICAL", right=True), Column("PCI"), Column("NUMA"), Column("UUID"))
 
 POD_COLUMNS: Final = (
-    Column("NAMESPACE", flexible=True),
-    Column("POD", flexible=True),
-    Column("CONTAINER", rank=1, flexible=True),
+    Column("NAMESPACE", least=12),
+    Column("POD", least=30),
+    Column("CONTAINER", rank=1, least=8),
     Column("GPU"),
     Column("MEMORY", right=True),
     Column("USED", rank=2, right=True),
@@ -101,7 +109,7 @@ POD_COLUMNS: Final = (
 )
 
 _NODE_COLUMNS: Final = (
-    Column("NODE", flexible=True),
+    Column("NODE", least=6),
     Column("GPUS", right=True),
     Column("UNHEALTHY", right=True),
     Column("CORDONED", rank=1, right=True),
@@ -122,16 +130,21 @@ class StatusStyle(msgspec.Struct, frozen=True):
     wide: bool = False
     paint: Paint = lambda text, _: text
 
-    @property
-    def table_width(self) -> int:
-        """The columns that a table may take."""
-        return UNFOLDED if self.wide else self.width
+    def graded(self, line: str, grade: str) -> str:
+        """The line in the colour of that grade."""
+        return self.paint(line, COLOURS[grade]) if grade else line
 
     def notices(self, told: Iterable[view.Notice]) -> Iterator[str]:
         """The notices in their colours, folded."""
         for text, grade in told:
-            for line in wrapped(text, self.width):
-                yield self.paint(line, COLOURS[grade]) if grade else line
+            yield from (self.graded(line, grade) for line in wrapped(text, self.width))
+
+    def table(
+        self, columns: Sequence[Column], rows: Sequence[Sequence[str]], grades: Sequence[str] = ()
+    ) -> Iterator[str]:
+        """The table; `grades`: those of the rows."""
+        lines = table(columns, rows, UNFOLDED if self.wide else self.width)
+        return map(self.graded, lines, ["", *(grades or [""] * len(rows))])
 
 
 def status_lines(
@@ -175,25 +188,19 @@ def gpu_lines(gpus: Sequence[GpuStatus], style: StatusStyle) -> Iterator[str]:
         for gpu in gpus
     ]
 
-    def painted(number: int, line: str) -> str:
-        grade = view.gpu_grade(gpus[number]) if number >= 0 else ""
-        return style.paint(line, COLOURS[grade]) if grade else line
-
     columns = (*_GPU_COLUMNS, *_WIDE) if style.wide else _GPU_COLUMNS
-    yield from table(columns, rows, style.table_width, painted)
+    yield from style.table(columns, rows, [view.gpu_grade(gpu) for gpu in gpus])
 
 
 def pod_lines(found: StatusDocument, now: dt.datetime, style: StatusStyle) -> Iterator[str]:
     """A table with a line for each container and GPU; what uses the most memory comes first."""
     pairs = [(one, share) for one in found.allocations or () for share in one.shares]
     pairs.sort(key=lambda pair: -(pair[1].used_mib or 0))
-
     if not pairs:
         yield "no container holds a slice"
         return
 
-    rows = [view.pod_cells(one, share, now) for one, share in pairs]
-    yield from table(POD_COLUMNS, rows, style.table_width)
+    yield from style.table(POD_COLUMNS, [view.pod_cells(*pair, now) for pair in pairs])
     yield from style.notices((text, "") for text in view.pod_notices(found, now))
 
 
@@ -288,7 +295,7 @@ def status_in(bundle: Path) -> StatusRead:
         Unreachable: the file cannot be read, or is no such archive.
     """
     try:
-        if not stat.S_ISREG(bundle.stat().st_mode):  # a pipe may block for ever
+        if bundle.exists() and not bundle.is_file():  # a pipe may block for ever
             raise Unreachable(f"{bundle} is not a regular file; name {ARCHIVE}")
 
         with bundle.open("rb") as file:
@@ -310,6 +317,110 @@ def status_in(bundle: Path) -> StatusRead:
         raise Unreachable(f"{bundle} is not {ARCHIVE}") from error
     except MalformedText as error:
         raise Unreachable(f"{bundle}: {error}") from error
+
+
+# The status of a node as its objects at the API server show it, where no agent answers.
+
+UNTOLD: Final = (
+    "the Node's register annotation says that it is unhealthy; no condition GpuDegraded and no "
+    "Event of the last hour that was read says why: read the log of its device plugin"
+)
+
+_CONDITIONS: Final = {
+    "H-RELEASED": (Condition.UNMONITORED, Cause.RELEASED),
+    "H-SILENT": (Condition.UNMONITORED, Cause.DRIVER),
+    "H-LOST": (Condition.LOST, Cause.LOST),
+}
+"""What a GPU is that is not served, by the id of the reason; with each other one it is bad."""
+
+
+def observed_status(
+    node: NodeView,
+    pods: Iterable[PodView],
+    resource: str,
+    now: dt.datetime,
+    reasons: Sequence[str] = (),
+) -> StatusDocument:
+    """The node by its annotations, and its pods by theirs. What is used is not known.
+
+    `reasons`: sentences about GPUs that are not well, the last first: of its condition GpuDegraded
+    and of Events.
+
+    Raises:
+        MalformedText: the register annotation cannot be read.
+    """
+    text = node.annotations.get(REGISTER)
+    registered = decode_either(text) if text else ()
+    holding = [pod for pod in pods if pod.groups and not pod.terminal]
+    facts = StatusFacts(
+        now,
+        NodeStatus(name=node.name, resource=resource, lock=view.lock_status(node.annotations)),
+        node=node,
+        inventory=Inventory(gpus=tuple(_observed_gpu(gpu, now, reasons) for gpu in registered)),
+        ledger=Ledger(tuple(row for pod in holding for row in _observed_rows(pod, now))),
+        pods=PodTable({pod.uid: pod for pod in holding}, synced=True),
+    )
+
+    # Since when, only an agent can say.
+    changed = msgspec.structs.replace
+    return StatusDocument(
+        node=facts.about,
+        gpus=tuple(
+            changed(gpu, since=None, slices=one.split_count)
+            for gpu, one in zip(view.gpus_of(facts), registered, strict=True)
+        ),
+        allocations=tuple(changed(one, since=None) for one in view.allocations_of(facts)),
+    )
+
+
+def _observed_gpu(gpu: RegisteredGpu, now: dt.datetime, reasons: Iterable[str]) -> SharedGpu:
+    """The GPU as its Node reports it; its own memory and place on the bus are not reported."""
+    health = Health(Condition.OK, now)
+    if not gpu.healthy:
+        # As `Gpu.title` and gpus_in_words() of agent.report name it.
+        name = rf"(?:\({re.escape(gpu.uuid)}\)|\bGPUs (?:\d+, )*{gpu.index}\b)[^:]*"
+        found = (re.search(rf"{name}: (.*?)(?=; GPU |$)", text) for text in reasons)
+        text = next((one[1] for one in found if one), UNTOLD)
+        runbook = text.rpartition("[")[2].rstrip("]")
+        condition, cause = _CONDITIONS.get(runbook, (Condition.BAD, Cause.NONE))
+        health = Health(condition, now, cause, text, serving=False)
+
+    name = gpu.type_name.removeprefix("NVIDIA-")
+    return SharedGpu(
+        Gpu(gpu.uuid, gpu.index, name, None, "", gpu.numa),
+        health,
+        gpu.split_count,
+        gpu.registered_mib,
+        gpu.core_percent,
+        gpu.type_name,
+        gpu.mode,
+    )
+
+
+def _observed_rows(pod: PodView, now: dt.datetime) -> Iterator[Row]:
+    """The rows that an agent has of a pod with this devices annotation."""
+    groups = pod.groups or ()
+    try:
+        pairs = pair_groups(groups, pod.containers).items()
+        named = [(name, shares) for name, (_, shares) in pairs]
+    except Refusal:
+        # Groups and containers do not fit together: the shares are held all the same.
+        named = [("", group) for group in groups if group]
+
+    roles = {container.name: container.role for container in pod.containers}
+
+    for place, (name, shares) in enumerate(named):
+        yield Row(
+            ContainerKey(pod.uid, name or str(place)),
+            Holder(pod.namespace, pod.name, name),
+            shares,
+            slice_ids=(),
+            edits=ContainerEdits(),
+            answered_at=now,
+            epoch=KubeletEpoch(),
+            role=roles.get(name, Role.APP),
+            group=place,
+        )
 
 
 async def _read_node(session: KubeSession, source: str, args: argparse.Namespace) -> StatusRead:
@@ -531,7 +642,7 @@ def only(found: StatusDocument, name: str) -> StatusDocument:
     Raises:
         NotThere: no GPU has that index or UUID. The text has the known ones.
     """
-    gpu = next((gpu for gpu in found.gpus if name in names_of(gpu)), None)
+    gpu = next((gpu for gpu in found.gpus if name in view.names_of(gpu)), None)
     if gpu is None:
         known = [gpu.name for gpu in found.gpus]
         uuids = [gpu.uuid for gpu in found.gpus]

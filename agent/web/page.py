@@ -1,4 +1,4 @@
-"""The page at `/`: the whole node in one HTML document, made of values in memory.
+"""The page at `/`: the whole node in one HTML document, made of values in memory. Pure.
 
 This is its only renderer, so that everything can be read without a script. The script (`page.js`)
 asks `/api/v1/status` every 2 s whether something changed, by its ETag. If so it loads `/` again and
@@ -15,24 +15,18 @@ import datetime as dt
 import hashlib
 import html
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from importlib import resources
 from typing import Final
 
-from aiohttp import web
-
+from agent import status as view
 from agent.errors import cap
 from agent.kit.units import age, counted
 from agent.ledger import JournalEntry
-from agent.model import ReaderPolicy
 from agent.node.findings import Check
-from agent.status import GpuStatus, SettingStatus, StatusDocument, StatusFacts, status_of
-from agent.web import view
-from agent.web.api import refuse_reader
-from agent.web.server import Reused
+from agent.status import GpuStatus, SettingStatus, StatusDocument
 
-KEPT: Final = 0.5
-"""Seconds for which a rendering is reused: many readers cost the loop no more than one."""
+HTML: Final = "text/html; charset=utf-8"
 
 GPUS: Final = 32
 CONTAINERS: Final = 300
@@ -96,38 +90,6 @@ BUILD: Final = hashlib.sha256(f"{STYLE}{SCRIPT}".encode()).hexdigest()[:12]
 """The script loads the page anew when another build answers."""
 
 
-class PageDoor:
-    """Answers `/`. `facts` is read for each rendering, without waiting; None: there is none yet."""
-
-    def __init__(
-        self, facts: Callable[[], StatusFacts | None], readers: ReaderPolicy = ReaderPolicy.LOCAL
-    ) -> None:
-        self._facts = facts
-        self._readers = readers
-        self._body = Reused(self._render, KEPT)
-
-    def page(self, request: web.BaseRequest) -> web.Response:
-        """Answer a GET or HEAD, with the page of now or of the last KEPT seconds."""
-        refused = refuse_reader(request, self._readers)
-        if refused is not None:
-            return refused
-
-        body = self._body.value()
-        if body is None:
-            text = "This agent stands by; this page tries again every 3 s."
-            later = {"Retry-After": "3", "Refresh": "3"}  # a browser asks again by itself
-            return web.Response(status=503, text=f"{text}\n", headers=later)
-
-        headers = {"Content-Security-Policy": POLICY}
-        return web.Response(body=body, content_type="text/html", charset="utf-8", headers=headers)
-
-    def _render(self) -> bytes | None:
-        facts = self._facts()
-        if facts is None:
-            return None
-        return page_html(status_of(facts), facts.settings(), facts.now).encode()
-
-
 def text(foreign: str) -> Html:
     """One line of text: without control characters, cut to LONGEST characters, escaped."""
     if isinstance(foreign, Html):
@@ -156,7 +118,6 @@ def page_html(status: StatusDocument, settings: Sequence[SettingStatus], now: dt
     pods = [(one, share) for one in allocations for share in one.shares]
     refusals, changes = status.refusals or (), status.changes or ()
     (_, *about), *heads = view.heads(node, now)
-    notices = [*view.notices(status, now), *view.refused(status, now)]
 
     since = status.journal_since
     is_young = since is not None and now - since <= dt.timedelta(hours=24)
@@ -186,16 +147,11 @@ def page_html(status: StatusDocument, settings: Sequence[SettingStatus], now: dt
         now=f"{now.astimezone(dt.UTC):%H:%M:%S} UTC",
         summary=view.summary(status),
         heads=join(fill("<p>{}</p>", " · ".join(line)) for line in (about, *heads)),
-        notices=_list("notices", [_notice(*one) for one in notices], ENTRIES, "api/v1/status"),
+        notices=_notices([*view.notices(status, now), *view.refused(status, now)], "status"),
         parts=join(fill(link, part.lower(), part, str(len(of))) for part, of in parts.items()),
         gpus=_table(GPU_HEADS, [_gpu(gpu) for gpu in gpus[:GPUS]], len(gpus), "api/v1/gpus"),
         allocations=_table(POD_HEADS, rows, len(pods), "api/v1/allocations", "rows"),
-        doubts=_list(
-            "notices",
-            [_notice(said, "") for said in view.pod_notices(status, now)],
-            ENTRIES,
-            "api/v1/allocations",
-        ),
+        doubts=_notices([(said, "") for said in view.pod_notices(status, now)], "allocations"),
         refusals=_entries("refusals", refusals, now, known),
         changes=_entries("changes", changes, now, known),
         checks=_checks(node.checks),
@@ -240,8 +196,9 @@ def _more(shown: int, count: int, path: str) -> Html:
     return Html(f'<p class="more">{said}<a href="{path}">{path}</a></p>' if shown < count else "")
 
 
-def _notice(said: str, grade: str) -> Html:
-    return fill('<li class="{}">{}</li>', grade, said)
+def _notices(told: Iterable[view.Notice], name: str) -> Html:
+    items = [fill('<li class="{}">{}</li>', grade, said) for said, grade in told]
+    return _list("notices", items, ENTRIES, f"api/v1/{name}")
 
 
 def _gpu(gpu: GpuStatus) -> Html:

@@ -3,6 +3,8 @@
 import contextlib
 import functools
 import os
+import select
+import shutil
 import sys
 import termios
 
@@ -32,9 +34,9 @@ class FakeScreen:
             stream = os.fdopen(os.dup(theirs), mode, encoding="utf-8")
             monkeypatch.setattr(sys, name, stack.enter_context(stream))
         size = os.terminal_size((columns, lines))
-        monkeypatch.setattr(top.shutil, "get_terminal_size", lambda: size)
+        monkeypatch.setattr(shutil, "get_terminal_size", lambda: size)
         monkeypatch.setattr(top, "status_at", self.read)
-        monkeypatch.setattr(top.select, "select", self.wait)
+        monkeypatch.setattr(select, "select", self.wait)
 
     def read(self, _):
         answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
@@ -115,7 +117,7 @@ def test_without_a_key_to_come_it_ends(monkeypatch, on_screen, ended):
 
     screen = on_screen([STATUS], b"x")
     with monkeypatch.context() as patch:
-        patch.setattr(top.os, "read", read)
+        patch.setattr(os, "read", read)
         assert 0 == dispatch(WORDS, {})
     assert top.CLOSED in screen.written()
 

@@ -45,11 +45,7 @@ class FakePeer:
     def __init__(self, peer, path="/api/v1/node", host="10.0.0.7:9394"):
         self.path = path
         self.headers = {"Host": host}
-        self.transport = self
-        self._peer = peer
-
-    def get_extra_info(self, name):
-        return self._peer if name == "peername" else None
+        self.remote = peer[0] if peer else peer
 
 
 async def ask(pages, path, **options):
