@@ -1,15 +1,20 @@
-"""`hami-agent status`: the node, its GPUs, who holds them, and what happened.
+"""`hami-agent status` and `top`: the node, its GPUs, who holds them, and what happened.
 
-It lays out the status of a node, and reads it where the options say: at the agent's socket, in an
+They lay out the status of a node. It is read where the options say: at the agent's socket, in an
 archive, in the agent's pod, or from the objects of the cluster.
 """
 
 import argparse
 import contextlib
 import datetime as dt
-import difflib
+import os
 import re
+import select
+import shutil
+import sys
 import tarfile
+import termios
+import tty
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -64,7 +69,7 @@ from agent.ledger import (
 )
 from agent.model import Cause, Condition, Gpu, Health, Inventory, SharedGpu, SharingSettings
 from agent.node.findings import Check
-from agent.setting import duration
+from agent.setting import duration, number
 from agent.status import GpuStatus, NodeStatus, StatusDocument, StatusFacts, open_envelope
 
 # Renders the status of a node as text. Pure.
@@ -241,15 +246,8 @@ MEMBER: Final = "hami-agent/status.json"
 """The first file of a bundle. Source: agent/cli/bundle.py."""
 
 ARCHIVE: Final = "an archive of `hami-agent bundle`"
-LARGEST: Final = 8 * 1024 * 1024
-"""Most bytes of the status in a bundle."""
-
-LARGEST_ARCHIVE: Final = LARGEST + (1 << 20)
+LARGEST: Final = 9 * 1024 * 1024
 """Bytes of a bundle that are read, packed and unpacked."""
-
-FILE: Final = (tarfile.REGTYPE, tarfile.AREGTYPE)
-"""The two types of a plain file in an archive."""
-
 
 NOT_WELL: Final = frozenset({"GpuUnhealthy", "GpuReleased", "GpuDriverUnresponsive"})
 """Reasons of Events that say why a GPU is not offered."""
@@ -299,15 +297,12 @@ def status_in(bundle: Path) -> StatusRead:
             raise Unreachable(f"{bundle} is not a regular file; name {ARCHIVE}")
 
         with bundle.open("rb") as file:
-            packed = file.read(LARGEST_ARCHIVE)
+            packed = file.read(LARGEST)
 
-        content = zlib.decompressobj(wbits=zlib.MAX_WBITS | 16).decompress(packed, LARGEST_ARCHIVE)
+        content = zlib.decompressobj(wbits=zlib.MAX_WBITS | 16).decompress(packed, LARGEST)
         member = tarfile.TarInfo.frombuf(content[: tarfile.BLOCKSIZE], "utf-8", "surrogateescape")
-        if member.name != MEMBER:
+        if member.name != MEMBER or not member.isreg() or member.size < 0:
             raise tarfile.ReadError("the status is not its first file")
-
-        if member.type not in FILE or not 0 <= member.size <= LARGEST:
-            raise Unreachable(f"{bundle}: {MEMBER} is not a file of at most 8 MiB")
 
         text = content[tarfile.BLOCKSIZE : tarfile.BLOCKSIZE + member.size]
         return StatusRead(*open_envelope(text, "Status", StatusDocument), str(bundle))
@@ -429,7 +424,7 @@ async def _read_node(session: KubeSession, source: str, args: argparse.Namespace
     With --objects the objects at once, which are what HAMi's scheduler reads.
 
     Raises:
-        NotThere: there is no such Node. The text has the nearest names.
+        NotThere: there is no such Node. The text has the nearest name.
         ApiError: the objects cannot be read either.
     """
     node, resource, missing = args.node, args.resource or RESOURCE, ""
@@ -445,10 +440,7 @@ async def _read_node(session: KubeSession, source: str, args: argparse.Namespace
     at = SystemClock().now()
     seen = await reader.node()
     if seen is None:
-        known = await reader.names()
-        near = difflib.get_close_matches(node, known, n=3, cutoff=0.5) or known[:3]
-        there = f"; the nearest names are {', '.join(near)}" if near else ""
-        raise NotThere(f"the cluster has no Node {node}{there}")
+        raise NotThere(f"the cluster has no Node {node}{nearest(node, await reader.names())}")
 
     pods, reasons = await reader.pods(resource), []
     changes: list[JournalEntry] | None = None
@@ -487,10 +479,8 @@ def show_nodes(args: argparse.Namespace, environ: Mapping[str, str], silent: str
     found, rows = [], []
 
     for seen, pods in sorted(every, key=lambda one: by_number(one[0].name)):
-        count = "?"
         try:
             one = observed_status(seen, pods, resource, at)
-            count = str(len(one.gpus))
         except MalformedText:
             check = Check("report", ok=False, text="the register annotation cannot be read")
             node = NodeStatus(name=seen.name, resource=resource, checks=(check,))
@@ -502,7 +492,7 @@ def show_nodes(args: argparse.Namespace, environ: Mapping[str, str], silent: str
         rows.append(
             [
                 cap(one.node.name),
-                count,
+                "?" if one.node.checks else str(len(one.gpus)),
                 str(sum(gpu.condition != Condition.OK for gpu in one.gpus)),
                 str(sum(gpu.cordoned for gpu in one.gpus)),
                 f"{sum(gpu.slices_held for gpu in offered)}/{sum(gpu.slices for gpu in offered)}",
@@ -530,7 +520,7 @@ DAY: Final = 24 * 3600
 
 
 def add_parser(subparsers: Subparsers) -> None:
-    """Add the verb `status`."""
+    """Add the verbs `status` and `top`."""
     parser = subparsers.add_parser(
         "status",
         description="Shows the node as the running agent sees it: readiness, the health of each "
@@ -584,28 +574,41 @@ def add_parser(subparsers: Subparsers) -> None:
     parser.add_argument("--ascii", action="store_true", help="write ASCII only")
     add_output(parser, forms=(TABLE, "wide", "json", "yaml", "name"))
 
+    top = subparsers.add_parser(
+        "top", description=show_live.__doc__, epilog="example: hami-agent top --interval 5"
+    )
+    top.add_argument(
+        "--interval",
+        type=typed(number(1, 3600), "a number from 1 to 3600"),
+        default=2.0,
+        metavar="SECONDS",
+        help="seconds between two looks, 1 to 3600 (default 2)",
+    )
+    add_socket(top)
+    top.add_argument("--ascii", action="store_true", help="write ASCII only")
+
 
 def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
-    """Print the status; return the exit code."""
+    """Run the verb that is in `args.verb`; return the exit code."""
+    configure("error", "auto", environ)
+    if args.verb == "top":
+        return show_live(args, environ)
+
     asked = [f"--{name}" for name in OF_CLUSTER if vars(args)[name]]
     is_local = bool(args.bundle or args.gpu or args.socket != DEFAULT_SOCKET)
     is_of_one = is_local or args.since is not None or args.by == "pod"
     # An option that would be ignored is refused: its user expects the cluster to be read.
-    if asked and args.node is None and is_of_one:
-        text = f"{', '.join(asked)}: this lists the Nodes of a cluster; give --node NAME for one"
-        return fail("status", text, USAGE)
-
-    configure("error", "auto", environ)
     if asked and args.node is None:
-        return show_nodes(args, environ)
+        text = f"{', '.join(asked)}: this lists the Nodes of a cluster; give --node NAME for one"
+        return fail("status", text, USAGE) if is_of_one else show_nodes(args, environ)
 
     try:
         if args.bundle is not None:
             read = status_in(args.bundle)
         elif args.node is not None:
             connection = connection_of(args.kubeconfig, args.context, environ)
+            source = f"API server by {connection.source}"
             with working(f"reading {cap(args.node, 64)}"):
-                source = f"API server by {connection.source}"
                 read = ask(connection, PROGRAM, lambda api: _read_node(api, source, args))
         else:
             read = status_at(args.socket)
@@ -619,14 +622,9 @@ def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
 
         raise
 
-    style = StatusStyle(
-        terminal_width(environ),
-        args.ascii or not writes_utf8(),
-        args.output == "wide",
-        painter(environ),
-    )
+    width, plain = terminal_width(environ), args.ascii or not writes_utf8()
+    style = StatusStyle(width, plain, args.output == "wide", painter(environ))
     lines = _lines(found, args, read, style)
-
     if args.output == "name":
         held = (one for one in found.allocations or () if one.pod)
         pods = dict.fromkeys(f"pod/{one.namespace}/{one.pod}" for one in held)
@@ -644,18 +642,13 @@ def only(found: StatusDocument, name: str) -> StatusDocument:
     """
     gpu = next((gpu for gpu in found.gpus if name in view.names_of(gpu)), None)
     if gpu is None:
-        known = [gpu.name for gpu in found.gpus]
+        there = ", ".join(gpu.name for gpu in found.gpus) or "none"
         uuids = [gpu.uuid for gpu in found.gpus]
-        there = ", ".join(known) or "none"
         raise NotThere(f"no GPU is named {cap(name, 64)}{nearest(name, uuids)}; GPUs: {there}")
 
-    holds = [
-        one
-        for one in found.allocations or ()
-        if any(share.uuid == gpu.uuid for share in one.shares)
-    ]
-
-    return msgspec.structs.replace(found, gpus=(gpu,), allocations=tuple(holds))
+    held = found.allocations or ()
+    on_it = tuple(one for one in held if gpu.uuid in {share.uuid for share in one.shares})
+    return msgspec.structs.replace(found, gpus=(gpu,), allocations=on_it)
 
 
 def _lines(
@@ -690,3 +683,64 @@ def _lines(
             yield from wrapped(text, style.width)
 
     yield from wrapped(f"source: {read.source}, {age(at, SystemClock().now())} old", style.width)
+
+
+# The live screen.
+
+OPENED: Final = "\x1b[?1049h\x1b[?25l"
+CLOSED: Final = "\x1b[?25h\x1b[?1049l"
+"""The terminal's second screen without a cursor, and back to what was on it before."""
+
+
+def show_live(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
+    """Shows `status` of this node and its containers live, as large as the terminal.
+
+    The key q or Ctrl-C ends it, and any other key reads the agent at once. Exits 3 if no agent
+    answers.
+    """
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        return fail("top", "there is no terminal: use `hami-agent status`", USAGE)
+
+    read, trouble = status_at(args.socket), ""
+    plain, paint = args.ascii or not writes_utf8(), painter(environ)
+    with contextlib.suppress(KeyboardInterrupt), second_screen():
+        while True:
+            columns, height = shutil.get_terminal_size()
+            style = StatusStyle(columns, plain, paint=paint)
+            told = f"the values are of {read.at:%H:%M:%S} UTC: {trouble}"
+            lines = list(style.notices([(told, "bad")] if trouble else []))
+            lines += [*status_lines(read.found, read.at, style), ""]
+            lines += pod_lines(read.found, read.at, style)
+
+            if len(lines) > height:
+                more = f"{len(lines) - height + 1} more lines: `hami-agent status --by pod`, q ends"
+                lines[height - 1 :] = wrapped(more, columns)[:1]
+
+            # A line is cleared before it is written: behind a full one the cursor is still on it.
+            sys.stdout.write("\x1b[H" + "\n".join(f"\x1b[2K{line}" for line in lines) + "\x1b[J")
+            sys.stdout.flush()
+            if select.select([sys.stdin], [], [], args.interval)[0]:
+                keys = os.read(sys.stdin.fileno(), 64)
+                if not keys or b"q" in keys:  # no byte at all: the terminal is gone
+                    break
+
+            try:
+                read, trouble = status_at(args.socket), ""
+            except Unreachable as error:
+                trouble = str(error)
+
+    return OK
+
+
+@contextlib.contextmanager
+def second_screen() -> Iterator[None]:
+    """Take the terminal for the block: keys come one by one and unseen."""
+    before = termios.tcgetattr(sys.stdin)
+    try:
+        tty.setcbreak(sys.stdin)
+        sys.stdout.write(OPENED)
+        yield
+    finally:
+        sys.stdout.write(CLOSED)
+        sys.stdout.flush()
+        termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)

@@ -14,6 +14,7 @@ import base64
 import datetime as dt
 import hashlib
 import html
+import itertools
 import json
 from collections.abc import Iterable, Sequence
 from importlib import resources
@@ -21,23 +22,18 @@ from typing import Final
 
 from agent import status as view
 from agent.errors import cap
-from agent.kit.units import age, counted
+from agent.kit.units import UNKNOWN, age, counted
 from agent.ledger import JournalEntry
 from agent.node.findings import Check
 from agent.status import GpuStatus, SettingStatus, StatusDocument
 
 HTML: Final = "text/html; charset=utf-8"
 
-GPUS: Final = 32
-CONTAINERS: Final = 300
-"""The most GPUs, and the most shares of containers, that are shown."""
+ROWS: Final = 300
+"""The most rows of a table."""
 
 ENTRIES: Final = 30
-"""The newest of the refusals, and of the changes; also the most notices of one kind."""
-
-CHECKS: Final = 40
-SETTINGS: Final = 200
-"""The most checks, and the most settings, that are shown."""
+"""The most entries of a list: the newest refusals and changes, notices of one kind, checks."""
 
 LONGEST: Final = 300
 """Characters of one text. A longer one is cut."""
@@ -55,6 +51,9 @@ GPU_HEADS: Final = (
 POD_HEADS: Final = (
     *("Pod and container", "GPU", "Memory", "Used", "Cores", "Busy", "Idle", "For", "Kubelet"),
 )
+
+
+SETTING_HEADS: Final = ("Setting", "Value", "From")
 
 
 class Html(str):
@@ -127,14 +126,10 @@ def page_html(status: StatusDocument, settings: Sequence[SettingStatus], now: dt
     parts |= {"Checks": node.checks, "Settings": settings}
     link = '<a href="#{}">{} <b>{}</b></a> '
 
+    rows = (_pod(view.pod_cells(one, share, now)) for one, share in pods)
     # What needs somebody comes first; the others keep their order.
+    chosen = sorted(settings, key=lambda one: one.origin == "default")
     gpus = sorted(status.gpus, key=lambda gpu: (gpu.serving, view.gpu_grade(gpu) == ""))
-
-    rows = []
-    for one, share in pods[:CONTAINERS]:
-        space, pod, name, *cells = view.pod_cells(one, share, now)
-        head = fill("{} <i>{}</i>", f"{space}/{pod}" if one.pod else "not known yet", name)
-        rows.append(_row(POD_HEADS, (head, *cells)))
 
     return fill(
         PAGE,
@@ -149,14 +144,14 @@ def page_html(status: StatusDocument, settings: Sequence[SettingStatus], now: dt
         heads=join(fill("<p>{}</p>", " · ".join(line)) for line in (about, *heads)),
         notices=_notices([*view.notices(status, now), *view.refused(status, now)], "status"),
         parts=join(fill(link, part.lower(), part, str(len(of))) for part, of in parts.items()),
-        gpus=_table(GPU_HEADS, [_gpu(gpu) for gpu in gpus[:GPUS]], len(gpus), "api/v1/gpus"),
-        allocations=_table(POD_HEADS, rows, len(pods), "api/v1/allocations", "rows"),
+        gpus=_table(GPU_HEADS, map(_gpu, gpus), len(gpus), "gpus"),
+        allocations=_table(POD_HEADS, rows, len(pods), "allocations", " id='rows'"),
         doubts=_notices([(said, "") for said in view.pod_notices(status, now)], "allocations"),
         refusals=_entries("refusals", refusals, now, known),
         changes=_entries("changes", changes, now, known),
         checks=_checks(node.checks),
         count=counted(len(settings), "setting"),
-        settings=_settings(settings),
+        settings=_table(SETTING_HEADS, map(_setting, chosen), len(settings), "settings"),
     )
 
 
@@ -169,25 +164,24 @@ def _row(heads: Sequence[str], cells: Iterable[str], attributes: str = "") -> Ht
 
 
 def _table(
-    heads: Iterable[str], rows: Sequence[Html], count: int, path: str, name: str = ""
+    heads: Iterable[str], rows: Iterable[Html], count: int, name: str, attributes: str = ""
 ) -> Html:
-    """A table, and where rows were left out how many there are, with a link to all."""
-    if not rows:
+    """A table, and where rows are left out how many there are, with a link to all."""
+    if not count:
         return Html('<p class="none">There are none.</p>')
 
     head = "".join(f'<th scope="col">{name}</th>' for name in heads)
-    body = f"<tbody id='{name}'>" if name else "<tbody>"
+    body = join(itertools.islice(rows, ROWS))
     return Html(
-        f'<table class="wide"><thead><tr>{head}</tr></thead>{body}{join(rows)}</tbody></table>'
-        f"{_more(len(rows), count, path)}"
+        f'<table class="wide"><thead><tr>{head}</tr></thead><tbody{attributes}>{body}</tbody>'
+        f"</table>{_more(ROWS, count, f'api/v1/{name}')}"
     )
 
 
-def _list(kind: str, items: Sequence[Html], most: int, path: str) -> Html:
+def _list(kind: str, items: Sequence[Html], path: str) -> Html:
     """The first items of a list."""
-    if not items:
-        return Html()
-    return Html(f'<ul class="{kind}">{join(items[:most])}</ul>{_more(most, len(items), path)}')
+    more = _more(ENTRIES, len(items), path)
+    return Html(f'<ul class="{kind}">{join(items[:ENTRIES])}</ul>{more}' if items else "")
 
 
 def _more(shown: int, count: int, path: str) -> Html:
@@ -198,7 +192,7 @@ def _more(shown: int, count: int, path: str) -> Html:
 
 def _notices(told: Iterable[view.Notice], name: str) -> Html:
     items = [fill('<li class="{}">{}</li>', grade, said) for said, grade in told]
-    return _list("notices", items, ENTRIES, f"api/v1/{name}")
+    return _list("notices", items, f"api/v1/{name}")
 
 
 def _gpu(gpu: GpuStatus) -> Html:
@@ -214,6 +208,13 @@ def _gpu(gpu: GpuStatus) -> Html:
     drawn = join((allocated, _bar(gpu)))
     cells = (f"GPU {name}", model, tag, slices, drawn, *amounts, _history(gpu), identity)
     return _row(GPU_HEADS, cells, fill(' id="gpu-{}" class="gpu"', gpu.name))
+
+
+def _pod(cells: Iterable[str]) -> Html:
+    """The row of one container and GPU."""
+    space, pod, name, *others = cells
+    whose = "not known yet" if pod == UNKNOWN else f"{space}/{pod}"
+    return _row(POD_HEADS, (fill("{} <i>{}</i>", whose, name), *others))
 
 
 def _bar(gpu: GpuStatus) -> Html:
@@ -272,30 +273,24 @@ def _entries(name: str, entries: Sequence[JournalEntry], now: dt.datetime, known
     if items:
         note = f"Known{known}; the agent's log has earlier ones." if known else ""
     after = fill('<p class="none">{}</p>', note) if note else ""
-    return join((_list("entries", items, ENTRIES, f"api/v1/{name}"), after))
+    return join((_list("entries", items, f"api/v1/{name}"), after))
 
 
 def _checks(checks: Sequence[Check]) -> Html:
     """A line for each check that fails, the required ones first, and one for all that hold."""
     line, items = '<li><b class="tag {}">{}</b> <span>{}</span></li>', []
     for check in sorted(checks, key=lambda check: not check.required):
+        words = ("bad", "not ready") if check.required else ("watch", "degraded")
         if not check.ok:
-            words = ("bad", "not ready") if check.required else ("watch", "degraded")
             items.append(fill(line, *words, f"{check.name}: {check.text}"))
 
     holding = fill(line, "ok", "ok", ", ".join(check.name for check in checks if check.ok))
-    return Html(
-        _list("checks", items, CHECKS, "readyz?verbose") + f"<ul class='checks'>{holding}</ul>"
-    )
+    return Html(f"{_list('checks', items, 'readyz?verbose')}<ul class='checks'>{holding}</ul>")
 
 
-def _settings(settings: Sequence[SettingStatus]) -> Html:
-    """The settings in force, each with its origin; those that somebody chose come first."""
-    heads, rows = ("Setting", "Value", "From"), []
-    for one in sorted(settings, key=lambda one: one.origin == "default")[:SETTINGS]:
-        value: str = one.value if isinstance(one.value, str) else json.dumps(one.value)
-        if one.pending:
-            value = fill("{}<strong> From the next start on.</strong>", value)
-        rows.append(_row(heads, (one.key, value, one.origin)))
+def _setting(one: SettingStatus) -> Html:
+    value: str = one.value if isinstance(one.value, str) else json.dumps(one.value)
+    if one.pending:
+        value = fill("{}<strong> From the next start on.</strong>", value)
 
-    return _table(heads, rows, len(settings), "api/v1/settings")
+    return _row(SETTING_HEADS, (one.key, value, one.origin))

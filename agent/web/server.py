@@ -344,36 +344,28 @@ async def serve_port(
     port; without it the first one serves, too. Raises PermissionFault: `host` cannot be bound.
     """
     async with contextlib.AsyncExitStack() as stack:
-        port = await _listen_tcp(stack, host, port, pages)
-        try:
-            if near_by:
-                await _listen_tcp(stack, near_by, port, pages)
-        except PermissionFault as error:
-            log.warning("web.not_near", text=str(error))
+        for address in filter(None, (host, near_by)):
+            gate, loop = ConnectionGate(pages), asyncio.get_running_loop()
+            try:
+                listener = await loop.create_server(gate, address, port, backlog=AT_ONCE)
+            except OSError as error:
+                text = f"{host_port(address, port)} cannot be bound: {error.strerror}; choose "
+                text += "another web.address or web.port, or stop the process that listens there."
+                if address == host:
+                    raise PermissionFault(text) from error
+
+                log.warning("web.not_near", text=text)
+                continue
+
+            stack.push_async_callback(gate.stop, listener)
+            for opened in listener.sockets:
+                with opened.dup() as same:  # asyncio uses one number for AT_ONCE and QUEUE
+                    same.listen(QUEUE)
+
+            port = listener.sockets[0].getsockname()[1]
+            log.info("web.listening", host=address, port=port)
 
         yield port
-
-
-async def _listen_tcp(
-    stack: contextlib.AsyncExitStack, host: str, port: int, pages: Mapping[str, Page]
-) -> int:
-    gate = ConnectionGate(pages)
-    try:
-        server = await asyncio.get_running_loop().create_server(gate, host, port, backlog=AT_ONCE)
-    except OSError as error:
-        raise PermissionFault(
-            f"{host_port(host, port)} cannot be bound: {error.strerror}; choose another "
-            "web.address or web.port, or stop the process that listens there."
-        ) from error
-
-    stack.push_async_callback(gate.stop, server)
-    for listener in server.sockets:
-        with listener.dup() as same:  # asyncio uses one number for AT_ONCE and QUEUE
-            same.listen(QUEUE)
-
-    found: int = server.sockets[0].getsockname()[1]
-    log.info("web.listening", host=host, port=found)
-    return found
 
 
 @contextlib.asynccontextmanager
@@ -406,14 +398,12 @@ def unix_socket(path: Path) -> Iterator[socket.socket]:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as opened:
         try:
             path.parent.mkdir(mode=DIRECTORY_MODE, exist_ok=True)
-            if os.path.lexists(path):
-                if path.is_symlink() or not path.is_socket():
-                    raise PermissionFault(
-                        f"{path} is in the way of the socket and is not a socket: remove it."
-                    )
+            if path.is_symlink() or (path.exists() and not path.is_socket()):
+                raise PermissionFault(
+                    f"{path} is in the way of the socket and is not a socket: remove it."
+                )
 
-                path.unlink(missing_ok=True)
-
+            path.unlink(missing_ok=True)
             opened.setblocking(False)
             opened.bind(str(path))
 

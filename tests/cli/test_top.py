@@ -10,7 +10,7 @@ import termios
 
 import pytest
 
-from agent.cli import top
+from agent.cli import status
 from agent.cli.main import Unreachable, dispatch
 from agent.cli.status import StatusRead
 from tests.builders import NOON
@@ -35,7 +35,7 @@ class FakeScreen:
             monkeypatch.setattr(sys, name, stack.enter_context(stream))
         size = os.terminal_size((columns, lines))
         monkeypatch.setattr(shutil, "get_terminal_size", lambda: size)
-        monkeypatch.setattr(top, "status_at", self.read)
+        monkeypatch.setattr(status, "status_at", self.read)
         monkeypatch.setattr(select, "select", self.wait)
 
     def read(self, _):
@@ -65,10 +65,10 @@ class FakeScreen:
         assert 0 == dispatch(WORDS, environ)
         assert self.before == termios.tcgetattr(sys.stdin), "the terminal is as it was"
         text = self.written()
-        assert (True, True) == (text.startswith(top.OPENED), text.endswith(top.CLOSED))
+        assert (True, True) == (text.startswith(status.OPENED), text.endswith(status.CLOSED))
         return [
             [line.removeprefix("\x1b[2K") for line in one.removesuffix("\x1b[J").split("\r\n")]
-            for one in text.removesuffix(top.CLOSED).split("\x1b[H")[1:]
+            for one in text.removesuffix(status.CLOSED).split("\x1b[H")[1:]
         ]
 
 
@@ -119,7 +119,7 @@ def test_without_a_key_to_come_it_ends(monkeypatch, on_screen, ended):
     with monkeypatch.context() as patch:
         patch.setattr(os, "read", read)
         assert 0 == dispatch(WORDS, {})
-    assert top.CLOSED in screen.written()
+    assert status.CLOSED in screen.written()
 
 
 def test_without_an_agent_the_screen_is_left_as_it_is(on_screen, capfd):

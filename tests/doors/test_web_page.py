@@ -26,7 +26,7 @@ from agent.status import (
     StatusDocument,
     status_of,
 )
-from agent.web.page import CONTAINERS, ENTRIES, GPUS, page_html
+from agent.web.page import ENTRIES, ROWS, page_html
 from agent.web.server import HEADERS, KEPT, ReadApi, stands_by
 from tests.builders import NOON
 from tests.doors.page_facts import busy
@@ -159,7 +159,7 @@ def distinct(entries, times):
 def test_whatever_there_is_the_page_is_bounded_and_says_what_is_left_out():
     facts = busy(gpus=40, each=40, name=lambda number: f"{LONG}{number}", text=LONG)
     checks = tuple(Check(f"{LONG}{n}", ok=False, text=LONG) for n in range(50))
-    many = tuple(SettingStatus(f"{LONG}{n}", LONG, LONG) for n in range(300))
+    many = tuple(SettingStatus(f"{LONG}{n}", LONG, LONG) for n in range(310))
     facts = msgspec.structs.replace(
         facts,
         checks=checks,
@@ -173,12 +173,11 @@ def test_whatever_there_is_the_page_is_bounded_and_says_what_is_left_out():
 
     assert len(found.encode()) < LARGEST
     for shown, count, path in (
-        (CONTAINERS, 1600, "api/v1/allocations"),
-        (GPUS, 40, "api/v1/gpus"),
+        (ROWS, 1600, "api/v1/allocations"),
         (ENTRIES, 108, "api/v1/refusals"),
         (ENTRIES, 180, "api/v1/changes"),
-        (200, 300, "api/v1/settings"),
-        (40, 50, "readyz?verbose"),
+        (ROWS, 310, "api/v1/settings"),
+        (ENTRIES, 50, "readyz?verbose"),
     ):
         assert f"The first {shown} of {count}. All of them: {path}" in text
 
