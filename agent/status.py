@@ -15,7 +15,7 @@ from agent.cluster import CORDON, MUTEX_LOCK, NodeView, PodTable
 from agent.errors import MalformedText, cap
 from agent.hami.annotations import decode_node_lock
 from agent.hami.region import RegionState
-from agent.kit.units import UNKNOWN, age, gib, percent
+from agent.kit.units import UNKNOWN, age, counted, gib, percent
 from agent.ledger import ContainerKey, Decider, JournalEntry, KubeletEpoch, Ledger, Row
 from agent.model import (
     MIB,
@@ -486,17 +486,17 @@ def _allocation(row: Row, labels: Mapping[GpuUuid, str], facts: StatusFacts) -> 
 
     for uuid, mib, cores in limits or [(uuid, None, None) for uuid in row.gpus]:
         of = used.get(uuid)
-        share = ShareStatus(
-            gpu=labels.get(uuid, str(uuid)),
-            uuid=uuid,
-            memory_mib=mib,
-            cores=cores,
-            used_mib=of.memory.total // MIB if of else None,
-            gpu_percent=of.sm_percent if of else None,
+        shares.append(
+            ShareStatus(
+                gpu=labels.get(uuid, uuid),
+                uuid=uuid,
+                memory_mib=mib,
+                cores=cores,
+                used_mib=of.memory.total // MIB if of else None,
+                gpu_percent=of.sm_percent if of else None,
+            )
         )
-        shares.append(share)
 
-    is_read = use is not None and use.state is RegionState.READABLE
     return AllocationStatus(
         namespace=row.namespace,
         pod=row.pod,
@@ -509,7 +509,7 @@ def _allocation(row: Row, labels: Mapping[GpuUuid, str], facts: StatusFacts) -> 
         ended=ended,
         decided_by=row.decided_by.value,
         last_kernel=use.last_kernel if use else None,
-        processes=use.processes if use and is_read else None,
+        processes=use.processes if use and use.state is RegionState.READABLE else None,
         unread=use.reason if use else "",
         unkept=pod.unkept(row.key.container) if pod and row.limits and not ended else "",
     )
@@ -696,11 +696,9 @@ def notices(found: StatusDocument, now: dt.datetime) -> Iterator[Notice]:
         yield text, "watch"
 
     if found_idle := idle(found, now):
-        count, (at, longest) = len(found_idle), found_idle[0]
-        some, which = f"{count} containers have", "the longest is"
-        if count == 1:
-            some, which = "1 container has", "it is"
-        text = f"idle: {some} run no kernel for over an hour; {which} {longest}, {age(at, now)}"
+        at, longest = found_idle[0]
+        count = counted(len(found_idle), "container")
+        text = f"idle: {count} ran no kernel for over an hour, {longest} for {age(at, now)}"
         yield f"{text}; `hami-agent status --by pod` lists all", ""
 
 
@@ -718,28 +716,25 @@ def gpu_notices(found: StatusDocument, now: dt.datetime) -> Iterator[Notice]:
     told: dict[Notice, list[str]] = {}
 
     for gpu in found.gpus:
-        which = cap(gpu.name)
-        said = [(f"is not offered: {cap(text, 1024)}", "watch") for text in gpu.obstacles]
-
+        which, said = cap(gpu.name), []
         if grade := gpu_grade(gpu):
             since = f" for {age(gpu.since, now)}" if gpu.since else ""
             until = gpu.offered_until
             left = f"; offered for {age(now, until)} more" if until else ""
             act = f"; action: {cap(gpu.action)}" if gpu.action not in {"", "none"} else ""
             why = cap(gpu.text or gpu.cause, 1024)
-            said.insert(0, (f"{cap(gpu.health)}{since}: {why}{left}{act}", grade))
+            said.append((f"{cap(gpu.health)}{since}: {why}{left}{act}", grade))
 
+        said += [(f"not offered: {cap(text, 1024)}", "watch") for text in gpu.obstacles]
         if gpu.cordoned:
             act = f"`hami-agent uncordon {which} --node {cap(found.node.name)}` ends it"
-            said.append((f"is cordoned: the scheduler places no new pod; {act}", ""))
+            said.append((f"cordoned: the scheduler places no new pod; {act}", ""))
 
         for notice in said:
             told.setdefault(notice, []).append(which)
 
     for (text, grade), gpus in told.items():
-        be, _, rest = text.partition(" ")
-        be = "are" if be == "is" and len(gpus) > 1 else be
-        yield f"GPU{'s' if len(gpus) > 1 else ''} {', '.join(gpus)} {be} {rest}", grade
+        yield f"GPU{'s' if len(gpus) > 1 else ''} {', '.join(gpus)} {text}", grade
 
 
 def pod_notices(found: StatusDocument, now: dt.datetime) -> Iterator[str]:
