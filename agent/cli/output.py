@@ -2,6 +2,7 @@
 
 import contextlib
 import datetime as dt
+import io
 import json
 import re
 import shutil
@@ -179,18 +180,14 @@ def wrapped(text: str, width: int, first: str = "", rest: str = "  ") -> list[st
 @contextlib.contextmanager
 def working(text: str) -> Iterator[None]:
     """Say on a terminal what the block waits for, and clear the line at its end."""
-    if not sys.stderr.isatty():
-        yield
-        return
-
-    sys.stderr.write(f"{text} ...")
-    sys.stderr.flush()
-
+    sign = sys.stderr if sys.stderr.isatty() else io.StringIO()
+    sign.write(f"{text} ...")
+    sign.flush()
     try:
         yield
     finally:
-        sys.stderr.write("\r\x1b[K")
-        sys.stderr.flush()
+        sign.write("\r\x1b[K")
+        sign.flush()
 
 
 def answer(

@@ -102,7 +102,7 @@ _WIDE: Final = (Column("PHYSICAL", right=True), Column("PCI"), Column("NUMA"), C
 POD_COLUMNS: Final = (
     Column("NAMESPACE", least=12),
     Column("POD", least=30),
-    Column("CONTAINER", rank=1, least=8),
+    Column("CONTAINER", rank=1, least=9),
     Column("GPU"),
     Column("MEMORY", right=True),
     Column("USED", rank=2, right=True),

@@ -234,12 +234,13 @@ def refuse_reader(request: web.BaseRequest, readers: ReaderPolicy) -> web.Respon
     local: else a page from elsewhere could let its own name point here, and read the answer (DNS
     rebinding).
     """
-    if readers is ReaderPolicy.ALL or request.remote == "":  # the unix socket
+    peer = request.transport.get_extra_info("peername") if request.transport else None
+    if readers is ReaderPolicy.ALL or isinstance(peer, str | bytes):  # of a unix socket
         return None
 
     is_near = False
-    with contextlib.suppress(ValueError):  # the connection is gone, so it has no address
-        address = ipaddress.ip_address((request.remote or "").partition("%")[0])
+    with contextlib.suppress(ValueError, TypeError):  # the connection is gone: it has no address
+        address = ipaddress.ip_address(peer[0].partition("%")[0])
         # A socket for both families shows 127.0.0.1 as ::ffff:127.0.0.1.
         is_near = (getattr(address, "ipv4_mapped", None) or address).is_loopback
 
@@ -267,34 +268,29 @@ def livez(request: web.BaseRequest) -> web.Response:
     It checks only what a restart can repair: no driver and no API server. Standing tasks are not
     checked: if one ends, the process ends.
     """
-    return _probed("livez", (Check("loop", ok=True),), request)
+    return readyz(lambda: (Check("loop", ok=True),), request)
 
 
 def readyz(checks: Callable[[], tuple[Check, ...]], request: web.BaseRequest) -> web.Response:
     """Answer `/readyz`: 503 while a required check fails; degraded checks are only listed.
 
-    With `?standby` a standby is ready: an update ends a node's old agent once the new one is.
+    With `?standby` a standby is ready: an update ends a node's old agent once the new one is. The
+    form is that of Kubernetes: `ok`, or a line for each check if one fails or with `?verbose`.
     """
-    lax = STANDBY if "standby" in request.query else ""
-    judged = (
-        msgspec.structs.replace(check, required=False) if check.name == lax else check
-        for check in checks()
-    )
-    return _probed("readyz", tuple(judged), request)
+    found = checks()
+    if "standby" in request.query:
+        lax = msgspec.structs.replace
+        found = tuple(lax(one, required=one.required and one.name != STANDBY) for one in found)
 
-
-def _probed(name: str, checks: tuple[Check, ...], request: web.BaseRequest) -> web.Response:
-    """Render as Kubernetes does: `ok`, or a line for each check if one fails or with ?verbose."""
-    status, verdict = (200, "passed") if is_ready(checks) else (503, "failed")
-    is_long = status == 503 or "verbose" in request.query
-    lines = []
-
-    for check in checks if is_long else degraded(checks):
+    status, verdict = (200, "passed") if is_ready(found) else (503, "failed")
+    is_long, lines = status == 503 or "verbose" in request.query, []
+    for check in found if is_long else degraded(found):
         sign, word = ("-", "failed") if check.required else ("!", "degraded")
         reason = cap(check.text, REASON_LIMIT) or "no reason given"
         said = f"[{sign}]{check.name} {word}: {reason}"
         lines.append(f"[+]{check.name} ok" if check.ok else said)
 
+    name = request.path.removeprefix("/")
     lines = [*lines, f"{name} check {verdict}"] if is_long else ["ok", *lines]
     ending = "\n" if len(lines) > 1 else ""  # `ok` alone is as Kubernetes writes it
     return web.Response(status=status, text="\n".join(lines) + ending)

@@ -45,7 +45,11 @@ class FakePeer:
     def __init__(self, peer, path="/api/v1/node", host="10.0.0.7:9394"):
         self.path = path
         self.headers = {"Host": host}
-        self.remote = peer[0] if peer else peer
+        self.transport = self
+        self._peer = peer
+
+    def get_extra_info(self, name):
+        return self._peer if name == "peername" else None
 
 
 async def ask(pages, path, **options):
