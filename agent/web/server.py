@@ -239,8 +239,8 @@ def refuse_reader(request: web.BaseRequest, readers: ReaderPolicy) -> web.Respon
         return None
 
     is_near = False
-    with contextlib.suppress(ValueError, TypeError):  # the connection is gone: it has no address
-        address = ipaddress.ip_address(peer[0].partition("%")[0])
+    with contextlib.suppress(ValueError):  # the connection is gone, so it has no address
+        address = ipaddress.ip_address((peer or [""])[0].partition("%")[0])
         # A socket for both families shows 127.0.0.1 as ::ffff:127.0.0.1.
         is_near = (getattr(address, "ipv4_mapped", None) or address).is_loopback
 
