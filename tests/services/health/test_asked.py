@@ -92,6 +92,16 @@ async def test_one_that_its_work_has_left_unwell_is_never_on_offer(outcome):
         assert not any(later)
 
 
+async def test_where_health_checks_are_off_it_is_taken_back_to_that():
+    async with running(HealthSettings(disabled_xids="all")) as bench:
+        await asyncio.sleep(1)
+        await bench.watch.release("1")
+        assert not bench.of(G1).serving
+        await bench.watch.recheck("1")
+
+        assert (True, "off") == (bench.of(G1).serving, bench.of(G1).cause)
+
+
 async def test_no_verdict_that_waits_for_the_stream_of_events_undoes_a_release():
     async with running() as bench:
         await asyncio.sleep(1)

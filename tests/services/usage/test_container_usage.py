@@ -14,7 +14,7 @@ from agent.kit.cell import Cell
 from agent.kit.timing import until_tick
 from agent.ledger import PLAIN, ContainerKey, Ledger, Row, container_directory
 from agent.model import MIB, GpuUuid, SharedGpu, slice_id
-from agent.usage import DEADLINE, FRESH, PERIOD, TURN, WRITE_DEADLINE, ContainerUsage
+from agent.usage import DEADLINE, FRESH, PERIOD, QUIET, TURN, WRITE_DEADLINE, ContainerUsage
 from tests.builders import G1, G2, POD_UID, a_gpu, a_pod, a_row, a_share, a_shared_gpu, an_inventory
 from tests.fakes.clock import LoopClock
 from tests.fakes.regions import MemoryRegions, RegionReading, a_process, a_region
@@ -93,6 +93,18 @@ async def test_a_region_counts_for_the_gpu_of_the_row_whatever_it_names():
         newest = bench.usage.newest(MAIN)
 
     assert [G1] == [gpu.uuid for gpu in newest.gpus]
+
+
+async def test_the_reason_of_a_failure_is_logged_once_until_it_changes():
+    bench = UsageBench()
+    with capture_logs() as logs:
+        async with sampling(bench):
+            for text in ("no disk", "read-only", "", "read-only"):
+                bench.regions.broken = text
+                await asyncio.sleep(3 * QUIET)
+
+    assert 3 * [("usage.unread", "all")] == [(line["event"], line["directory"]) for line in logs]
+    assert ["no disk", "read-only", "read-only"] == [line["err"] for line in logs]
 
 
 async def test_a_silent_disk_delays_no_round_for_long_and_nothing_old_is_shown():
@@ -372,6 +384,17 @@ async def test_nobody_is_held_back_by_or_in_a_region_that_is_not_readable(name):
         assert (-1, True) == bench.state(LOW)
         bench.regions.unseen[name] = RegionReading(RegionState.UNREADABLE, None, "cut off")
         await asyncio.sleep(PERIOD)
+        assert (0, False) == bench.state(LOW)
+
+
+async def test_who_is_held_back_is_released_when_nothing_can_be_read_for_long():
+    bench = FeedbackBench()
+    bench.work(HIGH)
+    async with switching(bench):
+        bench.regions.unread = "no disk"
+        await asyncio.sleep(FRESH - PERIOD)
+        assert (-1, True) == bench.state(LOW)
+        await asyncio.sleep(2 * PERIOD)
         assert (0, False) == bench.state(LOW)
 
 
