@@ -28,9 +28,8 @@ from agent.kube.client import Connection
 from agent.kubelet import door, register
 from agent.ledger import LastGood, Row
 from agent.model import GpuUuid, Scan, SliceId
-from agent.settings.reading import SourcesRead
+from agent.settings.reading import Sources, SourcesRead
 from agent.settings.schema import Settings
-from agent.settings.sources import Sources
 from agent.state import NodeJournal, Recovered, StateService
 
 # Seconds before each restart of a task, the last of them repeatedly, and their jitter.
@@ -184,7 +183,7 @@ class NodeAgent:
             Task("cordons", partial(report.follow_cordons, facts.node, facts.inventory, say)),
             Task("held", partial(self.keeper.follow_held, state.ledger)),
             # The list of GPUs may depend on the Node's labels.
-            Task("discovery", _after(self.settings.await_labels, self.discovery.run), DRIVER),
+            Task("discovery", _after(self.settings.settle, self.discovery.run), DRIVER),
             Task("health", self.health.run, DRIVER),
             Task("samples", self.samples.run, DRIVER),
             Task("kubelet", self.kubelet.run),
@@ -381,11 +380,7 @@ class NodeAgent:
         self.withholder.refused(str(refusal))
 
     def _scanned(self, scan: Scan) -> None:
-        """Update the settings first: they may depend on the GPUs."""
-        listed = self.settings.saw_gpus(scan)
-        if listed is not None:
-            self.keeper.found(listed)
-
+        self.keeper.found(scan)
         self.health.scanned(scan)
 
     def _is_ill(self, uuid: GpuUuid) -> bool:
