@@ -154,6 +154,14 @@ def test_inside_a_pod_the_namespace_is_the_pods(account: Path):
         default_namespace(connection)
 
 
+def test_a_service_account_that_cannot_be_looked_at_has_the_default_namespace(tmp_path: Path):
+    nowhere = Connection(service_account=tmp_path / ("x" * 300), environment=IN_CLUSTER)
+
+    assert "default" == default_namespace(nowhere)
+    with pytest.raises(SettingsError, match="token: cannot be read"):
+        check(nowhere)
+
+
 async def test_inside_a_pod_the_service_account_is_used(account: Path):
     access = await open_access(Connection(service_account=account, environment=IN_CLUSTER))
     found = access.configuration
