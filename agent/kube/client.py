@@ -407,14 +407,6 @@ def refused(what: str, status: int, body: Raw = b"", retry_after: str | None = N
     )
 
 
-class Executed(msgspec.Struct, frozen=True):
-    """What a command in a container wrote, and why it failed; empty: it ended with exit code 0."""
-
-    out: bytes
-    err: str
-    failure: str
-
-
 class KubeSession:
     """The connection to one API server; the first request opens it.
 
@@ -531,9 +523,10 @@ class KubeSession:
                 if line.strip():
                     yield await aside(line, request, decode)
 
-    async def execute(self, request: ApiRequest) -> Executed:
-        """Run a command in a container and return what it wrote, as `kubectl exec` does.
+    async def execute(self, request: ApiRequest) -> tuple[bytes, str]:
+        """Run a command in a container, as `kubectl exec` does.
 
+        Return its output, and what it or the server says of its failure; empty: exit code 0.
         `request`: to exec of the pod, with container and command. Raises ApiError: no answer in
         EXECUTION, more than BODY_LIMIT, or a server that refuses.
         """
@@ -569,9 +562,9 @@ class KubeSession:
             status = read_object(written[3])
         except MalformedText as error:
             raise ApiError(f"{request.what}: it ended without a result") from error
-        said = text_in(status, "message") or text_in(status, "reason") or "it failed"
-        failure = "" if text_in(status, "status") == "Success" else cap(said)
-        return Executed(bytes(written[1]), written[2].decode(errors="replace"), failure)
+        said = written[2].decode(errors="replace").strip() or text_in(status, "message")
+        said = said or text_in(status, "reason") or "it failed"
+        return bytes(written[1]), "" if text_in(status, "status") == "Success" else cap(said)
 
     async def _answer(self, request: ApiRequest) -> "ClientResponse":
         """The successful answer; after a 401 or a TLS error, of a try with fresh credentials."""

@@ -31,7 +31,6 @@ from agent.kube.client import (
     MOST,
     WRITER,
     ApiRequest,
-    Executed,
     KubeSession,
     fetch_list,
     inside,
@@ -529,8 +528,8 @@ CONTAINER: Final = "agent"
 class NodeReader(ObjectReader):
     """Reads what is known of one node with the rights of who asks."""
 
-    async def by_agent(self, *words: str) -> Executed:
-        """What a verb of the agent's program says in the agent's pod.
+    async def by_agent(self, *words: str) -> tuple[bytes, str]:
+        """What a verb of the agent's program says in the agent's pod, and why it failed.
 
         Raises ApiError: there is no such pod, or the account may not run programs in it.
         """
@@ -549,10 +548,10 @@ class NodeReader(ObjectReader):
 
     async def status(self) -> bytes:
         """The agent's status as JSON. Raises ApiError, as by_agent() or because it says none."""
-        answer = await self.by_agent("status", "-o", "json")
-        if answer.failure:
-            raise ApiError(cap(answer.err.strip() or answer.failure))
-        return answer.out
+        answer, failure = await self.by_agent("status", "-o", "json")
+        if failure:
+            raise ApiError(failure)
+        return answer
 
     async def node(self) -> NodeView | None:
         """The Node; None: there is no such Node. Raises ApiError."""

@@ -521,6 +521,28 @@ async def test_a_command_in_a_pod_without_a_whole_answer_is_an_error(
 
 
 @pytest.mark.parametrize(
+    ("frames", "why"),
+    [
+        ([b"\x02a warning", SUCCESS], ""),
+        ([b"\x02bad\n", b'\x03{"status": "Failure", "message": "exit code 1"}'], "bad"),
+        ([b'\x03{"status": "Failure", "message": "exit code 1"}'], "exit code 1"),
+        ([b'\x03{"status": "Failure", "reason": "NonZeroExitCode"}'], "NonZeroExitCode"),
+    ],
+)
+async def test_a_command_that_failed_says_why(tmp_path: Path, frames: list[bytes], why: str):
+    async def answer(request: web.BaseRequest) -> web.StreamResponse:
+        socket = web.WebSocketResponse(protocols=("v4.channel.k8s.io",))
+        await socket.prepare(request)
+        for frame in (b"", b"\x01a", b"\x01", b"\x01b", *frames):
+            await socket.send_bytes(frame)
+        await socket.send_str("a text")
+        return socket
+
+    async with a_session(answer, tmp_path) as session:
+        assert (b"ab", why) == await session.execute(EXEC)
+
+
+@pytest.mark.parametrize(
     ("said", "beside"),
     [
         (b"\x15\x03\x01\x00\x02\x02\x16", ""),
