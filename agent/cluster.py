@@ -352,18 +352,8 @@ class Requirement(msgspec.Struct, frozen=True):
         return has_value is self.wanted
 
 
-class Selector(msgspec.Struct, frozen=True):
-    """A conjunction of requirements. Without requirements it selects everything."""
-
-    requirements: tuple[Requirement, ...] = ()
-
-    def matches(self, labels: Mapping[str, str]) -> bool:
-        """True for an object with these labels."""
-        return all(requirement.holds(labels) for requirement in self.requirements)
-
-
-def parse_selector(text: str) -> Selector:
-    """Parse a label selector.
+def parse_selector(text: str) -> tuple[Requirement, ...]:
+    """Parse a label selector, which selects what meets all its requirements.
 
     Raises:
         MalformedText: a part of it has none of the forms.
@@ -388,4 +378,4 @@ def parse_selector(text: str) -> Selector:
         wanted = not match["absent"] and match["set"] != "notin" and match["sign"] != "!="
         requirements.append(Requirement(match["key"] or match["absent"], values, wanted))
         start, more = match.end(), match["more"]
-    return Selector(tuple(requirements))
+    return tuple(requirements)

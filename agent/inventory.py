@@ -11,6 +11,7 @@ import msgspec
 import structlog
 
 from agent.allocate.edits import looks_up_cdi, undefined
+from agent.allocate.room import GpuUse
 from agent.allocate.service import DISK_BUDGET, AllocateStep, refusal_of
 from agent.cluster import NodeEvent
 from agent.errors import AgentError, DriverError, GpuError, StateError
@@ -552,3 +553,44 @@ def _obstacle(gpu: Gpu, settings: SharingSettings) -> str:
         return "the driver does not report its memory; set sharing.preconfiguredMemoryMiB"
 
     return ""
+
+
+# Amounts that the scheduler may have decided by.
+
+WINDOW = 60.0
+"""Seconds for which a former amount counts, because the scheduler may have decided by it."""
+
+LIMIT = 256
+"""The most snapshots that are kept; the oldest are dropped first."""
+
+Amounts = Mapping[GpuUuid, GpuUse]
+
+
+class RecentlyRegistered:
+    """Remembers what was registered in the last 60 s."""
+
+    def __init__(self, inventory: Cell[Inventory]) -> None:
+        self._inventory = inventory
+        self._former: deque[tuple[float, Amounts]] = deque(maxlen=LIMIT)
+        """Each with the time until which it counts."""
+
+    async def run(self) -> None:
+        """Follow the inventory for ever."""
+        now = _amounts(self._inventory.value)
+        async for inventory in self._inventory.follow():
+            before, now = now, _amounts(inventory)
+            if before != now:
+                self._former.append((loop_time() + WINDOW, before))
+
+    def greatest(self) -> Amounts:
+        """By GPU, the greatest memory (MiB) and compute (percent) registered in the window."""
+        greatest = dict(_amounts(self._inventory.value))
+        for until, amounts in self._former:
+            if until >= loop_time():
+                for uuid, use in amounts.items():
+                    greatest[uuid] = greatest.get(uuid, GpuUse()).peak(use)
+        return greatest
+
+
+def _amounts(inventory: Inventory) -> Amounts:
+    return {gpu.uuid: GpuUse(gpu.registered_mib, gpu.core_percent) for gpu in inventory.gpus}

@@ -4,33 +4,123 @@ The standing task of each service is added to its tier next to where the service
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+import contextlib
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from functools import partial
+from pathlib import Path
 
 import msgspec
 
 from agent import inventory, reconcile, regions, report, settle, usage, witness
 from agent.allocate import edits, plain, service
-from agent.app.adapters import Adapters, SharedCells
-from agent.app.settings import SettingsService
+from agent.app.settings import SettingsService, SharedCells
 from agent.cluster import PodTable
 from agent.errors import Refusal, StateError
 from agent.health.watch import HealthWatch
-from agent.hookdirs import Cleared, clear_directories
-from agent.host.files import DirectoryWatch
-from agent.host.node import CgroupContainers
+from agent.hookdirs import Cleared, HostHookDirs, clear_directories
+from agent.host.files import DirectoryWatch, HostDisk, Worker
+from agent.host.node import CdiDirectories, CgroupContainers
 from agent.host.process import Systemd
 from agent.kit.cell import Cell
-from agent.kit.tasks import Task
-from agent.kit.timing import Tally
+from agent.kit.tasks import Offload, Task
+from agent.kit.timing import SystemClock, Tally
 from agent.kube import client, objects, watches
 from agent.kube.client import Connection
 from agent.kubelet import door, register
 from agent.ledger import LastGood, Row
 from agent.model import GpuUuid, Scan, SliceId
+from agent.ports import Driver
 from agent.settings.reading import Sources, SourcesRead
 from agent.settings.schema import Settings
 from agent.state import NodeJournal, Recovered, StateService
+
+# What all services stand on: the adapters to host and driver.
+
+
+class Adapters(msgspec.Struct, frozen=True):
+    """The adapters of a running agent. `worker` runs blocking calls.
+
+    The state's disk and `reader` (settings files and CDI, on any file system) have threads of their
+    own: while one hangs, the rest goes on and can report it. One more thread removes and measures
+    the directories of containers, which can hold millions of files. One more reads and writes
+    regions, so that no Allocate waits for them.
+    """
+
+    driver: Driver
+    worker: Worker
+    reader: Worker
+    disk: HostDisk
+    hooks: HostHookDirs
+    cdi: CdiDirectories
+    regions: Worker
+    clock: SystemClock
+    random: random.Random
+
+
+@contextlib.asynccontextmanager
+async def open_adapters(
+    settings: Settings, disk: HostDisk, environ: Mapping[str, str]
+) -> AsyncIterator[Adapters]:
+    """Open the other adapters; close them in reverse order.
+
+    Raises SettingsError, PermissionFault: something that the agent needs is missing.
+    """
+    async with (
+        Worker("disk") as worker,
+        Worker("settings") as reader,
+        Worker("regions") as regions,
+        Worker("clearing") as clearing,
+        open_driver(settings) as driver,
+    ):
+        yield Adapters(
+            driver=driver,
+            worker=worker,
+            reader=reader,
+            disk=disk,
+            hooks=HostHookDirs(
+                settings.hook_path, Path("/dev"), settings.library_version, worker, clearing
+            ),
+            cdi=cdi_directories(settings, environ, reader),
+            regions=regions,
+            clock=SystemClock(),
+            random=random.SystemRandom(),
+        )
+
+
+def cdi_directories(
+    settings: Settings, environ: Mapping[str, str], offload: Offload
+) -> CdiDirectories:
+    """The CDI specifications of this host, which a pod sees only where they are mounted."""
+    in_pod = settings.kubeconfig is None and "KUBERNETES_SERVICE_HOST" in environ
+
+    return CdiDirectories(offload, in_pod=in_pod)
+
+
+@contextlib.asynccontextmanager
+async def open_driver(settings: Settings) -> AsyncIterator[Driver]:
+    """Open NVML, or the simulated GPUs of the settings. Only the driver in use is imported."""
+    if settings.simulate is not None:
+        from agent.sandbox.driver import open_simulation  # noqa: PLC0415
+
+        spec, socket_path = settings.simulate, settings.paths.run / "simulate.sock"
+        async with open_simulation(spec, socket_path=socket_path) as simulated:
+            yield simulated
+        return
+
+    from agent.gpu.driver import NvmlDriver  # noqa: PLC0415
+
+    library = settings.nvml_library
+    driver = NvmlDriver(
+        path=Path(library) if library else None,
+        driver_root=settings.driver_root,
+        sys_root=settings.paths.sysfs,
+    )
+    try:
+        yield driver
+    finally:
+        await driver.close()
+
 
 # Seconds before each restart of a task, the last of them repeatedly, and their jitter.
 SOCKET = (0.1, 0.5, 1.0, 10.0), 0.0
@@ -144,7 +234,7 @@ class NodeAgent:
             boot_changed=bool(before.boot_id) and before.boot_id != found.boot_id,
         )
         self.samples = inventory.Samples(adapters.driver, facts.inventory, clock)
-        self.recent = watches.RecentlyRegistered(facts.inventory)
+        self.recent = inventory.RecentlyRegistered(facts.inventory)
 
         # The kubelet's directory, and the registration there.
         directory = DirectoryWatch(plugins, settings.paths.kubelet_socket.name)

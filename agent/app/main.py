@@ -16,8 +16,7 @@ import msgspec
 import structlog
 
 from agent import __version__
-from agent.app.adapters import open_adapters
-from agent.app.agent import WEB, NodeAgent, StartFacts
+from agent.app.agent import WEB, NodeAgent, StartFacts, open_adapters
 from agent.app.web import PORT, SOCKET, WebDoors
 from agent.cluster import NodeEvent
 from agent.errors import AgentError, DirectoryLost, PermissionFault, SettingsError, StateError

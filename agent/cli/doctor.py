@@ -20,7 +20,7 @@ from typing import Final
 import msgspec
 
 from agent.allocate.edits import looks_up_cdi, undefined
-from agent.app.adapters import cdi_directories, open_driver
+from agent.app.agent import cdi_directories, open_driver
 from agent.cli.config import add_settings, flags, looked, sources, started
 from agent.cli.connections import ask, connection_of, open_session
 from agent.cli.main import (
