@@ -31,7 +31,7 @@ from agent.kit.tasks import Allowance, Backoff
 from agent.kit.timing import Tally
 from agent.ledger import Ledger
 from agent.model import Cause, Condition, GpuFault, GpuUuid, Health, Inventory, SharedGpu, Trouble
-from agent.node.devices import cordon_events, read_cordon
+from agent.node import cordon_events, read_cordon
 from agent.ports import Clock, NodeApi
 
 # Posts Events about this Node in order, with best effort. An Event is never the only record.

@@ -40,8 +40,7 @@ from agent.model import (
     SharedGpu,
     SliceList,
 )
-from agent.node.devices import read_cordon
-from agent.node.findings import Check, is_ready
+from agent.node import Check, is_ready, read_cordon
 from agent.settle import REJECTED
 from agent.usage import ContainerUse
 

@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from agent import setting as kinds
 from agent.health.xids import xid_classes
-from agent.node.devices import RESOURCE, SCHEDULER
+from agent.node import RESOURCE, SCHEDULER
 from agent.setting import Field
 from agent.settings.hami import DEVICE_CONFIG, FILTER, NODE_CONFIG, WITHOUT_EFFECT
 from agent.settings.reading import FOREIGN

@@ -23,7 +23,7 @@ from agent.kit.timing import IdleWaiter, Lag, await_event, until_tick
 from agent.kubelet.door import PREFERENCE_FOLLOWED
 from agent.ledger import LastGood, Ledger
 from agent.model import GpuUuid, Scan
-from agent.node.devices import SCHEDULER
+from agent.node import SCHEDULER
 from agent.ports import Disk
 from agent.settings.reading import COPY, SourcesRead, stand_in
 from agent.settings.sources import NodeFacts, NodeValues, Sources

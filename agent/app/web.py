@@ -14,7 +14,7 @@ from agent.errors import PermissionFault
 from agent.health.watch import GpuRelease
 from agent.kit.timing import SystemClock, Tally
 from agent.model import HamiNames, Trouble
-from agent.node.findings import STANDBY, Check
+from agent.node import STANDBY, Check
 from agent.reconcile import gaps
 from agent.report import pods_holding
 from agent.settings.schema import Settings

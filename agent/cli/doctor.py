@@ -21,6 +21,19 @@ import msgspec
 
 from agent.allocate.edits import looks_up_cdi, undefined
 from agent.app.adapters import cdi_directories, open_driver
+from agent.cli import checks
+from agent.cli.checks import (
+    ALL_GROUPS,
+    CHECKS,
+    FROM_API,
+    LAST_GOOD,
+    AgentAnswer,
+    Finding,
+    Verdict,
+    When,
+    concluded,
+    judged,
+)
 from agent.cli.connections import ask, connection_of, open_session
 from agent.cli.main import (
     INCOMPLETE,
@@ -65,19 +78,7 @@ from agent.kube.connection import Connection
 from agent.kube.reader import NodeReader
 from agent.ledger import HookFacts
 from agent.model import Inventory, Scan, Trouble
-from agent.node import checks
-from agent.node.checks import AgentAnswer, NodeSight, PluginSocket
-from agent.node.findings import (
-    ALL_GROUPS,
-    CHECKS,
-    FROM_API,
-    LAST_GOOD,
-    Finding,
-    Verdict,
-    When,
-    concluded,
-    judged,
-)
+from agent.node import NodeSight, PluginSocket, Right, rights
 from agent.settings.reading import DEVICE_CONFIG, NODE_CONFIG
 from agent.settings.schema import Settings, check_shares
 from agent.settings.sources import NodeFacts, NodeValues
@@ -827,7 +828,7 @@ async def _ask_cluster(seen: NodeSeen) -> list[Finding]:
     try:
         async with open_session(connection, "hami-agent") as session:
             reader = NodeReader(session, settings.node)
-            wanted = checks.rights(settings.node, node_condition=settings.node_condition)
+            wanted = rights(settings.node, node_condition=settings.node_condition)
             unasked = [
                 one for one in wanted if seen.reader and one.verb not in {"get", "list", "watch"}
             ]
@@ -840,7 +841,7 @@ async def _ask_cluster(seen: NodeSeen) -> list[Finding]:
                 others = (pod for pod in neighbours if pod.is_other_plugin)
                 seen.plugins = tuple(f"{pod.namespace}/{pod.name}" for pod in others)
                 for pod in neighbours[:1]:
-                    right = checks.Right("get", "pods", pod.name, pod.namespace)
+                    right = Right("get", "pods", pod.name, pod.namespace)
                     denied += [] if await reader.granted(right) else [right]
 
             if "get nodes" not in words:

@@ -47,7 +47,7 @@ from agent.kit.logs import configure
 from agent.kube.client import KubeNode
 from agent.kube.connection import Connection
 from agent.kube.reader import KubeLeftovers, NodeLeftovers
-from agent.node.devices import ReportedGpu, read_cordon
+from agent.node import ReportedGpu, read_cordon
 from agent.regions import HostRegions
 from agent.setting import text_where
 from agent.settings.sources import NodeFacts, Sources

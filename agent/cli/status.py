@@ -47,7 +47,7 @@ from agent.kube.client import KubeSession
 from agent.kube.reader import NodeReader, nodes_with_gpus
 from agent.ledger import JournalEntry
 from agent.model import Condition, SharingSettings
-from agent.node.findings import Check
+from agent.node import Check
 from agent.setting import duration
 from agent.status import (
     GpuStatus,

@@ -20,7 +20,7 @@ from agent.health.xids import malformed
 from agent.host.files import read_file
 from agent.kit.tasks import Offload
 from agent.ledger import LastGood, Ledger, SourceFile
-from agent.node.devices import SCHEDULER
+from agent.node import SCHEDULER
 from agent.setting import FALSE, Field, shown
 from agent.settings.files import Place, first_of, kept, read_yaml, refuse
 from agent.settings.hami import read_device_config, read_node_config

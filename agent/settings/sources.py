@@ -12,7 +12,7 @@ import msgspec
 from agent.cluster import Selector
 from agent.errors import SettingsError
 from agent.ledger import Ledger, SourceFile
-from agent.node.devices import RESOURCE, SCHEDULER, LastingSetting, undrained
+from agent.node import RESOURCE, SCHEDULER, LastingSetting, undrained
 from agent.setting import Value
 from agent.settings.files import refuse
 from agent.settings.schema import DEFAULT, FIELDS, Setting, Settings, Values, build

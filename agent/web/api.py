@@ -26,7 +26,7 @@ from agent.health.watch import ALL, GpuRelease, Recheck
 from agent.kit.tasks import Allowance
 from agent.kit.unix import peer_uid
 from agent.model import NO_INDEX, ReaderPolicy, SharedGpu
-from agent.node.findings import STANDBY, Check, degraded, is_ready
+from agent.node import STANDBY, Check, degraded, is_ready
 from agent.status import (
     API_VERSION,
     StatusFacts,

@@ -25,7 +25,7 @@ from agent.errors import cap
 from agent.kit.units import age, counted
 from agent.ledger import JournalEntry
 from agent.model import ReaderPolicy
-from agent.node.findings import Check
+from agent.node import Check
 from agent.status import GpuStatus, SettingStatus, StatusDocument, StatusFacts, status_of
 from agent.web import view
 from agent.web.api import refuse_reader

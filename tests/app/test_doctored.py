@@ -15,14 +15,14 @@ from aiohttp import web
 
 from agent import hookdirs
 from agent.cli import doctor
+from agent.cli.checks import ALL_GROUPS, AgentAnswer, Finding
 from agent.cli.doctor import NodeSeen, report_differences
 from agent.cluster import REGISTER
 from agent.errors import KubeletError, WitnessUnsupported
 from agent.hami.annotations import RegisteredGpu, encode_register
 from agent.ledger import Holding, SourceFile
 from agent.model import GpuFault, Scan
-from agent.node.checks import AgentAnswer
-from agent.node.findings import ALL_GROUPS, Check, Finding
+from agent.node import Check
 from agent.sandbox.hardware import described
 from agent.sandbox.lab.child import child_environment
 from agent.sandbox.lab.cluster import LabOptions, SandboxCluster, open_cluster

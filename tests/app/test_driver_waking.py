@@ -9,7 +9,7 @@ import pytest
 import structlog
 
 from agent.cli import doctor
-from agent.node.checks import judge_driver
+from agent.cli.checks import judge_driver
 from tests.app.front_node import joined, running, watched
 from tests.fakes.nvml import until
 

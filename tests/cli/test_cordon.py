@@ -15,7 +15,7 @@ from agent.errors import ApiConflict
 from agent.hami.annotations import RegisteredGpu, encode_register
 from agent.kube.client import KubeNode
 from agent.model import GpuUuid
-from agent.node.devices import ReportedGpu
+from agent.node import ReportedGpu
 from tests.builders import G1, G2, NODE
 from tests.fakes.kubeworld import ModelWorld, model_world
 

@@ -22,7 +22,7 @@ from agent.model import (
     SliceList,
     slice_id,
 )
-from agent.node.findings import Check
+from agent.node import Check
 from agent.status import NodeStatus, StatusFacts
 from agent.usage import ContainerGpuUse, ContainerUse
 from agent.web.api import BuildInfo

@@ -32,7 +32,7 @@ from agent.model import (
     SliceList,
     slice_id,
 )
-from agent.node.findings import Check
+from agent.node import Check
 from agent.status import (
     NodeStatus,
     SettingStatus,

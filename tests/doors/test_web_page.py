@@ -15,7 +15,7 @@ from aiohttp import web
 
 from agent.cluster import MUTEX_LOCK, NodeView
 from agent.model import ReaderPolicy
-from agent.node.findings import Check
+from agent.node import Check
 from agent.status import (
     AllocationStatus,
     GpuStatus,

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from agent.ledger import Holder, Ledger
-from agent.node.devices import RESOURCE, SCHEDULER, LastingSetting, undrained
+from agent.node import RESOURCE, SCHEDULER, LastingSetting, undrained
 from tests.builders import NODE, a_pod_uid, a_row
 from tests.unit.core.allocation.plain_scene import a_plain_row, ids
 

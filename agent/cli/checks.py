@@ -7,8 +7,8 @@ import contextlib
 import datetime as dt
 import errno
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Final
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Final, Literal, TypeAlias
 
 import msgspec
 
@@ -25,59 +25,165 @@ from agent.hami.annotations import (
 from agent.kit.units import counted, span
 from agent.ledger import HookFacts
 from agent.model import Scan
-from agent.node.findings import (
-    LAST_GOOD,
-    NO_OFFER,
-    OF_ONE_GPU,
-    SERVED,
-    Check,
-    Finding,
-    Verdict,
-    When,
-    is_ready,
-    judged,
-)
+from agent.node import Check, NodeSight, PathFacts, PluginSocket, Right, is_ready
 
-# The rights of the agent at the API server.
+# The lines of `hami-agent doctor`: what was checked, what was found, and what to do about it.
+
+Verdict: TypeAlias = Literal["ok", "note", "unknown", "wrong"]
+"""The result of a check. A note keeps no agent from serving; unknown: it could not be made."""
+
+OF_ONE_GPU: Final = "no new pod gets this GPU; pods that hold it may fail"
+"""What a fault of one GPU means for pods."""
+
+NO_OFFER: Final = "no new pod gets a GPU of this node; pods that run go on"
+LAST_GOOD: Final = "the agent shares by the last good settings, and starts with them"
+SERVED: Final = "new pods with GPUs may be refused on this node; pods that run go on"
+
+CHECKS: Final[Mapping[str, Mapping[str, str]]] = {
+    "config": {
+        "P-SETTINGS": "the agent does not start with these settings, or shares "
+        "otherwise than they say",
+        "P-HAMI": "GPUs are shared by other settings than those of HAMi's release",
+        "P-ENTRIES": "the node that was meant shares its GPUs by other settings",
+    },
+    "driver": {
+        "P-DRIVER": NO_OFFER,
+        "P-ACCESS": "CUDA programs in containers, or the agent, cannot reach the GPU",
+        "P-CDI": "no new pod gets such a GPU; pods that run go on",
+    },
+    "kubelet": {
+        "P-KUBELET": NO_OFFER,
+        "P-WITNESS": SERVED,
+        "P-PLUGIN": "the kubelet may ask the other plugin for the GPUs of a pod",
+        "P-OFFER": "pods stay Pending, or fail after they are placed here",
+    },
+    "agent": {
+        "P-AGENT": NO_OFFER,
+        "P-SECOND": "the kubelet asks the agent that registered last, and the other "
+        "one does not know those pods",
+    },
+    "api": {
+        "P-NODE": "the scheduler learns nothing new of this node's GPUs",
+        "P-RIGHTS": SERVED,
+        "P-EXCESS": "no pod is affected; who takes over the agent gets these rights, too",
+        "P-CLOCK": "ages of locks and time stamps of the scheduler are misjudged",
+    },
+    "scheduler": {
+        "P-LABEL": "a DaemonSet that selects by this label does not run here",
+        "P-REPORT": "HAMi's scheduler places pods by these numbers",
+        "P-HANDSHAKE": "HAMi's scheduler may place pods by an older report, or none here",
+        "P-WRITER": "HAMi's scheduler places pods by numbers that are not the agent's",
+        "P-LOCK": "HAMi's scheduler binds no other pod with GPUs to this node",
+        "P-LEFTOVERS": "pods are not affected while the agent serves",
+        "P-MONITOR": "pods get their GPUs; what the monitor kept is not kept",
+    },
+    "library": {
+        "P-LIBRARY": NO_OFFER,
+        "P-PRELOAD": "limits of memory and compute may not hold in new containers",
+    },
+    "paths": {"P-PATHS": NO_OFFER},
+}
+"""The checks by group, in the order of the output, each with what its failure means for pods."""
+
+GROUPS: Final = {check: group for group, checks in CHECKS.items() for check in checks}
+ALL_GROUPS: Final = frozenset(CHECKS)
+FROM_API: Final = ("kubelet", "api", "scheduler")
+"""The groups that ask the API server."""
+
+_CLUSTER: Final = ("P-NODE", "P-RIGHTS", "P-SETTINGS")
+
+CAUSES: Final[Mapping[str, tuple[str, ...]]] = {
+    "P-ACCESS": ("P-DRIVER",),
+    "P-WITNESS": ("P-KUBELET",),
+    "P-OFFER": ("P-REPORT", "P-AGENT", "P-KUBELET", "P-DRIVER", "P-SECOND", "P-PLUGIN"),
+    "P-REPORT": ("P-AGENT", "P-RIGHTS", "P-DRIVER", "P-WRITER"),
+    "P-HANDSHAKE": ("P-AGENT", "P-RIGHTS", "P-KUBELET", "P-DRIVER"),
+    # The agent's own checks, which are the subjects of P-AGENT.
+    "state": ("P-PATHS",),
+    "server": ("P-KUBELET", "P-PATHS"),
+    "registered": ("P-KUBELET", "P-DRIVER"),
+    "stream": ("P-KUBELET",),
+    "api": _CLUSTER,
+    "api_synced": _CLUSTER,
+    "report": (*_CLUSTER, "P-WRITER"),
+    "settings": ("P-SETTINGS",),
+    "inventory": ("P-DRIVER",),
+    "driver": ("P-DRIVER",),
+    "gpus": ("P-DRIVER",),
+    "gpus_answering": ("P-DRIVER",),
+    "cdi": ("P-CDI",),
+    "offer": ("P-LIBRARY", "P-PRELOAD", "P-PATHS", "P-KUBELET"),
+}
+"""The checks that explain why one is wrong, if they are wrong themselves."""
+
+_LATE: Final = ("offer", "cdi")
+"""The agent's own checks that fail only until it looks again. Others have causes that no check of
+doctor sees: `settings` also fails while pods hold slices."""
 
 
-class Right(msgspec.Struct, frozen=True):
-    """One permission: a verb on a resource. `name`: of the object; empty: any object.
+class Finding(msgspec.Struct, frozen=True, rename={"check": "id"}):
+    """One line of the result, as `-o json` has it: what was checked and found, and what to do.
 
-    `selector`: the field selector of the request.
+    `means`: the consequence for pods. `concluded` fills in that of the check, and the group.
     """
 
-    verb: str
-    resource: str
-    name: str = ""
-    namespace: str = ""
-    selector: str = ""
-
-    @property
-    def words(self) -> str:
-        """Verb and resource, as in a ClusterRole."""
-        return f"{self.verb} {self.resource}"
+    check: str
+    verdict: Verdict
+    subject: str
+    said: str
+    advice: str = ""
+    means: str = ""
+    group: str = ""
 
 
-def rights(node: str, *, node_condition: bool = False) -> tuple[Right, ...]:
-    """The permissions that the agent on `node` needs, except the GET of a pod of this node.
+class When(msgspec.Struct, frozen=True):
+    """A row of a rule: if it holds, this is the finding."""
 
-    That one needs the pod's name, because a node's own identity may read only the pods of its node.
-    `node_condition`: the agent writes the Node condition GpuDegraded.
+    holds: bool
+    verdict: Verdict
+    said: str
+    advice: str = ""
+    means: str = ""
+
+
+def judged(check: str, subject: str, well: str, *rows: When) -> Finding:
+    """The finding of the first row that holds; without one the check passed: `well`."""
+    for row in rows:
+        if row.holds:
+            return Finding(check, row.verdict, subject, row.said, row.advice, row.means)
+
+    return Finding(check, "ok", subject, well)
+
+
+def concluded(findings: Iterable[Finding], groups: frozenset[str]) -> Iterator[Finding]:
+    """The findings of these groups, in the order of groups and checks.
+
+    One that follows from a wrong one among them is a note that names it, so that a fault is wrong
+    in one line.
     """
-    condition = (Right("patch", "nodes/status", name=node),) if node_condition else ()
-    return (
-        Right("get", "nodes", name=node),
-        Right("watch", "nodes", name=node),
-        Right("patch", "nodes", name=node),
-        Right("list", "pods", selector=f"spec.nodeName={node}"),
-        Right("watch", "pods", selector=f"spec.nodeName={node}"),
-        Right("patch", "pods/status"),
-        Right("create", "events"),
-        Right("patch", "events"),
-        *condition,
-    )
+    order = list(GROUPS)
+    chosen = (one for one in findings if GROUPS[one.check] in groups)
+    every = sorted(chosen, key=lambda one: order.index(one.check))
+    wrong = {one.check for one in every if one.verdict == "wrong"}
+    well = {one.check for one in every} - {one.check for one in every if one.verdict != "ok"}
 
+    for one in every:
+        group, verdict, said = GROUPS[one.check], one.verdict, one.said
+        means = "" if verdict == "ok" else one.means or CHECKS[group][one.check]
+        is_of_agent = one.check == "P-AGENT"
+        likely = CAUSES.get(one.subject if is_of_agent else one.check, ())
+
+        if verdict in {"wrong", "note"}:
+            if causes := [cause for cause in likely if cause in wrong]:
+                verdict, said = "note", f"{said} (follows from {', '.join(causes)})"
+            elif one.subject in _LATE and (fixed := [cause for cause in likely if cause in well]):
+                # One output must not contradict itself.
+                said = f"{said} (now ok: {', '.join(fixed)}; the agent looks every 10 s)"
+
+        yield msgspec.structs.replace(one, verdict=verdict, said=said, means=means, group=group)
+
+
+# The rights.
 
 UNNEEDED: Final = (
     Right("list", "nodes"),
@@ -139,17 +245,6 @@ SKEW_LIMIT: Final = 2.0
 """Seconds."""
 
 
-def skew_of(server: dt.datetime, before: dt.datetime, after: dt.datetime) -> float:
-    """By how many seconds the API server's clock is certainly ahead of this node's; < 0: behind.
-
-    `server`: the time in an answer, cut to a second; `before` and `after`: this node's clock around
-    the request. 0: they may be equal.
-    """
-    least = (server - after).total_seconds()
-    most = (server - before).total_seconds() + 1.0  # the resolution of an HTTP header's time
-    return max(least, 0.0) + min(most, 0.0)
-
-
 def judge_clock(server: str, skew: float | None) -> Finding:
     """Judge the clocks of the API server and of this node. `skew`: see `skew_of`."""
     ahead = skew or 0.0
@@ -174,23 +269,6 @@ def judge_clock(server: str, skew: float | None) -> Finding:
 
 
 # Paths, the driver, other plugins, HAMi's files.
-
-
-class PathFacts(msgspec.Struct, frozen=True):
-    """The state of a path.
-
-    - `kind`: directory, socket, file or another; empty: it does not exist.
-    - `failure`: the number of the error that a new file in the directory would meet, or the
-      creation of a missing one; 0: none.
-    - `ours`: its owner is root or the agent's user.
-    """
-
-    path: str
-    kind: str
-    owner: int = 0
-    mode: int = 0
-    failure: int = 0
-    ours: bool = True
 
 
 REPAIRS: Final = {
@@ -274,18 +352,6 @@ def judge_driver(
     left += [(fault.sentence, f"it is not shared; {fault.remedy}") for fault in scan.faults]
     for said, advice in left:
         yield Finding("P-DRIVER", "note", library, said, advice, OF_ONE_GPU)
-
-
-class PluginSocket(msgspec.Struct, frozen=True):
-    """A socket of a plugin in the kubelet's directory. `alive`: a process listens on it."""
-
-    path: str
-    alive: bool
-
-    @property
-    def theirs(self) -> bool:
-        """True if the socket has a name of HAMi's or NVIDIA's plugin."""
-        return self.path.rpartition("/")[2].startswith("nvidia-")
 
 
 def judge_plugins(
@@ -453,33 +519,6 @@ KUBELET_WITHIN: Final = 15.0
 LOCK_LONG: Final = 60.0
 LOCK_EXPIRES: Final = 300.0
 """Seconds after which HAMi's scheduler takes a lock over, by its default."""
-
-
-class NodeSight(msgspec.Struct, frozen=True):
-    """The Node, as one GET shows it.
-
-    - `allocatable`, `capacity`: the amounts of the agent's resource in its status.
-    - `written`: when an agent last wrote the register annotation; None: not known.
-    - `reported_by`: the writer other than an agent that last changed that, and when. Source:
-      `other_writer` of agent/kube/objects.py.
-    - `skew`: see `skew_of`; None: the answer had no time.
-    - `differences`: how the annotation differs from what these settings would write, without
-      health.
-    """
-
-    name: str
-    labels: Mapping[str, str] = msgspec.field(default_factory=dict)
-    annotations: Mapping[str, str] = msgspec.field(default_factory=dict)
-    allocatable: int = 0
-    capacity: int = 0
-    written: dt.datetime | None = None
-    reported_by: str = ""
-    skew: float | None = None
-    differences: tuple[str, ...] = ()
-
-    def age(self, now: dt.datetime) -> float | None:
-        """Seconds since an agent wrote the register annotation; None: not known."""
-        return None if self.written is None else (now - self.written).total_seconds()
 
 
 def judge_node(name: str, node: NodeSight | None) -> Iterator[Finding]:
