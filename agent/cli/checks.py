@@ -24,7 +24,7 @@ from agent.hami.annotations import (
 )
 from agent.kit.units import counted, span
 from agent.ledger import HookFacts
-from agent.model import Scan
+from agent.model import Scan, Trouble
 from agent.node import Check, NodeSight, PathFacts, PluginSocket, Right, is_ready
 
 # The lines of `hami-agent doctor`: what was checked, what was found, and what to do about it.
@@ -136,21 +136,15 @@ class Finding(msgspec.Struct, frozen=True, rename={"check": "id"}):
     group: str = ""
 
 
-class When(msgspec.Struct, frozen=True):
-    """A row of a rule: if it holds, this is the finding."""
-
-    holds: bool
-    verdict: Verdict
-    said: str
-    advice: str = ""
-    means: str = ""
+Row: TypeAlias = tuple[object, Verdict, *tuple[str, ...]]
+"""A row of a rule: if the first is true, this is the finding: verdict, said, advice, means."""
 
 
-def judged(check: str, subject: str, well: str, *rows: When) -> Finding:
+def judged(check: str, subject: str, well: str, *rows: Row) -> Finding:
     """The finding of the first row that holds; without one the check passed: `well`."""
-    for row in rows:
-        if row.holds:
-            return Finding(check, row.verdict, subject, row.said, row.advice, row.means)
+    for holds, verdict, *texts in rows:
+        if holds:
+            return Finding(check, verdict, subject, *texts)
 
     return Finding(check, "ok", subject, well)
 
@@ -213,14 +207,14 @@ def judge_rights(
         "P-RIGHTS",
         server,
         "all permissions of the agent are granted",
-        When(
-            bool(denied),
+        (
+            denied,
             "wrong",
             f"these are denied: {lacks}",
             "grant them to this account: the chart's ClusterRole lists them",
         ),
-        When(
-            bool(unasked),
+        (
+            unasked,
             "note",
             f"this account can read what the agent reads; not checked: {unknown}",
             "the agent's account has them: run this check as the agent once it is installed",
@@ -232,8 +226,8 @@ def judge_rights(
             "P-EXCESS",
             server,
             "none of the rights that the agent does not need is granted, as far as asked",
-            When(
-                bool(excess),
+            (
+                excess,
                 "note",
                 f"wider than needed: {more}",
                 "give it the chart's ClusterRole, or the kubeconfig of this node's own identity",
@@ -253,13 +247,13 @@ def judge_clock(server: str, skew: float | None) -> Finding:
         "P-CLOCK",
         server,
         f"its clock and this node's differ by at most {SKEW_LIMIT:g} s",
-        When(
+        (
             skew is None,
             "unknown",
             "its answers have no time (Date)",
             "compare `date -u` on both machines",
         ),
-        When(
+        (
             abs(ahead) > SKEW_LIMIT,
             "note",
             f"its clock is {span(abs(ahead))} {side} this node's",
@@ -288,24 +282,22 @@ def judge_path(place: PathFacts, check: str = "P-PATHS", *, made: bool) -> Findi
         check,
         place.path,
         "can be written, only by its owner or a group",
-        When(is_missing and not place.failure, "ok", "does not exist: the agent creates it"),
-        When(
+        (is_missing and not place.failure, "ok", "does not exist: the agent creates it"),
+        (
             is_missing,
             "wrong",
             f"does not exist and cannot be created: {why}",
             "create it, or mount it read-write",
         ),
-        When(
+        (
             place.kind != "directory",
             "wrong",
             f"is a {place.kind}" if place.kind else "does not exist",
             "mount or create the directory there",
         ),
-        When(not place.ours, "wrong", f"belongs to uid {place.owner}", chown, means),
-        When(
-            bool(place.mode & 0o002), "wrong", f"every user may write there ({mode})", chown, means
-        ),
-        When(
+        (not place.ours, "wrong", f"belongs to uid {place.owner}", chown, means),
+        (bool(place.mode & 0o002), "wrong", f"every user may write there ({mode})", chown, means),
+        (
             bool(place.failure),
             "wrong",
             f"cannot be written: {why} (owner {place.owner}, {mode})",
@@ -321,37 +313,44 @@ REPAIR: Final = (
 
 
 def judge_driver(
-    library: str, scan: Scan | None, failure: str, remedy: str | None = None
+    library: str, scan: Scan | None, failure: str, remedy: str | None = None, *, hang: float = 0.0
 ) -> Iterator[Finding]:
     """Judge NVIDIA's library, and name each GPU that will not be shared.
 
-    `failure`: why there is no scan. `remedy`: what to do about it, if known.
+    `failure`: why there is no scan. `remedy`: what to do about it, if known. `hang`: for so many
+    seconds an agent that runs goes on offering GPUs that do not answer; 0: none runs.
     """
+    until = f"has not answered for {span(hang)} (health.driverHang)"
+    means = f"no new pod gets a GPU once it {until}; pods that run go on" if hang else NO_OFFER
     if scan is None:
-        yield Finding("P-DRIVER", "wrong", library, failure, REPAIR if remedy is None else remedy)
+        advice = REPAIR if remedy is None else remedy
+        yield Finding("P-DRIVER", "wrong", library, failure, advice, means)
         return
 
+    silent = [fault for fault in scan.faults if fault.trouble is Trouble.SILENT]
     models = ", ".join(sorted({gpu.name for gpu in scan.gpus}))
     yield judged(
         "P-DRIVER",
         library,
         f"driver {scan.driver_version}, {counted(len(scan.gpus), 'GPU')}: {models}",
-        When(
+        (
             not scan.gpus,
             "wrong",
             f"driver {scan.driver_version} answers but describes no GPU",
             "see the notes on each GPU below" if scan.faults else "look with nvidia-smi -L",
+            means if silent else "",
         ),
     )
+    for gpu in scan.gpus:
+        if gpu.mig_enabled:
+            said = f"GPU {gpu.uuid} is in MIG mode"
+            yield Finding("P-DRIVER", "note", library, said, "it will not be shared", OF_ONE_GPU)
 
-    left = [
-        (f"GPU {gpu.uuid} is in MIG mode", "it will not be shared")
-        for gpu in scan.gpus
-        if gpu.mig_enabled
-    ]
-    left += [(fault.sentence, f"it is not shared; {fault.remedy}") for fault in scan.faults]
-    for said, advice in left:
-        yield Finding("P-DRIVER", "note", library, said, advice, OF_ONE_GPU)
+    for fault in scan.faults:
+        advice, means = f"it is not shared; {fault.remedy}", OF_ONE_GPU
+        if hang and fault in silent:
+            advice, means = fault.remedy, f"no new pod gets this GPU once it {until}"
+        yield Finding("P-DRIVER", "note", library, fault.sentence, advice, means)
 
 
 def judge_plugins(
@@ -408,21 +407,21 @@ def judge_library_files(
             "P-PRELOAD",
             file.path,
             f"{preload.path} names it; only its owner may write both",
-            When(not file.kind, "unknown", "was removed during this check", "run it again"),
-            When(
+            (not file.kind, "unknown", "was removed during this check", "run it again"),
+            (
                 file.kind != "file",
                 "unknown",
                 f"is a {file.kind}, and no regular file",
                 "run this check as root",
             ),
-            When(
+            (
                 not file.ours or bool(file.mode & 0o022),
                 "wrong",
                 f"others than root may write it (uid {file.owner}, mode {file.mode:04o})",
                 f"chown root and chmod go-w {file.path}; then put HAMi-core's file there again",
                 "who may write this file can run code in every new container with a GPU",
             ),
-            When(
+            (
                 not file.mode & 0o004,
                 "wrong",
                 f"not everybody may read it (mode {file.mode:04o})",
@@ -469,43 +468,49 @@ class AgentAnswer(msgspec.Struct, frozen=True):
     held: tuple[tuple[str, str, str], ...] = ()
 
 
+_LOG: Final = (SERVED, "see /readyz?verbose in the runbook, and the agent's log")
+_OF_GPU: Final = (OF_ONE_GPU, "run `hami-agent status`: it says of each GPU what to do")
+_OF_CHECK: Final = {
+    "gpu_health": _OF_GPU,
+    "cdi": _OF_GPU,
+    "settings": (
+        LAST_GOOD,
+        "correct the file; `hami-agent config check FILE` prints what is wrong in it",
+    ),
+}
+"""What the failure of one of the agent's own checks means for pods, and what to do."""
+
+
 def judge_agent(answer: AgentAnswer) -> Iterator[Finding]:
     """Judge the agent's readiness: one finding for each of its checks that fails."""
-    passed = counted(sum(check.ok for check in answer.checks), "check")
-    whole = judged(
-        "P-AGENT",
-        answer.path,
-        f"the agent is ready; {passed} of it passed",
-        When(
-            answer.denied,
-            "unknown",
-            answer.failure,
-            "run this check as root, or as the agent's user",
-        ),
-        When(
-            bool(answer.failure),
-            "wrong",
-            f"no agent answers: {answer.failure}",
-            "start it (systemctl start hami-agent, or look at the DaemonSet's pod of this node), "
-            "and give this check the agent's settings (--run-dir)",
-        ),
-    )
-
     for check in (one for one in answer.checks if not one.ok):
-        means, advice = SERVED, "see /readyz?verbose in the runbook, and the agent's log"
-        if check.name in {"gpu_health", "cdi"}:
-            means, advice = OF_ONE_GPU, "run `hami-agent status`: it says of each GPU what to do"
-
-        elif check.name == "settings":
-            means = LAST_GOOD
-            advice = "correct the file; `hami-agent config check FILE` prints what is wrong in it"
-
+        means, advice = _OF_CHECK.get(check.name, _LOG)
         verdict: Verdict = "wrong" if check.required else "note"
         means = "" if check.required else means
         yield Finding("P-AGENT", verdict, check.name, check.text or "fails", advice, means)
 
     if is_ready(answer.checks):
-        yield whole
+        passed = counted(sum(check.ok for check in answer.checks), "check")
+        yield judged(
+            "P-AGENT",
+            answer.path,
+            f"the agent is ready; {passed} of it passed",
+            (
+                answer.denied,
+                "unknown",
+                answer.failure,
+                "run this check as root, or as the agent's user",
+            ),
+            (
+                answer.failure,
+                "wrong",
+                f"no agent answers: {answer.failure}",
+                (
+                    "start it (systemctl start hami-agent, or look at the DaemonSet's pod of this "
+                    "node), and give this check the agent's settings (--run-dir)"
+                ),
+            ),
+        )
 
 
 # What HAMi's scheduler and the kubelet show of this node, as the API server has it.
@@ -529,7 +534,7 @@ def judge_node(name: str, node: NodeSight | None) -> Iterator[Finding]:
         "exists, already registered"
         if node and REGISTER in node.annotations
         else "exists, not registered yet",
-        When(
+        (
             node is None,
             "wrong",
             "the API server knows no such Node",
@@ -542,7 +547,7 @@ def judge_node(name: str, node: NodeSight | None) -> Iterator[Finding]:
             "P-LABEL",
             f"label gpu=on of Node {name}",
             "is set",
-            When(
+            (
                 node.labels.get("gpu") != "on",
                 "note",
                 "is not set",
@@ -562,18 +567,20 @@ def judge_offer(node: NodeSight, resource: str, now: dt.datetime) -> Finding:
         "P-OFFER",
         f"allocatable {resource} of Node {node.name}",
         f"{offered} = healthy {healthy} (capacity {node.capacity})",
-        When(
+        (
             not gpus,
             "note",
             f"{offered}; there is no readable register annotation to compare it with",
             "repair what is said of the annotation (P-REPORT) and of the agent (P-AGENT)",
         ),
-        When(
+        (
             offered != healthy,
             "note" if is_new else "wrong",
             f"{offered}, and the register annotation has {healthy} healthy slices",
-            "look again in 15 s: the kubelet reports every 10 s. If it stays, look at "
-            "`registered`, `stream` and `report` in the agent's /readyz?verbose",
+            (
+                "look again in 15 s: the kubelet reports every 10 s. If it stays, look at "
+                "`registered`, `stream` and `report` in the agent's /readyz?verbose"
+            ),
             f"{fewer} counts fewer slices than {more}: pods stay Pending",
         ),
     )
@@ -594,27 +601,27 @@ def judge_report(node: NodeSight, running: ReportProfile | None) -> Finding:
         "P-REPORT",
         f"{REGISTER} of Node {node.name}",
         "says what the agent would write" + (f", for {reader}" if running else ""),
-        When(
+        (
             bool(running) and text is None,
             "wrong",
             "does not exist",
             look,
             "HAMi's scheduler knows no GPU of this node (node unregistered)",
         ),
-        When(
+        (
             bool(running) and not read_register(text),
             "wrong",
             "cannot be read",
             look,
             "HAMi's scheduler keeps what it read before, or knows no GPU of this node",
         ),
-        When(
+        (
             bool(running) and is_json_form(text or "") != (running is ReportProfile.JSON),
             "wrong",
             f"does not have the form for {reader}, which the settings name",
             "set report.profile to the scheduler's release, and restart the agent",
         ),
-        When(
+        (
             bool(node.differences),
             "note",
             f"{first}{more}",
@@ -653,34 +660,38 @@ def judge_handshake(node: NodeSight, profile: ReportProfile, now: dt.datetime) -
         "P-HANDSHAKE",
         f"{HANDSHAKE} of Node {node.name}",
         f"{word}: the agent's stamps are read" if profile.stamps else well,
-        When(
+        (
             word == "Deleted",
             "wrong",
             f"the scheduler dropped this node's GPUs ({cap(text, 64)})",
-            "restart HAMi's scheduler, which then reads the report again; with a scheduler up to "
-            "2.7.1 set report.profile",
+            (
+                "restart HAMi's scheduler, which then reads the report again; with a scheduler "
+                "up to 2.7.1 set report.profile"
+            ),
             "HAMi's scheduler places no pod on this node",
         ),
-        When(
+        (
             profile.stamps and not word,
             "wrong",
             "the agent's stamp is absent",
             "look at `report` in the agent's /readyz?verbose",
             "HAMi's scheduler drops this node after 60 s",
         ),
-        When(
+        (
             profile.stamps and word == "Reported" and stamped > READ_WITHIN,
             "note",
             f"no scheduler has read the report of {span(stamped)} ago",
             "check that HAMi's scheduler runs",
         ),
-        When(
+        (
             not profile.stamps and not word and offers and (age is None or age >= READ_WITHIN),
             "note",
             "absent: no scheduler has read the present report"
             + (f", which is {span(age)} old" if age is not None else ""),
-            "check that HAMi's scheduler runs; releases from 2.9 on write this within 15 s. "
-            "Release 2.8 never does: after a change of memory or names alone, restart it",
+            (
+                "check that HAMi's scheduler runs; releases from 2.9 on write this within 15 s. "
+                "Release 2.8 never does: after a change of memory or names alone, restart it"
+            ),
         ),
     )
 
@@ -695,7 +706,7 @@ def judge_writer(node: NodeSight) -> Finding:
         f"{writer} wrote it at {when}, and the agent would write the same"
         if writer
         else "no writer other than the agent is known",
-        When(
+        (
             bool(writer) and not is_equal,
             "note",
             f"{writer} changed it at {when}, after the agent",
@@ -729,12 +740,14 @@ def judge_lock(node: NodeSight, now: dt.datetime) -> Finding:
         "P-LOCK",
         subject,
         said,
-        When(
+        (
             seconds > LOCK_LONG,
             "wrong" if seconds > LOCK_EXPIRES else "note",
             said,
-            "look at that pod's Events. The agent frees the lock of a pod that failed, ended or is "
-            f"gone within 35 s; if there is no such pod and the lock stays: {remove}",
+            (
+                "look at that pod's Events. The agent frees the lock of a pod that failed, ended "
+                f"or is gone within 35 s; if there is no such pod and the lock stays: {remove}"
+            ),
         ),
     )
 

@@ -22,7 +22,7 @@ from agent.cli.output import (
     terminal_width,
     working,
 )
-from agent.cli.runbook import HINT
+from agent.cli.support import HINT
 from agent.cluster import ALLOCATED
 from agent.errors import ApiError, ApiNotFound, MalformedText, cap
 from agent.hami.annotations import encode_stamp

@@ -4,21 +4,24 @@ Only the module of that verb is imported: `run` must start fast.
 """
 
 import argparse
+import contextlib
 import difflib
 import gc
 import importlib
+import io
+import os
 import platform
 import signal
 import sys
 import textwrap
 import types
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Final, NoReturn, TypeAlias
 
 from typing_extensions import override
 
 from agent import __version__
-from agent.cli.inherited import Unwritten, drop_output
 from agent.cli.output import answer
 from agent.errors import AgentError, ApiError, ApiNotFound, SettingsError, cap
 from agent.setting import ValueType, WrongValue
@@ -75,6 +78,69 @@ def fail(verb: str, text: str, code: int) -> int:
     return code
 
 
+# The three standard streams that the process inherits.
+
+
+class Unwritten(Exception):  # noqa: N818 -- names what happened
+    """Standard output cannot be written; the OSError that is the cause says why.
+
+    It is no OSError itself, because argparse ignores one when it writes its help.
+    """
+
+
+class _Stream(io.TextIOWrapper):
+    """A standard stream that is written.
+
+    `is_answer`: it raises Unwritten. Otherwise a failed write is dropped: the process does not end
+    because of a log line.
+    """
+
+    is_answer = False
+
+    @override
+    def write(self, text: str, /) -> int:
+        with self._failing():
+            super().write(text)
+
+        return len(text)
+
+    @override
+    def flush(self) -> None:
+        with self._failing():
+            super().flush()
+
+    @contextlib.contextmanager
+    def _failing(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            if self.is_answer:
+                raise Unwritten from error
+
+
+def own_streams() -> None:
+    """Replace the standard streams, and open those that the parent closed.
+
+    The next file or socket would get a free number, and prints would go into it. A closed stdin
+    reads as empty. A closed stdout fails every write: an answer that is lost is no success.
+    """
+    for number, mode in ((0, os.O_RDONLY), (1, os.O_RDONLY), (2, os.O_WRONLY)):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, mode)  # it gets the lowest free number, which is this one
+
+    # The readers of the text refuse bytes that are no characters.
+    sys.stdin = os.fdopen(0, encoding="utf-8", errors="replace", closefd=False)
+    for number, name in ((1, "stdout"), (2, "stderr")):
+        encoding = getattr(getattr(sys, name), "encoding", "utf-8")  # None: the parent closed it
+        file = os.fdopen(number, "wb", closefd=False)
+        is_shown = name == "stderr" or file.isatty()
+        stream = _Stream(file, encoding, "backslashreplace", line_buffering=is_shown)
+        stream.is_answer = name == "stdout"
+        setattr(sys, name, stream)
+
+
 # The verbs, and the choice among them.
 
 VERBS: Mapping[str, str] = {
@@ -99,9 +165,11 @@ VERBS: Mapping[str, str] = {
 }
 """What each verb does, in the order of the help."""
 
-_MODULES = {"version": "main"} | dict.fromkeys(
-    ("recheck", "release", "cordon", "uncordon", "uninstall"), "node"
-)
+_MODULES = {
+    "version": "main",
+    **dict.fromkeys(("recheck", "release", "cordon", "uncordon", "uninstall"), "node"),
+    **dict.fromkeys(("runbook", "bundle", "completion"), "support"),
+}
 """The module in `agent.cli` of a verb that is not named like its module."""
 
 Subparsers: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"  # noqa: SLF001 -- argparse names no public type
@@ -126,7 +194,10 @@ def dispatch(argv: Sequence[str], environ: Mapping[str, str], program: str = "ha
 
 def _unwritten(group: BaseExceptionGroup[Unwritten]) -> int:
     """Print why the answer cannot be written; nothing if its reader, such as `head`, ended."""
-    drop_output()
+    # The rest of the answer is dropped, so that the buffer does not fail at exit.
+    with Path(os.devnull).open("wb") as null:
+        os.dup2(null.fileno(), 1)
+
     error: BaseException = group
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
@@ -259,22 +330,17 @@ class Parser(argparse.ArgumentParser):
     ) -> tuple[Any, list[str]]:
         """Parse as argparse, but let the verb itself refuse unknown arguments."""
         parsed, rest = super().parse_known_args(args, namespace)
+        option = rest[0].partition("=")[0] if rest else ""
+        if option.startswith("-"):
+            names = [name for name in self._option_string_actions if name.startswith("--")]
+            self.error(f"unknown option {cap(option)}{nearest(option, names)}")
         if rest:
-            self.error(self._left_over(rest))
+            self.error(f"unexpected argument {cap(' '.join(rest))}")
         return parsed, rest
 
     @override
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: {message}; see `{self.prog} --help`\n")
-
-    def _left_over(self, words: Sequence[str]) -> str:
-        """Describe unknown arguments, with the nearest option for the first one."""
-        option = words[0].partition("=")[0]
-        if not option.startswith("-"):
-            return f"unexpected argument {cap(' '.join(words))}"
-
-        names = [name for name in self._option_string_actions if name.startswith("--")]
-        return f"unknown option {cap(option)}{nearest(option, names)}"
 
 
 def typed(kind: ValueType, what: str) -> Callable[[str], Any]:

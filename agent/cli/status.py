@@ -231,7 +231,7 @@ DEADLINE: Final = 5.0
 """Seconds for the agent's answer by its socket."""
 
 MEMBER: Final = "hami-agent/status.json"
-"""The first file of a bundle. Source: agent/cli/bundle.py."""
+"""The first file of a bundle. Source: agent/cli/support.py."""
 
 ARCHIVE: Final = "an archive of `hami-agent bundle`"
 LARGEST: Final = 8 * 1024 * 1024
