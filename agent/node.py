@@ -12,6 +12,7 @@ import msgspec
 
 from agent.cluster import NodeEvent
 from agent.errors import SettingsError, cap
+from agent.kit.units import some
 from agent.ledger import Decider, Ledger, Row
 from agent.model import NO_INDEX, GpuUuid, SharedGpu
 
@@ -201,9 +202,6 @@ def cordon_events(
 SCHEDULER: Final = "scheduler"
 RESOURCE: Final = "sharing.resourceName"
 
-MOST_NAMED: Final = 3
-"""Pods that a refusal names. It counts the others."""
-
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class LastingSetting:
@@ -229,13 +227,11 @@ def undrained(wanted: Sequence[LastingSetting], ledger: Ledger, node: str) -> Se
             f"{row.namespace}/{row.pod}" if row.holder else "pods that the kubelet has not named"
             for row in rows
         }
-        more = [f"{len(pods) - MOST_NAMED} more"] if len(pods) > MOST_NAMED else []
-        names = ", ".join(sorted(pods)[:MOST_NAMED] + more)
         restart = ", then restart the agent" if setting.key == SCHEDULER else ""
 
         return SettingsError(
             f"{setting.origin}: {setting.key} cannot change from {values[-1]} to {setting.value} "
-            f"while slices are held by {names}; running pods go on",
+            f"while slices are held by {some(pods)}; running pods go on",
             remedy=f"drain the node (kubectl drain {node}) or delete what holds them{restart}, or "
             "set it back; slices are held for up to a minute after their pod has gone",
         )

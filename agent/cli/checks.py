@@ -155,24 +155,23 @@ def concluded(findings: Iterable[Finding], groups: frozenset[str]) -> Iterator[F
     One that follows from a wrong one among them is a note that names it, so that a fault is wrong
     in one line.
     """
-    order = list(GROUPS)
-    chosen = (one for one in findings if GROUPS[one.check] in groups)
-    every = sorted(chosen, key=lambda one: order.index(one.check))
+    order, every = list(GROUPS), [one for one in findings if GROUPS[one.check] in groups]
+    every.sort(key=lambda one: order.index(one.check))
     wrong = {one.check for one in every if one.verdict == "wrong"}
     well = {one.check for one in every} - {one.check for one in every if one.verdict != "ok"}
-
     for one in every:
-        group, verdict, said = GROUPS[one.check], one.verdict, one.said
-        means = "" if verdict == "ok" else one.means or CHECKS[group][one.check]
-        is_of_agent = one.check == "P-AGENT"
-        likely = CAUSES.get(one.subject if is_of_agent else one.check, ())
+        group, verdict, said, means = GROUPS[one.check], one.verdict, one.said, ""
+        if verdict != "ok":
+            means = one.means or CHECKS[group][one.check]
 
-        if verdict in {"wrong", "note"}:
-            if causes := [cause for cause in likely if cause in wrong]:
-                verdict, said = "note", f"{said} (follows from {', '.join(causes)})"
-            elif one.subject in _LATE and (fixed := [cause for cause in likely if cause in well]):
-                # One output must not contradict itself.
-                said = f"{said} (now ok: {', '.join(fixed)}; the agent looks every 10 s)"
+        likely = CAUSES.get(one.subject if one.check == "P-AGENT" else one.check, ())
+        causes = [cause for cause in likely if cause in wrong]
+        fixed = [cause for cause in likely if cause in well]
+        if verdict in {"wrong", "note"} and causes:
+            verdict, said = "note", f"{said} (follows from {', '.join(causes)})"
+        elif verdict in {"wrong", "note"} and one.subject in _LATE and fixed:
+            # One output must not contradict itself.
+            said = f"{said} (now ok: {', '.join(fixed)}; the agent looks every 10 s)"
 
         yield msgspec.structs.replace(one, verdict=verdict, said=said, means=means, group=group)
 

@@ -88,7 +88,7 @@ from agent.inventory import InventoryKeeper
 from agent.kit.cell import Cell
 from agent.kit.logs import configure
 from agent.kit.timing import SystemClock
-from agent.kit.units import counted
+from agent.kit.units import counted, some
 from agent.kube.connection import Connection
 from agent.kube.reader import NodeReader
 from agent.ledger import HookFacts
@@ -101,7 +101,7 @@ from agent.status import open_envelope
 from agent.witness import PodResourcesWitness
 
 LARGEST: Final = 3
-"""How many of the container directories that are too large have a line; also pods in a line."""
+"""How many of the container directories that are too large have a line."""
 
 RECORDED_WITHIN: Final = dt.timedelta(seconds=60)
 """The kubelet records an answer within that time."""
@@ -287,9 +287,13 @@ async def _findings(args: argparse.Namespace, environ: Mapping[str, str]) -> tup
         refused = Finding("P-SETTINGS", "wrong", "settings", str(error), CORRECT)
         return tuple(concluded([refused], ALL_GROUPS))
 
-    agent = None if args.pre else _ask_agent(settings.paths.run / "api.sock")
-    groups = args.only or ALL_GROUPS - (args.skip or frozenset())
-    seen = NodeSeen(settings, environ, groups, agent, reader=args.read_only)
+    seen = NodeSeen(
+        settings,
+        environ,
+        args.only or ALL_GROUPS - (args.skip or frozenset()),
+        None if args.pre else _ask_agent(settings.paths.run / "api.sock"),
+        reader=args.read_only,
+    )
     return await examine(seen, _config_findings(plan, settings, read.refusal, before=args.pre))
 
 
@@ -445,8 +449,8 @@ async def examine(seen: NodeSeen, config: Iterable[Finding] = ()) -> tuple[Findi
     made = {one.check for one in findings} | {"P-MONITOR"}
     for group in FROM_API if seen.server and seen.agent is not None else ():
         if missing := [check for check in CHECKS[group] if check not in made]:
-            said = f"not checked: {', '.join(missing)}"
             advice = "repair what is said of the API server, and run this check again"
+            said = f"not checked: {', '.join(missing)}"
             findings.append(Finding(missing[0], "unknown", seen.server, said, advice))
 
     return tuple(concluded(findings, seen.groups))
@@ -530,8 +534,9 @@ async def _library(seen: NodeSeen, found: list[Finding]) -> None:
         )
     )
     if is_needed and not missing:
-        library, preload = look_at(Path(facts.library)), look_at(home / "ld.so.preload")
-        found += judge_library_files(library, preload, facts)
+        found += judge_library_files(
+            look_at(Path(facts.library)), look_at(home / "ld.so.preload"), facts
+        )
 
 
 async def _driver(seen: NodeSeen, found: list[Finding]) -> None:
@@ -691,8 +696,7 @@ async def _kubelet(seen: NodeSeen, found: list[Finding]) -> None:
 
     # The kubelet never lists ordinary init containers.
     lost = [key for key in (agent.held if agent else ()) if books.get(key) is False]
-    pods = sorted({f"{cap(space, 64)}/{cap(pod, 256)}" for space, pod, _ in lost})
-    more = f" and {len(pods) - LARGEST} more" if len(pods) > LARGEST else ""
+    pods = {f"{cap(space, 64)}/{cap(pod, 256)}" for space, pod, _ in lost}
     found.append(
         judged(
             "P-WITNESS",
@@ -709,7 +713,7 @@ async def _kubelet(seen: NodeSeen, found: list[Finding]) -> None:
                 "note",
                 (
                     f"{known}; it has no record of {counted(len(lost), 'container')} that the "
-                    f"agent answered, as after a lost checkpoint: {', '.join(pods[:LARGEST])}{more}"
+                    f"agent answered, as after a lost checkpoint: {some(pods)}"
                 ),
                 (
                     "delete these pods one after the other when they may stop: those that their "
@@ -868,8 +872,8 @@ def finding_lines(findings: Sequence[Finding], *, every: bool) -> Iterator[Folde
             yield FoldedLine(f"means: {cap(one.means, _LONGEST)}", _INDENT, _INDENT + 2)
 
         if one.verdict != "ok":
-            todo = f"{advice} [RUNBOOK {check}]".lstrip()
-            yield FoldedLine(f"to do: {todo}", _INDENT, _INDENT + 2)
+            todo = f"{advice} [RUNBOOK {check}]"
+            yield FoldedLine(f"to do: {todo.lstrip()}", _INDENT, _INDENT + 2)
 
     counts = Counter(one.verdict for one in findings)
     if counts.keys() - {"ok"}:

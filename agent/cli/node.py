@@ -10,7 +10,7 @@ import contextlib
 import json
 import re
 import sys
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 from urllib.parse import quote
@@ -56,6 +56,7 @@ from agent.hami.region import RegionChange
 from agent.host.files import Worker
 from agent.host.process import LockFile, host_name
 from agent.kit.logs import configure
+from agent.kit.units import some
 from agent.kube.client import KubeNode
 from agent.kube.connection import Connection
 from agent.kube.reader import KubeLeftovers, NodeLeftovers
@@ -117,8 +118,10 @@ def add_parser(subparsers: Subparsers) -> None:
     for verb, text in DESCRIPTIONS.items():
         of_node = verb in EFFECTS
         names = "an index or a UUID" if of_node else "an index, a UUID or `all`"
-        example = f"example: hami-agent {verb} 3{' --node gpu-1' * of_node}"
-        parser = subparsers.add_parser(verb, description=text, epilog=example)
+        place = " --node gpu-1" if of_node else ""
+        parser = subparsers.add_parser(
+            verb, description=text, epilog=f"example: hami-agent {verb} 3{place}"
+        )
         name = text_where(lambda text: bool(NAME.fullmatch(text)) and text.isprintable(), names)
         parser.add_argument("gpu", metavar="GPU", type=typed(name, names), help=names)
         if of_node:
@@ -158,8 +161,11 @@ def add_parser(subparsers: Subparsers) -> None:
         "Node on which a device plugin serves is skipped. Only the settings --kubeconfig and "
         "--resource-name are used",
     ).add_argument
-    waits = "clean all Nodes; it waits up to 90 s for agents that still serve"
-    everywhere("--all-nodes", action="store_true", help=waits)
+    everywhere(
+        "--all-nodes",
+        action="store_true",
+        help="clean all Nodes; it waits up to 90 s for agents that still serve",
+    )
     everywhere("--namespace", metavar="NAME", help="namespace of the agents' pods")
     everywhere("--selector", metavar="LABELS", help="labels of the agents' pods, as k=v,k=v")
     add_settings(parser, only=OF_USE)
@@ -273,9 +279,13 @@ def _change(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
         told = f"is {state}. {EFFECTS[args.verb]} This takes up to 15 s."
 
     data = {"node": args.node, "gpu": gpu.index, "uuid": gpu.uuid, "cordoned": cordon}
-    lines = [f"GPU {gpu.words} of Node {args.node} {told}"]
-    source = f"API server by {connection.source}"
-    answer(args.output, "Cordon", data | {"changed": is_changed}, lines, source=source)
+    answer(
+        args.output,
+        "Cordon",
+        data | {"changed": is_changed},
+        [f"GPU {gpu.words} of Node {args.node} {told}"],
+        source=f"API server by {connection.source}",
+    )
     return OK
 
 
@@ -322,8 +332,8 @@ async def _edit_cordon(
 
 
 def _agrees(args: argparse.Namespace, gpu: ReportedGpu) -> bool:
-    question = f"{args.verb.capitalize()} GPU {gpu.words} of Node {args.node}?"
-    print(f"{question} {EFFECTS[args.verb]} [y/N] ", end="", file=sys.stderr, flush=True)
+    question = f"{args.verb.capitalize()} GPU {gpu.words} of Node {args.node}? {EFFECTS[args.verb]}"
+    print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
     return sys.stdin.readline().strip().lower() in {"y", "yes"}
 
 
@@ -355,9 +365,6 @@ kubelets to report that no plugin serves, which they do every 10 s."""
 
 PAUSE: Final = 5.0
 """Seconds between two looks at the Nodes."""
-
-SHOWN: Final = 3
-"""The most names in a sentence."""
 
 OF_USE: Final = (
     *("node.name", "node.kubeconfig", "sharing.resourceName"),
@@ -406,7 +413,7 @@ async def clean_nodes(
         if not is_said:
             _say(
                 f"waiting up to {WAIT:.0f} s for the agents to end and the kubelets to report that "
-                f"no plugin serves: {_some(busy)}"
+                f"no plugin serves: {some(busy)}"
             )
 
         is_said = True
@@ -482,7 +489,7 @@ async def uninstall_here(args: argparse.Namespace, environ: Mapping[str, str], t
 
             if not args.force and (pods := await api.gpu_pods(node.name)):
                 raise UninstallRefused(
-                    f"pods with GPUs run here ({_some(pods)}): they would keep running, but "
+                    f"pods with GPUs run here ({some(pods)}): they would keep running, but "
                     "could not restart until another plugin serves; --force uninstalls anyway"
                 )
 
@@ -530,11 +537,6 @@ def _may_exist(path: Path) -> bool:
     except OSError as error:
         return not isinstance(error, FileNotFoundError | NotADirectoryError)
     return True
-
-
-def _some(names: Collection[str]) -> str:
-    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-    return ", ".join(sorted(names)[:SHOWN]) + more
 
 
 def _say(text: str) -> None:

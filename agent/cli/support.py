@@ -1,8 +1,6 @@
 """What helps with this program: `runbook`, `bundle` for support, and `completion`."""
 
 import argparse
-import asyncio
-import contextlib
 import io
 import os
 import re
@@ -14,7 +12,7 @@ from typing import Final
 
 import agent
 from agent import __version__
-from agent.cli.connections import DEFAULT_SOCKET, add_socket, call, connection_of, open_session
+from agent.cli.connections import add_socket, call
 from agent.cli.main import (
     INCOMPLETE,
     OK,
@@ -26,12 +24,9 @@ from agent.cli.main import (
     nearest,
     parser_of,
 )
-from agent.cli.status import status_at
-from agent.errors import AgentError, cap
+from agent.errors import cap
 from agent.health.xids import xid_class, xid_name
 from agent.kit.timing import SystemClock
-from agent.kube.reader import NodeReader
-from agent.status import names_of
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -62,9 +57,8 @@ def add_parser(subparsers: Subparsers) -> None:
     parser = subparsers.add_parser(
         "completion",
         description="Prints a script for bash, zsh or fish that completes command lines of this "
-        "program. It completes verbs, options and their values, the GPUs and pods that the agent "
-        "of this machine knows, and the Nodes of the kubeconfig's cluster. At each tab it calls "
-        "the program, so that it fits whatever version is installed.",
+        "program. It completes verbs, options and their values. At each tab it calls the program, "
+        "so that it fits whatever version is installed.",
         epilog="example: source <(hami-agent completion bash)",
     )
     parser.add_argument("shell", choices=tuple(SCRIPTS))
@@ -73,10 +67,9 @@ def add_parser(subparsers: Subparsers) -> None:
 
 def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     """Run one of the verbs; return the exit code."""
-    if args.verb == "completion":
-        return _complete(args, environ)
-
-    return _bundle(args) if args.verb == "bundle" else _runbook(args)
+    del environ
+    act = {"completion": _complete, "bundle": _bundle, "runbook": _runbook}[args.verb]
+    return act(args)
 
 
 # The runbook.
@@ -237,18 +230,18 @@ complete -c hami-agent -a '(__hami_agent)'
 """What the shell runs. Each passes the typed words to `completion SHELL -- -- WORDS`."""
 
 
-def _complete(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
+def _complete(args: argparse.Namespace) -> int:
     """Print the script, or what may stand for the last of the words; return the exit code."""
     # argparse removes the first `--` of the words, or none in later versions of Python.
     if words := args.words[args.words[:1] == ["--"] :]:
-        sys.stdout.writelines(f"{word}\n" for word in may_follow(words, environ))
+        sys.stdout.writelines(f"{word}\n" for word in may_follow(words))
     else:
         sys.stdout.write(SCRIPTS[args.shell])
 
     return OK
 
 
-def may_follow(words: Sequence[str], environ: Mapping[str, str]) -> list[str]:
+def may_follow(words: Sequence[str]) -> list[str]:
     """What may stand for the last of the words that are typed; nothing: any value, or a file."""
     *before, typed = words
     if not before:
@@ -267,40 +260,19 @@ def may_follow(words: Sequence[str], environ: Mapping[str, str]) -> list[str]:
         # A switch may stand alone, so another word may follow it.
         takes_value = action.nargs != 0 and (action.nargs != "?" or action.choices)
         if before[-1] in action.option_strings and takes_value:
-            return _values(action, environ)
+            return _values(action)
 
     if typed.startswith("-"):
         return [option for action in actions for option in action.option_strings]
 
-    places = [action for action in actions if not action.option_strings]
-    return [value for action in places for value in _values(action, environ)]
+    return [value for one in actions if not one.option_strings for value in _values(one)]
 
 
-def _values(action: argparse.Action, environ: Mapping[str, str]) -> list[str]:
-    """What may be given, as far as the program, this node's agent and the cluster know it."""
-    with contextlib.suppress(AgentError, TimeoutError):
-        if action.metavar == "ID":
-            return list(entries())
-
-        if action.metavar == "GPU":
-            gpus = status_at(DEFAULT_SOCKET).found.gpus
-            return [name for gpu in gpus for name in sorted(names_of(gpu))]
-
-        if action.metavar == "POD":
-            held = status_at(DEFAULT_SOCKET).found.allocations or ()
-            return list(dict.fromkeys(f"{one.namespace}/{one.pod}" for one in held if one.pod))
-
-        if "--node" in action.option_strings:
-            return asyncio.run(_nodes(environ))
+def _values(action: argparse.Action) -> list[str]:
+    if action.metavar == "ID":
+        return list(entries())
 
     return [str(choice) for choice in action.choices or ()]
-
-
-async def _nodes(environ: Mapping[str, str]) -> list[str]:
-    """The names of the cluster's Nodes, which have 2 s."""
-    connection = connection_of(None, "", environ)
-    async with asyncio.timeout(2), open_session(connection, "hami-agent-completion") as session:
-        return list(await NodeReader(session, "").names())
 
 
 def _shown(parser: argparse.ArgumentParser) -> list[argparse.Action]:
