@@ -229,9 +229,8 @@ def _dispatch(argv: Sequence[str], environ: Mapping[str, str], program: str) -> 
         for name, text in VERBS.items():
             subparsers.add_parser(name, help=text)
     else:
-        known = "`hami-agent --help` lists all"
-        text = f"there is no verb {cap(verb, 64)}{nearest(verb, VERBS)}; {known}"
-        sys.stderr.write(f"hami-agent: {text}\n")
+        text = f"there is no verb {cap(verb, 64)}{nearest(verb, VERBS)}"
+        sys.stderr.write(f"hami-agent: {text}; `hami-agent --help` lists all\n")
         return USAGE
 
     try:
@@ -382,8 +381,10 @@ def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     """Run the verb `version`: print the agent's and Python's versions."""
     del environ
     python = platform.python_version()
-    facts = {"version": __version__, "python": python, "registerProfile": "json", "stateVersion": 1}
-    line = f"hami-agent {__version__} (Python {python}, register annotation json, state version 1)"
-    answer(args.output, "Version", facts, [line])
-
+    answer(
+        args.output,
+        "Version",
+        {"version": __version__, "python": python, "registerProfile": "json", "stateVersion": 1},
+        [f"hami-agent {__version__} (Python {python}, register annotation json, state version 1)"],
+    )
     return OK

@@ -456,13 +456,13 @@ async def uninstall_here(args: argparse.Namespace, environ: Mapping[str, str], t
     resource, path = settings.sharing.resource, settings.paths.run / "lock"
 
     def tell_or_refuse(done: Cleaned) -> None:
-        if done.skipped:
+        if done.skipped or done.failure:
             raise UninstallRefused(
-                f"a device plugin serves {resource} on the Node {done.node}, as its kubelet "
-                "reports, and would write again: stop it first; --force uninstalls anyway"
+                done.failure
+                or f"Node {done.node}: {done.skipped}, as its kubelet reports, and would write "
+                "again: stop it first; --force uninstalls anyway"
             )
-        if done.failure:
-            raise UninstallRefused(done.failure)
+
         tell(done)
 
     lock = LockFile(path)

@@ -132,7 +132,7 @@ def with_pods(world: ModelWorld) -> None:
 
 
 SERVED = (
-    f"a device plugin serves {RESOURCE} on the Node {NODE}, as its kubelet reports, and would "
+    f"Node {NODE}: a device plugin serves {RESOURCE} there, as its kubelet reports, and would "
     "write again: stop it first; --force uninstalls anyway"
 )
 OTHER_RESOURCE = ("--resource-name", "other.com/gpu")
