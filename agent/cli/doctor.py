@@ -552,8 +552,9 @@ async def _driver(seen: NodeSeen, found: list[Finding]) -> None:
         failure, remedy = _failure_of(error)
 
     name = settings.driver.simulate or settings.driver.nvml_library or "NVIDIA's library (NVML)"
-    # An agent that runs goes on offering what has just become silent.
-    hang = settings.health.driver_hang if agent is not None and not agent.failure else 0.0
+    # An agent that runs goes on offering what is silent; without a library it offers nothing.
+    is_offered = agent is not None and not agent.failure and remedy is None
+    hang = settings.health.driver_hang if is_offered else 0.0
     found += judge_driver(name, seen.scan, failure, remedy, hang=hang)
     if looks_up_cdi(settings.edits):
         found.append(await _cdi(seen))

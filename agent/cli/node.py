@@ -179,7 +179,15 @@ def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     """
     configure("error", "auto", environ)
     if args.verb in EFFECTS:
-        return _change(args, environ)
+        try:
+            return asyncio.run(_change(args, environ))
+        except ApiForbidden as error:
+            text = (
+                f"{error}. This needs the rights `get nodes` and `patch nodes`, and the agent's "
+                f"own account may not write {CORDON}: name an operator's kubeconfig with "
+                "--kubeconfig"
+            )
+            return fail(args.verb, text, PROBLEM)
 
     if args.verb == "uninstall":
         return _uninstall(args, environ)
@@ -250,70 +258,39 @@ def _release_text(data: Mapping[str, Any]) -> tuple[list[str], bool]:
 # Cordons.
 
 
-def _change(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
-    """Cordon or uncordon the GPU, print what became of it and return the exit code."""
+async def _change(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
+    """Cordon or uncordon the GPU, print what became of it and return the exit code.
+
+    A scheduler takes in a cordon only when it reads the Node's report anew. Removing the handshake
+    makes releases from 2.9 on do so within 15 s (HAMi v2.10 pkg/device/devices.go, CheckHealth).
+    Raises NotThere, ApiError, SettingsError; ApiConflict: the Node changed between each of five
+    reads and writes.
+    """
     if not args.yes and not sys.stdin.isatty():
         return fail(args.verb, "there is no terminal to ask on: give -y", USAGE)
 
     connection = connection_of(args.kubeconfig, args.context, environ)
     if args.node is None:  # the settings are read only for what nothing else says
-        read = asyncio.run(looked(Sources(None, environ, {}, host_name())))
+        read = await looked(Sources(None, environ, {}, host_name()))
         args.node = read.taken().settings(NodeFacts()).node
 
-    try:
-        gpu, is_changed = asyncio.run(_edit_cordon(connection, args))
-    except ApiForbidden as error:
-        text = (
-            f"{error}. This needs the rights `get nodes` and `patch nodes`, and the agent's own "
-            f"account may not write {CORDON}: name an operator's kubeconfig with --kubeconfig"
-        )
-        return fail(args.verb, text, PROBLEM)
-
-    if is_changed is None:
-        return fail(args.verb, "nothing was changed", PROBLEM)
-
-    cordon = args.verb == "cordon"
-    told = f"was {'cordoned already' if cordon else 'not cordoned'}; nothing was changed"
-    if is_changed:
-        state = "cordoned" if cordon else "no longer cordoned"
-        told = f"is {state}. {EFFECTS[args.verb]} This takes up to 15 s."
-
-    data = {"node": args.node, "gpu": gpu.index, "uuid": gpu.uuid, "cordoned": cordon}
-    answer(
-        args.output,
-        "Cordon",
-        data | {"changed": is_changed},
-        [f"GPU {gpu.words} of Node {args.node} {told}"],
-        source=f"API server by {connection.source}",
-    )
-    return OK
-
-
-async def _edit_cordon(
-    connection: Connection, args: argparse.Namespace
-) -> tuple[ReportedGpu, bool | None]:
-    """Write the cordon of the GPU of that index or UUID, or its end; the GPU, if it changed.
-
-    None instead: who is asked, once, did not agree. A scheduler takes in a cordon only when it
-    reads the Node's report anew. Removing the handshake makes releases from 2.9 on do so within
-    15 s (HAMi v2.10 pkg/device/devices.go, CheckHealth). Raises NotThere, ApiError, SettingsError;
-    ApiConflict: the Node changed between each of five reads and writes.
-    """
     name, is_agreed, tries, on = args.gpu, args.yes, TRIES, args.verb == "cordon"
+    said = f"was {'cordoned already' if on else 'not cordoned'}; nothing was changed"
+    is_changed = False
     async with open_session(connection, PROGRAM) as session:
         api = KubeNode(session, args.node)
         while True:
             seen = await api.get_node()
             if seen is None:
-                said = f"the API server knows no Node {args.node}"
-                raise NotThere(said, remedy="name it with --node")
+                absent = f"the API server knows no Node {args.node}"
+                raise NotThere(absent, remedy="name it with --node")
 
             gpu, listed = _named(seen, name), read_cordon(seen.annotations.get(CORDON))
             if (gpu.uuid in listed) is on:
-                return gpu, False
+                break
 
             if not (is_agreed or _agrees(args, gpu)):
-                return gpu, None
+                return fail(args.verb, "nothing was changed", PROBLEM)
 
             is_agreed, name = True, gpu.uuid  # an index may be another GPU's by now
             kept = (*listed, gpu.uuid) if on else [uuid for uuid in listed if uuid != gpu.uuid]
@@ -328,7 +305,22 @@ async def _edit_cordon(
                 if not tries:
                     raise
             else:
-                return gpu, True
+                is_changed = True
+                break
+
+    if is_changed:
+        state = "cordoned" if on else "no longer cordoned"
+        said = f"is {state}. {EFFECTS[args.verb]} This takes up to 15 s."
+
+    data = {"node": args.node, "gpu": gpu.index, "uuid": gpu.uuid, "cordoned": on}
+    answer(
+        args.output,
+        "Cordon",
+        data | {"changed": is_changed},
+        [f"GPU {gpu.words} of Node {args.node} {said}"],
+        source=f"API server by {connection.source}",
+    )
+    return OK
 
 
 def _agrees(args: argparse.Namespace, gpu: ReportedGpu) -> bool:

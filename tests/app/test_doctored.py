@@ -408,6 +408,25 @@ async def test_a_device_file_that_cannot_be_opened_is_told_with_the_reason(
     ]
 
 
+async def test_of_a_driver_that_hangs_it_is_told_how_long_gpus_stay_on_offer(
+    bare, stub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(doctor, "DRIVER_SECONDS", 0.2)
+    stub.order([0])
+    stub.hang(slot=0)
+    later = "once it has not answered for 60 s (health.driverHang)"
+    told = {}
+    for name, agent in (
+        ("runs", READY),
+        ("ended", AgentAnswer("/x", failure="gone")),
+        ("no", None),
+    ):
+        found = await examine(bare, groups=frozenset({"driver"}), agent=agent)
+        told[name] = {later in one.means for one in found if one.check == "P-DRIVER"}
+
+    assert {"runs": {True}, "ended": {False}, "no": {False}} == told
+
+
 async def test_without_a_driver_missing_device_files_are_its_consequence(
     bare, stub_path: Path, tmp_path: Path
 ):
