@@ -14,7 +14,7 @@ import msgspec
 from agent.cli.main import OK, PROBLEM, USAGE, Subparsers, add_output, fail
 from agent.cli.output import answer
 from agent.cluster import PHASE_ALLOCATING, PHASE_FAILED, PHASE_SUCCESS
-from agent.errors import MalformedText, cap
+from agent.errors import MalformedText, SettingsError, cap
 from agent.hami.annotations import (
     decode_handshake,
     decode_node_lock,
@@ -23,7 +23,7 @@ from agent.hami.annotations import (
     vendor_words,
 )
 from agent.sandbox.scheduler.registry import decode_either, decode_scores
-from agent.settings.hami import decode_nodeconfig
+from agent.settings.files import decode_nodeconfig
 
 MAX_CHARS: Final = 4 * 1024 * 1024
 """Characters of a value: far more than the 256 KiB that all annotations of an object may have."""
@@ -79,7 +79,7 @@ def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     _, decode = KINDS[kind]
     try:
         answer(args.output, kind, decode(text), ())
-    except MalformedText as error:
+    except (MalformedText, SettingsError) as error:
         raise MalformedText(f"not a valid {kind} value: {error}") from error
 
     return OK

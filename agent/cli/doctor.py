@@ -49,6 +49,7 @@ from agent.cli.checks import (
     judge_writer,
     judged,
 )
+from agent.cli.config import add_settings, flags, looked, sources, started
 from agent.cli.connections import ask, connection_of, open_session
 from agent.cli.main import (
     INCOMPLETE,
@@ -64,7 +65,6 @@ from agent.cli.main import (
     nearest,
 )
 from agent.cli.output import UNFOLDED, FoldedLine, answer, folded, painter, terminal_width, working
-from agent.cli.settings_args import add_settings, flags, looked, sources, started
 from agent.cli.status import status_at
 from agent.cli.support import HINT
 from agent.cluster import REGISTER
@@ -94,9 +94,8 @@ from agent.kube.reader import NodeReader
 from agent.ledger import HookFacts
 from agent.model import Inventory, Scan, Trouble
 from agent.node import NodeSight, PluginSocket, Right, rights
-from agent.settings.reading import DEVICE_CONFIG, NODE_CONFIG
+from agent.settings.reading import DEVICE_CONFIG, NODE_CONFIG, NodeFacts, NodeValues
 from agent.settings.schema import Settings, check_shares
-from agent.settings.sources import NodeFacts, NodeValues
 from agent.status import open_envelope
 from agent.witness import PodResourcesWitness
 
@@ -551,7 +550,7 @@ async def _driver(seen: NodeSeen, found: list[Finding]) -> None:
     except (AgentError, OSError) as error:
         failure, remedy = _failure_of(error)
 
-    name = settings.driver.simulate or settings.driver.nvml_library or "NVIDIA's library (NVML)"
+    name = settings.simulate or settings.nvml_library or "NVIDIA's library (NVML)"
     # An agent that runs goes on offering what is silent; without a library it offers nothing.
     is_offered = agent is not None and not agent.failure and remedy is None
     hang = settings.health.driver_hang if is_offered else 0.0
@@ -559,7 +558,7 @@ async def _driver(seen: NodeSeen, found: list[Finding]) -> None:
     if looks_up_cdi(settings.edits):
         found.append(await _cdi(seen))
 
-    if agent is not None and settings.driver.simulate is None:
+    if agent is not None and settings.simulate is None:
         described = None if seen.scan is None else len(seen.scan.gpus) + len(seen.scan.faults)
         found += _access(seen.device_files, described)
 
@@ -626,7 +625,7 @@ async def _scan(seen: NodeSeen) -> None:
     Simulated GPUs are scanned once, without the socket that `run` opens for them. Raises
     DriverMissing, DriverError, SettingsError.
     """
-    spec = seen.settings.driver.simulate
+    spec = seen.settings.simulate
     if spec is not None:
         from agent.sandbox.driver import look_once  # noqa: PLC0415 -- only the driver in use
 

@@ -4,25 +4,21 @@ Only the module of that verb is imported: `run` must start fast.
 """
 
 import argparse
-import contextlib
 import difflib
 import gc
 import importlib
-import io
-import os
 import platform
 import signal
 import sys
 import textwrap
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, NoReturn, TypeAlias
 
 from typing_extensions import override
 
 from agent import __version__
-from agent.cli.output import answer
+from agent.cli.output import Unwritten, answer, drop_output
 from agent.errors import AgentError, ApiError, ApiNotFound, SettingsError, cap
 from agent.setting import ValueType, WrongValue
 
@@ -78,69 +74,6 @@ def fail(verb: str, text: str, code: int) -> int:
     return code
 
 
-# The three standard streams that the process inherits.
-
-
-class Unwritten(Exception):  # noqa: N818 -- names what happened
-    """Standard output cannot be written; the OSError that is the cause says why.
-
-    It is no OSError itself, because argparse ignores one when it writes its help.
-    """
-
-
-class _Stream(io.TextIOWrapper):
-    """A standard stream that is written.
-
-    `is_answer`: it raises Unwritten. Otherwise a failed write is dropped: the process does not end
-    because of a log line.
-    """
-
-    is_answer = False
-
-    @override
-    def write(self, text: str, /) -> int:
-        with self._failing():
-            super().write(text)
-
-        return len(text)
-
-    @override
-    def flush(self) -> None:
-        with self._failing():
-            super().flush()
-
-    @contextlib.contextmanager
-    def _failing(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            if self.is_answer:
-                raise Unwritten from error
-
-
-def own_streams() -> None:
-    """Replace the standard streams, and open those that the parent closed.
-
-    The next file or socket would get a free number, and prints would go into it. A closed stdin
-    reads as empty. A closed stdout fails every write: an answer that is lost is no success.
-    """
-    for number, mode in ((0, os.O_RDONLY), (1, os.O_RDONLY), (2, os.O_WRONLY)):
-        try:
-            os.fstat(number)
-        except OSError:
-            os.open(os.devnull, mode)  # it gets the lowest free number, which is this one
-
-    # The readers of the text refuse bytes that are no characters.
-    sys.stdin = os.fdopen(0, encoding="utf-8", errors="replace", closefd=False)
-    for number, name in ((1, "stdout"), (2, "stderr")):
-        encoding = getattr(getattr(sys, name), "encoding", "utf-8")  # None: the parent closed it
-        file = os.fdopen(number, "wb", closefd=False)
-        is_shown = name == "stderr" or file.isatty()
-        stream = _Stream(file, encoding, "backslashreplace", line_buffering=is_shown)
-        stream.is_answer = name == "stdout"
-        setattr(sys, name, stream)
-
-
 # The verbs, and the choice among them.
 
 VERBS: Mapping[str, str] = {
@@ -167,6 +100,7 @@ VERBS: Mapping[str, str] = {
 
 _MODULES = {
     "version": "main",
+    "top": "status",
     **dict.fromkeys(("recheck", "release", "cordon", "uncordon", "uninstall"), "node"),
     **dict.fromkeys(("runbook", "bundle", "completion"), "support"),
 }
@@ -194,10 +128,7 @@ def dispatch(argv: Sequence[str], environ: Mapping[str, str], program: str = "ha
 
 def _unwritten(group: BaseExceptionGroup[Unwritten]) -> int:
     """Print why the answer cannot be written; nothing if its reader, such as `head`, ended."""
-    # The rest of the answer is dropped, so that the buffer does not fail at exit.
-    with Path(os.devnull).open("wb") as null:
-        os.dup2(null.fileno(), 1)
-
+    drop_output()
     error: BaseException = group
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]

@@ -10,8 +10,7 @@ import structlog
 
 from agent.cli import doctor
 from agent.cli.checks import judge_driver
-from agent.settings.reading import make_plan
-from agent.settings.sources import NodeFacts, Sources
+from agent.settings.reading import NodeFacts, Sources, make_plan
 from tests.app.front_node import joined, running, watched
 from tests.fakes.nvml import until
 
