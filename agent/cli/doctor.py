@@ -219,7 +219,7 @@ def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
         return fail("doctor", "--context: only --node reads a cluster; give --node NAME", USAGE)
 
     given = [flag for flag in flags(args) if flag != "--kubeconfig"]
-    given += ["--config"] if args.config is not None else []
+    given += ["--config"] * (args.config is not None)
     if args.node is not None and given:
         return fail(
             "doctor", f"{', '.join(given)}: the agent of {args.node} has settings of its own", USAGE
@@ -362,15 +362,18 @@ def _config_findings(
 
     where = ", ".join(file.name for file in (read.own, read.node_config) if file) or "settings"
     names = plan.names()
-    alike = [name for name in names if node not in names and is_alike(name, node)]
-    for name in alike:
-        said = f"an entry for {cap(name, 64)} does not match this Node; did you mean {node}?"
-        advice = "write the Node's name as `kubectl get nodes` shows it, or remove the entry"
-        yield Finding("P-ENTRIES", "note", where, said, advice)
-
-    if not alike:
-        well = f"{counted(len(names), 'Node')} named" if names else "no entry names a Node"
-        yield Finding("P-ENTRIES", "ok", where, well)
+    alike = [cap(name, 64) for name in names if node not in names and is_alike(name, node)]
+    yield judged(
+        "P-ENTRIES",
+        where,
+        f"{counted(len(names), 'Node')} named" if names else "no entry names a Node",
+        (
+            alike,
+            "note",
+            f"an entry for {some(alike)} does not match this Node; did you mean {node}?",
+            "write the Node's name as `kubectl get nodes` shows it, or remove the entry",
+        ),
+    )
 
 
 def is_alike(name: str, node: str) -> bool:

@@ -526,7 +526,7 @@ async def test_what_the_kubelet_answers_about_containers_is_told(
 async def test_the_largest_container_directories_are_named_and_no_driver_is_asked_for_them(
     bare, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(doctor, "last_scan", None)
+    monkeypatch.setattr(doctor, "_scan", None)
     monkeypatch.setattr(hookdirs, "ENTRIES", 10)
     containers = tmp_path / "hook/vgpu/containers"
     uid = "6f1c1f0e-8f5a-4a52-9d2e-6b8b8a1d000"
