@@ -40,7 +40,6 @@ from agent.usage import ContainerUse
 # and a command of neighbouring versions understand each other.
 
 API_VERSION: Final = "hami-agent/v1"
-RELEASED: Final = "released"
 FIRST_YEAR: Final = 1970
 """An answer of a time before it is of no agent: ages by it would be nonsense."""
 
@@ -147,7 +146,7 @@ class GpuStatus(Document, frozen=True):
     @property
     def health(self) -> str:
         """The condition in one word, which says of a released GPU that a person released it."""
-        return RELEASED if self.cause == Cause.RELEASED else self.condition
+        return self.cause if self.cause == Cause.RELEASED else self.condition
 
     @property
     def free_mib(self) -> int:
@@ -737,17 +736,17 @@ def gpu_notices(found: StatusDocument, now: dt.datetime) -> Iterator[Notice]:
         yield f"GPU{'s' if len(gpus) > 1 else ''} {', '.join(gpus)} {text}", grade
 
 
-def pod_notices(found: StatusDocument, now: dt.datetime) -> Iterator[str]:
+def pod_notices(found: StatusDocument, now: dt.datetime) -> Iterator[Notice]:
     """What a person should know of containers, beside their cells."""
     for one in found.allocations or ():
         if one.unkept and not one.ended:
-            yield f"nothing keeps the limits of {container(one)}: {cap(one.unkept)}"
+            yield f"nothing keeps the limits of {container(one)}: {cap(one.unkept)}", ""
 
         if one.unread and not one.ended:
-            yield f"the use of {container(one)} is not known: {cap(one.unread)}"
+            yield f"the use of {container(one)} is not known: {cap(one.unread)}", ""
 
     for at, name in idle(found, now):
-        yield f"idle for {age(at, now)}: {name}"
+        yield f"idle for {age(at, now)}: {name}", ""
 
 
 def container(one: AllocationStatus) -> str:

@@ -206,7 +206,7 @@ def pod_lines(found: StatusDocument, now: dt.datetime, style: StatusStyle) -> It
         return
 
     yield from style.table(POD_COLUMNS, [view.pod_cells(*pair, now) for pair in pairs])
-    yield from style.notices((text, "") for text in view.pod_notices(found, now))
+    yield from style.notices(view.pod_notices(found, now))
 
 
 def entry_lines(
