@@ -56,13 +56,13 @@ class WebDoors:
             version=__version__, python=platform.python_version(), schema=f"state/{VERSION}"
         )
         # Who observes is beside HAMi's own plugin, which has its monitor.
-        hami = HamiNames.NONE if settings.observe else settings.metrics.hami
+        hami = HamiNames.NONE if settings.observe else settings.metric_names
         services = _services_of(agent) if agent else ((), (), ())
         collector = metrics.AgentCollector(
-            build, self.facts, services, names_pods=settings.metrics.containers, hami=hami
+            build, self.facts, services, names_pods=settings.metric_containers, hami=hami
         )
         read = (
-            server.ReadApi(self.facts, settings.web.readers).answer if agent else server.stands_by
+            server.ReadApi(self.facts, settings.web_readers).answer if agent else server.stands_by
         )
         self._pages: dict[str, server.Page] = {
             "/": read,
@@ -161,8 +161,8 @@ class WebDoors:
         if agent is None:
             return StatusFacts(now, NodeStatus(name=self._settings.node), self.checks())
 
-        settings, facts = agent.found.settings, agent.facts
-        sharing, values = facts.sharing.value, agent.settings.values
+        settings, facts, service = agent.found.settings, agent.facts, agent.settings
+        sharing = facts.sharing.value
         about = NodeStatus(
             name=settings.node,
             version=__version__,
@@ -171,7 +171,7 @@ class WebDoors:
             resource=facts.resource.value,
             kubelet=agent.registration.state.value.text,
             observe=settings.observe,
-            profiles=values.profiles,
+            profiles=tuple(one.name for one in service.plan.applied(service.facts) if one.name),
             split_count=sharing.split_count,
             memory_scaling=sharing.memory_scaling,
             core_scaling=sharing.core_scaling,
@@ -183,9 +183,9 @@ class WebDoors:
                     key=one.field.key,
                     value=list(one.value) if isinstance(one.value, tuple) else one.value,
                     origin=one.origin,
-                    pending=one.field.key in agent.settings.pending,
+                    pending=one.field.key in service.pending,
                 )
-                for one in values.values()
+                for one in service.values.values()
             )
 
         return StatusFacts(
@@ -214,9 +214,9 @@ class WebDoors:
 
         Raises PermissionFault: it cannot be bound.
         """
-        web = self._settings.web
         if door == PORT:
-            return server.serve_port(self._pages, web.address, web.port, server.near(web.address))
+            address, port = self._settings.web_address, self._settings.web_port
+            return server.serve_port(self._pages, address, port, server.near(address))
 
         actions = None if self._agent is None else GpuActions(self._agent).answer
         return server.serve_socket(self._pages, self._settings.paths.run / "api.sock", actions)
