@@ -57,9 +57,9 @@ class WebDoors:
         )
         # Who observes is beside HAMi's own plugin, which has its monitor.
         hami = HamiNames.NONE if settings.observe else settings.metric_names
-        series = metrics.MetricSources if agent is None else partial(_series_of, agent)
+        services = _services_of(agent) if agent else ((), (), ())
         collector = metrics.AgentCollector(
-            build, self.facts, series, names_pods=settings.metric_containers, hami=hami
+            build, self.facts, services, names_pods=settings.metric_containers, hami=hami
         )
         read = (
             server.ReadApi(self.facts, settings.web_readers).answer if agent else server.stands_by
@@ -337,7 +337,7 @@ def _json(kind: str, data: Mapping[str, object]) -> web.Response:
     return web.Response(text=json.dumps(document) + "\n", content_type=server.JSON)
 
 
-def _series_of(agent: NodeAgent) -> metrics.MetricSources:
+def _services_of(agent: NodeAgent) -> metrics.Services:
     state, traffic = agent.state, agent.server.traffic
     cleared, registration, reconcile = agent.cleared, agent.registration, agent.reconcile
     clock = agent.adapters.clock
@@ -392,4 +392,4 @@ def _series_of(agent: NodeAgent) -> metrics.MetricSources:
                 lambda: gaps(state.ledger.value, clock.now())[0],
             )
         )
-    return metrics.MetricSources(tallies, (traffic.durations, agent.allocation.waits), readings)
+    return tallies, (traffic.durations, agent.allocation.waits), readings

@@ -167,7 +167,7 @@ async def test_prometheus_reads_the_page_whatever_it_accepts():
 
 async def test_all_types_pass_the_parser_of_openmetrics_and_no_series_comes_twice():
     registry = CollectorRegistry()
-    registry.register(AgentCollector(BUILD, a_node, counts, hami=HamiNames.BOTH))
+    registry.register(AgentCollector(BUILD, a_node, counts(), hami=HamiNames.BOTH))
     text = generate_latest(registry).decode()
     families = {family.name: family for family in parse_open(text)}
 
