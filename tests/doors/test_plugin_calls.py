@@ -7,7 +7,6 @@ import pytest
 
 from agent.errors import AgentError, KubeletError, Refusal, RefusalReason, StateCorrupt, StateError
 from agent.kubelet.door import grpc_error
-from agent.model import SliceList
 from tests.fakes.door import FakeDoor, a_door, a_group, a_list, a_plugin
 from tests.fakes.grpc_messages import GrpcPlugin, message, refused
 from tests.fakes.raw_h2 import a_raw_call, messages, prefixed
@@ -204,17 +203,6 @@ async def test_a_new_generation_with_the_same_slices_sends_nothing(tmp_path: Pat
         assert {"Unhealthy"} == health(await next_of(stream))
 
 
-async def test_of_a_burst_the_last_state_is_delivered(tmp_path: Path):
-    async with a_plugin(tmp_path, a_list(1, a_group(slices=1))) as (door, plugin):
-        stream = plugin.lists()
-        await next_of(stream)
-
-        for count in range(2, 9):
-            door.lists.set(a_list(count, a_group(slices=count)))
-
-        assert 8 == len((await next_of(stream)).devices)
-
-
 async def test_a_peer_that_does_not_read_finds_only_the_newest_list_waiting(tmp_path: Path):
     async with (
         a_door(tmp_path, a_list(1, a_group(slices=2_000))) as door,
@@ -259,11 +247,6 @@ async def test_a_list_that_the_kubelet_would_not_take_is_not_sent(tmp_path: Path
         door.lists.set(a_list(3, a_group(slices=2)))
 
         assert 2 == len((await next_of(stream)).devices)
-
-
-async def test_an_empty_list_is_sent_as_one(tmp_path: Path):
-    async with a_plugin(tmp_path, SliceList(1)) as (_, plugin):
-        assert 0 == len((await next_of(plugin.lists())).devices)
 
 
 async def test_a_stream_that_the_peer_ends_is_no_longer_counted(tmp_path: Path):

@@ -193,18 +193,6 @@ async def test_all_types_pass_the_parser_of_openmetrics_and_no_series_comes_twic
     } <= set(families)
 
 
-async def test_what_changed_shows_in_the_next_scrape():
-    known = [facts()]
-    collector = AgentCollector(BUILD, lambda: known[-1])
-    before = {one.name: len(one.samples) for one in collector.collect()}
-    known.append(facts(an_inventory(count=1)))
-    after = {one.name: len(one.samples) for one in collector.collect()}
-
-    assert (0, 2) == (before["hami_agent_slices"], after["hami_agent_slices"])
-    unknown = msgspec.structs.replace(an_inventory(), driver_version="")
-    assert {} == await samples("driver_info", facts(unknown))
-
-
 BOTH = (Share(a_uuid(0), 1, 0), Share(a_uuid(1), 1, 0))
 
 
