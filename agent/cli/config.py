@@ -76,8 +76,9 @@ def add_settings(
 
 def flags(args: argparse.Namespace) -> Mapping[str, str]:
     """The given options of settings, by their names, which begin with a hyphen in `args`."""
-    given = vars(args).items()
-    return {name: text for name, text in given if name.startswith("-") and text is not None}
+    return {
+        name: text for name, text in vars(args).items() if name.startswith("-") and text is not None
+    }
 
 
 def sources(args: argparse.Namespace, environ: Mapping[str, str]) -> Sources:
