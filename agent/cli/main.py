@@ -98,7 +98,7 @@ VERBS: Mapping[str, str] = {
 }
 """What each verb does, in the order of the help."""
 
-_MODULES = {"version": "main"} | dict.fromkeys(
+_MODULES = {"version": "main", "top": "status"} | dict.fromkeys(
     ("recheck", "release", "cordon", "uncordon", "uninstall"), "node"
 )
 """The module in `agent.cli` of a verb that is not named like its module."""

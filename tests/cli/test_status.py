@@ -125,7 +125,7 @@ def test_equal_words_about_several_gpus_are_one_line():
     ill = [msgspec.structs.replace(BAD, index=index) for index in (4, 5)]
     text = shown(msgspec.structs.replace(STATUS, gpus=(*withheld, *ill, BAD)), width=200)
 
-    assert "\nGPUs 0, 2, 3 are not offered: it is withheld\n" in text
+    assert "\nGPUs 0, 2, 3 not offered: it is withheld\n" in text
     assert "\nGPUs 4, 5, 1 bad for 4 min: XID 79" in text
 
 
