@@ -78,7 +78,7 @@ from agent.node.findings import (
     concluded,
     judged,
 )
-from agent.settings.reading import DEVICE_CONFIG, NODE_CONFIG, NodeFacts, NodeValues
+from agent.settings.reading import DEVICE_CONFIG, NODE_CONFIG, NodeValues
 from agent.settings.schema import Settings, check_shares
 from agent.status import open_envelope
 from agent.witness import PodResourcesWitness
@@ -267,7 +267,7 @@ async def _findings(args: argparse.Namespace, environ: Mapping[str, str]) -> tup
     read = read or await looked(origin)
     try:
         plan = read.taken()
-        settings = plan.settings(NodeFacts())
+        settings = plan.settings()
     except SettingsError as error:
         return tuple(concluded([_refused(error)], ALL_GROUPS))
 
@@ -317,7 +317,7 @@ def _refused(error: SettingsError) -> Finding:
 
 def _config_findings(plan: NodeValues, settings: Settings, *, before: bool) -> Iterator[Finding]:
     """The settings, HAMi's files, and the names of Nodes. `before`: no agent has run here yet."""
-    node, values, read = settings.node, plan.resolve(NodeFacts(settings.node)), plan.sources
+    node, values, read = settings.node, plan.resolve(settings.node), plan.sources
     try:
         check_shares(values)
         yield Finding("P-SETTINGS", "ok", "settings", f"accepted, for Node {node}")

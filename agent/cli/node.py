@@ -50,7 +50,7 @@ from agent.kube.reader import KubeLeftovers, NodeLeftovers
 from agent.node.devices import ReportedGpu, read_cordon
 from agent.regions import HostRegions
 from agent.setting import text_where
-from agent.settings.reading import NodeFacts, Sources
+from agent.settings.reading import Sources
 
 PROGRAM: Final = "hami-agent-cordon"
 """The field manager: what an operator writes does not count as an agent's."""
@@ -253,7 +253,7 @@ def _change(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     connection, node = connection_of(args.kubeconfig, args.context, environ), args.node
     if node is None:  # the settings are read only for what nothing else says
         read = asyncio.run(looked(Sources(None, environ, {}, host_name())))
-        node = read.taken().settings(NodeFacts()).node
+        node = read.taken().settings().node
 
     cordon = args.verb == "cordon"
     try:
@@ -445,7 +445,7 @@ async def uninstall_here(
     UninstallRefused, PermissionFault, SettingsError, ApiNotFound (there is no such Node), ApiError.
     """
     try:
-        settings = (await started(sources(args, environ))).taken().settings(NodeFacts())
+        settings = (await started(sources(args, environ))).taken().settings()
     except SettingsError as error:
         raise UninstallRefused(str(error)) from error
 
