@@ -31,7 +31,7 @@ from agent.kube.connection import Connection, check
 from agent.kubelet.register import RegistrationState, Rival
 from agent.ledger import LastGood, container_directory
 from agent.ports import Disk
-from agent.settings.reading import COPY, NodeFacts, Sources, SourcesRead, look, stand_in
+from agent.settings.reading import COPY, Sources, SourcesRead, look, stand_in
 from agent.settings.schema import Settings
 from agent.state import LAST_GOOD_KIND, recover, unseal
 
@@ -264,14 +264,14 @@ async def _recover(disk: Disk, start: SourcesRead, settings: Settings) -> StartF
     ledger = recovered.state.ledger
     held = start.taken().undrained(ledger)
     if held is not None:
-        last = stand_in(stored, start.taken().sources, NodeFacts(), ledger)
+        last = stand_in(stored, start.taken().sources, ledger)
         if last is None:
             # Only a running agent notices that pods are gone: drained now, rows would stay.
             raise SettingsError(
                 held.said, remedy="set it back, then drain the node while the agent runs"
             )
         start = msgspec.structs.replace(start, plan=last, refusal=held)
-        settings = last.settings(NodeFacts())
+        settings = last.settings()
 
     return StartFacts(boot, recovered, start, settings, stored)
 

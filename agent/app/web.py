@@ -162,6 +162,7 @@ class WebDoors:
             return StatusFacts(now, NodeStatus(name=self._settings.node), self.checks())
 
         settings, facts, service = agent.found.settings, agent.facts, agent.settings
+        applied = service.plan.applied(service.name, service.labels)
         sharing = facts.sharing.value
         about = NodeStatus(
             name=settings.node,
@@ -171,7 +172,7 @@ class WebDoors:
             resource=facts.resource.value,
             kubelet=agent.registration.state.value.text,
             observe=settings.observe,
-            profiles=tuple(one.name for one in service.plan.applied(service.facts) if one.name),
+            profiles=tuple(one.name for one in applied if one.name),
             split_count=sharing.split_count,
             memory_scaling=sharing.memory_scaling,
             core_scaling=sharing.core_scaling,

@@ -94,7 +94,7 @@ from agent.kube.reader import NodeReader
 from agent.ledger import HookFacts
 from agent.model import Inventory, Scan, Trouble
 from agent.node import NodeSight, PluginSocket, Right, rights
-from agent.settings.reading import DEVICE_CONFIG, NODE_CONFIG, NodeFacts, NodeValues
+from agent.settings.reading import DEVICE_CONFIG, NODE_CONFIG, NodeValues
 from agent.settings.schema import Settings, check_shares
 from agent.status import open_envelope
 from agent.witness import PodResourcesWitness
@@ -281,7 +281,7 @@ async def _findings(args: argparse.Namespace, environ: Mapping[str, str]) -> tup
     read = read or await looked(origin)
     try:
         plan = read.taken()
-        settings = plan.settings(NodeFacts())
+        settings = plan.settings()
     except SettingsError as error:
         refused = Finding("P-SETTINGS", "wrong", "settings", str(error), CORRECT)
         return tuple(concluded([refused], ALL_GROUPS))
@@ -320,7 +320,7 @@ def _config_findings(
 
     `refusal`: why the present settings are not taken. `before`: no agent has run here yet.
     """
-    node, values, read = settings.node, plan.resolve(NodeFacts(settings.node)), plan.sources
+    node, values, read = settings.node, plan.resolve(settings.node), plan.sources
     problem = ""
     try:
         check_shares(values)

@@ -63,7 +63,7 @@ from agent.kube.reader import KubeLeftovers, NodeLeftovers
 from agent.node import ReportedGpu, read_cordon
 from agent.regions import HostRegions
 from agent.setting import text_where
-from agent.settings.reading import NodeFacts, Sources
+from agent.settings.reading import Sources
 
 PROGRAM: Final = "hami-agent-cordon"
 """The field manager: what an operator writes does not count as an agent's."""
@@ -272,7 +272,7 @@ async def _change(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     connection = connection_of(args.kubeconfig, args.context, environ)
     if args.node is None:  # the settings are read only for what nothing else says
         read = await looked(Sources(None, environ, {}, host_name()))
-        args.node = read.taken().settings(NodeFacts()).node
+        args.node = read.taken().settings().node
 
     name, is_agreed, tries, on = args.gpu, args.yes, TRIES, args.verb == "cordon"
     said = f"was {'cordoned already' if on else 'not cordoned'}; nothing was changed"
@@ -441,7 +441,7 @@ async def uninstall_here(args: argparse.Namespace, environ: Mapping[str, str], t
     UninstallRefused, PermissionFault, SettingsError, ApiNotFound (there is no such Node), ApiError.
     """
     try:
-        settings = (await started(sources(args, environ))).taken().settings(NodeFacts())
+        settings = (await started(sources(args, environ))).taken().settings()
     except SettingsError as error:
         raise UninstallRefused(str(error)) from error
 

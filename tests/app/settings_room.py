@@ -22,15 +22,7 @@ from agent.ledger import LastGood, Ledger, SourceFile
 from agent.model import GpuUuid, Scan, SliceId, SliceList
 from agent.ports import Disk
 from agent.report import ReportCells, Reporter, ReportState
-from agent.settings.reading import (
-    NodeFacts,
-    NodeValues,
-    Sources,
-    SourcesRead,
-    begin,
-    look,
-    make_plan,
-)
+from agent.settings.reading import NodeValues, Sources, SourcesRead, begin, look, make_plan
 from tests.builders import NODE, a_gpu
 from tests.fakes.apiserver import FakeApi
 from tests.fakes.chance import Seeded
@@ -84,7 +76,7 @@ class SettingsRoom:
     stored: LastGood | None = None
 
     def __post_init__(self) -> None:
-        settings = self.start.taken().settings(NodeFacts())
+        settings = self.start.taken().settings()
         self.cells = SharedCells(settings)
         self.service = SettingsService(
             start=self.start,

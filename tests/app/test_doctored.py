@@ -26,7 +26,7 @@ from agent.node import Check
 from agent.sandbox.hardware import described
 from agent.sandbox.lab.child import child_environment
 from agent.sandbox.lab.cluster import LabOptions, SandboxCluster, open_cluster
-from agent.settings.reading import NodeFacts, Sources, make_plan
+from agent.settings.reading import Sources, make_plan
 from agent.settings.schema import Settings
 from agent.witness import PodResourcesWitness
 from tests.fakes.http import a_session
@@ -81,7 +81,7 @@ async def a_node() -> AsyncIterator[SandboxCluster]:
 def settings(cluster: SandboxCluster, **more: str) -> Settings:
     words = iter(cluster.command()[1:])
     flags = dict(zip(words, words, strict=True)) | more
-    return make_plan(Sources(flags=flags, host="host")).settings(NodeFacts())
+    return make_plan(Sources(flags=flags, host="host")).settings()
 
 
 async def examine(settings: Settings, **more: Any) -> tuple[Finding, ...]:
@@ -337,7 +337,7 @@ def bare(tmp_path: Path, stub_path: Path) -> Settings:
         "--state-dir": str(tmp_path / "state"),
         "--run-dir": str(tmp_path / "run"),
     }
-    return make_plan(Sources(flags=flags, host="host")).settings(NodeFacts())
+    return make_plan(Sources(flags=flags, host="host")).settings()
 
 
 async def test_an_empty_host_lacks_everything(bare: Settings, stub_path: Path):
@@ -550,7 +550,7 @@ def test_a_lost_gpu_that_the_node_still_names_is_no_reason_to_restart_the_agent(
         )
         for gpu in gpus
     )
-    chosen = make_plan(Sources(host="host")).settings(NodeFacts())
+    chosen = make_plan(Sources(host="host")).settings()
     silent = Scan("570", gpus[:1])
     lost = msgspec.structs.replace(silent, faults=(GpuFault(gpus[1].uuid, "GPU is lost"),))
 
@@ -577,7 +577,7 @@ async def test_where_there_are_no_cdi_directories_it_matters_whether_this_is_a_p
         "--device-list-strategy": "cdi-cri",
         "--cdi-spec-dirs": f"{tmp_path}/etc,{tmp_path}/run",
     }
-    given = make_plan(Sources(flags={**flags, **more}, host="n")).settings(NodeFacts())
+    given = make_plan(Sources(flags={**flags, **more}, host="n")).settings()
     seen = NodeSeen(given, environ, frozenset({"driver"}))
     findings = await doctor.examine(seen)
 
@@ -594,7 +594,7 @@ async def test_gpus_that_are_not_shared_need_no_cdi_name(tmp_path: Path):
         "--cdi-spec-dirs": f"{tmp_path}/cdi",
     }
     own = SourceFile("c.yaml", b"sharing: {filterIndexes: [0, 1]}")
-    given = make_plan(Sources(own=own, flags=flags, host="n")).settings(NodeFacts())
+    given = make_plan(Sources(own=own, flags=flags, host="n")).settings()
     findings = await examine(given, groups=frozenset({"driver"}))
 
     assert "ok" == findings[-1].verdict
