@@ -2,11 +2,11 @@
 
 import asyncio
 import datetime as dt
-import enum
+import math
 import random
 from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping
-from typing import Final, NoReturn
+from typing import Final, Literal, NoReturn
 
 import msgspec
 import structlog
@@ -30,7 +30,17 @@ from agent.kit.cell import Cell, News
 from agent.kit.tasks import Allowance, Backoff
 from agent.kit.timing import Tally
 from agent.ledger import Ledger
-from agent.model import Cause, Condition, GpuFault, GpuUuid, Health, Inventory, SharedGpu, Trouble
+from agent.model import (
+    Action,
+    Cause,
+    Condition,
+    GpuFault,
+    GpuUuid,
+    Health,
+    Inventory,
+    SharedGpu,
+    Trouble,
+)
 from agent.node.devices import cordon_events, read_cordon
 from agent.ports import Clock, NodeApi
 
@@ -133,6 +143,8 @@ async def follow_cordons(
 
 WELL: Final = "answering again; the agent receives events"
 TEXT_LIMIT: Final = 1024
+_STRENGTH: Final[dict[str, int]] = {action: rank for rank, action in enumerate(Action)}
+"""From the weakest to the strongest. An action of a newer agent is not known."""
 
 
 def gpu_events(
@@ -172,21 +184,18 @@ def believed(said: Inventory, new: Inventory, doubted: Collection[GpuUuid]) -> I
 
 
 def _may_turn(said: SharedGpu, gpu: SharedGpu | None) -> bool:
+    before = said.health
+    was_unwell = not _is_well(before) and before.cause != Cause.OFF
     if gpu is None:
-        return _is_unwell(said.health)
-    if _state(said.health) == _state(gpu.health):
-        moved = said.present != gpu.present
+        return was_unwell
+    if _state(before) == _state(gpu.health):
         is_gone = not gpu.present and not gpu.there and gpu.health.cause != Cause.OFF
-        return moved and (is_gone or _is_unwell(said.health))
-    if said.health.cause == Cause.RELEASED and gpu.health.silent:
+        return said.present != gpu.present and (is_gone or was_unwell)
+    if before.cause == Cause.RELEASED and gpu.health.silent:
         return True
 
-    is_better = _is_well(gpu.health) or (said.health.silent and gpu.health.cause == Cause.MONITOR)
-    return is_better and _is_unwell(said.health) and not said.health.ill
-
-
-def _is_unwell(health: Health) -> bool:
-    return not _is_well(health) and health.cause != Cause.OFF
+    is_better = _is_well(gpu.health) or (before.silent and gpu.health.cause == Cause.MONITOR)
+    return is_better and was_unwell and not before.ill
 
 
 def gpus_in_words(gpus: Iterable[SharedGpu]) -> str:
@@ -223,7 +232,9 @@ def _of_health(old: Inventory, new: Inventory) -> Iterator[NodeEvent]:
 def _news(before: Health | None, health: Health) -> NodeEvent | None:
     """The Event about a health that differs from `before` (None: the GPU was not there)."""
     if before is not None and _state(before) == _state(health):
-        return None
+        asks_more = _STRENGTH.get(health.action, 0) > _STRENGTH.get(before.action, 0)
+        is_worse = health.ill and asks_more
+        return NodeEvent("GpuUnhealthy", health.text, warning=True) if is_worse else None
 
     if _is_well(health):
         # Of a GPU that was not there, people hear only that it is not healthy.
@@ -379,8 +390,7 @@ async def follow_left_out(
     """
     loop, news = asyncio.get_running_loop(), News(left_out)
     due: dict[GpuFault, float] = {}
-    """Each fault, and when its Event is due (loop time)."""
-    told: set[GpuFault] = set()
+    """Each fault, and when its Event is due (loop time); infinite: it was written."""
 
     while True:
         now = loop.time()
@@ -388,9 +398,8 @@ async def follow_left_out(
             fault: due.get(fault, now + (WAKING if fault.trouble is Trouble.SILENT else 0.0))
             for fault in left_out.value
         }
-        told &= due.keys()
-        for fault in [fault for fault, at in due.items() if at <= now and fault not in told]:
-            told.add(fault)
+        for fault in [fault for fault, at in due.items() if at <= now]:
+            due[fault] = math.inf
             known = inventory.value.find(GpuUuid(fault.gpu))
             is_said = (
                 known is not None
@@ -401,8 +410,8 @@ async def follow_left_out(
                 text = f"GPU {fault.gpu} is not shared: {fault.text} [GpuLeftOut]"
                 say(NodeEvent("GpuLeftOut", text, warning=True))
 
-        waits = [at for at in due.values() if now < at]
-        await news.wait(min(waits) - now if waits else None)
+        left = min(due.values(), default=math.inf) - now
+        await news.wait(left if left < math.inf else None)
 
 
 async def keep_condition(
@@ -466,31 +475,20 @@ STAMP_EVERY = 30.0
 UNSEEN = "the Node has not been seen yet"
 
 
-class Reason(enum.StrEnum):
-    """Why the annotation is written."""
-
-    MISSING = "missing"
-    NODE_CREATED = "node-created"
-    INVENTORY = "inventory"
-    HEALTH = "health"
-    """Of a GPU that is reported; others may differ in more."""
-    SCORE = "score"
-    """Only the score annotation differs."""
-    FOREIGN = "foreign"
-    """Another writer changed what the agent wrote."""
-    STAMP = "stamp"
-    """Nothing differs, but the scheduler needs a stamp."""
-
-
-class ReportState(msgspec.Struct, frozen=True):
-    """Whether the API server holds the report of the inventory; `reason`: why not."""
-
-    reported: bool = False
-    reason: str = UNSEEN
+Reason = Literal[
+    "missing",
+    "node-created",
+    "inventory",
+    "health",  # of a GPU that is reported; others may differ in more
+    "score",  # only the score annotation differs
+    "foreign",  # another writer changed what the agent wrote
+    "stamp",  # nothing differs, but the scheduler needs a stamp
+]
+"""Why the annotation is written."""
 
 
 class ReportCells(msgspec.Struct, frozen=True):
-    """The facts that the reporter reads, and `state`, which it alone writes.
+    """The facts that the reporter reads.
 
     `returns`: how often the API server came back after it was lost.
     """
@@ -499,7 +497,6 @@ class ReportCells(msgspec.Struct, frozen=True):
     node: Cell[NodeView | None]
     returns: Cell[int]
     settings: Cell[ReportSettings]
-    state: Cell[ReportState]
 
 
 Target = tuple[str, str, str | None]
@@ -517,6 +514,8 @@ class DueWrite(msgspec.Struct, frozen=True):
 class Reporter:
     """Writes the annotation. `writes` counts by reason, `failures` by HTTP status.
 
+    `unreported`: why the API server does not hold the report of the inventory; empty: it does.
+
     If it `observes`, it writes nothing, and `pending` has what it would write: annotations, None
     removes one. Stamps are not among them.
     """
@@ -532,6 +531,7 @@ class Reporter:
         *,
         observes: bool = False,
     ) -> None:
+        self.unreported = Cell(UNSEEN)
         self.pending: Mapping[str, str | None] = {}
         self.writes = Tally(
             "report_writes_total", "Writes of the register annotation.", ("reason",)
@@ -577,7 +577,7 @@ class Reporter:
             elif isinstance(need, str):
                 self._rest(need)
             else:
-                if need.reason is Reason.STAMP and self._failed is None:
+                if need.reason == "stamp" and self._failed is None:
                     self._rest("")
                 left = self._turn(need, loop.time()) - loop.time()
                 if left < TICK:
@@ -598,7 +598,7 @@ class Reporter:
 
     def _rest(self, reason: str) -> None:
         """Publish that nothing differs (`reason` is empty), or why there is no report yet."""
-        self._cells.state.set(ReportState(reported=not reason, reason=reason))
+        self.unreported.set(reason)
         self._due = None
 
     def _show(self, need: DueWrite | str) -> None:
@@ -624,23 +624,23 @@ class Reporter:
             return "no GPU has been found yet"
         target = node.uid, report.register, report.score
         if report.is_said:
-            return DueWrite(target, report, Reason.STAMP) if settings.profile.stamps else ""
+            return DueWrite(target, report, "stamp") if settings.profile.stamps else ""
 
-        reason = Reason.HEALTH if report.changes_health else Reason.INVENTORY
+        reason: Reason = "health" if report.changes_health else "inventory"
         if self._written is not None and self._written[0] != node.uid:
-            reason = Reason.NODE_CREATED
+            reason = "node-created"
         elif self._written == target:
-            reason = Reason.FOREIGN
+            reason = "foreign"
         elif REGISTER not in node.annotations:
-            reason = Reason.MISSING
+            reason = "missing"
         elif not report.register_differs:
-            reason = Reason.SCORE
+            reason = "score"
 
         return DueWrite(target, report, reason)
 
     def _turn(self, need: DueWrite, now: float) -> float:
         turn = now
-        if need.reason is Reason.STAMP:
+        if need.reason == "stamp":
             turn = now if self._stamped is None else self._stamped + STAMP_EVERY
         elif not need.report.changes_health:  # a changed health is told without the SPREAD
             if self._due is None:
@@ -653,7 +653,7 @@ class Reporter:
             if is_asked or target == need.target:
                 turn = max(turn, retry_at)
 
-        if need.reason is Reason.FOREIGN:
+        if need.reason == "foreign":
             turn = max(turn, self._fight_ends(now))
         return turn
 
@@ -671,7 +671,7 @@ class Reporter:
             self._conflict = ends
             log.error("report.conflict", rounds=len(rounds))
             self._say(NodeEvent("ReportConflict", CONFLICT, warning=True))
-        self._cells.state.set(ReportState(reported=False, reason=CONFLICT))
+        self.unreported.set(CONFLICT)
         return ends
 
     async def _write(self, need: DueWrite) -> None:
@@ -689,22 +689,22 @@ class Reporter:
             is_asked = error.retry_after is not None or isinstance(error, ApiThrottled)
             self._failed = need.target, is_asked, loop.time() + delay
             self.failures.add(str(error.status or "none"))
-            self._cells.state.set(ReportState(reported=False, reason=str(error)))
+            self.unreported.set(str(error))
             return
 
         self._failed = self._due = None
         self._backoff.reset()
         self._stamped = loop.time()
-        self.writes.add(need.reason.value)
+        self.writes.add(need.reason)
 
-        if need.reason is not Reason.STAMP:
-            if need.reason is not Reason.FOREIGN:
+        if need.reason != "stamp":
+            if need.reason != "foreign":
                 self._rounds.clear()
             else:
                 self._rounds.append(self._stamped)
 
             self._written = need.target
-            log.info("report.written", reason=need.reason.value, node_uid=need.target[0])
+            log.info("report.written", reason=need.reason, node_uid=need.target[0])
             if SCORE in changes and need.report.lopsided:
                 pairs = ", ".join(f"{one} and {other}" for one, other in need.report.lopsided)
                 text = f"a link may be broken, because only one of its two GPUs reports it: {pairs}"

@@ -99,15 +99,15 @@ class WebDoors:
         others: dict[str, str] = {}
 
         if not agent.observes:
-            told = agent.registration.state.value
+            told, streams = agent.registration.state.value, agent.server.streams.value
             required |= {
                 "server": "" if agent.server.endpoint else "the plugin's socket does not serve yet",
                 "registered": "" if told.registered else told.text,
-                "stream": "" if told.stream else told.text or "the kubelet takes no lists",
+                "stream": "" if streams > 0 else told.text or "the kubelet takes no lists",
             }
 
         if (report := agent.report) is not None:  # plain mode needs no API server
-            table, now = facts.pods.value, agent.reported.value
+            table = facts.pods.value
             if not agent.observes:
                 unread = "the API server has not listed this node's pods yet"
                 since = f" since {table.lost_at:%Y-%m-%d %H:%M:%S} UTC" if table.lost_at else ""
@@ -116,7 +116,7 @@ class WebDoors:
                 required["api_synced"] = "" if table.synced else f"{unread}{why}"
                 others["api"] = f"{down}; new pods may be refused [HA-2010]" if table.stale else ""
 
-            others["report"] = "" if now.reported else now.reason
+            others["report"] = report.unreported.value
             if agent.observes:
                 pending = ", ".join(sorted(report.pending))
                 others["observed"] = f"would write {pending}; the log says what" if pending else ""
@@ -250,7 +250,7 @@ def _actions(agent: NodeAgent) -> api.Actions:
 
 
 def _series_of(agent: NodeAgent) -> metrics.MetricSources:
-    state, traffic = agent.state, agent.server.traffic
+    state, server = agent.state, agent.server
     cleared, registration, reconcile = agent.cleared, agent.registration, agent.reconcile
     clock = agent.adapters.clock
     tallies: list[Tally] = [
@@ -260,7 +260,7 @@ def _series_of(agent: NodeAgent) -> metrics.MetricSources:
         agent.health.xid_events,
         agent.health.transitions,
         agent.notices.unposted,
-        traffic.calls,
+        server.calls,
     ]
 
     readings: list[metrics.Gauge] = [
@@ -268,7 +268,7 @@ def _series_of(agent: NodeAgent) -> metrics.MetricSources:
         (
             "kubelet_stream_up",
             "1 while the kubelet receives the lists of slices.",
-            lambda: float(registration.state.value.stream),
+            lambda: float(server.streams.value > 0),
         ),
         (
             "directories_kept",
@@ -304,4 +304,4 @@ def _series_of(agent: NodeAgent) -> metrics.MetricSources:
                 lambda: gaps(state.ledger.value, clock.now())[0],
             )
         )
-    return metrics.MetricSources(tallies, (traffic.durations, agent.allocation.waits), readings)
+    return metrics.MetricSources(tallies, (server.durations, agent.allocation.waits), readings)

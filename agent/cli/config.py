@@ -15,8 +15,7 @@ from agent.cli.main import OK, PROBLEM, TABLE, Subparsers, add_output
 from agent.cli.output import UNFOLDED, answer, terminal_width
 from agent.cli.settings_args import add_settings, flags, looked, sources
 from agent.errors import SettingsError, cap
-from agent.host.files import check_size, read_file
-from agent.host.process import host_name
+from agent.host.files import check_size, host_name, read_file
 from agent.ledger import SourceFile
 from agent.settings.files import first_of, kept, refuse
 from agent.settings.reading import MAX_JSON, MAX_YAML, make_plan

@@ -4,8 +4,7 @@ import argparse
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
-from agent.host.files import Worker
-from agent.host.process import host_name
+from agent.host.files import Worker, host_name
 from agent.setting import boolean
 from agent.settings.reading import FOREIGN, SourcesRead, begin, look
 from agent.settings.schema import FIELDS

@@ -24,7 +24,7 @@ from aiohttp import web
 from agent.errors import cap
 from agent.health.watch import ALL, GpuRelease, Recheck
 from agent.kit.tasks import Allowance
-from agent.kit.unix import peer_uid
+from agent.kubelet.door import peer_uid
 from agent.model import NO_INDEX, ReaderPolicy, SharedGpu
 from agent.node.findings import STANDBY, Check, degraded, is_ready
 from agent.status import (

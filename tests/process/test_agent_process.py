@@ -18,7 +18,7 @@ import grpc
 import pytest
 
 from agent.cluster import BIND_PHASE, PHASE_SUCCESS, REGISTER
-from agent.host.process import MACHINE_ID, read_id
+from agent.host.files import MACHINE_ID, read_id
 from agent.ledger import Ledger, State, container_directory
 from agent.sandbox.kubelet.services import PodResourcesLister
 from agent.sandbox.lab.cluster import NAMESPACE, RESOURCE, SandboxCluster, fetch, open_cluster

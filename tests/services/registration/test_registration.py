@@ -6,26 +6,18 @@ All on virtual time, without sockets.
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 
 import pytest
 
 from agent.errors import KubeletError, PermissionFault, RegistrationRefused
 from agent.kit.cell import Cell
-from agent.kubelet.register import (
-    LOOK_AGAIN,
-    SETTLE,
-    KubeletWatch,
-    Registration,
-    RegistrationState,
-    Rivals,
-)
+from agent.kubelet.register import LOOK_AGAIN, SETTLE, Registration, RegistrationState, Rivals
 from agent.ledger import KubeletEpoch
 from tests.fakes.registration_side import KubeletSide, a_registration, gaps, raising
 from tests.services.at_work import at_work
 
-SERVING = RegistrationState(
-    registered=True, stream=True, text="registered, the kubelet takes our lists"
-)
+SERVING = RegistrationState(registered=True, text="registered, the kubelet takes our lists")
 
 
 def now() -> float:
@@ -51,7 +43,7 @@ async def test_it_registers_at_once_and_says_so():
     began = now()
 
     async with a_registration(side) as registration:
-        state = await registration.state.until(lambda state: state.stream and state.registered)
+        state = await registration.state.until(lambda state: state.registered)
 
         assert SERVING == state
         assert [(began, side.endpoint)] == side.calls
@@ -215,7 +207,7 @@ async def test_a_name_that_comes_during_a_bind_or_a_failing_register_gets_a_sock
         side.answer = side.open_stream
         await registration.state.until(lambda state: state == SERVING)
 
-        assert "example.com/vgpu" == side.registered == side.serves
+        assert "example.com/vgpu" == side.registered == side.served
 
 
 # Register calls that fail, hang or lead to nothing.
@@ -257,7 +249,7 @@ async def test_a_kubelet_that_begins_to_listen_late_is_registered_with_at_once()
         side.answer = side.open_stream
         await asyncio.sleep(0.051)
 
-        assert registration.state.value.stream
+        assert SERVING == registration.state.value
 
 
 async def test_a_refusal_that_no_repetition_mends_is_repeated_once_a_minute():
@@ -270,7 +262,7 @@ async def test_a_refusal_that_no_repetition_mends_is_repeated_once_a_minute():
         assert "is invalid" in registration.state.value.text
         side.answer = side.open_stream
         side.start_kubelet()
-        await registration.state.until(lambda state: state.stream)
+        await registration.state.until(lambda state: state == SERVING)
 
 
 async def test_already_connected_without_a_stream_needs_a_new_name():
@@ -327,7 +319,7 @@ async def test_a_kubelet_that_takes_nine_seconds_is_waited_for():
         await asyncio.sleep(30)
 
         assert 1 == len(side.calls)
-        assert registration.state.value.stream
+        assert SERVING == registration.state.value
 
 
 async def test_a_stream_that_opens_before_the_answer_counts():
@@ -337,8 +329,6 @@ async def test_a_stream_that_opens_before_the_answer_counts():
     async with a_registration(side) as registration:
         await asyncio.sleep(1)
         side.open_stream()
-        await asyncio.sleep(0.1)
-        assert registration.state.value.stream
         await asyncio.sleep(60)
 
         assert 1 == len(side.calls)
@@ -368,7 +358,7 @@ async def test_delays_grow_while_streams_are_short_and_start_over_after_a_stable
     waits = []
     async with a_registration(side) as registration:
         for life in (1, 1, 1, 1, 11, 1):
-            await registration.state.until(lambda state: state.registered and state.stream)
+            await registration.state.until(lambda state: state == SERVING)
             await asyncio.sleep(life)
             lost = now()
             side.streams.set(0)
@@ -390,7 +380,7 @@ async def test_a_server_that_cannot_be_bound_is_tried_again_and_never_registered
 
         side.bind_failure = None
         await asyncio.sleep(16)
-        assert registration.state.value.stream
+        assert SERVING == registration.state.value
 
 
 async def test_one_line_is_logged_for_each_change(capsys: pytest.CaptureFixture[str]):
@@ -412,7 +402,7 @@ async def test_one_line_is_logged_for_each_change(capsys: pytest.CaptureFixture[
 
 async def test_a_new_kubelet_is_a_new_epoch() -> None:
     side = KubeletSide()
-    kubelet = KubeletWatch(side)
+    kubelet = side
     async with at_work(kubelet.run):
         side.start_kubelet()
         first = await kubelet.epoch.until(lambda epoch: epoch is not None)
@@ -426,7 +416,8 @@ async def test_a_new_kubelet_is_a_new_epoch() -> None:
 
 async def test_whatever_comes_or_goes_in_the_directory_is_passed_on() -> None:
     side, heard = KubeletSide(), asyncio.Queue[str]()
-    kubelet = KubeletWatch(side, heard.put_nowait)
+    kubelet = side
+    kubelet.listeners = [heard.put_nowait]
     async with at_work(kubelet.run):
         for name in ("ours.sock", "nvidia-gpu.sock", ""):
             side.report(name)
@@ -435,7 +426,7 @@ async def test_whatever_comes_or_goes_in_the_directory_is_passed_on() -> None:
 
 async def test_the_epoch_of_an_answer_is_looked_up_and_not_remembered() -> None:
     side = KubeletSide()
-    kubelet = KubeletWatch(side)
+    kubelet = side
     side.touch_kubelet()
 
     assert kubelet.epoch.value is None
@@ -444,22 +435,13 @@ async def test_the_epoch_of_an_answer_is_looked_up_and_not_remembered() -> None:
 
 async def test_a_directory_that_cannot_be_looked_at_leaves_the_last_epoch() -> None:
     class Broken(KubeletSide):
-        def epoch(self) -> KubeletEpoch | None:
+        def read(self, name: str) -> KubeletEpoch | None:
             raise KubeletError("no access")
 
-    kubelet = KubeletWatch(Broken())
+    kubelet = Broken()
     kubelet.epoch.set(KubeletEpoch(1, 2))
 
     assert kubelet.now() == KubeletEpoch(1, 2)
-
-
-async def test_a_watch_that_ends_is_an_error() -> None:
-    class Ending(KubeletSide):
-        async def changes(self):
-            yield ""
-
-    with pytest.raises(KubeletError, match="directory ended"):
-        await KubeletWatch(Ending()).run()
 
 
 # Another plugin for our resource that comes and goes: told once, and the registration renewed.
@@ -472,9 +454,6 @@ CONFLICT = ["PluginConflict"]
 
 class Side:
     """Plays the other plugin's socket and our registration."""
-
-    path = "/d/nvidia-gpu.sock"
-    name = "nvidia-gpu.sock"
 
     def __init__(self, *, answers: bool | None = None) -> None:
         self.resource = Cell("nvidia.com/gpu")
@@ -505,7 +484,8 @@ class Side:
 
 @contextlib.asynccontextmanager
 async def watched(side: Side):
-    rivals = Rivals(side, side, lambda event: side.said.append(event.reason))  # type: ignore[arg-type]
+    rivals = Rivals(Path("/d"), side.resource, side, lambda event: side.said.append(event.reason))  # type: ignore[arg-type]
+    rivals.answers = side.answers  # type: ignore[method-assign]
     side.heard = rivals.heard
     async with at_work(rivals.run):
         await asyncio.sleep(SOON)

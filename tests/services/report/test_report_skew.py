@@ -208,7 +208,7 @@ async def test_old_schedulers_take_a_node_back_within_15_seconds_of_an_outage(ve
         room.api.end_outage()
         written = room.written("stamp")
         async with asyncio.timeout(120):
-            await room.state.until(lambda _: room.written("stamp") > written)
+            await room.reporter.unreported.until(lambda _: room.written("stamp") > written)
 
         await scheduler.seconds_until(room.inventory.value, INTERVAL)
 

@@ -25,7 +25,7 @@ from agent.hami.annotations import (
     registered,
 )
 from agent.model import Condition, Inventory, Link, PciPath
-from agent.report import CONFLICT, DELAYS, SPREAD, TICK, ReportState
+from agent.report import CONFLICT, DELAYS, SPREAD, TICK
 from tests.builders import a_gpu, a_health, a_shared_gpu, a_uuid, an_inventory
 from tests.fakes.apiserver import FakeApi
 from tests.fakes.clock import START
@@ -155,7 +155,7 @@ async def test_without_a_gpu_to_tell_of_nothing_is_written(
 
     async with reporting(api, inventory=inventory) as room:
         await asyncio.sleep(3600)
-        assert "no GPU has been found yet" == room.state.value.reason
+        assert "no GPU has been found yet" == room.unreported
 
     assert 0 == api.writes
 
@@ -186,8 +186,8 @@ async def test_a_refused_write_is_said_and_tried_again_until_it_is_taken(error: 
         room.api.fail(error, count=20, call="annotate_node")
         room.inventory.set(an_inventory(count=3, generation=2))
         await asyncio.sleep(60)
-        assert not room.state.value.reported
-        assert str(error) == room.state.value.reason
+        assert room.unreported
+        assert str(error) == room.unreported
         tried = room.api.writes
         await room.settled()
 
@@ -297,7 +297,7 @@ async def test_a_node_that_is_gone_while_it_is_written_to_gets_its_text_when_it_
         room.inventory.set(an_inventory(count=3, generation=2))
         room.api.fail(ApiNotFound("no such Node", status=404), call="annotate_node")
         await asyncio.sleep(600)
-        assert not room.state.value.reported
+        assert room.unreported
         room.api.create_node()
         await room.settled()
 
@@ -363,7 +363,7 @@ async def test_five_rounds_are_put_right_and_the_sixth_begins_a_truce_of_ten_min
         before = room.api.writes
         await fight(room, 100)
         assert before == room.api.writes
-        assert ReportState(reported=False, reason=CONFLICT) == room.state.value
+        assert CONFLICT == room.unreported
         (event,) = room.events
         assert ("ReportConflict", CONFLICT, True) == (event.reason, event.text, event.warning)
         assert REGISTER in CONFLICT
@@ -374,7 +374,7 @@ async def test_five_rounds_are_put_right_and_the_sixth_begins_a_truce_of_ten_min
         assert not room.told(an_inventory())
         await asyncio.sleep(10)
         assert room.told(an_inventory())
-        assert room.state.value.reported
+        assert not room.unreported
 
 
 async def test_a_changed_inventory_ends_the_truce_at_once_and_the_rounds_are_counted_anew():
@@ -398,7 +398,7 @@ async def test_a_truce_is_not_over_because_the_other_writer_once_wrote_our_text(
         await asyncio.sleep(1)
         await fight(room, 1)
 
-        assert ReportState(reported=False, reason=CONFLICT) == room.state.value
+        assert CONFLICT == room.unreported
         assert ["ReportConflict"] == [event.reason for event in room.events]
 
 
@@ -462,7 +462,7 @@ async def test_the_text_has_records_and_a_stamp_is_written_every_30_seconds_and_
         assert 120 == room.written("stamp")
         assert 121 == room.api.writes
         assert START + dt.timedelta(hours=1) == stamp(room)
-        assert room.state.value.reported
+        assert not room.unreported
 
 
 async def test_a_request_of_the_scheduler_is_answered_with_the_next_stamp():
@@ -506,11 +506,11 @@ async def test_a_stamp_that_failed_is_tried_again_and_said():
     async with reported(settings=COLON) as room:
         room.api.fail(ApiError("connection refused"), count=2, call="annotate_node")
         await asyncio.sleep(30.5)
-        assert not room.state.value.reported
-        assert "connection refused" == room.state.value.reason
+        assert room.unreported
+        assert "connection refused" == room.unreported
         await asyncio.sleep(10)
 
-        assert room.state.value.reported
+        assert not room.unreported
         assert 1 == room.written("stamp")
 
 
@@ -523,7 +523,7 @@ async def test_no_stamp_is_written_while_another_writer_is_left_alone():
         await asyncio.sleep(300)
 
         assert before == room.api.writes
-        assert CONFLICT == room.state.value.reason
+        assert CONFLICT == room.unreported
 
 
 async def test_a_scheduler_that_was_updated_gets_its_text_with_the_changed_setting():
