@@ -162,8 +162,8 @@ def gpu_events(
     return (*_of_health(old, new), *_of_inventory(old, new, left_out), *_of_pods(old, new, ledger))
 
 
-def turning(said: Inventory, new: Inventory) -> frozenset[GpuUuid]:
-    """The GPUs whose only change may reverse within seconds, so that its Event should wait.
+def may_turn(said: SharedGpu, gpu: SharedGpu | None) -> bool:
+    """Whether the only change of a GPU may reverse within seconds, so that its Event should wait.
 
     - A silent GPU answers again; or an unhealthy or silent GPU comes or goes. Resets and a driver
       that answers irregularly look like this.
@@ -172,18 +172,6 @@ def turning(said: Inventory, new: Inventory) -> frozenset[GpuUuid]:
 
     A change for the worse is never among them.
     """
-    pairs = ((before, new.find(before.uuid)) for before in said.gpus)
-    return frozenset(before.uuid for before, gpu in pairs if _may_turn(before, gpu))
-
-
-def believed(said: Inventory, new: Inventory, doubted: Collection[GpuUuid]) -> Inventory:
-    """`new`, with the `doubted` GPUs as they are in `said`, the inventory reported last."""
-    kept = (gpu for gpu in said.gpus if gpu.uuid in doubted)
-    fresh = (gpu for gpu in new.gpus if gpu.uuid not in doubted)
-    return msgspec.structs.replace(new, gpus=(*fresh, *kept))
-
-
-def _may_turn(said: SharedGpu, gpu: SharedGpu | None) -> bool:
     before = said.health
     was_unwell = not _is_well(before) and before.cause != Cause.OFF
     if gpu is None:
@@ -337,7 +325,7 @@ def gpu_degraded(inventory: Inventory, now: dt.datetime) -> NodeCondition:
 # Writes Events when GPUs change or are left out, and the Node condition GpuDegraded.
 
 CALM: Final = 30.0
-"""Seconds that a change which may reverse (`turning`) must last before its Event."""
+"""Seconds that a change which may reverse (may_turn) must last before its Event."""
 
 WAKING: Final = 30.0
 """Seconds without an answer before a GPU is reported as left out: it may be initialising."""
@@ -364,9 +352,12 @@ async def follow_gpus(
         found, now = inventory.value, loop.time()
         if found.generation:  # before, the driver was not asked
             before = said or found
-            turns = {uuid: unsaid.get(uuid, now + CALM) for uuid in turning(before, found)}
+            turning = (gpu.uuid for gpu in before.gpus if may_turn(gpu, found.find(gpu.uuid)))
+            turns = {uuid: unsaid.get(uuid, now + CALM) for uuid in turning}
             unsaid = {uuid: until for uuid, until in turns.items() if now < until}
-            said = believed(before, found, unsaid)
+            kept = (gpu for gpu in before.gpus if gpu.uuid in unsaid)
+            fresh = (gpu for gpu in found.gpus if gpu.uuid not in unsaid)
+            said = msgspec.structs.replace(found, gpus=(*fresh, *kept))
 
             explained = {fault.gpu for fault in left_out.value}
             # A row stays for a while after its pod has ended.
@@ -425,21 +416,20 @@ async def keep_condition(
     A Node that is created again has none. A condition that differs only in `since` is not written.
     Raises ApiError; it can be started again.
     """
-    written: NodeCondition | None = None
-    uid, news = "", News(inventory, node)
+    written: tuple[str, NodeCondition] | None = None
+    """What was written, and the UID of the Node."""
+    news = News(inventory, node)
 
     while True:
         found, seen = inventory.value, node.value
         if seen is not None and found.generation:  # before, the driver was not asked
-            if seen.uid != uid:
-                uid, written = seen.uid, None
             wanted = gpu_degraded(found, clock.now())
-            if written is not None and wanted.status == written.status:
+            if written is not None and (seen.uid, wanted.status) == (written[0], written[1].status):
                 # It has lasted since then.
-                wanted = msgspec.structs.replace(wanted, since=written.since)
-            if wanted != written:
+                wanted = msgspec.structs.replace(wanted, since=written[1].since)
+            if (seen.uid, wanted) != written:
                 await write(wanted)
-                written = wanted
+                written = seen.uid, wanted
 
         await news.wait()
 
@@ -569,7 +559,12 @@ class Reporter:
         while True:
             if cells.returns.value != self._returns:
                 self._returns = cells.returns.value
-                self._retry_soon()
+                # The API server is back: a failed write is repeated soon, unless it asked to wait.
+                if self._failed is not None and not self._failed[1]:
+                    target, is_asked, retry_at = self._failed
+                    soon = loop.time() + self._random.uniform(0.0, SPREAD)
+                    self._failed = target, is_asked, min(retry_at, soon)
+                    self._backoff.reset()
 
             need, left = self._need(), None
             if self._observes:
@@ -585,16 +580,6 @@ class Reporter:
                     continue
 
             await news.wait(left)
-
-    def _retry_soon(self) -> None:
-        """Repeat a failed write soon: the API server is back. But wait if it asked for that."""
-        if self._failed is None:
-            return
-        target, is_asked, retry_at = self._failed
-        if not is_asked:
-            soon = asyncio.get_running_loop().time() + self._random.uniform(0.0, SPREAD)
-            self._failed = target, is_asked, min(retry_at, soon)
-            self._backoff.reset()
 
     def _rest(self, reason: str) -> None:
         """Publish that nothing differs (`reason` is empty), or why there is no report yet."""
@@ -639,6 +624,7 @@ class Reporter:
         return DueWrite(target, report, reason)
 
     def _turn(self, need: DueWrite, now: float) -> float:
+        """The loop time at which the write may be made."""
         turn = now
         if need.reason == "stamp":
             turn = now if self._stamped is None else self._stamped + STAMP_EVERY
@@ -653,26 +639,18 @@ class Reporter:
             if is_asked or target == need.target:
                 turn = max(turn, retry_at)
 
-        if need.reason == "foreign":
-            turn = max(turn, self._fight_ends(now))
-        return turn
-
-    def _fight_ends(self, now: float) -> float:
-        """The loop time at which corrections may go on, and tell of a fight that has begun.
-
-        A write for another reason than FOREIGN, such as a changed inventory, ends the wait.
-        """
+        # A write for another reason, such as a changed inventory, ends the wait of a fight.
         rounds = self._rounds
-        if len(rounds) < ROUNDS or rounds[-1] - rounds[0] >= FIGHT or rounds[-1] + FIGHT <= now:
-            return now
-
-        ends = rounds[-1] + FIGHT
-        if ends != self._conflict:
-            self._conflict = ends
-            log.error("report.conflict", rounds=len(rounds))
-            self._say(NodeEvent("ReportConflict", CONFLICT, warning=True))
-        self.unreported.set(CONFLICT)
-        return ends
+        if need.reason == "foreign" and len(rounds) == ROUNDS and rounds[-1] - rounds[0] < FIGHT:
+            ends = rounds[-1] + FIGHT
+            if now < ends:
+                self.unreported.set(CONFLICT)
+                turn = max(turn, ends)
+                if ends != self._conflict:
+                    self._conflict = ends
+                    log.error("report.conflict", rounds=len(rounds))
+                    self._say(NodeEvent("ReportConflict", CONFLICT, warning=True))
+        return turn
 
     async def _write(self, need: DueWrite) -> None:
         loop = asyncio.get_running_loop()

@@ -693,13 +693,16 @@ class PluginServer:
         self, message: pluginapi.PreferredAllocationRequest
     ) -> pluginapi.PreferredAllocationResponse:
         """Return a choice for each container, in order."""
-        answers = []
-        for request in message.container_requests:
-            available = _ids(request.available_deviceIDs)
-            must_include = _ids(request.must_include_deviceIDs)
-            chosen = await self.allocator.prefer(available, must_include, request.allocation_size)
-            answers.append(pluginapi.ContainerPreferredAllocationResponse(device_i_ds=list(chosen)))
-        return pluginapi.PreferredAllocationResponse(container_responses=answers)
+        chosen = [
+            await self.allocator.prefer(
+                _ids(request.available_deviceIDs),
+                _ids(request.must_include_deviceIDs),
+                request.allocation_size,
+            )
+            for request in message.container_requests
+        ]
+        answers = [pluginapi.ContainerPreferredAllocationResponse(list(ids)) for ids in chosen]
+        return pluginapi.PreferredAllocationResponse(answers)
 
     async def allocate(self, message: pluginapi.AllocateRequest) -> pluginapi.AllocateResponse:
         """Return one answer for each container request, in order.

@@ -7,7 +7,7 @@ import pytest
 
 from agent.cluster import NodeView, Phase, Role
 from agent.errors import Refusal, RefusalReason
-from agent.kit.turns import BOOKING
+from agent.kit.timing import BOOKING
 from agent.ledger import ContainerKey, KubeletEpoch
 from agent.reconcile import Adoption
 from agent.settle import EffectKind
