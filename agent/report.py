@@ -22,6 +22,7 @@ from agent.cluster import (
     NodeEvent,
     NodeView,
     PodTable,
+    PodUid,
 )
 from agent.errors import ApiError, ApiThrottled
 from agent.hami.annotations import NodeReport, ReportSettings, encode_reported, report_of
@@ -110,8 +111,8 @@ class NodeEventQueue:
                     await asyncio.sleep(error.retry_after or AGAIN)
                     continue
                 if (others := self._refused.admit()) is not None:
-                    text = str(error)
-                    log.warning("event.refused", reason=event.reason, others=others, err=text)
+                    reason, err = event.reason, str(error)
+                    log.warning("event.refused", reason=reason, others=others, err=err)
                 outcome = "refused"
 
             if outcome:  # the API server keeps, and its client counts, what was posted
@@ -271,25 +272,20 @@ def _of_pods(old: Inventory, new: Inventory, ledger: Ledger) -> Iterator[NodeEve
     """One Event for each pod, about the first of its GPUs that became unusable."""
     well = {gpu.uuid for gpu in old.gpus if not _harm(gpu)}
     fallen = {gpu.uuid: gpu for gpu in new.gpus if gpu.uuid in well and _harm(gpu)}
-    told: set[tuple[str, str, str]] = set()
+    pods: dict[tuple[str, str, PodUid], SharedGpu] = {}
     for row in ledger.rows if fallen else ():
         gpu = next((fallen[uuid] for uuid in row.gpus if uuid in fallen), None)
-        pod = row.namespace, row.pod, row.pod_uid
-        if gpu is None or not row.holder or pod in told:
-            continue
+        if gpu is not None and row.holder:
+            pods.setdefault((row.namespace, row.pod, row.pod_uid), gpu)
 
-        told.add(pod)
-        # Without the UID of the pod, the Event is on the Node.
-        who = "the pod" if row.pod_uid else f"pod {row.namespace}/{row.pod}"
+    for (namespace, pod, uid), gpu in pods.items():
+        who = "the pod" if uid else f"pod {namespace}/{pod}"
         text = f"{gpus_in_words([gpu])}, which {who} holds: {_harm(gpu)}."
         text += " The agent does not stop the pod."
-
         event = NodeEvent("GpuDegradedForPod", text, warning=True)
-        if row.pod_uid:
-            event = msgspec.structs.replace(
-                event, namespace=row.namespace, pod=row.pod, pod_uid=row.pod_uid
-            )
-        yield event
+        # Without the UID of the pod, the Event is on the Node.
+        of_pod = msgspec.structs.replace(event, namespace=namespace, pod=pod, pod_uid=uid)
+        yield of_pod if uid else event
 
 
 def _harm(gpu: SharedGpu) -> str:

@@ -7,7 +7,6 @@ import fcntl
 import functools
 import os
 import queue
-import re
 import socket
 import stat
 import threading
@@ -405,8 +404,9 @@ class Systemd:
     """
 
     def __init__(self, environ: Mapping[str, str]) -> None:
+        address = environ.get("NOTIFY_SOCKET", "")
         # `@` stands for the zero byte of an abstract address.
-        self._address = re.sub("^@", "\0", environ.get("NOTIFY_SOCKET", ""))
+        self._address = "\0" + address[1:] if address.startswith("@") else address
         usec, pid = environ.get("WATCHDOG_USEC", ""), str(os.getpid())
         is_meant = bool(self._address) and environ.get("WATCHDOG_PID", pid) == pid
         is_number = usec.isascii() and usec.isdigit()

@@ -12,7 +12,6 @@ import stat
 import struct
 from collections import defaultdict
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
-from contextlib import aclosing
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -635,7 +634,7 @@ class PluginServer:
             with self.admissions.busy() if is_admission else contextlib.nullcontext():
                 request = await received(stream)
                 if method == "list":
-                    async with aclosing(answer(request)) as lists:
+                    async with contextlib.aclosing(answer(request)) as lists:
                         async for encoded in lists:
                             await stream.send_message(encoded)
                 else:

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import os
 import random
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from pathlib import Path
@@ -59,10 +58,11 @@ class KubeletDirectory:
 
     async def run(self) -> None:
         """Follow the directory for ever. Raises KubeletError."""
-        async for name in self.changes():
-            for hear in self.listeners:
-                hear(name)
-            self.epoch.set(self.read(self.kubelet))
+        async with contextlib.aclosing(self.changes()) as names:
+            async for name in names:
+                for hear in self.listeners:
+                    hear(name)
+                self.epoch.set(self.read(self.kubelet))
 
     def now(self) -> KubeletEpoch | None:
         """The kubelet instance, read from its socket at this moment."""
@@ -428,7 +428,7 @@ class Rivals:
     @property
     def path(self) -> str:
         """The socket's path."""
-        return os.fspath(self._directory / self.name)
+        return str(self._directory / self.name)
 
     def answers(self) -> bool | None:
         """Whether a process listens on the socket; None: there is no such socket."""
