@@ -47,8 +47,7 @@ class Worker:
     def __init__(self, name: str, patience: float = 2.0) -> None:
         self._name = name
         self._patience = patience
-        self._queue: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None]
-        self._queue = queue.SimpleQueue()
+        self._queue = queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None]()
         self._is_running = False
 
     async def __aenter__(self) -> Self:
@@ -282,16 +281,15 @@ def read_file(path: Path, limit: int, *, needed: bool = True) -> bytes | None:
 
         # A pipe may block for ever. /dev/stdin may be one.
         if stat.S_ISFIFO(mode) and path.parent != Path("/dev"):
-            said = "is a pipe, which may block for ever; name a regular file"
-            raise SettingsError(f"{path}: {said}")
+            raise SettingsError(f"{path}: is a pipe, which may block for ever; name a regular file")
 
         with path.open("rb") as file:
             content = file.read(limit + 1)
     except OSError as error:
         if not needed and error.errno in {errno.ENOENT, errno.ENOTDIR, errno.ELOOP}:
             return None
-        said = f"cannot be read: {error.strerror or error}; check the path and its rights"
-        raise SettingsError(f"{path}: {said}") from error
+        reason = f"{error.strerror or error}; check the path and its rights"
+        raise SettingsError(f"{path}: cannot be read: {reason}") from error
 
     check_size(path, content, limit)
     return content
