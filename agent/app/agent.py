@@ -19,9 +19,8 @@ from agent.cluster import PodTable
 from agent.errors import Refusal, StateError
 from agent.health.watch import HealthWatch
 from agent.hookdirs import Cleared, HostHookDirs, clear_directories
-from agent.host.files import DirectoryWatch, HostDisk, Worker
+from agent.host.files import HostDisk, Systemd, Worker
 from agent.host.node import CdiDirectories, CgroupContainers
-from agent.host.process import Systemd
 from agent.kit.cell import Cell
 from agent.kit.tasks import Offload, Task
 from agent.kit.timing import SystemClock, Tally
@@ -155,7 +154,6 @@ class NodeAgent:
       `look`: see SettingsService.
     - `notices`: Events that wait for the API server. `journal`: what happened lately.
     - `session`, `events`, `report`: None in plain mode, which has no API server.
-    - `reported`: whether the API server holds the report.
     - `api_tallies`: counters of what talks to the API server.
     """
 
@@ -217,7 +215,7 @@ class NodeAgent:
             say=say,
             stop=stop,
             ledger=state.ledger,
-            calls=self.server.traffic.admissions,
+            calls=self.server.admissions,
         )
 
         # The GPUs.
@@ -237,21 +235,18 @@ class NodeAgent:
         self.recent = inventory.RecentlyRegistered(facts.inventory)
 
         # The kubelet's directory, and the registration there.
-        directory = DirectoryWatch(plugins, settings.paths.kubelet_socket.name)
+        kubelet_socket = settings.paths.kubelet_socket
+        self.kubelet = register.KubeletDirectory(plugins, kubelet_socket.name)
         self.registration = register.Registration(
             facts.resource,
             self.server,
-            directory,
-            register.KubeletRegistrar(settings.paths.kubelet_socket, fenced=settings.fenced),
-            self.server.traffic.streams,
+            self.kubelet,
+            partial(register.register_plugin, kubelet_socket, settings.fenced),
+            self.server.streams,
             chance,
         )
-        self.rivals = register.Rivals(
-            register.Rival(plugins, facts.resource), self.registration, say
-        )
-
-        # Either hears of a socket that came or went.
-        self.kubelet = register.KubeletWatch(directory, self.registration.heard, self.rivals.heard)
+        self.rivals = register.Rivals(plugins, facts.resource, self.registration, say)
+        self.kubelet.listeners = [self.registration.heard, self.rivals.heard]
 
         # Whether new pods can be answered, and what ended pods leave behind.
         self.withholder = inventory.Withholder(self._node_checks(), self.keeper.withhold, say)
@@ -299,7 +294,6 @@ class NodeAgent:
         self.session: client.KubeSession | None = None
         self.events: objects.EventPoster | None = None
         self.report: report.Reporter | None = None
-        self.reported = Cell(report.ReportState())
         self.api_tallies: tuple[Tally, ...] = ()
         self._join_answers(connection)
 
@@ -352,7 +346,7 @@ class NodeAgent:
             epoch=self.kubelet.epoch,
             taken=allocation.taken,
             rivals=self.rivals.gone,
-            calls=self.server.traffic.admissions,
+            calls=self.server.admissions,
             witness=self.witness,
             records=records,
             hooks=adapters.hooks,
@@ -401,16 +395,14 @@ class NodeAgent:
             look_at_pod=pods.find_uid,
             look_at_node=node.refresh,
             epoch=self.kubelet.now,
-            streams=self.server.traffic.streams,
+            streams=self.server.streams,
             clock=clock,
             look=node.reopen,
         )
 
         self.report = reporter = report.Reporter(
             api,
-            report.ReportCells(
-                facts.inventory, facts.node, node.returns, facts.report, self.reported
-            ),
+            report.ReportCells(facts.inventory, facts.node, node.returns, facts.report),
             node.on_answer,
             say,
             clock,
