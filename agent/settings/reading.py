@@ -40,9 +40,6 @@ that asks now.
 MOST_NAMED: Final = 3
 """Pods that a refusal names. It counts the others."""
 
-WILD: Final = frozenset("*?[")
-"""A name with one of these characters is a pattern."""
-
 
 class Sources(msgspec.Struct, frozen=True):
     """The sources of settings. A file that does not exist, or was not read yet, is None.
@@ -149,8 +146,12 @@ class NodeValues:
 
     def names(self) -> tuple[str, ...]:
         """The names of nodes in the files, each once, in the order of the files."""
+        # A name of our own profiles with one of these characters is a pattern.
         exact = (
-            name for one in self.profiles for name in one.nodes if one.tier or WILD.isdisjoint(name)
+            name
+            for one in self.profiles
+            for name in one.nodes
+            if one.tier or not set("*?[") & set(name)
         )
         return tuple(dict.fromkeys(exact))
 
@@ -321,8 +322,6 @@ COPY: Final = "settings.json"
 MAX_YAML: Final = 256 * 1024
 MAX_JSON: Final = 1024 * 1024
 """Bytes: what a ConfigMap can hold."""
-_HAMIS: Final = ((DEVICE_CONFIG, "device_config", MAX_YAML), (NODE_CONFIG, "node_config", MAX_JSON))
-"""The setting that names a file of HAMi's, its attribute in Sources, and its most bytes."""
 DEADLINE: Final = 30.0
 """Seconds to read all files. A file system that hangs must not block the agent."""
 
@@ -387,7 +386,10 @@ async def look(
                 plan = await offload.call(make_plan, current)
             values = plan.resolve()
 
-            for key, kind, limit in _HAMIS:
+            for key, kind, limit in (
+                (DEVICE_CONFIG, "device_config", MAX_YAML),
+                (NODE_CONFIG, "node_config", MAX_JSON),
+            ):
                 if (one := values[key]).value:  # the default files need not exist
                     await read(kind, Path(str(one.value)), limit, needed=one.origin != DEFAULT)
 
