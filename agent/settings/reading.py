@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import dataclasses
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -91,12 +91,12 @@ class NodeValues:
 
     def need_labels(self, name: str, labels: Labels = None) -> bool:
         """True if labels, which are not known yet, may change the values."""
-        named = _of_first_tier(one for one in self.profiles if one.names(name))
+        named = _of_first_tier([one for one in self.profiles if one.names(name)])
         return labels is None and any(one.labels is not None for one in named)
 
     def applied(self, name: str, labels: Labels = None) -> list[SettingsProfile]:
         """The profiles that apply to a node, in their order."""
-        return _of_first_tier(one for one in self.profiles if one.holds(name, labels))
+        return _of_first_tier([one for one in self.profiles if one.holds(name, labels)])
 
     def resolve(self, name: str = "", labels: Labels = None) -> Mapping[str, Setting]:
         """All settings of a node, by key."""
@@ -119,8 +119,9 @@ class NodeValues:
 
         If rows differ, each of their values fits. The first setting that does not fit is named.
         """
-        for setting in map(self.resolve().__getitem__, LASTING):
-            key = setting.field.key
+        resolved = self.resolve()
+        for key in LASTING:
+            setting = resolved[key]
             rows = [row for row in ledger.rows if _answered_under(row, key)]
             values = [_answered_under(row, key) for row in rows]
             if not values or setting.value in values:
@@ -156,11 +157,10 @@ class NodeValues:
         return tuple(dict.fromkeys(exact))
 
 
-def _of_first_tier(found: Iterable[SettingsProfile]) -> list[SettingsProfile]:
+def _of_first_tier(found: list[SettingsProfile]) -> list[SettingsProfile]:
     """Those of our own file, and of HAMi's entries those in the first tier that there is."""
-    profiles = list(found)
-    first = min((one.tier for one in profiles if one.tier), default=Tier.OWN)
-    return [one for one in profiles if one.tier in {Tier.OWN, first}]
+    first = min((one.tier for one in found if one.tier), default=Tier.OWN)
+    return [one for one in found if one.tier in {Tier.OWN, first}]
 
 
 def _answered_under(row: Row, key: str) -> str:
