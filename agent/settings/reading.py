@@ -19,6 +19,7 @@ from agent.errors import SettingsError, StateCorrupt, cap
 from agent.health.xids import malformed
 from agent.host.files import read_file
 from agent.kit.tasks import Offload
+from agent.kit.units import some
 from agent.ledger import Decider, LastGood, Ledger, Row, SourceFile
 from agent.setting import FALSE, Value, shown
 from agent.settings import files
@@ -36,9 +37,6 @@ LASTING: Final = (SCHEDULER, RESOURCE)
 Otherwise the agent could not tell a container that was answered under the former settings from one
 that asks now.
 """
-
-MOST_NAMED: Final = 3
-"""Pods that a refusal names. It counts the others."""
 
 
 class Sources(msgspec.Struct, frozen=True):
@@ -133,12 +131,10 @@ class NodeValues:
                 else "pods that the kubelet has not named"
                 for row in rows
             }
-            more = [f"{len(pods) - MOST_NAMED} more"] if len(pods) > MOST_NAMED else []
-            names = ", ".join(sorted(pods)[:MOST_NAMED] + more)
             restart = ", then restart the agent" if key == SCHEDULER else ""
             return SettingsError(
                 f"{setting.origin}: {key} cannot change from {values[-1]} to {setting.value} "
-                f"while slices are held by {names}; running pods go on",
+                f"while slices are held by {some(pods)}; running pods go on",
                 remedy=f"drain the node (kubectl drain {self.name}) or delete what holds "
                 f"them{restart}, or set it back; slices are held for up to a minute after their "
                 "pod has gone",

@@ -15,14 +15,14 @@ from aiohttp import web
 
 from agent import hookdirs
 from agent.cli import doctor
+from agent.cli.checks import ALL_GROUPS, AgentAnswer, Finding
 from agent.cli.doctor import NodeSeen, report_differences
 from agent.cluster import REGISTER
 from agent.errors import KubeletError, WitnessUnsupported
 from agent.hami.annotations import RegisteredGpu, encode_register
 from agent.ledger import Holding, SourceFile
 from agent.model import GpuFault, Scan
-from agent.node.checks import AgentAnswer
-from agent.node.findings import ALL_GROUPS, Check, Finding
+from agent.node import Check
 from agent.sandbox.hardware import described
 from agent.sandbox.lab.child import child_environment
 from agent.sandbox.lab.cluster import LabOptions, SandboxCluster, open_cluster
@@ -407,6 +407,25 @@ async def test_a_device_file_that_cannot_be_opened_is_told_with_the_reason(
     ]
 
 
+async def test_of_a_driver_that_hangs_it_is_told_how_long_gpus_stay_on_offer(
+    bare, stub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(doctor, "DRIVER_SECONDS", 0.2)
+    stub.order([0])
+    stub.hang(slot=0)
+    later = "once it has not answered for 60 s (health.driverHang)"
+    told = {}
+    for name, agent in (
+        ("runs", READY),
+        ("ended", AgentAnswer("/x", failure="gone")),
+        ("no", None),
+    ):
+        found = await examine(bare, groups=frozenset({"driver"}), agent=agent)
+        told[name] = {later in one.means for one in found if one.check == "P-DRIVER"}
+
+    assert {"runs": {True}, "ended": {False}, "no": {False}} == told
+
+
 async def test_without_a_driver_missing_device_files_are_its_consequence(
     bare, stub_path: Path, tmp_path: Path
 ):
@@ -507,7 +526,7 @@ async def test_what_the_kubelet_answers_about_containers_is_told(
 async def test_the_largest_container_directories_are_named_and_no_driver_is_asked_for_them(
     bare, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(doctor, "last_scan", None)
+    monkeypatch.setattr(doctor, "_scan", None)
     monkeypatch.setattr(hookdirs, "ENTRIES", 10)
     containers = tmp_path / "hook/vgpu/containers"
     uid = "6f1c1f0e-8f5a-4a52-9d2e-6b8b8a1d000"
