@@ -135,7 +135,7 @@ class SettingsService:
                 self._follow(node.labels)
                 self.labelled.set()
 
-    def _follow(self, labels: Mapping[str, str] | None) -> None:
+    def _follow(self, labels: Labels) -> None:
         """Build the settings in force for these labels, or keep them as they were."""
         if labels == self.labels:
             return
@@ -170,8 +170,9 @@ class SettingsService:
         try:
             self._apply(self.plan, self.labels)
         except SettingsError as error:
-            sources, ledger = self.plan.sources, self.ledger.value
-            last = stand_in(self.stored, sources, ledger, self.name, self.labels)
+            last = stand_in(
+                self.stored, self.plan.sources, self.ledger.value, self.name, self.labels
+            )
             if last is not None:
                 self._apply(last, self.labels)
                 self._refuse(SOURCES, error)

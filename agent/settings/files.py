@@ -297,8 +297,9 @@ def read_own_file(
 
 def _profile(item: Place, errors: list[str]) -> SettingsProfile:
     """Read one profile. Raises SettingsError: its name or condition is wrong or missing."""
-    pairs = item.pairs()
-    found = {one.field.key: one for pair in pairs for one in _settings(*pair, PROFILE, errors)}
+    found = {
+        one.field.key: one for pair in item.pairs() for one in _settings(*pair, PROFILE, errors)
+    }
     head: dict[str, Any] = {key: found.pop(key).value for key in HEAD if key in found}
     try:
         labels = parse_selector(head["match.labels"]) if "match.labels" in head else None
