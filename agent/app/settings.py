@@ -16,7 +16,7 @@ from agent import __version__
 from agent.app.adapters import SharedCells
 from agent.cluster import NodeEvent
 from agent.errors import SettingsError
-from agent.host.process import Systemd
+from agent.host.files import Systemd
 from agent.kit.cell import Cell
 from agent.kit.timing import IdleWaiter, Lag, await_event, until_tick
 from agent.kubelet.door import PREFERENCE_FOLLOWED

@@ -19,7 +19,7 @@ from agent.errors import PermissionFault, cap
 from agent.health.watch import ALL, Recheck
 from agent.kit.tasks import Allowance
 from agent.kit.timing import SystemClock, Tally
-from agent.kit.unix import peer_uid
+from agent.kubelet.door import peer_uid
 from agent.model import NO_INDEX, HamiNames, Trouble
 from agent.node import STANDBY, Check
 from agent.reconcile import gaps
@@ -108,15 +108,15 @@ class WebDoors:
         others: dict[str, str] = {}
 
         if not agent.observes:
-            told = agent.registration.state.value
+            told, streams = agent.registration.state.value, agent.server.streams.value
             required |= {
                 "server": "" if agent.server.endpoint else "the plugin's socket does not serve yet",
                 "registered": "" if told.registered else told.text,
-                "stream": "" if told.stream else told.text or "the kubelet takes no lists",
+                "stream": "" if streams > 0 else told.text or "the kubelet takes no lists",
             }
 
         if (report := agent.report) is not None:  # plain mode needs no API server
-            table, now = facts.pods.value, agent.reported.value
+            table = facts.pods.value
             if not agent.observes:
                 unread = "the API server has not listed this node's pods yet"
                 since = f" since {table.lost_at:%Y-%m-%d %H:%M:%S} UTC" if table.lost_at else ""
@@ -125,7 +125,7 @@ class WebDoors:
                 required["api_synced"] = "" if table.synced else f"{unread}{why}"
                 others["api"] = f"{down}; new pods may be refused [HA-2010]" if table.stale else ""
 
-            others["report"] = "" if now.reported else now.reason
+            others["report"] = report.unreported.value
             if agent.observes:
                 pending = ", ".join(sorted(report.pending))
                 others["observed"] = f"would write {pending}; the log says what" if pending else ""
@@ -339,7 +339,7 @@ def _json(kind: str, data: Mapping[str, object]) -> web.Response:
 
 
 def _services_of(agent: NodeAgent) -> metrics.Services:
-    state, traffic = agent.state, agent.server.traffic
+    state, plugin = agent.state, agent.server
     cleared, registration, reconcile = agent.cleared, agent.registration, agent.reconcile
     clock = agent.adapters.clock
     tallies: list[Tally] = [
@@ -349,7 +349,7 @@ def _services_of(agent: NodeAgent) -> metrics.Services:
         agent.health.xid_events,
         agent.health.transitions,
         agent.notices.unposted,
-        traffic.calls,
+        plugin.calls,
     ]
 
     readings: list[metrics.Gauge] = [
@@ -357,7 +357,7 @@ def _services_of(agent: NodeAgent) -> metrics.Services:
         (
             "kubelet_stream_up",
             "1 while the kubelet receives the lists of slices.",
-            lambda: float(registration.state.value.stream),
+            lambda: float(plugin.streams.value > 0),
         ),
         (
             "directories_kept",
@@ -393,4 +393,4 @@ def _services_of(agent: NodeAgent) -> metrics.Services:
                 lambda: gaps(state.ledger.value, clock.now())[0],
             )
         )
-    return tallies, (traffic.durations, agent.allocation.waits), readings
+    return tallies, (plugin.durations, agent.allocation.waits), readings

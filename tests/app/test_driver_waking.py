@@ -10,7 +10,7 @@ import structlog
 
 from agent.cli import doctor
 from agent.cli.checks import judge_driver
-from agent.settings.reading import NodeFacts, Sources, make_plan
+from agent.settings.reading import Sources, make_plan
 from tests.app.front_node import joined, running, watched
 from tests.fakes.nvml import until
 
@@ -83,7 +83,7 @@ async def test_a_look_before_the_start_waits_for_gpus_that_wake(
 
     monkeypatch.setattr(doctor, "open_driver", opened)
     monkeypatch.setattr(doctor, "LOOK_SECONDS", 0.05)
-    settings = make_plan(Sources(flags={"--scheduler": "none"}, host="host")).settings(NodeFacts())
+    settings = make_plan(Sources(flags={"--scheduler": "none"}, host="host")).settings()
     found = await doctor.examine(doctor.NodeSeen(settings, {}, frozenset({"driver"})))
 
     assert len(scans) > 1

@@ -18,7 +18,7 @@ FORWARDS = ["GPU-a-0", "GPU-a-1", "GPU-b-0"]
 
 
 def counts(door: FakeDoor) -> dict[tuple[str, ...], int]:
-    return dict(door.server.traffic.calls.items())
+    return dict(door.server.calls.items())
 
 
 async def test_options_offer_preferences_and_nothing_before_a_start(tmp_path: Path):
@@ -176,7 +176,7 @@ async def test_the_whole_list_comes_at_once_on_every_new_stream(tmp_path: Path, 
         for answer in answers:
             assert ids == [device.ID for device in answer.devices]
             assert {"Healthy"} == health(answer)
-        assert 3 == door.server.traffic.streams.value
+        assert 3 == door.server.streams.value
         plugin.close()
 
 
@@ -257,4 +257,4 @@ async def test_a_stream_that_the_peer_ends_is_no_longer_counted(tmp_path: Path):
         stream.cancel()
 
         async with asyncio.timeout(30):
-            await door.server.traffic.streams.until(lambda count: count == 0)
+            await door.server.streams.until(lambda count: count == 0)
