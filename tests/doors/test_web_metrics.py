@@ -14,7 +14,7 @@ from agent.ledger import ContainerEdits
 from agent.model import NO_INDEX, HamiNames, Share
 from agent.usage import ContainerUse, use_of
 from agent.web import metrics
-from agent.web.metrics import AgentCollector, MetricsPage
+from agent.web.metrics import AgentCollector, metrics_page
 from tests.builders import (
     NOON,
     a_container,
@@ -76,7 +76,7 @@ async def test_a_page_that_many_ask_for_is_rendered_once_in_a_while(monkeypatch)
     async def asked(kept):
         monkeypatch.setattr(metrics, "KEPT", kept)
         source = CountingSource()
-        page = MetricsPage(source).page
+        page = metrics_page(source)
         of_the_page = source.asked  # the registry asks for the names
         async with serving({"/metrics": page}) as (_, client):
             for _ in range(20):
