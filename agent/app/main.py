@@ -283,7 +283,7 @@ async def _post_last(agent: NodeAgent) -> None:
         return
     try:
         async with asyncio.timeout(LAST_DEADLINE):
-            for event in agent.notices.waiting:
+            for event in tuple(agent.notices.waiting):
                 await agent.events.post(event)
     except EXPECTED as error:
         log.info("event.not_posted", err=str(error) or "no answer")
