@@ -8,7 +8,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Final, ParamSpec, TypeVar
+from typing import Final, TypeVar
 
 import msgspec
 import pynvml
@@ -16,8 +16,17 @@ import structlog
 
 from agent.errors import DriverError, DriverMissing, GpuError
 from agent.gpu import nvml
-from agent.gpu.nvml import DRIVER, NO_ANSWER, CallFailed, Handle, NvmlLibrary
-from agent.gpu.threads import EventStream, NvmlSession, OpenedSession, Registered
+from agent.gpu.nvml import (
+    DRIVER,
+    NO_ANSWER,
+    CallFailed,
+    EventStream,
+    Handle,
+    NvmlLibrary,
+    NvmlSession,
+    OpenedSession,
+    Registered,
+)
 from agent.model import (
     MIB,
     NAMELESS,
@@ -38,6 +47,10 @@ from agent.model import (
     Trouble,
     attributed,
 )
+
+log = structlog.get_logger(__name__)
+
+T = TypeVar("T")
 
 # Which GPU has which index, and the driver's handle of each. Nothing else opens a GPU.
 #
@@ -239,11 +252,8 @@ SWITCHES: Final = "switches"
 """Stands for the PCI bus ids of all NVSwitches."""
 
 
-class LinkRow(msgspec.Struct, frozen=True):
-    """One GPU's side of its links: the path to each peer, and the NVLinks to each PCI bus id."""
-
-    paths: Mapping[GpuUuid, PciPath | None]
-    nvlinks: collections.Counter[str]
+LinkRow = tuple[dict[GpuUuid, PciPath | None], collections.Counter[str]]
+"""One GPU's side of its links: the path to each peer, and the NVLinks to each PCI bus id."""
 
 
 def link_row(
@@ -271,17 +281,19 @@ def link_row(
         if info is not None:
             nvlinks[bus_id(nvml.text_of(info.busId))] += 1
 
-    return LinkRow(paths, nvlinks)
+    return paths, nvlinks
 
 
 def linked(gpu: Gpu, peers: Iterable[Gpu], rows: Mapping[GpuUuid, LinkRow]) -> Gpu:
     """Return `gpu` with its links. Over switches two GPUs share the smaller number of NVLinks."""
-    row, links = rows.get(gpu.uuid), []
-    for peer in peers:
-        if row is not None and peer.uuid != gpu.uuid:
-            ends = (row, rows[peer.uuid]) if peer.uuid in rows else ()
-            shared = min((end.nvlinks[SWITCHES] for end in ends), default=0)
-            links.append(Link(peer.uuid, row.paths[peer.uuid], row.nvlinks[peer.pci] + shared))
+    links = []
+    if gpu.uuid in rows:
+        paths, nvlinks = rows[gpu.uuid]
+        for peer in peers:
+            if peer.uuid != gpu.uuid:
+                _, theirs = rows.get(peer.uuid, ({}, {SWITCHES: 0}))
+                shared = min(nvlinks[SWITCHES], theirs[SWITCHES])
+                links.append(Link(peer.uuid, paths[peer.uuid], nvlinks[peer.pci] + shared))
 
     return msgspec.structs.replace(gpu, links=tuple(links))
 
@@ -300,9 +312,6 @@ def _active_links(library: NvmlLibrary, handle: Handle) -> Iterator[int]:
 
 # Probes and samples a GPU. All functions block and run on the GPU's thread.
 
-P = ParamSpec("P")
-T = TypeVar("T")
-
 _RECOVERY: Final = dict(enumerate(RecoveryAction))
 """nvmlDeviceGpuRecoveryAction_t, which numbers them in this order from 0."""
 
@@ -317,10 +326,7 @@ _OUTCOMES: Final = {
     Trouble.SILENT: ProbeOutcome.SILENT,
 }
 
-_CORRECTED: Final = pynvml.NVML_MEMORY_ERROR_TYPE_CORRECTED
-_UNCORRECTED: Final = pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED
-
-_GRAVE: Final = frozenset({pynvml.NVML_ERROR_GPU_IS_LOST, pynvml.NVML_ERROR_RESET_REQUIRED})
+_ECC: Final = (pynvml.NVML_MEMORY_ERROR_TYPE_CORRECTED, pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED)
 
 
 def probe_of(library: NvmlLibrary, table: GpuTable, uuid: GpuUuid) -> Probe:
@@ -354,6 +360,8 @@ def sample_of(library: NvmlLibrary, table: GpuTable, uuid: GpuUuid) -> GpuSample
     if memory is None:
         memory = _sign(library, library.nvmlDeviceGetMemoryInfo, handle)
 
+    counts, span = library.nvmlDeviceGetTotalEccErrors, pynvml.NVML_AGGREGATE_ECC
+    corrected, uncorrected = (_sign(library, counts, handle, kind, span) for kind in _ECC)
     return GpuSample(
         uuid,
         gpu_percent=None if rates is None else int(rates.gpu),
@@ -364,13 +372,9 @@ def sample_of(library: NvmlLibrary, table: GpuTable, uuid: GpuUuid) -> GpuSample
             library, library.nvmlDeviceGetTemperature, handle, pynvml.NVML_TEMPERATURE_GPU
         ),
         milliwatts=_sign(library, library.nvmlDeviceGetPowerUsage, handle),
-        ecc_corrected=_errors(library, handle, _CORRECTED, pynvml.NVML_AGGREGATE_ECC),
-        ecc_uncorrected=_errors(library, handle, _UNCORRECTED, pynvml.NVML_AGGREGATE_ECC),
+        ecc_corrected=corrected,
+        ecc_uncorrected=uncorrected,
     )
-
-
-def _errors(library: NvmlLibrary, handle: Handle, kind: int, span: int) -> int | None:
-    return _sign(library, library.nvmlDeviceGetTotalEccErrors, handle, kind, span)
 
 
 def _recovery(library: NvmlLibrary, handle: Handle) -> RecoveryAction | None:
@@ -389,17 +393,8 @@ def _fabric(library: NvmlLibrary, handle: Handle) -> FabricState | None:
     return _FABRIC.get(info.state)
 
 
-def _sign(library: NvmlLibrary, ask: Callable[P, T], *args: P.args, **more: P.kwargs) -> T | None:
-    """Return the answer, or None if the call fails: a sign alone proves no fault.
-
-    Raises NVMLError when the GPU is lost or must be reset, or the driver is gone.
-    """
-    try:
-        return ask(*args, **more)
-    except library.NVMLError as error:
-        if nvml.code(error) in _GRAVE or nvml.driver_wide(error) is not None:
-            raise
-        return None
+def _sign(library: NvmlLibrary, ask: Callable[..., T], *args: object) -> T | None:
+    return nvml.maybe(library, ask, *args, is_sign=True)
 
 
 # The Driver port over NVML: scans, probes, samples and events.
@@ -409,8 +404,6 @@ REMOVED_AFTER: Final = 60.0
 """Seconds without the library's file until it counts as removed."""
 
 by_index: Final = operator.attrgetter("index")
-
-log = structlog.get_logger(__name__)
 
 
 class NvmlDriver:
@@ -437,9 +430,6 @@ class NvmlDriver:
         self._library = library
         self._sys_root = sys_root
         self._session = NvmlSession(library, self._find, sys_root, deadline)
-        self._links: dict[GpuUuid, LinkRow] = {}
-        self._linked: OpenedSession | None = None
-        """The session in which the links were read."""
         self._renewed = False
         """A new session was begun because all GPUs failed, and none has answered since."""
         self._there_at = self._now()
@@ -462,8 +452,9 @@ class NvmlDriver:
         else:
             self._renewed = self._renewed and not found
             found = await self._with_links(opened, found)
-            if not self._table.seen(found):
-                self._forget_handles()
+            if not self._table.seen(found) and self._stream is not None:
+                # The indexes changed: an event of a handle may be of another GPU now.
+                self._stream.known, self._stream.obstacles = {}, {}
             faults = self._table.named(troubled)
 
         self._described |= {gpu.pci for gpu in found}
@@ -477,7 +468,8 @@ class NvmlDriver:
         # Register the GPUs at new indexes, and forget those that are not there.
         places: dict[str, int] = {gpu.uuid: gpu.index for gpu in found}
         if (stream := self._stream) is not None:
-            stream.keep({*places, *(fault.gpu for fault in faults if not fault.lost)})
+            here = {*places, *(fault.gpu for fault in faults if not fault.lost)}
+            stream.obstacles = {gpu: why for gpu, why in stream.obstacles.items() if gpu in here}
             await self._register(opened, stream, places)
 
         self._session.check(opened)
@@ -622,20 +614,17 @@ class NvmlDriver:
 
     async def _with_links(self, opened: OpenedSession, gpus: list[Gpu]) -> list[Gpu]:
         """The GPUs with the links between them, read once for each set of GPUs in a session."""
-        rows = self._links
-        if self._linked is not opened or rows.keys() != {gpu.uuid for gpu in gpus}:
-            rows, places = {}, {str(gpu.uuid): gpu.index for gpu in gpus}
+        if opened.links.keys() != {gpu.uuid for gpu in gpus}:
+            opened.links = {}  # without those that fail, so the next scan reads them again
+            places = {str(gpu.uuid): gpu.index for gpu in gpus}
             work = partial(link_row, self._library, self._table, gpus)
             for name, answer in (await self._each(opened, places, work)).items():
-                if isinstance(answer, LinkRow):
-                    rows[GpuUuid(name)] = answer
+                if isinstance(answer, tuple):
+                    opened.links[GpuUuid(name)] = answer
                 else:
                     log.info("driver.links_unknown", gpu=name, err=str(answer))
 
-            self._linked = opened
-            self._links = rows  # without those that failed, so the next scan reads them again
-
-        return [linked(gpu, gpus, rows) for gpu in gpus]
+        return [linked(gpu, gpus, opened.links) for gpu in gpus]
 
     # Events.
 
@@ -654,7 +643,7 @@ class NvmlDriver:
             await self._count(session)
             await self._register(session, stream, self._table.places())
             self._session.check(session)
-            stream.begin()
+            stream.begun.set()
             if opened is not None:
                 opened()
             while True:
@@ -682,7 +671,7 @@ class NvmlDriver:
 
         for name, answer in (await self._each(opened, wanted, register)).items():
             if isinstance(answer, GpuError):
-                stream.note_obstacle(name, answer.text)
+                stream.settle(name, answer.text)
             elif not isinstance(answer, DriverError) and stream.known is known:
                 stream.settle(*answer)  # the indexes have not changed since it was asked
 
@@ -690,8 +679,3 @@ class NvmlDriver:
         """Have a lost or resetting GPU registered again once it answers: a reset forgets it."""
         if self._stream is not None:
             self._stream.obstacles.pop(gpu, None)
-
-    def _forget_handles(self) -> None:
-        """Forget all GPUs, after their indexes changed: an event may be of another GPU now."""
-        if self._stream is not None:
-            self._stream.forget()

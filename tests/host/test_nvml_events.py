@@ -9,8 +9,8 @@ import pytest
 import structlog
 
 from agent.errors import DriverError
-from agent.gpu import threads as nvml_threads
-from agent.gpu.threads import EventStream, Registered
+from agent.gpu import nvml as nvml_threads
+from agent.gpu.nvml import EventStream, Registered
 from agent.model import DriverEvent, EventKind, GpuUuid, ProbeOutcome
 from tests.fakes.nvml import ANSWERS, TIMEOUT, FakeGpu, FakeNvml, NVMLError, until
 from tests.fakes.nvml_events import hear, listening
@@ -289,7 +289,7 @@ async def test_where_a_gpu_was_before_it_was_registered_anew_another_may_be():
         stream.settle(*register(stream, library, index))
     library.gpus.reverse()  # no scan has seen it when a probe registers a GPU again
     stream.settle(*register(stream, library, 0))
-    stream.begin()
+    stream.begun.set()
     library.xid(1, 79)
 
     assert DriverEvent(EventKind.XID, G0, 79) == await stream.next()

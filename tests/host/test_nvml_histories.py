@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from agent.errors import AgentError, DriverError
-from agent.gpu import threads as nvml_threads
+from agent.gpu import nvml as nvml_threads
 from agent.gpu.driver import NvmlDriver
 from agent.model import GpuUuid, ProbeOutcome
 from tests.fakes import nvml_stub
