@@ -164,12 +164,11 @@ class GpuTable:
             return self._library.nvmlDeviceGetHandleByIndex(index)
         if not self.released:
             return self._library.nvmlDeviceGetHandleByUUID(name)
-        if name in self.released:
-            raise GpuError(name, RELEASED)
 
         gpu = self.find(name)
-        if gpu is None:
-            raise GpuError(name, RECHECK_ALL)
+        if name in self.released or gpu is None:
+            text = RELEASED if name in self.released else RECHECK_ALL
+            raise GpuError(name, text)
 
         # sysfs writes four digits of the domain, the library eight.
         domain, _, rest = gpu.pci.partition(":")
@@ -441,9 +440,9 @@ class NvmlDriver:
     async def scan(self) -> Scan:
         """Describe all GPUs, or those that are not released. Raises DriverMissing, DriverError."""
         opened = await self._session.open()
-        await self._count(opened)
+        places = await self._places(opened)
         released = sorted(self._table.released)
-        found, troubled = await self._describe(opened, self._table.places())
+        found, troubled = await self._describe(opened, places)
 
         faults: tuple[GpuFault, ...]
         if released:
@@ -466,7 +465,7 @@ class NvmlDriver:
             faults = await self._session.call(opened, DRIVER, unlisted)
 
         # Register the GPUs at new indexes, and forget those that are not there.
-        places: dict[str, int] = {gpu.uuid: gpu.index for gpu in found}
+        places = {gpu.uuid: gpu.index for gpu in found}
         if (stream := self._stream) is not None:
             here = {*places, *(fault.gpu for fault in faults if not fault.lost)}
             stream.obstacles = {gpu: why for gpu, why in stream.obstacles.items() if gpu in here}
@@ -590,27 +589,23 @@ class NvmlDriver:
         for name, answer in (await self._each(opened, places, work)).items():
             if isinstance(answer, Gpu):
                 found.append(answer)
-                continue
-
-            # Else it was just released, or the session is over, which is raised below.
-            error = answer
-            if not isinstance(error, CallFailed):
-                error = CallFailed(name, str(answer), Trouble.FAILED)
-            if error.trouble in {Trouble.LOST, Trouble.RESET}:
-                self._note_reset(name)
-
-            # Of a silent one always the same words, or each look would be news.
-            text = NO_ANSWER if error.trouble is Trouble.SILENT else error.text
-            faults.append(GpuFault(name, text, error.trouble, places[name]))
+            elif isinstance(answer, CallFailed):
+                # Else it was just released, or the session is over, which is raised below.
+                if answer.trouble in {Trouble.LOST, Trouble.RESET}:
+                    self._note_reset(name)
+                # Of a silent one always the same words, or each look would be news.
+                text = NO_ANSWER if answer.trouble is Trouble.SILENT else answer.text
+                faults.append(GpuFault(name, text, answer.trouble, places[name]))
 
         self._session.check(opened)
         return sorted(found, key=by_index), sorted(faults, key=by_index)
 
-    async def _count(self, opened: OpenedSession) -> None:
-        """Count the GPUs. While one is released, their number tells nothing of the others."""
-        if not self._table.released:
+    async def _places(self, opened: OpenedSession) -> dict[str, int]:
+        """The indexes that may be opened, by name."""
+        if not self._table.released:  # else their number tells nothing of the others
             count = self._library.nvmlDeviceGetCount
             self._table.count = await self._session.call(opened, DRIVER, count)
+        return self._table.places()
 
     async def _with_links(self, opened: OpenedSession, gpus: list[Gpu]) -> list[Gpu]:
         """The GPUs with the links between them, read once for each set of GPUs in a session."""
@@ -640,8 +635,7 @@ class NvmlDriver:
         stream = await self._session.new_stream()
         try:
             await self._session.call(session, DRIVER, stream.create)
-            await self._count(session)
-            await self._register(session, stream, self._table.places())
+            await self._register(session, stream, await self._places(session))
             self._session.check(session)
             stream.begun.set()
             if opened is not None:
