@@ -12,7 +12,7 @@ import structlog
 from agent.allocate.room import takes_room
 from agent.cluster import NodeEvent, PodTable
 from agent.errors import StateError
-from agent.hami.region import MemoryUse, Region, RegionChange, RegionState, RegionSums
+from agent.hami.region import MemoryUse, Region, RegionChange, RegionGpu, RegionState, RegionSums
 from agent.kit.cell import Cell
 from agent.kit.timing import Lag, loop_time, until_tick
 from agent.ledger import ContainerKey, Ledger, Row
@@ -27,18 +27,13 @@ MOST_AT_ONCE: Final = 16
 """Processes that count with 100 percent each: samples of several moments are summed."""
 
 
-class ContainerGpuUse(msgspec.Struct, frozen=True):
+class ContainerGpuUse(RegionGpu, frozen=True):
     """The use of one GPU by one container.
 
-    - `index`, `memory_limit` (bytes) and `core_limit` (percent): as in RegionGpu.
     - `uuid`: see `use_of`.
     - `memory`: bytes. `sm_percent`: of the whole GPU; the sum may exceed 100.
     """
 
-    index: int
-    uuid: str
-    memory_limit: int
-    core_limit: int
     memory: MemoryUse
     sm_percent: int
 
@@ -76,9 +71,9 @@ def use_of(sums: RegionSums, at: dt.datetime, given: Sequence[GpuUuid] = ()) -> 
         return ContainerUse(at, sums.state, reason=sums.reason)
 
     uuids: Sequence[str] = [gpu.uuid for gpu in region.gpus]
-    distinct, known = frozenset(uuids), tuple(dict.fromkeys(given))
-    if known and not (len(distinct) == len(uuids) and distinct <= frozenset(known)):
-        uuids = known  # by position; GPUs beyond those that were given have none
+    if given and not (len({*uuids}) == len(uuids) and {*uuids} <= {*given}):
+        # By position; GPUs beyond those that were given have none.
+        uuids = tuple(dict.fromkeys(given))
 
     return ContainerUse(
         at=at,
@@ -109,8 +104,8 @@ def believed(use: ContainerUse, row: Row, registered: Mapping[GpuUuid, int]) -> 
         if used_mib > mib:
             claim = f"{used_mib:,} MiB of a GPU with at most {mib:,} MiB"
         elif gpu.sm_percent > percent:
-            claim = f"{gpu.sm_percent:,} % of compute of a GPU with at most {percent:,} % for its"
-            claim += " processes"
+            most = f"at most {percent:,} % for its processes"
+            claim = f"{gpu.sm_percent:,} % of compute of a GPU with {most}"
         else:
             continue
 
@@ -220,9 +215,7 @@ def feedback(users: Mapping[str, RegionUser]) -> Feedback:
       one of its GPUs.
     """
     # How many are active by GPU and priority, and the smallest priority that works on each GPU.
-    active = Counter[tuple[GpuUuid, int]]()
-    working: dict[GpuUuid, int] = {}
-
+    active, working = Counter[tuple[GpuUuid, int]](), dict[GpuUuid, int]()
     for user in users.values():
         launches = user.counted_down > 0
         for gpu in user.gpus if user.priority >= 0 else ():
@@ -231,9 +224,7 @@ def feedback(users: Mapping[str, RegionUser]) -> Feedback:
             if launches or user.is_working:
                 working[gpu] = min(user.priority, working.get(gpu, user.priority))
 
-    held, limited = set[str](), set[str]()
-    changes = dict[str, RegionChange]()
-
+    held, limited, changes = set[str](), set[str](), dict[str, RegionChange]()
     for name, user in users.items():
         if any(working.get(gpu, user.priority) < user.priority for gpu in user.gpus):
             held.add(name)
@@ -411,8 +402,7 @@ class ContainerUsage:
             for name, change in before.items()
             if name in readings and readings[name].state is RegionState.UNREADABLE
         }
-        is_written = await self._write({**changes, **self._feedback.changes})
-        self._is_first &= not is_written
+        self._is_first &= not await self._write({**changes, **self._feedback.changes})
 
     async def _write(self, changes: Mapping[str, RegionChange]) -> bool:
         """Write the changes; False if the directories as a whole take none."""

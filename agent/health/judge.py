@@ -81,9 +81,6 @@ _ORDER: Final = (
 )
 """From the least severe to the most severe."""
 
-_STRENGTHS: Final = tuple(Action)
-"""From the weakest to the strongest."""
-
 _END_OF_CAUSE: Final[dict[str, str]] = {
     Cause.RELEASED: "`hami-agent recheck` has to take it back",
     Cause.FABRIC: "it has to join the fabric of its NVSwitches: check that nvidia-fabricmanager "
@@ -144,7 +141,7 @@ def verdict(
     `needs`: RESET or REBOOT if the GPU cannot be ok before that. `action`: what else a person
     should do. The stronger of the two is told; WAIT: the condition clears by itself.
     """
-    action = max(needs, action, key=_STRENGTHS.index)
+    action = max(needs, action, key=[*Action].index)
     return Health(
         condition,
         now,
@@ -281,8 +278,9 @@ def _on_event(
         return health
 
     if event.kind is EventKind.ECC_DOUBLE:
-        text = "uncorrectable memory error"
-        found = verdict(Condition.BAD, now, Cause.ECC, "H-ECC", text, needs=Action.RESET)
+        found = verdict(
+            Condition.BAD, now, Cause.ECC, "H-ECC", "uncorrectable memory error", needs=Action.RESET
+        )
     else:
         # A GPU off the bus cannot be reset. If it is back without a boot, that was a reset.
         is_off = xid == FELL_OFF_THE_BUS and kind is XidClass.NEEDS_RESET
@@ -298,18 +296,16 @@ def _on_event(
             action=Action.REBOOT if is_off else Action.WAIT,
         )
 
-    if event.uuid is not None:
-        return worse(health, found)
+    if event.uuid is None:
+        # NVIDIA's and HAMi's plugin mark all GPUs unhealthy then (rm/health.go), which empties the
+        # node for one error. Here all are watched, and the probes decide. The cool-down of a bad or
+        # lost GPU goes on: otherwise reports about others would keep restarting it.
+        if health.ill:
+            return health
+        text = _happened(found) + UNNAMED
+        found = verdict(Condition.WATCH, now, found.cause, found.runbook, text, xid=found.xid)
 
-    # NVIDIA's and HAMi's plugin mark all GPUs unhealthy then (rm/health.go), which empties the node
-    # for one error. Here all are watched, and the probes decide. The cool-down of a bad or lost GPU
-    # goes on: otherwise reports about others would keep restarting it.
-    if health.ill:
-        return health
-
-    text = _happened(found) + UNNAMED
-    watched = verdict(Condition.WATCH, now, found.cause, found.runbook, text, xid=found.xid)
-    return worse(health, watched)
+    return worse(health, found)
 
 
 def worse(health: Health, fresh: Health) -> Health:
@@ -622,8 +618,7 @@ def answered_again(health: Health, signs: GpuSigns, now: dt.datetime) -> Health:
     """
     # GPU_REQUIRES_RESET (16) is the driver's answer to each call until nvidia-smi --gpu-reset or a
     # boot.
-    is_owed = health.cause == Cause.REFUSED and health.needs_reset
-    if not is_owed or signs.recovery in WANTS:
+    if health.cause != Cause.REFUSED or not health.needs_reset or signs.recovery in WANTS:
         return health
 
     return _after_reset(health, now, "it was reset: the driver answers for it again", NextStep.REST)
@@ -690,8 +685,7 @@ def taken_back(health: Health, now: dt.datetime) -> Health:
     if health.cause != Cause.RELEASED:
         return health
 
-    was_ill = health.bouts > 0 and health.recovered_at is None
-    if not was_ill:
+    if not health.bouts or health.recovered_at is not None:  # it was neither bad nor lost
         text = f"it is taken back; it is served when it answers [{RUNBOOK}]"
         return replace(health, since=now, cause=Cause.DRIVER, text=text, xid=None)
 

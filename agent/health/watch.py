@@ -310,8 +310,8 @@ class HealthWatch:
                 await self._driver.release(uuids, everything=name == ALL)
         except (TimeoutError, DriverError, GpuError) as error:
             # It counts as released all the same: no new container gets it.
-            late = f"the driver has not released it within {RELEASE_DEADLINE:g} s"
-            obstacle = cap(str(error)) or late
+            text = f"the driver has not released it within {RELEASE_DEADLINE:g} s"
+            obstacle = cap(str(error)) or text
 
         self._listener.wanted.set()  # the others' events were lost with the session
         return GpuRelease(uuids, obstacle=obstacle)
