@@ -97,10 +97,8 @@ class Discovery:
                 if same_fault(scan, self._ill) is not None and await self._driver.renew():
                     scan = await self._driver.scan()
         except (DriverError, TimeoutError) as error:
-            scan, problem = (
-                None,
-                str(error) or f"the driver did not answer within {SCAN_DEADLINE:g} s",
-            )
+            scan = None
+            problem = str(error) or f"the driver did not answer within {SCAN_DEADLINE:g} s"
 
         fault = same_fault(scan, self._ill) if scan and len(scan.faults) >= MANY else None
         if fault is not None:
@@ -154,8 +152,8 @@ class Samples:
             async with asyncio.TaskGroup() as tasks:
                 for gpu in inventory.gpus:
                     # A GPU that is filtered out may still be in use: it is asked, too.
-                    is_lost = gpu.health.condition is Condition.LOST
-                    if gpu.there and not is_lost and not gpu.health.silent:
+                    health = gpu.health
+                    if gpu.there and health.condition is not Condition.LOST and not health.silent:
                         tasks.create_task(self._ask(gpu.uuid))
 
             await asyncio.sleep(until_tick(SAMPLE_PERIOD))
@@ -167,8 +165,7 @@ class Samples:
         except (DriverError, GpuError, TimeoutError):
             return
 
-        kept = self._kept.setdefault(uuid, deque(maxlen=ROWS))
-        kept.append(Sampled(self._ago(0), sample))
+        self._kept.setdefault(uuid, deque(maxlen=ROWS)).append(Sampled(self._ago(0), sample))
 
     def history(self, uuid: GpuUuid) -> tuple[Sampled, ...]:
         """The samples of one GPU in the last KEPT seconds, the oldest first."""
@@ -518,10 +515,10 @@ class InventoryKeeper:
             if missing:
                 left_out[uuid] = GpuFault(uuid, "; ".join(missing), index=gpu.index)
 
-            now = self._clock.now()
+            well = Health(Condition.OK, since=self._clock.now())
             shared[uuid] = SharedGpu(
                 gpu=gpu,
-                health=self._health.setdefault(uuid, Health(Condition.OK, since=now)),
+                health=self._health.setdefault(uuid, well),
                 # Nothing was ever offered of a GPU that nobody knows and nobody holds.
                 split_count=settings.split_count if known or is_held else 0,
                 registered_mib=registered_mib(gpu.memory_mib, settings) or 0,

@@ -249,9 +249,8 @@ class GpuFault(msgspec.Struct, frozen=True):
     @property
     def sentence(self) -> str:
         """Which GPU, and what is wrong with it."""
-        index = f"{self.index} ({self.gpu})"
         is_unplaced = self.index == NO_INDEX or self.gpu == f"index {self.index}"
-        return f"GPU {self.gpu if is_unplaced else index}: {self.text}"
+        return f"GPU {self.gpu if is_unplaced else f'{self.index} ({self.gpu})'}: {self.text}"
 
 
 NAMELESS: Final = "index "
@@ -280,9 +279,9 @@ def attributed(faults: Iterable[GpuFault], missing: Collection[GpuUuid]) -> tupl
     text = "; ".join(f"it may be {fault.gpu}: {fault.text}" for fault in nameless)
     is_silent = {fault.trouble for fault in nameless} == {Trouble.SILENT}
     trouble = Trouble.SILENT if is_silent else Trouble.FAILED
-    explained = len(nameless) <= len(missing)
+    explained = nameless if len(nameless) <= len(missing) else ()
     return (
-        *(each for each in faults if each.lost or each not in nameless or not explained),
+        *(each for each in faults if each.lost or each not in explained),
         *(GpuFault(uuid, text, trouble) for uuid in sorted(missing)),
     )
 
@@ -587,8 +586,7 @@ def pair_points(gpu: Gpu, peer: Gpu) -> int:
 
 def closeness(gpu: Gpu, peer: Gpu) -> int:
     """A rank for choosing GPUs: by points, and for equal points by a common NUMA node."""
-    same_node = gpu.numa is not None and gpu.numa == peer.numa
-    return 2 * pair_points(gpu, peer) + same_node
+    return 2 * pair_points(gpu, peer) + (gpu.numa is not None and gpu.numa == peer.numa)
 
 
 def lopsided(gpus: Iterable[Gpu]) -> tuple[tuple[GpuUuid, GpuUuid], ...]:

@@ -48,9 +48,9 @@ from agent.kube.client import KubeNode
 from agent.kube.connection import Connection
 from agent.kube.reader import KubeLeftovers, NodeLeftovers
 from agent.node.devices import ReportedGpu, read_cordon
-from agent.regions import HostRegions
 from agent.setting import text_where
 from agent.settings.sources import NodeFacts, Sources
+from agent.usage import HostRegions
 
 PROGRAM: Final = "hami-agent-cordon"
 """The field manager: what an operator writes does not count as an agent's."""

@@ -97,8 +97,8 @@ class GpuTable:
 
     def name(self, index: int) -> str:
         """The UUID at `index` if it is known, else `index N`."""
-        at = (gpu.uuid for gpu in self._known.values() if gpu.index == index)
-        return next(at, f"{NAMELESS}{index}")
+        known = self._known.values()
+        return next((gpu.uuid for gpu in known if gpu.index == index), f"{NAMELESS}{index}")
 
     def places(self) -> dict[str, int]:
         """The indexes that may be opened, by name."""
@@ -115,8 +115,10 @@ class GpuTable:
             for gpu in gpus
         )
         if not fits:
-            unplaced = partial(msgspec.structs.replace, index=NO_INDEX)
-            self._known = {uuid: unplaced(gpu) for uuid, gpu in self._known.items()}
+            self._known = {
+                uuid: msgspec.structs.replace(gpu, index=NO_INDEX)
+                for uuid, gpu in self._known.items()
+            }
 
         self._seen_count = self.count
         self._known = {**self._known, **{gpu.uuid: gpu for gpu in gpus}}
@@ -190,8 +192,7 @@ def bus_id(text: str) -> str:
 def numa_node(sys_root: Path, bus: str) -> int | None:
     """The NUMA node of a PCI address, or None when the kernel gives none."""
     try:
-        file = sys_root / "bus/pci/devices" / bus / "numa_node"
-        node = int(file.read_text(encoding="ascii"))
+        node = int((sys_root / "bus/pci/devices" / bus / "numa_node").read_text("ascii"))
     except (OSError, ValueError):
         return None
 
@@ -265,9 +266,8 @@ def link_row(
     for peer in gpus:
         if peer.uuid == uuid:
             continue
-        other = table.open(peer.uuid, peer.index)
-        level = nvml.maybe(library, library.nvmlDeviceGetTopologyCommonAncestor, handle, other)
-        paths[peer.uuid] = _PATHS.get(level)
+        other, ask = table.open(peer.uuid, peer.index), library.nvmlDeviceGetTopologyCommonAncestor
+        paths[peer.uuid] = _PATHS.get(nvml.maybe(library, ask, handle, other))
 
     nvlinks: collections.Counter[str] = collections.Counter()
     for link in _active_links(library, handle):
@@ -343,8 +343,7 @@ def probe_of(library: NvmlLibrary, table: GpuTable, uuid: GpuUuid) -> Probe:
     )
 
     if signs.rows_failed:
-        text = "a row of its memory could not be remapped"
-        return Probe(uuid, ProbeOutcome.FAILED, text, signs)
+        return Probe(uuid, ProbeOutcome.FAILED, "a row of its memory could not be remapped", signs)
 
     return Probe(uuid, ProbeOutcome.PASSED, signs=signs)
 
@@ -461,8 +460,9 @@ class NvmlDriver:
         # came after the container's start. With a fault, that GPU may be the one that is not
         # described.
         if not faults:
-            unlisted = partial(gpus_not_listed, self._sys_root, self._described)
-            faults = await self._session.call(opened, DRIVER, unlisted)
+            faults = await self._session.call(
+                opened, DRIVER, partial(gpus_not_listed, self._sys_root, self._described)
+            )
 
         # Register the GPUs at new indexes, and forget those that are not there.
         places = {gpu.uuid: gpu.index for gpu in found}
@@ -482,8 +482,7 @@ class NvmlDriver:
                 opened, uuid, partial(probe_of, self._library, self._table, uuid)
             )
         except CallFailed as error:
-            outcome = _OUTCOMES.get(error.trouble, ProbeOutcome.FAILED)
-            probe = Probe(uuid, outcome, error.text)
+            probe = Probe(uuid, _OUTCOMES.get(error.trouble, ProbeOutcome.FAILED), error.text)
 
         self._renewed = self._renewed and probe.outcome is not ProbeOutcome.PASSED
         # The driver forgets the registration of a GPU that is reset, and tells nobody: without
@@ -500,9 +499,8 @@ class NvmlDriver:
 
     async def sample(self, uuid: GpuUuid) -> GpuSample:
         """Read how much one GPU is used. Raises GpuError, DriverMissing, DriverError."""
-        opened = await self._session.open()
         work = partial(sample_of, self._library, self._table, uuid)
-        return await self._session.call(opened, uuid, work)
+        return await self._session.call(await self._session.open(), uuid, work)
 
     async def release(self, uuids: Collection[GpuUuid], *, everything: bool = False) -> None:
         """Close these GPUs and use none of them until it is taken back.
@@ -603,8 +601,9 @@ class NvmlDriver:
     async def _places(self, opened: OpenedSession) -> dict[str, int]:
         """The indexes that may be opened, by name."""
         if not self._table.released:  # else their number tells nothing of the others
-            count = self._library.nvmlDeviceGetCount
-            self._table.count = await self._session.call(opened, DRIVER, count)
+            self._table.count = await self._session.call(
+                opened, DRIVER, self._library.nvmlDeviceGetCount
+            )
         return self._table.places()
 
     async def _with_links(self, opened: OpenedSession, gpus: list[Gpu]) -> list[Gpu]:

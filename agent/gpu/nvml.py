@@ -127,15 +127,14 @@ def library_below(root: Path | None) -> Path | None:
     return next((path for path in places if path.is_file()), None)
 
 
-def bind(library: NvmlLibrary, path: Path | None, *, anew: bool = True) -> None:
+def bind(library: NvmlLibrary, path: Path | None) -> None:
     """Make `library` use the file at `path` instead of the soname. May block (dlopen).
 
     pynvml loads the soname only while its `nvmlLib` is None, so this sets it first and drops the
     kept function pointers of another library. It resolves links: a new version behind the same link
     is another library.
 
-    Raises DriverMissing, and DriverError if another library is loaded that may not be replaced
-    (`anew` is False).
+    Raises DriverMissing.
     """
     # The loader keeps the file that it has for the soname: to load it again changes nothing.
     if path is None and library.nvmlLib is not None:
@@ -144,12 +143,6 @@ def bind(library: NvmlLibrary, path: Path | None, *, anew: bool = True) -> None:
     file = Path(os.path.realpath(path)) if path is not None else library_below(Path("/"))
     if file is None or getattr(library.nvmlLib, "_name", None) == str(file):
         return
-
-    if library.nvmlLib is not None and not anew:
-        raise DriverError(
-            f"{path} is not the loaded library, from which a call has not returned; the new one "
-            "is used after that call returns"
-        )
 
     try:
         if file.is_file() and _is_cut_off(file):  # the loader would end the process with SIGBUS
@@ -543,8 +536,7 @@ class EventStream:
         try:
             threading.Thread(target=self._serve, name="nvml-events", daemon=True).start()
         except RuntimeError as error:
-            text = f"no thread can be started to wait for events: {error}"
-            raise DriverError(text) from error
+            raise DriverError(f"no thread can be started to wait for events: {error}") from error
 
     def settle(self, gpu: str, obstacle: str, where: int | None = None) -> None:
         """Note the answer of a GPU to its registration, and log once why it does not report.
@@ -692,8 +684,8 @@ class EventStream:
         is_xid = data.eventType & pynvml.nvmlEventTypeXidCriticalError
         kind = EventKind.XID if is_xid else _KINDS.get(data.eventType)
         if kind is not None:
-            number = int(data.eventData) if is_xid else None
-            self.put(DriverEvent(kind, self._uuid(data.device), number))
+            xid = int(data.eventData) if is_xid else None
+            self.put(DriverEvent(kind, self._uuid(data.device), xid))
 
     def _uuid(self, handle: Handle) -> GpuUuid | None:
         """The GPU of a handle, first by its address: a lost GPU does not answer with its UUID."""
@@ -909,8 +901,7 @@ class NvmlSession:
             return self.current
         if alone:
             self._end_all()
-
-        bind(library, self._find(), anew=alone)
+            bind(library, self._find())
 
         try:
             # It opens no GPU yet: without a persistence daemon, the first handle of each wakes it.
@@ -921,10 +912,10 @@ class NvmlSession:
             # An upgrade has replaced the library and reloaded the module, but the loader keeps the
             # file that it mapped for the soname. So the new file is named by its path.
             is_upgraded = code(error) == pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH
-            other = successor(library, self._find()) if is_upgraded else None
+            other = successor(library, self._find()) if is_upgraded and alone else None
             if other is None:
                 raise
-            bind(library, other, anew=alone)
+            bind(library, other)
             library.nvmlInit()
 
         self.current = OpenedSession(text_of(library.nvmlSystemGetDriverVersion()))

@@ -18,16 +18,6 @@ MAX_GPUS: Final = 16
 MAX_PROCESSES: Final = 1024
 
 
-class RegionLayout(enum.StrEnum):
-    """The layouts that HAMi-core's releases write."""
-
-    V0 = "v0"
-    V1_1 = "v1.1"
-    V1_1S = "v1.1s"
-    """HAMi 2.8.1 only: a second semaphore moves every later field."""
-    V1_2 = "v1.2"
-
-
 class MemoryUse(NamedTuple):
     """Bytes of one GPU's memory, by purpose. `total` is the library's own sum.
 
@@ -82,7 +72,7 @@ class Region(msgspec.Struct, frozen=True):
     - `last_kernel`: the last start of a process or a kernel; None: the layout has none, or never.
     """
 
-    layout: RegionLayout
+    layout: str
     gpus: tuple[RegionGpu, ...]
     processes: tuple[RegionProcess, ...]
     is_limiting: bool
@@ -165,6 +155,8 @@ _LATEST: Final = int(dt.datetime.max.replace(tzinfo=dt.UTC).timestamp())
 class RegionOffsets(msgspec.Struct, frozen=True):
     """Where the fields of one layout are, in bytes. All numbers are little-endian.
 
+    - `layout`: v0, v1.1, v1.1s or v1.2. Only HAMi 2.8.1 writes v1.1s: a second semaphore moves
+      every later field.
     - `size`: of the struct; libvgpu.so makes the file one byte longer.
     - `version`: the words at offsets 4 and 8; None: the layout has none.
     - `uuids`: offset in the region; the fields before and after are relative to it.
@@ -172,7 +164,7 @@ class RegionOffsets(msgspec.Struct, frozen=True):
     - `memory_size`, `utilisation_size`: of one GPU's part.
     """
 
-    layout: RegionLayout
+    layout: str
     size: int
     version: tuple[int, int] | None
     uuids: int
@@ -216,7 +208,7 @@ class RegionOffsets(msgspec.Struct, frozen=True):
 
 
 V0: Final = RegionOffsets(
-    layout=RegionLayout.V0,
+    layout="v0",
     size=1197896,
     version=None,
     uuids=56,
@@ -228,7 +220,7 @@ V0: Final = RegionOffsets(
     status=1160,
 )
 V1_1: Final = RegionOffsets(
-    layout=RegionLayout.V1_1,
+    layout="v1.1",
     size=2008952,
     version=(1, 1),
     uuids=64,
@@ -240,16 +232,9 @@ V1_1: Final = RegionOffsets(
     status=1928,
 )
 V1_1S: Final = msgspec.structs.replace(
-    V1_1,
-    layout=RegionLayout.V1_1S,
-    size=2008984,
-    uuids=96,
-    used=16,
-    utilisation=1168,
-    status=1936,
-    seqlock=8,
+    V1_1, layout="v1.1s", size=2008984, uuids=96, used=16, utilisation=1168, status=1936, seqlock=8
 )
-V1_2: Final = msgspec.structs.replace(V1_1, layout=RegionLayout.V1_2, version=(1, 2), seqlock=1936)
+V1_2: Final = msgspec.structs.replace(V1_1, layout="v1.2", version=(1, 2), seqlock=1936)
 LAYOUTS: Final = (V0, V1_1, V1_1S, V1_2)
 
 

@@ -243,7 +243,7 @@ def past(health: Health) -> str:
 
 def _happened(health: Health) -> str:
     text = health.text.removesuffix(f" [{health.runbook}]")
-    ends = (f"; {then}" for then in NextStep if then is not NextStep.NOTHING)
+    ends = (f"; {then}" for then in NextStep if then)
     return text.removesuffix(next(filter(text.endswith, ends), ""))
 
 
@@ -501,9 +501,8 @@ def _on_recovered(health: Health, now: dt.datetime) -> Health:
 
 def _need(health: Health) -> Action:
     """What the GPU needs before it can be ok: NONE, RESET or REBOOT."""
-    if health.needs_reboot:
-        return Action.REBOOT
-    return Action.RESET if health.needs_reset else Action.NONE
+    need = Action.RESET if health.needs_reset else Action.NONE
+    return Action.REBOOT if health.needs_reboot else need
 
 
 def _incident(health: Health, runbook: str) -> str:
@@ -737,8 +736,11 @@ def remembered(
     - The time for which a silent GPU is served begins again: this process has not probed it yet.
     - No time is in the future.
     """
-    by_xid = health.cause == Cause.XID and health.xid is not None
-    is_harmless = by_xid and xid_class(health.xid or 0, settings) is XidClass.APPLICATION
+    is_harmless = (
+        health.cause == Cause.XID
+        and health.xid is not None
+        and xid_class(health.xid, settings) is XidClass.APPLICATION
+    )
     is_fine = health.condition in {Condition.OK, Condition.UNMONITORED}
     if is_harmless or (boot_changed and (is_fine or health.cause not in HARDWARE)):
         return Health(Condition.OK, since=now)

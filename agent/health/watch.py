@@ -229,8 +229,8 @@ class HealthWatch:
             for uuid, health in recalled.items()
         }
         self._listener = EventListener(driver, self._note_event)
-        self._waiting: dict[object, DriverEvent | Probe] = {}
-        """The reports that are judged next, by probe or sort of event."""
+        self._waiting: dict[DriverEvent | Probe, None] = {}
+        """The reports that are judged next."""
         self._reported = asyncio.Event()
         self._probe_now = asyncio.Event()
         self._probed_at = loop_time()
@@ -270,9 +270,8 @@ class HealthWatch:
             # Whoever released the GPU gives it back by this. Its handles open before the probe.
             self._driver.take_back(uuid)
             now = self._now()
-            self._publish(
-                {uuid: judge.switched_off(now) if is_off else judge.taken_back(before, now)}
-            )
+            back = judge.switched_off(now) if is_off else judge.taken_back(before, now)
+            self._publish({uuid: back})
             self._changed()
 
         if was_reset:
@@ -358,19 +357,14 @@ class HealthWatch:
         self._note(event)
 
     def _note(self, report: DriverEvent | Probe) -> None:
-        """Add a report to the next batch.
+        """Add a report to the next batch, equal ones once: so a storm is a few events.
 
-        Of the events of one sort on one GPU only the first is kept. So a storm is a few events for
-        each GPU, and does not displace a more severe one.
+        An application's fault says nothing about the GPU.
         """
-        sort: object = report
-        if isinstance(report, DriverEvent):
-            kind = self._class_of(report)
-            if kind is XidClass.APPLICATION:
-                return
-            sort = report.kind, report.uuid, kind
+        if isinstance(report, DriverEvent) and self._class_of(report) is XidClass.APPLICATION:
+            return
 
-        self._waiting.setdefault(sort, report)
+        self._waiting[report] = None
         self._reported.set()
 
     def _class_of(self, event: DriverEvent) -> XidClass | None:
@@ -400,7 +394,7 @@ class HealthWatch:
         while True:
             self._probe_now.clear()
             self._probed_at = loop_time()
-            probes = await self._probe_all(self._note_probe)
+            probes = await self._probe_all(self._note)
             pause = until_tick(self._settings.probe_interval)
 
             # A single failure decides nothing: the second look does, and must not be late.
@@ -410,11 +404,6 @@ class HealthWatch:
                 pause = min(self._settings.probe_interval, SECOND_LOOK)
 
             await await_event(self._probe_now, pause)
-
-    def _note_probe(self, probe: Probe) -> None:
-        """Note a probe that changes a health."""
-        if self._judged((probe,)):
-            self._note(probe)
 
     async def _probe_all(self, note: Callable[[Probe], None]) -> dict[GpuUuid, Probe]:
         """Probe all GPUs at once, and pass each probe to `note`; a failed one after all others.
@@ -430,8 +419,8 @@ class HealthWatch:
         if failed and passed is not None and judge.has_failed(await self._probe(passed)):
             probes = await self._round(note)
 
-        is_common = judge.common_failure(probes.values(), self._is_ill) is not None
-        if is_common and await self._driver.renew():
+        failure = judge.common_failure(probes.values(), self._is_ill)
+        if failure is not None and await self._driver.renew():
             probes = await self._round(note)
 
         for probe in judge.blame_driver(tuple(probes.values()), self._is_ill):
@@ -477,7 +466,7 @@ class HealthWatch:
             await self._reported.wait()
             await asyncio.sleep(self._settings.gather)  # one failure causes many reports
             self._reported.clear()
-            reports, self._waiting = tuple(self._waiting.values()), {}
+            reports, self._waiting = tuple(self._waiting), {}
 
             verdicts = self._judged(reports)
             moves = {

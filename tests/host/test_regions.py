@@ -14,7 +14,7 @@ import pytest
 
 from agent.errors import StateError
 from agent.hami.region import MAGIC, V0, V1_2, RegionChange, RegionState, RegionSums
-from agent.regions import ENTRIES, HostRegions
+from agent.usage import ENTRIES, HostRegions
 from tests.fakes.offload import Inline
 from tests.hami_regions import file_ids, read_bytes, region_file
 from tests.host.hook_space import IDENTITIES, NO_PRIVILEGES, TOP, can_mount
@@ -244,7 +244,7 @@ async def test_one_that_cannot_be_written_stops_no_other(hook, regions):
 RIGHTS = """
 import asyncio, pathlib, sys
 from agent.hami.region import RegionChange
-from agent.regions import HostRegions
+from agent.usage import HostRegions
 from tests.fakes.offload import Inline
 from tests.host.hook_space import IDENTITIES, NO_PRIVILEGES, TOP, can_mount
 from tests.host.proc_node import ProcNode

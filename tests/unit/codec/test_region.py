@@ -18,7 +18,7 @@ from agent.hami.region import (
     RegionState,
     count_slots,
 )
-from agent.regions import read_region
+from agent.usage import read_region
 from tests.hami_regions import read_bytes, region_file
 
 EACH = pytest.mark.parametrize("offsets", LAYOUTS, ids=lambda offsets: offsets.layout)

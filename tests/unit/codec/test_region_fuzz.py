@@ -15,8 +15,7 @@ from agent.hami.region import (
     NoRegion,
     RegionOffsets,
 )
-from agent.regions import RETRIES, read_region
-from agent.usage import use_of
+from agent.usage import RETRIES, read_region, use_of
 from tests.hami_regions import region_file
 from tests.unit.codec.test_region import TWO
 from tests.unit.core.usage.test_use import NOW, reading

@@ -12,7 +12,6 @@ from agent.hami.region import (
     MemoryUse,
     Region,
     RegionGpu,
-    RegionLayout,
     RegionOffsets,
     RegionProcess,
     RegionState,
@@ -32,7 +31,7 @@ def expected(layout: str, fields: dict[str, Any]) -> Region:
     count = fields["device_num"]
     last = fields.get("last_kernel_time")
     return Region(
-        layout=RegionLayout(layout),
+        layout=layout,
         gpus=tuple(
             RegionGpu(i, fields["uuids"][i], fields["limit"][i], fields["sm_limit"][i])
             for i in range(count)
