@@ -212,10 +212,6 @@ FILE: Final = os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 """O_NONBLOCK: an owner's lease on the file would hold up open() for 45 s."""
 ENTRIES: Final = 256
 """A container directory with more entries is not searched."""
-RETRIES: Final = 2
-"""Further reads of the slots, if they are FEW, while a process is writing one of them."""
-FEW: Final = 64
-
 SLOW: Final = 0.001
 """Seconds of CPU that a region may cost in each round."""
 COOLING: Final = 0.9
@@ -410,31 +406,22 @@ def _region_name(directory: int) -> str:
 
 
 def read_region(size: int, pread: Callable[[int, int], bytes]) -> Region:
-    """Read a region of `size` bytes, the slots again while a process is writing one.
+    """Read a region of `size` bytes. Raises NoRegion.
 
     `pread`: read so many bytes at an offset; fewer, where the file ends. Its errors pass.
-
-    Raises NoRegion.
     """
     head = pread(HEAD_SIZE, 0)
     offsets = recognise(size, head)
-    left = RETRIES
-    while True:
-        tail = pread(offsets.tail_size, offsets.tail)
-        if len(tail) < offsets.tail_size:
-            raise NoRegion(TRUNCATED)
+    tail = pread(offsets.tail_size, offsets.tail)
+    if len(tail) < offsets.tail_size:
+        raise NoRegion(TRUNCATED)
 
-        length = count_slots(tail) * offsets.slot_size
-        first = pread(length, offsets.slots)
-        second = pread(length, offsets.slots) if offsets.seqlock else first
-        if min(len(first), len(second)) < length:
-            raise NoRegion(TRUNCATED)
+    length = count_slots(tail) * offsets.slot_size
+    slots = pread(length, offsets.slots)
+    if len(slots) < length:
+        raise NoRegion(TRUNCATED)
 
-        region = decode_region(offsets, head, tail, first, second)
-        is_torn = any(process.torn for process in region.processes)
-        if not left or not is_torn or len(region.processes) > FEW:
-            return region
-        left -= 1
+    return decode_region(offsets, head, tail, slots)
 
 
 # What a region says of the use, as far as it is believable.

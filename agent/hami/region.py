@@ -38,7 +38,6 @@ class RegionProcess(msgspec.Struct, frozen=True):
     - `slot`: its position in the region.
     - `pid`: in the container's PID namespace; `host_pid`: as the library believes, 0: not known.
     - `suspended`: it waits for SIGUSR1 (status 2).
-    - `torn`: its writer was in the middle of a change at each read; the numbers may be old.
     """
 
     slot: int
@@ -47,7 +46,6 @@ class RegionProcess(msgspec.Struct, frozen=True):
     memory: tuple[MemoryUse, ...]
     sm_percent: tuple[int, ...]
     suspended: bool = False
-    torn: bool = False
 
 
 class RegionGpu(msgspec.Struct, frozen=True):
@@ -292,17 +290,13 @@ def holds_back(tail: bytes) -> bool:
     return len(tail) >= 12 and struct.unpack_from("<i", tail, 8)[0] < 0
 
 
-def decode_region(
-    offsets: RegionOffsets, head: bytes, tail: bytes, first: bytes, second: bytes
-) -> Region:
-    """Decode a recognised region from its windows, with the slots read twice. Raises NoRegion.
+def decode_region(offsets: RegionOffsets, head: bytes, tail: bytes, slots: bytes) -> Region:
+    """Decode a recognised region from its windows. Raises NoRegion.
 
-    `first`, `second`: the slots below count_slots(), read one after the other. A slot without a
-    seqlock is taken from `second`.
+    `slots`: those below count_slots(). HAMi-core changes a slot word by word, without a lock from
+    2.8.1 on. Each word is whole, and the next reading has those that came after it, so the seqlock
+    is not asked.
     """
-    # Each read goes upwards. The seqlock must be read before and after the data between.
-    is_leading = offsets.seqlock is not None and offsets.seqlock < offsets.used
-    slots = first if is_leading else second
     # The slots that a process has: one that ended has no PID, or the status 0.
     rest = offsets.slot_size - offsets.status - 4
     heads = struct.iter_unpack(f"<i{offsets.status - 4}xi{rest}x", slots)
@@ -311,7 +305,6 @@ def decode_region(
     count = min(named, MAX_GPUS) or _used_gpus(offsets, slots, live)
     if len(live) * count > MAX_USES:
         raise NoRegion(f"{len(live)} processes on {count} GPUs are more than are read")
-    torn = _torn(offsets, first, second)
     _, switch, recent_kernel, priority = struct.unpack_from("<iiii", tail)
     seconds = struct.unpack_from("<Q", tail, 16)[0] if len(tail) >= 24 else 0
     is_time = 0 < seconds <= _LATEST
@@ -324,9 +317,7 @@ def decode_region(
             RegionGpu(index, uuid.decode("ascii"), limit, percent)
             for index, (uuid, limit, percent) in enumerate(zip(uuids, memory, cores, strict=True))
         ),
-        processes=tuple(
-            _process(offsets, slots, slot, count, is_torn=slot in torn) for slot in live
-        ),
+        processes=tuple(_process(offsets, slots, slot, count) for slot in live),
         is_limiting=switch != 0,
         recent_kernel=recent_kernel,
         priority=priority,
@@ -342,20 +333,7 @@ def _used_gpus(offsets: RegionOffsets, slots: bytes, live: tuple[int, ...]) -> i
     return -(-max(ends, default=0) // offsets.memory_size)
 
 
-def _torn(offsets: RegionOffsets, first: bytes, second: bytes) -> frozenset[int]:
-    """The slots that a process was writing: the seqlock is odd, or changed between the reads."""
-    if offsets.seqlock is None:
-        return frozenset()
-    form = f"<{offsets.seqlock}xQ{offsets.slot_size - offsets.seqlock - 8}x"
-    pairs = zip(struct.iter_unpack(form, first), struct.iter_unpack(form, second), strict=True)
-    return frozenset(
-        slot for slot, (before, after) in enumerate(pairs) if before != after or after[0] % 2
-    )
-
-
-def _process(
-    offsets: RegionOffsets, slots: bytes, slot: int, count: int, *, is_torn: bool
-) -> RegionProcess:
+def _process(offsets: RegionOffsets, slots: bytes, slot: int, count: int) -> RegionProcess:
     start = slot * offsets.slot_size
     pid, host_pid = struct.unpack_from("<ii", slots, start)
     (status,) = struct.unpack_from("<i", slots, start + offsets.status)
@@ -372,7 +350,6 @@ def _process(
         memory=tuple(map(MemoryUse, used[0::4], used[1::4], used[2::4], used[3::4])),
         sm_percent=struct.unpack_from("<" + each * count, slots, start + offsets.utilisation),
         suspended=status == 2,
-        torn=is_torn,
     )
 
 

@@ -362,23 +362,6 @@ async def test_a_killed_process_is_not_alive_by_the_hosts_proc(container: CoreCo
     assert {killed.pid, left.pid} == {process.pid for process in reading.region.processes}
 
 
-async def test_what_is_read_untorn_beside_writers_adds_up(container: CoreContainer):
-    writers = [await container.start() for _ in range(2)]
-    for writer in writers:
-        writer.begin("churn", 20_000)
-
-    whole = []
-    for _ in range(300):
-        region = await container.read()
-        whole += [process for process in region.processes if not process.torn]
-
-    assert [[0], [0]] == [await writer.end() for writer in writers]
-    if region.layout in LAZY:
-        assert 300 < len(whole)
-        for use in (process.memory[0] for process in whole):
-            assert use.total == use.context + use.module + use.buffer
-
-
 # The model of HAMi-core against its own library: the same history leaves the same region.
 
 
