@@ -47,22 +47,22 @@ class WebDoors:
             version=__version__, python=platform.python_version(), schema=f"state/{VERSION}"
         )
         # Who observes is beside HAMi's own plugin, which has its monitor.
-        hami = HamiNames.NONE if settings.observe else settings.metrics.hami
+        hami = HamiNames.NONE if settings.observe else settings.metric_names
         collector = metrics.AgentCollector(
             build,
             self._metric_facts,
             metrics.MetricSources if agent is None else partial(_series_of, agent),
-            names_pods=settings.metrics.containers,
+            names_pods=settings.metric_containers,
             hami=hami,
         )
         self._pages: dict[str, server.Page] = {
-            "/": page.PageDoor(self.facts, settings.web.readers).page,
+            "/": page.PageDoor(self.facts, settings.web_readers).page,
             "/livez": api.livez,
             "/healthz": api.livez,
             "/readyz": partial(api.readyz, self.checks),
             "/metrics": metrics.MetricsPage(collector).page,
             "/version": build.page,
-            server.PREFIX: api.ReadApi(self.facts, settings.web.readers).answer,
+            server.PREFIX: api.ReadApi(self.facts, settings.web_readers).answer,
         }
 
     def checks(self) -> tuple[Check, ...]:
@@ -152,7 +152,7 @@ class WebDoors:
         if agent is None:
             return None
 
-        settings, facts = agent.found.settings, agent.facts
+        settings, facts, service = agent.found.settings, agent.facts, agent.settings
         sharing = facts.sharing.value
 
         about = NodeStatus(
@@ -163,14 +163,14 @@ class WebDoors:
             resource=facts.resource.value,
             kubelet=agent.registration.state.value.text,
             observe=settings.observe,
-            profiles=agent.settings.values.profiles,
+            profiles=tuple(one.name for one in service.plan.applied(service.facts) if one.name),
             split_count=sharing.split_count,
             memory_scaling=sharing.memory_scaling,
             core_scaling=sharing.core_scaling,
         )
 
         def in_force() -> tuple[SettingStatus, ...]:
-            values, pending = agent.settings.values, agent.settings.pending
+            values, pending = service.values, service.pending
             return tuple(
                 SettingStatus(
                     key=one.field.key,
@@ -212,9 +212,9 @@ class WebDoors:
 
         Raises PermissionFault: it cannot be bound.
         """
-        web = self._settings.web
         if door == PORT:
-            return server.serve_port(self._pages, web.address, web.port, server.near(web.address))
+            address, port = self._settings.web_address, self._settings.web_port
+            return server.serve_port(self._pages, address, port, server.near(address))
 
         actions = None if self._agent is None else _actions(self._agent).answer
         return server.serve_socket(self._pages, self._settings.paths.run / "api.sock", actions)

@@ -18,8 +18,7 @@ from typing import Any, Final, NoReturn, TypeAlias
 from typing_extensions import override
 
 from agent import __version__
-from agent.cli.inherited import Unwritten, drop_output
-from agent.cli.output import answer
+from agent.cli.output import Unwritten, answer, drop_output
 from agent.errors import AgentError, ApiError, ApiNotFound, SettingsError, cap
 from agent.setting import ValueType, WrongValue
 

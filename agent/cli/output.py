@@ -1,8 +1,10 @@
-"""How answers are written: tables, the terminal, and documents for programs."""
+"""How answers are written: the streams, tables, the terminal, and documents for programs."""
 
 import contextlib
 import datetime as dt
+import io
 import json
+import os
 import re
 import shutil
 import sys
@@ -13,10 +15,71 @@ from typing import Final, TextIO, TypeAlias
 
 import msgspec
 import yaml
+from typing_extensions import Buffer, override
 
 from agent.hami.annotations import encode_stamp
 from agent.kit.timing import SystemClock
 from agent.status import API_VERSION
+
+# The three standard streams that the process inherits.
+
+
+class Unwritten(Exception):  # noqa: N818 -- names what happened
+    """Standard output cannot be written; the OSError that is the cause says why.
+
+    It is no OSError itself, because argparse ignores one when it writes its help.
+    """
+
+
+class _Stream(io.FileIO):
+    """A standard stream that is written.
+
+    `is_answer`: it raises Unwritten. Otherwise a failed write is dropped: the process does not end
+    because of a log line.
+    """
+
+    is_answer = False
+
+    @override
+    def write(self, data: Buffer, /) -> int:
+        try:
+            return super().write(data)
+        except OSError as error:
+            if self.is_answer:
+                raise Unwritten from error
+            return memoryview(data).nbytes
+
+
+def own_streams() -> None:
+    """Replace the standard streams, and open those that the parent closed.
+
+    The next file or socket would get a free number, and prints would go into it. A closed stdin
+    reads as empty. A closed stdout fails every write: an answer that is lost is no success.
+    """
+    for number, mode in ((0, os.O_RDONLY), (1, os.O_RDONLY), (2, os.O_WRONLY)):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, mode)  # it gets the lowest free number, which is this one
+
+    # The readers of the text refuse bytes that are no characters.
+    sys.stdin = os.fdopen(0, encoding="utf-8", errors="replace", closefd=False)
+    for number, name in ((1, "stdout"), (2, "stderr")):
+        encoding = getattr(getattr(sys, name), "encoding", "utf-8")  # None: the parent closed it
+        file = _Stream(number, "wb", closefd=False)
+        file.is_answer = name == "stdout"
+        is_shown = name == "stderr" or file.isatty()
+        buffer = io.BufferedWriter(file)
+        text = io.TextIOWrapper(buffer, encoding, "backslashreplace", line_buffering=is_shown)
+        setattr(sys, name, text)
+
+
+def drop_output() -> None:
+    """Discard the rest of the answer, so that the buffer does not fail at exit."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, 1)
+    os.close(null)
+
 
 # Lays out tables that fit the terminal. Pure.
 #

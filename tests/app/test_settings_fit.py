@@ -3,23 +3,16 @@
 import asyncio
 import json
 
-import msgspec
 import pytest
 import structlog
 
 from agent.cluster import NodeView
-from agent.errors import SettingsError
 from agent.ledger import LastGood, SourceFile
-from agent.model import GpuFault, Scan
-from agent.sandbox.hardware import Description, SimulatedHardware
-from agent.settings.reading import begin, make_plan
-from agent.settings.sources import Sources
+from agent.settings.reading import Sources, begin, make_plan
 from agent.state import LAST_GOOD_KIND, unseal
-from tests.app.front_node import SETTINGS, joined
-from tests.app.settings_room import GPUS_8, SettingsRoom, a_plan, a_settings_node, start_of
-from tests.builders import NODE, a_gpu, a_uuid
+from tests.app.settings_room import SettingsRoom, a_plan, a_settings_node, start_of
+from tests.builders import NODE, a_uuid
 from tests.fakes.disk import MemoryDisk
-from tests.fakes.hardware_driver import HardwareDriver
 from tests.fakes.offload import Inline
 from tests.services.at_work import at_work
 
@@ -35,17 +28,6 @@ profiles:
   library: {cudaLogLevel: "4"}
   report: {topologyScore: true}
 """
-LONG = "sharing: {splitCount: 9000}"
-"""Too many slices for eight GPUs, and few enough for six."""
-
-
-def a_scan(*models: str) -> Scan:
-    return Scan("570", tuple(a_gpu(index=n, name=name) for n, name in enumerate(models)))
-
-
-def t4(count: int, first: int = 0) -> Scan:
-    scan = a_scan(*["Tesla T4"] * count)
-    return msgspec.structs.replace(scan, gpus=scan.gpus[first:])
 
 
 def a_node(**labels: str) -> NodeView:
@@ -135,72 +117,18 @@ async def test_warnings_are_told_and_a_megabyte_of_them_is_a_few_lines():
     assert len(lines) < 30
 
 
-# GPUs that the list has no room for.
-
-
-async def test_a_list_too_long_for_the_first_gpus_stops_the_process_with_the_reason():
-    room = room_of(LONG)
-
-    with structlog.testing.capture_logs() as lines:
-        for _ in range(2):
-            assert not room.service.saw_gpus(t4(8))
-
-    assert [] == lines  # whoever ends says why, in one line
-    assert room.stop.is_set()
-    assert isinstance(room.service.refusal, SettingsError)
-    assert ["ConfigRejected"] == [event.reason for event in room.told]
-
-
-@pytest.mark.parametrize(
-    ("scans", "listed", "told"),
-    [
-        ((t4(6), t4(8), t4(8)), t4(6), 1),
-        ((t4(6), t4(8, first=1)), t4(6, first=1), 1),  # one goes while others come
-        ((t4(6), t4(8), t4(8, first=3), t4(8)), t4(8, first=3), 2),
-        ((t4(6), t4(8), t4(5), t4(8)), t4(5), 2),
-        ((t4(6), t4(8), t4(6), t4(8)), t4(6), 2),
-    ],
-)
-async def test_gpus_that_make_the_list_too_long_later_are_not_taken_in_and_told_once(
-    scans, listed, told
-):
-    room = room_of(LONG)
-    for scan in scans:
-        found = room.service.saw_gpus(scan)
-
-    assert listed.gpus == found.gpus
-    others = [gpu.uuid for gpu in scans[-1].gpus if gpu not in listed.gpus]
-    assert others == [fault.gpu for fault in found.faults]
-    assert (told, False) == (len(room.told), room.stop.is_set())
-    assert room.told[0].text == room.trouble
-    taken(room, "sharing: {splitCount: 10}")
-    assert "" == room.trouble
-    assert scans[-1] == room.service.saw_gpus(scans[-1])
-
-
-async def test_a_gpu_that_does_not_answer_takes_room_in_the_list():
-    room = room_of(LONG)
-    room.service.saw_gpus(t4(6))
-    scan = t4(7, first=1)
-    fault = GpuFault(t4(1).gpus[0].uuid, "silent")
-
-    found = room.service.saw_gpus(msgspec.structs.replace(scan, faults=(fault,)))
-
-    assert found is not None
-    assert scan.gpus[:5] == found.gpus
-    assert [fault.gpu, scan.gpus[5].uuid] == [one.gpu for one in found.faults]
-
-
 async def test_settings_that_do_not_fit_change_nothing_and_who_asks_is_answered_each_time():
+    plan = make_plan(Sources(host="node-a", node_config=SourceFile("n.json", text(WRONG).encode())))
     room = room_of()
-    room.service.saw_gpus(t4(8))
+    with structlog.testing.capture_logs() as lines:
+        for asked in (False, False, True, True):
+            room.service.take(plan, asked=asked)
 
-    assert ["config.rejected"] == taken(room, LONG, LONG)
-    assert 2 * ["config.rejected"] == taken(room, LONG, LONG, asked=True)
+    assert 3 * ["config.rejected"] == [line["event"] for line in lines]
     assert 10 == room.split_count
     (event,) = room.told
     assert "ConfigRejected" == event.reason
-    assert "8 GPUs x 9000 slices" in event.text
+    assert "splitCount: expected 1 to 3000" in event.text
 
 
 # The last good copy on disk.
@@ -241,6 +169,7 @@ def by(pool: str, **more: object) -> dict[str, object]:
 
 BIG, SMALL = by("big", devicesplitcount=20), by("small", devicesplitcount=10**6)
 ANY = {"name": "*", "devicesplitcount": 5}
+WRONG = {"name": "*", "devicesplitcount": 10**6}
 
 
 def text(*entries: object) -> str:
@@ -264,10 +193,9 @@ async def test_the_first_start_waits_two_seconds_for_the_node(
     async with at_work(*room.tasks):
         loop.call_later(after, room.cells.node.set, a_node(Pool="big"))
         with structlog.testing.capture_logs() as logs:
-            await room.service.await_labels()
+            await room.service.settle()
         assert waited == pytest.approx(loop.time() - begun, abs=0.05)
         assert (after > 2) == ("config.labels_unknown" in [line["event"] for line in logs])
-        assert room.service.saw_gpus(a_scan("NVIDIA H100"))
         assert (20 if after < 2 else 5) == room.split_count
         await asyncio.sleep(61)
         assert 20 == room.split_count
@@ -284,10 +212,9 @@ async def test_the_first_start_waits_two_seconds_for_the_node(
 async def test_nothing_waits_where_labels_are_kept_or_decide_nothing(tmp_path, entries, stored):
     room = await room_with(tmp_path, *entries, stored=stored)
     begun = asyncio.get_running_loop().time()
-    await room.service.await_labels()
+    await room.service.settle()
 
     assert begun == asyncio.get_running_loop().time()
-    assert room.service.saw_gpus(a_scan("NVIDIA H100"))
     assert 20 == room.split_count
 
 
@@ -302,7 +229,7 @@ async def test_labels_that_lead_to_a_wrong_entry_change_nothing_until_it_is_mend
         assert (0, 0) == node.count()
         assert 20 == node.facts.sharing.value.split_count
         assert ["ConfigRejected"] == [event.reason for event in node.events]
-        assert "splitCount: expected 1 to 10000" in node.room.trouble
+        assert "splitCount: expected 1 to 3000" in node.room.trouble
 
         await node.edit(nodeconfig=text(BIG, by("small", devicesplitcount=7), ANY))
         assert (1, 1) == node.count()
@@ -320,23 +247,27 @@ async def test_a_wrong_entry_of_another_node_is_a_warning_and_the_file_is_taken(
         assert 2 * ["config.ignored"] + ["config.applied"] == node.said("info", "warning", "error")
 
 
-@pytest.mark.parametrize("has_copy", [True, False])
-async def test_a_start_with_a_wrong_entry_takes_the_last_good_file_or_ends(tmp_path, has_copy):
-    good = SourceFile(f"{tmp_path}/n.json", text(by("small", devicesplitcount=8)).encode())
-    stored = LastGood("0.0.9", "node-a", {"Pool": "small"}, node_config=good)
-    room = await room_with(tmp_path, BIG, SMALL, ANY, stored=stored if has_copy else None)
+@pytest.mark.parametrize("kept", [text(by("small", devicesplitcount=8)), text(SMALL), "{", None])
+async def test_a_start_with_a_wrong_entry_takes_the_last_good_file_or_ends(tmp_path, kept):
+    file = SourceFile(f"{tmp_path}/n.json", (kept or "").encode())
+    stored = LastGood("0.0.9", "node-a", {"Pool": "small"}, node_config=file)
+    room = await room_with(tmp_path, BIG, SMALL, ANY, stored=stored if kept else None)
     async with at_work(*room.tasks):
         asyncio.get_running_loop().call_later(0.5, room.cells.node.set, a_node(Pool="small"))
-        await room.service.await_labels()
-        assert has_copy == bool(room.service.saw_gpus(a_scan("NVIDIA H100")))
+        with structlog.testing.capture_logs() as logs:
+            await room.service.settle()
+            await room.service.settle()
 
+    is_good = kept == text(by("small", devicesplitcount=8))
     assert ["ConfigRejected"] == [event.reason for event in room.told]
-    assert has_copy != room.stop.is_set()
-    if has_copy:
+    assert is_good != room.stop.is_set()
+    if is_good:
         assert room.told[0].text == room.trouble
         assert 8 == room.split_count
     else:
-        assert "splitCount: expected 1 to 10000" in str(room.service.refusal)
+        assert "splitCount: expected 1 to 3000" in str(room.service.refusal)
+        assert "config.rejected" not in [line["event"] for line in logs]  # the end says why
+        assert room.service.copy.value is None
 
 
 # Settings that change while the agent runs: one list and one write for all of it, or none.
@@ -454,12 +385,7 @@ BAD = {
     "empty": "",
     "removed": None,
 }
-OWN_BAD = {
-    "half": "sharing: {splitCou",
-    "unknown": "sharing: {splitCuont: 4}",
-    "list": "sharing: {splitCount: 10000}",
-    "removed": None,
-}
+OWN_BAD = {"half": "sharing: {splitCou", "unknown": "sharing: {splitCuont: 4}", "removed": None}
 
 
 @pytest.mark.parametrize(
@@ -470,8 +396,6 @@ OWN_BAD = {
 async def test_a_bad_file_changes_nothing_and_is_told_once_until_it_is_mended(tmp_path, file, text):
     async with a_settings_node(tmp_path, GOOD) as node:
         before = (tmp_path / file).read_text()
-        if text == OWN_BAD["list"]:  # 8 GPUs are too many for it, and 4 are not
-            node.service.saw_gpus(GPUS_8)
         for _ in range(3):
             await node.service.read(asked=False)
         assert [] == node.said("info", "warning", "error")
@@ -520,40 +444,3 @@ async def test_labels_of_the_last_run_hold_in_the_first_list(tmp_path, name, sli
     async with a_settings_node(tmp_path, POOL, stored, labels={"pool": "big"}) as node:
         assert slices == len(node.first.groups[0].ids)
         assert 3 == node.facts.sharing.value.split_count
-
-
-async def test_a_file_that_does_not_fit_the_gpus_at_the_start_gives_way_to_the_copy(tmp_path):
-    stored = LastGood("0.0.9", NODE, own=SourceFile(f"{tmp_path}/own", GOOD.encode()))
-    async with a_settings_node(
-        tmp_path, "sharing: {splitCount: 10000}", stored, scan=GPUS_8
-    ) as node:
-        assert 8 == node.facts.sharing.value.split_count
-        assert node.service.refusal is None
-        assert ["ConfigRejected"] == [event.reason for event in node.events]
-        await node.service.read(asked=False)
-        assert 1 == len(node.events)
-
-        await node.edit(own="sharing: {splitCount: 5}")
-        assert (1, 1) == node.count()
-
-
-@pytest.mark.parametrize("own", ["sharing: {splitCount: 9999}", "sharing: {splitCount: many}"])
-async def test_a_copy_that_does_not_fit_either_stops_the_process(tmp_path, own):
-    stored = LastGood("0.0.9", NODE, own=SourceFile(f"{tmp_path}/own", own.encode()))
-    many = "sharing: {splitCount: 10000}"
-    async with a_settings_node(tmp_path, many, stored, scan=GPUS_8) as node:
-        assert node.room.stop.is_set()
-        assert "10000" in str(node.service.refusal)
-        assert [] == node.lists
-        assert node.service.copy.value is None
-
-
-async def test_gpus_after_a_first_scan_without_any_are_left_out_if_the_settings_do_not_fit():
-    scans = Scan("570", ()), t4(8)
-    driver = HardwareDriver(SimulatedHardware(Description("570", t4(8).gpus)))
-    front = joined(driver, settings=f"{SETTINGS}{LONG}")
-    for scan in scans:
-        front._scanned(scan)
-
-    assert not front.settings.stop.is_set()
-    assert [gpu.uuid for gpu in t4(8).gpus] == [one.gpu for one in front.keeper.left_out.value]

@@ -12,8 +12,7 @@ from agent.errors import SettingsError
 from agent.host.files import read_file
 from agent.ledger import LastGood, SourceFile
 from agent.settings import reading
-from agent.settings.reading import COPY, SourcesRead
-from agent.settings.sources import NodeFacts, Sources
+from agent.settings.reading import COPY, NodeFacts, Sources, SourcesRead
 from agent.state import LAST_GOOD_KIND, seal
 from tests.fakes.offload import Blocked, Hanging, Inline
 from tests.fakes.settings_files import begin, load, look
@@ -324,7 +323,7 @@ def test_a_copy_that_is_refused_itself_is_told_too(sources, tmp_path, keep):
     (tmp_path / "own.yaml").write_text(BAD)
     keep(b"sharing: {splitCount: 99999}\n")
 
-    with pytest.raises(SettingsError, match=r"own.yaml:1:23.*/then/own.yaml:1:23: .* 1 to 10000"):
+    with pytest.raises(SettingsError, match=r"own.yaml:1:23.*/then/own.yaml:1:23: .* 1 to 3000"):
         begin(sources)
 
 
