@@ -270,8 +270,7 @@ class Withholder:
     def _note(self, check: NodeCheck, refusal: str) -> None:
         """Note the refusal that a new pod would get. Empty: the check passed."""
         self._found[check] = refusal
-        texts = (self._found.get(each, "") for each in self._checks)
-        reasons = tuple(dict.fromkeys(filter(None, texts)))
+        reasons = tuple(dict.fromkeys(filter(None, map(self._found.get, self._checks))))
         was_withheld = bool(self.reasons.value)
         self.reasons.set(reasons)
         if bool(reasons) == was_withheld:
@@ -490,8 +489,7 @@ class InventoryKeeper:
             # A GPU that the driver cannot describe has its last known facts. Of one from before the
             # start, only the UUID is known, and perhaps the index.
             known = described.get(uuid) or self._facts.get(uuid)
-            index = fault.index if fault else NO_INDEX
-            gpu = known or Gpu(uuid, index=index, name="", memory_mib=None, pci="")
+            gpu = known or Gpu(uuid, fault.index if fault else NO_INDEX, "", None, pci="")
             is_filtered = settings.filters(gpu)
             obstacle = _obstacle(gpu, settings) if known and not is_filtered else ""
             is_wanted = not (is_filtered or (obstacle and gpu.name))
@@ -502,8 +500,9 @@ class InventoryKeeper:
             is_quiet = is_filtered if known else uuid in settings.filter_uuids
 
             if fault and not is_quiet and not is_present:
-                text = obstacle or f"{fault.text}; {fault.remedy}"
-                left_out[uuid] = msgspec.structs.replace(fault, text=text)
+                left_out[uuid] = msgspec.structs.replace(
+                    fault, text=obstacle or f"{fault.text}; {fault.remedy}"
+                )
             elif obstacle and uuid in described:
                 left_out[uuid] = GpuFault(uuid, obstacle, index=gpu.index)
 

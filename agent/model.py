@@ -276,8 +276,8 @@ def attributed(faults: Iterable[GpuFault], missing: Collection[GpuUuid]) -> tupl
         return tuple(known if each is fault else each for each in faults)
 
     text = "; ".join(f"it may be {fault.gpu}: {fault.text}" for fault in nameless)
-    is_silent = {fault.trouble for fault in nameless} == {Trouble.SILENT}
-    trouble = Trouble.SILENT if is_silent else Trouble.FAILED
+    troubles = {fault.trouble for fault in nameless}
+    trouble = Trouble.SILENT if troubles == {Trouble.SILENT} else Trouble.FAILED
     explained = nameless if len(nameless) <= len(missing) else ()
     return (
         *(each for each in faults if each.lost or each not in explained),
@@ -488,8 +488,7 @@ def listed_ids(uuid: GpuUuid, split_count: int, held: tuple[SliceId, ...]) -> tu
     A lower split count never removes a held id. A node can have thousands of ids, and each answer
     asks again for those of all its GPUs; so the last ones are kept.
     """
-    pairs = map(split_slice_id, held)
-    numbers = {pair[1] for pair in pairs if pair is not None and pair[0] == uuid}
+    numbers = {pair[1] for pair in map(split_slice_id, held) if pair and pair[0] == uuid}
     unused = (number for number in range(split_count) if number not in numbers)
     numbers.update(itertools.islice(unused, max(0, split_count - len(numbers))))
     return tuple(slice_id(uuid, n) for n in sorted(numbers))

@@ -273,13 +273,14 @@ class HostRegions:
         costs = self._costs = {name: self._costs.get(name, _Cost()) for name in names}
         slow = sum(cost.seconds > SLOW for cost in costs.values())
 
-        # Slow regions go last. Of the others, those go first that the last round did not reach.
-        queue = sorted(names, key=lambda name: (costs[name].seconds > SLOW, costs[name].at))
         if self._processes is not None:
             self._processes.begin(names)
 
         with open_containers(self._hook) as containers:
-            for name in queue:
+            # Slow regions go last. Of the others, those go first that the last round did not reach.
+            for name in sorted(
+                names, key=lambda name: (costs[name].seconds > SLOW, costs[name].at)
+            ):
                 cost, pause = costs[name], 0.0
                 if cost.seconds > SLOW:
                     pause = cost.seconds * slow / SHARE

@@ -206,8 +206,8 @@ def aged(health: Health, now: dt.datetime, settings: HealthSettings) -> Health:
 
 def switched_off(now: dt.datetime) -> Health:
     """The health of every GPU when health checks are switched off."""
-    text = "health checks are switched off in the settings [H-OFF]"
-    return Health(Condition.UNMONITORED, now, Cause.OFF, text, runbook="H-OFF")
+    text = "health checks are switched off in the settings"
+    return verdict(Condition.UNMONITORED, now, Cause.OFF, "H-OFF", text, action=Action.NONE)
 
 
 def quiet_time(health: Health, settings: HealthSettings) -> float:
@@ -323,8 +323,9 @@ def worse(health: Health, fresh: Health) -> Health:
     if health.condition is Condition.LOST and fresh.needs_reset:
         # Either the report is a late echo, or the GPU was back already and needs another reset. If
         # the next probe still finds the GPU lost, it was an echo.
-        needs_reboot = health.needs_reboot or fresh.needs_reboot
-        return replace(known, needs_reset=True, needs_reboot=needs_reboot)
+        return replace(
+            known, needs_reset=True, needs_reboot=health.needs_reboot or fresh.needs_reboot
+        )
 
     return known if health.condition is Condition.UNMONITORED else again(known, fresh.since)
 
@@ -338,8 +339,9 @@ def again(health: Health, now: dt.datetime) -> Health:
     if health.condition is Condition.LOST or (is_counted and health.passed_probes == 0):
         return health
 
-    quiet_since = health.quiet_since if health.needs_reset else now
-    return replace(health, quiet_since=quiet_since, passed_probes=0)
+    return replace(
+        health, quiet_since=health.quiet_since if health.needs_reset else now, passed_probes=0
+    )
 
 
 # Probes.
@@ -461,8 +463,8 @@ def _on_refused(health: Health, now: dt.datetime) -> Health:
 
 def _on_lost(health: Health, probe: Probe, now: dt.datetime) -> Health:
     if health.condition is Condition.LOST:
-        is_echo = health.needs_reset and not health.needs_reboot
-        return replace(health, needs_reset=False) if is_echo else health
+        # A reset that was asked for meanwhile was an echo.
+        return replace(health, needs_reset=health.needs_reset and health.needs_reboot)
 
     reason = f"after XID {health.xid}" if health.xid is not None else cap(probe.text)
     return verdict(
@@ -685,8 +687,13 @@ def taken_back(health: Health, now: dt.datetime) -> Health:
         return health
 
     if not health.bouts or health.recovered_at is not None:  # it was neither bad nor lost
-        text = f"it is taken back; it is served when it answers [{RUNBOOK}]"
-        return replace(health, since=now, cause=Cause.DRIVER, text=text, xid=None)
+        return replace(
+            health,
+            since=now,
+            cause=Cause.DRIVER,
+            text=f"it is taken back; it is served when it answers [{RUNBOOK}]",
+            xid=None,
+        )
 
     back = verdict(
         Condition.BAD,

@@ -342,8 +342,8 @@ class HealthWatch:
             # Every XID is counted. The first of each number on a GPU is logged, of others at most
             # one a second: a storm can have 10,000.
             number = event.xid or 0
-            is_first = self.xid_events.add(event.uuid or "unknown", xid_label(number)) == 1
-            left_out = 0 if is_first else self._xid_lines.admit()
+            count = self.xid_events.add(event.uuid or "unknown", xid_label(number))
+            left_out = self._xid_lines.admit() if count > 1 else 0
 
             if left_out is not None:
                 log.info(
@@ -546,8 +546,8 @@ class HealthWatch:
         asyncio.get_running_loop().call_later(self._settings.driver_hang + TICK, self._age)
 
     def _age(self) -> None:
-        now, known = self._now(), self._health.items()
-        self._publish({u: judge.aged(old, now, self._settings) for u, old in known})
+        now = self._now()
+        self._publish({u: judge.aged(old, now, self._settings) for u, old in self._health.items()})
 
     def _named(self, name: str) -> SharedGpu | None:
         """The GPU with that index or UUID. If a lost and a present GPU match, the present one."""
