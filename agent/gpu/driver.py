@@ -133,7 +133,8 @@ class EventStream:
                 with self._lock:
                     event = next(iter(self._waiting))
                     self._waiting[event] -= 1
-                    self._waiting = +self._waiting  # without those that nobody waits for any more
+                    if not self._waiting[event]:
+                        del self._waiting[event]
                 return event
 
             if self._failure is not None:

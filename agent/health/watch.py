@@ -394,7 +394,7 @@ class HealthWatch:
         while True:
             self._probe_now.clear()
             self._probed_at = loop_time()
-            probes = await self._probe_all(self._note)
+            probes = await self._probe_all(self._note_probe)
             pause = until_tick(self._settings.probe_interval)
 
             # A single failure decides nothing: the second look does, and must not be late.
@@ -404,6 +404,14 @@ class HealthWatch:
                 pause = min(self._settings.probe_interval, SECOND_LOOK)
 
             await await_event(self._probe_now, pause)
+
+    def _note_probe(self, probe: Probe) -> None:
+        """Note a probe that changes a health.
+
+        Another one may be older than an event that waits to be judged, and would relieve the GPU.
+        """
+        if self._judged((probe,)):
+            self._note(probe)
 
     async def _probe_all(self, note: Callable[[Probe], None]) -> dict[GpuUuid, Probe]:
         """Probe all GPUs at once, and pass each probe to `note`; a failed one after all others.
