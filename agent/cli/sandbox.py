@@ -104,7 +104,7 @@ def summary_lines(
         if (seconds := measured.get(name)) is not None
     ]
     if rows:
-        yield from (*table((Column("MEASURED", flexible=True), Column("TIME")), rows, width), "")
+        yield from (*table((Column("MEASURED", least=6), Column("TIME")), rows, width), "")
 
     failed = [claim for claim in claims if not claim.ok and claim.measured != NOT_REACHED]
     yield from [f"{'CLAIM':<{ID_WIDTH}}  FOUND"] * bool(failed)
@@ -264,8 +264,7 @@ async def _run(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
         stage = open_stage(
             cluster, args.split_count, lambda moment: say(*moment_lines(moment, width, paint))
         )
-        gpus = counted(args.gpus, f"{args.profile} GPU")
-        say(f"{gpus}, kubelet, API server, scheduler are up")
+        say(f"{counted(args.gpus, f'{args.profile} GPU')}, kubelet, API server, scheduler are up")
         if args.keep:
             say(f"everything is kept in {cluster.places.root}")
 

@@ -19,10 +19,10 @@ from agent.errors import Refusal, RefusalReason
 from agent.health.judge import switched_off
 from agent.health.xids import FELL_OFF_THE_BUS
 from agent.model import GpuFault, Scan, Trouble, slice_id
-from agent.node.findings import Check
+from agent.node import Check
 from agent.report import CALM, gpu_degraded
 from agent.sandbox.hardware import Description, SimulatedHardware
-from agent.web.api import livez, readyz
+from agent.web.server import livez, readyz
 from tests.app.front_node import joined, runs, watched
 from tests.builders import NOON, a_gpu
 from tests.fakes.apiserver import EventSink

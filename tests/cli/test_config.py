@@ -124,16 +124,6 @@ def test_the_schema_is_printed(capsys):
     )
 
 
-def test_what_is_set_to_its_default_is_shown_for_it_was_set(tmp_path, monkeypatch, capsys):
-    (file,) = written(tmp_path, monkeypatch, **{"c.yaml": "sharing: {splitCount: 10}"})
-
-    out, _ = checked(capsys, file, "--node", "n")
-    assert ["n", "  sharing.splitCount  10     c.yaml:1:23", "ok"] == out.splitlines()
-    assert 0 == dispatch(["config", "show", "--diff", "--config", file], {})
-    lines = capsys.readouterr().out.splitlines()
-    assert [["sharing.splitCount", "10"]] == [line.split() for line in lines[1:]]
-
-
 WRONG = {
     "c.yaml": "sharing: {splitCuont: 4, memoryScaling: lots}\nshraing: {x: 1}\n"
     "profiles:\n- {name: p, sharing: {coreScaling: x}}\n- {name: q, match: {node: [a]}}",
@@ -168,15 +158,6 @@ def test_everything_that_is_wrong_is_told_at_once_with_its_place(tmp_path, monke
     assert expected == errors
 
 
-def test_a_file_that_cannot_be_read_hides_no_error_of_another_one(tmp_path, monkeypatch, capsys):
-    files = written(tmp_path, monkeypatch, **{"a.yaml": "sharing: [", "d.yaml": WRONG["d.yaml"]})
-
-    _, err = checked(capsys, *files, "none.yaml", code=1)
-
-    places = [":".join(line.split(":")[1:3]).strip() for line in err.splitlines()]
-    assert ["none.yaml: cannot be read", "d.yaml:2", "d.yaml:4", "d.yaml:3", "a.yaml:2"] == places
-
-
 def test_run_says_it_in_one_sentence(tmp_path, monkeypatch, capsys):
     file, *_ = written(tmp_path, monkeypatch, **WRONG)
 
@@ -185,14 +166,6 @@ def test_run_says_it_in_one_sentence(tmp_path, monkeypatch, capsys):
     (line,) = capsys.readouterr().err.splitlines()
     assert "c.yaml:1:11: unknown setting sharing.splitCuont" in line
     assert line.endswith("(and 6 more)")
-
-
-def test_broken_json_is_recognised_by_the_name_of_its_file_and_its_place_is_said(tmp_path, capsys):
-    (tmp_path / "config.json").write_text("{")
-
-    _, said = checked(capsys, str(tmp_path / "config.json"), code=1)
-
-    assert f"{tmp_path}/config.json:1:" in said
 
 
 OBJECT = "this is a Kubernetes object, not a settings file; give the file in its ConfigMap"
@@ -310,14 +283,6 @@ def test_a_narrow_terminal_shows_every_value_and_every_place(
     assert 2 == sum(line.rstrip().endswith(f"{file}:3:16") for line in lines)
     assert 2 == sum(json.dumps(uuids) in line for line in lines)
     assert all(len(line) <= columns for line in lines if uuids[0] not in line)
-
-
-def test_a_value_of_several_lines_is_shown_in_one(tmp_path, capsys):
-    file = tmp_path / "c.yaml"
-    file.write_text('library: {version: "a\\nb"}\n')
-
-    assert 0 == dispatch(["config", "show", "--diff", "--config", str(file)], {})
-    assert 'library.version  "a\\nb"' in capsys.readouterr().out.splitlines()
 
 
 # Command lines and environments that were made for HAMi's plugin: taken, told of, or refused.

@@ -15,7 +15,7 @@ from aiohttp import web
 
 from agent.cluster import MUTEX_LOCK, NodeView
 from agent.model import ReaderPolicy
-from agent.node.findings import Check
+from agent.node import Check
 from agent.status import (
     AllocationStatus,
     GpuStatus,
@@ -26,8 +26,8 @@ from agent.status import (
     StatusDocument,
     status_of,
 )
-from agent.web.page import CONTAINERS, ENTRIES, GPUS, KEPT, PageDoor, page_html
-from agent.web.server import HEADERS
+from agent.web.page import ENTRIES, ROWS, page_html
+from agent.web.server import HEADERS, KEPT, ReadApi, stands_by
 from tests.builders import NOON
 from tests.doors.page_facts import busy
 from tests.doors.web_client import FakePeer, client_of
@@ -159,7 +159,7 @@ def distinct(entries, times):
 def test_whatever_there_is_the_page_is_bounded_and_says_what_is_left_out():
     facts = busy(gpus=40, each=40, name=lambda number: f"{LONG}{number}", text=LONG)
     checks = tuple(Check(f"{LONG}{n}", ok=False, text=LONG) for n in range(50))
-    many = tuple(SettingStatus(f"{LONG}{n}", LONG, LONG) for n in range(300))
+    many = tuple(SettingStatus(f"{LONG}{n}", LONG, LONG) for n in range(310))
     facts = msgspec.structs.replace(
         facts,
         checks=checks,
@@ -173,12 +173,11 @@ def test_whatever_there_is_the_page_is_bounded_and_says_what_is_left_out():
 
     assert len(found.encode()) < LARGEST
     for shown, count, path in (
-        (CONTAINERS, 1600, "api/v1/allocations"),
-        (GPUS, 40, "api/v1/gpus"),
+        (ROWS, 1600, "api/v1/allocations"),
         (ENTRIES, 108, "api/v1/refusals"),
         (ENTRIES, 180, "api/v1/changes"),
-        (200, 300, "api/v1/settings"),
-        (40, 50, "readyz?verbose"),
+        (ROWS, 310, "api/v1/settings"),
+        (ENTRIES, 50, "readyz?verbose"),
     ):
         assert f"The first {shown} of {count}. All of them: {path}" in text
 
@@ -196,14 +195,6 @@ def test_equal_entries_are_one_with_their_number_and_what_else_they_are_about():
     assert "(12 times; also research/probe-1/main" in text
 
 
-def test_gpus_that_need_somebody_come_first():
-    tree = HtmlTree(page(gpus=5, each=1))
-    rows = [found["id"] for found in tree.of("tr", **{"class": "gpu"})]
-
-    assert ["gpu-1", "gpu-2", "gpu-0", "gpu-3", "gpu-4"] == rows
-    assert "5 of 50 slices in use, 1 of 5 GPUs not offered" in tree.text
-
-
 def test_an_empty_node_says_so_and_since_when_nothing_happened():
     facts = msgspec.structs.replace(busy(gpus=0), refusals=(), changes=())
     text = HtmlTree(html_of(facts)).text
@@ -214,28 +205,9 @@ def test_an_empty_node_says_so_and_since_when_nothing_happened():
     assert 2 == HtmlTree(html_of(young)).text.count("None since 17:04:07 UTC.")
 
 
-def test_after_a_start_the_page_says_since_when_refusals_and_changes_are_known():
-    young = msgspec.structs.replace(busy(), journal_since=busy().now)
-    said = "Known since 17:04:07 UTC; the agent's log has earlier ones."
-
-    assert 2 == HtmlTree(html_of(young)).text.count(said)
-    assert "Known since" not in HtmlTree(html_of(busy())).text
-
-
-def test_bars_are_on_one_scale_and_a_gap_in_the_history_is_a_gap_in_its_line():
-    tree = HtmlTree(page(gpus=5, each=4))
-    # The first two blocks are of GPUs that need somebody.
-    promised, used = (tree.of("path", **{"class": kind})[2] for kind in "pu")
-    lines = [found["d"] for found in tree.of("path") if "class" not in found]
-
-    assert f"M0 5H{round(1000 * (6144 + 8192 + 12288 + 4096) / 122_338)}" == promised["d"]
-    assert "M0 13H132" == used["d"]
-    assert [1, 1, 1, 1, 2] == [line.count("M") for line in lines]
-
-
 def reading(made=busy, policy=ReaderPolicy.LOCAL):
     """A client of a server of the page of `made()`."""
-    return client_of({"/": PageDoor(made, policy).page})
+    return client_of({"/": ReadApi(made, policy).answer})
 
 
 @pytest.mark.looptime(False)
@@ -267,16 +239,16 @@ FAR = cast("web.BaseRequest", FakePeer(("10.1.2.3", 40_000), "/", "localhost"))
 
 
 @pytest.mark.looptime(False)
-async def test_without_facts_yet_a_sentence_is_answered_and_a_browser_asks_again():
-    known = []
-    async with reading(lambda: known[0] if known else None) as client:
-        async with client.get("/") as answer:
-            text = await answer.text()
-            assert (503, "3") == (answer.status, answer.headers["Refresh"])
-            assert text.startswith("This agent stands by; this page tries again every 3 s.")
-        known.append(busy())
-        async with client.get("/") as answer:
-            assert 200 == answer.status
+async def test_a_standby_answers_a_sentence_and_a_browser_asks_again():
+    async with client_of({"/": stands_by}) as client, client.get("/") as answer:
+        text = await answer.text()
+
+    assert (503, "3", "3") == (
+        answer.status,
+        answer.headers["Refresh"],
+        answer.headers["Retry-After"],
+    )
+    assert text.startswith("This agent stands by; ask again when it serves.")
 
 
 async def test_however_many_ask_it_is_rendered_once_in_half_a_second():
@@ -286,7 +258,7 @@ async def test_however_many_ask_it_is_rendered_once_in_half_a_second():
         asked.append(asyncio.get_running_loop().time())
         return busy(gpus=1)
 
-    door = PageDoor(made, ReaderPolicy.ALL).page
+    door = ReadApi(made, ReaderPolicy.ALL).answer
     bodies = set()
     for _ in range(3):
         for _ in range(20):

@@ -7,13 +7,13 @@ import asyncio
 import contextlib
 import shutil
 from collections.abc import AsyncIterator, Awaitable
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from agent.host.files import DirectoryWatch
 from agent.kit.cell import Cell
-from agent.kubelet.register import KubeletRegistrar, KubeletWatch, Registration
+from agent.kubelet.register import KubeletDirectory, Registration, register_plugin
 from agent.sandbox.kubelet.model import KubeletModel, Timings
 from tests.fakes.chance import Seeded
 from tests.fakes.clock import LoopClock
@@ -38,16 +38,16 @@ class ModelledNode:
         )
         self.door = FakeDoor(self.plugins, a_list(1, a_group(0), a_group(1)), seed=1)
         server = self.door.server
-        watch = DirectoryWatch(self.plugins)
+        self.directory = KubeletDirectory(self.plugins)
         self.registration = Registration(
             Cell(RESOURCE),
             server,
-            watch,
-            KubeletRegistrar(self.plugins / "kubelet.sock"),
-            server.traffic.streams,
+            self.directory,
+            partial(register_plugin, self.plugins / "kubelet.sock", False),
+            server.streams,
             Seeded(),
         )
-        self.directory = KubeletWatch(watch, self.registration.heard)
+        self.directory.listeners = [self.registration.heard]
 
     async def allocatable(self, count: int) -> None:
         """Wait until exactly `count` ids are allocatable."""
@@ -76,22 +76,6 @@ async def a_node(root: Path) -> AsyncIterator[ModelledNode]:
 async def within(wait: Awaitable[object]) -> None:
     async with asyncio.timeout(30):
         await wait
-
-
-async def test_every_restart_of_the_kubelet_is_followed(tmp_path: Path):
-    async with a_node(tmp_path) as node:
-        await node.allocatable(20)
-        names = {node.door.server.endpoint}
-        for _ in range(20):
-            await node.kubelet.restart()
-            await node.allocatable(20)
-            names.add(node.door.server.endpoint)
-
-        assert 21 == len(names)
-        assert 21 == node.seen("registered")
-        assert 0 == node.seen("register_refused")
-        sockets = {p.name for p in node.plugins.iterdir() if p.is_socket()}
-        assert {"kubelet.sock", node.door.server.endpoint} == sockets
 
 
 async def test_a_connection_that_breaks_is_made_anew(tmp_path: Path):

@@ -12,7 +12,7 @@ from agent.errors import SettingsError
 from agent.host.files import read_file
 from agent.ledger import LastGood, SourceFile
 from agent.settings import reading
-from agent.settings.reading import COPY, NodeFacts, Sources, SourcesRead
+from agent.settings.reading import COPY, Sources, SourcesRead
 from agent.state import LAST_GOOD_KIND, seal
 from tests.fakes.offload import Blocked, Hanging, Inline
 from tests.fakes.settings_files import begin, load, look
@@ -45,7 +45,7 @@ def keep(tmp_path: Path) -> Keep:
 
 
 def split_count(found: SourcesRead, node: str = "") -> object:
-    return found.taken().resolve(NodeFacts(node))["sharing.splitCount"].value
+    return found.taken().resolve(node)["sharing.splitCount"].value
 
 
 # One look at the sources.
@@ -86,7 +86,7 @@ def test_a_change_of_the_own_file_names_other_files(sources, tmp_path):
 
     found = look(sources, last)
 
-    assert 2.0 == found.taken().resolve(NodeFacts())["sharing.memoryScaling"].value
+    assert 2.0 == found.taken().resolve()["sharing.memoryScaling"].value
 
 
 def test_a_file_that_is_gone_is_refused_while_it_is_looked_for(sources, tmp_path):
@@ -289,7 +289,7 @@ def test_refused_sources_give_way_to_the_copy_below_flags_and_environment(source
     assert SourceFile("/then/own.yaml", own) == start.taken().sources.own
     flags = {**sources.flags, "--split-count": "6"}
     start = begin(Sources(None, {"HAMI_AGENT_SHARING_CORE_SCALING": "3"}, flags))
-    sharing = start.taken().settings(NodeFacts()).sharing
+    sharing = start.taken().settings().sharing
     assert (6, 2.0, 3.0) == (sharing.split_count, sharing.memory_scaling, sharing.core_scaling)
 
 

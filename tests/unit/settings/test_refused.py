@@ -14,7 +14,7 @@ from agent.errors import SettingsError
 from agent.ledger import SourceFile
 from agent.settings import files
 from agent.settings.files import Place, read_json
-from agent.settings.reading import NodeFacts, Sources, make_plan
+from agent.settings.reading import Sources, make_plan
 from agent.settings.schema import FIELDS, build
 from tests.unit.settings.plans import plan_of
 
@@ -23,7 +23,7 @@ HUGE = "0x" + 5000 * "f"
 CLOCK = ":".join(200 * ["1"]) + ".5"
 """YAML 1.1's sixties: a whole number that no float holds, and a half."""
 STRATEGIES = "envvar, volume-mounts, cdi-annotations, cdi-cri"
-FACTS = NodeFacts("a", {"x": "a"})
+FACTS = ("a", {"x": "a"})
 
 
 def refusal(**sources: object) -> SettingsError:
@@ -343,7 +343,7 @@ def of_bytes(kind: str, content: bytes) -> str:
     """The sentence; empty: the file is taken."""
     try:
         plan = make_plan(Sources(**{NAMES[kind]: SourceFile("file", content)}))  # type: ignore[arg-type]
-        build(plan.resolve(FACTS), host_name="a")
+        build(plan.resolve(*FACTS), host_name="a")
     except SettingsError as error:
         str(error).encode()
         assert str(error).startswith("file:")  # noqa: PT017 -- many are taken
@@ -429,7 +429,7 @@ def test_any_text_of_a_variable_and_a_flag_is_taken_or_refused(field, value: str
     ]
     for one in sources:
         try:
-            build(plan_of(**one).resolve(FACTS), host_name="a")  # type: ignore[arg-type]
+            build(plan_of(**one).resolve(*FACTS), host_name="a")  # type: ignore[arg-type]
         except SettingsError as error:
             str(error).encode()
             assert str(error).startswith(("env ", "--"))  # noqa: PT017 -- many are taken
