@@ -98,10 +98,8 @@ class Discovery:
                 if same_fault(scan, self._ill) is not None and await self._driver.renew():
                     scan = await self._driver.scan()
         except (DriverError, TimeoutError) as error:
-            scan, problem = (
-                None,
-                str(error) or f"the driver did not answer within {SCAN_DEADLINE:g} s",
-            )
+            scan = None
+            problem = str(error) or f"the driver did not answer within {SCAN_DEADLINE:g} s"
 
         fault = same_fault(scan, self._ill) if scan and len(scan.faults) >= MANY else None
         if fault is not None:
@@ -155,8 +153,8 @@ class Samples:
             async with asyncio.TaskGroup() as tasks:
                 for gpu in inventory.gpus:
                     # A GPU that is filtered out may still be in use: it is asked, too.
-                    is_lost = gpu.health.condition is Condition.LOST
-                    if gpu.there and not is_lost and not gpu.health.silent:
+                    health = gpu.health
+                    if gpu.there and health.condition is not Condition.LOST and not health.silent:
                         tasks.create_task(self._ask(gpu.uuid))
 
             await asyncio.sleep(until_tick(SAMPLE_PERIOD))
@@ -168,8 +166,7 @@ class Samples:
         except (DriverError, GpuError, TimeoutError):
             return
 
-        kept = self._kept.setdefault(uuid, deque(maxlen=ROWS))
-        kept.append(Sampled(self._ago(0), sample))
+        self._kept.setdefault(uuid, deque(maxlen=ROWS)).append(Sampled(self._ago(0), sample))
 
     def history(self, uuid: GpuUuid) -> tuple[Sampled, ...]:
         """The samples of one GPU in the last KEPT seconds, the oldest first."""
@@ -274,8 +271,7 @@ class Withholder:
     def _note(self, check: NodeCheck, refusal: str) -> None:
         """Note the refusal that a new pod would get. Empty: the check passed."""
         self._found[check] = refusal
-        texts = (self._found.get(each, "") for each in self._checks)
-        reasons = tuple(dict.fromkeys(filter(None, texts)))
+        reasons = tuple(dict.fromkeys(filter(None, map(self._found.get, self._checks))))
         was_withheld = bool(self.reasons.value)
         self.reasons.set(reasons)
         if bool(reasons) == was_withheld:
@@ -494,8 +490,7 @@ class InventoryKeeper:
             # A GPU that the driver cannot describe has its last known facts. Of one from before the
             # start, only the UUID is known, and perhaps the index.
             known = described.get(uuid) or self._facts.get(uuid)
-            index = fault.index if fault else NO_INDEX
-            gpu = known or Gpu(uuid, index=index, name="", memory_mib=None, pci="")
+            gpu = known or Gpu(uuid, fault.index if fault else NO_INDEX, "", None, pci="")
             is_filtered = settings.filters(gpu)
             obstacle = _obstacle(gpu, settings) if known and not is_filtered else ""
             is_wanted = not (is_filtered or (obstacle and gpu.name))
@@ -506,8 +501,9 @@ class InventoryKeeper:
             is_quiet = is_filtered if known else uuid in settings.filter_uuids
 
             if fault and not is_quiet and not is_present:
-                text = obstacle or f"{fault.text}; {fault.remedy}"
-                left_out[uuid] = msgspec.structs.replace(fault, text=text)
+                left_out[uuid] = msgspec.structs.replace(
+                    fault, text=obstacle or f"{fault.text}; {fault.remedy}"
+                )
             elif obstacle and uuid in described:
                 left_out[uuid] = GpuFault(uuid, obstacle, index=gpu.index)
 
@@ -519,10 +515,10 @@ class InventoryKeeper:
             if missing:
                 left_out[uuid] = GpuFault(uuid, "; ".join(missing), index=gpu.index)
 
-            now = self._clock.now()
+            well = Health(Condition.OK, since=self._clock.now())
             shared[uuid] = SharedGpu(
                 gpu=gpu,
-                health=self._health.setdefault(uuid, Health(Condition.OK, since=now)),
+                health=self._health.setdefault(uuid, well),
                 # Nothing was ever offered of a GPU that nobody knows and nobody holds.
                 split_count=settings.split_count if known or is_held else 0,
                 registered_mib=registered_mib(gpu.memory_mib, settings) or 0,

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from agent import inventory, reconcile, regions, report, settle, usage, witness
+from agent import inventory, reconcile, report, settle, usage, witness
 from agent.allocate import edits, plain, service
 from agent.app.settings import SettingsService, SharedCells
 from agent.cluster import PodTable
@@ -303,8 +303,8 @@ class NodeAgent:
         facts, state, paths = self.facts, self.state, settings.paths
 
         self.usage = usage.ContainerUsage(
-            regions.HostRegions(
-                settings.hook_path, adapters.regions, regions.ContainerProcesses(paths.cgroup)
+            usage.HostRegions(
+                settings.hook_path, adapters.regions, usage.ContainerProcesses(paths.cgroup)
             ),
             state.ledger,
             facts.pods,

@@ -60,9 +60,9 @@ from agent.kube.client import Connection
 from agent.kube.objects import KubeApi
 from agent.kube.reader import KubeLeftovers, NodeLeftovers
 from agent.node import ReportedGpu, read_cordon
-from agent.regions import HostRegions
 from agent.setting import text_where
 from agent.settings.reading import Sources
+from agent.usage import HostRegions
 
 PROGRAM: Final = "hami-agent-cordon"
 """The field manager: what an operator writes does not count as an agent's."""

@@ -9,7 +9,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.registry import Collector, CollectorRegistry
 
 from agent.cluster import PodTable
-from agent.hami.region import MemoryUse, Region, RegionGpu, RegionLayout, RegionProcess, RegionState
+from agent.hami.region import MemoryUse, Region, RegionGpu, RegionProcess, RegionState
 from agent.ledger import ContainerEdits
 from agent.model import NO_INDEX, HamiNames, Share
 from agent.usage import ContainerUse, use_of
@@ -239,12 +239,6 @@ def a_reading(gpus):
         for index, (uuid, memory, cores, *_) in enumerate(gpus)
     )
     region = Region(
-        RegionLayout.V1_2,
-        named,
-        (process,),
-        is_limiting=False,
-        recent_kernel=0,
-        priority=0,
-        last_kernel=NOON,
+        "v1.2", named, (process,), is_limiting=False, recent_kernel=0, priority=0, last_kernel=NOON
     )
     return RegionReading(RegionState.READABLE, region).sums()
