@@ -10,16 +10,13 @@ import structlog
 from agent.cluster import NodeView
 from agent.errors import SettingsError
 from agent.ledger import LastGood, SourceFile
-from agent.model import GpuFault, Scan
-from agent.sandbox.hardware import Description, SimulatedHardware
+from agent.model import Scan
 from agent.settings.reading import begin, make_plan
 from agent.settings.sources import Sources
 from agent.state import LAST_GOOD_KIND, unseal
-from tests.app.front_node import SETTINGS, joined
 from tests.app.settings_room import GPUS_8, SettingsRoom, a_plan, a_settings_node, start_of
 from tests.builders import NODE, a_gpu, a_uuid
 from tests.fakes.disk import MemoryDisk
-from tests.fakes.hardware_driver import HardwareDriver
 from tests.fakes.offload import Inline
 from tests.services.at_work import at_work
 
@@ -79,15 +76,6 @@ async def test_labels_are_followed_and_a_node_unseen_keeps_its_last_ones():
     assert [20, 10] == room.refreshed
 
 
-async def test_a_reload_is_resolved_for_the_facts_that_are_known():
-    stored = LastGood("0.1.0", "node-a", labels={"pool": "t4"})
-    room = SettingsRoom(start_of(a_plan(OWN)), stored=stored)
-
-    taken(room, OWN.replace("splitCount: 2}", "splitCount: 3}"))
-
-    assert (3, []) == (room.split_count, room.told)
-
-
 RENAMED = """
 node: {name: other}
 profiles:
@@ -122,17 +110,6 @@ async def test_what_acts_only_at_the_next_start_is_said_and_the_rest_acts_now(te
     assert (text == RENAMED) == (cells.sharing.value.memory_scaling == 2.0)
     for settings in (cells.sharing.value, cells.edits.value, cells.match.value):
         assert ("resourceName" in text) == (settings.resource == "example.com/vgpu")
-
-
-async def test_warnings_are_told_and_a_megabyte_of_them_is_a_few_lines():
-    keys = {"nodeconfig": [], **{f"key{number:06}": 1 for number in range(70_000)}}
-    junk = SourceFile("n.json", json.dumps(keys).encode())
-
-    with structlog.testing.capture_logs() as lines:
-        room_of().service.take(make_plan(Sources(node_config=junk, host="node-a")))
-
-    assert "unknown key `key000000`" in lines[0]["what"]
-    assert len(lines) < 30
 
 
 # GPUs that the list has no room for.
@@ -176,19 +153,6 @@ async def test_gpus_that_make_the_list_too_long_later_are_not_taken_in_and_told_
     taken(room, "sharing: {splitCount: 10}")
     assert "" == room.trouble
     assert scans[-1] == room.service.saw_gpus(scans[-1])
-
-
-async def test_a_gpu_that_does_not_answer_takes_room_in_the_list():
-    room = room_of(LONG)
-    room.service.saw_gpus(t4(6))
-    scan = t4(7, first=1)
-    fault = GpuFault(t4(1).gpus[0].uuid, "silent")
-
-    found = room.service.saw_gpus(msgspec.structs.replace(scan, faults=(fault,)))
-
-    assert found is not None
-    assert scan.gpus[:5] == found.gpus
-    assert [fault.gpu, scan.gpus[5].uuid] == [one.gpu for one in found.faults]
 
 
 async def test_settings_that_do_not_fit_change_nothing_and_who_asks_is_answered_each_time():
@@ -273,24 +237,6 @@ async def test_the_first_start_waits_two_seconds_for_the_node(
         assert 20 == room.split_count
 
 
-@pytest.mark.parametrize(
-    ("entries", "stored"),
-    [
-        ((BIG, ANY), LastGood("0.0.9", "node-a", {"Pool": "big"})),
-        (({"name": "node-a", "devicesplitcount": 20}, ANY), None),
-        ((by("", nodelabelselector={}, devicesplitcount=20), ANY), None),
-    ],
-)
-async def test_nothing_waits_where_labels_are_kept_or_decide_nothing(tmp_path, entries, stored):
-    room = await room_with(tmp_path, *entries, stored=stored)
-    begun = asyncio.get_running_loop().time()
-    await room.service.await_labels()
-
-    assert begun == asyncio.get_running_loop().time()
-    assert room.service.saw_gpus(a_scan("NVIDIA H100"))
-    assert 20 == room.split_count
-
-
 async def test_labels_that_lead_to_a_wrong_entry_change_nothing_until_it_is_mended(tmp_path):
     async with a_settings_node(tmp_path, labels={"Pool": "big"}) as node:
         await node.edit(nodeconfig=text(BIG, SMALL, ANY))
@@ -308,16 +254,6 @@ async def test_labels_that_lead_to_a_wrong_entry_change_nothing_until_it_is_mend
         assert (1, 1) == node.count()
         assert 7 == node.facts.sharing.value.split_count
         assert "" == node.room.trouble
-
-
-async def test_a_wrong_entry_of_another_node_is_a_warning_and_the_file_is_taken(tmp_path):
-    async with a_settings_node(tmp_path) as node:
-        wrong = {"name": "other", "operatingmode": "fast"}
-        await node.edit(nodeconfig=text(wrong, {"name": "other", "operatingmode": "remote"}, ANY))
-
-        assert 5 == node.facts.sharing.value.split_count
-        assert [] == node.events
-        assert 2 * ["config.ignored"] + ["config.applied"] == node.said("info", "warning", "error")
 
 
 @pytest.mark.parametrize("has_copy", [True, False])
@@ -421,30 +357,6 @@ async def test_a_lowered_split_count_shrinks_by_draining(tmp_path):
         assert (1, 0) == node.count()
 
 
-async def test_a_filtered_gpu_stays_listed_until_its_last_slice_is_free(tmp_path):
-    async with a_settings_node(tmp_path) as node:
-        await node.hold((GPU, 0))
-        node.count()
-
-        await node.edit(own="sharing: {filterIndexes: [0]}")
-        assert [False, True, True, True] == [one.healthy for one in node.lists[-1].groups]
-        assert (1, 1) == node.count()
-
-        await node.hold()
-        assert 3 == len(node.lists[-1].groups)
-        assert (1, 1) == node.count()
-
-
-async def test_who_asks_is_answered_and_systemd_too(tmp_path):
-    async with a_settings_node(tmp_path, GOOD) as node:
-        await node.edit(asked=True)
-        assert ["config.unchanged"] == node.said("info", "warning", "error")
-        await node.edit(asked=True, own="sharing: {splitCount: many}")
-
-        assert ["reloading", "ready"] * 2 == node.room.systemd.said
-        assert (0, 0) == node.count()
-
-
 BAD = {
     "half": '{"nodeconfig": [{"name": "node-a", "devicesplitc',
     "type": '{"nodeconfig": [{"name": "node-a", "devicesplitcount": "many"}]}',
@@ -511,17 +423,6 @@ async def test_the_copy_follows_what_is_in_force(tmp_path):
         assert (SourceFile(file, b"sharing: {splitCount: 3}"), {"pool": "big"}) == kept()
 
 
-POOL = "profiles: [{name: p, match: {labels: pool=big}, sharing: {splitCount: 3}}]\n"
-
-
-@pytest.mark.parametrize(("name", "slices"), [(NODE, 3), ("another", 10)])
-async def test_labels_of_the_last_run_hold_in_the_first_list(tmp_path, name, slices):
-    stored = LastGood("0.0.9", name, {"pool": "big"})
-    async with a_settings_node(tmp_path, POOL, stored, labels={"pool": "big"}) as node:
-        assert slices == len(node.first.groups[0].ids)
-        assert 3 == node.facts.sharing.value.split_count
-
-
 async def test_a_file_that_does_not_fit_the_gpus_at_the_start_gives_way_to_the_copy(tmp_path):
     stored = LastGood("0.0.9", NODE, own=SourceFile(f"{tmp_path}/own", GOOD.encode()))
     async with a_settings_node(
@@ -546,14 +447,3 @@ async def test_a_copy_that_does_not_fit_either_stops_the_process(tmp_path, own):
         assert "10000" in str(node.service.refusal)
         assert [] == node.lists
         assert node.service.copy.value is None
-
-
-async def test_gpus_after_a_first_scan_without_any_are_left_out_if_the_settings_do_not_fit():
-    scans = Scan("570", ()), t4(8)
-    driver = HardwareDriver(SimulatedHardware(Description("570", t4(8).gpus)))
-    front = joined(driver, settings=f"{SETTINGS}{LONG}")
-    for scan in scans:
-        front._scanned(scan)
-
-    assert not front.settings.stop.is_set()
-    assert [gpu.uuid for gpu in t4(8).gpus] == [one.gpu for one in front.keeper.left_out.value]

@@ -11,7 +11,6 @@ from agent.allocate.room import NOT_WHOLE
 from agent.cluster import ALLOCATED, REGISTER, NodeView, Phase, PodView, Role
 from agent.errors import MalformedText
 from agent.kube.objects import (
-    EPOCH,
     annotation_writes,
     decode_node,
     decode_pod,
@@ -19,7 +18,7 @@ from agent.kube.objects import (
     other_writer,
     read_page,
 )
-from tests.builders import G1, POD_UID, a_container, a_pod, a_share
+from tests.builders import G1, POD_UID, a_container, a_share
 from tests.hami_vectors import vectors
 
 GPU = "nvidia.com/gpu"
@@ -52,13 +51,6 @@ def pod_object(**parts: Any) -> dict[str, Any]:
 def container(**parts: Any) -> PodView:
     """The pod whose only container is `parts`."""
     return decode_pod(pod_object(spec={"containers": [{"name": "main", **parts}]}), GPU)
-
-
-def test_a_pending_pod_of_one_gpu_container():
-    pod = pod_object()
-    assert a_pod(reusable_name=True) == decode_pod(pod, GPU)
-    pod["metadata"]["generateName"] = "train-"  # a generated name does not return
-    assert a_pod() == decode_pod(pod, GPU)
 
 
 @pytest.mark.parametrize(
@@ -133,14 +125,6 @@ def test_an_amount_of_another_resource_is_the_limit_else_the_request(written: ob
         {"limits": {GPU: "1"}, "requests": {"a.com/mem": written}},
     ):
         assert (("a.com/mem", amount),) == container(resources=resources).containers[0].others
-
-
-@pytest.mark.parametrize(("start", "started"), [("2026-09-01T12:00:00Z", True), (None, False)])
-def test_the_scheduler_of_a_pod_and_its_start_by_the_kubelet_are_read(start, started):
-    pod = pod_object(spec={"schedulerName": "hami-scheduler"}, status={"startTime": start})
-    found = decode_pod(pod, GPU)
-
-    assert ("hami-scheduler", started) == (found.scheduler, found.started)
 
 
 @pytest.mark.parametrize(
@@ -293,12 +277,6 @@ def test_an_object_without_uid_or_name_is_refused(decode, missing: str):
         decode({})
 
 
-@pytest.mark.parametrize("text", ["", "yesterday", 7])
-def test_a_pod_without_a_time_of_creation_is_the_oldest(text):
-    assert EPOCH == decode_pod(pod_object(metadata={"creationTimestamp": text}), GPU).created
-    assert EPOCH < dt.datetime(2014, 6, 6, tzinfo=dt.UTC)
-
-
 def test_a_node_keeps_all_annotations_and_labels():
     metadata = {"annotations": {REGISTER: "[]", "other": "x", "odd": 1}, "labels": {"gpu": "on"}}
     expected = NodeView("train-0", POD_UID, "1", {REGISTER: "[]", "other": "x"}, {"gpu": "on"})
@@ -434,11 +412,6 @@ def test_an_empty_list_may_have_null_for_items():
 )
 def test_a_quantity_is_a_whole_number_rounded_up_and_any_other_text_is_none(text, number):
     assert number == decode_quantity(text)
-
-
-@given(st.integers(-(10**60), 10**60))
-def test_every_whole_number_is_a_quantity(number: int):
-    assert number == decode_quantity(str(number))
 
 
 @given(st.text())

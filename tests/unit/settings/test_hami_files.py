@@ -11,14 +11,13 @@ from collections.abc import Mapping
 
 import pytest
 
-from agent.errors import MalformedText, SettingsError
+from agent.errors import SettingsError
 from agent.ledger import SourceFile
 from agent.settings.files import read_yaml, refuse
-from agent.settings.hami import DEVICE_CONFIG, DEVICE_SHAPE, FileReader, decode_nodeconfig
+from agent.settings.hami import DEVICE_CONFIG, DEVICE_SHAPE, FileReader
 from agent.settings.reading import make_plan
 from agent.settings.schema import Values
 from agent.settings.sources import NodeFacts, NodeValues, Sources
-from tests.builders import G1
 from tests.hami_vectors import Vector, cases, vectors
 from tests.unit.settings.plans import plan_of
 
@@ -234,22 +233,6 @@ def values(found: Values) -> Mapping[str, object]:
     return {name: found[key].value for name, key in KEYS.items()}
 
 
-def test_entries_are_decoded_under_their_keys_or_refused():
-    with pytest.raises(MalformedText):
-        decode_nodeconfig(vectors("nodeconfig")["nodeconfig-089"].given["config.json"])
-    (entry,) = decode_nodeconfig(vectors("nodeconfig")["nodeconfig-085"].given["config.json"])
-    assert {
-        "name": "node-a",
-        "operatingmode": "mig",
-        "devicesplitcount": 5,
-        "devicememoryscaling": 1.8,
-        "devicecorescaling": 2,
-        "filterdevices": {"uuid": (G1,), "index": (0, 2)},
-        "migstrategy": "mixed",
-        "enablegetpreferredallocation": True,
-    } == entry
-
-
 @pytest.mark.parametrize("vector", cases("nodeconfig", without=DIFFERENT), ids=str)
 def test_a_node_gets_what_hami_resolves_for_it(vector: Vector):
     found = resolved(vector)
@@ -291,21 +274,6 @@ def test_what_is_set_nowhere_is_a_default_and_an_empty_value_overrides_nothing()
         "libCudaLogLevel": "1",
         "preConfiguredDeviceMemory": 0,
     } == values(resolved(vector))
-
-
-def filters(text: str) -> tuple[object, object]:
-    found = resolved(vectors("nodeconfig")["nodeconfig-096"], text)
-    return found["sharing.filterUUIDs"].value, found["sharing.filterIndexes"].value
-
-
-def test_a_later_filter_replaces_both_lists_of_an_earlier_one():
-    first = f'{{"name":"node-a","filterdevices":{{"uuid":["{G1}"],"index":[1]}}}}'
-    second = '{"name":"node-a","filterdevices":{"index":[2]}}'
-    empty = '{"name":"node-a","filterdevices":{"uuid":[],"index":[]}}'
-
-    assert ((G1,), ("1",)) == filters(f'{{"nodeconfig":[{first}]}}')
-    assert ((), ("2",)) == filters(f'{{"nodeconfig":[{first},{second}]}}')
-    assert ((G1,), ("1",)) == filters(f'{{"nodeconfig":[{first},{empty}]}}')
 
 
 @pytest.mark.parametrize(
@@ -419,12 +387,6 @@ def test_a_selector_is_kubernetes_selector(selector, matches):
     assert split({"nodelabelselector": selector, **FOUR}) == (4 if matches else 10)
 
 
-def test_a_node_that_an_entry_names_needs_no_labels():
-    found = plan(a100(**FOUR), named("n1", **FOUR))
-
-    assert [False, True] == [found.need_labels(NodeFacts(name)) for name in ("n1", "n2")]
-
-
 @pytest.mark.parametrize(
     "expression",
     [
@@ -454,16 +416,6 @@ def test_labels_that_are_not_known_select_nothing_but_what_selects_every_node():
 
     assert 3 == split(*entries, facts=unseen)
     assert 5 == split(*entries, {"nodelabelselector": {}, **FIVE}, facts=unseen)
-
-
-def test_the_entries_win_over_profiles_and_leave_them_what_they_do_not_set():
-    own = (
-        "profiles: [{name: p, match: {labels: gpu=a100}, sharing: {splitCount: 7, coreScaling: 2}}]"
-    )
-    values = plan(pool_x(**FIVE), named("*", **THREE), own=own).resolve(N1)
-
-    assert (5, 2) == (values[SPLIT].value, values["sharing.coreScaling"].value)
-    assert ("p",) == values.profiles
 
 
 def test_without_a_scheduler_no_selector_applies_and_that_is_told():

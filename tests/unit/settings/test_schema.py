@@ -6,8 +6,6 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import given
-from hypothesis import strategies as st
 
 from agent.allocate.plain import PlainSettings
 from agent.allocate.room import RequestRules
@@ -37,28 +35,7 @@ def test_every_default_passes_its_own_type():
             assert field.read(value) == field.default
 
 
-def test_no_two_settings_share_a_key_a_flag_a_variable_or_a_place():
-    for names in (
-        [field.key for field in FIELDS],
-        [flag for field in FIELDS if field.flag for flag in (field.flag, *field.other_flags)],
-        [name for field in FIELDS for name in field.variables],
-        [field.place for field in FIELDS],
-    ):
-        assert len(set(names)) == len(names)
-
-
 # The sections.
-
-
-def test_what_several_sections_use_is_the_same_in_each():
-    own = "sharing: {resourceName: a.com/b, memoryScaling: 2, operatingMode: mps}\nnode: {name: m}"
-    found = settings_of(own)
-
-    assert {"a.com/b"} == {one.resource for one in (found.sharing, found.edits, found.match)}
-    assert {2.0} == {one.memory_scaling for one in (found.sharing, found.edits)}
-    assert {"mps"} == {one.mode for one in (found.sharing, found.edits)}
-    assert {"m"} == {found.node, found.match.node}
-    assert ("n", "n") == (settings_of().node, settings_of().match.node)
 
 
 def test_what_is_set_reaches_the_parts_that_use_it_in_their_types():
@@ -112,10 +89,6 @@ def test_a_list_that_the_kubelet_would_not_take_is_refused_with_the_arithmetic()
     ) == str(caught.value)
 
 
-def test_gpus_in_mode_mig_are_no_reason_to_refuse_the_settings():
-    assert "mig" == settings_of("sharing: {operatingMode: mig}").sharing.mode
-
-
 @pytest.mark.parametrize(
     "found",
     [
@@ -159,16 +132,6 @@ def test_the_variables_of_the_plugins_are_read():
 )
 def test_a_duration_is_seconds_and_printed_in_the_greatest_unit_that_fits(text, seconds, printed):
     assert (seconds, printed) == (seconds_of(text), written(seconds))
-
-
-@given(
-    st.floats(0.001, 1e12)
-    | st.integers(1, 10**9).map(float)
-    | st.sampled_from([7.609477375418206e-06, 5e-324, 2.5e-7])
-)
-def test_what_is_printed_is_read_as_the_very_same_number(seconds):
-    assert seconds == seconds_of(written(seconds))
-    assert seconds == duration(0, math.inf)(written(seconds))
 
 
 NO_DURATION = "expected a duration such as 500ms, 2s, 10m or 1h"

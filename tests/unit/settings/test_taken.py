@@ -325,11 +325,6 @@ def test_the_schedulers_rules_are_known_where_its_file_says_something(devices, r
     assert not plan_of("", "sharing: {memoryFactor: 4}").settings(HERE).match.requests.known
 
 
-def test_the_nodes_that_the_files_name_are_known():
-    own = "profiles: [{name: p, match: {nodes: [n*, x, a]}}]"
-    assert ("x", "a", "b") == plan_of(own=own, nodes=nodes({"name": "b"}, {"name": "x"})).names()
-
-
 def keys(count: int) -> dict[str, int]:
     return {f"key{number:06}": 1 for number in range(count)}
 
@@ -351,12 +346,3 @@ def test_twenty_warnings_of_a_kind_are_told_and_then_their_number(sources, first
     assert 21 == len(warnings)
     assert first in warnings[0]
     assert last in warnings[-1]
-
-
-@pytest.mark.timeout(10)
-def test_as_many_profiles_as_a_file_can_hold_are_merged_in_seconds():
-    """Each asks for the node's name: to find it by all the others took 25 s."""
-    profile = "- {{name: p{}, match: {{nodes: [a]}}, sharing: {{splitCount: 4}}}}\n"
-    own = "profiles:\n" + "".join(profile.format(number) for number in range(4000))
-
-    assert 4 == plan_of(own=own).resolve(HERE)[COUNT].value
