@@ -3,6 +3,8 @@
 import random
 import struct
 
+import pytest
+
 from agent.hami.region import (
     HEAD_SIZE,
     LAYOUTS,
@@ -114,3 +116,12 @@ def test_thousands_of_changes_end_in_a_reading():
     tenant = RegionTenant(1)
 
     assert BOUND >= max(tenant.attack() for _ in range(3000))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("seed", range(4))
+def test_a_million_changes_end_in_a_reading(seed):
+    tenant = RegionTenant(100 + seed)
+
+    assert BOUND >= max(tenant.attack() for _ in range(250_000))

@@ -280,6 +280,12 @@ def of_bytes(kind: str, content: bytes) -> str:
     return ""
 
 
+@pytest.mark.parametrize("kind", NAMES)
+@pytest.mark.parametrize("junk", [b"\x00", b"\xff", b"[", b"{", b"- ", b"a", b"&a ", b'"', b"\t"])
+def test_much_of_one_byte_is_refused(kind: str, junk: bytes):
+    assert of_bytes(kind, junk * (200_000 // len(junk)))
+
+
 SCALARS = st.sampled_from(
     [
         *(HUGE, f"-{HUGE}", CLOCK, CLOCK[:-2], GREAT, f"-{GREAT}", "1e400", ".nan", "-.inf", "~"),
