@@ -11,7 +11,6 @@ from agent.cluster import MUTEX_LOCK, NodeView
 from agent.errors import MalformedText
 from agent.hami.annotations import (
     GROUP_LIMIT,
-    INT32,
     LENGTH_LIMIT,
     consume,
     decode_node_lock,
@@ -20,19 +19,13 @@ from agent.hami.annotations import (
     encode_node_lock,
     held_lock,
 )
-from agent.model import GpuUuid, Share
+from agent.model import Share
 from agent.sandbox.scheduler.verbs import encode_pod_devices
 from tests.builders import G1, G2, NODE, a_lock, a_share
 from tests.hami_vectors import Vector, cases, vectors
 
 PLACEHOLDER = "pod_decode-044"
 KEY_ABSENT = "pod_decode-056"
-
-numbers = st.integers(*INT32)
-uuids = st.text(
-    st.characters(codec="utf-8", exclude_characters=",:;"), min_size=1, max_size=20
-).map(GpuUuid)
-shares = st.builds(Share, uuid=uuids, memory_mib=numbers, core_percent=numbers)
 
 
 def groups_of(containers: list[list[dict[str, Any]]]) -> tuple[tuple[Share, ...], ...]:
