@@ -175,46 +175,6 @@ async def test_beside_an_agent_rights_that_it_does_not_need_are_noted(tmp_path: 
     assert "list secrets" in found[2].said
 
 
-LIBRARY_LOST = "HAMi-core is not installed on this node (x missing), so no limit would be enforced"
-NO_CDI = "GPU 0 no single CDI specification in /etc/cdi defines nvidia.com/gpu=GPU-1"
-
-
-async def test_what_the_agent_saw_before_a_repair_is_not_repeated_alone(tmp_path: Path):
-    """One output must not say that a file is there and that it is missing."""
-    lost = (("offer", LIBRARY_LOST), ("cdi", NO_CDI))
-    checks = [Check(name, ok=False, text=text, required=False) for name, text in lost]
-    answer, groups = AgentAnswer("/s", tuple(checks)), frozenset({"agent", "driver", "library"})
-    (tmp_path / "gpus.yaml").write_text("cdiVersion: 0.5.0\nkind: nvidia.com/gpu\ndevices:\n")
-    with (tmp_path / "gpus.yaml").open("a") as file:
-        for gpu in described("h100:2").gpus:
-            file.write(f"- {{name: {gpu.uuid}, containerEdits: {{env: [A=1]}}}}\n")
-    cdi = {"--device-list-strategy": "cdi-cri", "--cdi-spec-dirs": str(tmp_path)}
-    async with a_node() as cluster:
-        chosen = settings(cluster, **cdi)
-        found = await examine(chosen, agent=answer, groups=groups)
-        (cluster.places.hook / "vgpu/libvgpu.so").unlink()
-        whole = (tmp_path / "gpus.yaml").read_text().splitlines()
-        (tmp_path / "gpus.yaml").write_text("\n".join(whole[:-1]))  # one GPU is missing
-        gone = await examine(chosen, agent=answer, groups=groups)
-
-    def said(findings: Iterable[Finding]) -> dict[str, str]:
-        return {one.subject: one.said for one in findings if one.check == "P-AGENT"}
-
-    assert (["ok"], ["ok"], ["ok"]) == tuple(
-        of(found, check) for check in ("P-LIBRARY", "P-PRELOAD", "P-CDI")
-    )
-    assert (["wrong"], ["wrong"]) == (of(gone, "P-LIBRARY"), of(gone, "P-CDI"))
-    ends = "; the agent looks every 10 s)"
-    assert {
-        "offer": f"{LIBRARY_LOST} (now ok: P-LIBRARY, P-PRELOAD{ends}",
-        "cdi": f"{NO_CDI} (now ok: P-CDI{ends}",
-    }.items() <= said(found).items()
-    assert {
-        "offer": f"{LIBRARY_LOST} (follows from P-LIBRARY)",
-        "cdi": f"{NO_CDI} (follows from P-CDI)",
-    }.items() <= said(gone).items()
-
-
 async def test_hamis_plugin_is_found_by_its_socket(tmp_path: Path):
     server = PreflightServer()
     async with beside_server(server, tmp_path) as (cluster, chosen):

@@ -54,22 +54,11 @@ PODS_UNREAD = {"nodes": (), "unread": {"nodes": "no right", "pods": "no right"}}
             *(a_pod(said("running Bind extender: EOF", "SchedulerError")), (BOUND,), {}),
             *("binding E-BIND", "not yours"),
         ),
-        (
-            *(a_pod(said("context deadline exceeded")), (), {}),
-            *("placement E-ERROR", "deadline exceeded"),
-        ),
         (a_pod(), (event("FailedScheduling", "x509: expired"),), {}, "placement E-ERROR", "x509"),
         # A pod that is being deleted is not placed, with and without a finalizer.
         (
             a_pod(metadata={"deletionTimestamp": "2026-01-02T11:58:00Z"}),
             *((), {}, "admission E-DELETED", "was deleted 2 min ago"),
-        ),
-        (
-            a_pod(
-                limits={GPU: "0"},
-                metadata={"deletionTimestamp": "2026-01-02T11:58:00Z", "finalizers": ["a/b"]},
-            ),
-            *((), {}, "admission E-DELETED", "finalizers keep it (a/b)"),
         ),
         # With rights in one namespace the last attempt decides, by its greatest number.
         (a_pod(said(REFUSED)), (), PODS_UNREAD, "placement CardInsufficientCore", "9 nodes"),
@@ -82,10 +71,6 @@ PODS_UNREAD = {"nodes": (), "unread": {"nodes": "no right", "pods": "no right"}}
         (
             a_pod(said("0/4 nodes are available: 4 Insufficient nvidia.com/gpu.")),
             *((), {}, "placement E-NODE", "too few slices (4 Insufficient nvidia.com/gpu)"),
-        ),
-        (
-            a_pod(said("0/4 nodes are available: 4 Insufficient ephemeral-storage.")),
-            *((), {}, "placement E-NODE", "besides GPUs"),
         ),
         # A GPU in a mode that the model does not have is not judged.
         (
@@ -108,13 +93,6 @@ PODS_UNREAD = {"nodes": (), "unread": {"nodes": "no right", "pods": "no right"}}
                 )
             },
             *("placement CardInsufficientMemory", "no available node"),
-        ),
-        # Nodes are in the order of their numbers.
-        (
-            a_pod(said("0/2 nodes are available."), limits={MEMORY: "99999"}),
-            (),
-            {"nodes": (a_node("h10"), a_node("h9"))},
-            *("placement CardInsufficientMemory", "1/1 CardInsufficientMemory"),
         ),
         # What the agent said of the Node stands beside the Node.
         (
