@@ -11,7 +11,6 @@ VENV       := .venv
 BIN        := $(VENV)/bin
 STAMP      := $(VENV)/.in-step-with-uv.lock
 LINT       := .cache/lint
-SCREEN     := .cache/screen
 WIRE       := agent/wire
 PROTOS     := $(sort $(wildcard protos/*.proto))
 MANIFESTS  := $(sort $(wildcard deploy/*.yaml deploy/manifests/*.yaml))
@@ -49,17 +48,12 @@ $(BIN)/uv:
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check "uv==$(UV_VERSION)"
 
-# Without the extra `cli`: structlog loads rich where it finds it, which costs 40 ms and 5 MB.
 $(STAMP): uv.lock pyproject.toml | $(BIN)/uv
 	$(BIN)/uv sync --quiet --locked
 	@touch $@
 
 $(LINT)/.in-step-with-uv.lock: uv.lock pyproject.toml | $(BIN)/uv
 	UV_PROJECT_ENVIRONMENT=$(LINT) $(BIN)/uv sync --quiet --locked --only-group lint --python $(BIN)/python
-	@touch $@
-
-$(SCREEN)/.in-step-with-uv.lock: uv.lock pyproject.toml | $(BIN)/uv
-	UV_PROJECT_ENVIRONMENT=$(SCREEN) $(BIN)/uv sync --quiet --locked --extra cli --python $(BIN)/python
 	@touch $@
 
 .PHONY: setup
@@ -88,10 +82,6 @@ test-system: $(STAMP)  ## run the tests of deadlines and cancellation with the s
 .PHONY: test-slow
 test-slow: $(STAMP)  ## run the tests that wait or compute for more than 5 s
 	$(BIN)/python -m pytest -q -m slow -n $(WORKERS) --dist loadscope $(TESTS)
-
-.PHONY: test-top
-test-top: $(SCREEN)/.in-step-with-uv.lock  ## test the live screen, with the extra `cli` in an environment of its own
-	$(SCREEN)/bin/python -m pytest -q tests/top
 
 .PHONY: test-long
 test-long: $(STAMP)  ## play 10,000 random histories with faults and 10,000 without (LONG=--histories=500)

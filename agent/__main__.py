@@ -9,8 +9,8 @@ import sys
 # costs a tenth of the start. `dispatch` enables it again once the verb's modules are there.
 gc.disable()
 
-from agent.cli.inherited import own_streams  # noqa: E402 -- after the line above
-from agent.cli.main import dispatch  # noqa: E402 -- on purpose
+from agent.cli.main import dispatch  # noqa: E402 -- after the line above
+from agent.cli.output import own_streams  # noqa: E402 -- on purpose
 
 
 def main() -> int:

@@ -10,7 +10,6 @@ from typing import Annotated, Final, NewType
 
 import msgspec
 
-from agent.errors import SettingsError
 from agent.setting import Field, boolean, choice, indexes, number, resource_name, texts, whole
 
 
@@ -294,13 +293,6 @@ class Scan(msgspec.Struct, frozen=True):
     gpus: tuple[Gpu, ...]
     faults: tuple[GpuFault, ...] = ()
 
-    def keeping(self, kept: frozenset[GpuUuid], reason: str) -> "Scan":
-        """Only with the GPUs `kept`. The others become faults with this reason."""
-        gpus = tuple(gpu for gpu in self.gpus if gpu.uuid in kept)
-        others = (gpu for gpu in self.gpus if gpu.uuid not in kept)
-        left = [GpuFault(gpu.uuid, reason, index=gpu.index) for gpu in others]
-        return msgspec.structs.replace(self, gpus=gpus, faults=(*self.faults, *left))
-
 
 class GpuSample(msgspec.Struct, frozen=True):
     """How much a GPU is used at one moment."""
@@ -386,7 +378,7 @@ class SharingSettings(msgspec.Struct, frozen=True):
         int,
         Field(
             "sharing.splitCount",
-            whole(1, 10_000),
+            whole(1, 3000),  # 3,000 slices of 16 GPUs are a list that the kubelet takes
             "Slices per GPU.",
             flag="--split-count",
             live=True,
@@ -502,32 +494,6 @@ def listed_ids(uuid: GpuUuid, split_count: int, held: tuple[SliceId, ...]) -> tu
     unused = (number for number in range(split_count) if number not in numbers)
     numbers.update(itertools.islice(unused, max(0, split_count - len(numbers))))
     return tuple(slice_id(uuid, n) for n in sorted(numbers))
-
-
-def slice_bytes(split_count: int) -> int:
-    """The most bytes that a slice takes in a list: it is unhealthy and has a NUMA node.
-
-    40 bytes for the UUID, the hyphen and the number, 9 for `Unhealthy`, 2 for the NUMA node, and a
-    tag and a length for each of the five messages and strings around them.
-    """
-    return 40 + 1 + len(str(split_count - 1)) + 9 + 2 + 5 * 2
-
-
-def check_list_size(gpus: int, split_count: int, origin: str) -> None:
-    """Check that the kubelet accepts the list of this many slices.
-
-    Raises:
-        SettingsError: the list is too long. `origin`: where the split count is from.
-    """
-    each = slice_bytes(split_count)
-    total = gpus * split_count * each
-    if total > LIST_BYTES:
-        most = LIST_BYTES // (gpus * each)
-        raise SettingsError(
-            f"{origin}: sharing.splitCount: {gpus} GPUs x {split_count} slices x {each} bytes are "
-            f"a list of {total / MIB:.1f} MiB, and {LIST_BYTES / MIB:g} MiB is the most; "
-            f"set it to {most} or less"
-        )
 
 
 def registered_mib(memory_mib: int | None, settings: SharingSettings) -> int | None:

@@ -49,10 +49,9 @@ class ValueType(msgspec.Struct, frozen=True):
 
 def shown(value: object) -> str:
     """A refused value for a message, as the files write it, in at most 40 characters."""
-    if value is None or isinstance(value, bool):
-        return json.dumps(value)
     try:
-        return cap(repr(value), 40)
+        is_word = value is None or isinstance(value, bool)
+        return json.dumps(value) if is_word else cap(repr(value), 40)
     except ValueError:  # Python writes no whole number of more than 4,300 digits
         return "a number of thousands of digits"
 

@@ -1,4 +1,4 @@
-"""The document of a node's status, as the agent serves it and as its objects show it."""
+"""The status of a node: its document, how the facts of the agent become it, and its words."""
 
 import datetime as dt
 import operator
@@ -10,31 +10,20 @@ from typing import Annotated, Final, TypeAlias, TypeVar
 
 import msgspec
 
-from agent.allocate.match import pair_groups
 from agent.allocate.room import promised, takes_room
-from agent.cluster import CORDON, MUTEX_LOCK, REGISTER, NodeView, PodTable, PodView, Role
-from agent.errors import MalformedText, Refusal, cap
-from agent.hami.annotations import RegisteredGpu, decode_either, decode_node_lock
+from agent.cluster import CORDON, MUTEX_LOCK, NodeView, PodTable
+from agent.errors import MalformedText, cap
+from agent.hami.annotations import decode_node_lock
 from agent.hami.region import RegionState
-from agent.ledger import (
-    ContainerEdits,
-    ContainerKey,
-    Decider,
-    Holder,
-    JournalEntry,
-    KubeletEpoch,
-    Ledger,
-    Row,
-)
+from agent.kit.units import UNKNOWN, age, counted, gib, percent
+from agent.ledger import ContainerKey, Decider, JournalEntry, KubeletEpoch, Ledger, Row
 from agent.model import (
     MIB,
     NO_INDEX,
     Cause,
     Condition,
-    Gpu,
     GpuSample,
     GpuUuid,
-    Health,
     Inventory,
     Sampled,
     SharedGpu,
@@ -290,6 +279,9 @@ PERIOD: Final = 30
 PERIODS: Final = 30
 """Values of a history: 15 minutes."""
 
+READ_AGAIN: Final = dt.timedelta(seconds=90)
+"""Until then the agent may not have read what a new kubelet has on record: it does each minute."""
+
 COMPARED: Final = 200
 """Characters of a refusal that are looked for in a pod's status, of which only a part is kept."""
 
@@ -458,29 +450,32 @@ def history_of(samples: Sequence[Sampled], now: dt.datetime) -> UseHistory | Non
 
     # Periods of the clock and not back from now: else each reader would see other means.
     until = dt.datetime.fromtimestamp((now.timestamp() // PERIOD + 1) * PERIOD, dt.UTC)
-
     periods: list[list[GpuSample]] = [[] for _ in range(PERIODS)]
     for sampled in samples:
         place = PERIODS - 1 - int((until - sampled.at).total_seconds()) // PERIOD
         if 0 <= place < PERIODS:
             periods[place].append(sampled.sample)
 
-    def means(read: Callable[[GpuSample], int | None]) -> tuple[int | None, ...]:
-        known = ([value for value in map(read, one) if value is not None] for one in periods)
-        return tuple(round(statistics.fmean(one)) if one else None for one in known)
-
     return UseHistory(
         period_seconds=PERIOD,
         until=until,
-        gpu_percent=means(lambda sample: sample.gpu_percent),
-        used_mib=means(lambda sample: sample.used_mib),
+        gpu_percent=tuple(_mean(one.gpu_percent for one in period) for period in periods),
+        used_mib=tuple(_mean(one.used_mib for one in period) for period in periods),
     )
+
+
+def _mean(values: Iterable[int | None]) -> int | None:
+    known = [value for value in values if value is not None]
+    return round(statistics.fmean(known)) if known else None
 
 
 def _allocation(row: Row, labels: Mapping[GpuUuid, str], facts: StatusFacts) -> AllocationStatus:
     """What one container holds and uses. What an ended one used last is not said."""
     ended = not takes_room(row, facts.pods)
-    pod = facts.pods.pods.get(row.key.pod_uid)
+    pod, kubelet = facts.pods.pods.get(row.key.pod_uid), facts.kubelet
+    confirmed = row.is_booked_by(kubelet) if kubelet else None
+    if kubelet and row.answered_at < kubelet.since and facts.now - kubelet.since < READ_AGAIN:
+        confirmed = confirmed or None
     use = None if ended else facts.used(row.key)
     used = {gpu.uuid: gpu for gpu in use.gpus} if use else {}
 
@@ -491,17 +486,17 @@ def _allocation(row: Row, labels: Mapping[GpuUuid, str], facts: StatusFacts) -> 
 
     for uuid, mib, cores in limits or [(uuid, None, None) for uuid in row.gpus]:
         of = used.get(uuid)
-        share = ShareStatus(
-            gpu=labels.get(uuid, str(uuid)),
-            uuid=uuid,
-            memory_mib=mib,
-            cores=cores,
-            used_mib=of.memory.total // MIB if of else None,
-            gpu_percent=of.sm_percent if of else None,
+        shares.append(
+            ShareStatus(
+                gpu=labels.get(uuid, uuid),
+                uuid=uuid,
+                memory_mib=mib,
+                cores=cores,
+                used_mib=of.memory.total // MIB if of else None,
+                gpu_percent=of.sm_percent if of else None,
+            )
         )
-        shares.append(share)
 
-    is_read = use is not None and use.state is RegionState.READABLE
     return AllocationStatus(
         namespace=row.namespace,
         pod=row.pod,
@@ -509,12 +504,12 @@ def _allocation(row: Row, labels: Mapping[GpuUuid, str], facts: StatusFacts) -> 
         shares=tuple(shares),
         slices=row.slice_ids,
         since=row.answered_at,
-        confirmed=row.is_booked_by(facts.kubelet) if facts.kubelet else None,
+        confirmed=confirmed,
         mismatched=row.mismatched,
         ended=ended,
         decided_by=row.decided_by.value,
         last_kernel=use.last_kernel if use else None,
-        processes=use.processes if use and is_read else None,
+        processes=use.processes if use and use.state is RegionState.READABLE else None,
         unread=use.reason if use else "",
         unkept=pod.unkept(row.key.container) if pod and row.limits and not ended else "",
     )
@@ -535,12 +530,6 @@ def gpu_labels(inventory: Inventory, gone: Iterable[SharedGpu] = ()) -> Mapping[
     return named
 
 
-def labelled(inventory: Inventory) -> list[tuple[str, SharedGpu]]:
-    """The GPUs in their order, each with its label."""
-    labels = gpu_labels(inventory)
-    return [(labels[gpu.uuid], gpu) for gpu in inventory.gpus]
-
-
 def lock_status(annotations: Mapping[str, str]) -> LockStatus | None:
     """HAMi's lock on the Node; None if it is free."""
     text = annotations.get(MUTEX_LOCK)
@@ -555,105 +544,239 @@ def lock_status(annotations: Mapping[str, str]) -> LockStatus | None:
     return LockStatus(since=lock.stamp, holder="/".join(lock.owner) if lock.owner else "")
 
 
-# The status of a node as its objects at the API server show it, where no agent answers.
+# What `status`, `top` and the page show, in the same words.
+#
+# A text of the cluster is cut and freed of control characters here. A notice has a grade, `bad`,
+# `watch` or none, which each face shows in its own way.
 
-UNTOLD: Final = (
-    "the Node's register annotation says that it is unhealthy; no condition GpuDegraded and no "
-    "Event of the last hour that was read says why: read the log of its device plugin"
-)
+OF_GPUS: Final = frozenset({"gpu_health", "cdi"})
+"""The checks that repeat what the notices about GPUs say."""
 
-_CONDITIONS: Final = {
-    "H-RELEASED": (Condition.UNMONITORED, Cause.RELEASED),
-    "H-SILENT": (Condition.UNMONITORED, Cause.DRIVER),
-    "H-LOST": (Condition.LOST, Cause.LOST),
-}
-"""What a GPU is that is not served, by the id of the reason; with each other one it is bad."""
+SEVERE: Final = frozenset({Condition.BAD, Condition.LOST})
+"""The conditions in capitals, of grade `bad`."""
 
+IDLE: Final = dt.timedelta(hours=1)
+"""From then on a container without a kernel is pointed out."""
 
-def observed_status(
-    node: NodeView,
-    pods: Iterable[PodView],
-    resource: str,
-    now: dt.datetime,
-    reasons: Sequence[str] = (),
-) -> StatusDocument:
-    """The node by its annotations, and its pods by theirs. What is used is not known.
+GPU_NAME: Final = re.compile(r"\bGPU (?:[0-9]+|GPU-[0-9a-f-]+)")
+"""A GPU in a sentence."""
 
-    `reasons`: sentences about GPUs that are not well, the last first: of its condition GpuDegraded
-    and of Events.
+ALSO: Final = 5
+"""Names beside the first one of equal entries."""
 
-    Raises:
-        MalformedText: the register annotation cannot be read.
-    """
-    text = node.annotations.get(REGISTER)
-    registered = decode_either(text) if text else ()
-    holding = [pod for pod in pods if pod.groups and not pod.terminal]
-    facts = StatusFacts(
-        now,
-        NodeStatus(name=node.name, resource=resource, lock=lock_status(node.annotations)),
-        node=node,
-        inventory=Inventory(gpus=tuple(_observed_gpu(gpu, now, reasons) for gpu in registered)),
-        ledger=Ledger(tuple(row for pod in holding for row in _observed_rows(pod, now))),
-        pods=PodTable({pod.uid: pod for pod in holding}, synced=True),
-    )
-
-    # Since when, only an agent can say.
-    changed = msgspec.structs.replace
-    return StatusDocument(
-        node=facts.about,
-        gpus=tuple(
-            changed(gpu, since=None, slices=one.split_count)
-            for gpu, one in zip(gpus_of(facts), registered, strict=True)
-        ),
-        allocations=tuple(changed(one, since=None) for one in allocations_of(facts)),
-    )
+Notice: TypeAlias = tuple[str, str]
+"""A sentence, and its grade."""
 
 
-def _observed_gpu(gpu: RegisteredGpu, now: dt.datetime, reasons: Iterable[str]) -> SharedGpu:
-    """The GPU as its Node reports it; its own memory and place on the bus are not reported."""
-    health = Health(Condition.OK, now)
-    if not gpu.healthy:
-        # As `Gpu.title` and gpus_in_words() of agent.report name it.
-        name = rf"(?:\({re.escape(gpu.uuid)}\)|\bGPUs (?:\d+, )*{gpu.index}\b)[^:]*"
-        found = (re.search(rf"{name}: (.*?)(?=; GPU |$)", text) for text in reasons)
-        text = next((one[1] for one in found if one), UNTOLD)
-        runbook = text.rpartition("[")[2].rstrip("]")
-        condition, cause = _CONDITIONS.get(runbook, (Condition.BAD, Cause.NONE))
-        health = Health(condition, now, cause, text, serving=False)
+def heads(node: NodeStatus, now: dt.datetime) -> list[list[str]]:
+    """The node and its agent, the settings in force, and the lock if it is held: lines in parts."""
+    ready = {True: "READY", False: "NOT READY", None: "by its objects"}[node.ready]
+    up = f" up {age(node.started_at, now)}" if node.started_at else ""
+    factors = (("memory", node.memory_scaling), ("cores", node.core_scaling))
+    lines = [
+        [
+            f"{cap(node.name)}  {ready}",
+            node.version and f"agent {cap(node.version)}{up}",
+            node.driver and f"driver {cap(node.driver)}",
+            node.kubelet and f"kubelet: {cap(node.kubelet)}",
+            "observes only" if node.observe else "",
+        ]
+    ]
 
-    name = gpu.type_name.removeprefix("NVIDIA-")
-    return SharedGpu(
-        Gpu(gpu.uuid, gpu.index, name, None, "", gpu.numa),
-        health,
-        gpu.split_count,
-        gpu.registered_mib,
-        gpu.core_percent,
-        gpu.type_name,
-        gpu.mode,
-    )
-
-
-def _observed_rows(pod: PodView, now: dt.datetime) -> Iterator[Row]:
-    """The rows that an agent has of a pod with this devices annotation."""
-    groups = pod.groups or ()
-    try:
-        pairs = pair_groups(groups, pod.containers).items()
-        named = [(name, shares) for name, (_, shares) in pairs]
-    except Refusal:
-        # Groups and containers do not fit together: the shares are held all the same.
-        named = [("", group) for group in groups if group]
-
-    roles = {container.name: container.role for container in pod.containers}
-
-    for place, (name, shares) in enumerate(named):
-        yield Row(
-            ContainerKey(pod.uid, name or str(place)),
-            Holder(pod.namespace, pod.name, name),
-            shares,
-            slice_ids=(),
-            edits=ContainerEdits(),
-            answered_at=now,
-            epoch=KubeletEpoch(),
-            role=roles.get(name, Role.APP),
-            group=place,
+    if node.split_count is not None:
+        lines.append(
+            [
+                f"settings  {node.split_count} slices for each GPU",
+                *(f"{name} x{factor:g}" for name, factor in factors if factor is not None),
+                f"scheduler {cap(node.scheduler)}",
+                cap(node.resource),
+                "profiles " + cap(", ".join(node.profiles)) if node.profiles else "",
+            ]
         )
+
+    if node.lock is not None:
+        held = f" for {age(node.lock.since, now)}" if node.lock.since else ""
+        lines.append([f"lock  held by {cap(node.lock.holder) or 'nobody named'}{held}"])
+
+    return [[part for part in line if part] for line in lines]
+
+
+def summary(found: StatusDocument) -> str:
+    """How many slices are in use, and how many GPUs are not offered."""
+    held, slices = sum(g.slices_held for g in found.gpus), sum(g.slices for g in found.gpus)
+    parts = [f"{held} of {slices} slices in use"]
+    if unserved := sum(not gpu.serving for gpu in found.gpus):
+        parts.append(f"{unserved} of {len(found.gpus)} GPUs not offered")
+
+    late = sum(one.confirmed is False and not one.ended for one in found.allocations or ())
+    return ", ".join([*parts, f"{late} not recorded by the kubelet"] if late else parts)
+
+
+def gpu_cells(gpu: GpuStatus) -> list[str]:
+    """GPU, model, health, slices, allocated, free, cores, used, and how busy it is."""
+    word = cap(gpu.health, 16)
+    word = word.upper() if word in SEVERE else word
+
+    return [
+        UNKNOWN if gpu.index is None else str(gpu.index),
+        cap(gpu.model.removeprefix("NVIDIA "), 64) or UNKNOWN,
+        f"{word},cordoned" if gpu.cordoned else word or UNKNOWN,
+        f"{gpu.slices_held}/{gpu.slices}",
+        # 0: it was lost before this start, so its size is not known.
+        f"{gib(gpu.promised_mib, '')}/{gib(gpu.sellable_mib or None)}",
+        gib(gpu.free_mib),
+        f"{gpu.promised_cores}/{percent(gpu.sellable_cores)}",
+        gib(gpu.used_mib),
+        percent(gpu.gpu_percent),
+    ]
+
+
+def gpu_grade(gpu: GpuStatus) -> str:
+    """The grade of the GPU's health."""
+    if gpu.condition in SEVERE:
+        return "bad"
+    return "watch" if gpu.condition not in {"", Condition.OK} else ""
+
+
+def pod_cells(one: AllocationStatus, share: ShareStatus, now: dt.datetime) -> list[str]:
+    """The cells of one container and GPU, and since when it is idle and holds the share."""
+    said = {True: "recorded", False: "not recorded", None: UNKNOWN}[one.confirmed]
+    said = "other GPUs" if one.mismatched else said
+
+    return [
+        cap(one.namespace, 64) or UNKNOWN,
+        cap(one.pod, 64) or UNKNOWN,
+        cap(one.container, 64) or UNKNOWN,
+        cap(share.gpu, 64),
+        "all" if share.memory_mib == 0 else gib(share.memory_mib),
+        gib(share.used_mib),
+        "any" if share.cores == 0 else percent(share.cores),
+        percent(share.gpu_percent),
+        # HAMi-core does not see each kernel, such as those of CUDA graphs.
+        UNKNOWN if is_busy(one) else age(one.last_kernel, now),
+        age(one.since, now),
+        "ended" if one.ended else said,
+    ]
+
+
+def is_busy(one: AllocationStatus) -> bool:
+    """Whether the container uses the compute of a GPU now."""
+    return any(share.gpu_percent for share in one.shares)
+
+
+def idle(found: StatusDocument, now: dt.datetime) -> list[tuple[dt.datetime, str]]:
+    """The containers without a kernel for over an hour: since when, and which; longest first."""
+    held = (one for one in found.allocations or () if not is_busy(one))
+    kernels = ((one.last_kernel, container(one)) for one in held)
+    return sorted((at, name) for at, name in kernels if at is not None and now - at >= IDLE)
+
+
+def notices(found: StatusDocument, now: dt.datetime) -> Iterator[Notice]:
+    """What needs a person: GPUs that are not well, checks that fail, and what pods do."""
+    yield from gpu_notices(found, now)
+
+    for check in found.node.checks:
+        if not check.ok and check.name not in OF_GPUS:
+            word, grade = ("not ready", "bad") if check.required else ("degraded", "watch")
+            yield f"{word}: {check.name}: {cap(check.text, 1024)}", grade
+
+    since = found.node.kubelet_since
+    lost = [
+        container(one)
+        for one in found.allocations or ()
+        if one.confirmed is False and not one.ended and since and one.since and one.since < since
+    ]
+    if lost and since:
+        more = f" and {len(lost) - 1} more" if len(lost) > 1 else ""
+        text = (
+            f"kubelet: the one that started {age(since, now)} ago has no record of the slices of "
+            f"{lost[0]}{more}: it has lost its checkpoint. They keep their shares, and are given "
+            "the same again when their containers restart"
+        )
+        yield text, "watch"
+
+    if found_idle := idle(found, now):
+        at, longest = found_idle[0]
+        count = counted(len(found_idle), "container")
+        text = f"idle: {count} ran no kernel for over an hour, {longest} for {age(at, now)}"
+        yield f"{text}; `hami-agent status --by pod` lists all", ""
+
+
+def refused(found: StatusDocument, now: dt.datetime) -> Iterator[Notice]:
+    """The last refusal of a pod that is still there."""
+    # Nothing can be done for a pod that is gone: --since tells of it. An older agent tells of all.
+    if refusals := found.refusals if found.standing is None else found.standing:
+        last = refusals[0]
+        text = f"refused: {len(refusals)} in 24 h, the last {age(last.at, now)} ago"
+        yield f"{text}: {cap(last.text, 1024)} [{cap(last.reason)}]", "watch"
+
+
+def gpu_notices(found: StatusDocument, now: dt.datetime) -> Iterator[Notice]:
+    """What is not well about GPUs. Equal words about several GPUs are one sentence."""
+    told: dict[Notice, list[str]] = {}
+
+    for gpu in found.gpus:
+        which, said = cap(gpu.name), []
+        if grade := gpu_grade(gpu):
+            since = f" for {age(gpu.since, now)}" if gpu.since else ""
+            until = gpu.offered_until
+            left = f"; offered for {age(now, until)} more" if until else ""
+            act = f"; action: {cap(gpu.action)}" if gpu.action not in {"", "none"} else ""
+            why = cap(gpu.text or gpu.cause, 1024)
+            said.append((f"{cap(gpu.health)}{since}: {why}{left}{act}", grade))
+
+        said += [(f"not offered: {cap(text, 1024)}", "watch") for text in gpu.obstacles]
+        if gpu.cordoned:
+            act = f"`hami-agent uncordon {which} --node {cap(found.node.name)}` ends it"
+            said.append((f"cordoned: the scheduler places no new pod; {act}", ""))
+
+        for notice in said:
+            told.setdefault(notice, []).append(which)
+
+    for (text, grade), gpus in told.items():
+        yield f"GPU{'s' if len(gpus) > 1 else ''} {', '.join(gpus)} {text}", grade
+
+
+def pod_notices(found: StatusDocument, now: dt.datetime) -> Iterator[str]:
+    """What a person should know of containers, beside their cells."""
+    for one in found.allocations or ():
+        if one.unkept and not one.ended:
+            yield f"nothing keeps the limits of {container(one)}: {cap(one.unkept)}"
+
+        if one.unread and not one.ended:
+            yield f"the use of {container(one)} is not known: {cap(one.unread)}"
+
+    for at, name in idle(found, now):
+        yield f"idle for {age(at, now)}: {name}"
+
+
+def container(one: AllocationStatus) -> str:
+    """The container's name with its pod's, for people."""
+    return "/".join(cap(name, 64) for name in (one.namespace, one.pod, one.container))
+
+
+def folded(entries: Iterable[JournalEntry]) -> Iterator[tuple[JournalEntry, str, str]]:
+    """Refusals or changes; equal ones, except for pod or GPU, are one.
+
+    Each is the newest, what it is about, and of the others their number and what they are about.
+    """
+    groups: dict[tuple[str, str], list[JournalEntry]] = {}
+    for entry in entries:
+        groups.setdefault((entry.reason, GPU_NAME.sub("", entry.text, 1)), []).append(entry)
+
+    for newest, *older in groups.values():
+        about, times = _about(newest), ""
+        if older:
+            others = [name for name in dict.fromkeys(map(_about, older)) if name != about]
+            also = f"; also {', '.join(others[:ALSO])}" if others else ""
+            more = f" and {len(others) - ALSO} more" if len(others) > ALSO else ""
+            times = f"{len(older) + 1} times{also}{more}"
+
+        yield newest, about, times
+
+
+def _about(entry: JournalEntry) -> str:
+    """The pod or container, or the GPU that the sentence names."""
+    gpu = GPU_NAME.search(entry.text)
+    parts = (entry.namespace, entry.pod, entry.container)
+    return cap("/".join(filter(None, parts))) or (gpu[0] if gpu else "")

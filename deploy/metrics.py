@@ -22,8 +22,8 @@ from prometheus_client import CollectorRegistry, Metric, PlatformCollector, Proc
 from agent.errors import RefusalReason
 from agent.model import HamiNames
 from agent.status import NodeStatus, StatusFacts
-from agent.web.api import BuildInfo
 from agent.web.metrics import PREFIX, AgentCollector
+from agent.web.server import BuildInfo
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 DOCUMENT: Final = "METRICS.md"

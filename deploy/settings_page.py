@@ -18,10 +18,9 @@ from typing import Any, Final
 
 from agent import setting as kinds
 from agent.health.xids import xid_classes
-from agent.node.devices import RESOURCE, SCHEDULER
 from agent.setting import Field
-from agent.settings.hami import DEVICE_CONFIG, FILTER, NODE_CONFIG, WITHOUT_EFFECT
-from agent.settings.reading import FOREIGN
+from agent.settings.files import DEVICE_CONFIG, FILTER, FILTERS, NODE_CONFIG, WITHOUT_EFFECT
+from agent.settings.reading import FOREIGN, RESOURCE, SCHEDULER
 from agent.settings.schema import FIELDS, LIVE
 
 PAGE: Final = Path(__file__).resolve().parents[1] / "SETTINGS.md"
@@ -50,7 +49,6 @@ AT_ONCE: Final = "at once"
 AT_START: Final = "at the next start"
 DRAINED: Final = {SCHEDULER: "at the next start", RESOURCE: "at once"}
 """Settings that can change only on a drained node, and when the change takes effect there."""
-FILTERS: Final = {"sharing.filterUUIDs": "uuid", "sharing.filterIndexes": "index"}
 
 
 def main(page: Path) -> None:
@@ -168,7 +166,7 @@ def hami_keys() -> Mapping[str, list[str]]:
         keys[setting].append(f"`{key}` in device-config.yaml")
     for key, setting in NODE_CONFIG.items():
         keys[setting].append(f"`{key}` in config.json")
-    for setting, name in FILTERS.items():
+    for name, setting in FILTERS.items():
         keys[setting].append(f"`{FILTER}.{name}` in config.json")
     return dict(keys)
 

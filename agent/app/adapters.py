@@ -80,20 +80,20 @@ def cdi_directories(
 @contextlib.asynccontextmanager
 async def open_driver(settings: Settings) -> AsyncIterator[Driver]:
     """Open NVML, or the simulated GPUs of the settings. Only the driver in use is imported."""
-    if settings.driver.simulate is not None:
+    if settings.simulate is not None:
         from agent.sandbox.driver import open_simulation  # noqa: PLC0415
 
-        spec, socket_path = settings.driver.simulate, settings.paths.run / "simulate.sock"
+        spec, socket_path = settings.simulate, settings.paths.run / "simulate.sock"
         async with open_simulation(spec, socket_path=socket_path) as simulated:
             yield simulated
         return
 
     from agent.gpu.driver import NvmlDriver  # noqa: PLC0415
 
-    library = settings.driver.nvml_library
+    library = settings.nvml_library
     driver = NvmlDriver(
         path=Path(library) if library else None,
-        driver_root=settings.driver.root,
+        driver_root=settings.driver_root,
         sys_root=settings.paths.sysfs,
     )
     try:

@@ -28,9 +28,8 @@ from agent.kube.connection import Connection
 from agent.kubelet import door, register
 from agent.ledger import LastGood, Row
 from agent.model import GpuUuid, Scan, SliceId
-from agent.settings.reading import SourcesRead
+from agent.settings.reading import Sources, SourcesRead
 from agent.settings.schema import Settings
-from agent.settings.sources import Sources
 from agent.state import NodeJournal, Recovered, StateService
 
 # Seconds before each restart of a task, the last of them repeatedly, and their jitter.
@@ -382,11 +381,7 @@ class NodeAgent:
         self.withholder.refused(str(refusal))
 
     def _scanned(self, scan: Scan) -> None:
-        """Update the settings first: they may depend on the GPUs."""
-        listed = self.settings.saw_gpus(scan)
-        if listed is not None:
-            self.keeper.found(listed)
-
+        self.keeper.found(scan)
         self.health.scanned(scan)
 
     def _is_ill(self, uuid: GpuUuid) -> bool:
@@ -405,7 +400,7 @@ class NodeAgent:
 
     async def _discover(self) -> None:
         """Scan for GPUs, at first once the Node's labels are known: the list may depend on them."""
-        await self.settings.await_labels()
+        await self.settings.settle()
         await self.discovery.run()
 
     async def _register(self) -> None:

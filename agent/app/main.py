@@ -31,9 +31,8 @@ from agent.kube.connection import Connection, check
 from agent.kubelet.register import RegistrationState, Rival
 from agent.ledger import LastGood, container_directory
 from agent.ports import Disk
-from agent.settings.reading import COPY, SourcesRead, look, stand_in
+from agent.settings.reading import COPY, NodeFacts, Sources, SourcesRead, look, stand_in
 from agent.settings.schema import Settings
-from agent.settings.sources import NodeFacts, Sources
 from agent.state import LAST_GOOD_KIND, recover, unseal
 
 log = structlog.get_logger(__name__)
@@ -133,7 +132,7 @@ async def _run(
         found = await _recover(disk, start, settings)
         settings = found.settings
         adapters = await stack.enter_async_context(open_adapters(settings, disk, environ))
-        if settings.driver.on_no_driver == "exit":
+        if settings.on_no_driver == "exit":
             await adapters.driver.scan()
 
         look_again = partial(look, origin, adapters.reader)
@@ -196,7 +195,7 @@ async def _run(
             notifier.tell("STOPPING=1")
             if agent.state.is_idle:
                 lock.release()  # nothing here writes any more: a standby need not wait for the rest
-            if agent.settings.refusal is not None and not agent.facts.inventory.value.generation:
+            if agent.settings.refusal is not None:
                 raise agent.settings.refusal
         except SettingsError:
             await _post_last(agent)

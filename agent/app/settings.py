@@ -1,7 +1,7 @@
 """Keeps the settings of this node: reads their files, publishes settings, saves a copy.
 
 The files are read every 5 s, as no event tells of a change on every file system, and each read is
-judged by what is known then: labels, which are unknown at the start, GPUs, and the rows. Another
+judged by what is known then: the Node's labels, unknown at the first start, and the rows. Another
 scheduler or resource name is refused, with all that came with it, while pods hold slices.
 """
 
@@ -10,7 +10,6 @@ import dataclasses
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Final, NoReturn
 
-import msgspec
 import structlog
 
 from agent import __version__
@@ -22,11 +21,17 @@ from agent.kit.cell import Cell
 from agent.kit.timing import IdleWaiter, Lag, await_event, until_tick
 from agent.kubelet.door import PREFERENCE_FOLLOWED
 from agent.ledger import LastGood, Ledger
-from agent.model import GpuUuid, Scan
-from agent.node.devices import SCHEDULER
 from agent.ports import Disk
-from agent.settings.reading import COPY, SourcesRead, stand_in
-from agent.settings.sources import NodeFacts, NodeValues, Sources
+from agent.settings.reading import (
+    COPY,
+    LASTING,
+    SCHEDULER,
+    NodeFacts,
+    NodeValues,
+    Sources,
+    SourcesRead,
+    stand_in,
+)
 from agent.state import LAST_GOOD_KIND, seal
 
 PERIOD: Final = 5.0
@@ -48,7 +53,7 @@ SOURCES: Final = "sources"
 """Files, variables and flags, as they were read last."""
 
 NODE: Final = "node"
-"""The settings in force, for the labels and GPUs of this node."""
+"""The settings in force, for the labels of this node."""
 
 log = structlog.get_logger(__name__)
 
@@ -66,8 +71,9 @@ class SettingsService:
     - `faults`: why not all settings are in force, by SOURCES and NODE.
     - `labelled`: set when the Node's labels are known and applied to the inventory; the report to
       the scheduler waits for it.
-    - `copy`: what to keep on disk, the sources in force once they fit the GPUs.
-    - `refusal`: the settings do not fit the GPUs of the first scan; `stop` is set then.
+    - `copy`: what to keep on disk, the sources in force once `is_settled`: they fit the labels, or
+      labels did not come in time.
+    - `refusal`: the settings do not fit the labels of the start; `stop` is set then.
     """
 
     start: SourcesRead
@@ -87,26 +93,46 @@ class SettingsService:
         plan, copy = self.start.taken(), self.stored
         self.refusal: SettingsError | None = None
         self.labelled = asyncio.Event()
+        self.is_settled = False
         self.copy: Cell[LastGood | None] = Cell(None)
         self.faults: dict[str, SettingsError] = {}
         self._running = plan.fixed()
         self._read: SourcesRead | None = None
         self.plan, self.facts = plan, NodeFacts(plan.name)
         self._apply(self.plan, self.facts)
-        if copy is not None and copy.labels is not None and copy.node == plan.name:
-            self._fit(msgspec.structs.replace(self.facts, labels=copy.labels))
+        if copy is not None and copy.node == plan.name:
+            self._follow(copy.labels)
 
-    # What settings depend on: labels and GPUs.
+    # What settings depend on: the Node's labels.
 
     async def follow_labels(self) -> None:
         """Apply the Node's labels. While the Node is not seen, its last labels count."""
         async for node in self.cells.node.follow():
             if node is not None:
-                self._fit(msgspec.structs.replace(self.facts, labels=node.labels))
+                self._follow(node.labels)
                 self.labelled.set()
 
-    async def await_labels(self) -> None:
-        """Wait LABELS_DEADLINE at most for the Node's labels, if they decide and are unknown."""
+    def _follow(self, labels: Mapping[str, str] | None) -> None:
+        """Build the settings in force for these labels, or keep them as they were."""
+        facts = NodeFacts(self.facts.name, labels)
+        if facts == self.facts:
+            return
+        try:
+            if self._apply(self.plan, facts):
+                log.info("config.fitted", node=facts.name)
+        except SettingsError as error:
+            # The labels are known, whatever the settings say; settle() judges these again.
+            self.facts = facts
+            if self.is_settled:
+                self._refuse(NODE, error)
+
+    async def settle(self) -> None:
+        """Wait LABELS_DEADLINE at most for labels that decide, and judge the settings of the start.
+
+        If they do not fit, the last good ones take their place, or the process ends.
+        """
+        if self.is_settled:
+            return
         if self.plan.need_labels(self.facts):
             try:
                 async with Lag().within(LABELS_DEADLINE):
@@ -118,54 +144,19 @@ class SettingsService:
                     "labels does not apply yet",
                 )
 
-    def saw_gpus(self, scan: Scan) -> Scan | None:
-        """Count the GPUs of a scan, and return the part of it that may be listed.
-
-        If the settings do not fit, GPUs that came after the first scan are left out. None: the
-        settings do not fit the first scan, and no last good ones do.
-        """
-        known = self.facts.gpus
-        silent = (known or frozenset()) & {fault.gpu for fault in scan.faults}
-        gpus = silent.union(gpu.uuid for gpu in scan.gpus)
-        facts = msgspec.structs.replace(self.facts, gpus=gpus)
-
-        error = self._fit(facts)
-        if error is None:
-            return scan
-        if known is not None:
-            return scan.keeping(
-                frozenset(map(GpuUuid, known)),
-                "the settings do not fit so many GPUs: see Event ConfigRejected",
-            )
-        if self.stop.is_set():
-            return None
-
-        last = stand_in(self.stored, self.plan.sources, facts, self.ledger.value)
-        if last is not None:
-            self._apply(last, facts)
-            self._refuse(SOURCES, error)
-            return scan
-
-        # The end of the process logs the reason.
-        self.refusal = error
-        self.say(NodeEvent("ConfigRejected", str(error), warning=True))
-        self.stop.set()
-        return None
-
-    def _fit(self, facts: NodeFacts) -> SettingsError | None:
-        """Build the settings in force for these facts. Returned: why they stay as they were."""
-        if facts == self.facts and NODE not in self.faults:
-            return None
+        self.is_settled = True
         try:
-            if self._apply(self.plan, facts):
-                log.info("config.fitted", node=facts.name, gpus=len(facts.gpus or ()))
+            self._apply(self.plan, self.facts)
         except SettingsError as error:
-            # The labels are known, whatever the settings say; the first scan judges these again.
-            self.facts = msgspec.structs.replace(self.facts, labels=facts.labels)
-            if self.facts.gpus is not None:
-                self._refuse(NODE, error)
-            return error
-        return None
+            last = stand_in(self.stored, self.plan.sources, self.facts, self.ledger.value)
+            if last is not None:
+                self._apply(last, self.facts)
+                self._refuse(SOURCES, error)
+                return
+            # The end of the process logs the reason.
+            self.refusal = error
+            self.say(NodeEvent("ConfigRejected", str(error), warning=True))
+            self.stop.set()
 
     # The sources.
 
@@ -216,8 +207,8 @@ class SettingsService:
 
         # Another name or scheduler takes effect in a pause of the kubelet's calls: the row of an
         # answer in progress counts, and would be one under the old settings.
-        is_free = plan.undrained(self.ledger.value) is None
-        if is_free and plan.lasting() != self.plan.lasting():
+        wanted, held = plan.resolve(self.facts), plan.undrained(self.ledger.value)
+        if held is None and any(wanted[one].value != self.values[one].value for one in LASTING):
             try:
                 async with asyncio.timeout(PAUSE_DEADLINE):
                     await self.calls.idle_for(PREFERENCE_FOLLOWED)
@@ -236,8 +227,7 @@ class SettingsService:
         The log names the settings that take effect only at the next start. `again`: the last read
         found the same. `asked`: see `read`.
         """
-        pending = self.pending
-        held = plan.undrained(self.ledger.value)
+        pending, held = self.pending, plan.undrained(self.ledger.value)
         try:
             if held is not None:
                 raise held
@@ -253,8 +243,8 @@ class SettingsService:
         if (late := self.pending) and late != pending:
             what = "these settings take effect at the next start: restart the agent"
             if late.get(SCHEDULER) == "none":
-                what += "; remove the report from the Node, or HAMi's scheduler may still place "
-                what += "pods (RUNBOOK)"
+                report = "remove the report from the Node, or HAMi's scheduler may still place pods"
+                what = f"{what}; {report} (RUNBOOK)"
             log.warning("config.needs_restart", settings=list(late), what=what)
 
     def tell_start(self, start: SourcesRead) -> None:
@@ -272,8 +262,8 @@ class SettingsService:
     @property
     def pending(self) -> Mapping[str, object]:
         """The accepted values that take effect only at the next start, by key."""
-        wanted = self.plan.fixed()
-        return {key: wanted[key] for key, value in self._running.items() if wanted[key] != value}
+        wanted = self.plan.fixed().items()
+        return {key: value for key, value in wanted if self._running[key] != value}
 
     def _apply(self, plan: NodeValues, facts: NodeFacts) -> bool:
         """Put the settings for these facts into force. True: that changed a cell.
@@ -295,7 +285,7 @@ class SettingsService:
         if any(changed):
             self.refresh()
 
-        if facts.gpus is not None:
+        if self.is_settled:
             self.copy.set(
                 LastGood(
                     written_by=__version__,

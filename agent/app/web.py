@@ -1,26 +1,35 @@
-"""Joins the web pages with what they show, and tells how ready the agent is."""
+"""Joins the web pages with what they show, tells how ready the agent is, and acts on GPUs."""
 
 import asyncio
 import contextlib
+import json
+import os
 import platform
+import re
+from collections.abc import Mapping
 from functools import partial
 from typing import Final
 
-import msgspec
+import structlog
+from aiohttp import web
 
 from agent import __version__
 from agent.app.agent import NodeAgent
-from agent.errors import PermissionFault
-from agent.health.watch import GpuRelease
+from agent.errors import PermissionFault, cap
+from agent.health.watch import ALL, Recheck
+from agent.kit.tasks import Allowance
 from agent.kit.timing import SystemClock, Tally
-from agent.model import HamiNames, Trouble
+from agent.kit.unix import peer_uid
+from agent.model import NO_INDEX, HamiNames, Trouble
 from agent.node.findings import STANDBY, Check
 from agent.reconcile import gaps
 from agent.report import pods_holding
 from agent.settings.schema import Settings
 from agent.state import VERSION
-from agent.status import NodeStatus, SettingStatus, StatusFacts, labelled
-from agent.web import api, metrics, page, server
+from agent.status import API_VERSION, NodeStatus, SettingStatus, StatusFacts, gpu_labels
+from agent.web import metrics, server
+
+log = structlog.get_logger(__name__)
 
 PORT: Final = "web"
 SOCKET: Final = "web_socket"
@@ -43,26 +52,26 @@ class WebDoors:
         self._shut = {PORT: "", SOCKET: ""}
         """Why a listener cannot be opened; empty: it can."""
 
-        build = api.BuildInfo(
+        build = server.BuildInfo(
             version=__version__, python=platform.python_version(), schema=f"state/{VERSION}"
         )
         # Who observes is beside HAMi's own plugin, which has its monitor.
-        hami = HamiNames.NONE if settings.observe else settings.metrics.hami
+        hami = HamiNames.NONE if settings.observe else settings.metric_names
+        series = metrics.MetricSources if agent is None else partial(_series_of, agent)
         collector = metrics.AgentCollector(
-            build,
-            self._metric_facts,
-            metrics.MetricSources if agent is None else partial(_series_of, agent),
-            names_pods=settings.metrics.containers,
-            hami=hami,
+            build, self.facts, series, names_pods=settings.metric_containers, hami=hami
+        )
+        read = (
+            server.ReadApi(self.facts, settings.web_readers).answer if agent else server.stands_by
         )
         self._pages: dict[str, server.Page] = {
-            "/": page.PageDoor(self.facts, settings.web.readers).page,
-            "/livez": api.livez,
-            "/healthz": api.livez,
-            "/readyz": partial(api.readyz, self.checks),
+            "/": read,
+            "/livez": server.livez,
+            "/healthz": server.livez,
+            "/readyz": partial(server.readyz, self.checks),
             "/metrics": metrics.MetricsPage(collector).page,
             "/version": build.page,
-            server.PREFIX: api.ReadApi(self.facts, settings.web.readers).answer,
+            server.PREFIX: read,
         }
 
     def checks(self) -> tuple[Check, ...]:
@@ -85,16 +94,16 @@ class WebDoors:
         )
 
         # While no GPU has answered yet, there is no list of GPUs.
-        waking = "" if inventory.gpus else silent
-        is_listed = inventory.generation > 0 and not waking
-        unlisted = (
-            f"the driver answers; {waking}" if waking else "the driver has not been asked yet"
-        )
+        unlisted = "the driver has not been asked yet"
+        if silent and not inventory.gpus:
+            unlisted = f"the driver answers; {silent}"
+        elif inventory.generation > 0:
+            unlisted = ""
 
         # Why a check fails, by its name. It passes if there is nothing to say.
         required = {
             "state": agent.state.error.value,
-            "inventory": "" if is_listed else problem or unlisted,
+            "inventory": unlisted and (problem or unlisted),
         }
         others: dict[str, str] = {}
 
@@ -146,15 +155,14 @@ class WebDoors:
             for name, text in texts.items()
         )
 
-    def facts(self) -> StatusFacts | None:
-        """What all services know now, each value as it is at this moment; None for a standby."""
-        agent = self._agent
+    def facts(self) -> StatusFacts:
+        """What all services know now, each value as it is at this moment."""
+        agent, now = self._agent, SystemClock().now()
         if agent is None:
-            return None
+            return StatusFacts(now, NodeStatus(name=self._settings.node), self.checks())
 
-        settings, facts = agent.found.settings, agent.facts
+        settings, facts, service = agent.found.settings, agent.facts, agent.settings
         sharing = facts.sharing.value
-
         about = NodeStatus(
             name=settings.node,
             version=__version__,
@@ -163,26 +171,25 @@ class WebDoors:
             resource=facts.resource.value,
             kubelet=agent.registration.state.value.text,
             observe=settings.observe,
-            profiles=agent.settings.values.profiles,
+            profiles=tuple(one.name for one in service.plan.applied(service.facts) if one.name),
             split_count=sharing.split_count,
             memory_scaling=sharing.memory_scaling,
             core_scaling=sharing.core_scaling,
         )
 
         def in_force() -> tuple[SettingStatus, ...]:
-            values, pending = agent.settings.values, agent.settings.pending
             return tuple(
                 SettingStatus(
                     key=one.field.key,
                     value=list(one.value) if isinstance(one.value, tuple) else one.value,
                     origin=one.origin,
-                    pending=one.field.key in pending,
+                    pending=one.field.key in service.pending,
                 )
-                for one in values.values()
+                for one in service.values.values()
             )
 
         return StatusFacts(
-            now=SystemClock().now(),
+            now=now,
             about=about,
             checks=self.checks(),
             node=facts.node.value,
@@ -202,21 +209,16 @@ class WebDoors:
             driver_hang=settings.health.driver_hang,
         )
 
-    def _metric_facts(self) -> StatusFacts:
-        """A standby has only the metrics about itself."""
-        about = NodeStatus(name=self._settings.node)
-        return self.facts() or StatusFacts(SystemClock().now(), about, self.checks())
-
     def open(self, door: str) -> contextlib.AbstractAsyncContextManager[object]:
         """Open one listener for a block. Only the unix socket has the actions.
 
         Raises PermissionFault: it cannot be bound.
         """
-        web = self._settings.web
         if door == PORT:
-            return server.serve_port(self._pages, web.address, web.port, server.near(web.address))
+            address, port = self._settings.web_address, self._settings.web_port
+            return server.serve_port(self._pages, address, port, server.near(address))
 
-        actions = None if self._agent is None else _actions(self._agent).answer
+        actions = None if self._agent is None else GpuActions(self._agent).answer
         return server.serve_socket(self._pages, self._settings.paths.run / "api.sock", actions)
 
     async def serve(self, door: str) -> None:
@@ -230,23 +232,109 @@ class WebDoors:
             raise
 
 
-def _actions(agent: NodeAgent) -> api.Actions:
-    health = agent.health
+# What root may do to GPUs by the unix socket.
 
-    async def release(name: str) -> GpuRelease | None:
-        found = await health.release(name)
-        ledger, pods = agent.state.ledger.value, agent.facts.pods.value
-        held_by = pods_holding(ledger, found.gpus, pods) if found else ()
+ACTIONS: Final = ("recheck", "release", "was-reset")
 
-        return found and msgspec.structs.replace(found, held_by=held_by)
+ACTION: Final = re.compile(rf"/api/v1/gpus/([^/:]{{1,64}}):({'|'.join(ACTIONS)})")
+"""The path of an action: the name of a GPU (index, UUID or `all`), and what to do."""
 
-    def left_out(name: str) -> str:
-        faults = agent.keeper.left_out.value
-        return next((one.text for one in faults if name in {one.gpu, str(one.index)}), "")
 
-    return api.Actions(
-        health.recheck, release, lambda: labelled(agent.facts.inventory.value), left_out
-    )
+class GpuActions:
+    """Answers POST for root and the agent's own user; others are refused."""
+
+    def __init__(self, agent: NodeAgent) -> None:
+        self._agent = agent
+        self._refused = Allowance(1, server.TELL_PERIOD)
+
+    async def answer(self, request: web.BaseRequest) -> web.Response:
+        """Do the action, or answer why not."""
+        match = ACTION.fullmatch(request.path)
+        if match is None:
+            paths = [f"{server.PREFIX}gpus/GPU:{name}" for name in ACTIONS]
+            return server.plain(404, f"No such action. There is: {' '.join(paths)}")
+
+        uid = peer_uid(request.transport)
+        if uid not in {0, os.geteuid()}:
+            server.tell(
+                self._refused, log.warning, "web.action_refused", path=request.path, uid=uid
+            )
+            return server.plain(403, "Only root may do this.")
+
+        log.info("web.action", path=request.path, uid=uid)
+        name, action = match.groups()
+        if action == "release":
+            return await self._release(name)
+
+        # All at once: a probe of a GPU that hangs lasts until its deadline.
+        names = gpu_labels(self._agent.facts.inventory.value) if name == ALL else [name]
+        recheck = partial(self._agent.health.recheck, was_reset=action == "was-reset")
+        async with asyncio.TaskGroup() as tasks:
+            probes = [tasks.create_task(recheck(one)) for one in names]
+
+        # A GPU that leaves the node meanwhile is left out.
+        results = [_data(found) for probe in probes if (found := probe.result()) is not None]
+        if name == ALL:
+            return _json("RecheckAll", {"gpus": results})
+
+        return _json("Recheck", results[0]) if results else self._unknown(name)
+
+    async def _release(self, name: str) -> web.Response:
+        """Release the GPU of that name, or all, and say who still has one."""
+        agent = self._agent
+        released = await agent.health.release(name)
+        if released is not None:
+            pods = agent.facts.pods.value
+            data = {
+                "gpus": list(released.gpus),
+                "heldBy": list(pods_holding(agent.state.ledger.value, released.gpus, pods)),
+                "released": not released.obstacle,
+                "obstacle": released.obstacle,
+            }
+            return _json("Release", data)
+
+        if name == ALL:
+            text = "No GPU of this node is shared: stop the agent for work on one."
+            return server.plain(409, text)
+
+        if agent.facts.inventory.value.gpus:
+            return self._unknown(name, "; `hami-agent release all` releases it too")
+
+        return self._unknown(name, "; stop the agent for work on it")
+
+    def _unknown(self, name: str, way: str = "") -> web.Response:
+        """Answer that no GPU is named so, or why that one is not shared."""
+        for fault in self._agent.keeper.left_out.value:
+            if name in {fault.gpu, str(fault.index)}:
+                return server.plain(409, f"GPU {cap(name)} is not shared: {fault.text}{way}.")
+
+        known = gpu_labels(self._agent.facts.inventory.value).values()
+        shared = ", ".join([*known, f"or {ALL}"]) if known else "none"
+        text = f"No shared GPU is named {cap(name)}; shared GPUs: {shared}."
+        return server.plain(404, text)
+
+
+def _data(result: Recheck) -> Mapping[str, object]:
+    health = result.after
+    return {
+        "gpu": None if result.gpu.index == NO_INDEX else result.gpu.index,
+        "uuid": result.gpu.uuid,
+        "probe": {"outcome": result.probe.outcome.value, "text": result.probe.text},
+        "was": result.before.condition.value,
+        "condition": health.condition.value,
+        "since": health.since.isoformat(timespec="seconds"),
+        "serving": result.serving,
+        "cause": health.cause,
+        "action": health.action,
+        "runbook": health.runbook,
+        "text": health.text,
+        "missing": list(result.missing),
+    }
+
+
+def _json(kind: str, data: Mapping[str, object]) -> web.Response:
+    document = {"apiVersion": API_VERSION, "kind": kind, "data": data}
+    return web.Response(text=json.dumps(document) + "\n", content_type=server.JSON)
 
 
 def _series_of(agent: NodeAgent) -> metrics.MetricSources:

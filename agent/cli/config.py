@@ -1,11 +1,14 @@
-"""`hami-agent config show|check|schema`: shows and checks settings and their origins."""
+"""`hami-agent config show|check|schema`, and the flags of the settings, which several verbs share.
+
+`config` shows and checks settings and their origins.
+"""
 
 import argparse
 import asyncio
 import json
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -13,23 +16,88 @@ import msgspec
 
 from agent.cli.main import OK, PROBLEM, TABLE, Subparsers, add_output
 from agent.cli.output import UNFOLDED, answer, terminal_width
-from agent.cli.settings_args import add_settings, flags, looked, sources
 from agent.errors import SettingsError, cap
-from agent.host.files import check_size, read_file
+from agent.host.files import Worker, check_size, read_file
 from agent.host.process import host_name
 from agent.ledger import SourceFile
+from agent.setting import boolean
+from agent.settings import reading
 from agent.settings.files import first_of, kept, refuse
-from agent.settings.reading import MAX_JSON, MAX_YAML, make_plan
-from agent.settings.schema import (
-    DEFAULT,
-    SECTIONS,
-    Setting,
-    Values,
-    build,
-    check_shares,
-    json_schema,
-)
-from agent.settings.sources import NodeFacts, NodeValues, Sources
+from agent.settings.reading import NodeFacts, NodeValues, Sources, SourcesRead
+from agent.settings.schema import DEFAULT, FIELDS, SECTIONS, Setting, check_shares, json_schema
+
+# The flags of the settings.
+
+
+def add_settings(
+    parser: argparse.ArgumentParser, usage: str = "", only: Collection[str] | None = None
+) -> None:
+    """Add `--config`, an option for each setting with a flag, and the options of HAMi's plugin.
+
+    `usage`: the usage after the options. `only`: the settings that the help shows; the others are
+    accepted too, so that one command line fits all verbs.
+    """
+    parser.usage = f"%(prog)s [OPTION ...] {usage}".rstrip()
+    parser.add_argument(
+        "--config", type=Path, metavar="FILE", help="settings file (/etc/hami-agent/config.yaml)"
+    )
+    group = parser.add_argument_group("settings", "each overrides the file and the environment")
+    for field in FIELDS:
+        if field.flag:
+            # A switch may stand alone, as in HAMi's plugin: --pass-device-specs is =true.
+            alone = field.read is boolean
+
+            # The default as it would be written after the flag.
+            value = field.read.write(field.default)
+            value = ",".join(value) if isinstance(value, tuple) else value
+            text = field.text if value is None else f"{field.text} [{value}]"
+            group.add_argument(
+                field.flag,
+                *field.other_flags,
+                nargs="?" if alone else None,
+                const="true" if alone else None,
+                metavar="VALUE",
+                dest=field.flag,
+                help=text if only is None or field.key in only else argparse.SUPPRESS,
+            )
+
+    inherited = "accepted so that its command lines work; they have no effect"
+    others = parser.add_argument_group(*("of HAMi's plugin", inherited) if only is None else ())
+    for foreign in reading.FOREIGN:
+        others.add_argument(
+            *foreign.flags,
+            nargs="?" if foreign.switch else None,
+            const="true" if foreign.switch else None,
+            metavar="VALUE",
+            dest=foreign.flags[0],
+            help=None if only is None else argparse.SUPPRESS,
+        )
+
+
+def flags(args: argparse.Namespace) -> Mapping[str, str]:
+    """The given options of settings, by their names, which begin with a hyphen in `args`."""
+    given = vars(args).items()
+    return {name: text for name, text in given if name.startswith("-") and text is not None}
+
+
+def sources(args: argparse.Namespace, environ: Mapping[str, str]) -> Sources:
+    """The sources of the settings of this call."""
+    return Sources(args.config, environ, flags(args), host_name())
+
+
+async def looked(origin: Sources) -> SourcesRead:
+    """Read the sources once, on a thread that does not delay the exit."""
+    async with Worker("settings") as files:
+        return await reading.look(origin, files)
+
+
+async def started(origin: Sources) -> SourcesRead:
+    """Read the settings to start with. Raises SettingsError."""
+    async with Worker("settings") as files, Worker("state") as state:
+        return await reading.begin(origin, files, state)
+
+
+# The verb.
 
 INDENT: Final = "  "
 
@@ -81,13 +149,8 @@ def add_parser(subparsers: Subparsers) -> None:
         "files", nargs="*", type=Path, metavar="FILE", help="a file to check; - is standard input"
     )
 
-    check.add_argument(
-        "--node",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="a node to print, may be repeated; without it: all nodes that the files name",
-    )
+    words = "a node to print, may be repeated; without it: all nodes that the files name"
+    check.add_argument("--node", action="append", default=[], metavar="NAME", help=words)
 
     check.add_argument(
         "--label",
@@ -96,13 +159,6 @@ def add_parser(subparsers: Subparsers) -> None:
         default=[],
         metavar="KEY=VALUE",
         help="a label of the nodes",
-    )
-
-    check.add_argument(
-        "--gpu",
-        action="append",
-        metavar="MODEL",
-        help="a GPU of the nodes, by any text; repeat it: only their number counts",
     )
 
     add_output(check)
@@ -121,7 +177,6 @@ def _label(text: str) -> tuple[str, str]:
     key, sign, value = text.partition("=")
     if not sign or not key:
         raise argparse.ArgumentTypeError(f"{text}: expected KEY=VALUE")
-
     return key, value
 
 
@@ -141,14 +196,13 @@ def _show(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     """
     try:
         plan = asyncio.run(looked(sources(args, environ))).taken()
-        name = plan.settings(NodeFacts()).node
+        facts = NodeFacts(plan.settings(NodeFacts()).node)
     except SettingsError as error:
         sys.stderr.write(f"hami-agent: {error}\n")
         return error.exit_code
 
-    notes = ["what selects by labels is left out"] * plan.need_labels(NodeFacts(name))
-    _tell(plan, notes)
-    values = plan.resolve(NodeFacts(name))
+    _tell(plan, ["what selects by labels is left out"] * plan.need_labels(facts))
+    values = plan.resolve(facts)
     settings = _changed(values) if args.diff else list(values.values())
     lines = table(settings, origin=args.origin, columns=terminal_width(environ, UNFOLDED))
     answer(args.output, "Config", list(map(plain, settings)), lines)
@@ -181,14 +235,14 @@ def _check(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     columns, lines = terminal_width(environ, UNFOLDED) - len(INDENT), []
     each: list[object] = []
 
-    for title, values in nodes:
-        changed = _changed(values)
-        heads = ", ".join((title, *(f"profile {name}" for name in values.profiles)))
+    for title, facts in nodes:
+        changed = _changed(plan.resolve(facts))
+        profiles = [one.name for one in plan.applied(facts) if one.name]
+        heads = ", ".join((title, *(f"profile {name}" for name in profiles)))
         lines.append(heads if changed else f"{heads}: all defaults")
         rows = table(changed, origin=True, columns=columns)
         lines += [f"{INDENT}{row}" for row in list(rows)[1:]]
-        settings = list(map(plain, changed))
-        each.append({"name": title, "profiles": list(values.profiles), "settings": settings})
+        each.append({"name": title, "profiles": profiles, "settings": list(map(plain, changed))})
 
     if args.output == TABLE:
         _tell(plan, notes)
@@ -203,7 +257,7 @@ def _tell(plan: NodeValues, notes: Iterable[str]) -> None:
     sys.stderr.writelines(f"hami-agent: note: {text}\n" for text in notes)
 
 
-def _changed(values: Values) -> list[Setting]:
+def _changed(values: Mapping[str, Setting]) -> list[Setting]:
     return [setting for setting in values.values() if setting.origin != DEFAULT]
 
 
@@ -219,16 +273,17 @@ def _plan(args: argparse.Namespace, environ: Mapping[str, str]) -> NodeValues:
     for path in (*args.files, *([args.config] if args.config else [])):
         with kept(errors):
             file = STDIN if path == Path("-") else path
-            text = SourceFile(str(file), read_file(file, MAX_JSON) or b"")
+            text = SourceFile(str(file), read_file(file, reading.MAX_JSON) or b"")
             kind = _kind(text)
-            check_size(file, text.content, MAX_JSON if kind == "node_config" else MAX_YAML)
+            if kind != "node_config":  # a larger one was refused above
+                check_size(file, text.content, reading.MAX_YAML)
             if kind in files:
                 fault = f"is {KINDS[kind]}, and so is {files[kind].name}; name only one"
                 raise SettingsError(f"{path}: {fault}")
             files[kind] = text
 
     with kept(errors):
-        plan = make_plan(msgspec.structs.replace(Sources(flags=flags(args)), **files))
+        plan = reading.make_plan(msgspec.structs.replace(Sources(flags=flags(args)), **files))
     refuse(errors)
 
     return plan
@@ -242,37 +297,26 @@ def _kind(text: SourceFile) -> str:
     return "device_config" if _NVIDIA.search(content) else "own"
 
 
-def _nodes(args: argparse.Namespace, plan: NodeValues) -> Sequence[tuple[str, Values]]:
-    """The values of each node by its title. Raises one SettingsError with the faults of all."""
+def _nodes(args: argparse.Namespace, plan: NodeValues) -> Sequence[tuple[str, NodeFacts]]:
+    """Each node with its title. Raises one SettingsError with the faults of all of them."""
     labels = dict(args.label) if args.label else None
-    gpus = None if args.gpu is None else frozenset(map(str, range(len(args.gpu))))
-
-    asked = [(name, NodeFacts(name, labels, gpus)) for name in args.node or plan.names()]
+    asked = [(name, NodeFacts(name, labels)) for name in args.node or plan.names()]
     if not args.node:
-        asked.append((OTHERS, NodeFacts("", labels, gpus)))
+        asked.append((OTHERS, NodeFacts("", labels)))
 
     applied = [one for _, facts in asked for one in plan.applied(facts)]
     profiles = applied if args.node else plan.profiles
     errors = [fault for profile in profiles for fault in profile.faults]
-
-    nodes = []
-    for title, facts in asked:
-        values = plan.resolve(facts)
-        nodes.append((title, values))
+    for _, facts in asked:
         with kept(errors):
-            build(values, host_name=facts.name or host_name(), gpus=max(1, len(gpus or ())))
-            check_shares(values)
+            check_shares(plan.resolve(facts))
     refuse(errors)
-    return nodes
+    return asked
 
 
 def plain(setting: Setting) -> dict[str, object]:
     """A setting for JSON; a duration is a number of seconds."""
-    return {
-        "key": setting.field.key,
-        "value": list(setting.value) if isinstance(setting.value, tuple) else setting.value,
-        "origin": setting.origin,
-    }
+    return {"key": setting.field.key, "value": setting.value, "origin": setting.origin}
 
 
 def table(settings: Sequence[Setting], *, origin: bool, columns: int) -> Iterator[str]:

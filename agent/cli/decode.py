@@ -14,7 +14,7 @@ import msgspec
 from agent.cli.main import OK, PROBLEM, USAGE, Subparsers, add_output, fail
 from agent.cli.output import answer
 from agent.cluster import PHASE_ALLOCATING, PHASE_FAILED, PHASE_SUCCESS
-from agent.errors import MalformedText, cap
+from agent.errors import MalformedText, SettingsError, cap
 from agent.hami.annotations import (
     HandshakeWord,
     decode_handshake,
@@ -24,7 +24,7 @@ from agent.hami.annotations import (
     vendor_words,
 )
 from agent.sandbox.scheduler.registry import decode_either, decode_scores
-from agent.settings.hami import decode_nodeconfig
+from agent.settings.files import decode_nodeconfig
 
 MAX_CHARS = 4 * 1024 * 1024
 """Characters of a value: far more than the 256 KiB that all annotations of an object may have."""
@@ -84,7 +84,7 @@ def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     kind = args.kind or _kind(text)
     try:
         answer(args.output, kind, DECODERS[kind](text), ())
-    except MalformedText as error:
+    except (MalformedText, SettingsError) as error:
         raise MalformedText(f"not a valid {kind} value: {error}") from error
 
     return OK
@@ -173,7 +173,7 @@ DECODERS: Mapping[str, Callable[[str], object]] = {
     "cordon": lambda text: [uuid.strip() for uuid in text.split(",") if uuid.strip()],
     "nodeconfig": decode_nodeconfig,
 }
-"""What decodes each kind. Raises MalformedText."""
+"""What decodes each kind. Raises MalformedText, and of a nodeconfig SettingsError."""
 
 
 # Recognises by its form alone which of HAMi's annotations a value belongs to.

@@ -21,6 +21,7 @@ import msgspec
 
 from agent.allocate.edits import looks_up_cdi, undefined
 from agent.app.adapters import cdi_directories, open_driver
+from agent.cli.config import add_settings, flags, looked, sources, started
 from agent.cli.connections import ask, connection_of, open_session
 from agent.cli.main import (
     INCOMPLETE,
@@ -37,7 +38,6 @@ from agent.cli.main import (
 )
 from agent.cli.output import UNFOLDED, FoldedLine, answer, folded, painter, terminal_width, working
 from agent.cli.runbook import HINT
-from agent.cli.settings_args import add_settings, flags, looked, sources, started
 from agent.cli.status import status_at
 from agent.cluster import REGISTER
 from agent.errors import (
@@ -78,9 +78,8 @@ from agent.node.findings import (
     concluded,
     judged,
 )
-from agent.settings.reading import DEVICE_CONFIG, NODE_CONFIG
+from agent.settings.reading import DEVICE_CONFIG, NODE_CONFIG, NodeFacts, NodeValues
 from agent.settings.schema import Settings, check_shares
-from agent.settings.sources import NodeFacts, NodeValues
 from agent.status import open_envelope
 from agent.witness import PodResourcesWitness
 
@@ -561,13 +560,13 @@ async def _driver(seen: NodeSeen, found: list[Finding]) -> None:
     """The driver, within 15 s, and whether CDI and the device files have its GPUs."""
     settings = seen.settings
     seen.scan, failure, remedy = await last_scan(_scans(settings))
-    name = settings.driver.simulate or settings.driver.nvml_library or "NVIDIA's library (NVML)"
+    name = settings.simulate or settings.nvml_library or "NVIDIA's library (NVML)"
     found += checks.judge_driver(name, seen.scan, failure, remedy)
 
     if looks_up_cdi(settings.edits):
         found.append(await _cdi(seen))
 
-    if seen.agent is not None and settings.driver.simulate is None:
+    if seen.agent is not None and settings.simulate is None:
         described = None if seen.scan is None else len(seen.scan.gpus) + len(seen.scan.faults)
         found += _access(seen.device_files, described)
 
@@ -677,7 +676,7 @@ async def _scans(settings: Settings) -> AsyncGenerator[Scan]:
     Simulated GPUs are scanned once, without the socket that `run` opens for them. Raises
     DriverMissing, DriverError, SettingsError.
     """
-    spec = settings.driver.simulate
+    spec = settings.simulate
     if spec is not None:
         from agent.sandbox.driver import look_once  # noqa: PLC0415 -- only the driver in use
 

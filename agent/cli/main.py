@@ -18,8 +18,7 @@ from typing import Any, Final, NoReturn, TypeAlias
 from typing_extensions import override
 
 from agent import __version__
-from agent.cli.inherited import Unwritten, drop_output
-from agent.cli.output import answer
+from agent.cli.output import Unwritten, answer, drop_output
 from agent.errors import AgentError, ApiError, ApiNotFound, SettingsError, cap
 from agent.setting import ValueType, WrongValue
 
@@ -99,7 +98,7 @@ VERBS: Mapping[str, str] = {
 }
 """What each verb does, in the order of the help."""
 
-_MODULES = {"version": "main"} | dict.fromkeys(
+_MODULES = {"version": "main", "top": "status"} | dict.fromkeys(
     ("recheck", "release", "cordon", "uncordon", "uninstall"), "node"
 )
 """The module in `agent.cli` of a verb that is not named like its module."""

@@ -18,6 +18,7 @@ from urllib.parse import quote
 import msgspec
 
 from agent.cli import main as verbs
+from agent.cli.config import add_settings, flags, looked, sources, started
 from agent.cli.connections import (
     IN_CLUSTER,
     add_cluster,
@@ -28,7 +29,6 @@ from agent.cli.connections import (
 )
 from agent.cli.main import OK, PROBLEM, NotThere, Subparsers, fail
 from agent.cli.output import answer
-from agent.cli.settings_args import add_settings, flags, looked, sources, started
 from agent.cluster import CORDON, HANDSHAKE, REGISTER, NodeView
 from agent.errors import (
     AgentError,
@@ -50,7 +50,7 @@ from agent.kube.reader import KubeLeftovers, NodeLeftovers
 from agent.node.devices import ReportedGpu, read_cordon
 from agent.regions import HostRegions
 from agent.setting import text_where
-from agent.settings.sources import NodeFacts, Sources
+from agent.settings.reading import NodeFacts, Sources
 
 PROGRAM: Final = "hami-agent-cordon"
 """The field manager: what an operator writes does not count as an agent's."""

@@ -1,8 +1,10 @@
-"""How answers are written: tables, the terminal, and documents for programs."""
+"""How answers are written: the streams, tables, the terminal, and documents for programs."""
 
 import contextlib
 import datetime as dt
+import io
 import json
+import os
 import re
 import shutil
 import sys
@@ -13,10 +15,71 @@ from typing import Final, TextIO, TypeAlias
 
 import msgspec
 import yaml
+from typing_extensions import Buffer, override
 
 from agent.hami.annotations import encode_stamp
 from agent.kit.timing import SystemClock
 from agent.status import API_VERSION
+
+# The three standard streams that the process inherits.
+
+
+class Unwritten(Exception):  # noqa: N818 -- names what happened
+    """Standard output cannot be written; the OSError that is the cause says why.
+
+    It is no OSError itself, because argparse ignores one when it writes its help.
+    """
+
+
+class _Stream(io.FileIO):
+    """A standard stream that is written.
+
+    `is_answer`: it raises Unwritten. Otherwise a failed write is dropped: the process does not end
+    because of a log line.
+    """
+
+    is_answer = False
+
+    @override
+    def write(self, data: Buffer, /) -> int:
+        try:
+            return super().write(data)
+        except OSError as error:
+            if self.is_answer:
+                raise Unwritten from error
+            return memoryview(data).nbytes
+
+
+def own_streams() -> None:
+    """Replace the standard streams, and open those that the parent closed.
+
+    The next file or socket would get a free number, and prints would go into it. A closed stdin
+    reads as empty. A closed stdout fails every write: an answer that is lost is no success.
+    """
+    for number, mode in ((0, os.O_RDONLY), (1, os.O_RDONLY), (2, os.O_WRONLY)):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, mode)  # it gets the lowest free number, which is this one
+
+    # The readers of the text refuse bytes that are no characters.
+    sys.stdin = os.fdopen(0, encoding="utf-8", errors="replace", closefd=False)
+    for number, name in ((1, "stdout"), (2, "stderr")):
+        encoding = getattr(getattr(sys, name), "encoding", "utf-8")  # None: the parent closed it
+        file = _Stream(number, "wb", closefd=False)
+        file.is_answer = name == "stdout"
+        is_shown = name == "stderr" or file.isatty()
+        buffer = io.BufferedWriter(file)
+        text = io.TextIOWrapper(buffer, encoding, "backslashreplace", line_buffering=is_shown)
+        setattr(sys, name, text)
+
+
+def drop_output() -> None:
+    """Discard the rest of the answer, so that the buffer does not fail at exit."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, 1)
+    os.close(null)
+
 
 # Lays out tables that fit the terminal. Pure.
 #
@@ -24,35 +87,32 @@ from agent.status import API_VERSION
 
 GAP: Final = "  "
 LEAST: Final = 6
-"""Characters to which a column that may be cut is cut at most."""
+"""Characters to which a cell that may be cut is cut where no column can be left out."""
 
 
 class Column(msgspec.Struct, frozen=True):
     """A column. `rank`: columns of the highest rank are left out first; 0: never.
 
-    `flexible`: its cells may be cut to fit; `right`: it is aligned to the right.
+    `least`: its cells may be cut to so many characters to fit; 0: they are not cut. `right`: it is
+    aligned to the right.
     """
 
     title: str
     rank: int = 0
-    flexible: bool = False
+    least: int = 0
     right: bool = False
 
 
-def table(
-    columns: Sequence[Column],
-    rows: Sequence[Sequence[str]],
-    width: int,
-    paint: Callable[[int, str], str] = lambda _, line: line,
-) -> Iterator[str]:
+def table(columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int) -> Iterator[str]:
     """Yield a line of titles and a line for each row, none wider than `width` if that is possible.
 
-    It cuts flexible columns first, then leaves columns out by their rank, then cuts the lines.
-    `paint` gives the line of a row its colour; -1: the titles.
+    It cuts cells first, then leaves columns out by their rank, then cuts cells further, and lines.
     """
     kept = list(range(len(columns)))
 
     while True:
+        last = max(kept, key=lambda place: (columns[place].rank, place))
+        is_last = columns[last].rank == 0
         sizes = {
             place: max(wide(columns[place].title), *(wide(row[place]) for row in rows), 0)
             for place in kept
@@ -60,27 +120,25 @@ def table(
         excess = sum(sizes.values()) + len(GAP) * (len(kept) - 1) - width
 
         for place in sorted(kept, key=lambda place: -sizes[place]):
-            if excess > 0 and columns[place].flexible:
-                smaller = max(min(LEAST, sizes[place]), sizes[place] - excess)
+            if excess > 0 and (least := columns[place].least):
+                least = LEAST if is_last else least
+                smaller = max(min(least, sizes[place]), sizes[place] - excess)
                 excess -= sizes[place] - smaller
                 sizes[place] = smaller
 
-        last = max(kept, key=lambda place: (columns[place].rank, place))
-        if excess <= 0 or columns[last].rank == 0:
+        if excess <= 0 or is_last:
             break
 
         kept.remove(last)
 
-    titles = [column.title for column in columns]
-    for number, row in enumerate((titles, *rows), -1):
+    for row in ([column.title for column in columns], *rows):
         cells = []
-
         for place in kept:
             text = shorten(row[place], sizes[place])
             blank = " " * (sizes[place] - wide(text))
             cells.append(blank + text if columns[place].right else text + blank)
 
-        yield paint(number, shorten(GAP.join(cells).rstrip(), width))
+        yield shorten(GAP.join(cells).rstrip(), width)
 
 
 def wide(text: str) -> int:
@@ -184,18 +242,14 @@ def wrapped(text: str, width: int, first: str = "", rest: str = "  ") -> list[st
 @contextlib.contextmanager
 def working(text: str) -> Iterator[None]:
     """Say on a terminal what the block waits for, and clear the line at its end."""
-    if not sys.stderr.isatty():
-        yield
-        return
-
-    sys.stderr.write(f"{text} ...")
-    sys.stderr.flush()
-
+    sign = sys.stderr if sys.stderr.isatty() else io.StringIO()
+    sign.write(f"{text} ...")
+    sign.flush()
     try:
         yield
     finally:
-        sys.stderr.write("\r\x1b[K")
-        sys.stderr.flush()
+        sign.write("\r\x1b[K")
+        sign.flush()
 
 
 def answer(

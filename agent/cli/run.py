@@ -9,11 +9,11 @@ import sys
 from collections.abc import Mapping
 
 from agent.app.main import run_agent
+from agent.cli.config import add_settings, sources, started
 from agent.cli.main import Subparsers
-from agent.cli.settings_args import add_settings, sources, started
 from agent.errors import SettingsError
 from agent.kit.logs import configure
-from agent.settings.sources import NodeFacts
+from agent.settings.reading import NodeFacts
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -36,6 +36,6 @@ def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
         sys.stderr.write(f"hami-agent: {error}\n")
         return error.exit_code
 
-    configure(settings.log.level, settings.log.format, environ)
+    configure(settings.log_level, settings.log_format, environ)
 
     return asyncio.run(run_agent(origin, start, settings))

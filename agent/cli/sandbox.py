@@ -104,7 +104,7 @@ def summary_lines(
         if (seconds := measured.get(name)) is not None
     ]
     if rows:
-        yield from (*table((Column("MEASURED", flexible=True), Column("TIME")), rows, width), "")
+        yield from (*table((Column("MEASURED", least=6), Column("TIME")), rows, width), "")
 
     failed = [claim for claim in claims if not claim.ok and claim.measured != NOT_REACHED]
     yield from [f"{'CLAIM':<{ID_WIDTH}}  FOUND"] * bool(failed)

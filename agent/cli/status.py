@@ -1,11 +1,20 @@
-"""`hami-agent status`: the node, its GPUs, who holds them, and what happened."""
+"""`hami-agent status` and `top`: the node, its GPUs, who holds them, and what happened.
+
+They lay out the status of a node. It is read where the options say: at the agent's socket, in an
+archive, in the agent's pod, or from the objects of the cluster.
+"""
 
 import argparse
 import contextlib
 import datetime as dt
-import difflib
-import stat
+import os
+import re
+import select
+import shutil
+import sys
 import tarfile
+import termios
+import tty
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -13,6 +22,8 @@ from typing import Final
 
 import msgspec
 
+from agent import status as view
+from agent.allocate.match import pair_groups
 from agent.cli.connections import DEFAULT_SOCKET, add_cluster, add_socket, ask, call, connection_of
 from agent.cli.main import (
     INCOMPLETE,
@@ -39,25 +50,27 @@ from agent.cli.output import (
     wrapped,
     writes_utf8,
 )
-from agent.errors import ApiError, MalformedText, cap
+from agent.cluster import REGISTER, NodeView, PodTable, PodView, Role
+from agent.errors import ApiError, MalformedText, Refusal, cap
+from agent.hami.annotations import RegisteredGpu, decode_either
 from agent.kit.logs import configure
 from agent.kit.timing import SystemClock
 from agent.kit.units import age, by_number, gib
 from agent.kube.client import KubeSession
 from agent.kube.reader import NodeReader, nodes_with_gpus
-from agent.ledger import JournalEntry
-from agent.model import Condition, SharingSettings
-from agent.node.findings import Check
-from agent.setting import duration
-from agent.status import (
-    GpuStatus,
-    NodeStatus,
-    StatusDocument,
-    names_of,
-    observed_status,
-    open_envelope,
+from agent.ledger import (
+    ContainerEdits,
+    ContainerKey,
+    Holder,
+    JournalEntry,
+    KubeletEpoch,
+    Ledger,
+    Row,
 )
-from agent.web import view
+from agent.model import Cause, Condition, Gpu, Health, Inventory, SharedGpu, SharingSettings
+from agent.node.findings import Check
+from agent.setting import duration, number
+from agent.status import GpuStatus, NodeStatus, StatusDocument, StatusFacts, open_envelope
 
 # Renders the status of a node as text. Pure.
 
@@ -73,7 +86,7 @@ HEAD_WIDTH: Final = 80
 
 _GPU_COLUMNS: Final = (
     Column("GPU"),
-    Column("MODEL", rank=4, flexible=True),
+    Column("MODEL", rank=4, least=6),
     Column("HEALTH"),
     Column("SLICES", right=True),
     Column("ALLOCATED", right=True),
@@ -87,9 +100,9 @@ _GPU_COLUMNS: Final = (
 _WIDE: Final = (Column("PHYSICAL", right=True), Column("PCI"), Column("NUMA"), Column("UUID"))
 
 POD_COLUMNS: Final = (
-    Column("NAMESPACE", flexible=True),
-    Column("POD", flexible=True),
-    Column("CONTAINER", rank=1, flexible=True),
+    Column("NAMESPACE", least=12),
+    Column("POD", least=30),
+    Column("CONTAINER", rank=1, least=9),
     Column("GPU"),
     Column("MEMORY", right=True),
     Column("USED", rank=2, right=True),
@@ -101,7 +114,7 @@ POD_COLUMNS: Final = (
 )
 
 _NODE_COLUMNS: Final = (
-    Column("NODE", flexible=True),
+    Column("NODE", least=6),
     Column("GPUS", right=True),
     Column("UNHEALTHY", right=True),
     Column("CORDONED", rank=1, right=True),
@@ -122,16 +135,21 @@ class StatusStyle(msgspec.Struct, frozen=True):
     wide: bool = False
     paint: Paint = lambda text, _: text
 
-    @property
-    def table_width(self) -> int:
-        """The columns that a table may take."""
-        return UNFOLDED if self.wide else self.width
+    def graded(self, line: str, grade: str) -> str:
+        """The line in the colour of that grade."""
+        return self.paint(line, COLOURS[grade]) if grade else line
 
     def notices(self, told: Iterable[view.Notice]) -> Iterator[str]:
         """The notices in their colours, folded."""
         for text, grade in told:
-            for line in wrapped(text, self.width):
-                yield self.paint(line, COLOURS[grade]) if grade else line
+            yield from (self.graded(line, grade) for line in wrapped(text, self.width))
+
+    def table(
+        self, columns: Sequence[Column], rows: Sequence[Sequence[str]], grades: Sequence[str] = ()
+    ) -> Iterator[str]:
+        """The table; `grades`: those of the rows."""
+        lines = table(columns, rows, UNFOLDED if self.wide else self.width)
+        return map(self.graded, lines, ["", *(grades or [""] * len(rows))])
 
 
 def status_lines(
@@ -175,25 +193,19 @@ def gpu_lines(gpus: Sequence[GpuStatus], style: StatusStyle) -> Iterator[str]:
         for gpu in gpus
     ]
 
-    def painted(number: int, line: str) -> str:
-        grade = view.gpu_grade(gpus[number]) if number >= 0 else ""
-        return style.paint(line, COLOURS[grade]) if grade else line
-
     columns = (*_GPU_COLUMNS, *_WIDE) if style.wide else _GPU_COLUMNS
-    yield from table(columns, rows, style.table_width, painted)
+    yield from style.table(columns, rows, [view.gpu_grade(gpu) for gpu in gpus])
 
 
 def pod_lines(found: StatusDocument, now: dt.datetime, style: StatusStyle) -> Iterator[str]:
     """A table with a line for each container and GPU; what uses the most memory comes first."""
     pairs = [(one, share) for one in found.allocations or () for share in one.shares]
     pairs.sort(key=lambda pair: -(pair[1].used_mib or 0))
-
     if not pairs:
         yield "no container holds a slice"
         return
 
-    rows = [view.pod_cells(one, share, now) for one, share in pairs]
-    yield from table(POD_COLUMNS, rows, style.table_width)
+    yield from style.table(POD_COLUMNS, [view.pod_cells(*pair, now) for pair in pairs])
     yield from style.notices((text, "") for text in view.pod_notices(found, now))
 
 
@@ -234,15 +246,8 @@ MEMBER: Final = "hami-agent/status.json"
 """The first file of a bundle. Source: agent/cli/bundle.py."""
 
 ARCHIVE: Final = "an archive of `hami-agent bundle`"
-LARGEST: Final = 8 * 1024 * 1024
-"""Most bytes of the status in a bundle."""
-
-LARGEST_ARCHIVE: Final = LARGEST + (1 << 20)
+LARGEST: Final = 9 * 1024 * 1024
 """Bytes of a bundle that are read, packed and unpacked."""
-
-FILE: Final = (tarfile.REGTYPE, tarfile.AREGTYPE)
-"""The two types of a plain file in an archive."""
-
 
 NOT_WELL: Final = frozenset({"GpuUnhealthy", "GpuReleased", "GpuDriverUnresponsive"})
 """Reasons of Events that say why a GPU is not offered."""
@@ -288,19 +293,16 @@ def status_in(bundle: Path) -> StatusRead:
         Unreachable: the file cannot be read, or is no such archive.
     """
     try:
-        if not stat.S_ISREG(bundle.stat().st_mode):  # a pipe may block for ever
+        if bundle.exists() and not bundle.is_file():  # a pipe may block for ever
             raise Unreachable(f"{bundle} is not a regular file; name {ARCHIVE}")
 
         with bundle.open("rb") as file:
-            packed = file.read(LARGEST_ARCHIVE)
+            packed = file.read(LARGEST)
 
-        content = zlib.decompressobj(wbits=zlib.MAX_WBITS | 16).decompress(packed, LARGEST_ARCHIVE)
+        content = zlib.decompressobj(wbits=zlib.MAX_WBITS | 16).decompress(packed, LARGEST)
         member = tarfile.TarInfo.frombuf(content[: tarfile.BLOCKSIZE], "utf-8", "surrogateescape")
-        if member.name != MEMBER:
+        if member.name != MEMBER or not member.isreg() or member.size < 0:
             raise tarfile.ReadError("the status is not its first file")
-
-        if member.type not in FILE or not 0 <= member.size <= LARGEST:
-            raise Unreachable(f"{bundle}: {MEMBER} is not a file of at most 8 MiB")
 
         text = content[tarfile.BLOCKSIZE : tarfile.BLOCKSIZE + member.size]
         return StatusRead(*open_envelope(text, "Status", StatusDocument), str(bundle))
@@ -312,13 +314,117 @@ def status_in(bundle: Path) -> StatusRead:
         raise Unreachable(f"{bundle}: {error}") from error
 
 
+# The status of a node as its objects at the API server show it, where no agent answers.
+
+UNTOLD: Final = (
+    "the Node's register annotation says that it is unhealthy; no condition GpuDegraded and no "
+    "Event of the last hour that was read says why: read the log of its device plugin"
+)
+
+_CONDITIONS: Final = {
+    "H-RELEASED": (Condition.UNMONITORED, Cause.RELEASED),
+    "H-SILENT": (Condition.UNMONITORED, Cause.DRIVER),
+    "H-LOST": (Condition.LOST, Cause.LOST),
+}
+"""What a GPU is that is not served, by the id of the reason; with each other one it is bad."""
+
+
+def observed_status(
+    node: NodeView,
+    pods: Iterable[PodView],
+    resource: str,
+    now: dt.datetime,
+    reasons: Sequence[str] = (),
+) -> StatusDocument:
+    """The node by its annotations, and its pods by theirs. What is used is not known.
+
+    `reasons`: sentences about GPUs that are not well, the last first: of its condition GpuDegraded
+    and of Events.
+
+    Raises:
+        MalformedText: the register annotation cannot be read.
+    """
+    text = node.annotations.get(REGISTER)
+    registered = decode_either(text) if text else ()
+    holding = [pod for pod in pods if pod.groups and not pod.terminal]
+    facts = StatusFacts(
+        now,
+        NodeStatus(name=node.name, resource=resource, lock=view.lock_status(node.annotations)),
+        node=node,
+        inventory=Inventory(gpus=tuple(_observed_gpu(gpu, now, reasons) for gpu in registered)),
+        ledger=Ledger(tuple(row for pod in holding for row in _observed_rows(pod, now))),
+        pods=PodTable({pod.uid: pod for pod in holding}, synced=True),
+    )
+
+    # Since when, only an agent can say.
+    changed = msgspec.structs.replace
+    return StatusDocument(
+        node=facts.about,
+        gpus=tuple(
+            changed(gpu, since=None, slices=one.split_count)
+            for gpu, one in zip(view.gpus_of(facts), registered, strict=True)
+        ),
+        allocations=tuple(changed(one, since=None) for one in view.allocations_of(facts)),
+    )
+
+
+def _observed_gpu(gpu: RegisteredGpu, now: dt.datetime, reasons: Iterable[str]) -> SharedGpu:
+    """The GPU as its Node reports it; its own memory and place on the bus are not reported."""
+    health = Health(Condition.OK, now)
+    if not gpu.healthy:
+        # As `Gpu.title` and gpus_in_words() of agent.report name it.
+        name = rf"(?:\({re.escape(gpu.uuid)}\)|\bGPUs (?:\d+, )*{gpu.index}\b)[^:]*"
+        found = (re.search(rf"{name}: (.*?)(?=; GPU |$)", text) for text in reasons)
+        text = next((one[1] for one in found if one), UNTOLD)
+        runbook = text.rpartition("[")[2].rstrip("]")
+        condition, cause = _CONDITIONS.get(runbook, (Condition.BAD, Cause.NONE))
+        health = Health(condition, now, cause, text, serving=False)
+
+    name = gpu.type_name.removeprefix("NVIDIA-")
+    return SharedGpu(
+        Gpu(gpu.uuid, gpu.index, name, None, "", gpu.numa),
+        health,
+        gpu.split_count,
+        gpu.registered_mib,
+        gpu.core_percent,
+        gpu.type_name,
+        gpu.mode,
+    )
+
+
+def _observed_rows(pod: PodView, now: dt.datetime) -> Iterator[Row]:
+    """The rows that an agent has of a pod with this devices annotation."""
+    groups = pod.groups or ()
+    try:
+        pairs = pair_groups(groups, pod.containers).items()
+        named = [(name, shares) for name, (_, shares) in pairs]
+    except Refusal:
+        # Groups and containers do not fit together: the shares are held all the same.
+        named = [("", group) for group in groups if group]
+
+    roles = {container.name: container.role for container in pod.containers}
+
+    for place, (name, shares) in enumerate(named):
+        yield Row(
+            ContainerKey(pod.uid, name or str(place)),
+            Holder(pod.namespace, pod.name, name),
+            shares,
+            slice_ids=(),
+            edits=ContainerEdits(),
+            answered_at=now,
+            epoch=KubeletEpoch(),
+            role=roles.get(name, Role.APP),
+            group=place,
+        )
+
+
 async def _read_node(session: KubeSession, source: str, args: argparse.Namespace) -> StatusRead:
     """Read the agent of the node in its pod; where it does not answer, the objects.
 
     With --objects the objects at once, which are what HAMi's scheduler reads.
 
     Raises:
-        NotThere: there is no such Node. The text has the nearest names.
+        NotThere: there is no such Node. The text has the nearest name.
         ApiError: the objects cannot be read either.
     """
     node, resource, missing = args.node, args.resource or RESOURCE, ""
@@ -334,10 +440,7 @@ async def _read_node(session: KubeSession, source: str, args: argparse.Namespace
     at = SystemClock().now()
     seen = await reader.node()
     if seen is None:
-        known = await reader.names()
-        near = difflib.get_close_matches(node, known, n=3, cutoff=0.5) or known[:3]
-        there = f"; the nearest names are {', '.join(near)}" if near else ""
-        raise NotThere(f"the cluster has no Node {node}{there}")
+        raise NotThere(f"the cluster has no Node {node}{nearest(node, await reader.names())}")
 
     pods, reasons = await reader.pods(resource), []
     changes: list[JournalEntry] | None = None
@@ -376,10 +479,8 @@ def show_nodes(args: argparse.Namespace, environ: Mapping[str, str], silent: str
     found, rows = [], []
 
     for seen, pods in sorted(every, key=lambda one: by_number(one[0].name)):
-        count = "?"
         try:
             one = observed_status(seen, pods, resource, at)
-            count = str(len(one.gpus))
         except MalformedText:
             check = Check("report", ok=False, text="the register annotation cannot be read")
             node = NodeStatus(name=seen.name, resource=resource, checks=(check,))
@@ -391,7 +492,7 @@ def show_nodes(args: argparse.Namespace, environ: Mapping[str, str], silent: str
         rows.append(
             [
                 cap(one.node.name),
-                count,
+                "?" if one.node.checks else str(len(one.gpus)),
                 str(sum(gpu.condition != Condition.OK for gpu in one.gpus)),
                 str(sum(gpu.cordoned for gpu in one.gpus)),
                 f"{sum(gpu.slices_held for gpu in offered)}/{sum(gpu.slices for gpu in offered)}",
@@ -419,7 +520,7 @@ DAY: Final = 24 * 3600
 
 
 def add_parser(subparsers: Subparsers) -> None:
-    """Add the verb `status`."""
+    """Add the verbs `status` and `top`."""
     parser = subparsers.add_parser(
         "status",
         description="Shows the node as the running agent sees it: readiness, the health of each "
@@ -473,28 +574,41 @@ def add_parser(subparsers: Subparsers) -> None:
     parser.add_argument("--ascii", action="store_true", help="write ASCII only")
     add_output(parser, forms=(TABLE, "wide", "json", "yaml", "name"))
 
+    top = subparsers.add_parser(
+        "top", description=show_live.__doc__, epilog="example: hami-agent top --interval 5"
+    )
+    top.add_argument(
+        "--interval",
+        type=typed(number(1, 3600), "a number from 1 to 3600"),
+        default=2.0,
+        metavar="SECONDS",
+        help="seconds between two looks, 1 to 3600 (default 2)",
+    )
+    add_socket(top)
+    top.add_argument("--ascii", action="store_true", help="write ASCII only")
+
 
 def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
-    """Print the status; return the exit code."""
+    """Run the verb that is in `args.verb`; return the exit code."""
+    configure("error", "auto", environ)
+    if args.verb == "top":
+        return show_live(args, environ)
+
     asked = [f"--{name}" for name in OF_CLUSTER if vars(args)[name]]
     is_local = bool(args.bundle or args.gpu or args.socket != DEFAULT_SOCKET)
     is_of_one = is_local or args.since is not None or args.by == "pod"
     # An option that would be ignored is refused: its user expects the cluster to be read.
-    if asked and args.node is None and is_of_one:
-        text = f"{', '.join(asked)}: this lists the Nodes of a cluster; give --node NAME for one"
-        return fail("status", text, USAGE)
-
-    configure("error", "auto", environ)
     if asked and args.node is None:
-        return show_nodes(args, environ)
+        text = f"{', '.join(asked)}: this lists the Nodes of a cluster; give --node NAME for one"
+        return fail("status", text, USAGE) if is_of_one else show_nodes(args, environ)
 
     try:
         if args.bundle is not None:
             read = status_in(args.bundle)
         elif args.node is not None:
             connection = connection_of(args.kubeconfig, args.context, environ)
+            source = f"API server by {connection.source}"
             with working(f"reading {cap(args.node, 64)}"):
-                source = f"API server by {connection.source}"
                 read = ask(connection, PROGRAM, lambda api: _read_node(api, source, args))
         else:
             read = status_at(args.socket)
@@ -508,14 +622,9 @@ def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
 
         raise
 
-    style = StatusStyle(
-        terminal_width(environ),
-        args.ascii or not writes_utf8(),
-        args.output == "wide",
-        painter(environ),
-    )
+    width, plain = terminal_width(environ), args.ascii or not writes_utf8()
+    style = StatusStyle(width, plain, args.output == "wide", painter(environ))
     lines = _lines(found, args, read, style)
-
     if args.output == "name":
         held = (one for one in found.allocations or () if one.pod)
         pods = dict.fromkeys(f"pod/{one.namespace}/{one.pod}" for one in held)
@@ -531,20 +640,15 @@ def only(found: StatusDocument, name: str) -> StatusDocument:
     Raises:
         NotThere: no GPU has that index or UUID. The text has the known ones.
     """
-    gpu = next((gpu for gpu in found.gpus if name in names_of(gpu)), None)
+    gpu = next((gpu for gpu in found.gpus if name in view.names_of(gpu)), None)
     if gpu is None:
-        known = [gpu.name for gpu in found.gpus]
+        there = ", ".join(gpu.name for gpu in found.gpus) or "none"
         uuids = [gpu.uuid for gpu in found.gpus]
-        there = ", ".join(known) or "none"
         raise NotThere(f"no GPU is named {cap(name, 64)}{nearest(name, uuids)}; GPUs: {there}")
 
-    holds = [
-        one
-        for one in found.allocations or ()
-        if any(share.uuid == gpu.uuid for share in one.shares)
-    ]
-
-    return msgspec.structs.replace(found, gpus=(gpu,), allocations=tuple(holds))
+    held = found.allocations or ()
+    on_it = tuple(one for one in held if gpu.uuid in {share.uuid for share in one.shares})
+    return msgspec.structs.replace(found, gpus=(gpu,), allocations=on_it)
 
 
 def _lines(
@@ -579,3 +683,64 @@ def _lines(
             yield from wrapped(text, style.width)
 
     yield from wrapped(f"source: {read.source}, {age(at, SystemClock().now())} old", style.width)
+
+
+# The live screen.
+
+OPENED: Final = "\x1b[?1049h\x1b[?25l"
+CLOSED: Final = "\x1b[?25h\x1b[?1049l"
+"""The terminal's second screen without a cursor, and back to what was on it before."""
+
+
+def show_live(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
+    """Shows `status` of this node and its containers live, as large as the terminal.
+
+    The key q or Ctrl-C ends it, and any other key reads the agent at once. Exits 3 if no agent
+    answers.
+    """
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        return fail("top", "there is no terminal: use `hami-agent status`", USAGE)
+
+    read, trouble = status_at(args.socket), ""
+    plain, paint = args.ascii or not writes_utf8(), painter(environ)
+    with contextlib.suppress(KeyboardInterrupt), second_screen():
+        while True:
+            columns, height = shutil.get_terminal_size()
+            style = StatusStyle(columns, plain, paint=paint)
+            told = f"the values are of {read.at:%H:%M:%S} UTC: {trouble}"
+            lines = list(style.notices([(told, "bad")] if trouble else []))
+            lines += [*status_lines(read.found, read.at, style), ""]
+            lines += pod_lines(read.found, read.at, style)
+
+            if len(lines) > height:
+                more = f"{len(lines) - height + 1} more lines: `hami-agent status --by pod`, q ends"
+                lines[height - 1 :] = wrapped(more, columns)[:1]
+
+            # A line is cleared before it is written: behind a full one the cursor is still on it.
+            sys.stdout.write("\x1b[H" + "\n".join(f"\x1b[2K{line}" for line in lines) + "\x1b[J")
+            sys.stdout.flush()
+            if select.select([sys.stdin], [], [], args.interval)[0]:
+                keys = os.read(sys.stdin.fileno(), 64)
+                if not keys or b"q" in keys:  # no byte at all: the terminal is gone
+                    break
+
+            try:
+                read, trouble = status_at(args.socket), ""
+            except Unreachable as error:
+                trouble = str(error)
+
+    return OK
+
+
+@contextlib.contextmanager
+def second_screen() -> Iterator[None]:
+    """Take the terminal for the block: keys come one by one and unseen."""
+    before = termios.tcgetattr(sys.stdin)
+    try:
+        tty.setcbreak(sys.stdin)
+        sys.stdout.write(OPENED)
+        yield
+    finally:
+        sys.stdout.write(CLOSED)
+        sys.stdout.flush()
+        termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)

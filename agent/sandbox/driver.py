@@ -160,11 +160,7 @@ async def open_simulation(spec: str, *, socket_path: Path) -> AsyncIterator[Simu
         return
     # With hardware in another process, its modules are not imported: an agent of the sandbox starts
     # as fast as with a real driver.
-    from agent.sandbox.hardware import (  # noqa: PLC0415
-        SimulatedHardware,
-        described,
-        serve_hardware,
-    )
+    from agent.sandbox.hardware import SimulatedHardware, described, serve_hardware  # noqa: PLC0415
 
     hardware = SimulatedHardware(described(spec))
     async with serve_hardware(hardware, socket_path):

@@ -1,4 +1,4 @@
-"""The sources of settings: reads files, variables and flags, and merges them into one plan.
+"""The sources of settings: files, variables and flags, and what they give a node.
 
 Order, later wins: defaults, HAMi's device-config.yaml, our own file, its profiles in their order,
 HAMi's config.json for this node, the environment, flags. One error in a source refuses all of them.
@@ -6,105 +6,175 @@ HAMi's config.json for this node, the environment, flags. One error in a source 
 
 import asyncio
 import contextlib
+import dataclasses
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
-from agent.cluster import parse_selector
-from agent.errors import MalformedText, SettingsError, StateCorrupt, cap
+from agent.errors import SettingsError, StateCorrupt, cap
 from agent.health.xids import malformed
 from agent.host.files import read_file
 from agent.kit.tasks import Offload
-from agent.ledger import LastGood, Ledger, SourceFile
-from agent.node.devices import SCHEDULER
-from agent.setting import FALSE, Field, shown
-from agent.settings.files import Place, first_of, kept, read_yaml, refuse
-from agent.settings.hami import read_device_config, read_node_config
-from agent.settings.schema import BY_KEY, DEFAULT, FIELDS, LIVE, ProfileHead, Setting, read_setting
-from agent.settings.sources import NodeFacts, NodeValues, SettingsProfile, Sources
+from agent.ledger import Decider, LastGood, Ledger, Row, SourceFile
+from agent.setting import FALSE, Value, shown
+from agent.settings import files
+from agent.settings.files import SettingsProfile, Tier, kept, refuse
+from agent.settings.schema import DEFAULT, FIELDS, Setting, Settings, build
 from agent.state import LAST_GOOD_KIND, unseal
 
-# The agent's own file.
+NODE_NAME: Final = "node.name"
+SCHEDULER: Final = "scheduler"
+RESOURCE: Final = "sharing.resourceName"
 
-PROFILES: Final = "profiles"
+LASTING: Final = (SCHEDULER, RESOURCE)
+"""The settings that change only while no pod holds slices. No profile sets them.
+
+Otherwise the agent could not tell a container that was answered under the former settings from one
+that asks now.
+"""
+
+MOST_NAMED: Final = 3
+"""Pods that a refusal names. It counts the others."""
+
+WILD: Final = frozenset("*?[")
+"""A name with one of these characters is a pattern."""
 
 
-def read_own_file(
-    file: SourceFile, errors: list[str]
-) -> tuple[list[Setting], list[SettingsProfile]]:
-    """What the whole file sets for all nodes and for some. Errors go to `errors`.
+class Sources(msgspec.Struct, frozen=True):
+    """The sources of settings. A file that does not exist, or was not read yet, is None.
 
-    Raises SettingsError: the file is not YAML, or is a Kubernetes object.
+    `file`: the path of our own file; None: the default file, if it exists. `flags`: the given
+    options by name. `host`: the host's name.
     """
-    document = read_yaml(file.content, file.name)
-    settings: list[Setting] = []
-    profiles: dict[str, SettingsProfile] = {}
-    for key, here, value in () if document.null else document.pairs():
-        with kept(errors):
-            if key != PROFILES:
-                settings.extend(_settings(key, here, value, BY_KEY, errors))
+
+    file: Path | None = None
+    environ: Mapping[str, str] = msgspec.field(default_factory=dict)
+    flags: Mapping[str, str] = msgspec.field(default_factory=dict)
+    host: str = ""
+    device_config: SourceFile | None = None
+    own: SourceFile | None = None
+    node_config: SourceFile | None = None
+
+
+class NodeFacts(msgspec.Struct, frozen=True):
+    """The facts that settings may depend on. `labels` None: not known yet."""
+
+    name: str = ""
+    labels: Mapping[str, str] | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class NodeValues:
+    """The merged sources, for any node. `warnings`: what has no effect, with its place.
+
+    `base`: what HAMi's device-config.yaml and our own file set for all nodes. `profiles`: those of
+    our own file, then the entries of HAMi's config.json. `top`: what variables and flags set.
+    `knows_requests`: HAMi's device-config.yaml says how its scheduler reads requests.
+    """
+
+    sources: Sources
+    base: tuple[Setting, ...]
+    profiles: tuple[SettingsProfile, ...]
+    top: tuple[Setting, ...]
+    warnings: tuple[str, ...]
+    knows_requests: bool
+
+    def settings(self, facts: NodeFacts) -> Settings:
+        """Build the sections of a node. Its name is from `facts`, else the sources, else the host.
+
+        Raises SettingsError: the values do not fit the node.
+        """
+        facts = NodeFacts(facts.name or self.name, facts.labels)
+        # While labels that decide are unknown, another entry may still take the place of a wrong
+        # one.
+        if not self.need_labels(facts):
+            refuse(fault for profile in self.applied(facts) for fault in profile.faults)
+        return build(self.resolve(facts), facts.name, knows_requests=self.knows_requests)
+
+    def need_labels(self, facts: NodeFacts) -> bool:
+        """True if labels, which are not known yet, may change the values."""
+        named = _of_first_tier(one for one in self.profiles if one.names(facts.name))
+        return facts.labels is None and any(one.labels is not None for one in named)
+
+    def applied(self, facts: NodeFacts) -> list[SettingsProfile]:
+        """The profiles that apply to a node with these facts, in their order."""
+        return _of_first_tier(one for one in self.profiles if one.holds(facts.name, facts.labels))
+
+    def resolve(self, facts: NodeFacts) -> Mapping[str, Setting]:
+        """All settings of a node with these facts, by key."""
+        profiled = [one for profile in self.applied(facts) for one in profile.settings]
+        values = {field.key: Setting(field, field.default, DEFAULT) for field in FIELDS}
+        return values | {one.field.key: one for one in (*self.base, *profiled, *self.top)}
+
+    @property
+    def name(self) -> str:
+        """The node's name from the sources, else the host's name."""
+        return str(self.resolve(NodeFacts())[NODE_NAME].value or self.sources.host)
+
+    def fixed(self) -> Mapping[str, Value]:
+        """The settings that take effect only at the start, by key. They do not depend on facts."""
+        resolved = self.resolve(NodeFacts()).items()
+        return {k: one.value for k, one in resolved if not one.field.live} | {NODE_NAME: self.name}
+
+    def undrained(self, ledger: Ledger) -> SettingsError | None:
+        """Why these settings are refused because of the rows of `ledger`; None: they are not.
+
+        If rows differ, each of their values fits. The first setting that does not fit is named.
+        """
+        for setting in map(self.resolve(NodeFacts()).__getitem__, LASTING):
+            key = setting.field.key
+            rows = [row for row in ledger.rows if _answered_under(row, key)]
+            values = [_answered_under(row, key) for row in rows]
+            if not values or setting.value in values:
                 continue
-            for item in () if value.null else value.items():
-                with kept(errors):
-                    profile = _profile(item, errors)
-                    if profile.name in profiles:
-                        raise item.fault(f"the profile {cap(profile.name, 64)} is defined twice")
-                    profiles[profile.name] = profile
-    return settings, list(profiles.values())
 
-
-def _profile(item: Place, errors: list[str]) -> SettingsProfile:
-    """Read one profile. Raises SettingsError: its name or condition is wrong."""
-    head: dict[str, object] = {}
-    settings: list[Setting] = []
-    for key, here, value in item.pairs():
-        if key == "match":
-            head[key] = {name: inner.value() for name, _, inner in value.pairs()}
-        elif key == "name":
-            head[key] = value.value()
-        else:
-            settings.extend(_settings(key, here, value, LIVE, errors))
-
-    try:
-        found = msgspec.convert(head, ProfileHead)
-        labels = parse_selector(found.match.labels) if found.match.labels else None
-    except (msgspec.ValidationError, MalformedText) as error:
-        raise item.fault(cap(str(error))) from error
-    nodes = found.match.nodes or ()
-    if not nodes and labels is None:
-        raise item.fault("`nodes` or `labels` is needed under `match`")
-    return SettingsProfile(found.name, item.where, tuple(settings), nodes, labels)
-
-
-def _settings(
-    key: str,
-    here: Place,
-    value: Place,
-    known: Mapping[str, Field],
-    errors: list[str],
-    above: str = "",
-) -> Iterator[Setting]:
-    """The settings at and below `key`. `above`: the keys above it, each with its dot."""
-    # A key with a dot would be a second way to set the same setting.
-    path = "" if "." in key else above + key
-    with kept(errors):
-        if path in known:
-            yield read_setting(known[path], value.value(), value.where, value.shown())
-        elif any(name.startswith(f"{path}.") for name in known):
-            # Null is a section whose keys are all commented out.
-            for name, place, inner in () if value.null else value.pairs():
-                yield from _settings(name, place, inner, known, errors, f"{path}.")
-        elif any(f"{name}.".startswith(f"{path}.") for name in BY_KEY):
-            raise SettingsError(
-                f"{here.where}: a profile cannot set {path}, which acts before the node is known"
+            pods = {
+                f"{row.namespace}/{row.pod}"
+                if row.holder
+                else "pods that the kubelet has not named"
+                for row in rows
+            }
+            more = [f"{len(pods) - MOST_NAMED} more"] if len(pods) > MOST_NAMED else []
+            names = ", ".join(sorted(pods)[:MOST_NAMED] + more)
+            restart = ", then restart the agent" if key == SCHEDULER else ""
+            return SettingsError(
+                f"{setting.origin}: {key} cannot change from {values[-1]} to {setting.value} "
+                f"while slices are held by {names}; running pods go on",
+                remedy=f"drain the node (kubectl drain {self.name}) or delete what holds "
+                f"them{restart}, or set it back; slices are held for up to a minute after their "
+                "pod has gone",
             )
-        else:
-            unknown = f"unknown setting {cap(above + key, 64)}"
-            raise SettingsError(f"{here.where}: {unknown}; `hami-agent config show` lists all")
+        return None
+
+    def names(self) -> tuple[str, ...]:
+        """The names of nodes in the files, each once, in the order of the files."""
+        exact = (
+            name for one in self.profiles for name in one.nodes if one.tier or WILD.isdisjoint(name)
+        )
+        return tuple(dict.fromkeys(exact))
+
+
+def _of_first_tier(found: Iterable[SettingsProfile]) -> list[SettingsProfile]:
+    """Those of our own file, and of HAMi's entries those in the first tier that there is."""
+    profiles = list(found)
+    first = min((one.tier for one in profiles if one.tier), default=Tier.OWN)
+    return [one for one in profiles if one.tier in {Tier.OWN, first}]
+
+
+def _answered_under(row: Row, key: str) -> str:
+    """The value of the setting under which a row was answered; empty: the row fits every one.
+
+    An adopted row fits every scheduler. A row of an earlier agent has no resource name.
+    """
+    if key == RESOURCE:
+        return row.resource
+
+    scheduler = "none" if row.decided_by is Decider.KUBELET else "hami"
+    return "" if row.adopted else scheduler
 
 
 # Variables and flags.
@@ -112,7 +182,6 @@ def _settings(
 PREFIX: Final = "HAMI_AGENT_"
 SERVICE_HOST: Final = "_SERVICE_HOST"
 VARIABLES: Final = frozenset(field.variables[0] for field in FIELDS)
-SCORE_SWITCH: Final = "ENABLE_TOPOLOGY_SCORE"
 
 
 class InheritedSetting(msgspec.Struct, frozen=True):
@@ -185,18 +254,10 @@ def read_surroundings(
         for item in malformed(environ.get(name, ""))
     ]
 
-    # HAMi's plugin takes every text but `true` for false, and never ends because of it.
-    score = environ.get(SCORE_SWITCH, "")
-    if score and score != "true":
-        environ = {**environ, SCORE_SWITCH: "false"}
-        if score not in FALSE:
-            text = f"env {SCORE_SWITCH}: {shown(score)} is not true"
-            warnings.append(f"{text}, so the scores are off, as in HAMi's plugin")
-
+    named = {f"env {name}": value for name, value in environ.items()} | dict(flags)
     for foreign in FOREIGN:
-        flag = foreign.flags[0]
-        both = {f"env {foreign.variable}": environ.get(foreign.variable), flag: flags.get(flag)}
-        for name, value in both.items():
+        for name in (f"env {foreign.variable}", foreign.flags[0]):
+            value = named.get(name, "")
             if not value or value in foreign.harmless:
                 continue
             if foreign.strict:  # the operator relies on something that the agent does not do
@@ -206,19 +267,14 @@ def read_surroundings(
             else:
                 warnings.append(f"{name}: has no effect here")
 
-    given: list[tuple[Field, str, str]] = []
+    given: list[tuple[str, object, str]] = []
     for field in FIELDS:
         own, *others = field.variables
         # Another plugin's empty variable counts as not set.
         if name := own if own in environ else next(filter(environ.get, others), ""):
-            given.append((field, environ[name], f"env {name}"))
-    given += [(one, flags[one.flag], one.flag) for one in FIELDS if one.flag in flags]
-
-    settings: list[Setting] = []
-    for field, value, where in given:
-        with kept(errors):
-            settings.append(read_setting(field, value, where))
-    return settings
+            given.append((field.key, environ[name], f"env {name}"))
+    given += [(one.key, flags[one.flag], one.flag) for one in FIELDS if one.flag in flags]
+    return files.read_settings(given, errors)
 
 
 def make_plan(sources: Sources) -> NodeValues:
@@ -228,15 +284,15 @@ def make_plan(sources: Sources) -> NodeValues:
 
     if sources.device_config is not None:
         with kept(errors):
-            base += read_device_config(sources.device_config, errors, warnings)
+            base += files.read_device_config(sources.device_config, errors, warnings)
     knows_requests = bool(base)
     if sources.own is not None:
         with kept(errors):
-            settings, profiles = read_own_file(sources.own, errors)
+            settings, profiles = files.read_own_file(sources.own, errors)
             base += settings
     if sources.node_config is not None:
         with kept(errors):
-            profiles += read_node_config(sources.node_config, errors, warnings)
+            profiles += files.read_node_config(sources.node_config, errors, warnings)
     top = read_surroundings(sources.environ, sources.flags, errors, warnings)
     refuse(errors)
 
@@ -249,7 +305,7 @@ def make_plan(sources: Sources) -> NodeValues:
             for one in profiles
             if one.labels is not None
         ]
-        warnings += first_of(never, "settings")
+        warnings += files.first_of(never, "settings")
         profiles = [one for one in profiles if one.labels is None]
 
     return NodeValues(
@@ -371,8 +427,8 @@ async def begin(sources: Sources, offload: Offload, state: Offload) -> SourcesRe
     file: Path | None = None
     for own in (None, start.sources.own):
         with contextlib.suppress(SettingsError):
-            known = msgspec.structs.replace(sources, own=own)
-            file = make_plan(known).settings(NodeFacts()).paths.state / COPY
+            known = make_plan(msgspec.structs.replace(sources, own=own))
+            file = known.settings(NodeFacts()).paths.state / COPY
     if file is None:
         raise refusal
 

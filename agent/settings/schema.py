@@ -16,7 +16,7 @@ from agent.errors import SettingsError
 from agent.hami.annotations import ReportSettings
 from agent.health.xids import HealthSettings
 from agent.ledger import EditSettings
-from agent.model import MIG_MODE, HamiNames, ReaderPolicy, SharingSettings, check_list_size
+from agent.model import MIG_MODE, HamiNames, ReaderPolicy, SharingSettings
 from agent.setting import (
     FALSE,
     TRUE,
@@ -25,94 +25,15 @@ from agent.setting import (
     WrongValue,
     boolean,
     choice,
+    list_of,
     node_name,
     optional_text,
     path,
     shown,
     text,
+    text_where,
     whole,
 )
-
-
-class FileSettings(msgspec.Struct, frozen=True):
-    """HAMi's two files."""
-
-    device_config: Annotated[
-        str,
-        Field(
-            "files.deviceConfig",
-            text,
-            "HAMi's device-config.yaml; empty: none. The default file is read only if it exists.",
-            env=("CONFIG_FILE",),
-            flag="--device-config",
-            other_flags=("--config-file",),
-            live=True,
-            profiled=False,
-        ),
-    ] = "/etc/hami/device-config.yaml"
-
-    node_config: Annotated[
-        str,
-        Field(
-            "files.nodeConfig",
-            text,
-            "HAMi's config.json with settings of nodes by name, by labels, or of all others "
-            "(`*`); empty: none. The default file is read only if it exists.",
-            flag="--nodeconfig",
-            live=True,
-            profiled=False,
-        ),
-    ] = "/etc/hami/config.json"
-
-
-class DriverSettings(msgspec.Struct, frozen=True):
-    """The driver: NVML or simulated GPUs."""
-
-    nvml_library: Annotated[
-        str | None,
-        Field(
-            "driver.nvmlLibrary",
-            optional_text,
-            "Path of libnvidia-ml.so.1, if the loader does not find it.",
-            flag="--nvml-library",
-        ),
-    ] = None
-
-    root: Annotated[
-        Path,
-        Field(
-            "driver.root",
-            path,
-            "Directory with the layout of the host's /. It is searched first for the driver's "
-            "library.",
-            env=("DRIVER_ROOT_CTR_PATH", "CONTAINER_DRIVER_ROOT"),
-            flag="--driver-root-ctr-path",
-            other_flags=("--container-driver-root",),
-        ),
-    ] = Path("/driver-root")
-
-    simulate: Annotated[
-        str | None,
-        Field(
-            "driver.simulate",
-            optional_text,
-            "Simulated GPUs instead of the driver: PROFILE:COUNT or unix:PATH.",
-            flag="--simulate",
-        ),
-    ] = None
-
-    on_no_driver: Annotated[
-        str,
-        Field(
-            "driver.onNoDriver",
-            # NVIDIA's FAIL_ON_INIT_ERROR is true or false.
-            choice("wait", "exit", like=dict.fromkeys(TRUE, "exit") | dict.fromkeys(FALSE, "wait")),
-            "If no driver answers at the start: wait for it, or exit with code 69.",
-            env=("FAIL_ON_INIT_ERROR",),
-            flag="--on-no-driver",
-            other_flags=("--fail-on-init-error",),
-        ),
-    ] = "wait"
 
 
 class HostPaths(msgspec.Struct, frozen=True):
@@ -161,84 +82,6 @@ class HostPaths(msgspec.Struct, frozen=True):
         return self.kubelet_socket.parent
 
 
-class WebSettings(msgspec.Struct, frozen=True):
-    """The probes, the metrics, and the page."""
-
-    address: Annotated[
-        str, Field("web.address", text, "Address of the probes and metrics.", flag="--web-address")
-    ] = "127.0.0.1"
-
-    port: Annotated[
-        int,
-        Field(
-            "web.port",
-            whole(0, 65535),
-            "Port of the probes and metrics; 0 takes a free one, which the log names.",
-            flag="--web-port",
-        ),
-    ] = 9394
-
-    readers: Annotated[
-        ReaderPolicy,
-        Field(
-            "web.readers",
-            choice(*ReaderPolicy),
-            "Who may read the page and /api/v1 at the port, which name pods: local or all.",
-            flag="--web-readers",
-        ),
-    ] = ReaderPolicy.LOCAL
-
-
-class MetricSettings(msgspec.Struct, frozen=True):
-    """Which series are served: those that name containers, and HAMi's own."""
-
-    containers: Annotated[
-        bool,
-        Field(
-            "metrics.containers",
-            boolean,
-            "Name namespace, pod and container in the metrics, with what each container was "
-            "promised of each GPU and what it uses.",
-        ),
-    ] = True
-
-    hami: Annotated[
-        HamiNames,
-        Field(
-            "metrics.hami",
-            choice(*HamiNames),
-            "Serve the series of HAMi's vGPUmonitor, too: none, by its current names (2.9 and "
-            "later), by its legacy names (up to 2.8), or by both. An agent that observes serves "
-            "none. Sums over them double where the monitor of the same node is scraped: set none "
-            "there.",
-        ),
-    ] = HamiNames.CURRENT
-
-
-class LogSettings(msgspec.Struct, frozen=True):
-    """Level and format of the log."""
-
-    level: Annotated[
-        str,
-        Field(
-            "log.level",
-            choice("debug", "info", "warning", "error"),
-            "Lowest level of the log lines to write.",
-            flag="--log-level",
-        ),
-    ] = "info"
-
-    format: Annotated[
-        str,
-        Field(
-            "log.format",
-            choice("auto", "json", "text"),
-            "JSON lines, readable text, or text on a terminal only.",
-            flag="--log-format",
-        ),
-    ] = "auto"
-
-
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """All settings of one node. `config show` lists them in this order, by section."""
 
@@ -264,7 +107,33 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ] = None
 
-    files: FileSettings
+    device_config: Annotated[
+        str,
+        Field(
+            "files.deviceConfig",
+            text,
+            "HAMi's device-config.yaml; empty: none. The default file is read only if it exists.",
+            env=("CONFIG_FILE",),
+            flag="--device-config",
+            other_flags=("--config-file",),
+            live=True,
+            profiled=False,
+        ),
+    ] = "/etc/hami/device-config.yaml"
+
+    node_config: Annotated[
+        str,
+        Field(
+            "files.nodeConfig",
+            text,
+            "HAMi's config.json with settings of nodes by name, by labels, or of all others "
+            "(`*`); empty: none. The default file is read only if it exists.",
+            flag="--nodeconfig",
+            live=True,
+            profiled=False,
+        ),
+    ] = "/etc/hami/config.json"
+
     scheduler: Annotated[
         str,
         Field(
@@ -345,10 +214,100 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     ] = False
 
     health: HealthSettings
-    driver: DriverSettings
+
+    nvml_library: Annotated[
+        str | None,
+        Field(
+            "driver.nvmlLibrary",
+            optional_text,
+            "Path of libnvidia-ml.so.1, if the loader does not find it.",
+            flag="--nvml-library",
+        ),
+    ] = None
+
+    driver_root: Annotated[
+        Path,
+        Field(
+            "driver.root",
+            path,
+            "Directory with the layout of the host's /. It is searched first for the driver's "
+            "library.",
+            env=("DRIVER_ROOT_CTR_PATH", "CONTAINER_DRIVER_ROOT"),
+            flag="--driver-root-ctr-path",
+            other_flags=("--container-driver-root",),
+        ),
+    ] = Path("/driver-root")
+
+    simulate: Annotated[
+        str | None,
+        Field(
+            "driver.simulate",
+            optional_text,
+            "Simulated GPUs instead of the driver: PROFILE:COUNT or unix:PATH.",
+            flag="--simulate",
+        ),
+    ] = None
+
+    on_no_driver: Annotated[
+        str,
+        Field(
+            "driver.onNoDriver",
+            # NVIDIA's FAIL_ON_INIT_ERROR is true or false.
+            choice("wait", "exit", like=dict.fromkeys(TRUE, "exit") | dict.fromkeys(FALSE, "wait")),
+            "If no driver answers at the start: wait for it, or exit with code 69.",
+            env=("FAIL_ON_INIT_ERROR",),
+            flag="--on-no-driver",
+            other_flags=("--fail-on-init-error",),
+        ),
+    ] = "wait"
+
     paths: HostPaths
-    web: WebSettings
-    metrics: MetricSettings
+
+    web_address: Annotated[
+        str, Field("web.address", text, "Address of the probes and metrics.", flag="--web-address")
+    ] = "127.0.0.1"
+
+    web_port: Annotated[
+        int,
+        Field(
+            "web.port",
+            whole(0, 65535),
+            "Port of the probes and metrics; 0 takes a free one, which the log names.",
+            flag="--web-port",
+        ),
+    ] = 9394
+
+    web_readers: Annotated[
+        ReaderPolicy,
+        Field(
+            "web.readers",
+            choice(*ReaderPolicy),
+            "Who may read the page and /api/v1 at the port, which name pods: local or all.",
+            flag="--web-readers",
+        ),
+    ] = ReaderPolicy.LOCAL
+
+    metric_containers: Annotated[
+        bool,
+        Field(
+            "metrics.containers",
+            boolean,
+            "Name namespace, pod and container in the metrics, with what each container was "
+            "promised of each GPU and what it uses.",
+        ),
+    ] = True
+
+    metric_names: Annotated[
+        HamiNames,
+        Field(
+            "metrics.hami",
+            choice(*HamiNames),
+            "Serve the series of HAMi's vGPUmonitor, too: none, by its current names (2.9 and "
+            "later), by its legacy names (up to 2.8), or by both. An agent that observes serves "
+            "none. Sums over them double where the monitor of the same node is scraped: set none "
+            "there.",
+        ),
+    ] = HamiNames.CURRENT
 
     feedback: Annotated[
         bool,
@@ -360,7 +319,25 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ] = True
 
-    log: LogSettings
+    log_level: Annotated[
+        str,
+        Field(
+            "log.level",
+            choice("debug", "info", "warning", "error"),
+            "Lowest level of the log lines to write.",
+            flag="--log-level",
+        ),
+    ] = "info"
+
+    log_format: Annotated[
+        str,
+        Field(
+            "log.format",
+            choice("auto", "json", "text"),
+            "JSON lines, readable text, or text on a terminal only.",
+            flag="--log-format",
+        ),
+    ] = "auto"
 
     @property
     def fenced(self) -> bool:
@@ -396,6 +373,24 @@ BY_KEY: Final = {field.key: field for field in FIELDS}
 LIVE: Final = {field.key: field for field in FIELDS if field.live and field.profiled}
 """What a profile may set."""
 
+_some_text = text_where(bool, "expected a text that is not empty", minLength=1)
+
+HEAD: Final = {
+    field.key: field
+    for field in (
+        Field("name", _some_text, "Name in messages."),
+        Field(
+            "match.nodes",
+            list_of(_some_text, "expected one or more names of nodes", least=1),
+            "Names of nodes; * and ? stand for any characters.",
+        ),
+        Field("match.labels", _some_text, "A label selector in kubectl's form."),
+    )
+}
+"""What a profile has beside its settings: every condition of `match` must hold."""
+
+PROFILE: Final = HEAD | LIVE
+
 SECTIONS: Final = {*_ORDER, "profiles"}
 """The keys allowed at the top of the agent's own file."""
 
@@ -409,14 +404,6 @@ class Setting(msgspec.Struct, frozen=True):
     field: Field
     value: Value
     origin: str
-
-
-class Values(dict[str, Setting]):
-    """All settings of one node, by key. `profiles`: the names of the profiles that apply."""
-
-    def __init__(self, settings: Mapping[str, Setting], profiles: tuple[str, ...] = ()) -> None:
-        super().__init__(settings)
-        self.profiles = profiles
 
 
 def read_setting(field: Field, value: object, where: str, written: str = "") -> Setting:
@@ -435,13 +422,11 @@ def read_setting(field: Field, value: object, where: str, written: str = "") -> 
 
 
 def build(
-    values: Values, *, host_name: str, gpus: int = 1, knows_requests: bool = False
+    values: Mapping[str, Setting], host_name: str, *, knows_requests: bool = False
 ) -> Settings:
-    """Build the sections from `values` for a node with `gpus` GPUs.
+    """Build the sections from all `values`.
 
     `knows_requests`: HAMi's device-config.yaml says how its scheduler reads requests.
-
-    Raises SettingsError: the list of slices would be too long for the kubelet.
     """
     parts: dict[str, Any] = {}
     for one in values.values():
@@ -467,14 +452,12 @@ def build(
         run = f"{parts['paths']['run']}/observe"
         parts["paths"] |= {"run": run, "state": f"{run}/state"}
         if values["web.port"].origin == DEFAULT:
-            parts["web"]["port"] = 0
+            parts["web_port"] = 0
 
-    settings = msgspec.convert(parts, Settings, dec_hook=lambda kind, value: kind(value))
-    check_list_size(gpus, settings.sharing.split_count, values["sharing.splitCount"].origin)
-    return settings
+    return msgspec.convert(parts, Settings, dec_hook=lambda kind, value: kind(value))
 
 
-def check_shares(values: Values) -> None:
+def check_shares(values: Mapping[str, Setting]) -> None:
     """Check that the settings share GPUs. Raises SettingsError: they share none.
 
     The agent runs with such settings, and an Event says why the node has no slices.
@@ -491,44 +474,12 @@ def check_shares(values: Values) -> None:
 
 DRAFT: Final = "https://json-schema.org/draft/2020-12/schema"
 
-_Text = Annotated[str, msgspec.Meta(min_length=1)]
-
-
-class ProfileMatch(msgspec.Struct, forbid_unknown_fields=True):
-    """Which nodes: every condition here must hold."""
-
-    nodes: (
-        Annotated[
-            tuple[_Text, ...],
-            msgspec.Meta(
-                min_length=1, description="Names of nodes; * and ? stand for any characters."
-            ),
-        ]
-        | msgspec.UnsetType
-    ) = msgspec.UNSET
-    labels: (
-        Annotated[_Text, msgspec.Meta(description="A label selector in kubectl's form.")]
-        | msgspec.UnsetType
-    ) = msgspec.UNSET
-
-
-class ProfileHead(msgspec.Struct):
-    """What a profile has beside its settings."""
-
-    name: Annotated[_Text, msgspec.Meta(description="Name in messages.")]
-    match: ProfileMatch
-
 
 def json_schema() -> dict[str, object]:
     """The schema of the whole file."""
-    _, structs = msgspec.json.schema_components([ProfileHead])
-    head, match = structs["ProfileHead"], structs["ProfileMatch"]
-    profile = _mapping(LIVE.values()) | {"required": head["required"], "type": "object"}
-    profile["properties"] = {
-        **head["properties"],
-        "match": {**match, "minProperties": 1},
-        **profile["properties"],
-    }
+    profile = _mapping(PROFILE.values()) | {"type": "object"}
+    profile["required"] = ["name", "match"]
+    profile["properties"]["match"] |= {"type": "object", "minProperties": 1}
 
     schema = _mapping(FIELDS)
     schema["properties"]["profiles"] = {

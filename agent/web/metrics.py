@@ -5,7 +5,6 @@ series (`hami`), and the counts and durations of the services.
 """
 
 import dataclasses
-import datetime as dt
 import itertools
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -31,11 +30,9 @@ from agent.allocate.room import promised, takes_room
 from agent.hami.region import RegionState
 from agent.kit.timing import Durations, Tally
 from agent.ledger import Holder, Row
-from agent.model import MIB, NO_INDEX, Condition, GpuUuid, HamiNames
-from agent.status import StatusFacts, gpu_labels, labelled
-from agent.usage import ContainerUse
-from agent.web.api import BuildInfo
-from agent.web.server import Reused
+from agent.model import MIB, NO_INDEX, Condition, GpuSample, GpuUuid, HamiNames
+from agent.status import StatusFacts, gpu_labels
+from agent.web.server import BuildInfo, Reused
 
 PREFIX: Final = "hami_agent_"
 """Before the agent's own names."""
@@ -60,10 +57,6 @@ APPLIED: Final = frozenset({"force", "FORCE", "disable", "DISABLE"})
 
 UNKNOWN: Final = "unknown"
 """The label of a GPU that the driver's event does not name."""
-
-_Used: TypeAlias = tuple[Holder, ContainerUse]
-"""A container, and what it uses."""
-
 
 Gauge: TypeAlias = tuple[str, str, Callable[[], float]]
 """The name of a number without the agent's prefix, its text, and what returns it."""
@@ -202,7 +195,13 @@ _FORMER: Final = {
 """The name that a family had up to and including 0.1.0. The next release serves both."""
 
 
-def _of_node(build: BuildInfo, facts: StatusFacts, counted: Collection[str]) -> _Measured:
+_Named: TypeAlias = Mapping[GpuUuid, str]
+"""The label of each GPU."""
+
+
+def _of_node(
+    build: BuildInfo, facts: StatusFacts, labels: _Named, counted: Collection[str]
+) -> _Measured:
     """The agent, its checks, and which GPU each label means: also others that are `counted`."""
     yield (build.version, build.revision, build.python, build.profile), {"build_info": 1}
     if version := facts.inventory.driver_version:
@@ -211,53 +210,43 @@ def _of_node(build: BuildInfo, facts: StatusFacts, counted: Collection[str]) -> 
     for check in facts.checks:
         yield (check.name,), {"ready": check.ok} if check.required else {"degraded": not check.ok}
 
-    labels = gpu_labels(facts.inventory, facts.gone)
     for shared in (*facts.inventory.gpus, *(one for one in facts.gone if one.uuid in counted)):
         gpu, numa = shared.gpu, "" if shared.gpu.numa is None else str(shared.gpu.numa)
-        name = labels[gpu.uuid]
-        yield (name, gpu.uuid, gpu.name, gpu.pci, numa, shared.mode), {"gpu_info": 1}
+        named = (labels[gpu.uuid], gpu.uuid, gpu.name, gpu.pci, numa, shared.mode)
+        yield named, {"gpu_info": 1}
 
     # A row or a count may name a GPU that left before this process began: it has no other label.
     for uuid in sorted(uuid for uuid in counted if uuid not in labels and uuid != UNKNOWN):
         yield (uuid, uuid, "", "", "", ""), {"gpu_info": 1}
 
 
-def _of_gpus(facts: StatusFacts) -> _Measured:
+def _of_gpus(facts: StatusFacts, labels: _Named) -> _Measured:
     """Health, slices and memory of each GPU of the inventory, and its newest sample."""
     listed = {(group.uuid, group.healthy): len(group.ids) for group in facts.slices.groups}
     held = facts.ledger.living(facts.pods).held_ids
 
-    for name, gpu in labelled(facts.inventory):
-        now = gpu.health
+    for gpu in facts.inventory.gpus:
+        name, now, newest = labels[gpu.uuid], gpu.health, facts.newest(gpu.uuid)
         for condition in Condition:
             yield (name, condition.value), {"gpu_health": now.condition is condition}
 
         verdict = (now.condition.value, now.cause, now.action, now.runbook)
         yield (name, *verdict), {"gpu_served": now.serving}
+        for word, healthy in (("healthy", True), ("unhealthy", False)):
+            yield (name, word), {"slices": listed.get((gpu.uuid, healthy), 0)}
 
-        yield (name, "healthy"), {"slices": listed.get((gpu.uuid, True), 0)}
-        yield (name, "unhealthy"), {"slices": listed.get((gpu.uuid, False), 0)}
-
-        taken = promised(facts.ledger, facts.pods, gpu).memory_mib
+        # Of a GPU without a sample, nothing is known.
+        sample = newest.sample if newest else GpuSample(gpu.uuid)
         numbers = {
             "gpu_health_since_timestamp_seconds": now.since.timestamp(),
             "slices_allocated": len(held.get(gpu.uuid, ())),
-            "memory_allocated_bytes": taken * MIB,
+            "memory_allocated_bytes": promised(facts.ledger, facts.pods, gpu).memory_mib * MIB,
             "memory_allocatable_bytes": gpu.registered_mib * MIB,
-        }
-        yield (name,), numbers
-
-        newest = facts.newest(gpu.uuid)
-        if newest is None:
-            continue
-
-        sample = newest.sample
-        sampled = {
             "gpu_utilization_ratio": _divided(sample.gpu_percent, 100),
             "gpu_memory_utilization_ratio": _divided(sample.memory_percent, 100),
             "gpu_memory_used_bytes": _divided(sample.used_mib, 1 / MIB),
         }
-        yield (name,), sampled
+        yield (name,), numbers
         if gpu.gpu.index == NO_INDEX:
             continue
 
@@ -277,53 +266,42 @@ def _of_gpus(facts: StatusFacts) -> _Measured:
         yield (*of, "uncorrected", ZONE), {"gpu_ecc": sample.ecc_uncorrected}
 
 
-def _of_rows(
-    facts: StatusFacts, running: Iterable[Row], rows: Iterable[tuple[Holder, Row]]
-) -> _Measured:
-    """The regions of all that run, and what those that are named were given."""
-    uses = (facts.used(row.key) for row in running)
-    count = Counter(use.state for use in uses if use is not None)
-    for state in RegionState:
-        yield (state.value,), {"container_regions": count[state]}
-
-    labels = gpu_labels(facts.inventory, facts.gone)
+def _of_rows(facts: StatusFacts, labels: _Named, rows: Iterable[tuple[Holder, Row]]) -> _Measured:
+    """What containers were given."""
     whole = {gpu.uuid: gpu.registered_mib for gpu in facts.inventory.gpus}
-
     for holder, row in rows:
         for share in row.limits:
-            of = (labels.get(share.uuid, share.uuid), *astuple(holder))
             mib = share.memory_mib or whole.get(share.uuid, 0)
-            yield of, {"container_memory_allocated_bytes": mib * MIB}
-            yield of, {"container_cores_allocated_ratio": share.core_percent / 100}
+            numbers = {
+                "container_memory_allocated_bytes": mib * MIB,
+                "container_cores_allocated_ratio": share.core_percent / 100,
+            }
+            yield (labels.get(share.uuid, share.uuid), *astuple(holder)), numbers
 
         for uuid in row.gpus:
             yield (labels.get(uuid, uuid), *astuple(holder)), {"container_slices_allocated": 1}
 
 
-def _of_limits(facts: StatusFacts, newest: Mapping[Holder, Row]) -> _Measured:
-    """What keeps the limits of each container that has some, and by which policy."""
+def _of_containers(facts: StatusFacts, labels: _Named, newest: Mapping[Holder, Row]) -> _Measured:
+    """What keeps the limits of each container and by which policy, and what it uses."""
     for holder, row in newest.items():
-        if not row.limits:
+        name, use = astuple(holder), facts.used(row.key)
+        if row.limits:
+            pod = facts.pods.pods.get(row.key.pod_uid)
+            own = {one.name: one.core_policy for one in pod.containers} if pod else {}
+            given = own.get(holder.container) or dict(row.edits.envs).get(CORE_POLICY_ENV, "")
+            keeper = "none" if pod and pod.unkept(holder.container) else "hami-core"
+            policy = given.lower() if given in APPLIED else "default"
+            kept = (*name, keeper if pod else "unknown", policy)
+            yield kept, {"container_limits_info": 1}
+
+        if use is None:
             continue
 
-        pod = facts.pods.pods.get(row.key.pod_uid)
-        own = {one.name: one.core_policy for one in pod.containers} if pod else {}
-        given = own.get(holder.container) or dict(row.edits.envs).get(CORE_POLICY_ENV, "")
-        keeper = "unknown" if pod is None else "hami-core"
-        if pod and pod.unkept(holder.container):
-            keeper = "none"
-
-        policy = given.lower() if given in APPLIED else "default"
-        yield (*astuple(holder), keeper, policy), {"container_limits_info": 1}
-
-
-def _of_use(facts: StatusFacts, used: Sequence[_Used]) -> _Measured:
-    """What containers use, and to what HAMi-core limits them now."""
-    labels = gpu_labels(facts.inventory, facts.gone)
-
-    for holder, use in used:
         # HAMi has the time since the last kernel for each GPU, and the agent for the container.
-        whole = None if use.idle is None else use.idle // dt.timedelta(seconds=1)
+        idle = None if use.idle is None else use.idle.total_seconds()
+        processes = use.processes if use.state is RegionState.READABLE else None
+        yield name, {"container_idle_seconds": idle, "container_processes": processes}
 
         for gpu in use.gpus:
             # No limit: 0 bytes, and 0 and 100 % of the compute.
@@ -335,29 +313,24 @@ def _of_use(facts: StatusFacts, used: Sequence[_Used]) -> _Measured:
                 "container_utilization_ratio": min(gpu.sm_percent, 100) / 100,
                 "container_cores_limit_ratio": gpu.core_limit / 100 if is_limited else None,
             }
-            yield (labels.get(GpuUuid(gpu.uuid), gpu.uuid), *astuple(holder)), numbers
+            yield (labels.get(GpuUuid(gpu.uuid), gpu.uuid), *name), numbers
 
             of_hami = {
                 "used": memory.total,
                 "limit": gpu.memory_limit,
                 "busy": gpu.sm_percent,
-                "idle": whole,
+                "idle": None if idle is None else int(idle),
                 "context": memory.context,
                 "module": memory.module,
                 "buffer": memory.buffer,
             }
-            of = (*astuple(holder), str(gpu.index), gpu.uuid[:UUID_LENGTH])
+            of = (*name, str(gpu.index), gpu.uuid[:UUID_LENGTH])
             yield (*of, ZONE), of_hami
 
             # Sizes that HAMi has as label values; the last is what the others leave of the total.
             known = memory.context, memory.module, memory.buffer
             sizes = (*known, (memory.total - sum(known)) % WHOLE)
             yield (*of, *map(str, sizes), ZONE), {"parts": memory.total}
-
-        processes = use.processes if use.state is RegionState.READABLE else None
-        idle = None if use.idle is None else use.idle.total_seconds()
-        own = {"container_idle_seconds": idle, "container_processes": processes}
-        yield astuple(holder), own
 
 
 # The series of HAMi's vGPUmonitor, by HAMi's names, labels and scales.
@@ -478,35 +451,35 @@ class AgentCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         """Yield all families, each once."""
         facts, series = self.facts(), self.series()
+        labels = gpu_labels(facts.inventory, facts.gone)
         running = [row for row in facts.ledger.rows if takes_room(row, facts.pods)]
         rows = running if self.names_pods else ()
         given = [(row.holder, row) for row in rows if row.holder is not None and not row.adopted]
 
         # The newest row of each holder: the agent has not seen yet that the other pod is gone.
         newest = dict(sorted(given, key=lambda one: one[1].answered_at))
-        uses = ((holder, facts.used(row.key)) for holder, row in newest.items())
-        used = [(holder, use) for holder, use in uses if use is not None]
-
         counted = {str(uuid) for _, row in given for uuid in row.gpus}
         for tally in series.tallies:
             if "gpu" in tally.labels:
                 counted.update(values[tally.labels.index("gpu")] for values, _ in tally.items())
 
+        uses = filter(None, (facts.used(row.key) for row in running))
+        states = Counter(use.state for use in uses)
         sums = _summed(
             itertools.chain(
-                _of_node(self.build, facts, counted),
-                _of_gpus(facts),
-                _of_rows(facts, running, given),
-                _of_limits(facts, newest),
-                _of_use(facts, used),
+                _of_node(self.build, facts, labels, counted),
+                _of_gpus(facts, labels),
+                (((one.value,), {"container_regions": states[one]}) for one in RegionState),
+                _of_rows(facts, labels, given),
+                _of_containers(facts, labels, newest),
             )
         )
-        for labels, texts in (_OWN | (_OF_CONTAINERS if self.names_pods else {})).items():
+        for names, texts in (_OWN | (_OF_CONTAINERS if self.names_pods else {})).items():
             for name, text in texts.items():
-                yield _family(PREFIX + name, text, labels, sums[name])
+                yield _family(PREFIX + name, text, names, sums[name])
                 if former := _FORMER.get(name):
                     said = f"The former name of {PREFIX}{name}, in this release for the last time."
-                    yield _family(PREFIX + former, said, labels, sums[name])
+                    yield _family(PREFIX + former, said, names, sums[name])
 
         yield from _of_hami(self.hami, self.build, sums)
 
@@ -514,8 +487,7 @@ class AgentCollector(Collector):
             yield GaugeMetricFamily(PREFIX + name, text, value=read())
 
         # Tallies name a GPU by its UUID.
-        labels_of = gpu_labels(facts.inventory, facts.gone)
-        named = {str(uuid): label for uuid, label in labels_of.items()}
+        named = {str(uuid): label for uuid, label in labels.items()}
         for tally in series.tallies:
             counter = CounterMetricFamily(PREFIX + tally.name, tally.help, labels=tally.labels)
             counts = dict.fromkeys(tally.expected, 0) | dict(tally.items())
@@ -529,9 +501,9 @@ class AgentCollector(Collector):
         for one in series.durations:
             histogram = HistogramMetricFamily(PREFIX + one.name, one.help, labels=one.labels)
             bounds = [*map(str, one.buckets), "+Inf"]
-            for labels, cumulative, total in one.rows():
+            for of, cumulative, total in one.rows():
                 buckets = list(zip(bounds, cumulative, strict=True))
-                histogram.add_metric(labels, buckets, sum_value=total)
+                histogram.add_metric(of, buckets, sum_value=total)
 
             yield histogram
 

@@ -1,4 +1,4 @@
-"""The page at `/`: the whole node in one HTML document, made of values in memory.
+"""The page at `/`: the whole node in one HTML document, made of values in memory. Pure.
 
 This is its only renderer, so that everything can be read without a script. The script (`page.js`)
 asks `/api/v1/status` every 2 s whether something changed, by its ETag. If so it loads `/` again and
@@ -14,36 +14,26 @@ import base64
 import datetime as dt
 import hashlib
 import html
+import itertools
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from importlib import resources
 from typing import Final
 
-from aiohttp import web
-
+from agent import status as view
 from agent.errors import cap
-from agent.kit.units import age, counted
+from agent.kit.units import UNKNOWN, age, counted
 from agent.ledger import JournalEntry
-from agent.model import ReaderPolicy
 from agent.node.findings import Check
-from agent.status import GpuStatus, SettingStatus, StatusDocument, StatusFacts, status_of
-from agent.web import view
-from agent.web.api import refuse_reader
-from agent.web.server import Reused
+from agent.status import GpuStatus, SettingStatus, StatusDocument
 
-KEPT: Final = 0.5
-"""Seconds for which a rendering is reused: many readers cost the loop no more than one."""
+HTML: Final = "text/html; charset=utf-8"
 
-GPUS: Final = 32
-CONTAINERS: Final = 300
-"""The most GPUs, and the most shares of containers, that are shown."""
+ROWS: Final = 300
+"""The most rows of a table."""
 
 ENTRIES: Final = 30
-"""The newest of the refusals, and of the changes; also the most notices of one kind."""
-
-CHECKS: Final = 40
-SETTINGS: Final = 200
-"""The most checks, and the most settings, that are shown."""
+"""The most entries of a list: the newest refusals and changes, notices of one kind, checks."""
 
 LONGEST: Final = 300
 """Characters of one text. A longer one is cut."""
@@ -61,6 +51,9 @@ GPU_HEADS: Final = (
 POD_HEADS: Final = (
     *("Pod and container", "GPU", "Memory", "Used", "Cores", "Busy", "Idle", "For", "Kubelet"),
 )
+
+
+SETTING_HEADS: Final = ("Setting", "Value", "From")
 
 
 class Html(str):
@@ -96,38 +89,6 @@ BUILD: Final = hashlib.sha256(f"{STYLE}{SCRIPT}".encode()).hexdigest()[:12]
 """The script loads the page anew when another build answers."""
 
 
-class PageDoor:
-    """Answers `/`. `facts` is read for each rendering, without waiting; None: there is none yet."""
-
-    def __init__(
-        self, facts: Callable[[], StatusFacts | None], readers: ReaderPolicy = ReaderPolicy.LOCAL
-    ) -> None:
-        self._facts = facts
-        self._readers = readers
-        self._body = Reused(self._render, KEPT)
-
-    def page(self, request: web.BaseRequest) -> web.Response:
-        """Answer a GET or HEAD, with the page of now or of the last KEPT seconds."""
-        refused = refuse_reader(request, self._readers)
-        if refused is not None:
-            return refused
-
-        body = self._body.value()
-        if body is None:
-            text = "This agent stands by; this page tries again every 3 s."
-            later = {"Retry-After": "3", "Refresh": "3"}  # a browser asks again by itself
-            return web.Response(status=503, text=f"{text}\n", headers=later)
-
-        headers = {"Content-Security-Policy": POLICY}
-        return web.Response(body=body, content_type="text/html", charset="utf-8", headers=headers)
-
-    def _render(self) -> bytes | None:
-        facts = self._facts()
-        if facts is None:
-            return None
-        return page_html(status_of(facts), facts.settings(), facts.now).encode()
-
-
 def text(foreign: str) -> Html:
     """One line of text: without control characters, cut to LONGEST characters, escaped."""
     if isinstance(foreign, Html):
@@ -156,7 +117,6 @@ def page_html(status: StatusDocument, settings: Sequence[SettingStatus], now: dt
     pods = [(one, share) for one in allocations for share in one.shares]
     refusals, changes = status.refusals or (), status.changes or ()
     (_, *about), *heads = view.heads(node, now)
-    notices = [*view.notices(status, now), *view.refused(status, now)]
 
     since = status.journal_since
     is_young = since is not None and now - since <= dt.timedelta(hours=24)
@@ -166,14 +126,10 @@ def page_html(status: StatusDocument, settings: Sequence[SettingStatus], now: dt
     parts |= {"Checks": node.checks, "Settings": settings}
     link = '<a href="#{}">{} <b>{}</b></a> '
 
+    rows = (_pod(view.pod_cells(one, share, now)) for one, share in pods)
     # What needs somebody comes first; the others keep their order.
+    chosen = sorted(settings, key=lambda one: one.origin == "default")
     gpus = sorted(status.gpus, key=lambda gpu: (gpu.serving, view.gpu_grade(gpu) == ""))
-
-    rows = []
-    for one, share in pods[:CONTAINERS]:
-        space, pod, name, *cells = view.pod_cells(one, share, now)
-        head = fill("{} <i>{}</i>", f"{space}/{pod}" if one.pod else "not known yet", name)
-        rows.append(_row(POD_HEADS, (head, *cells)))
 
     return fill(
         PAGE,
@@ -186,21 +142,16 @@ def page_html(status: StatusDocument, settings: Sequence[SettingStatus], now: dt
         now=f"{now.astimezone(dt.UTC):%H:%M:%S} UTC",
         summary=view.summary(status),
         heads=join(fill("<p>{}</p>", " · ".join(line)) for line in (about, *heads)),
-        notices=_list("notices", [_notice(*one) for one in notices], ENTRIES, "api/v1/status"),
+        notices=_notices([*view.notices(status, now), *view.refused(status, now)], "status"),
         parts=join(fill(link, part.lower(), part, str(len(of))) for part, of in parts.items()),
-        gpus=_table(GPU_HEADS, [_gpu(gpu) for gpu in gpus[:GPUS]], len(gpus), "api/v1/gpus"),
-        allocations=_table(POD_HEADS, rows, len(pods), "api/v1/allocations", "rows"),
-        doubts=_list(
-            "notices",
-            [_notice(said, "") for said in view.pod_notices(status, now)],
-            ENTRIES,
-            "api/v1/allocations",
-        ),
+        gpus=_table(GPU_HEADS, map(_gpu, gpus), len(gpus), "gpus"),
+        allocations=_table(POD_HEADS, rows, len(pods), "allocations", " id='rows'"),
+        doubts=_notices([(said, "") for said in view.pod_notices(status, now)], "allocations"),
         refusals=_entries("refusals", refusals, now, known),
         changes=_entries("changes", changes, now, known),
         checks=_checks(node.checks),
         count=counted(len(settings), "setting"),
-        settings=_settings(settings),
+        settings=_table(SETTING_HEADS, map(_setting, chosen), len(settings), "settings"),
     )
 
 
@@ -213,25 +164,24 @@ def _row(heads: Sequence[str], cells: Iterable[str], attributes: str = "") -> Ht
 
 
 def _table(
-    heads: Iterable[str], rows: Sequence[Html], count: int, path: str, name: str = ""
+    heads: Iterable[str], rows: Iterable[Html], count: int, name: str, attributes: str = ""
 ) -> Html:
-    """A table, and where rows were left out how many there are, with a link to all."""
-    if not rows:
+    """A table, and where rows are left out how many there are, with a link to all."""
+    if not count:
         return Html('<p class="none">There are none.</p>')
 
     head = "".join(f'<th scope="col">{name}</th>' for name in heads)
-    body = f"<tbody id='{name}'>" if name else "<tbody>"
+    body = join(itertools.islice(rows, ROWS))
     return Html(
-        f'<table class="wide"><thead><tr>{head}</tr></thead>{body}{join(rows)}</tbody></table>'
-        f"{_more(len(rows), count, path)}"
+        f'<table class="wide"><thead><tr>{head}</tr></thead><tbody{attributes}>{body}</tbody>'
+        f"</table>{_more(ROWS, count, f'api/v1/{name}')}"
     )
 
 
-def _list(kind: str, items: Sequence[Html], most: int, path: str) -> Html:
+def _list(kind: str, items: Sequence[Html], path: str) -> Html:
     """The first items of a list."""
-    if not items:
-        return Html()
-    return Html(f'<ul class="{kind}">{join(items[:most])}</ul>{_more(most, len(items), path)}')
+    more = _more(ENTRIES, len(items), path)
+    return Html(f'<ul class="{kind}">{join(items[:ENTRIES])}</ul>{more}' if items else "")
 
 
 def _more(shown: int, count: int, path: str) -> Html:
@@ -240,8 +190,9 @@ def _more(shown: int, count: int, path: str) -> Html:
     return Html(f'<p class="more">{said}<a href="{path}">{path}</a></p>' if shown < count else "")
 
 
-def _notice(said: str, grade: str) -> Html:
-    return fill('<li class="{}">{}</li>', grade, said)
+def _notices(told: Iterable[view.Notice], name: str) -> Html:
+    items = [fill('<li class="{}">{}</li>', grade, said) for said, grade in told]
+    return _list("notices", items, f"api/v1/{name}")
 
 
 def _gpu(gpu: GpuStatus) -> Html:
@@ -257,6 +208,13 @@ def _gpu(gpu: GpuStatus) -> Html:
     drawn = join((allocated, _bar(gpu)))
     cells = (f"GPU {name}", model, tag, slices, drawn, *amounts, _history(gpu), identity)
     return _row(GPU_HEADS, cells, fill(' id="gpu-{}" class="gpu"', gpu.name))
+
+
+def _pod(cells: Iterable[str]) -> Html:
+    """The row of one container and GPU."""
+    space, pod, name, *others = cells
+    whose = "not known yet" if pod == UNKNOWN else f"{space}/{pod}"
+    return _row(POD_HEADS, (fill("{} <i>{}</i>", whose, name), *others))
 
 
 def _bar(gpu: GpuStatus) -> Html:
@@ -315,30 +273,24 @@ def _entries(name: str, entries: Sequence[JournalEntry], now: dt.datetime, known
     if items:
         note = f"Known{known}; the agent's log has earlier ones." if known else ""
     after = fill('<p class="none">{}</p>', note) if note else ""
-    return join((_list("entries", items, ENTRIES, f"api/v1/{name}"), after))
+    return join((_list("entries", items, f"api/v1/{name}"), after))
 
 
 def _checks(checks: Sequence[Check]) -> Html:
     """A line for each check that fails, the required ones first, and one for all that hold."""
     line, items = '<li><b class="tag {}">{}</b> <span>{}</span></li>', []
     for check in sorted(checks, key=lambda check: not check.required):
+        words = ("bad", "not ready") if check.required else ("watch", "degraded")
         if not check.ok:
-            words = ("bad", "not ready") if check.required else ("watch", "degraded")
             items.append(fill(line, *words, f"{check.name}: {check.text}"))
 
     holding = fill(line, "ok", "ok", ", ".join(check.name for check in checks if check.ok))
-    return Html(
-        _list("checks", items, CHECKS, "readyz?verbose") + f"<ul class='checks'>{holding}</ul>"
-    )
+    return Html(f"{_list('checks', items, 'readyz?verbose')}<ul class='checks'>{holding}</ul>")
 
 
-def _settings(settings: Sequence[SettingStatus]) -> Html:
-    """The settings in force, each with its origin; those that somebody chose come first."""
-    heads, rows = ("Setting", "Value", "From"), []
-    for one in sorted(settings, key=lambda one: one.origin == "default")[:SETTINGS]:
-        value: str = one.value if isinstance(one.value, str) else json.dumps(one.value)
-        if one.pending:
-            value = fill("{}<strong> From the next start on.</strong>", value)
-        rows.append(_row(heads, (one.key, value, one.origin)))
+def _setting(one: SettingStatus) -> Html:
+    value: str = one.value if isinstance(one.value, str) else json.dumps(one.value)
+    if one.pending:
+        value = fill("{}<strong> From the next start on.</strong>", value)
 
-    return _table(heads, rows, len(settings), "api/v1/settings")
+    return _row(SETTING_HEADS, (one.key, value, one.origin))

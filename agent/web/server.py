@@ -1,28 +1,45 @@
-"""The HTTP server for people and Prometheus, on TCP (read-only), a unix socket, or both.
+"""The HTTP server for people and Prometheus: its answers, who may read them, its connections.
 
-It is aiohttp's server. What is ours are the limits of connections in number and time, the headers
-of every answer, and errors that repeat nothing of the request.
+It is aiohttp's server, on TCP (read-only), a unix socket, or both. What is ours are the limits of
+connections in number and time, the headers of every answer, and errors that repeat nothing of the
+request. All answers are made of values in memory; only actions on GPUs wait, and they are served on
+the unix socket alone. The series of `/metrics` are in `metrics`, and the HTML of `/` in `page`.
 """
 
 import asyncio
 import collections
 import contextlib
+import datetime as dt
+import hashlib
 import ipaddress
 import logging
 import os
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from functools import partial
 from http import HTTPStatus
 from pathlib import Path
-from typing import Final, Generic, TypeVar
+from typing import Final, Generic, TypeAlias, TypeVar
 
 import msgspec
 import structlog
 from aiohttp import HttpVersion10, HttpVersion11, web
 from typing_extensions import override
 
-from agent.errors import PermissionFault, host_port
+from agent.errors import PermissionFault, cap, host_port
 from agent.kit.tasks import Allowance
+from agent.model import ReaderPolicy
+from agent.node.findings import STANDBY, Check, degraded, is_ready
+from agent.status import (
+    StatusFacts,
+    allocations_of,
+    envelope,
+    gpus_of,
+    names_of,
+    node_of,
+    status_of,
+)
+from agent.web import page
 
 log = structlog.get_logger(__name__)
 
@@ -30,6 +47,17 @@ T = TypeVar("T")
 
 PREFIX: Final = "/api/v1/"
 """The page of this path answers for all paths below it."""
+
+KEPT: Final = 0.5
+"""Seconds for which a document is reused."""
+
+JSON: Final = "application/json"
+
+LOCAL_HOSTS: Final = frozenset({"localhost", "127.0.0.1", "[::1]"})
+"""The names by which a browser on this host may ask."""
+
+REASON_LIMIT: Final = 4096
+"""Characters of a failed check's reason."""
 
 CONNECTIONS: Final = 256
 """Connections of each listener; each beyond that closes another."""
@@ -48,13 +76,16 @@ LINE_LIMIT: Final = 4096
 """Bytes of a whole head, and of one line of it."""
 
 RECEIVE_LIMIT: Final = 64 * 1024
-"""Bytes after which reading stops: a connection has one request, whose head may have 16 KiB."""
+"""Bytes after which reading stops: a connection has one request, whose head may have 16 KiB.
+
+By its own limits aiohttp would keep a head of 1 MB for each connection.
+"""
 
 STOP_TIMEOUT: Final = 2.0
 """Seconds for open answers at the end."""
 
 TELL_PERIOD: Final = 60.0
-"""Seconds between two log lines of one kind: callers could cause a flood."""
+"""Seconds between two log lines of one kind."""
 
 AT_ONCE: Final = 32
 """Connections accepted in one turn of the loop, before open ones are read."""
@@ -84,28 +115,205 @@ Page = Callable[[web.BaseRequest], web.Response]
 Act = Callable[[web.BaseRequest], Awaitable[web.Response]]
 """Answers a POST on the unix socket."""
 
+_PARTS: Final[Mapping[str, tuple[str, Callable[[StatusFacts], object]]]] = {
+    "status": ("Status", status_of),
+    "node": ("Node", node_of),
+    "gpus": ("Gpus", gpus_of),
+    "allocations": ("Allocations", allocations_of),
+    "refusals": ("Refusals", lambda facts: facts.refusals),
+    "changes": ("Changes", lambda facts: facts.changes),
+    "settings": ("Settings", lambda facts: facts.settings()),
+}
+"""The documents by the last part of their path, each with its kind."""
+
+
+def plain(status: int, text: str, **headers: str) -> web.Response:
+    """An answer that is a sentence."""
+    return web.Response(status=status, text=text + "\n", headers=headers)
+
+
+def tell(allowance: Allowance, say: Callable[..., object], event: str, **fields: object) -> None:
+    """Log a line, if the last one of its kind is old enough: callers could cause a flood."""
+    left_out = allowance.admit()
+    if left_out is not None:
+        say(event, **fields, more=left_out)
+
 
 class Reused(Generic[T]):
-    """What `make` returns, for `kept` seconds: so many readers cost the loop no more than one.
-
-    None is not kept.
-    """
+    """What `make` returns, for `kept` seconds: so many readers cost the loop no more than one."""
 
     def __init__(self, make: Callable[[], T], kept: float) -> None:
         self._make = make
         self._kept = kept
-        self._until = 0.0
-        self._made: T | None = None
+        self._until = float("-inf")
+        self._made: T
 
     def value(self) -> T:
         """The newest value, or one of the last `kept` seconds."""
         now = asyncio.get_running_loop().time()
-        made = self._made
-        if made is None or self._until <= now:
-            made = self._made = self._make()
+        if self._until <= now:
+            self._made = self._make()
             self._until = now + self._kept
 
-        return made
+        return self._made
+
+
+class ReadApi:
+    """Answers GET of `/` and below `/api/v1/`, to those who may read what names pods.
+
+    `facts` is read for each document, without waiting.
+    """
+
+    def __init__(
+        self, facts: Callable[[], StatusFacts], readers: ReaderPolicy = ReaderPolicy.LOCAL
+    ) -> None:
+        self._facts = facts
+        self._readers = readers
+        self._documents = {name: Reused(partial(self._render, name), KEPT) for name in _PARTS}
+        self._html = Reused(self._render_page, KEPT)
+
+    def answer(self, request: web.BaseRequest) -> web.Response:
+        """Answer a GET or HEAD: the page, a document, or 304 to a reader that has it."""
+        refused = refuse_reader(request, self._readers)
+        if refused is not None:
+            return refused
+
+        if request.path == "/":
+            policy = {"Content-Security-Policy": page.POLICY, "Content-Type": page.HTML}
+            return web.Response(body=self._html.value(), headers=policy)
+
+        name, _, gpu = request.path.removeprefix(PREFIX).partition("/")
+        if name not in _PARTS or (gpu and name != "gpus"):
+            there = " ".join(PREFIX + part for part in _PARTS)
+            return plain(404, f"No such document. There is: {there} {PREFIX}gpus/GPU")
+
+        data, at, body, etag = self._documents[name].value()
+        if gpu and isinstance(data, tuple):
+            found = next((one for one in data if gpu in names_of(one)), None)
+            if found is None:
+                return plain(404, f"No GPU of this node is named {cap(gpu, 64)}.")
+
+            _, _, body, etag = _rendered("Gpu", found, at)
+
+        # The header may list several ETags, and a weak one is as good here.
+        if etag in request.headers.get("If-None-Match", ""):
+            return web.Response(status=304, headers={"ETag": etag})
+
+        return web.Response(body=body, content_type=JSON, headers={"ETag": etag})
+
+    def _render(self, name: str) -> "_Rendered":
+        facts = self._facts()
+        kind, read = _PARTS[name]
+        return _rendered(kind, read(facts), facts.now)
+
+    def _render_page(self) -> bytes:
+        facts = self._facts()
+        return page.page_html(status_of(facts), facts.settings(), facts.now).encode()
+
+
+_Rendered: TypeAlias = tuple[object, dt.datetime, bytes, str]
+"""The data of a document, its time, its JSON and its ETag, which is a hash without the time."""
+
+
+def _rendered(kind: str, data: object, at: dt.datetime) -> _Rendered:
+    encoded = msgspec.json.encode(data)
+    etag = f'"{hashlib.blake2b(encoded, digest_size=12).hexdigest()}"'
+    return data, at, envelope(kind, msgspec.Raw(encoded), at), etag
+
+
+def stands_by(_request: web.BaseRequest) -> web.Response:
+    """Answer for a standby, which has nothing to read; a browser asks again by itself."""
+    text = "This agent stands by; ask again when it serves. A browser does so every 3 s."
+    return plain(503, text, Refresh="3", **{"Retry-After": "3"})
+
+
+def refuse_reader(request: web.BaseRequest, readers: ReaderPolicy) -> web.Response | None:
+    """Answer somebody who may not read what names pods; None: he may.
+
+    The unix socket is guarded by its permissions. With LOCAL a browser must name this host as
+    local: else a page from elsewhere could let its own name point here, and read the answer (DNS
+    rebinding).
+    """
+    peer = request.transport.get_extra_info("peername") if request.transport else None
+    if readers is ReaderPolicy.ALL or isinstance(peer, str | bytes):  # of a unix socket
+        return None
+
+    is_near = False
+    with contextlib.suppress(ValueError):  # the connection is gone, so it has no address
+        address = ipaddress.ip_address((peer or [""])[0].partition("%")[0])
+        # A socket for both families shows 127.0.0.1 as ::ffff:127.0.0.1.
+        is_near = (getattr(address, "ipv4_mapped", None) or address).is_loopback
+
+    if not is_near:
+        return plain(
+            403,
+            f"{request.path} is served to this host only, because it names pods. Use "
+            "`kubectl port-forward` to the agent's pod, an SSH tunnel, or `hami-agent status` "
+            "on the node. With `web.readers: all`, everybody who reaches this port may read: "
+            "then bind web.address to a protected network, or use a NetworkPolicy.",
+        )
+
+    host = request.headers.get("Host", "")
+    name, _, port = host.rpartition(":")
+    if (name if name and port.isdigit() else host).lower() not in LOCAL_HOSTS:
+        text = "Ask by the name localhost or 127.0.0.1: other names are not answered here."
+        return plain(403, text)
+
+    return None
+
+
+def livez(request: web.BaseRequest) -> web.Response:
+    """Answer `/livez` and `/healthz`, as long as the loop runs: no answer means a restart.
+
+    It checks only what a restart can repair: no driver and no API server. Standing tasks are not
+    checked: if one ends, the process ends.
+    """
+    return readyz(lambda: (Check("loop", ok=True),), request)
+
+
+def readyz(checks: Callable[[], tuple[Check, ...]], request: web.BaseRequest) -> web.Response:
+    """Answer `/readyz`: 503 while a required check fails; degraded checks are only listed.
+
+    With `?standby` a standby is ready: an update ends a node's old agent once the new one is. The
+    form is that of Kubernetes: `ok`, or a line for each check if one fails or with `?verbose`.
+    """
+    found = checks()
+    if "standby" in request.query:
+        lax = msgspec.structs.replace
+        found = tuple(lax(one, required=one.required and one.name != STANDBY) for one in found)
+
+    status, verdict = (200, "passed") if is_ready(found) else (503, "failed")
+    is_long, lines = status == 503 or "verbose" in request.query, []
+    for check in found if is_long else degraded(found):
+        sign, word = ("-", "failed") if check.required else ("!", "degraded")
+        reason = cap(check.text, REASON_LIMIT) or "no reason given"
+        said = f"[{sign}]{check.name} {word}: {reason}"
+        lines.append(f"[+]{check.name} ok" if check.ok else said)
+
+    name = request.path.removeprefix("/")
+    lines = [*lines, f"{name} check {verdict}"] if is_long else ["ok", *lines]
+    ending = "\n" if len(lines) > 1 else ""  # `ok` alone is as Kubernetes writes it
+    return web.Response(status=status, text="\n".join(lines) + ending)
+
+
+class BuildInfo(msgspec.Struct, frozen=True):
+    """The versions of the agent, of Python and of the state file, and the report profile.
+
+    `revision` is the agent's commit, empty if unknown.
+    """
+
+    version: str
+    python: str
+    revision: str = ""
+    schema: str = ""
+    profile: str = "json"
+
+    def page(self, _request: web.BaseRequest) -> web.Response:
+        """Answer `/version`."""
+        return web.Response(body=msgspec.json.encode(self), content_type=JSON)
+
+
+# The listeners, and the connections of each.
 
 
 def near(host: str) -> str:
@@ -132,12 +340,26 @@ async def serve_port(
     port; without it the first one serves, too. Raises PermissionFault: `host` cannot be bound.
     """
     async with contextlib.AsyncExitStack() as stack:
-        port = await _listen_tcp(stack, host, port, pages)
-        try:
-            if near_by:
-                await _listen_tcp(stack, near_by, port, pages)
-        except PermissionFault as error:
-            log.warning("web.not_near", text=str(error))
+        for address in filter(None, (host, near_by)):
+            gate, loop = ConnectionGate(pages), asyncio.get_running_loop()
+            try:
+                listener = await loop.create_server(gate, address, port, backlog=AT_ONCE)
+            except OSError as error:
+                text = f"{host_port(address, port)} cannot be bound: {error.strerror}; choose "
+                text += "another web.address or web.port, or stop the process that listens there."
+                if address == host:
+                    raise PermissionFault(text) from error
+
+                log.warning("web.not_near", text=text)
+                continue
+
+            stack.push_async_callback(gate.stop, listener)
+            for opened in listener.sockets:
+                with opened.dup() as same:  # asyncio uses one number for AT_ONCE and QUEUE
+                    same.listen(QUEUE)
+
+            port = listener.sockets[0].getsockname()[1]
+            log.info("web.listening", host=address, port=port)
 
         yield port
 
@@ -158,35 +380,7 @@ async def serve_socket(
         try:
             yield
         finally:
-            await _stop(server, gate)
-
-
-async def _listen_tcp(
-    stack: contextlib.AsyncExitStack, host: str, port: int, pages: Mapping[str, Page]
-) -> int:
-    gate = ConnectionGate(pages)
-    try:
-        server = await asyncio.get_running_loop().create_server(gate, host, port, backlog=AT_ONCE)
-    except OSError as error:
-        raise PermissionFault(
-            f"{host_port(host, port)} cannot be bound: {error.strerror}; choose another "
-            "web.address or web.port, or stop the process that listens there."
-        ) from error
-
-    stack.push_async_callback(_stop, server, gate)
-    for listener in server.sockets:
-        with listener.dup() as same:  # asyncio uses one number for AT_ONCE and QUEUE
-            same.listen(QUEUE)
-
-    found: int = server.sockets[0].getsockname()[1]
-    log.info("web.listening", host=host, port=found)
-    return found
-
-
-async def _stop(server: asyncio.Server, gate: "ConnectionGate") -> None:
-    server.close()  # no wait_closed(): on Python 3.12 and later it waits for all clients
-    gate.pre_shutdown()
-    await gate.shutdown(STOP_TIMEOUT)
+            await gate.stop(server)
 
 
 @contextlib.contextmanager
@@ -200,14 +394,12 @@ def unix_socket(path: Path) -> Iterator[socket.socket]:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as opened:
         try:
             path.parent.mkdir(mode=DIRECTORY_MODE, exist_ok=True)
-            if os.path.lexists(path):
-                if path.is_symlink() or not path.is_socket():
-                    raise PermissionFault(
-                        f"{path} is in the way of the socket and is not a socket: remove it."
-                    )
+            if path.is_symlink() or (path.exists() and not path.is_socket()):
+                raise PermissionFault(
+                    f"{path} is in the way of the socket and is not a socket: remove it."
+                )
 
-                path.unlink(missing_ok=True)
-
+            path.unlink(missing_ok=True)
             opened.setblocking(False)
             opened.bind(str(path))
 
@@ -227,15 +419,6 @@ def unix_socket(path: Path) -> Iterator[socket.socket]:
             with contextlib.suppress(OSError):
                 if os.path.samestat(path.lstat(), bound):
                     path.unlink()
-
-
-def _ours(response: web.Response) -> web.Response:
-    """Add the headers that an answer does not set itself, and end its connection."""
-    for name, value in HEADERS.items():
-        response.headers.setdefault(name, value)
-
-    response.force_close()
-    return response
 
 
 class _Guest(msgspec.Struct):
@@ -282,6 +465,12 @@ class ConnectionGate(web.Server):
             lingering_time=0,
         )
 
+    async def stop(self, server: asyncio.Server) -> None:
+        """Close the listener, and give open answers some time."""
+        server.close()  # no wait_closed(): on Python 3.12 and later it waits for all clients
+        self.pre_shutdown()
+        await self.shutdown(STOP_TIMEOUT)
+
     @override
     def connection_made(self, handler: web.RequestHandler, transport: asyncio.Transport) -> None:
         """Take the connection in, in place of another one when it is full."""
@@ -302,10 +491,7 @@ class ConnectionGate(web.Server):
 
             idle = (other for other in candidates if not self._guests[other].is_heard)
             closed = self._close(next(idle, candidates[0]))
-            left_out = self._full.admit()
-
-            if left_out is not None:
-                log.warning("web.full", connections=CONNECTIONS, peer=closed.source, more=left_out)
+            tell(self._full, log.warning, "web.full", connections=CONNECTIONS, peer=closed.source)
 
         timer = asyncio.get_running_loop().call_later(HEAD_TIMEOUT, self._too_slow, handler)
         self._guests[handler] = _Guest(transport, source, timer)
@@ -328,42 +514,36 @@ class ConnectionGate(web.Server):
             loop = asyncio.get_running_loop()
             guest.timer = loop.call_later(ANSWER_TIMEOUT, self._too_slow, request.protocol)
 
-        if request.version not in {HttpVersion10, HttpVersion11}:
-            return _ours(web.Response(status=505, text="Use HTTP/1.0 or HTTP/1.1.\n"))
-
         try:
-            if self._actions is not None and request.method == "POST":
-                return _ours(await self._actions(request))
-
-            return _ours(self._read(request))
+            return _ours(await self._respond(request))
         except Exception:
             left_out = self._failed.admit()
             if left_out is not None:
                 log.exception("web.failed", path=request.path, more=left_out)
 
-            text = "This page failed; the agent's log says why.\n"
-            return _ours(web.Response(status=500, text=text))
+            return _ours(plain(500, "This page failed; the agent's log says why."))
 
-    def _read(self, request: web.BaseRequest) -> web.Response:
+    async def _respond(self, request: web.BaseRequest) -> web.Response:
+        if request.version not in {HttpVersion10, HttpVersion11}:
+            return plain(505, "Use HTTP/1.0 or HTTP/1.1.")
+
+        if self._actions is not None and request.method == "POST":
+            return await self._actions(request)
+
         if sum(len(name) + len(value) for name, value in request.raw_headers) > HEAD_LIMIT:
-            return web.Response(status=431, text=f"The head may have {HEAD_LIMIT} bytes.\n")
+            return plain(431, f"The head may have {HEAD_LIMIT} bytes.")
 
         path = PREFIX if request.path.startswith(PREFIX) else request.path
-        page = self._pages.get(path)
-        if page is None:
-            return web.Response(status=404, text=f"No such page. Pages: {' '.join(self._pages)}\n")
+        if path not in self._pages:
+            return plain(404, f"No such page. Pages: {' '.join(self._pages)}")
 
         if request.method not in {"GET", "HEAD"}:
-            text, allowed = "Only GET and HEAD are answered.\n", {"Allow": "GET, HEAD"}
-            return web.Response(status=405, headers=allowed, text=text)
+            return plain(405, "Only GET and HEAD are answered.", Allow="GET, HEAD")
 
-        return page(request)
+        return self._pages[path](request)
 
     def _too_slow(self, handler: web.RequestHandler) -> None:
-        guest = self._close(handler)
-        left_out = self._slow.admit()
-        if left_out is not None:
-            log.info("web.client_too_slow", peer=guest.source, more=left_out)
+        tell(self._slow, log.info, "web.client_too_slow", peer=self._close(handler).source)
 
     def _close(self, handler: web.RequestHandler) -> _Guest:
         guest = self._guests.pop(handler)
@@ -372,11 +552,17 @@ class ConnectionGate(web.Server):
         return guest
 
 
-class _Connection(web.RequestHandler):
-    """aiohttp's protocol; its errors repeat nothing of the request, and it reads at most 64 KiB.
+def _ours(response: web.Response) -> web.Response:
+    """Add the headers that an answer does not set itself, and end its connection."""
+    for name, value in HEADERS.items():
+        response.headers.setdefault(name, value)
 
-    By its own limits aiohttp would keep a head of 1 MB for each connection.
-    """
+    response.force_close()
+    return response
+
+
+class _Connection(web.RequestHandler):
+    """aiohttp's protocol; its errors repeat nothing of the request, and it reads at most 64 KiB."""
 
     _received = 0
 
@@ -405,4 +591,4 @@ class _Connection(web.RequestHandler):
         if request.writer.output_size > 0:
             raise ConnectionError("the answer has begun")
 
-        return _ours(web.Response(status=status, text=f"{HTTPStatus(status).phrase}\n"))
+        return _ours(plain(status, HTTPStatus(status).phrase))

@@ -15,8 +15,7 @@ from agent.kube.connection import Connection
 from agent.ledger import SourceFile, State
 from agent.model import GpuUuid, SharedGpu, SliceGroup
 from agent.ports import Driver
-from agent.settings.reading import make_plan
-from agent.settings.sources import NodeFacts, Sources
+from agent.settings.reading import NodeFacts, Sources, make_plan
 from agent.state import Recovered
 from tests.app.settings_room import SystemdSide, nothing_new, start_of
 from tests.fakes.apiserver import EventSink

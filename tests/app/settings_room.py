@@ -22,8 +22,15 @@ from agent.ledger import LastGood, Ledger, SourceFile
 from agent.model import GpuUuid, Scan, SliceId, SliceList
 from agent.ports import Disk
 from agent.report import ReportCells, Reporter, ReportState
-from agent.settings.reading import SourcesRead, begin, look, make_plan
-from agent.settings.sources import NodeFacts, NodeValues, Sources
+from agent.settings.reading import (
+    NodeFacts,
+    NodeValues,
+    Sources,
+    SourcesRead,
+    begin,
+    look,
+    make_plan,
+)
 from tests.builders import NODE, a_gpu
 from tests.fakes.apiserver import FakeApi
 from tests.fakes.chance import Seeded
@@ -119,7 +126,6 @@ SETTLED = 5.0
 """Seconds after which a change has reached everybody: the reporter spreads its writes over one."""
 
 GPUS = Scan("570", tuple(a_gpu(index=n) for n in range(4)))
-GPUS_8 = Scan("570", tuple(a_gpu(index=n) for n in range(8)))
 
 
 @dataclasses.dataclass
@@ -211,7 +217,8 @@ async def a_settings_node(
         host = (keeper.run, *room.tasks, node.take_lists)
         async with at_work(*host):
             await asyncio.sleep(0)
-            if room.service.saw_gpus(scan):
+            await room.service.settle()
+            if room.service.refusal is None:
                 keeper.found(scan)
             await asyncio.sleep(0.01)
             async with at_work(watch.run, reporter.run):

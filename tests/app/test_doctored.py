@@ -24,9 +24,8 @@ from agent.node.findings import ALL_GROUPS, Check, Finding
 from agent.sandbox.hardware import described
 from agent.sandbox.lab.child import child_environment
 from agent.sandbox.lab.cluster import LabOptions, SandboxCluster, open_cluster
-from agent.settings.reading import make_plan
+from agent.settings.reading import NodeFacts, Sources, make_plan
 from agent.settings.schema import Settings
-from agent.settings.sources import NodeFacts, Sources
 from agent.witness import PodResourcesWitness
 from tests.fakes.http import a_session
 

@@ -21,7 +21,7 @@ from agent.model import Scan, slice_id
 from agent.node.findings import Check
 from agent.report import CALM
 from agent.sandbox.hardware import Description, SimulatedHardware
-from agent.web.api import livez, readyz
+from agent.web.server import livez, readyz
 from tests.app.front_node import joined, runs, watched
 from tests.builders import a_gpu
 from tests.fakes.apiserver import EventSink

@@ -9,15 +9,14 @@ import pytest
 import structlog
 
 from agent.app.settings import PAUSE_DEADLINE, PERIOD, STILL
+from agent.cluster import NodeView
 from agent.errors import SettingsError
 from agent.kit.cell import Cell
 from agent.kubelet.door import PREFERENCE_FOLLOWED
 from agent.ledger import LastGood, Ledger, SourceFile
-from agent.model import Scan
-from agent.settings.reading import SourcesRead
-from agent.settings.sources import Sources
+from agent.settings.reading import Sources, SourcesRead, make_plan
 from tests.app.settings_room import SettingsRoom, a_plan, start_of
-from tests.builders import a_gpu, a_row
+from tests.builders import a_row
 from tests.services.at_work import at_work
 from tests.unit.core.allocation.plain_scene import a_plain_row
 
@@ -53,12 +52,12 @@ class Written:
 async def a_room(
     ledger: Ledger = HELD, own: str = ""
 ) -> AsyncIterator[tuple[SettingsRoom, Written]]:
-    """A service that starts with these settings and rows on a node whose GPUs are known."""
+    """A service that starts with these settings and rows on a node that needs no labels."""
     written = Written(own)
     room = SettingsRoom(start_of(a_plan(own)), look=written.look)
     room.ledger.set(ledger)
     room.service.tell_start(room.start)
-    room.service.saw_gpus(Scan("570", (a_gpu(),)))
+    await room.service.settle()
     async with at_work(*room.tasks):
         await asyncio.sleep(SOON)
         yield room, written
@@ -197,15 +196,21 @@ def a_copy(own: str) -> LastGood:
     return LastGood("0.1.0", "node-a", own=SourceFile("c.yaml", own.encode()))
 
 
+ENTRY = b"""{"nodeconfig": [
+    {"nodelabelselector": {"matchLabels": {"zone": "a"}}, "operatingmode": "fast"}
+]}"""
+
+
 @pytest.mark.parametrize(("rows", "stands_in"), [(Ledger(), True), (HELD, False)])
-def test_last_good_settings_stand_in_for_ones_too_large_unless_the_rows_refuse_them(
+async def test_last_good_settings_stand_in_for_a_wrong_entry_unless_the_rows_refuse_them(
     rows: Ledger, *, stands_in: bool
 ):
-    plan = a_plan("sharing: {splitCount: 10000}")
+    plan = make_plan(Sources(host="node-a", node_config=SourceFile("n.json", ENTRY)))
     room = SettingsRoom(start_of(plan), ledger=Cell(rows), stored=a_copy(RENAMED))
-    many = Scan("570", tuple(a_gpu(index=n) for n in range(8)))
+    room.cells.node.set(NodeView("node-a", "uid", "1", labels={"zone": "a"}))
+    async with at_work(room.service.follow_labels):
+        await room.service.settle()
 
-    assert (many if stands_in else None) == room.service.saw_gpus(many)
     assert stands_in == (not room.stop.is_set())
     assert stands_in == (NEW == name_of(room))
 

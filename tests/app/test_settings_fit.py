@@ -3,19 +3,15 @@
 import asyncio
 import json
 
-import msgspec
 import pytest
 import structlog
 
 from agent.cluster import NodeView
-from agent.errors import SettingsError
 from agent.ledger import LastGood, SourceFile
-from agent.model import Scan
-from agent.settings.reading import begin, make_plan
-from agent.settings.sources import Sources
+from agent.settings.reading import Sources, begin, make_plan
 from agent.state import LAST_GOOD_KIND, unseal
-from tests.app.settings_room import GPUS_8, SettingsRoom, a_plan, a_settings_node, start_of
-from tests.builders import NODE, a_gpu, a_uuid
+from tests.app.settings_room import SettingsRoom, a_plan, a_settings_node, start_of
+from tests.builders import NODE, a_uuid
 from tests.fakes.disk import MemoryDisk
 from tests.fakes.offload import Inline
 from tests.services.at_work import at_work
@@ -32,17 +28,6 @@ profiles:
   library: {cudaLogLevel: "4"}
   report: {topologyScore: true}
 """
-LONG = "sharing: {splitCount: 9000}"
-"""Too many slices for eight GPUs, and few enough for six."""
-
-
-def a_scan(*models: str) -> Scan:
-    return Scan("570", tuple(a_gpu(index=n, name=name) for n, name in enumerate(models)))
-
-
-def t4(count: int, first: int = 0) -> Scan:
-    scan = a_scan(*["Tesla T4"] * count)
-    return msgspec.structs.replace(scan, gpus=scan.gpus[first:])
 
 
 def a_node(**labels: str) -> NodeView:
@@ -51,14 +36,6 @@ def a_node(**labels: str) -> NodeView:
 
 def room_of(text: str = OWN) -> SettingsRoom:
     return SettingsRoom(start_of(a_plan(text)))
-
-
-def taken(room: SettingsRoom, *texts: str, asked: bool = False) -> list[str]:
-    """The log's events when these settings are read."""
-    with structlog.testing.capture_logs() as lines:
-        for text in texts:
-            room.service.take(a_plan(text), asked=asked)
-    return [line["event"] for line in lines]
 
 
 async def test_labels_are_followed_and_a_node_unseen_keeps_its_last_ones():
@@ -112,59 +89,18 @@ async def test_what_acts_only_at_the_next_start_is_said_and_the_rest_acts_now(te
         assert ("resourceName" in text) == (settings.resource == "example.com/vgpu")
 
 
-# GPUs that the list has no room for.
-
-
-async def test_a_list_too_long_for_the_first_gpus_stops_the_process_with_the_reason():
-    room = room_of(LONG)
-
-    with structlog.testing.capture_logs() as lines:
-        for _ in range(2):
-            assert not room.service.saw_gpus(t4(8))
-
-    assert [] == lines  # whoever ends says why, in one line
-    assert room.stop.is_set()
-    assert isinstance(room.service.refusal, SettingsError)
-    assert ["ConfigRejected"] == [event.reason for event in room.told]
-
-
-@pytest.mark.parametrize(
-    ("scans", "listed", "told"),
-    [
-        ((t4(6), t4(8), t4(8)), t4(6), 1),
-        ((t4(6), t4(8, first=1)), t4(6, first=1), 1),  # one goes while others come
-        ((t4(6), t4(8), t4(8, first=3), t4(8)), t4(8, first=3), 2),
-        ((t4(6), t4(8), t4(5), t4(8)), t4(5), 2),
-        ((t4(6), t4(8), t4(6), t4(8)), t4(6), 2),
-    ],
-)
-async def test_gpus_that_make_the_list_too_long_later_are_not_taken_in_and_told_once(
-    scans, listed, told
-):
-    room = room_of(LONG)
-    for scan in scans:
-        found = room.service.saw_gpus(scan)
-
-    assert listed.gpus == found.gpus
-    others = [gpu.uuid for gpu in scans[-1].gpus if gpu not in listed.gpus]
-    assert others == [fault.gpu for fault in found.faults]
-    assert (told, False) == (len(room.told), room.stop.is_set())
-    assert room.told[0].text == room.trouble
-    taken(room, "sharing: {splitCount: 10}")
-    assert "" == room.trouble
-    assert scans[-1] == room.service.saw_gpus(scans[-1])
-
-
 async def test_settings_that_do_not_fit_change_nothing_and_who_asks_is_answered_each_time():
+    plan = make_plan(Sources(host="node-a", node_config=SourceFile("n.json", text(WRONG).encode())))
     room = room_of()
-    room.service.saw_gpus(t4(8))
+    with structlog.testing.capture_logs() as lines:
+        for asked in (False, False, True, True):
+            room.service.take(plan, asked=asked)
 
-    assert ["config.rejected"] == taken(room, LONG, LONG)
-    assert 2 * ["config.rejected"] == taken(room, LONG, LONG, asked=True)
+    assert 3 * ["config.rejected"] == [line["event"] for line in lines]
     assert 10 == room.split_count
     (event,) = room.told
     assert "ConfigRejected" == event.reason
-    assert "8 GPUs x 9000 slices" in event.text
+    assert "splitCount: expected 1 to 3000" in event.text
 
 
 # The last good copy on disk.
@@ -205,6 +141,7 @@ def by(pool: str, **more: object) -> dict[str, object]:
 
 BIG, SMALL = by("big", devicesplitcount=20), by("small", devicesplitcount=10**6)
 ANY = {"name": "*", "devicesplitcount": 5}
+WRONG = {"name": "*", "devicesplitcount": 10**6}
 
 
 def text(*entries: object) -> str:
@@ -228,10 +165,9 @@ async def test_the_first_start_waits_two_seconds_for_the_node(
     async with at_work(*room.tasks):
         loop.call_later(after, room.cells.node.set, a_node(Pool="big"))
         with structlog.testing.capture_logs() as logs:
-            await room.service.await_labels()
+            await room.service.settle()
         assert waited == pytest.approx(loop.time() - begun, abs=0.05)
         assert (after > 2) == ("config.labels_unknown" in [line["event"] for line in logs])
-        assert room.service.saw_gpus(a_scan("NVIDIA H100"))
         assert (20 if after < 2 else 5) == room.split_count
         await asyncio.sleep(61)
         assert 20 == room.split_count
@@ -248,7 +184,7 @@ async def test_labels_that_lead_to_a_wrong_entry_change_nothing_until_it_is_mend
         assert (0, 0) == node.count()
         assert 20 == node.facts.sharing.value.split_count
         assert ["ConfigRejected"] == [event.reason for event in node.events]
-        assert "splitCount: expected 1 to 10000" in node.room.trouble
+        assert "splitCount: expected 1 to 3000" in node.room.trouble
 
         await node.edit(nodeconfig=text(BIG, by("small", devicesplitcount=7), ANY))
         assert (1, 1) == node.count()
@@ -256,23 +192,27 @@ async def test_labels_that_lead_to_a_wrong_entry_change_nothing_until_it_is_mend
         assert "" == node.room.trouble
 
 
-@pytest.mark.parametrize("has_copy", [True, False])
-async def test_a_start_with_a_wrong_entry_takes_the_last_good_file_or_ends(tmp_path, has_copy):
-    good = SourceFile(f"{tmp_path}/n.json", text(by("small", devicesplitcount=8)).encode())
-    stored = LastGood("0.0.9", "node-a", {"Pool": "small"}, node_config=good)
-    room = await room_with(tmp_path, BIG, SMALL, ANY, stored=stored if has_copy else None)
+@pytest.mark.parametrize("kept", [text(by("small", devicesplitcount=8)), text(SMALL), "{", None])
+async def test_a_start_with_a_wrong_entry_takes_the_last_good_file_or_ends(tmp_path, kept):
+    file = SourceFile(f"{tmp_path}/n.json", (kept or "").encode())
+    stored = LastGood("0.0.9", "node-a", {"Pool": "small"}, node_config=file)
+    room = await room_with(tmp_path, BIG, SMALL, ANY, stored=stored if kept else None)
     async with at_work(*room.tasks):
         asyncio.get_running_loop().call_later(0.5, room.cells.node.set, a_node(Pool="small"))
-        await room.service.await_labels()
-        assert has_copy == bool(room.service.saw_gpus(a_scan("NVIDIA H100")))
+        with structlog.testing.capture_logs() as logs:
+            await room.service.settle()
+            await room.service.settle()
 
+    is_good = kept == text(by("small", devicesplitcount=8))
     assert ["ConfigRejected"] == [event.reason for event in room.told]
-    assert has_copy != room.stop.is_set()
-    if has_copy:
+    assert is_good != room.stop.is_set()
+    if is_good:
         assert room.told[0].text == room.trouble
         assert 8 == room.split_count
     else:
-        assert "splitCount: expected 1 to 10000" in str(room.service.refusal)
+        assert "splitCount: expected 1 to 3000" in str(room.service.refusal)
+        assert "config.rejected" not in [line["event"] for line in logs]  # the end says why
+        assert room.service.copy.value is None
 
 
 # Settings that change while the agent runs: one list and one write for all of it, or none.
@@ -366,12 +306,7 @@ BAD = {
     "empty": "",
     "removed": None,
 }
-OWN_BAD = {
-    "half": "sharing: {splitCou",
-    "unknown": "sharing: {splitCuont: 4}",
-    "list": "sharing: {splitCount: 10000}",
-    "removed": None,
-}
+OWN_BAD = {"half": "sharing: {splitCou", "unknown": "sharing: {splitCuont: 4}", "removed": None}
 
 
 @pytest.mark.parametrize(
@@ -382,8 +317,6 @@ OWN_BAD = {
 async def test_a_bad_file_changes_nothing_and_is_told_once_until_it_is_mended(tmp_path, file, text):
     async with a_settings_node(tmp_path, GOOD) as node:
         before = (tmp_path / file).read_text()
-        if text == OWN_BAD["list"]:  # 8 GPUs are too many for it, and 4 are not
-            node.service.saw_gpus(GPUS_8)
         for _ in range(3):
             await node.service.read(asked=False)
         assert [] == node.said("info", "warning", "error")
@@ -421,29 +354,3 @@ async def test_the_copy_follows_what_is_in_force(tmp_path):
         assert (SourceFile(file, GOOD.encode()), {"pool": "big"}) == kept()
         await node.edit(own="sharing: {splitCount: 3}")
         assert (SourceFile(file, b"sharing: {splitCount: 3}"), {"pool": "big"}) == kept()
-
-
-async def test_a_file_that_does_not_fit_the_gpus_at_the_start_gives_way_to_the_copy(tmp_path):
-    stored = LastGood("0.0.9", NODE, own=SourceFile(f"{tmp_path}/own", GOOD.encode()))
-    async with a_settings_node(
-        tmp_path, "sharing: {splitCount: 10000}", stored, scan=GPUS_8
-    ) as node:
-        assert 8 == node.facts.sharing.value.split_count
-        assert node.service.refusal is None
-        assert ["ConfigRejected"] == [event.reason for event in node.events]
-        await node.service.read(asked=False)
-        assert 1 == len(node.events)
-
-        await node.edit(own="sharing: {splitCount: 5}")
-        assert (1, 1) == node.count()
-
-
-@pytest.mark.parametrize("own", ["sharing: {splitCount: 9999}", "sharing: {splitCount: many}"])
-async def test_a_copy_that_does_not_fit_either_stops_the_process(tmp_path, own):
-    stored = LastGood("0.0.9", NODE, own=SourceFile(f"{tmp_path}/own", own.encode()))
-    many = "sharing: {splitCount: 10000}"
-    async with a_settings_node(tmp_path, many, stored, scan=GPUS_8) as node:
-        assert node.room.stop.is_set()
-        assert "10000" in str(node.service.refusal)
-        assert [] == node.lists
-        assert node.service.copy.value is None

@@ -13,13 +13,12 @@ import pytest
 import structlog
 
 from agent.app.main import run_agent
-from agent.cli.settings_args import started
+from agent.cli.config import started
 from agent.host.process import LockFile
 from agent.inventory import InventoryKeeper
 from agent.kit import tasks
 from agent.ledger import LastGood, SourceFile
-from agent.settings.reading import COPY
-from agent.settings.sources import NodeFacts, Sources
+from agent.settings.reading import COPY, NodeFacts, Sources
 from agent.state import CURRENT, LAST_GOOD_KIND, seal
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(60)]
@@ -114,13 +113,18 @@ def test_a_part_that_fails_again_and_again_ends_the_agent_as_a_defect(host, monk
     assert gave_up == host.said["agent.failed"]
 
 
-@pytest.mark.parametrize("scheduler", ["none", "hami"])
-def test_settings_that_do_not_fit_the_gpus_end_the_agent_with_the_reason(host, scheduler):
+def test_a_wrong_entry_for_the_last_labels_ends_the_agent_with_the_reason(host):
+    selector = '"nodelabelselector": {"matchLabels": {"zone": "a"}}'
+    entry = f'{{"nodeconfig": [{{{selector}, "operatingmode": "fast"}}]}}'
+    (host.root / "n.json").write_text(entry)
+    nodes = SourceFile("n.json", entry.encode())
+    copy = LastGood("0.1.0", "node-a", {"zone": "a"}, node_config=nodes)
+    (host.root / "state" / COPY).write_bytes(seal(LAST_GOOD_KIND, copy))
     node = f"node: {{kubeconfig: {host.root}/kubeconfig}}"
 
-    assert 78 == host.run(f"scheduler: {scheduler}\n{node}\nsharing: {{splitCount: 10000}}")
-    assert "8 GPUs x 10000 slices" in str(host.said["agent.failed"])
-    assert (scheduler == "hami") == ("event.not_posted" in host.said)
+    assert 78 == host.run(f"{node}\nfiles: {{nodeConfig: {host.root}/n.json}}")
+    assert f"{host.root}/n.json:1:" in str(host.said["agent.failed"])
+    assert "event.not_posted" in host.said
 
 
 def test_refused_settings_and_a_copy_without_a_way_to_the_api_server_are_both_said(host):

@@ -129,7 +129,7 @@ async def test_a_name_that_is_markup_is_text(tab):
 
 async def test_an_agent_that_is_away_is_said_and_comes_back(tab):
     known = [busy(gpus=1, each=1)]
-    async with serving_page(lambda: known[0] if known else None) as address:
+    async with serving_page(lambda: known[0]) as address:
         await tab.go(address)
         assert await tab.until(LIVE)
         kept = known.pop()

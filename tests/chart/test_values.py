@@ -6,8 +6,7 @@ import pytest
 import yaml
 
 from agent.ledger import SourceFile
-from agent.settings.reading import make_plan
-from agent.settings.sources import NodeFacts, Sources
+from agent.settings.reading import NodeFacts, Sources, make_plan
 from tests.chart.lab.helm import (
     Helm,
     Object,

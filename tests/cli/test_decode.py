@@ -1,6 +1,5 @@
 """`decode` knows each of HAMi's values by its form, and says so when it knows none."""
 
-import errno
 import io
 import json
 
@@ -112,19 +111,6 @@ def test_a_value_may_be_copied_as_kubectl_shows_it(form: str, capsys: Out) -> No
     assert decoded(capsys, DEVICES) == decoded(capsys, form.format(DEVICES))
 
 
-def test_a_value_of_json_within_json_is_read(capsys: Out) -> None:
-    line = f'"hami.io/node-nvidia-register": {json.dumps(REGISTER)}'
-
-    assert decoded(capsys, REGISTER) == decoded(capsys, line)
-    assert decoded(capsys, REGISTER) == decoded(capsys, json.dumps(REGISTER))
-
-
-@pytest.mark.parametrize("text", ['"', "'", '"\\"', "hami.io/bind-phase:", "hami.io/x: 'a\\'"])
-def test_a_quote_or_a_key_alone_is_no_value(text: str, capsys: Out) -> None:
-    assert dispatch(["decode", text], {}) in {1, 2}
-    assert len(capsys.readouterr().err.splitlines()) == 1
-
-
 @pytest.mark.parametrize(
     "text",
     [
@@ -148,19 +134,6 @@ def test_a_terminal_is_not_waited_for(capsys: Out, monkeypatch: pytest.MonkeyPat
 
     assert dispatch(["decode"], {}) == 2
     assert "give a value or pipe one in" in capsys.readouterr().err
-
-
-def test_an_input_that_cannot_be_read_says_why(
-    capsys: Out, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(_: int) -> str:
-        raise OSError(errno.EIO, "Input/output error")
-
-    broken = io.StringIO()
-    monkeypatch.setattr(broken, "read", fail)
-    monkeypatch.setattr("sys.stdin", broken)
-
-    assert refused(capsys).endswith("standard input cannot be read: Input/output error")
 
 
 def test_decode_of_nothing_is_a_usage_error(capsys: Out) -> None:

@@ -1,6 +1,5 @@
 """`doctor`: one line for each thing, an exit code, and the same as JSON."""
 
-import errno
 import json
 from pathlib import Path
 
@@ -42,26 +41,6 @@ def test_each_line_says_what_was_looked_at_and_where_to_read_on(flags, capsys):
     assert f"{sum(' WRONG ' in line for line in firsts)} wrong" == total.split(",")[0]
 
 
-def test_what_is_well_is_counted_and_listed_only_when_asked(flags, capsys, monkeypatch):
-    look, found = doctor._findings, []
-
-    async def look_once(*asked):  # what other processes do meanwhile is not the question
-        found[:] = found or [await look(*asked)]
-        return found[0]
-
-    monkeypatch.setattr(doctor, "_findings", look_once)
-    dispatch(["doctor", "--pre", *flags], {})
-    short = capsys.readouterr().out.splitlines()
-    dispatch(["doctor", "--pre", *flags, "-o", "wide"], {})
-    wide = capsys.readouterr().out.splitlines()
-
-    well = [line for line in wide if line[11:13] == "ok"]
-    assert short == [line for line in wide[:-1] if line not in well] + [
-        f"{wide[-1]} (-o wide lists all)"
-    ]
-    assert f", {len(well)} ok" in short[-1]
-
-
 @pytest.mark.parametrize(
     ("environ", "is_terminal", "coloured"),
     [
@@ -88,17 +67,6 @@ def test_nothing_is_changed(flags, tmp_path: Path):
     assert before == sorted(tmp_path.rglob("*"))
 
 
-def test_simulated_gpus_are_looked_at_without_a_place_to_write(flags, monkeypatch, capsys):
-    def nowhere() -> str:
-        raise FileNotFoundError(errno.ENOENT, "No usable temporary directory found")
-
-    monkeypatch.setattr("tempfile.gettempdir", nowhere)
-
-    dispatch(["doctor", "--pre", "-o", "wide", *flags], {})
-
-    assert "ok       P-DRIVER     h100:2: driver " in capsys.readouterr().out
-
-
 @pytest.mark.parametrize(
     ("more", "said"),
     [
@@ -114,20 +82,6 @@ def test_what_the_flags_bring_is_told(flags, tmp_path: Path, capsys, more, said)
     dispatch(["doctor", "--pre", "-o", "wide", *flags, *words], {})
 
     assert said.format(tmp_path) in capsys.readouterr().out
-
-
-def test_the_same_as_json(flags, capsys):
-    assert 1 == dispatch(["doctor", "--pre", "-o", "json", *flags], {})
-
-    document = json.loads(capsys.readouterr().out)
-    assert ("hami-agent/v1", "Preflight", False) == (
-        document["apiVersion"],
-        document["kind"],
-        document["data"]["ok"],
-    )
-    kubelet = next(one for one in document["data"]["findings"] if one["id"] == "P-KUBELET")
-    assert "wrong" == kubelet["verdict"]
-    assert {"id", "verdict", "subject", "said", "advice", "group", "means"} == kubelet.keys()
 
 
 def test_refused_settings_are_all_that_is_said(tmp_path: Path, capsys):
@@ -226,26 +180,6 @@ def test_in_the_agents_pod_its_own_options_count_where_none_is_given(
         if one["id"] == "P-SETTINGS"
     ]
     assert said in settings["said"]
-
-
-@pytest.mark.parametrize("name", ["n", "*"])
-def test_hamis_files_do_not_miss_a_node_that_an_entry_may_apply_to(flags, tmp_path, capsys, name):
-    file = tmp_path / "config.json"
-    file.write_text(json.dumps({"nodeconfig": [{"name": "m"}, {"name": name}]}))
-    dispatch(["doctor", "--pre", "-o", "wide", *flags, "--nodeconfig", str(file)], {})
-
-    assert "is not among the nodes named" not in capsys.readouterr().out
-
-
-def test_a_script_gets_the_remedy_and_a_person_reads_it_once(flags, capsys):
-    broken = ["doctor", "--pre", *flags, "--simulate", "", "--nvml-library", "/none.so"]
-    dispatch([*broken, "-o", "json"], {})
-    findings = json.loads(capsys.readouterr().out)["data"]["findings"]
-    dispatch(broken, {})
-
-    (driver,) = [one for one in findings if one["id"] == "P-DRIVER"]
-    assert driver["advice"] == "correct --nvml-library or omit it"
-    assert 1 == capsys.readouterr().out.count("correct --nvml-library or omit it")
 
 
 def test_without_an_agent_it_is_the_agent_that_is_wrong(flags, capsys):

@@ -2,32 +2,22 @@
 
 import datetime as dt
 import os
-import socket
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 
 import pytest
 import pytest_asyncio
 
-from agent.cli.explain import explanation_lines, recent_lines
+from agent.cli.explain import recent_lines
 from agent.cli.main import dispatch
 from agent.cli.output import folded
 from agent.errors import ApiError, ApiForbidden
 from agent.hami.annotations import encode_stamp
 from agent.kit.timing import SystemClock
 from agent.kube.client import ApiRequest, KubeSession
-from agent.kube.reader import ClusterNode, ClusterSnapshot, ListedPod
-from agent.sandbox.explain.decide import explain_pod
+from agent.kube.reader import ListedPod
 from agent.status import AllocationStatus, NodeStatus, ShareStatus, StatusDocument, envelope
-from tests.fakes.explain_rig import (
-    EXPLAIN_RIGHTS,
-    REGISTER,
-    ExplainRig,
-    a_gpu,
-    explain_rig,
-    report_of,
-)
-from tests.fakes.kubeworld import KUBECONFIG
+from tests.fakes.explain_rig import EXPLAIN_RIGHTS, REGISTER, ExplainRig, a_gpu, explain_rig
 
 pytestmark = pytest.mark.looptime(False)
 
@@ -69,26 +59,6 @@ async def test_a_missing_right_is_named_and_the_rest_is_told(
         assert "passed" == answer.gate("admission")["verdict"]
         text = (await rig.explain("p", "-o", "table")).out
         assert f"missing: {missing}" in " ".join(text.split())
-
-
-async def test_from_events_alone_the_reasons_are_those_of_the_scheduler(
-    tmp_path: Path, capsys: Capsys
-):
-    async with explain_rig(tmp_path, capsys, EXPLAIN_RIGHTS - {("list", "nodes")}) as rig:
-        rig.node("n1", a_gpu("GPU-a"))
-        rig.node("n2", a_gpu("GPU-b", healthy=False))
-        rig.submit("p", {GPU: 1, MEMORY: 20_000})
-        async with rig.scheduling():
-            await rig.until(lambda: len(rig.store.select("events")) == 4, "events")
-
-        answer = await rig.explain("p")
-
-        assert 5 == answer.code
-        told = " ".join(answer.gate("placement")["facts"])
-        assert "1 nodes CardInsufficientMemory(n1)" in told
-        assert "1 nodes CardNotHealth(n2)" in told
-        assert "placement" == answer.blocked[0]
-        assert [] == answer.changes
 
 
 async def test_a_server_that_falls_silent_is_not_asked_for_the_rest(
@@ -146,21 +116,6 @@ async def test_rights_in_one_namespace_are_enough_for_the_words_of_schedulers_an
     assert (5, ("placement", "CardInsufficientMemory")) == (answer.code, answer.blocked)
     assert ["nodes", "pods"] == [text.partition(":")[0] for text in answer.data["missing"]]
     assert ["team: 3,000 MiB of 50,000 MiB are held"] == answer.gate("quota")["facts"]
-
-
-async def test_where_no_pod_can_be_listed_the_use_of_the_quota_is_not_known(
-    tmp_path: Path, capsys: Capsys
-):
-    async with explain_rig(tmp_path, capsys, EXPLAIN_RIGHTS - {("list", "pods")}) as rig:
-        rig.submit("p", {GPU: 1})
-        quota = {"metadata": {"name": "q", "namespace": "default"}}
-        spec = {"hard": {"limits.nvidia.com/gpucores": "50"}}
-        rig.store.create("resourcequotas", {**quota, "spec": spec})
-
-        answer = await rig.explain("p")
-
-        assert "unknown" == answer.gate("quota")["verdict"]
-        assert 1 == len(answer.data["missing"])
 
 
 @pytest.mark.parametrize(
@@ -248,18 +203,6 @@ async def test_of_a_node_the_labels_are_read_that_the_pods_affinity_names(
     assert reason in f"{node['reason']} {node['said']}"
 
 
-async def test_without_the_right_to_list_pods_no_other_name_is_known(
-    tmp_path: Path, capsys: Capsys
-):
-    async with explain_rig(tmp_path, capsys, frozenset({("get", "pods")})) as rig:
-        answer = await rig.explain("p")
-
-    assert 4 == answer.code
-    assert "there is no pod p in the namespace default; no other name is known: list pods" in (
-        answer.err
-    )
-
-
 async def test_the_namespace_may_be_a_word_an_option_or_the_context_s(rig: ExplainRig):
     rig.submit("p", {GPU: 1}, metadata={"namespace": "a"})
     text = rig.kubeconfig.read_text().replace("user: u}", "user: u, namespace: a}")
@@ -271,15 +214,6 @@ async def test_the_namespace_may_be_a_word_an_option_or_the_context_s(rig: Expla
     assert "a" == (await rig.explain("p")).data["namespace"]
     assert 2 == (await rig.explain("a/p", "-n", "b")).code
     assert 2 == (await rig.explain("a/b/c")).code
-
-
-@pytest.mark.parametrize("word", ["pod/p", "pods/p", "po/p", "Pod/p"])
-async def test_a_pod_is_named_as_for_kubectl(rig: ExplainRig, word: str):
-    rig.submit("p", {GPU: 1}, metadata={"namespace": "a"})
-
-    data = (await rig.explain(word, "-n", "a")).data
-
-    assert ("p", "a") == (data["pod"], data["namespace"])
 
 
 def owned(rig: ExplainRig, name: str, kind: str, owner: str, phase: str, node: str = "") -> None:
@@ -329,49 +263,10 @@ async def test_of_a_workload_the_pod_that_is_furthest_from_running_is_explained(
     assert 4 == (await rig.explain("daemonset/web")).code
 
 
-async def test_verdicts_have_colours_on_a_terminal_alone(
-    rig: ExplainRig, monkeypatch: pytest.MonkeyPatch
-):
-    rig.node("n1", a_gpu("GPU-a"))
-    rig.submit("p", {GPU: 1, MEMORY: 20_000})
-    environ = {"KUBECONFIG": str(rig.kubeconfig)}
-    plain = (await rig.explain("p", "-o", "table")).out
-    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
-
-    coloured = (await rig.explain("p", "-o", "table", environ=environ)).out
-    without = (await rig.explain("p", "-o", "table", environ=environ | {"NO_COLOR": "1"})).out
-
-    assert "\x1b[31mNO\x1b[0m   placement" in coloured
-    assert ["\x1b" in text for text in (plain, without)] == [False, False]
-
-
-async def test_another_context_of_the_kubeconfig_is_used(rig: ExplainRig):
-    rig.submit("p", {GPU: 1})
-    text = rig.kubeconfig.read_text().replace("contexts: [", "contexts: [{name: y, context: {")
-    text = text.replace("{name: y, context: {{", "{name: y, context: {cluster: no, user: u}}, {")
-    rig.kubeconfig.write_text(text)
-
-    assert 3 == (await rig.explain("p", "--context", "y")).code
-    answer = await rig.explain("p", "--context", "z")
-    assert 3 == answer.code
-    assert "has no context z (it has y, x)" in answer.err
-    assert "Pod default/p" in (await rig.explain("p", "--context", "x")).out
-
-
 def test_without_a_kubeconfig_one_sentence_says_what_to_give(tmp_path: Path, capsys: Capsys):
     for environ in ({}, {"HOME": str(tmp_path)}):
         assert 3 == dispatch(["explain", "p"], environ)
         assert "no kubeconfig: give --kubeconfig" in capsys.readouterr().err
-
-
-async def test_the_kubeconfig_of_the_home_is_found(rig: ExplainRig, tmp_path: Path):
-    rig.submit("p", {GPU: 1})
-    (tmp_path / ".kube").mkdir()
-    rig.kubeconfig.rename(tmp_path / ".kube" / "config")
-
-    answer = await rig.explain("p", environ={"HOME": str(tmp_path)})
-
-    assert "default" == answer.data["namespace"]
 
 
 @pytest.mark.parametrize(
@@ -395,19 +290,6 @@ def test_a_kubeconfig_that_is_no_regular_file_is_refused_at_once(
     assert 3 == dispatch([*verb, "--kubeconfig", str(path)], {})
     said = "kubeconfig: is not a regular file: give --kubeconfig, or set KUBECONFIG\n"
     assert capsys.readouterr().err.endswith(said)
-
-
-def test_an_api_server_that_is_not_there_ends_with_3(tmp_path: Path, capsys: Capsys):
-    with socket.socket() as closed:
-        closed.bind(("127.0.0.1", 0))
-        server = f"http://127.0.0.1:{closed.getsockname()[1]}"
-        path = tmp_path / "kubeconfig"
-        path.write_text(KUBECONFIG.format(server=server, token="t"))  # noqa: S106 -- none
-
-        assert 3 == dispatch(["explain", "p", "--kubeconfig", str(path)], {})
-
-    said = capsys.readouterr().err
-    assert (1, True) == (len(said.splitlines()), "no answer from the API server" in said)
 
 
 async def test_5000_nodes_are_read_in_pages_and_answered_with_few_of_them(rig: ExplainRig):
@@ -464,49 +346,6 @@ async def test_control_characters_of_the_cluster_do_not_reach_the_terminal(rig: 
     assert "red" in answer.out
 
 
-def a_pod(**limits: str) -> Mapping[str, object]:
-    container = {"name": "main", "resources": {"limits": limits}}
-    return {
-        "metadata": {"name": "p", "namespace": "d", "uid": "u", "annotations": {}, "labels": {}},
-        "spec": {"schedulerName": "hami-scheduler", "containers": [container]},
-        "status": {"phase": "Pending"},
-    }
-
-
-@pytest.mark.parametrize("columns", [40, 41, 80, 200])
-def test_no_line_is_longer_than_the_terminal(columns: int):
-    now = SystemClock().now()
-    pod = a_pod(**{GPU: "1", MEMORY: "20000"})
-    nodes = tuple(
-        ClusterNode(
-            f"gpu-{number}.cluster.example", {REGISTER: report_of(a_gpu(f"GPU-{number}"))}, slices=1
-        )
-        for number in range(7)
-    )
-    explanation = explain_pod(ClusterSnapshot(pod, now, nodes), now)
-
-    lines = list(
-        folded(
-            explanation_lines(explanation, now, "API server by /etc/kubeconfig", now),
-            columns,
-            lambda text, _: text,
-        )
-    )
-
-    assert columns >= max(map(len, lines))
-    assert "CardInsufficientMemory" in " ".join(" ".join(lines).split())
-
-
-@pytest.mark.parametrize("message", ["", " \n"])
-def test_a_refusal_without_a_text_is_listed_and_only_words_of_gates_are_coloured(message: str):
-    now = SystemClock().now()
-    refused = [ListedPod("note", "p", "n1", message=message, at=now)]
-
-    lines = folded(recent_lines(refused, "s", now), 80, lambda text, colour: f"<{colour}>{text}")
-
-    assert ["note/p on n1, 0 s ago", "  no reason is told", "data: s, read now"] == list(lines)
-
-
 def test_of_many_refusals_the_last_are_listed_and_the_others_counted():
     now = SystemClock().now()
     refused = [ListedPod("n", f"p{number}", "n1", message="no", at=now) for number in range(22)]
@@ -515,27 +354,6 @@ def test_of_many_refusals_the_last_are_listed_and_the_others_counted():
 
     assert "n/p19 on n1, 0 s ago" in lines
     assert ["2 older refusals not shown: -o json has all", "data: s, read now"] == lines[-2:]
-
-
-async def test_what_the_agent_of_a_node_without_slices_said_is_shown_to_people(
-    rig: ExplainRig, capsys: Capsys
-):
-    rig.node("n1", a_gpu("GPU-a"), slices=0)
-    rig.store.create(
-        "events",
-        {
-            "metadata": {"name": "e", "namespace": "default"},
-            "involvedObject": {"kind": "Node", "name": "n1"},
-            "source": {"component": "hami-agent"},
-            "type": "Warning",
-            "reason": "ConfigRejected",
-            "message": "splitCount is no number",
-            "lastTimestamp": encode_stamp(rig.now(-40)),
-        },
-    )
-    rig.submit("p", {GPU: 1})
-
-    assert "s ago: ConfigRejected: splitCount is no number" in (await rig.run("explain", "p")).out
 
 
 async def test_the_example_of_the_help_runs(rig: ExplainRig, capsys: Capsys):

@@ -12,7 +12,7 @@ from agent.cli.output import Column, shorten, table, terminal_width, wide, worki
 
 COLUMNS = (
     Column("GPU"),
-    Column("MODEL", rank=2, flexible=True),
+    Column("MODEL", rank=2, least=6),
     Column("SLICES", right=True),
     Column("UTIL", rank=1, right=True),
 )

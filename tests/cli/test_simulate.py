@@ -57,17 +57,6 @@ async def test_every_action_says_what_happened(hardware, path, capsys):
     assert "the driver answers nothing for 0.01 s" == said[6]
 
 
-async def test_the_list_is_a_table_for_people(hardware, path, capsys):
-    await run("--socket", str(path), "xid", "79", "--gpu", "1")
-    capsys.readouterr()
-
-    assert 0 == await run("--socket", str(path), "list")
-    header, first, second = capsys.readouterr().out.splitlines()
-    assert ["GPU", "UUID", "MODEL", "MEMORY", "PCI", "NUMA", "STATE", "XIDS"] == header.split()
-    assert "15360 MiB" in first
-    assert ["lost", "79"] == second.split()[-2:]
-
-
 async def test_json_carries_kind_source_and_data(hardware, path, capsys):
     await run("list", "-o", "json", socket=path)
     document = json.loads(capsys.readouterr().out)
@@ -90,11 +79,6 @@ async def test_an_unknown_gpu_is_exit_4_and_one_sentence(hardware, path, capsys)
     )
     assert () == (await hardware.scan()).faults
     assert 1 == captured.err.count("\n")
-
-
-async def test_a_refusal_is_exit_1(hardware, path, capsys):
-    assert 1 == await run("add", "--profile", "x", socket=path)
-    assert "no profile `x`" in capsys.readouterr().err
 
 
 async def test_nobody_at_the_socket_is_exit_3(path, capsys):

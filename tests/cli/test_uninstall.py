@@ -89,22 +89,6 @@ async def test_what_goes_is_told_and_a_second_call_finds_nothing(
     assert "nothing of the agent's was found" in capsys.readouterr().out
 
 
-async def test_the_same_as_json(
-    world: ModelWorld, flags: list[str], capsys: pytest.CaptureFixture[str]
-):
-    assert 0 == await uninstalled(*flags, "-o", "json")
-
-    document = json.loads(capsys.readouterr().out)
-    data = document["data"]
-    (node,) = data["nodes"]
-    assert ("Uninstallation", True, "") == (document["kind"], data["ok"], data["refusal"])
-    assert {*GONE, "condition GpuDegraded"} == set(node["removed"])
-    assert ("", "") == (node["skipped"], node["failure"])
-    assert 0 == await uninstalled(*flags, "-o", "json")
-    nothing = {"node": NODE, "removed": [], "skipped": "", "failure": ""}
-    assert [nothing] == json.loads(capsys.readouterr().out)["data"]["nodes"]
-
-
 async def test_while_an_agent_runs_nothing_is_changed(
     world: ModelWorld, flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
@@ -194,16 +178,6 @@ async def test_a_kubelet_has_time_to_report_that_the_plugin_ended(
     assert REGISTER not in world.node_annotations()
 
 
-@pytest.mark.parametrize(
-    "odd", [{}, {"status": None}, {"status": {"conditions": ["odd"], "allocatable": []}}]
-)
-async def test_a_node_that_says_nothing_has_nothing(world: ModelWorld, odd: dict[str, Any]):
-    world.delete_node()
-    world.store.create("nodes", {"metadata": {"name": NODE}} | odd)
-
-    assert NodeLeftovers(NODE) == await KubeLeftovers(world.session, RESOURCE).node(NODE)
-
-
 async def test_what_cannot_be_read_is_told_and_has_its_exit_code(
     world: ModelWorld, flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
@@ -218,46 +192,12 @@ async def test_what_cannot_be_read_is_told_and_has_its_exit_code(
     assert "give the path of a readable kubeconfig" in capsys.readouterr().err
 
 
-async def test_a_node_that_may_not_be_changed_is_an_error(
-    world: ModelWorld,
-    flags: list[str],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-):
-    async def clean(*_: object) -> None:
-        raise ApiForbidden("no right", status=403)
-
-    monkeypatch.setattr(KubeLeftovers, "clean", clean)
-
-    assert 1 == await uninstalled(*flags)
-
-    assert ("", "hami-agent uninstall: no right\n") == capsys.readouterr()
-
-
-def test_refused_settings_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    (tmp_path / "config.yaml").write_text("sharing: {splitCount: many}\n")
-    words = ["--config", str(tmp_path / "config.yaml"), "--state-dir", str(tmp_path)]
-
-    assert 1 == dispatch(["uninstall", *words], {})
-
-    assert "config.yaml:1:" in capsys.readouterr().err
-
-
 def test_plain_mode_has_written_nothing_to_a_node(
     flags: list[str], capsys: pytest.CaptureFixture[str]
 ):
     assert 0 == dispatch(["uninstall", *flags, "--scheduler", "none"], {})
 
     assert "nothing of the agent's was found\n" == capsys.readouterr().out
-
-
-async def test_without_a_run_directory_the_node_is_cleaned_and_none_is_made(
-    world: ModelWorld, flags: list[str], tmp_path: Path
-):
-    assert 0 == await uninstalled(*flags, "--run-dir", str(tmp_path / "none/run"))
-
-    assert REGISTER not in world.node_annotations()
-    assert not (tmp_path / "none").exists()
 
 
 async def test_no_agent_starts_while_the_node_is_cleaned(
@@ -307,21 +247,6 @@ async def test_a_run_directory_that_may_not_be_entered_may_have_an_agent(
 
     assert f"{tmp_path}/closed/run/lock cannot be locked: Permission" in capsys.readouterr().err
     assert world.node_annotations() == NOTES
-
-
-async def test_a_hook_path_that_may_not_be_entered_is_told_and_stops_nothing(
-    world: ModelWorld,
-    flags: list[str],
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-):
-    deny(monkeypatch, tmp_path / "closed")
-
-    assert 0 == await uninstalled(*flags, "--hook-path", str(tmp_path / "closed/hook"))
-
-    assert "containers that an agent held back may wait for ever" in capsys.readouterr().err
-    assert REGISTER not in world.node_annotations()
 
 
 @pytest.mark.parametrize("mode", ["hami", "plain", "an outage"])
@@ -479,19 +404,6 @@ async def test_agents_pods_and_plugins_keep_their_nodes(
     assert "c: skipped: a device plugin serves gpus.example/one there" == out[2]
     kept = [two.store.get("nodes", "", name)["metadata"]["annotations"] for name in "abc"]
     assert [NOTES, KEPT, NOTES] == kept
-
-
-async def test_an_agents_pod_without_a_node_is_waited_for(
-    two: ModelWorld, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-):
-    monkeypatch.setattr("agent.cli.node.WAIT", 0.0)
-    create_pod(two, "agent-1", "")
-
-    assert 1 == await everywhere(two)
-
-    told = capsys.readouterr().out
-    assert "no Node yet: something is left: its agent has not ended" in told
-    assert "(pod agent-1)" in told
 
 
 async def test_an_untouched_node_costs_no_request_and_one_that_is_gone_is_told_apart(

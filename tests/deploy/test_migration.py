@@ -12,9 +12,8 @@ from agent.errors import SettingsError
 from agent.ledger import SourceFile
 from agent.sandbox.scheduler.model import CORES, COUNT, MEMORY, SchedulerSettings, pod_requests
 from agent.sandbox.scheduler.webhook import review_pod
-from agent.settings.reading import FOREIGN, make_plan
+from agent.settings.reading import FOREIGN, NodeFacts, Sources, make_plan
 from agent.settings.schema import BY_KEY, FIELDS
-from agent.settings.sources import NodeFacts, Sources
 from tests.shape import tree
 
 PAGE = tree.text("MIGRATION.md")

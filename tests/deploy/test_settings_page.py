@@ -8,10 +8,9 @@ import pytest
 
 from agent import setting as kinds
 from agent.setting import Field
-from agent.settings.hami import DEVICE_CONFIG, NODE_CONFIG, WITHOUT_EFFECT
-from agent.settings.reading import FOREIGN, make_plan
+from agent.settings.files import DEVICE_CONFIG, NODE_CONFIG, WITHOUT_EFFECT
+from agent.settings.reading import FOREIGN, LASTING
 from agent.settings.schema import BY_KEY, FIELDS, SECTIONS
-from agent.settings.sources import Sources
 from deploy import render, settings_page
 from tests.shape import tree
 
@@ -71,7 +70,7 @@ def test_what_is_accepted_without_effect_is_named():
 def test_what_changes_only_on_a_drained_node_is_what_the_agent_keeps_while_pods_hold_slices():
     said = {field.key for field in FIELDS if "only on a drained node" in flat(ENTRIES[field.key])}
 
-    assert {setting.key for setting in make_plan(Sources()).lasting()} == said
+    assert set(LASTING) == said
 
 
 def test_what_the_chart_sets_itself_is_named():

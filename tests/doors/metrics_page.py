@@ -25,8 +25,8 @@ from agent.model import (
 from agent.node.findings import Check
 from agent.status import NodeStatus, StatusFacts
 from agent.usage import ContainerGpuUse, ContainerUse
-from agent.web.api import BuildInfo
 from agent.web.metrics import AgentCollector, MetricSources, MetricsPage
+from agent.web.server import BuildInfo
 from tests.builders import (
     NODE,
     NOON,

@@ -6,6 +6,7 @@ import datetime as dt
 import itertools
 import json
 import os
+import types
 from pathlib import Path
 from typing import cast
 
@@ -16,14 +17,20 @@ import structlog
 from aiohttp import web
 
 from agent.allocate.room import promised
+from agent.app import web as app_web
+from agent.app.agent import NodeAgent
+from agent.app.web import GpuActions
 from agent.cli.status import StatusStyle, pod_lines, status_lines
 from agent.cluster import MUTEX_LOCK, NodeView, Phase, PodTable, PodView, Role
 from agent.health.watch import Recheck
+from agent.kit.cell import Cell
 from agent.ledger import Decider, JournalEntry, Ledger, Row
 from agent.model import (
     NO_INDEX,
     Condition,
+    GpuFault,
     GpuSample,
+    Inventory,
     Probe,
     ProbeOutcome,
     ReaderPolicy,
@@ -42,10 +49,9 @@ from agent.status import (
     open_envelope,
     status_of,
 )
-from agent.web import api
-from agent.web.api import Actions, ReadApi, refuse_reader
-from agent.web.page import PageDoor, page_html
-from agent.web.server import PREFIX, serve_port, serve_socket
+from agent.web import server
+from agent.web.page import page_html
+from agent.web.server import PREFIX, ReadApi, refuse_reader, serve_port, serve_socket
 from tests.builders import (
     EPOCH,
     G1,
@@ -163,17 +169,9 @@ async def test_what_is_not_there_is_said_in_a_sentence(path, status, said):
         assert said in await answer.text()
 
 
-async def test_an_agent_that_still_loads_says_so():
-    async with reading(lambda: None) as client, client.get("/api/v1/status") as answer:
-        assert (503, True) == (
-            answer.status,
-            "This agent stands by; ask again when it serves." in await answer.text(),
-        )
-
-
 @pytest.mark.parametrize("path", ["status", "refusals", "gpus/3"])
 async def test_what_did_not_change_is_not_sent_again(path, monkeypatch):
-    monkeypatch.setattr(api, "KEPT", 0.0)
+    monkeypatch.setattr(server, "KEPT", 0.0)
     looks = itertools.count()
     promised = lambda: a_shared_gpu(gpu=a_gpu(uuid=G1, index=3), registered_mib=next(looks) // 3)  # noqa: E731
     made = lambda: facts(inventory=an_inventory(gpus=[promised()]))  # noqa: E731
@@ -196,7 +194,7 @@ async def test_many_readers_cost_one_look_whatever_they_ask(path, monkeypatch):
         looks.append(1)
         return facts()
 
-    monkeypatch.setattr(api, "KEPT", 60.0)
+    monkeypatch.setattr(server, "KEPT", 60.0)
     async with reading(made) as client:
         for first in range(5):
             async with client.get(f"/api/v1/{path}?continue={first}&limit={first}") as answer:
@@ -215,7 +213,7 @@ async def test_a_gpu_without_an_index_is_not_named_none():
 
 @pytest.mark.parametrize("path", ["/api/v1/node", "/"])
 async def test_a_browser_that_was_led_here_by_another_name_reads_nothing(path):
-    pages = {PREFIX: ReadApi(facts).answer, "/": PageDoor(facts).page}
+    pages = dict.fromkeys((PREFIX, "/"), ReadApi(facts).answer)
     async with client_of(pages) as client:
         for host, status in {
             "evil.example": 403,
@@ -254,18 +252,18 @@ def test_from_elsewhere_only_those_read_whom_the_setting_lets(peer, policy, refu
 ILL = a_health(condition=Condition.BAD, cause="xid", text="XID 48 [H-048]")
 
 
-GPUS = [
-    (label, a_shared_gpu(gpu=a_gpu(uuid=uuid)))
-    for label, uuid in (("0", G1), ("1", G1), ("2", "GPU-gone"))
-]
+GPUS = tuple(
+    a_shared_gpu(gpu=a_gpu(uuid=uuid, index=n)) for n, uuid in enumerate((G1, G2, "GPU-gone"))
+)
 
 
 async def recheck(name, *, was_reset):
-    if name not in {"0", G1}:
+    if name not in {"0", G1, G2}:
         return None
-    probe = Probe(G1, ProbeOutcome.PASSED)
+    uuid = G1 if name == "0" else name
+    probe = Probe(uuid, ProbeOutcome.PASSED)
     missing = () if was_reset else ("a reset",)
-    return Recheck(a_gpu(index=0, uuid=G1), probe, a_health(), ILL, serving=False, missing=missing)
+    return Recheck(a_gpu(uuid=uuid), probe, a_health(), ILL, serving=False, missing=missing)
 
 
 async def nobody(*_, **__):
@@ -273,7 +271,14 @@ async def nobody(*_, **__):
 
 
 def actions(ask=recheck, gpus=GPUS, left_out=""):
-    return Actions(ask, nobody, lambda: gpus, lambda name: left_out if name == "1" else "")
+    """Those of an agent that asks so and shares these GPUs."""
+    faults = (GpuFault("1", left_out),) if left_out else ()
+    agent = types.SimpleNamespace(
+        health=types.SimpleNamespace(recheck=ask, release=nobody),
+        keeper=types.SimpleNamespace(left_out=Cell(faults)),
+        facts=types.SimpleNamespace(inventory=Cell(Inventory(gpus=gpus))),
+    )
+    return GpuActions(cast("NodeAgent", agent))
 
 
 async def post(tmp_path, path, method="POST", served=None):
@@ -323,7 +328,7 @@ async def test_all_gpus_are_asked_at_once_and_one_that_left_meanwhile_is_left_ou
     document = json.loads(text)
 
     assert (200, "RecheckAll") == (status, document["kind"])
-    assert [G1, G1] == [one["uuid"] for one in document["data"]["gpus"]]
+    assert [G1, G2] == [one["uuid"] for one in document["data"]["gpus"]]
 
 
 ALONE = (nobody, (), "it is in MIG mode")
@@ -360,7 +365,7 @@ async def test_pages_are_served_beside_actions(tmp_path):
 
 
 async def test_somebody_else_is_refused_and_one_line_a_minute_tells_it(tmp_path, monkeypatch):
-    monkeypatch.setattr(api, "peer_uid", lambda _: os.geteuid() + 1)
+    monkeypatch.setattr(app_web, "peer_uid", lambda _: os.geteuid() + 1)
     served = actions()
 
     with structlog.testing.capture_logs() as logs:

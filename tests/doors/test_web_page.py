@@ -26,8 +26,8 @@ from agent.status import (
     StatusDocument,
     status_of,
 )
-from agent.web.page import CONTAINERS, ENTRIES, GPUS, KEPT, PageDoor, page_html
-from agent.web.server import HEADERS
+from agent.web.page import ENTRIES, ROWS, page_html
+from agent.web.server import HEADERS, KEPT, ReadApi, stands_by
 from tests.builders import NOON
 from tests.doors.page_facts import busy
 from tests.doors.web_client import FakePeer, client_of
@@ -159,7 +159,7 @@ def distinct(entries, times):
 def test_whatever_there_is_the_page_is_bounded_and_says_what_is_left_out():
     facts = busy(gpus=40, each=40, name=lambda number: f"{LONG}{number}", text=LONG)
     checks = tuple(Check(f"{LONG}{n}", ok=False, text=LONG) for n in range(50))
-    many = tuple(SettingStatus(f"{LONG}{n}", LONG, LONG) for n in range(300))
+    many = tuple(SettingStatus(f"{LONG}{n}", LONG, LONG) for n in range(310))
     facts = msgspec.structs.replace(
         facts,
         checks=checks,
@@ -173,12 +173,11 @@ def test_whatever_there_is_the_page_is_bounded_and_says_what_is_left_out():
 
     assert len(found.encode()) < LARGEST
     for shown, count, path in (
-        (CONTAINERS, 1600, "api/v1/allocations"),
-        (GPUS, 40, "api/v1/gpus"),
+        (ROWS, 1600, "api/v1/allocations"),
         (ENTRIES, 108, "api/v1/refusals"),
         (ENTRIES, 180, "api/v1/changes"),
-        (200, 300, "api/v1/settings"),
-        (40, 50, "readyz?verbose"),
+        (ROWS, 310, "api/v1/settings"),
+        (ENTRIES, 50, "readyz?verbose"),
     ):
         assert f"The first {shown} of {count}. All of them: {path}" in text
 
@@ -235,7 +234,7 @@ def test_bars_are_on_one_scale_and_a_gap_in_the_history_is_a_gap_in_its_line():
 
 def reading(made=busy, policy=ReaderPolicy.LOCAL):
     """A client of a server of the page of `made()`."""
-    return client_of({"/": PageDoor(made, policy).page})
+    return client_of({"/": ReadApi(made, policy).answer})
 
 
 @pytest.mark.looptime(False)
@@ -267,16 +266,16 @@ FAR = cast("web.BaseRequest", FakePeer(("10.1.2.3", 40_000), "/", "localhost"))
 
 
 @pytest.mark.looptime(False)
-async def test_without_facts_yet_a_sentence_is_answered_and_a_browser_asks_again():
-    known = []
-    async with reading(lambda: known[0] if known else None) as client:
-        async with client.get("/") as answer:
-            text = await answer.text()
-            assert (503, "3") == (answer.status, answer.headers["Refresh"])
-            assert text.startswith("This agent stands by; this page tries again every 3 s.")
-        known.append(busy())
-        async with client.get("/") as answer:
-            assert 200 == answer.status
+async def test_a_standby_answers_a_sentence_and_a_browser_asks_again():
+    async with client_of({"/": stands_by}) as client, client.get("/") as answer:
+        text = await answer.text()
+
+    assert (503, "3", "3") == (
+        answer.status,
+        answer.headers["Refresh"],
+        answer.headers["Retry-After"],
+    )
+    assert text.startswith("This agent stands by; ask again when it serves.")
 
 
 async def test_however_many_ask_it_is_rendered_once_in_half_a_second():
@@ -286,7 +285,7 @@ async def test_however_many_ask_it_is_rendered_once_in_half_a_second():
         asked.append(asyncio.get_running_loop().time())
         return busy(gpus=1)
 
-    door = PageDoor(made, ReaderPolicy.ALL).page
+    door = ReadApi(made, ReaderPolicy.ALL).answer
     bodies = set()
     for _ in range(3):
         for _ in range(20):

@@ -16,8 +16,16 @@ from aiohttp import web
 from agent.errors import PermissionFault
 from agent.node.findings import Check
 from agent.web import server
-from agent.web.api import BuildInfo, livez, readyz
-from agent.web.server import HEAD_LIMIT, HEADERS, near, serve_port, serve_socket
+from agent.web.server import (
+    HEAD_LIMIT,
+    HEADERS,
+    BuildInfo,
+    livez,
+    near,
+    readyz,
+    serve_port,
+    serve_socket,
+)
 from tests.doors.web_client import GET, PAGES, ask, raw, serving
 
 pytestmark = pytest.mark.looptime(False)

@@ -3,8 +3,7 @@
 import asyncio
 
 from agent.settings import reading
-from agent.settings.reading import SourcesRead
-from agent.settings.sources import NodeValues, Sources
+from agent.settings.reading import NodeValues, Sources, SourcesRead
 from tests.fakes.offload import Inline
 
 

@@ -1,7 +1,7 @@
 """Containers in which HAMi-core's own library runs: a PID namespace each, and real processes in it.
 
 The library is not ours and is not built here. HAMI_CORE_LIBRARY names a libvgpu.so that was built
-from HAMi-core's source; HAMI_CORE_TOOL may name the shrreg-tool of the same build.
+from HAMi-core's source.
 """
 
 import asyncio
@@ -29,7 +29,6 @@ from tests.host.hook_space import can_mount
 from tests.peers.lab.space import until
 
 LIBRARY: Final = os.environ.get("HAMI_CORE_LIBRARY", "")  # noqa: TID251 -- said by who runs the tests
-TOOL: Final = os.environ.get("HAMI_CORE_TOOL", "")  # noqa: TID251 -- said by who runs the tests
 BESIDE_LIBRARY: Final = [
     pytest.mark.process,
     pytest.mark.timeout(60),
@@ -160,23 +159,6 @@ class CoreContainer:
         if gpu is not None:
             assert await process.do("start", gpu) == 0
         return process
-
-    async def tool(self, tool: Path, *words: str) -> str:
-        """What shrreg-tool says in the container."""
-        environ = self.environment(LIBCUDA_LOG_LEVEL="3")
-        running = await asyncio.create_subprocess_exec(
-            *self._inside,
-            "env",
-            *(f"{name}={text}" for name, text in environ.items()),
-            str(tool),
-            *words,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            pass_fds=(self._host_proc,),
-        )
-        async with asyncio.timeout(DEADLINE):
-            said, _ = await running.communicate()
-        return said.decode()
 
     async def read(self) -> Region:
         """What the agent reads."""

@@ -6,7 +6,6 @@ agent/hami/region.py hold every layout to files that the library wrote.
 
 import datetime as dt
 import os
-import re
 import signal
 from collections.abc import Collection
 from pathlib import Path
@@ -31,7 +30,6 @@ from tests.host.core_space import (
     DEADLINE,
     LIBRARY,
     MIB,
-    TOOL,
     CoreContainer,
     CudaProcess,
     open_container,
@@ -41,7 +39,6 @@ from tests.peers.lab.space import until_answer
 OUT_OF_MEMORY: Final = 2
 LAZY: Final = (RegionLayout.V1_1S, RegionLayout.V1_2)
 """The layouts of HAMi 2.8.1 and later."""
-PRINTED: Final = re.compile(r"Process (\d+) hostPid: (\d+), sm: \d+, memory: \d+, record: (\d+)")
 NO_CODE: Final = -1
 """What the library returns where it should return CUDA's code."""
 
@@ -100,18 +97,6 @@ async def test_the_region_tells_what_the_processes_did(container: CoreContainer)
     assert second.total - second.context == second.buffer
 
 
-async def test_nvidia_smi_alone_makes_a_region_and_is_in_it(container: CoreContainer):
-    process = await container.start(gpu=None)
-    assert 0 == await process.do("nvml")
-
-    if not container.file.exists():
-        pytest.skip("this library of HAMi 2.4.0 makes it at the first call of CUDA")
-    region = await container.read()
-
-    assert 2 == len({gpu.uuid for gpu in region.gpus})
-    assert [(process.pid, 0)] == [(one.pid, one.host_pid) for one in region.processes]
-
-
 async def test_the_library_counts_what_the_reader_counts(container: CoreContainer):
     one, other = await container.start(), await container.start()
     await one.do("allocate", 100)
@@ -122,30 +107,6 @@ async def test_the_library_counts_what_the_reader_counts(container: CoreContaine
     assert (0, 1000 * MIB) == (code, total)
     assert total - left == held(await container.read(), 0)
     assert total - left == container.cuda.used(0)
-
-
-async def test_the_tool_prints_what_the_reader_reads(container: CoreContainer):
-    if not TOOL:
-        pytest.skip("HAMI_CORE_TOOL names no shrreg-tool")
-    one, other = await container.start(gpu=0), await container.start(gpu=1)
-    await one.do("allocate", 100)
-    await other.do("allocate", 30)
-
-    said = await container.tool(Path(TOOL), "--print")
-
-    lines = [tuple(map(int, found)) for found in PRINTED.findall(said)]
-    if not lines:
-        pytest.skip("this shrreg-tool prints nothing, as those of HAMi 2.4.0 and from 2.8.1 on")
-    region = await container.read()
-    for process in (one, other):
-        told = [
-            record
-            for pid, host_pid, record in lines
-            if (pid, host_pid) == (process.pid, process.host_pid)
-        ]
-        slot = slot_of(region, process)
-        assert slot is not None
-        assert told[:2] == [use.total for use in slot.memory]
 
 
 async def test_a_killed_process_stays_in_its_slot_until_another_starts(container: CoreContainer):
@@ -161,56 +122,6 @@ async def test_a_killed_process_stays_in_its_slot_until_another_starts(container
     assert container.cuda.context + 100 * MIB == before.memory[0].total
     assert None is slot_of(after, killed)
     assert None is not slot_of(after, left)
-
-
-async def test_a_process_whose_slot_another_moves_is_lost_to_newer_libraries(
-    container: CoreContainer,
-):
-    """Not ours to mend: the slot that is read no longer changes, and the limit no longer binds."""
-    killed, mover, moved = [await container.start() for _ in range(3)]
-    await killed.kill()
-    assert 0 != await mover.do("allocate", 900)
-
-    codes = [await moved.do("allocate", 300), await moved.do("allocate", 300)]
-    region = await container.read()
-
-    context = container.cuda.context
-    assert 0 == codes[0]
-    if region.layout in LAZY:
-        assert 0 == codes[1]
-        assert 2 * context == held(region, 0)
-        assert 2 * context + 600 * MIB == container.cuda.used(0)
-    else:
-        assert 0 != codes[1]
-        assert 2 * context + 300 * MIB == held(region, 0) == container.cuda.used(0)
-
-
-async def test_it_waits_for_ever_when_who_has_its_old_slot_ends(container: CoreContainer):
-    killed, mover, moved = [await container.start() for _ in range(3)]
-    await killed.kill()
-    assert 0 != await mover.do("allocate", 900)
-
-    await (await container.start()).leave()
-    moved.begin("allocate", 10)
-
-    assert ((await container.read()).layout in LAZY) is await moved.is_held()
-
-
-async def test_who_follows_one_that_ended_is_lost_to_the_library_of_2_8_1(container: CoreContainer):
-    await (await container.start()).leave()
-    process = await container.start()
-
-    codes = [await process.do("allocate", 600), await process.do("allocate", 600)]
-    region = await container.read()
-
-    context = container.cuda.context
-    if region.layout is RegionLayout.V1_1S:
-        assert [0, 0] == codes
-        assert [(process.pid, 0)] == [(one.pid, one.memory[0].total) for one in region.processes]
-    else:
-        assert 0 == codes[0]
-        assert 0 != codes[1]
-        assert context + 600 * MIB == held(region, 0)
 
 
 async def test_who_ended_in_order_is_gone_for_the_reader(container: CoreContainer):
@@ -242,26 +153,6 @@ async def test_an_allocation_beyond_the_limit_is_refused_and_leaves_no_trace(
     assert 0 == await process.do("allocate", 100)
 
 
-async def test_what_a_stream_allocates_is_limited_except_by_the_oldest(container: CoreContainer):
-    process = await container.start()
-
-    code = await process.do("ordered", 800)
-    region = await container.read()
-
-    if region.layout is RegionLayout.V0:
-        assert (0, container.cuda.context) == (code, held(region, 0))
-    else:
-        assert (NO_CODE, container.cuda.context) == (code, held(region, 0))
-
-
-async def test_the_first_process_sets_the_limits_for_all(container: CoreContainer):
-    await container.start(CUDA_DEVICE_MEMORY_LIMIT_0="", CUDA_DEVICE_MEMORY_LIMIT_1="")
-    process = await container.start()
-
-    assert [0, 0] == [gpu.memory_limit for gpu in (await container.read()).gpus]
-    assert 0 == await process.do("allocate", 1500)
-
-
 async def test_launches_of_a_limited_container_are_held_below_zero(container: CoreContainer):
     process = await container.start(CUDA_DEVICE_SM_LIMIT="50")
     await container.write(RegionChange(recent_kernel=-1))
@@ -273,29 +164,6 @@ async def test_launches_of_a_limited_container_are_held_below_zero(container: Co
     assert [0] == await process.end()
     assert launches + 1 == container.cuda.launches(process.host_pid)
     assert 2 == (await container.read()).recent_kernel
-
-
-async def test_launches_without_a_limit_are_held_only_by_older_libraries(container: CoreContainer):
-    process = await container.start()
-    await container.write(RegionChange(recent_kernel=-1))
-    layout = (await container.read()).layout
-
-    process.begin("launch", 1)
-
-    assert (layout not in LAZY) is await process.is_held()
-
-
-async def test_minus_one_holds_at_a_switch_of_zero_only_in_older_libraries(
-    container: CoreContainer,
-):
-    await container.start(CUDA_DEVICE_SM_LIMIT="50")
-    await container.write(RegionChange(is_limiting=False, recent_kernel=-1))
-    # This one never sees the switch at 1, which the libraries of 2.8.1 and 2.8.2 would keep.
-    process = await container.start(CUDA_DEVICE_SM_LIMIT="50")
-
-    process.begin("launch", 1)
-
-    assert ((await container.read()).layout not in LAZY) is await process.is_held()
 
 
 async def test_a_launch_shows_in_the_region_where_the_library_says_so(container: CoreContainer):

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import errno
-import itertools
 import math
 import os
 import stat
@@ -15,7 +14,7 @@ import pytest
 
 from agent import hookdirs as sizes
 from agent.errors import StateError
-from agent.hookdirs import PASS, STEPS, HostHookDirs, large_directories
+from agent.hookdirs import HostHookDirs, large_directories
 from agent.host.files import Worker
 from agent.ledger import HookFacts
 from agent.sandbox.lab.cluster import stand_in
@@ -241,25 +240,6 @@ async def test_facts_have_the_text_of_the_preload_file_whatever_it_is(dirs, hook
     assert 65536 == len((await dirs.facts()).preload or "")
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")
-async def test_files_that_cannot_be_read_say_nothing(dirs, hook):
-    installed(hook, "libvgpu.so", "ld.so.preload")
-    for name in ("libvgpu.so", "ld.so.preload"):
-        (hook / "vgpu" / name).chmod(0)
-    facts = await dirs.facts()
-
-    assert ((), True, None) == (facts.missing, facts.loadable, facts.preload)
-
-
-async def test_what_is_no_file_is_not_opened(dirs, hook):
-    installed(hook, "libvgpu.so")
-    os.mkfifo(hook / "vgpu" / "ld.so.preload")
-    facts = await dirs.facts()
-
-    assert (f"{hook}/vgpu/ld.so.preload",) == facts.missing
-    assert facts.preload is None
-
-
 async def test_a_hook_path_that_everybody_may_write_is_refused(dirs, hook):
     hook.chmod(0o777)
 
@@ -299,15 +279,6 @@ async def test_nothing_else_is_open_to_everybody(dirs, hook):
     assert 0o777 == found[leaf]
 
 
-async def test_without_a_version_the_plain_library_is_named(hook, tmp_path):
-    (hook / "vgpu").mkdir()
-    (hook / "vgpu" / "libvgpu.so.").write_text("")
-
-    facts = await HostHookDirs(hook, tmp_path, "", Inline(), Inline()).facts()
-
-    assert f"{hook}/vgpu/libvgpu.so" == facts.library
-
-
 # Looked at without a write: what would have every new pod refused.
 
 
@@ -342,13 +313,6 @@ async def test_a_look_finds_an_unsafe_or_missing_hook_path(dirs, hook):
     assert "writable by everybody" in await refused(dirs)
     hook.rmdir()
     assert f"make the directory {hook}, owned by root" in await refused(dirs)
-
-
-async def test_files_that_cannot_be_looked_at_are_said(hook, tmp_path):
-    (hook / "vgpu").mkdir()
-
-    with pytest.raises(StateError, match="File name too long"):
-        await HostHookDirs(hook, tmp_path / "dev", "2" * 300, Inline(), Inline()).facts()
 
 
 # What was in container directories goes part by part, on a thread of its own.
@@ -400,28 +364,6 @@ async def test_a_removal_takes_many_small_parts_and_comes_to_an_end(dirs, hook, 
     assert [] == list((hook / "vgpu" / "containers").iterdir())
 
 
-async def test_a_pass_ends_after_a_while_and_the_next_one_begins_behind_it(dirs, hook, monkeypatch):
-    tried, loop = list[str](), asyncio.get_running_loop()
-    now = loop.time()
-    names = [NAME.replace("main", f"c{number}") for number in range(5)]
-    for name in names:
-        await dirs.prepare(name, wipe=True)
-        await dirs.remove(name)
-
-    def slow(name: str, above: int) -> Iterator[None]:
-        nonlocal now
-        tried.append(name)
-        now += 0.75 * PASS
-        yield from itertools.repeat(None, STEPS)
-
-    with monkeypatch.context() as patch:
-        patch.setattr("agent.hookdirs.remove_stepwise", slow)
-        patch.setattr(loop, "time", lambda: now)
-        assert [True] * 5 == [(await dirs.clear(again=False)).more for _ in range(5)]
-
-    assert [2] * 5 == [tried.count(name) for name in sorted(set(tried))]
-
-
 async def test_what_cannot_be_removed_is_tried_again_only_when_that_is_asked_for(
     dirs, hook, monkeypatch
 ):
@@ -465,19 +407,6 @@ async def test_a_container_that_goes_on_writing_holds_up_nobody_elses_removal(
         assert (await dirs.clear(again=False)).more
 
     assert [busy] == list(containers.iterdir())
-
-
-async def test_removing_is_repeatable_and_touches_no_other(dirs, hook):
-    other = NAME.replace("main", "other")
-    await dirs.remove(NAME)
-    await dirs.prepare(NAME, wipe=True)
-    await dirs.prepare(other, wipe=True)
-
-    await dirs.remove(NAME)
-    await dirs.remove(NAME)
-    await cleared(dirs)
-
-    assert [other] == [path.name for path in (hook / "vgpu" / "containers").iterdir()]
 
 
 async def test_no_removal_is_waited_for_by_what_is_made_beside_it(hook, tmp_path):
@@ -544,21 +473,6 @@ async def test_too_many_entries_are_beyond_and_no_more_is_looked_at(dirs, hook, 
     assert before == handles()
 
 
-async def test_a_sparse_file_and_a_link_to_the_host_are_not_beyond(
-    dirs, hook, tmp_path, monkeypatch
-):
-    (tmp_path / "victim").mkdir()
-    monkeypatch.setattr(sizes, "ENTRIES", 100)
-    for number in range(150):
-        (tmp_path / "victim" / f"{number}").touch()
-    leaf = await leaf_of(dirs, hook)
-    (leaf / "link").symlink_to(tmp_path / "victim")
-    with (leaf / "sparse").open("wb") as file:
-        file.truncate(10 * 2**40)
-
-    assert [] == large_directories(hook)
-
-
 async def test_a_file_of_several_names_is_one_and_nothing_is_opened_that_could_hang(
     dirs, hook, monkeypatch
 ):
@@ -575,39 +489,6 @@ async def test_a_file_of_several_names_is_one_and_nothing_is_opened_that_could_h
         assert is_large == bool(large_directories(hook))
 
 
-async def test_counting_ends_with_the_bytes_and_with_a_directory(dirs, hook, monkeypatch):
-    before = handles()
-    (await leaf_of(dirs, hook) / "d/d").mkdir(parents=True)
-    large = await leaf_of(dirs, hook, OTHER)
-    for number in range(10):
-        (large / f"{number}").write_bytes(bytes(100_000))
-    monkeypatch.setattr(sizes, "BYTES", 250_000)
-
-    (_, first, larger), (_, second, smaller) = large_directories(hook)
-
-    assert (OTHER, NAME, 1) == (larger, smaller, second)
-    assert first < 10
-    assert before == handles()
-
-
-async def test_counting_ends_with_names_that_are_gone_when_they_are_looked_at(
-    dirs, hook, monkeypatch
-):
-    leaf, scan = await leaf_of(dirs, hook), os.scandir
-    for number in range(20):
-        (leaf / f"{number}").touch()
-
-    @contextlib.contextmanager
-    def vanishing(opened):
-        with scan(opened) as entries:
-            yield (one for one in entries if not (leaf / one.name).unlink(missing_ok=True))
-
-    monkeypatch.setattr(sizes, "ENTRIES", 5)
-    monkeypatch.setattr(os, "scandir", vanishing)
-
-    assert [6] == [entries for _, entries, _ in large_directories(hook)]
-
-
 async def test_the_room_is_that_of_their_file_system_before_and_after_the_first(dirs, hook):
     before = await dirs.clear(again=True)
     await leaf_of(dirs, hook)
@@ -617,23 +498,3 @@ async def test_the_room_is_that_of_their_file_system_before_and_after_the_first(
     for room in (before, after):
         assert room.available == pytest.approx(found.f_bavail * found.f_frsize, rel=0.5)
         assert room.inodes == math.inf or 0 < room.inodes <= found.f_files
-
-
-async def test_a_file_system_that_counts_no_inodes_has_no_bound_of_them(dirs, monkeypatch):
-    real = os.statvfs
-
-    def without(path: Path) -> os.statvfs_result:
-        found = list(real(path))
-        found[5:8] = 0, 0, 0
-        return os.statvfs_result(found)
-
-    monkeypatch.setattr(os, "statvfs", without)
-
-    assert math.inf == (await dirs.clear(again=True)).inodes
-
-
-async def test_a_hook_path_that_is_missing_is_said(dirs, hook):
-    hook.rmdir()
-
-    with pytest.raises(StateError, match=r"make the directory .*hook, owned by root"):
-        await dirs.clear(again=True)

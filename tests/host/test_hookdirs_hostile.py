@@ -127,20 +127,6 @@ def test_what_cannot_go_keeps_nothing_else_from_going(hook, leaf, identity):
     assert {leaf, *leaves} == set(leaf.parent.iterdir())
 
 
-def test_what_stays_is_tried_once_and_keeps_its_name(hook, leaf):
-    for number in range(400):
-        (leaf / "deep" / f"shut{number}" / "in").mkdir(parents=True)
-        os.chown(leaf / "deep" / f"shut{number}", OTHER, OTHER)
-        (leaf / "deep" / f"file{number}").write_text("")
-
-    assert ["removed", "1 Permission denied", "prepared"] == said(
-        hook, each([leaf], *ALL), *NO_PRIVILEGES
-    )
-    (kept,) = (path for path in leaf.parent.iterdir() if path != leaf)
-    (deep,) = kept.iterdir()
-    assert {f"shut{number}" for number in range(400)} == set(names(deep))
-
-
 def test_thousands_of_entries_that_stay_are_given_up_and_hold_up_no_other(hook, leaf):
     (leaf / "shut").mkdir()
     with opened(leaf / "shut") as shut:
@@ -235,16 +221,6 @@ def test_a_directory_that_is_a_mount_point_is_that_containers_trouble_alone(hook
     assert "mine" == (tmp_path / "victim" / "file").read_text()
 
 
-def test_an_immutable_file_stays_and_is_counted(hook, leaf):
-    (leaf / "file").write_text("")
-    if subprocess.run(["chattr", "+i", leaf / "file"], capture_output=True, check=False).returncode:  # noqa: S603, S607 -- Debian's
-        pytest.skip("no immutable files here")
-
-    assert ["removed", "1 Operation not permitted", "prepared"] == said(
-        hook, each([leaf], *ALL), *NO_PRIVILEGES
-    )
-
-
 def test_a_tenant_that_renames_meanwhile_gains_nothing(hook, leaf):
     """It has the directory mounted still, so that it can go on in what was set aside."""
     parts = """
@@ -266,15 +242,6 @@ prepare()
 
 
 @IDENTITIES
-def test_what_other_users_made_is_counted(hook, leaf, identity):
-    (leaf / "file").write_text("")
-    os.chown(leaf / "file", OTHER, OTHER)
-    (leaf / "file").chmod(0)
-
-    assert ["[]"] == said(hook, "measure()\n", *identity)
-
-
-@IDENTITIES
 def test_a_container_that_closes_its_own_directory_is_told(hook, leaf, identity):
     closed = [(0, 0), (0o300, 0), (0o744, OTHER)]
     leaves = beside(leaf, 3)
@@ -286,14 +253,6 @@ def test_a_container_that_closes_its_own_directory_is_told(hook, leaf, identity)
     assert ["[0]", "[0]", "[1]"] == said(hook, each(leaves, "measure()"), *identity)
     found = [one.stat() for one in leaves]
     assert closed == [(one.st_mode & 0o7777, one.st_uid) for one in found]
-
-
-def test_what_is_mounted_in_it_is_told_and_not_entered(hook, leaf):
-    (leaf / "a").mkdir()
-    mounting = f"sh('mount', '-t', 'tmpfs', 'none', {str(leaf / 'a')!r})\n"
-    filling = f"[open(f'{leaf}/a/{{n}}', 'w').close() for n in range(100)]\n"
-
-    assert ["[1]"] == said(hook, f"{mounting}{filling}measure()\n")
 
 
 def test_however_names_change_meanwhile_no_look_ends_in_an_error(hook, leaf):
@@ -339,18 +298,6 @@ def test_a_read_only_disk_is_said_and_what_is_there_already_is_used(hook):
     assert "vgpu: Read-only file system; mount it read-write." in fresh
     assert fresh.endswith("[HA-5003]")
     assert ["prepared", "prepared"] == [then, kept]
-
-
-def test_files_of_containers_users_are_removed_without_privileges(hook, leaf):
-    (leaf / "a.cache").write_text("")
-    (leaf / "open").mkdir()
-    (leaf / "open" / "b").write_text("")
-    for path in (leaf / "a.cache", leaf / "open", leaf / "open" / "b"):
-        os.chown(path, 65534, 65534)
-    (leaf / "open").chmod(0o777)
-
-    assert ["removed", "0 "] == said(hook, "remove()\nclear()\n", *NO_PRIVILEGES)
-    assert [] == list(leaf.parent.iterdir())
 
 
 def test_a_look_without_a_write_finds_a_full_and_a_read_only_disk(hook):

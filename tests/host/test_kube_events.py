@@ -11,7 +11,7 @@ from agent.cluster import NodeEvent, PodUid
 from agent.errors import ApiConflict, ApiError
 from agent.kube import events as series
 from agent.kube.client import ApiRequest
-from agent.kube.events import BURST, PODS_BURST, PODS_REFILL, REMEMBERED, EventPoster, event_name
+from agent.kube.events import BURST, PODS_BURST, PODS_REFILL, EventPoster
 from tests.builders import NODE
 from tests.fakes.clock import START, ManualClock
 from tests.fakes.kubeworld import NAMESPACE, ModelWorld, model_world
@@ -70,19 +70,6 @@ async def test_an_event_that_the_server_forgot_is_created_again(
         (again,) = world.store.select("events")
 
     assert 2 == again["count"]
-
-
-@pytest.mark.looptime(False)
-async def test_an_event_that_could_not_be_written_is_written_by_the_next_try(tmp_path: Path):
-    async with model_world(tmp_path) as world:
-        poster = a_poster(world)
-        world.throttle(1, retry_after=1)
-        with pytest.raises(ApiError):
-            await poster.post(REFUSED)
-        await poster.post(REFUSED)
-        (event,) = world.store.select("events")
-
-    assert 1 == event["count"]
 
 
 def about(number: int, pod: str = "one") -> NodeEvent:
@@ -183,32 +170,3 @@ async def test_a_failed_write_costs_nothing_and_is_no_occurrence():
 
     assert "create" == await posting.outcome(FALLEN)
     assert 1 == posting.api.requests[-1].body["count"]
-
-
-async def test_an_event_that_is_there_counts_twice_however_often_its_update_fails():
-    posting = Posting()
-    posting.api.is_there = True
-    for _ in range(3):
-        with pytest.raises(ApiError, match="no update"):
-            await posting.poster.post(FALLEN)
-    posting.api.is_there = False
-
-    assert [2, 2, 2] == [
-        request.body["count"] for request in posting.api.requests if request.verb == "patch"
-    ]
-
-
-async def test_memory_is_bounded():
-    posting = Posting()
-    for n in range(REMEMBERED + 10):
-        await posting.poster.post(about(n, pod=f"pod-{n}"))
-        await asyncio.sleep(PODS_REFILL)
-    last = REMEMBERED + 9
-
-    assert "create" == await posting.outcome(about(0, pod="pod-0"))
-    assert "count" == await posting.outcome(about(last, pod=f"pod-{last}"))
-
-
-def test_a_long_name_stays_a_name():
-    assert 253 > len(event_name(FALLEN, "a" * 253))
-    assert ".-" not in event_name(FALLEN, "a" * 199 + ".-" + "b" * 50)

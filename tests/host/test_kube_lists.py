@@ -82,17 +82,6 @@ async def test_105_pods_with_255_kb_of_annotations_hide_none_and_are_not_kept(tm
     assert {"hami.io/bind-phase"} == {key for pod in found.pods for key in pod.annotations}
 
 
-async def test_500_ordinary_pods_are_one_answer(tmp_path: Path):
-    padding = {"name": "main", "env": [{"name": "A", "value": "x" * 6000}]}
-    async with a_cluster(tmp_path) as world:
-        for number in range(500):
-            add_pod(world, f"pod-{number}", container=padding)
-        found = await world.pod_api.list_pods()
-
-        assert 500 == len(found.pods)
-        assert 1 == asked(world.session)
-
-
 async def test_small_answers_become_larger_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     async with a_cluster(tmp_path) as world:
         for number in range(200):
@@ -189,19 +178,6 @@ async def test_a_list_without_end_is_given_up(tmp_path: Path, answer: Any):
     assert "check the API server and the proxies before it" in str(said.value)
 
 
-async def test_a_pod_with_a_text_of_many_braces_hides_no_other(tmp_path: Path):
-    async with a_cluster(tmp_path) as world:
-        for name in ("a", "c"):
-            add_pod(world, name)
-        add_pod(world, "b", container=PLAIN | {"args": ["{,[" * 400_000]})
-        before = asked(world.session)
-        found = await world.pod_api.list_pods()
-
-        assert 1 == asked(world.session) - before
-        assert await world.pod_api.get_pod(NAMESPACE, "b") in found.pods
-    assert ["a", "b", "c"] == sorted(pod.name for pod in found.pods)
-
-
 @pytest.mark.parametrize("size", [300, 20_000, 60_000])
 async def test_a_page_is_not_asked_for_that_will_be_too_long(tmp_path: Path, size: int):
     async with asyncio.timeout(20), model_world(tmp_path, "admin") as world:
@@ -215,17 +191,6 @@ async def test_a_page_is_not_asked_for_that_will_be_too_long(tmp_path: Path, siz
 
     assert 600 == len(listed)
     assert tries <= 3 + 2 * 600 * size / (client.PAGE_LIMIT // 8)
-
-
-async def test_an_answer_that_is_always_too_long_is_given_up(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr(client, "PAGE_LIMIT", 50_000)
-    monkeypatch.setattr(client, "BODY_LIMIT", 100_000)
-    answer = endless(lambda number, _: ["x" * 200_000], "t{}".format)
-    async with asyncio.timeout(5), a_session(answer, tmp_path) as session:
-        with pytest.raises(ApiError, match="longer than"):
-            await fetch_list(session, NODES, bytes, MOST)
 
 
 async def test_the_nodes_and_pods_of_a_great_cluster_are_listed(tmp_path: Path):
@@ -243,23 +208,6 @@ async def test_the_nodes_and_pods_of_a_great_cluster_are_listed(tmp_path: Path):
         _, found = await fetch_list(session, NODES, len, MOST)
 
     assert most == len(found)
-
-
-async def test_after_a_list_without_end_no_other_part_is_asked_for(tmp_path: Path):
-    pod = {"metadata": {"name": "x", "uid": "u"}, "spec": {"containers": []}, "status": {}}
-
-    async def answer(request: web.BaseRequest) -> web.StreamResponse:
-        return web.json_response(pod) if request.path.endswith("/x") else page("same", "a")
-
-    async with a_session(answer, tmp_path) as session:
-        found = await ClusterReader(session, ManualClock()).snapshot("demo", "x")
-        said = await ClusterReader(session, ManualClock()).similar("demo", "y")
-
-    assert ["nodes", "pods", "resourcequotas", "events"] == list(found.unread)
-    first, *others = found.unread.values()
-    assert "the list has no end" in first
-    assert all(why.startswith("not asked") for why in others)
-    assert said.startswith("; no other name is known: list pods")
 
 
 @pytest.mark.parametrize(("status", "owners"), [(404, {("d", "other"): ""}), (500, {})])
@@ -297,18 +245,3 @@ async def test_a_frame_as_long_as_any_object_is_read(tmp_path: Path):
         assert ["big", "small"] == [big.pod.name, small.pod.name]
         assert {"hami.io/bind-phase": "allocating"} == big.pod.annotations
         assert 9 * MIB < len(json.dumps(text))
-
-
-async def test_a_pod_as_long_as_any_object_is_found_listed_and_patched(tmp_path: Path):
-    async with a_cluster(tmp_path) as world:
-        long = {"name": "LONG", "value": "\x01" * (3 * MIB // 2)}
-        add_pod(world, "big", container=PLAIN | {"env": [long]})
-        add_pod(world, "small")
-        listed = await world.pod_api.list_pods()
-        got = await world.pod_api.get_pod(NAMESPACE, "big")
-        assert got is not None
-        await world.pod_api.annotate_pod(NAMESPACE, "big", got.uid, {"hami.io/a": "b"})
-
-        assert got in listed.pods
-        assert 2 == len(listed.pods)
-        assert "b" == world.pod_annotations("big")["hami.io/a"]

@@ -8,7 +8,6 @@ import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-import msgspec
 import pytest
 from aiohttp import web
 
@@ -21,7 +20,6 @@ from agent.errors import (
     ApiInvalid,
     ApiNotFound,
     ApiThrottled,
-    SettingsError,
 )
 from agent.kit.timing import SystemClock
 from agent.kube import client as session_module
@@ -39,7 +37,6 @@ from tests.fakes.kubeworld import KUBECONFIG, NAMESPACE, model_world
 pytestmark = pytest.mark.looptime(False)
 
 ASK = ApiRequest("get", "nodes", path_of("nodes", NODE))
-CERTIFICATE = '{server: "https://127.0.0.1:1", certificate-authority-data: bm8gY2VydGlmaWNhdGU=}'
 
 
 async def test_a_token_that_stays_bad_is_tried_twice_and_then_told(tmp_path: Path):
@@ -53,32 +50,6 @@ async def test_a_token_that_stays_bad_is_tried_twice_and_then_told(tmp_path: Pat
 
     assert 401 == raised.value.status
     assert "expired" not in str(raised.value)
-
-
-async def test_a_kubeconfig_that_is_missing_is_named_at_the_first_request(tmp_path: Path):
-    session = KubeSession(Connection(tmp_path / "nowhere"), NoChance())
-
-    with pytest.raises(ApiError, match="nowhere: cannot be read"):
-        await session.call(ASK)
-
-
-async def test_certificates_that_are_none_are_a_settings_error(tmp_path: Path):
-    path = tmp_path / "kubeconfig"
-    text = KUBECONFIG.format(server="x", token="t")  # noqa: S106 -- a test
-    path.write_text(text.replace('{server: "x"}', CERTIFICATE))
-
-    with pytest.raises(SettingsError, match="cannot be used"):
-        await KubeSession(Connection(path), NoChance()).open()
-
-
-async def test_a_closed_session_says_so(tmp_path: Path):
-    async with model_world(tmp_path) as world:
-        world.create_node({})
-        await world.session.call(ASK)
-        await world.session.close()
-        await world.session.close()
-        with pytest.raises(ApiError, match="was closed"):
-            await world.session.call(ASK)
 
 
 async def test_who_observes_reads_and_sends_no_request_that_writes(tmp_path: Path):
@@ -104,21 +75,6 @@ async def test_who_observes_reads_and_sends_no_request_that_writes(tmp_path: Pat
         assert {MUTEX_LOCK: "held"} == world.node_annotations()
         assert ([], {}) == (world.events(), world.pod_annotations("one"))
         assert ((("get", "nodes", "200"), 1),) == session.requests.items()
-
-
-async def test_requests_one_after_another_share_a_connection(tmp_path: Path):
-    ports: set[int] = set()
-
-    async def answer(request: web.BaseRequest) -> web.StreamResponse:
-        assert request.transport is not None
-        ports.add(request.transport.get_extra_info("peername")[1])
-        return web.json_response({})
-
-    async with a_session(answer, tmp_path) as session:
-        for _ in range(5):
-            await session.call(ASK)
-
-    assert 1 == len(ports)
 
 
 async def test_at_most_two_requests_of_a_verb_for_a_resource_are_in_flight(tmp_path: Path):
@@ -237,10 +193,6 @@ async def test_a_large_object_is_decoded_beside_the_loop(tmp_path: Path):
         assert ((("nodes",), len(large)),) == session.received.items()
 
 
-def test_names_in_paths_are_quoted():
-    assert "/api/v1/nodes/a%2Fb%3F" == path_of("nodes", "a/b?")
-
-
 # A condition of the Node: merged by its type, the others stay.
 
 
@@ -342,7 +294,6 @@ def test_retry_after_is_read_as_seconds(text: str | None, expected: float | None
 # The Node with its status, other Nodes by name, and the API server's time.
 
 
-ACCOUNT = "system:serviceaccount:hami:hami-agent"
 STATUS = {"allocatable": {RESOURCE: "12"}, "capacity": {RESOURCE: 20}}
 
 
@@ -356,11 +307,6 @@ async def test_the_node_is_seen_with_its_amounts(tmp_path: Path):
     assert (0, 0) == (other.allocatable, other.capacity)
     assert NODE == seen.name
     assert 0.0 == seen.skew
-
-
-async def test_a_node_that_is_not_there_is_told_apart(tmp_path: Path):
-    async with model_world(tmp_path) as world:
-        assert await NodeReader(world.session, NODE).get_sight(RESOURCE, SystemClock()) is None
 
 
 @pytest.mark.parametrize(
@@ -378,12 +324,6 @@ async def test_the_servers_clock_is_held_against_ours(date, skew, tmp_path: Path
         seen = await NodeReader(session, NODE).get_sight(RESOURCE, ManualClock(NOON))
 
     assert skew == seen.skew
-
-
-async def test_what_is_no_node_is_an_error(tmp_path: Path):
-    async with a_session(answering(b'{"metadata": {}}'), tmp_path) as session:
-        with pytest.raises(ApiError, match="no name"):
-            await NodeReader(session, NODE).get_sight(RESOURCE, ManualClock(NOON))
 
 
 # Inside a pod: the service account's certificate and token, and what happens when they rotate.
@@ -468,19 +408,6 @@ async def test_a_server_that_is_another_is_not_talked_to(tmp_path: Path):
         assert ((("get", "nodes", "none"), 2),) == session.requests.items()
 
     assert 0 == server.seen
-
-
-async def test_credentials_that_vanish_in_the_middle_are_told_and_may_come_back(tmp_path: Path):
-    async with in_a_pod(tmp_path) as (server, session):
-        await session.call(ASK)
-        server.token = "second"  # noqa: S105 -- a test
-        (tmp_path / "token").unlink()
-        with pytest.raises(ApiError, match="token: cannot be read"):
-            await session.call(ASK)
-        mount(tmp_path, "one", "second")
-        await session.call(ASK)
-
-    assert 4 == server.seen
 
 
 async def test_requests_that_fail_together_renew_once(
@@ -586,19 +513,6 @@ async def test_a_command_in_a_pod_without_a_whole_answer_is_an_error(
             await session.execute(EXEC)
 
 
-async def test_frames_of_a_command_without_bytes_say_nothing(tmp_path: Path):
-    async def answer(request: web.BaseRequest) -> web.StreamResponse:
-        socket = web.WebSocketResponse(protocols=("v4.channel.k8s.io",))
-        await socket.prepare(request)
-        for frame in (b"", b"\x01a", b"\x01", b"\x01b", SUCCESS):
-            await socket.send_bytes(frame)
-        await socket.send_str("a text")
-        return socket
-
-    async with a_session(answer, tmp_path) as session:
-        assert (b"ab", "", "") == msgspec.structs.astuple(await session.execute(EXEC))
-
-
 @pytest.mark.parametrize(
     ("said", "beside"),
     [
@@ -627,16 +541,3 @@ async def test_an_answer_that_is_not_the_api_servers_says_nothing_of_its_objects
         await session.close()
 
     assert (ApiError, 0) == (type(caught.value), caught.value.status)
-
-
-async def test_a_server_that_cannot_be_reached_is_named_without_the_librarys_tls_context(
-    tmp_path: Path,
-):
-    path = tmp_path / "kubeconfig"
-    path.write_text(KUBECONFIG.format(server="http://127.0.0.1:1", token="t"))  # noqa: S106 -- a test
-    session = KubeSession(Connection(path), NoChance())
-    with pytest.raises(
-        ApiError, match=r"\(Cannot connect to host 127\.0\.0\.1:1 \[.*\]\); reached"
-    ):
-        await session.call(ASK)
-    await session.close()

@@ -1,18 +1,16 @@
 """Events through NVML: whose they are, who cannot report, storms, and threads that hang."""
 
-import asyncio
 import contextlib
 import threading
-from functools import partial
 
 import pytest
 import structlog
 
 from agent.errors import DriverError
 from agent.gpu import threads as nvml_threads
-from agent.gpu.threads import EventStream, Registered
+from agent.gpu.threads import EventStream
 from agent.model import DriverEvent, EventKind, GpuUuid, ProbeOutcome
-from tests.fakes.nvml import ANSWERS, TIMEOUT, FakeGpu, FakeNvml, NVMLError, until
+from tests.fakes.nvml import FakeGpu, until
 from tests.fakes.nvml_events import hear, listening
 
 pytestmark = pytest.mark.looptime(False)
@@ -122,21 +120,6 @@ async def test_a_gpu_that_was_reset_and_cannot_be_registered_is_told_unheard(dri
         assert "" == (await driver.probe(G1)).unmonitored
 
 
-async def test_a_gpu_whose_name_is_no_text_ends_neither_stream_nor_thread(
-    driver, library, monkeypatch
-):
-    async with open_stream(driver, library) as heard:
-        library.gpus.append(FakeGpu("GPU-2"))
-        # As pynvml decodes.
-        monkeypatch.setitem(ANSWERS, "nvmlDeviceGetUUID", lambda _: b"\xff".decode())
-        library.xid(2, 48)
-        library.xid(1, 48)
-
-        assert [DriverEvent(EventKind.XID, None, 48), DriverEvent(EventKind.XID, G1, 48)] == (
-            await hear(heard, 2)
-        )
-
-
 async def test_a_thread_that_dies_is_an_error_and_no_silence(driver, library):
     async with open_stream(driver, library) as heard:
         library.report(0, "no number")  # whatever a thread may stumble over
@@ -184,15 +167,6 @@ async def test_no_second_thread_is_sent_into_a_wait_that_does_not_come_back(
         await hear(heard, 1)
 
 
-async def test_an_event_set_is_freed_when_the_driver_fails_before_anybody_listens(driver, library):
-    await driver.scan()
-    library.failures["nvmlDeviceGetCount", None] = 999
-    with pytest.raises(DriverError, match="error 999"):
-        await anext(driver.events())
-
-    await until(lambda: library.sets_freed == 1)
-
-
 @pytest.mark.parametrize("code", [15, 999])
 async def test_a_wait_that_fails_is_an_error_and_the_next_stream_has_another_set(
     driver, library, code
@@ -207,46 +181,12 @@ async def test_a_wait_that_fails_is_an_error_and_the_next_stream_has_another_set
     assert 2 == library.calls["nvmlEventSetCreate"]
 
 
-async def test_a_wait_that_finds_the_session_over_ends_the_stream(driver, library):
-    library.fail_wait(1)
-    async with listening(driver) as heard:
-        (error,) = await hear(heard, 1)
-
-    assert "session" in str(error)
-
-
 async def test_the_end_of_the_session_ends_the_stream(driver, library):
     async with open_stream(driver, library) as heard:
         await driver.close()
 
         assert isinstance((await hear(heard, 1))[0], DriverError)
     assert (1, 0) == (library.sets_freed, library.open)
-
-
-async def test_who_is_told_to_end_waits_for_no_thread_in_the_library(driver, library, monkeypatch):
-    returns = threading.Event()
-
-    def wait(*_):
-        returns.wait()
-        raise NVMLError(TIMEOUT)
-
-    monkeypatch.setattr(library, "nvmlEventSetWait_v2", wait)
-    async with listening(driver):
-        await asyncio.sleep(0.1)
-        began = asyncio.get_running_loop().time()
-    took = asyncio.get_running_loop().time() - began
-    returns.set()
-
-    assert took < nvml_threads.FAREWELL / 2
-
-
-async def test_a_broken_session_ends_the_stream(driver, library):
-    async with open_stream(driver, library) as heard:
-        library.failures["nvmlDeviceGetCount", None] = 1
-        with pytest.raises(DriverError):
-            await driver.scan()
-
-        assert isinstance((await hear(heard, 1))[0], DriverError)
 
 
 @pytest.mark.parametrize("order", [(1, 2), (0, 2), (0, 1), (2, 1, 0), (0, 2, 1)])
@@ -262,52 +202,6 @@ async def test_an_event_after_a_move_is_of_the_gpu_whose_handle_it_is_now(driver
         told = [event.uuid for event in await hear(heard, len(order))]
 
     assert [gpu.uuid for gpu in library.gpus] == told
-
-
-async def test_an_event_of_a_handle_that_is_in_doubt_names_no_gpu(driver, library):
-    library.gpus.append(FakeGpu("GPU-2"))
-    async with open_stream(driver, library) as heard:
-        await driver.scan()
-        library.gpus.pop(0)
-        library.failures["*", 1] = 15
-        await driver.scan()
-        library.xid(1, 79)
-
-        assert [DriverEvent(EventKind.XID, None, 79)] == await hear(heard, 1)
-
-
-def register(stream: EventStream, library: FakeNvml, index: int) -> Registered:
-    return stream.register(partial(library.nvmlDeviceGetHandleByIndex, index))
-
-
-async def test_where_a_gpu_was_before_it_was_registered_anew_another_may_be():
-    library = FakeNvml([FakeGpu("GPU-0"), FakeGpu("GPU-1")])
-    stream = EventStream(library)
-    stream.start()
-    stream.create()
-    for index in (0, 1):
-        stream.settle(*register(stream, library, index))
-    library.gpus.reverse()  # no scan has seen it when a probe registers a GPU again
-    stream.settle(*register(stream, library, 0))
-    stream.begin()
-    library.xid(1, 79)
-
-    assert DriverEvent(EventKind.XID, G0, 79) == await stream.next()
-    assert await stream.stop()
-
-
-async def test_a_gpu_that_is_registered_late_is_known_by_its_address_all_the_same(driver, library):
-    await driver.scan()
-    library.hanging.add(("nvmlDeviceRegisterEvents", 1))
-    async with open_stream(driver, library) as heard:
-        assert "" != (await driver.probe(G1)).unmonitored
-        library.release()
-        assert [DriverEvent(EventKind.CHANGED)] == await hear(heard, 1)
-        assert "" == (await driver.probe(G1)).unmonitored
-        library.failures["*", 1] = 15
-        library.xid(1, 79)
-
-        assert [DriverEvent(EventKind.XID, G1, 79)] == await hear(heard, 1)
 
 
 @pytest.mark.parametrize("reason", ["", "error 999"])

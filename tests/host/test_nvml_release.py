@@ -88,23 +88,6 @@ async def test_with_all_released_no_session_is_open_and_none_is_begun(stub_drive
     assert ([True, False, False], 1) == (attached(stub), stub.calls("nvmlInitWithFlags") - begun)
 
 
-async def test_a_session_that_was_asked_for_just_before_the_release_of_all_is_not_begun(
-    stub_driver, stub
-):
-    await stub_driver.scan()
-    await stub_driver.release([G1])  # which ends the session
-
-    async def refused() -> None:
-        with pytest.raises(DriverError, match="released"):
-            await stub_driver.scan()
-
-    async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(refused())
-        tasks.create_task(stub_driver.release([G0, G2], everything=True))
-
-    assert stub_driver._session.current is None
-
-
 async def test_all_are_let_go_of_with_those_that_nobody_shares(stub_driver, stub):
     await stub_driver.scan()
     await stub_driver.release([G0, G2], everything=True)  # G1 is in MIG mode, or filtered out
@@ -118,30 +101,6 @@ async def test_all_are_let_go_of_with_those_that_nobody_shares(stub_driver, stub
     assert [True, True, False] == attached(stub)
     stub_driver.take_back(G2)
     assert [G0, G1, G2] == [gpu.uuid for gpu in (await stub_driver.scan()).gpus]
-
-
-async def test_a_gpu_that_was_released_alone_stays_so_when_all_were_and_one_is_taken_back(
-    stub_driver, stub
-):
-    await stub_driver.scan()
-    await stub_driver.release([G1])
-    await stub_driver.release([G0, G1, G2], everything=True)
-    stub_driver.take_back(G0)
-    await stub_driver.scan()
-
-    assert [True, False, False] == attached(stub)
-
-
-async def test_a_gpu_that_went_meanwhile_makes_nobody_touch_another(stub_driver, stub):
-    await stub_driver.scan()
-    await stub_driver.release([G1])
-    stub.order([1, 2])  # GPU 0 is gone, and the released one has its index
-    scan = await stub_driver.scan()
-
-    assert [G2] == [gpu.uuid for gpu in scan.gpus]
-    assert not stub.attached(1)
-    stub_driver.take_back(G1)
-    assert [(G1, 0), (G2, 1)] == [(gpu.uuid, gpu.index) for gpu in (await stub_driver.scan()).gpus]
 
 
 async def test_a_gpu_that_is_taken_back_is_heard_again(stub_driver, stub):
@@ -177,51 +136,6 @@ async def test_a_gpu_that_was_never_described_cannot_be_released(stub_driver, st
         await stub_driver.release([G1])
 
 
-async def test_a_gpu_that_asks_for_a_reset_as_another_falls_off_can_be_released(stub_driver, stub):
-    await stub_driver.scan()
-    stub.order([0, 1])
-    stub.refuse(1)
-    await stub_driver.scan()
-    await stub_driver.release([G1])
-
-    assert [G0] == [gpu.uuid for gpu in (await stub_driver.scan()).gpus]
-    assert not stub.attached(1)
-
-
-async def test_no_other_gpu_counts_as_released_for_having_the_index_of_one_that_is(
-    stub_driver, stub
-):
-    stub.order(range(4))
-    await stub_driver.scan()
-    stub.order([0, 2, 3])  # now GPU 3 is where GPU 2 was
-    stub.refuse(2)
-    await stub_driver.scan()
-    await stub_driver.release([G2])
-    scan = await stub_driver.scan()
-    probe = await stub_driver.probe(UUIDS[3])
-
-    assert [(G0, 0), (UUIDS[3], 2)] == [(gpu.uuid, gpu.index) for gpu in scan.gpus]
-    assert {G1, G2} == {fault.gpu for fault in scan.faults}
-    assert [G2] == [fault.gpu for fault in scan.faults if fault.trouble is Trouble.RELEASED]
-    assert (ProbeOutcome.PASSED, "") == (probe.outcome, probe.unmonitored)
-
-
-async def test_a_gpu_that_was_slow_as_another_fell_off_is_asked_on_while_the_rest_is_released(
-    stub_driver, stub
-):
-    await stub_driver.scan()
-    stub.order([0, 1])
-    stub.hang(slot=1)
-    await stub_driver.scan()
-    stub.hang(slot=1, hung=False)
-    await until(lambda: is_back(stub_driver, stub))
-    await stub_driver.release([G0])
-
-    assert ProbeOutcome.PASSED is (await stub_driver.probe(G1)).outcome
-    assert [(G1, 1)] == [(gpu.uuid, gpu.index) for gpu in (await stub_driver.scan()).gpus]
-    assert [False, True, False] == attached(stub)
-
-
 async def release_all_with_one_undescribed(driver, stub) -> None:
     stub.hang(slot=1)
     await driver.scan()
@@ -239,33 +153,6 @@ async def test_all_are_let_go_of_although_one_of_them_was_never_described(stub_d
     for uuid in (G0, G1, G2):
         stub_driver.take_back(uuid)
     assert [G0, G1, G2] == [gpu.uuid for gpu in (await stub_driver.scan()).gpus]
-
-
-async def test_all_are_let_go_of_also_beside_one_that_nobody_shares_and_one_never_described(
-    stub_driver, stub
-):
-    await stub_driver.scan()
-    await stub_driver.release([G0, G2, UUIDS[9]], everything=True)  # G1 is in MIG mode
-
-    assert ([False] * 3, 0) == (attached(stub), stub.sessions)
-
-
-async def test_one_never_described_that_is_taken_back_alone_is_found_once_all_are(
-    stub_driver, stub
-):
-    await release_all_with_one_undescribed(stub_driver, stub)
-    stub_driver.take_back(G1)
-    scan = await stub_driver.scan()
-    with pytest.raises(GpuError) as refused:
-        await stub_driver.probe(G1)
-
-    assert str(refused.value).endswith("when all GPUs are taken back: hami-agent recheck all")
-    assert {G0, G2} == {fault.gpu for fault in scan.faults}
-    assert [False] * 3 == attached(stub)
-    stub_driver.take_back(G0)
-    stub_driver.take_back(G2)
-    scan = await stub_driver.scan()
-    assert ([G0, G1, G2], ()) == ([gpu.uuid for gpu in scan.gpus], scan.faults)
 
 
 async def test_a_lost_gpu_can_be_released_for_its_reset(stub_driver, stub):
@@ -314,14 +201,6 @@ async def test_gpus_that_answer_late_are_there_as_soon_as_they_do(stub_driver, s
             scan = await stub_driver.scan()
 
     assert UUIDS[:count] == [gpu.uuid for gpu in scan.gpus]
-
-
-async def test_a_gpu_that_answers_in_time_is_no_news(stub_driver, stub):
-    async with listening(stub_driver) as heard:
-        await stub_driver.scan()
-        stub.xid(0, 48)
-
-        assert EventKind.XID is (await hear(heard, 1))[0].kind
 
 
 async def reports(stub, heard, slot: int, number: int) -> list[DriverEvent]:

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from agent.errors import DriverError
 from agent.gpu.driver import NvmlDriver, bus_id, numa_node
 from agent.inventory import InventoryKeeper
 from agent.kit.cell import Cell
@@ -227,33 +226,6 @@ async def test_whoever_may_be_at_an_index_is_named_until_each_has_said_whose_it_
     assert [f"index {len(order)}"] == [fault.gpu for fault in (await driver.scan()).faults]
 
 
-async def end_session(driver: NvmlDriver, library: FakeNvml) -> None:
-    library.failures["nvmlDeviceGetHandleByUUID", 0] = 1
-    with pytest.raises(DriverError, match="session"):
-        await driver.probe(GpuUuid("GPU-0"))
-    del library.failures["nvmlDeviceGetHandleByUUID", 0]
-
-
-async def test_a_gpu_that_is_slow_when_a_session_begins_is_the_same_as_before(driver, library):
-    await driver.scan()
-    await end_session(driver, library)
-    library.hanging.add(("*", 2))
-    scan = await driver.scan()
-
-    assert [GpuFault("GPU-2", "no answer in time", Trouble.SILENT, 2)] == list(scan.faults)
-
-
-async def test_a_gpu_that_hangs_holds_one_thread_over_the_end_of_a_session(driver, library):
-    await driver.scan()
-    library.hanging.add(("*", 2))
-    await driver.scan()
-    await end_session(driver, library)
-    await driver.scan()
-    await driver.scan()
-
-    assert 1 == library.inside
-
-
 @pytest.mark.parametrize("condition", [Condition.OK, Condition.BAD])
 @pytest.mark.parametrize("held", [{}, {GpuUuid("GPU-1"): frozenset({SliceId("GPU-1-0")})}])
 async def test_a_gpu_that_is_slow_as_another_goes_stays_shared(driver, library, held, condition):
@@ -291,56 +263,3 @@ async def test_gpus_whose_links_hang_hold_up_the_scan_by_one_deadline_in_all(lib
     assert loop.time() - begun < 2 * 1.5
     library.release()
     await driver.close()
-
-
-async def test_a_gpu_that_may_not_be_opened_is_a_fault_of_that_gpu_alone(driver, library):
-    library.failures["nvmlDeviceGetHandleByIndex", 1] = 4
-    scan = await driver.scan()
-
-    assert ["GPU-0", "GPU-2"] == [gpu.uuid for gpu in scan.gpus]
-    assert 1 == library.calls["nvmlInit"]
-
-
-async def test_links_are_asked_once_and_again_when_other_gpus_are_here(library, driver):
-    await driver.scan()
-    asked = library.calls["nvmlDeviceGetTopologyCommonAncestor"]
-    await driver.scan()
-    same = library.calls["nvmlDeviceGetTopologyCommonAncestor"]
-    library.gpus = gpus(2)
-    await driver.scan()
-
-    assert asked == same < library.calls["nvmlDeviceGetTopologyCommonAncestor"]
-
-
-async def test_links_are_asked_again_in_another_session(library, driver):
-    await driver.scan()
-    # The driver was loaded again, and its NVLinks are up now.
-    library.gpus[0].links = [(DIRECT, library.gpus[1].bus)] * 4
-    library.failures["nvmlDeviceGetName", None] = 1
-    with pytest.raises(DriverError):
-        await driver.scan()
-    library.failures.clear()
-
-    assert 4 == (await driver.scan()).gpus[0].links[0].nvlinks
-
-
-async def test_a_link_whose_other_end_the_driver_does_not_tell_leaves_the_rest_known(
-    library, driver
-):
-    library.gpus[0].links = [(DIRECT, library.gpus[1].bus)] * 4
-    library.failures["nvmlDeviceGetNvLinkRemotePciInfo", 0] = 3
-    scan = await driver.scan()
-
-    assert [(PciPath.CROSS_CPU, 0)] * 2 == [
-        (link.path, link.nvlinks) for link in scan.gpus[0].links
-    ]
-
-
-@pytest.mark.parametrize(
-    "call", ["nvmlDeviceGetTopologyCommonAncestor", "nvmlDeviceGetNvLinkState"]
-)
-async def test_links_that_cannot_be_asked_leave_the_gpu_without(library, driver, call):
-    library.failures[call, 0] = 999
-    scan = await driver.scan()
-
-    assert [0, 2, 2] == [len(gpu.links) for gpu in scan.gpus]

@@ -7,7 +7,6 @@ import pytest
 
 from agent.errors import DriverError, DriverMissing
 from agent.gpu.driver import NvmlDriver
-from agent.gpu.threads import MOST_SESSIONS
 from agent.model import GpuUuid, ProbeOutcome
 from tests.fakes.nvml import FakeGpu, FakeNvml, until
 
@@ -115,28 +114,6 @@ async def test_close_waits_for_a_call_that_is_inside(library, tmp_path):
         assert 1 == library.calls["nvmlShutdown"]
 
 
-async def test_what_has_not_begun_when_the_session_ends_is_not_asked_of_the_next(library, tmp_path):
-    driver = NvmlDriver(library, sys_root=tmp_path, deadline=30)
-    await driver.scan()
-    library.hanging.add(("nvmlDeviceGetCount", None))
-    async with asyncio.TaskGroup() as tasks:
-
-        async def scan() -> None:
-            with pytest.raises(DriverError, match="session"):
-                await driver.scan()
-
-        tasks.create_task(scan())
-        await until(lambda: library.inside == 1)
-        named = library.calls["nvmlDeviceGetName"]
-        library.failures["nvmlDeviceGetHandleByUUID", None] = ENDED
-        with pytest.raises(DriverError, match="session"):
-            await driver.probe(UUIDS[0])
-        library.release()
-
-    assert named == library.calls["nvmlDeviceGetName"]
-    await driver.close()
-
-
 async def test_a_session_around_a_stuck_call_stays_open_until_that_is_back(driver, library):
     await driver.scan()
     library.hanging.add(("*", 0))
@@ -166,33 +143,6 @@ async def test_a_driver_that_begins_slowly_is_open_although_nobody_waits_so_long
     await until(lambda: library.open == 1)
     assert 3 == len((await driver.scan()).gpus)
     assert (1, 0) == (library.calls["nvmlInit"], library.calls["nvmlShutdown"])
-
-
-async def test_who_comes_before_a_beginning_ends_that_somebody_left_uses_its_session(
-    driver, library
-):
-    library.hanging.add(("nvmlInit", None))
-    async with asyncio.TaskGroup() as tasks:
-        first = tasks.create_task(driver.scan())
-        await until(lambda: library.inside == 1)
-        first.cancel()
-        second = tasks.create_task(driver.scan())
-        await asyncio.sleep(0.05)
-        library.release()
-
-    assert 3 == len(second.result().gpus)
-    assert (1, 0) == (library.calls["nvmlInit"], library.calls["nvmlShutdown"])
-
-
-async def test_all_who_wait_share_one_beginning(driver, library):
-    library.hanging.add(("nvmlInit", None))
-    async with asyncio.TaskGroup() as tasks:
-        answers = [tasks.create_task(driver.probe(uuid)) for uuid in UUIDS]
-        await until(lambda: library.inside == 1)
-        library.release()
-
-    assert [ProbeOutcome.PASSED] * 3 == [answer.result().outcome for answer in answers]
-    assert 1 == library.calls["nvmlInit"]
 
 
 @pytest.mark.parametrize("leaves_early", [False, True])
@@ -248,37 +198,6 @@ async def test_all_who_wait_for_a_beginning_that_takes_too_long_hear_that_at_onc
     assert 1 == library.calls["nvmlInit"]
 
 
-async def test_a_beginning_that_failed_while_nobody_waited_is_tried_again(driver, library):
-    library.hanging.add(("nvmlInit", None))
-    library.failures["nvmlInit", None] = 9
-    with pytest.raises(TimeoutError):
-        async with asyncio.timeout(0.1):
-            await driver.scan()
-    library.release()
-    await until(lambda: library.inside == 0)
-    library.failures.clear()
-
-    assert 3 == len((await driver.scan()).gpus)
-    assert 2 == library.calls["nvmlInit"]
-
-
-async def test_a_session_that_is_ended_before_its_use_is_never_used(driver, library):
-    await driver.scan()
-    await driver.renew()
-    library.hanging.add(("nvmlInit", None))
-    async with asyncio.TaskGroup() as tasks:
-        scan = tasks.create_task(driver.scan())
-        await until(lambda: library.inside == 1)
-        scan.cancel()
-    library.release()
-    await until(lambda: library.open == 1)
-    await driver.release([UUIDS[0]])
-    assert (2, 0) == (library.calls["nvmlInit"], library.open)
-
-    assert ProbeOutcome.PASSED is (await driver.probe(UUIDS[1])).outcome
-    assert (3, 1) == (library.calls["nvmlInit"], library.open)
-
-
 async def test_a_session_that_the_driver_does_not_end_is_told_to_who_releases_a_gpu(
     driver, library
 ):
@@ -290,13 +209,3 @@ async def test_a_session_that_the_driver_does_not_end_is_told_to_who_releases_a_
 
     assert ProbeOutcome.PASSED is (await driver.probe(UUIDS[1])).outcome
     assert (2, 1) == (library.calls["nvmlInit"], library.open)
-
-
-async def test_a_library_that_never_says_that_no_session_is_left_is_used(
-    driver, library, monkeypatch
-):
-    shutdowns = list[None]()
-    monkeypatch.setattr(library, "nvmlShutdown", lambda: shutdowns.append(None))
-
-    assert 3 == len((await driver.scan()).gpus)
-    assert MOST_SESSIONS == len(shutdowns)

@@ -14,7 +14,7 @@ import pytest
 from agent.errors import DriverError, DriverMissing
 from agent.gpu import nvml
 from agent.gpu.driver import REMOVED_AFTER, NvmlDriver
-from agent.gpu.nvml import library_below, removed, successor
+from agent.gpu.nvml import removed, successor
 from agent.model import (
     DriverEvent,
     EventKind,
@@ -70,28 +70,6 @@ async def test_a_named_library_is_used(driver):
     assert [(PciPath.SAME_CPU, 0)] * 2 == [(link.path, link.nvlinks) for link in scan.gpus[0].links]
 
 
-async def test_a_gpu_in_a_domain_beyond_four_digits_keeps_its_numa_node(driver, stub, tmp_path):
-    stub.set(1, domain=0x10000)
-    folder = tmp_path / "bus/pci/devices/10000:b0:00.0"
-    folder.mkdir(parents=True)
-    (folder / "numa_node").write_text("1\n")
-    gpu = (await driver.scan()).gpus[1]
-
-    assert ("10000:b0:00.0", 1) == (gpu.pci, gpu.numa)
-    await driver.release([UUIDS[0]])  # the others are found by that address
-    assert UUIDS[1] in [one.uuid for one in (await driver.scan()).gpus]
-
-
-async def test_switched_links_are_counted(driver, stub):
-    for slot in range(3):
-        stub.set(slot, nvlinks=18 - slot)
-    scan = await driver.scan()
-
-    assert [[17, 16], [17, 16], [16, 16]] == [
-        [link.nvlinks for link in gpu.links] for gpu in scan.gpus
-    ]
-
-
 async def test_the_signs_come_through_the_librarys_structures(driver, stub):
     stub.set(1, rows_pending=1, pages_pending=1, recovery=4)
 
@@ -130,12 +108,6 @@ async def test_use_comes_through_the_librarys_structures(driver, stub):
     assert wanted == await driver.sample(UUIDS[0])
 
 
-async def test_which_gpu_is_in_mig_mode_comes_through_the_library(driver, stub):
-    stub.set(1, mig=1)
-
-    assert [False, True, False] == [gpu.mig_enabled for gpu in (await driver.scan()).gpus]
-
-
 async def test_calls_that_an_old_driver_lacks_cost_nothing(tmp_path):
     library = nvml_stub.build(tmp_path, "-DOLD_DRIVER")
     driver = NvmlDriver(path=library, sys_root=tmp_path)
@@ -152,16 +124,6 @@ async def test_calls_that_an_old_driver_lacks_cost_nothing(tmp_path):
     assert ProbeOutcome.PASSED is probe.outcome
     assert (None, None) == (probe.signs.rows_failed, probe.signs.recovery)
     await driver.close()
-
-
-async def test_a_name_that_is_no_text_is_a_fault_of_that_gpu_alone(driver, stub):
-    stub.name(1, b"\xff\xfe")
-    scan = await driver.scan()
-
-    assert [UUIDS[0], UUIDS[2]] == [gpu.uuid for gpu in scan.gpus]
-    (fault,) = scan.faults
-    assert ("index 1", False) == (fault.gpu, fault.lost)
-    assert "can't decode byte 0xff" in fault.text
 
 
 async def test_an_event_of_any_wanted_kind_arrives_with_its_gpu(driver, stub):
@@ -184,19 +146,6 @@ async def test_gpus_come_go_and_change_places_and_keep_their_uuids(driver, stub)
 
     assert [[UUIDS[slot] for slot in order] for order in orders] == seen
     assert ProbeOutcome.LOST is (await driver.probe(UUIDS[0])).outcome
-
-
-async def test_a_gpu_that_is_added_while_we_listen_is_heard(driver, stub):
-    events = listen(driver)
-    async with contextlib.aclosing(events), asyncio.timeout(30), asyncio.TaskGroup() as tasks:
-        heard = tasks.create_task(events.__anext__())
-        stub.order([0, 1, 2, 7])
-        while not heard.done():
-            await driver.scan()
-            stub.xid(7, 48)
-            await asyncio.wait([heard], timeout=0.02)
-
-    assert DriverEvent(EventKind.XID, UUIDS[7], 48) == heard.result()
 
 
 @pytest.mark.parametrize(
@@ -433,18 +382,6 @@ def test_a_library_that_the_loader_found_is_removed_or_replaced_by_what_its_link
     nothing = tmp_path / "none"
     for path in (None, tmp_path):
         assert successor(by_soname, path, nothing) is removed(by_soname, nothing) is None
-
-
-@pytest.mark.parametrize("there", [True, False])
-def test_a_library_that_the_loader_passes_over_is_named_by_its_place(tmp_path, monkeypatch, there):
-    file = tmp_path / "libnvidia-ml.so.1"
-    file.write_bytes(b"of another machine")
-    monkeypatch.setattr(nvml, "SONAME", "libno-such-library.so.1")
-    monkeypatch.setattr(nvml, "library_below", lambda _: file if there else None)
-    found = nvml.missing(pynvml, NVMLError(12), tmp_path)
-
-    assert f"{file} cannot be loaded" in str(found) if there else found is None
-    assert (None, None) == (library_below(tmp_path), library_below(None))
 
 
 @pytest.mark.parametrize("content", [b"", b"\x7fELF", b"\x7fELF\x01" + bytes(100), b"#!/bin/sh"])

@@ -1,9 +1,7 @@
 """Threads for calls that may hang: one for all GPUs that answer, and one for each other."""
 
 import asyncio
-import contextlib
 import gc
-import queue
 import threading
 import time
 
@@ -125,15 +123,6 @@ async def test_what_comes_or_waits_behind_a_stuck_call_is_refused_until_that_is_
     threads.close()
 
 
-async def test_a_call_behind_a_slow_one_waits_for_one_deadline(threads, stuck):
-    slow = await begin(threads, "a", stuck)
-    with pytest.raises(TimeoutError, match=NOT_BACK):
-        await threads.call("a", str)
-    stuck.let_go()
-
-    assert ("late", "a") == (await slow, await threads.call("a", lambda: "a"))
-
-
 @pytest.mark.parametrize("leaves_early", [False, True])
 async def test_nobody_is_inside_once_the_last_call_has_left(patient, stuck, leaves_early):
     assert await patient.drained()
@@ -149,14 +138,6 @@ async def test_nobody_is_inside_once_the_last_call_has_left(patient, stuck, leav
 
     assert emptied.result()
     assert "next" == await patient.call("a", lambda: "next")
-
-
-async def test_nobody_waits_for_a_call_whose_time_is_up(threads, stuck):
-    await hang(threads, stuck, "a")
-    began = asyncio.get_running_loop().time()
-
-    assert not await threads.drained()
-    assert asyncio.get_running_loop().time() - began < DEADLINE
 
 
 async def test_calls_about_one_gpu_run_one_after_the_other(patient):
@@ -176,19 +157,6 @@ async def test_calls_about_one_gpu_run_one_after_the_other(patient):
         await call
 
     assert 1 == most
-
-
-async def test_a_call_that_is_given_up_in_the_line_is_never_made(patient, stuck):
-    made: list[str] = []
-    first = await begin(patient, "a", stuck)
-    with pytest.raises(TimeoutError):
-        async with asyncio.timeout(0.01):
-            await patient.call("a", lambda: made.append("made"))
-    stuck.let_go()
-    await first
-
-    assert "again" == await patient.call("a", lambda: "again")
-    assert [] == made
 
 
 async def test_calls_of_one_turn_share_a_thread_and_wake_the_loop_once(patient, alive, monkeypatch):
@@ -218,47 +186,6 @@ async def test_calls_behind_one_that_hangs_are_made_at_once_each_on_its_own(pati
     stuck.let_go()
     assert 4 * ["late"] == [await each for each in slow]
     await settles(lambda: alive() == 1)
-
-
-async def test_an_answer_is_handed_on_although_the_next_call_of_the_thread_hangs(patient, stuck):
-    quick = await begin(patient, "quick", lambda: "quick")
-    slow = await begin(patient, "slow", stuck)
-
-    assert ("quick", False) == (await quick, slow.done())
-    stuck.let_go()
-    assert "late" == await slow
-
-
-async def test_an_answer_that_comes_while_the_loop_looks_waits_for_no_other_call(patient, stuck):
-    first, is_inside, own = Stuck(), threading.Event(), threading.current_thread()
-
-    def hang() -> None:
-        is_inside.set()
-        stuck()
-
-    class Preempted(queue.SimpleQueue):
-        put_so_far = 0
-
-        def put(self, *args, **kwargs) -> None:
-            self.put_so_far += 1
-            super().put(*args, **kwargs)
-
-        def empty(self) -> bool:
-            # Here the loop's thread stands still while the other goes on.
-            if self.put_so_far == 2 and threading.current_thread() is own:
-                first.let_go()
-                is_inside.wait(PATIENT)
-            return super().empty()
-
-    patient._queue = Preempted()
-    quick = await begin(patient, "quick", first)
-    slow = await begin(patient, "slow", hang)
-
-    async with asyncio.timeout(PATIENT):
-        assert ("late", False) == (await quick, slow.done())
-    assert is_inside.is_set()
-    stuck.let_go()
-    await slow
 
 
 async def test_an_error_is_the_callers_and_a_late_one_is_not_logged_as_unread(threads, stuck):
@@ -292,18 +219,6 @@ async def test_close_sends_all_home_but_those_that_hang(threads, stuck, alive):
     await settles(lambda: alive() == 0)
 
 
-async def test_a_loop_that_is_gone_stops_no_thread_from_going_home(alive, stuck):
-    async def leave() -> None:
-        with contextlib.suppress(TimeoutError):
-            await GpuThreads(0.01).call("a", stuck)
-
-    await asyncio.to_thread(asyncio.run, leave())
-    assert 1 == alive()
-    stuck.let_go()
-
-    await settles(lambda: alive() == 0)
-
-
 @pytest.fixture
 def machine(monkeypatch):
     """Gives threads, or says that there are no more."""
@@ -316,16 +231,6 @@ def machine(monkeypatch):
 
     monkeypatch.setattr(threading.Thread, "start", give)
     return gives
-
-
-async def test_a_machine_that_gives_no_thread_costs_a_call_its_answer_and_no_more(threads, machine):
-    machine.append(False)
-    with pytest.raises(TimeoutError):
-        await threads.call("a", str)
-    machine.append(True)
-    await settles(lambda: not threads._calls)
-
-    assert ["1", "2"] == [await threads.call("a", lambda n=n: n) for n in "12"]
 
 
 @pytest.mark.parametrize("comes", ["the call back", "a thread"])

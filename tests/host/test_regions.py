@@ -104,12 +104,6 @@ async def test_the_region_is_the_first_cache_file_by_name_as_for_hamis_monitor(
     assert SUMS == await one(regions)
 
 
-async def test_a_name_of_the_library_is_no_region(hook, regions):
-    (container_dir(hook) / "libvgpu.so.cache").touch()
-
-    assert ABSENT == await one(regions)
-
-
 @pytest.mark.parametrize("name", ["..", "../..", "x", "a/b_c", "_c", NAME * 9, f"{NAME}\0"])
 async def test_a_name_that_is_no_container_directory_is_not_opened(hook, regions, name):
     with_region(hook)
@@ -190,12 +184,6 @@ async def test_what_is_no_region_of_its_own_is_neither_read_nor_written(hook, re
     assert before == (others.read_bytes() if others.exists() else b"")
 
 
-async def test_a_process_count_of_two_thousand_millions_reads_1024_slots(hook, regions):
-    poke(with_region(hook), COUNT, "<i", 2**31 - 1)
-
-    assert SUMS.memory == (await one(regions)).memory
-
-
 async def test_a_change_is_in_the_file_and_no_other_byte(hook, regions):
     region = with_region(hook)
     before = bytearray(region.read_bytes())
@@ -217,28 +205,6 @@ async def test_who_is_held_back_is_found_in_each_layout(hook, regions, file, num
 
     assert [NAME] * (number < 0) == await regions.held()
     assert number == (await one(regions)).region.recent_kernel
-
-
-async def test_who_is_held_back_is_found_by_few_bytes_also_with_more_processes_than_are_read(
-    hook, regions, thread
-):
-    (container_dir(hook) / FILE).write_bytes(full_region(V1_2, gpus=16, processes=1024))
-    assert "more than are read" in (await one(regions)).reason
-    assert {} == await regions.write({NAME: RegionChange(recent_kernel=-1)})
-    thread.spent = 0.0
-
-    assert [NAME] == await regions.held()
-    assert thread.spent < 4096 * thread.rate
-
-
-async def test_one_that_cannot_be_written_stops_no_other(hook, regions):
-    region = with_region(hook, OTHER)
-    change = RegionChange(recent_kernel=-1)
-
-    refused = await regions.write({NAME: change, OTHER: change})
-
-    assert {NAME: "it is absent"} == refused
-    assert -1 == read_bytes(region.read_bytes()).region.recent_kernel
 
 
 RIGHTS = """
@@ -424,20 +390,6 @@ async def test_many_crowded_regions_cost_a_small_part_of_a_core_and_hide_no_othe
     assert {(RegionState.UNREADABLE, True), (RegionState.READABLE, False)} == states
 
 
-async def test_regions_that_are_slow_to_read_now_and_then_cost_a_small_part_of_a_core(hook, thread):
-    bad = names_of(100)
-    for name in bad:
-        with_region(hook, name)
-    regions = HostRegions(hook, thread, cpu=thread.cpu)
-
-    for number in range(240):
-        thread.rate = 1e-6 if number % 6 == 1 else 1e-12
-        await regions.read(bad)
-        thread.now += 5
-
-    assert thread.spent < 240 * 5 * 0.005
-
-
 @pytest.mark.parametrize("slots", [65, 1024])
 async def test_a_single_crowded_region_is_read_in_each_round(hook, thread, slots):
     crowded(hook, NAME, slots)
@@ -445,35 +397,6 @@ async def test_a_single_crowded_region_is_read_in_each_round(hook, thread, slots
 
     for _ in range(4):
         assert SUMS == await one(regions)
-        thread.now += 5
-
-
-async def test_a_region_that_costs_much_with_few_slots_is_read_more_rarely_too(hook, thread):
-    with_region(hook)
-    regions = HostRegions(hook, thread, cpu=thread.cpu)
-    thread.rate = 1e-5
-    read, why = 0, ""
-
-    for _ in range(720):
-        reading = await one(regions)
-        read += reading.state is RegionState.READABLE
-        why = reading.reason or why
-        thread.now += 5
-
-    assert 1 < read < 720
-    assert thread.spent < 3600 * 0.005
-    assert "of CPU, so it is read every" in why
-
-
-async def test_a_region_whose_reading_was_disturbed_once_is_read_in_the_next_round(hook, thread):
-    with_region(hook)
-    for name in names_of(50):
-        crowded(hook, name)
-    regions = HostRegions(hook, thread, cpu=thread.cpu)
-
-    for _ in range(10):
-        thread.noise = 0.02
-        assert SUMS == (await regions.read([NAME, *names_of(50)]))[NAME]
         thread.now += 5
 
 

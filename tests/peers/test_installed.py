@@ -231,7 +231,7 @@ async def test_a_release_that_cannot_start_is_never_complete_and_a_rollback_heal
     before = await held_by(cluster, names)
 
     refused = "extraArgs={--simulate,h100:8,--split-count=9000}"
-    # It fails when it takes over. While it waits it is ready, which helm may see in time or not.
+    # It ends at once, so it is never ready.
     await site.try_upgrade(refused, "--wait", "--timeout=20s")
     await cluster.pods.until(
         lambda: "CrashLoopBackOff" in waiting_for(site), SERVING, "the agent does not end"

@@ -6,8 +6,6 @@ tests/unit/core/node/test_judges.py has what is said of each fact. Here the fact
 import asyncio
 import datetime as dt
 import json
-import shutil
-import socket
 from collections.abc import Awaitable, Callable
 
 import pytest
@@ -18,7 +16,6 @@ from agent.hami.annotations import encode_node_lock
 from agent.kit.timing import SystemClock
 from agent.sandbox.apiserver import WRITES
 from agent.sandbox.kubelet.podloop import NodeReporter
-from agent.sandbox.lab.child import start_child
 from agent.sandbox.lab.cluster import NODE, RESOURCE, SandboxCluster
 from agent.sandbox.scenario.stage import plain
 from tests.process.agent_process import PATIENCE, comes, offers, run
@@ -111,23 +108,6 @@ async def test_a_clock_that_is_ahead(well: SandboxCluster):
 # Faults of a node, one at a time.
 
 
-async def hamis_plugin_was_here(node: SandboxCluster) -> None:
-    with socket.socket(socket.AF_UNIX) as theirs:
-        theirs.bind(str(node.places.plugins / "nvidia-gpu.sock"))
-    node.places.hook.chmod(0o777)
-
-
-async def a_second_agent_serves(node: SandboxCluster) -> None:
-    root = node.places.root
-    shutil.copytree(node.places.state, root / "state2", ignore=shutil.ignore_patterns(".*"))
-    more = ("--run-dir", f"{root}/run2", "--state-dir", f"{root}/state2")
-    child = await start_child((*node.command(), *more), node.environment(), node.log)
-    node.children.insert(0, child)
-    node.tasks.create_task(child.read())
-    assert await comes(lambda: len(node.kubelet.history.of("registered")) > 1)
-    assert await offers(node, SLICES)
-
-
 async def settings_were_refused(node: SandboxCluster) -> None:
     assert await comes((node.places.state / "settings.json").exists)
     node.places.config.write_text("sharing: {splitCount: many}\n")
@@ -197,13 +177,6 @@ async def end_scheduler(node: SandboxCluster) -> None:
 @pytest.mark.parametrize(
     ("fault", "expected", "said", "code"),
     [
-        (
-            hamis_plugin_was_here,
-            [("P-LEFTOVERS", NOTE), ("P-PATHS", WRONG)],
-            "every user may write there (mode 0777)",
-            1,
-        ),
-        (a_second_agent_serves, [("P-SECOND", WRONG)], "2 agents serve the kubelet", 1),
         (
             the_kubelet_lost_its_checkpoint,
             [("P-WITNESS", NOTE)],

@@ -1,62 +1,18 @@
-"""GPUs come, go and change places and modes under a whole agent, and so does their driver."""
+"""A real agent on the real pynvml, whose driver hangs or reports, and what an operator sees."""
 
 import asyncio
 import json
 import statistics
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
-from agent.sandbox.lab.cluster import SandboxCluster, fetch, open_cluster
-from agent.state import CURRENT, decode_state, encode_state
-from tests.fakes.nvml_stub import NvmlStub
+from agent.sandbox.lab.cluster import SandboxCluster, open_cluster
 from tests.process.agent_process import PATIENCE, comes, offers, options, run, started
-from tests.process.driver_node import GPUS, LIMIT, SLICES, DriverNode, a_cluster, a_node, start
+from tests.process.driver_node import GPUS, LIMIT, SLICES, DriverNode, a_node
 
 pytestmark = [pytest.mark.process, pytest.mark.looptime(False), pytest.mark.timeout(120)]
-
-
-def test_a_driver_that_fails_is_69_where_the_agent_is_to_exit(library, tmp_path):
-    stub = NvmlStub(library)
-    stub.fail("nvmlDeviceGetCount_v2", code=999)
-    (tmp_path / "plugins").mkdir()
-    ended = run(
-        "run",
-        *("--scheduler", "none", "--node-name", "here", "--web-port", "0"),
-        *("--nvml-library", str(library), "--on-no-driver", "exit"),
-        *("--state-dir", str(tmp_path / "state"), "--run-dir", str(tmp_path / "run")),
-        *("--hook-path", str(tmp_path / "hook")),
-        *("--kubelet-socket", str(tmp_path / "plugins" / "kubelet.sock")),
-    )
-
-    assert 69 == ended.returncode, ended.stderr
-    assert "driver answers with an error" in ended.stderr
-
-
-async def booted(cluster: SandboxCluster) -> None:
-    """What a boot leaves: no agent, and a state that was written before it."""
-    assert 0 == await cluster.stop_agent()
-    path = cluster.places.state / CURRENT
-    state = decode_state(path.read_bytes())
-    path.write_bytes(encode_state(msgspec.structs.replace(state, boot_id="of the boot before")))
-
-
-async def test_a_boot_ends_what_a_reset_would_and_a_restart_of_the_agent_does_not(library):
-    async with a_node(library) as node:
-        node.stub.set(1, recovery=-1)  # a driver before 570 tells no need of a reset
-        node.stub.xid(1, 48)
-        assert await offers(node.cluster, 10 * (GPUS - 1)), node.cluster.log.last(20)
-        assert 0 == await node.cluster.stop_agent()
-        await start(node.cluster, library)
-        assert await offers(node.cluster, 10 * (GPUS - 1)), node.cluster.log.last(20)
-
-        await booted(node.cluster)
-        await start(node.cluster, library)
-
-        assert await offers(node.cluster, 10 * GPUS), node.cluster.log.last(20)
 
 
 # A whole agent on the real pynvml and a library of ours that hangs: the agent never does.
@@ -141,28 +97,6 @@ async def test_an_xid_of_the_library_takes_the_slices_of_its_gpu_away(library):
         assert "" == await node.allocate("GPU-5708-0-0")
 
 
-async def test_release_all_lets_go_of_a_gpu_that_is_not_shared_too(library):
-    stub = NvmlStub(library)
-    stub.set(1, mig=1)
-    stub.set(2, memory=16 << 30)
-    async with a_cluster() as cluster:
-        await start(cluster, library)
-        assert await offers(cluster, 20), cluster.log.last(20)
-        socket = str(cluster.places.run / "api.sock")
-        assert await comes(lambda: Path(socket).exists())
-        one = await asyncio.to_thread(run, "release", "1", "--socket", socket)
-        every = await asyncio.to_thread(run, "release", "all", "--socket", socket)
-
-        assert 1 == one.returncode
-        assert "GPU 1 is not shared: it is in MIG mode" in one.stderr
-        assert "`hami-agent release all` releases it too" in one.stderr
-        assert 0 == every.returncode, every.stderr
-        assert ([False] * 3, 0) == ([stub.attached(slot) for slot in range(3)], stub.sessions)
-        stub.set(1, mig=0)
-        await asyncio.to_thread(run, "recheck", "all", "--socket", socket)
-        assert await offers(cluster, 30), cluster.log.last(20)
-
-
 # Health as an operator meets it, with a real agent: recheck, Events, the Node's condition.
 
 
@@ -178,12 +112,6 @@ async def answering(cluster: SandboxCluster, slices: int = 20) -> None:
     """The agent offers its slices and can be asked."""
     await started(cluster, slices=slices)
     assert await cluster.until((cluster.places.run / "api.sock").exists, PATIENCE)
-
-
-async def fetched(cluster: SandboxCluster, path: str) -> str:
-    """What the web door says."""
-    assert await cluster.until(lambda: cluster.web_address is not None, PATIENCE)
-    return (await fetch(cluster.web_address or "", path)).text
 
 
 def condition(cluster: SandboxCluster) -> dict[str, Any]:
@@ -219,63 +147,3 @@ async def test_a_gpu_that_falls_ill_is_told_everywhere_and_can_be_asked():
         assert await cluster.until(lambda: condition(cluster).get("status") == "True", PATIENCE)
         assert "XID 48" in condition(cluster)["message"]
         assert await cluster.until(lambda: "GpuUnhealthy" in reasons(cluster), PATIENCE)
-
-
-@pytest.mark.slow
-async def test_an_ill_gpu_that_nobody_holds_is_in_view_after_a_restart():
-    async with open_cluster(options(gpus=3)) as cluster:
-        cluster.places.config.write_text("report: {nodeCondition: true}\n")
-        await answering(cluster, 30)
-        ill = cluster.hardware.states[1].gpu.uuid
-        assert 0 == (await verb(cluster, "simulate", "refuse", "--gpu", "1"))[0]
-        assert await cluster.until(lambda: condition(cluster).get("status") == "True", PATIENCE)
-        before = condition(cluster)
-        # The memory is written behind the list; a death in between is not what is asked here.
-        memory = cluster.places.state / "state.json"
-        assert await comes(lambda: memory.exists() and "refused" in memory.read_text())
-
-        await cluster.kill_agent()
-        (cluster.places.run / "api.sock").unlink()  # or the dead one's would be asked
-        await answering(cluster, 20)
-
-        assert before == condition(cluster)
-        code, text, _ = await verb(cluster, "recheck", ill)
-        assert (1, True) == (code, "bad since" in text and "[H-RESET]" in text)
-        told = await fetched(cluster, "/metrics")
-        assert f'gpu="1",mode="hami-core",model="",numa="",pci="",uuid="{ill}"}} 1.0' in told
-        assert 'hami_agent_gpu_health{gpu="1",state="bad"} 1.0' in told
-        assert 'hami_agent_degraded{reason="gpu_health"} 1.0' in told
-        assert 'hami_agent_slices{gpu="1",state="healthy"} 0.0' in told
-        assert "GPU 1 is bad: " in await fetched(cluster, "/readyz?verbose")
-        register = "hami.io/node-nvidia-register"
-        assert await cluster.until(
-            lambda: ill not in cluster.node_annotations()[register], PATIENCE
-        )
-        assert "GpuLeftOut" not in reasons(cluster)
-
-
-@pytest.mark.slow
-async def test_a_gpu_is_released_for_its_reset_and_taken_back_by_an_operators_word():
-    async with open_cluster(options(gpus=2)) as cluster:
-        await answering(cluster)
-        assert 0 == (await verb(cluster, "simulate", "xid", "48", "--gpu", "1"))[0]
-        assert await cluster.until(lambda: cluster.allocatable() == 10, PATIENCE)
-
-        code, text, _ = await verb(cluster, "release", "1")
-        assert (0, True) == (code, "released; `hami-agent recheck` takes it back" in text)
-        assert "[H-RELEASED]" in await fetched(cluster, "/readyz?verbose")
-        assert 0 == (await verb(cluster, "simulate", "restore", "--gpu", "1"))[0]
-        assert await cluster.until(lambda: cluster.hardware.states[1].words == "ok", PATIENCE)
-        code, text, _ = await verb(cluster, "recheck", "--was-reset", "1")
-        assert 1 == code
-        for words in ("it answered", "bad since", "s more without a bad report"):
-            assert words in text
-        assert "reset of the GPU" not in text
-
-        code, text, _ = await verb(cluster, "release", "all")
-        assert 0 == code
-        assert await cluster.until(lambda: cluster.allocatable() == 0, PATIENCE)
-        assert 0 == (await verb(cluster, "recheck", "0"))[0]
-        assert await cluster.until(lambda: cluster.allocatable() == 10, PATIENCE)
-        assert await cluster.until(lambda: "GpuReleased" in reasons(cluster), PATIENCE)
-        assert 4 == (await verb(cluster, "release", "7"))[0]

@@ -14,18 +14,11 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import aiohttp
-import grpc
 import pytest
 
-from agent.cluster import BIND_PHASE, PHASE_SUCCESS, REGISTER
-from agent.host.process import MACHINE_ID, read_id
-from agent.ledger import Ledger, State, container_directory
-from agent.sandbox.kubelet.services import PodResourcesLister
-from agent.sandbox.lab.cluster import NAMESPACE, RESOURCE, SandboxCluster, fetch, open_cluster
-from agent.state import CURRENT, decode_state, encode_state
-from agent.wire.v1 import GetPodResourcesRequest, GetPodResourcesResponse
-from tests.builders import G1, G2, NOON, a_row
-from tests.fakes.grpc_messages import GrpcPlugin
+from agent.sandbox.lab.cluster import RESOURCE, SandboxCluster, fetch, open_cluster
+from agent.sandbox.scenario.facts import is_running, pod_facts
+from agent.sandbox.scenario.stage import Wish, Workload
 from tests.process.agent_process import (
     ENVIRON,
     PATIENCE,
@@ -36,7 +29,6 @@ from tests.process.agent_process import (
     run,
     started,
 )
-from tests.process.driver_node import a_node
 
 pytestmark = [pytest.mark.process, pytest.mark.looptime(False), pytest.mark.timeout(90)]
 
@@ -107,44 +99,6 @@ async def test_it_reads_nothing_of_other_pods_and_writes_nothing_but_the_annotat
             (user, "watch", "pods"): 1,
             (user, "patch", "nodes"): 1,
         } == dict(journal.counts)
-
-
-async def test_a_broken_directory_is_one_containers_trouble_and_not_the_nodes():
-    async with open_cluster(options()) as opened:
-        good = a_row()
-        bad = a_row(container="No-Label", slice_ids=(f"{G1}-7",))
-        ledger = Ledger(rows=(good, bad))
-        state = State(generation=1, machine_id=read_id(MACHINE_ID), ledger=ledger)
-        containers = opened.places.hook / "vgpu" / "containers"
-        containers.mkdir()
-        leaf = containers / container_directory(good.key.pod_uid, good.key.container)
-        leaf.write_text("")
-        opened.places.state.mkdir(exist_ok=True)
-        (opened.places.state / "state.json").write_bytes(encode_state(state))
-
-        cluster = await started(opened)
-
-        (line,) = cluster.log.of("hooks.not_prepared")
-        assert "No-Label" in str(line.fields["err"])
-        assert leaf.is_dir()
-
-
-async def test_with_a_fence_the_kubelet_asks_before_a_start_and_is_answered_from_the_ledger():
-    still_young = NOON.replace(year=9999)
-    row = a_row(slice_ids=(f"{G2}-0",), offered=True, answered_at=still_young)
-    async with open_cluster(options("--fence", "prestart")) as opened:
-        state = State(machine_id=read_id(MACHINE_ID), ledger=Ledger((row,)))
-        opened.places.state.mkdir(parents=True, exist_ok=True)
-        (opened.places.state / "state.json").write_bytes(encode_state(state))
-        cluster = await started(opened)
-        (endpoint,) = sockets(cluster) - {"kubelet.sock"}
-        plugin = GrpcPlugin(cluster.places.plugins / endpoint)
-
-        assert (await asyncio.to_thread(plugin.options)).pre_start_required
-        with pytest.raises(grpc.RpcError, match="HA-4006"):
-            await asyncio.to_thread(plugin.pre_start, list(row.slice_ids))
-        await asyncio.to_thread(plugin.pre_start, [f"{G1}-0"])
-        plugin.close()
 
 
 # Bad input at the start: one sentence that says where, and the right exit code.
@@ -332,16 +286,6 @@ async def test_what_lies_in_the_place_of_the_socket_keeps_nobody_from_the_port()
         assert "[+]web ok" in await over_unix(path)
 
 
-@pytest.mark.slow
-async def test_the_url_of_an_ipv6_address_has_it_in_brackets():
-    async with open_cluster(options("--web-address=::1", gpus=1)) as cluster:
-        await started(cluster, slices=10)
-        assert await cluster.until(lambda: cluster.web_address is not None, PATIENCE)
-
-        assert (cluster.web_address or "").startswith("http://[::1]:")
-        assert 200 == (await fetch(cluster.web_address or "", "/livez")).status
-
-
 async def told(text: str, page: Callable[[], Awaitable[str]]) -> bool:
     """Whether the page says so in time."""
     with contextlib.suppress(TimeoutError):
@@ -363,113 +307,6 @@ async def over_unix(path: Path) -> str:
         client.get("/readyz?verbose") as answer,
     ):
         return await answer.text()
-
-
-# SIGTERM in the middle of an admission: the kubelet is answered, and the share is durable.
-#
-# Of one container: the next one of a pod is given a tenth of a second, which no busy machine
-# promises between two processes. tests/doors/test_plugin_server.py has the row of them.
-
-ATTEMPTS = 5
-"""One of them has to be quick enough: the agent gives a preference a fifth of a second."""
-
-
-class HeldSlices:
-    """The kubelet's answers to the agent's questions wait until `open` is set."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.asked = asyncio.Event()
-        self.open = asyncio.Event()
-        answer = PodResourcesLister.get
-
-        async def get(
-            lister: PodResourcesLister, message: GetPodResourcesRequest
-        ) -> GetPodResourcesResponse:
-            self.asked.set()
-            await self.open.wait()
-            return await answer(lister, message)
-
-        monkeypatch.setattr(PodResourcesLister, "get", get)
-
-
-def submit(cluster: SandboxCluster, name: str) -> None:
-    limits = {RESOURCE: "1", "nvidia.com/gpumem": "1000"}
-    containers = [{"name": "one", "resources": {"limits": limits}}]
-    metadata = {"name": name, "namespace": NAMESPACE}
-    cluster.submit({"metadata": metadata, "spec": {"containers": containers}})
-
-
-async def is_stopping_in_flight(cluster: SandboxCluster, patch: pytest.MonkeyPatch) -> bool:
-    """Whether the agent was told to stop, and said so, before it gave up the preference."""
-    assert await cluster.until(lambda: REGISTER in cluster.node_annotations(), PATIENCE)
-    held = HeldSlices(patch)
-    submit(cluster, "train")
-    async with asyncio.timeout(PATIENCE):
-        await held.asked.wait()
-    cluster.agent.signal(signal.SIGTERM)
-    assert await cluster.until(
-        lambda: bool(cluster.log.of("agent.stopping", cluster.agent.pid)), PATIENCE
-    )
-    held.open.set()
-    return not cluster.kubelet.history.of("preferred")
-
-
-async def is_served(cluster: SandboxCluster) -> None:
-    """The pod has its GPU of the agent that stops, and keeps it under the next."""
-    agent = cluster.agent
-    assert 0 == await agent.wait()
-    told = cluster.pod("train")["status"]
-    answers = [line.fields["ctr"] for line in cluster.log.of("alloc.answered", agent.pid)]
-    rows = decode_state((cluster.places.state / CURRENT).read_bytes()).ledger.rows
-    assert ["one"] == answers, (told, cluster.log.last(20))
-    assert {"one"} == {row.key.container for row in rows}
-
-    await started(cluster, slices=20)
-
-    def served() -> bool:
-        return cluster.pod("train")["metadata"]["annotations"][BIND_PHASE] == PHASE_SUCCESS
-
-    assert await cluster.until(served, PATIENCE), cluster.log.last(20)
-    assert "Failed" != cluster.pod("train")["status"].get("phase")
-
-
-async def test_a_pod_whose_preference_is_in_flight_gets_its_gpus_and_keeps_them(
-    monkeypatch: pytest.MonkeyPatch,
-):
-    for _ in range(ATTEMPTS):
-        async with open_cluster(options(gpus=2)) as opened:
-            cluster = await started(opened, slices=20)
-            with monkeypatch.context() as patch:
-                if await is_stopping_in_flight(cluster, patch):
-                    await is_served(cluster)
-                    return
-    pytest.fail("the agent never said in time that it stops")
-
-
-# `top -H` tells the agent's threads apart: each but the first shows in /proc what it does.
-
-DISKS = {"state", "disk", "settings", "regions", "clearing"}
-
-
-def shown(cluster: SandboxCluster) -> set[str]:
-    """The names that the kernel has of the agent's threads, without the first one's."""
-    pid = cluster.agent.pid
-    tasks = Path(f"/proc/{pid}/task").iterdir()
-    return {(one / "comm").read_text().strip() for one in tasks if one.name != str(pid)}
-
-
-async def test_the_threads_beside_a_scheduler_have_their_names():
-    async with open_cluster(options(gpus=1)) as cluster:
-        await started(cluster, slices=10)
-
-        assert await comes(lambda: shown(cluster) == {*DISKS, "asyncio"}), shown(cluster)
-
-
-async def test_the_threads_of_the_driver_have_their_names(library: Path):
-    async with a_node(library) as node:
-        wanted = {*DISKS, "nvml calls", "nvml-events"}
-
-        assert await comes(lambda: shown(node.cluster) == wanted), shown(node.cluster)
 
 
 # Processes whose parent closed, filled up or ignored something: an answer, or a sentence.
@@ -561,3 +398,106 @@ def test_a_file_is_checked_from_standard_input():
 
     assert (0, "") == (code, said)
     assert "  sharing.splitCount  4      /dev/stdin:1:28" in answer.splitlines()
+
+
+# What the agent knows to log in with is told nowhere.
+
+
+async def test_no_token_is_in_a_log_line_or_a_page():
+    async with open_cluster(options("--log-level", "debug")) as opened:
+        kubeconfig = json.loads(opened.places.kubeconfig.read_text())
+        (user,) = kubeconfig["users"]
+        token = user["user"]["token"]
+        assert len(token) > 8
+        cluster = await started(opened)
+        assert await cluster.until(lambda: cluster.web_address is not None, PATIENCE)
+        pages = [
+            (await fetch(cluster.web_address or "", path)).text
+            for path in (
+                "/",
+                "/api/v1/status",
+                "/api/v1/settings",
+                "/readyz?verbose",
+                "/metrics",
+                "/version",
+                "/nothing",
+            )
+        ]
+        # A server that takes the token no more is told of, with the address and without the token.
+        user["user"]["token"] = wrong = f"{token}-and-more"
+        cluster.places.kubeconfig.write_text(json.dumps(kubeconfig))
+        await cluster.kill_agent()
+        await cluster.start_agent()
+        assert await cluster.until(lambda: "answered 401" in said(cluster), PATIENCE)
+        code = await cluster.stop_agent()
+
+    assert 0 == code
+    for secret in (token, wrong):
+        assert secret not in said(cluster)
+        assert [] == [page for page in pages if secret in page]
+
+
+def said(cluster):
+    return "\n".join(line.text for line in cluster.log)
+
+
+def test_settings_are_shown_without_what_they_name(tmp_path):
+    kubeconfig = tmp_path / "kubeconfig"
+    kubeconfig.write_text("users: [{name: a, user: {token: s3cret}}]\n")
+
+    shown = run("config", "show", "--origin", "--kubeconfig", str(kubeconfig))
+
+    assert str(kubeconfig) in shown.stdout
+    assert "s3cret" not in shown.stdout + shown.stderr
+
+
+# What root in a container does to its directory stops no other pod.
+
+
+async def run_one(cluster: SandboxCluster, name: str) -> None:
+    cluster.submit(Workload(name, "", (Wish("main", 1, 1024),)).pod())
+    runs = await cluster.until(lambda: is_running(cluster, name), PATIENCE)
+    assert runs, (cluster.pod(name)["status"], *cluster.log.last(20))
+
+
+def status_of(pid: int) -> dict[str, str]:
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return dict(line.split(":\t", 1) for line in lines if ":\t" in line)
+
+
+AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give up a capability")
+
+
+@AS_ROOT
+async def test_the_agent_is_root_without_capabilities_as_the_unit_and_the_daemonset_run_it():
+    async with open_cluster(options(gpus=1)) as cluster:
+        await started(cluster, slices=10)
+        said = status_of(cluster.agent.pid)
+
+    assert {"0" * 16} == {said[name] for name in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")}
+    assert ("1", "0\t0\t0\t0") == (said["NoNewPrivs"], said["Uid"])
+
+
+@AS_ROOT
+async def test_what_a_container_does_to_its_directory_stops_no_other_pod_and_no_restart():
+    async with open_cluster(options(gpus=2)) as cluster:
+        await started(cluster, slices=20)
+        await run_one(cluster, "hostile")
+        containers = cluster.places.hook / "vgpu" / "containers"
+        (own,) = containers.iterdir()
+        for number in range(3000):
+            (own / str(number)).write_text("")
+        own.chmod(0)
+        await run_one(cluster, "beside")
+
+        await cluster.kill_agent()
+        await started(cluster, slices=20)
+        await run_one(cluster, "after")
+
+        held = {f"{pod_facts(cluster, name).uid}_main" for name in ("hostile", "beside", "after")}
+
+        def found() -> dict[str, int]:
+            return {path.name: path.stat().st_mode & 0o7777 for path in containers.iterdir()}
+
+        assert await comes(lambda: dict.fromkeys(held, 0o777) == found()), found()
+        assert [] == cluster.log.of("hooks.not_prepared")

@@ -17,7 +17,6 @@ from agent.model import slice_id
 from agent.settle import (
     LOCK_DELAYS,
     MISMATCH_EVENT,
-    ORPHANED_LOCKS,
     REFUSED,
     REFUSED_AT_ONCE,
     REFUSED_EVENT,
@@ -163,15 +162,6 @@ async def test_a_pod_is_settled_with_one_patch_and_its_separators_stay():
         assert (1, {("settle-pod", "done"): 1}) == (desk.api.writes, desk.results)
 
 
-async def test_a_pod_without_devices_text_gets_its_phase_only():
-    bare = placed(annotations={PHASE: "allocating"})
-    async with a_desk(bare) as desk:
-        desk.answer(bare)
-        await asyncio.sleep(1)
-
-        assert {PHASE: "success"} == desk.annotations(bare)
-
-
 async def test_a_pod_that_may_get_more_containers_is_settled_after_the_quiet_time():
     async with a_desk(POD) as desk:
         desk.answer(POD, ["a"])
@@ -202,33 +192,6 @@ async def test_a_pod_is_patched_once_at_a_time_and_once_for_two_containers_withi
         await asyncio.sleep(5)
 
         assert (writes, ";;") == (desk.api.writes, desk.annotations(POD)[TO_ALLOCATE])
-
-
-async def test_a_clock_that_was_set_back_holds_nothing_up():
-    async with a_desk(POD) as desk:
-        desk.ledger.set(
-            Ledger(
-                tuple(
-                    a_row(pod_uid=POD.uid, container=name, answered_at=NOON + dt.timedelta(days=1))
-                    for name in BOTH
-                )
-            )
-        )
-        await asyncio.sleep(1)
-
-        assert "success" == desk.annotations(POD)[PHASE]
-
-
-async def test_who_writes_a_pod_again_is_not_fought():
-    async with a_desk(POD) as desk:
-        desk.answer(POD)
-        await asyncio.sleep(1)
-        for phase in ("success", "allocating") * 9:
-            desk.api.edit_pod(*POD.key, {PHASE: phase})
-            desk.see()
-            await asyncio.sleep(10)
-
-        assert 1 == desk.api.writes
 
 
 async def test_what_a_dead_process_owed_is_done_by_the_next_one_once_the_pods_are_known():
@@ -276,14 +239,6 @@ async def test_a_success_is_not_written_on_a_pod_that_ended_but_a_refusal_is():
         assert ended.annotations == desk.annotations(ended)
         assert {TO_ALLOCATE: GROUPS, PHASE: "failed"} == desk.annotations(refused(1))
         assert {PHASE: "failed"} == desk.annotations(never_placed)
-
-
-async def test_a_static_pod_is_none_of_ours_to_settle_also_where_it_was_refused():
-    async with a_desk(refused(1, static=True), refused(2)) as desk:
-        await asyncio.sleep(3600)
-
-        assert 1 == desk.api.calls["annotate_pod"]
-        assert ["allocating", "failed"] == [desk.annotations(refused(n))[PHASE] for n in (1, 2)]
 
 
 @pytest.mark.parametrize(
@@ -337,54 +292,6 @@ async def test_the_lock_of_an_answered_pod_goes_at_once_where_its_name_cannot_re
         assert 2 == desk.api.writes
 
 
-async def test_the_lock_goes_before_everything_else():
-    async with a_desk(POD, refused(1), lock=LOCK) as desk:
-        order: list[str] = []
-        for name in ("release_lock", "annotate_pod"):
-            _note(desk.api, name, order)
-        desk.answer(POD, lock=LOCK)
-        await asyncio.sleep(1)
-
-        assert ["release_lock", "annotate_pod", "annotate_pod"] == order
-
-
-def _note(api: FakeApi, name: str, order: list[str]) -> None:
-    call = getattr(api, name)
-
-    async def noted(*args: object) -> object:
-        order.append(name)
-        return await call(*args)
-
-    setattr(api, name, noted)
-
-
-@pytest.mark.parametrize("held", [None, "2026-09-01T13:00:00Z,team-b,other"])
-async def test_a_lock_that_is_absent_or_another_pods_is_done_and_stays(held):
-    async with a_desk(POD, lock=LOCK) as desk:
-        desk.api.edit_node({MUTEX: held})
-
-        desk.answer(POD, lock=LOCK)
-        await asyncio.sleep(1)
-
-        assert 1 == desk.results["release-lock", "not-ours"]
-        assert desk.api.node is not None
-        assert held == desk.api.node.annotations.get(MUTEX)
-
-
-async def test_a_lock_of_a_node_that_is_gone_is_let_go_and_a_conflict_is_tried_again():
-    async with a_desk(POD, lock=LOCK) as desk:
-        desk.api.delete_node()
-        desk.answer(POD, lock=LOCK)
-        await asyncio.sleep(1)
-        assert 1 == desk.results["release-lock", "dropped"]
-
-    async with a_desk(POD, lock=LOCK) as desk:
-        desk.api.fail(ApiConflict("try again", status=409), call="release_lock")
-        desk.answer(POD, lock=LOCK)
-        await asyncio.sleep(1)
-        assert not desk.locked
-
-
 @pytest.mark.parametrize("is_buried", [True, False], ids=["the watch shows it", "it is late"])
 @pytest.mark.parametrize("successor", [None, placed(7, name=POD.name)], ids=["gone", "another"])
 async def test_the_lock_of_an_answered_pod_that_is_gone_goes_only_where_nobody_has_its_name(
@@ -425,16 +332,6 @@ async def test_the_lock_of_a_pod_that_has_ended_goes_behind_a_patch_with_its_uid
         desk.api.fail(ApiConflict("another UID", status=409), count=99, call="annotate_pod")
         await asyncio.sleep(25)
         assert desk.locked
-
-
-async def test_a_younger_lock_of_the_same_pod_is_released_anew():
-    ended = placed(phase=Phase.FAILED)
-    async with a_desk(ended, lock=LOCK) as desk:
-        await asyncio.sleep(0.1)
-        desk.lock(NOON + dt.timedelta(seconds=5))
-        await asyncio.sleep(0.1)
-
-        assert not desk.locked
 
 
 async def test_the_lock_that_no_row_notes_goes_two_seconds_after_the_last_answer():
@@ -484,24 +381,6 @@ async def test_each_new_lock_is_given_the_whole_time_and_a_gap_in_the_watch_star
         assert not desk.locked
 
 
-@pytest.mark.parametrize("again", [False, True])
-async def test_a_lock_outlives_a_pod_that_is_gone_when_it_goes(monkeypatch, again):
-    async with a_desk(NAMED, lock=LOCK) as desk:
-        release = desk.api.release_lock
-
-        async def delete_and_release(key, value):
-            desk.api.delete_pod(*POD.key)
-            if again:
-                desk.api.put_pod(placed(77, name=POD.name))
-            await release(key, value)
-
-        monkeypatch.setattr(desk.api, "release_lock", delete_and_release)
-        desk.answer(NAMED, lock=LOCK)
-        await asyncio.sleep(1)
-
-        assert (False, {LOCK: POD.uid}) == (desk.locked, desk.orphaned_locks.value)
-
-
 @pytest.mark.parametrize(
     ("error", "orphaned_locks"),
     [
@@ -520,19 +399,6 @@ async def test_a_lock_outlives_a_pod_that_is_gone_for_the_node_and_no_other(erro
 
         assert (False, orphaned_locks) == (desk.locked, desk.orphaned_locks.value)
         assert {("settle-pod", "done"): 1} == desk.results
-
-
-async def test_no_more_locks_are_remembered_than_the_last():
-    async with a_desk(NAMED, lock=LOCK) as desk:
-        desk.api.fail(ApiForbidden("no", status=403), count=99, call="get_pod")
-        for number in range(ORPHANED_LOCKS + 1):
-            stamp = NOON + dt.timedelta(seconds=number)
-            desk.lock(stamp)
-            desk.answer(NAMED, lock=a_lock(stamp=stamp).value)
-            await asyncio.sleep(1)
-
-        assert ORPHANED_LOCKS == len(desk.orphaned_locks.value)
-        assert LOCK not in desk.orphaned_locks.value
 
 
 # Outages.
@@ -566,51 +432,6 @@ async def test_a_server_that_names_a_time_is_left_alone_until_then():
         assert (2, "success") == (desk.api.writes, desk.annotations(NAMED)[PHASE])
 
 
-async def test_after_a_success_the_next_failure_is_retried_soon_again():
-    async with a_desk(POD) as desk:
-        desk.api.throttle(4, retry_after=0.0)
-        desk.answer(POD, ["a"])
-        await asyncio.sleep(10)
-        desk.api.throttle(1, retry_after=0.0)
-        desk.answer(POD, ["b"])
-        await asyncio.sleep(0.2)
-
-        assert "success" == desk.annotations(POD)[PHASE]
-
-
-class HangingApi(FakeApi):
-    """Never answers a patch of a pod."""
-
-    async def annotate_pod(self, *_args: object) -> None:
-        await asyncio.Event().wait()
-
-
-async def test_a_server_that_hangs_over_pods_does_not_hold_up_a_lock():
-    pods = [placed(number) for number in range(9)]
-    async with a_desk(*pods, api=HangingApi(), lock=LOCK) as desk:
-        for pod in pods[1:]:
-            desk.answer(pod)
-        await asyncio.sleep(1)
-
-        desk.answer(POD, lock=LOCK)
-        await asyncio.sleep(0.1)
-
-        assert not desk.locked
-
-
-async def test_a_pod_and_a_lock_that_may_not_be_written_are_tried_until_they_may():
-    async with a_desk(POD, lock=LOCK) as desk:
-        for call in ("release_lock", "annotate_pod"):
-            desk.api.fail(ApiForbidden("may not", status=403), count=300, call=call)
-        desk.answer(POD, lock=LOCK)
-        await asyncio.sleep(3600 / 4)
-        assert (True, "allocating") == (desk.locked, desk.annotations(POD)[PHASE])
-
-        await asyncio.sleep(3 * 3600)
-
-        assert (False, "success") == (desk.locked, desk.annotations(POD)[PHASE])
-
-
 async def test_nothing_to_do_is_no_request():
     async with a_desk(POD) as desk:
         await asyncio.sleep(24 * 3600)
@@ -630,26 +451,6 @@ async def test_patches_of_refused_pods_are_bounded_and_a_lock_waits_behind_none_
 
         await asyncio.sleep(20 * REFUSED_REFILL)
         assert count + 1 == desk.results["settle-pod", "done"]
-
-
-async def test_pods_that_may_never_be_patched_hold_up_no_other(monkeypatch):
-    pods = [refused(n, namespace=f"team-{n}") for n in range(1, 61)]
-    other = refused(99, namespace="team-99")
-    async with a_desk(*pods) as desk:
-        annotate = desk.api.annotate_pod
-
-        async def forbid(namespace: str, *rest: Any) -> None:
-            if namespace != other.namespace:
-                raise ApiForbidden("a policy", status=403)
-            await annotate(namespace, *rest)
-
-        monkeypatch.setattr(desk.api, "annotate_pod", forbid)
-        await asyncio.sleep(3600)
-        desk.api.put_pod(other)
-        desk.see()
-        await asyncio.sleep(2 * REFUSED_REFILL)
-
-        assert "failed" == desk.annotations(other)[PHASE]
 
 
 @pytest.mark.parametrize(
@@ -680,27 +481,6 @@ async def test_a_patch_that_is_refused_for_a_pod_that_is_there_is_tried_again_an
         assert len(pods) == len(desk.said)
 
 
-async def test_a_patch_that_a_failure_cancels_before_it_begins_is_made_after_the_next_start(
-    monkeypatch,
-):
-    desk, annotate = SettlingDesk(refused(1)), FakeApi.annotate_pod
-
-    async def break_down(*_: Any) -> None:
-        desk.api.put_pod(refused(2))
-        desk.see()
-        raise RuntimeError("a bug")
-
-    monkeypatch.setattr(desk.api, "annotate_pod", break_down)
-    with pytest.raises(ExceptionGroup):
-        async with at_work(desk.settlement.run):
-            await asyncio.sleep(60)
-    monkeypatch.setattr(desk.api, "annotate_pod", annotate.__get__(desk.api))
-    async with at_work(desk.settlement.run):
-        await asyncio.sleep(60)
-
-    assert ["failed"] * 2 == [desk.annotations(refused(n))[PHASE] for n in (1, 2)]
-
-
 # Events.
 
 
@@ -726,16 +506,3 @@ async def test_an_event_is_posted_on_a_refused_pod_and_on_one_that_got_another_g
         desk.see()
         await asyncio.sleep(3600)
         assert 2 == len(events(desk))
-
-
-async def test_each_of_many_refused_pods_is_told_though_its_patch_shows_first():
-    pods = [refused(n, namespace=f"team-{n}") for n in range(1, 41)]
-    async with a_desk(*pods) as desk:
-        desk.api.delay = 0.01
-        for _ in range(100):
-            await asyncio.sleep(0.01)
-            desk.see()
-        await asyncio.sleep(60)
-
-        assert {pod.uid for pod in pods} == {event.pod_uid for event in desk.said}
-        assert (40, 40) == (len(desk.said), desk.api.writes)

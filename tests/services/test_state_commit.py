@@ -6,13 +6,11 @@ import errno
 
 import pytest
 
-from agent import state as module
 from agent.cluster import NodeEvent
-from agent.errors import Refusal, RefusalReason, StateError
+from agent.errors import StateError
 from agent.ledger import State
 from agent.model import Condition, GpuUuid
-from agent.report import NodeEventQueue
-from agent.state import CURRENT, LAST_WRITE, RETRY, NodeJournal, StateService, decode_state
+from agent.state import CURRENT, LAST_WRITE, NodeJournal, StateService, decode_state
 from tests.builders import G1, NOON, a_health, a_pod_uid, a_row
 from tests.fakes.clock import ManualClock
 from tests.fakes.gated_disk import GatedDisk
@@ -43,27 +41,6 @@ async def test_a_commit_returns_when_the_row_is_on_disk_and_published():
         disk.crash()
         assert service.ledger.value == decode_state(await disk.content(CURRENT)).ledger
         assert 1 == service.generation
-
-
-async def test_an_author_goes_on_before_those_who_follow_the_ledger():
-    told = []
-
-    async with a_service(GatedDisk()) as service:
-
-        def tell(who):
-            told.append((who, len(service.ledger.value.rows)))
-
-        async def follow():
-            async for _ in service.ledger.follow():
-                tell("follower")
-
-        async with at_work(follow):
-            await asyncio.sleep(0)
-            await service.commit(putting(1))
-            tell("author")
-            await asyncio.sleep(0.01)
-
-    assert [("follower", 0), ("author", 1), ("follower", 1)] == told
 
 
 async def test_ten_changes_at_once_need_two_writes():
@@ -107,35 +84,6 @@ async def test_a_failed_write_leaves_the_ledger_and_tells_every_author():
         assert before == decode_state(await disk.content(CURRENT)).ledger
         assert "ENOSPC" in service.error.value
         assert (((), 2),) == service.errors.items()
-
-
-async def test_the_error_goes_away_with_its_cause_although_nobody_writes():
-    disk = GatedDisk()
-    async with a_service(disk) as service:
-        disk.faults.fail_at(0, errno.EROFS, times=50)
-        service.remember({GpuUuid(G1): a_health(condition=Condition.BAD)})
-        await asyncio.sleep(2.5 * RETRY)
-        assert "EROFS" in service.error.value
-
-        disk.faults.revive()
-        await asyncio.sleep(RETRY)
-
-        assert "" == service.error.value
-        assert Condition.BAD is service.health[GpuUuid(G1)].condition
-        assert service.health == decode_state(await disk.content(CURRENT)).health
-
-
-async def test_health_is_written_soon_and_what_comes_meanwhile_after_it():
-    disk = GatedDisk(shut=True)
-    async with a_service(disk) as service:
-        service.remember({GpuUuid(G1): a_health(condition=Condition.WATCH)})
-        await asyncio.sleep(0.01)
-        service.remember({GpuUuid(G1): a_health(condition=Condition.BAD)})
-        disk.gate.set()
-        await asyncio.sleep(0.01)
-
-        assert 2 == disk.writes
-        assert Condition.BAD is service.health[GpuUuid(G1)].condition
 
 
 @pytest.mark.parametrize(
@@ -194,19 +142,6 @@ async def test_a_write_that_hangs_is_an_error_while_it_does():
     assert (((), 1),) == service.errors.items()
 
 
-async def test_a_write_that_hung_and_failed_is_one_error_with_the_later_reason():
-    disk = GatedDisk(shut=True)
-    async with a_service(disk) as service:
-        service.remember(ILL)
-        await asyncio.sleep(11)
-        disk.faults.fail_at(0, errno.EIO, times=50)
-        disk.gate.set()
-        await asyncio.sleep(0.1)
-
-        assert "EIO" in service.error.value
-        assert (((), 1),) == service.errors.items()
-
-
 async def test_all_who_wait_when_the_disk_is_silent_are_told_at_once_and_so_is_who_comes_later():
     disk = GatedDisk(shut=True)
     loop = asyncio.get_running_loop()
@@ -223,31 +158,6 @@ async def test_all_who_wait_when_the_disk_is_silent_are_told_at_once_and_so_is_w
         await asyncio.sleep(0.1)
         await service.commit(putting(1))
     assert (row(1),) == service.ledger.value.rows
-
-
-async def test_changes_that_were_given_up_are_written_once_at_most():
-    disk = GatedDisk(shut=True)
-    async with a_service(disk) as service:
-        for _ in range(6):
-            with pytest.raises(StateError, match="has not answered"):
-                await service.commit(putting(1))
-        disk.gate.set()
-        await asyncio.sleep(0.1)
-        await service.commit(lambda ledger: ledger)
-
-        assert (row(1),) == service.ledger.value.rows
-        assert 1 == disk.writes
-
-
-async def test_health_noted_in_the_last_moment_is_written():
-    disk = GatedDisk()
-    async with a_service(disk) as service:
-        await service.commit(putting(1))
-        service.remember(ILL)
-
-    state = decode_state(await disk.content(CURRENT))
-    assert Condition.BAD is state.health[GpuUuid(G1)].condition
-    assert (row(1),) == state.ledger.rows
 
 
 async def test_health_whose_write_was_cut_by_the_stop_is_written():
@@ -290,9 +200,6 @@ async def test_a_hanging_disk_holds_up_the_stop_for_a_moment_only():
 # The journal keeps what happened in 24 hours, the newest first, and no more than it may.
 
 
-REFUSAL = Refusal(RefusalReason.NO_LOCK, "no lock")
-
-
 def test_the_newest_comes_first_and_yesterday_is_gone():
     clock = ManualClock(NOON)
     journal = NodeJournal(clock)
@@ -304,37 +211,3 @@ def test_the_newest_comes_first_and_yesterday_is_gone():
 
     clock.advance(23 * 3600)
     assert ["GpuRecovered"] == [entry.reason for entry in journal.changes]
-
-
-def test_a_refusal_names_the_container_if_it_is_known():
-    journal = NodeJournal(ManualClock(NOON))
-    row = a_row()
-    journal.refused(REFUSAL, None)
-    journal.refused(REFUSAL, row)
-
-    known, unknown = journal.refusals
-    assert ("HA-2005", "no lock", NOON) == (known.reason, known.text, known.at)
-    assert (row.namespace, row.pod, row.key.container) == (
-        known.namespace,
-        known.pod,
-        known.container,
-    )
-    assert ("", "", "") == (unknown.namespace, unknown.pod, unknown.container)
-
-
-def test_a_pod_that_is_refused_for_ever_takes_no_more_room_than_the_limit():
-    journal = NodeJournal(ManualClock(NOON))
-    for _ in range(module.LIMIT + 7):
-        journal.refused(REFUSAL, None)
-
-    assert module.LIMIT == len(journal.refusals)
-
-
-def test_every_event_that_is_queued_is_a_change_and_one_that_is_repeated_is_not():
-    journal = NodeJournal(ManualClock(NOON))
-    queue = NodeEventQueue(journal.changed)
-    event = NodeEvent("ConfigApplied", "applied", warning=False)
-    queue.say(event)
-    queue.say(event)
-
-    assert ["ConfigApplied"] == [entry.reason for entry in journal.changes]

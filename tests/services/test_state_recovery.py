@@ -75,16 +75,6 @@ async def test_an_unusable_generation_is_said_and_the_one_before_is_used(current
     assert "generation 1 in state.previous.json" in found.notice
 
 
-async def test_the_unusable_content_is_kept_aside():
-    disk = await a_disk(b"rubbish", ENCODED[1])
-
-    await recovered(disk)
-
-    assert b"rubbish" == await disk.read(UNREADABLE)
-    assert ENCODED[1] == await disk.read(CURRENT)
-    assert a_state(1) == (await recovered(disk)).state
-
-
 FOREIGN = encode_state(a_state(2, machine="machine-9"))
 
 
@@ -141,13 +131,6 @@ class Unreadable(MemoryDisk):
         if name in self.names:
             raise StateError(f"/state/{name} cannot be read: EIO")
         return await super().read(name)
-
-
-async def test_a_bad_sector_under_the_newest_generation_costs_only_that():
-    disk = Unreadable()
-    await disk.replace(PREVIOUS, ENCODED[1])
-
-    assert a_state(1) == (await recovered(disk)).state
 
 
 async def test_a_directory_that_cannot_be_read_is_never_taken_for_an_empty_one():
@@ -251,30 +234,6 @@ async def test_a_clock_that_was_set_ends_no_rest_within_one_boot(boot):
         read.failures,
     )
     assert NOON + step == found.state.booted_at
-
-
-@pytest.mark.parametrize("before", [None, NOON + dt.timedelta(milliseconds=5)])
-async def test_a_clock_that_was_not_set_moves_nothing(before):
-    health = a_health(condition=Condition.BAD)
-    state = msgspec.structs.replace(a_state(1), health={G1: health}, booted_at=before)
-
-    found = await recover(
-        await a_disk(encode_state(state)), boot_id="boot-1", machine_id=MACHINE, booted_at=NOON
-    )
-
-    assert {G1: health} == found.state.health
-
-
-async def test_generations_of_a_newer_version_outlive_the_writes_of_this_one():
-    disk = await a_disk(NEWER, OLDER)
-    found = await recovered(disk)
-    for _ in range(3):
-        service = StateService(disk=disk, recovered=found.state, boot_id="boot-2")
-        await flushed(service, putting(service.generation))
-        found = await recovered(disk)
-
-    assert NEWER == await disk.read(UNREADABLE)
-    assert OLDER == await disk.read(PREVIOUS_UNREADABLE)
 
 
 @pytest.mark.parametrize(

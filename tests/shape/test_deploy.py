@@ -8,9 +8,8 @@ import yaml
 
 from agent import __version__
 from agent.ledger import SourceFile
-from agent.settings.reading import make_plan
+from agent.settings.reading import NodeFacts, Sources, make_plan
 from agent.settings.schema import BY_KEY, FIELDS
-from agent.settings.sources import NodeFacts, Sources
 from tests.shape import tree
 
 MANIFESTS = [path for path in tree.files() if path.is_relative_to("deploy/manifests")]

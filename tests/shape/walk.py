@@ -19,7 +19,7 @@ from types import FrameType
 
 from agent.app.main import run_agent
 from agent.cli import run
-from agent.cli.settings_args import sources, started
+from agent.cli.config import sources, started
 from agent.cluster import BIND_PHASE, MUTEX_LOCK, REGISTER
 from agent.kit.logs import configure
 from agent.sandbox.hardware import described
@@ -33,7 +33,7 @@ from agent.sandbox.lab.cluster import (
     free_port,
     open_cluster,
 )
-from agent.settings.sources import NodeFacts
+from agent.settings.reading import NodeFacts
 from tests.fakes import nvml_stub
 from tests.fakes.nvml_stub import NvmlStub
 from tests.shape.tree import ROOT
@@ -120,7 +120,7 @@ async def run_here(arguments: list[str], environ: dict[str, str]) -> None:
     origin = sources(parser.parse_args(arguments), environ)
     start = await started(origin)
     settings = start.taken().settings(NodeFacts())
-    configure(settings.log.level, settings.log.format, environ)
+    configure(settings.log_level, settings.log_format, environ)
     await run_agent(origin, start, settings)
 
 

@@ -4,14 +4,12 @@ import contextlib
 from collections.abc import AsyncIterator, Callable
 
 from agent.status import StatusFacts
-from agent.web.api import ReadApi
-from agent.web.page import PageDoor
-from agent.web.server import PREFIX, serve_port
+from agent.web.server import PREFIX, ReadApi, serve_port
 
 
 @contextlib.asynccontextmanager
-async def serving_page(facts: Callable[[], StatusFacts | None]) -> AsyncIterator[str]:
+async def serving_page(facts: Callable[[], StatusFacts]) -> AsyncIterator[str]:
     """The address."""
-    pages = {"/": PageDoor(facts).page, PREFIX: ReadApi(facts).answer}
-    async with serve_port(pages, "127.0.0.1", 0) as port:
+    answer = ReadApi(facts).answer
+    async with serve_port({"/": answer, PREFIX: answer}, "127.0.0.1", 0) as port:
         yield f"http://127.0.0.1:{port}"

@@ -14,8 +14,6 @@ from agent.ledger import mismatch
 from tests.builders import a_container, a_row
 from tests.machine.sides import VirtualLoop, starved
 from tests.services.allocation.allocating import G1, NEXT_EPOCH, Desk, a_desk, ids, placed
-from tests.services.allocation.plain_node import a_node
-from tests.unit.core.allocation import plain_scene
 from tests.unit.core.allocation.refusals import PASSING, check_refusal
 from tests.unit.core.allocation.test_matching_gates import DECIDED
 from tests.unit.core.allocation.test_plain import REFUSED as PLAIN
@@ -205,19 +203,6 @@ async def test_a_container_is_refused_with_what_is_missing_and_nothing_is_writte
         assert ((), set()) == (desk.ledger.rows, desk.hooks.names)
 
 
-async def test_a_container_that_would_not_load_it_is_refused_and_one_that_wants_none_is_served():
-    async with a_desk() as desk:
-        desk.hooks.preload = "/opt/vgpu/libvgpu.so\n"
-        desk.bind(placed(1))
-        sentence = await refused_without_library(desk.service.allocate(ids(1)))
-        desk.witness.forget(placed(1))
-        desk.bind(placed(2, containers=(a_container(control_disabled=True),)))
-        await desk.service.allocate(ids(1))
-
-        assert f"make {LIBRARY} its only line" in sentence
-        assert ["train-2"] == [row.pod for row in desk.ledger.rows]
-
-
 async def test_a_container_that_was_answered_before_is_answered_again():
     async with a_desk() as desk:
         desk.bind(placed(1))
@@ -227,14 +212,3 @@ async def test_a_container_that_was_answered_before_is_answered_again():
         desk.hooks.missing = (LIBRARY,)
 
         assert first == await desk.service.allocate(ids(1))
-
-
-async def test_plain_mode_needs_it_for_limits_alone():
-    async with a_node() as node:
-        node.hooks.missing = (LIBRARY,)
-        await refused_without_library(node.service.allocate(plain_scene.ids(1)))
-        assert () == node.rows
-    async with a_node(limits=False) as node:
-        node.hooks.missing = (LIBRARY,)
-
-        await node.service.allocate(plain_scene.ids(1))

@@ -16,16 +16,7 @@ import pytest
 from agent.cluster import Phase, PodView
 from agent.errors import WitnessThrottled
 from agent.ledger import Ledger, State
-from tests.builders import (
-    NOON,
-    a_container,
-    a_gpu,
-    a_pod,
-    a_pod_uid,
-    a_row,
-    a_shared_gpu,
-    an_inventory,
-)
+from tests.builders import NOON, a_container, a_gpu, a_row, a_shared_gpu, an_inventory
 from tests.fakes.chance import Seeded
 from tests.services.allocation.allocating import (
     EPOCH,
@@ -41,8 +32,6 @@ from tests.services.allocation.allocating import (
 CALLS = 600
 """Function calls of one Allocate. Each row on its GPU adds up to CALLS_OF_A_ROW."""
 CALLS_OF_A_ROW = 55
-BURIED = 100
-CALLS_OF_A_GRAVE = 8
 BYTES_OF_A_ROW = 2048
 
 
@@ -96,23 +85,6 @@ async def test_an_allocate_does_no_more_on_a_full_node_than_on_an_empty_one(
     assert (1, 0, 0) == (len(desk.witness.asked), len(desk.gets), desk.refreshes)
     assert (1, 1, 0) == (desk.disk.writes, desk.hooks.made.total(), desk.records.reads)
     assert BYTES_OF_A_ROW * (rows + 5) >= len(content)
-
-
-async def test_pods_without_gpus_cost_no_call_and_just_deleted_ones_a_few():
-    async with a_desk() as desk:
-        alone = await counted(desk)
-    async with a_desk() as desk:
-        others = [
-            a_pod(uid=a_pod_uid(n), name=f"web-{n}", containers=(a_container(count=0),))
-            for n in range(500)
-        ]
-        desk.see(*others)
-        for pod in others[:BURIED]:
-            desk.bury(pod)
-
-        beside = await counted(desk)
-
-    assert alone.total() + CALLS_OF_A_GRAVE * BURIED >= beside.total(), beside.most_common(9)
 
 
 # A reboot with a lost checkpoint: the kubelet admits all its pods anew, and asks for each.

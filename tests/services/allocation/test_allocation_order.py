@@ -5,15 +5,14 @@ import itertools
 
 import pytest
 
-from agent.cluster import NodeView, Phase, Role
+from agent.cluster import Phase, Role
 from agent.errors import Refusal, RefusalReason
-from agent.kit.turns import BOOKING
 from agent.ledger import ContainerKey, KubeletEpoch
 from agent.reconcile import Adoption
 from agent.settle import EffectKind
 from agent.state import CURRENT, decode_state
-from tests.builders import NODE, a_container, a_lock
-from tests.services.allocation.allocating import EPOCH, G1, NEXT_EPOCH, a_desk, ids, placed
+from tests.builders import a_container
+from tests.services.allocation.allocating import G1, a_desk, ids, placed
 
 
 async def outcome(desk, *numbers):
@@ -72,58 +71,6 @@ async def test_a_row_on_its_way_to_disk_takes_room_already():
             desk.disk.gate.set()
 
 
-async def test_a_slow_look_at_the_hook_path_gives_a_container_to_one_of_two_calls(monkeypatch):
-    async with a_desk() as desk:
-        desk.bind(placed(1))
-        look = desk.hooks.facts
-
-        async def slowly():
-            await asyncio.sleep(0.05)
-            return await look()
-
-        monkeypatch.setattr(desk.hooks, "facts", slowly)
-
-        async with asyncio.TaskGroup() as group:
-            calls = [group.create_task(outcome(desk, number)) for number in (1, 2)]
-
-        assert 1 == sum(not isinstance(call.result(), RefusalReason) for call in calls)
-        assert 1 == len(desk.ledger.rows)
-
-
-async def test_a_put_off_replay_keeps_the_kubelet_from_its_pods_next_container_meanwhile():
-    async with a_desk() as desk:
-        old = placed(1, phase=Phase.RUNNING)
-        desk.bind(old)
-        await desk.service.allocate(ids(4))
-        desk.epoch = NEXT_EPOCH
-        desk.see(old)
-        desk.witness.delay = 0.01
-        async with asyncio.TaskGroup() as group:
-            replay = group.create_task(outcome(desk, 9))
-            await asyncio.sleep(0.005)
-            two = (a_container(count=2),)
-            desk.bind(placed(2, f"{G1},NVIDIA,500,5:{G1},NVIDIA,500,5:;", containers=two))
-            desk.disk.gate.clear()
-            first = group.create_task(outcome(desk, 5, 6))
-            await asyncio.sleep(0.5)
-            assert not replay.done()
-            desk.disk.gate.set()
-
-        assert RefusalReason.OVERLAP is replay.result()
-        assert not isinstance(first.result(), RefusalReason)
-
-
-async def test_an_adopted_row_says_what_the_scheduler_wrote():
-    async with a_desk() as desk:
-        pod = placed(1, phase=Phase.RUNNING)
-
-        row = await desk.service.adopt(Adoption(pod, pod.containers[0], ids(3)))
-
-        assert row is not None
-        assert (ids(3), EPOCH, True) == (row.slice_ids, row.epoch, row.confirmed)
-        assert pod.groups == (row.shares, ())
-
-
 async def test_an_adopted_row_without_ids_is_answered_with_when_the_kubelet_asks():
     async with a_desk() as desk:
         pod = placed(1, phase=Phase.RUNNING)
@@ -168,106 +115,7 @@ async def test_a_holder_that_cannot_be_understood_is_not_adopted_and_held_up_nob
             assert None is await desk.service.adopt(found)
 
 
-async def test_a_container_that_was_begun_before_another_one_is_not_granted_after_it():
-    async with a_desk() as desk:
-        old = desk.bind(placed(1, phase=Phase.RUNNING))
-        await desk.service.allocate(ids(4))
-        desk.epoch = NEXT_EPOCH
-        two = (a_container(count=2),)
-        desk.bind(placed(2, f"{G1},NVIDIA,500,5:{G1},NVIDIA,500,5:;", containers=two))
-        desk.witness.admit(old)
-
-        first = await desk.service.prefer(ids(1, 2, 3), (), 2)
-        second = await desk.service.prefer(ids(5, 6), (), 1)
-
-        assert RefusalReason.OVERLAP is await outcome_of(desk, first)
-        assert RefusalReason.OVERLAP is not await outcome_of(desk, second)
-
-
-async def test_a_put_off_replay_waits_until_the_kubelet_has_booked_the_other_answer():
-    async with a_desk() as desk:
-        desk.bind(placed(1, phase=Phase.RUNNING))
-        await desk.service.allocate(ids(4))
-        desk.epoch = NEXT_EPOCH
-        desk.disk.gate.clear()
-        ended = []
-
-        async def asked(*numbers):
-            await outcome(desk, *numbers)
-            ended.append(asyncio.get_running_loop().time())
-
-        async with asyncio.TaskGroup() as group:
-            group.create_task(asked(9))
-            await asyncio.sleep(0.01)
-            desk.bind(placed(2))
-            group.create_task(asked(5))
-            await asyncio.sleep(0.01)
-            desk.disk.gate.set()
-
-        new, put_off = ended
-        assert BOOKING == pytest.approx(put_off - new)
-
-
 # An Allocate is answered with what the scheduler wrote, once it is on disk.
-
-
-def envs(edits):
-    return dict(edits.envs)
-
-
-def shown_later(desk, pod):
-    """Another Node's view comes first."""
-    loop = asyncio.get_running_loop()
-    loop.call_later(0.05, desk.node.set, NodeView(NODE, "uid", "9"))
-    loop.call_later(0.1, desk.lock, pod)
-
-
-def shown_on_opening(desk, pod):
-    desk.looked = lambda: desk.lock(pod)
-
-
-@pytest.mark.parametrize("show", [shown_on_opening, shown_later])
-async def test_a_lock_that_the_watch_shows_when_it_is_opened_or_a_moment_later_is_enough(show):
-    async with a_desk() as desk:
-        pod = placed(1)
-        desk.admit(pod)
-        show(desk, pod)
-
-        assert G1 == envs(await desk.service.allocate(ids(4)))["NVIDIA_VISIBLE_DEVICES"]
-
-
-async def test_the_last_container_settles_the_pod_at_once_and_releases_its_lock():
-    async with a_desk() as desk:
-        pod = desk.bind(placed(1))
-
-        await desk.service.allocate(ids(4))
-
-        (settle,) = desk.effects(EffectKind.SETTLE_POD)
-        (release,) = desk.effects(EffectKind.RELEASE_LOCK)
-        assert ("success", (0,), pod.uid) == (settle.phase, settle.groups, settle.pod_uid)
-        assert settle.due <= desk.ledger.rows[0].answered_at
-        assert a_lock(namespace="team-a", name="train-1").value == release.lock
-
-
-async def test_a_container_before_the_last_settles_its_group_after_a_second_of_quiet():
-    async with a_desk() as desk:
-        share = f"{G1},NVIDIA,1000,10:"
-        containers = (a_container(name="a"), a_container(name="b", count=0), a_container(name="c"))
-        pod = desk.bind(placed(1, f"{share};;{share};", containers=containers))
-
-        await desk.service.allocate(ids(4))
-
-        (settle,) = desk.effects(EffectKind.SETTLE_POD)
-        assert ("", (0,)) == (settle.phase, settle.groups)
-        assert 1 == (settle.due - desk.ledger.rows[0].answered_at).total_seconds()
-        assert [] == desk.effects(EffectKind.RELEASE_LOCK)
-
-        desk.witness.admit(pod, a=ids(4)[0])
-        await desk.service.allocate(ids(5))
-
-        (settle,) = desk.effects(EffectKind.SETTLE_POD)
-        assert ("success", (0, 2)) == (settle.phase, settle.groups)
-        assert 1 == len(desk.effects(EffectKind.RELEASE_LOCK))
 
 
 KINDS = tuple((role, count) for role in (Role.INIT, Role.SIDECAR, Role.APP) for count in (0, 1, 2))

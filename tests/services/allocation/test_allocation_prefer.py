@@ -4,14 +4,13 @@ import asyncio
 
 import pytest
 
-from agent.allocate.match import UnlockedPods
 from agent.allocate.service import PREFER_BUDGET, WATCH_PAUSE
 from agent.errors import KubeletError
 from agent.model import SliceId
 from tests import builders
 from tests.builders import a_container, a_gpu, a_shared_gpu, an_inventory
 from tests.hami_vectors import Vector, cases, vectors
-from tests.services.allocation.allocating import G1, G2, NEXT_EPOCH, a_desk, ids, placed
+from tests.services.allocation.allocating import G1, G2, a_desk, ids, placed
 
 OFFERED = (*ids(0, 1, 2), *ids(0, 1, 2, gpu=1))
 
@@ -35,34 +34,6 @@ async def test_a_pod_that_our_watches_show_a_moment_after_the_kubelet_asks_is_wa
 
         assert ids(0, gpu=1) == await asked
         assert 0 == desk.refreshes
-
-
-async def test_a_pod_that_is_served_without_a_lock_is_steered_at_once():
-    async with a_desk(unlocked=UnlockedPods.UNIQUE) as desk:
-        pod = placed(1, f"{G2},NVIDIA,3000,30:;")
-        desk.admit(pod)
-        began = asyncio.get_running_loop().time()
-
-        assert ids(0, gpu=1) == await desk.service.prefer(OFFERED, (), 1)
-        assert began == asyncio.get_running_loop().time()
-
-
-async def test_watches_that_go_on_telling_of_others_are_not_waited_for_longer():
-    async with a_desk() as desk, asyncio.TaskGroup() as group:
-        telling = group.create_task(see_others(desk))
-        began = asyncio.get_running_loop().time()
-
-        chosen = await desk.service.prefer(OFFERED, (), 1)
-
-        assert 1 == len(chosen)
-        assert WATCH_PAUSE == pytest.approx(asyncio.get_running_loop().time() - began)
-        telling.cancel()
-
-
-async def see_others(desk):
-    for number in range(1, 99):
-        await asyncio.sleep(WATCH_PAUSE / 7)
-        desk.see(placed(number))
 
 
 @pytest.mark.parametrize("trouble", ["stray", "nobody", "failing", "too many"])
@@ -113,36 +84,6 @@ async def test_a_row_knows_whether_ids_of_its_gpu_were_offered_and_not_taken(off
         assert flags == (row.offered, row.mismatched)
 
 
-async def test_an_offer_counts_for_one_answer():
-    async with a_desk() as desk:
-        row = await answered(desk, OFFERED, ids(0, gpu=1))
-        desk.lock(None)
-        await desk.service.allocate(ids(0))
-
-        (again,) = desk.ledger.rows
-        assert (True, False) == (row.offered, again.offered)
-
-
-async def test_an_offer_is_taken_back_when_the_next_one_cannot_be_made():
-    async with a_desk() as desk:
-        desk.bind(placed(1, f"{G2},NVIDIA,3000,30:;"))
-        await desk.service.prefer(OFFERED, (), 1)
-        await desk.service.prefer(ids(0, 1), (), 1)
-        await desk.service.allocate(ids(0))
-
-        assert [False] == [row.offered for row in desk.ledger.rows]
-
-
-async def test_an_offer_of_a_container_is_none_of_another():
-    async with a_desk() as desk:
-        await answered(desk, OFFERED, ids(0, gpu=1))
-        desk.witness.admit(placed(1), main=ids(0, gpu=1)[0])
-        desk.bind(placed(2))
-        await desk.service.allocate(ids(3, gpu=1))
-
-        assert [True, False] == [row.offered for row in desk.ledger.rows]
-
-
 async def test_a_kubelet_that_hangs_costs_little_time():
     async with a_desk() as desk:
         desk.bind(placed(1))
@@ -153,19 +94,6 @@ async def test_a_kubelet_that_hangs_costs_little_time():
 
         assert 1 == len(chosen)
         assert PREFER_BUDGET == pytest.approx(asyncio.get_running_loop().time() - began)
-
-
-async def test_while_dead_containers_may_be_asking_one_list_answers_for_all_pods():
-    async with a_desk() as desk:
-        old = desk.bind(placed(1))
-        await desk.service.allocate(ids(0))
-        desk.witness.admit(old, main=ids(0)[0])
-        desk.epoch = NEXT_EPOCH
-        desk.bind(placed(2, f"{G2},NVIDIA,3000,30:;"))
-        desk.witness.asked.clear()
-
-        assert ids(0, gpu=1) == await desk.service.prefer(OFFERED, (), 1)
-        assert (1, []) == (desk.witness.lists, desk.witness.asked)
 
 
 # GetPreferredAllocation against HAMi's own choices.

@@ -1,15 +1,11 @@
 """What the outside world does not say in time, or cannot take, becomes a refusal."""
 
 import asyncio
-import contextlib
-import errno
 
 import msgspec
 import pytest
 from structlog.testing import capture_logs
 
-from agent.allocate import service
-from agent.allocate.match import ReadRecords
 from agent.allocate.service import (
     API_BUDGET,
     KUBELET_BUDGET,
@@ -20,14 +16,13 @@ from agent.allocate.service import (
     WAIT_REFILL,
 )
 from agent.cluster import NodeView, Phase, PodTable
-from agent.errors import ApiError, KubeletError, Refusal, RefusalReason, StateError
+from agent.errors import KubeletError, Refusal, RefusalReason
 from agent.kit.timing import MOST, WINDOW
-from agent.ledger import KubeletEpoch
 from agent.reconcile import THROTTLED_PAUSE
 from agent.witness import CALL_DEADLINE
-from tests.builders import NODE, a_lock, a_row
+from tests.builders import NODE, a_lock
 from tests.machine.sides import VirtualLoop, starved
-from tests.services.allocation.allocating import G2, NEXT_EPOCH, a_desk, ids, placed
+from tests.services.allocation.allocating import G2, a_desk, ids, placed
 
 
 async def refused(desk, gate, count=1):
@@ -38,11 +33,6 @@ async def refused(desk, gate, count=1):
         key: count for key, count in desk.results.items() if key[0] == "refused"
     }
     return caught.value
-
-
-async def given_up(commit):
-    with pytest.raises(StateError):
-        await commit
 
 
 def elapsed():
@@ -100,35 +90,6 @@ async def test_a_kubelet_without_get_serves_the_lock_owner_alone():
         assert 1 == desk.owners_refreshes == desk.refreshes
 
 
-async def test_a_call_that_ran_out_of_time_leaves_nothing_to_be_written_later():
-    async with a_desk() as desk:
-        desk.bind(placed(1))
-        other = a_row(pod="other", pod_uid=placed(9).uid)
-        desk.disk.gate.clear()
-        async with asyncio.TaskGroup() as group:
-            before = group.create_task(given_up(desk.state.commit(lambda held: held.put(other))))
-            await asyncio.sleep(0)
-            await refused(desk, RefusalReason.STATE_UNWRITABLE)
-            await before
-            desk.disk.gate.set()
-        await asyncio.sleep(1)
-
-        assert ["other"] == [row.pod for row in desk.ledger.rows]
-
-
-@pytest.mark.parametrize("error", [ApiError("down"), None])
-async def test_an_api_server_that_does_not_answer_is_asked_once_and_never_waited_for(error):
-    async with a_desk() as desk:
-        pod = placed(1)
-        desk.lock(pod)
-        desk.witness.admit(pod)
-        desk.refresh_error = error
-
-        await refused(desk, RefusalReason.PODS_UNKNOWN if error else RefusalReason.NO_POD_ADMITTED)
-
-        assert 1 == desk.refreshes
-
-
 @pytest.mark.parametrize(
     ("synced", "stale", "held"),
     [(False, False, API_BUDGET), (True, True, API_BUDGET), (True, False, OWNER_BUDGET)],
@@ -169,19 +130,6 @@ async def test_a_stray_pod_is_refused_after_the_lock_had_a_moment_to_come():
 
         assert 0 == desk.owners_refreshes
         assert LOCK_PAUSE == pytest.approx(elapsed() - began)
-
-
-@pytest.mark.parametrize("count", [1, 2], ids=["not admitted", "another count"])
-async def test_a_stray_pod_is_not_taken_for_the_locks_owner(count):
-    async with a_desk() as desk:
-        owner = placed(1)
-        desk.see(owner)
-        desk.lock(owner)
-
-        with pytest.raises(Refusal):
-            await desk.service.allocate(ids(*range(count)))
-
-        assert (1, 0) == (desk.refreshes, desk.owners_refreshes)
 
 
 async def test_a_lock_that_another_pod_used_up_is_no_right_where_the_node_cannot_be_read():
@@ -253,14 +201,6 @@ async def test_among_stray_pods_a_lock_that_the_watch_shows_late_is_read_at_once
         assert [pod.uid] == [row.key.pod_uid for row in desk.ledger.rows]
 
 
-async def test_a_decision_without_end_is_cut_off(monkeypatch):
-    monkeypatch.setattr(service, "decide", lambda *_: ReadRecords())
-    async with a_desk() as desk:
-        refusal = await refused(desk, RefusalReason.OUT_OF_TIME)
-
-        assert "could not decide" in refusal.sentence
-
-
 @pytest.mark.parametrize("present", [True, False], ids=["beside its successor", "alone"])
 async def test_a_deleted_pod_costs_its_successor_no_answer(present):
     async with a_desk() as desk:
@@ -280,47 +220,6 @@ async def test_a_deleted_pod_costs_its_successor_no_answer(present):
 
         assert [successor.uid] == [row.key.pod_uid for row in desk.ledger.rows]
         assert present == (("replay", "") in desk.results)
-
-
-async def test_a_preference_uses_up_no_deleted_pod():
-    async with a_desk() as desk:
-        gone = placed(1)
-        desk.bind(gone)
-        desk.bury(gone)
-
-        await desk.service.prefer(ids(1), (), 1)
-        await refused(desk, RefusalReason.POD_DELETED)
-
-
-async def test_a_deleted_pod_is_forgotten_with_its_grave():
-    async with a_desk() as desk:
-        for number in (1, 2):
-            gone = placed(number)
-            desk.bind(gone)
-            desk.bury(gone)
-            with pytest.raises(Refusal):
-                await desk.service.allocate(ids(1))
-            desk.witness.forget(gone)
-            desk.pods.set(msgspec.structs.replace(desk.pods.value, tombstones=()))
-
-        assert {placed(2).uid} >= desk.service.rejected.keys()
-
-
-async def test_a_pod_that_ran_is_served_though_it_was_refused_while_the_view_was_late():
-    async with a_desk() as desk:
-        pod = placed(1)
-        desk.bind(pod)
-        desk.disk.faults.fail_at(0, errno.ENOSPC, times=50)
-        await refused(desk, RefusalReason.STATE_UNWRITABLE)
-        assert {pod.uid} == desk.service.rejected.keys()
-        desk.disk.faults.revive()
-
-        ran = [msgspec.structs.replace(one, has_run=True) for one in pod.containers]
-        desk.bind(msgspec.structs.replace(pod, containers=tuple(ran)))
-
-        await desk.service.allocate(ids(1))
-
-        assert [pod.uid] == [row.key.pod_uid for row in desk.ledger.rows]
 
 
 @pytest.mark.parametrize(
@@ -392,59 +291,3 @@ async def test_what_hangs_is_named_and_not_the_search_for_the_pod(hang, gate, wo
     assert words in refusal.sentence
     assert gate.value == line["gate"]
     assert told == tuple(line.get(key) for key in ("step", "ns", "pod", "ctr"))
-
-
-async def test_a_write_that_comes_back_after_the_refusal_serves_the_next_kubelet():
-    async with a_desk() as desk:
-        desk.bind(placed(1))
-        desk.disk.gate.clear()
-        await refused_and_logged(desk)
-        desk.disk.gate.set()
-        await asyncio.sleep(1)
-        assert 1 == len(desk.ledger.rows)
-        desk.epoch = NEXT_EPOCH  # this one rejected the pod, and will not ask again
-
-        edits = await desk.service.allocate(ids(1))
-
-        assert [edits] == [row.edits for row in desk.ledger.rows]
-
-
-async def test_what_an_allocate_waits_for_is_measured_and_a_preference_is_not():
-    async with a_desk() as desk:
-        desk.bind(placed(1, reusable_name=True))
-        desk.witness.delay = 0.02
-        await desk.service.prefer(ids(1), (), 1)
-
-        await desk.service.allocate(ids(1))
-
-        waits = {label: row for (label,), *row in desk.service.waits.rows()}
-    assert ["api-server", "directory", "disk", "hook-path", "kubelet"] == sorted(waits)
-    assert {1} == {counts[-1] for counts, _ in waits.values()}
-    assert pytest.approx(0.02, abs=1e-4) == waits["kubelet"][1]
-
-
-@pytest.mark.parametrize("is_refused", [False, True], ids=["it is cut off", "it is refused"])
-async def test_a_call_of_the_kubelet_before_uses_up_no_pod_of_the_next(is_refused):
-    """It ends while the agent waits, and the next kubelet admits the same pod."""
-    pod = placed(1, reusable_name=True)
-    async with a_desk() as desk, asyncio.TaskGroup() as group:
-        desk.bind(pod)
-        silence = desk.silent = asyncio.Event()
-        desk.names[pod.key] = ApiError("away")
-
-        async def ask() -> None:
-            with contextlib.suppress(Refusal):
-                await desk.service.allocate(ids(1))
-
-        first = group.create_task(ask())
-        await asyncio.sleep(0.05)
-        desk.epoch = KubeletEpoch(8, desk.epoch.ctime_ns)
-        if not is_refused:
-            first.cancel()
-        silence.set()
-        await asyncio.wait([first])
-        desk.names.clear()
-
-        await desk.service.allocate(ids(2))
-
-    assert {("ok", ""): 1} == {key: n for key, n in desk.results.items() if key[0] == "ok"}

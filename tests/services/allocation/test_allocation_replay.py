@@ -51,44 +51,6 @@ async def test_the_row_takes_the_ids_and_the_epoch_of_the_new_kubelet():
         assert desk.clock.now() == row.answered_at
 
 
-async def test_live_limits_change_no_byte_of_the_answer_and_stay():
-    async with a_desk() as desk:
-        first = await answered(desk, placed(1))
-        (row,) = desk.ledger.rows
-        live = (msgspec.structs.replace(row.shares[0], memory_mib=1),)
-        await desk.state.commit(
-            lambda ledger: ledger.put(msgspec.structs.replace(row, live_limits=live))
-        )
-
-        assert first == await desk.service.allocate(ids(9))
-        assert live == desk.ledger.rows[0].limits
-
-
-async def test_a_replay_survives_a_restart_of_the_agent():
-    async with a_desk() as desk:
-        pod = placed(1)
-        first = await answered(desk, pod)
-        ledger, disk = desk.ledger, desk.disk
-    async with a_desk(State(generation=1, ledger=ledger), disk) as later:
-        later.see(pod)
-        later.witness.admit(pod)
-        later.epoch = NEXT_EPOCH
-
-        assert first == await later.service.allocate(ids(9))
-
-
-async def test_a_row_that_is_being_closed_answers_nobody():
-    async with a_desk() as desk:
-        first = await answered(desk, placed(1))
-        (row,) = desk.ledger.rows
-        desk.service.taken.add(row.key)
-        with pytest.raises(Refusal):
-            await desk.service.allocate(ids(9))
-
-        desk.service.taken.discard(row.key)
-        assert first == await desk.service.allocate(ids(9))
-
-
 # Several containers of a pod are dead after a lost checkpoint: which one does the kubelet mean?
 #
 # It starts them in the order of the spec, beside its other work, goes on behind one that was
@@ -179,17 +141,6 @@ async def test_a_container_runs_as_its_status_says_where_no_cgroup_tells():
         pod.desk.containers.alive = None
 
         assert "b" == await pod.ask()
-
-
-async def test_what_one_kubelet_began_with_says_nothing_of_the_next_whose_start_nobody_saw():
-    async with a_pod_with_dead_containers() as pod:
-        pod.desk.containers.pods = frozenset()
-        pod.desk.epoch = KubeletEpoch(8, NEXT_EPOCH.ctime_ns)
-        pod.say(started_at=NOON - HOUR)
-        await asyncio.sleep(0.1)
-        pod.desk.kubelet_epoch = KubeletEpoch(9, NEXT_EPOCH.ctime_ns)  # without a list stream
-
-        assert UNKNOWN == await pod.ask()
 
 
 @contextlib.asynccontextmanager

@@ -7,15 +7,13 @@ import errno
 import pytest
 
 from agent.allocate.service import DISK_BUDGET
-from agent.cluster import PodUid
 from agent.errors import Refusal, RefusalReason, StateError
 from agent.kit.turns import BEGUN, CLOSE
-from agent.ledger import DIRECTORY_NAME, ContainerEdits, Holder
+from agent.ledger import ContainerEdits, Holder
 from agent.model import Inventory
 from agent.reconcile import PERIOD, QUIET
-from tests.builders import NOON, a_row, a_shared_gpu, an_inventory
 from tests.services.allocation.plain_node import a_node
-from tests.unit.core.allocation.plain_scene import EPOCH, HOLDER, NEXT, a_plain_row, ids
+from tests.unit.core.allocation.plain_scene import HOLDER, NEXT, a_plain_row, ids
 
 
 def directory(edits: ContainerEdits | Refusal) -> str:
@@ -40,22 +38,6 @@ async def test_an_answer_has_a_row_and_a_directory():
         assert (ids(3), False) == (row.slice_ids, row.confirmed)
         assert {directory(edits)} == node.hooks.names == node.directories()
         assert {("ok", ""): 1} == node.results
-
-
-async def test_hami_mode_does_not_take_the_directory_for_one_of_a_pod_that_is_gone():
-    async with a_node() as node:
-        name = directory(await node.service.allocate(ids(3)))
-
-        assert DIRECTORY_NAME.fullmatch(name)
-        assert "-" not in name.partition("_")[0]  # it is never taken for a leaked one
-
-
-async def test_without_limits_there_is_a_row_and_no_directory():
-    async with a_node(limits=False) as node:
-        edits = await node.service.allocate(ids(3))
-
-        assert ((), ()) == (edits.mounts, node.rows[0].shares)
-        assert set() == node.hooks.names
 
 
 async def test_no_answer_is_given_before_its_row_is_on_disk():
@@ -117,42 +99,6 @@ async def test_a_container_that_was_begun_before_another_one_is_not_granted_afte
         assert directory(await node.service.allocate(first)), "the kubelet asks again"
 
 
-async def test_of_two_that_begin_at_once_nobody_knows_the_order_and_neither_is_granted():
-    async with a_node() as node:
-        first, second = [await node.service.prefer(ids(0, 1), (), 1) for _ in range(2)]
-
-        assert [RefusalReason.OVERLAP] * 2 == [
-            one.gate for one in await outcomes(node, second, first)
-        ]
-        assert directory(await node.service.allocate(second))
-        assert directory(await node.service.allocate(first))
-
-
-async def test_what_was_overtaken_on_arrival_leaves_no_row():
-    async with a_node() as node:
-        first = await node.service.prefer(ids(0, 1), (), 1)
-        await node.service.prefer(ids(0, 1), (), 1)
-        await refused(node, first)
-
-        assert (0, ()) == (node.disk.writes, node.rows)
-        assert {("refused", "overlap"): 1} == node.results
-
-
-async def test_what_waits_for_another_one_on_a_disk_that_hangs_is_refused_as_overtaken():
-    async with a_node() as node:
-        first = await node.service.prefer(ids(0, 1), (), 1)
-        await asyncio.sleep(2 * CLOSE)
-        second = await node.service.prefer(ids(0, 1), (), 1)
-        node.disk.gate.clear()
-        async with asyncio.TaskGroup() as group:
-            hung = group.create_task(outcome(node, second))
-            overtaken = group.create_task(outcome(node, first))
-        node.disk.gate.set()
-
-        assert RefusalReason.STATE_UNWRITABLE is hung.result().gate
-        assert RefusalReason.OVERLAP is overtaken.result().gate
-
-
 async def test_the_same_ids_from_the_next_kubelet_get_another_directory_and_the_first_row_is_over():
     async with a_node() as node:
         first = await node.service.allocate(ids(0))
@@ -165,13 +111,6 @@ async def test_the_same_ids_from_the_next_kubelet_get_another_directory_and_the_
         assert directory(first) != directory(second)
         assert {directory(second)} == node.directories() == node.hooks.names
         assert {("ok", ""): 2} == node.results
-
-
-async def test_a_slice_that_is_held_is_given_again_although_the_split_count_was_lowered():
-    async with a_node(a_plain_row(slice_ids=ids(9))) as node:
-        node.inventory.set(an_inventory(gpus=[a_shared_gpu(split_count=1)]))
-
-        assert directory(await node.service.allocate(ids(9)))
 
 
 async def test_what_cannot_be_given_leaves_nothing_behind():
@@ -230,14 +169,6 @@ async def serve(node, wanted, holder):
     return edits
 
 
-@pytest.mark.parametrize(("seconds", "lists"), [(1, 1), (10 * PERIOD + 5, 11)])
-async def test_the_kubelet_is_asked_at_the_start_and_then_once_a_minute(seconds, lists):
-    async with a_node() as node:
-        await asyncio.sleep(seconds)
-
-        assert (lists, 0) == (node.witness.lists, node.disk.writes)
-
-
 async def test_no_list_is_asked_for_while_allocates_run_or_have_just_run():
     async with a_node() as node:
         await asyncio.sleep(5)
@@ -252,16 +183,6 @@ async def test_no_list_is_asked_for_while_allocates_run_or_have_just_run():
         assert all(row.holder for row in node.rows)
 
 
-async def test_an_answer_that_is_booked_late_is_looked_for_again():
-    async with a_node() as node:
-        await node.service.allocate(ids(0))
-        await asyncio.sleep(2)
-        node.book(HOLDER, ids(0))
-        await asyncio.sleep(2)
-
-        assert HOLDER == node.rows[0].holder
-
-
 async def test_a_container_that_nobody_here_answered_is_adopted_without_a_directory():
     async with a_node() as node:
         node.book(OTHER, ids(11, 4))
@@ -273,16 +194,6 @@ async def test_a_container_that_nobody_here_answered_is_adopted_without_a_direct
         node.end(OTHER)
         await asyncio.sleep(PERIOD + 15)
         assert not node.rows
-
-
-async def test_without_a_kubelet_nobody_is_asked():
-    async with a_node() as node:
-        node.epoch.set(None)
-        await asyncio.sleep(0)
-        asked = node.witness.lists
-        await asyncio.sleep(10 * PERIOD)
-
-        assert node.witness.lists <= asked + 1
 
 
 async def test_slices_whose_row_could_not_be_closed_are_answered_again_once_the_disk_is_well():
@@ -301,44 +212,3 @@ async def test_slices_whose_row_could_not_be_closed_are_answered_again_once_the_
 
         assert [HELD.slice_ids] == [row.slice_ids for row in node.rows]
         assert HELD.key not in {row.key for row in node.rows}
-
-
-async def test_two_rows_of_one_name_are_no_trouble():
-    twin = a_plain_row(uid=PodUid("b" * 32), holder=HOLDER)
-    async with a_node(HELD, twin) as node:
-        node.book(HOLDER, ids(0))
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(5 * PERIOD):
-                await node.state.ledger.until(lambda ledger: len(ledger.rows) != 2)
-
-        assert {HELD.key, twin.key} == {row.key for row in node.rows}
-
-
-async def test_what_a_row_was_idle_under_one_kubelet_does_not_count_under_the_next():
-    async with a_node(a_plain_row(slice_ids=ids(3))) as node:
-        await asyncio.sleep(5)
-        with node.calls.busy():
-            await asyncio.sleep(58)
-            node.epoch.set(NEXT)
-
-        await asyncio.sleep(5)
-
-        assert 1 == len(node.rows)
-
-
-SCHEDULED = a_row(slice_ids=ids(0), epoch=EPOCH, pod="old", answered_at=NOON)
-"""A row of hami mode in a state file of a version that took another `scheduler` at any time."""
-
-
-async def test_a_row_of_hami_mode_is_over_in_plain_mode_when_its_pod_is_gone():
-    own = Holder(SCHEDULED.namespace, SCHEDULED.pod, SCHEDULED.key.container)
-    async with a_node(SCHEDULED) as node:
-        node.book(own, ids(0))
-        await asyncio.sleep(2 * PERIOD)
-        assert [own] == [row.holder for row in node.rows]
-        node.witness.pods.pop((own.namespace, own.pod))
-        node.holds.ids = []
-
-        await asyncio.sleep(2 * PERIOD)
-
-        assert [] == list(node.rows)

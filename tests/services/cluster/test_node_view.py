@@ -54,17 +54,6 @@ async def test_the_watch_shows_the_node_without_a_read_and_what_becomes_of_it():
         assert created == view.value
 
 
-async def test_a_watch_that_ends_is_opened_again_at_once():
-    async with following() as (api, node, view):
-        await asyncio.sleep(300)
-        api.end_watches()
-        changed = api.edit_node({"a": "b"})
-        await asyncio.sleep(0.1)
-
-        assert changed == view.value
-        assert ((("ended",), 1),) == node.restarts.items()
-
-
 async def test_a_watch_that_is_down_is_opened_at_once_for_who_needs_the_node():
     async with following() as (api, node, view):
         api.begin_outage()
@@ -81,20 +70,6 @@ async def test_a_watch_that_is_down_is_opened_at_once_for_who_needs_the_node():
         assert changed == view.value
 
 
-async def test_a_server_that_names_a_time_is_not_looked_at_before():
-    api = FakeApi()
-    api.create_node()
-    api.throttle(1, retry_after=20.0)
-
-    async with following(api) as (_, node, view):
-        node.reopen()
-        await asyncio.sleep(19.8)
-        assert view.value is None
-        await asyncio.sleep(0.3)
-
-        assert view.value is not None
-
-
 async def test_looks_do_not_open_watches_faster_than_five_a_second():
     async with following() as (api, node, _):
         api.begin_outage()
@@ -106,20 +81,6 @@ async def test_looks_do_not_open_watches_faster_than_five_a_second():
             await asyncio.sleep(0.01)
 
         assert 1 <= api.calls["watch_node"] - before <= 6
-
-
-async def test_looking_leaves_an_open_watch_alone_and_is_soon_forgotten():
-    async with following() as (api, node, _):
-        node.reopen()
-        await asyncio.sleep(60)
-        assert 1 == api.calls["watch_node"]
-        api.begin_outage()
-        api.end_watches()
-        await asyncio.sleep(0.9)
-        assert 2 == api.calls["watch_node"]
-        await asyncio.sleep(0.2)
-
-        assert 3 == api.calls["watch_node"]
 
 
 async def test_our_own_write_is_seen_before_the_watch_shows_it():
@@ -134,16 +95,6 @@ async def test_our_own_write_is_seen_before_the_watch_shows_it():
         await asyncio.sleep(6)
 
         assert answer == view.value
-
-
-async def test_an_answer_that_the_watch_has_overtaken_is_not_taken():
-    async with following() as (api, node, view):
-        answer = api.edit_node({"a": "1"})
-        newer = api.edit_node({"a": "2"})
-        await asyncio.sleep(0.1)
-        node.on_answer(answer)
-
-        assert newer == view.value
 
 
 async def test_a_server_that_was_restored_from_a_backup_is_believed():
@@ -205,28 +156,6 @@ async def test_a_read_that_finds_no_node_empties_the_view_before_a_watch_can_say
         assert view.value is None
         created = api.create_node()
         await asyncio.sleep(60)
-        assert created == view.value
-
-
-class SlowReads(FakeApi):
-    """A read is answered a second after it was done."""
-
-    async def get_node(self) -> NodeView | None:
-        found = await super().get_node()
-        await asyncio.sleep(1)
-        return found
-
-
-async def test_a_read_that_found_no_node_is_not_believed_once_the_watch_has_shown_a_new_one():
-    api = SlowReads()
-    api.create_node()
-    async with following(api) as (_, node, view):
-        api.delete_node()
-        async with asyncio.TaskGroup() as group:
-            group.create_task(node.refresh())
-            await asyncio.sleep(0.1)
-            created = api.create_node()
-
         assert created == view.value
 
 
@@ -310,14 +239,6 @@ async def test_a_lowered_amount_still_counts_for_a_minute_each_amount_by_itself(
         assert recent.greatest() == {GPU.uuid: GpuUse(2000, 100)}
         await asyncio.sleep(2)
         assert recent.greatest() == {GPU.uuid: GpuUse(1000, 100)}
-
-
-async def test_a_change_counts_before_anybody_has_followed_it() -> None:
-    cell = Cell(of(1000))
-    async with remembering(cell) as recent:
-        cell.set(of(3000))
-
-        assert recent.greatest() == {GPU.uuid: GpuUse(3000, 100)}
 
 
 # When a watch is opened again, in seconds.

@@ -15,7 +15,7 @@ from agent.kit.cell import Cell
 from agent.kube.watches import LISTS, LISTS_REFILL, PodWatch
 from tests.builders import RESOURCE, a_container, a_pod, a_pod_uid
 from tests.fakes.apiserver import FakeApi
-from tests.fakes.chance import NoChance, Seeded
+from tests.fakes.chance import NoChance
 from tests.fakes.clock import LoopClock
 from tests.services.at_work import at_work
 
@@ -115,38 +115,6 @@ async def test_a_frame_older_than_a_look_does_not_take_back_what_the_look_saw():
             await asyncio.sleep(0.6)
 
 
-async def test_a_grave_is_kept_for_ten_minutes():
-    async with following_one() as (api, room):
-        api.delete_pod(*ONE.key)
-        await asyncio.sleep(599)
-        assert ["one"] == room.graves
-        await asyncio.sleep(61)  # the next bookmark
-
-        assert [] == room.graves
-
-
-async def test_a_pod_of_the_same_name_does_not_disturb_the_grave():
-    again = a_pod(uid=a_pod_uid(9), name="one")
-
-    async with following_one() as (api, room):
-        api.delete_pod(*ONE.key)
-        api.put_pod(again)
-        await asyncio.sleep(0.1)
-
-        assert again.uid == room.table.value.named(*ONE.key).uid
-        assert [ONE.uid] == [grave.pod.uid for grave in room.table.value.tombstones]
-
-
-async def test_an_idle_day_reads_nothing_beyond_the_watch():
-    api = FakeApi()
-
-    async with following(api) as room:
-        await asyncio.sleep(86_400)
-        assert PodTable(synced=True) == room.table.value
-
-    assert {"list_pods": 1, "watch_pods": 1} == api.calls
-
-
 async def test_a_watch_that_ends_goes_on_where_it_was_without_a_list():
     async with following_one() as (api, room):
         await asyncio.sleep(400)
@@ -177,23 +145,6 @@ async def test_a_forgotten_position_is_listed_again_and_the_missing_are_buried()
         assert (("gone",), 1) in room.pods.restarts.items()
 
 
-async def test_a_server_that_says_gone_again_is_asked_less_often():
-    class Forgetful(FakeApi):
-        async def watch_pods(self, resource_version):
-            self._kept_from = self._version + 1
-            async for change in super().watch_pods(resource_version):
-                yield change
-
-    api = Forgetful()
-    table = Cell(PodTable())
-    pods = PodWatch(api, table, LoopClock(), Seeded(1), Cell(RESOURCE))
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(600):
-            await pods.run()
-
-    assert 600 / 30 < api.calls["list_pods"] < 600 / 10
-
-
 async def test_an_outage_is_shown_and_the_old_pods_stay():
     async with following_one() as (api, room):
         await asyncio.sleep(60)
@@ -209,16 +160,6 @@ async def test_an_outage_is_shown_and_the_old_pods_stay():
         assert ["one", "two"] == room.names
 
     assert api.calls["watch_pods"] + api.calls["list_pods"] <= 86_400 / 30 + 20
-
-
-async def test_a_pod_that_comes_back_is_buried_no_longer():
-    async with following_one() as (api, room):
-        api.delete_pod(*ONE.key)
-        api.put_pod(ONE)
-        await asyncio.sleep(0.1)
-
-        assert ["one"] == room.names
-        assert [] == room.graves
 
 
 async def test_a_watch_that_breaks_at_the_same_place_again_and_again_gives_way_to_a_list():
@@ -240,17 +181,6 @@ async def test_a_watch_that_breaks_at_the_same_place_again_and_again_gives_way_t
         assert not room.table.value.stale
 
     assert 2 == api.calls["list_pods"]
-
-
-@pytest.mark.parametrize("call", ["list_pods", "watch_pods"])
-async def test_a_single_failure_is_made_good(call: str):
-    api = FakeApi()
-    api.put_pod(ONE)
-    api.fail(ApiError("reset"), call=call)
-
-    async with following(api, settle=5) as room:
-        assert ["one"] == room.names
-        assert not room.table.value.stale
 
 
 # One LIST on demand: as new as the question, shared by those who ask at the same time.
@@ -288,24 +218,6 @@ async def test_late_frames_do_not_undo_a_refresh():
         assert ["one", "two"] == room.names
 
 
-async def test_a_list_that_the_watch_has_overtaken_is_not_taken():
-    class Slow(FakeApi):
-        async def list_pods(self):
-            found = await super().list_pods()
-            await asyncio.sleep(0.8 if self.calls["list_pods"] > 1 else 0)
-            return found
-
-    api = Slow()
-
-    async with following(api) as room, asyncio.TaskGroup() as group:
-        asking = group.create_task(room.pods.refresh())
-        await asyncio.sleep(0.4)
-        api.put_pod(ONE)
-        table = await asking
-
-        assert ONE.uid in table.pods
-
-
 async def test_those_who_ask_together_share_one_list():
     async with following(api := FakeApi()) as room:
         async with asyncio.TaskGroup() as group:
@@ -326,18 +238,6 @@ async def test_who_asks_during_a_list_waits_for_the_next_one():
 
         assert ONE.uid in second.result().pods
         assert 3 == api.calls["list_pods"]
-
-
-async def test_a_caller_that_gives_up_takes_nobody_with_it():
-    async with following(api := FakeApi()) as room:
-        api.delay = 0.8
-        async with asyncio.TaskGroup() as group:
-            patient = group.create_task(room.pods.refresh())
-            with pytest.raises(TimeoutError):
-                async with asyncio.timeout(0.4):
-                    await room.pods.refresh()
-
-        assert patient.result().synced
 
 
 async def test_a_list_that_hangs_holds_up_no_later_one():
@@ -369,19 +269,6 @@ async def test_a_list_that_fails_or_takes_too_long_is_told_to_who_asked(
         api.delay = 0
 
         assert (await room.pods.refresh()).synced
-
-
-async def test_a_refresh_during_an_outage_of_the_watch_leaves_the_table_stale():
-    async with following(api := FakeApi()) as room:
-        await asyncio.sleep(60)
-        api.begin_outage()
-        await asyncio.sleep(4)
-        api.end_outage()
-        api.put_pod(a_pod(uid=a_pod_uid(5), name="five"))
-        table = await room.pods.refresh()
-
-        assert table.stale
-        assert a_pod_uid(5) in table.pods
 
 
 async def test_however_many_ask_the_lists_of_a_minute_are_bounded_and_it_is_told_once_a_minute():
@@ -417,20 +304,6 @@ async def test_however_many_unknown_pods_have_asked_the_locks_owner_has_its_list
             assert (await room.pods.refresh(is_owners=True)).synced
         with pytest.raises(ApiError, match="too many"):
             await room.pods.refresh(is_owners=True)
-
-
-async def test_after_a_defect_a_call_that_needs_a_list_is_told_that_there_is_none():
-    class Defective(FakeApi):
-        async def watch_pods(self, resource_version):
-            yield await anext(super().watch_pods(resource_version))
-            raise ValueError("a defect")
-
-    pods = PodWatch(Defective(), Cell(PodTable()), LoopClock(), NoChance(), Cell(RESOURCE))
-    with pytest.raises(ExceptionGroup):
-        await pods.run()
-
-    with pytest.raises(ApiError, match="does not follow the pods now"):
-        await pods.refresh()
 
 
 async def test_a_list_that_a_defect_cut_off_is_an_error_of_the_api_server():

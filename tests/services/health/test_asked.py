@@ -8,9 +8,8 @@ import pytest
 from agent.errors import DriverError
 from agent.health.xids import HealthSettings
 from agent.kit.timing import until_tick
-from agent.model import NO_INDEX, WITHHELD, Cause, Condition, ProbeOutcome, Scan
+from agent.model import WITHHELD, Cause, Condition, ProbeOutcome, Scan
 from tests.builders import a_gpu, a_health, a_shared_gpu, an_inventory
-from tests.services.at_work import at_work
 from tests.services.health.watching import G0, G1, HealthBench, running
 
 OFF = HealthSettings(disabled_xids="all")
@@ -35,32 +34,6 @@ async def test_a_recheck_asks_the_gpu_now_and_judges_the_answer(name):
         )
         assert ["ok", "lost", "ok"] == bench.conditions
         assert found.missing
-
-
-@pytest.mark.parametrize(
-    ("index", "name", "found"),
-    [(1, "1", 1), (NO_INDEX, str(NO_INDEX), None), (NO_INDEX, G1, NO_INDEX)],
-)
-async def test_a_recheck_finds_a_lost_gpu_by_its_index_where_that_is_known(index, name, found):
-    async with running() as bench:
-        lost = a_shared_gpu(gpu=a_gpu(index=index, uuid=G1), present=False)
-        bench.inventory.set(an_inventory(gpus=(a_shared_gpu(), lost)))
-
-        check = await bench.watch.recheck(name)
-        assert (found and (G1, found)) == (check and (check.gpu.uuid, check.gpu.index))
-
-
-async def test_a_recheck_of_a_gpu_that_does_not_answer_comes_back_in_time():
-    async with running() as bench:
-        await asyncio.sleep(1)
-        bench.driver.hung = True
-        async with asyncio.timeout(4.5):
-            found = await bench.watch.recheck("0")
-
-        assert (ProbeOutcome.SILENT, Condition.UNMONITORED) == (
-            found.probe.outcome,
-            found.after.condition,
-        )
 
 
 async def test_a_recheck_says_why_a_gpu_that_is_well_takes_no_pods():
@@ -129,17 +102,6 @@ async def test_where_health_checks_are_off_it_is_taken_back_to_that():
         assert (True, "off") == (bench.of(G1).serving, bench.of(G1).cause)
 
 
-async def test_what_holds_a_gpu_is_said_and_nothing_is_placed_on_it_all_the_same():
-    async with running() as bench:
-        await asyncio.sleep(1)
-        bench.driver.release_failure = DriverError("a call has not come back")
-        found = await bench.watch.release("1")
-
-        assert found
-        assert "a call has not come back" == found.obstacle
-        assert not bench.of(G1).serving
-
-
 async def test_no_verdict_that_waits_for_the_stream_of_events_undoes_a_release():
     async with running() as bench:
         await asyncio.sleep(1)
@@ -155,21 +117,6 @@ async def test_no_verdict_that_waits_for_the_stream_of_events_undoes_a_release()
         await asyncio.sleep(12)
 
         assert (True, Cause.RELEASED) == (bench.of(G0).serving, bench.of(G1).cause)
-
-
-async def test_a_watch_that_starts_again_waits_for_its_own_stream_of_events():
-    bench = HealthBench()
-    async with at_work(bench.watch.run):
-        await asyncio.sleep(1)
-        await bench.watch.release("1")
-    bench.driver.opening = 0.5
-    async with at_work(bench.watch.run):
-        seen = serving_and_deaf(bench)
-        await asyncio.sleep(0.01)
-        bench.driver.listening = False
-        await bench.watch.recheck("1")
-
-    assert [False] == seen
 
 
 def serving_and_deaf(bench) -> list[bool]:
@@ -229,29 +176,3 @@ async def test_after_an_outage_of_the_driver_gpus_are_served_once_their_xids_are
         assert ["ok"] * 3 == bench.conditions
         assert seen
         assert not any(seen)
-
-
-async def test_a_driver_without_events_serves_a_gpu_that_is_taken_back_a_second_later():
-    async with running() as bench:
-        await asyncio.sleep(1)
-        await bench.watch.release("1")
-        bench.driver.opening = 1e9
-        bench.driver.break_events()
-        await asyncio.sleep(60)
-        began = asyncio.get_running_loop().time()
-
-        found = await bench.watch.recheck("1")
-
-        assert found
-        assert found.serving
-        assert 1.0 == pytest.approx(asyncio.get_running_loop().time() - began, abs=0.01)
-
-
-async def test_a_stream_that_breaks_at_once_is_not_opened_again_with_every_scan():
-    async with running() as bench:
-        bench.watch._changed = lambda: bench.watch.scanned(Scan("570.1", ()))
-        bench.driver.failure = DriverError("no events")
-        bench.driver.break_events()
-        await asyncio.sleep(31.6)
-
-        assert 7 == bench.driver.streams

@@ -15,7 +15,7 @@ from agent.health.judge import switched_off
 from agent.inventory import Discovery, InventoryKeeper
 from agent.kit.cell import Cell
 from agent.ledger import Ledger
-from agent.model import NO_INDEX, Condition, GpuFault, Inventory, Scan, SharingSettings, Trouble
+from agent.model import Condition, GpuFault, Inventory, SharingSettings, Trouble
 from agent.report import CALM, WAKING, follow_gpus, follow_left_out, keep_condition
 from tests.builders import (
     NOON,
@@ -35,7 +35,6 @@ from tests.services.at_work import at_work
 
 WELL = a_health()
 BAD = a_health(condition=Condition.BAD, text="XID 48 [H-048]")
-LOST = a_health(condition=Condition.LOST, cause="lost", text="out of reach [H-LOST]")
 
 
 def holding(*healths, generation: int = 1) -> Inventory:
@@ -140,16 +139,6 @@ async def test_a_node_that_is_created_again_gets_the_condition_again_and_a_chang
     assert [True, True] == [one.status for one in status.written]
 
 
-async def test_the_condition_is_written_at_the_start_and_when_it_says_something_else():
-    status, inventory = Status(), Cell(Inventory())
-    async with running(keeping(status, inventory)):
-        for generation, healths in enumerate([(WELL,), (WELL,), (BAD,), (BAD,), (WELL,)], 1):
-            inventory.set(holding(*healths, generation=generation))
-            await asyncio.sleep(0.01)
-
-    assert [False, True, False] == [one.status for one in status.written]
-
-
 async def test_what_the_condition_says_may_change_and_it_is_so_since_it_was_so_first():
     status, inventory = Status(), Cell(Inventory())
     gone = a_shared_gpu(gpu=a_gpu(index=1), present=False, there=False)
@@ -163,17 +152,6 @@ async def test_what_the_condition_says_may_change_and_it_is_so_since_it_was_so_f
     first, second = status.written
     assert first.since == second.since
     assert first.message != second.message
-
-
-async def test_a_condition_that_was_not_written_is_written_when_the_service_starts_again():
-    status, inventory = Status(ApiError("down")), Cell(holding(BAD))
-    service = keeping(status, inventory)
-    with pytest.raises(ApiError):
-        await service()
-    async with running(service):
-        pass
-
-    assert [True] == [one.status for one in status.written]
 
 
 @pytest.mark.parametrize(
@@ -206,7 +184,6 @@ async def test_no_pod_that_is_gone_or_has_ended_is_told_about_its_gpu(pods, told
 
 
 BROKEN = GpuFault("index 1", "Unknown Error")
-TAIL = "; if this lasts, reset it or reboot the node [GpuLeftOut]"
 LOST_TAIL = "; if this lasts, reboot the node [GpuLeftOut]"
 
 
@@ -273,29 +250,6 @@ async def test_a_gpu_in_mig_mode_and_one_of_unknown_memory_are_told_apart():
         assert [0] == bench.indexes
 
 
-async def test_it_is_told_again_when_it_comes_back_to_that_or_the_reason_is_another():
-    async with leaving_out(BROKEN) as bench:
-        bench.driver.faults = []
-        await bench.rescan()
-        bench.driver.faults = [BROKEN]
-        await bench.rescan()
-        bench.driver.faults = [GpuFault("index 1", "Not Supported")]
-        await bench.rescan()
-
-        assert ["Unknown Error", "Unknown Error", "Not Supported"] == [
-            event.text.partition(": ")[2].removesuffix(TAIL) for event in bench.events
-        ]
-
-
-async def test_a_scan_with_nothing_but_faults_is_an_empty_node_and_no_crash():
-    async with leaving_out() as bench:
-        bench.keeper.found(Scan("570.1", (), tuple(GpuFault(f"index {n}", "x") for n in range(16))))
-        await asyncio.sleep(1)
-
-        assert [] == bench.indexes
-        assert 16 == len(bench.events)
-
-
 @pytest.mark.parametrize(
     ("judged", "gpus", "lost", "told"),
     [({}, [a_gpu(index=2)], (0, 7), [7]), ({a_uuid(0): switched_off(NOON)}, [], (0,), [0])],
@@ -313,17 +267,6 @@ async def test_a_lost_gpu_that_was_shared_is_told_here_only_where_its_health_is_
         assert [f"GPU {a_uuid(n)} is not shared: GPU is lost{LOST_TAIL}" for n in told] == [
             event.text for event in bench.events
         ]
-
-
-async def test_what_the_health_of_a_gpu_says_is_not_said_here_as_well():
-    async with leaving_out() as bench:
-        bench.keeper.judged({a_uuid(1): a_health(condition=Condition.BAD)})
-        for text, why in (("GPU requires restart", Trouble.RESET), ("GPU is lost", Trouble.LOST)):
-            bench.driver.faults = [GpuFault(a_uuid(1), text, why)]
-            await bench.rescan()
-
-        assert [0, NO_INDEX] == bench.indexes
-        assert [] == bench.events
 
 
 async def test_a_gpu_that_does_not_answer_is_told_of_when_that_lasts_and_not_when_it_wakes():

@@ -131,14 +131,6 @@ async def test_a_scenario_ends_as_it_is_told(scenario):
         assert SCENARIOS[scenario] == told(bench)
 
 
-@pytest.mark.parametrize("scenario", [s for s in SCENARIOS if s.startswith("+20 all=failed")])
-async def test_no_gpu_is_bad_at_any_moment_of_a_hiccup(scenario):
-    async with running() as bench:
-        for word in scenario.split():
-            await do(bench, word)
-        assert "bad" not in {h.condition for verdict in bench.verdicts for h in verdict.values()}
-
-
 XID = DriverEvent(EventKind.XID, G1, 48)
 
 
@@ -176,28 +168,6 @@ async def test_what_was_recalled_is_known_before_the_first_scan(booted, conditio
     assert [{G1}] == [verdict.keys() for verdict in bench.verdicts]
 
 
-async def test_a_gpu_that_was_silent_before_the_start_is_served_for_a_minute_too():
-    silent = a_health(condition=Condition.UNMONITORED, cause="driver", text="no reply [H-SILENT]")
-    driver = ScriptedDriver()
-    driver.hung = True
-    async with running(recalled={G1: silent}, driver=driver) as bench:
-        await asyncio.sleep(59.9)
-        assert bench.of(G1).serving
-        await asyncio.sleep(0.2)
-        assert not bench.of(G1).serving
-
-
-async def test_one_line_is_logged_per_change():
-    with structlog.testing.capture_logs() as lines:
-        async with running() as bench:
-            for _ in range(5):
-                bench.driver.xid(G0, 95)
-                await asyncio.sleep(2)
-
-    events = [line for line in lines if line["event"] == "gpu.health"]
-    assert [("ok", "bad", G0)] == [(e["was"], e["condition"], e["gpu"]) for e in events]
-
-
 # A driver that fails alike for all GPUs condemns none; another session is tried once.
 
 
@@ -226,17 +196,6 @@ async def test_a_driver_that_fails_in_the_middle_of_a_round_condemns_no_gpu(last
 
         assert ["unmonitored"] * 3 == during
         assert ["ok"] * 3 == bench.conditions
-
-
-async def test_a_recheck_of_one_gpu_condemns_it_for_nothing_that_all_say():
-    async with running() as bench:
-        await asyncio.sleep(1)
-        bench.driver.outcomes = dict.fromkeys(ALL, ProbeOutcome.LOST)
-        found = await bench.watch.recheck("1")
-
-        assert found
-        assert ("unmonitored", True) == (found.after.condition.value, found.serving)
-        assert "the driver reports the same for all GPUs" in found.after.text
 
 
 def faults(*uuids, trouble=Trouble.FAILED) -> list[GpuFault]:
@@ -328,16 +287,6 @@ async def test_a_storm_of_one_gpu_is_one_list_and_every_xid_is_counted():
         assert len(bench.verdicts) <= 8
 
 
-async def test_a_storm_of_all_gpus_is_one_list():
-    async with running() as bench:
-        before = bench.slices.value.generation
-        await storm(bench, (G0, 48), (G1, 79), (G2, 31), (G2, 119))
-
-        assert before + 1 == bench.slices.value.generation
-        assert ["bad"] * 3 == bench.conditions
-        assert STORM == sum(count for _, count in bench.watch.xid_events.items())
-
-
 @pytest.mark.parametrize(
     ("xid", "pause", "lists"),
     [(79, 0.001, 1), (48, 0.012, 2)],  # the second one comes too late for the first list
@@ -365,27 +314,3 @@ async def test_a_storm_is_one_line_a_second_and_says_how_many_were_left_out():
     assert 4 <= len(told) <= 5
     assert [0, 0] == told[:2]
     assert STORM - STORM // 100 <= told[2] <= STORM + STORM // 100
-
-
-async def test_the_first_xid_of_each_number_on_each_gpu_has_its_line():
-    with structlog.testing.capture_logs() as lines:
-        async with running() as bench:
-            for _ in range(2):
-                for uuid, number in ((G0, 31), (G0, 13), (G1, 31), (G0, 43), (G1, 13)):
-                    bench.driver.xid(uuid, number)
-                    await asyncio.sleep(0.01)
-
-    told = [(line["gpu"], line["xid"]) for line in lines if line["event"] == "gpu.xid"]
-    assert [(G0, 31), (G0, 13), (G1, 31), (G0, 43), (G1, 13)] == told[:5]
-    assert len(told) <= 6
-
-
-async def test_gpus_that_are_lost_one_after_the_other_within_a_round_are_one_list():
-    async with running() as bench:
-        before = bench.slices.value.generation
-        bench.driver.outcomes = dict.fromkeys((G0, G1), ProbeOutcome.LOST)
-        bench.driver.report(DriverEvent(EventKind.CHANGED))
-        await asyncio.sleep(0.3)
-
-        assert before + 1 == bench.slices.value.generation
-        assert ["lost", "lost", "ok"] == bench.conditions

@@ -1,13 +1,11 @@
 """The inventory: one change, one generation; what is held or not well never goes out of sight."""
 
-import asyncio
 from collections.abc import Mapping
 
 import msgspec
 import pytest
 
 from agent.hami.annotations import told
-from agent.health.judge import switched_off
 from agent.inventory import MOST_GONE, InventoryKeeper
 from agent.kit.cell import Cell
 from agent.model import (
@@ -24,9 +22,8 @@ from agent.model import (
     Trouble,
     slice_id,
 )
-from tests.builders import NOON, a_gpu, a_health, a_uuid
+from tests.builders import a_gpu, a_health, a_uuid
 from tests.fakes.clock import START, ManualClock
-from tests.services.at_work import at_work
 
 # A keeper of the inventory with its cells and its lists.
 
@@ -132,15 +129,6 @@ def test_a_scan_or_a_verdict_raises_the_generation_once_and_only_if_it_is_new(be
     assert ([(0, True, False), (1, True, False)], 2) == (bench.shown, bench.generation)
 
 
-async def test_new_settings_are_obeyed_at_once(bench):
-    async with at_work(bench.keeper.run):
-        await asyncio.sleep(1)
-        bench.settings.set(SharingSettings(split_count=2))
-        await asyncio.sleep(0.01)
-
-    assert [2, 2] == [gpu.split_count for gpu in bench.inventory.value.gpus]
-
-
 def test_a_gpu_that_vanished_is_gone_unless_a_slice_of_it_is_held_and_may_come_back(bench):
     bench.hold(1)
     bench.scan(*gpus(0))
@@ -178,13 +166,6 @@ def test_a_lost_gpu_stays_in_view_and_one_that_is_silent_for_now_stays_as_it_was
     assert lost.unavailable_reason.startswith("is not shared: GPU is lost; ")
 
 
-def test_a_faulty_gpu_that_nobody_has_described_is_only_named():
-    bench = KeepingBench()
-    bench.scan(*gpus(0), faults=(GpuFault("index 1", "Unknown Error"), LOST))
-
-    assert ([(0, True, True)], ["index 1", G1]) == (bench.shown, left_out(bench))
-
-
 @pytest.mark.parametrize("settings", FILTERED)
 def test_a_filtered_gpu_is_out_without_a_word_but_stays_while_it_is_held(settings):
     bench = KeepingBench(settings)
@@ -205,17 +186,6 @@ def test_a_filtered_gpu_is_out_without_a_word_but_stays_while_it_is_held(setting
     assert [(0, True, True)] == bench.shown
 
 
-@pytest.mark.parametrize("fault", [LOST, SILENT])
-def test_a_gpu_in_mig_mode_stays_out_when_it_cannot_be_described_any_more(fault):
-    bench = KeepingBench()
-    bench.scan(*gpus(0), a_gpu(index=1, mig_enabled=True))
-    before = bench.generation
-    for _ in range(2):
-        bench.scan(*gpus(0), faults=(fault,))
-
-    assert ([(0, True, True)], before, [G1]) == (bench.shown, bench.generation, left_out(bench))
-
-
 @pytest.mark.parametrize(
     ("settings", "gpu", "says"),
     [
@@ -234,13 +204,6 @@ def test_why_a_gpu_is_left_out_is_said(settings, gpu, says):
     assert says in why.text
     assert ("it is in MIG mode" in why.text) is gpu.mig_enabled
     assert why.index == gpu.index
-
-
-def test_a_gpu_of_unknown_memory_is_shared_where_the_settings_know_it():
-    bench = KeepingBench(SharingSettings(preconfigured_mib=1000))
-    bench.scan(a_gpu(index=0, memory_mib=None))
-
-    assert 1000 == bench.inventory.value.gpus[0].registered_mib
 
 
 # GPUs remembered as not well that the driver does not describe: in view, and offered to nobody.
@@ -266,19 +229,6 @@ def test_it_is_in_view_with_its_health_and_has_no_slice_and_no_place_in_the_anno
     assert {G1: 1} == bench.kept
 
 
-def test_a_recalled_illness_is_there_with_the_first_scan_and_so_is_one_only_watched_since_a_boot():
-    bench = remembering()
-    bench.scan(*gpus(0, 1))
-    assert [(0, True, True), (1, True, False)] == bench.shown
-    bench = remembering(recalled={G1: a_health(condition=Condition.WATCH)})
-    bench.scan(*gpus(0), faults=(LOST,))
-
-    assert {G1: NO_INDEX} == bench.kept
-    assert bench.inventory.value.gpus[1].unavailable_reason.startswith(
-        "is not shared: GPU is lost; "
-    )
-
-
 def test_it_stays_in_view_while_a_fault_names_it_whatever_its_health_says_by_then():
     bench = remembering()
     bench.scan(*gpus(0), faults=(REFUSED,))
@@ -290,14 +240,6 @@ def test_it_stays_in_view_while_a_fault_names_it_whatever_its_health_says_by_the
     bench.scan(*gpus(0), faults=(REFUSED,))
     bench.scan(*gpus(0))  # the driver no longer lists it and describes all others
     assert {} == bench.kept
-
-
-@pytest.mark.parametrize("recalled", [{}, {G1: a_health()}, {G1: switched_off(NOON)}])
-def test_one_of_which_nothing_bad_is_remembered_is_only_named(recalled):
-    bench = remembering(recalled=recalled)
-    bench.scan(*gpus(0), faults=(REFUSED,))
-
-    assert ({}, [G1]) == (bench.kept, left_out(bench))
 
 
 @pytest.mark.parametrize(
@@ -337,29 +279,6 @@ def test_of_several_that_are_missing_each_may_be_any_and_has_no_index():
     assert faults[G1].startswith(text)
 
 
-@pytest.mark.parametrize(
-    ("trouble", "remedy"), [(Trouble.LOST, "if this lasts"), (Trouble.SILENT, "may still be")]
-)
-def test_of_several_that_are_missing_none_is_gone_for_certain(trouble, remedy):
-    bench = remembering(recalled={G1: BAD, G2: BAD})
-    faults = tuple(GpuFault(f"index {number}", "no", trouble) for number in (1, 2))
-    bench.scan(*gpus(0), faults=faults)
-
-    assert [True] * 2 == [gpu.there for gpu in bench.inventory.value.gpus if not gpu.present]
-    assert all(remedy in fault.text for fault in bench.keeper.left_out.value)
-
-
-def test_a_gpu_that_was_described_and_left_is_not_taken_for_one_without_a_name():
-    bench = remembering(recalled={})
-    bench.hold(1)
-    bench.scan(*gpus(0, 1))
-    bench.scan(*gpus(0))
-    bench.scan(*gpus(0), faults=(NAMELESS,))
-
-    assert ({G1: 1}, ["index 1"]) == (bench.kept, left_out(bench))
-    assert not bench.inventory.value.gpus[1].there
-
-
 def test_those_that_left_are_known_for_a_while_the_last_one_first(bench):
     bench.scan(*gpus(0))
     bench.scan()
@@ -392,24 +311,6 @@ def test_many_gpus_that_go_bad_at_once_are_one_list_and_what_no_list_shows_is_no
         [group.healthy for group in listed.groups] for listed in lists
     ]
     assert [0, 0, 0, 1] == [group.numa for group in lists[0].groups]
-
-
-def test_the_list_is_there_before_any_follower_of_the_inventory_runs(bench):
-    lists: list[SliceList] = []
-    plain = bench.inventory.set
-
-    def publish(value: Inventory) -> bool:
-        if value != bench.inventory.value:
-            lists.append(bench.slices.value)
-        return plain(value)
-
-    bench.inventory.set = publish
-    bench.keeper.judged({G0: BAD})
-    bench.keeper.refresh()
-    (listed,) = lists
-
-    assert (2, [False, True]) == (listed.generation, [group.healthy for group in listed.groups])
-    assert [None, None] == [group.numa for group in listed.groups]
 
 
 def test_held_ids_stay_listed_when_the_split_count_falls_and_so_does_a_gpu_that_vanished(bench):

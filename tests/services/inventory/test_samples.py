@@ -9,14 +9,7 @@ import msgspec
 import pytest
 
 from agent.allocate.service import DISK_BUDGET, AllocateStep
-from agent.errors import (
-    DriverError,
-    DriverMissing,
-    PermissionFault,
-    Refusal,
-    RefusalReason,
-    StateError,
-)
+from agent.errors import DriverError, PermissionFault, Refusal, RefusalReason, StateError
 from agent.inventory import (
     CHECK_PERIOD,
     KEPT,
@@ -111,18 +104,6 @@ async def test_each_gpu_is_asked_every_few_seconds_and_a_quarter_of_an_hour_is_k
     assert bench.driver.asked[G0] == kept[-1].sample.used_mib
 
 
-async def test_the_memory_of_sixteen_gpus_is_bounded_and_ends_with_them():
-    async with running() as bench:
-        bench.show(*[a_health()] * 16)
-        await asyncio.sleep(3 * KEPT)
-        assert 16 * 180 == kept(bench)
-        bench.show(a_health())
-        await asyncio.sleep(SAMPLE_PERIOD)
-        assert 180 == kept(bench)
-
-    assert (None, ()) == (bench.samples.newest(G1), bench.samples.history(G1))
-
-
 @pytest.mark.parametrize(
     ("health", "of_all", "is_asked"),
     [
@@ -154,33 +135,6 @@ async def test_a_gpu_that_fails_costs_the_others_nothing(outcome):
     assert (1, 11) == tuple(len(bench.samples.history(uuid)) for uuid in (G0, G1))
     assert bench.samples.newest(G0) is None
     assert bench.samples.newest(G1)
-
-
-async def test_a_driver_that_fails_or_hangs_leaves_a_gap_and_nothing_else():
-    async with running() as bench:
-        bench.driver.failure = DriverMissing("no library")
-        await asyncio.sleep(60)
-        bench.driver.failure, bench.driver.hung = None, True
-        await asyncio.sleep(60)
-        bench.driver.hung = False
-        await asyncio.sleep(SAMPLE_PERIOD)
-        found = [(one.at - START).total_seconds() for one in bench.samples.history(G0)]
-
-    assert 0 == found[0]
-    assert 120 <= found[1]
-
-
-@pytest.mark.parametrize(
-    "told", [GpuSample(G0, None, 7), GpuSample(G0, 1, 2, 3, 616, 41, 70_000, 9, 2)]
-)
-async def test_the_newest_sample_is_the_last_of_the_history_and_has_all(told):
-    async with running() as bench:
-        bench.driver.samples[G0] = told
-        await asyncio.sleep(SAMPLE_PERIOD)
-        newest, last = bench.samples.newest(G0), bench.samples.history(G0)[-1]
-
-    assert newest
-    assert (told, told, newest.at) == (newest.sample, last.sample, last.at)
 
 
 # Scans: at start, on demand, every minute; a driver that fails costs nothing that was found.
@@ -231,33 +185,6 @@ async def test_a_driver_that_fails_is_asked_after_1_2_4_up_to_30_s_and_at_once_o
     assert [0, 1, 3, 5, 9, 17, 33, 63] == asked
 
 
-async def test_a_wish_while_the_driver_fails_makes_no_delay_longer():
-    driver = ScriptedDriver()
-    driver.failure = DriverError("oops")
-    async with discovering(driver) as (discovery, found):
-        for _ in range(3):
-            await asyncio.sleep(0.2)
-            discovery.rescan()
-        await asyncio.sleep(0.1)
-        driver.failure = None
-        await asyncio.sleep(1.2)
-
-    assert [1.6] == found
-
-
-async def test_after_a_success_the_delays_start_over():
-    driver = ScriptedDriver()
-    async with discovering(driver) as (discovery, found):
-        await asyncio.sleep(59)
-        driver.failure = DriverError("oops")
-        await asyncio.sleep(1.5)
-        assert "oops" == discovery.problem.value
-        driver.failure = None
-        await asyncio.sleep(1)
-
-    assert [0, 61] == found
-
-
 @pytest.mark.parametrize("trouble", Trouble)
 async def test_a_gpu_for_which_the_driver_fails_is_asked_for_sooner_than_one_that_needs_a_hand(
     trouble,
@@ -274,9 +201,6 @@ async def test_a_gpu_for_which_the_driver_fails_is_asked_for_sooner_than_one_tha
 
 
 # How often the node is looked at, and what is told; the scenes are those of tests/app.
-
-
-SOON = CHECK_PERIOD + 0.01
 
 
 class FullPlace:
@@ -365,33 +289,6 @@ async def test_a_disk_that_is_full_now_and_then_changes_the_list_twice_a_second_
             await asyncio.sleep(0.1)
 
         assert 0 < len(room.changes) <= 100 / LEAST + 1
-
-
-async def test_another_refusal_is_a_reason_to_look_and_nothing_more():
-    async with a_room() as room:
-        await asyncio.sleep(1)
-        looks = room.disk.looks
-        room.withholder.refused(str(Refusal(RefusalReason.NO_LOCK, "Pod a holds no lock.")))
-        await asyncio.sleep(0.01)
-
-        assert not room.withheld
-        assert looks + 1 == room.disk.looks
-
-
-async def test_all_that_is_wrong_is_told_each_once_with_its_id():
-    async with a_room() as room:
-        room.disk.error = StateError("/state is full")
-        room.library.error = PermissionFault("others may write there [P-KUBELET]")
-        await asyncio.sleep(SOON)
-        first, second = room.reasons
-        assert "(/state is full)" in first
-        assert first.endswith("[HA-5001]")
-        assert second.endswith("[P-KUBELET]")
-        room.disk.error = room.library.error
-        await asyncio.sleep(SOON)
-
-        assert (second,) == room.reasons
-        assert 1 == len(room.told)
 
 
 async def test_a_look_that_hangs_is_a_reason_and_holds_up_no_other_one():

@@ -12,9 +12,8 @@ from agent.kit.cell import Cell
 from agent.kubelet.door import encode_list
 from agent.ledger import SourceFile
 from agent.model import Condition, Gpu, GpuUuid, Inventory, Scan, SharingSettings, SliceList
-from agent.settings.reading import make_plan
+from agent.settings.reading import NodeFacts, Sources, make_plan
 from agent.settings.schema import build
-from agent.settings.sources import NodeFacts, Sources
 from agent.wire.v1beta1 import Device, ListAndWatchResponse
 from tests.builders import G1, NODE, a_gpu, a_health
 from tests.fakes.clock import ManualClock

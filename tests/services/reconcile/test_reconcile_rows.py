@@ -6,7 +6,6 @@ import errno
 
 import msgspec
 import pytest
-from structlog.testing import capture_logs
 
 from agent.cluster import Phase, PodTable, Role, Tombstone
 from agent.errors import KubeletError, StateError, WitnessThrottled
@@ -114,14 +113,6 @@ async def a_scene(*rows):
         yield scene
 
 
-async def test_nothing_is_asked_before_the_pods_are_known():
-    async with a_scene(ROW) as scene:
-        await asyncio.sleep(2 * PERIOD)
-
-        assert 0 == scene.witness.lists
-        assert (ROW,) == scene.rows
-
-
 async def test_an_answer_is_confirmed_within_a_second_by_one_list():
     async with a_scene() as scene:
         scene.see(POD)
@@ -156,23 +147,6 @@ async def test_an_answer_that_the_kubelet_books_late_is_asked_for_again_but_not_
         assert 5 >= scene.witness.lists - before
 
 
-async def test_many_changes_of_the_ledger_do_not_multiply_the_questions():
-    async with a_scene() as scene:
-        scene.see(POD)
-        scene.witness.admit(POD)
-        await asyncio.sleep(1)
-        await scene.answer()
-        for number in range(30):
-            await asyncio.sleep(0.03)
-            await scene.state.commit(
-                lambda ledger, n=number: ledger.put(
-                    a_row(pod_uid=a_pod_uid(n), confirmed=True, epoch=EPOCH)
-                )
-            )
-
-        assert 3 >= scene.witness.lists
-
-
 @pytest.mark.parametrize("error", [WitnessThrottled("busy"), KubeletError("gone")])
 async def test_an_unanswered_question_is_asked_again(error):
     async with a_scene() as scene:
@@ -183,21 +157,6 @@ async def test_an_unanswered_question_is_asked_again(error):
 
         await scene.answer()
         await asyncio.sleep(3)
-
-        assert [True] == [row.confirmed for row in scene.rows]
-
-
-async def test_a_kubelet_that_hangs_stops_nothing_for_long():
-    async with a_scene() as scene:
-        scene.see(POD)
-        await asyncio.sleep(1)
-        scene.witness.admit(POD, main=SLICE)
-        scene.witness.hung = True
-        await scene.answer()
-        await asyncio.sleep(10)
-        scene.witness.hung = False
-
-        await asyncio.sleep(PERIOD)
 
         assert [True] == [row.confirmed for row in scene.rows]
 
@@ -228,41 +187,6 @@ async def test_a_complete_look_is_taken_each_minute_and_writes_nothing_when_all_
 
         assert 11 == scene.witness.lists
         assert 0 == scene.state.generation
-
-
-async def test_a_kubelet_that_does_not_answer_is_looked_at_again_soon_and_then_each_minute():
-    async with a_scene() as scene:
-        scene.see(POD)
-        scene.witness.failures = [KubeletError("no socket")] * 100
-        await asyncio.sleep(24)
-        assert 5 == scene.witness.lists
-
-        await asyncio.sleep(2 * PERIOD)
-
-        assert 7 == scene.witness.lists
-
-
-async def test_a_holder_that_cannot_be_taken_over_yet_is_tried_again_soon():
-    async with a_scene() as scene:
-        scene.adoptable = False
-        scene.witness.admit(POD, main=SLICE)
-        scene.see(POD)
-        await asyncio.sleep(0.5)
-        scene.adoptable = True
-
-        await asyncio.sleep(1)
-
-        assert 1 == len(scene.rows)
-
-
-async def test_the_row_and_the_directory_of_an_ended_pod_go_together():
-    async with a_scene(ROW) as scene:
-        scene.hooks.names = {f"{POD.uid}_main", "another"}
-        scene.see(msgspec.structs.replace(POD, phase=Phase.SUCCEEDED))
-        await asyncio.sleep(0.1)
-
-        assert () == scene.rows
-        assert {"another"} == scene.hooks.names
 
 
 async def test_a_directory_that_cannot_be_removed_keeps_its_row_and_nothing_else():
@@ -312,47 +236,6 @@ async def test_the_row_of_a_deleted_pod_outlives_it_by_a_minute_whenever_it_was_
         assert () == scene.rows
 
 
-async def test_a_pod_deleted_before_a_new_kubelet_came_keeps_its_row_for_a_minute_under_it():
-    async with a_scene(msgspec.structs.replace(ROW, confirmed=True)) as scene:
-        scene.witness.admit(POD, main=SLICE)
-        scene.see(POD)
-        await asyncio.sleep(1)
-        scene.witness.forget(POD)
-        scene.see(gone=(POD,))
-        await asyncio.sleep(50)
-        scene.epoch.set(NEXT)
-
-        await asyncio.sleep(59)
-        assert [ROW.key] == [row.key for row in scene.rows]
-        await asyncio.sleep(3)
-        assert () == scene.rows
-
-
-@pytest.mark.parametrize("outage", [2.0, PERIOD, 30 * PERIOD])
-async def test_a_row_that_cannot_be_closed_on_disk_is_closed_when_the_disk_is_well_again(outage):
-    async with a_scene(ROW) as scene:
-        scene.disk.faults.fail_at(0, errno.ENOSPC, times=10**6)
-        scene.see(msgspec.structs.replace(POD, phase=Phase.SUCCEEDED))
-        await asyncio.sleep(outage)
-        assert ((ROW,), set()) == (scene.rows, scene.taken)
-        scene.disk.faults.revive()
-
-        await asyncio.sleep(PERIOD + 0.1)
-
-        assert ((), set()) == (scene.rows, scene.taken)
-
-
-async def test_that_the_kubelet_does_not_answer_is_said_once_until_it_does():
-    with capture_logs() as log:
-        async with a_scene() as scene:
-            scene.see()
-            for _ in range(2):
-                scene.witness.failures = [KubeletError("no socket")] * 6
-                await asyncio.sleep(10 * PERIOD)
-
-    assert 2 == [line["event"] for line in log].count("reconcile.unanswered")
-
-
 async def test_an_init_container_is_confirmed_by_the_file_of_a_kubelet_that_knows_its_pod():
     init = a_pod(annotations=GROUPS, containers=(a_container(name="main", role=Role.INIT),))
     async with a_scene() as scene:
@@ -378,21 +261,6 @@ async def test_what_a_kubelet_said_before_the_next_one_came_confirms_nothing_of_
         await asyncio.sleep(0.5)
 
         assert [(False, EPOCH)] == [(row.confirmed, row.epoch) for row in scene.rows]
-
-
-async def test_drift_and_unconfirmed_rows_are_counted():
-    other = a_pod(uid=a_pod_uid(5), name="other", annotations=GROUPS, phase=Phase.RUNNING)
-    silent = a_row(pod_uid=other.uid, pod=other.name, epoch=EPOCH)
-    async with a_scene(ROW, silent) as scene:
-        scene.witness.admit(POD, main=f"{G2}-9")
-        scene.witness.admit(other)
-        scene.see(POD, other)
-        await asyncio.sleep(0.1)
-        assert (1, 0) == scene.gaps
-
-        await asyncio.sleep(2 * PERIOD)
-
-        assert (1, 1) == scene.gaps
 
 
 OFFERED = msgspec.structs.replace(ROW, offered=True)
@@ -454,23 +322,6 @@ async def test_a_row_that_was_answered_anew_while_it_was_looked_at_keeps_that(ro
         await scene.see_while_it_changes(replayed, POD)
 
         assert ((replayed,), 0) == (scene.rows, counted(scene))
-
-
-async def test_an_answer_that_comes_while_its_container_is_adopted_is_kept():
-    answer = msgspec.structs.replace(ROW, slice_ids=(slice_id(G1, 8),))
-    async with a_scene() as scene:
-        adopt = scene.reconcile.adopt
-
-        async def answer_and_adopt(found):
-            await scene.answer(answer)
-            return await adopt(found)
-
-        scene.reconcile.adopt = answer_and_adopt
-        scene.witness.admit(POD, main=SLICE)
-        scene.see(POD)
-        await asyncio.sleep(0.1)
-
-        assert [answer.slice_ids] == [row.slice_ids for row in scene.rows]
 
 
 async def test_another_gpu_that_was_not_offered_is_drift_and_no_mismatch():

@@ -9,11 +9,9 @@ import pytest
 from structlog.testing import capture_logs
 
 from agent.cluster import Phase, PodTable, Tombstone
-from agent.errors import KubeletError, StateError
 from agent.ledger import Holder, KubeletEpoch, container_directory
 from agent.model import slice_id
 from agent.reconcile import PERIOD, QUIET, SWEEP_PERIOD, THROTTLED_PAUSE, VANISHED_GRACE
-from agent.state import COMMIT_DEADLINE
 from tests.builders import G1, NOON, a_pod, a_pod_uid, a_row
 from tests.services.reconcile.test_reconcile_rows import (
     EPOCH,
@@ -81,20 +79,6 @@ async def test_a_container_whose_row_and_record_are_both_lost_is_known_by_its_di
         await asyncio.sleep(0.1)
 
         assert [(POD.uid, ())] == [(row.key.pod_uid, row.slice_ids) for row in scene.rows]
-
-
-async def test_directories_are_looked_for_until_they_were_seen_once():
-    async with a_scene() as scene:
-        scene.hooks.names = {OWN}
-        scene.hooks.failure = StateError("read-only")
-        scene.see(POD)
-        await asyncio.sleep(0.1)
-        assert () == scene.rows
-
-        scene.hooks.failure = None
-        await asyncio.sleep(PERIOD)
-
-        assert [POD.uid] == [row.key.pod_uid for row in scene.rows]
 
 
 @pytest.mark.parametrize("is_made_by_a_call", [True, False])
@@ -197,42 +181,12 @@ async def test_leaked_directories_are_removed_at_the_start_and_each_hour():
         assert {OWN} == scene.hooks.names
 
 
-async def test_a_directory_whose_removal_failed_goes_later_and_leaked_ones_are_swept_then():
-    ended = msgspec.structs.replace(POD, phase=Phase.SUCCEEDED)
-    async with littered(ROW) as scene:
-        scene.hooks.failure = StateError("read-only")
-        scene.see(ended)
-        await asyncio.sleep(0.1)
-        assert (ROW,) == scene.rows
-        scene.hooks.failure = None
-        scene.see()
-
-        await asyncio.sleep(2 * PERIOD)
-
-        assert OWN not in scene.hooks.names
-        assert STRANGER not in scene.hooks.names
-
-
 async def test_nothing_is_swept_while_the_kubelet_has_a_pod_that_the_api_has_not():
     async with littered() as scene:
         scene.witness.admit(a_pod(uid=a_pod_uid(7), name="forgotten"))
         scene.see(POD)
         await asyncio.sleep(SWEEP_PERIOD + 2 * PERIOD)
         assert STRANGER in scene.hooks.names
-
-
-async def test_a_disk_that_hangs_at_a_closed_rows_directory_is_tried_again_at_the_next_look():
-    async with a_scene(ROW) as scene:
-        scene.hooks.names = {OWN}
-        scene.hooks.hanging = "remove"
-        scene.see(msgspec.structs.replace(POD, phase=Phase.SUCCEEDED))
-        await asyncio.sleep(10)
-        assert ((ROW,), {OWN}) == (scene.rows, scene.hooks.names)
-        scene.hooks.hanging = ""
-
-        await asyncio.sleep(PERIOD)
-
-        assert ((), set()) == (scene.rows, scene.hooks.names)
 
 
 @pytest.mark.parametrize("hanging", ["found", "remove"])
@@ -261,59 +215,12 @@ async def test_what_another_plugin_answered_is_taken_over_as_soon_as_it_is_gone(
         assert [POD.name] == [row.pod for row in scene.rows]
 
 
-async def test_one_that_goes_while_the_kubelet_is_asked_is_looked_for_again():
-    async with a_scene() as scene:
-        scene.see(POD)
-        listed = scene.witness.list
-
-        async def list_and_lose():
-            found = await listed()
-            if scene.rivals.value == 0:
-                scene.rivals.set(1)
-                scene.witness.admit(POD, main=SLICE)
-            return found
-
-        scene.witness.list = list_and_lose
-        await asyncio.sleep(1)
-
-        assert [POD.name] == [row.pod for row in scene.rows]
-
-
-async def test_one_leaked_directory_that_cannot_be_removed_stops_no_other():
-    first = f"{a_pod_uid(6)}_main"
-    async with littered() as scene:
-        scene.hooks.names.add(first)
-        scene.hooks.changed = dict.fromkeys(scene.hooks.names, NOON - DAY)
-        scene.hooks.stuck.add(first)
-        scene.see(POD)
-
-        await asyncio.sleep(2 * PERIOD)
-
-        assert first in scene.hooks.names
-        assert STRANGER not in scene.hooks.names
-
-
 # The row of a deleted pod goes when its grace ends, and a hanging disk stops no look for ever.
 
 
 def bury(scene):
     stone = Tombstone(POD, scene.clock.now())
     scene.pods.set(PodTable({}, (stone,), synced=True))
-
-
-async def test_the_row_of_a_pod_deleted_between_two_lists_stays_for_a_minute_and_no_longer():
-    async with a_scene(ROW) as scene:
-        scene.witness.admit(POD, main=SLICE)
-        scene.see(POD)
-        await asyncio.sleep(10)
-        bury(scene)
-        scene.witness.forget(POD)
-        await asyncio.sleep(VANISHED_GRACE - 0.5)
-        assert [ROW.key] == [row.key for row in scene.rows]
-
-        await asyncio.sleep(QUIET + 1)
-
-        assert () == scene.rows
 
 
 async def test_a_pod_deleted_before_the_kubelet_restarted_keeps_its_row_for_a_minute_after_that():
@@ -331,58 +238,6 @@ async def test_a_pod_deleted_before_the_kubelet_restarted_keeps_its_row_for_a_mi
         assert () == scene.rows
 
 
-async def test_an_answer_of_the_future_is_not_asked_for_each_second():
-    row = msgspec.structs.replace(ROW, answered_at=ROW.answered_at + dt.timedelta(hours=1))
-    async with a_scene(row) as scene:
-        scene.see(POD)
-
-        await asyncio.sleep(PERIOD / 2)
-
-        assert 1 == scene.witness.lists
-
-
-async def test_a_grace_that_ended_without_the_kubelet_letting_go_is_left_to_the_next_look():
-    async with a_scene(ROW) as scene:
-        scene.witness.admit(POD)
-        scene.see(POD)
-        await asyncio.sleep(10)
-        bury(scene)
-
-        await asyncio.sleep(10 * PERIOD)
-
-        assert 17 > scene.witness.lists
-        assert [EPOCH] == [row.epoch for row in scene.rows]
-
-
-async def test_a_kubelet_that_does_not_answer_when_the_grace_ends_is_not_asked_without_a_pause():
-    async with a_scene(ROW) as scene:
-        scene.see(POD)
-        await asyncio.sleep(10)
-        bury(scene)
-        await asyncio.sleep(2 * PERIOD - 15)
-        scene.witness.failures = [KubeletError("no socket")] * 3
-
-        await asyncio.sleep(25)
-
-        assert () == scene.rows
-        assert 11 > scene.witness.lists
-
-
-async def test_a_row_closed_by_a_write_that_was_given_up_loses_its_directory_all_the_same():
-    async with a_scene(ROW) as scene:
-        scene.hooks.names = {f"{POD.uid}_main"}
-        scene.disk.gate.clear()
-        scene.pods.set(PodTable(synced=True))
-        await asyncio.sleep(PERIOD + COMMIT_DEADLINE + 0.5)
-        assert (ROW,) == scene.rows
-        scene.disk.gate.set()
-
-        await asyncio.sleep(2 * PERIOD)
-
-        assert () == scene.rows
-        assert set() == scene.hooks.names
-
-
 async def test_a_look_that_comes_too_soon_for_the_rate_limit_is_taken_a_moment_later():
     """Another client that asks in bursts would else meet each of our tries, a second apart."""
     async with a_scene(ROW) as scene:
@@ -393,20 +248,6 @@ async def test_a_look_that_comes_too_soon_for_the_rate_limit_is_taken_a_moment_l
         await asyncio.sleep(QUIET + 4 * THROTTLED_PAUSE)
 
         assert [True] == [row.confirmed for row in scene.rows]
-
-
-async def test_a_disk_that_hangs_at_many_directories_holds_up_no_confirmation():
-    gone = [a_row(pod_uid=a_pod_uid(n), pod=f"gone-{n}", epoch=EPOCH) for n in range(10, 60)]
-    async with a_scene(*gone) as scene:
-        scene.hooks.hanging = "remove"
-        scene.see(POD)
-        await asyncio.sleep(PERIOD + 5)
-        scene.witness.admit(POD, main=SLICE)
-        await scene.answer()
-
-        await asyncio.sleep(10)
-
-        assert any(row.confirmed for row in scene.rows)
 
 
 @pytest.mark.parametrize(

@@ -125,14 +125,6 @@ async def test_a_kubelet_that_starts_again_is_registered_with_at_once_on_a_new_s
         assert (("kubelet_restart",), 20) in registration.registrations.items()
 
 
-async def test_a_loss_that_was_not_reported_is_seen_by_looking_again():
-    async with registered() as (side, _):
-        side.files.clear()
-        await asyncio.sleep(5.5)
-
-        assert 2 == side.binds == len(side.calls)
-
-
 async def test_a_kubelet_socket_made_anew_under_an_open_stream_is_no_reason_to_register():
     async with registered() as (side, registration):
         side.touch_kubelet()
@@ -140,16 +132,6 @@ async def test_a_kubelet_socket_made_anew_under_an_open_stream_is_no_reason_to_r
 
         assert 1 == len(side.calls)
         assert SERVING == registration.state.value
-
-
-async def test_other_names_in_the_directory_cause_no_look():
-    async with registered(1) as (side, _):
-        looked = side.looks
-        for name in ("kubelet_internal_checkpoint", ".123456", "nvidia-gpu.sock", "DEPRECATION"):
-            side.report(name)
-        await asyncio.sleep(1)
-
-        assert looked == side.looks
 
 
 async def test_after_an_overflow_everything_is_looked_at():
@@ -178,29 +160,6 @@ async def test_a_socket_swept_while_the_kubelet_dials_it_is_not_waited_for():
 
         assert now() - began < 0.3
         assert 2 == side.binds
-
-
-async def test_a_renewal_without_a_stream_changes_nothing():
-    side = KubeletSide()
-    async with a_registration(side) as registration:
-        registration.renew()
-        await asyncio.sleep(60)
-        side.start_kubelet()
-        await registration.state.until(lambda state: state == SERVING)
-
-        assert 1 == side.binds == len(side.calls)
-
-
-async def test_a_name_that_comes_while_the_kubelet_is_away_is_the_one_that_is_registered():
-    side = KubeletSide()
-    async with a_registration(side) as registration:
-        await asyncio.sleep(60)
-        side.resource.set("example.com/vgpu")
-        await asyncio.sleep(60)
-        side.start_kubelet()
-        await registration.state.until(lambda state: state == SERVING)
-
-        assert ("example.com/vgpu", 1) == (side.registered, len(side.calls))
 
 
 @pytest.mark.parametrize("during", ["bind_delay", "delay"])
@@ -249,17 +208,6 @@ async def test_each_fresh_socket_that_refuses_is_tried_quickly_for_a_second():
         assert len(found) - len(quick) > 12
 
 
-async def test_a_kubelet_that_begins_to_listen_late_is_registered_with_at_once():
-    side = KubeletSide.started()
-    side.answer = raising(KubeletError("kubelet.sock refuses connections"))
-    async with a_registration(side) as registration:
-        await asyncio.sleep(0.3)
-        side.answer = side.open_stream
-        await asyncio.sleep(0.051)
-
-        assert registration.state.value.stream
-
-
 async def test_a_refusal_that_no_repetition_mends_is_repeated_once_a_minute():
     side = KubeletSide.started()
     side.answer = raising(RegistrationRefused('the ResourceName "x" is invalid'))
@@ -286,21 +234,6 @@ async def test_already_connected_without_a_stream_needs_a_new_name():
     assert backed_off(gaps(side.calls))
 
 
-async def test_already_connected_with_an_open_stream_is_success():
-    side = KubeletSide.started()
-
-    def answer() -> None:
-        side.open_stream()
-        raise RegistrationRefused("device plugin already connected: /x/a.sock")
-
-    side.answer = answer
-    async with a_registration(side) as registration:
-        await asyncio.sleep(60)
-
-        assert (1, 1) == (len(side.calls), side.binds)
-        assert registration.state.value.registered
-
-
 @pytest.mark.parametrize(
     ("delay", "reply", "texts"),
     [
@@ -318,49 +251,6 @@ async def test_a_register_that_leads_to_nothing_is_given_up_and_tried_again(dela
         assert backed_off(gaps(side.calls), reply=reply)
         assert 1 == side.binds
         assert any(text in registration.state.value.text for text in texts)
-
-
-async def test_a_kubelet_that_takes_nine_seconds_is_waited_for():
-    side = KubeletSide.started()
-    side.delay = 9
-    async with a_registration(side) as registration:
-        await asyncio.sleep(30)
-
-        assert 1 == len(side.calls)
-        assert registration.state.value.stream
-
-
-async def test_a_stream_that_opens_before_the_answer_counts():
-    side = KubeletSide.started()
-    side.delay = 3
-    side.answer = lambda: None
-    async with a_registration(side) as registration:
-        await asyncio.sleep(1)
-        side.open_stream()
-        await asyncio.sleep(0.1)
-        assert registration.state.value.stream
-        await asyncio.sleep(60)
-
-        assert 1 == len(side.calls)
-        assert registration.state.value.registered
-
-
-@pytest.mark.parametrize("delay", [0.0, 0.5])
-async def test_a_stream_that_came_and_went_is_not_waited_for(delay: float):
-    side = KubeletSide.started()
-    side.delay = delay
-
-    def come_and_go() -> None:
-        side.open_stream()
-        side.streams.set(0)
-
-    side.answer = come_and_go
-    async with a_registration(side) as registration:
-        await asyncio.sleep(4)
-
-    assert len(side.calls) > 3
-    assert backed_off(gaps(side.calls), reply=delay)
-    assert "registered, but the kubelet has no stream open" == registration.state.value.text
 
 
 async def test_delays_grow_while_streams_are_short_and_start_over_after_a_stable_one():
@@ -393,20 +283,6 @@ async def test_a_server_that_cannot_be_bound_is_tried_again_and_never_registered
         assert registration.state.value.stream
 
 
-async def test_one_line_is_logged_for_each_change(capsys: pytest.CaptureFixture[str]):
-    side = KubeletSide.started()
-    side.answer = raising(KubeletError("kubelet.sock refuses connections"))
-    async with a_registration(side):
-        await asyncio.sleep(600)
-        side.answer = side.open_stream
-        await asyncio.sleep(60)
-
-    lines = capsys.readouterr().out.splitlines()
-    assert ["registration.failed", "registration.serving"] == [
-        word for line in lines for word in line.split() if word.startswith("registration.")
-    ]
-
-
 # Which kubelet is there: its socket's inode and ctime, published as they change.
 
 
@@ -422,24 +298,6 @@ async def test_a_new_kubelet_is_a_new_epoch() -> None:
         await kubelet.epoch.until(lambda epoch: epoch is None)
 
     assert first != second
-
-
-async def test_whatever_comes_or_goes_in_the_directory_is_passed_on() -> None:
-    side, heard = KubeletSide(), asyncio.Queue[str]()
-    kubelet = KubeletWatch(side, heard.put_nowait)
-    async with at_work(kubelet.run):
-        for name in ("ours.sock", "nvidia-gpu.sock", ""):
-            side.report(name)
-        assert ["ours.sock", "nvidia-gpu.sock", ""] == [await heard.get() for _ in range(3)]
-
-
-async def test_the_epoch_of_an_answer_is_looked_up_and_not_remembered() -> None:
-    side = KubeletSide()
-    kubelet = KubeletWatch(side)
-    side.touch_kubelet()
-
-    assert kubelet.epoch.value is None
-    assert kubelet.now() == side.present
 
 
 async def test_a_directory_that_cannot_be_looked_at_leaves_the_last_epoch() -> None:

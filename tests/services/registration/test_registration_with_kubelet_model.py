@@ -78,22 +78,6 @@ async def within(wait: Awaitable[object]) -> None:
         await wait
 
 
-async def test_every_restart_of_the_kubelet_is_followed(tmp_path: Path):
-    async with a_node(tmp_path) as node:
-        await node.allocatable(20)
-        names = {node.door.server.endpoint}
-        for _ in range(20):
-            await node.kubelet.restart()
-            await node.allocatable(20)
-            names.add(node.door.server.endpoint)
-
-        assert 21 == len(names)
-        assert 21 == node.seen("registered")
-        assert 0 == node.seen("register_refused")
-        sockets = {p.name for p in node.plugins.iterdir() if p.is_socket()}
-        assert {"kubelet.sock", node.door.server.endpoint} == sockets
-
-
 async def test_a_connection_that_breaks_is_made_anew(tmp_path: Path):
     async with a_node(tmp_path) as node:
         for times in range(1, 6):

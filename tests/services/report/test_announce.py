@@ -11,9 +11,8 @@ import structlog
 from agent.cluster import CORDON, NodeEvent, NodeView
 from agent.errors import ApiConflict, ApiError, ApiForbidden, ApiThrottled
 from agent.kit.cell import Cell
-from agent.model import NO_INDEX
 from agent.report import LIMIT, NodeEventQueue, follow_cordons
-from tests.builders import a_gpu, a_shared_gpu, a_uuid, an_inventory
+from tests.builders import a_uuid, an_inventory
 from tests.fakes.apiserver import EventSink
 from tests.services.at_work import at_work
 
@@ -65,16 +64,6 @@ async def test_without_an_api_server_events_are_said_in_the_log_and_counted() ->
     assert ((("GpuUnhealthy", "logged"), 2),) == notices.unposted.items()
 
 
-async def test_an_event_about_a_pod_whose_namespace_takes_none_now_holds_up_no_other() -> None:
-    api, notices = EventSink(ApiError("a webhook", status=500)), NodeEventQueue()
-    for text in "ab":
-        notices.say(msgspec.structs.replace(event(text), namespace="n", pod=text))
-    async with announcing(api, notices):
-        await asyncio.sleep(5.1)
-
-    assert [one.text for one in api.posted] == ["b", "a"]
-
-
 async def test_thousands_of_events_that_are_refused_are_gone_soon_with_one_line_a_minute() -> None:
     api, notices = EventSink(*[ApiForbidden("may not", status=403)] * 2000), NodeEventQueue()
     with structlog.testing.capture_logs() as said:
@@ -93,17 +82,6 @@ async def test_thousands_of_events_that_are_refused_are_gone_soon_with_one_line_
     )
     lines = [one["others"] for one in said if one["event"] == "event.refused"]
     assert [0, 200] == lines
-
-
-async def test_a_full_line_drops_the_oldest() -> None:
-    api, notices = EventSink(), NodeEventQueue()
-    for number in range(LIMIT + 2):
-        notices.say(event(str(number)))
-    async with announcing(api, notices):
-        await asyncio.sleep(1)
-
-    assert api.posted[0].text == "2"
-    assert (("GpuUnhealthy", "dropped"), 2) in notices.unposted.items()
 
 
 async def test_an_event_that_is_dropped_while_it_is_posted_takes_no_other_with_it() -> None:
@@ -169,10 +147,3 @@ async def test_a_cordon_and_its_end_are_events_that_name_the_gpu():
 )
 async def test_what_was_known_before_or_names_no_gpu_is_no_event(views, reasons):
     assert reasons == [reason for reason, _ in await said(*views)]
-
-
-async def test_a_gpu_without_an_index_is_named_by_its_uuid():
-    unplaced = an_inventory(gpus=[a_shared_gpu(gpu=a_gpu(index=NO_INDEX, uuid=G0))])
-
-    ((_, text),) = await said(a_view(G0), a_view(None), inventory=unplaced)
-    assert f"GPU {G0} is no longer cordoned" == text

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import structlog
 
 from agent.cluster import HANDSHAKE, REGISTER, SCORE
-from agent.hami.annotations import ReportProfile, ReportSettings
+from agent.hami.annotations import ReportSettings
 from tests.builders import an_inventory
 from tests.fakes.apiserver import FakeApi
 from tests.services.report.reporting import SCORED, Reporting, reporting, text_in
@@ -68,59 +68,3 @@ async def test_the_plugin_beside_us_may_write_as_it_likes_and_is_no_adversary():
         assert 1 == len(told(room))
         assert [] == room.events
         assert room.state.value.reported
-
-
-async def test_an_inventory_that_is_again_what_the_node_says_is_nothing_to_write():
-    async with observing({REGISTER: text_in(an_inventory())}) as room:
-        room.inventory.set(an_inventory(count=3, generation=2))
-        await asyncio.sleep(5)
-        room.inventory.set(an_inventory(generation=3))
-        await asyncio.sleep(5)
-        assert {} == room.reporter.pending
-        assert [{REGISTER: text_in(an_inventory(count=3))}] == told(room)
-        room.inventory.set(an_inventory(count=3, generation=4))
-        await asyncio.sleep(5)
-
-        assert 2 == len(told(room))
-
-
-async def test_a_node_that_is_created_again_is_told_anew():
-    async with observing() as room:
-        room.api.delete_node()
-        await asyncio.sleep(5)
-        assert {} == room.reporter.pending
-        room.api.create_node()
-        await asyncio.sleep(5)
-
-        assert 2 == len(told(room))
-
-
-async def test_stamps_for_old_schedulers_are_no_news():
-    async with observing(settings=ReportSettings(ReportProfile.COLON)) as room:
-        await asyncio.sleep(3600)
-
-        assert 1 == len(told(room))
-        assert [REGISTER] == list(told(room)[0])
-
-
-async def test_a_node_that_needs_only_a_stamp_has_nothing_pending():
-    async with observing(settings=ReportSettings(ReportProfile.COLON)) as room:
-        room.api.edit_node({REGISTER: room.reporter.pending[REGISTER]})
-        await asyncio.sleep(60)
-
-        assert {} == room.reporter.pending
-        assert 1 == len(told(room))
-
-
-async def test_watches_that_end_outages_and_a_node_that_goes_unseen_change_nothing():
-    async with observing() as room:
-        room.api.end_watches()
-        room.api.begin_outage()
-        await asyncio.sleep(300)
-        assert 1 == len(told(room))
-        room.api.delete_node()
-        room.api.end_outage()
-        await asyncio.sleep(300)
-
-        assert 1 == len(told(room))
-        assert room.node.value is None

@@ -21,7 +21,6 @@ from tests.services.at_work import at_work
 from tests.services.report.reporting import Reporting, reporting
 
 INTERVAL = 15.0
-JITTER = 1.0
 KUBELET = 10.0
 """Seconds that a kubelet may take to tell the Node a new count."""
 
@@ -160,20 +159,6 @@ async def test_a_changed_inventory_is_in_the_cache_within_15_seconds(
         assert await scheduler.seconds_until(changed, INTERVAL) <= INTERVAL
 
 
-@pytest.mark.parametrize("version", READING, ids=name_of)
-async def test_the_jitter_of_a_large_cluster_adds_a_second_and_none_for_health(version: Version):
-    async with scheduled(version, chance=0.99) as scheduler:
-        await asyncio.sleep(14.2)
-        changed = grown(scheduler.room.inventory.value)
-        scheduler.room.inventory.set(changed)
-        assert await scheduler.seconds_until(changed, INTERVAL + JITTER) > INTERVAL
-
-        await asyncio.sleep(14.0)
-        sick = msgspec.structs.replace(ill(changed), generation=3)
-        scheduler.room.inventory.set(sick)
-        assert await scheduler.seconds_until(sick, INTERVAL) <= INTERVAL
-
-
 @pytest.mark.parametrize("kubelet", [1.0, KUBELET])
 @pytest.mark.parametrize("offset", OFFSETS)
 @pytest.mark.parametrize("change", COUNTED, ids=name_of)
@@ -196,27 +181,3 @@ async def test_old_schedulers_never_drop_a_node_whose_agent_lives(version: Versi
         while loop.time() < end:
             assert scheduler.knows(scheduler.room.inventory.value)
             await asyncio.sleep(1)
-
-
-@pytest.mark.parametrize("version", [Version.V2_7], ids=name_of)
-async def test_old_schedulers_take_a_node_back_within_15_seconds_of_an_outage(version: Version):
-    async with scheduled(version) as scheduler:
-        room = scheduler.room
-        room.api.begin_outage()
-        await asyncio.sleep(300)
-        assert scheduler.registry.state(NODE, {}) is None
-        room.api.end_outage()
-        written = room.written("stamp")
-        async with asyncio.timeout(120):
-            await room.state.until(lambda _: room.written("stamp") > written)
-
-        await scheduler.seconds_until(room.inventory.value, INTERVAL)
-
-
-@pytest.mark.parametrize("version", PROFILES, ids=name_of)
-async def test_a_scheduler_that_starts_anew_knows_the_node_at_its_first_looks(version: Version):
-    async with scheduled(version) as scheduler:
-        scheduler.registry = Registry(version)
-        wait = 3 * INTERVAL if version is Version.V2_7 else INTERVAL
-
-        await scheduler.seconds_until(scheduler.room.inventory.value, wait)

@@ -6,14 +6,12 @@ Another writer of it is put right a few times, then left and told.
 import asyncio
 import datetime as dt
 import json
-from collections.abc import Mapping
 
 import msgspec
 import pytest
-from typing_extensions import override
 
-from agent.cluster import HANDSHAKE, REGISTER, SCORE, NodeView
-from agent.errors import ApiConflict, ApiError, ApiForbidden, ApiGone, ApiNotFound, ApiThrottled
+from agent.cluster import HANDSHAKE, REGISTER, SCORE
+from agent.errors import ApiConflict, ApiError, ApiForbidden, ApiNotFound, ApiThrottled
 from agent.hami.annotations import (
     HandshakeWord,
     ReportProfile,
@@ -25,14 +23,13 @@ from agent.hami.annotations import (
     registered,
 )
 from agent.model import Condition, Inventory, Link, PciPath
-from agent.report import CONFLICT, DELAYS, SPREAD, TICK, ReportState
+from agent.report import CONFLICT, SPREAD, TICK, ReportState
 from tests.builders import a_gpu, a_health, a_shared_gpu, a_uuid, an_inventory
 from tests.fakes.apiserver import FakeApi
 from tests.fakes.clock import START
 from tests.services.report.reporting import COLON, SCORED, Reporting, reported, reporting
 
 THEIRS = '[{"id":"GPU-theirs","count":1}]'
-OUTAGE = ApiError("connection refused")
 
 
 def ill(inventory: Inventory, index: int = 0) -> Inventory:
@@ -100,35 +97,6 @@ async def test_changes_within_the_jitter_become_one_write():
 
     assert (2, 1) == (room.api.writes, room.written("inventory"))
     assert room.told(an_inventory(count=5))
-
-
-async def test_retry_after_is_respected_by_health_too():
-    loop = asyncio.get_running_loop()
-
-    async with reported() as room:
-        began = loop.time()
-        room.api.fail(ApiThrottled("busy", status=429, retry_after=20), call="annotate_node")
-        room.inventory.set(ill(an_inventory()))
-        await asyncio.sleep(5)
-        room.inventory.set(ill(ill(an_inventory()), index=1))
-        await room.settled()
-
-    assert began + 20 == loop.time()
-
-
-async def test_a_new_difference_does_not_wait_for_the_retry_of_the_old_one():
-    loop = asyncio.get_running_loop()
-
-    async with reported() as room:
-        api = room.api
-        api.fail(OUTAGE, count=4, call="annotate_node")
-        room.inventory.set(ill(an_inventory()))
-        await asyncio.sleep(9)
-        began = loop.time()
-        room.inventory.set(ill(ill(an_inventory()), index=1))
-        await room.settled()
-
-    assert began == loop.time()
 
 
 async def test_without_any_gpu_left_the_known_ones_are_told_unhealthy_and_never_an_empty_list():
@@ -215,37 +183,6 @@ async def test_the_end_of_an_outage_ends_the_wait_of_what_it_held_up():
         assert room.told(an_inventory(count=3))
 
 
-class BlackHole(FakeApi):
-    """Writes are answered by nobody for `patience` seconds."""
-
-    patience = 0.0
-
-    @override
-    async def annotate_node(self, annotations: Mapping[str, str | None]) -> NodeView:
-        if self.patience:
-            await asyncio.sleep(self.patience)
-            raise ApiError("no answer in time")
-        return await super().annotate_node(annotations)
-
-
-async def test_a_write_that_was_lost_while_the_server_came_back_is_tried_again_soon():
-    """The watch is back 98 s after the outage began, a write under way from 91 to 101 s."""
-    api = BlackHole()
-    api.create_node()
-    async with reporting(api) as room:
-        await room.settled()
-        api.begin_outage()
-        api.patience = 10.0
-        await asyncio.sleep(33)
-        room.inventory.set(an_inventory(count=3, generation=2))
-        await asyncio.sleep(62)
-        api.end_outage()
-        api.patience = 0.0
-        await asyncio.sleep(6 + DELAYS[0] + SPREAD)
-
-        assert room.told(an_inventory(count=3))
-
-
 @pytest.mark.parametrize(
     "error",
     [
@@ -266,29 +203,6 @@ async def test_the_end_of_an_outage_does_not_end_a_wait_that_the_server_asked_fo
             await asyncio.sleep(4)
 
         assert room.api.writes <= tried + 1
-
-
-async def test_a_watch_that_is_lost_again_and_again_makes_no_storm_of_writes():
-    async with reported() as room:
-        room.api.fail(ApiError("internal error", status=500), count=100_000, call="annotate_node")
-        room.inventory.set(an_inventory(count=3, generation=2))
-        for _ in range(3600):
-            room.api.fail(ApiError("connection refused"), call="watch_node")
-            room.api.end_watches()
-            await asyncio.sleep(1)
-
-        assert room.api.writes < 3600 / 5
-
-
-async def test_an_edit_during_a_gap_of_the_watch_is_seen_after_it():
-    async with reported() as room:
-        room.api.fail(ApiGone("too old resource version", status=410), call="watch_node")
-        room.api.end_watches()
-        room.api.edit_node({REGISTER: "[]"})
-        async with asyncio.timeout(120):
-            await room.node.until(lambda _: room.told(an_inventory()))
-
-        assert 1 == room.written("foreign")
 
 
 async def test_a_node_that_is_gone_while_it_is_written_to_gets_its_text_when_it_is_back():
@@ -316,34 +230,6 @@ async def test_a_node_that_was_replaced_while_no_watch_was_open_gets_its_text_at
 
         assert room.told(an_inventory())
         assert (("node-created",), 1) in room.reporter.writes.items()
-
-
-async def test_an_answer_that_is_late_is_no_second_write():
-    api = FakeApi()
-    api.create_node()
-    api.lag = 3.0
-
-    async with reporting(api) as room:
-        await room.settled()
-        await asyncio.sleep(600)
-
-    assert 1 == api.writes
-
-
-async def test_health_and_inventory_that_change_during_a_write_are_in_the_next():
-    api = FakeApi()
-    api.create_node()
-    api.delay = 2.0
-
-    async with reporting(api) as room:
-        await room.settled()
-        room.inventory.set(an_inventory(count=3, generation=2))
-        await asyncio.sleep(1)
-        room.inventory.set(an_inventory(count=4, generation=3))
-        await room.settled()
-
-    assert room.told(an_inventory(count=4))
-    assert 3 == api.writes
 
 
 async def fight(room: Reporting, rounds: int) -> None:
@@ -390,39 +276,6 @@ async def test_a_changed_inventory_ends_the_truce_at_once_and_the_rounds_are_cou
         assert 1 == len(room.events)
 
 
-async def test_a_truce_is_not_over_because_the_other_writer_once_wrote_our_text():
-    async with reported() as room:
-        ours = room.api.node.annotations[REGISTER]
-        await fight(room, 6)
-        room.api.edit_node({REGISTER: ours})
-        await asyncio.sleep(1)
-        await fight(room, 1)
-
-        assert ReportState(reported=False, reason=CONFLICT) == room.state.value
-        assert ["ReportConflict"] == [event.reason for event in room.events]
-
-
-async def test_rare_edits_are_no_fight():
-    async with reported() as room:
-        for _ in range(20):
-            room.api.edit_node({REGISTER: THEIRS})
-            await asyncio.sleep(150)
-
-        assert room.told(an_inventory())
-        assert [] == room.events
-
-
-async def test_a_node_that_is_created_again_and_again_is_no_fight():
-    async with reported() as room:
-        for _ in range(10):
-            room.api.delete_node()
-            room.api.create_node()
-            await room.settled()
-
-        assert [] == room.events
-        assert (("node-created",), 10) in room.reporter.writes.items()
-
-
 async def test_two_agents_on_one_node_do_not_fight_over_the_same_inventory():
     """One lists the GPUs in another order, as HAMi's plugin does at each scan."""
     async with reported() as room:
@@ -441,7 +294,6 @@ async def test_two_agents_on_one_node_do_not_fight_over_the_same_inventory():
 
 
 REQUESTING = "Requesting_2026-08-21 06:20:50"
-DELETED = "Deleted_2026-08-21 06:20:50"
 
 
 def stamp(room: Reporting) -> dt.datetime | None:
@@ -474,44 +326,6 @@ async def test_a_request_of_the_scheduler_is_answered_with_the_next_stamp():
         await asyncio.sleep(1 + TICK)
 
         assert START + dt.timedelta(seconds=30) == stamp(room)
-
-
-async def test_an_agent_that_starts_writes_its_first_stamp_at_once():
-    async with reported(settings=COLON) as room:
-        text = room.says(REGISTER)
-    api = FakeApi()
-    api.create_node({REGISTER: str(text), HANDSHAKE: DELETED})
-
-    async with reporting(api, settings=COLON) as room:
-        await room.settled()
-        await asyncio.sleep(0)
-
-        assert START == stamp(room)
-        assert 1 == room.written("stamp") == api.writes
-
-
-async def test_a_changed_inventory_takes_its_stamp_along_and_the_next_is_30_seconds_later():
-    async with reported(settings=COLON) as room:
-        await asyncio.sleep(20)
-        room.inventory.set(an_inventory(count=3, generation=2))
-        await room.settled()
-        assert START + dt.timedelta(seconds=20) == stamp(room)
-        await asyncio.sleep(29)
-
-        assert START + dt.timedelta(seconds=20) == stamp(room)
-        assert 2 == room.api.writes
-
-
-async def test_a_stamp_that_failed_is_tried_again_and_said():
-    async with reported(settings=COLON) as room:
-        room.api.fail(ApiError("connection refused"), count=2, call="annotate_node")
-        await asyncio.sleep(30.5)
-        assert not room.state.value.reported
-        assert "connection refused" == room.state.value.reason
-        await asyncio.sleep(10)
-
-        assert room.state.value.reported
-        assert 1 == room.written("stamp")
 
 
 async def test_no_stamp_is_written_while_another_writer_is_left_alone():
@@ -571,19 +385,6 @@ async def test_with_the_setting_one_write_says_both(profile: ReportProfile):
         assert 1 == room.api.writes
 
 
-async def test_changed_links_alone_are_told_and_the_scheduler_made_to_read_them():
-    async with reported(inventory=linked(2, 2), settings=SCORED) as room:
-        room.api.edit_node({HANDSHAKE: "Requesting_2026-08-21 06:20:50"})
-        before = room.says(REGISTER)
-        room.inventory.set(linked(4, 4, generation=2))
-        await room.settled()
-
-        assert '"score":{"' in (room.says(SCORE) or "")
-        assert "420" in (room.says(SCORE) or "")
-        assert (before, None) == (room.says(REGISTER), room.says(HANDSHAKE))
-        assert 1 == room.written("score")
-
-
 async def test_the_setting_is_taken_over_in_both_directions():
     async with reported(inventory=linked(2, 2)) as room:
         assert room.says(SCORE) is None
@@ -599,20 +400,6 @@ async def test_the_setting_is_taken_over_in_both_directions():
 
         assert room.says(SCORE) is None
         assert 2 == room.written("score")
-
-
-async def test_a_score_of_the_same_meaning_is_left_alone():
-    inventory = linked(2, 2)
-    async with reported(inventory=inventory, settings=SCORED) as room:
-        score = json.dumps(list(reversed(json.loads(room.says(SCORE) or ""))))
-    api = FakeApi()
-    api.create_node({REGISTER: encode_register(registered(inventory)), SCORE: score})
-
-    async with reporting(api, inventory=inventory, settings=SCORED) as room:
-        await room.settled()
-        await asyncio.sleep(3600)
-
-    assert 0 == api.writes
 
 
 async def test_a_pair_with_different_sides_scores_nothing_and_is_told_once():

@@ -86,17 +86,6 @@ async def test_all_regions_are_read_in_one_call_every_five_seconds():
     assert RegionState.ABSENT == absent.state
 
 
-async def test_the_use_of_a_container_ends_with_its_row():
-    bench = UsageBench()
-    bench.uses(MAIN, GIB)
-    async with sampling(bench):
-        assert bench.usage.newest(MAIN) is not None
-        bench.ledger.set(bench.ledger.value.drop([MAIN]))
-        await asyncio.sleep(PERIOD)
-
-        assert bench.usage.newest(MAIN) is None
-
-
 async def test_a_region_counts_for_the_gpu_of_the_row_whatever_it_names():
     bench = UsageBench()
     bench.uses(MAIN, GIB, uuids=(G2,))
@@ -116,21 +105,6 @@ async def test_the_reason_of_a_failure_is_logged_once_until_it_changes():
 
     assert 3 * [("usage.unread", "all")] == [(line["event"], line["directory"]) for line in logs]
     assert ["no disk", "read-only", "read-only"] == [line["err"] for line in logs]
-
-
-async def test_an_unreadable_region_is_shown_with_its_reason_and_fills_no_log_by_changing_it():
-    bench = UsageBench()
-    with capture_logs() as logs:
-        async with sampling(bench):
-            for number in range(round(3 * QUIET / PERIOD)):
-                why = f"{number // 2} bytes"
-                reading = RegionReading(RegionState.UNREADABLE, None, why)
-                bench.regions.readings[directory(MAIN)] = reading
-                await asyncio.sleep(PERIOD)
-                newest = bench.usage.newest(MAIN)
-                assert (RegionState.UNREADABLE, why) == (newest.state, newest.reason)
-
-    assert 3 * [directory(MAIN)] == [line["directory"] for line in logs]
 
 
 async def test_a_silent_disk_delays_no_round_for_long_and_nothing_old_is_shown():
@@ -281,14 +255,6 @@ async def test_a_container_that_fills_its_limit_is_told_of_once(before, shown, c
         assert event.text.startswith(("Container main", "Container other"))
 
 
-async def test_a_gpu_that_left_the_inventory_is_named_by_its_uuid():
-    scene = PressureScene((), (G1,))
-    async with at_work(scene.usage.run):
-        await scene.shows(FULL, a_row(shares=(a_share(uuid=G2),)))
-
-    assert G2 in scene.said[0].text
-
-
 # Feedback at work: what is written, by whom, and that it is released however the agent ends.
 
 
@@ -363,17 +329,6 @@ async def test_the_end_releases_all_that_was_held_back_and_is_not_delayed_by_a_s
     assert ["usage.unwritten"] == [line["event"] for line in logs]
 
 
-async def test_with_feedback_off_the_use_is_read_and_nothing_is_written():
-    bench = FeedbackBench(switches=False)
-    bench.idle(LOW, is_limiting=True)
-    bench.work(HIGH)
-    async with switching(bench):
-        await asyncio.sleep(3 * PERIOD)
-        assert bench.usage.newest(bench.ledger.value.rows[0].key) is not None
-
-    assert [] == bench.regions.writes
-
-
 @pytest.mark.parametrize("held", [-1, -5, -(2**31)])
 @pytest.mark.parametrize(("switches", "is_known"), [(True, True), (True, False), (False, False)])
 async def test_whom_an_agent_that_was_killed_held_back_is_released_in_the_first_round(
@@ -408,14 +363,6 @@ async def test_a_release_that_the_disk_refuses_is_tried_again(trouble):
         setattr(bench.regions, trouble, "")
         await asyncio.sleep(PERIOD)
         assert (0, False) == bench.state(LOW)
-
-
-async def test_who_is_to_be_held_back_is_not_released_meanwhile():
-    bench = FeedbackBench()
-    bench.idle(LOW, recent_kernel=-1, is_limiting=True)
-    bench.work(HIGH)
-    async with switching(bench):
-        assert ((-1, True), []) == (bench.state(LOW), bench.regions.writes)
 
 
 async def test_an_observer_releases_nobody_and_says_so():
@@ -474,17 +421,3 @@ async def test_a_write_that_fails_is_logged_once_and_tried_again(name, why):
     assert [("usage.unwritten", name, why)] == [
         (line["event"], line["directory"], line["err"]) for line in logs
     ]
-
-
-async def test_the_work_of_a_row_that_is_gone_is_forgotten():
-    bench = FeedbackBench()
-    bench.work(HIGH)
-    async with switching(bench):
-        high, low = bench.ledger.value.rows
-        bench.ledger.set(Ledger((low,)))
-        await asyncio.sleep(PERIOD)
-        assert (0, False) == bench.state(LOW)
-        bench.idle(HIGH, priority=0)
-        bench.ledger.set(Ledger((high, low)))
-        await asyncio.sleep(PERIOD)
-        assert (0, False) == bench.state(LOW)

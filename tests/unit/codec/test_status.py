@@ -3,18 +3,12 @@
 import msgspec
 import pytest
 
+from agent.cli.status import observed_status
 from agent.cluster import ALLOCATED, REGISTER, NodeView, Phase, PodTable, Role
 from agent.errors import MalformedText
 from agent.hami.annotations import encode_register, registered
 from agent.ledger import Decider, JournalEntry, Ledger
-from agent.status import (
-    NodeStatus,
-    StatusFacts,
-    envelope,
-    observed_status,
-    open_envelope,
-    status_of,
-)
+from agent.status import NodeStatus, StatusFacts, envelope, open_envelope, status_of
 from tests.builders import (
     G1,
     G2,

@@ -3,8 +3,7 @@
 from collections.abc import Mapping
 
 from agent.ledger import SourceFile
-from agent.settings.reading import make_plan
-from agent.settings.sources import NodeValues, Sources
+from agent.settings.reading import NodeValues, Sources, make_plan
 
 
 def plan_of(

@@ -11,8 +11,7 @@ import pytest
 from agent.errors import SettingsError
 from agent.ledger import LastGood, SourceFile
 from agent.settings import reading
-from agent.settings.reading import COPY, SourcesRead
-from agent.settings.sources import NodeFacts, Sources
+from agent.settings.reading import COPY, NodeFacts, Sources, SourcesRead
 from agent.state import LAST_GOOD_KIND, seal
 from tests.fakes.offload import Blocked, Hanging, Inline
 from tests.fakes.settings_files import begin, load, look

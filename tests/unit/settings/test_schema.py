@@ -13,16 +13,19 @@ from agent.cli.config import plain, table
 from agent.errors import SettingsError
 from agent.hami.annotations import ReportProfile
 from agent.health.xids import XidClass, xid_class
+from agent.kubelet.door import encode_list
+from agent.model import SliceGroup, SliceList, slice_id
 from agent.setting import Field, WrongValue, duration, seconds_of, written
+from agent.settings.reading import NodeFacts
 from agent.settings.schema import BY_KEY, DRAFT, FIELDS, Settings, build, json_schema
-from agent.settings.sources import NodeFacts
+from tests.builders import G1
 from tests.unit.settings.plans import plan_of
 
 jsonschema: Any = pytest.importorskip("jsonschema", reason="comes with kubernetes-validate")
 
 
-def settings_of(own: str = "", environ: dict[str, str] | None = None, gpus: int = 1) -> Settings:
-    return build(plan_of(own=own, environ=environ).resolve(NodeFacts()), host_name="n", gpus=gpus)
+def settings_of(own: str = "", environ: dict[str, str] | None = None) -> Settings:
+    return build(plan_of(own=own, environ=environ).resolve(NodeFacts()), "n")
 
 
 # The table.
@@ -56,7 +59,7 @@ def test_what_is_set_reaches_the_parts_that_use_it_in_their_types():
     )
     assert ("force", None) == (found.edits.core_policy, found.edits.mps_root)
     assert ReportProfile.COLON is found.report.profile
-    assert (True, "exit") == (found.fenced, found.driver.on_no_driver)
+    assert (True, "exit") == (found.fenced, found.on_no_driver)
     assert "/h/vgpu" == str(found.hook_path / "vgpu")
 
 
@@ -74,19 +77,15 @@ def test_who_observes_has_a_lock_sockets_a_state_and_a_port_of_its_own(own: str,
     found = settings_of(own + "paths: {run: /r, state: /s}\nobserve: true\n")
 
     assert ("/r/observe", "/r/observe/state") == (str(found.paths.run), str(found.paths.state))
-    assert port == found.web.port
+    assert port == found.web_port
 
 
-def test_a_list_that_the_kubelet_would_not_take_is_refused_with_the_arithmetic():
-    own = "sharing: {splitCount: 9000}"
+def test_the_longest_list_of_sixteen_gpus_is_one_that_the_kubelet_takes():
+    most: Any = BY_KEY["sharing.splitCount"].read.schema["maximum"]
+    ids = tuple(slice_id(G1, 1000 + n) for n in range(most))
+    group = SliceGroup(G1, ids, healthy=False, numa=1)
 
-    assert 9000 == settings_of(own, gpus=6).sharing.split_count
-    with pytest.raises(SettingsError) as caught:
-        settings_of(own, gpus=8)
-    assert (
-        "c.yaml:1:23: sharing.splitCount: 8 GPUs x 9000 slices x 66 bytes are a list of 4.5 MiB, "
-        "and 3.5 MiB is the most; set it to 6950 or less"
-    ) == str(caught.value)
+    assert encode_list(SliceList(1, 16 * (group,)))
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import json
 import pytest
 
 from agent.allocate.room import RequestRules
-from agent.settings.sources import NodeFacts
+from agent.settings.reading import NodeFacts
 from tests.unit.settings.plans import plan_of
 
 COUNT, SCALING = "sharing.splitCount", "sharing.memoryScaling"
@@ -85,7 +85,7 @@ def test_a_profile_is_for_nodes_that_keep_all_it_asks(match: str, facts: NodeFac
     plan = plan_of(own=f"profiles:\n- {{name: p, match: {match}, sharing: {{splitCount: 4}}}}")
 
     assert (4 if holds else 10) == plan.resolve(facts)[COUNT].value
-    assert ("p",) * holds == plan.resolve(facts).profiles
+    assert ["p"] * holds == [one.name for one in plan.applied(facts)]
 
 
 IN = [{"key": "zone", "operator": "In", "values": ["a", None]}]
@@ -161,12 +161,6 @@ VALUES = [
             ({"ENABLE_TOPOLOGY_SCORE": "true"}, "report.topologyScore", True),
             ({"HAMI_AGENT_LIBRARY_CUDA_LOG_LEVEL": ""}, "library.cudaLogLevel", ""),
             ({"HAMI_AGENT_SHARING_FILTER_INDEXES": "0, 3"}, "sharing.filterIndexes", ("0", "3")),
-        ]
-    ),
-    *(
-        ({"environ": {"ENABLE_TOPOLOGY_SCORE": word}}, {"report.topologyScore": False}, (warned,))
-        for word, warned in [
-            ("TRUE", "env ENABLE_TOPOLOGY_SCORE: 'TRUE' is not true, so the scores are off, as in")
         ]
     ),
     *(

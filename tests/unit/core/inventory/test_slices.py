@@ -4,22 +4,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.errors import SettingsError
-from agent.kubelet.door import encode_list
 from agent.model import (
     INT32_MAX,
     MIB,
     Condition,
     GpuUuid,
     SharingSettings,
-    SliceGroup,
     SliceId,
-    SliceList,
-    check_list_size,
     listed_ids,
     registered_core_percent,
     registered_mib,
-    slice_bytes,
     slice_id,
     split_slice_id,
     type_name,
@@ -129,19 +123,6 @@ def test_held_ids_stay_listed_when_the_split_count_falls():
 )
 def test_a_type_begins_with_the_word_that_the_scheduler_matches(name: str, registered: str):
     assert registered == type_name(name)
-
-
-@pytest.mark.parametrize("split_count", [1, 10, 11, 1000, 1001])
-def test_the_arithmetic_is_that_of_the_list_as_it_goes_over_the_wire(split_count: int):
-    longest = slice_id(G1, split_count - 1)
-    group = SliceGroup(G1, (longest,), healthy=False, numa=1)
-    assert slice_bytes(split_count) == len(encode_list(SliceList(1, (group,))))
-
-
-def test_a_list_just_below_the_bound_is_taken_and_one_above_it_is_not():
-    check_list_size(8, 6950, "here")
-    with pytest.raises(SettingsError, match=r"^here: sharing\.splitCount: 8 GPUs x 6951 slices"):
-        check_list_size(8, 6951, "here")
 
 
 # Inventory snapshots, what a GPU serves, and what kubelet and pods are asked by.

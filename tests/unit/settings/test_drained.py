@@ -3,8 +3,8 @@
 import msgspec
 import pytest
 
-from agent.ledger import Holder, Ledger
-from agent.node.devices import RESOURCE, SCHEDULER, LastingSetting, undrained
+from agent.ledger import Holder, Ledger, SourceFile
+from agent.settings.reading import Sources, make_plan
 from tests.builders import NODE, a_pod_uid, a_row
 from tests.unit.core.allocation.plain_scene import a_plain_row, ids
 
@@ -23,15 +23,10 @@ def rows(*names: str, resource: str = OLD) -> Ledger:
     )
 
 
-def wanted(scheduler: str = "hami", resource: str = OLD) -> tuple[LastingSetting, ...]:
-    return (
-        LastingSetting(SCHEDULER, scheduler, "c.yaml:1:12"),
-        LastingSetting(RESOURCE, resource, "c.yaml:2:18"),
-    )
-
-
-def said(ledger: Ledger, **settings: str) -> str:
-    return str(undrained(wanted(**settings), ledger, NODE) or "")
+def said(ledger: Ledger, scheduler: str = "hami", resource: str = OLD) -> str:
+    own = f"scheduler: {scheduler}\nsharing: {{resourceName: {resource}}}"
+    plan = make_plan(Sources(own=SourceFile("c.yaml", own.encode()), host=NODE))
+    return str(plan.undrained(ledger) or "")
 
 
 ADOPTED = a_plain_row(adopted=True, holder=Holder("a", "adopted", "c"))
@@ -55,12 +50,12 @@ BOTH_NAMES = Ledger((*rows("p").rows, *rows("q", resource=NEW).rows))
     ],
 )
 def test_settings_that_all_rows_fit_can_be_had(ledger: Ledger, settings: dict[str, str]):
-    assert undrained(wanted(**settings), ledger, NODE) is None
+    assert "" == said(ledger, **settings)
 
 
 def test_another_name_is_refused_with_its_place_the_pods_and_what_to_do():
     assert (
-        "c.yaml:2:18: sharing.resourceName cannot change from nvidia.com/gpu to example.com/vgpu "
+        "c.yaml:2:25: sharing.resourceName cannot change from nvidia.com/gpu to example.com/vgpu "
         "while slices are held by a/p; running pods go on: drain the node (kubectl drain node-1) "
         "or delete what holds them, or set it back; slices are held for up to a minute after their "
         "pod has gone"
