@@ -44,7 +44,7 @@ async def test_overlapping_calls_after_a_lost_checkpoint_never_kill_the_kubelet(
         await asyncio.sleep(2)
         lives = story.world.kubelet.lives
 
-        for turn in range(6):
+        for turn in range(3):
             await story.world.end_containers(turn, 6)
             shape = Shape((Box(mib=100, cores=0),), seconds=2)
             story.world.create_and_schedule(f"new-{turn}", shape)
