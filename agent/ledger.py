@@ -17,9 +17,9 @@ from agent.setting import (
     Field,
     boolean,
     choice,
+    list_of,
     optional_path,
     path,
-    several,
     text_like,
     text_or_whole,
     texts,
@@ -89,7 +89,9 @@ class EditSettings(msgspec.Struct, frozen=True):
         tuple[str, ...],
         Field(
             "allocation.deviceListStrategy",
-            several(*STRATEGIES),
+            list_of(
+                choice(*STRATEGIES), f"expected one or more of {', '.join(STRATEGIES)}", least=1
+            ),
             "How the runtime learns a container's GPUs: envvar, volume-mounts, cdi-annotations, "
             "cdi-cri.",
             env=("DEVICE_LIST_STRATEGY",),

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from typing import Protocol
 
 from agent.cluster import NodeView, PodChange, PodList, PodUid, PodView
-from agent.ledger import ContainerKey, Holding, KubeletEpoch
+from agent.ledger import ContainerKey, Holding
 from agent.model import DriverEvent, GpuSample, GpuUuid, Probe, Scan, SliceId
 
 
@@ -95,19 +95,6 @@ class Containers(Protocol):
 
     async def begun(self) -> frozenset[PodUid] | None:
         """The pods that have a cgroup: the kubelet has begun to start them; None: not known."""
-
-
-class SocketWatch(Protocol):
-    """The kubelet's device plugin directory."""
-
-    def epoch(self) -> KubeletEpoch | None:
-        """The kubelet instance of the present socket, or None if there is no socket."""
-
-    def exists(self, name: str) -> bool:
-        """True if `name` exists in the directory."""
-
-    def changes(self) -> AsyncIterator[str]:
-        """Names that appeared or vanished. An empty name means that any may have changed."""
 
 
 class NodeApi(Protocol):

@@ -2,11 +2,11 @@
 
 import asyncio
 import datetime as dt
-import enum
+import math
 import random
 from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping
-from typing import Final, NoReturn
+from typing import Final, Literal, NoReturn
 
 import msgspec
 import structlog
@@ -22,6 +22,7 @@ from agent.cluster import (
     NodeEvent,
     NodeView,
     PodTable,
+    PodUid,
 )
 from agent.errors import ApiError, ApiThrottled
 from agent.hami.annotations import NodeReport, ReportSettings, encode_reported, report_of
@@ -30,8 +31,18 @@ from agent.kit.cell import Cell, News
 from agent.kit.tasks import Allowance, Backoff
 from agent.kit.timing import Tally
 from agent.ledger import Ledger
-from agent.model import Cause, Condition, GpuFault, GpuUuid, Health, Inventory, SharedGpu, Trouble
-from agent.node.devices import cordon_events, read_cordon
+from agent.model import (
+    Action,
+    Cause,
+    Condition,
+    GpuFault,
+    GpuUuid,
+    Health,
+    Inventory,
+    SharedGpu,
+    Trouble,
+)
+from agent.node import cordon_events, read_cordon
 from agent.ports import Clock, NodeApi
 
 # Posts Events about this Node in order, with best effort. An Event is never the only record.
@@ -100,8 +111,8 @@ class NodeEventQueue:
                     await asyncio.sleep(error.retry_after or AGAIN)
                     continue
                 if (others := self._refused.admit()) is not None:
-                    text = str(error)
-                    log.warning("event.refused", reason=event.reason, others=others, err=text)
+                    reason, err = event.reason, str(error)
+                    log.warning("event.refused", reason=reason, others=others, err=err)
                 outcome = "refused"
 
             if outcome:  # the API server keeps, and its client counts, what was posted
@@ -133,6 +144,8 @@ async def follow_cordons(
 
 WELL: Final = "answering again; the agent receives events"
 TEXT_LIMIT: Final = 1024
+_STRENGTH: Final[dict[str, int]] = {action: rank for rank, action in enumerate(Action)}
+"""From the weakest to the strongest. An action of a newer agent is not known."""
 
 
 def gpu_events(
@@ -150,8 +163,8 @@ def gpu_events(
     return (*_of_health(old, new), *_of_inventory(old, new, left_out), *_of_pods(old, new, ledger))
 
 
-def turning(said: Inventory, new: Inventory) -> frozenset[GpuUuid]:
-    """The GPUs whose only change may reverse within seconds, so that its Event should wait.
+def may_turn(said: SharedGpu, gpu: SharedGpu | None) -> bool:
+    """Whether the only change of a GPU may reverse within seconds, so that its Event should wait.
 
     - A silent GPU answers again; or an unhealthy or silent GPU comes or goes. Resets and a driver
       that answers irregularly look like this.
@@ -160,33 +173,18 @@ def turning(said: Inventory, new: Inventory) -> frozenset[GpuUuid]:
 
     A change for the worse is never among them.
     """
-    pairs = ((before, new.find(before.uuid)) for before in said.gpus)
-    return frozenset(before.uuid for before, gpu in pairs if _may_turn(before, gpu))
-
-
-def believed(said: Inventory, new: Inventory, doubted: Collection[GpuUuid]) -> Inventory:
-    """`new`, with the `doubted` GPUs as they are in `said`, the inventory reported last."""
-    kept = (gpu for gpu in said.gpus if gpu.uuid in doubted)
-    fresh = (gpu for gpu in new.gpus if gpu.uuid not in doubted)
-    return msgspec.structs.replace(new, gpus=(*fresh, *kept))
-
-
-def _may_turn(said: SharedGpu, gpu: SharedGpu | None) -> bool:
+    before = said.health
+    was_unwell = not _is_well(before) and before.cause != Cause.OFF
     if gpu is None:
-        return _is_unwell(said.health)
-    if _state(said.health) == _state(gpu.health):
-        moved = said.present != gpu.present
+        return was_unwell
+    if _state(before) == _state(gpu.health):
         is_gone = not gpu.present and not gpu.there and gpu.health.cause != Cause.OFF
-        return moved and (is_gone or _is_unwell(said.health))
-    if said.health.cause == Cause.RELEASED and gpu.health.silent:
+        return said.present != gpu.present and (is_gone or was_unwell)
+    if before.cause == Cause.RELEASED and gpu.health.silent:
         return True
 
-    is_better = _is_well(gpu.health) or (said.health.silent and gpu.health.cause == Cause.MONITOR)
-    return is_better and _is_unwell(said.health) and not said.health.ill
-
-
-def _is_unwell(health: Health) -> bool:
-    return not _is_well(health) and health.cause != Cause.OFF
+    is_better = _is_well(gpu.health) or (before.silent and gpu.health.cause == Cause.MONITOR)
+    return is_better and was_unwell and not before.ill
 
 
 def gpus_in_words(gpus: Iterable[SharedGpu]) -> str:
@@ -223,7 +221,9 @@ def _of_health(old: Inventory, new: Inventory) -> Iterator[NodeEvent]:
 def _news(before: Health | None, health: Health) -> NodeEvent | None:
     """The Event about a health that differs from `before` (None: the GPU was not there)."""
     if before is not None and _state(before) == _state(health):
-        return None
+        asks_more = _STRENGTH.get(health.action, 0) > _STRENGTH.get(before.action, 0)
+        is_worse = health.ill and asks_more
+        return NodeEvent("GpuUnhealthy", health.text, warning=True) if is_worse else None
 
     if _is_well(health):
         # Of a GPU that was not there, people hear only that it is not healthy.
@@ -272,25 +272,20 @@ def _of_pods(old: Inventory, new: Inventory, ledger: Ledger) -> Iterator[NodeEve
     """One Event for each pod, about the first of its GPUs that became unusable."""
     well = {gpu.uuid for gpu in old.gpus if not _harm(gpu)}
     fallen = {gpu.uuid: gpu for gpu in new.gpus if gpu.uuid in well and _harm(gpu)}
-    told: set[tuple[str, str, str]] = set()
+    pods: dict[tuple[str, str, PodUid], SharedGpu] = {}
     for row in ledger.rows if fallen else ():
         gpu = next((fallen[uuid] for uuid in row.gpus if uuid in fallen), None)
-        pod = row.namespace, row.pod, row.pod_uid
-        if gpu is None or not row.holder or pod in told:
-            continue
+        if gpu is not None and row.holder:
+            pods.setdefault((row.namespace, row.pod, row.pod_uid), gpu)
 
-        told.add(pod)
-        # Without the UID of the pod, the Event is on the Node.
-        who = "the pod" if row.pod_uid else f"pod {row.namespace}/{row.pod}"
+    for (namespace, pod, uid), gpu in pods.items():
+        who = "the pod" if uid else f"pod {namespace}/{pod}"
         text = f"{gpus_in_words([gpu])}, which {who} holds: {_harm(gpu)}."
         text += " The agent does not stop the pod."
-
         event = NodeEvent("GpuDegradedForPod", text, warning=True)
-        if row.pod_uid:
-            event = msgspec.structs.replace(
-                event, namespace=row.namespace, pod=row.pod, pod_uid=row.pod_uid
-            )
-        yield event
+        # Without the UID of the pod, the Event is on the Node.
+        of_pod = msgspec.structs.replace(event, namespace=namespace, pod=pod, pod_uid=uid)
+        yield of_pod if uid else event
 
 
 def _harm(gpu: SharedGpu) -> str:
@@ -326,7 +321,7 @@ def gpu_degraded(inventory: Inventory, now: dt.datetime) -> NodeCondition:
 # Writes Events when GPUs change or are left out, and the Node condition GpuDegraded.
 
 CALM: Final = 30.0
-"""Seconds that a change which may reverse (`turning`) must last before its Event."""
+"""Seconds that a change which may reverse (may_turn) must last before its Event."""
 
 WAKING: Final = 30.0
 """Seconds without an answer before a GPU is reported as left out: it may be initialising."""
@@ -353,9 +348,12 @@ async def follow_gpus(
         found, now = inventory.value, loop.time()
         if found.generation:  # before, the driver was not asked
             before = said or found
-            turns = {uuid: unsaid.get(uuid, now + CALM) for uuid in turning(before, found)}
+            turning = (gpu.uuid for gpu in before.gpus if may_turn(gpu, found.find(gpu.uuid)))
+            turns = {uuid: unsaid.get(uuid, now + CALM) for uuid in turning}
             unsaid = {uuid: until for uuid, until in turns.items() if now < until}
-            said = believed(before, found, unsaid)
+            kept = (gpu for gpu in before.gpus if gpu.uuid in unsaid)
+            fresh = (gpu for gpu in found.gpus if gpu.uuid not in unsaid)
+            said = msgspec.structs.replace(found, gpus=(*fresh, *kept))
 
             explained = {fault.gpu for fault in left_out.value}
             # A row stays for a while after its pod has ended.
@@ -379,8 +377,7 @@ async def follow_left_out(
     """
     loop, news = asyncio.get_running_loop(), News(left_out)
     due: dict[GpuFault, float] = {}
-    """Each fault, and when its Event is due (loop time)."""
-    told: set[GpuFault] = set()
+    """Each fault, and when its Event is due (loop time); infinite: it was written."""
 
     while True:
         now = loop.time()
@@ -388,9 +385,8 @@ async def follow_left_out(
             fault: due.get(fault, now + (WAKING if fault.trouble is Trouble.SILENT else 0.0))
             for fault in left_out.value
         }
-        told &= due.keys()
-        for fault in [fault for fault, at in due.items() if at <= now and fault not in told]:
-            told.add(fault)
+        for fault in [fault for fault, at in due.items() if at <= now]:
+            due[fault] = math.inf
             known = inventory.value.find(GpuUuid(fault.gpu))
             is_said = (
                 known is not None
@@ -401,8 +397,8 @@ async def follow_left_out(
                 text = f"GPU {fault.gpu} is not shared: {fault.text} [GpuLeftOut]"
                 say(NodeEvent("GpuLeftOut", text, warning=True))
 
-        waits = [at for at in due.values() if now < at]
-        await news.wait(min(waits) - now if waits else None)
+        left = min(due.values(), default=math.inf) - now
+        await news.wait(left if left < math.inf else None)
 
 
 async def keep_condition(
@@ -416,21 +412,20 @@ async def keep_condition(
     A Node that is created again has none. A condition that differs only in `since` is not written.
     Raises ApiError; it can be started again.
     """
-    written: NodeCondition | None = None
-    uid, news = "", News(inventory, node)
+    written: tuple[str, NodeCondition] | None = None
+    """What was written, and the UID of the Node."""
+    news = News(inventory, node)
 
     while True:
         found, seen = inventory.value, node.value
         if seen is not None and found.generation:  # before, the driver was not asked
-            if seen.uid != uid:
-                uid, written = seen.uid, None
             wanted = gpu_degraded(found, clock.now())
-            if written is not None and wanted.status == written.status:
+            if written is not None and (seen.uid, wanted.status) == (written[0], written[1].status):
                 # It has lasted since then.
-                wanted = msgspec.structs.replace(wanted, since=written.since)
-            if wanted != written:
+                wanted = msgspec.structs.replace(wanted, since=written[1].since)
+            if (seen.uid, wanted) != written:
                 await write(wanted)
-                written = wanted
+                written = seen.uid, wanted
 
         await news.wait()
 
@@ -466,31 +461,20 @@ STAMP_EVERY = 30.0
 UNSEEN = "the Node has not been seen yet"
 
 
-class Reason(enum.StrEnum):
-    """Why the annotation is written."""
-
-    MISSING = "missing"
-    NODE_CREATED = "node-created"
-    INVENTORY = "inventory"
-    HEALTH = "health"
-    """Of a GPU that is reported; others may differ in more."""
-    SCORE = "score"
-    """Only the score annotation differs."""
-    FOREIGN = "foreign"
-    """Another writer changed what the agent wrote."""
-    STAMP = "stamp"
-    """Nothing differs, but the scheduler needs a stamp."""
-
-
-class ReportState(msgspec.Struct, frozen=True):
-    """Whether the API server holds the report of the inventory; `reason`: why not."""
-
-    reported: bool = False
-    reason: str = UNSEEN
+Reason = Literal[
+    "missing",
+    "node-created",
+    "inventory",
+    "health",  # of a GPU that is reported; others may differ in more
+    "score",  # only the score annotation differs
+    "foreign",  # another writer changed what the agent wrote
+    "stamp",  # nothing differs, but the scheduler needs a stamp
+]
+"""Why the annotation is written."""
 
 
 class ReportCells(msgspec.Struct, frozen=True):
-    """The facts that the reporter reads, and `state`, which it alone writes.
+    """The facts that the reporter reads.
 
     `returns`: how often the API server came back after it was lost.
     """
@@ -499,7 +483,6 @@ class ReportCells(msgspec.Struct, frozen=True):
     node: Cell[NodeView | None]
     returns: Cell[int]
     settings: Cell[ReportSettings]
-    state: Cell[ReportState]
 
 
 Target = tuple[str, str, str | None]
@@ -517,6 +500,8 @@ class DueWrite(msgspec.Struct, frozen=True):
 class Reporter:
     """Writes the annotation. `writes` counts by reason, `failures` by HTTP status.
 
+    `unreported`: why the API server does not hold the report of the inventory; empty: it does.
+
     If it `observes`, it writes nothing, and `pending` has what it would write: annotations, None
     removes one. Stamps are not among them.
     """
@@ -532,6 +517,7 @@ class Reporter:
         *,
         observes: bool = False,
     ) -> None:
+        self.unreported = Cell(UNSEEN)
         self.pending: Mapping[str, str | None] = {}
         self.writes = Tally(
             "report_writes_total", "Writes of the register annotation.", ("reason",)
@@ -569,7 +555,12 @@ class Reporter:
         while True:
             if cells.returns.value != self._returns:
                 self._returns = cells.returns.value
-                self._retry_soon()
+                # The API server is back: a failed write is repeated soon, unless it asked to wait.
+                if self._failed is not None and not self._failed[1]:
+                    target, is_asked, retry_at = self._failed
+                    soon = loop.time() + self._random.uniform(0.0, SPREAD)
+                    self._failed = target, is_asked, min(retry_at, soon)
+                    self._backoff.reset()
 
             need, left = self._need(), None
             if self._observes:
@@ -577,7 +568,7 @@ class Reporter:
             elif isinstance(need, str):
                 self._rest(need)
             else:
-                if need.reason is Reason.STAMP and self._failed is None:
+                if need.reason == "stamp" and self._failed is None:
                     self._rest("")
                 left = self._turn(need, loop.time()) - loop.time()
                 if left < TICK:
@@ -586,19 +577,9 @@ class Reporter:
 
             await news.wait(left)
 
-    def _retry_soon(self) -> None:
-        """Repeat a failed write soon: the API server is back. But wait if it asked for that."""
-        if self._failed is None:
-            return
-        target, is_asked, retry_at = self._failed
-        if not is_asked:
-            soon = asyncio.get_running_loop().time() + self._random.uniform(0.0, SPREAD)
-            self._failed = target, is_asked, min(retry_at, soon)
-            self._backoff.reset()
-
     def _rest(self, reason: str) -> None:
         """Publish that nothing differs (`reason` is empty), or why there is no report yet."""
-        self._cells.state.set(ReportState(reported=not reason, reason=reason))
+        self.unreported.set(reason)
         self._due = None
 
     def _show(self, need: DueWrite | str) -> None:
@@ -624,23 +605,24 @@ class Reporter:
             return "no GPU has been found yet"
         target = node.uid, report.register, report.score
         if report.is_said:
-            return DueWrite(target, report, Reason.STAMP) if settings.profile.stamps else ""
+            return DueWrite(target, report, "stamp") if settings.profile.stamps else ""
 
-        reason = Reason.HEALTH if report.changes_health else Reason.INVENTORY
+        reason: Reason = "health" if report.changes_health else "inventory"
         if self._written is not None and self._written[0] != node.uid:
-            reason = Reason.NODE_CREATED
+            reason = "node-created"
         elif self._written == target:
-            reason = Reason.FOREIGN
+            reason = "foreign"
         elif REGISTER not in node.annotations:
-            reason = Reason.MISSING
+            reason = "missing"
         elif not report.register_differs:
-            reason = Reason.SCORE
+            reason = "score"
 
         return DueWrite(target, report, reason)
 
     def _turn(self, need: DueWrite, now: float) -> float:
+        """The loop time at which the write may be made."""
         turn = now
-        if need.reason is Reason.STAMP:
+        if need.reason == "stamp":
             turn = now if self._stamped is None else self._stamped + STAMP_EVERY
         elif not need.report.changes_health:  # a changed health is told without the SPREAD
             if self._due is None:
@@ -653,26 +635,18 @@ class Reporter:
             if is_asked or target == need.target:
                 turn = max(turn, retry_at)
 
-        if need.reason is Reason.FOREIGN:
-            turn = max(turn, self._fight_ends(now))
-        return turn
-
-    def _fight_ends(self, now: float) -> float:
-        """The loop time at which corrections may go on, and tell of a fight that has begun.
-
-        A write for another reason than FOREIGN, such as a changed inventory, ends the wait.
-        """
+        # A write for another reason, such as a changed inventory, ends the wait of a fight.
         rounds = self._rounds
-        if len(rounds) < ROUNDS or rounds[-1] - rounds[0] >= FIGHT or rounds[-1] + FIGHT <= now:
-            return now
-
-        ends = rounds[-1] + FIGHT
-        if ends != self._conflict:
-            self._conflict = ends
-            log.error("report.conflict", rounds=len(rounds))
-            self._say(NodeEvent("ReportConflict", CONFLICT, warning=True))
-        self._cells.state.set(ReportState(reported=False, reason=CONFLICT))
-        return ends
+        if need.reason == "foreign" and len(rounds) == ROUNDS and rounds[-1] - rounds[0] < FIGHT:
+            ends = rounds[-1] + FIGHT
+            if now < ends:
+                self.unreported.set(CONFLICT)
+                turn = max(turn, ends)
+                if ends != self._conflict:
+                    self._conflict = ends
+                    log.error("report.conflict", rounds=len(rounds))
+                    self._say(NodeEvent("ReportConflict", CONFLICT, warning=True))
+        return turn
 
     async def _write(self, need: DueWrite) -> None:
         loop = asyncio.get_running_loop()
@@ -689,22 +663,22 @@ class Reporter:
             is_asked = error.retry_after is not None or isinstance(error, ApiThrottled)
             self._failed = need.target, is_asked, loop.time() + delay
             self.failures.add(str(error.status or "none"))
-            self._cells.state.set(ReportState(reported=False, reason=str(error)))
+            self.unreported.set(str(error))
             return
 
         self._failed = self._due = None
         self._backoff.reset()
         self._stamped = loop.time()
-        self.writes.add(need.reason.value)
+        self.writes.add(need.reason)
 
-        if need.reason is not Reason.STAMP:
-            if need.reason is not Reason.FOREIGN:
+        if need.reason != "stamp":
+            if need.reason != "foreign":
                 self._rounds.clear()
             else:
                 self._rounds.append(self._stamped)
 
             self._written = need.target
-            log.info("report.written", reason=need.reason.value, node_uid=need.target[0])
+            log.info("report.written", reason=need.reason, node_uid=need.target[0])
             if SCORE in changes and need.report.lopsided:
                 pairs = ", ".join(f"{one} and {other}" for one, other in need.report.lopsided)
                 text = f"a link may be broken, because only one of its two GPUs reports it: {pairs}"

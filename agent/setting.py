@@ -218,11 +218,6 @@ indexes = list_of(
 """A list of GPU indexes."""
 
 
-def several(*words: str) -> ValueType:
-    """One or more of `words`."""
-    return list_of(choice(*words), f"expected one or more of {', '.join(words)}", least=1)
-
-
 # Numbers and durations.
 
 

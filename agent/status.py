@@ -29,8 +29,7 @@ from agent.model import (
     SharedGpu,
     SliceList,
 )
-from agent.node.devices import read_cordon
-from agent.node.findings import Check, is_ready
+from agent.node import Check, is_ready, read_cordon
 from agent.settle import REJECTED
 from agent.usage import ContainerUse
 
@@ -40,7 +39,6 @@ from agent.usage import ContainerUse
 # and a command of neighbouring versions understand each other.
 
 API_VERSION: Final = "hami-agent/v1"
-RELEASED: Final = "released"
 FIRST_YEAR: Final = 1970
 """An answer of a time before it is of no agent: ages by it would be nonsense."""
 
@@ -147,7 +145,7 @@ class GpuStatus(Document, frozen=True):
     @property
     def health(self) -> str:
         """The condition in one word, which says of a released GPU that a person released it."""
-        return RELEASED if self.cause == Cause.RELEASED else self.condition
+        return self.cause if self.cause == Cause.RELEASED else self.condition
 
     @property
     def free_mib(self) -> int:
@@ -362,14 +360,12 @@ def standing_of(facts: StatusFacts) -> tuple[JournalEntry, ...]:
 
 def node_of(facts: StatusFacts) -> NodeStatus:
     """The node, the state of its agent, and HAMi's lock."""
-    annotations = facts.node.annotations if facts.node else {}
-
     return msgspec.structs.replace(
         facts.about,
         ready=is_ready(facts.checks),
         driver=facts.inventory.driver_version,
         kubelet_since=facts.kubelet.since if facts.kubelet else None,
-        lock=lock_status(annotations),
+        lock=lock_status(facts.node.annotations) if facts.node else None,
         checks=facts.checks,
     )
 
@@ -381,8 +377,7 @@ def _is_placed(row: Row) -> bool:
 
 def gpus_of(facts: StatusFacts) -> tuple[GpuStatus, ...]:
     """All GPUs of the inventory, in its order."""
-    annotations = facts.node.annotations if facts.node else {}
-    closed = read_cordon(annotations.get(CORDON))
+    closed = read_cordon(facts.node.annotations.get(CORDON) if facts.node else None)
     living = [row for row in facts.ledger.rows if takes_room(row, facts.pods)]
     held = Counter(share.uuid for row in living if _is_placed(row) for share in row.shares)
     # All others work on what the kubelet booked. Several rows may have the same ids, which count
@@ -614,9 +609,7 @@ def summary(found: StatusDocument) -> str:
 
 def gpu_cells(gpu: GpuStatus) -> list[str]:
     """GPU, model, health, slices, allocated, free, cores, used, and how busy it is."""
-    word = cap(gpu.health, 16)
-    word = word.upper() if word in SEVERE else word
-
+    word = cap(gpu.health.upper() if gpu.health in SEVERE else gpu.health, 16)
     return [
         UNKNOWN if gpu.index is None else str(gpu.index),
         cap(gpu.model.removeprefix("NVIDIA "), 64) or UNKNOWN,
@@ -640,9 +633,7 @@ def gpu_grade(gpu: GpuStatus) -> str:
 
 def pod_cells(one: AllocationStatus, share: ShareStatus, now: dt.datetime) -> list[str]:
     """The cells of one container and GPU, and since when it is idle and holds the share."""
-    said = {True: "recorded", False: "not recorded", None: UNKNOWN}[one.confirmed]
-    said = "other GPUs" if one.mismatched else said
-
+    booked = {True: "recorded", False: "not recorded", None: UNKNOWN}[one.confirmed]
     return [
         cap(one.namespace, 64) or UNKNOWN,
         cap(one.pod, 64) or UNKNOWN,
@@ -655,7 +646,7 @@ def pod_cells(one: AllocationStatus, share: ShareStatus, now: dt.datetime) -> li
         # HAMi-core does not see each kernel, such as those of CUDA graphs.
         UNKNOWN if is_busy(one) else age(one.last_kernel, now),
         age(one.since, now),
-        "ended" if one.ended else said,
+        "ended" if one.ended else "other GPUs" if one.mismatched else booked,
     ]
 
 
@@ -737,17 +728,17 @@ def gpu_notices(found: StatusDocument, now: dt.datetime) -> Iterator[Notice]:
         yield f"GPU{'s' if len(gpus) > 1 else ''} {', '.join(gpus)} {text}", grade
 
 
-def pod_notices(found: StatusDocument, now: dt.datetime) -> Iterator[str]:
+def pod_notices(found: StatusDocument, now: dt.datetime) -> Iterator[Notice]:
     """What a person should know of containers, beside their cells."""
     for one in found.allocations or ():
         if one.unkept and not one.ended:
-            yield f"nothing keeps the limits of {container(one)}: {cap(one.unkept)}"
+            yield f"nothing keeps the limits of {container(one)}: {cap(one.unkept)}", ""
 
         if one.unread and not one.ended:
-            yield f"the use of {container(one)} is not known: {cap(one.unread)}"
+            yield f"the use of {container(one)} is not known: {cap(one.unread)}", ""
 
     for at, name in idle(found, now):
-        yield f"idle for {age(at, now)}: {name}"
+        yield f"idle for {age(at, now)}: {name}", ""
 
 
 def container(one: AllocationStatus) -> str:

@@ -9,20 +9,38 @@ from typing import TypeVar
 import msgspec
 import structlog
 from grpclib import GRPCError
+from grpclib.client import Channel
 from grpclib.config import Configuration
 from grpclib.const import Status
 from grpclib.exceptions import ProtocolError, StreamTerminatedError
+from grpclib.protocol import H2Protocol
+from typing_extensions import override
 
 from agent.cluster import PodUid
 from agent.errors import KubeletError, MalformedText, WitnessThrottled, WitnessUnsupported, cap
 from agent.kit.tasks import Offload, in_own_task
 from agent.kit.timing import Lag
-from agent.kit.unix import UnixChannel
 from agent.ledger import ContainerKey, Holding
 from agent.model import SliceId
 from agent.wire.v1 import GetPodResourcesRequest, PodResources, PodResourcesListerStub
 
 T = TypeVar("T")
+
+
+class UnixChannel(Channel):
+    """A Channel that raises an OSError when its connection is lost while it opens.
+
+    grpclib would use the lost connection and raise AttributeError.
+    """
+
+    @override
+    async def __connect__(self) -> H2Protocol:
+        """Return the open connection, or open one. Raises OSError."""
+        protocol = await super().__connect__()
+        if not self._connected:
+            raise ConnectionResetError("the connection was lost while it was opened")
+        return protocol
+
 
 # The PodResources client: it asks the kubelet which devices it recorded for which pod.
 #
@@ -58,12 +76,9 @@ class PodResourcesWitness:
             WitnessThrottled, WitnessUnsupported, KubeletError: there was no answer.
         """
         request = GetPodResourcesRequest(pod_name=pod, pod_namespace=namespace)
-        try:
-            answer = await self._call("Get", self._stub.get(request))
-        except _PodUnknown:
-            return None
-
-        return None if answer.pod_resources is None else _holding(answer.pod_resources)
+        answer = await self._call("Get", self._stub.get(request))
+        known = answer.pod_resources if answer else None
+        return None if known is None else _holding(known)
 
     async def list(self) -> tuple[Holding, ...]:
         """Return all active pods.
@@ -72,51 +87,41 @@ class PodResourcesWitness:
             WitnessThrottled, KubeletError: there was no answer.
         """
         answer = await self._call("List", self._stub.list())
-        return tuple(map(_holding, answer.pod_resources))
+        return tuple(map(_holding, answer.pod_resources if answer else ()))
 
     def close(self) -> None:
         """Close the connection; a further call would open it again."""
         self._channel.close()
 
-    async def _call(self, method: str, call: Awaitable[T]) -> T:
-        """The answer to one call, connecting included, within the deadline."""
+    async def _call(self, method: str, call: Awaitable[T]) -> T | None:
+        """The answer to one call, connecting included, within the deadline; None: no such pod."""
+        what = f"PodResources {method}"
         try:
             async with self._lag.within(self._deadline):
                 return await in_own_task(call)
         except GRPCError as error:
-            raise _translated(f"PodResources {method}", error) from error
+            message = error.message or error.status.name
+            text = cap(message)
+            match error.status:
+                case Status.RESOURCE_EXHAUSTED:
+                    raise WitnessThrottled(f"{what} is over its rate limit: {text}") from error
+                case Status.UNKNOWN | Status.NOT_FOUND if message.endswith("not found"):
+                    if method == "Get":
+                        return None
+                case Status.UNIMPLEMENTED:
+                    raise WitnessUnsupported(f"this kubelet has no {what}: {text}") from error
+                case Status.UNKNOWN if "method disabled" in text:  # before 1.34
+                    raise WitnessUnsupported(f"this kubelet has no {what}: {text}") from error
+            raise KubeletError(f"{what} failed: {error.status.name}: {text}") from error
         except TimeoutError as error:
-            text = f"PodResources {method} was not answered within {self._deadline:g} s"
-            raise KubeletError(text) from error
+            raise KubeletError(f"{what} was not answered within {self._deadline:g} s") from error
         except (OSError, StreamTerminatedError, ProtocolError) as error:
             reason = cap(getattr(error, "strerror", None) or str(error))
-            raise KubeletError(
-                f"PodResources at {self._socket} cannot be asked: {reason}"
-            ) from error
+            text = f"PodResources at {self._socket} cannot be asked: {reason}"
+            raise KubeletError(text) from error
         except (EOFError, KeyError, ValueError) as error:
             # The generated parser raises these on bytes that are no message.
-            raise KubeletError(f"the answer of PodResources {method} is malformed") from error
-
-
-class _PodUnknown(KubeletError):  # noqa: N818 -- names what happened
-    """The kubelet answered that it does not know the pod."""
-
-
-def _translated(what: str, error: GRPCError) -> KubeletError:
-    message = error.message or error.status.name
-    text = cap(message)
-
-    match error.status:
-        case Status.RESOURCE_EXHAUSTED:
-            return WitnessThrottled(f"{what} is over its rate limit: {text}")
-        case Status.UNKNOWN | Status.NOT_FOUND if message.endswith("not found"):
-            return _PodUnknown(text)
-        case Status.UNIMPLEMENTED:
-            return WitnessUnsupported(f"this kubelet has no {what}: {text}")
-        case Status.UNKNOWN if "method disabled" in text:  # before 1.34, behind a feature gate
-            return WitnessUnsupported(f"this kubelet has no {what}: {text}")
-        case _:
-            return KubeletError(f"{what} failed: {error.status.name}: {text}")
+            raise KubeletError(f"the answer of {what} is malformed") from error
 
 
 def _holding(pod: PodResources) -> Holding:

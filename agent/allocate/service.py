@@ -55,8 +55,7 @@ from agent.hami.annotations import former_locks, held_lock
 from agent.hookdirs import HostHookDirs
 from agent.kit.cell import Cell
 from agent.kit.tasks import Allowance, retry
-from agent.kit.timing import Budget, Durations, Lag, Starved, Tally, loop_time
-from agent.kit.turns import CallOrder, Turn
+from agent.kit.timing import Budget, CallOrder, Durations, Lag, Starved, Tally, Turn, loop_time
 from agent.ledger import (
     ContainerEdits,
     ContainerKey,

@@ -17,9 +17,8 @@ from agent.cluster import PodTable
 from agent.errors import Refusal, StateError
 from agent.health.watch import HealthWatch
 from agent.hookdirs import Cleared, clear_directories
-from agent.host.files import DirectoryWatch
+from agent.host.files import Systemd
 from agent.host.node import CgroupContainers
-from agent.host.process import Systemd
 from agent.kit.cell import Cell
 from agent.kit.tasks import Task
 from agent.kit.timing import Tally
@@ -65,7 +64,6 @@ class NodeAgent:
       `look`: see SettingsService.
     - `notices`: Events that wait for the API server. `journal`: what happened lately.
     - `session`, `events`, `report`: None in plain mode, which has no API server.
-    - `reported`: whether the API server holds the report.
     - `api_tallies`: counters of what talks to the API server.
     """
 
@@ -122,7 +120,7 @@ class NodeAgent:
             say=say,
             stop=stop,
             ledger=state.ledger,
-            calls=self.server.traffic.admissions,
+            calls=self.server.admissions,
         )
 
         # The GPUs.
@@ -142,22 +140,18 @@ class NodeAgent:
         self.recent = watches.RecentlyRegistered(facts.inventory)
 
         # The kubelet's directory, and the registration there.
-        directory = DirectoryWatch(plugins, settings.paths.kubelet_socket.name)
-        streams = self.server.traffic.streams
+        kubelet_socket = settings.paths.kubelet_socket
+        self.kubelet = register.KubeletDirectory(plugins, kubelet_socket.name)
         self.registration = register.Registration(
             facts.resource,
             self.server,
-            directory,
-            register.KubeletRegistrar(settings.paths.kubelet_socket, fenced=settings.fenced),
-            streams,
+            self.kubelet,
+            partial(register.register_plugin, kubelet_socket, settings.fenced),
+            self.server.streams,
             chance,
         )
-        self.rivals = register.Rivals(
-            register.Rival(plugins, facts.resource), self.registration, say
-        )
-
-        # Either hears of a socket that came or went.
-        self.kubelet = register.KubeletWatch(directory, self.registration.heard, self.rivals.heard)
+        self.rivals = register.Rivals(plugins, facts.resource, self.registration, say)
+        self.kubelet.listeners = [self.registration.heard, self.rivals.heard]
 
         # Whether new pods can be answered, and what ended pods leave behind.
         self.withholder = inventory.Withholder(self._node_checks(), self.keeper.withhold, say)
@@ -204,7 +198,6 @@ class NodeAgent:
         self.session: client.KubeSession | None = None
         self.events: events.EventPoster | None = None
         self.report: report.Reporter | None = None
-        self.reported = Cell(report.ReportState())
         self.api_tallies: tuple[Tally, ...] = ()
         self._join_answers(connection)
 
@@ -257,7 +250,7 @@ class NodeAgent:
             epoch=self.kubelet.epoch,
             taken=allocation.taken,
             rivals=self.rivals.gone,
-            calls=self.server.traffic.admissions,
+            calls=self.server.admissions,
             witness=self.witness,
             records=records,
             hooks=adapters.hooks,
@@ -307,16 +300,14 @@ class NodeAgent:
             look_at_pod=pods.find_uid,
             look_at_node=node.refresh,
             epoch=self.kubelet.now,
-            streams=self.server.traffic.streams,
+            streams=self.server.streams,
             clock=clock,
             look=node.reopen,
         )
 
         self.report = reporter = report.Reporter(
             node_api,
-            report.ReportCells(
-                facts.inventory, facts.node, node.returns, facts.report, self.reported
-            ),
+            report.ReportCells(facts.inventory, facts.node, node.returns, facts.report),
             node.on_answer,
             say,
             clock,

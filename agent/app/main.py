@@ -21,17 +21,16 @@ from agent.app.agent import WEB, NodeAgent, StartFacts
 from agent.app.web import PORT, SOCKET, WebDoors
 from agent.cluster import NodeEvent
 from agent.errors import AgentError, DirectoryLost, PermissionFault, SettingsError, StateError
-from agent.host.files import HostDisk, Worker
+from agent.host.files import BOOT_ID, MACHINE_ID, HostDisk, LockFile, Systemd, Worker, read_id
 from agent.host.node import is_read_only
-from agent.host.process import BOOT_ID, MACHINE_ID, LockFile, Systemd, read_id
 from agent.kit.cell import Cell, News
 from agent.kit.tasks import BudgetSpent, Task, run_tiers, show_thread_name
 from agent.kit.timing import Lag, SystemClock, await_event, loop_time, until_tick
 from agent.kube.connection import Connection, check
-from agent.kubelet.register import RegistrationState, Rival
+from agent.kubelet.register import RegistrationState
 from agent.ledger import LastGood, container_directory
 from agent.ports import Disk
-from agent.settings.reading import COPY, NodeFacts, Sources, SourcesRead, look, stand_in
+from agent.settings.reading import COPY, Sources, SourcesRead, look, stand_in
 from agent.settings.schema import Settings
 from agent.state import LAST_GOOD_KIND, recover, unseal
 
@@ -177,13 +176,12 @@ async def _run(
 
         try:
             # The kubelet would use the plugin that registered last, and only one follows HAMi.
-            rival = Rival(settings.paths.plugins, agent.facts.resource)
-            is_there = await adapters.worker.call(rival.answers)
+            is_there = await adapters.worker.call(agent.rivals.answers)
             if is_there and not (settings.observe or settings.takeover):
                 text = (
-                    f"The agent does not start: another plugin serves {rival.resource.value} at "
-                    f"{rival.path}: take it off the node (HAMi's: the DaemonSet "
-                    "hami-device-plugin), or set takeover: true."
+                    "The agent does not start: another plugin serves "
+                    f"{agent.facts.resource.value} at {agent.rivals.path}: take it off the node "
+                    "(HAMi's: the DaemonSet hami-device-plugin), or set takeover: true."
                 )
                 agent.notices.say(NodeEvent("PluginConflict", text, warning=True))
                 raise SettingsError(text)  # noqa: TRY301 -- as the settings below
@@ -264,14 +262,14 @@ async def _recover(disk: Disk, start: SourcesRead, settings: Settings) -> StartF
     ledger = recovered.state.ledger
     held = start.taken().undrained(ledger)
     if held is not None:
-        last = stand_in(stored, start.taken().sources, NodeFacts(), ledger)
+        last = stand_in(stored, start.taken().sources, ledger)
         if last is None:
             # Only a running agent notices that pods are gone: drained now, rows would stay.
             raise SettingsError(
                 held.said, remedy="set it back, then drain the node while the agent runs"
             )
         start = msgspec.structs.replace(start, plan=last, refusal=held)
-        settings = last.settings(NodeFacts())
+        settings = last.settings()
 
     return StartFacts(boot, recovered, start, settings, stored)
 

@@ -16,7 +16,7 @@ from agent import __version__
 from agent.app.adapters import SharedCells
 from agent.cluster import NodeEvent
 from agent.errors import SettingsError
-from agent.host.process import Systemd
+from agent.host.files import Systemd
 from agent.kit.cell import Cell
 from agent.kit.timing import IdleWaiter, Lag, await_event, until_tick
 from agent.kubelet.door import PREFERENCE_FOLLOWED
@@ -26,7 +26,7 @@ from agent.settings.reading import (
     COPY,
     LASTING,
     SCHEDULER,
-    NodeFacts,
+    Labels,
     NodeValues,
     Sources,
     SourcesRead,
@@ -67,7 +67,7 @@ class SettingsService:
     - `look`: reads the sources, see agent.settings.reading. `asked`: set to request a read now.
     - `refresh`: rebuilds the inventory after a change. `say`: posts an Event. `stop`: ends the
       process. `ledger`: who holds slices. `calls`: which answers are in progress.
-    - `plan`, `values`: the settings in force. `facts`: the node that they were made for.
+    - `plan`, `values`: the settings in force. `name`, `labels`: the node that they were made for.
     - `faults`: why not all settings are in force, by SOURCES and NODE.
     - `labelled`: set when the Node's labels are known and applied to the inventory; the report to
       the scheduler waits for it.
@@ -98,8 +98,9 @@ class SettingsService:
         self.faults: dict[str, SettingsError] = {}
         self._running = plan.fixed()
         self._read: SourcesRead | None = None
-        self.plan, self.facts = plan, NodeFacts(plan.name)
-        self._apply(self.plan, self.facts)
+        self.name = plan.name
+        self.labels: Labels = None
+        self._apply(plan, self.labels)
         if copy is not None and copy.node == plan.name:
             self._follow(copy.labels)
 
@@ -114,15 +115,14 @@ class SettingsService:
 
     def _follow(self, labels: Mapping[str, str] | None) -> None:
         """Build the settings in force for these labels, or keep them as they were."""
-        facts = NodeFacts(self.facts.name, labels)
-        if facts == self.facts:
+        if labels == self.labels:
             return
         try:
-            if self._apply(self.plan, facts):
-                log.info("config.fitted", node=facts.name)
+            if self._apply(self.plan, labels):
+                log.info("config.fitted", node=self.name)
         except SettingsError as error:
             # The labels are known, whatever the settings say; settle() judges these again.
-            self.facts = facts
+            self.labels = labels
             if self.is_settled:
                 self._refuse(NODE, error)
 
@@ -133,7 +133,7 @@ class SettingsService:
         """
         if self.is_settled:
             return
-        if self.plan.need_labels(self.facts):
+        if self.plan.need_labels(self.name, self.labels):
             try:
                 async with Lag().within(LABELS_DEADLINE):
                     await self.labelled.wait()
@@ -146,11 +146,12 @@ class SettingsService:
 
         self.is_settled = True
         try:
-            self._apply(self.plan, self.facts)
+            self._apply(self.plan, self.labels)
         except SettingsError as error:
-            last = stand_in(self.stored, self.plan.sources, self.facts, self.ledger.value)
+            sources, ledger = self.plan.sources, self.ledger.value
+            last = stand_in(self.stored, sources, ledger, self.name, self.labels)
             if last is not None:
-                self._apply(last, self.facts)
+                self._apply(last, self.labels)
                 self._refuse(SOURCES, error)
                 return
             # The end of the process logs the reason.
@@ -207,7 +208,7 @@ class SettingsService:
 
         # Another name or scheduler takes effect in a pause of the kubelet's calls: the row of an
         # answer in progress counts, and would be one under the old settings.
-        wanted, held = plan.resolve(self.facts), plan.undrained(self.ledger.value)
+        wanted, held = plan.resolve(), plan.undrained(self.ledger.value)
         if held is None and any(wanted[one].value != self.values[one].value for one in LASTING):
             try:
                 async with asyncio.timeout(PAUSE_DEADLINE):
@@ -231,7 +232,7 @@ class SettingsService:
         try:
             if held is not None:
                 raise held
-            changed = self._apply(plan, self.facts)
+            changed = self._apply(plan, self.labels)
         except SettingsError as error:
             self._refuse(SOURCES, error, asked=asked, again=again and held is not None)
             return
@@ -265,13 +266,13 @@ class SettingsService:
         wanted = self.plan.fixed().items()
         return {key: value for key, value in wanted if self._running[key] != value}
 
-    def _apply(self, plan: NodeValues, facts: NodeFacts) -> bool:
-        """Put the settings for these facts into force. True: that changed a cell.
+    def _apply(self, plan: NodeValues, labels: Labels) -> bool:
+        """Put the settings for these labels into force. True: that changed a cell.
 
         Raises SettingsError: they do not fit, and nothing changed.
         """
-        settings = plan.settings(facts)
-        self.plan, self.facts, self.values = plan, facts, plan.resolve(facts)
+        settings = plan.settings(self.name, labels)
+        self.plan, self.labels, self.values = plan, labels, plan.resolve(self.name, labels)
         self.faults.pop(NODE, None)
 
         cells = self.cells
@@ -289,8 +290,8 @@ class SettingsService:
             self.copy.set(
                 LastGood(
                     written_by=__version__,
-                    node=facts.name,
-                    labels=facts.labels,
+                    node=self.name,
+                    labels=labels,
                     device_config=plan.sources.device_config,
                     own=plan.sources.own,
                     node_config=plan.sources.node_config,

@@ -19,9 +19,9 @@ from agent.errors import PermissionFault, cap
 from agent.health.watch import ALL, Recheck
 from agent.kit.tasks import Allowance
 from agent.kit.timing import SystemClock, Tally
-from agent.kit.unix import peer_uid
+from agent.kubelet.door import peer_uid
 from agent.model import NO_INDEX, HamiNames, Trouble
-from agent.node.findings import STANDBY, Check
+from agent.node import STANDBY, Check
 from agent.reconcile import gaps
 from agent.report import pods_holding
 from agent.settings.schema import Settings
@@ -57,9 +57,9 @@ class WebDoors:
         )
         # Who observes is beside HAMi's own plugin, which has its monitor.
         hami = HamiNames.NONE if settings.observe else settings.metric_names
-        series = metrics.MetricSources if agent is None else partial(_series_of, agent)
+        services = _services_of(agent) if agent else ((), (), ())
         collector = metrics.AgentCollector(
-            build, self.facts, series, names_pods=settings.metric_containers, hami=hami
+            build, self.facts, services, names_pods=settings.metric_containers, hami=hami
         )
         read = (
             server.ReadApi(self.facts, settings.web_readers).answer if agent else server.stands_by
@@ -108,15 +108,15 @@ class WebDoors:
         others: dict[str, str] = {}
 
         if not agent.observes:
-            told = agent.registration.state.value
+            told, streams = agent.registration.state.value, agent.server.streams.value
             required |= {
                 "server": "" if agent.server.endpoint else "the plugin's socket does not serve yet",
                 "registered": "" if told.registered else told.text,
-                "stream": "" if told.stream else told.text or "the kubelet takes no lists",
+                "stream": "" if streams > 0 else told.text or "the kubelet takes no lists",
             }
 
         if (report := agent.report) is not None:  # plain mode needs no API server
-            table, now = facts.pods.value, agent.reported.value
+            table = facts.pods.value
             if not agent.observes:
                 unread = "the API server has not listed this node's pods yet"
                 since = f" since {table.lost_at:%Y-%m-%d %H:%M:%S} UTC" if table.lost_at else ""
@@ -125,7 +125,7 @@ class WebDoors:
                 required["api_synced"] = "" if table.synced else f"{unread}{why}"
                 others["api"] = f"{down}; new pods may be refused [HA-2010]" if table.stale else ""
 
-            others["report"] = "" if now.reported else now.reason
+            others["report"] = report.unreported.value
             if agent.observes:
                 pending = ", ".join(sorted(report.pending))
                 others["observed"] = f"would write {pending}; the log says what" if pending else ""
@@ -162,6 +162,7 @@ class WebDoors:
             return StatusFacts(now, NodeStatus(name=self._settings.node), self.checks())
 
         settings, facts, service = agent.found.settings, agent.facts, agent.settings
+        applied = service.plan.applied(service.name, service.labels)
         sharing = facts.sharing.value
         about = NodeStatus(
             name=settings.node,
@@ -171,7 +172,7 @@ class WebDoors:
             resource=facts.resource.value,
             kubelet=agent.registration.state.value.text,
             observe=settings.observe,
-            profiles=tuple(one.name for one in service.plan.applied(service.facts) if one.name),
+            profiles=tuple(one.name for one in applied if one.name),
             split_count=sharing.split_count,
             memory_scaling=sharing.memory_scaling,
             core_scaling=sharing.core_scaling,
@@ -337,8 +338,8 @@ def _json(kind: str, data: Mapping[str, object]) -> web.Response:
     return web.Response(text=json.dumps(document) + "\n", content_type=server.JSON)
 
 
-def _series_of(agent: NodeAgent) -> metrics.MetricSources:
-    state, traffic = agent.state, agent.server.traffic
+def _services_of(agent: NodeAgent) -> metrics.Services:
+    state, plugin = agent.state, agent.server
     cleared, registration, reconcile = agent.cleared, agent.registration, agent.reconcile
     clock = agent.adapters.clock
     tallies: list[Tally] = [
@@ -348,7 +349,7 @@ def _series_of(agent: NodeAgent) -> metrics.MetricSources:
         agent.health.xid_events,
         agent.health.transitions,
         agent.notices.unposted,
-        traffic.calls,
+        plugin.calls,
     ]
 
     readings: list[metrics.Gauge] = [
@@ -356,7 +357,7 @@ def _series_of(agent: NodeAgent) -> metrics.MetricSources:
         (
             "kubelet_stream_up",
             "1 while the kubelet receives the lists of slices.",
-            lambda: float(registration.state.value.stream),
+            lambda: float(plugin.streams.value > 0),
         ),
         (
             "directories_kept",
@@ -392,4 +393,4 @@ def _series_of(agent: NodeAgent) -> metrics.MetricSources:
                 lambda: gaps(state.ledger.value, clock.now())[0],
             )
         )
-    return metrics.MetricSources(tallies, (traffic.durations, agent.allocation.waits), readings)
+    return tallies, (plugin.durations, agent.allocation.waits), readings

@@ -17,13 +17,12 @@ import msgspec
 from agent.cli.main import OK, PROBLEM, TABLE, Subparsers, add_output
 from agent.cli.output import UNFOLDED, answer, terminal_width
 from agent.errors import SettingsError, cap
-from agent.host.files import Worker, check_size, read_file
-from agent.host.process import host_name
+from agent.host.files import Worker, check_size, host_name, read_file
 from agent.ledger import SourceFile
 from agent.setting import boolean
 from agent.settings import reading
 from agent.settings.files import first_of, kept, refuse
-from agent.settings.reading import NodeFacts, NodeValues, Sources, SourcesRead
+from agent.settings.reading import Labels, NodeValues, Sources, SourcesRead
 from agent.settings.schema import DEFAULT, FIELDS, SECTIONS, Setting, check_shares, json_schema
 
 # The flags of the settings.
@@ -76,8 +75,9 @@ def add_settings(
 
 def flags(args: argparse.Namespace) -> Mapping[str, str]:
     """The given options of settings, by their names, which begin with a hyphen in `args`."""
-    given = vars(args).items()
-    return {name: text for name, text in given if name.startswith("-") and text is not None}
+    return {
+        name: text for name, text in vars(args).items() if name.startswith("-") and text is not None
+    }
 
 
 def sources(args: argparse.Namespace, environ: Mapping[str, str]) -> Sources:
@@ -196,13 +196,13 @@ def _show(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     """
     try:
         plan = asyncio.run(looked(sources(args, environ))).taken()
-        facts = NodeFacts(plan.settings(NodeFacts()).node)
+        name = plan.settings().node
     except SettingsError as error:
         sys.stderr.write(f"hami-agent: {error}\n")
         return error.exit_code
 
-    _tell(plan, ["what selects by labels is left out"] * plan.need_labels(facts))
-    values = plan.resolve(facts)
+    _tell(plan, ["what selects by labels is left out"] * plan.need_labels(name))
+    values = plan.resolve(name)
     settings = _changed(values) if args.diff else list(values.values())
     lines = table(settings, origin=args.origin, columns=terminal_width(environ, UNFOLDED))
     answer(args.output, "Config", list(map(plain, settings)), lines)
@@ -215,9 +215,10 @@ def _check(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     The files are the agent's own config.yaml and HAMi's device-config.yaml and config.json,
     recognised by their content. Without FILE: the files and variables that `run` would use here.
     """
+    labels = dict(args.label) if args.label else None
     try:
         plan = _plan(args, environ)
-        nodes = _nodes(args, plan)
+        nodes = _nodes(args, plan, labels)
     except SettingsError as error:
         sys.stderr.writelines(f"hami-agent: {text}\n" for text in error.every)
         said = {"ok": False, "error": str(error), "errors": list(error.every)}
@@ -235,9 +236,9 @@ def _check(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     columns, lines = terminal_width(environ, UNFOLDED) - len(INDENT), []
     each: list[object] = []
 
-    for title, facts in nodes:
-        changed = _changed(plan.resolve(facts))
-        profiles = [one.name for one in plan.applied(facts) if one.name]
+    for title, name in nodes:
+        changed = _changed(plan.resolve(name, labels))
+        profiles = [one.name for one in plan.applied(name, labels) if one.name]
         heads = ", ".join((title, *(f"profile {name}" for name in profiles)))
         lines.append(heads if changed else f"{heads}: all defaults")
         rows = table(changed, origin=True, columns=columns)
@@ -297,19 +298,18 @@ def _kind(text: SourceFile) -> str:
     return "device_config" if _NVIDIA.search(content) else "own"
 
 
-def _nodes(args: argparse.Namespace, plan: NodeValues) -> Sequence[tuple[str, NodeFacts]]:
-    """Each node with its title. Raises one SettingsError with the faults of all of them."""
-    labels = dict(args.label) if args.label else None
-    asked = [(name, NodeFacts(name, labels)) for name in args.node or plan.names()]
+def _nodes(args: argparse.Namespace, plan: NodeValues, labels: Labels) -> Sequence[tuple[str, str]]:
+    """Each node's title and name. Raises one SettingsError with the faults of all of them."""
+    asked = [(name, name) for name in args.node or plan.names()]
     if not args.node:
-        asked.append((OTHERS, NodeFacts("", labels)))
+        asked.append((OTHERS, ""))
 
-    applied = [one for _, facts in asked for one in plan.applied(facts)]
+    applied = [one for _, name in asked for one in plan.applied(name, labels)]
     profiles = applied if args.node else plan.profiles
     errors = [fault for profile in profiles for fault in profile.faults]
-    for _, facts in asked:
+    for _, name in asked:
         with kept(errors):
-            check_shares(plan.resolve(facts))
+            check_shares(plan.resolve(name, labels))
     refuse(errors)
     return asked
 

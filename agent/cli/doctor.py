@@ -13,7 +13,7 @@ import os
 import re
 import string
 from collections import Counter
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -21,6 +21,34 @@ import msgspec
 
 from agent.allocate.edits import looks_up_cdi, undefined
 from agent.app.adapters import cdi_directories, open_driver
+from agent.cli.checks import (
+    ALL_GROUPS,
+    CHECKS,
+    FROM_API,
+    LAST_GOOD,
+    REPAIR,
+    UNNEEDED,
+    AgentAnswer,
+    Finding,
+    Row,
+    Verdict,
+    concluded,
+    judge_agent,
+    judge_clock,
+    judge_driver,
+    judge_handshake,
+    judge_leftovers,
+    judge_library_files,
+    judge_lock,
+    judge_node,
+    judge_offer,
+    judge_path,
+    judge_plugins,
+    judge_report,
+    judge_rights,
+    judge_writer,
+    judged,
+)
 from agent.cli.config import add_settings, flags, looked, sources, started
 from agent.cli.connections import ask, connection_of, open_session
 from agent.cli.main import (
@@ -37,8 +65,8 @@ from agent.cli.main import (
     nearest,
 )
 from agent.cli.output import UNFOLDED, FoldedLine, answer, folded, painter, terminal_width, working
-from agent.cli.runbook import HINT
 from agent.cli.status import status_at
+from agent.cli.support import HINT
 from agent.cluster import REGISTER
 from agent.errors import (
     AgentError,
@@ -53,38 +81,25 @@ from agent.errors import (
 )
 from agent.hami.annotations import register_differences, report_of
 from agent.hookdirs import HostHookDirs, large_directories
-from agent.host.files import Worker
+from agent.host.files import LockFile, Worker
 from agent.host.node import look_at, plugin_sockets
-from agent.host.process import LockFile
 from agent.inventory import InventoryKeeper
 from agent.kit.cell import Cell
 from agent.kit.logs import configure
 from agent.kit.timing import SystemClock
-from agent.kit.units import counted
+from agent.kit.units import counted, some
 from agent.kube.connection import Connection
 from agent.kube.reader import NodeReader
 from agent.ledger import HookFacts
 from agent.model import Inventory, Scan, Trouble
-from agent.node import checks
-from agent.node.checks import AgentAnswer, NodeSight, PluginSocket
-from agent.node.findings import (
-    ALL_GROUPS,
-    CHECKS,
-    FROM_API,
-    LAST_GOOD,
-    Finding,
-    Verdict,
-    When,
-    concluded,
-    judged,
-)
-from agent.settings.reading import DEVICE_CONFIG, NODE_CONFIG, NodeFacts, NodeValues
+from agent.node import NodeSight, PluginSocket, Right, rights
+from agent.settings.reading import DEVICE_CONFIG, NODE_CONFIG, NodeValues
 from agent.settings.schema import Settings, check_shares
 from agent.status import open_envelope
 from agent.witness import PodResourcesWitness
 
 LARGEST: Final = 3
-"""How many of the container directories that are too large have a line; also pods in a line."""
+"""How many of the container directories that are too large have a line."""
 
 RECORDED_WITHIN: Final = dt.timedelta(seconds=60)
 """The kubelet records an answer within that time."""
@@ -115,8 +130,7 @@ REFUSED: Final = {
 }
 """What is said of a device file that cannot be opened, and what to do."""
 
-GPU_FILE: Final = re.compile(r"nvidia[0-9]+")
-"""The name of a GPU's device file. Others, such as nvidia-modeset, are of no GPU."""
+CORRECT: Final = "correct it; `hami-agent config check` prints what each node would get"
 
 OURS: Final = re.compile(r".*/hami-(.+)-[0-9a-f]{8}\.sock")
 """The path of an agent's socket. Source: agent/kubelet/door.py, socket_name."""
@@ -188,10 +202,9 @@ def add_parser(subparsers: Subparsers) -> None:
 def _groups(text: str) -> frozenset[str]:
     """Read the value of --only and --skip. Raises ArgumentTypeError."""
     words = [word.strip() for word in text.split(",")]
-    for word in words:
-        if word not in CHECKS:
-            hint = nearest(word, CHECKS) or f"; the groups are {_GROUPS}"
-            raise argparse.ArgumentTypeError(f"there is no group {cap(word, 64)!r}{hint}")
+    if unknown := [word for word in words if word not in CHECKS]:
+        hint = nearest(unknown[0], CHECKS) or f"; the groups are {_GROUPS}"
+        raise argparse.ArgumentTypeError(f"there is no group {cap(unknown[0], 64)!r}{hint}")
 
     return frozenset(words)
 
@@ -205,7 +218,7 @@ def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
         return fail("doctor", "--context: only --node reads a cluster; give --node NAME", USAGE)
 
     given = [flag for flag in flags(args) if flag != "--kubeconfig"]
-    given += ["--config"] if args.config is not None else []
+    given += ["--config"] * (args.config is not None)
     if args.node is not None and given:
         return fail(
             "doctor", f"{', '.join(given)}: the agent of {args.node} has settings of its own", USAGE
@@ -267,76 +280,68 @@ async def _findings(args: argparse.Namespace, environ: Mapping[str, str]) -> tup
     read = read or await looked(origin)
     try:
         plan = read.taken()
-        settings = plan.settings(NodeFacts())
+        settings = plan.settings()
     except SettingsError as error:
-        return tuple(concluded([_refused(error)], ALL_GROUPS))
+        refused = Finding("P-SETTINGS", "wrong", "settings", str(error), CORRECT)
+        return tuple(concluded([refused], ALL_GROUPS))
 
-    config = [*_config_findings(plan, settings, before=args.pre)]
-    if read.refusal is not None:
-        config[0] = msgspec.structs.replace(_refused(read.refusal), means=LAST_GOOD)
-
-    return await examine(
-        NodeSeen(
-            settings,
-            environ,
-            args.only or ALL_GROUPS - (args.skip or frozenset()),
-            agent=None if args.pre else _ask_agent(settings.paths.run / "api.sock"),
-            config=tuple(config),
-            reader=args.read_only,
-        )
+    seen = NodeSeen(
+        settings,
+        environ,
+        args.only or ALL_GROUPS - (args.skip or frozenset()),
+        None if args.pre else _ask_agent(settings.paths.run / "api.sock"),
+        reader=args.read_only,
     )
+    return await examine(seen, _config_findings(plan, settings, read.refusal, before=args.pre))
 
 
 def _as_the_agent(args: argparse.Namespace) -> argparse.Namespace:
     """The options, and those that the agent of this container was started with, which yield."""
-    words: list[str] = []
+    line = ""
     with contextlib.suppress(OSError):
-        words = FIRST_PROCESS.read_bytes().decode(errors="replace").split("\0")[:-1]
+        line = FIRST_PROCESS.read_bytes().decode(errors="replace")
 
-    starts = [place for place, word in enumerate(words) if word.endswith("/hami-agent")]
-    if not starts or words[starts[0] + 1 : starts[0] + 2] != ["run"]:
+    _, is_agent, options = line.partition("/hami-agent\0run\0")
+    if not is_agent:
         return args  # on the host, or in a pod of its own
 
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     add_settings(parser)
-    theirs, _ = parser.parse_known_args(words[starts[0] + 2 :])
+    theirs, _ = parser.parse_known_args(options.split("\0")[:-1])
     given = {key: value for key, value in vars(args).items() if value is not None}
     return argparse.Namespace(**vars(theirs) | given)
 
 
-def _refused(error: SettingsError) -> Finding:
-    """The finding about settings that are refused."""
-    return Finding(
-        "P-SETTINGS",
-        "wrong",
-        "settings",
-        str(error),
-        "correct it; `hami-agent config check` prints what each node would get",
-    )
+def _config_findings(
+    plan: NodeValues, settings: Settings, refusal: SettingsError | None, *, before: bool
+) -> Iterator[Finding]:
+    """The settings, HAMi's files, and the names of Nodes.
 
-
-def _config_findings(plan: NodeValues, settings: Settings, *, before: bool) -> Iterator[Finding]:
-    """The settings, HAMi's files, and the names of Nodes. `before`: no agent has run here yet."""
-    node, values, read = settings.node, plan.resolve(NodeFacts(settings.node)), plan.sources
+    `refusal`: why the present settings are not taken. `before`: no agent has run here yet.
+    """
+    node, values, read = settings.node, plan.resolve(settings.node), plan.sources
+    problem = ""
     try:
         check_shares(values)
-        yield Finding("P-SETTINGS", "ok", "settings", f"accepted, for Node {node}")
     except SettingsError as error:
-        yield Finding("P-SETTINGS", "wrong", "settings", str(error))
+        problem = str(error)
 
+    yield judged(
+        "P-SETTINGS",
+        "settings",
+        f"accepted, for Node {node}",
+        (refusal is not None, "wrong", str(refusal), CORRECT, LAST_GOOD),
+        (problem, "wrong", problem),
+    )
     for text in plan.warnings:
         yield Finding("P-SETTINGS", "note", "settings", text, "it changes nothing here")
 
-    files = {
-        str(values[key].value): text is not None
-        for key, text in ((DEVICE_CONFIG, read.device_config), (NODE_CONFIG, read.node_config))
-        if values[key].value
-    }
-    there = [path for path, exists in files.items() if exists]
+    given = ((DEVICE_CONFIG, read.device_config), (NODE_CONFIG, read.node_config))
+    files = [(str(values[key].value), text) for key, text in given if values[key].value]
+    there = [path for path, text in files if text is not None]
     said = "read" if there else "not there: the agent's own settings and defaults apply"
     entries = [profile for profile in plan.profiles if profile.tier]
     named = [name for profile in entries for name in profile.nodes]
-
     if node in named:
         said += f"; {node} is named"
     elif named and len(named) >= len(entries):  # else one by labels or for all others may apply
@@ -348,37 +353,35 @@ def _config_findings(plan: NodeValues, settings: Settings, *, before: bool) -> I
         said += "; annotations are not checked against what their pods request"
         advice = advice or "to check them as HAMi after 2.10 does"
 
-    subject, do = (
-        ", ".join(there or files) or "HAMi's ConfigMaps",
-        f"{advice}, mount its ConfigMaps",
-    )
-    yield judged("P-HAMI", subject, said, When(bool(advice), "note", said, do))
+    subject = ", ".join(there or (path for path, _ in files)) or "HAMi's ConfigMaps"
+    note: Row = (advice, "note", said, f"{advice}, mount its ConfigMaps")
+    yield judged("P-HAMI", subject, said, note)
+    if before:
+        return
 
-    if not before:
-        where = ", ".join(file.name for file in (read.own, read.node_config) if file) or "settings"
-        names = plan.names()
-        well = f"{counted(len(names), 'Node')} named" if names else "no entry names a Node"
-        alike = [name for name in names if node not in names and is_alike(name, node)]
-        for name in alike:
-            yield Finding(
-                "P-ENTRIES",
-                "note",
-                where,
-                f"an entry for {cap(name, 64)} does not match this Node; did you mean {node}?",
-                "write the Node's name as `kubectl get nodes` shows it, or remove the entry",
-            )
-        if not alike:
-            yield Finding("P-ENTRIES", "ok", where, well)
+    where = ", ".join(file.name for file in (read.own, read.node_config) if file) or "settings"
+    names = plan.names()
+    alike = [cap(name, 64) for name in names if node not in names and is_alike(name, node)]
+    yield judged(
+        "P-ENTRIES",
+        where,
+        f"{counted(len(names), 'Node')} named" if names else "no entry names a Node",
+        (
+            alike,
+            "note",
+            f"an entry for {some(alike)} does not match this Node; did you mean {node}?",
+            "write the Node's name as `kubectl get nodes` shows it, or remove the entry",
+        ),
+    )
 
 
 def is_alike(name: str, node: str) -> bool:
     """True if `name` may be meant for the Node `node`: another case, domain or spelling."""
     one, other = name.lower(), node.lower()
     # Nodes of one pool differ by their number alone.
-    is_other = one.rstrip(string.digits) == other.rstrip(string.digits)
-    ratio = difflib.SequenceMatcher(None, one, other).ratio()
-    is_same = one.partition(".")[0] == other.partition(".")[0]
-    return is_same or (not is_other and ratio >= LIKENESS)
+    is_next = one.rstrip(string.digits) == other.rstrip(string.digits)
+    ratio = 0.0 if is_next else difflib.SequenceMatcher(None, one, other).ratio()
+    return ratio >= LIKENESS or one.partition(".")[0] == other.partition(".")[0]
 
 
 def _ask_agent(path: Path) -> AgentAnswer:
@@ -394,20 +397,19 @@ def _ask_agent(path: Path) -> AgentAnswer:
             denied=isinstance(reason, PermissionError),
         )
 
-    held = (
+    held = tuple(
         (one.namespace, one.pod, one.container)
         for one in found.allocations or ()
         if one.pod and not one.ended and one.decided_by == "scheduler"
         if one.since and one.since < answered
     )
-    return AgentAnswer(str(path), found.node.checks, held=tuple(held))
+    return AgentAnswer(str(path), found.node.checks, held=held)
 
 
 class NodeSeen(msgspec.Struct, eq=False):
     """What is at hand of a node, and what the looks have seen there.
 
     - `agent`: the answer of the agent; None: before the first start.
-    - `config`: the findings about the settings.
     - `reader`: the account may only read, and is not the agent's.
 
     Written by the looks:
@@ -423,7 +425,6 @@ class NodeSeen(msgspec.Struct, eq=False):
     environ: Mapping[str, str]
     groups: frozenset[str] = ALL_GROUPS
     agent: AgentAnswer | None = None
-    config: tuple[Finding, ...] = ()
     reader: bool = False
     device_files: Path = Path("/dev")
     server: str = ""
@@ -433,31 +434,27 @@ class NodeSeen(msgspec.Struct, eq=False):
     sockets: tuple[PluginSocket, ...] = ()
 
 
-async def examine(seen: NodeSeen) -> tuple[Finding, ...]:
-    """All findings of the chosen groups, in their order. Each look has a deadline of its own."""
-    paths, groups = seen.settings.paths, seen.groups
+async def examine(seen: NodeSeen, config: Iterable[Finding] = ()) -> tuple[Finding, ...]:
+    """All findings of the chosen groups, in their order. Each look has a deadline of its own.
+
+    `config`: those about the settings.
+    """
+    paths, findings = seen.settings.paths, [*config]
     seen.sockets = plugin_sockets(paths.plugins, paths.kubelet_socket.name)
-    findings = [*seen.config]
     for needed_by, find in LOOKS:
-        if groups & needed_by:
+        if seen.groups & needed_by:
             await find(seen, findings)
 
     # One finding for each group of which checks were not made. There is nothing to say of the
     # monitor without HAMi's plugin.
     made = {one.check for one in findings} | {"P-MONITOR"}
-    asked = FROM_API if seen.server and seen.agent is not None else ()
-    findings += [
-        Finding(
-            missing[0],
-            "unknown",
-            seen.server,
-            f"not checked: {', '.join(missing)}",
-            "repair what is said of the API server, and run this check again",
-        )
-        for group in asked
-        if (missing := [check for check in CHECKS[group] if check not in made])
-    ]
-    return tuple(concluded(findings, groups))
+    for group in FROM_API if seen.server and seen.agent is not None else ():
+        if missing := [check for check in CHECKS[group] if check not in made]:
+            advice = "repair what is said of the API server, and run this check again"
+            said = f"not checked: {', '.join(missing)}"
+            findings.append(Finding(missing[0], "unknown", seen.server, said, advice))
+
+    return tuple(concluded(findings, seen.groups))
 
 
 # The looks of the table.
@@ -471,27 +468,26 @@ async def _paths(seen: NodeSeen, found: list[Finding]) -> None:
         hook = msgspec.structs.replace(hook, failure=inner.failure)
 
     below = (place for place in (inner, look_at(home / "containers")) if place.kind)
-    inside = (checks.judge_path(place, made=True) for place in below)
-    found += [checks.judge_path(look_at(path), made=True) for path in (paths.state, paths.run)]
-    found += [checks.judge_path(hook, made=False), *(one for one in inside if one.verdict != "ok")]
+    inside = (judge_path(place, made=True) for place in below)
+    found += [judge_path(look_at(path), made=True) for path in (paths.state, paths.run)]
+    found += [judge_path(hook, made=False), *(one for one in inside if one.verdict != "ok")]
+    if seen.agent is None:
+        return
 
     # The lines above say what is wrong with the directories.
-    large: list[tuple[int, int, str]] = []
     with contextlib.suppress(StateError):
-        large = large_directories(seen.settings.hook_path) if seen.agent is not None else []
-
-    for size, entries, name in large[:LARGEST]:
-        found.append(
-            Finding(
-                "P-PATHS",
-                "note",
-                f"{home}/containers/{name}",
-                f"keeps {size / 2**20:,.0f} MiB or more in {counted(entries, 'file')}, or "
-                "has a directory or what may not be read; HAMi-core needs 2 MiB in a few files",
-                "ask the pod's owner why (its UID is in the name), or delete the pod",
-                "when that file system is full, new pods with GPUs are refused (HA-5003)",
+        for size, entries, name in large_directories(seen.settings.hook_path)[:LARGEST]:
+            found.append(
+                Finding(
+                    "P-PATHS",
+                    "note",
+                    f"{home}/containers/{name}",
+                    f"keeps {size / 2**20:,.0f} MiB or more in {counted(entries, 'file')}, or "
+                    "has a directory or what may not be read; HAMi-core needs 2 MiB in a few files",
+                    "ask the pod's owner why (its UID is in the name), or delete the pod",
+                    "when that file system is full, new pods with GPUs are refused (HA-5003)",
+                )
             )
-        )
 
 
 async def _agent(seen: NodeSeen, found: list[Finding]) -> None:
@@ -499,101 +495,99 @@ async def _agent(seen: NodeSeen, found: list[Finding]) -> None:
     if seen.agent is None:
         return
 
-    found += checks.judge_agent(seen.agent)
-
     lock = seen.settings.paths.run / "lock"
     serving = [one.path for one in seen.sockets if one.alive and OURS.fullmatch(one.path)]
     holder = LockFile(lock).holder().strip()  # also when it has ended
     held = f"last taken by {holder}" if holder else "names no holder"
-    found.append(
-        judged(
-            "P-SECOND",
-            ", ".join(serving) if len(serving) > 1 else str(lock),
-            f"{held}; {counted(len(serving), 'live socket')} of agents at the kubelet",
-            When(
-                len(serving) > 1,
-                "wrong",
-                f"{counted(len(serving), 'agent')} serve the kubelet of this node",
-                "stop all but one: the systemd service and the DaemonSet exclude each other",
-            ),
-        )
+    second: Row = (
+        len(serving) > 1,
+        "wrong",
+        f"{counted(len(serving), 'agent')} serve the kubelet of this node",
+        "stop all but one: the systemd service and the DaemonSet exclude each other",
     )
+    well = f"{held}; {counted(len(serving), 'live socket')} of agents at the kubelet"
+    subject = ", ".join(serving) if len(serving) > 1 else str(lock)
+    found += [*judge_agent(seen.agent), judged("P-SECOND", subject, well, second)]
 
 
 async def _library(seen: NodeSeen, found: list[Finding]) -> None:
     """Whether HAMi-core's files exist, and whether containers load them."""
-    settings = seen.settings
+    settings, facts = seen.settings, HookFacts("")
     is_needed = settings.plain is None or settings.plain.memory_limits
-    home = settings.hook_path / "vgpu"
-    facts = HookFacts("")
+    home, version = settings.hook_path / "vgpu", settings.library_version
     async with Worker("disk") as worker:
-        version = settings.library_version
-        hooks = HostHookDirs(settings.hook_path, Path("/dev"), version, worker, worker)
         try:
+            hooks = HostHookDirs(settings.hook_path, Path("/dev"), version, worker, worker)
             facts = await hooks.facts()
             missing = ", ".join(facts.missing)
         except (StateError, OSError) as error:
             missing = getattr(error, "strerror", None) or str(error)
 
+    said, advice = f"not there: {missing}", "put HAMi-core's files there; until then no slice is on"
     found.append(
         judged(
             "P-LIBRARY",
             str(home),
             "libvgpu.so and ld.so.preload are there",
-            When(
-                bool(missing) and is_needed,
-                "wrong",
-                f"not there: {missing}",
-                "put HAMi-core's files there; until then no slice is on offer (HA-5005)",
-            ),
-            When(bool(missing), "ok", f"not there: {missing}; not needed with these settings"),
-            When(not is_needed, "ok", "not needed with these settings"),
+            (missing and is_needed, "wrong", said, f"{advice} offer (HA-5005)"),
+            (missing, "ok", f"{said}; not needed with these settings"),
+            (not is_needed, "ok", "not needed with these settings"),
         )
     )
-
     if is_needed and not missing:
-        library, preload = look_at(Path(facts.library)), look_at(home / "ld.so.preload")
-        found += checks.judge_library_files(library, preload, facts)
+        found += judge_library_files(
+            look_at(Path(facts.library)), look_at(home / "ld.so.preload"), facts
+        )
 
 
 async def _driver(seen: NodeSeen, found: list[Finding]) -> None:
     """The driver, within 15 s, and whether CDI and the device files have its GPUs."""
-    settings = seen.settings
-    seen.scan, failure, remedy = await last_scan(_scans(settings))
-    name = settings.simulate or settings.nvml_library or "NVIDIA's library (NVML)"
-    found += checks.judge_driver(name, seen.scan, failure, remedy)
+    settings, agent = seen.settings, seen.agent
+    failure, remedy = f"the driver did not answer within {DRIVER_SECONDS:g} s", None
+    try:
+        async with asyncio.timeout(DRIVER_SECONDS):
+            await _scan(seen)
+    except TimeoutError:
+        pass  # what the last scan in time found counts
+    except (AgentError, OSError) as error:
+        failure, remedy = _failure_of(error)
 
+    name = settings.simulate or settings.nvml_library or "NVIDIA's library (NVML)"
+    # An agent that runs goes on offering what is silent; without a library it offers nothing.
+    is_offered = agent is not None and not agent.failure and remedy is None
+    hang = settings.health.driver_hang if is_offered else 0.0
+    found += judge_driver(name, seen.scan, failure, remedy, hang=hang)
     if looks_up_cdi(settings.edits):
         found.append(await _cdi(seen))
 
-    if seen.agent is not None and settings.simulate is None:
+    if agent is not None and settings.simulate is None:
         described = None if seen.scan is None else len(seen.scan.gpus) + len(seen.scan.faults)
         found += _access(seen.device_files, described)
 
 
 async def _cdi(seen: NodeSeen) -> Finding:
     """Whether a container runtime finds the GPUs by the CDI names of the answers."""
-    settings, defined = seen.settings, None
+    sharing, edits, defined = seen.settings.sharing, seen.settings.edits, None
     async with Worker("cdi") as worker:
-        cdi = cdi_directories(settings, seen.environ, worker)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(LOOK_SECONDS):
-                defined = await cdi.names(settings.edits.cdi_spec_dirs)
+                cdi = cdi_directories(seen.settings, seen.environ, worker)
+                defined = await cdi.names(edits.cdi_spec_dirs)
 
-    sharing, gpus = settings.sharing, seen.scan.gpus if seen.scan else ()
+    gpus = seen.scan.gpus if seen.scan else ()
     shared = [gpu.uuid for gpu in gpus if not (sharing.filters(gpu) or gpu.mig_enabled)]
-    fault = None if defined is None else undefined(shared, settings.edits, defined)
+    fault = None if defined is None else undefined(shared, edits, defined)
     return judged(
         "P-CDI",
-        ", ".join(settings.edits.cdi_spec_dirs),
+        ", ".join(edits.cdi_spec_dirs),
         f"defines {counted(len(shared), 'GPU')}",
-        When(
+        (
             defined is None,
             "unknown",
             "cannot be read, or is not mounted here, so GPUs are on offer whatever it defines",
             "mount the host's directories read-only at the same paths, or run this as root",
         ),
-        When(bool(fault), "wrong", *(fault or ("", ""))),
+        (fault, "wrong", *(fault or ("", ""))),
     )
 
 
@@ -602,61 +596,51 @@ def _access(directory: Path, gpus: int | None) -> Iterator[Finding]:
 
     Those of GPUs are only counted: opening them would wake the GPUs.
     """
-    control, is_bad = [directory / name for name in CONTROL], False
-    for path in control:
+    faults = []
+    for path in [directory / name for name in CONTROL]:
         try:
             os.close(os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK))
         except OSError as error:
-            said = f"cannot be opened ({error.strerror})"
-            advice = "look with nvidia-smi and for NVRM in the kernel's log (dmesg)"
-            is_bad = True
-            yield Finding(
-                "P-ACCESS",
-                "unknown" if error.errno == errno.EACCES else "wrong",
-                str(path),
-                *REFUSED.get(error.errno or 0, (said, advice)),
-            )
+            other = f"cannot be opened ({error.strerror})", REPAIR
+            verdict: Verdict = "unknown" if error.errno == errno.EACCES else "wrong"
+            words = REFUSED.get(error.errno or 0, other)
+            faults.append(Finding("P-ACCESS", verdict, str(path), *words))
 
-    seen = 0
-    with contextlib.suppress(OSError):
-        seen = sum(bool(GPU_FILE.fullmatch(path.name)) for path in directory.iterdir())
-
+    # Others, such as nvidia-modeset, are of no GPU.
+    seen = len(list(directory.glob("nvidia[0-9]*")))
+    yield from faults
     if gpus is not None and seen < gpus:
-        yield Finding(
-            "P-ACCESS",
-            "note",
-            "/dev/nvidiaN",
-            f"{counted(gpus, 'GPU')} in the driver, {counted(seen, 'device file')} here",
+        said = f"{counted(gpus, 'GPU')} in the driver, {counted(seen, 'device file')} here"
+        advice = (
             "pass all GPUs to this container (NVIDIA_VISIBLE_DEVICES=all), or create the missing "
-            "ones on the host: nvidia-modprobe -c N",
+            "ones on the host: nvidia-modprobe -c N"
         )
-    elif not is_bad:
-        yield Finding(
-            "P-ACCESS",
-            "ok",
-            ", ".join(map(str, control)),
-            f"can be opened; {counted(seen, 'file')} of GPUs",
-        )
+        yield Finding("P-ACCESS", "note", "/dev/nvidiaN", said, advice)
+    elif not faults:
+        subject = ", ".join(str(directory / name) for name in CONTROL)
+        yield Finding("P-ACCESS", "ok", subject, f"can be opened; {counted(seen, 'file')} of GPUs")
 
 
-async def last_scan(scans: AsyncGenerator[Scan]) -> tuple[Scan | None, str, str | None]:
-    """The first scan in which no GPU is waking, else the last in time; the failure; the remedy.
+async def _scan(seen: NodeSeen) -> None:
+    """Scan until no GPU is waking: those that initialise take seconds to answer.
 
-    No failure: the empty string. The remedy is None if the failure names none.
+    Simulated GPUs are scanned once, without the socket that `run` opens for them. Raises
+    DriverMissing, DriverError, SettingsError.
     """
-    scan: Scan | None = None
-    failure, remedy = "", None
-    try:
-        async with asyncio.timeout(DRIVER_SECONDS), contextlib.aclosing(scans):
-            async for scan in scans:
-                if all(fault.trouble is not Trouble.SILENT for fault in scan.faults):
-                    break
-    except TimeoutError:
-        failure = f"the driver did not answer within {DRIVER_SECONDS:g} s"
-    except (AgentError, OSError) as error:
-        failure, remedy = _failure_of(error)
+    spec = seen.settings.simulate
+    if spec is not None:
+        from agent.sandbox.driver import look_once  # noqa: PLC0415 -- only the driver in use
 
-    return scan, failure, remedy
+        seen.scan = await look_once(spec)
+        return
+
+    async with open_driver(seen.settings) as driver:
+        while True:
+            seen.scan = await driver.scan()
+            if all(fault.trouble is not Trouble.SILENT for fault in seen.scan.faults):
+                return
+
+            await asyncio.sleep(LOOK_SECONDS)
 
 
 def _failure_of(error: AgentError | OSError) -> tuple[str, str | None]:
@@ -670,42 +654,22 @@ def _failure_of(error: AgentError | OSError) -> tuple[str, str | None]:
     return getattr(error, "strerror", None) or str(error), None
 
 
-async def _scans(settings: Settings) -> AsyncGenerator[Scan]:
-    """Scan again and again: GPUs that initialise take seconds to answer.
-
-    Simulated GPUs are scanned once, without the socket that `run` opens for them. Raises
-    DriverMissing, DriverError, SettingsError.
-    """
-    spec = settings.simulate
-    if spec is not None:
-        from agent.sandbox.driver import look_once  # noqa: PLC0415 -- only the driver in use
-
-        yield await look_once(spec)
-        return
-
-    async with open_driver(settings) as driver:
-        while True:
-            yield await driver.scan()
-            await asyncio.sleep(LOOK_SECONDS)
-
-
 async def _kubelet(seen: NodeSeen, found: list[Finding]) -> None:
     """The kubelet's directory and socket, and what it answers by PodResources."""
-    paths, resource = seen.settings.paths, seen.settings.sharing.resource
-    socket = checks.judge_path(look_at(paths.plugins), "P-KUBELET", made=False)
-    if socket.verdict == "ok":
-        socket = judged(
-            "P-KUBELET",
-            str(paths.kubelet_socket),
-            "the kubelet's socket is there",
-            When(
-                look_at(paths.kubelet_socket).kind != "socket",
-                "wrong",
-                "no socket of a kubelet is there",
-                "start the kubelet, or set paths.kubeletSocket to its socket",
-            ),
-        )
-    found.append(socket)
+    paths, agent = seen.settings.paths, seen.agent
+    directory = judge_path(look_at(paths.plugins), "P-KUBELET", made=False)
+    socket = judged(
+        "P-KUBELET",
+        str(paths.kubelet_socket),
+        "the kubelet's socket is there",
+        (
+            look_at(paths.kubelet_socket).kind != "socket",
+            "wrong",
+            "no socket of a kubelet is there",
+            "start the kubelet, or set paths.kubeletSocket to its socket",
+        ),
+    )
+    found.append(socket if directory.verdict == "ok" else directory)
 
     # A person waits for this, and no pod.
     witness = PodResourcesWitness(paths.pod_resources_socket, deadline=2.0)
@@ -713,7 +677,7 @@ async def _kubelet(seen: NodeSeen, found: list[Finding]) -> None:
     failure, asks = "", True
     try:
         booked = {
-            (pod.namespace, pod.pod, name): bool(ids.get(resource))
+            (pod.namespace, pod.pod, name): bool(ids.get(seen.settings.sharing.resource))
             for pod in await witness.list()
             for name, ids in pod.containers.items()
         }
@@ -725,38 +689,44 @@ async def _kubelet(seen: NodeSeen, found: list[Finding]) -> None:
     finally:
         witness.close()
 
-    agent, held = seen.agent, sum((booked or {}).values())
-    known = f"the kubelet answers, and {counted(held, 'container')} "
-    known += "holds slices" if held == 1 else "hold slices"
+    books = booked or {}
+    held = sum(books.values())
+    hold = "holds slices" if held == 1 else "hold slices"
+    known = f"the kubelet answers, and {counted(held, 'container')} {hold}"
     if held and (agent is None or agent.failure):
         known += "; the agent takes them over with the ids that they have"
 
     # The kubelet never lists ordinary init containers.
-    lost = [key for key in (agent.held if agent else ()) if (booked or {}).get(key) is False]
-    pods = sorted({f"{cap(space, 64)}/{cap(pod, 256)}" for space, pod, _ in lost})
-    more = f" and {len(pods) - LARGEST} more" if len(pods) > LARGEST else ""
+    lost = [key for key in (agent.held if agent else ()) if books.get(key) is False]
+    pods = {f"{cap(space, 64)}/{cap(pod, 256)}" for space, pod, _ in lost}
     found.append(
         judged(
             "P-WITNESS",
             str(paths.pod_resources_socket),
             known,
-            When(
+            (
                 booked is None,
                 "wrong",
                 failure,
                 "check that the kubelet runs and that paths.podResourcesSocket names its socket",
             ),
-            When(
-                bool(lost),
+            (
+                lost,
                 "note",
-                f"{known}; it has no record of {counted(len(lost), 'container')} that the agent "
-                f"answered, as after a lost checkpoint: {', '.join(pods[:LARGEST])}{more}",
-                "delete these pods one after the other when they may stop: those that their "
-                "controllers create instead are recorded",
-                "they run on; when their containers die together, they and a few new pods may be "
-                "refused (HA-2002)",
+                (
+                    f"{known}; it has no record of {counted(len(lost), 'container')} that the "
+                    f"agent answered, as after a lost checkpoint: {some(pods)}"
+                ),
+                (
+                    "delete these pods one after the other when they may stop: those that their "
+                    "controllers create instead are recorded"
+                ),
+                (
+                    "they run on; when their containers die together, they and a few new pods may "
+                    "be refused (HA-2002)"
+                ),
             ),
-            When(
+            (
                 not asks,
                 "note",
                 f"{known}; it cannot say which pod it is admitting",
@@ -770,7 +740,7 @@ async def _plugins(seen: NodeSeen, found: list[Finding]) -> None:
     """Other plugins that run here, and what HAMi's left."""
     settings, running = seen.settings, seen.agent is not None
     found += (
-        *checks.judge_plugins(
+        *judge_plugins(
             look_at(settings.paths.plugins),
             seen.sockets,
             seen.plugins,
@@ -778,7 +748,7 @@ async def _plugins(seen: NodeSeen, found: list[Finding]) -> None:
             reported=not running and seen.node is not None and REGISTER in seen.node.annotations,
             takeover=settings.takeover,
         ),
-        *checks.judge_leftovers(
+        *judge_leftovers(
             seen.node if running else None,
             seen.sockets,
             stamps=settings.report.profile.stamps,
@@ -789,82 +759,73 @@ async def _plugins(seen: NodeSeen, found: list[Finding]) -> None:
 
 async def _cluster(seen: NodeSeen, found: list[Finding]) -> None:
     """The API server; what HAMi's scheduler reads of the Node, and what the kubelet offers."""
-    settings = seen.settings
+    settings, profile = seen.settings, seen.settings.report.profile
     if settings.plain is not None:
         return
 
-    found += await _ask_cluster(seen)
-
-    node, profile, now = seen.node, settings.report.profile, SystemClock().now()
-    is_there = node is not None and REGISTER in node.annotations
-    if node is not None and is_there and seen.scan is not None:
-        differences = report_differences(settings, seen.scan, node.annotations)
-        node = msgspec.structs.replace(node, differences=differences)
-
-    if node is not None and seen.agent is not None:
-        found += [
-            checks.judge_offer(node, settings.sharing.resource, now),
-            checks.judge_report(node, profile),
-            checks.judge_handshake(node, profile, now),
-            checks.judge_writer(node),
-            checks.judge_lock(node, now),
-        ]
-    elif node is not None and is_there and seen.scan is not None:
-        found.append(checks.judge_report(node, None))
-
-
-async def _ask_cluster(seen: NodeSeen) -> list[Finding]:
-    """Ask all questions in one session: the rights of this account, the plugins here, the Node.
-
-    What a right is missing for is not asked.
-    """
-    settings, running = seen.settings, seen.agent is not None
-    kubeconfig = Path(settings.kubeconfig) if settings.kubeconfig else None
-    connection = Connection(kubeconfig=kubeconfig, environment=seen.environ)
-    seen.server, found = f"API server by {connection.source}", list[Finding]()
-
+    connection = Connection(
+        Path(settings.kubeconfig) if settings.kubeconfig else None, environment=seen.environ
+    )
+    seen.server, answered = f"API server by {connection.source}", list[Finding]()
     try:
         async with open_session(connection, "hami-agent") as session:
-            reader = NodeReader(session, settings.node)
-            wanted = checks.rights(settings.node, node_condition=settings.node_condition)
-            unasked = [
-                one for one in wanted if seen.reader and one.verb not in {"get", "list", "watch"}
-            ]
-            asked = [right for right in wanted if right not in unasked]
-            denied = [right for right in asked if not await reader.granted(right)]
-            words = {right.words for right in denied}
-
-            if "list pods" not in words:
-                neighbours = await reader.listed()
-                others = (pod for pod in neighbours if pod.is_other_plugin)
-                seen.plugins = tuple(f"{pod.namespace}/{pod.name}" for pod in others)
-                for pod in neighbours[:1]:
-                    right = checks.Right("get", "pods", pod.name, pod.namespace)
-                    denied += [] if await reader.granted(right) else [right]
-
-            if "get nodes" not in words:
-                seen.node = await reader.get_sight(settings.sharing.resource, SystemClock())
-                found += checks.judge_node(settings.node, seen.node)
-
-            excess = [one for one in checks.UNNEEDED if running and await reader.granted(one)]
-            found += checks.judge_rights(seen.server, denied, unasked, excess if running else None)
-            if running and seen.node is not None:
-                found.append(checks.judge_clock(seen.server, seen.node.skew))
+            await _ask_cluster(seen, NodeReader(session, settings.node), answered)
     except (ApiError, SettingsError) as error:
         said, remedy = _failure_of(error)
         seen.node, seen.plugins = None, ()
         # An agent that runs says itself what it lacks of the API server.
-        return [
-            Finding(
-                "P-NODE",
-                "unknown" if running else "wrong",
-                seen.server,
-                said,
-                remedy or "repair the connection or the permissions, and run this again",
-            )
-        ]
+        verdict: Verdict = "wrong" if seen.agent is None else "unknown"
+        remedy = remedy or "repair the connection or the permissions, and run this again"
+        answered = [Finding("P-NODE", verdict, seen.server, said, remedy)]
 
-    return found
+    found += answered
+    if (node := seen.node) is None:
+        return
+
+    is_there = REGISTER in node.annotations
+    if is_there and seen.scan is not None:
+        differences = report_differences(settings, seen.scan, node.annotations)
+        node = msgspec.structs.replace(node, differences=differences)
+
+    if seen.agent is not None:
+        now = SystemClock().now()
+        found += [
+            judge_offer(node, settings.sharing.resource, now),
+            judge_report(node, profile),
+            judge_handshake(node, profile, now),
+            judge_writer(node),
+            judge_lock(node, now),
+        ]
+    elif is_there and seen.scan is not None:
+        found.append(judge_report(node, None))
+
+
+async def _ask_cluster(seen: NodeSeen, reader: NodeReader, found: list[Finding]) -> None:
+    """The rights of this account, the plugins here, the Node.
+
+    What a right is missing for is not asked. Raises ApiError.
+    """
+    settings, running = seen.settings, seen.agent is not None
+    wanted = rights(settings.node, node_condition=settings.node_condition)
+    unasked = [one for one in wanted if seen.reader and one.verb not in {"get", "list", "watch"}]
+    denied = [one for one in wanted if one not in unasked and not await reader.granted(one)]
+    words = {right.words for right in denied}
+    if "list pods" not in words:
+        neighbours = await reader.listed()
+        others = (pod for pod in neighbours if pod.is_other_plugin)
+        seen.plugins = tuple(f"{pod.namespace}/{pod.name}" for pod in others)
+        for pod in neighbours[:1]:
+            right = Right("get", "pods", pod.name, pod.namespace)
+            denied += [] if await reader.granted(right) else [right]
+
+    if "get nodes" not in words:
+        seen.node = await reader.get_sight(settings.sharing.resource, SystemClock())
+        found += judge_node(settings.node, seen.node)
+
+    excess = [one for one in UNNEEDED if running and await reader.granted(one)]
+    found += judge_rights(seen.server, denied, unasked, excess if running else None)
+    if running and seen.node is not None:
+        found.append(judge_clock(seen.server, seen.node.skew))
 
 
 def report_differences(
@@ -903,23 +864,18 @@ def finding_lines(findings: Sequence[Finding], *, every: bool) -> Iterator[Folde
 
     Each finding has one line, then what it means and what to do.
     """
-    for one in findings:
-        if one.verdict == "ok" and not every:
-            continue
-
+    for one in (one for one in findings if every or one.verdict != "ok"):
         # Without what a terminal would obey: some texts come from the cluster.
         check, group = cap(one.check, _INDENT), cap(one.group, _INDENT)
         said, advice = cap(f"{one.subject}: {one.said}", _LONGEST), cap(one.advice, _LONGEST)
         word, colour = WORDS[one.verdict]
         yield FoldedLine(f"{group:<10} {word:<8} {check:<12} {said}", 0, _INDENT + 2, word, colour)
-
         if one.verdict in {"wrong", "note"}:
             yield FoldedLine(f"means: {cap(one.means, _LONGEST)}", _INDENT, _INDENT + 2)
 
         if one.verdict != "ok":
-            yield FoldedLine(
-                f"to do: {f'{advice} [RUNBOOK {check}]'.lstrip()}", _INDENT, _INDENT + 2
-            )
+            todo = f"{advice} [RUNBOOK {check}]"
+            yield FoldedLine(f"to do: {todo.lstrip()}", _INDENT, _INDENT + 2)
 
     counts = Counter(one.verdict for one in findings)
     if counts.keys() - {"ok"}:

@@ -22,7 +22,7 @@ from agent.cli.output import (
     terminal_width,
     working,
 )
-from agent.cli.runbook import HINT
+from agent.cli.support import HINT
 from agent.cluster import ALLOCATED
 from agent.errors import ApiError, ApiNotFound, MalformedText, cap
 from agent.hami.annotations import encode_stamp
@@ -154,12 +154,12 @@ def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
 
     if args.recent:
         with working("reading pods and Events"):
-            found_pods = ask(
-                connection, PROGRAM, lambda api: ClusterReader(api, clock).refused(namespace)
+            refused = list(
+                ask(connection, PROGRAM, lambda api: ClusterReader(api, clock).refused(namespace))
             )
 
         at, answered = clock.now(), "Refusals"
-        refused = sorted(found_pods, key=lambda pod: pod.at or EPOCH, reverse=True)
+        refused.sort(key=lambda pod: pod.at or EPOCH, reverse=True)
         data, lines = refused_data(refused), recent_lines(refused, source, at)
     else:
         namespace = namespace or default_namespace(connection)
@@ -200,8 +200,8 @@ async def read_pod(
         if not pods:
             raise NotThere(f"no pod of {kind} {cap(name, 256)} is in the namespace {where}")
 
-        phases = Counter(pod.phase for pod in pods)
-        told = ", ".join(f"{count} {cap(phase, 32)}" for phase, count in phases.items())
+        phases = Counter(cap(pod.phase, 32) for pod in pods)
+        told = ", ".join(f"{count} {phase}" for phase, count in phases.items())
         chosen, name = f"{kind} {cap(name, 256)} has {told}: ", pods[0].name
 
     try:
@@ -222,7 +222,7 @@ async def _with_use(session: KubeSession, found: ClusterSnapshot) -> ClusterSnap
     metadata, node = found.pod["metadata"], found.pod["spec"].get("nodeName", "")
     is_running = found.pod["status"].get("phase") == "Running"
     if not is_running or ALLOCATED not in (metadata.get("annotations") or {}):
-        return found
+        return found  # it uses nothing
 
     try:
         async with asyncio.timeout(USE_DEADLINE):

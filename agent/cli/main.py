@@ -98,9 +98,12 @@ VERBS: Mapping[str, str] = {
 }
 """What each verb does, in the order of the help."""
 
-_MODULES = {"version": "main", "top": "status"} | dict.fromkeys(
-    ("recheck", "release", "cordon", "uncordon", "uninstall"), "node"
-)
+_MODULES = {
+    "version": "main",
+    "top": "status",
+    **dict.fromkeys(("recheck", "release", "cordon", "uncordon", "uninstall"), "node"),
+    **dict.fromkeys(("runbook", "bundle", "completion"), "support"),
+}
 """The module in `agent.cli` of a verb that is not named like its module."""
 
 Subparsers: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"  # noqa: SLF001 -- argparse names no public type
@@ -157,9 +160,8 @@ def _dispatch(argv: Sequence[str], environ: Mapping[str, str], program: str) -> 
         for name, text in VERBS.items():
             subparsers.add_parser(name, help=text)
     else:
-        known = "`hami-agent --help` lists all"
-        text = f"there is no verb {cap(verb, 64)}{nearest(verb, VERBS)}; {known}"
-        sys.stderr.write(f"hami-agent: {text}\n")
+        text = f"there is no verb {cap(verb, 64)}{nearest(verb, VERBS)}"
+        sys.stderr.write(f"hami-agent: {text}; `hami-agent --help` lists all\n")
         return USAGE
 
     try:
@@ -258,22 +260,17 @@ class Parser(argparse.ArgumentParser):
     ) -> tuple[Any, list[str]]:
         """Parse as argparse, but let the verb itself refuse unknown arguments."""
         parsed, rest = super().parse_known_args(args, namespace)
+        option = rest[0].partition("=")[0] if rest else ""
+        if option.startswith("-"):
+            names = [name for name in self._option_string_actions if name.startswith("--")]
+            self.error(f"unknown option {cap(option)}{nearest(option, names)}")
         if rest:
-            self.error(self._left_over(rest))
+            self.error(f"unexpected argument {cap(' '.join(rest))}")
         return parsed, rest
 
     @override
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: {message}; see `{self.prog} --help`\n")
-
-    def _left_over(self, words: Sequence[str]) -> str:
-        """Describe unknown arguments, with the nearest option for the first one."""
-        option = words[0].partition("=")[0]
-        if not option.startswith("-"):
-            return f"unexpected argument {cap(' '.join(words))}"
-
-        names = [name for name in self._option_string_actions if name.startswith("--")]
-        return f"unknown option {cap(option)}{nearest(option, names)}"
 
 
 def typed(kind: ValueType, what: str) -> Callable[[str], Any]:
@@ -315,8 +312,10 @@ def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     """Run the verb `version`: print the agent's and Python's versions."""
     del environ
     python = platform.python_version()
-    facts = {"version": __version__, "python": python, "registerProfile": "json", "stateVersion": 1}
-    line = f"hami-agent {__version__} (Python {python}, register annotation json, state version 1)"
-    answer(args.output, "Version", facts, [line])
-
+    answer(
+        args.output,
+        "Version",
+        {"version": __version__, "python": python, "registerProfile": "json", "stateVersion": 1},
+        [f"hami-agent {__version__} (Python {python}, register annotation json, state version 1)"],
+    )
     return OK

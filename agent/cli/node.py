@@ -10,14 +10,13 @@ import contextlib
 import json
 import re
 import sys
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 from urllib.parse import quote
 
 import msgspec
 
-from agent.cli import main as verbs
 from agent.cli.config import add_settings, flags, looked, sources, started
 from agent.cli.connections import (
     IN_CLUSTER,
@@ -27,7 +26,20 @@ from agent.cli.connections import (
     connection_of,
     open_session,
 )
-from agent.cli.main import OK, PROBLEM, NotThere, Subparsers, fail
+from agent.cli.main import (
+    NOT_FOUND,
+    OK,
+    PROBLEM,
+    TABLE,
+    UNREACHABLE,
+    USAGE,
+    NotThere,
+    Subparsers,
+    add_output,
+    code_of,
+    fail,
+    typed,
+)
 from agent.cli.output import answer
 from agent.cluster import CORDON, HANDSHAKE, REGISTER, NodeView
 from agent.errors import (
@@ -41,16 +53,16 @@ from agent.errors import (
 )
 from agent.hami.annotations import read_register
 from agent.hami.region import RegionChange
-from agent.host.files import Worker
-from agent.host.process import LockFile, host_name
+from agent.host.files import LockFile, Worker, host_name
 from agent.kit.logs import configure
+from agent.kit.units import some
 from agent.kube.client import KubeNode
 from agent.kube.connection import Connection
 from agent.kube.reader import KubeLeftovers, NodeLeftovers
-from agent.node.devices import ReportedGpu, read_cordon
+from agent.node import ReportedGpu, read_cordon
 from agent.regions import HostRegions
 from agent.setting import text_where
-from agent.settings.reading import NodeFacts, Sources
+from agent.settings.reading import Sources
 
 PROGRAM: Final = "hami-agent-cordon"
 """The field manager: what an operator writes does not count as an agent's."""
@@ -101,26 +113,16 @@ DESCRIPTIONS: Final = {
 
 
 def add_parser(subparsers: Subparsers) -> None:
-    """Add the verbs `recheck`, `release`, `cordon` and `uncordon`."""
+    """Add the verbs `recheck`, `release`, `cordon`, `uncordon` and `uninstall`."""
     for verb, text in DESCRIPTIONS.items():
         of_node = verb in EFFECTS
-        names, place = "an index or a UUID", " --node gpu-1"
-        if not of_node:
-            names, place = "an index, a UUID or `all`", ""
-
-        example = f"example: hami-agent {verb} 3{place}"
-        parser = subparsers.add_parser(verb, description=text, epilog=example)
+        names = "an index or a UUID" if of_node else "an index, a UUID or `all`"
+        place = " --node gpu-1" if of_node else ""
+        parser = subparsers.add_parser(
+            verb, description=text, epilog=f"example: hami-agent {verb} 3{place}"
+        )
         name = text_where(lambda text: bool(NAME.fullmatch(text)) and text.isprintable(), names)
-        parser.add_argument("gpu", metavar="GPU", type=verbs.typed(name, names), help=names)
-
-        if verb == "recheck":
-            parser.add_argument(
-                "--was-reset",
-                action="store_true",
-                help="the GPU (with `all`: each GPU) was reset since its last error: begin its "
-                "cool-down",
-            )
-
+        parser.add_argument("gpu", metavar="GPU", type=typed(name, names), help=names)
         if of_node:
             parser.add_argument(
                 "--node", metavar="NAME", help="the Node (default: that of the agent's settings)"
@@ -130,7 +132,11 @@ def add_parser(subparsers: Subparsers) -> None:
         else:
             add_socket(parser)
 
-        verbs.add_output(parser)
+        if verb == "recheck":
+            told = "the GPU (with `all`: each GPU) was reset since its last error: begin its "
+            parser.add_argument("--was-reset", action="store_true", help=f"{told}cool-down")
+
+        add_output(parser)
 
     parser = subparsers.add_parser(
         "uninstall",
@@ -146,24 +152,21 @@ def add_parser(subparsers: Subparsers) -> None:
         action="store_true",
         help="even if pods with GPUs run here or a device plugin serves; not beside an agent",
     )
-    verbs.add_output(parser)
+    add_output(parser)
 
     everywhere = parser.add_argument_group(
         "all Nodes",
         "of a cluster, with an account that may change them, even if pods with GPUs run there. A "
         "Node on which a device plugin serves is skipped. Only the settings --kubeconfig and "
         "--resource-name are used",
-    )
-    everywhere.add_argument(
+    ).add_argument
+    everywhere(
         "--all-nodes",
         action="store_true",
         help="clean all Nodes; it waits up to 90 s for agents that still serve",
     )
-    everywhere.add_argument("--namespace", metavar="NAME", help="namespace of the agents' pods")
-    everywhere.add_argument(
-        "--selector", metavar="LABELS", help="labels of the agents' pods, as k=v,k=v"
-    )
-
+    everywhere("--namespace", metavar="NAME", help="namespace of the agents' pods")
+    everywhere("--selector", metavar="LABELS", help="labels of the agents' pods, as k=v,k=v")
     add_settings(parser, only=OF_USE)
 
 
@@ -174,50 +177,65 @@ def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     there is no such GPU.
     """
     configure("error", "auto", environ)
-    if args.verb in EFFECTS or args.verb == "uninstall":
-        return (_change if args.verb in EFFECTS else _uninstall)(args, environ)
+    if args.verb in EFFECTS:
+        try:
+            return asyncio.run(_change(args, environ))
+        except ApiForbidden as error:
+            text = (
+                f"{error}. This needs the rights `get nodes` and `patch nodes`, and the agent's "
+                f"own account may not write {CORDON}: name an operator's kubeconfig with "
+                "--kubeconfig"
+            )
+            return fail(args.verb, text, PROBLEM)
+
+    if args.verb == "uninstall":
+        return _uninstall(args, environ)
 
     action = "was-reset" if vars(args).get("was_reset") else args.verb
     target = f"/api/v1/gpus/{quote(args.gpu, safe='')}:{action}"
     status, text = call(args.socket, "POST", target, DEADLINES[action])
     if status != 200:
-        return fail(args.verb, text.strip(), verbs.NOT_FOUND if status == 404 else PROBLEM)
+        return fail(args.verb, text.strip(), NOT_FOUND if status == 404 else PROBLEM)
 
     try:
         said = json.loads(text)
         lines, is_good = (_release_text if args.verb == "release" else _recheck_text)(said["data"])
     except (ValueError, LookupError, TypeError):
-        return fail(args.verb, f"{args.socket} did not answer as an agent", verbs.UNREACHABLE)
+        return fail(args.verb, f"{args.socket} did not answer as an agent", UNREACHABLE)
 
     answer(args.output, said["kind"], said["data"], lines, source=str(args.socket))
     return OK if is_good else PROBLEM
 
 
+ANSWERS: Final = {
+    "passed": "it answered",
+    "failed": "it answered with an error",
+    "lost": "the driver has lost it",
+    "refused": "the driver refuses calls about it",
+    "silent": "it did not answer",
+}
+"""What a probe found, by its outcome."""
+
+
 def _recheck_text(data: Mapping[str, Any]) -> tuple[list[str], bool]:
     """What a recheck found, as lines; and whether each GPU is served."""
-    if "gpus" in data:
-        each = [_recheck_text(gpu) for gpu in data["gpus"]]
-        lines = [line for told, _ in each for line in ("", *told)][1:]
-        return lines or ["this node has no GPU"], bool(each) and all(served for _, served in each)
+    gpus: list[Mapping[str, Any]] = data.get("gpus", [data])  # all, or one
+    lines: list[str] = []
+    for gpu in gpus:
+        outcome, text = gpu["probe"]["outcome"], gpu["probe"]["text"]
+        index = "of unknown index" if gpu["gpu"] is None else gpu["gpu"]
+        answered = f"{ANSWERS.get(outcome, outcome)}{text and f' ({text})'}"
+        served = "served" if gpu["serving"] else "not served"
+        lines += [""] * bool(lines)
+        lines += [
+            f"GPU {index} ({gpu['uuid']}): {answered}",
+            f"{gpu['condition']} since {gpu['since']}, {served}",
+            *filter(None, [gpu["text"]]),
+            *(f"needed: {step}" for step in gpu["missing"]),
+        ]
 
-    answered = {
-        "passed": "it answered",
-        "failed": "it answered with an error",
-        "lost": "the driver has lost it",
-        "refused": "the driver refuses calls about it",
-        "silent": "it did not answer",
-    }.get(data["probe"]["outcome"], data["probe"]["outcome"])
-
-    words = f" ({data['probe']['text']})" if data["probe"]["text"] else ""
-    index = "of unknown index" if data["gpu"] is None else data["gpu"]
-    served = "served" if data["serving"] else "not served"
-    lines = [
-        f"GPU {index} ({data['uuid']}): {answered}{words}",
-        f"{data['condition']} since {data['since']}, {served}",
-        *filter(None, [data["text"]]),
-        *(f"needed: {step}" for step in data["missing"]),
-    ]
-    return lines, data["serving"] is True
+    is_good = bool(gpus) and all(gpu["serving"] is True for gpu in gpus)
+    return lines or ["this node has no GPU"], is_good
 
 
 def _release_text(data: Mapping[str, Any]) -> tuple[list[str], bool]:
@@ -225,90 +243,53 @@ def _release_text(data: Mapping[str, Any]) -> tuple[list[str], bool]:
     gpus, holders = ", ".join(data["gpus"]), data["heldBy"]
     what, them = ("recheck all", "them") if len(data["gpus"]) > 1 else ("recheck", "it")
     lines = [f"{gpus}: still held by pod {pod}: delete it first" for pod in holders]
-
+    last = f"{gpus}: released; `hami-agent {what}` takes {them} back"
     if data["obstacle"]:
         told = f"{gpus}: no new pod gets {them}, but the agent still holds {them} open: "
         lines.append(told + data["obstacle"])
-        lines.append(f"release {them} again later, or stop the agent for the work")
+        last = f"release {them} again later, or stop the agent for the work"
     elif holders:
-        lines.append(f"no new pod gets {them}; release {them} again until no pod is named")
-    else:
-        lines.append(f"{gpus}: released; `hami-agent {what}` takes {them} back")
+        last = f"no new pod gets {them}; release {them} again until no pod is named"
 
-    return lines, data["released"] is True and not holders
+    return [*lines, last], data["released"] is True and not holders
 
 
-def _change(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
-    """Cordon or uncordon the GPU, print what became of it and return the exit code."""
-    if not args.yes and not sys.stdin.isatty():
-        return fail(args.verb, "there is no terminal to ask on: give -y", verbs.USAGE)
-
-    def agreed(gpu: ReportedGpu) -> bool:
-        question = f"{args.verb.capitalize()} GPU {gpu.words} of Node {node}?"
-        if not args.yes:
-            sys.stderr.write(f"{question} {EFFECTS[args.verb]} [y/N] ")
-            sys.stderr.flush()
-        return args.yes or sys.stdin.readline().strip().lower() in {"y", "yes"}
-
-    connection, node = connection_of(args.kubeconfig, args.context, environ), args.node
-    if node is None:  # the settings are read only for what nothing else says
-        read = asyncio.run(looked(Sources(None, environ, {}, host_name())))
-        node = read.taken().settings(NodeFacts()).node
-
-    cordon = args.verb == "cordon"
-    try:
-        gpu, is_changed = asyncio.run(edit_cordon(connection, node, args.gpu, agreed, on=cordon))
-    except ApiForbidden as error:
-        text = (
-            f"{error}. This needs the rights `get nodes` and `patch nodes`, and the agent's own "
-            f"account may not write {CORDON}: name an operator's kubeconfig with --kubeconfig"
-        )
-        return fail(args.verb, text, PROBLEM)
-
-    if is_changed is None:
-        return fail(args.verb, "nothing was changed", PROBLEM)
-
-    told = f"was {'cordoned already' if cordon else 'not cordoned'}; nothing was changed"
-    if is_changed:
-        state = "cordoned" if cordon else "no longer cordoned"
-        told = f"is {state}. {EFFECTS[args.verb]} This takes up to 15 s."
-
-    data = {"node": node, "gpu": gpu.index, "uuid": gpu.uuid, "cordoned": cordon}
-    answer(
-        args.output,
-        "Cordon",
-        data | {"changed": is_changed},
-        [f"GPU {gpu.words} of Node {node} {told}"],
-        source=f"API server by {connection.source}",
-    )
-    return OK
+# Cordons.
 
 
-async def edit_cordon(
-    connection: Connection, node: str, name: str, agreed: Callable[[ReportedGpu], bool], *, on: bool
-) -> tuple[ReportedGpu, bool | None]:
-    """Cordon the GPU of that index or UUID, or with `on` False end that; the GPU, if it changed.
+async def _change(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
+    """Cordon or uncordon the GPU, print what became of it and return the exit code.
 
-    None instead: `agreed`, which is asked once, did not agree. A scheduler takes in a cordon only
-    when it reads the Node's report anew. Removing the handshake makes releases from 2.9 on do so
-    within 15 s (HAMi v2.10 pkg/device/devices.go, CheckHealth). Raises NotThere, ApiError,
-    SettingsError; ApiConflict: the Node changed between each of five reads and writes.
+    A scheduler takes in a cordon only when it reads the Node's report anew. Removing the handshake
+    makes releases from 2.9 on do so within 15 s (HAMi v2.10 pkg/device/devices.go, CheckHealth).
+    Raises NotThere, ApiError, SettingsError; ApiConflict: the Node changed between each of five
+    reads and writes.
     """
-    is_agreed, tries = False, TRIES
+    if not args.yes and not sys.stdin.isatty():
+        return fail(args.verb, "there is no terminal to ask on: give -y", USAGE)
+
+    connection = connection_of(args.kubeconfig, args.context, environ)
+    if args.node is None:  # the settings are read only for what nothing else says
+        read = await looked(Sources(None, environ, {}, host_name()))
+        args.node = read.taken().settings().node
+
+    name, is_agreed, tries, on = args.gpu, args.yes, TRIES, args.verb == "cordon"
+    said = f"was {'cordoned already' if on else 'not cordoned'}; nothing was changed"
+    is_changed = False
     async with open_session(connection, PROGRAM) as session:
-        api = KubeNode(session, node)
+        api = KubeNode(session, args.node)
         while True:
             seen = await api.get_node()
             if seen is None:
-                said = f"the API server knows no Node {node}"
-                raise NotThere(said, remedy="name it with --node")
+                absent = f"the API server knows no Node {args.node}"
+                raise NotThere(absent, remedy="name it with --node")
 
             gpu, listed = _named(seen, name), read_cordon(seen.annotations.get(CORDON))
             if (gpu.uuid in listed) is on:
-                return gpu, False
+                break
 
-            if not (is_agreed or agreed(gpu)):
-                return gpu, None
+            if not (is_agreed or _agrees(args, gpu)):
+                return fail(args.verb, "nothing was changed", PROBLEM)
 
             is_agreed, name = True, gpu.uuid  # an index may be another GPU's by now
             kept = (*listed, gpu.uuid) if on else [uuid for uuid in listed if uuid != gpu.uuid]
@@ -323,33 +304,51 @@ async def edit_cordon(
                 if not tries:
                     raise
             else:
-                return gpu, True
+                is_changed = True
+                break
+
+    if is_changed:
+        state = "cordoned" if on else "no longer cordoned"
+        said = f"is {state}. {EFFECTS[args.verb]} This takes up to 15 s."
+
+    data = {"node": args.node, "gpu": gpu.index, "uuid": gpu.uuid, "cordoned": on}
+    answer(
+        args.output,
+        "Cordon",
+        data | {"changed": is_changed},
+        [f"GPU {gpu.words} of Node {args.node} {said}"],
+        source=f"API server by {connection.source}",
+    )
+    return OK
+
+
+def _agrees(args: argparse.Namespace, gpu: ReportedGpu) -> bool:
+    question = f"{args.verb.capitalize()} GPU {gpu.words} of Node {args.node}? {EFFECTS[args.verb]}"
+    print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
+    return sys.stdin.readline().strip().lower() in {"y", "yes"}
 
 
 def _named(node: NodeView, name: str) -> ReportedGpu:
     """The GPU of that index or UUID, reported or only in the cordon. Raises NotThere."""
     reported = read_register(node.annotations.get(REGISTER))
     gpus = {gpu.uuid: ReportedGpu(gpu.uuid, gpu.index) for gpu in reported}
-    listed = read_cordon(node.annotations.get(CORDON))
-    gpus |= {uuid: ReportedGpu(uuid) for uuid in listed if uuid not in gpus}
+    for uuid in read_cordon(node.annotations.get(CORDON)):
+        gpus.setdefault(uuid, ReportedGpu(uuid))
+
     for gpu in gpus.values():
         if name.lower() == gpu.uuid.lower() or (gpu.index is not None and name == str(gpu.index)):
             return gpu
 
-    known = ", ".join(gpu.words for gpu in gpus.values())
-    unknown = f"Node {node.name} has no GPU {name}"
+    unknown, known = f"Node {node.name} has no GPU {name}", [gpu.words for gpu in gpus.values()]
     if not known:
-        unknown += f": it has no readable {REGISTER}"
-    raise NotThere(unknown, remedy=f"it has {known}" if known else "")
+        raise NotThere(f"{unknown}: it has no readable {REGISTER}")
+    raise NotThere(unknown, remedy=f"it has {', '.join(known)}")
 
 
 # Uninstall: what an agent wrote on the Nodes.
 
 UNINSTALLER: Final = "hami-agent-uninstall"
 """The field manager of what is removed."""
-
-RESOURCE: Final = "nvidia.com/gpu"
-"""The resource that agents serve by default."""
 
 WAIT: Final = 90.0
 """Seconds for the agents to end, within the grace period of their pods (15 s), and for the
@@ -358,8 +357,11 @@ kubelets to report that no plugin serves, which they do every 10 s."""
 PAUSE: Final = 5.0
 """Seconds between two looks at the Nodes."""
 
-SHOWN: Final = 3
-"""The most names in a sentence."""
+OF_USE: Final = (
+    *("node.name", "node.kubeconfig", "sharing.resourceName"),
+    *("paths.state", "paths.run", "library.hookPath"),
+)
+"""The settings that uninstall uses."""
 
 
 class UninstallRefused(AgentError):  # noqa: N818 -- names what happened
@@ -375,81 +377,85 @@ class Cleaned(msgspec.Struct, frozen=True):
     failure: str = ""
 
 
+Tell: TypeAlias = Callable[[Cleaned], None]
+
+
 async def clean_nodes(
     api: KubeLeftovers,
     look: Callable[[], Awaitable[tuple[NodeLeftovers, ...]]],
     resource: str,
+    tell: Tell,
     *,
     force: bool = False,
-) -> AsyncGenerator[Cleaned]:
-    """Clean each Node when neither agent nor plugin is on it; at the end, say why others are left.
+) -> None:
+    """Clean each Node on which neither agent nor plugin is; say why others are left.
 
-    It looks until all are free or WAIT has passed, and cleans again what was written meanwhile.
-    With `force` it looks once and cleans all. A plugin is there if the kubelet offers its
-    resource. So one is not seen that is just restarting, whose GPUs are all unhealthy, or that has
-    another resource: it writes its report again.
+    It looks until all are free or WAIT has passed, then cleans. With `force` it looks once and
+    cleans all. A plugin is there if the kubelet offers its resource. So one is not seen that is
+    just restarting, whose GPUs are all unhealthy, or that has another resource: it writes its
+    report again.
 
     Raises:
         ApiError: the API server does not answer.
     """
-    clock, failed, busy = asyncio.get_running_loop().time, set[str](), list[str]()
-    ends = clock() + WAIT
-    while True:
-        nodes = await look()
-        for node in nodes:
-            is_kept = not force and (node.is_busy or node.served)
-            if is_kept or not node.is_touched or node.name in failed:
-                continue
+    clock, nodes = asyncio.get_running_loop().time, await look()
+    ends, is_said = clock() + WAIT, False
+    while (busy := [one.name for one in nodes if one.is_busy and not force]) and clock() < ends:
+        if not is_said:
+            _say(
+                f"waiting up to {WAIT:.0f} s for the agents to end and the kubelets to report that "
+                f"no plugin serves: {some(busy)}"
+            )
 
+        is_said = True
+        await asyncio.sleep(PAUSE)
+        nodes = await look()
+
+    for node in nodes:
+        if node.agent and node.has_kubelet and not force:  # without a kubelet nothing runs the pod
+            failure = (
+                f"its agent has not ended and would write again (pod {node.agent}): "
+                "clean it by hand when the pod is gone: deploy/README.md, Uninstall"
+            )
+            tell(Cleaned(node.name, failure=failure))
+        elif node.is_touched and node.served and not force:
+            tell(Cleaned(node.name, skipped=f"a device plugin serves {resource} there"))
+        elif node.is_touched:
             try:
                 await api.clean(node)
-                yield Cleaned(node.name, node.names)
+                tell(Cleaned(node.name, node.names))
             except ApiNotFound:  # it was deleted meanwhile
                 continue
             except ApiError as error:
                 if not error.status:  # each of the others would wait for the API server
                     raise
 
-                failed.add(node.name)
-                yield Cleaned(node.name, failure=str(error))
-
-        is_said, busy = bool(busy), [node.name for node in nodes if node.is_busy]
-        if force or not busy or clock() >= ends:
-            break
-
-        if not is_said:
-            _say(
-                f"waiting up to {WAIT:.0f} s for the agents to end and the kubelets to report that "
-                f"no plugin serves: {_some(busy)}"
-            )
-
-        await asyncio.sleep(PAUSE)
-
-    for node in nodes if not force else ():
-        if node.agent and node.has_kubelet:  # without a kubelet nothing runs the pod
-            failure = (
-                f"its agent has not ended and would write again (pod {node.agent}): "
-                "clean it by hand when the pod is gone: deploy/README.md, Uninstall"
-            )
-            yield Cleaned(node.name, failure=failure)
-        elif node.served and node.is_touched:
-            yield Cleaned(node.name, skipped=f"a device plugin serves {resource} there")
+                tell(Cleaned(node.name, failure=str(error)))
 
 
-async def uninstall_here(
-    args: argparse.Namespace, environ: Mapping[str, str]
-) -> AsyncGenerator[Cleaned]:
+async def uninstall_here(args: argparse.Namespace, environ: Mapping[str, str], tell: Tell) -> None:
     """Clean the Node of this host, if no pod has a GPU and no plugin serves; or by --force.
 
     If there is a run directory, the lock in it keeps an agent from starting meanwhile. Raises
     UninstallRefused, PermissionFault, SettingsError, ApiNotFound (there is no such Node), ApiError.
     """
     try:
-        settings = (await started(sources(args, environ))).taken().settings(NodeFacts())
+        settings = (await started(sources(args, environ))).taken().settings()
     except SettingsError as error:
         raise UninstallRefused(str(error)) from error
 
     resource, path = settings.sharing.resource, settings.paths.run / "lock"
+
+    def tell_or_refuse(done: Cleaned) -> None:
+        if done.skipped or done.failure:
+            raise UninstallRefused(
+                done.failure
+                or f"Node {done.node}: {done.skipped}, as its kubelet reports, and would write "
+                "again: stop it first; --force uninstalls anyway"
+            )
+
+        tell(done)
+
     lock = LockFile(path)
     with contextlib.ExitStack() as held:
         held.callback(lock.release)
@@ -467,45 +473,34 @@ async def uninstall_here(
         connection = Connection(kubeconfig, environment=environ)
         async with open_session(connection, UNINSTALLER) as session:
             api = KubeLeftovers(session, resource)
-
-            async def look() -> tuple[NodeLeftovers, ...]:
-                return (await api.node(settings.node),)
-
-            (node,) = await look()
+            node = await api.node(settings.node)
             if not node.is_touched:
-                yield Cleaned(node.name)
-            elif not args.force and (pods := await api.gpu_pods(node.name)):
+                tell(Cleaned(node.name))
+                return
+
+            if not args.force and (pods := await api.gpu_pods(node.name)):
                 raise UninstallRefused(
-                    f"pods with GPUs run here ({_some(pods)}): they would keep running, but "
+                    f"pods with GPUs run here ({some(pods)}): they would keep running, but "
                     "could not restart until another plugin serves; --force uninstalls anyway"
                 )
 
+            async def look() -> tuple[NodeLeftovers, ...]:
+                return (await api.node(node.name),)
+
             # The agent has just ended, so its kubelet may still report that it serves.
-            async for done in clean_nodes(api, look, resource, force=args.force):
-                if done.skipped:
-                    raise UninstallRefused(
-                        f"a device plugin serves {resource} on the Node {done.node}, as its "
-                        "kubelet reports, and would write again: stop it first; --force uninstalls "
-                        "anyway"
-                    )
-
-                if done.failure:
-                    raise UninstallRefused(done.failure)
-
-                yield done
+            await clean_nodes(api, look, resource, tell_or_refuse, force=args.force)
 
 
 async def uninstall_everywhere(
-    connection: Connection, resource: str, namespace: str, selector: str
-) -> AsyncGenerator[Cleaned]:
+    connection: Connection, resource: str, namespace: str, selector: str, tell: Tell
+) -> None:
     """Clean every Node on which no agent and no plugin is left, also where pods have GPUs.
 
     Raises SettingsError, ApiError: the pods or the Nodes cannot be read.
     """
     async with open_session(connection, UNINSTALLER) as session:
         api = KubeLeftovers(session, resource)
-        async for done in clean_nodes(api, lambda: api.nodes(namespace, selector), resource):
-            yield done
+        await clean_nodes(api, lambda: api.nodes(namespace, selector), resource, tell)
 
 
 async def _release(hook: Path) -> None:
@@ -530,32 +525,13 @@ def _may_exist(path: Path) -> bool:
     """Whether the path exists; also if that cannot be told, which its use will report."""
     try:
         path.stat()
-    except (FileNotFoundError, NotADirectoryError):
-        return False
-    except OSError:
-        return True
-
+    except OSError as error:
+        return not isinstance(error, FileNotFoundError | NotADirectoryError)
     return True
 
 
-def _some(names: Iterable[str]) -> str:
-    known = sorted(names)
-    more = f" and {len(known) - SHOWN} more" if len(known) > SHOWN else ""
-    return ", ".join(known[:SHOWN]) + more
-
-
-OF_USE = (
-    "node.name",
-    "node.kubeconfig",
-    "sharing.resourceName",
-    "paths.state",
-    "paths.run",
-    "library.hookPath",
-)
-"""The settings that uninstall uses."""
-
-EVERYWHERE = ("--kubeconfig", "--resource-name")
-"""The flags of settings that --all-nodes uses."""
+def _say(text: str) -> None:
+    sys.stderr.write(f"hami-agent uninstall: {text}\n")
 
 
 def _uninstall(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
@@ -565,35 +541,33 @@ def _uninstall(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
         named = environ.get("KUBECONFIG")  # in a pod its service account comes before it
 
     if mistake := _misused(args, is_reachable=bool(named) or IN_CLUSTER in environ):
-        return fail("uninstall", mistake, verbs.USAGE)
+        return fail("uninstall", mistake, USAGE)
 
-    work = uninstall_here(args, environ)
+    done: list[Cleaned] = []
+
+    def tell(node: Cleaned) -> None:
+        done.append(node)
+        said = f"removed {', '.join(node.removed)}"
+        said = f"skipped: {node.skipped}" if node.skipped else said
+        said = f"something is left: {node.failure}" if node.failure else said
+        if args.output == TABLE and node != Cleaned(node.node):
+            print(f"{node.node}: {said}", flush=True)
+
     if args.all_nodes:
         # No settings are read: a release with invalid settings must be uninstallable. Its Job has
         # the variables of the release.
         connection = Connection(Path(named) if named else None, environment=environ)
-        resource = flags(args).get("--resource-name") or RESOURCE
-        work = uninstall_everywhere(connection, resource, args.namespace, args.selector)
-
-    done: list[Cleaned] = []
-
-    async def tell() -> None:
-        async with contextlib.aclosing(work):
-            async for node in work:
-                done.append(node)
-                said = f"removed {', '.join(node.removed)}"
-                said = f"skipped: {node.skipped}" if node.skipped else said
-                said = f"something is left: {node.failure}" if node.failure else said
-                if args.output == verbs.TABLE and node != Cleaned(node.node):
-                    sys.stdout.write(f"{node.node}: {said}\n")
-                    sys.stdout.flush()
+        resource = flags(args).get("--resource-name") or "nvidia.com/gpu"  # the default
+        work = uninstall_everywhere(connection, resource, args.namespace, args.selector, tell)
+    else:
+        work = uninstall_here(args, environ, tell)
 
     refusal = ""
     try:
-        asyncio.run(tell())
+        asyncio.run(work)
         code = PROBLEM if any(node.failure for node in done) else OK
     except AgentError as error:
-        refusal, code = str(error), verbs.code_of(error)
+        refusal, code = str(error), code_of(error)
 
     is_clean = not refusal and all(node == Cleaned(node.node) for node in done)
     data = {"ok": code == OK, "refusal": refusal, "nodes": done}
@@ -601,15 +575,11 @@ def _uninstall(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     return fail("uninstall", refusal, code) if refusal else code
 
 
-def _say(text: str) -> None:
-    sys.stderr.write(f"hami-agent uninstall: {text}\n")
-
-
 def _misused(args: argparse.Namespace, *, is_reachable: bool) -> str:
     if {args.all_nodes} != {bool(args.namespace), bool(args.selector)}:
         return "--all-nodes, --namespace and --selector go together"
 
-    given = [flag for flag in flags(args) if flag not in EVERYWHERE]
+    given = [flag for flag in flags(args) if flag not in {"--kubeconfig", "--resource-name"}]
     given += ["--force"] * args.force + ["--config"] * bool(args.config)
     if args.all_nodes and given:
         return f"{', '.join(sorted(given))} would have no effect with --all-nodes: leave it out"

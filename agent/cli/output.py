@@ -2,6 +2,7 @@
 
 import contextlib
 import datetime as dt
+import errno
 import io
 import json
 import os
@@ -31,7 +32,7 @@ class Unwritten(Exception):  # noqa: N818 -- names what happened
     """
 
 
-class _Stream(io.FileIO):
+class OwnStream(io.FileIO):
     """A standard stream that is written.
 
     `is_answer`: it raises Unwritten. Otherwise a failed write is dropped: the process does not end
@@ -43,7 +44,9 @@ class _Stream(io.FileIO):
     @override
     def write(self, data: Buffer, /) -> int:
         try:
-            return super().write(data)
+            if (written := super().write(data)) is not None:
+                return written
+            raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
         except OSError as error:
             if self.is_answer:
                 raise Unwritten from error
@@ -66,7 +69,7 @@ def own_streams() -> None:
     sys.stdin = os.fdopen(0, encoding="utf-8", errors="replace", closefd=False)
     for number, name in ((1, "stdout"), (2, "stderr")):
         encoding = getattr(getattr(sys, name), "encoding", "utf-8")  # None: the parent closed it
-        file = _Stream(number, "wb", closefd=False)
+        file = OwnStream(number, "wb", closefd=False)
         file.is_answer = name == "stdout"
         is_shown = name == "stderr" or file.isatty()
         buffer = io.BufferedWriter(file)

@@ -13,7 +13,6 @@ from agent.cli.config import add_settings, sources, started
 from agent.cli.main import Subparsers
 from agent.errors import SettingsError
 from agent.kit.logs import configure
-from agent.settings.reading import NodeFacts
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -31,7 +30,7 @@ def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     origin = sources(args, environ)
     try:
         start = asyncio.run(started(origin))
-        settings = start.taken().settings(NodeFacts())
+        settings = start.taken().settings()
     except SettingsError as error:
         sys.stderr.write(f"hami-agent: {error}\n")
         return error.exit_code

@@ -264,8 +264,7 @@ async def _run(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
         stage = open_stage(
             cluster, args.split_count, lambda moment: say(*moment_lines(moment, width, paint))
         )
-        gpus = counted(args.gpus, f"{args.profile} GPU")
-        say(f"{gpus}, kubelet, API server, scheduler are up")
+        say(f"{counted(args.gpus, f'{args.profile} GPU')}, kubelet, API server, scheduler are up")
         if args.keep:
             say(f"everything is kept in {cluster.places.root}")
 

@@ -17,6 +17,7 @@ from agent.cli.main import (
     UNREACHABLE,
     USAGE,
     Subparsers,
+    Unreachable,
     add_output,
     fail,
     typed,
@@ -91,27 +92,25 @@ def add_parser(subparsers: Subparsers) -> None:
             action.add_argument(flag, **options)
 
 
-def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
-    """Run the action and return the exit code."""
-    del environ
-    return asyncio.run(run(args))
-
-
-async def run(args: argparse.Namespace) -> int:
-    """Send the request, print the answer, and return the exit code.
-
-    0 done, 1 refused, 2 wrong usage, 3 no answer at the socket, 4 no such GPU.
-    """
+async def ask(args: argparse.Namespace) -> talk.AnyReply:
+    """Send the request of the action. Raises Unreachable."""
     form, _ = _ACTIONS[args.action]
     request = form(**{name: vars(args)[name] for name in form.__struct_fields__})
     try:
         async with asyncio.timeout(DEADLINE):
-            reply = await talk.ask(args.socket, request)
-    except (talk.HardwareUnreachable, talk.HardwareSilent) as error:
-        return fail("simulate", str(error), UNREACHABLE)
-    except TimeoutError:
-        text = f"{args.socket} did not answer within {DEADLINE:g} s"
-        return fail("simulate", text, UNREACHABLE)
+            return await talk.ask(args.socket, request)
+    except (talk.HardwareUnreachable, talk.HardwareSilent, TimeoutError) as error:
+        silent = f"{args.socket} did not answer within {DEADLINE:g} s"
+        raise Unreachable(str(error) or silent) from error
+
+
+def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
+    """Run the action, print the answer, and return the exit code.
+
+    0 done, 1 refused, 2 wrong usage, 3 no answer at the socket, 4 no such GPU.
+    """
+    del environ
+    reply = asyncio.run(ask(args))
 
     if isinstance(reply, talk.FailedReply):
         return fail("simulate", reply.text, _FAILURES.get(reply.reason, PROBLEM))

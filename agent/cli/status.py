@@ -68,7 +68,7 @@ from agent.ledger import (
     Row,
 )
 from agent.model import Cause, Condition, Gpu, Health, Inventory, SharedGpu, SharingSettings
-from agent.node.findings import Check
+from agent.node import Check
 from agent.setting import duration, number
 from agent.status import GpuStatus, NodeStatus, StatusDocument, StatusFacts, open_envelope
 
@@ -144,12 +144,9 @@ class StatusStyle(msgspec.Struct, frozen=True):
         for text, grade in told:
             yield from (self.graded(line, grade) for line in wrapped(text, self.width))
 
-    def table(
-        self, columns: Sequence[Column], rows: Sequence[Sequence[str]], grades: Sequence[str] = ()
-    ) -> Iterator[str]:
-        """The table; `grades`: those of the rows."""
-        lines = table(columns, rows, UNFOLDED if self.wide else self.width)
-        return map(self.graded, lines, ["", *(grades or [""] * len(rows))])
+    def table(self, columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> Iterator[str]:
+        """The table, as wide as may be."""
+        return table(columns, rows, UNFOLDED if self.wide else self.width)
 
 
 def status_lines(
@@ -194,7 +191,8 @@ def gpu_lines(gpus: Sequence[GpuStatus], style: StatusStyle) -> Iterator[str]:
     ]
 
     columns = (*_GPU_COLUMNS, *_WIDE) if style.wide else _GPU_COLUMNS
-    yield from style.table(columns, rows, [view.gpu_grade(gpu) for gpu in gpus])
+    grades = ["", *(view.gpu_grade(gpu) for gpu in gpus)]  # the titles have none
+    yield from map(style.graded, style.table(columns, rows), grades)
 
 
 def pod_lines(found: StatusDocument, now: dt.datetime, style: StatusStyle) -> Iterator[str]:
@@ -206,16 +204,17 @@ def pod_lines(found: StatusDocument, now: dt.datetime, style: StatusStyle) -> It
         return
 
     yield from style.table(POD_COLUMNS, [view.pod_cells(*pair, now) for pair in pairs])
-    yield from style.notices((text, "") for text in view.pod_notices(found, now))
+    yield from style.notices(view.pod_notices(found, now))
 
 
 def entry_lines(
-    title: str, entries: Sequence[JournalEntry], now: dt.datetime, style: StatusStyle
+    title: str, entries: Sequence[JournalEntry] | None, now: dt.datetime, style: StatusStyle
 ) -> Iterator[str]:
     """Changes or refusals, the newest first; equal ones are one with their number."""
-    yield f"{title}:" if entries else f"{title}: none"
+    unknown = "not known, because no agent was read"
+    yield f"{title}:" if entries else f"{title}: {unknown if entries is None else 'none'}"
 
-    for entry, about, times in view.folded(entries):
+    for entry, about, times in view.folded(entries or ()):
         of = f" {about}" if entry.pod else ""
         text = f"{age(entry.at, now)} ago  {cap(entry.reason)}{of}: {cap(entry.text, 1024)}"
         yield from wrapped(f"{text} ({times})" if times else text, style.width)
@@ -243,7 +242,7 @@ DEADLINE: Final = 5.0
 """Seconds for the agent's answer by its socket."""
 
 MEMBER: Final = "hami-agent/status.json"
-"""The first file of a bundle. Source: agent/cli/bundle.py."""
+"""The first file of a bundle. Source: agent/cli/support.py."""
 
 ARCHIVE: Final = "an archive of `hami-agent bundle`"
 LARGEST: Final = 9 * 1024 * 1024
@@ -670,12 +669,8 @@ def _lines(
 
         for title, entries in (("refusals", found.refusals), ("changes", found.changes)):
             yield ""
-            if entries is None:
-                yield f"{title}: not known, because no agent was read"
-                continue
-
-            recent = [entry for entry in entries if entry.at >= oldest]
-            yield from entry_lines(title, recent, at, style)
+            recent = [entry for entry in entries or () if entry.at >= oldest]
+            yield from entry_lines(title, None if entries is None else recent, at, style)
 
         if found.journal_since is not None and at >= found.journal_since > oldest:
             since = found.journal_since.astimezone(dt.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

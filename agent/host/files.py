@@ -1,26 +1,27 @@
-"""Files of the host: blocking calls on threads, the state's disk, settings files, watches."""
+"""The host: blocking calls on threads, the state's disk, settings files, lock, systemd."""
 
 import asyncio
 import contextlib
 import errno
+import fcntl
 import functools
 import os
 import queue
+import socket
 import stat
 import threading
-from collections.abc import AsyncGenerator, Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, Final, Self, TypeVar, TypeVarTuple
 
 import structlog
-from asyncinotify import Event, Inotify, Mask
 
-from agent.errors import KubeletError, SettingsError, StateError
+from agent.errors import PermissionFault, SettingsError, StateError, cap
 from agent.kit.disk import check_writable
 from agent.kit.tasks import Offload, show_thread_name
-from agent.kit.timing import await_event, until_tick
-from agent.ledger import KubeletEpoch
+from agent.kit.timing import await_event
 
 log = structlog.get_logger(__name__)
 
@@ -46,8 +47,7 @@ class Worker:
     def __init__(self, name: str, patience: float = 2.0) -> None:
         self._name = name
         self._patience = patience
-        self._queue: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None]
-        self._queue = queue.SimpleQueue()
+        self._queue = queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None]()
         self._is_running = False
 
     async def __aenter__(self) -> Self:
@@ -203,7 +203,7 @@ class HostDisk:
 
     async def read(self, name: str) -> bytes | None:
         """Return the content, or None when the file is absent. Raises StateError."""
-        with _state_errors(self._path / _checked(name), "read"):
+        with _state_errors(self._path / name, "read"):
             return await self._offload.call(_read, self._directory, self._path / name)
 
     async def replace(self, name: str, data: bytes, *, keep: str | None = None) -> None:
@@ -211,9 +211,7 @@ class HostDisk:
 
         Raises StateError, see replace().
         """
-        if keep is not None:
-            _checked(keep)
-        with _state_errors(self._path / _checked(name), "written"):
+        with _state_errors(self._path / name, "written"):
             await self._offload.call(replace, self._files, name, data, keep)
 
     async def check(self) -> None:
@@ -224,12 +222,6 @@ class HostDisk:
     def close(self) -> None:
         """Close the directory; no call may follow."""
         os.close(self._directory)
-
-
-def _checked(name: str) -> str:
-    if not name or name.startswith(".") or "/" in name:
-        raise ValueError(f"{name!r} is not the name of a state file")
-    return name
 
 
 def _read(directory: int, path: Path) -> bytes | None:
@@ -289,16 +281,15 @@ def read_file(path: Path, limit: int, *, needed: bool = True) -> bytes | None:
 
         # A pipe may block for ever. /dev/stdin may be one.
         if stat.S_ISFIFO(mode) and path.parent != Path("/dev"):
-            said = "is a pipe, which may block for ever; name a regular file"
-            raise SettingsError(f"{path}: {said}")
+            raise SettingsError(f"{path}: is a pipe, which may block for ever; name a regular file")
 
         with path.open("rb") as file:
             content = file.read(limit + 1)
     except OSError as error:
         if not needed and error.errno in {errno.ENOENT, errno.ENOTDIR, errno.ELOOP}:
             return None
-        said = f"cannot be read: {error.strerror or error}; check the path and its rights"
-        raise SettingsError(f"{path}: {said}") from error
+        reason = f"{error.strerror or error}; check the path and its rights"
+        raise SettingsError(f"{path}: cannot be read: {reason}") from error
 
     check_size(path, content, limit)
     return content
@@ -310,95 +301,128 @@ def check_size(path: Path, content: bytes, limit: int) -> None:
         raise SettingsError(f"{path}: is larger than {limit // 1024} KiB; is it the right file?")
 
 
-# Watches the kubelet's device plugin directory, with its sockets.
-#
-# It is on the node's disk, and an Allocate needs its state at once: the loop inspects it.
+# The process on its host: identity, lock, systemd.
 
-POLL = 5.0
-"""Seconds after which the directory is watched anew: so long, nothing that inotify missed stays
-unseen."""
+BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
+"""Holds the id of the present boot."""
 
-AGAIN = 0.2
-"""Seconds after which the directory is inspected again while inotify cannot watch it."""
-
-ENDS = Mask.DELETE_SELF | Mask.MOVE_SELF | Mask.UNMOUNT | Mask.IGNORED | Mask.Q_OVERFLOW
-"""After these events, the directory at this path may be another one, or events are missing."""
-
-WATCHED = Mask.CREATE | Mask.DELETE | Mask.MOVED_FROM | Mask.MOVED_TO | ENDS | Mask.ONLYDIR
-
-EVERYTHING = ""
+MACHINE_ID: Final = Path("/etc/machine-id")
+"""Holds the id of this machine, the same across boots."""
 
 
-class DirectoryWatch:
-    """The SocketWatch port over `directory`. `kubelet`: the name of the kubelet's own socket."""
+def host_name() -> str:
+    """This host's name, in the form in which the kubelet names its Node.
 
-    def __init__(self, directory: Path, kubelet: str = "kubelet.sock") -> None:
-        self._directory = directory
-        self._kubelet = kubelet
-
-    def epoch(self) -> KubeletEpoch | None:
-        """The kubelet's present socket, or None. Raises KubeletError."""
-        return self._seen(self._kubelet)
-
-    def exists(self, name: str) -> bool:
-        """True when `name` exists. Raises KubeletError."""
-        return self._seen(name) is not None
-
-    async def changes(self) -> AsyncGenerator[str, None]:
-        """Yield names that were created, removed or replaced. Never ends.
-
-        The empty name means: any may have changed. It comes first, and after POLL seconds at most;
-        every AGAIN seconds while the directory is missing or inotify cannot be used.
-        """
-        loop, obstacle = asyncio.get_running_loop(), ""
-        with contextlib.ExitStack() as stack:
-            # Kept for good: a user has 128 of them, and others may have taken the last one.
-            inotify: Inotify | None = None
-            while True:
-                try:
-                    inotify = inotify or stack.enter_context(Inotify(sync_timeout=0))
-                    inotify.add_watch(self._directory, WATCHED)
-                    due = loop.time() + until_tick(POLL)
-                except OSError as error:
-                    reason = error.strerror or str(error)
-                    if reason != obstacle:
-                        log.info("watch.polling", directory=str(self._directory), err=reason)
-                    obstacle, due = reason, loop.time() + AGAIN
-                yield EVERYTHING
-
-                is_over = False
-                while not is_over and loop.time() < due:
-                    events = await _events(inotify, due - loop.time())
-                    for name in dict.fromkeys(str(event.name) for event in events if event.name):
-                        yield name
-                    is_over = any(event.mask & ENDS for event in events)
-
-    def _seen(self, name: str) -> KubeletEpoch | None:
-        path = self._directory / name
-        try:
-            status = path.stat()
-        except (FileNotFoundError, NotADirectoryError):
-            return None
-        except OSError as error:
-            raise KubeletError(
-                f"{path} cannot be looked at: {error.strerror}; let the agent read the kubelet's "
-                "device plugin directory."
-            ) from error
-        return KubeletEpoch(inode=status.st_ino, ctime_ns=status.st_ctime_ns)
+    Source: kubernetes pkg/util/node/node.go GetHostname.
+    """
+    return socket.gethostname().strip().lower()
 
 
-async def _events(inotify: Inotify | None, seconds: float) -> list[Event]:
-    """Wait for the next events, so long at most; none come without inotify."""
-    if inotify is None:
-        await asyncio.sleep(seconds)
-        return []
-
-    loop, news = asyncio.get_running_loop(), asyncio.Event()
-    loop.add_reader(inotify.fd, news.set)
+def read_id(path: Path) -> str:
+    """The id in a file of one line; empty if there is none."""
     try:
-        await await_event(news, seconds)
-    finally:
-        loop.remove_reader(inotify.fd)
+        return path.read_text(encoding="ascii", errors="replace").strip()
+    except OSError:
+        return ""
 
-    # Not Inotify.get(): it loses events when its caller is cancelled.
-    return list(iter(inotify.sync_get, None))
+
+# Allows one agent per host, by an exclusive lock that the kernel releases when its holder dies.
+
+MODE = 0o600
+
+
+class LockFile:
+    """The lock at `path`; a missing directory is made (0750).
+
+    The file names its holder for people. Only the kernel's lock counts, so a file that a dead
+    process left is no obstacle. A user who can open the file could lock it and keep the agent out:
+    only its owner may (0600), also if an older agent left the file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._handle: int | None = None
+
+    def try_take(self) -> bool:
+        """Take the lock if it is free; True if this process holds it. Raises PermissionFault."""
+        if self._handle is not None:
+            return True
+        try:
+            self._handle = self._locked()
+        except OSError as error:
+            raise PermissionFault(
+                f"{self._path} cannot be locked: {error.strerror}; let the agent's user own its "
+                "directory."
+            ) from error
+        return self._handle is not None
+
+    def holder(self) -> str:
+        """What the file says about its holder, for people; empty when it says nothing."""
+        with contextlib.suppress(OSError):
+            return cap(self._path.read_text(encoding="ascii", errors="replace"), 64)
+        return ""
+
+    def release(self) -> None:
+        """Release the lock; a second call does nothing. The file stays: removing it would race."""
+        if self._handle is not None:
+            os.close(self._handle)
+            self._handle = None
+
+    def _locked(self) -> int | None:
+        self._path.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        handle = os.open(self._path, flags, MODE)
+        with contextlib.ExitStack() as undo:
+            undo.callback(os.close, handle)
+            status = os.fstat(handle)
+            if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
+                raise PermissionFault(
+                    f"{self._path} is not a file of user {os.geteuid()}, as whom the agent runs: "
+                    "remove it."
+                )
+            if stat.S_IMODE(status.st_mode) != MODE:
+                os.fchmod(handle, MODE)
+
+            with contextlib.suppress(BlockingIOError, FileNotFoundError):
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                # The file may have been removed or replaced meanwhile.
+                if os.path.samestat(os.fstat(handle), self._path.lstat()):
+                    os.ftruncate(handle, 0)
+                    os.write(handle, f"pid {os.getpid()}\n".encode())
+                    undo.pop_all()
+                    return handle
+        return None
+
+
+class Systemd:
+    """Notifies the service manager that started this process, if one did.
+
+    `watchdog`: the longest time in seconds between two messages WATCHDOG=1; 0: it expects none. A
+    message that cannot be sent is logged and lost. Source: sd_notify(3), sd_watchdog_enabled(3).
+    """
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        address = environ.get("NOTIFY_SOCKET", "")
+        # `@` stands for the zero byte of an abstract address.
+        self._address = "\0" + address[1:] if address.startswith("@") else address
+        usec, pid = environ.get("WATCHDOG_USEC", ""), str(os.getpid())
+        is_meant = bool(self._address) and environ.get("WATCHDOG_PID", pid) == pid
+        is_number = usec.isascii() and usec.isdigit()
+        self.watchdog = int(usec) / 1e6 if is_meant and is_number else 0.0
+
+    def tell(self, message: str) -> None:
+        """Send a message of sd_notify(3), such as READY=1."""
+        if not self._address:
+            return
+        try:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as channel:
+                channel.setblocking(False)
+                channel.sendto(message.encode(), self._address)
+        except OSError as error:
+            word = message.partition("=")[0]
+            log.warning("systemd.not_told", message=word, err=error.strerror)
+
+    def reloading(self) -> None:
+        """Report that a reload began, with its time of CLOCK_MONOTONIC (Type=notify-reload)."""
+        stamp = time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
+        self.tell(f"RELOADING=1\nMONOTONIC_USEC={stamp}")

@@ -17,7 +17,7 @@ from agent.cluster import PodUid
 from agent.kit.disk import check_writable
 from agent.kit.tasks import Offload
 from agent.kubelet.door import listens
-from agent.node.checks import PathFacts, PluginSocket
+from agent.node import PathFacts, PluginSocket
 
 # Reads CDI specifications as container runtimes do: which device names they define.
 #

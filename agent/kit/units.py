@@ -2,6 +2,7 @@
 
 import datetime as dt
 import re
+from collections.abc import Collection
 from typing import Final
 
 UNKNOWN: Final = "-"
@@ -10,6 +11,12 @@ UNKNOWN: Final = "-"
 def counted(number: int, noun: str) -> str:
     """The number with its noun, in the plural where it needs one, such as `2 GPUs`."""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def some(names: Collection[str], most: int = 3) -> str:
+    """The first of the names in their order, and how many more there are."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(sorted(names)[:most]) + more
 
 
 def gib(mib: int | None, unit: str = " GiB") -> str:

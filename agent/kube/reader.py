@@ -52,7 +52,7 @@ from agent.kube.objects import (
     text_in,
     texts_in,
 )
-from agent.node.checks import NodeSight, Right, skew_of
+from agent.node import NodeSight, Right, skew_of
 from agent.ports import Clock
 
 # The part of a cluster that explains one pod: the pod, the nodes, who holds GPUs, quotas, Events.

@@ -7,12 +7,11 @@ import functools
 import itertools
 import os
 import random
-import re
 import socket
 import stat
+import struct
 from collections import defaultdict
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -40,17 +39,14 @@ from agent.errors import (
 from agent.kit.cell import Cell, News
 from agent.kit.tasks import Allowance
 from agent.kit.timing import Durations, IdleWaiter, Lag, Tally, loop_time
-from agent.kit.unix import UnixChannel, peer_uid
 from agent.ledger import ContainerEdits
 from agent.model import LIST_BYTES, SliceGroup, SliceId, SliceList
 from agent.wire import v1beta1 as pluginapi
+from agent.witness import UnixChannel
 
 log = structlog.get_logger(__name__)
 
 # The agent's socket files in the kubelet's directory: naming, binding, removing dead ones.
-
-PATH_LIMIT = 107
-"""Bytes of a unix socket's path, without the closing zero."""
 
 MODE = 0o600
 
@@ -60,52 +56,46 @@ class BoundSocket(msgspec.Struct, frozen=True):
 
     path: Path
     sock: socket.socket
-    identity: tuple[int, int]
-    """Device and inode of the file: only this file may be deleted."""
+    status: os.stat_result
+    """Of the file: only this file may be deleted."""
 
-    def unlink(self) -> None:
-        """Delete the file, unless it is gone or was replaced."""
-        try:
-            status = self.path.lstat()
-        except OSError:
-            return
-        if (status.st_dev, status.st_ino) == self.identity:
-            self.path.unlink(missing_ok=True)
+    def close(self) -> None:
+        """Close the socket and delete its file, unless that is gone or was replaced."""
+        with contextlib.suppress(OSError):
+            if os.path.samestat(self.path.lstat(), self.status):
+                self.path.unlink()
+        self.sock.close()
 
 
 def bind(directory: Path, resource: str, chance: random.Random) -> BoundSocket:
     """Bind a new name in `directory`. If it is taken, the next try has another one.
 
     Raises:
-        SettingsError: the path of the directory is too long for any socket in it.
         PermissionFault: the agent may not write the directory, or others may.
         KubeletError: the directory is missing, or binding failed otherwise.
     """
+    path = directory / f"hami-{_tail(resource)}-{chance.getrandbits(32):08x}.sock"
     check_directory(directory)
-    path = directory / socket_name(directory, resource, chance)
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
-    try:
-        # The file is created with its mode: a later chmod could follow a link.
-        os.fchmod(sock.fileno(), MODE)
-        sock.bind(os.fspath(path))
-        status = path.lstat()
-    except OSError as error:
-        sock.close()
-        match error:
-            case FileNotFoundError():
-                text = f"{directory} is not there: the kubelet makes it at its start"
-                raise KubeletError(text) from error
-            case PermissionError():
-                text = f"{directory} may not be written: run the agent as root"
-                raise PermissionFault(text) from error
-            case _:
-                raise KubeletError(f"{path} cannot be bound: {error.strerror}") from error
+    with contextlib.ExitStack() as undo:
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        undo.callback(sock.close)
+        try:
+            # The file is created with its mode: a later chmod could follow a link.
+            os.fchmod(sock.fileno(), MODE)
+            sock.bind(os.fspath(path))
+            status = path.lstat()
+        except PermissionError as error:
+            text = f"{directory} may not be written: run the agent as root"
+            raise PermissionFault(text) from error
+        except OSError as error:
+            text = f"{path} cannot be bound: {error.strerror or error}"
+            raise KubeletError(text) from error
 
-    if not stat.S_ISSOCK(status.st_mode) or stat.S_IMODE(status.st_mode) != MODE:
-        sock.close()
-        # Another file in its place was put there after the bind.
-        raise KubeletError(f"{path} is not the private socket that was bound there")
-    return BoundSocket(path, sock, (status.st_dev, status.st_ino))
+        if not stat.S_ISSOCK(status.st_mode) or stat.S_IMODE(status.st_mode) != MODE:
+            # Another file in its place was put there after the bind.
+            raise KubeletError(f"{path} is not the private socket that was bound there")
+        undo.pop_all()
+    return BoundSocket(path, sock, status)
 
 
 def check_directory(directory: Path) -> None:
@@ -116,59 +106,34 @@ def check_directory(directory: Path) -> None:
     Raises:
         PermissionFault: others may write there.
     """
-    try:
+    with contextlib.suppress(OSError):  # binding raises the reason
         status = directory.stat()
-    except OSError:
-        return  # binding raises the reason
-    if status.st_uid not in {0, os.geteuid()}:
-        raise PermissionFault(
-            f"{directory} belongs to uid {status.st_uid}, who could put other sockets there:"
-            " give it to root [P-KUBELET]"
-        )
-    if status.st_mode & stat.S_IWOTH:
-        raise PermissionFault(
-            f"{directory} is writable by everybody, who could put other sockets there: make it"
-            " 0750 [P-KUBELET]"
-        )
+        fault = "is writable by everybody" if status.st_mode & stat.S_IWOTH else ""
+        if status.st_uid not in {0, os.geteuid()}:
+            fault = f"belongs to uid {status.st_uid}"
+        if fault:
+            raise PermissionFault(
+                f"{directory} {fault}, so others could put sockets there: give it to root, with"
+                " mode 0750 [P-KUBELET]"
+            )
 
 
-def socket_name(directory: Path, resource: str, chance: random.Random) -> str:
-    """A new name: `hami-<tail of the resource>-<8 hex digits>.sock`, the tail cut to fit.
-
-    No name is used twice: the kubelet may still have a record of an earlier one, and a server that
-    stops late would delete its successor's file.
-
-    Raises:
-        SettingsError: the directory is too long for any name.
-    """
-    ending = f"-{chance.getrandbits(32):08x}.sock"
-    room = PATH_LIMIT - len(os.fsencode(directory)) - len(f"/hami-{ending}")
-    if room < 1:
-        raise SettingsError(
-            f"{directory} is too long for a socket path of {PATH_LIMIT} bytes:"
-            " the kubelet's directory needs a shorter path"
-        )
-    tail = resource.rpartition("/")[2]
-    return f"hami-{tail[:room]}{ending}"
+def _tail(resource: str) -> str:
+    """What names the resource in a socket's name. Socket paths have at most 107 bytes."""
+    return resource.rpartition("/")[2][:24]
 
 
 def sweep(directory: Path, resource: str) -> tuple[str, ...]:
     """Delete the dead sockets of the agent's earlier servers; return their names.
 
-    Live sockets and those of other plugins stay.
+    Live sockets and those of other plugins stay. No name is used twice: the kubelet may still have
+    a record of an earlier one, and a server that stops late would delete its successor's file.
     """
-    try:
-        names = sorted(entry.name for entry in directory.iterdir())
-    except OSError:
-        return ()  # binding raises the reason
-    dead, tail = [], resource.rpartition("/")[2]
-    for name in names:
-        ours = re.fullmatch(r"hami-(.+)-[0-9a-f]{8}\.sock", name)
-        # The tail of a long resource is cut in the name.
-        if ours and tail.startswith(ours[1]) and listens(directory / name) is False:
-            (directory / name).unlink(missing_ok=True)
-            dead.append(name)
-    return tuple(dead)
+    ours = directory.glob(f"hami-{_tail(resource)}-{'[0-9a-f]' * 8}.sock")
+    dead = [path for path in sorted(ours) if listens(path) is False]
+    for path in dead:
+        path.unlink(missing_ok=True)
+    return tuple(path.name for path in dead)
 
 
 def listens(path: Path) -> bool | None:
@@ -347,191 +312,6 @@ class SliceAllocator(Protocol):
         ...
 
 
-class Traffic:
-    """The kubelet's calls over all servers: open list streams, calls by code, durations.
-
-    `admissions`: those of admissions, for what would disturb them. For each container the kubelet
-    calls GetPreferredAllocation, then Allocate.
-    """
-
-    def __init__(self) -> None:
-        self.streams: Cell[int] = Cell(0)
-        self.admissions = IdleWaiter()
-        self.calls = Tally(
-            "rpc_calls_total",
-            "Calls of the kubelet by gRPC code of the answer.",
-            ("method", "code"),
-        )
-        self.durations = Durations(
-            "rpc_duration_seconds", "Seconds from request to answer.", ("method", "code"), BUCKETS
-        )
-
-
-class DevicePlugin:
-    """The handlers of one device plugin server. Setting `has_ended` ends its list streams.
-
-    Every call ends in an answer, or in a status with one sentence that has the refusal's id.
-
-    `is_current`: whether the resource still has the name that this server registered. With a
-    `fence` the kubelet calls PreStartContainer before each start of a container. While
-    `is_draining`, each new Allocate is refused, and open calls go on.
-    """
-
-    def __init__(
-        self,
-        lists: Cell[SliceList],
-        allocator: SliceAllocator,
-        traffic: Traffic,
-        fence: Fence | None = None,
-        is_current: Callable[[], bool] = lambda: True,
-    ) -> None:
-        self._lists = lists
-        self._allocator = allocator
-        self.traffic = traffic
-        self._fence = fence
-        self._is_current = is_current
-        self.is_draining = False
-        self.has_ended = Cell(False)
-
-    async def get_device_plugin_options(self, _: pluginapi.Empty) -> pluginapi.DevicePluginOptions:
-        """Return the options, which never change: preferences, and starts if there is a fence."""
-        return pluginapi.DevicePluginOptions(
-            pre_start_required=self._fence is not None, get_preferred_allocation_available=True
-        )
-
-    async def list_and_watch(self, _: pluginapi.Empty) -> AsyncGenerator[bytes, None]:
-        """Yield the list at once and after every change; changes during a send are combined."""
-        sent: bytes | None = None
-        streams = self.traffic.streams
-        streams.set(streams.value + 1)
-        log.info("plugin.stream_opened", streams=streams.value)
-        try:
-            news = News(self._lists, self.has_ended)
-            while not self.has_ended.value:
-                listed = self._lists.value
-                try:
-                    encoded = encode_list(listed)
-                except SettingsError as error:
-                    # The kubelet would close the stream: it keeps the former list.
-                    log.error("plugin.list_too_long", err=str(error), generation=listed.generation)  # noqa: TRY400 -- no bug
-                else:
-                    # The kubelet writes its checkpoint at each list, also at an equal one
-                    # (devicemanager/manager.go, genericDeviceUpdateCallback).
-                    if encoded != sent:
-                        sent = encoded
-                        yield encoded
-                await news.wait()
-        finally:
-            streams.set(streams.value - 1)
-
-    async def get_preferred_allocation(
-        self, message: pluginapi.PreferredAllocationRequest
-    ) -> pluginapi.PreferredAllocationResponse:
-        """Return a choice for each container, in order."""
-        answers = []
-        for request in message.container_requests:
-            available = _ids(request.available_deviceIDs)
-            must_include = _ids(request.must_include_deviceIDs)
-            chosen = await self._allocator.prefer(available, must_include, request.allocation_size)
-            answers.append(pluginapi.ContainerPreferredAllocationResponse(device_i_ds=list(chosen)))
-        return pluginapi.PreferredAllocationResponse(container_responses=answers)
-
-    async def allocate(self, message: pluginapi.AllocateRequest) -> pluginapi.AllocateResponse:
-        """Return one answer for each container request, in order.
-
-        Raises:
-            AgentError: the allocator's.
-            Refusal: the request is empty, or the server is stopping. A server of a former name is
-                stopping: a row would get the present name.
-        """
-        requests = message.container_requests
-        if not requests or not all(request.devices_ids for request in requests):
-            raise Refusal(RefusalReason.EMPTY_REQUEST, "The kubelet requested no slice.")
-        if self.is_draining or not self._is_current():
-            sentence = (
-                "The GPU agent of this node is stopping, or its resource has another name now; "
-                "create the pod again, with the node's present resource name."
-            )
-            raise Refusal(RefusalReason.STOPPING, sentence)
-        answers = [
-            container_response(await self._allocator.allocate(_ids(request.devices_ids)))
-            for request in requests
-        ]
-        return pluginapi.AllocateResponse(container_responses=answers)
-
-    async def pre_start_container(
-        self, message: pluginapi.PreStartContainerRequest
-    ) -> pluginapi.PreStartContainerResponse:
-        """Let the container start unless the fence refuses.
-
-        Raises:
-            Refusal: the fence's; the kubelet keeps the container waiting and calls again.
-        """
-        if self._fence is not None:
-            try:
-                self._fence(_ids(message.devices_ids))
-            except Refusal as refusal:
-                log.warning("plugin.start_refused", gate=refusal.gate.value, err=refusal.sentence)
-                raise
-        return pluginapi.PreStartContainerResponse()
-
-    def __mapping__(self) -> dict[str, Handler]:
-        """The handlers by path, for grpclib."""
-        serve = {
-            "GetDevicePluginOptions": self._unary("options", self.get_device_plugin_options),
-            "ListAndWatch": self._list_stream,
-            "GetPreferredAllocation": self._unary("prefer", self.get_preferred_allocation),
-            "Allocate": self._unary("allocate", self.allocate),
-            "PreStartContainer": self._unary("prestart", self.pre_start_container),
-        }
-        return {
-            path: generated._replace(func=serve[path.rpartition("/")[2]])
-            for path, generated in pluginapi.DevicePluginBase().__mapping__().items()
-        }
-
-    def _unary(
-        self, method: str, answer: Callable[[Any], Awaitable[Any]]
-    ) -> Callable[[Stream[Any, Any]], Awaitable[None]]:
-        async def serve(stream: Stream[Any, Any]) -> None:
-            is_admission = method in {"prefer", "allocate"}
-            under_way = self.traffic.admissions.busy() if is_admission else contextlib.nullcontext()
-            with under_way, self._answered(method):
-                await stream.send_message(await answer(await received(stream)))
-
-        return serve
-
-    async def _list_stream(self, stream: Stream[Any, Any]) -> None:
-        with self._answered("list"):
-            async with aclosing(self.list_and_watch(await received(stream))) as lists:
-                async for encoded in lists:
-                    await stream.send_message(encoded)
-
-    @contextlib.contextmanager
-    def _answered(self, method: str) -> Iterator[None]:
-        """Count a call, and turn its error into a status with one sentence."""
-        started = loop_time()
-        status = Status.CANCELLED
-        try:
-            yield
-            status = Status.OK
-        except GRPCError as error:
-            status = error.status
-            raise
-        except AgentError as error:
-            answer = grpc_error(error)
-            status = answer.status
-            raise answer from error
-        except Exception as error:  # the outermost handler
-            status = Status.INTERNAL
-            log.exception("plugin.call_failed", method=method)
-            text = f"{method} failed in the agent ({type(error).__name__}); its log has the trace"
-            raise GRPCError(status, text) from error
-        finally:
-            self.traffic.calls.add(method, status.name)
-            if method != "list":  # a stream lasts as long as the kubelet
-                self.traffic.durations.observe(loop_time() - started, method, status.name)
-
-
 async def received(stream: Stream[Any, Any]) -> Any:  # noqa: ANN401 -- any request
     """Receive the request of a call. Raises GRPCError, or a Refusal of a malformed request."""
     try:
@@ -603,8 +383,17 @@ UNREAD_LIMIT = 1024 * 1024
 """Bytes that a peer may leave unread. Lists wait for the peer at 64 KiB, so these are answers of
 HTTP/2 itself, which nothing else bounds."""
 
-REFUSED_PERIOD = 60.0
-"""Seconds between two log lines about refused callers, who could cause a flood."""
+_CREDENTIALS = struct.Struct("3i")
+"""struct ucred of Linux: process, user, group."""
+
+
+def peer_uid(transport: asyncio.BaseTransport | None) -> int | None:
+    """The user id that opened a unix socket connection; None for another kind, or no transport."""
+    opened = None if transport is None else transport.get_extra_info("socket")
+    if opened is None or opened.family != socket.AF_UNIX:
+        return None
+    credentials = opened.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    return int(_CREDENTIALS.unpack(credentials)[1])
 
 
 class Peer(H2Protocol):
@@ -626,8 +415,7 @@ class Peer(H2Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         uid = peer_uid(transport)
         if uid not in {0, os.geteuid()} or not isinstance(transport, asyncio.Transport):
-            left_out = self._refused.admit()
-            if left_out is not None:
+            if (left_out := self._refused.admit()) is not None:
                 log.warning("plugin.peer_refused", uid=uid, more=left_out)
             transport.close()
             return
@@ -654,19 +442,14 @@ class Peer(H2Protocol):
 
 
 class Incarnation(Server):
-    """One server on one socket, from serve() to stop(). Create it on the loop where it serves."""
+    """One gRPC server on one socket. Create it on the loop where it serves."""
 
-    def __init__(self, bound: BoundSocket, plugin: DevicePlugin) -> None:
+    def __init__(self, bound: BoundSocket, plugin: "PluginServer") -> None:
         super().__init__([plugin], codec=PluginCodec())
         self._bound = bound
-        self._plugin = plugin
         self._peers: Cell[frozenset[asyncio.Transport]] = Cell(frozenset())
-        self._refused = Allowance(1, REFUSED_PERIOD)
-
-    @property
-    def endpoint(self) -> str:
-        """The base name of its socket."""
-        return self._bound.path.name
+        # A caller who is refused could cause a flood of log lines.
+        self._refused = Allowance(1, 60.0)
 
     @override
     def _protocol_factory(self) -> H2Protocol:
@@ -693,41 +476,20 @@ class Incarnation(Server):
             ) from error
 
     async def stop(self) -> None:
-        """Finish admissions, end the list streams, close, and delete the socket file.
-
-        In that order: the kubelet closes its connection, with all open calls, after the stream. A
-        server that ended between two calls of an admission would fail the pod.
-        """
-        calls, streams = self._plugin.traffic.admissions, self._plugin.traffic.streams
+        """Accept no more connections, let the peers leave, cut the others; delete the socket."""
         try:
-            if streams.value > 0:  # without a stream no kubelet is connected
-                with contextlib.suppress(TimeoutError):
-                    async with Lag().within(LAST_CALLS):
-                        await calls.idle_for(PREFERENCE_FOLLOWED)
-            self._plugin.is_draining = True
-            await _ended(calls.idle_for(0), DRAIN_DEADLINE, "plugin.drain_overdue")
-            self._plugin.has_ended.set(True)
-            none_left = streams.until(lambda count: count == 0)
-            await _ended(none_left, STREAM_DEADLINE, "plugin.stream_overdue")
             if self._server is not None:
-                await self._hang_up()
-        finally:
-            self._plugin.has_ended.set(True)
-            self._bound.unlink()
-            self._bound.sock.close()
-
-    async def _hang_up(self) -> None:
-        """Accept no more connections, give the peers a moment to leave, and cut the others."""
-        self.close()  # cancels what is left of handlers, which then send no answer
-        try:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(PEER_DEADLINE):
-                    await self._peers.until(lambda peers: not peers)
+                self.close()  # cancels what is left of handlers, which then send no answer
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(PEER_DEADLINE):
+                        await self._peers.until(lambda peers: not peers)
         finally:
             for transport in self._peers.value:
                 transport.abort()
-        # From 3.12 on, wait_closed also waits for connections; all are closed by now.
-        await _ended(self.wait_closed(), CLOSE_DEADLINE, "plugin.close_overdue")
+            self._bound.close()
+        if self._server is not None:
+            # From 3.12 on, wait_closed also waits for connections; all are closed by now.
+            await _ended(self.wait_closed(), CLOSE_DEADLINE, "plugin.close_overdue")
 
 
 async def _ended(end: Awaitable[object], deadline: float, overdue: str) -> None:
@@ -739,12 +501,17 @@ async def _ended(end: Awaitable[object], deadline: float, overdue: str) -> None:
 
 
 class PluginServer:
-    """Serves our resource in the kubelet's directory, on a new socket after each rebind().
+    """The device plugin: it answers the kubelet's calls, on a new socket after each rebind().
 
-    The kubelet deletes every socket when it starts; then the registration calls rebind().
+    The kubelet deletes every socket when it starts; then the registration calls rebind(). Every
+    call ends in an answer, or in a status with one sentence that has the refusal's id.
 
-    `resource` is its name, which names the next socket. With a `fence` the kubelet asks before each
-    start of a container. `allocator` is set before the registration.
+    - `resource`: its name, which names the next socket. `served`: the one of the present socket,
+      whose base name is `endpoint` (empty while none serves).
+    - `allocator`: set before the registration.
+    - `fence`: with it, the kubelet calls PreStartContainer before each start of a container.
+    - `streams`: the number of open list streams. `admissions`: the calls of admissions, for what
+      would disturb them: for each container GetPreferredAllocation, then Allocate.
     """
 
     allocator: SliceAllocator
@@ -764,65 +531,213 @@ class PluginServer:
         self._fence = fence
         self._turn = asyncio.Lock()
         self._current: Incarnation | None = None
-        self._stopped = False
-        self.traffic = Traffic()
-
-    @property
-    def endpoint(self) -> str:
-        """The base name of the socket that serves now; empty while none does."""
-        return "" if self._current is None else self._current.endpoint
+        self._is_stopped = False
+        self._is_draining = False
+        self._ended = Cell(False)
+        """Set to end the list streams of the present socket."""
+        self.endpoint = self.served = ""
+        self.streams: Cell[int] = Cell(0)
+        self.admissions = IdleWaiter()
+        labels = ("method", "code")
+        self.calls = Tally(
+            "rpc_calls_total", "Calls of the kubelet by gRPC code of the answer.", labels
+        )
+        self.durations = Durations(
+            "rpc_duration_seconds", "Seconds from request to answer.", labels, BUCKETS
+        )
 
     async def run(self) -> None:
         """Allow serving until cancelled; then stop the server."""
-        self._stopped = False
+        self._is_stopped = False
         try:
             await asyncio.Event().wait()
         finally:
-            self._stopped = True
+            self._is_stopped = True
             # In a task of its own: in one that is being cancelled, Python before 3.11.3 ends each
             # asyncio.timeout by a cancellation, and the calls under way would be cut off.
-            await asyncio.shield(self._finish())
-
-    async def _finish(self) -> None:
-        async with self._turn:
-            await self._retire()
+            await asyncio.shield(self._retire())
 
     async def rebind(self) -> None:
         """Stop the present server, if any, and serve on a new socket, which answers on return.
 
         The old server stops completely first: up to and including kubelet 1.36, the end of an old
-        stream removes the newest registration of its resource.
+        stream removes the newest registration of its resource. One call at a time.
 
         Raises:
-            PermissionFault, SettingsError, KubeletError: the socket cannot be bound, or does not
-                answer. Then no server runs.
+            PermissionFault, KubeletError: the socket cannot be bound, or does not answer. Then no
+                server runs.
         """
-        await asyncio.shield(self._finish())  # a caller that is cancelled cuts off no open call
+        await asyncio.shield(self._retire())  # a caller that is cancelled cuts off no open call
         async with self._turn:
-            if self._stopped:
+            if self._is_stopped:
                 raise KubeletError("the plugin server is stopping")
-            await self._retire()  # one that another call has bound meanwhile
             resource = self._resource.value
             for name in sweep(self._directory, resource):
                 log.info("plugin.stale_socket_removed", name=name)
             bound = bind(self._directory, resource, self._chance)
-            plugin = DevicePlugin(
-                self._lists,
-                self.allocator,
-                self.traffic,
-                self._fence,
-                is_current=lambda: self._resource.value == resource,
-            )
-            server = Incarnation(bound, plugin)
+            self.served, self._is_draining, self._ended = resource, False, Cell(False)
+            server = Incarnation(bound, self)
             async with contextlib.AsyncExitStack() as undo:
                 undo.push_async_callback(server.stop)
                 await server.serve()
                 undo.pop_all()
-            self._current = server
-            log.info("plugin.serving", endpoint=server.endpoint, resource=resource)
+            self._current, self.endpoint = server, bound.path.name
+            log.info("plugin.serving", endpoint=self.endpoint, resource=resource)
 
     async def _retire(self) -> None:
-        server, self._current = self._current, None
-        if server is not None:
-            await server.stop()
-            log.info("plugin.stopped", endpoint=server.endpoint)
+        """Finish admissions, end the list streams, and stop the present server.
+
+        In that order: the kubelet closes its connection, with all open calls, after the stream. A
+        server that ended between two calls of an admission would fail the pod.
+        """
+        async with self._turn:
+            if self._current is None:
+                return
+            server, endpoint = self._current, self.endpoint
+            self._current, self.endpoint = None, ""
+            try:
+                if self.streams.value > 0:  # without a stream no kubelet is connected
+                    with contextlib.suppress(TimeoutError):
+                        async with Lag().within(LAST_CALLS):
+                            await self.admissions.idle_for(PREFERENCE_FOLLOWED)
+                self._is_draining = True
+                await _ended(self.admissions.idle_for(0), DRAIN_DEADLINE, "plugin.drain_overdue")
+                self._ended.set(True)
+                none_left = self.streams.until(lambda count: count == 0)
+                await _ended(none_left, STREAM_DEADLINE, "plugin.stream_overdue")
+            finally:
+                self._ended.set(True)
+                await server.stop()
+            log.info("plugin.stopped", endpoint=endpoint)
+
+    def __mapping__(self) -> dict[str, Handler]:
+        """The handlers by path, for grpclib."""
+        serve: dict[str, tuple[str, Callable[[Any], Any]]] = {
+            "GetDevicePluginOptions": ("options", self.get_device_plugin_options),
+            "ListAndWatch": ("list", self.list_and_watch),
+            "GetPreferredAllocation": ("prefer", self.get_preferred_allocation),
+            "Allocate": ("allocate", self.allocate),
+            "PreStartContainer": ("prestart", self.pre_start_container),
+        }
+        return {
+            path: handler._replace(func=functools.partial(self._serve, *serve[path.split("/")[2]]))
+            for path, handler in pluginapi.DevicePluginBase().__mapping__().items()
+        }
+
+    async def _serve(
+        self, method: str, answer: Callable[[Any], Any], stream: Stream[Any, Any]
+    ) -> None:
+        """Answer one call, count it, and turn its error into a status with one sentence."""
+        started, status = loop_time(), Status.CANCELLED
+        is_admission = method in {"prefer", "allocate"}
+        try:
+            with self.admissions.busy() if is_admission else contextlib.nullcontext():
+                request = await received(stream)
+                if method == "list":
+                    async with contextlib.aclosing(answer(request)) as lists:
+                        async for encoded in lists:
+                            await stream.send_message(encoded)
+                else:
+                    await stream.send_message(await answer(request))
+            status = Status.OK
+        except GRPCError as error:
+            status = error.status
+            raise
+        except AgentError as error:
+            refused = grpc_error(error)
+            status = refused.status
+            raise refused from error
+        except Exception as error:  # the outermost handler
+            status = Status.INTERNAL
+            log.exception("plugin.call_failed", method=method)
+            text = f"{method} failed in the agent ({type(error).__name__}); its log has the trace"
+            raise GRPCError(status, text) from error
+        finally:
+            self.calls.add(method, status.name)
+            if method != "list":  # a stream lasts as long as the kubelet
+                self.durations.observe(loop_time() - started, method, status.name)
+
+    async def get_device_plugin_options(self, _: pluginapi.Empty) -> pluginapi.DevicePluginOptions:
+        """Return the options, which never change: preferences, and starts if there is a fence."""
+        return pluginapi.DevicePluginOptions(
+            pre_start_required=self._fence is not None, get_preferred_allocation_available=True
+        )
+
+    async def list_and_watch(self, _: pluginapi.Empty) -> AsyncGenerator[bytes, None]:
+        """Yield the list at once and after every change; changes during a send are combined."""
+        sent: bytes | None = None
+        streams, ended = self.streams, self._ended
+        streams.set(streams.value + 1)
+        log.info("plugin.stream_opened", streams=streams.value)
+        try:
+            news = News(self._lists, ended)
+            while not ended.value:
+                listed = self._lists.value
+                try:
+                    encoded = encode_list(listed)
+                except SettingsError as error:
+                    # The kubelet would close the stream: it keeps the former list.
+                    log.error("plugin.list_too_long", err=str(error), generation=listed.generation)  # noqa: TRY400 -- no bug
+                else:
+                    # The kubelet writes its checkpoint at each list, also at an equal one
+                    # (devicemanager/manager.go, genericDeviceUpdateCallback).
+                    if encoded != sent:
+                        sent = encoded
+                        yield encoded
+                await news.wait()
+        finally:
+            streams.set(streams.value - 1)
+
+    async def get_preferred_allocation(
+        self, message: pluginapi.PreferredAllocationRequest
+    ) -> pluginapi.PreferredAllocationResponse:
+        """Return a choice for each container, in order."""
+        chosen = [
+            await self.allocator.prefer(
+                _ids(request.available_deviceIDs),
+                _ids(request.must_include_deviceIDs),
+                request.allocation_size,
+            )
+            for request in message.container_requests
+        ]
+        answers = [pluginapi.ContainerPreferredAllocationResponse(list(ids)) for ids in chosen]
+        return pluginapi.PreferredAllocationResponse(answers)
+
+    async def allocate(self, message: pluginapi.AllocateRequest) -> pluginapi.AllocateResponse:
+        """Return one answer for each container request, in order.
+
+        Raises:
+            AgentError: the allocator's.
+            Refusal: the request is empty, or the server is stopping. A server of a former name is
+                stopping: a row would get the present name.
+        """
+        requests = message.container_requests
+        if not requests or not all(request.devices_ids for request in requests):
+            raise Refusal(RefusalReason.EMPTY_REQUEST, "The kubelet requested no slice.")
+        if self._is_draining or self.served != self._resource.value:
+            sentence = (
+                "The GPU agent of this node is stopping, or its resource has another name now; "
+                "create the pod again, with the node's present resource name."
+            )
+            raise Refusal(RefusalReason.STOPPING, sentence)
+        answers = [
+            container_response(await self.allocator.allocate(_ids(request.devices_ids)))
+            for request in requests
+        ]
+        return pluginapi.AllocateResponse(container_responses=answers)
+
+    async def pre_start_container(
+        self, message: pluginapi.PreStartContainerRequest
+    ) -> pluginapi.PreStartContainerResponse:
+        """Let the container start unless the fence refuses.
+
+        Raises:
+            Refusal: the fence's; the kubelet keeps the container waiting and calls again.
+        """
+        if self._fence is not None:
+            try:
+                self._fence(_ids(message.devices_ids))
+            except Refusal as refusal:
+                log.warning("plugin.start_refused", gate=refusal.gate.value, err=refusal.sentence)
+                raise
+        return pluginapi.PreStartContainerResponse()

@@ -132,9 +132,10 @@ def read_json(content: bytes, name: str) -> "Place":
         try:
             json.loads(text, parse_int=str)  # a too long number is refused later, with its place
         except json.JSONDecodeError as error:
-            where = f"{name}:{error.lineno}:{error.colno}"
             problem = error.msg.removesuffix(" at").removesuffix(" starting")
-            raise SettingsError(f"{where}: not valid JSON: {problem}") from error
+            raise SettingsError(
+                f"{name}:{error.lineno}:{error.colno}: not valid JSON: {problem}"
+            ) from error
     # YAML does not indent with tabs; within texts JSON has none.
     return read_yaml(text.replace("\t", " ").encode(), name, is_json=True)
 
@@ -234,8 +235,6 @@ class Place(msgspec.Struct, frozen=True):
 
 # The agent's own file.
 
-PROFILES: Final = "profiles"
-
 Tier = enum.IntEnum("Tier", "OWN NAME LABELS ANY", start=0)
 """The tiers of HAMi's config.json: of its entries only those in the first tier that matches apply.
 
@@ -284,7 +283,7 @@ def read_own_file(
     profiles: dict[str, SettingsProfile] = {}
     for key, here, value in () if document.null else document.pairs():
         with kept(errors):
-            if key != PROFILES:
+            if key != "profiles":
                 settings.extend(_settings(key, here, value, BY_KEY, errors))
                 continue
             for item in () if value.null else value.items():
@@ -441,12 +440,7 @@ WITHOUT_EFFECT: Final[Mapping[str, tuple[object, ...]]] = {
 }
 """Keys, in lower case, that the agent does not follow → values that ask for what it does anyway."""
 
-SECTION: Final = "nvidia"
-
 NODES: Final = "nodeconfig"
-ANY: Final = "*"
-"""The name in the entries of nodes that no other entry selects."""
-
 SELECTOR: Final = "nodelabelselector"
 REMOTE: Final = ("operatingmode", "remote")
 
@@ -519,14 +513,14 @@ def read_device_config(file: SourceFile, errors: list[str], warnings: list[str])
     document, reader, found = read_yaml(file.content, file.name), FileReader(errors), Found()
     is_there = False
     for key, here, value in () if document.null else document.pairs():
-        if key == SECTION and not value.null:
+        if key == "nvidia" and not value.null:
             is_there, found = True, reader.keys(value, DEVICE_SHAPE)
         elif key in SECTIONS:
             belongs = "has no effect in HAMi's file; it belongs in the agent's own config.yaml"
             warnings.append(f"{here.where}: {key} {belongs}")
 
     if not is_there:
-        warnings.append(f"{file.name}: there is no section {SECTION}; nothing is taken")
+        warnings.append(f"{file.name}: there is no section nvidia; nothing is taken")
     warnings += [*first_of(reader.warnings, file.name), *_without_effect(found)]
     known = ((DEVICE_CONFIG[key], *found[key]) for key in found if key in DEVICE_CONFIG)
     return read_settings(known, errors)
@@ -587,7 +581,7 @@ def _profiles(item: Place, reader: FileReader) -> Iterator[SettingsProfile]:
     profile = SettingsProfile("", item.where, settings, faults=tuple(faults))
 
     name, _ = found.get("name", ("", ""))
-    if name == ANY:
+    if name == "*":  # for nodes that no other entry selects
         yield msgspec.structs.replace(profile, tier=Tier.ANY)
     elif name:
         yield msgspec.structs.replace(profile, nodes=(name,), tier=Tier.NAME)

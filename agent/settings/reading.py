@@ -19,6 +19,7 @@ from agent.errors import SettingsError, StateCorrupt, cap
 from agent.health.xids import malformed
 from agent.host.files import read_file
 from agent.kit.tasks import Offload
+from agent.kit.units import some
 from agent.ledger import Decider, LastGood, Ledger, Row, SourceFile
 from agent.setting import FALSE, Value, shown
 from agent.settings import files
@@ -36,9 +37,6 @@ LASTING: Final = (SCHEDULER, RESOURCE)
 Otherwise the agent could not tell a container that was answered under the former settings from one
 that asks now.
 """
-
-MOST_NAMED: Final = 3
-"""Pods that a refusal names. It counts the others."""
 
 WILD: Final = frozenset("*?[")
 """A name with one of these characters is a pattern."""
@@ -60,11 +58,8 @@ class Sources(msgspec.Struct, frozen=True):
     node_config: SourceFile | None = None
 
 
-class NodeFacts(msgspec.Struct, frozen=True):
-    """The facts that settings may depend on. `labels` None: not known yet."""
-
-    name: str = ""
-    labels: Mapping[str, str] | None = None
+Labels = Mapping[str, str] | None
+"""The labels of a Node; None: not known yet."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -83,41 +78,41 @@ class NodeValues:
     warnings: tuple[str, ...]
     knows_requests: bool
 
-    def settings(self, facts: NodeFacts) -> Settings:
-        """Build the sections of a node. Its name is from `facts`, else the sources, else the host.
+    def settings(self, name: str = "", labels: Labels = None) -> Settings:
+        """Build the sections of a node. Without a name it has that of the sources or the host.
 
         Raises SettingsError: the values do not fit the node.
         """
-        facts = NodeFacts(facts.name or self.name, facts.labels)
+        name = name or self.name
         # While labels that decide are unknown, another entry may still take the place of a wrong
         # one.
-        if not self.need_labels(facts):
-            refuse(fault for profile in self.applied(facts) for fault in profile.faults)
-        return build(self.resolve(facts), facts.name, knows_requests=self.knows_requests)
+        if not self.need_labels(name, labels):
+            refuse(fault for one in self.applied(name, labels) for fault in one.faults)
+        return build(self.resolve(name, labels), name, knows_requests=self.knows_requests)
 
-    def need_labels(self, facts: NodeFacts) -> bool:
+    def need_labels(self, name: str, labels: Labels = None) -> bool:
         """True if labels, which are not known yet, may change the values."""
-        named = _of_first_tier(one for one in self.profiles if one.names(facts.name))
-        return facts.labels is None and any(one.labels is not None for one in named)
+        named = _of_first_tier(one for one in self.profiles if one.names(name))
+        return labels is None and any(one.labels is not None for one in named)
 
-    def applied(self, facts: NodeFacts) -> list[SettingsProfile]:
-        """The profiles that apply to a node with these facts, in their order."""
-        return _of_first_tier(one for one in self.profiles if one.holds(facts.name, facts.labels))
+    def applied(self, name: str, labels: Labels = None) -> list[SettingsProfile]:
+        """The profiles that apply to a node, in their order."""
+        return _of_first_tier(one for one in self.profiles if one.holds(name, labels))
 
-    def resolve(self, facts: NodeFacts) -> Mapping[str, Setting]:
-        """All settings of a node with these facts, by key."""
-        profiled = [one for profile in self.applied(facts) for one in profile.settings]
+    def resolve(self, name: str = "", labels: Labels = None) -> Mapping[str, Setting]:
+        """All settings of a node, by key."""
+        profiled = [one for profile in self.applied(name, labels) for one in profile.settings]
         values = {field.key: Setting(field, field.default, DEFAULT) for field in FIELDS}
         return values | {one.field.key: one for one in (*self.base, *profiled, *self.top)}
 
     @property
     def name(self) -> str:
         """The node's name from the sources, else the host's name."""
-        return str(self.resolve(NodeFacts())[NODE_NAME].value or self.sources.host)
+        return str(self.resolve()[NODE_NAME].value or self.sources.host)
 
     def fixed(self) -> Mapping[str, Value]:
-        """The settings that take effect only at the start, by key. They do not depend on facts."""
-        resolved = self.resolve(NodeFacts()).items()
+        """The settings that take effect only at the start, by key. They are those of every node."""
+        resolved = self.resolve().items()
         return {k: one.value for k, one in resolved if not one.field.live} | {NODE_NAME: self.name}
 
     def undrained(self, ledger: Ledger) -> SettingsError | None:
@@ -125,7 +120,7 @@ class NodeValues:
 
         If rows differ, each of their values fits. The first setting that does not fit is named.
         """
-        for setting in map(self.resolve(NodeFacts()).__getitem__, LASTING):
+        for setting in map(self.resolve().__getitem__, LASTING):
             key = setting.field.key
             rows = [row for row in ledger.rows if _answered_under(row, key)]
             values = [_answered_under(row, key) for row in rows]
@@ -138,12 +133,10 @@ class NodeValues:
                 else "pods that the kubelet has not named"
                 for row in rows
             }
-            more = [f"{len(pods) - MOST_NAMED} more"] if len(pods) > MOST_NAMED else []
-            names = ", ".join(sorted(pods)[:MOST_NAMED] + more)
             restart = ", then restart the agent" if key == SCHEDULER else ""
             return SettingsError(
                 f"{setting.origin}: {key} cannot change from {values[-1]} to {setting.value} "
-                f"while slices are held by {names}; running pods go on",
+                f"while slices are held by {some(pods)}; running pods go on",
                 remedy=f"drain the node (kubectl drain {self.name}) or delete what holds "
                 f"them{restart}, or set it back; slices are held for up to a minute after their "
                 "pod has gone",
@@ -388,7 +381,7 @@ async def look(
             await read("own", path, MAX_YAML, needed=sources.file is not None)
             if plan is None or plan.sources.own != current.own:
                 plan = await offload.call(make_plan, current)
-            values = plan.resolve(NodeFacts())
+            values = plan.resolve()
 
             for key, kind, limit in _HAMIS:
                 if (one := values[key]).value:  # the default files need not exist
@@ -417,7 +410,7 @@ async def begin(sources: Sources, offload: Offload, state: Offload) -> SourcesRe
     """
     start = await look(sources, offload)
     try:
-        start.taken().settings(NodeFacts())
+        start.taken().settings()
     except SettingsError as error:
         refusal = error
     else:
@@ -428,7 +421,7 @@ async def begin(sources: Sources, offload: Offload, state: Offload) -> SourcesRe
     for own in (None, start.sources.own):
         with contextlib.suppress(SettingsError):
             known = make_plan(msgspec.structs.replace(sources, own=own))
-            file = known.settings(NodeFacts()).paths.state / COPY
+            file = known.settings().paths.state / COPY
     if file is None:
         raise refusal
 
@@ -456,12 +449,12 @@ def recalled(copy: LastGood, sources: Sources) -> NodeValues:
         sources, device_config=copy.device_config, own=copy.own, node_config=copy.node_config
     )
     plan = make_plan(then)
-    plan.settings(NodeFacts())
+    plan.settings()
     return plan
 
 
 def stand_in(
-    copy: LastGood | None, sources: Sources, facts: NodeFacts, ledger: Ledger
+    copy: LastGood | None, sources: Sources, ledger: Ledger, name: str = "", labels: Labels = None
 ) -> NodeValues | None:
     """The settings of the copy in the place of `sources`, which the node or its rows refuse.
 
@@ -470,7 +463,7 @@ def stand_in(
     with contextlib.suppress(SettingsError):
         if copy is not None:
             last = recalled(copy, sources)
-            last.settings(facts)
+            last.settings(name, labels)
             if last.sources != sources and last.undrained(ledger) is None:
                 return last
     return None

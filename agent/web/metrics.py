@@ -11,7 +11,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from functools import partial
 from typing import Final, TypeAlias
 
-import msgspec
 from aiohttp import web
 from msgspec.structs import astuple
 from prometheus_client import (
@@ -61,13 +60,8 @@ UNKNOWN: Final = "unknown"
 Gauge: TypeAlias = tuple[str, str, Callable[[], float]]
 """The name of a number without the agent's prefix, its text, and what returns it."""
 
-
-class MetricSources(msgspec.Struct, frozen=True):
-    """The counts and numbers of services, each name once."""
-
-    tallies: Sequence[Tally] = ()
-    durations: Sequence[Durations] = ()
-    readings: Sequence[Gauge] = ()
+Services: TypeAlias = tuple[Sequence[Tally], Sequence[Durations], Sequence[Gauge]]
+"""The counts, durations and numbers of the services, each name once."""
 
 
 _Labels: TypeAlias = tuple[str, ...]
@@ -435,7 +429,7 @@ def _of_hami(names: HamiNames, build: BuildInfo, sums: _Sums) -> Iterator[Metric
 
 @dataclasses.dataclass(eq=False)
 class AgentCollector(Collector):
-    """The agent's own series, made for every scrape of what `facts` and `series` return then.
+    """The agent's own series, made for every scrape of what `facts` returns then.
 
     `names_pods`: what each container was promised and uses has series. `hami`: by which names
     HAMi's series are served, too.
@@ -443,14 +437,14 @@ class AgentCollector(Collector):
 
     build: BuildInfo
     facts: Callable[[], StatusFacts]
-    series: Callable[[], MetricSources] = MetricSources
+    services: Services = ((), (), ())
     names_pods: bool = True
     hami: HamiNames = HamiNames.NONE
 
     @override
     def collect(self) -> Iterator[Metric]:
         """Yield all families, each once."""
-        facts, series = self.facts(), self.series()
+        facts, (tallies, durations, readings) = self.facts(), self.services
         labels = gpu_labels(facts.inventory, facts.gone)
         running = [row for row in facts.ledger.rows if takes_room(row, facts.pods)]
         rows = running if self.names_pods else ()
@@ -459,7 +453,7 @@ class AgentCollector(Collector):
         # The newest row of each holder: the agent has not seen yet that the other pod is gone.
         newest = dict(sorted(given, key=lambda one: one[1].answered_at))
         counted = {str(uuid) for _, row in given for uuid in row.gpus}
-        for tally in series.tallies:
+        for tally in tallies:
             if "gpu" in tally.labels:
                 counted.update(values[tally.labels.index("gpu")] for values, _ in tally.items())
 
@@ -483,12 +477,12 @@ class AgentCollector(Collector):
 
         yield from _of_hami(self.hami, self.build, sums)
 
-        for name, text, read in series.readings:
+        for name, text, read in readings:
             yield GaugeMetricFamily(PREFIX + name, text, value=read())
 
         # Tallies name a GPU by its UUID.
         named = {str(uuid): label for uuid, label in labels.items()}
-        for tally in series.tallies:
+        for tally in tallies:
             counter = CounterMetricFamily(PREFIX + tally.name, tally.help, labels=tally.labels)
             counts = dict.fromkeys(tally.expected, 0) | dict(tally.items())
             for raw, count in sorted(counts.items()):
@@ -498,7 +492,7 @@ class AgentCollector(Collector):
 
             yield counter
 
-        for one in series.durations:
+        for one in durations:
             histogram = HistogramMetricFamily(PREFIX + one.name, one.help, labels=one.labels)
             bounds = [*map(str, one.buckets), "+Inf"]
             for of, cumulative, total in one.rows():

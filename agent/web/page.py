@@ -24,7 +24,7 @@ from agent import status as view
 from agent.errors import cap
 from agent.kit.units import UNKNOWN, age, counted
 from agent.ledger import JournalEntry
-from agent.node.findings import Check
+from agent.node import Check
 from agent.status import GpuStatus, SettingStatus, StatusDocument
 
 HTML: Final = "text/html; charset=utf-8"
@@ -146,7 +146,7 @@ def page_html(status: StatusDocument, settings: Sequence[SettingStatus], now: dt
         parts=join(fill(link, part.lower(), part, str(len(of))) for part, of in parts.items()),
         gpus=_table(GPU_HEADS, map(_gpu, gpus), len(gpus), "gpus"),
         allocations=_table(POD_HEADS, rows, len(pods), "allocations", " id='rows'"),
-        doubts=_notices([(said, "") for said in view.pod_notices(status, now)], "allocations"),
+        doubts=_notices(view.pod_notices(status, now), "allocations"),
         refusals=_entries("refusals", refusals, now, known),
         changes=_entries("changes", changes, now, known),
         checks=_checks(node.checks),

@@ -29,7 +29,7 @@ from typing_extensions import override
 from agent.errors import PermissionFault, cap, host_port
 from agent.kit.tasks import Allowance
 from agent.model import ReaderPolicy
-from agent.node.findings import STANDBY, Check, degraded, is_ready
+from agent.node import STANDBY, Check, degraded, is_ready
 from agent.status import (
     StatusFacts,
     allocations_of,

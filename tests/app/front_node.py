@@ -15,7 +15,7 @@ from agent.kube.connection import Connection
 from agent.ledger import SourceFile, State
 from agent.model import GpuUuid, SharedGpu, SliceGroup
 from agent.ports import Driver
-from agent.settings.reading import NodeFacts, Sources, make_plan
+from agent.settings.reading import Sources, make_plan
 from agent.state import Recovered
 from tests.app.settings_room import SystemdSide, nothing_new, start_of
 from tests.fakes.apiserver import EventSink
@@ -73,7 +73,7 @@ def joined(
         cdi=places.cdi,
         regions=places.regions,
     )
-    found = StartFacts(boot, Recovered(state), start_of(plan), plan.settings(NodeFacts()))
+    found = StartFacts(boot, Recovered(state), start_of(plan), plan.settings())
     return NodeAgent(
         found,
         adapters,  # type: ignore[arg-type]

@@ -13,7 +13,7 @@ import structlog
 from agent.app.adapters import SharedCells
 from agent.app.settings import SettingsService
 from agent.cluster import NodeEvent
-from agent.host.process import Systemd
+from agent.host.files import Systemd
 from agent.inventory import InventoryKeeper
 from agent.kit.cell import Cell
 from agent.kit.timing import IdleWaiter
@@ -21,16 +21,8 @@ from agent.kube.watches import NodeWatch
 from agent.ledger import LastGood, Ledger, SourceFile
 from agent.model import GpuUuid, Scan, SliceId, SliceList
 from agent.ports import Disk
-from agent.report import ReportCells, Reporter, ReportState
-from agent.settings.reading import (
-    NodeFacts,
-    NodeValues,
-    Sources,
-    SourcesRead,
-    begin,
-    look,
-    make_plan,
-)
+from agent.report import ReportCells, Reporter
+from agent.settings.reading import NodeValues, Sources, SourcesRead, begin, look, make_plan
 from tests.builders import NODE, a_gpu
 from tests.fakes.apiserver import FakeApi
 from tests.fakes.chance import Seeded
@@ -84,7 +76,7 @@ class SettingsRoom:
     stored: LastGood | None = None
 
     def __post_init__(self) -> None:
-        settings = self.start.taken().settings(NodeFacts())
+        settings = self.start.taken().settings()
         self.cells = SharedCells(settings)
         self.service = SettingsService(
             start=self.start,
@@ -211,8 +203,7 @@ async def a_settings_node(
         room.rebuild = keeper.refresh
         node = SettingsNode(root, room, keeper, api)
         watch = NodeWatch(api, facts.node, Seeded())
-        state = Cell(ReportState())
-        cells = ReportCells(facts.inventory, facts.node, watch.returns, facts.report, state)
+        cells = ReportCells(facts.inventory, facts.node, watch.returns, facts.report)
         reporter = Reporter(api, cells, watch.on_answer, room.told.append, LoopClock(), Seeded())
         host = (keeper.run, *room.tasks, node.take_lists)
         async with at_work(*host):

@@ -14,17 +14,17 @@ import pytest
 from aiohttp import web
 
 from agent.cli import doctor
+from agent.cli.checks import ALL_GROUPS, AgentAnswer, Finding
 from agent.cli.doctor import NodeSeen, report_differences
 from agent.cluster import REGISTER
 from agent.hami.annotations import RegisteredGpu, encode_register
 from agent.ledger import Holding
 from agent.model import GpuFault, Scan
-from agent.node.checks import AgentAnswer
-from agent.node.findings import ALL_GROUPS, Check, Finding
+from agent.node import Check
 from agent.sandbox.hardware import described
 from agent.sandbox.lab.child import child_environment
 from agent.sandbox.lab.cluster import LabOptions, SandboxCluster, open_cluster
-from agent.settings.reading import NodeFacts, Sources, make_plan
+from agent.settings.reading import Sources, make_plan
 from agent.settings.schema import Settings
 from agent.witness import PodResourcesWitness
 from tests.fakes.http import a_session
@@ -79,7 +79,7 @@ async def a_node() -> AsyncIterator[SandboxCluster]:
 def settings(cluster: SandboxCluster, **more: str) -> Settings:
     words = iter(cluster.command()[1:])
     flags = dict(zip(words, words, strict=True)) | more
-    return make_plan(Sources(flags=flags, host="host")).settings(NodeFacts())
+    return make_plan(Sources(flags=flags, host="host")).settings()
 
 
 async def examine(settings: Settings, **more: Any) -> tuple[Finding, ...]:
@@ -269,7 +269,7 @@ def bare(tmp_path: Path, stub_path: Path) -> Settings:
         "--state-dir": str(tmp_path / "state"),
         "--run-dir": str(tmp_path / "run"),
     }
-    return make_plan(Sources(flags=flags, host="host")).settings(NodeFacts())
+    return make_plan(Sources(flags=flags, host="host")).settings()
 
 
 async def test_an_empty_host_lacks_everything(bare: Settings, stub_path: Path):
@@ -339,6 +339,25 @@ async def test_a_device_file_that_cannot_be_opened_is_told_with_the_reason(
     ]
 
 
+async def test_of_a_driver_that_hangs_it_is_told_how_long_gpus_stay_on_offer(
+    bare, stub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(doctor, "DRIVER_SECONDS", 0.2)
+    stub.order([0])
+    stub.hang(slot=0)
+    later = "once it has not answered for 60 s (health.driverHang)"
+    told = {}
+    for name, agent in (
+        ("runs", READY),
+        ("ended", AgentAnswer("/x", failure="gone")),
+        ("no", None),
+    ):
+        found = await examine(bare, groups=frozenset({"driver"}), agent=agent)
+        told[name] = {later in one.means for one in found if one.check == "P-DRIVER"}
+
+    assert {"runs": {True}, "ended": {False}, "no": {False}} == told
+
+
 @pytest.mark.parametrize(
     ("names", "alive"),
     [
@@ -372,7 +391,7 @@ def test_a_lost_gpu_that_the_node_still_names_is_no_reason_to_restart_the_agent(
         )
         for gpu in gpus
     )
-    chosen = make_plan(Sources(host="host")).settings(NodeFacts())
+    chosen = make_plan(Sources(host="host")).settings()
     silent = Scan("570", gpus[:1])
     lost = msgspec.structs.replace(silent, faults=(GpuFault(gpus[1].uuid, "GPU is lost"),))
 
@@ -399,7 +418,7 @@ async def test_where_there_are_no_cdi_directories_it_matters_whether_this_is_a_p
         "--device-list-strategy": "cdi-cri",
         "--cdi-spec-dirs": f"{tmp_path}/etc,{tmp_path}/run",
     }
-    given = make_plan(Sources(flags={**flags, **more}, host="n")).settings(NodeFacts())
+    given = make_plan(Sources(flags={**flags, **more}, host="n")).settings()
     seen = NodeSeen(given, environ, frozenset({"driver"}))
     findings = await doctor.examine(seen)
 

@@ -18,7 +18,7 @@ from agent.cluster import NodeEvent
 from agent.errors import Refusal, RefusalReason
 from agent.health.xids import FELL_OFF_THE_BUS
 from agent.model import Scan, slice_id
-from agent.node.findings import Check
+from agent.node import Check
 from agent.report import CALM
 from agent.sandbox.hardware import Description, SimulatedHardware
 from agent.web.server import livez, readyz

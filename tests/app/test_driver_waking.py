@@ -3,13 +3,14 @@
 The agent, joined over the real pynvml and the C stub.
 """
 
-import asyncio
+import contextlib
 
 import pytest
 import structlog
 
 from agent.cli import doctor
-from agent.node.checks import judge_driver
+from agent.cli.checks import judge_driver
+from agent.settings.reading import Sources, make_plan
 from tests.app.front_node import joined, running, watched
 from tests.fakes.nvml import until
 
@@ -65,21 +66,43 @@ async def test_readiness_tells_a_waking_gpu_from_a_missing_driver(stub_driver, s
     )
 
 
-async def test_a_look_before_the_start_waits_for_gpus_that_wake(stub_driver, stub):
+async def test_a_look_before_the_start_waits_for_gpus_that_wake(
+    stub_driver, stub, monkeypatch: pytest.MonkeyPatch
+):
     stub.wake_slowly([1], SLOWER)
     scans = []
 
-    async def looks():
-        while True:
+    class Watched:
+        async def scan(self):
             scans.append(await stub_driver.scan())
-            yield scans[-1]
-            await asyncio.sleep(0.05)
+            return scans[-1]
 
-    found, failure, _ = await doctor.last_scan(looks())
+    @contextlib.asynccontextmanager
+    async def opened(_):
+        yield Watched()
+
+    monkeypatch.setattr(doctor, "open_driver", opened)
+    monkeypatch.setattr(doctor, "LOOK_SECONDS", 0.05)
+    settings = make_plan(Sources(flags={"--scheduler": "none"}, host="host")).settings()
+    found = await doctor.examine(doctor.NodeSeen(settings, {}, frozenset({"driver"})))
 
     assert len(scans) > 1
-    assert (scans[-1], "") == (found, failure)
-    assert ["ok"] == [one.verdict for one in judge_driver("NVML", found, failure)]
+    assert [("P-DRIVER", "ok")] == [(one.check, one.verdict) for one in found]
+
+
+@pytest.mark.parametrize("runs", [True, False])
+async def test_a_silent_gpu_is_on_offer_until_it_was_silent_for_long(stub_driver, stub, runs):
+    """A running agent offers it for health.driverHang more; before the first start none does."""
+    stub.order([0, 1])
+    stub.hang(slot=0)
+    scan = await stub_driver.scan()
+    driver, note = judge_driver("NVML", scan, "", hang=60.0 * runs)
+    (dead,) = judge_driver("NVML", None, "the driver did not answer within 15 s", hang=60.0 * runs)
+
+    assert ("ok", "note") == (driver.verdict, note.verdict)
+    for one in (note, dead):
+        assert runs is (" once it has not answered for 60 s (health.driverHang)" in one.means)
+    assert runs is ("it is not shared" not in note.advice)
 
 
 async def test_a_gpu_that_never_wakes_is_named_and_the_driver_is_not_said_to_be_missing(

@@ -14,11 +14,11 @@ import structlog
 
 from agent.app.main import run_agent
 from agent.cli.config import started
-from agent.host.process import LockFile
+from agent.host.files import LockFile
 from agent.inventory import InventoryKeeper
 from agent.kit import tasks
 from agent.ledger import LastGood, SourceFile
-from agent.settings.reading import COPY, NodeFacts, Sources
+from agent.settings.reading import COPY, Sources
 from agent.state import CURRENT, LAST_GOOD_KIND, seal
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(60)]
@@ -67,7 +67,7 @@ class Host:
         }
         origin = Sources(self.root / "own", {}, flags, "node-a")
         start = asyncio.run(started(origin))
-        settings = start.taken().settings(NodeFacts())
+        settings = start.taken().settings()
 
         async def live() -> int:
             async with asyncio.TaskGroup() as group:

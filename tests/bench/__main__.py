@@ -80,7 +80,6 @@ async def _regions(_: int) -> list[Figure]:
 
 
 PARTS: dict[str, Callable[[int], Awaitable[list[Figure]]]] = {
-    "starts": lab.starts,
     "restarts": lab.restarts,
     "events": rest.events,
     "pods": _pods,

@@ -9,13 +9,13 @@ from itertools import pairwise
 import msgspec
 from grpclib import GRPCError
 
-from agent.kit.unix import UnixChannel
 from agent.sandbox import hardware_talk as talk
 from agent.sandbox.hardware_talk import ask
 from agent.sandbox.lab.cluster import NAMESPACE, SandboxCluster, fetch, scrape
 from agent.sandbox.scenario.facts import is_locked, is_running, pod_facts
 from agent.sandbox.scenario.stage import plain
 from agent.wire.v1beta1 import AllocateRequest, ContainerAllocateRequest, DevicePluginStub
+from agent.witness import UnixChannel
 from tests.bench.figures import Figure, percentile
 
 STEPS = {

@@ -36,7 +36,6 @@ CONTAINERS = 10
 PODS = 60
 GPUS = 8
 BURST = 20
-EXEC = "from exec to the Register call at the kubelet model"
 
 
 async def reach(
@@ -86,30 +85,6 @@ async def with_library() -> AsyncIterator[SandboxCluster]:
         stub.order(range(GPUS))
         async with served(GPUS, 10, "--simulate", "", "--nvml-library", str(library)) as cluster:
             yield cluster
-
-
-async def starts(runs: int) -> list[Figure]:
-    """exec → Register, and what the process then weighs."""
-    registered: list[float] = []
-    weights: list[float] = []
-    for _ in range(runs + 1):
-        async with served() as cluster:
-            event = cluster.kubelet.history.of("registered")[0]
-            registered.append((event.elapsed - cluster.agent.started) * 1000)
-            await asyncio.sleep(SETTLED)
-            weights.append(_resident_mb(cluster.agent.pid))
-    how = f"{EXEC}; the first run, which warms the disk cache, is left out"
-    return [
-        Figure("exec_to_register", "exec → Register call", "ms", registered[1:], how, 200),
-        Figure(
-            "rss",
-            "RSS, 8 GPUs of 10 slices, API connected",
-            "MB",
-            weights[1:],
-            f"VmRSS, {SETTLED:g} s after both watches are up, 1 MB = 10^6 bytes",
-            56,
-        ),
-    ]
 
 
 async def restarts(runs: int) -> list[Figure]:
@@ -299,13 +274,6 @@ def _rpcs(cluster: SandboxCluster) -> list[float]:
         else:
             found.append((event.elapsed - begun[key]) * 1000)
     return found
-
-
-def _resident_mb(pid: int) -> float:
-    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-        if line.startswith("VmRSS:"):
-            return int(line.split()[1]) * 1024 / 1e6
-    raise RuntimeError(f"/proc/{pid}/status tells no VmRSS")
 
 
 def _cpu_seconds(pid: int) -> float:

@@ -62,14 +62,14 @@ def test_what_other_parts_measured_before_is_kept_where_that_is_asked_for(tmp_pa
     ("words", "parts"),
     [
         ([], [name for name in PARTS if name not in LONG]),
-        (["idle", "starts"], ["starts", "idle"]),
+        (["idle", "restarts"], ["restarts", "idle"]),
         (["real"], [one for one in PARTS if one.startswith("real-") and one not in LONG]),
         ([*LONG], [*LONG]),
     ],
 )
 def test_a_word_is_a_part_or_the_beginning_of_several(words, parts):
     assert parts == asked(words)
-    with pytest.raises(ValueError, match="no part naps; there are starts, restarts"):
+    with pytest.raises(ValueError, match="no part naps; there are restarts, events"):
         asked([*words, "naps"])
 
 

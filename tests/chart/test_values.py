@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from agent.ledger import SourceFile
-from agent.settings.reading import NodeFacts, Sources, make_plan
+from agent.settings.reading import Sources, make_plan
 from tests.chart.lab.helm import (
     Helm,
     Object,
@@ -45,7 +45,7 @@ def test_the_agent_takes_its_file_whatever_the_values(helm: Helm, name: str):
     text = own_file(tuple(objects), mounted)
 
     assert full == mounted
-    make_plan(Sources(own=SourceFile("config.yaml", text.encode()))).resolve(NodeFacts())
+    make_plan(Sources(own=SourceFile("config.yaml", text.encode()))).resolve()
 
 
 def test_hamis_names_are_the_agents_settings(helm: Helm):

@@ -10,7 +10,7 @@ import tracemalloc
 import msgspec
 import pytest
 
-from agent.cli import bundle
+from agent.cli import support
 from agent.cli.main import dispatch
 from agent.status import NodeStatus, StatusDocument, envelope
 from tests.builders import NOON
@@ -31,9 +31,9 @@ def cli(capsys):
 @pytest.fixture
 def answers(monkeypatch):
     """The agent's answers by path: a status and a text. Tests may change them."""
-    found = dict.fromkeys(bundle.PARTS.values(), (200, "text"))
+    found = dict.fromkeys(support.PARTS.values(), (200, "text"))
     found["/api/v1/status"] = 200, envelope("Status", STATUS, NOON).decode()
-    monkeypatch.setattr(bundle, "call", lambda _path, _method, target, _deadline: found[target])
+    monkeypatch.setattr(support, "call", lambda _path, _method, target, _deadline: found[target])
     return found
 
 
@@ -96,7 +96,7 @@ def test_without_an_agent_nothing_is_written(cli, tmp_path):
     assert "no.sock does not answer" in err
 
 
-def an_archive(path, name=bundle.__name__, content=b"x", kind=tarfile.REGTYPE):
+def an_archive(path, name=support.__name__, content=b"x", kind=tarfile.REGTYPE):
     with tarfile.open(path, "w:gz") as archive:
         member = tarfile.TarInfo(name)
         member.type, member.size, member.linkname = kind, len(content), "/etc/passwd"

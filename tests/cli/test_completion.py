@@ -1,6 +1,5 @@
 """`completion`: what a shell offers after the words that are typed, asked of the shell itself."""
 
-import asyncio
 import shlex
 import shutil
 import subprocess
@@ -9,12 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from agent.cli import completion
+from agent.cli import support
 from agent.cli.main import VERBS, dispatch
-from agent.cli.status import StatusRead
-from agent.status import AllocationStatus, GpuStatus, NodeStatus, StatusDocument
-from tests.builders import NOON
-from tests.fakes.kubeworld import model_world
 
 pytestmark = pytest.mark.looptime(False)
 
@@ -119,35 +114,10 @@ def test_all_verbs_are_offered_first(shell, tmp_path: Path, capsys):
 
 
 def test_an_option_that_is_accepted_and_not_shown_is_not_offered():
-    found = completion.may_follow(["uninstall", "--"], {})
+    found = support.may_follow(["uninstall", "--"])
 
     assert {"--force", "--all-nodes"} <= set(found)
     assert "--split-count" not in found
-
-
-def test_gpus_and_pods_of_the_agent_and_nodes_of_the_cluster_are_offered(monkeypatch):
-    held = [AllocationStatus(namespace="a", pod=pod, container="c", shares=()) for pod in "xxy"]
-    unknown = AllocationStatus(namespace="", pod="", container="", shares=())
-    gpus = (GpuStatus(uuid="GPU-1", index=3), GpuStatus(uuid="GPU-2"))
-    found = StatusDocument(node=NodeStatus(name="n"), gpus=gpus, allocations=(*held, unknown))
-    monkeypatch.setattr(completion, "status_at", lambda _: StatusRead(found, NOON, "agent"))
-
-    assert ["3", "GPU-1", "GPU-2"] == completion.may_follow(["cordon", ""], {})
-    assert ["3", "GPU-1", "GPU-2"] == completion.may_follow(["simulate", "lose", "--gpu", ""], {})
-    assert ["a/x", "a/y"] == completion.may_follow(["explain", ""], {})
-
-
-async def test_nodes_of_the_cluster_are_offered(tmp_path):
-    async with model_world(tmp_path, "admin") as world:
-        for name in "ab":
-            world.store.create("nodes", {"metadata": {"name": name}})
-        environ = {"KUBECONFIG": str(world.kubeconfig)}
-        words = ["status", "--node", ""]
-        offered_names = await asyncio.to_thread(completion.may_follow, words, environ)
-
-        assert ["a", "b"] == offered_names
-        await world.begin_outage()
-        assert [] == await asyncio.to_thread(completion.may_follow, words, environ)
 
 
 def test_another_shell_is_wrong_usage(capsys: pytest.CaptureFixture[str]):

@@ -8,7 +8,7 @@ import yaml
 
 from agent.cli import doctor
 from agent.cli.main import dispatch
-from agent.cli.runbook import HINT
+from agent.cli.support import HINT
 
 pytestmark = pytest.mark.looptime(False)
 

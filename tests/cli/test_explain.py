@@ -13,7 +13,7 @@ from typing import Any, cast
 import pytest
 import pytest_asyncio
 
-from agent.cli.runbook import HINT
+from agent.cli.support import HINT
 from agent.hami.annotations import encode_stamp
 from tests.fakes.explain_rig import CORDON, REGISTER, ExplainRig, a_gpu, explain_rig, report_of
 

@@ -2,13 +2,23 @@
 
 import contextlib
 import io
+import os
 import sys
 
 import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from agent.cli.output import Column, shorten, table, terminal_width, wide, working
+from agent.cli.output import (
+    Column,
+    OwnStream,
+    Unwritten,
+    shorten,
+    table,
+    terminal_width,
+    wide,
+    working,
+)
 
 COLUMNS = (
     Column("GPU"),
@@ -92,3 +102,14 @@ def test_a_script_hears_nothing_of_a_wait(monkeypatch):
 )
 def test_without_a_terminal_the_width_is_that_of_columns_if_it_is_one(given, width):
     assert width == terminal_width({"COLUMNS": given})
+
+
+@pytest.mark.parametrize("is_answer", [False, True])
+def test_a_pipe_that_is_full_and_never_blocks_loses_a_log_line_but_no_answer(*, is_answer: bool):
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    with os.fdopen(reader, "rb"), OwnStream(writer, "wb") as stream:
+        stream.is_answer = is_answer
+        with pytest.raises(Unwritten) if is_answer else contextlib.nullcontext():
+            for _ in range(100):
+                assert 4096 == stream.write(bytes(4096))

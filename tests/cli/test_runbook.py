@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from agent.cli.main import dispatch
-from agent.cli.runbook import entries
+from agent.cli.support import entries
 
 RUNBOOK = Path("RUNBOOK.md").read_text(encoding="utf-8")
 

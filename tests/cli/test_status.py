@@ -13,7 +13,7 @@ from agent.cli import status
 from agent.cli.main import dispatch
 from agent.cli.status import StatusStyle, entry_lines, gpu_lines, pod_lines, status_lines
 from agent.ledger import JournalEntry
-from agent.node.findings import Check
+from agent.node import Check
 from agent.status import (
     AllocationStatus,
     GpuStatus,

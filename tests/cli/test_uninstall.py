@@ -18,7 +18,7 @@ from agent.cli.main import dispatch
 from agent.cluster import CORDON, HANDSHAKE, MUTEX_LOCK, REGISTER, SCORE
 from agent.errors import ApiError, ApiForbidden, ApiNotFound
 from agent.hami.region import V1_2
-from agent.host.process import LockFile
+from agent.host.files import LockFile
 from agent.kube.reader import KubeLeftovers, NodeLeftovers
 from tests.builders import NODE, RESOURCE
 from tests.fakes.kubeworld import ModelWorld, model_world
@@ -116,7 +116,7 @@ def with_pods(world: ModelWorld) -> None:
 
 
 SERVED = (
-    f"a device plugin serves {RESOURCE} on the Node {NODE}, as its kubelet reports, and would "
+    f"Node {NODE}: a device plugin serves {RESOURCE} there, as its kubelet reports, and would "
     "write again: stop it first; --force uninstalls anyway"
 )
 OTHER_RESOURCE = ("--resource-name", "other.com/gpu")

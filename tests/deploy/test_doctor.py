@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import yaml
 
-from agent.node.checks import Right, rights
+from agent.node import Right, rights
 from tests.shape import tree
 
 NAME = "hami-agent-doctor"

@@ -12,7 +12,7 @@ from agent.errors import SettingsError
 from agent.ledger import SourceFile
 from agent.sandbox.scheduler.model import CORES, COUNT, MEMORY, SchedulerSettings, pod_requests
 from agent.sandbox.scheduler.webhook import review_pod
-from agent.settings.reading import FOREIGN, NodeFacts, Sources, make_plan
+from agent.settings.reading import FOREIGN, Sources, make_plan
 from agent.settings.schema import BY_KEY, FIELDS
 from tests.shape import tree
 
@@ -63,7 +63,7 @@ def test_a_pod_with_a_privileged_container_or_a_node_is_refused():
 
 def test_the_settings_for_time_slicing_are_taken():
     plan = make_plan(Sources(own=SourceFile("config.yaml", OURS.encode())))
-    found = plan.resolve(NodeFacts())
+    found = plan.resolve()
 
     assert ("none", 10) == (found["scheduler"].value, found["sharing.splitCount"].value)
     assert yaml.safe_load(THEIRS)["sharing"]["timeSlicing"]["resources"][0]["replicas"] == 10

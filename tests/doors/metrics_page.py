@@ -22,10 +22,10 @@ from agent.model import (
     SliceList,
     slice_id,
 )
-from agent.node.findings import Check
+from agent.node import Check
 from agent.status import NodeStatus, StatusFacts
 from agent.usage import ContainerGpuUse, ContainerUse
-from agent.web.metrics import AgentCollector, MetricSources, MetricsPage
+from agent.web.metrics import AgentCollector, MetricsPage
 from agent.web.server import BuildInfo
 from tests.builders import (
     NODE,
@@ -59,8 +59,7 @@ def facts(inventory=None, slices=(), rows=(), **more):
 
 async def scrape(found=None, series=None, accept="*/*", **options):
     """The page of these facts and its content type; the options are the collector's."""
-    sources = series or MetricSources()
-    collector = AgentCollector(BUILD, lambda: found or facts(), lambda: sources, **options)
+    collector = AgentCollector(BUILD, lambda: found or facts(), series or ((), (), ()), **options)
     page = MetricsPage(collector).page
     _, text, headers = await ask({"/metrics": page}, "/metrics", headers={"Accept": accept})
     return text, headers["Content-Type"]
@@ -201,7 +200,7 @@ def counts():
     waits.observe(1.0, "UNKNOWN")
     gauge = ("hook_available_inodes", "Free inodes.", lambda: float("inf"))
     errors = Tally("checkpoint_errors", "Failed writes.")
-    return MetricSources((xids, started, errors), (waits,), (gauge,))
+    return (xids, started, errors), (waits,), (gauge,)
 
 
 def a_gpu_use(index=0, *, uuid=None, total=0, memory_limit=0, sm_percent=0, core_limit=0):

@@ -7,7 +7,7 @@ import msgspec
 from agent.cluster import CORDON, MUTEX_LOCK, NodeView, PodTable
 from agent.ledger import JournalEntry, Ledger
 from agent.model import Condition, GpuSample, Health, Sampled, SliceGroup, SliceList, slice_id
-from agent.node.findings import Check
+from agent.node import Check
 from agent.status import NodeStatus, SettingStatus, StatusFacts
 from tests.builders import (
     EPOCH,

@@ -329,7 +329,7 @@ async def test_a_peer_that_dies_in_a_call_leaves_no_error_behind(tmp_path: Path)
                 while not call.body:
                     await call.read()
             async with asyncio.timeout(PATIENCE):
-                await door.server.traffic.streams.until(lambda count: count == 0)
+                await door.server.streams.until(lambda count: count == 0)
         gc.collect()
         await asyncio.sleep(0)
 

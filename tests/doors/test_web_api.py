@@ -20,8 +20,8 @@ from agent.allocate.room import promised
 from agent.app import web as app_web
 from agent.app.agent import NodeAgent
 from agent.app.web import GpuActions
-from agent.cli.status import StatusStyle, pod_lines, status_lines
-from agent.cluster import MUTEX_LOCK, NodeView, Phase, PodTable, PodView, Role
+from agent.cli.status import StatusStyle, pod_lines
+from agent.cluster import NodeView, Phase, PodTable, PodView, Role
 from agent.health.watch import Recheck
 from agent.kit.cell import Cell
 from agent.ledger import Decider, JournalEntry, Ledger, Row
@@ -39,7 +39,7 @@ from agent.model import (
     SliceList,
     slice_id,
 )
-from agent.node.findings import Check
+from agent.node import Check
 from agent.status import (
     NodeStatus,
     SettingStatus,
@@ -118,12 +118,6 @@ def golden():
 
 async def test_each_document_of_a_busy_node(golden):
     assert golden == await golden_lines()
-
-
-async def test_a_lock_that_cannot_be_read_is_shown_as_it_stands():
-    strange = NodeView("node-1", "u", "1", annotations={MUTEX_LOCK: "x,y"})
-
-    assert {"since": None, "holder": "x,y"} == (await data("node", node=strange))["lock"]
 
 
 async def test_the_history_is_thirty_means_of_thirty_seconds():
@@ -305,17 +299,6 @@ async def test_a_gpu_is_asked_by_index_or_uuid(tmp_path, name):
     assert [] == json.loads(text)["data"]["missing"]
 
 
-@pytest.mark.parametrize(("index", "told"), [(3, 3), (NO_INDEX, None)])
-async def test_an_index_that_nobody_knows_is_told_as_none(tmp_path, index, told):
-    async def ask(*_, **__):
-        probe = Probe(G1, ProbeOutcome.PASSED)
-        return Recheck(a_gpu(index=index, uuid=G1), probe, ILL, ILL, serving=False)
-
-    _, text, _ = await post(tmp_path, f"/api/v1/gpus/{G1}:recheck", served=actions(ask))
-
-    assert told == json.loads(text)["data"]["gpu"]
-
-
 async def test_all_gpus_are_asked_at_once_and_one_that_left_meanwhile_is_left_out(tmp_path):
     all_asked = asyncio.Barrier(3)
 
@@ -357,11 +340,6 @@ async def test_what_cannot_be_done_is_said_with_what_can(tmp_path, path, made, s
     found, text, _ = await post(tmp_path, f"/api/v1/{path}", served=actions(*made))
 
     assert (status, True) == (found, words in text)
-
-
-async def test_pages_are_served_beside_actions(tmp_path):
-    assert (200, "ok") == (await post(tmp_path, "/livez", "GET"))[:2]
-    assert 405 == (await post(tmp_path, "/livez", "PUT"))[0]
 
 
 async def test_somebody_else_is_refused_and_one_line_a_minute_tells_it(tmp_path, monkeypatch):
@@ -540,14 +518,6 @@ def test_a_gpu_that_does_not_answer_says_until_when_it_is_offered():
     found = gpus_of(facts(inventory=an_inventory(gpus=gpus), driver_hang=60.0))
 
     assert [NOON + dt.timedelta(minutes=1), None] == [gpu.offered_until for gpu in found]
-
-
-@pytest.mark.parametrize(("seen", "late"), [("it was deleted", 1), ("it runs", 2)])
-def test_what_has_ended_is_not_waited_for(seen, late):
-    """The kubelet confirms the answers of pods that are gone no more."""
-    lines = status_lines(document(SEEN[seen]), NOON, StatusStyle(width=200))
-
-    assert f"{late} not recorded by the kubelet" in " ".join(lines)
 
 
 ENTRY = JournalEntry(NOON, "HA-2005", "there is no lock", namespace="ns", pod="late")

@@ -15,7 +15,7 @@ from aiohttp import web
 
 from agent.cluster import MUTEX_LOCK, NodeView
 from agent.model import ReaderPolicy
-from agent.node.findings import Check
+from agent.node import Check
 from agent.status import (
     AllocationStatus,
     GpuStatus,
@@ -195,14 +195,6 @@ def test_equal_entries_are_one_with_their_number_and_what_else_they_are_about():
     assert "(12 times; also research/probe-1/main" in text
 
 
-def test_gpus_that_need_somebody_come_first():
-    tree = HtmlTree(page(gpus=5, each=1))
-    rows = [found["id"] for found in tree.of("tr", **{"class": "gpu"})]
-
-    assert ["gpu-1", "gpu-2", "gpu-0", "gpu-3", "gpu-4"] == rows
-    assert "5 of 50 slices in use, 1 of 5 GPUs not offered" in tree.text
-
-
 def test_an_empty_node_says_so_and_since_when_nothing_happened():
     facts = msgspec.structs.replace(busy(gpus=0), refusals=(), changes=())
     text = HtmlTree(html_of(facts)).text
@@ -211,25 +203,6 @@ def test_an_empty_node_says_so_and_since_when_nothing_happened():
     assert 2 == text.count("There are none.")
     assert 2 == text.count("None.")
     assert 2 == HtmlTree(html_of(young)).text.count("None since 17:04:07 UTC.")
-
-
-def test_after_a_start_the_page_says_since_when_refusals_and_changes_are_known():
-    young = msgspec.structs.replace(busy(), journal_since=busy().now)
-    said = "Known since 17:04:07 UTC; the agent's log has earlier ones."
-
-    assert 2 == HtmlTree(html_of(young)).text.count(said)
-    assert "Known since" not in HtmlTree(html_of(busy())).text
-
-
-def test_bars_are_on_one_scale_and_a_gap_in_the_history_is_a_gap_in_its_line():
-    tree = HtmlTree(page(gpus=5, each=4))
-    # The first two blocks are of GPUs that need somebody.
-    promised, used = (tree.of("path", **{"class": kind})[2] for kind in "pu")
-    lines = [found["d"] for found in tree.of("path") if "class" not in found]
-
-    assert f"M0 5H{round(1000 * (6144 + 8192 + 12288 + 4096) / 122_338)}" == promised["d"]
-    assert "M0 13H132" == used["d"]
-    assert [1, 1, 1, 1, 2] == [line.count("M") for line in lines]
 
 
 def reading(made=busy, policy=ReaderPolicy.LOCAL):

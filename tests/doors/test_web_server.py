@@ -14,7 +14,7 @@ import structlog
 from aiohttp import web
 
 from agent.errors import PermissionFault
-from agent.node.findings import Check
+from agent.node import Check
 from agent.web import server
 from agent.web.server import (
     HEAD_LIMIT,

@@ -16,7 +16,7 @@ from agent.kit.cell import Cell
 from agent.kube.client import LONGEST, SHORTEST
 from agent.kube.watches import NodeWatch, PodWatch
 from agent.model import Inventory
-from agent.report import ReportCells, Reporter, ReportState
+from agent.report import ReportCells, Reporter
 from tests.builders import RESOURCE, an_inventory
 from tests.fakes.apiserver import FakeApi
 from tests.fakes.chance import Seeded
@@ -92,7 +92,7 @@ def _services(
     api.create_node()
     view: Cell[NodeView | None] = Cell(None)
     node = NodeWatch(api, view, chance)
-    cells = ReportCells(inventory, view, node.returns, Cell(ReportSettings()), Cell(ReportState()))
+    cells = ReportCells(inventory, view, node.returns, Cell(ReportSettings()))
     yield _end_in_turn(api, chance)
     yield node.run()
     yield PodWatch(api, Cell(PodTable()), LoopClock(), chance, Cell(RESOURCE)).run()

@@ -3,26 +3,28 @@
 import asyncio
 import contextlib
 import itertools
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from pathlib import Path
 from typing import Self
 
 from agent.errors import KubeletError
 from agent.kit.cell import Cell
-from agent.kubelet.register import Registration
+from agent.kubelet.register import KubeletDirectory, Registration
 from agent.ledger import KubeletEpoch
 from tests.fakes.chance import Seeded
 
 RESOURCE = "nvidia.com/gpu"
 
 
-class KubeletSide:
-    """Plays SocketWatch, KubeletRegistrar and Serving for one resource; time is the loop's.
+class KubeletSide(KubeletDirectory):
+    """Plays KubeletDirectory, Register and PluginServer for one resource; time is the loop's.
 
     `answer` is what Register does; the usual one opens a stream. `calls` holds the moment and the
     endpoint of each Register, `looks` the number of times that the kubelet's socket was looked at.
     """
 
     def __init__(self) -> None:
+        super().__init__(Path("/plugins"))
         self.resource = Cell(RESOURCE)
         self.files: set[str] = set()
         self.present: KubeletEpoch | None = None
@@ -33,7 +35,7 @@ class KubeletSide:
         self.binds = 0
         self.bind_delay = 0.0
         self.bind_failure: Exception | None = None
-        self.serves = ""
+        self.served = ""
         self.answer: Callable[[], None] = self.open_stream
         self.delay = 0.0
         self.heard: Callable[[str], None] = lambda _: None
@@ -79,20 +81,19 @@ class KubeletSide:
     def open_stream(self) -> None:
         self.streams.set(self.streams.value + 1)
 
-    # SocketWatch
+    # KubeletDirectory
 
-    def epoch(self) -> KubeletEpoch | None:
+    def read(self, name: str) -> KubeletEpoch | None:
+        if name != self.kubelet:
+            return KubeletEpoch() if name in self.files else None
         self.looks += 1
         return self.present
 
-    def exists(self, name: str) -> bool:
-        return name in self.files
-
-    async def changes(self) -> AsyncIterator[str]:
+    async def changes(self) -> AsyncGenerator[str, None]:
         while True:
             yield await self._names.get()
 
-    # KubeletRegistrar
+    # Register
 
     async def register(self, endpoint: str, resource: str) -> None:
         assert endpoint in self.files
@@ -104,7 +105,7 @@ class KubeletSide:
         await asyncio.sleep(self.delay)
         self.answer()
 
-    # Serving
+    # PluginServer
 
     @property
     def endpoint(self) -> str:
@@ -117,7 +118,7 @@ class KubeletSide:
         if self.bind_failure is not None:
             raise self.bind_failure
         self.binds += 1
-        self.serves = self.resource.value
+        self.served = self.resource.value
         await asyncio.sleep(self.bind_delay)
         self._endpoint = f"hami-gpu-{self.binds:08x}.sock"
         self.files.add(self._endpoint)
@@ -135,7 +136,14 @@ def raising(error: Exception) -> Callable[[], None]:
 @contextlib.asynccontextmanager
 async def a_registration(side: KubeletSide) -> AsyncIterator[Registration]:
     """A registration that runs, until the block is left."""
-    registration = Registration(side.resource, side, side, side, side.streams, Seeded(3))  # type: ignore[arg-type]
+    registration = Registration(
+        side.resource,
+        side,  # type: ignore[arg-type]
+        side,
+        side.register,
+        side.streams,
+        Seeded(3),
+    )
     side.heard = registration.heard
     async with asyncio.TaskGroup() as group:
         running = group.create_task(registration.run())

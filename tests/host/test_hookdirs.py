@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import errno
+import itertools
 import math
 import os
 import stat
@@ -14,7 +15,7 @@ import pytest
 
 from agent import hookdirs as sizes
 from agent.errors import StateError
-from agent.hookdirs import HostHookDirs, large_directories
+from agent.hookdirs import PASS, STEPS, HostHookDirs, large_directories
 from agent.host.files import Worker
 from agent.ledger import HookFacts
 from agent.sandbox.lab.cluster import stand_in
@@ -362,6 +363,28 @@ async def test_a_removal_takes_many_small_parts_and_comes_to_an_end(dirs, hook, 
 
     assert (True, False) == (parts[5], parts[-1])
     assert [] == list((hook / "vgpu" / "containers").iterdir())
+
+
+async def test_a_pass_ends_after_a_while_and_the_next_one_begins_behind_it(dirs, hook, monkeypatch):
+    tried, loop = list[str](), asyncio.get_running_loop()
+    now = loop.time()
+    names = [NAME.replace("main", f"c{number}") for number in range(5)]
+    for name in names:
+        await dirs.prepare(name, wipe=True)
+        await dirs.remove(name)
+
+    def slow(name: str, above: int) -> Iterator[None]:
+        nonlocal now
+        tried.append(name)
+        now += 0.75 * PASS
+        yield from itertools.repeat(None, STEPS)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("agent.hookdirs.remove_stepwise", slow)
+        patch.setattr(loop, "time", lambda: now)
+        assert [True] * 5 == [(await dirs.clear(again=False)).more for _ in range(5)]
+
+    assert [2] * 5 == [tried.count(name) for name in sorted(set(tried))]
 
 
 async def test_what_cannot_be_removed_is_tried_again_only_when_that_is_asked_for(

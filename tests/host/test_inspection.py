@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from agent.host import node as surroundings
+from agent.host.files import BOOT_ID, host_name, read_id
 from agent.host.node import is_read_only, look_at, plugin_sockets
-from agent.host.process import BOOT_ID, host_name, read_id
 from agent.kit.timing import SystemClock
-from agent.node.checks import PluginSocket
+from agent.node import PluginSocket
 
 
 def test_each_kind_of_path_has_its_word(tmp_path: Path):

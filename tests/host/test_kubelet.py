@@ -14,7 +14,7 @@ from grpclib.const import Status
 from typing_extensions import override
 
 from agent.errors import KubeletError, RegistrationRefused, WitnessThrottled, WitnessUnsupported
-from agent.kubelet.register import KubeletRegistrar
+from agent.kubelet.register import register_plugin
 from agent.ledger import Holding
 from agent.model import SliceId
 from agent.wire.v1 import (
@@ -58,7 +58,7 @@ class RecordedRegistration(RegistrationBase):
 
 async def register(path: Path, *, deadline: float = 2.0) -> None:
     async with asyncio.timeout(deadline):
-        await KubeletRegistrar(path).register(ENDPOINT, RESOURCE)
+        await register_plugin(path, False, ENDPOINT, RESOURCE)
 
 
 async def test_the_request_says_who_we_are_and_what_we_offer(tmp_path: Path):
@@ -74,7 +74,7 @@ async def test_with_a_fence_the_request_says_that_the_kubelet_is_to_ask_before_a
     kubelet = RecordedRegistration()
     path = tmp_path / "kubelet.sock"
     async with served(path, kubelet):
-        await KubeletRegistrar(path, fenced=True).register(ENDPOINT, RESOURCE)
+        await register_plugin(path, True, ENDPOINT, RESOURCE)
 
     assert [True] == [request.options.pre_start_required for request in kubelet.requests]
 
@@ -94,7 +94,7 @@ async def test_a_refusal_carries_the_kubelets_words_up_to_a_bound(
 
 
 async def test_a_socket_that_is_not_there_is_said_by_name(tmp_path: Path):
-    with pytest.raises(KubeletError, match=r"kubelet\.sock is not there"):
+    with pytest.raises(KubeletError, match=r"kubelet\.sock broke: .*No such file"):
         await register(tmp_path / "kubelet.sock")
 
 

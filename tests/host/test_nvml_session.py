@@ -198,6 +198,20 @@ async def test_all_who_wait_for_a_beginning_that_takes_too_long_hear_that_at_onc
     assert 1 == library.calls["nvmlInit"]
 
 
+async def test_a_beginning_that_failed_while_nobody_waited_is_tried_again(driver, library):
+    library.hanging.add(("nvmlInit", None))
+    library.failures["nvmlInit", None] = 9
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.1):
+            await driver.scan()
+    library.release()
+    await until(lambda: library.inside == 0)
+    library.failures.clear()
+
+    assert 3 == len((await driver.scan()).gpus)
+    assert 2 == library.calls["nvmlInit"]
+
+
 async def test_a_session_that_the_driver_does_not_end_is_told_to_who_releases_a_gpu(
     driver, library
 ):

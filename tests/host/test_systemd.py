@@ -9,7 +9,7 @@ import uuid
 import pytest
 import structlog
 
-from agent.host.process import Systemd
+from agent.host.files import Systemd
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""DirectoryWatch on real inotify: sockets come, go and are made anew, and so is the directory."""
+"""KubeletDirectory on real inotify: sockets come, go and are made anew, and so is the directory."""
 
 import contextlib
 import os
@@ -9,8 +9,8 @@ import structlog
 from asyncinotify import Inotify
 
 from agent.errors import KubeletError
-from agent.host import files as watch
-from agent.host.files import DirectoryWatch
+from agent.kubelet import register as watch
+from agent.kubelet.register import KubeletDirectory
 
 pytestmark = pytest.mark.looptime(False)
 
@@ -37,7 +37,7 @@ def polled(monkeypatch):
 @contextlib.asynccontextmanager
 async def following(directory):
     """Changes as they come, the first look already taken."""
-    async with contextlib.aclosing(DirectoryWatch(directory).changes()) as changes:
+    async with contextlib.aclosing(KubeletDirectory(directory).changes()) as changes:
         assert "" == await anext(changes)
         yield changes
 
@@ -152,22 +152,22 @@ async def test_an_overflow_asks_to_look_at_everything_and_each_name_is_told_once
 
 
 def test_the_epoch_changes_with_the_socket(directory):
-    watched = DirectoryWatch(directory)
-    assert None is watched.epoch()
+    watched = KubeletDirectory(directory)
+    assert None is watched.now()
     touch(directory / "kubelet.sock")
-    first = watched.epoch()
-    assert first == watched.epoch()
+    first = watched.now()
+    assert first == watched.now()
     (directory / "kubelet.sock").unlink()
     touch(directory / "kubelet.sock")
     os.utime(directory / "kubelet.sock")
 
     assert None is not first
-    assert first != watched.epoch()
-    assert watched.exists("kubelet.sock")
-    assert not watched.exists("ours.sock")
+    assert first != watched.now()
+    assert watched.read("kubelet.sock")
+    assert not watched.read("ours.sock")
 
 
 def test_a_directory_that_may_not_be_looked_at_is_said(tmp_path):
     name = "x" * 300
     with pytest.raises(KubeletError, match="cannot be looked at: File name too long"):
-        DirectoryWatch(tmp_path).exists(name)
+        KubeletDirectory(tmp_path).read(name)

@@ -29,7 +29,7 @@ from agent.ledger import EditSettings, KubeletEpoch, Ledger
 from agent.model import Inventory, SliceId, SliceList
 from agent.ports import Clock, Containers, KubeletRecords, NodeApi, PodApi, Witness
 from agent.reconcile import Reconcile
-from agent.report import ReportCells, Reporter, ReportState
+from agent.report import ReportCells, Reporter
 from agent.settle import Settlement
 from agent.state import StateService, recover
 from agent.wire.v1beta1 import ContainerAllocateResponse
@@ -174,8 +174,7 @@ class AgentLife(AgentServices):
             chance=host.chance,
         )
         node, _ = self.watches
-        settings, said = Cell(ReportSettings()), Cell(ReportState())
-        cells = ReportCells(host.inventory, self.node, node.returns, settings, said)
+        cells = ReportCells(host.inventory, self.node, node.returns, Cell(ReportSettings()))
         self._reporter = Reporter(
             self.api, cells, node.on_answer, lambda _: None, host.clock, host.chance
         )

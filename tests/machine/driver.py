@@ -4,6 +4,7 @@ import asyncio
 import dataclasses
 import itertools
 from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
 
 import msgspec
 
@@ -13,7 +14,7 @@ from agent.health.watch import HealthWatch
 from agent.health.xids import HealthSettings
 from agent.inventory import Discovery, InventoryKeeper
 from agent.kit.cell import Cell
-from agent.kubelet.door import DevicePlugin, Traffic
+from agent.kubelet.door import PluginServer
 from agent.model import (
     LIST_BYTES,
     Condition,
@@ -34,7 +35,7 @@ from agent.model import (
 from agent.state import StateService, recover
 from agent.wire.v1beta1 import Empty, ListAndWatchResponse
 from tests.builders import a_gpu, a_uuid
-from tests.fakes.allocator import FakeAllocator
+from tests.fakes.chance import Seeded
 from tests.fakes.disk import MemoryDisk
 from tests.fakes.driver import ScriptedDriver
 from tests.machine.sides import VirtualClock, VirtualLoop
@@ -132,7 +133,7 @@ class GpuStream:
         """Frames that were looked at before."""
         self.task: asyncio.Task[None] | None = None
 
-    async def read(self, plugin: DevicePlugin) -> None:
+    async def read(self, plugin: PluginServer) -> None:
         async for frame in plugin.list_and_watch(Empty()):
             self.frames.append(bytes(frame))
 
@@ -145,7 +146,7 @@ class GpuLife:
         self._clock = clock
         self.disk = _LifeDisk(disk)
         self.slices = Cell(SliceList())
-        self.plugin = DevicePlugin(self.slices, FakeAllocator(), Traffic())
+        self.plugin = PluginServer(Path("/plugins"), Cell("nvidia.com/gpu"), self.slices, Seeded())
 
     async def run(self, boot: str) -> None:
         found = await recover(self.disk, boot_id=boot, machine_id="m")

@@ -28,7 +28,7 @@ SUBJECTS = {
     "kubelet": ("kubelet/",),
     "settings": ("setting.py", "settings/", "app/settings.py"),
     "web": ("web/", "status.py"),
-    "cli": ("cli/", "__main__.py", "node/"),
+    "cli": ("cli/", "__main__.py", "node.py"),
     "kit": ("kit/", "errors.py", "ports.py"),
     "run": ("app/", "host/"),
     "sandbox": ("sandbox/",),

@@ -8,7 +8,7 @@ import yaml
 
 from agent import __version__
 from agent.ledger import SourceFile
-from agent.settings.reading import NodeFacts, Sources, make_plan
+from agent.settings.reading import Sources, make_plan
 from agent.settings.schema import BY_KEY, FIELDS
 from tests.shape import tree
 
@@ -140,7 +140,7 @@ def test_what_the_document_allows_on_openshift_is_what_the_pod_needs(
 def test_the_settings_as_shipped_are_accepted(objects: dict[str, Any]):
     shipped = SourceFile("config.yaml", objects["ConfigMap"]["data"]["config.yaml"].encode())
 
-    found = make_plan(Sources(own=shipped)).resolve(NodeFacts())
+    found = make_plan(Sources(own=shipped)).resolve()
 
     assert {"default"} == {setting.origin for setting in found.values()}
 

@@ -7,9 +7,9 @@ import pytest
 
 from agent import errors
 from agent.app.main import OS_ERROR
+from agent.cli.checks import GROUPS
 from agent.cli.main import VERBS, parser_of
-from agent.cli.runbook import entries
-from agent.node.findings import GROUPS
+from agent.cli.support import entries
 from agent.sandbox.explain.placement import ADVICE
 from tests.shape import tree
 from tests.shape.typed import runs_of

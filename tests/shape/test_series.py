@@ -18,7 +18,7 @@ def test_every_tally_that_a_part_owns_is_published():
     of_the_api_server = re.search(
         r"tallies = \((.*?)\n +\)", tree.text("agent/app/agent.py"), re.DOTALL
     )
-    of_all = tree.text("agent/app/web.py").partition("def _series_of")[2]
+    of_all = tree.text("agent/app/web.py").partition("def _services_of")[2]
     published = collections.Counter(re.findall(r"\.(\w+)[,\])]", of_all + of_the_api_server[1]))
 
     assert owned

@@ -33,7 +33,6 @@ from agent.sandbox.lab.cluster import (
     free_port,
     open_cluster,
 )
-from agent.settings.reading import NodeFacts
 from tests.fakes import nvml_stub
 from tests.fakes.nvml_stub import NvmlStub
 from tests.shape.tree import ROOT
@@ -119,7 +118,7 @@ async def run_here(arguments: list[str], environ: dict[str, str]) -> None:
     run.add_parser(parser.add_subparsers())
     origin = sources(parser.parse_args(arguments), environ)
     start = await started(origin)
-    settings = start.taken().settings(NodeFacts())
+    settings = start.taken().settings()
     configure(settings.log_level, settings.log_format, environ)
     await run_agent(origin, start, settings)
 

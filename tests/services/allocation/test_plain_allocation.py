@@ -8,7 +8,7 @@ import pytest
 
 from agent.allocate.service import DISK_BUDGET
 from agent.errors import Refusal, RefusalReason, StateError
-from agent.kit.turns import BEGUN, CLOSE
+from agent.kit.timing import BEGUN, CLOSE
 from agent.ledger import ContainerEdits, Holder
 from agent.model import Inventory
 from agent.reconcile import PERIOD, QUIET

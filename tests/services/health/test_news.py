@@ -35,6 +35,7 @@ from tests.services.at_work import at_work
 
 WELL = a_health()
 BAD = a_health(condition=Condition.BAD, text="XID 48 [H-048]")
+WORSE = msgspec.structs.replace(BAD, text="XID 79 [H-079]", action="reboot")
 
 
 def holding(*healths, generation: int = 1) -> Inventory:
@@ -93,9 +94,17 @@ UNASKED = msgspec.structs.replace(FREE, cause="driver")
                 ([UNASKED], 2 * CALM, ["GpuRecovered", "GpuReleased", "GpuUnhealthy"]),
             ],
         ),
+        (
+            holding(BAD),
+            [
+                ([WORSE], 0.01, ["GpuUnhealthy"]),
+                ([BAD], 0.01, ["GpuUnhealthy"]),
+                ([WORSE], 0.01, ["GpuUnhealthy"] * 2),
+            ],
+        ),
         (holding(BAD), [([], CALM - 1, []), ([], 10 * CALM, ["GpuInventoryChanged"])]),
     ],
-    ids=["known at the start", "it stutters", "taken back", "ill and gone for good"],
+    ids=["known at the start", "it stutters", "taken back", "asks more", "ill and gone"],
 )
 async def test_what_changes_is_said_once_and_what_may_turn_again_when_it_lasts(first, steps):
     said: list[str] = []

@@ -12,7 +12,7 @@ from agent.kit.cell import Cell
 from agent.kubelet.door import encode_list
 from agent.ledger import SourceFile
 from agent.model import Condition, Gpu, GpuUuid, Inventory, Scan, SharingSettings, SliceList
-from agent.settings.reading import NodeFacts, Sources, make_plan
+from agent.settings.reading import Sources, make_plan
 from agent.settings.schema import build
 from agent.wire.v1beta1 import Device, ListAndWatchResponse
 from tests.builders import G1, NODE, a_gpu, a_health
@@ -29,7 +29,7 @@ def offer(gpu: Gpu) -> tuple[bool, list[GpuUuid]]:
     """Whether the GPU is shared on a node with the filter, and what is said to be left out."""
     text = json.dumps({"nodeconfig": [{"name": NODE, "filterdevices": FILTER}]})
     given = Sources(node_config=SourceFile("n.json", text.encode()))
-    settings = build(make_plan(given).resolve(NodeFacts(NODE)), host_name=NODE)
+    settings = build(make_plan(given).resolve(NODE), host_name=NODE)
     inventory = Cell(Inventory())
     keeper = InventoryKeeper(inventory, Cell(settings.sharing), ManualClock())
     keeper.found(Scan("570.1", (gpu,)))

@@ -6,26 +6,18 @@ All on virtual time, without sockets.
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 
 import pytest
 
 from agent.errors import KubeletError, PermissionFault, RegistrationRefused
 from agent.kit.cell import Cell
-from agent.kubelet.register import (
-    LOOK_AGAIN,
-    SETTLE,
-    KubeletWatch,
-    Registration,
-    RegistrationState,
-    Rivals,
-)
+from agent.kubelet.register import LOOK_AGAIN, SETTLE, Registration, RegistrationState, Rivals
 from agent.ledger import KubeletEpoch
 from tests.fakes.registration_side import KubeletSide, a_registration, gaps, raising
 from tests.services.at_work import at_work
 
-SERVING = RegistrationState(
-    registered=True, stream=True, text="registered, the kubelet takes our lists"
-)
+SERVING = RegistrationState(registered=True, text="registered, the kubelet takes our lists")
 
 
 def now() -> float:
@@ -51,7 +43,7 @@ async def test_it_registers_at_once_and_says_so():
     began = now()
 
     async with a_registration(side) as registration:
-        state = await registration.state.until(lambda state: state.stream and state.registered)
+        state = await registration.state.until(lambda state: state.registered)
 
         assert SERVING == state
         assert [(began, side.endpoint)] == side.calls
@@ -174,7 +166,7 @@ async def test_a_name_that_comes_during_a_bind_or_a_failing_register_gets_a_sock
         side.answer = side.open_stream
         await registration.state.until(lambda state: state == SERVING)
 
-        assert "example.com/vgpu" == side.registered == side.serves
+        assert "example.com/vgpu" == side.registered == side.served
 
 
 # Register calls that fail, hang or lead to nothing.
@@ -218,7 +210,7 @@ async def test_a_refusal_that_no_repetition_mends_is_repeated_once_a_minute():
         assert "is invalid" in registration.state.value.text
         side.answer = side.open_stream
         side.start_kubelet()
-        await registration.state.until(lambda state: state.stream)
+        await registration.state.until(lambda state: state == SERVING)
 
 
 async def test_already_connected_without_a_stream_needs_a_new_name():
@@ -258,7 +250,7 @@ async def test_delays_grow_while_streams_are_short_and_start_over_after_a_stable
     waits = []
     async with a_registration(side) as registration:
         for life in (1, 1, 1, 1, 11, 1):
-            await registration.state.until(lambda state: state.registered and state.stream)
+            await registration.state.until(lambda state: state == SERVING)
             await asyncio.sleep(life)
             lost = now()
             side.streams.set(0)
@@ -280,7 +272,7 @@ async def test_a_server_that_cannot_be_bound_is_tried_again_and_never_registered
 
         side.bind_failure = None
         await asyncio.sleep(16)
-        assert registration.state.value.stream
+        assert SERVING == registration.state.value
 
 
 # Which kubelet is there: its socket's inode and ctime, published as they change.
@@ -288,7 +280,7 @@ async def test_a_server_that_cannot_be_bound_is_tried_again_and_never_registered
 
 async def test_a_new_kubelet_is_a_new_epoch() -> None:
     side = KubeletSide()
-    kubelet = KubeletWatch(side)
+    kubelet = side
     async with at_work(kubelet.run):
         side.start_kubelet()
         first = await kubelet.epoch.until(lambda epoch: epoch is not None)
@@ -302,22 +294,13 @@ async def test_a_new_kubelet_is_a_new_epoch() -> None:
 
 async def test_a_directory_that_cannot_be_looked_at_leaves_the_last_epoch() -> None:
     class Broken(KubeletSide):
-        def epoch(self) -> KubeletEpoch | None:
+        def read(self, name: str) -> KubeletEpoch | None:
             raise KubeletError("no access")
 
-    kubelet = KubeletWatch(Broken())
+    kubelet = Broken()
     kubelet.epoch.set(KubeletEpoch(1, 2))
 
     assert kubelet.now() == KubeletEpoch(1, 2)
-
-
-async def test_a_watch_that_ends_is_an_error() -> None:
-    class Ending(KubeletSide):
-        async def changes(self):
-            yield ""
-
-    with pytest.raises(KubeletError, match="directory ended"):
-        await KubeletWatch(Ending()).run()
 
 
 # Another plugin for our resource that comes and goes: told once, and the registration renewed.
@@ -330,9 +313,6 @@ CONFLICT = ["PluginConflict"]
 
 class Side:
     """Plays the other plugin's socket and our registration."""
-
-    path = "/d/nvidia-gpu.sock"
-    name = "nvidia-gpu.sock"
 
     def __init__(self, *, answers: bool | None = None) -> None:
         self.resource = Cell("nvidia.com/gpu")
@@ -363,7 +343,8 @@ class Side:
 
 @contextlib.asynccontextmanager
 async def watched(side: Side):
-    rivals = Rivals(side, side, lambda event: side.said.append(event.reason))  # type: ignore[arg-type]
+    rivals = Rivals(Path("/d"), side.resource, side, lambda event: side.said.append(event.reason))  # type: ignore[arg-type]
+    rivals.answers = side.answers  # type: ignore[method-assign]
     side.heard = rivals.heard
     async with at_work(rivals.run):
         await asyncio.sleep(SOON)

@@ -7,13 +7,13 @@ import asyncio
 import contextlib
 import shutil
 from collections.abc import AsyncIterator, Awaitable
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from agent.host.files import DirectoryWatch
 from agent.kit.cell import Cell
-from agent.kubelet.register import KubeletRegistrar, KubeletWatch, Registration
+from agent.kubelet.register import KubeletDirectory, Registration, register_plugin
 from agent.sandbox.kubelet.model import KubeletModel, Timings
 from tests.fakes.chance import Seeded
 from tests.fakes.clock import LoopClock
@@ -38,16 +38,16 @@ class ModelledNode:
         )
         self.door = FakeDoor(self.plugins, a_list(1, a_group(0), a_group(1)), seed=1)
         server = self.door.server
-        watch = DirectoryWatch(self.plugins)
+        self.directory = KubeletDirectory(self.plugins)
         self.registration = Registration(
             Cell(RESOURCE),
             server,
-            watch,
-            KubeletRegistrar(self.plugins / "kubelet.sock"),
-            server.traffic.streams,
+            self.directory,
+            partial(register_plugin, self.plugins / "kubelet.sock", False),
+            server.streams,
             Seeded(),
         )
-        self.directory = KubeletWatch(watch, self.registration.heard)
+        self.directory.listeners = [self.registration.heard]
 
     async def allocatable(self, count: int) -> None:
         """Wait until exactly `count` ids are allocatable."""

@@ -12,7 +12,7 @@ from agent.hami.annotations import ReportProfile, ReportSettings, read_register,
 from agent.kit.cell import Cell
 from agent.kube.watches import NodeWatch
 from agent.model import Inventory
-from agent.report import ReportCells, Reporter, ReportState
+from agent.report import ReportCells, Reporter
 from tests.builders import an_inventory
 from tests.fakes.apiserver import FakeApi
 from tests.fakes.clock import LoopClock
@@ -48,16 +48,20 @@ class Reporting:
     inventory: Cell[Inventory]
     node: Cell[NodeView | None]
     settings: Cell[ReportSettings]
-    state: Cell[ReportState]
     reporter: Reporter
     events: list[NodeEvent]
     log: list[MutableMapping[str, Any]] = dataclasses.field(default_factory=list)
+
+    @property
+    def unreported(self) -> str:
+        """Why the API server does not hold the report, as the reporter says it."""
+        return self.reporter.unreported.value
 
     async def settled(self) -> None:
         """The server holds what the inventory says, and the reporter knows it."""
         async with asyncio.timeout(3600):
             await self.node.until(lambda _: self.told(self.inventory.value))
-            await self.state.until(lambda state: state.reported)
+            await self.reporter.unreported.until(lambda why: not why)
 
     def told(self, inventory: Inventory) -> bool:
         """The API server holds this inventory."""
@@ -95,15 +99,14 @@ async def reporting(
         api.create_node()
     found = Cell(an_inventory() if inventory is None else inventory)
     view: Cell[NodeView | None] = Cell(None)
-    state = Cell(ReportState())
     events: list[NodeEvent] = []
     node = NodeWatch(api, view, Chance(chance))
     chosen = Cell(ReportSettings() if settings is None else settings)
-    cells = ReportCells(found, view, node.returns, chosen, state)
+    cells = ReportCells(found, view, node.returns, chosen)
     clock, dice = LoopClock(), Chance(chance)
     reporter = Reporter(api, cells, node.on_answer, events.append, clock, dice, observes=observes)
     async with at_work(node.run, reporter.run):
-        yield Reporting(api, found, view, chosen, state, reporter, events)
+        yield Reporting(api, found, view, chosen, reporter, events)
 
 
 @contextlib.asynccontextmanager

@@ -19,7 +19,7 @@ from agent.inventory import Discovery, InventoryKeeper
 from agent.kit.cell import Cell
 from agent.kube.watches import NodeWatch
 from agent.model import DriverEvent, EventKind, Inventory, SharingSettings, SliceList
-from agent.report import ReportCells, Reporter, ReportState
+from agent.report import ReportCells, Reporter
 from tests.builders import a_gpu, a_uuid
 from tests.fakes.apiserver import FakeApi
 from tests.fakes.clock import LoopClock
@@ -40,7 +40,6 @@ class IdleAgent:
         self.sharing = Cell(SharingSettings())
         self.report = Cell(settings or ReportSettings())
         self.slices = Cell(SliceList())
-        self.state = Cell(ReportState())
         self.keeper = InventoryKeeper(inventory, self.sharing, clock, slices=self.slices)
         self.discovery = Discovery(self.driver, self.keeper.found, ill=lambda _: False)
         self.health = HealthWatch(
@@ -55,7 +54,7 @@ class IdleAgent:
             boot_changed=False,
         )
         self.node = NodeWatch(api, view, Chance(0.5))
-        cells = ReportCells(inventory, view, self.node.returns, self.report, self.state)
+        cells = ReportCells(inventory, view, self.node.returns, self.report)
         self.reporter = Reporter(
             api, cells, self.node.on_answer, lambda _: None, clock, Chance(0.5)
         )
@@ -69,7 +68,7 @@ async def running(agent: IdleAgent) -> AsyncIterator[IdleAgent]:
         *(agent.node.run, agent.reporter.run),
     ):
         async with asyncio.timeout(60):
-            await agent.state.until(lambda state: state.reported)
+            await agent.reporter.unreported.until(lambda why: not why)
         yield agent
 
 
@@ -216,4 +215,4 @@ async def test_what_changes_nothing_writes_nothing(happening: Happening):
         await asyncio.sleep(HOUR)
 
         assert 1 == agent.api.writes
-        assert agent.state.value.reported
+        assert not agent.reporter.unreported.value

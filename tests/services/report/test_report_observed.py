@@ -41,7 +41,7 @@ async def test_what_would_be_written_is_told_once():
 
         assert [{REGISTER: text}] == told(room)
         assert {REGISTER: text} == room.reporter.pending
-        assert room.state.value.reported
+        assert not room.unreported
 
 
 async def test_every_change_is_told_and_what_is_right_again_is_pending_no_more():
@@ -67,4 +67,4 @@ async def test_the_plugin_beside_us_may_write_as_it_likes_and_is_no_adversary():
 
         assert 1 == len(told(room))
         assert [] == room.events
-        assert room.state.value.reported
+        assert not room.unreported

@@ -23,7 +23,7 @@ from agent.hami.annotations import (
     registered,
 )
 from agent.model import Condition, Inventory, Link, PciPath
-from agent.report import CONFLICT, SPREAD, TICK, ReportState
+from agent.report import CONFLICT, SPREAD, TICK
 from tests.builders import a_gpu, a_health, a_shared_gpu, a_uuid, an_inventory
 from tests.fakes.apiserver import FakeApi
 from tests.fakes.clock import START
@@ -123,7 +123,7 @@ async def test_without_a_gpu_to_tell_of_nothing_is_written(
 
     async with reporting(api, inventory=inventory) as room:
         await asyncio.sleep(3600)
-        assert "no GPU has been found yet" == room.state.value.reason
+        assert "no GPU has been found yet" == room.unreported
 
     assert 0 == api.writes
 
@@ -154,8 +154,8 @@ async def test_a_refused_write_is_said_and_tried_again_until_it_is_taken(error: 
         room.api.fail(error, count=20, call="annotate_node")
         room.inventory.set(an_inventory(count=3, generation=2))
         await asyncio.sleep(60)
-        assert not room.state.value.reported
-        assert str(error) == room.state.value.reason
+        assert room.unreported
+        assert str(error) == room.unreported
         tried = room.api.writes
         await room.settled()
 
@@ -211,7 +211,7 @@ async def test_a_node_that_is_gone_while_it_is_written_to_gets_its_text_when_it_
         room.inventory.set(an_inventory(count=3, generation=2))
         room.api.fail(ApiNotFound("no such Node", status=404), call="annotate_node")
         await asyncio.sleep(600)
-        assert not room.state.value.reported
+        assert room.unreported
         room.api.create_node()
         await room.settled()
 
@@ -249,7 +249,7 @@ async def test_five_rounds_are_put_right_and_the_sixth_begins_a_truce_of_ten_min
         before = room.api.writes
         await fight(room, 100)
         assert before == room.api.writes
-        assert ReportState(reported=False, reason=CONFLICT) == room.state.value
+        assert CONFLICT == room.unreported
         (event,) = room.events
         assert ("ReportConflict", CONFLICT, True) == (event.reason, event.text, event.warning)
         assert REGISTER in CONFLICT
@@ -260,7 +260,7 @@ async def test_five_rounds_are_put_right_and_the_sixth_begins_a_truce_of_ten_min
         assert not room.told(an_inventory())
         await asyncio.sleep(10)
         assert room.told(an_inventory())
-        assert room.state.value.reported
+        assert not room.unreported
 
 
 async def test_a_changed_inventory_ends_the_truce_at_once_and_the_rounds_are_counted_anew():
@@ -314,7 +314,7 @@ async def test_the_text_has_records_and_a_stamp_is_written_every_30_seconds_and_
         assert 120 == room.written("stamp")
         assert 121 == room.api.writes
         assert START + dt.timedelta(hours=1) == stamp(room)
-        assert room.state.value.reported
+        assert not room.unreported
 
 
 async def test_a_request_of_the_scheduler_is_answered_with_the_next_stamp():
@@ -337,7 +337,7 @@ async def test_no_stamp_is_written_while_another_writer_is_left_alone():
         await asyncio.sleep(300)
 
         assert before == room.api.writes
-        assert CONFLICT == room.state.value.reason
+        assert CONFLICT == room.unreported
 
 
 async def test_a_scheduler_that_was_updated_gets_its_text_with_the_changed_setting():

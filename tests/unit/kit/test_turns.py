@@ -2,7 +2,7 @@
 
 import pytest
 
-from agent.kit.turns import MOST, CallOrder
+from agent.kit.timing import MOST_QUESTIONS, CallOrder
 
 
 @pytest.fixture
@@ -32,10 +32,10 @@ async def test_a_new_client_goes_on_with_nothing():
 
 
 async def test_questions_that_nobody_follows_up_are_forgotten(order):
-    for number in range(2 * MOST):
+    for number in range(2 * MOST_QUESTIONS):
         order.begin().ids = frozenset([str(number)])
 
-    assert MOST == len(order.offered())
+    assert MOST_QUESTIONS == len(order.offered())
 
 
 async def test_one_alone_or_that_follows_an_answer_at_once_is_in_no_doubt(order):

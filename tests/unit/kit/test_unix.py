@@ -7,7 +7,8 @@ import socket
 import pytest
 from grpclib.protocol import H2Protocol
 
-from agent.kit.unix import UnixChannel, peer_uid
+from agent.kubelet.door import peer_uid
+from agent.witness import UnixChannel
 
 
 class Transport:

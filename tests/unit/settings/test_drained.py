@@ -74,7 +74,7 @@ def test_of_two_settings_the_first_is_told_and_a_scheduler_needs_a_restart():
 @pytest.mark.parametrize(
     ("ledger", "settings", "names"),
     [
-        (rows("p5", "p4", "p3", "p2", "p1"), {"resource": NEW}, "a/p1, a/p2, a/p3, 2 more;"),
+        (rows("p5", "p4", "p3", "p2", "p1"), {"resource": NEW}, "a/p1, a/p2, a/p3 and 2 more;"),
         (Ledger((UNNAMED,)), {}, "pods that the kubelet has not named;"),
         (Ledger((a_plain_row(holder=Holder("a", "p", "c")), UNNAMED)), {}, "a/p, pods that the k"),
         (Ledger((ADOPTED,)), {"resource": NEW}, "a/adopted;"),

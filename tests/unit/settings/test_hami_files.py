@@ -14,7 +14,7 @@ import pytest
 from agent.errors import SettingsError
 from agent.ledger import SourceFile
 from agent.settings.files import DEVICE_CONFIG, DEVICE_SHAPE, FileReader, read_yaml, refuse
-from agent.settings.reading import NodeFacts, NodeValues, Sources, make_plan
+from agent.settings.reading import Labels, NodeValues, Sources, make_plan
 from agent.settings.schema import Setting
 from tests.hami_vectors import Vector, cases, vectors
 from tests.unit.settings.plans import plan_of
@@ -154,7 +154,7 @@ def device_plan(vector: Vector) -> NodeValues:
 
 def device_values(vector: Vector) -> Mapping[str, object]:
     """What a node gets, by HAMi's keys."""
-    found = device_plan(vector).resolve(NodeFacts("node-a"))
+    found = device_plan(vector).resolve("node-a")
     return {key: found[DEVICE_CONFIG[key]].value for key in DEFAULTS}
 
 
@@ -215,9 +215,10 @@ def resolved(vector: Vector, text: str | None = None) -> Mapping[str, Setting]:
     content = vector.given["config.json"] if text is None else text
     nodes = SourceFile("n.json", content.encode()) if content else None
     plan = make_plan(Sources(device_config=base, node_config=nodes))
-    for profile in plan.applied(facts := NodeFacts(vector.given["NODE_NAME"])):
+    name = vector.given["NODE_NAME"]
+    for profile in plan.applied(name):
         refuse(profile.faults)
-    return plan.resolve(facts)
+    return plan.resolve(name)
 
 
 def values(found: Mapping[str, Setting]) -> Mapping[str, object]:
@@ -286,14 +287,14 @@ def test_a_value_beyond_our_bounds_refuses_the_file_on_its_node_and_warns_others
     assert str(caught.value).startswith("n.json:1:")
 
     others = make_plan(Sources(node_config=SourceFile("n.json", text.encode())))
-    assert others.settings(NodeFacts("node-b")).sharing.split_count == 10
+    assert others.settings("node-b").sharing.split_count == 10
     assert (str(caught.value),) == others.warnings
 
 
 # Entries by name, else by label selector, else of the name `*`, since HAMi #3173.
 
 SPLIT, SCALING, MODE = "sharing.splitCount", "sharing.memoryScaling", "sharing.operatingMode"
-N1 = NodeFacts("n1", {"gpu": "a100", "Pool": "X"})
+N1 = ("n1", {"gpu": "a100", "Pool": "X"})
 
 
 def selected(labels: dict[str, str], **more: object) -> dict[str, object]:
@@ -314,8 +315,8 @@ def plan(*entries: dict[str, object], own: str = "") -> NodeValues:
     return plan_of(own=own, nodes=json.dumps({"nodeconfig": list(entries)}))
 
 
-def split(*entries: dict[str, object], facts: NodeFacts = N1) -> object:
-    return plan(*entries).resolve(facts)[SPLIT].value
+def split(*entries: dict[str, object], labels: Labels = N1[1]) -> object:
+    return plan(*entries).resolve("n1", labels)[SPLIT].value
 
 
 TWO, THREE, FOUR, FIVE = ({"devicesplitcount": count} for count in (2, 3, 4, 5))
@@ -336,7 +337,7 @@ TWO, THREE, FOUR, FIVE = ({"devicesplitcount": count} for count in (2, 3, 4, 5))
     ],
 )
 def test_only_the_first_tier_that_matches_applies(entries, expected):
-    values = plan(*entries).resolve(N1)
+    values = plan(*entries).resolve(*N1)
 
     assert expected == {key: values[key].value for key in expected}
 
@@ -386,7 +387,7 @@ def test_a_selector_is_kubernetes_selector(selector, matches):
 def test_a_selector_that_kubernetes_refuses_selects_no_node_and_is_told(expression):
     found = plan({"nodelabelselector": {"matchExpressions": [expression]}, **FOUR})
 
-    assert 10 == found.resolve(N1)[SPLIT].value
+    assert 10 == found.resolve(*N1)[SPLIT].value
     assert ["n.json:1:39: nodelabelselector selects no node"] == [
         ":".join(text.split(":")[:4]) for text in found.warnings
     ]
@@ -394,16 +395,15 @@ def test_a_selector_that_kubernetes_refuses_selects_no_node_and_is_told(expressi
 
 def test_labels_that_are_not_known_select_nothing_but_what_selects_every_node():
     entries = (a100(**FOUR), named("*", **THREE))
-    unseen = NodeFacts("n1")
 
-    assert 3 == split(*entries, facts=unseen)
-    assert 5 == split(*entries, {"nodelabelselector": {}, **FIVE}, facts=unseen)
+    assert 3 == split(*entries, labels=None)
+    assert 5 == split(*entries, {"nodelabelselector": {}, **FIVE}, labels=None)
 
 
 def test_without_a_scheduler_no_selector_applies_and_that_is_told():
     found = plan(a100(**FOUR), named("*", **THREE), own="scheduler: none")
 
-    assert 3 == found.resolve(N1)[SPLIT].value
+    assert 3 == found.resolve(*N1)[SPLIT].value
     assert ["n.json:1:17: the entry never applies"] == [
         text.partition(": it selects")[0] for text in found.warnings
     ]
@@ -432,15 +432,15 @@ def test_a_wrong_value_refuses_the_file_only_on_the_nodes_of_its_entry(entries, 
     assert found.warnings
     if refused:
         with pytest.raises(SettingsError, match=r"^n\.json:1:.*expected"):
-            found.settings(N1)
+            found.settings(*N1)
     else:
-        assert found.settings(N1)
+        assert found.settings(*N1)
 
 
 def test_an_entry_that_labels_may_replace_is_not_judged_before_they_are_known():
     found = plan(a100(**FOUR), named("*", **FAST))
 
-    assert found.settings(NodeFacts("n1"))
-    assert found.settings(N1)
+    assert found.settings("n1")
+    assert found.settings(*N1)
     with pytest.raises(SettingsError, match="operatingMode"):
-        found.settings(NodeFacts("n1", {}))
+        found.settings("n1", {})

@@ -11,7 +11,7 @@ import pytest
 from agent.errors import SettingsError
 from agent.ledger import LastGood, SourceFile
 from agent.settings import reading
-from agent.settings.reading import COPY, NodeFacts, Sources, SourcesRead
+from agent.settings.reading import COPY, Sources, SourcesRead
 from agent.state import LAST_GOOD_KIND, seal
 from tests.fakes.offload import Blocked, Hanging, Inline
 from tests.fakes.settings_files import begin, load, look
@@ -44,7 +44,7 @@ def keep(tmp_path: Path) -> Keep:
 
 
 def split_count(found: SourcesRead, node: str = "") -> object:
-    return found.taken().resolve(NodeFacts(node))["sharing.splitCount"].value
+    return found.taken().resolve(node)["sharing.splitCount"].value
 
 
 # One look at the sources.
@@ -212,7 +212,7 @@ def test_refused_sources_give_way_to_the_copy_below_flags_and_environment(source
     assert SourceFile("/then/own.yaml", own) == start.taken().sources.own
     flags = {**sources.flags, "--split-count": "6"}
     start = begin(Sources(None, {"HAMI_AGENT_SHARING_CORE_SCALING": "3"}, flags))
-    sharing = start.taken().settings(NodeFacts()).sharing
+    sharing = start.taken().settings().sharing
     assert (6, 2.0, 3.0) == (sharing.split_count, sharing.memory_scaling, sharing.core_scaling)
 
 

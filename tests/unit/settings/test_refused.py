@@ -14,7 +14,7 @@ from agent.errors import SettingsError
 from agent.ledger import SourceFile
 from agent.settings import files
 from agent.settings.files import Place, read_json
-from agent.settings.reading import NodeFacts, Sources, make_plan
+from agent.settings.reading import Sources, make_plan
 from agent.settings.schema import FIELDS, build
 from tests.unit.settings.plans import plan_of
 
@@ -23,7 +23,7 @@ HUGE = "0x" + 5000 * "f"
 CLOCK = ":".join(200 * ["1"]) + ".5"
 """YAML 1.1's sixties: a whole number that no float holds, and a half."""
 STRATEGIES = "envvar, volume-mounts, cdi-annotations, cdi-cri"
-FACTS = NodeFacts("a", {"x": "a"})
+FACTS = ("a", {"x": "a"})
 
 
 def refusal(**sources: object) -> SettingsError:
@@ -286,7 +286,7 @@ def of_bytes(kind: str, content: bytes) -> str:
     """The sentence; empty: the file is taken."""
     try:
         plan = make_plan(Sources(**{NAMES[kind]: SourceFile("file", content)}))  # type: ignore[arg-type]
-        build(plan.resolve(FACTS), host_name="a")
+        build(plan.resolve(*FACTS), host_name="a")
     except SettingsError as error:
         str(error).encode()
         assert str(error).startswith("file:")  # noqa: PT017 -- many are taken

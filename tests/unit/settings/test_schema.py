@@ -16,7 +16,6 @@ from agent.health.xids import XidClass, xid_class
 from agent.kubelet.door import encode_list
 from agent.model import SliceGroup, SliceList, slice_id
 from agent.setting import Field, WrongValue, duration, seconds_of, written
-from agent.settings.reading import NodeFacts
 from agent.settings.schema import BY_KEY, DRAFT, FIELDS, Settings, build, json_schema
 from tests.builders import G1
 from tests.unit.settings.plans import plan_of
@@ -25,7 +24,7 @@ jsonschema: Any = pytest.importorskip("jsonschema", reason="comes with kubernete
 
 
 def settings_of(own: str = "", environ: dict[str, str] | None = None) -> Settings:
-    return build(plan_of(own=own, environ=environ).resolve(NodeFacts()), "n")
+    return build(plan_of(own=own, environ=environ).resolve(), "n")
 
 
 # The table.
@@ -153,7 +152,7 @@ def test_what_is_no_duration_or_out_of_bounds_is_refused(value, says):
 def test_all_settings_that_are_durations_say_their_unit_and_are_shown_with_it():
     names = ("driverHang", "quietPeriod", "longestQuietPeriod", "probePeriod")
     keys = [f"health.{name}" for name in names]
-    settings = plan_of(own="health: {probePeriod: 0.5}\n").resolve(NodeFacts())
+    settings = plan_of(own="health: {probePeriod: 0.5}\n").resolve()
     lines = table([settings[key] for key in keys], origin=False, columns=1000)
 
     assert ["VALUE", "1m", "10m", "2h", "500ms"] == [line.split()[1] for line in lines]

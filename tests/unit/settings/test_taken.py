@@ -8,11 +8,10 @@ import json
 import pytest
 
 from agent.allocate.room import RequestRules
-from agent.settings.reading import NodeFacts
 from tests.unit.settings.plans import plan_of
 
 COUNT, SCALING = "sharing.splitCount", "sharing.memoryScaling"
-HERE = NodeFacts("a", {"zone": "a"})
+HERE = ("a", {"zone": "a"})
 DEVICES = "nvidia: {deviceSplitCount: 2}"
 OWN = """
 sharing: {splitCount: 3}
@@ -64,28 +63,28 @@ ORDER = [
 
 @pytest.mark.parametrize(("sources", "expected"), ORDER)
 def test_a_later_source_wins_and_each_value_has_its_origin(sources, expected):
-    found = plan_of(**sources).resolve(HERE)
+    found = plan_of(**sources).resolve(*HERE)
 
     assert expected == {key: (found[key].value, found[key].origin) for key in expected}
 
 
 @pytest.mark.parametrize(
-    ("match", "facts", "holds"),
+    ("match", "node", "holds"),
     [
-        ("{nodes: [a, 'b?']}", NodeFacts("b1"), True),
-        ("{nodes: [a, 'b?']}", NodeFacts("b12"), False),
-        ("{labels: 'zone=a'}", NodeFacts(labels={"zone": "a"}), True),
-        ("{labels: 'zone=a'}", NodeFacts(labels={}), False),
-        ("{labels: 'zone!=a'}", NodeFacts(labels={}), True),
-        ("{labels: 'zone!=a'}", NodeFacts(labels=None), False),
-        ("{nodes: [a], labels: 'zone=a'}", NodeFacts("b", {"zone": "a"}), False),
+        ("{nodes: [a, 'b?']}", ("b1",), True),
+        ("{nodes: [a, 'b?']}", ("b12",), False),
+        ("{labels: 'zone=a'}", ("", {"zone": "a"}), True),
+        ("{labels: 'zone=a'}", ("", {}), False),
+        ("{labels: 'zone!=a'}", ("", {}), True),
+        ("{labels: 'zone!=a'}", ("", None), False),
+        ("{nodes: [a], labels: 'zone=a'}", ("b", {"zone": "a"}), False),
     ],
 )
-def test_a_profile_is_for_nodes_that_keep_all_it_asks(match: str, facts: NodeFacts, *, holds: bool):
+def test_a_profile_is_for_nodes_that_keep_all_it_asks(match: str, node, *, holds: bool):
     plan = plan_of(own=f"profiles:\n- {{name: p, match: {match}, sharing: {{splitCount: 4}}}}")
 
-    assert (4 if holds else 10) == plan.resolve(facts)[COUNT].value
-    assert ["p"] * holds == [one.name for one in plan.applied(facts)]
+    assert (4 if holds else 10) == plan.resolve(*node)[COUNT].value
+    assert ["p"] * holds == [one.name for one in plan.applied(*node)]
 
 
 IN = [{"key": "zone", "operator": "In", "values": ["a", None]}]
@@ -232,7 +231,7 @@ VALUES = [
 @pytest.mark.parametrize(("sources", "values", "warned"), VALUES)
 def test_the_sources_give_a_node_its_values(sources, values, warned):
     plan = plan_of(**sources)
-    found = plan.resolve(HERE)
+    found = plan.resolve(*HERE)
 
     assert values == {key: found[key].value for key in values}
     assert len(warned) == len(plan.warnings), plan.warnings
@@ -259,7 +258,7 @@ def test_every_key_of_hamis_files_reaches_its_setting():
         "gpuCorePolicy": ("FORCE", "library.corePolicy", "force"),
     }
     given = {key: value for key, (value, _, _) in devices.items()}
-    found = plan_of(json.dumps({"nvidia": given})).resolve(HERE)
+    found = plan_of(json.dumps({"nvidia": given})).resolve(*HERE)
 
     assert {key: value for _, key, value in devices.values()} == {
         key: one.value for key, one in found.items() if one.origin != "default"
@@ -276,8 +275,8 @@ def test_every_key_of_hamis_files_reaches_its_setting():
     ],
 )
 def test_the_schedulers_rules_are_known_where_its_file_says_something(devices, rules):
-    assert rules == plan_of(devices, "sharing: {}").settings(HERE).match.requests
-    assert not plan_of("", "sharing: {memoryFactor: 4}").settings(HERE).match.requests.known
+    assert rules == plan_of(devices, "sharing: {}").settings(*HERE).match.requests
+    assert not plan_of("", "sharing: {memoryFactor: 4}").settings(*HERE).match.requests.known
 
 
 def keys(count: int) -> dict[str, int]:

@@ -3,17 +3,8 @@
 import pytest
 from msgspec.structs import replace
 
-from agent.node.findings import (
-    ALL_GROUPS,
-    CAUSES,
-    CHECKS,
-    GROUPS,
-    Check,
-    Finding,
-    concluded,
-    degraded,
-    is_ready,
-)
+from agent.cli.checks import ALL_GROUPS, CAUSES, CHECKS, GROUPS, Finding, concluded
+from agent.node import Check, degraded, is_ready
 
 KUBELET = Finding("P-KUBELET", "wrong", "/k", "no socket", "start it")
 OFFER = Finding("P-OFFER", "wrong", "n", "0, not 20", "look")

@@ -10,6 +10,8 @@ from collections.abc import Iterable
 import pytest
 from msgspec.structs import replace
 
+from agent.cli import checks
+from agent.cli.checks import GROUPS, AgentAnswer, Finding, judge_report
 from agent.cluster import HANDSHAKE, MUTEX_LOCK, REGISTER, SCORE
 from agent.hami.annotations import (
     ReportProfile,
@@ -20,9 +22,7 @@ from agent.hami.annotations import (
 )
 from agent.ledger import HookFacts
 from agent.model import GpuFault, Scan
-from agent.node import checks
-from agent.node.checks import AgentAnswer, NodeSight, PathFacts, PluginSocket, Right, judge_report
-from agent.node.findings import GROUPS, Check, Finding
+from agent.node import Check, NodeSight, PathFacts, PluginSocket, Right, rights, skew_of
 from tests.builders import NODE, NOON, a_gpu
 from tests.fakes.explain_rig import a_gpu as a_registered
 
@@ -341,7 +341,7 @@ def test_a_driver_that_fails_is_not_installed():
 
 
 def test_rights_are_asked_for_this_node_and_by_the_name_of_a_pod():
-    asked, more = checks.rights(NODE), checks.rights(NODE, node_condition=True)
+    asked, more = rights(NODE), rights(NODE, node_condition=True)
 
     assert {NODE} == {right.name for right in asked if right.resource == "nodes"}
     assert {Right("patch", "nodes/status", name=NODE)} == set(more) - set(asked)
@@ -360,6 +360,6 @@ def test_rights_are_asked_for_this_node_and_by_the_name_of_a_pod():
     ],
 )
 def test_only_a_difference_of_clocks_that_is_certain_counts(server, before, after, skew):
-    found = checks.skew_of(ago(-server), ago(-before), ago(-after))
+    found = skew_of(ago(-server), ago(-before), ago(-after))
 
     assert skew == pytest.approx(found)

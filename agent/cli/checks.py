@@ -7,8 +7,8 @@ import contextlib
 import datetime as dt
 import errno
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Final
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Final, Literal, TypeAlias
 
 import msgspec
 
@@ -24,60 +24,159 @@ from agent.hami.annotations import (
 )
 from agent.kit.units import counted, span
 from agent.ledger import HookFacts
-from agent.model import Scan
-from agent.node.findings import (
-    LAST_GOOD,
-    NO_OFFER,
-    OF_ONE_GPU,
-    SERVED,
-    Check,
-    Finding,
-    Verdict,
-    When,
-    is_ready,
-    judged,
-)
+from agent.model import Scan, Trouble
+from agent.node import Check, NodeSight, PathFacts, PluginSocket, Right, is_ready
 
-# The rights of the agent at the API server.
+# The lines of `hami-agent doctor`: what was checked, what was found, and what to do about it.
+
+Verdict: TypeAlias = Literal["ok", "note", "unknown", "wrong"]
+"""The result of a check. A note keeps no agent from serving; unknown: it could not be made."""
+
+OF_ONE_GPU: Final = "no new pod gets this GPU; pods that hold it may fail"
+"""What a fault of one GPU means for pods."""
+
+NO_OFFER: Final = "no new pod gets a GPU of this node; pods that run go on"
+LAST_GOOD: Final = "the agent shares by the last good settings, and starts with them"
+SERVED: Final = "new pods with GPUs may be refused on this node; pods that run go on"
+
+CHECKS: Final[Mapping[str, Mapping[str, str]]] = {
+    "config": {
+        "P-SETTINGS": "the agent does not start with these settings, or shares "
+        "otherwise than they say",
+        "P-HAMI": "GPUs are shared by other settings than those of HAMi's release",
+        "P-ENTRIES": "the node that was meant shares its GPUs by other settings",
+    },
+    "driver": {
+        "P-DRIVER": NO_OFFER,
+        "P-ACCESS": "CUDA programs in containers, or the agent, cannot reach the GPU",
+        "P-CDI": "no new pod gets such a GPU; pods that run go on",
+    },
+    "kubelet": {
+        "P-KUBELET": NO_OFFER,
+        "P-WITNESS": SERVED,
+        "P-PLUGIN": "the kubelet may ask the other plugin for the GPUs of a pod",
+        "P-OFFER": "pods stay Pending, or fail after they are placed here",
+    },
+    "agent": {
+        "P-AGENT": NO_OFFER,
+        "P-SECOND": "the kubelet asks the agent that registered last, and the other "
+        "one does not know those pods",
+    },
+    "api": {
+        "P-NODE": "the scheduler learns nothing new of this node's GPUs",
+        "P-RIGHTS": SERVED,
+        "P-EXCESS": "no pod is affected; who takes over the agent gets these rights, too",
+        "P-CLOCK": "ages of locks and time stamps of the scheduler are misjudged",
+    },
+    "scheduler": {
+        "P-LABEL": "a DaemonSet that selects by this label does not run here",
+        "P-REPORT": "HAMi's scheduler places pods by these numbers",
+        "P-HANDSHAKE": "HAMi's scheduler may place pods by an older report, or none here",
+        "P-WRITER": "HAMi's scheduler places pods by numbers that are not the agent's",
+        "P-LOCK": "HAMi's scheduler binds no other pod with GPUs to this node",
+        "P-LEFTOVERS": "pods are not affected while the agent serves",
+        "P-MONITOR": "pods get their GPUs; what the monitor kept is not kept",
+    },
+    "library": {
+        "P-LIBRARY": NO_OFFER,
+        "P-PRELOAD": "limits of memory and compute may not hold in new containers",
+    },
+    "paths": {"P-PATHS": NO_OFFER},
+}
+"""The checks by group, in the order of the output, each with what its failure means for pods."""
+
+GROUPS: Final = {check: group for group, checks in CHECKS.items() for check in checks}
+ALL_GROUPS: Final = frozenset(CHECKS)
+FROM_API: Final = ("kubelet", "api", "scheduler")
+"""The groups that ask the API server."""
+
+_CLUSTER: Final = ("P-NODE", "P-RIGHTS", "P-SETTINGS")
+
+CAUSES: Final[Mapping[str, tuple[str, ...]]] = {
+    "P-ACCESS": ("P-DRIVER",),
+    "P-WITNESS": ("P-KUBELET",),
+    "P-OFFER": ("P-REPORT", "P-AGENT", "P-KUBELET", "P-DRIVER", "P-SECOND", "P-PLUGIN"),
+    "P-REPORT": ("P-AGENT", "P-RIGHTS", "P-DRIVER", "P-WRITER"),
+    "P-HANDSHAKE": ("P-AGENT", "P-RIGHTS", "P-KUBELET", "P-DRIVER"),
+    # The agent's own checks, which are the subjects of P-AGENT.
+    "state": ("P-PATHS",),
+    "server": ("P-KUBELET", "P-PATHS"),
+    "registered": ("P-KUBELET", "P-DRIVER"),
+    "stream": ("P-KUBELET",),
+    "api": _CLUSTER,
+    "api_synced": _CLUSTER,
+    "report": (*_CLUSTER, "P-WRITER"),
+    "settings": ("P-SETTINGS",),
+    "inventory": ("P-DRIVER",),
+    "driver": ("P-DRIVER",),
+    "gpus": ("P-DRIVER",),
+    "gpus_answering": ("P-DRIVER",),
+    "cdi": ("P-CDI",),
+    "offer": ("P-LIBRARY", "P-PRELOAD", "P-PATHS", "P-KUBELET"),
+}
+"""The checks that explain why one is wrong, if they are wrong themselves."""
+
+_LATE: Final = ("offer", "cdi")
+"""The agent's own checks that fail only until it looks again. Others have causes that no check of
+doctor sees: `settings` also fails while pods hold slices."""
 
 
-class Right(msgspec.Struct, frozen=True):
-    """One permission: a verb on a resource. `name`: of the object; empty: any object.
+class Finding(msgspec.Struct, frozen=True, rename={"check": "id"}):
+    """One line of the result, as `-o json` has it: what was checked and found, and what to do.
 
-    `selector`: the field selector of the request.
+    `means`: the consequence for pods. `concluded` fills in that of the check, and the group.
     """
 
-    verb: str
-    resource: str
-    name: str = ""
-    namespace: str = ""
-    selector: str = ""
-
-    @property
-    def words(self) -> str:
-        """Verb and resource, as in a ClusterRole."""
-        return f"{self.verb} {self.resource}"
+    check: str
+    verdict: Verdict
+    subject: str
+    said: str
+    advice: str = ""
+    means: str = ""
+    group: str = ""
 
 
-def rights(node: str, *, node_condition: bool = False) -> tuple[Right, ...]:
-    """The permissions that the agent on `node` needs, except the GET of a pod of this node.
+Row: TypeAlias = tuple[object, Verdict, *tuple[str, ...]]
+"""A row of a rule: if the first is true, this is the finding: verdict, said, advice, means."""
 
-    That one needs the pod's name, because a node's own identity may read only the pods of its node.
-    `node_condition`: the agent writes the Node condition GpuDegraded.
+
+def judged(check: str, subject: str, well: str, *rows: Row) -> Finding:
+    """The finding of the first row that holds; without one the check passed: `well`."""
+    for holds, verdict, *texts in rows:
+        if holds:
+            return Finding(check, verdict, subject, *texts)
+
+    return Finding(check, "ok", subject, well)
+
+
+def concluded(findings: Iterable[Finding], groups: frozenset[str]) -> Iterator[Finding]:
+    """The findings of these groups, in the order of groups and checks.
+
+    One that follows from a wrong one among them is a note that names it, so that a fault is wrong
+    in one line.
     """
-    condition = (Right("patch", "nodes/status", name=node),) if node_condition else ()
-    return (
-        Right("get", "nodes", name=node),
-        Right("watch", "nodes", name=node),
-        Right("patch", "nodes", name=node),
-        Right("list", "pods", selector=f"spec.nodeName={node}"),
-        Right("watch", "pods", selector=f"spec.nodeName={node}"),
-        Right("patch", "pods/status"),
-        Right("create", "events"),
-        Right("patch", "events"),
-        *condition,
-    )
+    order, every = list(GROUPS), [one for one in findings if GROUPS[one.check] in groups]
+    every.sort(key=lambda one: order.index(one.check))
+    wrong = {one.check for one in every if one.verdict == "wrong"}
+    well = {one.check for one in every} - {one.check for one in every if one.verdict != "ok"}
+    for one in every:
+        group, verdict, said, means = GROUPS[one.check], one.verdict, one.said, ""
+        if verdict != "ok":
+            means = one.means or CHECKS[group][one.check]
 
+        likely = CAUSES.get(one.subject if one.check == "P-AGENT" else one.check, ())
+        causes = [cause for cause in likely if cause in wrong]
+        fixed = [cause for cause in likely if cause in well]
+        if verdict in {"wrong", "note"} and causes:
+            verdict, said = "note", f"{said} (follows from {', '.join(causes)})"
+        elif verdict in {"wrong", "note"} and one.subject in _LATE and fixed:
+            # One output must not contradict itself.
+            said = f"{said} (now ok: {', '.join(fixed)}; the agent looks every 10 s)"
+
+        yield msgspec.structs.replace(one, verdict=verdict, said=said, means=means, group=group)
+
+
+# The rights.
 
 UNNEEDED: Final = (
     Right("list", "nodes"),
@@ -107,14 +206,14 @@ def judge_rights(
         "P-RIGHTS",
         server,
         "all permissions of the agent are granted",
-        When(
-            bool(denied),
+        (
+            denied,
             "wrong",
             f"these are denied: {lacks}",
             "grant them to this account: the chart's ClusterRole lists them",
         ),
-        When(
-            bool(unasked),
+        (
+            unasked,
             "note",
             f"this account can read what the agent reads; not checked: {unknown}",
             "the agent's account has them: run this check as the agent once it is installed",
@@ -126,8 +225,8 @@ def judge_rights(
             "P-EXCESS",
             server,
             "none of the rights that the agent does not need is granted, as far as asked",
-            When(
-                bool(excess),
+            (
+                excess,
                 "note",
                 f"wider than needed: {more}",
                 "give it the chart's ClusterRole, or the kubeconfig of this node's own identity",
@@ -139,17 +238,6 @@ SKEW_LIMIT: Final = 2.0
 """Seconds."""
 
 
-def skew_of(server: dt.datetime, before: dt.datetime, after: dt.datetime) -> float:
-    """By how many seconds the API server's clock is certainly ahead of this node's; < 0: behind.
-
-    `server`: the time in an answer, cut to a second; `before` and `after`: this node's clock around
-    the request. 0: they may be equal.
-    """
-    least = (server - after).total_seconds()
-    most = (server - before).total_seconds() + 1.0  # the resolution of an HTTP header's time
-    return max(least, 0.0) + min(most, 0.0)
-
-
 def judge_clock(server: str, skew: float | None) -> Finding:
     """Judge the clocks of the API server and of this node. `skew`: see `skew_of`."""
     ahead = skew or 0.0
@@ -158,13 +246,13 @@ def judge_clock(server: str, skew: float | None) -> Finding:
         "P-CLOCK",
         server,
         f"its clock and this node's differ by at most {SKEW_LIMIT:g} s",
-        When(
+        (
             skew is None,
             "unknown",
             "its answers have no time (Date)",
             "compare `date -u` on both machines",
         ),
-        When(
+        (
             abs(ahead) > SKEW_LIMIT,
             "note",
             f"its clock is {span(abs(ahead))} {side} this node's",
@@ -174,23 +262,6 @@ def judge_clock(server: str, skew: float | None) -> Finding:
 
 
 # Paths, the driver, other plugins, HAMi's files.
-
-
-class PathFacts(msgspec.Struct, frozen=True):
-    """The state of a path.
-
-    - `kind`: directory, socket, file or another; empty: it does not exist.
-    - `failure`: the number of the error that a new file in the directory would meet, or the
-      creation of a missing one; 0: none.
-    - `ours`: its owner is root or the agent's user.
-    """
-
-    path: str
-    kind: str
-    owner: int = 0
-    mode: int = 0
-    failure: int = 0
-    ours: bool = True
 
 
 REPAIRS: Final = {
@@ -210,24 +281,22 @@ def judge_path(place: PathFacts, check: str = "P-PATHS", *, made: bool) -> Findi
         check,
         place.path,
         "can be written, only by its owner or a group",
-        When(is_missing and not place.failure, "ok", "does not exist: the agent creates it"),
-        When(
+        (is_missing and not place.failure, "ok", "does not exist: the agent creates it"),
+        (
             is_missing,
             "wrong",
             f"does not exist and cannot be created: {why}",
             "create it, or mount it read-write",
         ),
-        When(
+        (
             place.kind != "directory",
             "wrong",
             f"is a {place.kind}" if place.kind else "does not exist",
             "mount or create the directory there",
         ),
-        When(not place.ours, "wrong", f"belongs to uid {place.owner}", chown, means),
-        When(
-            bool(place.mode & 0o002), "wrong", f"every user may write there ({mode})", chown, means
-        ),
-        When(
+        (not place.ours, "wrong", f"belongs to uid {place.owner}", chown, means),
+        (bool(place.mode & 0o002), "wrong", f"every user may write there ({mode})", chown, means),
+        (
             bool(place.failure),
             "wrong",
             f"cannot be written: {why} (owner {place.owner}, {mode})",
@@ -243,49 +312,44 @@ REPAIR: Final = (
 
 
 def judge_driver(
-    library: str, scan: Scan | None, failure: str, remedy: str | None = None
+    library: str, scan: Scan | None, failure: str, remedy: str | None = None, *, hang: float = 0.0
 ) -> Iterator[Finding]:
     """Judge NVIDIA's library, and name each GPU that will not be shared.
 
-    `failure`: why there is no scan. `remedy`: what to do about it, if known.
+    `failure`: why there is no scan. `remedy`: what to do about it, if known. `hang`: for so many
+    seconds an agent that runs goes on offering GPUs that do not answer; 0: none runs.
     """
+    until = f"has not answered for {span(hang)} (health.driverHang)"
+    means = f"no new pod gets a GPU once it {until}; pods that run go on" if hang else NO_OFFER
     if scan is None:
-        yield Finding("P-DRIVER", "wrong", library, failure, REPAIR if remedy is None else remedy)
+        advice = REPAIR if remedy is None else remedy
+        yield Finding("P-DRIVER", "wrong", library, failure, advice, means)
         return
 
+    silent = [fault for fault in scan.faults if fault.trouble is Trouble.SILENT]
     models = ", ".join(sorted({gpu.name for gpu in scan.gpus}))
     yield judged(
         "P-DRIVER",
         library,
         f"driver {scan.driver_version}, {counted(len(scan.gpus), 'GPU')}: {models}",
-        When(
+        (
             not scan.gpus,
             "wrong",
             f"driver {scan.driver_version} answers but describes no GPU",
             "see the notes on each GPU below" if scan.faults else "look with nvidia-smi -L",
+            means if silent else "",
         ),
     )
+    for gpu in scan.gpus:
+        if gpu.mig_enabled:
+            said = f"GPU {gpu.uuid} is in MIG mode"
+            yield Finding("P-DRIVER", "note", library, said, "it will not be shared", OF_ONE_GPU)
 
-    left = [
-        (f"GPU {gpu.uuid} is in MIG mode", "it will not be shared")
-        for gpu in scan.gpus
-        if gpu.mig_enabled
-    ]
-    left += [(fault.sentence, f"it is not shared; {fault.remedy}") for fault in scan.faults]
-    for said, advice in left:
-        yield Finding("P-DRIVER", "note", library, said, advice, OF_ONE_GPU)
-
-
-class PluginSocket(msgspec.Struct, frozen=True):
-    """A socket of a plugin in the kubelet's directory. `alive`: a process listens on it."""
-
-    path: str
-    alive: bool
-
-    @property
-    def theirs(self) -> bool:
-        """True if the socket has a name of HAMi's or NVIDIA's plugin."""
-        return self.path.rpartition("/")[2].startswith("nvidia-")
+    for fault in scan.faults:
+        advice, means = f"it is not shared; {fault.remedy}", OF_ONE_GPU
+        if hang and fault in silent:
+            advice, means = fault.remedy, f"no new pod gets this GPU once it {until}"
+        yield Finding("P-DRIVER", "note", library, fault.sentence, advice, means)
 
 
 def judge_plugins(
@@ -342,21 +406,21 @@ def judge_library_files(
             "P-PRELOAD",
             file.path,
             f"{preload.path} names it; only its owner may write both",
-            When(not file.kind, "unknown", "was removed during this check", "run it again"),
-            When(
+            (not file.kind, "unknown", "was removed during this check", "run it again"),
+            (
                 file.kind != "file",
                 "unknown",
                 f"is a {file.kind}, and no regular file",
                 "run this check as root",
             ),
-            When(
+            (
                 not file.ours or bool(file.mode & 0o022),
                 "wrong",
                 f"others than root may write it (uid {file.owner}, mode {file.mode:04o})",
                 f"chown root and chmod go-w {file.path}; then put HAMi-core's file there again",
                 "who may write this file can run code in every new container with a GPU",
             ),
-            When(
+            (
                 not file.mode & 0o004,
                 "wrong",
                 f"not everybody may read it (mode {file.mode:04o})",
@@ -403,43 +467,49 @@ class AgentAnswer(msgspec.Struct, frozen=True):
     held: tuple[tuple[str, str, str], ...] = ()
 
 
+_LOG: Final = (SERVED, "see /readyz?verbose in the runbook, and the agent's log")
+_OF_GPU: Final = (OF_ONE_GPU, "run `hami-agent status`: it says of each GPU what to do")
+_OF_CHECK: Final = {
+    "gpu_health": _OF_GPU,
+    "cdi": _OF_GPU,
+    "settings": (
+        LAST_GOOD,
+        "correct the file; `hami-agent config check FILE` prints what is wrong in it",
+    ),
+}
+"""What the failure of one of the agent's own checks means for pods, and what to do."""
+
+
 def judge_agent(answer: AgentAnswer) -> Iterator[Finding]:
     """Judge the agent's readiness: one finding for each of its checks that fails."""
-    passed = counted(sum(check.ok for check in answer.checks), "check")
-    whole = judged(
-        "P-AGENT",
-        answer.path,
-        f"the agent is ready; {passed} of it passed",
-        When(
-            answer.denied,
-            "unknown",
-            answer.failure,
-            "run this check as root, or as the agent's user",
-        ),
-        When(
-            bool(answer.failure),
-            "wrong",
-            f"no agent answers: {answer.failure}",
-            "start it (systemctl start hami-agent, or look at the DaemonSet's pod of this node), "
-            "and give this check the agent's settings (--run-dir)",
-        ),
-    )
-
     for check in (one for one in answer.checks if not one.ok):
-        means, advice = SERVED, "see /readyz?verbose in the runbook, and the agent's log"
-        if check.name in {"gpu_health", "cdi"}:
-            means, advice = OF_ONE_GPU, "run `hami-agent status`: it says of each GPU what to do"
-
-        elif check.name == "settings":
-            means = LAST_GOOD
-            advice = "correct the file; `hami-agent config check FILE` prints what is wrong in it"
-
+        means, advice = _OF_CHECK.get(check.name, _LOG)
         verdict: Verdict = "wrong" if check.required else "note"
         means = "" if check.required else means
         yield Finding("P-AGENT", verdict, check.name, check.text or "fails", advice, means)
 
     if is_ready(answer.checks):
-        yield whole
+        passed = counted(sum(check.ok for check in answer.checks), "check")
+        yield judged(
+            "P-AGENT",
+            answer.path,
+            f"the agent is ready; {passed} of it passed",
+            (
+                answer.denied,
+                "unknown",
+                answer.failure,
+                "run this check as root, or as the agent's user",
+            ),
+            (
+                answer.failure,
+                "wrong",
+                f"no agent answers: {answer.failure}",
+                (
+                    "start it (systemctl start hami-agent, or look at the DaemonSet's pod of this "
+                    "node), and give this check the agent's settings (--run-dir)"
+                ),
+            ),
+        )
 
 
 # What HAMi's scheduler and the kubelet show of this node, as the API server has it.
@@ -455,33 +525,6 @@ LOCK_EXPIRES: Final = 300.0
 """Seconds after which HAMi's scheduler takes a lock over, by its default."""
 
 
-class NodeSight(msgspec.Struct, frozen=True):
-    """The Node, as one GET shows it.
-
-    - `allocatable`, `capacity`: the amounts of the agent's resource in its status.
-    - `written`: when an agent last wrote the register annotation; None: not known.
-    - `reported_by`: the writer other than an agent that last changed that, and when. Source:
-      `other_writer` of agent/kube/objects.py.
-    - `skew`: see `skew_of`; None: the answer had no time.
-    - `differences`: how the annotation differs from what these settings would write, without
-      health.
-    """
-
-    name: str
-    labels: Mapping[str, str] = msgspec.field(default_factory=dict)
-    annotations: Mapping[str, str] = msgspec.field(default_factory=dict)
-    allocatable: int = 0
-    capacity: int = 0
-    written: dt.datetime | None = None
-    reported_by: str = ""
-    skew: float | None = None
-    differences: tuple[str, ...] = ()
-
-    def age(self, now: dt.datetime) -> float | None:
-        """Seconds since an agent wrote the register annotation; None: not known."""
-        return None if self.written is None else (now - self.written).total_seconds()
-
-
 def judge_node(name: str, node: NodeSight | None) -> Iterator[Finding]:
     """Judge whether the Node exists, and its label."""
     yield judged(
@@ -490,7 +533,7 @@ def judge_node(name: str, node: NodeSight | None) -> Iterator[Finding]:
         "exists, already registered"
         if node and REGISTER in node.annotations
         else "exists, not registered yet",
-        When(
+        (
             node is None,
             "wrong",
             "the API server knows no such Node",
@@ -503,7 +546,7 @@ def judge_node(name: str, node: NodeSight | None) -> Iterator[Finding]:
             "P-LABEL",
             f"label gpu=on of Node {name}",
             "is set",
-            When(
+            (
                 node.labels.get("gpu") != "on",
                 "note",
                 "is not set",
@@ -523,18 +566,20 @@ def judge_offer(node: NodeSight, resource: str, now: dt.datetime) -> Finding:
         "P-OFFER",
         f"allocatable {resource} of Node {node.name}",
         f"{offered} = healthy {healthy} (capacity {node.capacity})",
-        When(
+        (
             not gpus,
             "note",
             f"{offered}; there is no readable register annotation to compare it with",
             "repair what is said of the annotation (P-REPORT) and of the agent (P-AGENT)",
         ),
-        When(
+        (
             offered != healthy,
             "note" if is_new else "wrong",
             f"{offered}, and the register annotation has {healthy} healthy slices",
-            "look again in 15 s: the kubelet reports every 10 s. If it stays, look at "
-            "`registered`, `stream` and `report` in the agent's /readyz?verbose",
+            (
+                "look again in 15 s: the kubelet reports every 10 s. If it stays, look at "
+                "`registered`, `stream` and `report` in the agent's /readyz?verbose"
+            ),
             f"{fewer} counts fewer slices than {more}: pods stay Pending",
         ),
     )
@@ -555,27 +600,27 @@ def judge_report(node: NodeSight, running: ReportProfile | None) -> Finding:
         "P-REPORT",
         f"{REGISTER} of Node {node.name}",
         "says what the agent would write" + (f", for {reader}" if running else ""),
-        When(
+        (
             bool(running) and text is None,
             "wrong",
             "does not exist",
             look,
             "HAMi's scheduler knows no GPU of this node (node unregistered)",
         ),
-        When(
+        (
             bool(running) and not read_register(text),
             "wrong",
             "cannot be read",
             look,
             "HAMi's scheduler keeps what it read before, or knows no GPU of this node",
         ),
-        When(
+        (
             bool(running) and is_json_form(text or "") != (running is ReportProfile.JSON),
             "wrong",
             f"does not have the form for {reader}, which the settings name",
             "set report.profile to the scheduler's release, and restart the agent",
         ),
-        When(
+        (
             bool(node.differences),
             "note",
             f"{first}{more}",
@@ -614,34 +659,38 @@ def judge_handshake(node: NodeSight, profile: ReportProfile, now: dt.datetime) -
         "P-HANDSHAKE",
         f"{HANDSHAKE} of Node {node.name}",
         f"{word}: the agent's stamps are read" if profile.stamps else well,
-        When(
+        (
             word == "Deleted",
             "wrong",
             f"the scheduler dropped this node's GPUs ({cap(text, 64)})",
-            "restart HAMi's scheduler, which then reads the report again; with a scheduler up to "
-            "2.7.1 set report.profile",
+            (
+                "restart HAMi's scheduler, which then reads the report again; with a scheduler "
+                "up to 2.7.1 set report.profile"
+            ),
             "HAMi's scheduler places no pod on this node",
         ),
-        When(
+        (
             profile.stamps and not word,
             "wrong",
             "the agent's stamp is absent",
             "look at `report` in the agent's /readyz?verbose",
             "HAMi's scheduler drops this node after 60 s",
         ),
-        When(
+        (
             profile.stamps and word == "Reported" and stamped > READ_WITHIN,
             "note",
             f"no scheduler has read the report of {span(stamped)} ago",
             "check that HAMi's scheduler runs",
         ),
-        When(
+        (
             not profile.stamps and not word and offers and (age is None or age >= READ_WITHIN),
             "note",
             "absent: no scheduler has read the present report"
             + (f", which is {span(age)} old" if age is not None else ""),
-            "check that HAMi's scheduler runs; releases from 2.9 on write this within 15 s. "
-            "Release 2.8 never does: after a change of memory or names alone, restart it",
+            (
+                "check that HAMi's scheduler runs; releases from 2.9 on write this within 15 s. "
+                "Release 2.8 never does: after a change of memory or names alone, restart it"
+            ),
         ),
     )
 
@@ -656,7 +705,7 @@ def judge_writer(node: NodeSight) -> Finding:
         f"{writer} wrote it at {when}, and the agent would write the same"
         if writer
         else "no writer other than the agent is known",
-        When(
+        (
             bool(writer) and not is_equal,
             "note",
             f"{writer} changed it at {when}, after the agent",
@@ -690,12 +739,14 @@ def judge_lock(node: NodeSight, now: dt.datetime) -> Finding:
         "P-LOCK",
         subject,
         said,
-        When(
+        (
             seconds > LOCK_LONG,
             "wrong" if seconds > LOCK_EXPIRES else "note",
             said,
-            "look at that pod's Events. The agent frees the lock of a pod that failed, ended or is "
-            f"gone within 35 s; if there is no such pod and the lock stays: {remove}",
+            (
+                "look at that pod's Events. The agent frees the lock of a pod that failed, ended "
+                f"or is gone within 35 s; if there is no such pod and the lock stays: {remove}"
+            ),
         ),
     )
 

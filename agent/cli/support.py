@@ -1,0 +1,280 @@
+"""What helps with this program: `runbook`, `bundle` for support, and `completion`."""
+
+import argparse
+import io
+import os
+import re
+import sys
+import tarfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+import agent
+from agent import __version__
+from agent.cli.connections import add_socket, call
+from agent.cli.main import (
+    INCOMPLETE,
+    OK,
+    UNWRITTEN,
+    VERBS,
+    NotThere,
+    Subparsers,
+    fail,
+    nearest,
+    parser_of,
+)
+from agent.errors import cap
+from agent.health.xids import xid_class, xid_name
+from agent.kit.timing import SystemClock
+
+
+def add_parser(subparsers: Subparsers) -> None:
+    """Add the verbs `runbook`, `bundle` and `completion`."""
+    parser = subparsers.add_parser(
+        "runbook",
+        description="Prints what the runbook says of the id in a message. Ids are those of a "
+        "refusal (HA-4002), of a line of doctor (P-DRIVER) or explain (E-LOCK), of a GPU's fault "
+        "(H-079) or of an Event. It reads nothing of the node or the cluster. Exits 4 if there is "
+        "no such id.",
+        epilog="example: hami-agent runbook HA-4002",
+    )
+    parser.add_argument("id", nargs="?", metavar="ID", help="without it: list all ids")
+
+    parser = subparsers.add_parser(
+        "bundle",
+        description="Writes what the running agent knows into one archive (tar.gz), for support. "
+        "It has the status with the refusals and changes of the last 24 hours, settings with "
+        "their origins, readiness, metrics and version. `status --from` reads it. It has names of "
+        "pods, GPUs and files, but no token, no environment of a container and no log. Exits 3 if "
+        "no agent answers, and 5 if a part is missing.",
+        epilog="example: hami-agent bundle --file node-1.tgz",
+    )
+    told = "the archive; it must not exist yet (default hami-agent-TIME.tgz)"
+    parser.add_argument("--file", type=Path, metavar="PATH", help=told)
+    add_socket(parser)
+
+    parser = subparsers.add_parser(
+        "completion",
+        description="Prints a script for bash, zsh or fish that completes command lines of this "
+        "program. It completes verbs, options and their values. At each tab it calls the program, "
+        "so that it fits whatever version is installed.",
+        epilog="example: source <(hami-agent completion bash)",
+    )
+    parser.add_argument("shell", choices=tuple(SCRIPTS))
+    parser.add_argument("words", nargs="*", help=argparse.SUPPRESS)
+
+
+def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
+    """Run one of the verbs; return the exit code."""
+    del environ
+    act = {"completion": _complete, "bundle": _bundle, "runbook": _runbook}[args.verb]
+    return act(args)
+
+
+# The runbook.
+
+_ID: Final = "(?:[A-Z]+-[A-Z0-9]+|[A-Z][a-z]+[A-Z][A-Za-z0-9]+)"
+
+_HEADING: Final = re.compile(rf"### (?:Events? |Condition )?({_ID}(?:, {_ID})*)(.*)")
+"""A heading of an entry: its ids, and its title."""
+
+_LINK: Final = re.compile(r"\[([^\]]+)\]\([^)\s]+\)")
+"""A link of Markdown, of which the text is shown."""
+
+_INNER: Final = re.compile(r"\]\(#([^)\s]+)\)")
+"""A link to a section of the runbook."""
+
+_XID: Final = re.compile("(?:h-|xid ?)?([0-9]{1,5})")
+
+_OF_ALL_XIDS: Final = "h-nnn"
+"""The entry of XIDs that have none of their own."""
+
+HINT: Final = "`hami-agent runbook ID` prints what the runbook says of an id"
+"""The line below answers that have ids."""
+
+
+def _runbook(args: argparse.Namespace) -> int:
+    """Print the entry, or the ids; return the exit code."""
+    known = entries()
+    if args.id is None:
+        width = max(map(len, known))
+        sys.stdout.writelines(f"{name:<{width}}  {title}\n" for name, (title, _) in known.items())
+        return OK
+
+    names = {name.lower(): name for name in known}
+    asked = args.id.strip("[]").lower()  # as messages have it
+    title = ""
+
+    if of_xid := _XID.fullmatch(asked):
+        number, asked = int(of_xid[1]), _OF_ALL_XIDS
+        title = f"H-{number:03} XID {number}: {xid_name(number)}; class {xid_class(number)}"
+
+    if asked not in names:
+        hint = nearest(asked, known) or "; `hami-agent runbook` lists all"
+        raise NotThere(f"the runbook has no entry {cap(args.id, 64)}{hint}")
+
+    text = known[names[asked]][1]
+    if title:
+        text = title + text[text.index("\n") :]
+
+    sys.stdout.write(text)
+    return OK
+
+
+def entries() -> Mapping[str, tuple[str, str]]:
+    """Title and text of each id, in the order of the runbook.
+
+    The text of a section without an id stands below each entry that refers to it.
+    """
+    home = Path(agent.__file__).parent
+    installed = home / "RUNBOOK.md"
+    text = (installed if installed.exists() else home.parent / "RUNBOOK.md").read_text("utf-8")
+    found: dict[str, tuple[str, str]] = {}
+    parts = re.split("^(?=##)", text, flags=re.MULTILINE)
+    # By the name that GitHub gives the heading in links.
+    sections: dict[str, str] = {}
+    for part in parts:
+        if not _HEADING.match(part):
+            words = re.sub(r"[^\w\- ]", "", part.partition("\n")[0].lstrip("# "))
+            sections[words.lower().replace(" ", "-")] = part
+
+    for part in parts:
+        if heading := _HEADING.match(part):
+            linked = [sections[name] for name in _INNER.findall(part) if name in sections]
+            plain = _LINK.sub(r"\1", "".join((part, *linked))).replace("### ", "").rstrip()
+            title = heading[2].strip() or part.removeprefix("### ").partition(" ")[0]
+            found |= dict.fromkeys(heading[1].split(", "), (title, f"{plain}\n"))
+
+    return found
+
+
+# The archive.
+
+DEADLINE: Final = 10.0
+"""Seconds for the agent to answer each part."""
+
+PARTS: Final[Mapping[str, str]] = {
+    "status.json": "/api/v1/status",
+    "settings.json": "/api/v1/settings",
+    "version.json": "/version",
+    "readyz.txt": "/readyz?verbose",
+    "metrics.txt": "/metrics",
+}
+"""The files of the archive, each with the path that it is read from."""
+
+
+def _bundle(args: argparse.Namespace) -> int:
+    """Write the archive and print its name; return the exit code."""
+    now = SystemClock().now()
+    path = args.file or Path(f"hami-agent-{now:%Y%m%dT%H%M%SZ}.tgz")
+    answers = {name: call(args.socket, "GET", target, DEADLINE) for name, target in PARTS.items()}
+    # /readyz may answer 503.
+    files = {
+        name: text.encode() for name, (status, text) in answers.items() if status in {200, 503}
+    }
+    files["bundle.txt"] = f"hami-agent {__version__}\n".encode()
+    try:
+        # Never over an archive that is there, and for its owner alone: it names pods.
+        with (
+            open(path, "xb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file,
+            tarfile.open(fileobj=file, mode="w:gz") as archive,
+        ):
+            for name, content in files.items():
+                member = tarfile.TarInfo(f"hami-agent/{name}")
+                member.size, member.mtime, member.mode = len(content), int(now.timestamp()), 0o600
+                archive.addfile(member, io.BytesIO(content))
+    except FileExistsError:
+        return fail("bundle", f"{path} exists already: choose another --file", UNWRITTEN)
+    except OSError as error:
+        return fail("bundle", f"{path} cannot be written: {error.strerror}", UNWRITTEN)
+
+    sys.stdout.write(f"{path}: {', '.join(files)}\n")
+    missing = answers.keys() - files.keys()
+    for name in (name for name in PARTS if name in missing):
+        fail("bundle", f"missing: {name}: {PARTS[name]} answered {answers[name][0]}", INCOMPLETE)
+
+    return INCOMPLETE if missing else OK
+
+
+# Completion.
+
+SCRIPTS: Final = {
+    "bash": """\
+# Completes hami-agent in bash. Load it with: source <(hami-agent completion bash)
+_hami_agent() {
+    local typed=("${COMP_WORDS[@]:1:COMP_CWORD}") found
+    found=$("${COMP_WORDS[0]}" completion bash -- -- "${typed[@]}" 2>/dev/null)
+    COMPREPLY=($(compgen -W "$found" -- "${COMP_WORDS[COMP_CWORD]}"))
+}
+complete -o default -F _hami_agent hami-agent
+""",
+    "zsh": """\
+#compdef hami-agent
+# Completes hami-agent in zsh. Load it with: source <(hami-agent completion zsh)
+_hami_agent() {
+    local found=$("${words[1]}" completion zsh -- -- "${(@)words[2,CURRENT]}" 2>/dev/null)
+    if [[ -n $found ]]; then compadd -- "${(@f)found}"; else _files; fi
+}
+compdef _hami_agent hami-agent
+""",
+    "fish": """\
+# Completes hami-agent in fish. Load it with: hami-agent completion fish | source
+function __hami_agent
+    set -l words (commandline -opc) (commandline -ct)
+    $words[1] completion fish -- -- $words[2..] 2>/dev/null
+end
+complete -c hami-agent -a '(__hami_agent)'
+""",
+}
+"""What the shell runs. Each passes the typed words to `completion SHELL -- -- WORDS`."""
+
+
+def _complete(args: argparse.Namespace) -> int:
+    """Print the script, or what may stand for the last of the words; return the exit code."""
+    # argparse removes the first `--` of the words, or none in later versions of Python.
+    if words := args.words[args.words[:1] == ["--"] :]:
+        sys.stdout.writelines(f"{word}\n" for word in may_follow(words))
+    else:
+        sys.stdout.write(SCRIPTS[args.shell])
+
+    return OK
+
+
+def may_follow(words: Sequence[str]) -> list[str]:
+    """What may stand for the last of the words that are typed; nothing: any value, or a file."""
+    *before, typed = words
+    if not before:
+        return list(VERBS)
+
+    if before[0] not in VERBS:
+        return []
+
+    actions = _shown(parser_of(before[0]))
+    for word in before:
+        sub = [one for one in actions if isinstance(one, argparse._SubParsersAction)]  # noqa: SLF001 -- argparse names no public type
+        if sub and word in sub[0].choices:
+            actions = _shown(sub[0].choices[word])
+
+    for action in actions:
+        # A switch may stand alone, so another word may follow it.
+        takes_value = action.nargs != 0 and (action.nargs != "?" or action.choices)
+        if before[-1] in action.option_strings and takes_value:
+            return _values(action)
+
+    if typed.startswith("-"):
+        return [option for action in actions for option in action.option_strings]
+
+    return [value for one in actions if not one.option_strings for value in _values(one)]
+
+
+def _values(action: argparse.Action) -> list[str]:
+    if action.metavar == "ID":
+        return list(entries())
+
+    return [str(choice) for choice in action.choices or ()]
+
+
+def _shown(parser: argparse.ArgumentParser) -> list[argparse.Action]:
+    every = parser._actions  # noqa: SLF001 -- argparse has no public list
+    return [action for action in every if action.help != argparse.SUPPRESS]

@@ -1,0 +1,190 @@
+"""A node as the agent, its verbs and its settings see it.
+
+The agent's own checks, what is seen of the host and of the Node, cordons, what a drain allows.
+"""
+
+import datetime as dt
+from collections.abc import Collection, Iterable, Iterator, Mapping
+
+import msgspec
+
+from agent.cluster import NodeEvent
+from agent.errors import cap
+from agent.model import NO_INDEX, GpuUuid, SharedGpu
+
+# The agent's own checks, and whether they make it ready or degraded.
+
+STANDBY = "instance"
+"""The check that fails while another agent serves the host."""
+
+
+class Check(msgspec.Struct, frozen=True):
+    """One check of the agent, as in `/api/v1`. `text` says what is wrong and what to do.
+
+    A failed check that is not `required` degrades the agent but never makes it unready.
+    """
+
+    name: str
+    ok: bool
+    text: str = ""
+    required: bool = True
+
+
+def is_ready(checks: Iterable[Check]) -> bool:
+    """True when no required check fails."""
+    return all(check.ok for check in checks if check.required)
+
+
+def degraded(checks: Iterable[Check]) -> tuple[Check, ...]:
+    """The checks that fail without making the agent unready."""
+    return tuple(check for check in checks if not check.ok and not check.required)
+
+
+# What doctor sees of the host.
+
+
+class PathFacts(msgspec.Struct, frozen=True):
+    """The state of a path.
+
+    - `kind`: directory, socket, file or another; empty: it does not exist.
+    - `failure`: the number of the error that a new file in the directory would meet, or the
+      creation of a missing one; 0: none.
+    - `ours`: its owner is root or the agent's user.
+    """
+
+    path: str
+    kind: str
+    owner: int = 0
+    mode: int = 0
+    failure: int = 0
+    ours: bool = True
+
+
+class PluginSocket(msgspec.Struct, frozen=True):
+    """A socket of a plugin in the kubelet's directory. `alive`: a process listens on it."""
+
+    path: str
+    alive: bool
+
+    @property
+    def theirs(self) -> bool:
+        """True if the socket has a name of HAMi's or NVIDIA's plugin."""
+        return self.path.rpartition("/")[2].startswith("nvidia-")
+
+
+# The Node, and the rights of the agent, at the API server.
+
+
+class Right(msgspec.Struct, frozen=True):
+    """One permission: a verb on a resource. `name`: of the object; empty: any object.
+
+    `selector`: the field selector of the request.
+    """
+
+    verb: str
+    resource: str
+    name: str = ""
+    namespace: str = ""
+    selector: str = ""
+
+    @property
+    def words(self) -> str:
+        """Verb and resource, as in a ClusterRole."""
+        return f"{self.verb} {self.resource}"
+
+
+def rights(node: str, *, node_condition: bool = False) -> tuple[Right, ...]:
+    """The permissions that the agent on `node` needs, except the GET of a pod of this node.
+
+    That one needs the pod's name, because a node's own identity may read only the pods of its node.
+    `node_condition`: the agent writes the Node condition GpuDegraded.
+    """
+    condition = (Right("patch", "nodes/status", name=node),) if node_condition else ()
+    return (
+        Right("get", "nodes", name=node),
+        Right("watch", "nodes", name=node),
+        Right("patch", "nodes", name=node),
+        Right("list", "pods", selector=f"spec.nodeName={node}"),
+        Right("watch", "pods", selector=f"spec.nodeName={node}"),
+        Right("patch", "pods/status"),
+        Right("create", "events"),
+        Right("patch", "events"),
+        *condition,
+    )
+
+
+def skew_of(server: dt.datetime, before: dt.datetime, after: dt.datetime) -> float:
+    """By how many seconds the API server's clock is certainly ahead of this node's; < 0: behind.
+
+    `server`: the time in an answer, cut to a second; `before` and `after`: this node's clock around
+    the request. 0: they may be equal.
+    """
+    least = (server - after).total_seconds()
+    most = (server - before).total_seconds() + 1.0  # the resolution of an HTTP header's time
+    return max(least, 0.0) + min(most, 0.0)
+
+
+class NodeSight(msgspec.Struct, frozen=True):
+    """The Node, as one GET shows it.
+
+    - `allocatable`, `capacity`: the amounts of the agent's resource in its status.
+    - `written`: when an agent last wrote the register annotation; None: not known.
+    - `reported_by`: the writer other than an agent that last changed that, and when. Source:
+      `other_writer` of agent/kube/objects.py.
+    - `skew`: see `skew_of`; None: the answer had no time.
+    - `differences`: how the annotation differs from what these settings would write, without
+      health.
+    """
+
+    name: str
+    labels: Mapping[str, str] = msgspec.field(default_factory=dict)
+    annotations: Mapping[str, str] = msgspec.field(default_factory=dict)
+    allocatable: int = 0
+    capacity: int = 0
+    written: dt.datetime | None = None
+    reported_by: str = ""
+    skew: float | None = None
+    differences: tuple[str, ...] = ()
+
+    def age(self, now: dt.datetime) -> float | None:
+        """Seconds since an agent wrote the register annotation; None: not known."""
+        return None if self.written is None else (now - self.written).total_seconds()
+
+
+# Reads the annotation `hami.io/device-cordon` of a Node.
+#
+# It is a comma list of GPU UUIDs on which HAMi's scheduler, from 2.10 on, places no new pods.
+# Spaces around a UUID and empty parts do not count (HAMi v2.10 pkg/device/nvidia/device.go).
+
+
+class ReportedGpu(msgspec.Struct, frozen=True):
+    """A GPU of the Node's register annotation, or of the cordon (index None)."""
+
+    uuid: GpuUuid
+    index: int | None = None
+
+    @property
+    def words(self) -> str:
+        """The index with the UUID, for people; the text is safe to print."""
+        uuid = cap(self.uuid, 64)
+        return uuid if self.index is None else f"{self.index} ({uuid})"
+
+
+def read_cordon(text: str | None) -> tuple[GpuUuid, ...]:
+    """The UUIDs in the annotation, each once, in their order."""
+    words = (word.strip() for word in (text or "").split(","))
+    return tuple(dict.fromkeys(GpuUuid(word) for word in words if word))
+
+
+def cordon_events(
+    before: Collection[str], now: Collection[str], gpus: Iterable[SharedGpu]
+) -> Iterator[NodeEvent]:
+    """The Events about the GPUs of this node whose cordon began or ended."""
+    for gpu in gpus:
+        words = ReportedGpu(gpu.uuid, None if gpu.gpu.index == NO_INDEX else gpu.gpu.index).words
+        if gpu.uuid in now and gpu.uuid not in before:
+            text = f"GPU {words} is cordoned: HAMi's scheduler (2.10 and later) places no new pods"
+            yield NodeEvent("GpuCordoned", text, warning=False)
+
+        if gpu.uuid in before and gpu.uuid not in now:
+            yield NodeEvent("GpuUncordoned", f"GPU {words} is no longer cordoned", warning=False)

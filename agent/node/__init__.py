@@ -1,1 +1,0 @@
-"""What a node must have, and what is wrong with one."""
