@@ -13,8 +13,7 @@ from agent.model import Share
 
 # Keys and values of HAMi's annotations. They are HAMi's contract: none may be renamed.
 
-PREFIX = "hami.io/"
-"""Source of all keys: HAMi pkg/util/types.go and pkg/device/nvidia/device.go, v2.4.0 to v2.10.0."""
+# Source of all keys: HAMi pkg/util/types.go and pkg/device/nvidia/device.go, v2.4.0 to v2.10.0.
 
 REGISTER = "hami.io/node-nvidia-register"
 """On the Node: the inventory. The agent writes it, the scheduler reads it."""
@@ -55,8 +54,13 @@ MIRROR = "kubernetes.io/config.mirror"
 
 PodUid = NewType("PodUid", str)
 
+NOT_HERE: Final = PodUid("")
+"""No pod; the result of a GET of one that is gone, or that this node may not read."""
+NOT_WHOLE: Final = -1
+"""The amount of a resource that is not a whole number."""
 DEFAULT_PRIORITY: Final = 1
 """The priority of a container without CUDA_TASK_PRIORITY; a smaller number goes first."""
+CORE_POLICY_ENV: Final = "GPU_CORE_UTILIZATION_POLICY"
 
 _UNREACHED: Final = re.compile(r"(?:^|[-.])(?:gvisor|runsc|kata)")
 """Runtime classes by their usual names: what a RuntimeClass leads to is not read."""
@@ -268,8 +272,6 @@ class NodeLock(msgspec.Struct, frozen=True):
 
 # What the watches of pods and Node deliver, and the Events that the agent writes.
 
-NO_POD = PodUid("")
-
 
 class PodList(msgspec.Struct, frozen=True):
     """The answer to a LIST of this node's pods."""
@@ -294,7 +296,7 @@ class NodeEvent(msgspec.Struct, frozen=True):
     warning: bool
     namespace: str = ""
     pod: str = ""
-    pod_uid: PodUid = NO_POD
+    pod_uid: PodUid = NOT_HERE
 
 
 def version_number(version: str) -> int:
@@ -350,18 +352,8 @@ class Requirement(msgspec.Struct, frozen=True):
         return has_value is self.wanted
 
 
-class Selector(msgspec.Struct, frozen=True):
-    """A conjunction of requirements. Without requirements it selects everything."""
-
-    requirements: tuple[Requirement, ...] = ()
-
-    def matches(self, labels: Mapping[str, str]) -> bool:
-        """True for an object with these labels."""
-        return all(requirement.holds(labels) for requirement in self.requirements)
-
-
-def parse_selector(text: str) -> Selector:
-    """Parse a label selector.
+def parse_selector(text: str) -> tuple[Requirement, ...]:
+    """Parse a label selector, which selects what meets all its requirements.
 
     Raises:
         MalformedText: a part of it has none of the forms.
@@ -386,4 +378,4 @@ def parse_selector(text: str) -> Selector:
         wanted = not match["absent"] and match["set"] != "notin" and match["sign"] != "!="
         requirements.append(Requirement(match["key"] or match["absent"], values, wanted))
         start, more = match.end(), match["more"]
-    return Selector(tuple(requirements))
+    return tuple(requirements)

@@ -11,6 +11,7 @@ import msgspec
 import structlog
 
 from agent.allocate.edits import looks_up_cdi, undefined
+from agent.allocate.room import GpuUse
 from agent.allocate.service import DISK_BUDGET, AllocateStep, refusal_of
 from agent.cluster import NodeEvent
 from agent.errors import AgentError, DriverError, GpuError, StateError
@@ -97,10 +98,8 @@ class Discovery:
                 if same_fault(scan, self._ill) is not None and await self._driver.renew():
                     scan = await self._driver.scan()
         except (DriverError, TimeoutError) as error:
-            scan, problem = (
-                None,
-                str(error) or f"the driver did not answer within {SCAN_DEADLINE:g} s",
-            )
+            scan = None
+            problem = str(error) or f"the driver did not answer within {SCAN_DEADLINE:g} s"
 
         fault = same_fault(scan, self._ill) if scan and len(scan.faults) >= MANY else None
         if fault is not None:
@@ -154,8 +153,8 @@ class Samples:
             async with asyncio.TaskGroup() as tasks:
                 for gpu in inventory.gpus:
                     # A GPU that is filtered out may still be in use: it is asked, too.
-                    is_lost = gpu.health.condition is Condition.LOST
-                    if gpu.there and not is_lost and not gpu.health.silent:
+                    health = gpu.health
+                    if gpu.there and health.condition is not Condition.LOST and not health.silent:
                         tasks.create_task(self._ask(gpu.uuid))
 
             await asyncio.sleep(until_tick(SAMPLE_PERIOD))
@@ -167,8 +166,7 @@ class Samples:
         except (DriverError, GpuError, TimeoutError):
             return
 
-        kept = self._kept.setdefault(uuid, deque(maxlen=ROWS))
-        kept.append(Sampled(self._ago(0), sample))
+        self._kept.setdefault(uuid, deque(maxlen=ROWS)).append(Sampled(self._ago(0), sample))
 
     def history(self, uuid: GpuUuid) -> tuple[Sampled, ...]:
         """The samples of one GPU in the last KEPT seconds, the oldest first."""
@@ -273,8 +271,7 @@ class Withholder:
     def _note(self, check: NodeCheck, refusal: str) -> None:
         """Note the refusal that a new pod would get. Empty: the check passed."""
         self._found[check] = refusal
-        texts = (self._found.get(each, "") for each in self._checks)
-        reasons = tuple(dict.fromkeys(filter(None, texts)))
+        reasons = tuple(dict.fromkeys(filter(None, map(self._found.get, self._checks))))
         was_withheld = bool(self.reasons.value)
         self.reasons.set(reasons)
         if bool(reasons) == was_withheld:
@@ -493,8 +490,7 @@ class InventoryKeeper:
             # A GPU that the driver cannot describe has its last known facts. Of one from before the
             # start, only the UUID is known, and perhaps the index.
             known = described.get(uuid) or self._facts.get(uuid)
-            index = fault.index if fault else NO_INDEX
-            gpu = known or Gpu(uuid, index=index, name="", memory_mib=None, pci="")
+            gpu = known or Gpu(uuid, fault.index if fault else NO_INDEX, "", None, pci="")
             is_filtered = settings.filters(gpu)
             obstacle = _obstacle(gpu, settings) if known and not is_filtered else ""
             is_wanted = not (is_filtered or (obstacle and gpu.name))
@@ -505,8 +501,9 @@ class InventoryKeeper:
             is_quiet = is_filtered if known else uuid in settings.filter_uuids
 
             if fault and not is_quiet and not is_present:
-                text = obstacle or f"{fault.text}; {fault.remedy}"
-                left_out[uuid] = msgspec.structs.replace(fault, text=text)
+                left_out[uuid] = msgspec.structs.replace(
+                    fault, text=obstacle or f"{fault.text}; {fault.remedy}"
+                )
             elif obstacle and uuid in described:
                 left_out[uuid] = GpuFault(uuid, obstacle, index=gpu.index)
 
@@ -518,10 +515,10 @@ class InventoryKeeper:
             if missing:
                 left_out[uuid] = GpuFault(uuid, "; ".join(missing), index=gpu.index)
 
-            now = self._clock.now()
+            well = Health(Condition.OK, since=self._clock.now())
             shared[uuid] = SharedGpu(
                 gpu=gpu,
-                health=self._health.setdefault(uuid, Health(Condition.OK, since=now)),
+                health=self._health.setdefault(uuid, well),
                 # Nothing was ever offered of a GPU that nobody knows and nobody holds.
                 split_count=settings.split_count if known or is_held else 0,
                 registered_mib=registered_mib(gpu.memory_mib, settings) or 0,
@@ -552,3 +549,44 @@ def _obstacle(gpu: Gpu, settings: SharingSettings) -> str:
         return "the driver does not report its memory; set sharing.preconfiguredMemoryMiB"
 
     return ""
+
+
+# Amounts that the scheduler may have decided by.
+
+WINDOW = 60.0
+"""Seconds for which a former amount counts, because the scheduler may have decided by it."""
+
+LIMIT = 256
+"""The most snapshots that are kept; the oldest are dropped first."""
+
+Amounts = Mapping[GpuUuid, GpuUse]
+
+
+class RecentlyRegistered:
+    """Remembers what was registered in the last 60 s."""
+
+    def __init__(self, inventory: Cell[Inventory]) -> None:
+        self._inventory = inventory
+        self._former: deque[tuple[float, Amounts]] = deque(maxlen=LIMIT)
+        """Each with the time until which it counts."""
+
+    async def run(self) -> None:
+        """Follow the inventory for ever."""
+        now = _amounts(self._inventory.value)
+        async for inventory in self._inventory.follow():
+            before, now = now, _amounts(inventory)
+            if before != now:
+                self._former.append((loop_time() + WINDOW, before))
+
+    def greatest(self) -> Amounts:
+        """By GPU, the greatest memory (MiB) and compute (percent) registered in the window."""
+        greatest = dict(_amounts(self._inventory.value))
+        for until, amounts in self._former:
+            if until >= loop_time():
+                for uuid, use in amounts.items():
+                    greatest[uuid] = greatest.get(uuid, GpuUse()).peak(use)
+        return greatest
+
+
+def _amounts(inventory: Inventory) -> Amounts:
+    return {gpu.uuid: GpuUse(gpu.registered_mib, gpu.core_percent) for gpu in inventory.gpus}

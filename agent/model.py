@@ -248,9 +248,8 @@ class GpuFault(msgspec.Struct, frozen=True):
     @property
     def sentence(self) -> str:
         """Which GPU, and what is wrong with it."""
-        index = f"{self.index} ({self.gpu})"
         is_unplaced = self.index == NO_INDEX or self.gpu == f"index {self.index}"
-        return f"GPU {self.gpu if is_unplaced else index}: {self.text}"
+        return f"GPU {self.gpu if is_unplaced else f'{self.index} ({self.gpu})'}: {self.text}"
 
 
 NAMELESS: Final = "index "
@@ -277,11 +276,11 @@ def attributed(faults: Iterable[GpuFault], missing: Collection[GpuUuid]) -> tupl
         return tuple(known if each is fault else each for each in faults)
 
     text = "; ".join(f"it may be {fault.gpu}: {fault.text}" for fault in nameless)
-    is_silent = {fault.trouble for fault in nameless} == {Trouble.SILENT}
-    trouble = Trouble.SILENT if is_silent else Trouble.FAILED
-    explained = len(nameless) <= len(missing)
+    troubles = {fault.trouble for fault in nameless}
+    trouble = Trouble.SILENT if troubles == {Trouble.SILENT} else Trouble.FAILED
+    explained = nameless if len(nameless) <= len(missing) else ()
     return (
-        *(each for each in faults if each.lost or each not in nameless or not explained),
+        *(each for each in faults if each.lost or each not in explained),
         *(GpuFault(uuid, text, trouble) for uuid in sorted(missing)),
     )
 
@@ -489,8 +488,7 @@ def listed_ids(uuid: GpuUuid, split_count: int, held: tuple[SliceId, ...]) -> tu
     A lower split count never removes a held id. A node can have thousands of ids, and each answer
     asks again for those of all its GPUs; so the last ones are kept.
     """
-    pairs = map(split_slice_id, held)
-    numbers = {pair[1] for pair in pairs if pair is not None and pair[0] == uuid}
+    numbers = {pair[1] for pair in map(split_slice_id, held) if pair and pair[0] == uuid}
     unused = (number for number in range(split_count) if number not in numbers)
     numbers.update(itertools.islice(unused, max(0, split_count - len(numbers))))
     return tuple(slice_id(uuid, n) for n in sorted(numbers))
@@ -553,8 +551,7 @@ def pair_points(gpu: Gpu, peer: Gpu) -> int:
 
 def closeness(gpu: Gpu, peer: Gpu) -> int:
     """A rank for choosing GPUs: by points, and for equal points by a common NUMA node."""
-    same_node = gpu.numa is not None and gpu.numa == peer.numa
-    return 2 * pair_points(gpu, peer) + same_node
+    return 2 * pair_points(gpu, peer) + (gpu.numa is not None and gpu.numa == peer.numa)
 
 
 def lopsided(gpus: Iterable[Gpu]) -> tuple[tuple[GpuUuid, GpuUuid], ...]:

@@ -60,11 +60,11 @@ WARN_PERIOD = 60.0
 
 
 class NodeEventQueue:
-    """A queue of at most LIMIT Events. `noted` hears of each one that is queued."""
+    """A queue of at most LIMIT Events, `waiting`. `noted` hears of each one that is queued."""
 
     def __init__(self, noted: Callable[[NodeEvent], None] = lambda _: None) -> None:
         self._noted = noted
-        self._line: deque[NodeEvent] = deque()
+        self.waiting: deque[NodeEvent] = deque()
         self._news = asyncio.Event()
         self._refused = Allowance(1, WARN_PERIOD)
         self.unposted = Tally(
@@ -75,27 +75,22 @@ class NodeEventQueue:
 
     def say(self, event: NodeEvent) -> None:
         """Queue the event unless it equals the last one in the queue. Never waits."""
-        if self._line and self._line[-1] == event:
+        if self.waiting and self.waiting[-1] == event:
             return
-        if len(self._line) >= LIMIT:
-            self.unposted.add(self._line.popleft().reason, "dropped")
-        self._line.append(event)
+        if len(self.waiting) >= LIMIT:
+            self.unposted.add(self.waiting.popleft().reason, "dropped")
+        self.waiting.append(event)
         self._noted(event)
         self._news.set()
-
-    @property
-    def waiting(self) -> tuple[NodeEvent, ...]:
-        """All events in the queue, the first one first."""
-        return tuple(self._line)
 
     async def post_all(self, post: Callable[[NodeEvent], Awaitable[None]] | None) -> NoReturn:
         """Post one event after the other, for ever; None: log them, there is no API server."""
         while True:
-            while not self._line:
+            while not self.waiting:
                 self._news.clear()
                 await self._news.wait()
 
-            event, outcome = self._line[0], ""
+            event, outcome = self.waiting[0], ""
             try:
                 if post is not None:
                     await post(event)
@@ -106,8 +101,8 @@ class NodeEventQueue:
                     outcome = "logged"
             except ApiError as error:
                 if error.status not in range(400, 500) or error.status == 429:
-                    if event.pod and self._line and self._line[0] is event:
-                        self._line.rotate(-1)  # its namespace alone may take no Event now
+                    if event.pod and self.waiting and self.waiting[0] is event:
+                        self.waiting.rotate(-1)  # its namespace alone may take no Event now
                     await asyncio.sleep(error.retry_after or AGAIN)
                     continue
                 if (others := self._refused.admit()) is not None:
@@ -118,8 +113,8 @@ class NodeEventQueue:
             if outcome:  # the API server keeps, and its client counts, what was posted
                 self.unposted.add(event.reason, outcome)
             # A full queue may have dropped it meanwhile.
-            if self._line and self._line[0] is event:
-                self._line.popleft()
+            if self.waiting and self.waiting[0] is event:
+                self.waiting.popleft()
 
 
 async def follow_cordons(

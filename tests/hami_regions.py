@@ -9,7 +9,7 @@ import zlib
 from typing import Any
 
 from agent.hami.region import NoRegion, RegionState
-from agent.regions import read_region
+from agent.usage import read_region
 from tests.fakes.regions import RegionReading
 
 FILE = pathlib.Path(__file__).parent / "vectors" / "hami-core-vectors.json"

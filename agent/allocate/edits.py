@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Sequence
 
 import msgspec
 
-from agent.cluster import ContainerView
+from agent.cluster import CORE_POLICY_ENV, ContainerView
 from agent.errors import Refusal, RefusalReason, cap
 from agent.ledger import (
     CDI_ANNOTATIONS,
@@ -85,7 +85,6 @@ def _modes(settings: EditSettings) -> list[str]:
 
 
 LOCK_DIRECTORY = "/tmp/vgpulock"  # noqa: S108 -- where libvgpu.so looks in the container
-CORE_POLICY_ENV = "GPU_CORE_UTILIZATION_POLICY"
 NOT_LOADABLE = "is empty or no library for this machine"
 CACHE_NAMES = uuid.UUID("8f1f6f0e-6e0e-5d0c-9a65-0c2f8b6d3a41")
 """The namespace of cache file names. It must never change: running containers map the files."""

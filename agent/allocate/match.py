@@ -141,9 +141,6 @@ class MatchSettings(msgspec.Struct, frozen=True):
 ALWAYS = dt.datetime.min.replace(tzinfo=dt.UTC)
 """Before any pod was made."""
 
-NOT_HERE = PodUid("")
-"""The result of a GET of a pod that is gone, or that this node may not read."""
-
 UNREAD = None
 """The result of a GET that the API server did not answer in time."""
 

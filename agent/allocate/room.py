@@ -17,7 +17,7 @@ from typing import Annotated, Final
 
 import msgspec
 
-from agent.cluster import PodTable, PodUid, PodView, Role
+from agent.cluster import NOT_WHOLE, PodTable, PodUid, PodView, Role
 from agent.errors import Refusal, RefusalReason, cap
 from agent.ledger import Ledger, Row
 from agent.model import Condition, GpuUuid, Share, SharedGpu
@@ -29,8 +29,6 @@ from agent.setting import Field, ValueType, optional_resource, whole
 
 PERCENT_UNSET: Final = 101
 """The memory percentage of a request that names none."""
-NOT_WHOLE: Final = -1
-"""The amount of a resource that is not a whole number."""
 _INT32_MAX: Final = 2**31 - 1
 
 

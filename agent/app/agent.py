@@ -4,32 +4,122 @@ The standing task of each service is added to its tier next to where the service
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import contextlib
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from functools import partial
+from pathlib import Path
 
 import msgspec
 
-from agent import inventory, reconcile, regions, report, settle, usage, witness
+from agent import inventory, reconcile, report, settle, usage, witness
 from agent.allocate import edits, plain, service
-from agent.app.adapters import Adapters, SharedCells
-from agent.app.settings import SettingsService
+from agent.app.settings import SettingsService, SharedCells
 from agent.cluster import PodTable
 from agent.errors import Refusal, StateError
 from agent.health.watch import HealthWatch
-from agent.hookdirs import Cleared, clear_directories
-from agent.host.files import Systemd
-from agent.host.node import CgroupContainers
+from agent.hookdirs import Cleared, HostHookDirs, clear_directories
+from agent.host.files import HostDisk, Systemd, Worker
+from agent.host.node import CdiDirectories, CgroupContainers
 from agent.kit.cell import Cell
-from agent.kit.tasks import Task
-from agent.kit.timing import Tally
-from agent.kube import client, events, watches
-from agent.kube.connection import Connection
+from agent.kit.tasks import Offload, Task
+from agent.kit.timing import SystemClock, Tally
+from agent.kube import client, objects, watches
+from agent.kube.client import Connection
 from agent.kubelet import door, register
 from agent.ledger import LastGood, Row
 from agent.model import GpuUuid, Scan, SliceId
+from agent.ports import Driver
 from agent.settings.reading import Sources, SourcesRead
 from agent.settings.schema import Settings
 from agent.state import NodeJournal, Recovered, StateService
+
+# What all services stand on: the adapters to host and driver.
+
+
+class Adapters(msgspec.Struct, frozen=True):
+    """The adapters of a running agent. `worker` runs blocking calls.
+
+    The state's disk and `reader` (settings files and CDI, on any file system) have threads of their
+    own: while one hangs, the rest goes on and can report it. One more thread removes and measures
+    the directories of containers, which can hold millions of files. One more reads and writes
+    regions, so that no Allocate waits for them.
+    """
+
+    driver: Driver
+    worker: Worker
+    reader: Worker
+    disk: HostDisk
+    hooks: HostHookDirs
+    cdi: CdiDirectories
+    regions: Worker
+    clock: SystemClock
+    random: random.Random
+
+
+@contextlib.asynccontextmanager
+async def open_adapters(
+    settings: Settings, disk: HostDisk, environ: Mapping[str, str]
+) -> AsyncIterator[Adapters]:
+    """Open the other adapters; close them in reverse order.
+
+    Raises SettingsError, PermissionFault: something that the agent needs is missing.
+    """
+    async with (
+        Worker("disk") as worker,
+        Worker("settings") as reader,
+        Worker("regions") as regions,
+        Worker("clearing") as clearing,
+        open_driver(settings) as driver,
+    ):
+        yield Adapters(
+            driver=driver,
+            worker=worker,
+            reader=reader,
+            disk=disk,
+            hooks=HostHookDirs(
+                settings.hook_path, Path("/dev"), settings.library_version, worker, clearing
+            ),
+            cdi=cdi_directories(settings, environ, reader),
+            regions=regions,
+            clock=SystemClock(),
+            random=random.SystemRandom(),
+        )
+
+
+def cdi_directories(
+    settings: Settings, environ: Mapping[str, str], offload: Offload
+) -> CdiDirectories:
+    """The CDI specifications of this host, which a pod sees only where they are mounted."""
+    in_pod = settings.kubeconfig is None and "KUBERNETES_SERVICE_HOST" in environ
+
+    return CdiDirectories(offload, in_pod=in_pod)
+
+
+@contextlib.asynccontextmanager
+async def open_driver(settings: Settings) -> AsyncIterator[Driver]:
+    """Open NVML, or the simulated GPUs of the settings. Only the driver in use is imported."""
+    if settings.simulate is not None:
+        from agent.sandbox.driver import open_simulation  # noqa: PLC0415
+
+        spec, socket_path = settings.simulate, settings.paths.run / "simulate.sock"
+        async with open_simulation(spec, socket_path=socket_path) as simulated:
+            yield simulated
+        return
+
+    from agent.gpu.driver import NvmlDriver  # noqa: PLC0415
+
+    library = settings.nvml_library
+    driver = NvmlDriver(
+        path=Path(library) if library else None,
+        driver_root=settings.driver_root,
+        sys_root=settings.paths.sysfs,
+    )
+    try:
+        yield driver
+    finally:
+        await driver.close()
+
 
 # Seconds before each restart of a task, the last of them repeatedly, and their jitter.
 SOCKET = (0.1, 0.5, 1.0, 10.0), 0.0
@@ -94,8 +184,13 @@ class NodeAgent:
         say = self.notices.say
 
         # What the kubelet asks, and what it is offered.
-        fence = self._check_start if settings.fenced else None
-        self.server = door.PluginServer(plugins, facts.resource, facts.slices, chance, fence)
+        self.server = door.PluginServer(
+            plugins,
+            facts.resource,
+            facts.slices,
+            chance,
+            self._check_start if settings.fenced else None,
+        )
         self.keeper = inventory.InventoryKeeper(
             facts.inventory,
             facts.sharing,
@@ -137,7 +232,7 @@ class NodeAgent:
             boot_changed=bool(before.boot_id) and before.boot_id != found.boot_id,
         )
         self.samples = inventory.Samples(adapters.driver, facts.inventory, clock)
-        self.recent = watches.RecentlyRegistered(facts.inventory)
+        self.recent = inventory.RecentlyRegistered(facts.inventory)
 
         # The kubelet's directory, and the registration there.
         kubelet_socket = settings.paths.kubelet_socket
@@ -156,7 +251,6 @@ class NodeAgent:
         # Whether new pods can be answered, and what ended pods leave behind.
         self.withholder = inventory.Withholder(self._node_checks(), self.keeper.withhold, say)
         self.cleared = Cell(Cleared())
-        clearing = partial(clear_directories, adapters.hooks, self.cleared, say)
 
         left_out = self.keeper.left_out
         self.services = [
@@ -173,7 +267,8 @@ class NodeAgent:
             ),
             Task("cordons", partial(report.follow_cordons, facts.node, facts.inventory, say)),
             Task("held", partial(self.keeper.follow_held, state.ledger)),
-            Task("discovery", self._discover, DRIVER),
+            # The list of GPUs may depend on the Node's labels.
+            Task("discovery", _after(self.settings.settle, self.discovery.run), DRIVER),
             Task("health", self.health.run, DRIVER),
             Task("samples", self.samples.run, DRIVER),
             Task("kubelet", self.kubelet.run),
@@ -187,16 +282,17 @@ class NodeAgent:
             self.services += [
                 Task("withholder", self.withholder.run),
                 Task("unwritable", self._follow_disk),
-                Task("clearing", clearing),
+                Task("clearing", partial(clear_directories, adapters.hooks, self.cleared, say)),
             ]
             self.doors += [
                 Task("plugin", self.server.run, SOCKET),
-                Task("registration", self._register, REGISTER),
+                # An empty list would remove every slice.
+                Task("registration", _after(self._listed, self.registration.run), REGISTER),
                 Task("rival", self.rivals.run, SOCKET),
             ]
 
         self.session: client.KubeSession | None = None
-        self.events: events.EventPoster | None = None
+        self.events: objects.EventPoster | None = None
         self.report: report.Reporter | None = None
         self.api_tallies: tuple[Tally, ...] = ()
         self._join_answers(connection)
@@ -207,8 +303,8 @@ class NodeAgent:
         facts, state, paths = self.facts, self.state, settings.paths
 
         self.usage = usage.ContainerUsage(
-            regions.HostRegions(
-                settings.hook_path, adapters.regions, regions.ContainerProcesses(paths.cgroup)
+            usage.HostRegions(
+                settings.hook_path, adapters.regions, usage.ContainerProcesses(paths.cgroup)
             ),
             state.ledger,
             facts.pods,
@@ -274,11 +370,10 @@ class NodeAgent:
         clock, chance = adapters.clock, adapters.random
 
         self.session = session = client.KubeSession(connection, chance, observes=observes)
-        self.events = poster = events.EventPoster(session, settings.node, clock)
-        pod_api = client.KubePods(session, settings.node, settings.sharing.resource)
-        node_api = client.KubeNode(session, settings.node)
-        node = watches.NodeWatch(node_api, facts.node, chance)
-        pods = watches.PodWatch(pod_api, facts.pods, clock, chance, facts.resource)
+        self.events = poster = objects.EventPoster(session, settings.node, clock)
+        api = objects.KubeApi(session, settings.node, settings.sharing.resource)
+        node = watches.NodeWatch(api, facts.node, chance)
+        pods = watches.PodWatch(api, facts.pods, clock, chance, facts.resource)
 
         allocation = service.HamiAllocation(
             commit=state.commit,
@@ -306,7 +401,7 @@ class NodeAgent:
         )
 
         self.report = reporter = report.Reporter(
-            node_api,
+            api,
             report.ReportCells(facts.inventory, facts.node, node.returns, facts.report),
             node.on_answer,
             say,
@@ -314,11 +409,6 @@ class NodeAgent:
             chance,
             observes=observes,
         )
-
-        async def report_labelled() -> None:
-            # The Node's labels come before the first report: profiles may depend on them.
-            await self.settings.labelled.wait()
-            await reporter.run()
 
         # Beside those about the Node: Events that tenants can cause must not hide a bad GPU.
         pod_events = report.NodeEventQueue()
@@ -328,15 +418,16 @@ class NodeAgent:
             node=facts.node,
             ledger=state.ledger,
             orphaned_locks=facts.orphaned_locks,
-            node_api=node_api,
-            pod_api=pod_api,
+            node_api=api,
+            pod_api=api,
             say=pod_events.say,
             clock=clock,
             chance=chance,
         )
 
         self.services.append(Task("node", node.run, API))
-        self.doors.append(Task("report", report_labelled, API))
+        # The Node's labels come before the first report: profiles may depend on them.
+        self.doors.append(Task("report", _after(self.settings.labelled.wait, reporter.run), API))
         if not observes:
             self.services += [
                 Task("pods", pods.run, API),
@@ -345,9 +436,8 @@ class NodeAgent:
                 Task("pod_announcer", partial(pod_events.post_all, poster.post), API),
             ]
             if settings.node_condition:
-                write = node_api.set_condition
                 condition = partial(
-                    report.keep_condition, write, facts.inventory, facts.node, clock
+                    report.keep_condition, api.set_condition, facts.inventory, facts.node, clock
                 )
                 self.services.append(Task("condition", condition, API))
 
@@ -389,15 +479,9 @@ class NodeAgent:
         async for _ in self.state.error.follow():
             self.withholder.look()
 
-    async def _discover(self) -> None:
-        """Scan for GPUs, at first once the Node's labels are known: the list may depend on them."""
-        await self.settings.settle()
-        await self.discovery.run()
-
-    async def _register(self) -> None:
-        """Keep registered from the first list on: an empty one would remove every slice."""
+    async def _listed(self) -> None:
+        """Wait for the first list of slices."""
         await self.facts.slices.until(lambda listed: listed.generation > 0)
-        await self.registration.run()
 
     def _node_checks(self) -> list[inventory.NodeCheck]:
         """The node checks that the settings need: what they find would refuse every new pod."""
@@ -427,3 +511,15 @@ class NodeAgent:
         if with_core:
             checks.append(inventory.NodeCheck(step.DIRECTORY, adapters.hooks.check, turn=3))
         return checks
+
+
+def _after(
+    ready: Callable[[], Awaitable[object]], run: Callable[[], Awaitable[None]]
+) -> Callable[[], Coroutine[object, object, None]]:
+    """What runs `run` once `ready` has returned."""
+
+    async def both() -> None:
+        await ready()
+        await run()
+
+    return both

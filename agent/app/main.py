@@ -16,8 +16,7 @@ import msgspec
 import structlog
 
 from agent import __version__
-from agent.app.adapters import open_adapters
-from agent.app.agent import WEB, NodeAgent, StartFacts
+from agent.app.agent import WEB, NodeAgent, StartFacts, open_adapters
 from agent.app.web import PORT, SOCKET, WebDoors
 from agent.cluster import NodeEvent
 from agent.errors import AgentError, DirectoryLost, PermissionFault, SettingsError, StateError
@@ -26,7 +25,7 @@ from agent.host.node import is_read_only
 from agent.kit.cell import Cell, News
 from agent.kit.tasks import BudgetSpent, Task, run_tiers, show_thread_name
 from agent.kit.timing import Lag, SystemClock, await_event, loop_time, until_tick
-from agent.kube.connection import Connection, check
+from agent.kube.client import Connection, check
 from agent.kubelet.register import RegistrationState
 from agent.ledger import LastGood, container_directory
 from agent.ports import Disk
@@ -75,8 +74,9 @@ async def run_agent(origin: Sources, start: SourcesRead, settings: Settings) -> 
         log.warning("config.ignored", what=warning)
 
     loop = asyncio.get_running_loop()
-    named = ThreadPoolExecutor(initializer=show_thread_name, initargs=("asyncio",))
-    loop.set_default_executor(named)
+    loop.set_default_executor(
+        ThreadPoolExecutor(initializer=show_thread_name, initargs=("asyncio",))
+    )
     stop, reload = asyncio.Event(), asyncio.Event()
 
     def end(number: signal.Signals) -> None:
@@ -102,8 +102,8 @@ async def run_agent(origin: Sources, start: SourcesRead, settings: Settings) -> 
         # The traceback of a defect is in the log already.
         reason = f"{error}: {error.__cause__}" if isinstance(error, BudgetSpent) else str(error)
         log.error("agent.failed", err=reason)  # noqa: TRY400 -- expected: one line
-        code = OS_ERROR if isinstance(error, OSError) else AgentError.exit_code
-        code = error.exit_code if isinstance(error, AgentError) else code
+        other = OS_ERROR if isinstance(error, OSError) else AgentError.exit_code
+        code = error.exit_code if isinstance(error, AgentError) else other
     else:
         code = 0
         log.info("agent.stopped")
@@ -166,9 +166,9 @@ async def _run(
         web = WebDoors(settings, agent=agent)
         doors = [
             *agent.doors,
-            Task("notify", lambda: tell_systemd(notifier, agent)),
-            Task("web", lambda: web.serve(PORT), WEB),
-            Task("web_socket", lambda: web.serve(SOCKET), WEB),
+            Task("notify", partial(tell_systemd, notifier, agent)),
+            Task("web", partial(web.serve, PORT), WEB),
+            Task("web_socket", partial(web.serve, SOCKET), WEB),
         ]
         if not agent.observes:
             mounts = partial(watch_mounts, agent.registration.state, settings.paths.plugins)
@@ -202,8 +202,9 @@ async def _run(
 
 def _connection(settings: Settings, environ: Mapping[str, str]) -> Connection:
     """The connection to the API server, which plain mode does not use."""
-    kubeconfig = Path(settings.kubeconfig) if settings.kubeconfig else None
-    return Connection(kubeconfig=kubeconfig, environment=environ)
+    return Connection(
+        Path(settings.kubeconfig) if settings.kubeconfig else None, environment=environ
+    )
 
 
 async def _wait_to_be_alone(
@@ -225,8 +226,7 @@ async def _wait_to_be_alone(
         check(_connection(settings, environ))
     holder = lock.holder()
     standby = f"another agent runs on this host ({holder})"
-    notifier.tell("READY=1")
-    notifier.tell(f"STATUS=standby: {standby}")
+    notifier.tell(f"READY=1\nSTATUS=standby: {standby}")
 
     async with contextlib.AsyncExitStack() as stack:
         try:
@@ -254,8 +254,8 @@ async def _recover(disk: Disk, start: SourcesRead, settings: Settings) -> StartF
 
     stored = None
     try:
-        content = await disk.read(COPY)
-        stored = None if content is None else unseal(content, LAST_GOOD_KIND, LastGood)
+        if (content := await disk.read(COPY)) is not None:
+            stored = unseal(content, LAST_GOOD_KIND, LastGood)
     except StateError as error:
         log.warning("config.copy_unreadable", file=COPY, err=str(error))
 
@@ -283,7 +283,7 @@ async def _post_last(agent: NodeAgent) -> None:
         return
     try:
         async with asyncio.timeout(LAST_DEADLINE):
-            for event in agent.notices.waiting:
+            for event in tuple(agent.notices.waiting):
                 await agent.events.post(event)
     except EXPECTED as error:
         log.info("event.not_posted", err=str(error) or "no answer")
@@ -322,15 +322,15 @@ async def tell_systemd(notifier: Systemd, agent: NodeAgent) -> NoReturn:
 
     The first result: the kubelet registered or refused the plugin's socket, or there is no kubelet.
     """
-    if not agent.observes and agent.registration.state.value == RegistrationState():
-        await News(agent.registration.state).wait(ANSWER_DEADLINE)
+    registration, listed = agent.registration.state, agent.facts.slices
+    if not agent.observes and registration.value == RegistrationState():
+        await News(registration).wait(ANSWER_DEADLINE)
     notifier.tell("READY=1")
 
-    changed = News(agent.registration.state, agent.facts.slices)
+    changed = News(registration, listed)
     while True:
-        state, listed = agent.registration.state.value, agent.facts.slices.value
-        slices = sum(len(group.ids) for group in listed.groups if group.healthy)
-        text = f"{slices} slices on offer; {' '.join(state.text.split())}"
+        slices = sum(len(group.ids) for group in listed.value.groups if group.healthy)
+        text = f"{slices} slices on offer; {' '.join(registration.value.text.split())}"
         if agent.observes:
             text = f"observing, nothing is registered; {slices} slices would be on offer"
         notifier.tell(f"STATUS={text}")

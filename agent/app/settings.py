@@ -13,14 +13,14 @@ from typing import Final, NoReturn
 import structlog
 
 from agent import __version__
-from agent.app.adapters import SharedCells
-from agent.cluster import NodeEvent
+from agent.cluster import NodeEvent, NodeView, PodTable, PodUid
 from agent.errors import SettingsError
 from agent.host.files import Systemd
 from agent.kit.cell import Cell
 from agent.kit.timing import IdleWaiter, Lag, await_event, until_tick
 from agent.kubelet.door import PREFERENCE_FOLLOWED
 from agent.ledger import LastGood, Ledger
+from agent.model import Inventory, SliceList
 from agent.ports import Disk
 from agent.settings.reading import (
     COPY,
@@ -32,6 +32,7 @@ from agent.settings.reading import (
     SourcesRead,
     stand_in,
 )
+from agent.settings.schema import Settings
 from agent.state import LAST_GOOD_KIND, seal
 
 PERIOD: Final = 5.0
@@ -56,6 +57,27 @@ NODE: Final = "node"
 """The settings in force, for the labels of this node."""
 
 log = structlog.get_logger(__name__)
+
+
+class SharedCells:
+    """Cells that more than one room reads: the settings of the start, and nothing else known yet.
+
+    Each has one writer: `SettingsService` for sharing, resource, report, edits and match;
+    `inventory` for inventory and slices; `kube.watches` for pods and node; `settle` for
+    orphaned_locks. `state`, `kubelet.register` and `report` write cells of their own.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self.sharing = Cell(settings.sharing)
+        self.resource = Cell(settings.sharing.resource)
+        self.report = Cell(settings.report)
+        self.edits = Cell(settings.edits)
+        self.match = Cell(settings.match)
+        self.inventory = Cell(Inventory())
+        self.slices = Cell(SliceList())
+        self.pods = Cell(PodTable())
+        self.node: Cell[NodeView | None] = Cell(None)
+        self.orphaned_locks: Cell[Mapping[str, PodUid]] = Cell({})
 
 
 @dataclasses.dataclass(eq=False)
@@ -113,7 +135,7 @@ class SettingsService:
                 self._follow(node.labels)
                 self.labelled.set()
 
-    def _follow(self, labels: Mapping[str, str] | None) -> None:
+    def _follow(self, labels: Labels) -> None:
         """Build the settings in force for these labels, or keep them as they were."""
         if labels == self.labels:
             return
@@ -148,8 +170,9 @@ class SettingsService:
         try:
             self._apply(self.plan, self.labels)
         except SettingsError as error:
-            sources, ledger = self.plan.sources, self.ledger.value
-            last = stand_in(self.stored, sources, ledger, self.name, self.labels)
+            last = stand_in(
+                self.stored, self.plan.sources, self.ledger.value, self.name, self.labels
+            )
             if last is not None:
                 self._apply(last, self.labels)
                 self._refuse(SOURCES, error)

@@ -69,7 +69,7 @@ class WebDoors:
             "/livez": server.livez,
             "/healthz": server.livez,
             "/readyz": partial(server.readyz, self.checks),
-            "/metrics": metrics.MetricsPage(collector).page,
+            "/metrics": metrics.metrics_page(collector),
             "/version": build.page,
             server.PREFIX: read,
         }

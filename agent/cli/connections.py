@@ -13,8 +13,7 @@ from typing import Final, TypeVar
 
 from agent.cli.main import Unreachable
 from agent.errors import ApiError, SettingsError
-from agent.kube.client import KubeSession
-from agent.kube.connection import Connection, check
+from agent.kube.client import Connection, KubeSession, check
 
 R = TypeVar("R")
 

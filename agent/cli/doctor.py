@@ -20,7 +20,7 @@ from typing import Final
 import msgspec
 
 from agent.allocate.edits import looks_up_cdi, undefined
-from agent.app.adapters import cdi_directories, open_driver
+from agent.app.agent import cdi_directories, open_driver
 from agent.cli.checks import (
     ALL_GROUPS,
     CHECKS,
@@ -88,8 +88,8 @@ from agent.kit.cell import Cell
 from agent.kit.logs import configure
 from agent.kit.timing import SystemClock
 from agent.kit.units import counted, some
-from agent.kube.connection import Connection
-from agent.kube.reader import NodeReader
+from agent.kube.client import Connection
+from agent.kube.reader import NodeReader, decode_listed
 from agent.ledger import HookFacts
 from agent.model import Inventory, Scan, Trouble
 from agent.node import NodeSight, PluginSocket, Right, rights
@@ -261,12 +261,12 @@ def _in_pod(args: argparse.Namespace, environ: Mapping[str, str], kind: str) -> 
     kubeconfig = vars(args)["--kubeconfig"]
     way = connection_of(Path(kubeconfig) if kubeconfig else None, args.context, environ)
     with working(f"checking {cap(args.node, 64)}"):
-        said = ask(way, PROGRAM, lambda api: NodeReader(api, args.node).by_agent(*words))
+        answer, failure = ask(way, PROGRAM, lambda api: NodeReader(api, args.node).by_agent(*words))
 
     try:
-        return open_envelope(said.out, kind, Checked)[0].findings
+        return open_envelope(answer, kind, Checked)[0].findings
     except MalformedText as error:
-        raise Unreachable(cap(said.err.strip() or said.failure or str(error))) from error
+        raise Unreachable(failure or cap(str(error))) from error
 
 
 async def _findings(args: argparse.Namespace, environ: Mapping[str, str]) -> tuple[Finding, ...]:
@@ -811,7 +811,7 @@ async def _ask_cluster(seen: NodeSeen, reader: NodeReader, found: list[Finding])
     denied = [one for one in wanted if one not in unasked and not await reader.granted(one)]
     words = {right.words for right in denied}
     if "list pods" not in words:
-        neighbours = await reader.listed()
+        neighbours = await reader.pods(decode_listed)
         others = (pod for pod in neighbours if pod.is_other_plugin)
         seen.plugins = tuple(f"{pod.namespace}/{pod.name}" for pod in others)
         for pod in neighbours[:1]:

@@ -29,8 +29,7 @@ from agent.hami.annotations import encode_stamp
 from agent.kit.logs import configure
 from agent.kit.timing import SystemClock
 from agent.kit.units import age, counted, gib, percent
-from agent.kube.client import KubeSession
-from agent.kube.connection import default_namespace
+from agent.kube.client import KubeSession, default_namespace
 from agent.kube.objects import EPOCH
 from agent.kube.reader import ClusterReader, ClusterSnapshot, HeldUse, ListedPod, NodeReader
 from agent.ports import Clock

@@ -56,13 +56,13 @@ from agent.hami.region import RegionChange
 from agent.host.files import LockFile, Worker, host_name
 from agent.kit.logs import configure
 from agent.kit.units import some
-from agent.kube.client import KubeNode
-from agent.kube.connection import Connection
+from agent.kube.client import Connection
+from agent.kube.objects import KubeApi
 from agent.kube.reader import KubeLeftovers, NodeLeftovers
 from agent.node import ReportedGpu, read_cordon
-from agent.regions import HostRegions
 from agent.setting import text_where
 from agent.settings.reading import Sources
+from agent.usage import HostRegions
 
 PROGRAM: Final = "hami-agent-cordon"
 """The field manager: what an operator writes does not count as an agent's."""
@@ -277,7 +277,7 @@ async def _change(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     said = f"was {'cordoned already' if on else 'not cordoned'}; nothing was changed"
     is_changed = False
     async with open_session(connection, PROGRAM) as session:
-        api = KubeNode(session, args.node)
+        api = KubeApi(session, args.node)
         while True:
             seen = await api.get_node()
             if seen is None:

@@ -57,6 +57,7 @@ from agent.kit.logs import configure
 from agent.kit.timing import SystemClock
 from agent.kit.units import age, by_number, gib
 from agent.kube.client import KubeSession
+from agent.kube.objects import decode_pod
 from agent.kube.reader import NodeReader, nodes_with_gpus
 from agent.ledger import (
     ContainerEdits,
@@ -441,7 +442,7 @@ async def _read_node(session: KubeSession, source: str, args: argparse.Namespace
     if seen is None:
         raise NotThere(f"the cluster has no Node {node}{nearest(node, await reader.names())}")
 
-    pods, reasons = await reader.pods(resource), []
+    pods, reasons = await reader.pods(lambda item: decode_pod(item, resource)), []
     changes: list[JournalEntry] | None = None
     with contextlib.suppress(ApiError):  # without these rights they are not known
         reasons.append(await reader.degraded())

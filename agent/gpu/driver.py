@@ -1,14 +1,16 @@
-"""The driver by NVML: scan, probe, sample, events and release."""
+"""The driver by NVML: its events, the session with the library, and what the agent asks."""
 
 import asyncio
 import collections
+import contextlib
 import ctypes
 import operator
+import threading
 import time
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Final, ParamSpec, TypeVar
+from typing import Any, Final, TypeVar
 
 import msgspec
 import pynvml
@@ -16,390 +18,493 @@ import structlog
 
 from agent.errors import DriverError, DriverMissing, GpuError
 from agent.gpu import nvml
-from agent.gpu.nvml import DRIVER, NO_ANSWER, CallFailed, Handle, NvmlLibrary
-from agent.gpu.threads import EventStream, NvmlSession, OpenedSession, Registered
+from agent.gpu.nvml import DRIVER, NO_ANSWER, CallFailed, GpuTable, GpuThreads, Handle, NvmlLibrary
+from agent.kit.tasks import show_thread_name
+from agent.kit.timing import await_event, until_tick
 from agent.model import (
-    MIB,
-    NAMELESS,
-    NO_INDEX,
     DriverEvent,
-    FabricState,
+    EventKind,
     Gpu,
     GpuFault,
     GpuSample,
-    GpuSigns,
     GpuUuid,
-    Link,
-    PciPath,
     Probe,
     ProbeOutcome,
-    RecoveryAction,
     Scan,
     Trouble,
-    attributed,
 )
 
-# Which GPU has which index, and the driver's handle of each. Nothing else opens a GPU.
-#
-# The library opens a GPU with its first handle; for a handle by UUID it may open others too. A GPU
-# stays open until all sessions end. Until then nobody can reset it, change its MIG mode or unload
-# the driver.
+log = structlog.get_logger(__name__)
 
-RELEASED = "it is released: hami-agent recheck takes it back"
-RECHECK_ALL = "it is searched for when all GPUs are taken back: hami-agent recheck all"
-"""Of a GPU that was never described: its address is unknown, and only a scan of all finds it."""
+T = TypeVar("T")
+
+# The wait for events, on a thread of its own.
+
+_KINDS: Final = {
+    pynvml.nvmlEventTypeXidCriticalError: EventKind.XID,
+    pynvml.nvmlEventTypeDoubleBitEccError: EventKind.ECC_DOUBLE,
+    pynvml.nvmlEventMigConfigChange: EventKind.CHANGED,
+}
+WANTED: Final = sum(_KINDS)  # each is one bit
+
+WAIT_MS: Final = 1000
+"""Milliseconds of one wait in the library, which only an event ends sooner.
+
+Stopping takes as long. An idle wait costs one wake-up and 0.01 % of a core.
+"""
+
+STALL: Final = 2.5
+"""Seconds (2.5 x WAIT_MS): a wait longer than two of these does not return."""
+
+CLOSED: Final = "the driver session was closed"
+
+FAREWELL: Final = 1.2
+"""Seconds for the thread to end: a wait, and a late turn of a busy machine."""
 
 
-class GpuTable:
-    """Knows which GPU is at which index, and which may be opened.
+Registered = tuple[GpuUuid, str, int]
+"""A GPU: its UUID, why it sends no events (empty: it does), and its handle's address."""
 
-    - It outlives sessions: a GPU that is slow at the start of one is the same as before.
-    - After the indexes changed, an index names a GPU only once that GPU answered there. Until then
-      an unseen GPU may be at any index that does not answer, and a fault there is assigned to none
-      for certain.
-    - While a GPU is released, only the PCI addresses of the known GPUs are asked: indexes change
-      when a GPU goes, and a GPU that was never described may be the released one.
+
+class EventStream:
+    """The events of one event set, which the stream makes and frees.
+
+    Events that nobody has taken yet wait in the order in which they came first, equal ones counted
+    together: a storm hides no fatal XID.
     """
 
     def __init__(self, library: NvmlLibrary) -> None:
+        self._event_set: Any = None
+        self.ended = asyncio.Event()
+        """Set once the thread has left the library and will not return to it."""
+        self.obstacles: dict[str, str] = {}
+        """Of each GPU that was asked (its UUID, or `index N`) why it does not report to this
+        stream; empty: it does."""
+        self.known: dict[int, GpuUuid] = {}
+        """The GPU of each handle's address; another dict once the indexes have changed."""
         self._library = library
-        self.count = 0
-        """How many GPUs the driver lists."""
-        self._seen_count = 0
+        self._loop = asyncio.get_running_loop()
+        self._waiting: collections.Counter[DriverEvent] = collections.Counter()
+        self._failure: DriverError | None = None
+        self._news = asyncio.Event()
+        self._turns = 0
+        self.begun = threading.Event()
+        """Set it to let the thread wait for events; if the stream has failed, it frees the set."""
+        self._lock = threading.Lock()
+        self._users = 1
 
-        # The threads of the GPUs read these: they are only replaced, never changed.
-        self._known: Mapping[GpuUuid, Gpu] = {}
-        """The GPUs as they were described last; with NO_INDEX: unseen since the indexes changed."""
-        self.released: frozenset[GpuUuid] = frozenset()
-        """The GPUs that must not be opened."""
+    # On the loop.
 
-    def find(self, uuid: str) -> Gpu | None:
-        """The GPU as it was described last, or None."""
-        return self._known.get(GpuUuid(uuid))
+    @property
+    def is_open(self) -> bool:
+        """True while GPUs can be registered; soon its thread waits for their events."""
+        return self._event_set is not None and self._failure is None
 
-    def released_fault(self, uuid: GpuUuid) -> GpuFault:
-        """The fault by which a scan lists a released GPU."""
-        index = self._known[uuid].index if uuid in self._known else NO_INDEX
-        return GpuFault(uuid, RELEASED, Trouble.RELEASED, index)
-
-    def name(self, index: int) -> str:
-        """The UUID at `index` if it is known, else `index N`."""
-        at = (gpu.uuid for gpu in self._known.values() if gpu.index == index)
-        return next(at, f"{NAMELESS}{index}")
-
-    def places(self) -> dict[str, int]:
-        """The indexes that may be opened, by name."""
-        if not self.released:
-            return {self.name(index): index for index in range(self.count)}
-        return {uuid: gpu.index for uuid, gpu in self._known.items() if uuid not in self.released}
-
-    def seen(self, gpus: Collection[Gpu]) -> bool:
-        """Note the GPUs as a scan of all described them. False when an index may have changed."""
-        # When GPUs come or go, an index that was right a minute ago can name another GPU.
-        fits = self._seen_count in {0, self.count} and all(
-            self.name(gpu.index) in {gpu.uuid, f"{NAMELESS}{gpu.index}"}
-            and self._known.get(gpu.uuid, gpu).index in {gpu.index, NO_INDEX}
-            for gpu in gpus
-        )
-        if not fits:
-            unplaced = partial(msgspec.structs.replace, index=NO_INDEX)
-            self._known = {uuid: unplaced(gpu) for uuid, gpu in self._known.items()}
-
-        self._seen_count = self.count
-        self._known = {**self._known, **{gpu.uuid: gpu for gpu in gpus}}
-        return fits
-
-    def named(self, faults: Iterable[GpuFault]) -> tuple[GpuFault, ...]:
-        """Name the faults, and add one for each GPU that may be at an index without a name."""
-        unseen = {uuid for uuid, gpu in self._known.items() if gpu.index == NO_INDEX}
-        named = [msgspec.structs.replace(each, gpu=self.name(each.index)) for each in faults]
-
-        if not any(fault.gpu.startswith(NAMELESS) for fault in named):
-            # Every index has said whose it is: what is still unseen has left the node.
-            self._known = {u: gpu for u, gpu in self._known.items() if u not in unseen}
-            return tuple(named)
-
-        return attributed(named, unseen)
-
-    def release(self, uuids: Collection[GpuUuid], *, everything: bool) -> bool:
-        """Let no thread open these GPUs from now on. Returns whether none may be opened.
-
-        Raises GpuError for a GPU that was never described, unless all known ones are released with
-        it, or `everything`: then no session can hold it.
-        """
-        are_all = everything or (
-            bool(self._known) and self._known.keys() <= {*uuids, *self.released}
-        )
-        for uuid in uuids:
-            if uuid not in self._known and not are_all:
-                text = "the driver has not described it; only `hami-agent release all` releases it"
-                raise GpuError(uuid, text)
-
-        self.released |= set(uuids)
-        return everything or self._known.keys() <= self.released
-
-    # On the threads of the GPUs.
-
-    def open(self, name: str, index: int = NO_INDEX) -> Handle:
-        """Get the handle of GPU `index`, or with NO_INDEX by `name`, its UUID.
-
-        While a GPU is released, another may have come to its index: only `name` counts.
-
-        Raises NVMLError, GpuError when it is released.
-        """
-        if not self.released and index != NO_INDEX:
-            return self._library.nvmlDeviceGetHandleByIndex(index)
-        if not self.released:
-            return self._library.nvmlDeviceGetHandleByUUID(name)
-        if name in self.released:
-            raise GpuError(name, RELEASED)
-
-        gpu = self.find(name)
-        if gpu is None:
-            raise GpuError(name, RECHECK_ALL)
-
-        # sysfs writes four digits of the domain, the library eight.
-        domain, _, rest = gpu.pci.partition(":")
-        return self._library.nvmlDeviceGetHandleByPciBusId(f"{domain:0>8}:{rest}".upper())
-
-
-# Describes a GPU by the library's answers. All functions block and run on the GPU's thread.
-
-
-def bus_id(text: str) -> str:
-    """Convert a PCI bus id of NVML to the form of sysfs: at least four digits of the domain.
-
-    Domains above ffff are virtual (VMD, some clouds). Other text stays as it is.
-    """
-    domain, _, rest = text.lower().partition(":")
-    return f"{domain.lstrip('0'):0>4}:{rest}" if rest else text.lower()
-
-
-def numa_node(sys_root: Path, bus: str) -> int | None:
-    """The NUMA node of a PCI address, or None when the kernel gives none."""
-    try:
-        file = sys_root / "bus/pci/devices" / bus / "numa_node"
-        node = int(file.read_text(encoding="ascii"))
-    except (OSError, ValueError):
-        return None
-
-    return node if node >= 0 else None
-
-
-def describe(library: NvmlLibrary, table: GpuTable, sys_root: Path, name: str, index: int) -> Gpu:
-    """Describe a GPU; its links are as before. Raises NVMLError, GpuError when it is released."""
-    handle = table.open(name, index)
-    bus = bus_id(nvml.text_of(library.nvmlDeviceGetPciInfo(handle).busId))
-    # Of the two modes, the present and the pending one, only the first decides what containers get.
-    mig = nvml.maybe(library, library.nvmlDeviceGetMigMode, handle)
-    # A GPU with the host's memory (GB10) does not report it.
-    memory = nvml.maybe(library, library.nvmlDeviceGetMemoryInfo, handle)
-    uuid = GpuUuid(nvml.text_of(library.nvmlDeviceGetUUID(handle)))
-    known = table.find(uuid)
-    return Gpu(
-        uuid=uuid,
-        index=library.nvmlDeviceGetIndex(handle) if index == NO_INDEX else index,
-        name=nvml.text_of(library.nvmlDeviceGetName(handle)),
-        memory_mib=None if memory is None else int(memory.total) // MIB,
-        pci=bus,
-        numa=numa_node(sys_root, bus),
-        minor=nvml.maybe(library, library.nvmlDeviceGetMinorNumber, handle),
-        mig_enabled=mig is not None and bool(mig[0]),
-        links=known.links if known else (),
-    )
-
-
-def gpus_not_listed(sys_root: Path, described: Collection[str]) -> tuple[GpuFault, ...]:
-    """The GPUs of the kernel's driver whose address was never `described`; none if sysfs is hidden.
-
-    The library passes over a GPU whose device file it cannot open. In a container that is each GPU
-    that came after its start.
-    """
-    bound = {link.name for link in (sys_root / "bus/pci/drivers/nvidia").glob("*:*:*.*")}
-    text = "the kernel's driver has it, and its device file is missing or closed to the agent"
-    return tuple(
-        GpuFault(address, text, Trouble.UNLISTED) for address in sorted(bound - set(described))
-    )
-
-
-# Reads the links between GPUs. All functions block and run on the GPU's thread.
-
-_PATHS: Final[Mapping[int | None, PciPath]] = {
-    0: PciPath.SAME_BOARD,
-    10: PciPath.SINGLE_SWITCH,
-    20: PciPath.MULTI_SWITCH,
-    30: PciPath.HOST_BRIDGE,
-    40: PciPath.SAME_CPU,
-    50: PciPath.CROSS_CPU,
-}
-"""NVML's topology levels (nvmlGpuTopologyLevel_t)."""
-
-
-SWITCHES: Final = "switches"
-"""Stands for the PCI bus ids of all NVSwitches."""
-
-
-class LinkRow(msgspec.Struct, frozen=True):
-    """One GPU's side of its links: the path to each peer, and the NVLinks to each PCI bus id."""
-
-    paths: Mapping[GpuUuid, PciPath | None]
-    nvlinks: collections.Counter[str]
-
-
-def link_row(
-    library: NvmlLibrary, table: GpuTable, gpus: Iterable[Gpu], uuid: str, index: int
-) -> LinkRow:
-    """Read what connects a GPU to each of `gpus`. Raises NVMLError, GpuError."""
-    handle = table.open(uuid, index)
-
-    paths: dict[GpuUuid, PciPath | None] = {}
-    for peer in gpus:
-        if peer.uuid == uuid:
-            continue
-        other = table.open(peer.uuid, peer.index)
-        level = nvml.maybe(library, library.nvmlDeviceGetTopologyCommonAncestor, handle, other)
-        paths[peer.uuid] = _PATHS.get(level)
-
-    nvlinks: collections.Counter[str] = collections.Counter()
-    for link in _active_links(library, handle):
-        kind = nvml.maybe(library, library.nvmlDeviceGetNvLinkRemoteDeviceType, handle, link)
-        if kind == pynvml.NVML_NVLINK_DEVICE_TYPE_SWITCH:
-            nvlinks[SWITCHES] += 1
-            continue
-
-        info = nvml.maybe(library, library.nvmlDeviceGetNvLinkRemotePciInfo, handle, link)
-        if info is not None:
-            nvlinks[bus_id(nvml.text_of(info.busId))] += 1
-
-    return LinkRow(paths, nvlinks)
-
-
-def linked(gpu: Gpu, peers: Iterable[Gpu], rows: Mapping[GpuUuid, LinkRow]) -> Gpu:
-    """Return `gpu` with its links. Over switches two GPUs share the smaller number of NVLinks."""
-    row, links = rows.get(gpu.uuid), []
-    for peer in peers:
-        if row is not None and peer.uuid != gpu.uuid:
-            ends = (row, rows[peer.uuid]) if peer.uuid in rows else ()
-            shared = min((end.nvlinks[SWITCHES] for end in ends), default=0)
-            links.append(Link(peer.uuid, row.paths[peer.uuid], row.nvlinks[peer.pci] + shared))
-
-    return msgspec.structs.replace(gpu, links=tuple(links))
-
-
-def _active_links(library: NvmlLibrary, handle: Handle) -> Iterator[int]:
-    """The NVLinks that are up; a GPU without NVLinks answers that it is unable."""
-    for link in range(pynvml.NVML_NVLINK_MAX_LINKS):
+    def start(self) -> None:
+        """Start the thread, which waits for `begun`. Raises DriverError if there is none."""
         try:
-            if library.nvmlDeviceGetNvLinkState(handle, link):
-                yield link
-        except library.NVMLError as error:
-            if nvml.is_unable(error) or nvml.code(error) == pynvml.NVML_ERROR_INVALID_ARGUMENT:
+            threading.Thread(target=self._serve, name="nvml-events", daemon=True).start()
+        except RuntimeError as error:
+            raise DriverError(f"no thread can be started to wait for events: {error}") from error
+
+    def settle(self, gpu: str, obstacle: str, where: int | None = None) -> None:
+        """Note the answer of a GPU to its registration, and log once why it does not report.
+
+        `where`: its handle's address.
+        """
+        if where is not None:
+            # Where it was before, another GPU may be now, although no scan has seen the change yet.
+            for old in [old for old, known in self.known.items() if known == gpu]:
+                del self.known[old]
+            self.known[where] = GpuUuid(gpu)
+
+        if obstacle and self.obstacles.get(gpu) != obstacle:
+            log.warning("driver.no_events", gpu=gpu, err=obstacle)
+        self.obstacles[gpu] = obstacle
+
+    async def next(self) -> DriverEvent:
+        """Wait for the next event. Raises DriverError once it failed and is empty.
+
+        A wait of the thread that does not return is a failure.
+        """
+        while True:
+            self._news.clear()
+            if self._waiting:
+                with self._lock:
+                    event = next(iter(self._waiting))
+                    self._waiting[event] -= 1
+                    if not self._waiting[event]:
+                        del self._waiting[event]
+                return event
+
+            if self._failure is not None:
+                raise self._failure
+
+            # A stopped or starved process gets two periods: in the second one the thread runs.
+            turns = self._turns
+            for _ in range(2):
+                has_news = await await_event(self._news, until_tick(STALL) + STALL)
+                if has_news or turns != self._turns:
+                    break
+            else:
+                self.fail(DriverError("the driver does not return from a wait for events"))
+
+    def fail(self, error: DriverError) -> None:
+        """End the stream: its reader raises `error`, and the thread ends after its wait.
+
+        Also of a stream that has never begun: its thread frees the set.
+        """
+        self._failure = self._failure or error
+        self._news.set()
+        self.begun.set()
+
+    async def stop(self) -> bool:
+        """End the thread. False when it does not end in time: then do not touch the set."""
+        self.fail(DriverError(CLOSED))
+        return await await_event(self.ended, FAREWELL)
+
+    # On the threads that make calls.
+
+    def create(self) -> None:
+        """Create the set. Blocks. Raises NVMLError, DriverError when the stream has ended."""
+        with self._inside():
+            self._event_set = self._library.nvmlEventSetCreate()
+
+    def register(self, open_gpu: Callable[[], Handle]) -> Registered:
+        """Register a GPU with the set. Blocks. A GPU without events is an answer too.
+
+        Raises NVMLError, GpuError, ValueError (undecodable text): these failures may pass.
+        Raises DriverError when the stream has ended.
+        """
+        library, refused = self._library, ""
+        with self._inside():
+            handle = open_gpu()
+            # Read here, because a lost GPU cannot tell it when its event comes: NVIDIA's plugin
+            # asks then, and marks all GPUs unhealthy without an answer (internal/rm/health.go).
+            uuid = GpuUuid(nvml.text_of(library.nvmlDeviceGetUUID(handle)))
+            try:
+                mask = library.nvmlDeviceGetSupportedEventTypes(handle) & WANTED
+                if mask:  # an empty mask is an invalid argument
+                    library.nvmlDeviceRegisterEvents(handle, mask, self._event_set)
+                if not mask & pynvml.nvmlEventTypeXidCriticalError:
+                    refused = "it does not report XIDs"
+            except library.NVMLError as error:
+                # NVIDIA's plugin serves such a GPU as "too old to support healthchecking", without
+                # a word in its list. Here it is unmonitored, and probes watch it.
+                if not nvml.is_unable(error):
+                    raise
+                refused = f"it has no events: {error}"
+
+        return uuid, refused, _address(handle)
+
+    @contextlib.contextmanager
+    def _inside(self) -> Iterator[None]:
+        """Keep the set while the block uses it. Raises DriverError when the stream has ended."""
+        with self._lock:
+            if not self._users:
+                raise DriverError("the stream of events has ended")
+            self._users += 1
+
+        try:
+            yield
+        finally:
+            self._leave()
+
+    def _leave(self) -> None:
+        """Free the set after its last user: a call may last longer than the waiting thread."""
+        # To free a set while another thread registers a GPU with it is undefined in NVML.
+        with self._lock:
+            self._users -= 1
+            is_last = not self._users
+
+        if is_last and self._event_set is not None:
+            with contextlib.suppress(self._library.NVMLError):
+                self._library.nvmlEventSetFree(self._event_set)
+
+    # On its own thread.
+
+    def _serve(self) -> None:
+        """Run the thread and report its end: a silent end would look like healthy GPUs."""
+        show_thread_name("nvml-events")
+        self.begun.wait()
+        try:
+            while self._failure is None:
+                self._turns += 1
+                self._wait_in_library()
+        except Exception as error:  # noqa: BLE001 -- any error that ends the thread is reported
+            text = f"the thread that waits for events has died: {error!r}"
+            self._tell(self.fail, error if isinstance(error, DriverError) else DriverError(text))
+
+        self._leave()
+        self._tell(self.ended.set)
+
+    def _wait_in_library(self) -> None:
+        """Wait for one event, at most WAIT_MS. Raises DriverError."""
+        try:
+            data = self._library.nvmlEventSetWait_v2(self._event_set, WAIT_MS)
+        except self._library.NVMLError as error:
+            if nvml.code(error) == pynvml.NVML_ERROR_TIMEOUT:
                 return
-            raise
+            if (failure := nvml.driver_wide(error)) is not None:
+                raise failure from error
+            # One lost GPU fails the wait for all. NVIDIA's plugin then marks all GPUs unhealthy
+            # (checkHealth, "Error waiting for event"); who listens here scans and probes each.
+            raise DriverError(f"waiting for events failed: {error}") from error
 
+        is_xid = data.eventType & pynvml.nvmlEventTypeXidCriticalError
+        kind = EventKind.XID if is_xid else _KINDS.get(data.eventType)
+        if kind is not None:
+            xid = int(data.eventData) if is_xid else None
+            self.put(DriverEvent(kind, self._uuid(data.device), xid))
 
-# Probes and samples a GPU. All functions block and run on the GPU's thread.
-
-P = ParamSpec("P")
-T = TypeVar("T")
-
-_RECOVERY: Final = dict(enumerate(RecoveryAction))
-"""nvmlDeviceGpuRecoveryAction_t, which numbers them in this order from 0."""
-
-_FABRIC: Final = {
-    pynvml.NVML_GPU_FABRIC_STATE_NOT_STARTED: FabricState.NOT_STARTED,
-    pynvml.NVML_GPU_FABRIC_STATE_IN_PROGRESS: FabricState.IN_PROGRESS,
-}
-
-_OUTCOMES: Final = {
-    Trouble.LOST: ProbeOutcome.LOST,
-    Trouble.RESET: ProbeOutcome.REFUSED,
-    Trouble.SILENT: ProbeOutcome.SILENT,
-}
-
-_CORRECTED: Final = pynvml.NVML_MEMORY_ERROR_TYPE_CORRECTED
-_UNCORRECTED: Final = pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED
-
-_GRAVE: Final = frozenset({pynvml.NVML_ERROR_GPU_IS_LOST, pynvml.NVML_ERROR_RESET_REQUIRED})
-
-
-def probe_of(library: NvmlLibrary, table: GpuTable, uuid: GpuUuid) -> Probe:
-    """Probe the GPU. Raises NVMLError, GpuError when it is released."""
-    handle = table.open(uuid)
-    nvml.maybe(library, library.nvmlDeviceGetMemoryInfo, handle)
-    rows = _sign(library, library.nvmlDeviceGetRemappedRows, handle)
-    pending = _sign(library, library.nvmlDeviceGetRetiredPagesPendingStatus, handle)
-    signs = GpuSigns(
-        rows_pending=None if rows is None else bool(rows[2]),
-        rows_failed=None if rows is None else bool(rows[3]),
-        pages_pending=None if pending is None else bool(pending),
-        recovery=_sign(library, _recovery, library, handle),
-        fabric=_sign(library, _fabric, library, handle),
-    )
-
-    if signs.rows_failed:
-        text = "a row of its memory could not be remapped"
-        return Probe(uuid, ProbeOutcome.FAILED, text, signs)
-
-    return Probe(uuid, ProbeOutcome.PASSED, signs=signs)
-
-
-def sample_of(library: NvmlLibrary, table: GpuTable, uuid: GpuUuid) -> GpuSample:
-    """Read how much the GPU is used. Raises NVMLError, GpuError."""
-    handle = table.open(uuid)
-    rates = _sign(library, library.nvmlDeviceGetUtilizationRates, handle)
-    # The first form counts what the driver reserves as used, so an idle H100 would have some 600
-    # MiB in use; drivers before 510 have no other.
-    memory = _sign(library, library.nvmlDeviceGetMemoryInfo, handle, pynvml.nvmlMemory_v2)
-    if memory is None:
-        memory = _sign(library, library.nvmlDeviceGetMemoryInfo, handle)
-
-    return GpuSample(
-        uuid,
-        gpu_percent=None if rates is None else int(rates.gpu),
-        memory_percent=None if rates is None else int(rates.memory),
-        used_mib=None if memory is None else int(memory.used) // MIB,
-        reserved_mib=int(getattr(memory, "reserved", 0)) // MIB,
-        celsius=_sign(
-            library, library.nvmlDeviceGetTemperature, handle, pynvml.NVML_TEMPERATURE_GPU
-        ),
-        milliwatts=_sign(library, library.nvmlDeviceGetPowerUsage, handle),
-        ecc_corrected=_errors(library, handle, _CORRECTED, pynvml.NVML_AGGREGATE_ECC),
-        ecc_uncorrected=_errors(library, handle, _UNCORRECTED, pynvml.NVML_AGGREGATE_ECC),
-    )
-
-
-def _errors(library: NvmlLibrary, handle: Handle, kind: int, span: int) -> int | None:
-    return _sign(library, library.nvmlDeviceGetTotalEccErrors, handle, kind, span)
-
-
-def _recovery(library: NvmlLibrary, handle: Handle) -> RecoveryAction | None:
-    """Raises NVMLError, also for the field's own error: a driver before 570 has no such field."""
-    value = library.nvmlDeviceGetFieldValues(handle, [nvml.FIELD_RECOVERY_ACTION])[0]
-    if value.nvmlReturn:
-        raise library.NVMLError(value.nvmlReturn)
-    return _RECOVERY.get(int(value.value.uiVal), RecoveryAction.OTHER)
-
-
-def _fabric(library: NvmlLibrary, handle: Handle) -> FabricState | None:
-    info = pynvml.c_nvmlGpuFabricInfo_t()
-    library.nvmlDeviceGetGpuFabricInfo(handle, ctypes.byref(info))
-    if info.state == pynvml.NVML_GPU_FABRIC_STATE_COMPLETED:
-        return FabricState.FAILED if info.status else FabricState.COMPLETED
-    return _FABRIC.get(info.state)
-
-
-def _sign(library: NvmlLibrary, ask: Callable[P, T], *args: P.args, **more: P.kwargs) -> T | None:
-    """Return the answer, or None if the call fails: a sign alone proves no fault.
-
-    Raises NVMLError when the GPU is lost or must be reset, or the driver is gone.
-    """
-    try:
-        return ask(*args, **more)
-    except library.NVMLError as error:
-        if nvml.code(error) in _GRAVE or nvml.driver_wide(error) is not None:
-            raise
+    def _uuid(self, handle: Handle) -> GpuUuid | None:
+        """The GPU of a handle, first by its address: a lost GPU does not answer with its UUID."""
+        with contextlib.suppress(self._library.NVMLError, ValueError):
+            known = self.known.get(_address(handle))
+            return known or GpuUuid(nvml.text_of(self._library.nvmlDeviceGetUUID(handle)))
         return None
+
+    def put(self, event: DriverEvent) -> None:
+        """Add an event, from any thread."""
+        with self._lock:
+            # A broken GPU can report 10,000 XIDs a second, but few different ones: the catalog has
+            # 172 numbers.
+            self._waiting[event] += 1
+
+        if not self._news.is_set():
+            self._tell(self._news.set)
+
+    def _tell(self, callback: Callable[..., object], *args: object) -> None:
+        """Call back on the loop; a closed loop ends the stream."""
+        try:
+            self._loop.call_soon_threadsafe(callback, *args)
+        except RuntimeError:
+            self._failure = self._failure or DriverError(CLOSED)
+
+
+def _address(handle: Handle) -> int:
+    """The address that a handle points to, which identifies the GPU."""
+    return ctypes.cast(handle, ctypes.c_void_p).value or 0
+
+
+# The session with the library: it begins when it is needed, and again after it broke.
+
+OPEN_DEADLINE: Final = 10.0
+"""Seconds: without a persistence daemon, the first call wakes the GPUs, which takes seconds."""
+
+CLOSE_DEADLINE: Final = 3.0
+"""Seconds, one wait for events (WAIT_MS) and a call: each step of shut() has a deadline of its own,
+and a driver that hangs would use up all of them."""
+
+MOST_SESSIONS: Final = 10_000
+"""A library that has ended so many, one after the other, does not count them: none is left."""
+
+
+class OpenedSession(msgspec.Struct, eq=False):
+    """A session that has begun. No two are equal, also with the same version.
+
+    `links`: what the driver says of the links between the GPUs of its last scan, by GPU.
+    """
+
+    driver_version: str
+    links: dict[GpuUuid, Any] = msgspec.field(default_factory=dict)
+
+
+class NvmlSession:
+    """Opens the sessions of the process, one after the other. Call all methods on the loop.
+
+    - `find` returns the library file to use.
+    - `stream`: the newest one; it ends with its session. It hears CHANGED when a stuck call has
+      returned: a GPU that was silent answers, so all are scanned and probed again.
+    - A late answer of an earlier session does not end the current one, and no call of an earlier
+      session begins.
+    """
+
+    def __init__(
+        self, library: NvmlLibrary, find: Callable[[], Path | None], sys_root: Path, deadline: float
+    ) -> None:
+        self._threads = GpuThreads(deadline, self._on_return)
+        self._library = library
+        self._find = find
+        self._sys_root = sys_root
+        self._preparing = asyncio.Lock()
+        """Held while a session begins or all end."""
+        self._beginning: asyncio.Task[OpenedSession | DriverError] | None = None
+        self.current: OpenedSession | None = None
+        """The session that has begun and not ended; reading it begins none."""
+        self._broken = CLOSED
+        self.withheld = ""
+        """Why no session may begin; empty: one may."""
+        self.stream: EventStream | None = None
+
+    async def open(self) -> OpenedSession:
+        """Return the current session, or begin one. Raises DriverMissing, DriverError.
+
+        All who wait share one beginning and its failure. It goes on when they are cancelled or
+        time out, so a slow driver is open for a later one.
+        """
+        if self.withheld:
+            raise DriverError(self.withheld)
+        if self.current is not None:
+            return self.current
+        if self._beginning is None or self._beginning.done():
+            # It outlives who asks first, and a group would end all with it.
+            self._beginning = asyncio.create_task(self._begin())  # noqa: TID251
+
+        opened = await asyncio.shield(self._beginning)
+        if isinstance(opened, DriverError):
+            raise opened
+        return opened
+
+    def check(self, opened: OpenedSession) -> None:
+        """Raise DriverError if that session is over."""
+        if self.current is not opened:
+            raise DriverError(self._broken)
+
+    def end(self, error: DriverError, opened: OpenedSession | None = None) -> None:
+        """Note that the session is over, and report it; the next call begins a new one."""
+        if self.current is None or opened not in {None, self.current}:
+            return
+
+        log.warning("driver.session_ended", err=str(error))
+        self.current = None
+        self._broken = str(error)
+        if self.stream is not None:
+            self.stream.fail(error)
+
+    async def call(self, opened: OpenedSession, gpu: str, work: Callable[[], T]) -> T:
+        """Make a call about one GPU, or DRIVER.
+
+        Raises CallFailed about a GPU; DriverError, DriverMissing: the session is over, or the call
+        about the driver has failed.
+        """
+
+        def make() -> T:
+            self.check(opened)  # it may have ended while the call waited
+            return work()
+
+        return await self._call(gpu, make, opened)
+
+    async def _call(
+        self,
+        gpu: str,
+        work: Callable[[], T],
+        opened: OpenedSession | None = None,
+        deadline: float | None = None,
+    ) -> T:
+        """Make a call. An error of the whole driver ends the session `opened`."""
+        try:
+            return await self._threads.call(gpu, work, deadline)
+        except (TimeoutError, ValueError, self._library.NVMLError) as error:
+            wide = nvml.driver_wide(error, about_gpu=gpu != DRIVER)
+            if wide is not None and opened is not None:
+                self.end(wide, opened)
+            raise wide or nvml.failure(error, gpu) from error
+
+    async def new_stream(self) -> EventStream:
+        """Start a stream, once the thread of the last one has left the library.
+
+        Raises DriverError.
+        """
+        if self.stream is not None and not await self.stream.stop():
+            raise DriverError("an earlier wait for events has not returned from the driver")
+
+        stream = EventStream(self._library)
+        stream.start()
+        self.stream = stream
+        return stream
+
+    async def shut(self, why: str) -> None:
+        """End the session now, which closes all GPUs; a later call begins another.
+
+        Raises DriverError when a call does not return from the library.
+        """
+        async with self._preparing:
+            self.end(DriverError(why))
+            if not await self._is_idle():
+                raise DriverError("a call has not returned from the driver, which holds all GPUs")
+            if await self._call(DRIVER, self._end_all):
+                raise DriverError("the driver does not end the session, which holds all GPUs")
+
+    async def close(self) -> None:
+        """End the session and all threads; a second call does nothing.
+
+        After CLOSE_DEADLINE the threads are left behind, and the process may end with its session.
+        """
+        self.withheld = CLOSED
+        with contextlib.suppress(DriverError, TimeoutError):
+            async with asyncio.timeout(CLOSE_DEADLINE):
+                await self.shut(CLOSED)
+
+        self._threads.close()
+
+    async def _is_idle(self) -> bool:
+        """Wait until no call and no event thread is in the library; False: some do not leave."""
+        are_back = await self._threads.drained()
+        return (self.stream is None or await self.stream.stop()) and are_back
+
+    def _on_return(self) -> None:
+        if self.stream is not None:
+            self.stream.put(DriverEvent(EventKind.CHANGED))
+
+    async def _begin(self) -> OpenedSession | DriverError:
+        """Begin a session. Returns the failure: its callers may all have left."""
+        try:
+            async with self._preparing:
+                # To end a session during a call is undefined. A call that returned later would
+                # go on in the new session, or in another library.
+                begin = partial(self._begin_anew, alone=await self._is_idle())
+                return await self._call(DRIVER, begin, deadline=OPEN_DEADLINE)
+        except DriverError as error:
+            return error
+
+    def _begin_anew(self, *, alone: bool) -> OpenedSession:
+        """Load the library and begin a session, unless an earlier beginning has done so since.
+
+        While a call is inside, so not `alone`, the old session stays open beside the new one, and
+        no other library is loaded. Runs on a thread.
+        """
+        library = self._library
+        if self.withheld:  # since it was asked for
+            raise DriverError(self.withheld)
+        if self.current is not None:
+            return self.current
+        if alone:
+            self._end_all()
+
+        nvml.bind(library, self._find(), anew=alone)
+
+        try:
+            # It opens no GPU yet: without a persistence daemon, the first handle of each wakes it.
+            library.nvmlInit()
+        except library.NVMLError as error:
+            if (why := nvml.missing(library, error, self._sys_root)) is not None:
+                raise why from error
+            # An upgrade has replaced the library and reloaded the module, but the loader keeps the
+            # file that it mapped for the soname. So the new file is named by its path.
+            is_upgraded = nvml.code(error) == pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH
+            other = nvml.successor(library, self._find()) if is_upgraded else None
+            if other is None:
+                raise
+            nvml.bind(library, other, anew=alone)
+            library.nvmlInit()
+
+        self.current = OpenedSession(nvml.text_of(library.nvmlSystemGetDriverVersion()))
+        return self.current
+
+    def _end_all(self) -> str:
+        """End all sessions, which the library counts. Returns why not, or an empty text.
+
+        Runs on a thread.
+        """
+        self.current = None
+        try:
+            for _ in range(MOST_SESSIONS):
+                self._library.nvmlShutdown()
+        except self._library.NVMLError as error:
+            return "" if nvml.code(error) == pynvml.NVML_ERROR_UNINITIALIZED else str(error)
+
+        return ""
 
 
 # The Driver port over NVML: scans, probes, samples and events.
@@ -408,9 +513,13 @@ CALL_DEADLINE: Final = 2.0
 REMOVED_AFTER: Final = 60.0
 """Seconds without the library's file until it counts as removed."""
 
-by_index: Final = operator.attrgetter("index")
+_OUTCOMES: Final = {
+    Trouble.LOST: ProbeOutcome.LOST,
+    Trouble.RESET: ProbeOutcome.REFUSED,
+    Trouble.SILENT: ProbeOutcome.SILENT,
+}
 
-log = structlog.get_logger(__name__)
+by_index: Final = operator.attrgetter("index")
 
 
 class NvmlDriver:
@@ -437,9 +546,6 @@ class NvmlDriver:
         self._library = library
         self._sys_root = sys_root
         self._session = NvmlSession(library, self._find, sys_root, deadline)
-        self._links: dict[GpuUuid, LinkRow] = {}
-        self._linked: OpenedSession | None = None
-        """The session in which the links were read."""
         self._renewed = False
         """A new session was begun because all GPUs failed, and none has answered since."""
         self._there_at = self._now()
@@ -451,9 +557,9 @@ class NvmlDriver:
     async def scan(self) -> Scan:
         """Describe all GPUs, or those that are not released. Raises DriverMissing, DriverError."""
         opened = await self._session.open()
-        await self._count(opened)
+        places = await self._places(opened)
         released = sorted(self._table.released)
-        found, troubled = await self._describe(opened, self._table.places())
+        found, troubled = await self._describe(opened, places)
 
         faults: tuple[GpuFault, ...]
         if released:
@@ -462,8 +568,9 @@ class NvmlDriver:
         else:
             self._renewed = self._renewed and not found
             found = await self._with_links(opened, found)
-            if not self._table.seen(found):
-                self._forget_handles()
+            if not self._table.seen(found) and self._stream is not None:
+                # The indexes changed: an event of a handle may be of another GPU now.
+                self._stream.known, self._stream.obstacles = {}, {}
             faults = self._table.named(troubled)
 
         self._described |= {gpu.pci for gpu in found}
@@ -471,13 +578,15 @@ class NvmlDriver:
         # came after the container's start. With a fault, that GPU may be the one that is not
         # described.
         if not faults:
-            unlisted = partial(gpus_not_listed, self._sys_root, self._described)
-            faults = await self._session.call(opened, DRIVER, unlisted)
+            faults = await self._session.call(
+                opened, DRIVER, partial(nvml.gpus_not_listed, self._sys_root, self._described)
+            )
 
         # Register the GPUs at new indexes, and forget those that are not there.
-        places: dict[str, int] = {gpu.uuid: gpu.index for gpu in found}
+        places = {gpu.uuid: gpu.index for gpu in found}
         if (stream := self._stream) is not None:
-            stream.keep({*places, *(fault.gpu for fault in faults if not fault.lost)})
+            here = {*places, *(fault.gpu for fault in faults if not fault.lost)}
+            stream.obstacles = {gpu: why for gpu, why in stream.obstacles.items() if gpu in here}
             await self._register(opened, stream, places)
 
         self._session.check(opened)
@@ -488,11 +597,10 @@ class NvmlDriver:
         opened = await self._session.open()
         try:
             probe = await self._session.call(
-                opened, uuid, partial(probe_of, self._library, self._table, uuid)
+                opened, uuid, partial(nvml.probe_of, self._library, self._table, uuid)
             )
         except CallFailed as error:
-            outcome = _OUTCOMES.get(error.trouble, ProbeOutcome.FAILED)
-            probe = Probe(uuid, outcome, error.text)
+            probe = Probe(uuid, _OUTCOMES.get(error.trouble, ProbeOutcome.FAILED), error.text)
 
         self._renewed = self._renewed and probe.outcome is not ProbeOutcome.PASSED
         # The driver forgets the registration of a GPU that is reset, and tells nobody: without
@@ -509,9 +617,8 @@ class NvmlDriver:
 
     async def sample(self, uuid: GpuUuid) -> GpuSample:
         """Read how much one GPU is used. Raises GpuError, DriverMissing, DriverError."""
-        opened = await self._session.open()
-        work = partial(sample_of, self._library, self._table, uuid)
-        return await self._session.call(opened, uuid, work)
+        work = partial(nvml.sample_of, self._library, self._table, uuid)
+        return await self._session.call(await self._session.open(), uuid, work)
 
     async def release(self, uuids: Collection[GpuUuid], *, everything: bool = False) -> None:
         """Close these GPUs and use none of them until it is taken back.
@@ -593,49 +700,43 @@ class NvmlDriver:
         """The GPUs, and what fails instead, by index. Raises DriverError: the session is over."""
         found: list[Gpu] = []
         faults: list[GpuFault] = []
-        work = partial(describe, self._library, self._table, self._sys_root)
+        work = partial(nvml.describe, self._library, self._table, self._sys_root)
 
         for name, answer in (await self._each(opened, places, work)).items():
             if isinstance(answer, Gpu):
                 found.append(answer)
-                continue
-
-            # Else it was just released, or the session is over, which is raised below.
-            error = answer
-            if not isinstance(error, CallFailed):
-                error = CallFailed(name, str(answer), Trouble.FAILED)
-            if error.trouble in {Trouble.LOST, Trouble.RESET}:
-                self._note_reset(name)
-
-            # Of a silent one always the same words, or each look would be news.
-            text = NO_ANSWER if error.trouble is Trouble.SILENT else error.text
-            faults.append(GpuFault(name, text, error.trouble, places[name]))
+            elif isinstance(answer, CallFailed):
+                # Else it was just released, or the session is over, which is raised below.
+                if answer.trouble in {Trouble.LOST, Trouble.RESET}:
+                    self._note_reset(name)
+                # Of a silent one always the same words, or each look would be news.
+                text = NO_ANSWER if answer.trouble is Trouble.SILENT else answer.text
+                faults.append(GpuFault(name, text, answer.trouble, places[name]))
 
         self._session.check(opened)
         return sorted(found, key=by_index), sorted(faults, key=by_index)
 
-    async def _count(self, opened: OpenedSession) -> None:
-        """Count the GPUs. While one is released, their number tells nothing of the others."""
-        if not self._table.released:
-            count = self._library.nvmlDeviceGetCount
-            self._table.count = await self._session.call(opened, DRIVER, count)
+    async def _places(self, opened: OpenedSession) -> dict[str, int]:
+        """The indexes that may be opened, by name."""
+        if not self._table.released:  # else their number tells nothing of the others
+            self._table.count = await self._session.call(
+                opened, DRIVER, self._library.nvmlDeviceGetCount
+            )
+        return self._table.places()
 
     async def _with_links(self, opened: OpenedSession, gpus: list[Gpu]) -> list[Gpu]:
         """The GPUs with the links between them, read once for each set of GPUs in a session."""
-        rows = self._links
-        if self._linked is not opened or rows.keys() != {gpu.uuid for gpu in gpus}:
-            rows, places = {}, {str(gpu.uuid): gpu.index for gpu in gpus}
-            work = partial(link_row, self._library, self._table, gpus)
+        if opened.links.keys() != {gpu.uuid for gpu in gpus}:
+            opened.links = {}  # without those that fail, so the next scan reads them again
+            places = {str(gpu.uuid): gpu.index for gpu in gpus}
+            work = partial(nvml.link_row, self._library, self._table, gpus)
             for name, answer in (await self._each(opened, places, work)).items():
-                if isinstance(answer, LinkRow):
-                    rows[GpuUuid(name)] = answer
+                if isinstance(answer, tuple):
+                    opened.links[GpuUuid(name)] = answer
                 else:
                     log.info("driver.links_unknown", gpu=name, err=str(answer))
 
-            self._linked = opened
-            self._links = rows  # without those that failed, so the next scan reads them again
-
-        return [linked(gpu, gpus, rows) for gpu in gpus]
+        return [nvml.linked(gpu, gpus, opened.links) for gpu in gpus]
 
     # Events.
 
@@ -651,10 +752,9 @@ class NvmlDriver:
         stream = await self._session.new_stream()
         try:
             await self._session.call(session, DRIVER, stream.create)
-            await self._count(session)
-            await self._register(session, stream, self._table.places())
+            await self._register(session, stream, await self._places(session))
             self._session.check(session)
-            stream.begin()
+            stream.begun.set()
             if opened is not None:
                 opened()
             while True:
@@ -682,7 +782,7 @@ class NvmlDriver:
 
         for name, answer in (await self._each(opened, wanted, register)).items():
             if isinstance(answer, GpuError):
-                stream.note_obstacle(name, answer.text)
+                stream.settle(name, answer.text)
             elif not isinstance(answer, DriverError) and stream.known is known:
                 stream.settle(*answer)  # the indexes have not changed since it was asked
 
@@ -690,8 +790,3 @@ class NvmlDriver:
         """Have a lost or resetting GPU registered again once it answers: a reset forgets it."""
         if self._stream is not None:
             self._stream.obstacles.pop(gpu, None)
-
-    def _forget_handles(self) -> None:
-        """Forget all GPUs, after their indexes changed: an event may be of another GPU now."""
-        if self._stream is not None:
-            self._stream.forget()

@@ -1,26 +1,55 @@
-"""The NVML calls in use, typed, the meaning of their errors, and the library's file.
+"""NVML in this process: the library, its errors, the threads that call it, the GPUs.
 
-The module `pynvml` implements them; tests use their own. Importing it costs memory and time, so
-only what opens a real driver imports this file.
+The module `pynvml` implements the calls; tests use their own. Importing it costs memory and time,
+so only what opens a real driver imports this file.
 """
 
+import asyncio
+import collections
+import contextlib
 import ctypes
 import os
+import queue
+import re
 import struct
-from collections.abc import Callable, MutableMapping
+import threading
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
-from typing import Any, Final, ParamSpec, TypeVar
+from typing import Any, Final, TypeVar
 
+import msgspec
 import pynvml
 
 from agent.errors import DriverError, DriverMissing, GpuError, cap
-from agent.model import Trouble
+from agent.kit.tasks import show_thread_name
+from agent.kit.timing import NOISE, Lag
+from agent.model import (
+    MIB,
+    NAMELESS,
+    NO_INDEX,
+    FabricState,
+    Gpu,
+    GpuFault,
+    GpuSample,
+    GpuSigns,
+    GpuUuid,
+    Link,
+    PciPath,
+    Probe,
+    ProbeOutcome,
+    RecoveryAction,
+    Trouble,
+    attributed,
+)
 
-P = ParamSpec("P")
 T = TypeVar("T")
+
+# The library's file, and what its errors mean.
 
 SONAME: Final = "libnvidia-ml.so.1"
 MAPS: Final = Path("/proc/self/maps")
+_MAPPED: Final = re.compile(r"(/(?:.*/)?libnvidia-ml\.so[^/\n]*?)(?: \(deleted\))?$", re.MULTILINE)
 _TRIPLES: Final = ("lib/x86_64-linux-gnu", "lib/aarch64-linux-gnu")
 PLACES: Final = (
     *(f"{top}/{name}" for top in ("usr", ".") for name in ("lib64", *_TRIPLES)),
@@ -83,6 +112,9 @@ _MISSING: Final = {
 """What is missing, and the remedy."""
 
 
+_GRAVE: Final = frozenset({pynvml.NVML_ERROR_GPU_IS_LOST, pynvml.NVML_ERROR_RESET_REQUIRED})
+
+
 class CallFailed(GpuError):  # noqa: N818 -- names what happened
     """A call about one GPU failed, or has not returned in time (SILENT)."""
 
@@ -107,10 +139,6 @@ def library_below(root: Path | None) -> Path | None:
     """
     places = (root / place / SONAME for place in PLACES) if root is not None else ()
     return next((path for path in places if path.is_file()), None)
-
-
-ELF_HEADER: Final = 64
-"""The length of the header in bytes."""
 
 
 def bind(library: NvmlLibrary, path: Path | None, *, anew: bool = True) -> None:
@@ -138,7 +166,7 @@ def bind(library: NvmlLibrary, path: Path | None, *, anew: bool = True) -> None:
         )
 
     try:
-        if _is_cut_off(file):  # the loader would end the process with SIGBUS
+        if file.is_file() and _is_cut_off(file):  # the loader would end the process with SIGBUS
             raise _refused_by_loader(str(path or file), "its end is missing")
         if path is None:
             return  # pynvml loads it, by the soname
@@ -147,8 +175,7 @@ def bind(library: NvmlLibrary, path: Path | None, *, anew: bool = True) -> None:
     except OSError as error:
         raise _refused_by_loader(str(path or file), str(error)) from error
 
-    pointers: MutableMapping[str, object] = getattr(library, "_nvmlGetFunctionPointer_cache", {})
-    pointers.clear()
+    getattr(library, "_nvmlGetFunctionPointer_cache", {}).clear()
     library.nvmlLib = loaded
 
 
@@ -157,17 +184,13 @@ def _is_cut_off(file: Path) -> bool:
 
     Raises OSError. Source: elf(5), Elf64_Ehdr; the machines with such drivers are little-endian.
     """
-    if not file.is_file():
-        return False
-
     with file.open("rb") as opened:
-        header = opened.read(ELF_HEADER)
+        header = opened.read(64)
 
-    if len(header) < ELF_HEADER or header[:6] != b"\x7fELF\x02\x01":
+    if len(header) < 64 or header[:6] != b"\x7fELF\x02\x01":
         return False  # the loader says what it is
 
-    (start,) = struct.unpack_from("<Q", header, 40)
-    size, count = struct.unpack_from("<2H", header, 58)
+    start, size, count = struct.unpack_from("<Q10x2H", header, 40)
     return int(start + size * count) > file.stat().st_size
 
 
@@ -248,18 +271,10 @@ def _loaded(library: NvmlLibrary, maps: Path) -> set[Path]:
         return {Path(name)}
 
     # ctypes keeps the soname as it was given; only the kernel knows the file behind it.
-
-    try:
-        lines = maps.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return set()
-
-    stem = SONAME.removesuffix(".1")
-    files = {
-        Path(line[line.index("/") :].removesuffix(" (deleted)")) for line in lines if "/" in line
-    }
-
-    return {file for file in files if file.name.startswith(stem)}
+    text = ""
+    with contextlib.suppress(OSError):
+        text = maps.read_text(encoding="utf-8", errors="replace")
+    return set(map(Path, _MAPPED.findall(text)))
 
 
 def code(error: Exception) -> int:
@@ -272,15 +287,21 @@ def is_unable(error: Exception) -> bool:
     return _TROUBLES.get(code(error)) is Trouble.UNSUPPORTED
 
 
-def maybe(library: NvmlLibrary, ask: Callable[P, T], *args: P.args, **more: P.kwargs) -> T | None:
+def maybe(
+    library: NvmlLibrary, ask: Callable[..., T], *args: object, is_sign: bool = False
+) -> T | None:
     """Return the answer, or None if this GPU or driver does not support the call.
 
-    Raises other NVMLErrors.
+    A sign alone proves no fault: it is None also if the call fails in another way.
+
+    Raises other NVMLErrors; for a sign only that the GPU is lost, must be reset, or the driver is
+    gone.
     """
     try:
-        return ask(*args, **more)
+        return ask(*args)
     except library.NVMLError as error:
-        if is_unable(error):
+        is_grave = code(error) in _GRAVE or driver_wide(error) is not None
+        if is_unable(error) or (is_sign and not is_grave):
             return None
         raise
 
@@ -319,3 +340,492 @@ def failure(error: Exception, gpu: str) -> DriverError | CallFailed:
 def text_of(value: str | bytes) -> str:
     """Decode a string of the library: fields of structures are bytes, results are str."""
     return value.decode("ascii", "replace") if isinstance(value, bytes) else value
+
+
+# The threads that make calls, which may never return.
+
+PATIENCE: Final = 0.02
+"""Seconds between looks at calls that wait. While each thread is in a call, another is started."""
+
+
+class _Call(msgspec.Struct, eq=False):
+    """One call about a GPU. `end`: of its deadline, by the clock of Lag."""
+
+    gpu: str
+    work: Callable[[], Any]
+    end: float
+    answer: Any
+
+
+class GpuThreads:
+    """Runs blocking calls, of each GPU one after the other. Call all methods on the loop.
+
+    - At rest one thread makes all calls, and wakes the loop once after the last of them. A call
+      that does not return in PATIENCE keeps its thread, and a new thread makes those behind it.
+    - A call that exceeds its deadline is given up. Further calls about that GPU are refused until
+      it returns; then `on_return` is called.
+    - A GPU's name is its UUID, or its index while the UUID is unknown: a GPU that hangs then may
+      hold a second thread. One more name is for the whole driver.
+    """
+
+    def __init__(self, deadline: float, on_return: Callable[[], object] = lambda: None) -> None:
+        self._deadline = deadline
+        self._on_return = on_return
+        self._loop = asyncio.get_running_loop()
+        self._lag = Lag()
+
+        self._calls: dict[str, _Call] = {}
+        """The call about each GPU that waits for a thread, is on one, or has just returned."""
+        self._submitted: list[_Call] = []
+        """The calls of this turn of the loop, which are queued together once it has ended."""
+        self._queue: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
+        """The calls that wait; None ends the thread that takes it."""
+        self._inside: set[_Call] = set()
+        self._returned: collections.deque[tuple[_Call, Callable[[], None]]] = collections.deque()
+        """The calls that have returned, and what hands each answer to its caller."""
+        self._threads = 0
+        self._spare = 1
+        """How many threads stay that are in no call."""
+        self._timer: asyncio.TimerHandle | None = None
+
+    async def call(self, gpu: str, work: Callable[[], T], deadline: float | None = None) -> T:
+        """Run `work` on a thread after earlier calls about that GPU; return or raise its result.
+
+        Raises TimeoutError after the deadline, which starts again once the earlier calls have
+        returned; and at once while one of them is stuck. Cancelling the caller does not stop a
+        call.
+        """
+        with contextlib.suppress(TimeoutError):
+            async with self._lag.within(self._deadline):
+                while gpu in self._calls and not self._is_stuck(self._calls[gpu]):
+                    await asyncio.wait([self._calls[gpu].answer])
+
+        if gpu in self._calls:
+            raise TimeoutError(f"an earlier call about {gpu} has not returned")
+
+        seconds = deadline or self._deadline
+        answer: asyncio.Future[T] = self._loop.create_future()
+        call = _Call(gpu, work, self._lag.clock() + seconds - NOISE, answer)
+        self._calls[gpu] = call
+        # Not before this turn of the loop has ended: beside a running loop, the thread would wait
+        # for the interpreter at each call.
+        self._submitted.append(call)
+        self._loop.call_soon(self._dispatch)
+
+        async with self._lag.within(seconds):
+            return await asyncio.shield(answer)
+
+    async def drained(self) -> bool:
+        """Wait until every call has left or exceeded its deadline. False: one is still inside."""
+        while self._calls:
+            left = max(call.end for call in self._calls.values()) - self._lag.clock()
+            if left <= 0:
+                return False
+            await asyncio.wait([call.answer for call in self._calls.values()], timeout=left)
+
+        return True
+
+    def close(self) -> None:
+        """End all threads; one that hangs stays until it is back or the process ends."""
+        self._spare = 0
+        self._loop.call_soon(self._dispatch)  # after the calls of this turn
+
+    def _is_stuck(self, call: _Call) -> bool:
+        # By the time in which the loop ran: a starved process blames no GPU.
+        return self._lag.clock() >= call.end
+
+    def _dispatch(self) -> None:
+        """Queue fresh calls, hand on what has returned, and keep as many threads as are needed."""
+        for call in self._submitted:
+            self._queue.put(call)
+        self._submitted.clear()
+
+        if self._timer is not None:
+            self._timer.cancel()
+
+        # Before the answers are taken: a thread adds its answer and then takes the next call. If
+        # it did so in between, the queue would seem empty here, and no timer would look again.
+        is_empty = self._queue.empty()
+        while self._returned:
+            call, settle = self._returned.popleft()
+            del self._calls[call.gpu]
+            if self._is_stuck(call):
+                self._loop.call_soon(self._on_return)
+            settle()
+            # Read here: asyncio would log an error where the caller was given up before.
+            call.answer.exception()
+
+        if is_empty:
+            for _ in range(self._threads - len(self._inside) - self._spare):
+                self._queue.put(None)
+                self._threads -= 1
+            return
+
+        # A thread that is in no call takes the next one. A busy machine may let it wait.
+        if len(self._inside) >= self._threads:
+            # The loop's own executor joins its threads at exit, and one that hangs would hold it.
+            thread = threading.Thread(target=self._make_calls, name="nvml calls", daemon=True)
+            with contextlib.suppress(
+                RuntimeError
+            ):  # a limit of the unit: the next look tries again
+                thread.start()
+                self._threads += 1
+
+        self._timer = self._loop.call_later(PATIENCE, self._dispatch)
+
+    def _make_calls(self) -> None:
+        """Make the calls that wait, until there are threads enough. Runs on a thread."""
+        show_thread_name("nvml calls")
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            while (call := self._queue.get()) is not None:
+                self._inside.add(call)
+                try:
+                    settle = partial(call.answer.set_result, call.work())
+                except BaseException as error:  # noqa: BLE001 -- raised in the caller
+                    settle = partial(call.answer.set_exception, error)
+                self._inside.discard(call)
+                self._returned.append((call, settle))
+                # One wake-up of the loop for all calls of a round. If the next call hangs, the
+                # timer hands on what this one has answered.
+                if self._queue.empty():
+                    self._loop.call_soon_threadsafe(self._dispatch)
+
+            # What waited behind the last call may have been the word to end.
+            self._loop.call_soon_threadsafe(self._dispatch)
+
+
+# Which GPU has which index, and the driver's handle of each. Nothing else opens a GPU.
+#
+# The library opens a GPU with its first handle; for a handle by UUID it may open others too. A GPU
+# stays open until all sessions end. Until then nobody can reset it, change its MIG mode or unload
+# the driver.
+
+RELEASED = "it is released: hami-agent recheck takes it back"
+RECHECK_ALL = "it is searched for when all GPUs are taken back: hami-agent recheck all"
+"""Of a GPU that was never described: its address is unknown, and only a scan of all finds it."""
+
+
+class GpuTable:
+    """Knows which GPU is at which index, and which may be opened.
+
+    - It outlives sessions: a GPU that is slow at the start of one is the same as before.
+    - After the indexes changed, an index names a GPU only once that GPU answered there. Until then
+      an unseen GPU may be at any index that does not answer, and a fault there is assigned to none
+      for certain.
+    - While a GPU is released, only the PCI addresses of the known GPUs are asked: indexes change
+      when a GPU goes, and a GPU that was never described may be the released one.
+    """
+
+    def __init__(self, library: NvmlLibrary) -> None:
+        self._library = library
+        self.count = 0
+        """How many GPUs the driver lists."""
+        self._seen_count = 0
+
+        # The threads of the GPUs read these: they are only replaced, never changed.
+        self._known: Mapping[GpuUuid, Gpu] = {}
+        """The GPUs as they were described last; with NO_INDEX: unseen since the indexes changed."""
+        self.released: frozenset[GpuUuid] = frozenset()
+        """The GPUs that must not be opened."""
+
+    def find(self, uuid: str) -> Gpu | None:
+        """The GPU as it was described last, or None."""
+        return self._known.get(GpuUuid(uuid))
+
+    def released_fault(self, uuid: GpuUuid) -> GpuFault:
+        """The fault by which a scan lists a released GPU."""
+        index = self._known[uuid].index if uuid in self._known else NO_INDEX
+        return GpuFault(uuid, RELEASED, Trouble.RELEASED, index)
+
+    def name(self, index: int) -> str:
+        """The UUID at `index` if it is known, else `index N`."""
+        known = self._known.values()
+        return next((gpu.uuid for gpu in known if gpu.index == index), f"{NAMELESS}{index}")
+
+    def places(self) -> dict[str, int]:
+        """The indexes that may be opened, by name."""
+        if not self.released:
+            return {self.name(index): index for index in range(self.count)}
+        return {uuid: gpu.index for uuid, gpu in self._known.items() if uuid not in self.released}
+
+    def seen(self, gpus: Collection[Gpu]) -> bool:
+        """Note the GPUs as a scan of all described them. False when an index may have changed."""
+        # When GPUs come or go, an index that was right a minute ago can name another GPU.
+        fits = self._seen_count in {0, self.count} and all(
+            self.name(gpu.index) in {gpu.uuid, f"{NAMELESS}{gpu.index}"}
+            and self._known.get(gpu.uuid, gpu).index in {gpu.index, NO_INDEX}
+            for gpu in gpus
+        )
+        if not fits:
+            self._known = {
+                uuid: msgspec.structs.replace(gpu, index=NO_INDEX)
+                for uuid, gpu in self._known.items()
+            }
+
+        self._seen_count = self.count
+        self._known = {**self._known, **{gpu.uuid: gpu for gpu in gpus}}
+        return fits
+
+    def named(self, faults: Iterable[GpuFault]) -> tuple[GpuFault, ...]:
+        """Name the faults, and add one for each GPU that may be at an index without a name."""
+        unseen = {uuid for uuid, gpu in self._known.items() if gpu.index == NO_INDEX}
+        named = [msgspec.structs.replace(each, gpu=self.name(each.index)) for each in faults]
+
+        if not any(fault.gpu.startswith(NAMELESS) for fault in named):
+            # Every index has said whose it is: what is still unseen has left the node.
+            self._known = {u: gpu for u, gpu in self._known.items() if u not in unseen}
+            return tuple(named)
+
+        return attributed(named, unseen)
+
+    def release(self, uuids: Collection[GpuUuid], *, everything: bool) -> bool:
+        """Let no thread open these GPUs from now on. Returns whether none may be opened.
+
+        Raises GpuError for a GPU that was never described, unless all known ones are released with
+        it, or `everything`: then no session can hold it.
+        """
+        are_all = everything or (
+            bool(self._known) and self._known.keys() <= {*uuids, *self.released}
+        )
+        for uuid in uuids:
+            if uuid not in self._known and not are_all:
+                text = "the driver has not described it; only `hami-agent release all` releases it"
+                raise GpuError(uuid, text)
+
+        self.released |= set(uuids)
+        return everything or self._known.keys() <= self.released
+
+    # On the threads of the GPUs.
+
+    def open(self, name: str, index: int = NO_INDEX) -> Handle:
+        """Get the handle of GPU `index`, or with NO_INDEX by `name`, its UUID.
+
+        While a GPU is released, another may have come to its index: only `name` counts.
+
+        Raises NVMLError, GpuError when it is released.
+        """
+        if not self.released and index != NO_INDEX:
+            return self._library.nvmlDeviceGetHandleByIndex(index)
+        if not self.released:
+            return self._library.nvmlDeviceGetHandleByUUID(name)
+
+        gpu = self.find(name)
+        if name in self.released or gpu is None:
+            text = RELEASED if name in self.released else RECHECK_ALL
+            raise GpuError(name, text)
+
+        # sysfs writes four digits of the domain, the library eight.
+        domain, _, rest = gpu.pci.partition(":")
+        return self._library.nvmlDeviceGetHandleByPciBusId(f"{domain:0>8}:{rest}".upper())
+
+
+# Describes a GPU by the library's answers. All functions block and run on the GPU's thread.
+
+
+def bus_id(text: str) -> str:
+    """Convert a PCI bus id of NVML to the form of sysfs: at least four digits of the domain.
+
+    Domains above ffff are virtual (VMD, some clouds). Other text stays as it is.
+    """
+    domain, _, rest = text.lower().partition(":")
+    return f"{domain.lstrip('0'):0>4}:{rest}" if rest else text.lower()
+
+
+def numa_node(sys_root: Path, bus: str) -> int | None:
+    """The NUMA node of a PCI address, or None when the kernel gives none."""
+    try:
+        node = int((sys_root / "bus/pci/devices" / bus / "numa_node").read_text("ascii"))
+    except (OSError, ValueError):
+        return None
+
+    return node if node >= 0 else None
+
+
+def describe(library: NvmlLibrary, table: GpuTable, sys_root: Path, name: str, index: int) -> Gpu:
+    """Describe a GPU; its links are as before. Raises NVMLError, GpuError when it is released."""
+    handle = table.open(name, index)
+    bus = bus_id(text_of(library.nvmlDeviceGetPciInfo(handle).busId))
+    # Of the two modes, the present and the pending one, only the first decides what containers get.
+    mig = maybe(library, library.nvmlDeviceGetMigMode, handle)
+    # A GPU with the host's memory (GB10) does not report it.
+    memory = maybe(library, library.nvmlDeviceGetMemoryInfo, handle)
+    uuid = GpuUuid(text_of(library.nvmlDeviceGetUUID(handle)))
+    known = table.find(uuid)
+    return Gpu(
+        uuid=uuid,
+        index=library.nvmlDeviceGetIndex(handle) if index == NO_INDEX else index,
+        name=text_of(library.nvmlDeviceGetName(handle)),
+        memory_mib=None if memory is None else int(memory.total) // MIB,
+        pci=bus,
+        numa=numa_node(sys_root, bus),
+        minor=maybe(library, library.nvmlDeviceGetMinorNumber, handle),
+        mig_enabled=mig is not None and bool(mig[0]),
+        links=known.links if known else (),
+    )
+
+
+def gpus_not_listed(sys_root: Path, described: Collection[str]) -> tuple[GpuFault, ...]:
+    """The GPUs of the kernel's driver whose address was never `described`; none if sysfs is hidden.
+
+    The library passes over a GPU whose device file it cannot open. In a container that is each GPU
+    that came after its start.
+    """
+    bound = {link.name for link in (sys_root / "bus/pci/drivers/nvidia").glob("*:*:*.*")}
+    text = "the kernel's driver has it, and its device file is missing or closed to the agent"
+    return tuple(
+        GpuFault(address, text, Trouble.UNLISTED) for address in sorted(bound - set(described))
+    )
+
+
+# Reads the links between GPUs. All functions block and run on the GPU's thread.
+
+_PATHS: Final[Mapping[int | None, PciPath]] = {
+    0: PciPath.SAME_BOARD,
+    10: PciPath.SINGLE_SWITCH,
+    20: PciPath.MULTI_SWITCH,
+    30: PciPath.HOST_BRIDGE,
+    40: PciPath.SAME_CPU,
+    50: PciPath.CROSS_CPU,
+}
+"""NVML's topology levels (nvmlGpuTopologyLevel_t)."""
+
+
+SWITCHES: Final = "switches"
+"""Stands for the PCI bus ids of all NVSwitches."""
+
+
+LinkRow = tuple[dict[GpuUuid, PciPath | None], collections.Counter[str]]
+"""One GPU's side of its links: the path to each peer, and the NVLinks to each PCI bus id."""
+
+
+def link_row(
+    library: NvmlLibrary, table: GpuTable, gpus: Iterable[Gpu], uuid: str, index: int
+) -> LinkRow:
+    """Read what connects a GPU to each of `gpus`. Raises NVMLError, GpuError."""
+    handle = table.open(uuid, index)
+
+    paths: dict[GpuUuid, PciPath | None] = {}
+    for peer in gpus:
+        if peer.uuid == uuid:
+            continue
+        other, ask = table.open(peer.uuid, peer.index), library.nvmlDeviceGetTopologyCommonAncestor
+        paths[peer.uuid] = _PATHS.get(maybe(library, ask, handle, other))
+
+    nvlinks: collections.Counter[str] = collections.Counter()
+    for link in _active_links(library, handle):
+        kind = maybe(library, library.nvmlDeviceGetNvLinkRemoteDeviceType, handle, link)
+        if kind == pynvml.NVML_NVLINK_DEVICE_TYPE_SWITCH:
+            nvlinks[SWITCHES] += 1
+            continue
+
+        info = maybe(library, library.nvmlDeviceGetNvLinkRemotePciInfo, handle, link)
+        if info is not None:
+            nvlinks[bus_id(text_of(info.busId))] += 1
+
+    return paths, nvlinks
+
+
+def linked(gpu: Gpu, peers: Iterable[Gpu], rows: Mapping[GpuUuid, LinkRow]) -> Gpu:
+    """Return `gpu` with its links. Over switches two GPUs share the smaller number of NVLinks."""
+    links = []
+    if gpu.uuid in rows:
+        paths, nvlinks = rows[gpu.uuid]
+        for peer in peers:
+            if peer.uuid != gpu.uuid:
+                _, theirs = rows.get(peer.uuid, ({}, {SWITCHES: 0}))
+                shared = min(nvlinks[SWITCHES], theirs[SWITCHES])
+                links.append(Link(peer.uuid, paths[peer.uuid], nvlinks[peer.pci] + shared))
+
+    return msgspec.structs.replace(gpu, links=tuple(links))
+
+
+def _active_links(library: NvmlLibrary, handle: Handle) -> Iterator[int]:
+    """The NVLinks that are up; a GPU without NVLinks answers that it is unable."""
+    for link in range(pynvml.NVML_NVLINK_MAX_LINKS):
+        try:
+            if library.nvmlDeviceGetNvLinkState(handle, link):
+                yield link
+        except library.NVMLError as error:
+            if is_unable(error) or code(error) == pynvml.NVML_ERROR_INVALID_ARGUMENT:
+                return
+            raise
+
+
+# Probes and samples a GPU. All functions block and run on the GPU's thread.
+
+_RECOVERY: Final = dict(enumerate(RecoveryAction))
+"""nvmlDeviceGpuRecoveryAction_t, which numbers them in this order from 0."""
+
+_FABRIC: Final = {
+    pynvml.NVML_GPU_FABRIC_STATE_NOT_STARTED: FabricState.NOT_STARTED,
+    pynvml.NVML_GPU_FABRIC_STATE_IN_PROGRESS: FabricState.IN_PROGRESS,
+}
+
+_ECC: Final = (pynvml.NVML_MEMORY_ERROR_TYPE_CORRECTED, pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED)
+
+
+def probe_of(library: NvmlLibrary, table: GpuTable, uuid: GpuUuid) -> Probe:
+    """Probe the GPU. Raises NVMLError, GpuError when it is released."""
+    handle = table.open(uuid)
+    maybe(library, library.nvmlDeviceGetMemoryInfo, handle)
+    rows = _sign(library, library.nvmlDeviceGetRemappedRows, handle)
+    pending = _sign(library, library.nvmlDeviceGetRetiredPagesPendingStatus, handle)
+    signs = GpuSigns(
+        rows_pending=None if rows is None else bool(rows[2]),
+        rows_failed=None if rows is None else bool(rows[3]),
+        pages_pending=None if pending is None else bool(pending),
+        recovery=_sign(library, _recovery, library, handle),
+        fabric=_sign(library, _fabric, library, handle),
+    )
+
+    if signs.rows_failed:
+        return Probe(uuid, ProbeOutcome.FAILED, "a row of its memory could not be remapped", signs)
+
+    return Probe(uuid, ProbeOutcome.PASSED, signs=signs)
+
+
+def sample_of(library: NvmlLibrary, table: GpuTable, uuid: GpuUuid) -> GpuSample:
+    """Read how much the GPU is used. Raises NVMLError, GpuError."""
+    handle = table.open(uuid)
+    rates = _sign(library, library.nvmlDeviceGetUtilizationRates, handle)
+    # The first form counts what the driver reserves as used, so an idle H100 would have some 600
+    # MiB in use; drivers before 510 have no other.
+    memory = _sign(library, library.nvmlDeviceGetMemoryInfo, handle, pynvml.nvmlMemory_v2)
+    if memory is None:
+        memory = _sign(library, library.nvmlDeviceGetMemoryInfo, handle)
+
+    counts, span = library.nvmlDeviceGetTotalEccErrors, pynvml.NVML_AGGREGATE_ECC
+    corrected, uncorrected = (_sign(library, counts, handle, kind, span) for kind in _ECC)
+    return GpuSample(
+        uuid,
+        gpu_percent=None if rates is None else int(rates.gpu),
+        memory_percent=None if rates is None else int(rates.memory),
+        used_mib=None if memory is None else int(memory.used) // MIB,
+        reserved_mib=int(getattr(memory, "reserved", 0)) // MIB,
+        celsius=_sign(
+            library, library.nvmlDeviceGetTemperature, handle, pynvml.NVML_TEMPERATURE_GPU
+        ),
+        milliwatts=_sign(library, library.nvmlDeviceGetPowerUsage, handle),
+        ecc_corrected=corrected,
+        ecc_uncorrected=uncorrected,
+    )
+
+
+def _recovery(library: NvmlLibrary, handle: Handle) -> RecoveryAction | None:
+    """Raises NVMLError, also for the field's own error: a driver before 570 has no such field."""
+    value = library.nvmlDeviceGetFieldValues(handle, [FIELD_RECOVERY_ACTION])[0]
+    if value.nvmlReturn:
+        raise library.NVMLError(value.nvmlReturn)
+    return _RECOVERY.get(int(value.value.uiVal), RecoveryAction.OTHER)
+
+
+def _fabric(library: NvmlLibrary, handle: Handle) -> FabricState | None:
+    info = pynvml.c_nvmlGpuFabricInfo_t()
+    library.nvmlDeviceGetGpuFabricInfo(handle, ctypes.byref(info))
+    if info.state == pynvml.NVML_GPU_FABRIC_STATE_COMPLETED:
+        return FabricState.FAILED if info.status else FabricState.COMPLETED
+    return _FABRIC.get(info.state)
+
+
+def _sign(library: NvmlLibrary, ask: Callable[..., T], *args: object) -> T | None:
+    return maybe(library, ask, *args, is_sign=True)

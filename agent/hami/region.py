@@ -18,16 +18,6 @@ MAX_GPUS: Final = 16
 MAX_PROCESSES: Final = 1024
 
 
-class RegionLayout(enum.StrEnum):
-    """The layouts that HAMi-core's releases write."""
-
-    V0 = "v0"
-    V1_1 = "v1.1"
-    V1_1S = "v1.1s"
-    """HAMi 2.8.1 only: a second semaphore moves every later field."""
-    V1_2 = "v1.2"
-
-
 class MemoryUse(NamedTuple):
     """Bytes of one GPU's memory, by purpose. `total` is the library's own sum.
 
@@ -48,7 +38,6 @@ class RegionProcess(msgspec.Struct, frozen=True):
     - `slot`: its position in the region.
     - `pid`: in the container's PID namespace; `host_pid`: as the library believes, 0: not known.
     - `suspended`: it waits for SIGUSR1 (status 2).
-    - `torn`: its writer was in the middle of a change at each read; the numbers may be old.
     """
 
     slot: int
@@ -57,7 +46,6 @@ class RegionProcess(msgspec.Struct, frozen=True):
     memory: tuple[MemoryUse, ...]
     sm_percent: tuple[int, ...]
     suspended: bool = False
-    torn: bool = False
 
 
 class RegionGpu(msgspec.Struct, frozen=True):
@@ -82,7 +70,7 @@ class Region(msgspec.Struct, frozen=True):
     - `last_kernel`: the last start of a process or a kernel; None: the layout has none, or never.
     """
 
-    layout: RegionLayout
+    layout: str
     gpus: tuple[RegionGpu, ...]
     processes: tuple[RegionProcess, ...]
     is_limiting: bool
@@ -165,6 +153,8 @@ _LATEST: Final = int(dt.datetime.max.replace(tzinfo=dt.UTC).timestamp())
 class RegionOffsets(msgspec.Struct, frozen=True):
     """Where the fields of one layout are, in bytes. All numbers are little-endian.
 
+    - `layout`: v0, v1.1, v1.1s or v1.2. Only HAMi 2.8.1 writes v1.1s: a second semaphore moves
+      every later field.
     - `size`: of the struct; libvgpu.so makes the file one byte longer.
     - `version`: the words at offsets 4 and 8; None: the layout has none.
     - `uuids`: offset in the region; the fields before and after are relative to it.
@@ -172,7 +162,7 @@ class RegionOffsets(msgspec.Struct, frozen=True):
     - `memory_size`, `utilisation_size`: of one GPU's part.
     """
 
-    layout: RegionLayout
+    layout: str
     size: int
     version: tuple[int, int] | None
     uuids: int
@@ -216,7 +206,7 @@ class RegionOffsets(msgspec.Struct, frozen=True):
 
 
 V0: Final = RegionOffsets(
-    layout=RegionLayout.V0,
+    layout="v0",
     size=1197896,
     version=None,
     uuids=56,
@@ -228,7 +218,7 @@ V0: Final = RegionOffsets(
     status=1160,
 )
 V1_1: Final = RegionOffsets(
-    layout=RegionLayout.V1_1,
+    layout="v1.1",
     size=2008952,
     version=(1, 1),
     uuids=64,
@@ -240,16 +230,9 @@ V1_1: Final = RegionOffsets(
     status=1928,
 )
 V1_1S: Final = msgspec.structs.replace(
-    V1_1,
-    layout=RegionLayout.V1_1S,
-    size=2008984,
-    uuids=96,
-    used=16,
-    utilisation=1168,
-    status=1936,
-    seqlock=8,
+    V1_1, layout="v1.1s", size=2008984, uuids=96, used=16, utilisation=1168, status=1936, seqlock=8
 )
-V1_2: Final = msgspec.structs.replace(V1_1, layout=RegionLayout.V1_2, version=(1, 2), seqlock=1936)
+V1_2: Final = msgspec.structs.replace(V1_1, layout="v1.2", version=(1, 2), seqlock=1936)
 LAYOUTS: Final = (V0, V1_1, V1_1S, V1_2)
 
 
@@ -307,17 +290,13 @@ def holds_back(tail: bytes) -> bool:
     return len(tail) >= 12 and struct.unpack_from("<i", tail, 8)[0] < 0
 
 
-def decode_region(
-    offsets: RegionOffsets, head: bytes, tail: bytes, first: bytes, second: bytes
-) -> Region:
-    """Decode a recognised region from its windows, with the slots read twice. Raises NoRegion.
+def decode_region(offsets: RegionOffsets, head: bytes, tail: bytes, slots: bytes) -> Region:
+    """Decode a recognised region from its windows. Raises NoRegion.
 
-    `first`, `second`: the slots below count_slots(), read one after the other. A slot without a
-    seqlock is taken from `second`.
+    `slots`: those below count_slots(). HAMi-core changes a slot word by word, without a lock from
+    2.8.1 on. Each word is whole, and the next reading has those that came after it, so the seqlock
+    is not asked.
     """
-    # Each read goes upwards. The seqlock must be read before and after the data between.
-    is_leading = offsets.seqlock is not None and offsets.seqlock < offsets.used
-    slots = first if is_leading else second
     # The slots that a process has: one that ended has no PID, or the status 0.
     rest = offsets.slot_size - offsets.status - 4
     heads = struct.iter_unpack(f"<i{offsets.status - 4}xi{rest}x", slots)
@@ -326,7 +305,6 @@ def decode_region(
     count = min(named, MAX_GPUS) or _used_gpus(offsets, slots, live)
     if len(live) * count > MAX_USES:
         raise NoRegion(f"{len(live)} processes on {count} GPUs are more than are read")
-    torn = _torn(offsets, first, second)
     _, switch, recent_kernel, priority = struct.unpack_from("<iiii", tail)
     seconds = struct.unpack_from("<Q", tail, 16)[0] if len(tail) >= 24 else 0
     is_time = 0 < seconds <= _LATEST
@@ -339,9 +317,7 @@ def decode_region(
             RegionGpu(index, uuid.decode("ascii"), limit, percent)
             for index, (uuid, limit, percent) in enumerate(zip(uuids, memory, cores, strict=True))
         ),
-        processes=tuple(
-            _process(offsets, slots, slot, count, is_torn=slot in torn) for slot in live
-        ),
+        processes=tuple(_process(offsets, slots, slot, count) for slot in live),
         is_limiting=switch != 0,
         recent_kernel=recent_kernel,
         priority=priority,
@@ -357,20 +333,7 @@ def _used_gpus(offsets: RegionOffsets, slots: bytes, live: tuple[int, ...]) -> i
     return -(-max(ends, default=0) // offsets.memory_size)
 
 
-def _torn(offsets: RegionOffsets, first: bytes, second: bytes) -> frozenset[int]:
-    """The slots that a process was writing: the seqlock is odd, or changed between the reads."""
-    if offsets.seqlock is None:
-        return frozenset()
-    form = f"<{offsets.seqlock}xQ{offsets.slot_size - offsets.seqlock - 8}x"
-    pairs = zip(struct.iter_unpack(form, first), struct.iter_unpack(form, second), strict=True)
-    return frozenset(
-        slot for slot, (before, after) in enumerate(pairs) if before != after or after[0] % 2
-    )
-
-
-def _process(
-    offsets: RegionOffsets, slots: bytes, slot: int, count: int, *, is_torn: bool
-) -> RegionProcess:
+def _process(offsets: RegionOffsets, slots: bytes, slot: int, count: int) -> RegionProcess:
     start = slot * offsets.slot_size
     pid, host_pid = struct.unpack_from("<ii", slots, start)
     (status,) = struct.unpack_from("<i", slots, start + offsets.status)
@@ -387,7 +350,6 @@ def _process(
         memory=tuple(map(MemoryUse, used[0::4], used[1::4], used[2::4], used[3::4])),
         sm_percent=struct.unpack_from("<" + each * count, slots, start + offsets.utilisation),
         suspended=status == 2,
-        torn=is_torn,
     )
 
 

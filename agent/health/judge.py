@@ -81,9 +81,6 @@ _ORDER: Final = (
 )
 """From the least severe to the most severe."""
 
-_STRENGTHS: Final = tuple(Action)
-"""From the weakest to the strongest."""
-
 _END_OF_CAUSE: Final[dict[str, str]] = {
     Cause.RELEASED: "`hami-agent recheck` has to take it back",
     Cause.FABRIC: "it has to join the fabric of its NVSwitches: check that nvidia-fabricmanager "
@@ -144,7 +141,7 @@ def verdict(
     `needs`: RESET or REBOOT if the GPU cannot be ok before that. `action`: what else a person
     should do. The stronger of the two is told; WAIT: the condition clears by itself.
     """
-    action = max(needs, action, key=_STRENGTHS.index)
+    action = max(needs, action, key=[*Action].index)
     return Health(
         condition,
         now,
@@ -209,8 +206,8 @@ def aged(health: Health, now: dt.datetime, settings: HealthSettings) -> Health:
 
 def switched_off(now: dt.datetime) -> Health:
     """The health of every GPU when health checks are switched off."""
-    text = "health checks are switched off in the settings [H-OFF]"
-    return Health(Condition.UNMONITORED, now, Cause.OFF, text, runbook="H-OFF")
+    text = "health checks are switched off in the settings"
+    return verdict(Condition.UNMONITORED, now, Cause.OFF, "H-OFF", text, action=Action.NONE)
 
 
 def quiet_time(health: Health, settings: HealthSettings) -> float:
@@ -246,7 +243,7 @@ def past(health: Health) -> str:
 
 def _happened(health: Health) -> str:
     text = health.text.removesuffix(f" [{health.runbook}]")
-    ends = (f"; {then}" for then in NextStep if then is not NextStep.NOTHING)
+    ends = (f"; {then}" for then in NextStep if then)
     return text.removesuffix(next(filter(text.endswith, ends), ""))
 
 
@@ -281,8 +278,9 @@ def _on_event(
         return health
 
     if event.kind is EventKind.ECC_DOUBLE:
-        text = "uncorrectable memory error"
-        found = verdict(Condition.BAD, now, Cause.ECC, "H-ECC", text, needs=Action.RESET)
+        found = verdict(
+            Condition.BAD, now, Cause.ECC, "H-ECC", "uncorrectable memory error", needs=Action.RESET
+        )
     else:
         # A GPU off the bus cannot be reset. If it is back without a boot, that was a reset.
         is_off = xid == FELL_OFF_THE_BUS and kind is XidClass.NEEDS_RESET
@@ -298,18 +296,16 @@ def _on_event(
             action=Action.REBOOT if is_off else Action.WAIT,
         )
 
-    if event.uuid is not None:
-        return worse(health, found)
+    if event.uuid is None:
+        # NVIDIA's and HAMi's plugin mark all GPUs unhealthy then (rm/health.go), which empties the
+        # node for one error. Here all are watched, and the probes decide. The cool-down of a bad or
+        # lost GPU goes on: otherwise reports about others would keep restarting it.
+        if health.ill:
+            return health
+        text = _happened(found) + UNNAMED
+        found = verdict(Condition.WATCH, now, found.cause, found.runbook, text, xid=found.xid)
 
-    # NVIDIA's and HAMi's plugin mark all GPUs unhealthy then (rm/health.go), which empties the node
-    # for one error. Here all are watched, and the probes decide. The cool-down of a bad or lost GPU
-    # goes on: otherwise reports about others would keep restarting it.
-    if health.ill:
-        return health
-
-    text = _happened(found) + UNNAMED
-    watched = verdict(Condition.WATCH, now, found.cause, found.runbook, text, xid=found.xid)
-    return worse(health, watched)
+    return worse(health, found)
 
 
 def worse(health: Health, fresh: Health) -> Health:
@@ -327,8 +323,9 @@ def worse(health: Health, fresh: Health) -> Health:
     if health.condition is Condition.LOST and fresh.needs_reset:
         # Either the report is a late echo, or the GPU was back already and needs another reset. If
         # the next probe still finds the GPU lost, it was an echo.
-        needs_reboot = health.needs_reboot or fresh.needs_reboot
-        return replace(known, needs_reset=True, needs_reboot=needs_reboot)
+        return replace(
+            known, needs_reset=True, needs_reboot=health.needs_reboot or fresh.needs_reboot
+        )
 
     return known if health.condition is Condition.UNMONITORED else again(known, fresh.since)
 
@@ -342,8 +339,9 @@ def again(health: Health, now: dt.datetime) -> Health:
     if health.condition is Condition.LOST or (is_counted and health.passed_probes == 0):
         return health
 
-    quiet_since = health.quiet_since if health.needs_reset else now
-    return replace(health, quiet_since=quiet_since, passed_probes=0)
+    return replace(
+        health, quiet_since=health.quiet_since if health.needs_reset else now, passed_probes=0
+    )
 
 
 # Probes.
@@ -465,8 +463,8 @@ def _on_refused(health: Health, now: dt.datetime) -> Health:
 
 def _on_lost(health: Health, probe: Probe, now: dt.datetime) -> Health:
     if health.condition is Condition.LOST:
-        is_echo = health.needs_reset and not health.needs_reboot
-        return replace(health, needs_reset=False) if is_echo else health
+        # A reset that was asked for meanwhile was an echo.
+        return replace(health, needs_reset=health.needs_reset and health.needs_reboot)
 
     reason = f"after XID {health.xid}" if health.xid is not None else cap(probe.text)
     return verdict(
@@ -505,9 +503,8 @@ def _on_recovered(health: Health, now: dt.datetime) -> Health:
 
 def _need(health: Health) -> Action:
     """What the GPU needs before it can be ok: NONE, RESET or REBOOT."""
-    if health.needs_reboot:
-        return Action.REBOOT
-    return Action.RESET if health.needs_reset else Action.NONE
+    need = Action.RESET if health.needs_reset else Action.NONE
+    return Action.REBOOT if health.needs_reboot else need
 
 
 def _incident(health: Health, runbook: str) -> str:
@@ -622,8 +619,7 @@ def answered_again(health: Health, signs: GpuSigns, now: dt.datetime) -> Health:
     """
     # GPU_REQUIRES_RESET (16) is the driver's answer to each call until nvidia-smi --gpu-reset or a
     # boot.
-    is_owed = health.cause == Cause.REFUSED and health.needs_reset
-    if not is_owed or signs.recovery in WANTS:
+    if health.cause != Cause.REFUSED or not health.needs_reset or signs.recovery in WANTS:
         return health
 
     return _after_reset(health, now, "it was reset: the driver answers for it again", NextStep.REST)
@@ -690,10 +686,14 @@ def taken_back(health: Health, now: dt.datetime) -> Health:
     if health.cause != Cause.RELEASED:
         return health
 
-    was_ill = health.bouts > 0 and health.recovered_at is None
-    if not was_ill:
-        text = f"it is taken back; it is served when it answers [{RUNBOOK}]"
-        return replace(health, since=now, cause=Cause.DRIVER, text=text, xid=None)
+    if not health.bouts or health.recovered_at is not None:  # it was neither bad nor lost
+        return replace(
+            health,
+            since=now,
+            cause=Cause.DRIVER,
+            text=f"it is taken back; it is served when it answers [{RUNBOOK}]",
+            xid=None,
+        )
 
     back = verdict(
         Condition.BAD,
@@ -743,8 +743,11 @@ def remembered(
     - The time for which a silent GPU is served begins again: this process has not probed it yet.
     - No time is in the future.
     """
-    by_xid = health.cause == Cause.XID and health.xid is not None
-    is_harmless = by_xid and xid_class(health.xid or 0, settings) is XidClass.APPLICATION
+    is_harmless = (
+        health.cause == Cause.XID
+        and health.xid is not None
+        and xid_class(health.xid, settings) is XidClass.APPLICATION
+    )
     is_fine = health.condition in {Condition.OK, Condition.UNMONITORED}
     if is_harmless or (boot_changed and (is_fine or health.cause not in HARDWARE)):
         return Health(Condition.OK, since=now)

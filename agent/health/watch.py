@@ -229,8 +229,8 @@ class HealthWatch:
             for uuid, health in recalled.items()
         }
         self._listener = EventListener(driver, self._note_event)
-        self._waiting: dict[object, DriverEvent | Probe] = {}
-        """The reports that are judged next, by probe or sort of event."""
+        self._waiting: dict[DriverEvent | Probe, None] = {}
+        """The reports that are judged next."""
         self._reported = asyncio.Event()
         self._probe_now = asyncio.Event()
         self._probed_at = loop_time()
@@ -270,9 +270,8 @@ class HealthWatch:
             # Whoever released the GPU gives it back by this. Its handles open before the probe.
             self._driver.take_back(uuid)
             now = self._now()
-            self._publish(
-                {uuid: judge.switched_off(now) if is_off else judge.taken_back(before, now)}
-            )
+            back = judge.switched_off(now) if is_off else judge.taken_back(before, now)
+            self._publish({uuid: back})
             self._changed()
 
         if was_reset:
@@ -310,8 +309,8 @@ class HealthWatch:
                 await self._driver.release(uuids, everything=name == ALL)
         except (TimeoutError, DriverError, GpuError) as error:
             # It counts as released all the same: no new container gets it.
-            late = f"the driver has not released it within {RELEASE_DEADLINE:g} s"
-            obstacle = cap(str(error)) or late
+            text = f"the driver has not released it within {RELEASE_DEADLINE:g} s"
+            obstacle = cap(str(error)) or text
 
         self._listener.wanted.set()  # the others' events were lost with the session
         return GpuRelease(uuids, obstacle=obstacle)
@@ -343,8 +342,8 @@ class HealthWatch:
             # Every XID is counted. The first of each number on a GPU is logged, of others at most
             # one a second: a storm can have 10,000.
             number = event.xid or 0
-            is_first = self.xid_events.add(event.uuid or "unknown", xid_label(number)) == 1
-            left_out = 0 if is_first else self._xid_lines.admit()
+            count = self.xid_events.add(event.uuid or "unknown", xid_label(number))
+            left_out = self._xid_lines.admit() if count > 1 else 0
 
             if left_out is not None:
                 log.info(
@@ -358,19 +357,14 @@ class HealthWatch:
         self._note(event)
 
     def _note(self, report: DriverEvent | Probe) -> None:
-        """Add a report to the next batch.
+        """Add a report to the next batch, equal ones once: so a storm is a few events.
 
-        Of the events of one sort on one GPU only the first is kept. So a storm is a few events for
-        each GPU, and does not displace a more severe one.
+        An application's fault says nothing about the GPU.
         """
-        sort: object = report
-        if isinstance(report, DriverEvent):
-            kind = self._class_of(report)
-            if kind is XidClass.APPLICATION:
-                return
-            sort = report.kind, report.uuid, kind
+        if isinstance(report, DriverEvent) and self._class_of(report) is XidClass.APPLICATION:
+            return
 
-        self._waiting.setdefault(sort, report)
+        self._waiting[report] = None
         self._reported.set()
 
     def _class_of(self, event: DriverEvent) -> XidClass | None:
@@ -412,7 +406,10 @@ class HealthWatch:
             await await_event(self._probe_now, pause)
 
     def _note_probe(self, probe: Probe) -> None:
-        """Note a probe that changes a health."""
+        """Note a probe that changes a health.
+
+        Another one may be older than an event that waits to be judged, and would relieve the GPU.
+        """
         if self._judged((probe,)):
             self._note(probe)
 
@@ -430,8 +427,8 @@ class HealthWatch:
         if failed and passed is not None and judge.has_failed(await self._probe(passed)):
             probes = await self._round(note)
 
-        is_common = judge.common_failure(probes.values(), self._is_ill) is not None
-        if is_common and await self._driver.renew():
+        failure = judge.common_failure(probes.values(), self._is_ill)
+        if failure is not None and await self._driver.renew():
             probes = await self._round(note)
 
         for probe in judge.blame_driver(tuple(probes.values()), self._is_ill):
@@ -477,7 +474,7 @@ class HealthWatch:
             await self._reported.wait()
             await asyncio.sleep(self._settings.gather)  # one failure causes many reports
             self._reported.clear()
-            reports, self._waiting = tuple(self._waiting.values()), {}
+            reports, self._waiting = tuple(self._waiting), {}
 
             verdicts = self._judged(reports)
             moves = {
@@ -557,8 +554,8 @@ class HealthWatch:
         asyncio.get_running_loop().call_later(self._settings.driver_hang + TICK, self._age)
 
     def _age(self) -> None:
-        now, known = self._now(), self._health.items()
-        self._publish({u: judge.aged(old, now, self._settings) for u, old in known})
+        now = self._now()
+        self._publish({u: judge.aged(old, now, self._settings) for u, old in self._health.items()})
 
     def _named(self, name: str) -> SharedGpu | None:
         """The GPU with that index or UUID. If a lost and a present GPU match, the present one."""

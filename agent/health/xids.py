@@ -258,16 +258,15 @@ def _is_number(item: str) -> bool:
     return item.isascii() and item.isdigit() and len(item) < _DIGITS
 
 
-_CLASS_NAMES: Final[Mapping[str, XidClass]] = {kind.value: kind for kind in XidClass}
 _MOST_XID: Final = 65535
 
 
 def _class_of(item: str) -> tuple[int, XidClass]:
     xid, _, name = (part.strip() for part in item.partition("="))
     is_xid = xid.isascii() and xid.isdigit() and len(xid) < 6 and 0 < int(xid) <= _MOST_XID
-    if not is_xid or name not in _CLASS_NAMES:
-        raise WrongValue(f"expected XID=CLASS with one of {', '.join(_CLASS_NAMES)}", shown(item))
-    return int(xid), _CLASS_NAMES[name]
+    if not is_xid or name not in [*XidClass]:
+        raise WrongValue(f"expected XID=CLASS with one of {', '.join(XidClass)}", shown(item))
+    return int(xid), XidClass(name)
 
 
 def _xid_classes(value: object) -> tuple[str, ...]:

@@ -1,42 +1,296 @@
-"""The client of the API server: requests, lists, watches, this Node and the pods of its node."""
+"""The client of the API server: the connection, requests, lists and watches, and their JSON."""
 
 import asyncio
 import contextlib
 import functools
+import importlib
+import importlib.util
+import os
 import random
 import re
 import socket
+import ssl
+import stat
+import sys
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 from urllib.parse import quote
 
 import msgspec
 import structlog
+import yaml
 
 from agent import __version__, errors
-from agent.cluster import NodeCondition, NodeView, PodChange, PodList, PodUid, PodView
-from agent.errors import ApiError, ApiNotFound, MalformedText, SettingsError, cap
-from agent.hami.annotations import encode_stamp
+from agent.errors import ApiError, MalformedText, SettingsError, cap
 from agent.kit.timing import Lag, Tally
-from agent.kube.connection import Access, Connection, open_access
-from agent.kube.objects import (
-    MOST_OBJECTS,
-    WRITER,
-    ListMeta,
-    Raw,
-    decode_node,
-    decode_pod,
-    read_frame,
-    read_object,
-    read_page,
-    text_in,
-)
 
 if TYPE_CHECKING:  # loaded by the first request
     from aiohttp import ClientResponse
 
 log = structlog.get_logger(__name__)
+
+T = TypeVar("T")
+
+WRITER: Final = "hami-agent"
+"""The agent's field manager (its User-Agent up to the slash), and the component of its Events."""
+
+# Reads JSON of the API server; of a list and of a watch one object at a time.
+
+Raw = bytes | bytearray | msgspec.Raw
+"""The JSON of one value."""
+
+MOST_OBJECTS: Final = 150_000
+"""In a list: Kubernetes supports so many pods, and fewer of every other kind that is listed."""
+
+
+class _ListMeta(msgspec.Struct, frozen=True):
+    """The metadata of a page. `rest`: the token for the next page, empty for none."""
+
+    version: str = msgspec.field(default="", name="resourceVersion")
+    rest: str = msgspec.field(default="", name="continue")
+
+
+class _Page(msgspec.Struct):
+    metadata: _ListMeta
+    items: Annotated[list[msgspec.Raw], msgspec.Meta(max_length=MOST_OBJECTS)] | None = None
+
+
+class _Frame(msgspec.Struct):
+    type: str
+    object: msgspec.Raw
+
+
+_OBJECT: Final = msgspec.json.Decoder(dict[str, Any])
+_PAGE: Final = msgspec.json.Decoder(_Page)
+_FRAME: Final = msgspec.json.Decoder(_Frame)
+
+
+def read_object(body: Raw) -> Mapping[str, Any]:
+    """Read a whole object. Raises MalformedText."""
+    return _read(_OBJECT, body, "it is not a JSON object")
+
+
+def _read(decoder: msgspec.json.Decoder[T], body: Raw, otherwise: str) -> T:
+    """What `body` is. Raises MalformedText: `otherwise`."""
+    try:
+        return decoder.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise MalformedText(otherwise) from error
+
+
+def inside(parent: Mapping[str, object], *keys: str) -> Mapping[str, object]:
+    """The object below these keys, one below the other; an empty one if there is none."""
+    for key in keys:
+        value = parent.get(key)
+        parent = value if isinstance(value, Mapping) else {}
+    return parent
+
+
+def text_in(parent: Mapping[str, object], *keys: str) -> str:
+    """The text below these keys; empty if there is none."""
+    value = inside(parent, *keys[:-1]).get(keys[-1])
+    return value if isinstance(value, str) else ""
+
+
+def objects_in(parent: Mapping[str, object], *keys: str) -> tuple[Mapping[str, object], ...]:
+    """The objects of the list below these keys; none if there is no list."""
+    value = inside(parent, *keys[:-1]).get(keys[-1])
+    items = value if isinstance(value, list | tuple) else ()
+    return tuple(item for item in items if isinstance(item, Mapping))
+
+
+def texts_in(parent: Mapping[str, object], *keys: str) -> dict[str, str]:
+    """The texts of the object below these keys, by their own keys."""
+    return {key: text for key, text in inside(parent, *keys).items() if isinstance(text, str)}
+
+
+# Where the API server is and who we are there: a kubeconfig, or the service account of a pod.
+
+SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+IN_POD = ("KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT")
+LIBRARY = "kubernetes_asyncio"
+UNUSABLE = (OSError, ValueError, LookupError, TypeError, AttributeError, AssertionError)
+"""The errors that the library's loader raises for a file of another shape."""
+
+
+class Connection(msgspec.Struct, frozen=True):
+    """How to reach the API server.
+
+    Without `kubeconfig`: in-cluster, with the files of `service_account` and the variables
+    KUBERNETES_SERVICE_HOST and _PORT of `environment`. `context`: the context of the kubeconfig;
+    empty for its current one. `remedy`: what to do where a file of it cannot be used.
+    """
+
+    kubeconfig: Path | None = None
+    service_account: Path = SERVICE_ACCOUNT
+    environment: Mapping[str, str] = msgspec.field(default_factory=dict)
+    context: str = ""
+    remedy: str = (
+        "give the path of a readable kubeconfig for this node; inside a pod with a service account "
+        "give none"
+    )
+
+    @property
+    def source(self) -> str:
+        """The file or directory that describes the connection, for messages."""
+        return str(self.kubeconfig or self.service_account)
+
+
+class Access(msgspec.Struct, frozen=True):
+    """What requests need of the connection's files.
+
+    - `configuration`: the library's, with the server and the credentials; it renews a token that is
+      about to expire.
+    - `transport`: TLS and proxy, as aiohttp takes them.
+    - `aiohttp`: the module, which is loaded late.
+    - `failures`: what the libraries raise where no answer comes.
+    """
+
+    configuration: Any
+    transport: Mapping[str, Any]
+    aiohttp: Any
+    failures: tuple[type[Exception], ...]
+
+
+def check(connection: Connection) -> None:
+    """Check the files of the connection; it imports no library and uses no network.
+
+    Raises SettingsError: a file is missing, unreadable, or not a kubeconfig.
+    """
+    if connection.kubeconfig is not None:
+        _read_context(connection, connection.kubeconfig)
+    elif all(map(connection.environment.get, IN_POD)):
+        for name in ("token", "ca.crt"):
+            _text(connection, connection.service_account / name)
+    else:
+        raise SettingsError(
+            "no kubeconfig is set and this is not a pod (KUBERNETES_SERVICE_HOST is unset)",
+            remedy="set node.kubeconfig to the kubeconfig of this node",
+        )
+
+
+def default_namespace(connection: Connection) -> str:
+    """The namespace of the kubeconfig's context or of this pod, like kubectl; else `default`.
+
+    Raises SettingsError: a file is missing, unreadable, or not a kubeconfig.
+    """
+    own, found = connection.service_account / "namespace", ""
+    if connection.kubeconfig is not None:
+        found = text_in(_read_context(connection, connection.kubeconfig), "namespace")
+    elif os.access(own, os.F_OK):
+        found = _text(connection, own).strip()
+    return found or "default"
+
+
+def _read_context(connection: Connection, path: Path) -> Mapping[str, object]:
+    """The connection's context in its kubeconfig, or the current one. Raises SettingsError."""
+    try:
+        content: object = yaml.safe_load(_text(connection, path))
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: a date such as 2026-13-32
+        # Only the place, not the text of the error: a kubeconfig holds secrets.
+        mark = getattr(error, "problem_mark", None)
+        place = "" if mark is None else f" (line {mark.line + 1}, column {mark.column + 1})"
+        raise _unusable(connection, f"is not YAML{place}") from None
+
+    parts = content if isinstance(content, dict) else {}
+    name = connection.context or text_in(parts, "current-context")
+    contexts = {text_in(entry, "name"): entry for entry in objects_in(parts, "contexts")}
+    if name and name in contexts:
+        return inside(contexts[name], "context")
+    known = ", ".join(cap(known, 64) for known in contexts) or "none"
+    lacks = f"context {cap(name, 64)} (it has {known})" if name else "current-context"
+    raise _unusable(connection, f"has no {lacks}")
+
+
+def _text(connection: Connection, path: Path) -> str:
+    """The text of one of the connection's files. Raises SettingsError."""
+    try:
+        if stat.S_ISREG(path.stat().st_mode):
+            return path.read_text(encoding="utf-8")
+        reason = "is not a regular file"  # a pipe may block for ever
+    except (OSError, UnicodeDecodeError) as error:
+        # In the system's words, without the path.
+        reason = f"cannot be read ({cap(str(getattr(error, 'strerror', None) or error), 128)})"
+    raise _unusable(connection, reason, path)
+
+
+def _unusable(connection: Connection, reason: str, path: Path | None = None) -> SettingsError:
+    """The SettingsError for a file of the connection. `path`: which, if it has several."""
+    return SettingsError(f"{path or connection.source}: {reason}", remedy=connection.remedy)
+
+
+def load() -> None:
+    """Import aiohttp, and kubernetes_asyncio without its 900 model modules (38 MB, 0.2 s).
+
+    The first call blocks for about 0.1 s: run it on a thread.
+    """
+    if LIBRARY not in sys.modules:
+        # The files of these packages import everything, and only Basic authentication, which no
+        # Kubernetes since 1.19 accepts, uses urllib3. They are not executed.
+        for name in (LIBRARY, f"{LIBRARY}.client", "urllib3"):
+            spec = importlib.util.find_spec(name)
+            if spec is None:
+                raise ImportError(f"{name} is not installed; install kubernetes-asyncio")
+            sys.modules[name] = importlib.util.module_from_spec(spec)
+
+        # The two names that the library itself takes from them; the first only for annotations.
+        module = importlib.import_module(f"{LIBRARY}.client.configuration")
+        names = {"ApiClient": object, "Configuration": module.Configuration}
+        vars(sys.modules[f"{LIBRARY}.client"]).update(names)
+
+    for name in ("aiohttp", f"{LIBRARY}.config.kube_config"):
+        importlib.import_module(name)
+
+
+async def open_access(connection: Connection) -> Access:
+    """Read the files of the connection. Raises SettingsError: they cannot be used."""
+    check(connection)
+    await asyncio.to_thread(load)
+    aiohttp = importlib.import_module("aiohttp")
+    kube_config = importlib.import_module(f"{LIBRARY}.config.kube_config")
+    failures = (
+        *(OSError, SettingsError, kube_config.ConfigException),  # TimeoutError is an OSError
+        *(aiohttp.ClientError, aiohttp.http_exceptions.LineTooLong),
+    )
+    known = importlib.import_module(f"{LIBRARY}.client.configuration").Configuration()
+    known.host = ""
+
+    try:
+        if connection.kubeconfig is None:
+            importlib.import_module(f"{LIBRARY}.config.incluster_config").load_incluster_config(
+                known,
+                token_filename=str(connection.service_account / "token"),
+                cert_filename=str(connection.service_account / "ca.crt"),
+                environ=dict(connection.environment),
+            )
+        else:
+            await kube_config.load_kube_config(
+                config_file=str(connection.kubeconfig),
+                context=connection.context or None,
+                client_configuration=known,
+                persist_config=False,
+            )
+
+        # TLS as RESTClientObject of the library sets it up.
+        tls = ssl.create_default_context(cafile=known.ssl_ca_cert)
+        if known.cert_file:
+            tls.load_cert_chain(known.cert_file, keyfile=known.key_file)
+        if not known.verify_ssl:
+            tls.check_hostname, tls.verify_mode = False, ssl.CERT_NONE
+    # failures: also of an identity provider of the kubeconfig that does not answer
+    except (*failures, *UNUSABLE) as error:
+        reason = f"cannot be used ({cap(str(error) or type(error).__name__, 128)})"
+        raise _unusable(connection, reason) from error
+
+    if not known.host:
+        raise _unusable(connection, "names no server for its current-context")
+    transport = {"ssl": tls, "server_hostname": known.tls_server_name, "proxy": known.proxy}
+    return Access(known, transport, aiohttp, failures)
+
+
+# Requests and watches.
 
 DEADLINE = 10.0
 CONNECTIONS = 16
@@ -58,7 +312,6 @@ six characters.
 """
 OFF_LOOP = 1024 * 1024
 """Bytes: longer bodies are decoded on a thread."""
-UNAUTHORIZED = 401
 KEEPALIVE = (
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
     (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 10),
@@ -76,17 +329,10 @@ OPENED = "OPENED"
 """The kind of a first frame that the agent adds: the watch is open, and there is no object."""
 
 MERGE_PATCH = "application/merge-patch+json"
-STRATEGIC_PATCH = "application/strategic-merge-patch+json"
-JSON_PATCH = "application/json-patch+json"
-METADATA_ONLY = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json"
-"""Half the bytes of a Node, little of a pod; a server without support sends all."""
 EXECUTION = 60.0
 """Seconds for a command in a container: `doctor` waits 34 s for peers of which none answers."""
 EXEC_PROTOCOL = "v4.channel.k8s.io"
 """Binary frames whose first byte is the channel: 1 output, 2 errors, 3 the result (Status)."""
-METHODS: Mapping[str, str] = {"create": "POST", "patch": "PATCH"}
-
-T = TypeVar("T")
 
 
 class AnswerTooLong(ApiError):  # noqa: N818 -- the answer is
@@ -104,10 +350,15 @@ class ApiRequest(msgspec.Struct, frozen=True):
     content_type: str = "application/json"
     accept: str = "application/json"
 
+    def asking(self, **options: str) -> "ApiRequest":
+        """The same request with these options, but for empty ones, in its query."""
+        query = (*self.query, *((key, text) for key, text in options.items() if text))
+        return msgspec.structs.replace(self, query=query)
+
     @property
     def method(self) -> str:
         """The HTTP method."""
-        return METHODS.get(self.verb, "GET")
+        return {"create": "POST", "patch": "PATCH"}.get(self.verb, "GET")
 
     @property
     def what(self) -> str:
@@ -123,7 +374,7 @@ def path_of(*segments: str) -> str:
 CLASSES: Mapping[int, type[ApiError]] = {
     401: errors.ApiForbidden,
     403: errors.ApiForbidden,
-    404: ApiNotFound,
+    404: errors.ApiNotFound,
     409: errors.ApiConflict,
     410: errors.ApiGone,
     422: errors.ApiInvalid,
@@ -133,7 +384,6 @@ REMEDIES: Mapping[int, str] = {
     401: "; renew the credentials of this node's identity",
     403: "; grant this right to the identity that asks",
 }
-LONGEST_RETRY_AFTER = 3600.0
 
 
 def refused(what: str, status: int, body: Raw = b"", retry_after: str | None = None) -> ApiError:
@@ -144,7 +394,7 @@ def refused(what: str, status: int, body: Raw = b"", retry_after: str | None = N
     except MalformedText:
         # A proxy may answer in HTML: its 404 says nothing of pods and Nodes.
         message = bytes(body)[:1024].decode(errors="replace")
-        kind = ApiError if kind is ApiNotFound else kind
+        kind = ApiError if status == 404 else kind
 
     # client-go does not read its date form either (retryAfterSeconds).
     digits = (retry_after or "").strip()
@@ -153,16 +403,8 @@ def refused(what: str, status: int, body: Raw = b"", retry_after: str | None = N
     return kind(
         text + REMEDIES.get(status, ""),
         status=status,
-        retry_after=min(float(digits), LONGEST_RETRY_AFTER) if is_number else None,
+        retry_after=min(float(digits), 3600.0) if is_number else None,
     )
-
-
-class Executed(msgspec.Struct, frozen=True):
-    """What a command in a container wrote, and why it failed; empty: it ended with exit code 0."""
-
-    out: bytes
-    err: str
-    failure: str
 
 
 class KubeSession:
@@ -245,15 +487,17 @@ class KubeSession:
         """
 
         def decode(line: Raw) -> tuple[str, T]:
-            kind, obj = read_frame(line)
-            if kind == "ERROR":
-                code = read_object(obj).get("code")
-                raise refused(request.what, code if isinstance(code, int) else 0, obj)
-            return kind, read(kind, obj)
+            frame = _read(_FRAME, line, "a frame of the watch has no type or no object")
+            if frame.type == "ERROR":
+                code = read_object(frame.object).get("code")
+                raise refused(request.what, code if isinstance(code, int) else 0, frame.object)
+            return frame.type, read(frame.type, frame.object)
 
-        seconds = str(round(self.random.uniform(SHORTEST, LONGEST)))
-        options = (("watch", "1"), ("allowWatchBookmarks", "true"), ("timeoutSeconds", seconds))
-        request = msgspec.structs.replace(request, query=(*request.query, *options))
+        request = request.asking(
+            watch="1",
+            allowWatchBookmarks="true",
+            timeoutSeconds=str(round(self.random.uniform(SHORTEST, LONGEST))),
+        )
 
         with self._failures_of(request), contextlib.ExitStack() as stack:
             async with self._lag.within(DEADLINE):
@@ -279,9 +523,10 @@ class KubeSession:
                 if line.strip():
                     yield await aside(line, request, decode)
 
-    async def execute(self, request: ApiRequest) -> Executed:
-        """Run a command in a container and return what it wrote, as `kubectl exec` does.
+    async def execute(self, request: ApiRequest) -> tuple[bytes, str]:
+        """Run a command in a container, as `kubectl exec` does.
 
+        Return its output, and what it or the server says of its failure; empty: exit code 0.
         `request`: to exec of the pod, with container and command. Raises ApiError: no answer in
         EXECUTION, more than BODY_LIMIT, or a server that refuses.
         """
@@ -305,8 +550,9 @@ class KubeSession:
                         if sum(map(len, written.values())) > BODY_LIMIT:
                             raise ApiError(f"{request.what}: the answer is longer than 20 MiB")
             except TimeoutError as error:
-                text = f"{request.what}: the command has not ended within {EXECUTION:g} s"
-                raise ApiError(text) from error
+                raise ApiError(
+                    f"{request.what}: the command has not ended within {EXECUTION:g} s"
+                ) from error
             except access.aiohttp.WSServerHandshakeError as error:
                 # A handshake loses the text of its answer: without one the server refuses alike.
                 await self.call(request)
@@ -316,9 +562,9 @@ class KubeSession:
             status = read_object(written[3])
         except MalformedText as error:
             raise ApiError(f"{request.what}: it ended without a result") from error
-        said = text_in(status, "message") or text_in(status, "reason") or "it failed"
-        failure = "" if text_in(status, "status") == "Success" else cap(said)
-        return Executed(bytes(written[1]), written[2].decode(errors="replace"), failure)
+        said = written[2].decode(errors="replace").strip() or text_in(status, "message")
+        said = said or text_in(status, "reason") or "it failed"
+        return bytes(written[1]), "" if text_in(status, "status") == "Success" else cap(said)
 
     async def _answer(self, request: ApiRequest) -> "ClientResponse":
         """The successful answer; after a 401 or a TLS error, of a try with fresh credentials."""
@@ -327,7 +573,7 @@ class KubeSession:
             try:
                 return await self._send(access, request)
             except errors.ApiForbidden as error:
-                if error.status != UNAUTHORIZED:
+                if error.status != 401:
                     raise
         return await self._send(await self.open(access), request)
 
@@ -384,22 +630,19 @@ class KubeSession:
         async with self._lock:
             if self._is_closed:
                 raise ConnectionError("the session was closed")
-            if self._access is not None and self._access is not used:
-                return self._access
-
-            access = self._access = await open_access(self._connection)
-            self._failures = access.failures
-            if self._http is None:
-                # The library's own session reads proxy variables and .netrc, on two threads,
-                # before every request.
-                self._http = access.aiohttp.ClientSession(
-                    connector=access.aiohttp.TCPConnector(limit=CONNECTIONS),
-                    timeout=access.aiohttp.ClientTimeout(),
-                )
-
-        event = "kube.credentials_renewed" if used else "kube.opened"
-        log.info(event, server=access.configuration.host, source=self._connection.source)
-        return access
+            if self._access is None or self._access is used:
+                self._access = access = await open_access(self._connection)
+                self._failures = access.failures
+                if self._http is None:
+                    # The library's own session reads proxy variables and .netrc, on two threads,
+                    # before every request.
+                    self._http = access.aiohttp.ClientSession(
+                        connector=access.aiohttp.TCPConnector(limit=CONNECTIONS),
+                        timeout=access.aiohttp.ClientTimeout(),
+                    )
+                event = "kube.credentials_renewed" if used else "kube.opened"
+                log.info(event, server=access.configuration.host, source=self._connection.source)
+            return self._access
 
     @contextlib.contextmanager
     def _failures_of(self, request: ApiRequest) -> Iterator[None]:
@@ -410,11 +653,10 @@ class KubeSession:
             if isinstance(error, SettingsError):
                 raise ApiError(f"{request.what}: {error}") from error
             # aiohttp names its TLS context, as in "host a:443 ssl:<ssl.SSLContext object at 0x7f>".
-            text = re.sub(r" ssl:(<[^>]*>|\w+)", "", str(error))
-            reason = cap(text or type(error).__name__, 160)
+            reason = re.sub(r" ssl:(<[^>]*>|\w+)", "", str(error)) or type(error).__name__
             raise ApiError(
-                f"{request.what}: no answer from the API server ({reason}); reached through "
-                f"{self._connection.source}"
+                f"{request.what}: no answer from the API server ({cap(reason, 160)}); reached "
+                f"through {self._connection.source}"
             ) from error
 
 
@@ -473,9 +715,7 @@ async def fetch_list(
     limit = session.limits.get(request, most)
     version, rest, odd, size = "", "", 0, 0
     while True:
-        options = (("limit", str(limit or "")), ("continue", rest))
-        query = (*request.query, *(option for option in options if option[1]))
-        page = msgspec.structs.replace(request, query=query)
+        page = request.asking(limit=str(limit or ""), **{"continue": rest})
         try:
             body = await session.call(page, BODY_LIMIT if limit == 1 else PAGE_LIMIT)
         except AnswerTooLong:
@@ -486,13 +726,12 @@ async def fetch_list(
 
         meta, items = await aside(body, page, functools.partial(_read_items, read))
         objects += items
-        version = version or meta.version
-        size += len(body)
+        version, size = version or meta.version, size + len(body)
         if not meta.rest:
             break
         odd += not items or len(items) != limit
-        counted = max(size, len(objects) * LEAST_OBJECT)
-        if meta.rest == rest or odd > MOST_ODD or counted > list_limit:
+        is_long = max(size, len(objects) * LEAST_OBJECT) > list_limit
+        if meta.rest == rest or odd > MOST_ODD or is_long:
             raise ApiError(
                 f"{request.what}: the list has no end: after {len(objects)} objects the server "
                 "still promises more; check the API server and the proxies before it, or ask "
@@ -507,150 +746,8 @@ async def fetch_list(
     return version, objects
 
 
-def _read_items(read: Callable[[Raw], T], body: Raw) -> tuple[ListMeta, list[T]]:
-    meta, items = read_page(body)
-    return meta, [read(item) for item in items]
-
-
-# The ports NodeApi and PodApi over the API server.
-
-
-class KubeNode:
-    """This Node at the API server (port NodeApi), and its condition."""
-
-    def __init__(self, session: KubeSession, node: str) -> None:
-        self._session = session
-        self._node = node
-        self._path = path_of("nodes", node)
-
-    async def watch_node(self) -> AsyncIterator[NodeView | None]:
-        """Send one WATCH by name without a version: the server first sends the present Node."""
-        query = (("fieldSelector", f"metadata.name={self._node}"),)
-        request = ApiRequest("watch", "nodes", path_of("nodes"), query, accept=METADATA_ONLY)
-        is_shown = False
-        async for kind, node in self._session.watch(request, _shown):
-            # A bookmark says nothing, but the first one shows that there is no Node before it.
-            if kind != OPENED and not (kind == "BOOKMARK" and is_shown):
-                is_shown = True
-                yield node
-
-    async def get_node(self) -> NodeView | None:
-        """Send one GET; without a version the server answers from its storage, not from a cache."""
-        request = ApiRequest("get", "nodes", self._path, accept=METADATA_ONLY)
-        with contextlib.suppress(ApiNotFound):
-            return await self._session.fetch(request, read_node)
-        return None
-
-    async def annotate_node(
-        self, annotations: Mapping[str, str | None], version: str = ""
-    ) -> NodeView:
-        """Send one merge patch of these annotations.
-
-        With a resourceVersion, ApiConflict is raised if the Node has another one.
-        """
-        metadata = {"annotations": dict(annotations)}
-        body = {"metadata": metadata | ({"resourceVersion": version} if version else {})}
-        request = ApiRequest("patch", "nodes", self._path, (), body, MERGE_PATCH, METADATA_ONLY)
-        return await self._session.fetch(request, read_node)
-
-    async def release_lock(self, key: str, value: str) -> None:
-        """Send one JSON patch: nothing changes unless annotation `key` is exactly `value`."""
-        pointer = "/metadata/annotations/" + key.replace("~", "~0").replace("/", "~1")
-        test = {"op": "test", "path": pointer, "value": value}
-        body = (test, {"op": "remove", "path": pointer})
-        request = ApiRequest("patch", "nodes", self._path, (), body, JSON_PATCH, METADATA_ONLY)
-        await self._session.call(request)
-
-    async def set_condition(self, condition: NodeCondition) -> None:
-        """Create or replace the condition of its type."""
-        since = encode_stamp(condition.since)
-        await self.patch_condition(
-            {
-                "type": condition.kind,
-                "status": str(condition.status),
-                "reason": condition.reason,
-                "message": condition.message,
-                "lastHeartbeatTime": since,
-                "lastTransitionTime": since,
-            }
-        )
-
-    async def patch_condition(self, entry: Mapping[str, str]) -> None:
-        """Send one strategic merge patch of one condition; `$patch: delete` removes it."""
-        body = {"status": {"conditions": [entry]}}
-        path = f"{self._path}/status"
-        await self._session.call(
-            ApiRequest("patch", "nodes/status", path, (), body, STRATEGIC_PATCH)
-        )
-
-
-class KubePods:
-    """The pods of this node at the API server (port PodApi).
-
-    `resource` is the extended resource whose requests the views count.
-    """
-
-    def __init__(self, session: KubeSession, node: str, resource: str) -> None:
-        self._session = session
-        self._node = node
-        self._selector = ("fieldSelector", f"spec.nodeName={node}")
-        self._resource = resource
-
-    async def list_pods(self) -> PodList:
-        """Send one LIST, answered from the server's storage, in as many pages as needed."""
-        request = ApiRequest("list", "pods", path_of("pods"), (self._selector,))
-        version, pods = await fetch_list(self._session, request, self._view)
-        return PodList(tuple(pod for pod in pods if pod is not None), version)
-
-    async def get_pod(self, namespace: str, name: str) -> PodView | None:
-        """Send one GET; without a version the server answers from its storage, not from a cache."""
-        request = ApiRequest("get", "pods", path_of("namespaces", namespace, "pods", name))
-        with contextlib.suppress(ApiNotFound):
-            pod = await self._session.fetch(
-                request, lambda body: decode_pod(read_object(body), self._resource)
-            )
-            return pod if pod.node == self._node else None
-        return None
-
-    async def watch_pods(self, resource_version: str) -> AsyncIterator[PodChange]:
-        """Send one WATCH with bookmarks; a first change of the requested version: it is open."""
-        query = (self._selector, ("resourceVersion", resource_version))
-        request = ApiRequest("watch", "pods", path_of("pods"), query)
-        async for _, change in self._session.watch(request, self._change):
-            yield change or PodChange(resource_version)
-
-    async def annotate_pod(
-        self, namespace: str, name: str, uid: PodUid, annotations: Mapping[str, str | None]
-    ) -> None:
-        """Send one merge patch to pods/status, which a node's own identity may patch."""
-        body = {"metadata": {"uid": uid, "annotations": dict(annotations)}}
-        path = path_of("namespaces", namespace, "pods", name, "status")
-        request = ApiRequest("patch", "pods/status", path, (), body, MERGE_PATCH, METADATA_ONLY)
-        await self._session.call(request)
-
-    def _change(self, kind: str, obj: Raw) -> PodChange:
-        """The change that one frame reports. Raises MalformedText."""
-        version = text_in(read_object(obj), "metadata", "resourceVersion")
-        if not version:
-            raise MalformedText("an object of the answer has no resourceVersion")
-        pod = None if kind == "BOOKMARK" else self._view(obj)
-        return PodChange(version, pod, deleted=kind == "DELETED")
-
-    def _view(self, obj: Raw) -> PodView | None:
-        """The pod; None if it cannot be read, for it must hide no other. Raises MalformedText."""
-        content = read_object(obj)
-        try:
-            return decode_pod(content, self._resource)
-        except MalformedText as error:
-            log.warning("kube.pod_unreadable", err=str(error))
-            return None
-
-
-def read_node(body: Raw) -> NodeView:
-    """Read a Node. Raises MalformedText."""
-    return decode_node(read_object(body))
-
-
-def _shown(kind: str, obj: Raw) -> NodeView | None:
-    """The Node in one frame; None when it was deleted, or in a bookmark. Raises MalformedText."""
-    return read_node(obj) if kind in {"ADDED", "MODIFIED"} else None
+def _read_items(read: Callable[[Raw], T], body: Raw) -> tuple[_ListMeta, list[T]]:
+    page = _read(_PAGE, body, "it is not a list of objects")
+    if not page.metadata.version:
+        raise MalformedText("the list has no resourceVersion")
+    return page.metadata, [read(item) for item in page.items or ()]

@@ -1,121 +1,66 @@
-"""Pods and Nodes of the API server as values."""
+"""Pods, Nodes and Events of the API server: as values, and the requests of the agent about them."""
 
+import contextlib
 import datetime as dt
+import functools
+import hashlib
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from fractions import Fraction
-from typing import Annotated, Any, Final
 
 import msgspec
+import structlog
 
-from agent.allocate.edits import CORE_POLICY_ENV
-from agent.allocate.room import NOT_WHOLE
 from agent.cluster import (
     ALLOCATED,
     BIND_PHASE,
     BIND_TIME,
+    CORE_POLICY_ENV,
     DEFAULT_PRIORITY,
     MIRROR,
+    NOT_WHOLE,
     TO_ALLOCATE,
     VGPU_NODE,
     ContainerView,
+    NodeCondition,
+    NodeEvent,
     NodeView,
     Phase,
+    PodChange,
+    PodList,
     PodUid,
     PodView,
     Role,
 )
-from agent.errors import MalformedText, cap
-from agent.hami.annotations import INT32, LENGTH_LIMIT, Groups, decode_pod_devices, decode_stamp
+from agent.errors import ApiConflict, ApiNotFound, MalformedText, cap
+from agent.hami.annotations import (
+    INT32,
+    LENGTH_LIMIT,
+    decode_pod_devices,
+    decode_stamp,
+    encode_stamp,
+)
+from agent.kit.tasks import Allowance
+from agent.kit.timing import Tally, loop_time
+from agent.kube.client import (
+    MERGE_PATCH,
+    OPENED,
+    WRITER,
+    ApiRequest,
+    KubeSession,
+    Raw,
+    fetch_list,
+    inside,
+    objects_in,
+    path_of,
+    read_object,
+    text_in,
+    texts_in,
+)
+from agent.ports import Clock
 
-# Reads JSON of the API server; of a list and of a watch one object at a time.
-
-Raw = bytes | bytearray | msgspec.Raw
-"""The JSON of one value."""
-
-
-MOST_OBJECTS: Final = 150_000
-"""In a list: Kubernetes supports so many pods, and fewer of every other kind that is listed."""
-
-
-class ListMeta(msgspec.Struct, frozen=True):
-    """The metadata of a page. `rest`: the token for the next page, empty for none."""
-
-    version: str = msgspec.field(default="", name="resourceVersion")
-    rest: str = msgspec.field(default="", name="continue")
-
-
-class _Page(msgspec.Struct):
-    metadata: ListMeta
-    items: Annotated[list[msgspec.Raw], msgspec.Meta(max_length=MOST_OBJECTS)] | None = None
-
-
-class _Frame(msgspec.Struct):
-    type: str
-    object: msgspec.Raw
-
-
-_OBJECT: Final = msgspec.json.Decoder(dict[str, Any])
-_PAGE: Final = msgspec.json.Decoder(_Page)
-_FRAME: Final = msgspec.json.Decoder(_Frame)
-_BROKEN: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-
-
-def read_object(body: Raw) -> Mapping[str, Any]:
-    """Read a whole object. Raises MalformedText."""
-    try:
-        return _OBJECT.decode(body)
-    except _BROKEN as error:
-        raise MalformedText("it is not a JSON object") from error
-
-
-def read_page(body: Raw) -> tuple[ListMeta, Sequence[msgspec.Raw]]:
-    """Read the metadata and the items of a page, which are not decoded. Raises MalformedText."""
-    try:
-        page = _PAGE.decode(body)
-    except _BROKEN as error:
-        raise MalformedText("it is not a list of objects") from error
-    if not page.metadata.version:
-        raise MalformedText("the list has no resourceVersion")
-    return page.metadata, page.items or ()
-
-
-def read_frame(line: Raw) -> tuple[str, msgspec.Raw]:
-    """Read type and object of a watch frame; the object is not decoded. Raises MalformedText."""
-    try:
-        frame = _FRAME.decode(line)
-    except _BROKEN as error:
-        raise MalformedText("a frame of the watch has no type or no object") from error
-    return frame.type, frame.object
-
-
-def inside(parent: Mapping[str, object], *keys: str) -> Mapping[str, object]:
-    """The object below these keys, one below the other; an empty one if there is none."""
-    for key in keys:
-        value = parent.get(key)
-        parent = value if isinstance(value, Mapping) else {}
-    return parent
-
-
-def text_in(parent: Mapping[str, object], *keys: str) -> str:
-    """The text below these keys; empty if there is none."""
-    value = inside(parent, *keys[:-1]).get(keys[-1])
-    return value if isinstance(value, str) else ""
-
-
-def objects_in(parent: Mapping[str, object], *keys: str) -> tuple[Mapping[str, object], ...]:
-    """The objects of the list below these keys; none if there is no list."""
-    value = inside(parent, *keys[:-1]).get(keys[-1])
-    items = value if isinstance(value, list | tuple) else ()
-    return tuple(item for item in items if isinstance(item, Mapping))
-
-
-def texts_in(parent: Mapping[str, object], *keys: str) -> dict[str, str]:
-    """The texts of the object below these keys, by their own keys."""
-    pairs = inside(parent, *keys).items()
-    return {key: value for key, value in pairs if isinstance(value, str)}
-
+log = structlog.get_logger(__name__)
 
 # Decodes Kubernetes quantities (`2`, `1k`, `1.5Gi`) to whole numbers.
 
@@ -155,16 +100,11 @@ def _exact(text: str) -> Fraction | None:
     if match is None:
         return None
     sign, digits, exponent, suffix = match.groups()
-    if exponent is None and suffix not in _SUFFIXES:
-        return None
-    factor = _SUFFIXES[suffix] if exponent is None else Fraction(10) ** int(exponent[1:])
-    return Fraction(sign + digits) * factor
+    factor = Fraction(10) ** int(exponent[1:]) if exponent else _SUFFIXES.get(suffix)
+    return None if factor is None else Fraction(sign + digits) * factor
 
 
 # Reads metadata.managedFields: which client last changed which annotation of an object.
-
-WRITER: Final = "hami-agent"
-"""The agent's field manager (its User-Agent up to the slash), and the component of its Events."""
 
 
 def annotation_writes(metadata: Mapping[str, object]) -> tuple[tuple[str, str, str], ...]:
@@ -224,8 +164,7 @@ def decode_pod(obj: Mapping[str, object], resource: str) -> PodView:
     metadata, spec, status = (inside(obj, key) for key in ("metadata", "spec", "status"))
     annotations = texts_in(metadata, "annotations")
     uid, name = _identity(metadata, "pod")
-    groups: Groups | None = None
-    groups_error = ""
+    groups, groups_error = None, ""
     try:
         if ALLOCATED in annotations:
             groups = decode_pod_devices(annotations[ALLOCATED], is_served=True)
@@ -280,10 +219,10 @@ def decode_node(obj: Mapping[str, object]) -> NodeView:
 
 def _identity(metadata: Mapping[str, object], kind: str) -> tuple[str, str]:
     uid, name = text_in(metadata, "uid"), text_in(metadata, "name")
-    if not uid or not name:
-        known = cap(name or uid) or "without a name"
-        raise MalformedText(f"{kind} {known}: metadata.uid and metadata.name must both be texts")
-    return uid, name
+    if uid and name:
+        return uid, name
+    known = cap(name or uid) or "without a name"
+    raise MalformedText(f"{kind} {known}: metadata.uid and metadata.name must both be texts")
 
 
 def _containers(
@@ -292,8 +231,7 @@ def _containers(
     """Init containers and sidecars first, then app containers, as the kubelet admits them."""
     for kind in ("initContainers", "containers"):
         # Their statuses: initContainerStatuses, containerStatuses.
-        statuses = objects_in(status, f"{kind[:-1]}Statuses")
-        known = {text_in(item, "name"): item for item in statuses}
+        known = {text_in(each, "name"): each for each in objects_in(status, f"{kind[:-1]}Statuses")}
 
         for item in objects_in(spec, kind):
             policy = text_in(item, "restartPolicy")
@@ -318,7 +256,6 @@ def _container(
 ) -> ContainerView:
     """One container with its status. `restarts`: the policy by which the kubelet starts it."""
     state, last = inside(status, "state"), inside(status, "lastState")
-    is_running = isinstance(state.get("running"), Mapping)
     container_id = text_in(status, "containerID").rpartition("://")[2]
     starts = [
         decode_moment(text) or EPOCH
@@ -328,7 +265,6 @@ def _container(
     ]
     terminated = inside(state, "terminated")
     is_over = restarts == "Never" or (restarts == "OnFailure" and terminated.get("exitCode") == 0)
-    ended_at = decode_moment(terminated.get("finishedAt")) or EPOCH
 
     # As HAMi-core reads it, with atoi.
     number = _ATOI.match(_literal(item, PRIORITY_ENV, str(DEFAULT_PRIORITY)))
@@ -345,10 +281,12 @@ def _container(
             text_in(env, "name") == CONTROL_ENV and text_in(env, "value") in GO_TRUE
             for env in objects_in(item, "env")
         ),
-        running_id=container_id if is_running else None,
+        running_id=container_id if isinstance(state.get("running"), Mapping) else None,
         has_run=bool(container_id) or "terminated" in state or "terminated" in last,
         started_at=max(starts, default=None),
-        ended_at=ended_at if terminated and is_over else None,
+        ended_at=(decode_moment(terminated.get("finishedAt")) or EPOCH)
+        if terminated and is_over
+        else None,
         succeeded=any(inside(each, "terminated").get("exitCode") == 0 for each in (state, last)),
         priority=max(INT32[0], min(int(number[1]), INT32[1])) if number else 0,
         core_policy=_literal(item, CORE_POLICY_ENV),
@@ -372,3 +310,280 @@ def decode_moment(text: object) -> dt.datetime | None:
         return decode_stamp(text) if isinstance(text, str) and text else None
     except MalformedText:
         return None
+
+
+# The ports NodeApi and PodApi over the API server.
+
+METADATA_ONLY = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json"
+"""Half the bytes of a Node, little of a pod; a server without support sends all."""
+
+
+class KubeApi:
+    """This Node, its condition and its pods at the API server (ports NodeApi and PodApi).
+
+    `resource` is the extended resource whose requests the views of pods count.
+    """
+
+    def __init__(self, session: KubeSession, node: str, resource: str = "") -> None:
+        self._session = session
+        self._node = node
+        self._resource = resource
+        self._path = path_of("nodes", node)
+        self._selector = ("fieldSelector", f"spec.nodeName={node}")
+
+    async def watch_node(self) -> AsyncIterator[NodeView | None]:
+        """Send one WATCH by name without a version: the server first sends the present Node."""
+        request = ApiRequest("watch", "nodes", path_of("nodes"), accept=METADATA_ONLY)
+        is_shown, here = False, request.asking(fieldSelector=f"metadata.name={self._node}")
+        async for kind, node in self._session.watch(here, _shown):
+            # A bookmark says nothing, but the first one shows that there is no Node before it.
+            if kind != OPENED and not (kind == "BOOKMARK" and is_shown):
+                is_shown = True
+                yield node
+
+    async def get_node(self) -> NodeView | None:
+        """Send one GET; without a version the server answers from its storage, not from a cache."""
+        with contextlib.suppress(ApiNotFound):
+            return await self._session.fetch(
+                ApiRequest("get", "nodes", self._path, accept=METADATA_ONLY), read_node
+            )
+        return None
+
+    async def annotate_node(
+        self, annotations: Mapping[str, str | None], version: str = ""
+    ) -> NodeView:
+        """Send one merge patch of these annotations.
+
+        With a resourceVersion, ApiConflict is raised if the Node has another one.
+        """
+        expected = {"resourceVersion": version} if version else {}
+        body = {"metadata": {"annotations": dict(annotations), **expected}}
+        return await self._session.fetch(
+            ApiRequest("patch", "nodes", self._path, (), body, MERGE_PATCH, METADATA_ONLY),
+            read_node,
+        )
+
+    async def release_lock(self, key: str, value: str) -> None:
+        """Send one JSON patch: nothing changes unless annotation `key` is exactly `value`."""
+        pointer = "/metadata/annotations/" + key.replace("~", "~0").replace("/", "~1")
+        body = ({"op": "test", "path": pointer, "value": value}, {"op": "remove", "path": pointer})
+        form = "application/json-patch+json"
+        await self._session.call(
+            ApiRequest("patch", "nodes", self._path, (), body, form, METADATA_ONLY)
+        )
+
+    async def set_condition(self, condition: NodeCondition) -> None:
+        """Create or replace the condition of its type."""
+        since = encode_stamp(condition.since)
+        await self.patch_condition(
+            {
+                "type": condition.kind,
+                "status": str(condition.status),
+                "reason": condition.reason,
+                "message": condition.message,
+                "lastHeartbeatTime": since,
+                "lastTransitionTime": since,
+            }
+        )
+
+    async def patch_condition(self, entry: Mapping[str, str]) -> None:
+        """Send one strategic merge patch of one condition; `$patch: delete` removes it."""
+        body, form = {"status": {"conditions": [entry]}}, "application/strategic-merge-patch+json"
+        await self._session.call(
+            ApiRequest("patch", "nodes/status", f"{self._path}/status", (), body, form)
+        )
+
+    async def list_pods(self) -> PodList:
+        """Send one LIST, answered from the server's storage, in as many pages as needed."""
+        version, pods = await fetch_list(
+            self._session,
+            ApiRequest("list", "pods", path_of("pods"), (self._selector,)),
+            lambda item: self._view(read_object(item)),
+        )
+        return PodList(tuple(pod for pod in pods if pod is not None), version)
+
+    async def get_pod(self, namespace: str, name: str) -> PodView | None:
+        """Send one GET; without a version the server answers from its storage, not from a cache."""
+        with contextlib.suppress(ApiNotFound):
+            pod = await self._session.fetch(
+                ApiRequest("get", "pods", path_of("namespaces", namespace, "pods", name)),
+                lambda body: decode_pod(read_object(body), self._resource),
+            )
+            return pod if pod.node == self._node else None
+        return None
+
+    async def watch_pods(self, resource_version: str) -> AsyncIterator[PodChange]:
+        """Send one WATCH with bookmarks; a first change of the requested version: it is open."""
+        query = (self._selector, ("resourceVersion", resource_version))
+        request = ApiRequest("watch", "pods", path_of("pods"), query)
+        async for _, change in self._session.watch(request, self._change):
+            yield change or PodChange(resource_version)
+
+    async def annotate_pod(
+        self, namespace: str, name: str, uid: PodUid, annotations: Mapping[str, str | None]
+    ) -> None:
+        """Send one merge patch to pods/status, which a node's own identity may patch."""
+        body = {"metadata": {"uid": uid, "annotations": dict(annotations)}}
+        path = path_of("namespaces", namespace, "pods", name, "status")
+        await self._session.call(
+            ApiRequest("patch", "pods/status", path, (), body, MERGE_PATCH, METADATA_ONLY)
+        )
+
+    def _change(self, kind: str, obj: Raw) -> PodChange:
+        """The change that one frame reports. Raises MalformedText."""
+        content = read_object(obj)
+        version = text_in(content, "metadata", "resourceVersion")
+        if not version:
+            raise MalformedText("an object of the answer has no resourceVersion")
+        return PodChange(
+            version, None if kind == "BOOKMARK" else self._view(content), deleted=kind == "DELETED"
+        )
+
+    def _view(self, content: Mapping[str, object]) -> PodView | None:
+        """The pod; None if it cannot be read, for it must hide no other."""
+        try:
+            return decode_pod(content, self._resource)
+        except MalformedText as error:
+            log.warning("kube.pod_unreadable", err=str(error))
+            return None
+
+
+def read_node(body: Raw) -> NodeView:
+    """Read a Node. Raises MalformedText."""
+    return decode_node(read_object(body))
+
+
+def _shown(kind: str, obj: Raw) -> NodeView | None:
+    """The Node in one frame; None when it was deleted, or in a bookmark. Raises MalformedText."""
+    return read_node(obj) if kind in {"ADDED", "MODIFIED"} else None
+
+
+# Posts Events, of which equal ones become a series.
+
+UPDATE_GAP = 60.0
+BURST = 25
+REFILL = 300.0
+"""As client-go's spam filter: 25 Events for one object at once, then one every 300 s.
+The Node has these for each reason."""
+PODS_BURST = 220
+PODS_REFILL = 2.0
+"""All pods of the node together: twice as many as a kubelet runs, then one every 2 s. Without this
+limit a tenant could cause Events without end by new pod names."""
+REMEMBERED = 4096
+
+TEXT_LIMIT = 1024
+NODE_NAMESPACE = "default"
+
+
+class EventSeries(msgspec.Struct):
+    """Equal Events about one object: how many came before, and the loop time of the last write."""
+
+    event: NodeEvent
+    count: int = 0
+    sent_at: float | None = None
+
+
+class EventPoster:
+    """Creates Events of the core API about this Node or one of its pods, and updates their series.
+
+    It sends one object for each series, at a limited rate. `posted` counts by reason and outcome:
+    `create`, `update`, `count` (its series was written less than 60 s ago) and `drop` (the object,
+    or all pods together, used up their rate).
+    """
+
+    def __init__(self, session: KubeSession, node: str, clock: Clock) -> None:
+        self.posted = Tally(
+            "events_total",
+            "Events by outcome; only create and update were written to the API server.",
+            ("reason", "outcome"),
+        )
+        self._session = session
+        self._node = node
+        self._clock = clock
+        self._pods = Allowance(PODS_BURST, PODS_REFILL)
+        self._series_of = functools.lru_cache(REMEMBERED)(EventSeries)
+        self._allowance_of = functools.lru_cache(REMEMBERED)(_allowance_of)
+
+    async def post(self, event: NodeEvent) -> None:
+        """Create or update the Event; only count a too frequent one. Raises ApiError."""
+        series = self._series_of(event)
+        # Each reason of the Node has its own, so that Events caused by pods hide no bad GPU.
+        own = self._allowance_of(event.namespace, event.pod or event.reason)
+        allowances = (own, self._pods) if event.pod else (own,)
+
+        if series.sent_at is not None and loop_time() - series.sent_at < UPDATE_GAP:
+            outcome = "count"
+        elif not all(allowance.allows(loop_time()) for allowance in allowances):
+            outcome = "drop"
+        else:
+            outcome = await self._write(series)
+            series.sent_at = loop_time()
+            for allowance in allowances:
+                allowance.spend(series.sent_at)
+
+        series.count += 1  # not after an error: its repetition is no new occurrence
+        self.posted.add(event.reason, outcome)
+
+    async def _write(self, series: EventSeries) -> str:
+        """Create the Event, or update it if it was written before; return which."""
+        body = event_object(series, self._node, self._clock.now())
+        space = ("namespaces", series.event.namespace or NODE_NAMESPACE, "events")
+        create = ApiRequest("create", "events", path_of(*space), body=body)
+        if series.sent_at is None:
+            try:
+                await self._session.call(create)
+            except ApiConflict:  # it was written before a restart, or by a try without an answer
+                series.count = max(1, series.count)
+            else:
+                return "create"
+
+        path = path_of(*space, event_name(series.event, self._node))
+        change = {"count": series.count + 1, "lastTimestamp": body["lastTimestamp"]}
+        try:
+            await self._session.call(ApiRequest("patch", "events", path, (), change, MERGE_PATCH))
+        except ApiNotFound:  # the server deletes Events after an hour
+            await self._session.call(create)
+        return "update"
+
+
+def _allowance_of(_namespace: str, _name: str) -> Allowance:
+    return Allowance(BURST, REFILL)
+
+
+def event_name(event: NodeEvent, node: str) -> str:
+    """`<object>.<hash>`: equal Events of an object have the same name, also after a restart."""
+    parts = (event.namespace, event.pod, event.pod_uid, event.reason, event.text)
+    digest = hashlib.sha256("\0".join(parts).encode(errors="replace")).hexdigest()
+    return f"{(event.pod or node)[:200].rstrip('.-')}.{digest[:16]}"
+
+
+def event_object(series: EventSeries, node: str, now: dt.datetime) -> dict[str, object]:
+    """The next Event of the series as a JSON object of the API.
+
+    Like the kubelet, it uses the Node's name as uid of the Node: `kubectl describe node` selects by
+    it (kubernetes pkg/kubelet/kubelet.go, nodeRef).
+    """
+    event, stamp = series.event, encode_stamp(now)
+    regarding = {"apiVersion": "v1", "kind": "Node", "name": node, "uid": node}
+    if event.pod:
+        pod = {"kind": "Pod", "namespace": event.namespace, "name": event.pod, "uid": event.pod_uid}
+        regarding |= pod
+
+    return {
+        "apiVersion": "v1",
+        "kind": "Event",
+        "metadata": {
+            "name": event_name(event, node),
+            "namespace": event.namespace or NODE_NAMESPACE,
+        },
+        "involvedObject": regarding,
+        "reason": event.reason,
+        "message": cap(event.text, TEXT_LIMIT),
+        "type": "Warning" if event.warning else "Normal",
+        "source": {"component": WRITER, "host": node},
+        "reportingComponent": WRITER,
+        "reportingInstance": node,
+        "firstTimestamp": stamp,
+        "lastTimestamp": stamp,
+        "count": series.count + 1,
+    }

@@ -25,32 +25,30 @@ from agent.cluster import (
     PodView,
 )
 from agent.errors import ApiError, ApiNotFound, MalformedText, cap
-from agent.hami.annotations import decode_node_lock, read_register
+from agent.hami.annotations import decode_node_lock, is_json_form, read_register
 from agent.kube.client import (
     LIST_LIMIT_OF_COMMANDS,
     MOST,
+    WRITER,
     ApiRequest,
-    Executed,
-    KubeNode,
     KubeSession,
     fetch_list,
-    path_of,
-    read_node,
-)
-from agent.kube.events import NODE_NAMESPACE
-from agent.kube.objects import (
-    WRITER,
-    Raw,
-    annotation_writes,
-    decode_moment,
-    decode_pod,
-    decode_quantity,
     inside,
     objects_in,
-    other_writer,
+    path_of,
     read_object,
     text_in,
     texts_in,
+)
+from agent.kube.objects import (
+    NODE_NAMESPACE,
+    KubeApi,
+    annotation_writes,
+    decode_moment,
+    decode_node,
+    decode_pod,
+    decode_quantity,
+    other_writer,
 )
 from agent.node import NodeSight, Right, skew_of
 from agent.ports import Clock
@@ -207,23 +205,13 @@ _REPORT: Final = frozenset({REGISTER, CORDON, HANDSHAKE})
 """A removed cordon leaves no trace, but the scheduler writes the handshake when it reads on."""
 
 
-def decode_parts(body: Raw) -> dict[str, dict[str, Any]]:
-    """Decode an object with its metadata, spec and status; a part that it lacks is empty.
-
-    Raises:
-        MalformedText: it is not an object.
-    """
-    found = read_object(body)
+def decode_parts(found: JsonObject) -> dict[str, dict[str, Any]]:
+    """An object's metadata, spec and status; a part that it lacks is empty."""
     return {part: dict(inside(found, part)) for part in ("metadata", "spec", "status")}
 
 
-def decode_cluster_node(body: Raw) -> ClusterNode:
-    """Decode a Node.
-
-    Raises:
-        MalformedText: it is not an object.
-    """
-    node = read_object(body)
+def decode_cluster_node(node: JsonObject) -> ClusterNode:
+    """Decode a Node."""
     notes = texts_in(node, "metadata", "annotations")
     writes = annotation_writes(inside(node, "metadata"))
     stamps = (decode_moment(time) for key, _, time in writes if key in _REPORT)
@@ -233,7 +221,7 @@ def decode_cluster_node(body: Raw) -> ClusterNode:
         annotations={key: text for key, text in notes.items() if key in _NOTED},
         labels=texts_in(node, "metadata", "labels"),
         taints=tuple(
-            Taint(text_in(taint, "key"), text_in(taint, "value"), text_in(taint, "effect"))
+            Taint(*(text_in(taint, part) for part in ("key", "value", "effect")))
             for taint in objects_in(node, "spec", "taints")
         ),
         is_closed=inside(node, "spec").get("unschedulable") is True,
@@ -242,16 +230,14 @@ def decode_cluster_node(body: Raw) -> ClusterNode:
     )
 
 
-def decode_quota(body: Raw) -> JsonObject:
-    """Decode a ResourceQuota: its names and limits. Raises MalformedText: not an object."""
-    quota = read_object(body)
+def decode_quota(quota: JsonObject) -> JsonObject:
+    """Decode a ResourceQuota: its names and limits."""
     names = {key: text_in(quota, "metadata", key) for key in ("namespace", "name")}
     return {"metadata": names, "spec": {"hard": inside(quota, "spec", "hard")}}
 
 
-def decode_pod_event(body: Raw) -> PodEventView:
-    """Decode an Event. Raises MalformedText: it is not an object."""
-    event = read_object(body)
+def decode_pod_event(event: JsonObject) -> PodEventView:
+    """Decode an Event."""
     stamps = (
         text_in(event, "series", "lastObservedTime"),
         text_in(event, "lastTimestamp"),
@@ -269,9 +255,8 @@ def decode_pod_event(body: Raw) -> PodEventView:
     )
 
 
-def decode_listed(body: Raw) -> ListedPod:
-    """Decode a pod of a list. Raises MalformedText: it is not an object."""
-    pod = read_object(body)
+def decode_listed(pod: JsonObject) -> ListedPod:
+    """Decode a pod of a list."""
     metadata, spec, status = (inside(pod, part) for part in ("metadata", "spec", "status"))
     inits = objects_in(status, "initContainerStatuses")
     codes = [inside(init, "state", "terminated").get("exitCode") for init in inits]
@@ -314,10 +299,9 @@ def decode_listed(body: Raw) -> ListedPod:
     )
 
 
-def decode_name(body: Raw) -> tuple[str, str]:
-    """Namespace and name of an object. Raises MalformedText: it is not an object."""
-    metadata = inside(read_object(body), "metadata")
-    return text_in(metadata, "namespace"), text_in(metadata, "name")
+def decode_name(found: JsonObject) -> tuple[str, str]:
+    """Namespace and name of an object."""
+    return text_in(found, "metadata", "namespace"), text_in(found, "metadata", "name")
 
 
 # Reads one pod and the parts of the cluster that decide about it.
@@ -330,8 +314,6 @@ AGENTS: Final = "app.kubernetes.io/name=hami-agent"
 """The label of the agents' pods in chart and manifests."""
 OF_NODE: Final = "spec.nodeName="
 UNFINISHED: Final = "status.phase!=Succeeded,status.phase!=Failed"
-JSON_FORM: Final = "["
-"""The first character of a register annotation for schedulers from 2.8 on."""
 OWNERS: Final = 16
 """Owners of locks that are looked up. A lock stands for seconds, so there are few."""
 
@@ -348,7 +330,7 @@ class ObjectReader:
     async def read_list(
         self,
         resource: str,
-        read: Callable[[Raw], T],
+        read: Callable[[JsonObject], T],
         *,
         namespace: str = "",
         labels: str = "",
@@ -360,18 +342,27 @@ class ObjectReader:
         `labels`, `fields`: selectors. Raises ApiError.
         """
         path = path_of("namespaces", namespace, resource) if namespace else path_of(resource)
-        selectors = (("labelSelector", labels), ("fieldSelector", fields))
-        query = tuple((key, selector) for key, selector in selectors if selector)
-        request = ApiRequest("list", resource, path, query, accept=accept)
-        # The server answers for the pods of one node from its cache if it is asked for all.
-        most = 0 if fields.startswith(OF_NODE) else MOST
-        _, items = await fetch_list(self._session, request, read, most, LIST_LIMIT_OF_COMMANDS)
+        request = ApiRequest("list", resource, path, accept=accept)
+        _, items = await fetch_list(
+            self._session,
+            request.asking(labelSelector=labels, fieldSelector=fields),
+            lambda item: read(read_object(item)),
+            # The server answers for the pods of one node from its cache if it is asked for all.
+            0 if fields.startswith(OF_NODE) else MOST,
+            LIST_LIMIT_OF_COMMANDS,
+        )
         return tuple(items)
 
     async def pod(self, namespace: str, name: str) -> dict[str, dict[str, Any]]:
         """Get one pod with its metadata, spec and status. Raises ApiNotFound, ApiError."""
         path = path_of("namespaces", namespace, "pods", name)
-        return await self._session.fetch(ApiRequest("get", "pods", path), decode_parts)
+        return decode_parts(await self._session.fetch(ApiRequest("get", "pods", path), read_object))
+
+    async def node_object(self, name: str) -> JsonObject:
+        """Get one Node with spec and status. Raises ApiNotFound, ApiError."""
+        return await self._session.fetch(
+            ApiRequest("get", "nodes", path_of("nodes", name)), read_object
+        )
 
 
 class ClusterReader(ObjectReader):
@@ -400,40 +391,38 @@ class ClusterReader(ObjectReader):
 
         # Schedulers from 2.5 on label the pods with GPUs; 2.4 only annotates them.
         reports = (node.annotations.get(REGISTER, "") for node in nodes)
-        is_labelled = all(report.startswith(JSON_FORM) for report in reports if report)
+        is_labelled = all(map(is_json_form, filter(None, reports)))
         labels, fields = (VGPU_NODE, "") if is_labelled else ("", UNFINISHED)
         pods = partial(self._part, "pods", decode_listed, labels=labels, fields=fields)
-        holders, is_own_read = await pods(), True
+        holders = await pods()
         if "pods" in self._unread:
             # Whoever may read one namespace alone can still be told what holds its quota.
             holders = await pods(namespace=namespace, part="own pods")
-            is_own_read = self._unread.pop("own pods", None) is None
-        holders = tuple(holder for holder in holders if holder.chosen)
+        is_own_read = self._unread.pop("own pods", None) is None
 
         quotas = await self._part("resourcequotas", decode_quota, namespace=namespace)
-        own = f"involvedObject.uid={pod['metadata'].get('uid', '')}"
-        events = await self._part("events", decode_pod_event, namespace=namespace, fields=own)
+        about = f"involvedObject.uid={pod['metadata'].get('uid', '')}"
+        events = await self._part("events", decode_pod_event, namespace=namespace, fields=about)
 
-        agents = (
-            await self._part("pods", decode_listed, labels=AGENTS, part="agents")
-            if any(map(_is_unregistered, nodes))
-            else ()
-        )
-
-        bound = pod["spec"].get("nodeName")
-        about = "involvedObject.kind=Node" + (f",involvedObject.name={bound}" if bound else "")
-        tell = partial(self._part, "events", decode_pod_event, namespace=NODE_NAMESPACE)
-        said = (
-            await tell(part="events of Nodes", fields=about)
-            if bound or any(map(_is_troubled, nodes))
-            else ()
-        )
+        agents: tuple[ListedPod, ...] = ()
+        said: tuple[PodEventView, ...] = ()
+        if any(map(_is_unregistered, nodes)):
+            agents = await self._part("pods", decode_listed, labels=AGENTS, part="agents")
+        if (bound := pod["spec"].get("nodeName")) or any(map(_is_troubled, nodes)):
+            about = "involvedObject.kind=Node" + (f",involvedObject.name={bound}" if bound else "")
+            said = await self._part(
+                "events",
+                decode_pod_event,
+                part="events of Nodes",
+                namespace=NODE_NAMESPACE,
+                fields=about,
+            )
 
         return ClusterSnapshot(
             pod,
             taken,
             nodes,
-            holders,
+            tuple(holder for holder in holders if holder.chosen),
             quotas,
             events,
             agents=tuple(agent for agent in agents if agent.is_plugin),
@@ -447,21 +436,23 @@ class ClusterReader(ObjectReader):
         self, nodes: Iterable[ClusterNode], holders: Iterable[ListedPod]
     ) -> Mapping[tuple[str, str], str]:
         """The phases of pods that hold a lock and no GPU yet; a pod that is unread is left out."""
-        owners: set[tuple[str, str]] = set()
+        owners = set[tuple[str, str]]()
         for node in nodes:
             with contextlib.suppress(MalformedText):  # also where there is no lock
                 lock = decode_node_lock(node.annotations.get(MUTEX_LOCK, ""))
                 owners |= {lock.owner} if lock.owner else set()
         owners -= {(holder.namespace, holder.name) for holder in holders}
+
         found: dict[tuple[str, str], str] = {}
         for owner in sorted(owners)[:OWNERS]:
-            # Nothing is concluded from what could not be read.
-            with contextlib.suppress(ApiError):
-                try:
-                    pod = await self.pod(*owner)
-                    found[owner] = text_in(pod["status"], "phase") or "Pending"
-                except ApiNotFound:
-                    found[owner] = ""
+            try:
+                pod = await self.pod(*owner)
+            except ApiNotFound:
+                found[owner] = ""
+            except ApiError:
+                continue  # nothing is concluded from what could not be read
+            else:
+                found[owner] = text_in(pod["status"], "phase") or "Pending"
         return found
 
     async def owned(self, namespace: str, kind: str, name: str) -> tuple[ListedPod, ...]:
@@ -475,8 +466,9 @@ class ClusterReader(ObjectReader):
 
         Raises ApiError.
         """
-        failed = "status.phase=Failed"
-        pods = await self.read_list("pods", decode_listed, namespace=namespace, fields=failed)
+        pods = await self.read_list(
+            "pods", decode_listed, namespace=namespace, fields="status.phase=Failed"
+        )
         return tuple(pod for pod in pods if pod.reason == REFUSED)
 
     async def similar(self, namespace: str, name: str) -> str:
@@ -488,15 +480,14 @@ class ClusterReader(ObjectReader):
         except ApiError as error:
             return f"; no other name is known: {error}"
 
-        elsewhere = ", ".join(cap(space, 64) for space, _ in same)
         nearest = difflib.get_close_matches(name, known, n=NEAREST, cutoff=0.5)
+        elsewhere = ", ".join(cap(space, 64) for space, _ in same)
+        names = ", ".join(cap(other, 256) for other in nearest)
         text = f"; one is in {elsewhere}" if same else ""
-        if nearest:
-            text += f"; the nearest names are {', '.join(cap(other, 256) for other in nearest)}"
-        return text
+        return text + (f"; the nearest names are {names}" if nearest else "")
 
     async def _part(
-        self, resource: str, read: Callable[[Raw], T], part: str = "", **selectors: str
+        self, resource: str, read: Callable[[JsonObject], T], part: str = "", **selectors: str
     ) -> tuple[T, ...]:
         """List a part, which is named by its resource unless `part` does."""
         why = "not asked, because the API server fell silent"
@@ -513,8 +504,9 @@ class ClusterReader(ObjectReader):
 
 def _is_troubled(node: ClusterNode) -> bool:
     """Whether the Node has, or had, GPUs and does not offer all of them."""
-    gpus = read_register(node.annotations.get(REGISTER))
-    return _is_unregistered(node) or not all(gpu.healthy for gpu in gpus)
+    return _is_unregistered(node) or not all(
+        gpu.healthy for gpu in read_register(node.annotations.get(REGISTER))
+    )
 
 
 def _is_unregistered(node: ClusterNode) -> bool:
@@ -528,61 +520,60 @@ def _is_unregistered(node: ClusterNode) -> bool:
 
 ENDED: Final = frozenset({"Succeeded", "Failed"})
 """Phases of a pod that does not serve any more, such as an evicted one."""
+REVIEWS: Final = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 CONTAINER: Final = "agent"
 """The agent's container in its pod, as chart and manifests name it."""
-REVIEWS: Final = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 
 
 class NodeReader(ObjectReader):
     """Reads what is known of one node with the rights of who asks."""
 
-    async def by_agent(self, *words: str) -> Executed:
-        """What a verb of the agent's program says in the agent's pod.
+    async def by_agent(self, *words: str) -> tuple[bytes, str]:
+        """What a verb of the agent's program says in the agent's pod, and why it failed.
 
         Raises ApiError: there is no such pod, or the account may not run programs in it.
         """
-        pods = await self._pods(decode_listed, labels=AGENTS)
+        pods = await self.pods(decode_listed, AGENTS)
         alive = [pod for pod in pods if pod.is_plugin and pod.phase not in ENDED]
         if not alive:
             raise ApiError(f"no pod of the agent is on the node {self._node}")
         # During an update the old pod, which is deleted, may be listed first.
         pod = min(alive, key=lambda pod: (pod.is_deleted, pod.namespace, pod.name))
         path = path_of("namespaces", pod.namespace, "pods", pod.name, "exec")
-        command = (("command", word) for word in ("hami-agent", *words))
-        query = (("container", CONTAINER), ("stdout", "true"), ("stderr", "true"), *command)
-        return await self._session.execute(ApiRequest("get", "pods/exec", path, query=query))
+        command = tuple(("command", word) for word in ("hami-agent", *words))
+        request = ApiRequest("get", "pods/exec", path, command)
+        return await self._session.execute(
+            request.asking(container=CONTAINER, stdout="true", stderr="true")
+        )
 
     async def status(self) -> bytes:
         """The agent's status as JSON. Raises ApiError, as by_agent() or because it says none."""
-        answer = await self.by_agent("status", "-o", "json")
-        if answer.failure:
-            raise ApiError(cap(answer.err.strip() or answer.failure))
-        return answer.out
+        answer, failure = await self.by_agent("status", "-o", "json")
+        if failure:
+            raise ApiError(failure)
+        return answer
 
     async def node(self) -> NodeView | None:
         """The Node; None: there is no such Node. Raises ApiError."""
-        return await KubeNode(self._session, self._node).get_node()
+        return await KubeApi(self._session, self._node).get_node()
 
     async def degraded(self) -> str:
         """The message of the Node's condition GpuDegraded; empty: it has none. Raises ApiError."""
-        found = objects_in(await self._object(), "status", "conditions")
-        return next(
-            (text_in(one, "message") for one in found if one.get("type") == GPU_DEGRADED), ""
-        )
+        found = objects_in(await self.node_object(self._node), "status", "conditions")
+        texts = (text_in(one, "message") for one in found if one.get("type") == GPU_DEGRADED)
+        return next(texts, "")
 
-    async def pods(self, resource: str) -> tuple[PodView, ...]:
-        """The pods of the node. `resource`: the name of slices. Raises ApiError."""
-        return await self._pods(lambda item: decode_pod(read_object(item), resource))
-
-    async def listed(self) -> tuple[ListedPod, ...]:
-        """The pods of the node, with what commands say of them. Raises ApiError."""
-        return await self._pods(decode_listed)
+    async def pods(self, read: Callable[[JsonObject], T], labels: str = "") -> tuple[T, ...]:
+        """The pods of the node, as `read` decodes them. `labels`: a selector. Raises ApiError."""
+        return await self.read_list("pods", read, labels=labels, fields=OF_NODE + self._node)
 
     async def events(self) -> tuple[PodEventView, ...]:
         """The Events that agents posted about the Node. Raises ApiError."""
-        about = f"involvedObject.kind=Node,involvedObject.name={self._node}"
         events = await self.read_list(
-            "events", decode_pod_event, namespace=NODE_NAMESPACE, fields=about
+            "events",
+            decode_pod_event,
+            namespace=NODE_NAMESPACE,
+            fields=f"involvedObject.kind=Node,involvedObject.name={self._node}",
         )
         return tuple(event for event in events if event.writer == WRITER)
 
@@ -594,24 +585,29 @@ class NodeReader(ObjectReader):
     async def granted(self, right: Right) -> bool:
         """True when this identity has the right; the right is not used. Raises ApiError."""
         resource, _, part = right.resource.partition("/")
-        attributes: dict[str, object] = {"verb": right.verb, "resource": resource}
-        attributes |= {"subresource": part, "name": right.name, "namespace": right.namespace}
-        if right.selector:
-            attributes["fieldSelector"] = {"rawSelector": right.selector}
+        attributes = {
+            "verb": right.verb,
+            "resource": resource,
+            "subresource": part,
+            "name": right.name,
+            "namespace": right.namespace,
+            **({"fieldSelector": {"rawSelector": right.selector}} if right.selector else {}),
+        }
         body = {
             "apiVersion": "authorization.k8s.io/v1",
             "kind": "SelfSubjectAccessReview",
             "spec": {"resourceAttributes": attributes},
         }
-        request = ApiRequest("create", "selfsubjectaccessreviews", REVIEWS, body=body)
-        answer = await self._session.fetch(request, read_object)
+        answer = await self._session.fetch(
+            ApiRequest("create", "selfsubjectaccessreviews", REVIEWS, body=body), read_object
+        )
         return inside(answer, "status").get("allowed") is True
 
     async def get_sight(self, resource: str, clock: Clock) -> NodeSight | None:
         """Get the Node; None: there is none. Raises ApiError."""
         before = clock.now()
         try:
-            node = await self._object()
+            node = await self.node_object(self._node)
         except ApiNotFound:
             return None
         skew = None
@@ -640,31 +636,20 @@ class NodeReader(ObjectReader):
             skew=skew,
         )
 
-    async def _object(self) -> JsonObject:
-        """Get the Node with spec and status. Raises ApiNotFound, ApiError."""
-        request = ApiRequest("get", "nodes", path_of("nodes", self._node))
-        return await self._session.fetch(request, read_object)
-
-    async def _pods(self, read: Callable[[Raw], T], *, labels: str = "") -> tuple[T, ...]:
-        """List the pods of this node. Raises ApiError."""
-        return await self.read_list("pods", read, labels=labels, fields=OF_NODE + self._node)
-
 
 async def nodes_with_gpus(
     session: KubeSession, resource: str
 ) -> list[tuple[NodeView, tuple[PodView, ...]]]:
     """The Nodes that report GPUs, each with the pods that hold some. Raises ApiError."""
     reader = ObjectReader(session)
-    nodes = await reader.read_list("nodes", read_node, accept=METADATA_LIST)
-    pods = await reader.read_list(
-        "pods", lambda item: decode_pod(read_object(item), resource), labels=VGPU_NODE
-    )
+    nodes = await reader.read_list("nodes", decode_node, accept=METADATA_LIST)
+    read = partial(decode_pod, resource=resource)
+    pods = await reader.read_list("pods", read, labels=VGPU_NODE)
 
     held = defaultdict[str, list[PodView]](list)
     for pod in pods:
         held[pod.node].append(pod)
-    reporting = (node for node in nodes if node.annotations.get(REGISTER))
-    return [(node, tuple(held[node.name])) for node in reporting]
+    return [(node, tuple(held[node.name])) for node in nodes if node.annotations.get(REGISTER)]
 
 
 # Reads and removes what agents left on Nodes, for `uninstall`.
@@ -723,20 +708,20 @@ class KubeLeftovers(ObjectReader):
         pods = await self.read_list("pods", decode_listed, namespace=namespace, labels=selector)
         agents = {pod.node: pod.name for pod in pods}
         # Each Node is read at once: the text of 5,000 is 100 MB.
-        listed = await self.read_list("nodes", self._read)
-        nodes = [msgspec.structs.replace(node, agent=agents.get(node.name, "")) for node in listed]
-        if unbound := agents.get(""):
-            nodes.append(NodeLeftovers("no Node yet", has_kubelet=True, agent=unbound))
-        return tuple(nodes)
+        nodes = await self.read_list("nodes", self._read)
+        if "" in agents:
+            nodes += (NodeLeftovers("no Node yet", has_kubelet=True, agent=agents[""]),)
+        return tuple(
+            msgspec.structs.replace(node, agent=agents.get(node.name, node.agent)) for node in nodes
+        )
 
     async def node(self, name: str) -> NodeLeftovers:
         """Get one Node. Raises ApiNotFound, ApiError."""
-        request = ApiRequest("get", "nodes", path_of("nodes", name))
-        return await self._session.fetch(request, self._read)
+        return self._read(await self.node_object(name))
 
     async def clean(self, node: NodeLeftovers) -> None:
         """Remove what `node` names, the report first. Raises ApiNotFound, ApiError."""
-        api = KubeNode(self._session, node.name)
+        api = KubeApi(self._session, node.name)
         if node.keys:
             await api.annotate_node(dict.fromkeys(node.keys))
         if node.degraded:
@@ -747,23 +732,25 @@ class KubeLeftovers(ObjectReader):
 
         Raises ApiError.
         """
-        pods = await NodeReader(self._session, node).pods(self._resource)
-        using = (pod for pod in pods if pod.gpu_containers and not pod.terminal)
-        return tuple(sorted("/".join(pod.key) for pod in using))
+        read = partial(decode_pod, resource=self._resource)
+        pods = await NodeReader(self._session, node).pods(read)
+        return tuple(sorted(pod.title for pod in pods if pod.gpu_containers and not pod.terminal))
 
-    def _read(self, body: Raw) -> NodeLeftovers:
-        node = read_object(body)
+    def _read(self, node: JsonObject) -> NodeLeftovers:
         conditions = {
             one.get("type"): one.get("status") for one in objects_in(node, "status", "conditions")
         }
         # The kubelet writes True and False; the controller Unknown when the kubelet is silent.
         has_kubelet = conditions.get("Ready", "Unknown") != "Unknown"
         offered = decode_quantity(str(inside(node, "status", "allocatable").get(self._resource, 0)))
-        keys = inside(node, "metadata", "annotations")
 
         return NodeLeftovers(
             text_in(node, "metadata", "name"),
-            tuple(key for key in keys if key in REPORT or key.startswith(OWN)),
+            tuple(
+                key
+                for key in inside(node, "metadata", "annotations")
+                if key in REPORT or key.startswith(OWN)
+            ),
             degraded=GPU_DEGRADED in conditions,
             has_kubelet=has_kubelet,
             served=has_kubelet and (offered or 0) > 0,

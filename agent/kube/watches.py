@@ -3,18 +3,16 @@
 import asyncio
 import datetime as dt
 import random
-from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import NoReturn
 
 import msgspec
 import structlog
 
-from agent.allocate.match import NOT_HERE
-from agent.allocate.room import GpuUse
 from agent.cluster import (
     BIND_PHASE,
     MUTEX_LOCK,
+    NOT_HERE,
     NodeView,
     PodChange,
     PodList,
@@ -29,7 +27,6 @@ from agent.kit.cell import Cell
 from agent.kit.tasks import HEALTHY_AFTER, Allowance, Backoff
 from agent.kit.timing import Lag, Tally, await_event, loop_time
 from agent.kube.client import SHORTEST
-from agent.model import GpuUuid, Inventory
 from agent.ports import Clock, NodeApi, PodApi
 
 log = structlog.get_logger(__name__)
@@ -91,9 +88,8 @@ class Reopening:
         self.failures += 1
         # A proxy may end each watch after some seconds: until then it tells what changes.
         grows = self.failures > 1 and (failure is not None or lasted < TOO_SHORT)
-        delay = self._backoff.next() if grows else 0.0
-        if failure is not None and failure.retry_after:
-            delay = max(delay, failure.retry_after)
+        asked = (failure.retry_after if failure else None) or 0.0
+        delay = max(self._backoff.next() if grows else 0.0, asked)
         # All clients met the same, so they must not come back in the same moment.
         return delay + self._random.uniform(0.0, SPREAD)
 
@@ -308,8 +304,9 @@ class PodWatch:
             table = self._table.value
             if table.stale:
                 log.info("pods.followed", version=self._version)
-                followed = {"stale": False, "lost_at": None, "lost_reason": ""}
-                self._table.set(msgspec.structs.replace(table, **followed))
+                self._table.set(
+                    msgspec.structs.replace(table, stale=False, lost_at=None, lost_reason="")
+                )
             self._apply_change(change)
 
     def _on_error(self, error: ApiError) -> None:
@@ -318,8 +315,9 @@ class PodWatch:
         if is_gone:  # no outage: the server answers, but has forgotten what came after the table
             log.info("pods.gone")
         else:
-            lost_at = before.lost_at or self._clock.now()
-            table = msgspec.structs.replace(table, lost_at=lost_at, lost_reason=str(error))
+            table = msgspec.structs.replace(
+                table, lost_at=before.lost_at or self._clock.now(), lost_reason=str(error)
+            )
             if not before.stale:
                 log.warning("pods.lost", err=str(error))
 
@@ -407,42 +405,3 @@ class PodWatch:
 
 def _is_newer(version: str, than: str) -> bool:
     return version_number(version) > version_number(than)
-
-
-WINDOW = 60.0
-"""Seconds for which a former amount counts, because the scheduler may have decided by it."""
-
-LIMIT = 256
-"""The most snapshots that are kept; the oldest are dropped first."""
-
-Amounts = Mapping[GpuUuid, GpuUse]
-
-
-class RecentlyRegistered:
-    """Remembers what was registered in the last 60 s."""
-
-    def __init__(self, inventory: Cell[Inventory]) -> None:
-        self._inventory = inventory
-        self._former: deque[tuple[float, Amounts]] = deque(maxlen=LIMIT)
-        """Each with the time until which it counts."""
-
-    async def run(self) -> None:
-        """Follow the inventory for ever."""
-        now = _amounts(self._inventory.value)
-        async for inventory in self._inventory.follow():
-            before, now = now, _amounts(inventory)
-            if before != now:
-                self._former.append((loop_time() + WINDOW, before))
-
-    def greatest(self) -> Amounts:
-        """By GPU, the greatest memory (MiB) and compute (percent) registered in the window."""
-        greatest = dict(_amounts(self._inventory.value))
-        for until, amounts in self._former:
-            if until >= loop_time():
-                for uuid, use in amounts.items():
-                    greatest[uuid] = greatest.get(uuid, GpuUse()).peak(use)
-        return greatest
-
-
-def _amounts(inventory: Inventory) -> Amounts:
-    return {gpu.uuid: GpuUse(gpu.registered_mib, gpu.core_percent) for gpu in inventory.gpus}

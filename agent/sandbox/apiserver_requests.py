@@ -11,7 +11,7 @@ from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from agent.cluster import Selector, parse_selector
+from agent.cluster import parse_selector
 from agent.errors import MalformedText
 from agent.sandbox.store import (
     CLUSTER_SCOPED,
@@ -401,7 +401,7 @@ def list_objects(store: ObjectStore, target: Target) -> Json:
     version, start = _opened(token) if token else (store.version, [])
     text = target.options.get("labelSelector", "")
     try:
-        selector = parse_selector(text) if text else Selector()
+        selector = parse_selector(text) if text else ()
     except MalformedText as malformed:
         raise BadRequestError(f"unable to parse requirement: {malformed}"[:256]) from malformed
     left = [
@@ -412,7 +412,8 @@ def list_objects(store: ObjectStore, target: Target) -> Json:
             fields=target.fields,
             at=version if token else None,
         )
-        if selector.matches(item["metadata"].get("labels") or {}) and _place(item) > start
+        if all(one.holds(item["metadata"].get("labels") or {}) for one in selector)
+        and _place(item) > start
     ]
     shown = left[:limit] if limit else left
     metadata: Json = {"resourceVersion": str(version)}

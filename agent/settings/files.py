@@ -25,7 +25,7 @@ from typing import Annotated, Any, Final
 import msgspec
 import yaml
 
-from agent.cluster import Requirement, Selector, parse_selector
+from agent.cluster import Requirement, parse_selector
 from agent.errors import MalformedText, SettingsError, cap
 from agent.hami.annotations import Int32, Int64
 from agent.ledger import SourceFile
@@ -255,7 +255,7 @@ class SettingsProfile(msgspec.Struct, frozen=True):
     where: str
     settings: tuple[Setting, ...]
     nodes: tuple[str, ...] = ()
-    labels: Selector | None = None
+    labels: tuple[Requirement, ...] | None = None
     tier: Tier = Tier.OWN
     faults: tuple[str, ...] = ()
 
@@ -267,7 +267,7 @@ class SettingsProfile(msgspec.Struct, frozen=True):
 
     def holds(self, name: str, labels: Mapping[str, str] | None) -> bool:
         """True if the node matches. Labels None: not known yet; what needs them does not match."""
-        by_label = self.labels is None or (labels is not None and self.labels.matches(labels))
+        by_label = all(labels is not None and one.holds(labels) for one in self.labels or ())
         return by_label and self.names(name)
 
 
@@ -297,8 +297,9 @@ def read_own_file(
 
 def _profile(item: Place, errors: list[str]) -> SettingsProfile:
     """Read one profile. Raises SettingsError: its name or condition is wrong or missing."""
-    pairs = item.pairs()
-    found = {one.field.key: one for pair in pairs for one in _settings(*pair, PROFILE, errors)}
+    found = {
+        one.field.key: one for pair in item.pairs() for one in _settings(*pair, PROFILE, errors)
+    }
     head: dict[str, Any] = {key: found.pop(key).value for key in HEAD if key in found}
     try:
         labels = parse_selector(head["match.labels"]) if "match.labels" in head else None
@@ -603,7 +604,7 @@ def _profiles(item: Place, reader: FileReader) -> Iterator[SettingsProfile]:
     warnings += [*_without_effect(found), *faults]
 
 
-def _selector(parts: Mapping[str, Any]) -> Selector | None:
+def _selector(parts: Mapping[str, Any]) -> tuple[Requirement, ...] | None:
     """The selector; None: it selects every node, whatever its labels.
 
     Raises ValueError: Kubernetes' LabelSelectorAsSelector refuses it.
@@ -619,7 +620,7 @@ def _selector(parts: Mapping[str, Any]) -> Selector | None:
 
     if not all(one.is_valid for one in found):
         raise ValueError("a key or a value is not one of a label")
-    return Selector(tuple(found)) if found else None
+    return tuple(found) or None
 
 
 def _without_effect(found: Found) -> Iterator[str]:

@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import dataclasses
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -37,9 +37,6 @@ LASTING: Final = (SCHEDULER, RESOURCE)
 Otherwise the agent could not tell a container that was answered under the former settings from one
 that asks now.
 """
-
-WILD: Final = frozenset("*?[")
-"""A name with one of these characters is a pattern."""
 
 
 class Sources(msgspec.Struct, frozen=True):
@@ -92,12 +89,12 @@ class NodeValues:
 
     def need_labels(self, name: str, labels: Labels = None) -> bool:
         """True if labels, which are not known yet, may change the values."""
-        named = _of_first_tier(one for one in self.profiles if one.names(name))
+        named = _of_first_tier([one for one in self.profiles if one.names(name)])
         return labels is None and any(one.labels is not None for one in named)
 
     def applied(self, name: str, labels: Labels = None) -> list[SettingsProfile]:
         """The profiles that apply to a node, in their order."""
-        return _of_first_tier(one for one in self.profiles if one.holds(name, labels))
+        return _of_first_tier([one for one in self.profiles if one.holds(name, labels)])
 
     def resolve(self, name: str = "", labels: Labels = None) -> Mapping[str, Setting]:
         """All settings of a node, by key."""
@@ -120,8 +117,9 @@ class NodeValues:
 
         If rows differ, each of their values fits. The first setting that does not fit is named.
         """
-        for setting in map(self.resolve().__getitem__, LASTING):
-            key = setting.field.key
+        resolved = self.resolve()
+        for key in LASTING:
+            setting = resolved[key]
             rows = [row for row in ledger.rows if _answered_under(row, key)]
             values = [_answered_under(row, key) for row in rows]
             if not values or setting.value in values:
@@ -145,17 +143,20 @@ class NodeValues:
 
     def names(self) -> tuple[str, ...]:
         """The names of nodes in the files, each once, in the order of the files."""
+        # A name of our own profiles with one of these characters is a pattern.
         exact = (
-            name for one in self.profiles for name in one.nodes if one.tier or WILD.isdisjoint(name)
+            name
+            for one in self.profiles
+            for name in one.nodes
+            if one.tier or not set("*?[") & set(name)
         )
         return tuple(dict.fromkeys(exact))
 
 
-def _of_first_tier(found: Iterable[SettingsProfile]) -> list[SettingsProfile]:
+def _of_first_tier(found: list[SettingsProfile]) -> list[SettingsProfile]:
     """Those of our own file, and of HAMi's entries those in the first tier that there is."""
-    profiles = list(found)
-    first = min((one.tier for one in profiles if one.tier), default=Tier.OWN)
-    return [one for one in profiles if one.tier in {Tier.OWN, first}]
+    first = min((one.tier for one in found if one.tier), default=Tier.OWN)
+    return [one for one in found if one.tier in {Tier.OWN, first}]
 
 
 def _answered_under(row: Row, key: str) -> str:
@@ -317,8 +318,6 @@ COPY: Final = "settings.json"
 MAX_YAML: Final = 256 * 1024
 MAX_JSON: Final = 1024 * 1024
 """Bytes: what a ConfigMap can hold."""
-_HAMIS: Final = ((DEVICE_CONFIG, "device_config", MAX_YAML), (NODE_CONFIG, "node_config", MAX_JSON))
-"""The setting that names a file of HAMi's, its attribute in Sources, and its most bytes."""
 DEADLINE: Final = 30.0
 """Seconds to read all files. A file system that hangs must not block the agent."""
 
@@ -383,7 +382,10 @@ async def look(
                 plan = await offload.call(make_plan, current)
             values = plan.resolve()
 
-            for key, kind, limit in _HAMIS:
+            for key, kind, limit in (
+                (DEVICE_CONFIG, "device_config", MAX_YAML),
+                (NODE_CONFIG, "node_config", MAX_JSON),
+            ):
                 if (one := values[key]).value:  # the default files need not exist
                     await read(kind, Path(str(one.value)), limit, needed=one.origin != DEFAULT)
 

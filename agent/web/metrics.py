@@ -24,14 +24,14 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 from typing_extensions import override
 
-from agent.allocate.edits import CORE_POLICY_ENV
 from agent.allocate.room import promised, takes_room
+from agent.cluster import CORE_POLICY_ENV
 from agent.hami.region import RegionState
 from agent.kit.timing import Durations, Tally
 from agent.ledger import Holder, Row
 from agent.model import MIB, NO_INDEX, Condition, GpuSample, GpuUuid, HamiNames
 from agent.status import StatusFacts, gpu_labels
-from agent.web.server import BuildInfo, Reused
+from agent.web.server import BuildInfo, Page, Reused
 
 PREFIX: Final = "hami_agent_"
 """Before the agent's own names."""
@@ -502,16 +502,15 @@ class AgentCollector(Collector):
             yield histogram
 
 
-class MetricsPage:
-    """`/metrics`, in Prometheus' text format 0.0.4."""
+def metrics_page(collector: Collector) -> Page:
+    """`/metrics`, in Prometheus' text format 0.0.4, rendered at most once in KEPT seconds."""
+    registry = CollectorRegistry()
+    registry.register(collector)
+    ProcessCollector(registry=registry)
+    PlatformCollector(registry=registry)
+    body = Reused(partial(generate_latest, registry), KEPT)
 
-    def __init__(self, collector: Collector) -> None:
-        registry = CollectorRegistry()
-        registry.register(collector)
-        ProcessCollector(registry=registry)
-        PlatformCollector(registry=registry)
-        self._body = Reused(partial(generate_latest, registry), KEPT)
+    def page(_request: web.BaseRequest) -> web.Response:
+        return web.Response(body=body.value(), headers={"Content-Type": TEXT})
 
-    def page(self, _request: web.BaseRequest) -> web.Response:
-        """Render the page, or reuse one of at most 0.25 s."""
-        return web.Response(body=self._body.value(), headers={"Content-Type": TEXT})
+    return page

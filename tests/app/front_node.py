@@ -11,7 +11,7 @@ from agent.app.agent import NodeAgent, StartFacts
 from agent.app.web import WebDoors
 from agent.cluster import NodeEvent
 from agent.hami.annotations import ReportSettings, report_of
-from agent.kube.connection import Connection
+from agent.kube.client import Connection
 from agent.ledger import SourceFile, State
 from agent.model import GpuUuid, SharedGpu, SliceGroup
 from agent.ports import Driver

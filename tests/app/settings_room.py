@@ -10,8 +10,7 @@ from typing import Any
 
 import structlog
 
-from agent.app.adapters import SharedCells
-from agent.app.settings import SettingsService
+from agent.app.settings import SettingsService, SharedCells
 from agent.cluster import NodeEvent
 from agent.host.files import Systemd
 from agent.inventory import InventoryKeeper

@@ -69,7 +69,7 @@ async def test_readiness_tells_a_waking_gpu_from_a_missing_driver(stub_driver, s
 async def test_a_look_before_the_start_waits_for_gpus_that_wake(
     stub_driver, stub, monkeypatch: pytest.MonkeyPatch
 ):
-    stub.wake_slowly([1], SLOWER)
+    settings = make_plan(Sources(flags={"--scheduler": "none"}, host="host")).settings()
     scans = []
 
     class Watched:
@@ -83,7 +83,7 @@ async def test_a_look_before_the_start_waits_for_gpus_that_wake(
 
     monkeypatch.setattr(doctor, "open_driver", opened)
     monkeypatch.setattr(doctor, "LOOK_SECONDS", 0.05)
-    settings = make_plan(Sources(flags={"--scheduler": "none"}, host="host")).settings()
+    stub.wake_slowly([1], SLOWER)
     found = await doctor.examine(doctor.NodeSeen(settings, {}, frozenset({"driver"})))
 
     assert len(scans) > 1

@@ -10,7 +10,7 @@ import pytest
 from agent.cli.node import WAIT, Cleaned, uninstall_everywhere
 from agent.cluster import HANDSHAKE, REGISTER
 from agent.errors import ApiError, ApiForbidden, ApiNotFound
-from agent.kube.connection import Connection
+from agent.kube.client import Connection
 from agent.kube.reader import NodeLeftovers
 
 RESOURCE = "gpus.example/one"

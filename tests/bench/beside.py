@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 
 import yaml
 
-from agent.kube.connection import SERVICE_ACCOUNT
+from agent.kube.client import SERVICE_ACCOUNT
 from tests.bench import process
 from tests.bench.lab import ROOT, install
 from tests.fakes import nvml_stub

@@ -8,12 +8,11 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from agent.regions import HostRegions
 from agent.sandbox import hardware_talk as talk
 from agent.sandbox.hami_core import HAMI_2_9_0, MEMORY_LIMIT, HamiCoreRegion
 from agent.sandbox.hardware_talk import ask
 from agent.sandbox.lab.cluster import SandboxCluster
-from agent.usage import use_of
+from agent.usage import HostRegions, use_of
 from tests.bench.allocates import a_pod
 from tests.bench.figures import Figure, percentile
 from tests.bench.lab import CALM, SETTLED, next_line, next_list, reader, served, with_library

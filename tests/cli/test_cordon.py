@@ -13,7 +13,7 @@ from agent.cli.main import dispatch
 from agent.cluster import CORDON, HANDSHAKE, REGISTER
 from agent.errors import ApiConflict
 from agent.hami.annotations import RegisteredGpu, encode_register
-from agent.kube.client import KubeNode
+from agent.kube.objects import KubeApi
 from tests.builders import G1, G2, NODE
 from tests.fakes.kubeworld import ModelWorld, model_world
 
@@ -144,16 +144,16 @@ async def test_without_a_terminal_it_wants_to_be_told(
 async def test_a_change_between_read_and_write_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    plain, rounds = KubeNode.get_node, iter(range(3))
+    plain, rounds = KubeApi.get_node, iter(range(3))
 
-    async def get_node(api: KubeNode):
+    async def get_node(api: KubeApi):
         seen = await plain(api)
         if (number := next(rounds, None)) is not None:
             world.edit_node({CORDON: f"GPU-{number}"})
         return seen
 
     async with a_world(tmp_path) as world:
-        monkeypatch.setattr(KubeNode, "get_node", get_node)
+        monkeypatch.setattr(KubeApi, "get_node", get_node)
         assert 0 == await run(world, "cordon", "0")
 
         assert f"GPU-2,{G1}" == world.node_annotations()[CORDON]
@@ -168,7 +168,7 @@ async def test_it_gives_up_after_five_conflicts(
         tries.append(1)
         raise ApiConflict("patch nodes: the Node changed", status=409)
 
-    monkeypatch.setattr(KubeNode, "annotate_node", refuse)
+    monkeypatch.setattr(KubeApi, "annotate_node", refuse)
     async with a_world(tmp_path) as world:
         assert 1 == await run(world, "cordon", "0")
 

@@ -19,7 +19,7 @@ OPERATORS = {("get", "pods/exec")}
 """`execute` of the client asks it, which only COMMANDS call."""
 COMMANDS = Path("agent/kube/reader.py")
 """What commands ask with the rights of the operator who runs them."""
-ADAPTER_NODE = Path("agent/kube/client.py")
+ADAPTER_NODE = Path("agent/kube/objects.py")
 UNINSTALL = "KubeLeftovers"
 """What of it the Job after `helm uninstall` asks, too, which has an account of its own."""
 RULE = re.compile(r"^ +resources: \[(.*)\]\n +verbs: \[(.*)\]$", re.MULTILINE)
@@ -80,7 +80,7 @@ def test_who_uninstalls_asks_for_what_it_is_granted_and_every_right_is_used():
     (node,) = (
         one
         for one in tree.parsed(ADAPTER_NODE).body
-        if isinstance(one, ast.ClassDef) and one.name == "KubeNode"
+        if isinstance(one, ast.ClassDef) and one.name == "KubeApi"
     )
     methods = {
         one.name: one

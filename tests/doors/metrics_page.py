@@ -25,7 +25,7 @@ from agent.model import (
 from agent.node import Check
 from agent.status import NodeStatus, StatusFacts
 from agent.usage import ContainerGpuUse, ContainerUse
-from agent.web.metrics import AgentCollector, MetricsPage
+from agent.web.metrics import AgentCollector, metrics_page
 from agent.web.server import BuildInfo
 from tests.builders import (
     NODE,
@@ -60,7 +60,7 @@ def facts(inventory=None, slices=(), rows=(), **more):
 async def scrape(found=None, series=None, accept="*/*", **options):
     """The page of these facts and its content type; the options are the collector's."""
     collector = AgentCollector(BUILD, lambda: found or facts(), series or ((), (), ()), **options)
-    page = MetricsPage(collector).page
+    page = metrics_page(collector)
     _, text, headers = await ask({"/metrics": page}, "/metrics", headers={"Accept": accept})
     return text, headers["Content-Type"]
 

@@ -22,9 +22,9 @@ from agent.app.agent import NodeAgent
 from agent.app.web import GpuActions
 from agent.cli.status import StatusStyle, pod_lines
 from agent.cluster import NodeView, Phase, PodTable, PodView, Role
-from agent.health.watch import Recheck
+from agent.health.watch import GpuRelease, Recheck
 from agent.kit.cell import Cell
-from agent.ledger import Decider, JournalEntry, Ledger, Row
+from agent.ledger import Decider, JournalEntry, KubeletEpoch, Ledger, Row
 from agent.model import (
     NO_INDEX,
     Condition,
@@ -264,13 +264,14 @@ async def nobody(*_, **__):
     return None
 
 
-def actions(ask=recheck, gpus=GPUS, left_out=""):
+def actions(ask=recheck, gpus=GPUS, left_out="", release=nobody, rows=()):
     """Those of an agent that asks so and shares these GPUs."""
     faults = (GpuFault("1", left_out),) if left_out else ()
     agent = types.SimpleNamespace(
-        health=types.SimpleNamespace(recheck=ask, release=nobody),
+        health=types.SimpleNamespace(recheck=ask, release=release),
+        state=types.SimpleNamespace(ledger=Cell(Ledger(rows))),
         keeper=types.SimpleNamespace(left_out=Cell(faults)),
-        facts=types.SimpleNamespace(inventory=Cell(Inventory(gpus=gpus))),
+        facts=types.SimpleNamespace(inventory=Cell(Inventory(gpus=gpus)), pods=Cell(PodTable())),
     )
     return GpuActions(cast("NodeAgent", agent))
 
@@ -340,6 +341,19 @@ async def test_what_cannot_be_done_is_said_with_what_can(tmp_path, path, made, s
     found, text, _ = await post(tmp_path, f"/api/v1/{path}", served=actions(*made))
 
     assert (status, True) == (found, words in text)
+
+
+@pytest.mark.parametrize("obstacle", ["", "a call has not come back"])
+async def test_a_release_names_who_still_has_the_gpu(tmp_path, obstacle):
+    async def release(_):
+        return GpuRelease((G1,), obstacle=obstacle)
+
+    rows = (a_row(shares=(a_share(uuid=G1),)), a_row(pod="other", shares=(a_share(uuid=G2),)))
+    served = actions(release=release, rows=rows)
+    status, text, _ = await post(tmp_path, "/api/v1/gpus/0:release", served=served)
+
+    found = {"gpus": [G1], "heldBy": ["team-a/train-0"], "released": not obstacle}
+    assert (200, found | {"obstacle": obstacle}) == (status, json.loads(text)["data"])
 
 
 async def test_somebody_else_is_refused_and_one_line_a_minute_tells_it(tmp_path, monkeypatch):
@@ -507,6 +521,19 @@ def test_an_answer_is_recorded_if_the_present_kubelet_has_it(row, kubelet, said)
     (one,) = status_of(facts(ledger=Ledger((row,)), kubelet=kubelet)).allocations or ()
 
     assert said is one.confirmed
+
+
+@pytest.mark.parametrize(("seconds", "said"), [(89, None), (91, False)])
+def test_until_the_agent_has_read_a_new_kubelet_it_says_nothing_of_earlier_answers(seconds, said):
+    since = NOON - dt.timedelta(seconds=seconds)
+    new = KubeletEpoch(8, int(since.timestamp()) * 1_000_000_000)
+    rows = tuple(
+        a_row(pod=pod, confirmed=True, answered_at=at)
+        for pod, at in (("before", since - dt.timedelta(hours=1)), ("later", NOON))
+    )
+    before, later = status_of(facts(ledger=Ledger(rows), kubelet=new)).allocations or ()
+
+    assert (said, False) == (before.confirmed, later.confirmed)
 
 
 def test_a_gpu_that_does_not_answer_says_until_when_it_is_offered():

@@ -9,12 +9,12 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.registry import Collector, CollectorRegistry
 
 from agent.cluster import PodTable
-from agent.hami.region import MemoryUse, Region, RegionGpu, RegionLayout, RegionProcess, RegionState
+from agent.hami.region import MemoryUse, Region, RegionGpu, RegionProcess, RegionState
 from agent.ledger import ContainerEdits
 from agent.model import NO_INDEX, HamiNames, Share
 from agent.usage import ContainerUse, use_of
 from agent.web import metrics
-from agent.web.metrics import AgentCollector, MetricsPage
+from agent.web.metrics import AgentCollector, metrics_page
 from tests.builders import (
     NOON,
     a_container,
@@ -76,7 +76,7 @@ async def test_a_page_that_many_ask_for_is_rendered_once_in_a_while(monkeypatch)
     async def asked(kept):
         monkeypatch.setattr(metrics, "KEPT", kept)
         source = CountingSource()
-        page = MetricsPage(source).page
+        page = metrics_page(source)
         of_the_page = source.asked  # the registry asks for the names
         async with serving({"/metrics": page}) as (_, client):
             for _ in range(20):
@@ -239,12 +239,6 @@ def a_reading(gpus):
         for index, (uuid, memory, cores, *_) in enumerate(gpus)
     )
     region = Region(
-        RegionLayout.V1_2,
-        named,
-        (process,),
-        is_limiting=False,
-        recent_kernel=0,
-        priority=0,
-        last_kernel=NOON,
+        "v1.2", named, (process,), is_limiting=False, recent_kernel=0, priority=0, last_kernel=NOON
     )
     return RegionReading(RegionState.READABLE, region).sums()

@@ -7,8 +7,7 @@ from pathlib import Path
 
 from aiohttp import web
 
-from agent.kube.client import KubeSession
-from agent.kube.connection import Connection
+from agent.kube.client import Connection, KubeSession
 from tests.fakes.chance import NoChance
 from tests.fakes.kubeworld import KUBECONFIG
 

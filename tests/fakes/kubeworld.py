@@ -10,10 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from agent.kit.timing import SystemClock
-from agent.kube.client import KubeNode, KubePods, KubeSession
-from agent.kube.connection import Connection
-from agent.kube.events import EventPoster
-from agent.kube.objects import decode_pod
+from agent.kube.client import Connection, KubeSession
+from agent.kube.objects import EventPoster, KubeApi, decode_pod
 from agent.ports import NodeApi, PodApi
 from agent.sandbox.apiserver import ApiServerModel
 from agent.sandbox.apiserver_requests import merge_patch
@@ -100,16 +98,15 @@ class ModelWorld:
         self.kubeconfig = folder / "kubeconfig"
         self.session = KubeSession(Connection(self.kubeconfig), Seeded(7))
         self.poster = EventPoster(self.session, NODE, SystemClock())
-        self._node_api = KubeNode(self.session, NODE)
-        self._pod_api = KubePods(self.session, NODE, RESOURCE)
+        self._api = KubeApi(self.session, NODE, RESOURCE)
 
     @property
     def node_api(self) -> NodeApi:
-        return self._node_api
+        return self._api
 
     @property
     def pod_api(self) -> PodApi:
-        return self._pod_api
+        return self._api
 
     def use_token(self, token: str) -> None:
         """Write the kubeconfig, for the first time or again."""

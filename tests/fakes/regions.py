@@ -11,12 +11,11 @@ from agent.hami.region import (
     Region,
     RegionChange,
     RegionGpu,
-    RegionLayout,
     RegionProcess,
     RegionState,
     RegionSums,
 )
-from agent.regions import HostRegions
+from agent.usage import HostRegions
 
 
 class RegionReading(msgspec.Struct, frozen=True):
@@ -115,7 +114,7 @@ def changed(region: Region, change: RegionChange) -> Region:
 def a_region(*uuids: str, **fields) -> Region:
     """A region of these GPUs with 8 GiB and 30 percent of each, as a new one is."""
     new = Region(
-        layout=RegionLayout.V1_2,
+        layout="v1.2",
         gpus=tuple(RegionGpu(index, uuid, 2**33, 30) for index, uuid in enumerate(uuids)),
         processes=(),
         is_limiting=True,

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from agent.regions import INIT_NAMESPACE, ContainerProcesses
+from agent.usage import INIT_NAMESPACE, ContainerProcesses
 
 UID = "6f1c1f0e-8f5a-4a52-9d2e-6b8b8a1d0001"
 MAIN = f"{UID}_main"

@@ -10,8 +10,8 @@ import pytest
 from aiohttp import ServerDisconnectedError
 
 from agent.errors import SettingsError
-from agent.kube import connection as shim
-from agent.kube.connection import Connection, check, default_namespace, open_access
+from agent.kube import client as shim
+from agent.kube.client import Connection, check, default_namespace, open_access
 from tests.fakes.kubeworld import KUBECONFIG
 
 CERTIFICATE = Path(__file__).parents[1] / "vectors" / "tls" / "one.crt"
@@ -154,6 +154,14 @@ def test_inside_a_pod_the_namespace_is_the_pods(account: Path):
         default_namespace(connection)
 
 
+def test_a_service_account_that_cannot_be_looked_at_has_the_default_namespace(tmp_path: Path):
+    nowhere = Connection(service_account=tmp_path / ("x" * 300), environment=IN_CLUSTER)
+
+    assert "default" == default_namespace(nowhere)
+    with pytest.raises(SettingsError, match="token: cannot be read"):
+        check(nowhere)
+
+
 async def test_inside_a_pod_the_service_account_is_used(account: Path):
     access = await open_access(Connection(service_account=account, environment=IN_CLUSTER))
     found = access.configuration
@@ -182,7 +190,7 @@ async def test_a_broken_service_account_is_named(account: Path, name: str, conte
 
 COUNT = """
 import sys
-from agent.kube import connection as shim
+from agent.kube import client as shim
 {before}
 shim.load()
 shim.load()

@@ -9,9 +9,9 @@ import pytest
 
 from agent.cluster import NodeEvent, PodUid
 from agent.errors import ApiConflict, ApiError
-from agent.kube import events as series
+from agent.kube import objects as series
 from agent.kube.client import ApiRequest
-from agent.kube.events import BURST, PODS_BURST, PODS_REFILL, EventPoster
+from agent.kube.objects import BURST, PODS_BURST, PODS_REFILL, EventPoster
 from tests.builders import NODE
 from tests.fakes.clock import START, ManualClock
 from tests.fakes.kubeworld import NAMESPACE, ModelWorld, model_world

@@ -13,7 +13,8 @@ from aiohttp import web
 
 from agent.errors import ApiError, ApiGone
 from agent.kube import client
-from agent.kube.client import MOST, ApiRequest, KubePods, KubeSession, fetch_list, path_of
+from agent.kube.client import MOST, ApiRequest, KubeSession, fetch_list, path_of
+from agent.kube.objects import KubeApi
 from agent.kube.reader import ClusterReader
 from tests.builders import NODE
 from tests.fakes.clock import ManualClock
@@ -106,8 +107,14 @@ def page(rest: str, *names: str) -> web.Response:
     return web.Response(text=body)
 
 
-def pods_of(session: KubeSession) -> KubePods:
-    return KubePods(session, NODE, RESOURCE)
+def pods_of(session: KubeSession) -> KubeApi:
+    return KubeApi(session, NODE, RESOURCE)
+
+
+async def test_an_empty_list_may_have_null_for_items(tmp_path: Path):
+    body = b'{"metadata":{"resourceVersion":"7"},"items":null}'
+    async with a_session(answering(body), tmp_path) as session:
+        assert ("7", []) == await fetch_list(session, NODES, bytes)
 
 
 async def test_a_list_that_the_server_forgot_in_the_middle_is_gone(tmp_path: Path):

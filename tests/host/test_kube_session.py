@@ -23,10 +23,17 @@ from agent.errors import (
 )
 from agent.kit.timing import SystemClock
 from agent.kube import client as session_module
-from agent.kube.client import ApiRequest, KubeNode, KubePods, KubeSession, path_of, refused
-from agent.kube.connection import Access, Connection, open_access
-from agent.kube.events import EventPoster
-from agent.kube.objects import read_object
+from agent.kube.client import (
+    Access,
+    ApiRequest,
+    Connection,
+    KubeSession,
+    open_access,
+    path_of,
+    read_object,
+    refused,
+)
+from agent.kube.objects import EventPoster, KubeApi
 from agent.kube.reader import NodeReader
 from tests.builders import NODE, NOON, RESOURCE
 from tests.fakes.chance import NoChance
@@ -57,8 +64,8 @@ async def test_who_observes_reads_and_sends_no_request_that_writes(tmp_path: Pat
         world.create_node({MUTEX_LOCK: "held"})
         uid = PodUid(world.create_pod("one"))
         session = KubeSession(Connection(world.kubeconfig), NoChance(), observes=True)
-        node, poster = KubeNode(session, NODE), EventPoster(session, NODE, ManualClock())
-        pods = KubePods(session, NODE, RESOURCE)
+        node, poster = KubeApi(session, NODE), EventPoster(session, NODE, ManualClock())
+        pods = KubeApi(session, NODE, RESOURCE)
         for write in (
             node.annotate_node({"a": "b"}),
             node.release_lock(MUTEX_LOCK, "held"),
@@ -127,7 +134,7 @@ async def test_a_look_at_one_object_waits_for_no_list_and_no_patch_that_hangs(tm
         raise AssertionError
 
     async with a_session(answer, tmp_path) as session, asyncio.timeout(5):
-        pods = KubePods(session, NODE, "nvidia.com/gpu")
+        pods = KubeApi(session, NODE, "nvidia.com/gpu")
         async with asyncio.TaskGroup() as group:
             patch = {"hami.io/a": "b"}
             slow = [
@@ -204,7 +211,7 @@ async def test_a_condition_is_created_and_replaced_and_the_others_stay(tmp_path:
     async with model_world(tmp_path) as world:
         ready = {"type": "Ready", "status": "True"}
         world.store.create("nodes", {"metadata": {"name": NODE}, "status": {"conditions": [ready]}})
-        api = KubeNode(world.session, NODE)
+        api = KubeApi(world.session, NODE)
         await api.set_condition(degraded(status=False))
         await api.set_condition(degraded(status=True))
         found = world.store.get("nodes", "", NODE)["status"]["conditions"]
@@ -511,6 +518,28 @@ async def test_a_command_in_a_pod_without_a_whole_answer_is_an_error(
     async with a_session(answer, tmp_path) as session:
         with pytest.raises(ApiError, match=said):
             await session.execute(EXEC)
+
+
+@pytest.mark.parametrize(
+    ("frames", "why"),
+    [
+        ([b"\x02a warning", SUCCESS], ""),
+        ([b"\x02bad\n", b'\x03{"status": "Failure", "message": "exit code 1"}'], "bad"),
+        ([b'\x03{"status": "Failure", "message": "exit code 1"}'], "exit code 1"),
+        ([b'\x03{"status": "Failure", "reason": "NonZeroExitCode"}'], "NonZeroExitCode"),
+    ],
+)
+async def test_a_command_that_failed_says_why(tmp_path: Path, frames: list[bytes], why: str):
+    async def answer(request: web.BaseRequest) -> web.StreamResponse:
+        socket = web.WebSocketResponse(protocols=("v4.channel.k8s.io",))
+        await socket.prepare(request)
+        for frame in (b"", b"\x01a", b"\x01", b"\x01b", *frames):
+            await socket.send_bytes(frame)
+        await socket.send_str("a text")
+        return socket
+
+    async with a_session(answer, tmp_path) as session:
+        assert (b"ab", why) == await session.execute(EXEC)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,8 @@ from aiohttp import web
 
 from agent.errors import ApiError, ApiGone
 from agent.kube import client
-from agent.kube.client import KubeNode, KubePods, KubeSession
+from agent.kube.client import KubeSession
+from agent.kube.objects import KubeApi
 from tests.builders import NODE
 from tests.fakes.http import a_session, stream, streaming
 from tests.fakes.kubeworld import RESOURCE
@@ -21,8 +22,8 @@ OPEN, KEEPALIVE_TIMER = "01", "02"
 pytestmark = pytest.mark.looptime(False)
 
 
-def pods_of(session: KubeSession) -> KubePods:
-    return KubePods(session, NODE, RESOURCE)
+def pods_of(session: KubeSession) -> KubeApi:
+    return KubeApi(session, NODE, RESOURCE)
 
 
 def timers_of(port: int, server: int) -> list[tuple[str, float]]:
@@ -35,13 +36,13 @@ def timers_of(port: int, server: int) -> list[tuple[str, float]]:
     return [(kind, int(left, 16) / os.sysconf("SC_CLK_TCK")) for kind, left in timers]
 
 
-async def watch(pods: KubePods, found: list[str]) -> None:
+async def watch(pods: KubeApi, found: list[str]) -> None:
     """Add the version of each change until the watch ends."""
     async for change in pods.watch_pods("1"):
         found.append(change.resource_version)  # noqa: PERF401 -- those before an error count
 
 
-async def versions(pods: KubePods) -> list[str]:
+async def versions(pods: KubeApi) -> list[str]:
     """What the watch says until it ends."""
     found: list[str] = []
     await watch(pods, found)
@@ -161,7 +162,7 @@ async def test_only_a_bookmark_before_every_node_says_that_there_is_none(
     tmp_path: Path, frames: tuple[bytes, ...], shown: list[str | None]
 ):
     async with a_session(streaming(*frames), tmp_path) as session:
-        found = [node async for node in KubeNode(session, NODE).watch_node()]
+        found = [node async for node in KubeApi(session, NODE).watch_node()]
 
     assert shown == [node and node.name for node in found]
 
@@ -171,7 +172,7 @@ async def test_a_node_without_a_uid_is_an_error(tmp_path: Path):
         streaming(b'{"type":"ADDED","object":{"metadata":{}}}\n'), tmp_path
     ) as session:
         with pytest.raises(ApiError, match=r"metadata\.uid"):
-            await anext(KubeNode(session, NODE).watch_node())
+            await anext(KubeApi(session, NODE).watch_node())
 
 
 async def test_frames_are_found_wherever_the_bytes_are_cut(tmp_path: Path):

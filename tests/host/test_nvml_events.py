@@ -7,8 +7,8 @@ import pytest
 import structlog
 
 from agent.errors import DriverError
-from agent.gpu import threads as nvml_threads
-from agent.gpu.threads import EventStream
+from agent.gpu import driver as nvml_driver
+from agent.gpu.driver import EventStream
 from agent.model import DriverEvent, EventKind, GpuUuid, ProbeOutcome
 from tests.fakes.nvml import FakeGpu, until
 from tests.fakes.nvml_events import hear, listening
@@ -133,7 +133,7 @@ async def test_a_thread_that_dies_is_an_error_and_no_silence(driver, library):
 async def test_a_wait_that_does_not_come_back_is_an_error_and_no_silence(
     driver, library, monkeypatch
 ):
-    monkeypatch.setattr(nvml_threads, "STALL", 0.1)
+    monkeypatch.setattr(nvml_driver, "STALL", 0.1)
     async with open_stream(driver, library) as heard:
         library.hanging.add(("nvmlEventSetWait_v2", None))
         (error,) = await hear(heard, 1)
@@ -145,8 +145,8 @@ async def test_a_wait_that_does_not_come_back_is_an_error_and_no_silence(
 async def test_no_second_thread_is_sent_into_a_wait_that_does_not_come_back(
     driver, library, monkeypatch
 ):
-    monkeypatch.setattr(nvml_threads, "STALL", 0.1)
-    monkeypatch.setattr(nvml_threads, "FAREWELL", 0.1)
+    monkeypatch.setattr(nvml_driver, "STALL", 0.1)
+    monkeypatch.setattr(nvml_driver, "FAREWELL", 0.1)
     before = set(threading.enumerate())
 
     async def listen() -> str:
@@ -224,7 +224,7 @@ async def test_a_gpu_that_was_stuck_is_registered_as_soon_as_it_answers_or_says_
 
 
 async def test_streams_begin_again_once_the_machine_gives_threads(driver, library, monkeypatch):
-    monkeypatch.setattr(nvml_threads, "FAREWELL", 0.1)
+    monkeypatch.setattr(nvml_driver, "FAREWELL", 0.1)
     await driver.scan()
     with monkeypatch.context() as full:
 

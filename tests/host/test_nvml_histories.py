@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from agent.errors import AgentError, DriverError
-from agent.gpu import threads as nvml_threads
+from agent.gpu import driver as nvml_driver
 from agent.gpu.driver import NvmlDriver
 from agent.model import GpuUuid, ProbeOutcome
 from tests.fakes import nvml_stub
@@ -161,7 +161,7 @@ async def comes(holds: Callable[[], Awaitable[bool]]) -> bool:
 async def test_whatever_happens_errors_are_ours_and_all_comes_back(
     built, tmp_path, monkeypatch, seed
 ):
-    monkeypatch.setattr(nvml_threads, "OPEN_DEADLINE", 2 * DEADLINE)
+    monkeypatch.setattr(nvml_driver, "OPEN_DEADLINE", 2 * DEADLINE)
     library = Path(shutil.copy(built, tmp_path / "libnvidia-ml.so.1"))
     stub = NvmlStub(library)
     life = NvmlLife(stub, Seeded(seed))

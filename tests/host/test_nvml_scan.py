@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from agent.gpu.driver import NvmlDriver, bus_id, numa_node
+from agent.gpu.driver import NvmlDriver
+from agent.gpu.nvml import bus_id, numa_node
 from agent.inventory import InventoryKeeper
 from agent.kit.cell import Cell
 from agent.model import (

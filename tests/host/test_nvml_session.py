@@ -57,7 +57,7 @@ async def test_an_error_of_the_whole_driver_names_it(driver, library):
 
 
 async def test_close_leaves_a_driver_that_hangs_in_each_step(library, tmp_path, monkeypatch):
-    monkeypatch.setattr("agent.gpu.threads.CLOSE_DEADLINE", 0.2)
+    monkeypatch.setattr("agent.gpu.driver.CLOSE_DEADLINE", 0.2)
     driver = NvmlDriver(library, sys_root=tmp_path, deadline=30)
     await driver.scan()
     library.hanging |= {("nvmlDeviceGetCount", None), ("nvmlShutdown", None)}
@@ -181,7 +181,7 @@ async def test_all_who_wait_share_one_beginning_and_its_failure(
 async def test_all_who_wait_for_a_beginning_that_takes_too_long_hear_that_at_once(
     driver, library, monkeypatch
 ):
-    monkeypatch.setattr("agent.gpu.threads.OPEN_DEADLINE", 0.3)
+    monkeypatch.setattr("agent.gpu.driver.OPEN_DEADLINE", 0.3)
     library.hanging.add(("nvmlInit", None))
 
     async def ask(uuid: GpuUuid) -> str:

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from agent.gpu.threads import GpuThreads
+from agent.gpu.nvml import GpuThreads
 
 pytestmark = pytest.mark.looptime(False)
 

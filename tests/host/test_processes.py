@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from agent.host.node import CgroupContainers
-from agent.regions import CGROUPS, CONTROLLERS, READ, ContainerProcesses
+from agent.usage import CGROUPS, CONTROLLERS, READ, ContainerProcesses
 from tests.fakes.offload import Inline
 from tests.host.hook_space import IDENTITIES, TOP, can_mount
 from tests.host.proc_node import ID, MAIN, UID, ProcNode
@@ -156,7 +156,7 @@ def test_the_cgroups_are_searched_once_a_round_for_however_many_pods(node, monke
         searched.append(path)
         return ()
 
-    monkeypatch.setattr("agent.regions._pods", search)
+    monkeypatch.setattr("agent.usage._pods", search)
     for _ in range(2):
         node.processes.begin([MAIN, f"{OTHER}_main"])
         for name in (MAIN, f"{OTHER}_main"):
@@ -175,7 +175,7 @@ os.execvp("unshare", ["unshare", "--pid", "--fork", "--mount-proc", "sh", "-c", 
 """
 AGENT = """
 import pathlib, sys
-from agent.regions import ContainerProcesses
+from agent.usage import ContainerProcesses
 cgroups, name, *pids = sys.argv[1:]
 processes = ContainerProcesses(pathlib.Path(cgroups))
 processes.begin([name])

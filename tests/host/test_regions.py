@@ -14,7 +14,7 @@ import pytest
 
 from agent.errors import StateError
 from agent.hami.region import MAGIC, V0, V1_2, RegionChange, RegionState, RegionSums
-from agent.regions import ENTRIES, HostRegions
+from agent.usage import ENTRIES, HostRegions
 from tests.fakes.offload import Inline
 from tests.hami_regions import file_ids, read_bytes, region_file
 from tests.host.hook_space import IDENTITIES, NO_PRIVILEGES, TOP, can_mount
@@ -210,7 +210,7 @@ async def test_who_is_held_back_is_found_in_each_layout(hook, regions, file, num
 RIGHTS = """
 import asyncio, pathlib, sys
 from agent.hami.region import RegionChange
-from agent.regions import HostRegions
+from agent.usage import HostRegions
 from tests.fakes.offload import Inline
 from tests.host.hook_space import IDENTITIES, NO_PRIVILEGES, TOP, can_mount
 from tests.host.proc_node import ProcNode

@@ -83,7 +83,7 @@ def talkative(monkeypatch: pytest.MonkeyPatch) -> None:
         while True:
             await self._reported.wait()
             self._reported.clear()
-            reports, self._waiting = tuple(self._waiting.values()), {}
+            reports, self._waiting = tuple(self._waiting), {}
             for report in reports:
                 self._publish(self._judged((report,)))
                 await asyncio.sleep(0.001)

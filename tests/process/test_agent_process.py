@@ -14,16 +14,23 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import aiohttp
+import grpc
 import pytest
+from agent.host.process import MACHINE_ID, read_id
 
+from agent.ledger import Ledger, State
 from agent.sandbox.lab.cluster import RESOURCE, SandboxCluster, fetch, open_cluster
 from agent.sandbox.scenario.facts import is_running, pod_facts
 from agent.sandbox.scenario.stage import Wish, Workload
+from agent.state import CURRENT, encode_state
+from tests.builders import G1, G2, NOON, a_row
+from tests.fakes.grpc_messages import GrpcPlugin
 from tests.process.agent_process import (
     ENVIRON,
     PATIENCE,
     ROOT,
     comes,
+    copied_settings,
     offers,
     options,
     run,
@@ -99,6 +106,46 @@ async def test_it_reads_nothing_of_other_pods_and_writes_nothing_but_the_annotat
             (user, "watch", "pods"): 1,
             (user, "patch", "nodes"): 1,
         } == dict(journal.counts)
+
+
+async def test_settings_are_followed_and_the_last_good_ones_start_the_next_agent():
+    async with open_cluster(options(gpus=1)) as opened:
+        config = opened.places.config
+        config.write_text("sharing: {splitCount: 4}")
+        cluster = await started(opened, slices=4)
+        config.write_text("sharing: {splitCount: 6}")
+        cluster.reload_agent()
+        assert await offers(cluster, 6), cluster.log.last(20)
+        assert 1 == len(cluster.kubelet.history.of("registered"))
+
+        def is_copied() -> bool:
+            copy = copied_settings(cluster)
+            return copy is not None and copy.own is not None and b"6" in copy.own.content
+
+        assert await comes(is_copied)
+        assert 0 == await cluster.stop_agent()
+        config.write_text("sharing: {splitCuont: 6}")
+        await started(cluster, slices=6)
+        (line,) = cluster.log.of("config.rejected")
+        assert f"{config}:1:" in str(line.fields)
+
+
+async def test_with_a_fence_the_kubelet_asks_before_a_start_and_is_answered_from_the_ledger():
+    still_young = NOON.replace(year=9999)
+    row = a_row(slice_ids=(f"{G2}-0",), offered=True, answered_at=still_young)
+    async with open_cluster(options("--fence", "prestart")) as opened:
+        state = State(machine_id=read_id(MACHINE_ID), ledger=Ledger((row,)))
+        opened.places.state.mkdir(parents=True, exist_ok=True)
+        (opened.places.state / CURRENT).write_bytes(encode_state(state))
+        cluster = await started(opened)
+        (endpoint,) = sockets(cluster) - {"kubelet.sock"}
+        plugin = GrpcPlugin(cluster.places.plugins / endpoint)
+
+        assert (await asyncio.to_thread(plugin.options)).pre_start_required
+        with pytest.raises(grpc.RpcError, match="HA-4006"):
+            await asyncio.to_thread(plugin.pre_start, list(row.slice_ids))
+        await asyncio.to_thread(plugin.pre_start, [f"{G1}-0"])
+        plugin.close()
 
 
 # Bad input at the start: one sentence that says where, and the right exit code.

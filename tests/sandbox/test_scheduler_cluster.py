@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.kube.client import KubeSession
-from agent.kube.connection import Connection
+from agent.kube.client import Connection, KubeSession
 from agent.sandbox.apiserver import ApiServerModel
 from agent.sandbox.apiserver_requests import merge_patch
 from agent.sandbox.lab.cluster import kubeconfig

@@ -311,14 +311,22 @@ async def test_the_lock_of_an_answered_pod_that_is_gone_goes_only_where_nobody_h
         assert {} == desk.orphaned_locks.value
 
 
-@pytest.mark.parametrize("phase", [Phase.FAILED, Phase.SUCCEEDED])
-async def test_the_lock_of_a_pod_that_has_ended_goes_behind_a_patch_with_its_uid(phase):
-    ended = placed(phase=phase)
+@pytest.mark.parametrize(
+    ("ended", "phase"),
+    [
+        (placed(phase=Phase.FAILED), "allocating"),
+        (placed(phase=Phase.SUCCEEDED), "allocating"),
+        (refused(), "failed"),
+    ],
+    ids=["failed", "succeeded", "refused"],
+)
+async def test_the_lock_of_a_pod_that_has_ended_goes_behind_a_patch_with_its_uid(ended, phase):
     async with a_desk(ended, lock=LOCK) as desk:
         await asyncio.sleep(30)
 
         assert (False, 2) == (desk.locked, desk.api.writes)
         assert {("settle-pod", "done"): 1} == desk.results
+        assert phase == desk.annotations(ended)[PHASE]
 
         desk.see()
         await asyncio.sleep(1)

@@ -17,7 +17,7 @@ SUBJECTS = {
     "reconcile": ("reconcile.py",),
     "ledger": ("ledger.py", "state.py"),
     "witness": ("witness.py",),
-    "hookdirs": ("hookdirs.py", "regions.py"),
+    "hookdirs": ("hookdirs.py",),
     "hami": ("hami/",),
     "health": ("health/",),
     "inventory": ("inventory.py", "model.py"),

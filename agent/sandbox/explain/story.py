@@ -13,7 +13,8 @@ from agent.allocate.room import ContainerRequest
 from agent.cluster import VGPU_NODE
 from agent.errors import cap
 from agent.kit.units import age, gib
-from agent.kube.objects import EPOCH, WRITER
+from agent.kube.client import WRITER
+from agent.kube.objects import EPOCH
 from agent.kube.reader import ClusterSnapshot, JsonObject, PodEventView
 
 

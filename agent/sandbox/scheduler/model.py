@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from agent.allocate.room import NOT_WHOLE, ContainerRequest, RequestRules, read_request
+from agent.allocate.room import ContainerRequest, RequestRules, read_request
+from agent.cluster import NOT_WHOLE
 from agent.hami.annotations import RegisteredGpu
 from agent.kube.objects import decode_quantity, decode_whole
 from agent.model import GpuUuid

@@ -18,9 +18,7 @@ from aiohttp import web
 
 from agent.errors import ApiError
 from agent.kit.timing import SystemClock
-from agent.kube.client import ApiRequest, KubeSession, path_of
-from agent.kube.connection import Connection
-from agent.kube.objects import Raw, read_object
+from agent.kube.client import ApiRequest, Connection, KubeSession, Raw, path_of, read_object
 from agent.sandbox import store
 from agent.sandbox.scheduler.model import SchedulerSettings
 from agent.sandbox.scheduler.verbs import REGISTER_INTERVAL, BindError, HamiVerbs

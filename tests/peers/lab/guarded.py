@@ -11,7 +11,7 @@ import yaml
 
 from agent.cluster import NodeEvent, PodUid
 from agent.kit.timing import SystemClock
-from agent.kube.events import EventSeries, event_object
+from agent.kube.objects import EventSeries, event_object
 from tests.peers.lab.agents import SOURCE
 from tests.peers.lab.api import Object
 from tests.peers.lab.identities import NODE
@@ -85,7 +85,8 @@ def an_event(name: str, host: str, pod: str = OWN_POD) -> Object:
     """An Event as the agent on a node writes it; without a pod, it is about the Node."""
     about = ("default", pod, PodUid(pod)) if pod else ()
     event = NodeEvent("Tried", "a test", False, *about)
-    return dict(event_object(event, EventSeries(name), host, SystemClock().now()))
+    found = event_object(EventSeries(event), host, SystemClock().now())
+    return {**found, "metadata": {"name": name, "namespace": "default"}}
 
 
 def is_of_policy(answer: Answer) -> bool:

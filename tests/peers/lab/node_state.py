@@ -20,7 +20,7 @@ from tests.peers.lab.space import until_answer
 # The node as a test found it.
 
 NODE_PATH: Final = f"/api/v1/nodes/{NODE}"
-_NOTED: Final = annotations.PREFIX
+_NOTED: Final = "hami.io/"
 """What HAMi's annotations begin with: its scheduler notes more than one vendor."""
 
 

@@ -7,10 +7,19 @@ from collections.abc import AsyncIterator, Callable, Mapping
 
 import msgspec
 
-from agent.allocate.match import NOT_HERE, MatchSettings, UnlockedPods
+from agent.allocate.match import MatchSettings, UnlockedPods
 from agent.allocate.service import HamiAllocation
 from agent.app.agent import NodeAgent
-from agent.cluster import NodeEvent, NodeLock, NodeView, PodTable, PodUid, PodView, Tombstone
+from agent.cluster import (
+    NOT_HERE,
+    NodeEvent,
+    NodeLock,
+    NodeView,
+    PodTable,
+    PodUid,
+    PodView,
+    Tombstone,
+)
 from agent.hami.annotations import held_lock
 from agent.kit.cell import Cell
 from agent.ledger import ContainerKey, EditSettings, Holder, KubeletEpoch, Ledger, State

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from agent.gpu.driver import bus_id
+from agent.gpu.nvml import bus_id
 from agent.inventory import InventoryKeeper
 from agent.kit.cell import Cell
 from agent.kubelet.door import encode_list

@@ -78,7 +78,7 @@ async def test_thousands_of_events_that_are_refused_are_gone_soon_with_one_line_
 
     assert (((("GpuUnhealthy", "refused"), 202),), ()) == (
         notices.unposted.items(),
-        notices.waiting,
+        tuple(notices.waiting),
     )
     lines = [one["others"] for one in said if one["event"] == "event.refused"]
     assert [0, 200] == lines

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.allocate.room import NOT_WHOLE
-from agent.cluster import ALLOCATED, REGISTER, NodeView, Phase, PodView, Role
+from agent.cluster import ALLOCATED, NOT_WHOLE, REGISTER, NodeView, Phase, PodView, Role
 from agent.errors import MalformedText
 from agent.kube.objects import (
     annotation_writes,
@@ -16,7 +15,6 @@ from agent.kube.objects import (
     decode_pod,
     decode_quantity,
     other_writer,
-    read_page,
 )
 from tests.builders import G1, POD_UID, a_container, a_share
 from tests.hami_vectors import vectors
@@ -366,12 +364,6 @@ def test_other_extended_resources_are_kept_because_ours_may_get_another_name():
     renamed = found.asking_by("example.com/vgpu")
     assert (2, "example.com/vgpu") == (renamed.count, renamed.resource)
     assert found == renamed.asking_by(GPU)
-
-
-def test_an_empty_list_may_have_null_for_items():
-    _, items = read_page(b'{"metadata":{"resourceVersion":"7"},"items":null}')
-
-    assert () == items
 
 
 # Kubernetes quantities.

@@ -8,15 +8,12 @@ from agent.hami.region import (
     HEAD_SIZE,
     LAYOUTS,
     LEGACY_SIZE,
-    V0,
-    V1_1,
-    V1_1S,
     V1_2,
     RegionOffsets,
     RegionState,
     count_slots,
 )
-from agent.regions import read_region
+from agent.usage import read_region
 from tests.hami_regions import read_bytes, region_file
 
 EACH = pytest.mark.parametrize("offsets", LAYOUTS, ids=lambda offsets: offsets.layout)
@@ -133,72 +130,3 @@ def test_where_the_number_of_gpus_was_never_written_those_in_use_are_read(offset
         (gpu.uuid, gpu.memory_limit) for gpu in region.gpus
     ]
     assert [2, 2] == [len(process.memory) for process in region.processes]
-
-
-class SlotWriter:
-    """A process that changes the seqlock of slot 0 at some of the reads of the slots."""
-
-    def __init__(self, offsets: RegionOffsets, steps: list[int]) -> None:
-        self.content = two(offsets)
-        self.offsets = offsets
-        self.steps = steps
-        self.reads = 0
-
-    def pread(self, length: int, offset: int) -> bytes:
-        if offset == self.offsets.slots:
-            at = self.offsets.slots + (self.offsets.seqlock or 0)
-            (now,) = struct.unpack_from("<Q", self.content, at)
-            step = self.steps[self.reads] if self.reads < len(self.steps) else 0
-            struct.pack_into("<Q", self.content, at, now + step)
-            struct.pack_into("<Q", self.content, self.offsets.slots + self.offsets.used + 16, now)
-            self.reads += 1
-        return bytes(self.content[offset : offset + length])
-
-
-@pytest.mark.parametrize("offsets", [V1_1S, V1_2], ids=["v1.1s", "v1.2"])
-@pytest.mark.parametrize(
-    ("steps", "torn", "reads"),
-    [
-        ([0, 0], False, 2),
-        ([0, 2, 0, 0], False, 4),
-        ([1, 0, 1, 0], False, 4),
-        ([1, 0, 0, 1, 0, 0], False, 6),
-        ([0, 2, 0, 2, 0, 2, 0, 0], True, 6),
-        ([1, 0, 0, 0, 0, 0, 1, 0], True, 6),
-    ],
-    ids=["at rest", "changed", "odd", "odd, then changed", "at every read", "killed inside"],
-)
-def test_a_slot_that_is_being_written_is_read_again_twice_at_most(offsets, steps, torn, reads):
-    writer = SlotWriter(offsets, steps)
-
-    region = read_region(offsets.size, writer.pread)
-
-    assert [torn, False] == [process.torn for process in region.processes]
-    assert reads == writer.reads
-
-
-@pytest.mark.parametrize("offsets", [V0, V1_1], ids=["v0", "v1.1"])
-def test_a_layout_without_seqlock_is_read_once(offsets):
-    writer = SlotWriter(offsets, [])
-
-    read_region(offsets.size, writer.pread)
-
-    assert 1 == writer.reads
-
-
-@pytest.mark.parametrize(("offsets", "taken"), [(V1_1S, 0), (V1_2, 1)], ids=["v1.1s", "v1.2"])
-def test_the_data_lie_between_the_two_reads_of_the_seqlock(offsets, taken):
-    """Each read goes upwards: the seqlock is before the data in v1.1s, behind them in v1.2."""
-    content = two(offsets)
-    slots: list[bytes] = []
-
-    def pread(length, offset):
-        if offset == offsets.slots:
-            struct.pack_into("<Q", content, offsets.slots + offsets.used + 16, len(slots))
-            slots.append(bytes(content[offset : offset + length]))
-        return bytes(content[offset : offset + length])
-
-    region = read_region(offsets.size, pread)
-
-    assert 2 == len(slots)
-    assert taken == region.processes[0].memory[0].buffer

@@ -15,8 +15,7 @@ from agent.hami.region import (
     NoRegion,
     RegionOffsets,
 )
-from agent.regions import RETRIES, read_region
-from agent.usage import use_of
+from agent.usage import read_region, use_of
 from tests.hami_regions import region_file
 from tests.unit.codec.test_region import TWO
 from tests.unit.core.usage.test_use import NOW, reading
@@ -109,7 +108,7 @@ class RegionTenant:
         return at, self.random.choice((known, noise))[: offsets.size - at]
 
 
-BOUND = HEAD_SIZE + (1 + RETRIES) * (24 + 2 * MAX_PROCESSES * 1960)
+BOUND = HEAD_SIZE + 24 + MAX_PROCESSES * 1960
 
 
 def test_thousands_of_changes_end_in_a_reading():

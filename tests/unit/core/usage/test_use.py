@@ -4,7 +4,7 @@ import datetime as dt
 
 import pytest
 
-from agent.hami.region import MemoryUse, Region, RegionGpu, RegionLayout, RegionProcess, RegionState
+from agent.hami.region import MemoryUse, Region, RegionGpu, RegionProcess, RegionState
 from agent.usage import use_of
 from tests.builders import G1, G2, NOON, a_uuid
 from tests.fakes.regions import RegionReading, a_process, a_region
@@ -22,7 +22,7 @@ def a_sum_process(pid, *totals, sm=0):
 
 
 def reading(*processes, alive=None, last_kernel=BEFORE, gpus=GPUS):
-    region = Region(RegionLayout.V1_2, gpus, processes, True, 2, 1, last_kernel)
+    region = Region("v1.2", gpus, processes, True, 2, 1, last_kernel)
     return RegionReading(RegionState.READABLE, region, alive=alive).sums()
 
 
