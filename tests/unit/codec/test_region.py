@@ -8,12 +8,10 @@ from agent.hami.region import (
     HEAD_SIZE,
     LAYOUTS,
     LEGACY_SIZE,
-    V1_2,
     RegionOffsets,
     RegionState,
     count_slots,
 )
-from agent.usage import read_region
 from tests.hami_regions import read_bytes, region_file
 
 EACH = pytest.mark.parametrize("offsets", LAYOUTS, ids=lambda offsets: offsets.layout)
