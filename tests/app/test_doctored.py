@@ -13,14 +13,12 @@ import msgspec
 import pytest
 from aiohttp import web
 
-from agent import hookdirs
 from agent.cli import doctor
 from agent.cli.checks import ALL_GROUPS, AgentAnswer, Finding
 from agent.cli.doctor import NodeSeen, report_differences
 from agent.cluster import REGISTER
-from agent.errors import KubeletError, WitnessUnsupported
 from agent.hami.annotations import RegisteredGpu, encode_register
-from agent.ledger import Holding, SourceFile
+from agent.ledger import Holding
 from agent.model import GpuFault, Scan
 from agent.node import Check
 from agent.sandbox.hardware import described
@@ -176,59 +174,6 @@ async def test_beside_an_agent_rights_that_it_does_not_need_are_noted(tmp_path: 
     assert "list secrets" in found[2].said
 
 
-@pytest.mark.parametrize(("condition", "number"), [(False, 8), (True, 9)])
-async def test_every_right_is_asked_for(tmp_path: Path, condition: bool, number: int):  # noqa: FBT001 -- a case
-    server = PreflightServer()
-    server.denied = {("patch", "nodes")}
-    async with beside_server(server, tmp_path) as (_, chosen):
-        await examine(msgspec.structs.replace(chosen, node_condition=condition))
-
-    assert number == len(server.asked)
-    assert {("pods", "status"), *([("nodes", "status")] if condition else [])} == {
-        (one["resource"], one["subresource"]) for one in server.asked if "subresource" in one
-    }
-
-
-LIBRARY_LOST = "HAMi-core is not installed on this node (x missing), so no limit would be enforced"
-NO_CDI = "GPU 0 no single CDI specification in /etc/cdi defines nvidia.com/gpu=GPU-1"
-
-
-async def test_what_the_agent_saw_before_a_repair_is_not_repeated_alone(tmp_path: Path):
-    """One output must not say that a file is there and that it is missing."""
-    lost = (("offer", LIBRARY_LOST), ("cdi", NO_CDI))
-    checks = [Check(name, ok=False, text=text, required=False) for name, text in lost]
-    answer, groups = AgentAnswer("/s", tuple(checks)), frozenset({"agent", "driver", "library"})
-    (tmp_path / "gpus.yaml").write_text("cdiVersion: 0.5.0\nkind: nvidia.com/gpu\ndevices:\n")
-    with (tmp_path / "gpus.yaml").open("a") as file:
-        for gpu in described("h100:2").gpus:
-            file.write(f"- {{name: {gpu.uuid}, containerEdits: {{env: [A=1]}}}}\n")
-    cdi = {"--device-list-strategy": "cdi-cri", "--cdi-spec-dirs": str(tmp_path)}
-    async with a_node() as cluster:
-        chosen = settings(cluster, **cdi)
-        found = await examine(chosen, agent=answer, groups=groups)
-        (cluster.places.hook / "vgpu/libvgpu.so").unlink()
-        whole = (tmp_path / "gpus.yaml").read_text().splitlines()
-        (tmp_path / "gpus.yaml").write_text("\n".join(whole[:-1]))  # one GPU is missing
-        gone = await examine(chosen, agent=answer, groups=groups)
-
-    def said(findings: Iterable[Finding]) -> dict[str, str]:
-        return {one.subject: one.said for one in findings if one.check == "P-AGENT"}
-
-    assert (["ok"], ["ok"], ["ok"]) == tuple(
-        of(found, check) for check in ("P-LIBRARY", "P-PRELOAD", "P-CDI")
-    )
-    assert (["wrong"], ["wrong"]) == (of(gone, "P-LIBRARY"), of(gone, "P-CDI"))
-    ends = "; the agent looks every 10 s)"
-    assert {
-        "offer": f"{LIBRARY_LOST} (now ok: P-LIBRARY, P-PRELOAD{ends}",
-        "cdi": f"{NO_CDI} (now ok: P-CDI{ends}",
-    }.items() <= said(found).items()
-    assert {
-        "offer": f"{LIBRARY_LOST} (follows from P-LIBRARY)",
-        "cdi": f"{NO_CDI} (follows from P-CDI)",
-    }.items() <= said(gone).items()
-
-
 async def test_hamis_plugin_is_found_by_its_socket(tmp_path: Path):
     server = PreflightServer()
     async with beside_server(server, tmp_path) as (cluster, chosen):
@@ -297,19 +242,6 @@ async def test_an_api_server_that_cannot_be_asked_hides_nothing_else(tmp_path: P
     (told,) = [one for one in found if one.check == "P-NODE"]
     assert told.advice.startswith("give the path of a readable kubeconfig")
     assert "readable kubeconfig" not in told.said, "the remedy is said once"
-
-
-async def test_an_api_server_that_fails_is_quoted_with_what_to_do(tmp_path: Path):
-    async def failing(_: web.BaseRequest) -> web.StreamResponse:
-        return web.json_response({"message": "etcd is away"}, status=500)
-
-    async with a_node() as cluster, a_session(failing, tmp_path):
-        chosen = settings(cluster, **{"--kubeconfig": str(tmp_path / "kubeconfig")})
-        found = await examine(chosen, groups=frozenset({"api"}))
-
-    (told,) = found
-    assert ("P-NODE", "wrong", True) == (told.check, told.verdict, "etcd is away" in told.said)
-    assert told.advice == "repair the connection or the permissions, and run this again"
 
 
 async def test_in_plain_mode_no_api_server_is_asked_and_only_the_host_is_judged():
@@ -426,51 +358,6 @@ async def test_of_a_driver_that_hangs_it_is_told_how_long_gpus_stay_on_offer(
     assert {"runs": {True}, "ended": {False}, "no": {False}} == told
 
 
-async def test_without_a_driver_missing_device_files_are_its_consequence(
-    bare, stub_path: Path, tmp_path: Path
-):
-    await asyncio.to_thread(stub_path.unlink)
-
-    found = await beside(bare, tmp_path, "driver")
-
-    assert [("P-DRIVER", "wrong"), ("P-ACCESS", "note"), ("P-ACCESS", "note")] == found
-
-
-async def test_in_plain_mode_no_api_server_is_asked_and_none_is_missed(bare, stub, tmp_path: Path):
-    stub.order([0])
-    found = await beside(bare, tmp_path)
-
-    assert set() == {"P-NODE", "P-RIGHTS", "P-OFFER", "P-REPORT"} & {point for point, _ in found}
-    assert "unknown" not in {verdict for _, verdict in found}
-    assert ("P-AGENT", "ok") in found
-    assert ("P-KUBELET", "wrong") in found
-    assert ("P-WITNESS", "note") in found, "it follows from the kubelet"
-    assert ("P-LIBRARY", "ok") in found, "it is not needed"
-
-
-@pytest.mark.parametrize(
-    ("mode", "kind", "verdict", "said"),
-    [
-        (0o755, "", "wrong", "no socket of a kubelet is there"),
-        (0o755, "file", "wrong", "no socket of a kubelet is there"),
-        (0o755, "socket", "ok", "the kubelet's socket is there"),
-        (0o707, "socket", "wrong", "every user may write there (mode 0707)"),
-    ],
-)
-async def test_the_kubelets_socket_must_be_there_and_none_may_replace_it(
-    bare, tmp_path: Path, mode, kind, verdict, said
-):
-    place = tmp_path / "plugins/kubelet.sock"
-    place.parent.mkdir()
-    with socket.socket(socket.AF_UNIX) as kubelet:
-        kubelet.bind(str(place)) if kind == "socket" else None
-        place.touch() if kind == "file" else None
-        place.parent.chmod(mode)
-        first, *_ = await examine(bare, groups=frozenset({"kubelet"}))
-
-    assert ("P-KUBELET", verdict, said) == (first.check, first.verdict, first.said)
-
-
 @pytest.mark.parametrize(
     ("names", "alive"),
     [
@@ -493,52 +380,6 @@ async def test_live_sockets_of_agents_are_counted(bare, tmp_path: Path, names, a
     (one,) = [each for each in found if each.check == "P-SECOND"]
     said = "2 agents serve the kubelet" if alive == 2 else "names no holder; 1 live socket of"
     assert ("wrong" if alive == 2 else "ok", True) == (one.verdict, said in one.said)
-
-
-@pytest.mark.parametrize(
-    ("ids", "trouble", "agent", "verdict", "said"),
-    [
-        ([None], None, None, "ok", "0 containers hold slices"),
-        ([["a"]], None, None, "ok", "1 container holds slices; the agent takes them over"),
-        ([["a"], ["b"]], KubeletError("slow"), READY, "ok", "2 containers hold slices"),
-        ([], WitnessUnsupported("no Get"), READY, "note", "cannot say which pod it is admitting"),
-    ],
-)
-async def test_what_the_kubelet_answers_about_containers_is_told(
-    bare, monkeypatch: pytest.MonkeyPatch, ids, trouble, agent, verdict, said
-):
-    async def listed(_):
-        return [Holding("demo", "p", {f"c{n}": {RESOURCE: one} for n, one in enumerate(ids)})]
-
-    async def get(*_):
-        if trouble:
-            raise trouble
-
-    monkeypatch.setattr(PodResourcesWitness, "list", listed)
-    monkeypatch.setattr(PodResourcesWitness, "get", get)
-    found = await examine(bare, groups=frozenset({"kubelet"}), agent=agent)
-
-    (one,) = [each for each in found if each.check == "P-WITNESS"]
-    assert (verdict, True) == (one.verdict, said in one.said)
-    assert ("takes them over" in one.said) == (agent is None and bool(ids[0]))
-
-
-async def test_the_largest_container_directories_are_named_and_no_driver_is_asked_for_them(
-    bare, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr(doctor, "_scan", None)
-    monkeypatch.setattr(hookdirs, "ENTRIES", 10)
-    containers = tmp_path / "hook/vgpu/containers"
-    uid = "6f1c1f0e-8f5a-4a52-9d2e-6b8b8a1d000"
-    for number, entries in enumerate((2, 11, 12, 13, 14)):
-        leaf = containers / f"{uid}{number}_main"
-        leaf.mkdir(parents=True)
-        for entry in range(entries):
-            (leaf / f"{entry}").touch()
-
-    found = await beside(bare, tmp_path, "paths")
-
-    assert 3 == found.count(("P-PATHS", "note"))
 
 
 def test_a_lost_gpu_that_the_node_still_names_is_no_reason_to_restart_the_agent():
@@ -584,17 +425,3 @@ async def test_where_there_are_no_cdi_directories_it_matters_whether_this_is_a_p
     assert [("P-DRIVER", "ok"), ("P-CDI", verdict)] == [
         (one.check, one.verdict) for one in findings
     ]
-
-
-async def test_gpus_that_are_not_shared_need_no_cdi_name(tmp_path: Path):
-    (tmp_path / "cdi").mkdir()
-    flags = {
-        "--simulate": "h100:2",
-        "--device-list-strategy": "cdi-annotations",
-        "--cdi-spec-dirs": f"{tmp_path}/cdi",
-    }
-    own = SourceFile("c.yaml", b"sharing: {filterIndexes: [0, 1]}")
-    given = make_plan(Sources(own=own, flags=flags, host="n")).settings()
-    findings = await examine(given, groups=frozenset({"driver"}))
-
-    assert "ok" == findings[-1].verdict

@@ -16,15 +16,14 @@ from aiohttp.test_utils import make_mocked_request
 from agent.app.agent import NodeAgent
 from agent.cluster import NodeEvent
 from agent.errors import Refusal, RefusalReason
-from agent.health.judge import switched_off
 from agent.health.xids import FELL_OFF_THE_BUS
-from agent.model import GpuFault, Scan, Trouble, slice_id
+from agent.model import Scan, slice_id
 from agent.node import Check
-from agent.report import CALM, gpu_degraded
+from agent.report import CALM
 from agent.sandbox.hardware import Description, SimulatedHardware
 from agent.web.server import livez, readyz
 from tests.app.front_node import joined, runs, watched
-from tests.builders import NOON, a_gpu
+from tests.builders import a_gpu
 from tests.fakes.apiserver import EventSink
 from tests.fakes.hardware_driver import HardwareDriver
 from tests.services.allocation.allocating import G1, Desk, a_desk, ids, placed
@@ -189,15 +188,3 @@ async def test_a_held_gpu_that_is_shared_no_more_or_gone_is_said_to_be_just_that
             keeper.refresh()
 
         assert f"gpu_health degraded: GPU 0 {why}" in node.probed()[1]
-
-
-async def test_a_lost_gpu_that_nobody_looks_after_is_called_the_same_everywhere():
-    async with a_node() as node:
-        keeper = node.front.keeper
-        keeper.hold({G1: (slice_id(G1, 0),)})
-        keeper.judged({G1: switched_off(NOON)})
-        keeper.found(Scan("570.1", (), (GpuFault(G1, "GPU is lost", Trouble.LOST),)))
-
-        condition = gpu_degraded(node.front.facts.inventory.value, NOON)
-        assert f"GPU 0 ({G1}) is not shared: GPU is lost; " in condition.message
-        assert "gpu_health degraded: GPU 0 is not shared: GPU is lost; " in node.probed()[1]

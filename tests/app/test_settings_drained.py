@@ -14,11 +14,9 @@ from agent.errors import SettingsError
 from agent.kit.cell import Cell
 from agent.kubelet.door import PREFERENCE_FOLLOWED
 from agent.ledger import LastGood, Ledger, SourceFile
-from agent.settings import reading
 from agent.settings.reading import Sources, SourcesRead, make_plan
 from tests.app.settings_room import SettingsRoom, a_plan, start_of
 from tests.builders import a_row
-from tests.fakes.offload import Blocked, Inline
 from tests.services.at_work import at_work
 from tests.unit.core.allocation.plain_scene import a_plain_row
 
@@ -108,21 +106,6 @@ async def test_with_the_last_row_the_name_comes_by_itself():
         assert 1 == len(room.told)
 
 
-@pytest.mark.parametrize(
-    ("own", "count", "told"),
-    [
-        ("sharing: {splitCount: 4}", 4, 0),
-        (f"sharing: {{resourceName: {NEW}, splitCount: 4}}", 10, 1),
-    ],
-)
-async def test_a_file_is_taken_over_whole_or_not_at_all_while_pods_hold_slices(own, count, told):
-    async with a_room() as (room, written):
-        written.own = own
-        await room.service.read()
-
-        assert (count, OLD, told) == (room.split_count, name_of(room), len(room.told))
-
-
 @pytest.mark.parametrize(("meanwhile", "told"), [("", 1), ("sharing: 7", 2)])
 async def test_a_name_that_was_put_back_or_broken_does_not_come_with_the_last_row(meanwhile, told):
     async with a_room() as (room, written):
@@ -136,19 +119,6 @@ async def test_a_name_that_was_put_back_or_broken_does_not_come_with_the_last_ro
         written.own = RENAMED
         await asyncio.sleep(SOON)
         assert (NEW, "") == (name_of(room), room.trouble)
-
-
-async def test_a_file_that_is_touched_while_its_name_waits_says_nothing_and_who_asks_is_answered():
-    async with a_room() as (room, written):
-        written.own = RENAMED
-        await room.service.read()
-        with structlog.testing.capture_logs() as logs:
-            await room.service.read()
-            assert [] == logs
-            await room.service.read(asked=True)
-
-        assert ["config.rejected"] == [line["event"] for line in logs]
-        assert 1 == len(room.told)
 
 
 async def test_an_answer_that_is_under_way_counts_before_its_row_does():
@@ -245,43 +215,9 @@ async def test_last_good_settings_stand_in_for_a_wrong_entry_unless_the_rows_ref
     assert stands_in == (NEW == name_of(room))
 
 
-@pytest.mark.parametrize("asked", [False, True])
-async def test_a_thread_that_never_comes_to_the_files_is_told_and_is_not_called_unchanged(
-    *, asked: bool
-):
-    thread: list[Inline] = [Inline()]
-
-    async def look(last: SourcesRead | None, good: Sources) -> SourcesRead:
-        return await reading.look(Sources(), thread[0], last, good)
-
-    room = SettingsRoom(await look(None, Sources()), look=look)
-    await room.service.read()
-    thread[0] = Blocked()
-    with structlog.testing.capture_logs() as logs:
-        await room.service.read(asked=asked)
-        await room.service.read(asked=asked)
-
-    assert ["config.rejected"] * (1 + asked) == [line["event"] for line in logs]
-    assert "was not read within 30 s" in room.trouble
-    thread[0] = Inline()
-    await room.service.read()
-    assert ("", 1) == (room.trouble, len(room.told))
-
-
 # Files are read every five seconds, at once on demand, and what is half written is not taken.
 
 FOUR, FIVE, SIX = (f"sharing: {{splitCount: {count}}}" for count in (4, 5, 6))
-
-
-async def test_files_at_rest_are_read_every_period_and_say_nothing():
-    async with a_room(Ledger()) as (room, written):
-        before, start = len(written.read_at), written.read_at[-1]
-        with structlog.testing.capture_logs() as logs:
-            await asyncio.sleep(100 * PERIOD)
-
-    assert 100 == len(written.read_at) - before
-    assert {0.0} == {round((at - start) % PERIOD, 3) % PERIOD for at in written.read_at[before:]}
-    assert ([], [], []) == (logs, room.told, room.refreshed)
 
 
 async def test_what_changed_while_the_agent_stood_by_is_read_at_once():

@@ -38,14 +38,6 @@ def room_of(text: str = OWN) -> SettingsRoom:
     return SettingsRoom(start_of(a_plan(text)))
 
 
-def taken(room: SettingsRoom, *texts: str, asked: bool = False) -> list[str]:
-    """The log's events when these settings are read."""
-    with structlog.testing.capture_logs() as lines:
-        for text in texts:
-            room.service.take(a_plan(text), asked=asked)
-    return [line["event"] for line in lines]
-
-
 async def test_labels_are_followed_and_a_node_unseen_keeps_its_last_ones():
     room = room_of()
     async with at_work(*room.tasks):
@@ -59,15 +51,6 @@ async def test_labels_are_followed_and_a_node_unseen_keeps_its_last_ones():
             assert is_big == room.cells.report.value.topology_score
             assert ("4" if is_big else "1") == room.cells.edits.value.cuda_log_level
     assert [20, 10] == room.refreshed
-
-
-async def test_a_reload_is_resolved_for_the_facts_that_are_known():
-    stored = LastGood("0.1.0", "node-a", labels={"pool": "t4"})
-    room = SettingsRoom(start_of(a_plan(OWN)), stored=stored)
-
-    taken(room, OWN.replace("splitCount: 2}", "splitCount: 3}"))
-
-    assert (3, []) == (room.split_count, room.told)
 
 
 RENAMED = """
@@ -104,17 +87,6 @@ async def test_what_acts_only_at_the_next_start_is_said_and_the_rest_acts_now(te
     assert (text == RENAMED) == (cells.sharing.value.memory_scaling == 2.0)
     for settings in (cells.sharing.value, cells.edits.value, cells.match.value):
         assert ("resourceName" in text) == (settings.resource == "example.com/vgpu")
-
-
-async def test_warnings_are_told_and_a_megabyte_of_them_is_a_few_lines():
-    keys = {"nodeconfig": [], **{f"key{number:06}": 1 for number in range(70_000)}}
-    junk = SourceFile("n.json", json.dumps(keys).encode())
-
-    with structlog.testing.capture_logs() as lines:
-        room_of().service.take(make_plan(Sources(node_config=junk, host="node-a")))
-
-    assert "unknown key `key000000`" in lines[0]["what"]
-    assert len(lines) < 30
 
 
 async def test_settings_that_do_not_fit_change_nothing_and_who_asks_is_answered_each_time():
@@ -201,23 +173,6 @@ async def test_the_first_start_waits_two_seconds_for_the_node(
         assert 20 == room.split_count
 
 
-@pytest.mark.parametrize(
-    ("entries", "stored"),
-    [
-        ((BIG, ANY), LastGood("0.0.9", "node-a", {"Pool": "big"})),
-        (({"name": "node-a", "devicesplitcount": 20}, ANY), None),
-        ((by("", nodelabelselector={}, devicesplitcount=20), ANY), None),
-    ],
-)
-async def test_nothing_waits_where_labels_are_kept_or_decide_nothing(tmp_path, entries, stored):
-    room = await room_with(tmp_path, *entries, stored=stored)
-    begun = asyncio.get_running_loop().time()
-    await room.service.settle()
-
-    assert begun == asyncio.get_running_loop().time()
-    assert 20 == room.split_count
-
-
 async def test_labels_that_lead_to_a_wrong_entry_change_nothing_until_it_is_mended(tmp_path):
     async with a_settings_node(tmp_path, labels={"Pool": "big"}) as node:
         await node.edit(nodeconfig=text(BIG, SMALL, ANY))
@@ -235,16 +190,6 @@ async def test_labels_that_lead_to_a_wrong_entry_change_nothing_until_it_is_mend
         assert (1, 1) == node.count()
         assert 7 == node.facts.sharing.value.split_count
         assert "" == node.room.trouble
-
-
-async def test_a_wrong_entry_of_another_node_is_a_warning_and_the_file_is_taken(tmp_path):
-    async with a_settings_node(tmp_path) as node:
-        wrong = {"name": "other", "operatingmode": "fast"}
-        await node.edit(nodeconfig=text(wrong, {"name": "other", "operatingmode": "remote"}, ANY))
-
-        assert 5 == node.facts.sharing.value.split_count
-        assert [] == node.events
-        assert 2 * ["config.ignored"] + ["config.applied"] == node.said("info", "warning", "error")
 
 
 @pytest.mark.parametrize("kept", [text(by("small", devicesplitcount=8)), text(SMALL), "{", None])
@@ -352,30 +297,6 @@ async def test_a_lowered_split_count_shrinks_by_draining(tmp_path):
         assert (1, 0) == node.count()
 
 
-async def test_a_filtered_gpu_stays_listed_until_its_last_slice_is_free(tmp_path):
-    async with a_settings_node(tmp_path) as node:
-        await node.hold((GPU, 0))
-        node.count()
-
-        await node.edit(own="sharing: {filterIndexes: [0]}")
-        assert [False, True, True, True] == [one.healthy for one in node.lists[-1].groups]
-        assert (1, 1) == node.count()
-
-        await node.hold()
-        assert 3 == len(node.lists[-1].groups)
-        assert (1, 1) == node.count()
-
-
-async def test_who_asks_is_answered_and_systemd_too(tmp_path):
-    async with a_settings_node(tmp_path, GOOD) as node:
-        await node.edit(asked=True)
-        assert ["config.unchanged"] == node.said("info", "warning", "error")
-        await node.edit(asked=True, own="sharing: {splitCount: many}")
-
-        assert ["reloading", "ready"] * 2 == node.room.systemd.said
-        assert (0, 0) == node.count()
-
-
 BAD = {
     "half": '{"nodeconfig": [{"name": "node-a", "devicesplitc',
     "type": '{"nodeconfig": [{"name": "node-a", "devicesplitcount": "many"}]}',
@@ -433,14 +354,3 @@ async def test_the_copy_follows_what_is_in_force(tmp_path):
         assert (SourceFile(file, GOOD.encode()), {"pool": "big"}) == kept()
         await node.edit(own="sharing: {splitCount: 3}")
         assert (SourceFile(file, b"sharing: {splitCount: 3}"), {"pool": "big"}) == kept()
-
-
-POOL = "profiles: [{name: p, match: {labels: pool=big}, sharing: {splitCount: 3}}]\n"
-
-
-@pytest.mark.parametrize(("name", "slices"), [(NODE, 3), ("another", 10)])
-async def test_labels_of_the_last_run_hold_in_the_first_list(tmp_path, name, slices):
-    stored = LastGood("0.0.9", name, {"pool": "big"})
-    async with a_settings_node(tmp_path, POOL, stored, labels={"pool": "big"}) as node:
-        assert slices == len(node.first.groups[0].ids)
-        assert 3 == node.facts.sharing.value.split_count

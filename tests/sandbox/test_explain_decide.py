@@ -15,7 +15,7 @@ from agent.kit.units import span
 from agent.kube.reader import ClusterNode, ClusterSnapshot, ListedPod, PodEventView
 from agent.model import GpuUuid, Share
 from agent.sandbox.explain.decide import explain_pod
-from agent.sandbox.explain.story import GateVerdict, PlacingChange
+from agent.sandbox.explain.story import GateVerdict
 from agent.sandbox.scheduler.filter import filter_pod
 from agent.sandbox.scheduler.model import RegisteredNode, SchedulerSettings
 from agent.sandbox.scheduler.registry import read_offer
@@ -194,32 +194,6 @@ def test_after_an_uncordon_the_scheduler_is_not_called_stale(handshake: str | No
     assert said in gate.said
 
 
-def test_where_reasons_differ_the_advice_is_the_change_that_places_the_pod():
-    sick = [a_node(f"sick{n}", a_gpu(f"GPU-s{n}", healthy=False)) for n in range(3)]
-    small = a_node("small", a_gpu("GPU-a", 0, 16_000))
-
-    found = told(pod_of({GPU: 1, MEMORY: 20_000}), nodes=(*sick, small))
-
-    assert "CardNotHealth" == found.gate("placement").reason
-    said = "ask for at most 16,000 MiB (nvidia.com/gpumem) instead of 20,000 MiB"
-    assert [PlacingChange(said, "small", "nvidia.com/gpumem: 16000")] == [*found.changes]
-
-
-def test_a_pod_that_wants_its_gpu_alone_by_a_policy_is_told_to_drop_the_policy():
-    holder = a_holder("other", "GPU-a,NVIDIA,1000,10:;")
-    mutex = {"hami.io/gpu-scheduler-policy": "mutex"}
-
-    found = told(pod_of({**ONE, CORES: 5}, mutex), holders=(holder,))
-
-    gate = found.gate("placement")
-    assert "ExclusiveDeviceAllocateConflict" == gate.reason
-    assert ("drop the annotation hami.io/gpu-scheduler-policy", "n1") == (
-        found.changes[0].said,
-        found.changes[0].node,
-    )
-    assert (10, 1) == (found.nodes[0].gpus[0].slots, found.nodes[0].gpus[0].used_slots)
-
-
 def test_a_pod_with_scheduling_gates_is_blocked_by_them_and_by_nothing_that_a_change_opens():
     pod = pod_of(ONE)
     gated = {**pod, "spec": {**pod["spec"], "schedulingGates": [{"name": "queue/admission"}]}}
@@ -241,20 +215,6 @@ def test_of_a_repeated_event_the_condition_has_what_the_last_attempt_said():
 
     assert (GateVerdict.WAITING, "E-RETRY") == (gate.verdict, gate.reason)
     assert (f"last attempt 5 s ago: {now}",) == gate.facts
-
-
-def test_a_refusal_before_a_later_success_is_history():
-    found = told(
-        pod_of(ONE),
-        event("FilteringFailed", "1 nodes CardInsufficientMemory(n1)", 40),
-        event("FilteringSucceed", "find fit node(n1), 0 nodes not fit", 20),
-        event("BindingFailed", "the API server refused", 10),
-        event("FailedScheduling", "the API server refused", 9),
-    )
-
-    binding = found.gate("binding")
-    assert GateVerdict.PASSED is found.gate("placement").verdict
-    assert (GateVerdict.BLOCKED, "E-BIND") == (binding.verdict, binding.reason)
 
 
 @pytest.mark.parametrize(

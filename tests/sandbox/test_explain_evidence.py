@@ -54,22 +54,11 @@ PODS_UNREAD = {"nodes": (), "unread": {"nodes": "no right", "pods": "no right"}}
             *(a_pod(said("running Bind extender: EOF", "SchedulerError")), (BOUND,), {}),
             *("binding E-BIND", "not yours"),
         ),
-        (
-            *(a_pod(said("context deadline exceeded")), (), {}),
-            *("placement E-ERROR", "deadline exceeded"),
-        ),
         (a_pod(), (event("FailedScheduling", "x509: expired"),), {}, "placement E-ERROR", "x509"),
         # A pod that is being deleted is not placed, with and without a finalizer.
         (
             a_pod(metadata={"deletionTimestamp": "2026-01-02T11:58:00Z"}),
             *((), {}, "admission E-DELETED", "was deleted 2 min ago"),
-        ),
-        (
-            a_pod(
-                limits={GPU: "0"},
-                metadata={"deletionTimestamp": "2026-01-02T11:58:00Z", "finalizers": ["a/b"]},
-            ),
-            *((), {}, "admission E-DELETED", "finalizers keep it (a/b)"),
         ),
         # With rights in one namespace the last attempt decides, by its greatest number.
         (a_pod(said(REFUSED)), (), PODS_UNREAD, "placement CardInsufficientCore", "9 nodes"),
@@ -82,10 +71,6 @@ PODS_UNREAD = {"nodes": (), "unread": {"nodes": "no right", "pods": "no right"}}
         (
             a_pod(said("0/4 nodes are available: 4 Insufficient nvidia.com/gpu.")),
             *((), {}, "placement E-NODE", "too few slices (4 Insufficient nvidia.com/gpu)"),
-        ),
-        (
-            a_pod(said("0/4 nodes are available: 4 Insufficient ephemeral-storage.")),
-            *((), {}, "placement E-NODE", "besides GPUs"),
         ),
         # A GPU in a mode that the model does not have is not judged.
         (
@@ -108,13 +93,6 @@ PODS_UNREAD = {"nodes": (), "unread": {"nodes": "no right", "pods": "no right"}}
                 )
             },
             *("placement CardInsufficientMemory", "no available node"),
-        ),
-        # Nodes are in the order of their numbers.
-        (
-            a_pod(said("0/2 nodes are available."), limits={MEMORY: "99999"}),
-            (),
-            {"nodes": (a_node("h10"), a_node("h9"))},
-            *("placement CardInsufficientMemory", "1/1 CardInsufficientMemory"),
         ),
         # What the agent said of the Node stands beside the Node.
         (
@@ -143,34 +121,6 @@ def test_the_words_of_schedulers_and_agents_decide_and_are_quoted(
     assert "not ours" not in words(found)
     if gate != "placement CardInsufficientMemory":
         assert () == found.changes
-
-
-def test_what_the_pod_itself_was_given_does_not_count_against_it():
-    own = a_holder("p", "GPU-a,NVIDIA,16000,0:;", "Pending", uid="own")
-    chosen = event("FilteringSucceed", "find fit node(n1)", 9)
-
-    assert ("", "") == blocked(told(a_pod(), chosen, holders=(own,)))
-
-
-def test_nodes_are_ordered_by_number():
-    nodes = [a_node(f"rack{rack}-gpu{gpu}") for rack in (10, 9) for gpu in (11, 2)]
-
-    found = told(a_pod(limits={MEMORY: "99999"}), nodes=tuple(nodes))
-
-    assert ["rack9-gpu2", "rack9-gpu11", "rack10-gpu2", "rack10-gpu11"] == [
-        node.name for node in found.nodes
-    ]
-
-
-def test_the_holders_of_what_is_short_are_named():
-    held = [("big", 15_000, 0), ("busy", 100, 70), ("idle", 50, 0)]
-    holders = tuple(a_holder(name, f"GPU-a,NVIDIA,{mib},{cores}:;") for name, mib, cores in held)
-
-    cores = told(a_pod(limits={MEMORY: "10", CORES: "50"}), holders=holders)
-    memory = told(a_pod(limits={MEMORY: "9000", CORES: "10"}), holders=holders)
-
-    assert [("d/busy 70 %",)] == [node.biggest for node in cores.nodes]
-    assert "d/big 14.6 GiB" == memory.nodes[0].biggest[0]
 
 
 def of_main(waiting: Json | None = None, **state: Json) -> Json:
@@ -255,15 +205,6 @@ def test_an_old_fault_of_a_gpu_is_noted_only_while_the_gpu_is_unhealthy(healthy,
     assert "XID 94" in " ".join(gate.facts)
 
 
-def test_an_old_fault_of_a_gpu_stays_noted_where_the_nodes_cannot_be_read():
-    metadata = {"annotations": {"hami.io/vgpu-devices-allocated": "GPU-a,NVIDIA,1000,0:;"}}
-    fallen = event("GpuDegradedForPod", "GPU 0 (GPU-a), which the pod holds: XID 94", 7, AGENT)
-    gate = told(a_pod(RUNS, "n1", metadata=metadata), fallen, **PODS_UNREAD).gate("running")
-
-    assert "noted" == gate.verdict.value
-    assert "healthy now" not in " ".join(gate.facts)
-
-
 BAD = event("GpuUnhealthy", "GPU 0 (GPU-a): XID 48", 900, AGENT, "n1")
 
 
@@ -293,15 +234,6 @@ def test_a_fault_of_a_gpu_is_quoted_until_the_agent_says_something_newer_of_it(l
     found = told(a_pod(said(REFUSED)), nodes=(a_node("n1", *gpus),), node_events=tuple(events))
 
     assert is_quoted is ("GpuUnhealthy: GPU 0 (GPU-a): XID 48" in words(found))
-
-
-def test_of_a_gpu_that_was_taken_back_and_is_still_unhealthy_no_release_is_quoted():
-    released = event("GpuReleased", "GPU 0 (GPU-a): released", 9, AGENT, "n1")
-    back = event("GpuUnhealthy", "GPU 0 (GPU-a): it was unhealthy before", 5, AGENT, "n1")
-    node = a_node("n1", a_gpu("GPU-a", healthy=False))
-    found = told(a_pod(said(REFUSED)), nodes=(node,), node_events=(released, back))
-
-    assert (True, False) == ("it was unhealthy" in words(found), "GpuReleased" in words(found))
 
 
 @pytest.mark.parametrize(
@@ -413,14 +345,6 @@ def test_shares_are_told_with_the_containers_that_ask_for_slices(containers, sha
     assert holders == [fact.partition(":")[0] for fact in facts]
 
 
-def test_a_gpu_that_no_node_reports_any_more_is_not_called_well():
-    metadata = {"annotations": {"hami.io/vgpu-devices-allocated": "GPU-gone,NVIDIA,10,0:;"}}
-    gate = told(a_pod({"phase": "Running"}, "n1", metadata=metadata)).gate("running")
-
-    assert ("noted", "CardNotHealth") == (gate.verdict.value, gate.reason)
-    assert "no Node reports GPU GPU-gone any more" in gate.facts[-1]
-
-
 def a_quota(hard: Json) -> Json:
     return {"metadata": {"name": "team", "namespace": "d"}, "spec": {"hard": hard}}
 
@@ -460,21 +384,6 @@ def test_a_quota_in_a_form_that_hami_does_not_read_is_named_with_the_form_that_c
     assert ("E-QUOTA" if form else "") == gate.reason
     assert form in "".join(gate.facts)
     assert ("what counts is" in "".join(gate.facts)) == bool(form)
-
-
-def test_a_container_that_asks_for_a_whole_gpu_is_told_to_name_its_memory():
-    holder = a_holder("held", "GPU-a,NVIDIA,6000,0:;", namespace="x")
-    pod = a_pod(metadata={"annotations": {CORES: "20"}})
-    pod["spec"]["containers"][0]["resources"]["limits"] = {GPU: "1", CORES: "100"}
-
-    found = told(pod, holders=(holder,))
-
-    assert "main asks for whole GPUs, because its limits have no nvidia.com/gpumem" in words(found)
-    assert "the annotation nvidia.com/gpucores is ignored" in words(found)
-    assert "nvidia.com/gpumem: 10000 " in found.changes[0].paste
-    limits = {GPU: "1", MEMORY: "10000"}
-    pod["spec"]["containers"][0]["resources"]["limits"] = limits
-    assert "E-UNTRIED" == blocked(told(pod, holders=(holder,)))[1]
 
 
 def test_a_cordoned_node_is_opened_with_its_taint_where_that_places_the_pod():

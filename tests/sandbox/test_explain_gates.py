@@ -8,7 +8,7 @@ import pytest
 from agent.hami.annotations import encode_node_lock
 from agent.kube.reader import ClusterNode, ListedPod, Taint
 from agent.sandbox.explain.placement import refuse_node
-from agent.sandbox.explain.story import Explanation, Gate
+from agent.sandbox.explain.story import Explanation
 from tests.fakes.explain_rig import LOCK
 from tests.sandbox import explained
 from tests.sandbox.explained import NOW, Json, a_holder, a_node, event
@@ -26,10 +26,6 @@ def told(pod: Json, lock: str | None = None, **parts: Any) -> Explanation:
     marks = {} if lock is None else {LOCK: lock}
     parts = {"nodes": (a_node(marks=marks),), "owners": {("d", "other"): ""}} | parts
     return explained.told(pod, *parts.pop("events", (CHOSEN,)), **parts)
-
-
-def seen(gate: Gate) -> tuple[str, str]:
-    return gate.verdict.name, gate.reason
 
 
 def locked(owner: str, age: float) -> str:
@@ -171,24 +167,6 @@ def test_what_the_pod_asks_of_a_gpu_stands_beside_what_was_found(marks: dict[str
     assert [f"drop the annotation {key}" for key in marks] == [
         change.said for change in explanation.changes
     ]
-
-
-def test_to_wait_for_a_pod_that_is_being_deleted_is_the_smallest_change():
-    full = a_holder("full", "GPU-a,NVIDIA,15500,0:;", is_deleted=True)
-
-    first, *_ = told(a_pod(), holders=(full,)).changes
-
-    assert "wait for d/full, which is being deleted (it holds 15,500 MiB on n1)" == first.said
-
-
-def test_a_cluster_without_gpus_is_told_as_such():
-    pod = a_pod()
-    nodes = (ClusterNode("cpu-1"), ClusterNode("cpu-2"))
-
-    gate = told(pod, nodes=nodes, events=()).gate("placement")
-
-    assert ("BLOCKED", "NodeUnregistered") == seen(gate)
-    assert ("not counted: 2 Nodes without GPUs",) == gate.facts
 
 
 def test_init_containers_that_passed_free_what_only_they_held():

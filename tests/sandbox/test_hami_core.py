@@ -5,7 +5,6 @@ import re
 
 import pytest
 
-from agent.hami.region import V1_2
 from agent.sandbox.hami_core import (
     CORE_LIMIT,
     HAMI_2_4_0,
@@ -13,9 +12,7 @@ from agent.sandbox.hami_core import (
     HAMI_2_8_1,
     HAMI_2_8_2,
     HAMI_2_9_0,
-    MEMORY_LIMIT,
     POLICY,
-    PRIORITY,
     HamiCoreRegion,
     limit_of,
 )
@@ -130,24 +127,6 @@ def test_there_are_all_runs_of_all_releases():
 
 
 @EACH
-def test_the_limits_of_the_first_process_stay(tmp_path, library):
-    region = HamiCoreRegion(tmp_path / "u.cache", library)
-    region.start(7, {}, NOW)
-    region.start(8, {MEMORY_LIMIT: "5m", PRIORITY: "0"}, NOW)
-
-    assert 0 == region.get(region.offsets.memory_limits, "Q")
-    assert [7, 8] == region.pids()
-
-
-@EACH
-def test_everybody_may_write_it(tmp_path, library):
-    region = HamiCoreRegion(tmp_path / "u.cache", library)
-    region.create({})
-
-    assert 0o666 == region.path.stat().st_mode & 0o777
-
-
-@EACH
 def test_a_killed_process_keeps_its_slot_until_another_one_starts(tmp_path, library):
     region = HamiCoreRegion(tmp_path / "u.cache", library)
     region.start(7, {}, NOW).allocate(0, 100)
@@ -181,16 +160,6 @@ def test_from_2_8_1_on_it_does_not_notice_that_another_moved_its_slot(tmp_path, 
     assert {4: 0, 3: 5 if library.is_seqlocked else 105} == used
 
 
-def test_all_that_ended_in_order_go_at_one_start(tmp_path):
-    region = HamiCoreRegion(tmp_path / "u.cache", HAMI_2_9_0)
-    for process in [region.start(pid, {}, NOW) for pid in range(1, 13)]:
-        process.exit()
-
-    region.start(99, {}, NOW)
-
-    assert [99] == region.pids()
-
-
 @pytest.mark.parametrize(
     ("library", "left"), [(HAMI_2_8_0, 1), (HAMI_2_9_0, 3)], ids=["2.8.0", "2.9.0"]
 )
@@ -204,29 +173,6 @@ def test_one_start_removes_ten_dead_slots_at_most_from_2_8_1_on(tmp_path, librar
     assert left == len(region.pids())
 
 
-@EACH
-def test_a_process_of_the_same_pid_takes_its_slot_again(tmp_path, library):
-    region = HamiCoreRegion(tmp_path / "u.cache", library)
-    region.start(7, {}, NOW).allocate(0, 100)
-
-    region.start(7, {}, NOW)
-
-    region.name_gpus(["GPU-1"])
-    (process,) = read_bytes(region.path.read_bytes()).region.processes
-    assert 0 == process.memory[0].total
-
-
-def test_with_1024_processes_the_next_one_ends(tmp_path):
-    region = HamiCoreRegion(tmp_path / "u.cache", HAMI_2_9_0)
-    region.create({})
-    for index in range(1024):
-        region.put(V1_2.slots + index * V1_2.slot_size, "i", index + 1)
-    region.put(V1_2.tail, "i", 1024)
-
-    with pytest.raises(RuntimeError, match="no slot left"):
-        region.start(5000, {}, NOW)
-
-
 @pytest.mark.parametrize("library", [HAMI_2_8_1, HAMI_2_9_0], ids=["v1.1s", "v1.2"])
 def test_one_that_is_killed_while_it_writes_leaves_half_of_its_change(tmp_path, library):
     region = HamiCoreRegion(tmp_path / "u.cache", library)
@@ -236,27 +182,3 @@ def test_one_that_is_killed_while_it_writes_leaves_half_of_its_change(tmp_path, 
     (process,) = read_bytes(region.path.read_bytes()).region.processes
 
     assert (100, 0) == (process.memory[0].buffer, process.memory[0].total)
-
-
-@EACH
-def test_a_launch_is_the_time_of_the_last_kernel(tmp_path, library):
-    region = HamiCoreRegion(tmp_path / "u.cache", library)
-    process = region.start(7, {}, NOW)
-
-    process.launch(NOW + dt.timedelta(seconds=9))
-
-    last = read_bytes(region.path.read_bytes()).region.last_kernel
-    assert (None if library is HAMI_2_4_0 else NOW + dt.timedelta(seconds=9)) == last
-
-
-@EACH
-def test_suspended_and_resumed(tmp_path, library):
-    region = HamiCoreRegion(tmp_path / "u.cache", library)
-    process = region.start(7, {}, NOW)
-    seen = []
-    for act in (process.suspend, process.resume):
-        act()
-        (found,) = read_bytes(region.path.read_bytes()).region.processes
-        seen.append(found.suspended)
-
-    assert [True, False] == seen

@@ -1,33 +1,20 @@
-"""The demo's witness of durability: a row that is not in the file yet is told."""
+"""The demo judges rightly: rows on disk, answers as written, the cost of a pod, a claim."""
 
-import asyncio
-import json
-import shutil
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import aiohttp
 import pytest
 
 from agent.errors import SettingsError
 from agent.ledger import Ledger, State
-from agent.model import GpuUuid, PciPath
+from agent.model import GpuUuid
 from agent.sandbox.apiserver import ApiCall
 from agent.sandbox.hardware import described
-from agent.sandbox.kubelet.pods import ContainerSpec, KubeletEvent, PodSpec
-from agent.sandbox.lab.child import KEPT_LINES, MOST_BYTES, AgentLog, may_drop
-from agent.sandbox.lab.cluster import (
-    MOST_CHARACTERS,
-    RESOURCE,
-    Places,
-    Pulse,
-    open_cluster,
-    open_places,
-)
-from agent.sandbox.scenario import default
+from agent.sandbox.kubelet.pods import KubeletEvent
+from agent.sandbox.lab.child import may_drop
+from agent.sandbox.lab.cluster import Places, open_places
 from agent.sandbox.scenario.default import pod_requests
-from agent.sandbox.scenario.facts import PodFacts, differences, parsed, promised
+from agent.sandbox.scenario.facts import PodFacts, differences
 from agent.sandbox.scenario.stage import (
     NOT_REACHED,
     PLACED,
@@ -36,13 +23,10 @@ from agent.sandbox.scenario.stage import (
     ScenarioRecord,
     Wish,
     Workload,
-    pod_use,
 )
-from agent.sandbox.scheduler.model import Load
 from agent.state import encode_state
 from agent.wire.v1beta1 import ContainerAllocateResponse, Mount
 from tests.builders import NOON, a_gpu, a_row
-from tests.process.agent_process import options
 
 ROW = a_row()
 
@@ -161,64 +145,6 @@ def test_a_mount_that_is_missing_or_elsewhere_is_found(places, index):
     assert [True] == ["/elsewhere" in text for text in found(places, other)]
 
 
-@pytest.mark.parametrize(
-    ("change", "said"), [(lambda leaf: leaf.chmod(0o755), "mode 755"), (Path.rmdir, "is not there")]
-)
-def test_a_directory_that_is_missing_or_that_not_everybody_may_write_is_found(places, change, said):
-    change(places.hook / "vgpu/containers" / f"{UID}_main")
-
-    assert [True] == [said in text for text in found(places, an_answer(places))]
-
-
-def test_answers_and_mounts_too_many_or_too_few_are_found(places):
-    answer = an_answer(places)
-    for pod, problem in (
-        (a_placed_pod("", Wish("main")), "pair/main has no GPU and got an answer"),
-        (a_placed_pod("GPU-a,NVIDIA,1000,30:;"), "pair/main requested 2 GPUs"),
-    ):
-        assert [problem] == found(places, answer, pod)
-    assert ["pair/main got no answer"] == differences(a_placed_pod(), {}, GPUS, places)
-
-    answer.mounts.append(Mount("/root", "/root"))
-    assert [True] == ["/root" in text for text in found(places, answer)]
-
-
-def test_groups_belong_to_the_containers_that_ask_init_containers_first():
-    wishes = (Wish("plain"), Wish("app", 1, 2), Wish("load", 1, 1, init=True))
-    shares = a_placed_pod("GPU-a,NVIDIA,1,0:;GPU-b,NVIDIA,2,0:;", *wishes).shares()
-
-    assert ["load", "plain", "app"] == list(shares)
-    assert [FIRST, None, SECOND] == [given[0].uuid if given else None for given in shares.values()]
-
-
-@pytest.mark.parametrize(("init", "most"), [(500, 3000), (3000, 4000)])
-def test_a_pod_counts_by_its_greatest_moment(init, most):
-    """An init container runs beside the sidecar before it; the app containers come later."""
-    sizes = {"s": 1000, "i": init, "a": 1500, "b": 500}
-    specs = (
-        ContainerSpec("s", "sidecar", {}),
-        ContainerSpec("i", "init", {}),
-        ContainerSpec("a", "app", {}),
-        ContainerSpec("b", "app", {}),
-    )
-    kept = {
-        ("u", name): bytes(
-            ContainerAllocateResponse(
-                envs={"NVIDIA_VISIBLE_DEVICES": FIRST, "CUDA_DEVICE_MEMORY_LIMIT_0": f"{mib}m"}
-            )
-        )
-        for name, mib in sizes.items()
-    }
-
-    assert {FIRST: Load(3, most, 0)} == pod_use(PodSpec("u", "d", "p", "", specs, {}), "u", kept)
-
-
-def test_an_answer_promises_what_its_environment_says(places):
-    answer = parsed(bytes(an_answer(places)))
-
-    assert {SECOND: (2000, 30), FIRST: (1000, 30)} == promised(answer)
-
-
 # A claim is true only if it was checked, and stays false once it was.
 
 PROMISED = {"a": "a holds", "b": "b holds"}
@@ -306,71 +232,6 @@ def test_a_write_that_never_came_is_named(missing):
     assert [f"pair: no {missing}"] == judged(PAIR, [one for one in USUAL if one != missing])[1]
 
 
-# What the scenario says of numbers is English for one thing as for several.
-
-
-class WordJournal:
-    """Counts one more of each request whenever it is asked."""
-
-    def __init__(self):
-        self.asked = dict.fromkeys(("writes", "reads", "watches"), 0)
-
-    def _count(self, name, step):
-        self.asked[name] += step
-        return self.asked[name]
-
-    def writes(self, user):
-        return self._count("writes", 2)
-
-    def reads(self, user):
-        return self._count("reads", 1)
-
-    def watches(self, user):
-        return self._count("watches", 1)
-
-
-@pytest.fixture
-def stage(monkeypatch):
-    async def is_quiet(stage):
-        return True
-
-    monkeypatch.setattr(default, "_is_quiet", is_quiet)
-    settled = []
-    return SimpleNamespace(
-        cluster=SimpleNamespace(
-            api=SimpleNamespace(journal=WordJournal(), open_watches=2), user="agent"
-        ),
-        record=SimpleNamespace(note=lambda text: None),
-        settle=lambda claim, found, problems: settled.append(found),
-        settled=settled,
-    )
-
-
-async def test_one_request_is_told_in_the_singular(stage):
-    await default.idle(stage)
-
-    assert ["2 writes, 1 read, 1 new watch beside 2"] == stage.settled
-
-
-# The sandbox's copy of the agent's log: bounded, and what is looked up later stays.
-
-
-def test_log_lines_are_parsed_where_they_are_json_and_cut_and_the_web_door_stays_known():
-    heard: list[int] = []
-    log = AgentLog(lambda: heard.append(1))
-    log.add(0.0, 7, json.dumps({"event": "web.listening", "port": 1}).encode())
-    for number in range(KEPT_LINES):
-        log.add(float(number), 7, b'{"event": "other"}')
-    log.add(1.0, 8, b"Traceback \xff")
-    log.add(2.0, 8, b"[1]")
-    log.add(3.0, 8, b"x" * (MOST_BYTES + 1))
-
-    assert [1] == [line.fields["port"] for line in log.of("web.listening", 7)]
-    assert [] == log.of("web.listening", 8)
-    assert ["Traceback �", "[1]", "x" * MOST_BYTES] == log.last(3)
-    assert (KEPT_LINES, KEPT_LINES + 4) == (len(list(log)), len(heard))
-
-
 # Starting the agent: root gives up its capabilities where it has any to give up.
 
 ALL, OF_A_CONTAINER, NONE = "000001ffffffffff", "00000000a80425fb", "0000000000000000"
@@ -394,101 +255,7 @@ def test_only_who_has_the_right_to_gives_up_capabilities(uid, capabilities, expe
     assert expected == may_drop(status)
 
 
-# A sandbox that stays up: places, the agent's log, waiting.
-
-
-def test_the_directory_is_short_enough_for_sockets_wherever_temporary_files_go(
-    monkeypatch, tmp_path
-):
-    deep = tmp_path / ("d" * 80)
-    deep.mkdir()
-    monkeypatch.setattr("tempfile.tempdir", str(deep))
-
-    with open_places() as places:
-        assert MOST_CHARACTERS >= len(str(places.root))
-
-
-def test_the_directory_goes_with_the_sandbox_unless_it_is_kept():
-    with open_places() as gone:
-        assert (gone.hook / "vgpu/libvgpu.so").exists()
-    with open_places(keep=True) as kept:
-        pass
-
-    assert not gone.root.exists()
-    assert kept.state.exists()
-    shutil.rmtree(kept.root)
-
-
-async def test_who_waits_looks_again_at_every_beat_and_once_before():
-    pulse, facts = Pulse(), list[int]()
-    async with asyncio.timeout(0.1):
-        await pulse.until(lambda: True)
-    with pytest.raises(TimeoutError):
-        async with asyncio.timeout(5):
-            await pulse.until(lambda: False)
-    async with asyncio.TaskGroup() as group:
-        waiting = group.create_task(pulse.until(lambda: len(facts) == 2))
-        for fact in (1, 2):
-            await asyncio.sleep(1)
-            assert not waiting.done()
-            facts.append(fact)
-            pulse.beat()
-
-    assert waiting.done()
-
-
-@pytest.mark.looptime(False)
-async def test_a_namespace_can_be_taken_from_the_webhook():
-    async with open_cluster(options(gpus=1)) as cluster, aiohttp.ClientSession() as session:
-        session.headers["Authorization"] = f"Bearer {cluster.admin_token}"
-        base = f"{cluster.api.url}/api/v1/namespaces"
-        label = {"metadata": {"labels": {"hami.io/webhook": "ignore"}}}
-        merge = {"Content-Type": "application/merge-patch+json"}
-        async with session.post(base, json={"metadata": {"name": "other"}}) as made:
-            assert 201 == made.status
-        async with session.patch(f"{base}/other", json=label, headers=merge) as labelled:
-            assert 200 == labelled.status
-        seen = {}
-        for space in ("demo", "other", "never-made"):
-            pod = {
-                "metadata": {"name": "p"},
-                "spec": {"containers": [{"name": "c", "resources": {"limits": {RESOURCE: "1"}}}]},
-            }
-            async with session.post(f"{base}/{space}/pods", json=pod) as created:
-                seen[space] = (await created.json())["spec"].get("schedulerName")
-
-    assert {"demo": "hami-scheduler", "other": None, "never-made": "hami-scheduler"} == seen
-
-
 # Simulated hardware by the name of a model.
-
-
-@pytest.mark.parametrize(
-    ("profile", "name", "memory", "nvlinks"),
-    [
-        ("h100", "NVIDIA H100 80GB HBM3", 81559, 18),
-        ("a100", "NVIDIA A100-SXM4-80GB", 81920, 12),
-        ("t4", "Tesla T4", 15360, 0),
-        ("rtx3090", "NVIDIA GeForce RTX 3090", 24576, 4),
-    ],
-)
-def test_a_profile_is_as_the_driver_describes_the_model(profile, name, memory, nvlinks):
-    gpus = described(f"{profile}:4").gpus
-
-    assert [(name, memory)] * 4 == [(gpu.name, gpu.memory_mib) for gpu in gpus]
-    assert [0, 0, 1, 1] == [gpu.numa for gpu in gpus]
-    assert nvlinks == gpus[0].links[0].nvlinks
-    assert [PciPath.SAME_CPU, PciPath.CROSS_CPU, PciPath.CROSS_CPU] == [
-        link.path for link in gpus[0].links
-    ]
-    assert 4 == len({gpu.uuid for gpu in gpus}) == len({gpu.pci for gpu in gpus})
-
-
-def test_the_same_words_always_give_the_same_gpus_and_only_neighbours_share_a_bridge():
-    assert described("h100:8") == described("h100:8")
-    assert described("h100:8").gpus[0].uuid != described("a100:8").gpus[0].uuid
-    assert [1, 0] == [len(described(words).gpus) for words in ("t4", "h100:0")]
-    assert [4, 0, 0] == [link.nvlinks for link in described("rtx3090:4").gpus[0].links]
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ import datetime as dt
 import msgspec
 import pytest
 
-from agent.kube.objects import decode_moment
 from agent.kube.reader import (
     ClusterNode,
     ListedPod,
@@ -55,13 +54,6 @@ def test_of_a_node_only_what_decides_is_kept():
         reported=NOON,
     )
     assert expected == decode_cluster_node(node)
-
-
-def test_the_handshake_dates_a_report_whose_cordon_was_removed():
-    times = {REGISTER: "2026-01-02T11:00:00Z", "hami.io/node-handshake": "2026-01-02T12:00:00Z"}
-    node = {"metadata": {"managedFields": [managed(key, time) for key, time in times.items()]}}
-
-    assert NOON == decode_cluster_node(node).reported
 
 
 def test_a_node_of_another_shape_is_an_empty_one():
@@ -165,24 +157,3 @@ def test_a_device_plugin_mounts_the_directory_of_plugins(volumes: list | None, *
     expected = ListedPod("d", "p", "n1", state="Pending", component="hami-agent")
 
     assert msgspec.structs.replace(expected, is_plugin=is_plugin) == decode_listed(pod)
-
-
-@pytest.mark.parametrize(
-    ("name", "component", "is_other"),
-    [
-        ("hami-device-plugin-x", "", True),
-        ("x", "nvidia-device-plugin", True),
-        ("hami-agent-x", "hami-agent", False),
-    ],
-)
-def test_another_plugin_has_its_name_in_that_of_the_pod_or_component(name, component, is_other):
-    assert is_other is ListedPod("d", name, component=component).is_other_plugin
-
-
-def test_a_pod_without_gpus_of_hami_holds_none():
-    assert "" == decode_listed({"metadata": {"annotations": {"other": "x"}}}).chosen
-
-
-@pytest.mark.parametrize("text", [None, "", 3, "yesterday"])
-def test_what_is_no_time_is_none(text: object):
-    assert decode_moment(text) is None

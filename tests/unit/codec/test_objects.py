@@ -10,14 +10,13 @@ from hypothesis import strategies as st
 from agent.cluster import ALLOCATED, NOT_WHOLE, REGISTER, NodeView, Phase, PodView, Role
 from agent.errors import MalformedText
 from agent.kube.objects import (
-    EPOCH,
     annotation_writes,
     decode_node,
     decode_pod,
     decode_quantity,
     other_writer,
 )
-from tests.builders import G1, POD_UID, a_container, a_pod, a_share
+from tests.builders import G1, POD_UID, a_container, a_share
 from tests.hami_vectors import vectors
 
 GPU = "nvidia.com/gpu"
@@ -50,13 +49,6 @@ def pod_object(**parts: Any) -> dict[str, Any]:
 def container(**parts: Any) -> PodView:
     """The pod whose only container is `parts`."""
     return decode_pod(pod_object(spec={"containers": [{"name": "main", **parts}]}), GPU)
-
-
-def test_a_pending_pod_of_one_gpu_container():
-    pod = pod_object()
-    assert a_pod(reusable_name=True) == decode_pod(pod, GPU)
-    pod["metadata"]["generateName"] = "train-"  # a generated name does not return
-    assert a_pod() == decode_pod(pod, GPU)
 
 
 @pytest.mark.parametrize(
@@ -97,13 +89,10 @@ def test_init_containers_and_sidecars_come_first_in_the_order_of_the_spec():
     ("resources", "count"),
     [
         ({"requests": {GPU: "2"}}, 2),
-        ({"requests": {GPU: "2"}, "limits": {"cpu": "1"}}, 2),
         ({"requests": {GPU: "2"}, "limits": {GPU: "4"}}, 4),
         ({"limits": {GPU: "1k"}}, 1000),
         ({"limits": {GPU: "many"}}, 0),
-        ({"limits": {GPU: "-1"}}, 0),
         ({"limits": {GPU: True}}, 0),
-        ({"limits": [GPU]}, 0),
         ({}, 0),
     ],
 )
@@ -133,14 +122,6 @@ def test_an_amount_of_another_resource_is_the_limit_else_the_request(written: ob
         assert (("a.com/mem", amount),) == container(resources=resources).containers[0].others
 
 
-@pytest.mark.parametrize(("start", "started"), [("2026-09-01T12:00:00Z", True), (None, False)])
-def test_the_scheduler_of_a_pod_and_its_start_by_the_kubelet_are_read(start, started):
-    pod = pod_object(spec={"schedulerName": "hami-scheduler"}, status={"startTime": start})
-    found = decode_pod(pod, GPU)
-
-    assert ("hami-scheduler", started) == (found.scheduler, found.started)
-
-
 @pytest.mark.parametrize(
     ("entry", "is_disabled"),
     [
@@ -164,8 +145,6 @@ PRIORITIES = [
     ([{"value": "0"}], 0),
     ([{"value": " +7x"}], 7),
     ([{"value": "-3"}], -3),
-    ([{"value": "high"}], 0),
-    ([{"value": ""}], 0),
     ([{}], 0),
     ([{"value": "0"}, {"value": "2"}], 2),
     ([{"value": "9" * 5000}], 2**31 - 1),
@@ -201,14 +180,10 @@ def test_of_a_variable_of_hami_core_the_last_literal_value_counts(
     ("runtime_class", "unkept"),
     [
         ("gvisor", "HAMi-core does not work under the runtime class gvisor"),
-        ("runsc-nvproxy", "HAMi-core does not work under the runtime class runsc-nvproxy"),
-        ("kata", "HAMi-core does not work under the runtime class kata"),
         ("kata-qemu-nvidia-gpu", "HAMi-core does not work under the runtime class kata-qemu-nvid"),
         ("gpu-kata.v2", "HAMi-core does not work under the runtime class gpu-kata.v2"),
         ("", ""),
         ("nvidia", ""),
-        ("nvidia-cdi", ""),
-        ("crun", ""),
         ("strakata", ""),
         (7, ""),
     ],
@@ -289,12 +264,6 @@ def test_an_object_without_uid_or_name_is_refused(decode, missing: str):
         decode(pod_object(metadata={missing: 7}))
     with pytest.raises(MalformedText, match="without a name"):
         decode({})
-
-
-@pytest.mark.parametrize("text", ["", "yesterday", 7])
-def test_a_pod_without_a_time_of_creation_is_the_oldest(text):
-    assert EPOCH == decode_pod(pod_object(metadata={"creationTimestamp": text}), GPU).created
-    assert EPOCH < dt.datetime(2014, 6, 6, tzinfo=dt.UTC)
 
 
 def test_a_node_keeps_all_annotations_and_labels():
@@ -426,16 +395,6 @@ def test_other_extended_resources_are_kept_because_ours_may_get_another_name():
 )
 def test_a_quantity_is_a_whole_number_rounded_up_and_any_other_text_is_none(text, number):
     assert number == decode_quantity(text)
-
-
-@given(st.integers(-(10**60), 10**60))
-def test_every_whole_number_is_a_quantity(number: int):
-    assert number == decode_quantity(str(number))
-
-
-@given(st.text())
-def test_any_text_is_a_number_or_none(text: str):
-    assert isinstance(decode_quantity(text), int | None)
 
 
 # Who wrote an annotation last, as the API server keeps it.

@@ -1,6 +1,5 @@
 """HAMi-core's shared region: what is refused, clamped, torn and written."""
 
-import datetime as dt
 import struct
 
 import pytest
@@ -9,13 +8,10 @@ from agent.hami.region import (
     HEAD_SIZE,
     LAYOUTS,
     LEGACY_SIZE,
-    V1_2,
-    NoRegion,
     RegionOffsets,
     RegionState,
     count_slots,
 )
-from agent.usage import read_region
 from tests.hami_regions import read_bytes, region_file
 
 EACH = pytest.mark.parametrize("offsets", LAYOUTS, ids=lambda offsets: offsets.layout)
@@ -66,26 +62,6 @@ def test_a_file_that_is_shortened_while_it_is_read_is_refused(offsets, left):
 
 
 @EACH
-def test_a_tail_that_is_gone_or_slots_that_are_gone_are_noticed(offsets):
-    content = two(offsets)
-
-    def reading(gone):
-        def pread(length, offset):
-            return b"" if offset == gone else bytes(content[offset : offset + length])
-
-        return pread
-
-    for gone in (offsets.tail, offsets.slots):
-        assert "it became shorter while it was read" == refusal(offsets, reading(gone))
-
-
-def refusal(offsets, pread):
-    with pytest.raises(NoRegion) as refused:
-        read_region(offsets.size, pread)
-    return str(refused.value)
-
-
-@EACH
 @pytest.mark.parametrize(
     "uuid",
     [b"GPU-" + b"a" * 92, b"G" * 96, b"\x80", b"GPU-\xff", b"gpu-1", b"GPU-", b"GPU-a b", b"MIG"],
@@ -101,15 +77,6 @@ def test_a_uuid_that_is_none_is_refused_wherever_it_is(offsets, uuid, index):
 
 
 @EACH
-@pytest.mark.parametrize("uuid", [b"GPU-" + b"a" * 91, b"MIG-GPU-6f1c/7/0", b""])
-def test_a_uuid_may_be_long_or_missing_and_nothing_after_its_end_matters(offsets, uuid):
-    content = two(offsets)
-    content[offsets.uuids : offsets.uuids + 96] = (uuid + b"\0").ljust(96, b"\xff")
-
-    assert uuid.decode() == read_bytes(content).region.gpus[0].uuid
-
-
-@EACH
 @pytest.mark.parametrize(
     ("raw", "count"), [(-(2**31), 0), (-1, 0), (0, 0), (2, 2), (1024, 1024), (2**31 - 1, 1024)]
 )
@@ -118,30 +85,10 @@ def test_the_process_count_is_clamped(offsets, raw, count):
 
 
 @EACH
-def test_a_region_with_room_for_1024_processes_on_two_gpus_is_read_whole(offsets):
-    region = read_bytes(crowd(offsets, 1024, 2)).region
-
-    assert 1024 == len(region.processes)
-    assert 1023 == region.processes[-1].slot
-
-
-@EACH
 def test_more_processes_and_gpus_than_any_work_has_are_not_read(offsets):
     reading = read_bytes(crowd(offsets, 1024, 16))
 
     assert "1024 processes on 16 GPUs are more than are read" == reading.reason
-
-
-@EACH
-def test_memory_that_was_freed_in_the_slot_of_another_process_is_negative(offsets):
-    content = two(offsets)
-    for part in range(5):
-        at = offsets.slots + offsets.used + 8 * part
-        struct.pack_into("<Q", content, at, 2**64 - 150 * 2**20)
-
-    memory, *_ = read_bytes(content).region.processes[0].memory
-
-    assert (-150 * 2**20,) * 4 == memory
 
 
 @EACH
@@ -157,15 +104,6 @@ def test_numbers_that_cannot_be_are_read_and_not_believed(offsets):
     assert [GREATEST, GREATEST, 0] == [gpu.memory_limit for gpu in region.gpus[:3]]
     assert 16 == len(region.gpus)
     assert None is region.last_kernel
-
-
-@pytest.mark.parametrize("seconds", [1, 253402300799])
-def test_a_time_is_read_up_to_the_year_9999(seconds):
-    content = two(V1_2)
-    struct.pack_into("<Q", content, V1_2.tail + 16, seconds)
-
-    expected = dt.datetime.fromtimestamp(seconds, dt.UTC)
-    assert expected == read_bytes(content).region.last_kernel
 
 
 @EACH

@@ -5,7 +5,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -36,36 +35,8 @@ from agent.sandbox.scheduler.registry import Version, decode, decode_register, d
 from tests.builders import G1, G2, a_gpu, a_health, a_shared_gpu, an_inventory
 from tests.hami_vectors import Vector, cases, vectors
 
-int32 = st.integers(*ours.INT32)
 uint32 = st.integers(*ours.UINT32)
-words = st.text(max_size=20)
 placements = st.builds(Placement, start=uint32, size=uint32)
-profiles = st.builds(
-    MigProfile,
-    name=words,
-    memory_mib=int32,
-    core_percent=int32,
-    slice_count=uint32,
-    placements=st.lists(placements, max_size=3).map(tuple),
-)
-
-
-def gpus_with(index: int, mig: st.SearchStrategy) -> st.SearchStrategy[list[RegisteredGpu]]:
-    """Some GPUs whose index is at most this."""
-    gpu = st.builds(
-        RegisteredGpu,
-        uuid=words.map(GpuUuid),
-        index=st.integers(0, index),
-        split_count=int32,
-        registered_mib=int32,
-        core_percent=int32,
-        type_name=words,
-        numa=st.integers(*ours.INT64),
-        mode=words,
-        mig_profiles=mig,
-        healthy=st.booleans(),
-    )
-    return st.lists(gpu, min_size=1, max_size=4)
 
 
 def gpu_of(device: dict[str, Any]) -> RegisteredGpu:
@@ -162,25 +133,6 @@ def test_a_score_annotation_beside_it_changes_nothing(number: str):
         assert (RegisteredGpu(uuid=G1, split_count=1),) == decode_register(register)
 
 
-@given(gpus_with(ours.UINT64[1], st.lists(profiles, max_size=2).map(tuple)))
-def test_decoding_what_was_encoded_gives_the_same_gpus(several: list[RegisteredGpu]):
-    text = encode_register(several)
-    assert tuple(several) == decode_register(text) == ours.decode_register(text)
-
-
-@given(gpus_with(ours.INT64[1], st.just(())))
-def test_records_are_read_back_but_for_separators_in_words(found: list[RegisteredGpu]):
-    def cleaned(gpu: RegisteredGpu) -> RegisteredGpu:
-        uuid, name, mode = (
-            word.replace(",", " ").replace(":", " ") for word in (gpu.uuid, gpu.type_name, gpu.mode)
-        )
-        return msgspec.structs.replace(gpu, uuid=GpuUuid(uuid), type_name=name, mode=mode)
-
-    text = encode_register_colon(found)
-
-    assert tuple(map(cleaned, found)) == decode_register_colon(text)
-
-
 keys = st.sampled_from(["id", "Count", "numa", "migProfiles", "placements", "health", "new"])
 leaves = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3)
 structures = st.recursive(
@@ -220,10 +172,8 @@ RECORD = f"{G1},10,1,100,T,0,true,0,hami-core:"
         ("[null]", ""),
         ('["GPU-1"]', ""),
         ('[{"health":1}]', ""),
-        ('[{"id":1}]', ""),
         ('[{"id":[[]]}]', ""),
         ('[{"count":true}]', ""),
-        ('[{"count":{}}]', ""),
         ('[{"migProfiles":{}}]', ""),
         ('[{"migProfiles":[{"placements":[{"start":-1}]}]}]', ""),
         (" " * (TEXT_LIMIT + 1), "is over 262144 characters"),
@@ -313,35 +263,20 @@ def test_a_gpu_that_serves_nobody_stays_in_the_text_without_health(shared):
     assert "health" not in text
 
 
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [("NVIDIA H20-3e", "NVIDIA-NVIDIA H20-3e"), ("Tesla P4", "NVIDIA-Tesla P4")],
-)
-def test_every_name_in_a_record_has_the_prefix_that_these_versions_wrote(name, expected):
-    inventory = an_inventory(gpus=[a_shared_gpu(gpu=a_gpu(name=name))])
-
-    assert [expected] == [gpu.type_name for gpu in registered(inventory, colon=True)]
-
-
 SINGLE = '[{"id":"a","count":1}]'
 REFUSED = [
     '"custominfo":[]',
-    '"CustomInfo":"x"',
     '"custominfo":{"a":{"b":[1e999]}}',
     '"migtemplate":{}',
     '"migtemplate":[{}]',
-    '"migtemplate":[[{"core":"1"}]]',
     '"migtemplate":[[{"memory":2147483648}]]',
     '"devicevendor":1',
-    '"DEVICEVENDOR":["NVIDIA"]',
     '"devicepairscore":[]',
     '"devicepairscore":{"uuid":1}',
-    '"devicepairscore":{"score":{"a":1.5}}',
     '"devicepairScore":{"score":{"a":1,"a":"x","b":2}}',
     '"count":"x","count":1',
     '"Count":1.0,"count":1',
     '"migProfile\u017f":{}',
-    '"migProfiles":[{}],"migProfiles":[]',
 ]
 TAKEN = [
     '"custominfo":null',
@@ -350,7 +285,6 @@ TAKEN = [
     '"devicevendor":"x"',
     '"devicepairscore":{"UUID":"a","score":{"A":1,"a":null}}',
     '"migProfiles":null',
-    '"id":"b","id":null',
     '"COUNT":7',
     '"unknown":{"count":"x"}',
 ]
@@ -368,8 +302,6 @@ def test_what_hamis_decoder_takes_changes_nothing(field: str):
 
 
 # The score annotation.
-
-uuids = st.text(alphabet="GPU-0123456789abcdef", min_size=1, max_size=12).map(GpuUuid)
 
 
 def test_scores_are_written_and_read_as_by_hami():
@@ -389,11 +321,6 @@ def test_scores_for_which_hami_rejects_the_node_are_malformed_and_so_is_null(num
     assert is_error == bool(vector.expected["error"])
     with pytest.raises(MalformedText, match=r"^score annotation cannot be read: Expected `array`"):
         decode_scores(vector.given["score"])
-
-
-@given(st.dictionaries(uuids, st.dictionaries(uuids, st.integers(0, 1860), max_size=4), max_size=4))
-def test_scores_are_read_back(found):
-    assert found == decode_scores(encode_scores(found))
 
 
 @pytest.mark.parametrize(
@@ -519,11 +446,6 @@ def test_each_writers_form_is_read(text: str, word: HandshakeWord, stamp: dt.dat
 def test_a_text_without_one_of_the_words_is_refused(text: str):
     with pytest.raises(MalformedText, match="none of Reported, Requesting, Deleted"):
         decode_handshake(text)
-
-
-@given(st.text(max_size=60).map(lambda text: f"Reported {text}"))
-def test_whatever_follows_the_word_is_a_time_or_none(text: str):
-    assert HandshakeWord.REPORTED is decode_handshake(text).word
 
 
 @given(st.datetimes(min_value=dt.datetime(1000, 1, 1), timezones=st.just(dt.UTC)))  # noqa: DTZ001 -- the strategy adds the zone

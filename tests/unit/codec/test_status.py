@@ -61,14 +61,6 @@ def test_pods_hold_what_their_annotation_says_until_they_end():
     assert found.gpus == seen([*pods, elsewhere]).gpus
 
 
-def test_a_container_that_keeps_hami_core_out_is_said_to_have_no_limits():
-    loose = (a_container(control_disabled=True),)
-    found = seen([holding("3000,30", containers=loose)]).allocations
-
-    assert found
-    assert "CUDA_DISABLE_CONTROL keeps HAMi-core out" == found[0].unkept
-
-
 def test_init_containers_count_as_the_scheduler_counts_them():
     containers = (a_container(name="prepare", role=Role.INIT), a_container(name="main"))
     pod = holding("8000,10", "3000,30", containers=containers)
@@ -86,12 +78,6 @@ def test_shares_that_fit_no_container_are_shown_without_its_name():
     found = seen([holding("1,1", "2,2", "3,3")])
 
     assert ["", "", ""] == [row.container for row in found.allocations or ()]
-
-
-def test_a_node_without_a_report_has_no_gpus_and_a_wrong_one_is_an_error():
-    assert () == seen(node=msgspec.structs.replace(NODE, annotations={})).gpus
-    with pytest.raises(MalformedText):
-        seen(node=msgspec.structs.replace(NODE, annotations={REGISTER: "[1]"}))
 
 
 @pytest.mark.parametrize(
@@ -154,12 +140,6 @@ def test_a_refusal_stands_while_its_pod_is_there(message, reason, counts):
     assert (refused,) * counts == status_of(facts).standing
     assert (refused, refused) == status_of(facts).refusals
     assert status_of(unsynced).standing is None
-
-
-def test_what_is_wrapped_is_read_back_with_its_time() -> None:
-    found, at = open_envelope(envelope("Node", ABOUT, NOON), "Node", NodeStatus)
-
-    assert (ABOUT, NOON) == (found, at)
 
 
 @pytest.mark.parametrize(

@@ -23,12 +23,6 @@ def test_delays_repeat_the_last_start_over_and_grow_by_chance_only_as_far_as_all
     assert 2.0 <= backoff.next() <= 2.0 * (1 + jitter)
 
 
-def test_chance_is_that_of_the_seed():
-    delays = [Backoff((1.0,), 0.5, Seeded(7)).next() for _ in range(2)]
-
-    assert 1.0 != delays[0] == delays[1]
-
-
 async def test_one_is_let_through_in_a_period_and_the_next_one_counts_the_rest():
     throttle = Allowance(1, 1.0)
     said = [throttle.admit() for _ in range(4)]
@@ -86,14 +80,6 @@ async def test_a_failed_activity_runs_again_after_its_delay(lives, starts):
     assert starts == flaky.starts
 
 
-async def test_a_return_counts_as_a_failure():
-    flaky = Flaky(0, 0)
-    logs = await watch(flaky, GROWING)
-
-    assert [0, 1, 3] == flaky.starts
-    assert "demo ended although it must never end" == logs[0]["err"]
-
-
 @pytest.mark.parametrize(
     ("lives", "delay", "starts"),
     [
@@ -115,23 +101,6 @@ async def test_unexpected_failures_have_a_budget_and_the_last_is_the_cause(lives
     if bug:
         assert isinstance(bug.__cause__, TypeError)
         assert "demo failed too often and was given up" == str(bug)
-
-
-async def test_expected_failures_have_none_and_a_return_is_unexpected():
-    await watch(Flaky(*[0] * 9, end=OSError("net")), expected=(OSError,))
-    with pytest.raises(BudgetSpent) as caught:
-        await watch(Flaky(*[0] * 9), expected=(OSError,))
-    assert isinstance(caught.value.__cause__, TaskEnded)
-
-
-async def test_cancellation_passes_and_starts_nothing_again():
-    flaky = Flaky()
-    async with asyncio.TaskGroup() as group:
-        task = group.create_task(supervise("demo", flaky.run, Backoff((1.0,), 0.0, Seeded(0)), ()))
-        await asyncio.sleep(5)
-        task.cancel()
-
-    assert (True, 1, [0]) == (task.cancelled(), flaky.cancelled, flaky.starts)
 
 
 @pytest.mark.parametrize(
@@ -248,15 +217,6 @@ async def test_the_outer_tier_starts_first_and_stops_last_and_an_empty_one_is_no
     ] == stage.journal
 
 
-async def test_tasks_of_one_tier_stop_together():
-    stage = TierStage()
-    await run([[stage.task("a", clean_up=2), stage.task("b", clean_up=1)]], stop_after=5)
-
-    assert [(5, "cancel", "a"), (5, "cancel", "b"), (6, "end", "b"), (7, "end", "a")] == (
-        stage.journal[2:]
-    )
-
-
 @pytest.mark.parametrize(
     ("is_inner", "unwound"),
     [
@@ -319,13 +279,6 @@ async def test_a_task_that_outlives_its_share_is_cut_short_and_named():
         *((11, "cancel", "state"), (15, "cut", "state"), (15, "end", "state")),
     ] == stage.journal[2:]
     assert ["door", "state"] == [line["task"] for line in logs if "tier.overdue" == line["event"]]
-
-
-async def test_time_that_a_quick_tier_leaves_is_the_next_ones():
-    stage = TierStage()
-    await run([[stage.task("state", clean_up=9)], [stage.task("door")]], stop_after=5, deadline=10)
-
-    assert (14, "end", "state") == stage.journal[-1]
 
 
 async def test_a_cancelled_caller_cancels_every_tier_from_the_inside_out():

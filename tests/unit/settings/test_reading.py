@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from agent.errors import SettingsError
-from agent.host.files import read_file
 from agent.ledger import LastGood, SourceFile
 from agent.settings import reading
 from agent.settings.reading import COPY, Sources, SourcesRead
@@ -78,17 +77,6 @@ def test_the_same_refusal_is_no_news_and_what_is_mended_is(sources, tmp_path, na
     assert 4 == split_count(look(sources, bad))
 
 
-def test_a_change_of_the_own_file_names_other_files(sources, tmp_path):
-    last = look(sources)
-    (tmp_path / "d.yaml").write_text("nvidia: {deviceMemoryScaling: 2}")
-    del sources.flags["--device-config"]
-    (tmp_path / "own.yaml").write_text(f"files: {{deviceConfig: {tmp_path}/d.yaml}}")
-
-    found = look(sources, last)
-
-    assert 2.0 == found.taken().resolve()["sharing.memoryScaling"].value
-
-
 def test_a_file_that_is_gone_is_refused_while_it_is_looked_for(sources, tmp_path):
     good = look(sources)
     (tmp_path / "own.yaml").unlink()
@@ -98,16 +86,6 @@ def test_a_file_that_is_gone_is_refused_while_it_is_looked_for(sources, tmp_path
     (tmp_path / "own.yaml").write_bytes(OWN)
     (tmp_path / "n.json").unlink()
     assert "n.json: cannot be read: No such file" in str(look(sources, good).refusal)
-
-
-def test_a_file_that_is_named_no_more_may_be_gone(sources, tmp_path):
-    own = tmp_path / "own.yaml"
-    own.write_text(f"files: {{nodeConfig: {tmp_path}/n.json, deviceConfig: ''}}\n")
-    good = look(Sources())
-    (tmp_path / "n.json").unlink()
-    own.write_text("files: {nodeConfig: '', deviceConfig: ''}\nsharing: {splitCount: 7}\n")
-
-    assert 7 == split_count(look(Sources(), good))
 
 
 @pytest.mark.parametrize("name", ["own.yaml", "d.yaml", "n.json"])
@@ -141,54 +119,6 @@ async def test_a_thread_that_hangs_elsewhere_lets_no_change_go_unread_in_silence
     assert found is await reading.look(sources, Blocked(), found)
     back = await reading.look(sources, Inline(), found)
     assert (last.sources, str(last.refusal)) == (back.sources, str(back.refusal))
-
-
-@pytest.fixture
-def none_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A directory where all files are looked for by default; none is there, which is good."""
-    monkeypatch.setattr(reading, "DEFAULT_FILE", tmp_path / "config.yaml")
-
-    def read(path: Path, limit: int, *, needed: bool) -> bytes | None:
-        return read_file(tmp_path / path.name, limit, needed=needed)
-
-    monkeypatch.setattr(reading, "read_file", read)
-    return tmp_path
-
-
-def test_a_file_that_cannot_be_reached_is_not_a_missing_one(tmp_path, monkeypatch):
-    # As from Python 3.14 on.
-    monkeypatch.setattr(Path, "is_file", lambda _: False)
-
-    with pytest.raises(SettingsError, match="File name too long"):
-        read_file(tmp_path / ("x" * 300), 10, needed=False)
-
-
-@pytest.mark.parametrize("name", ["config.yaml", "device-config.yaml", "config.json"])
-async def test_one_read_that_hung_is_forgotten_at_the_next_also_if_nothing_is_there(
-    none_there, monkeypatch, name
-):
-    good = await reading.look(Sources(), Inline())
-    with monkeypatch.context() as patch:
-        hung = await reading.look(Sources(), Hanging(name, patch), good, good.sources)
-    assert f"{name}: was not read within 30 s" in str(hung.refusal)
-
-    found = await reading.look(Sources(), Inline(), hung, good.sources)
-
-    assert (10, None) == (split_count(found), found.refusal)
-
-
-@pytest.mark.parametrize("name", ["device-config.yaml", "config.json"])
-def test_a_change_is_taken_once_a_file_that_was_too_large_is_gone(none_there, name):
-    good = look(Sources())
-    (none_there / name).write_bytes(bytes(reading.MAX_JSON + 1))
-    (none_there / "config.yaml").write_bytes(OWN)
-    large = asyncio.run(reading.look(Sources(), Inline(), good, good.sources))
-    assert f"{name}: is larger than" in str(large.refusal)
-    (none_there / name).unlink()
-
-    found = asyncio.run(reading.look(Sources(), Inline(), large, good.sources))
-
-    assert (4, None) == (split_count(found), found.refusal)
 
 
 @pytest.mark.parametrize(
@@ -270,13 +200,6 @@ def test_the_default_file_may_be_missing_and_may_not_be_bad(sources, tmp_path, m
 # What a start goes by: the sources, else the last good copy of them, else nothing at all.
 
 
-def test_good_sources_need_no_copy(sources, keep):
-    keep(b"sharing: {splitCount: 9}\n")
-    start = begin(sources)
-
-    assert (4, None) == (split_count(start), start.refusal)
-
-
 def test_refused_sources_give_way_to_the_copy_below_flags_and_environment(sources, tmp_path, keep):
     (tmp_path / "own.yaml").write_text(BAD)
     own = b"sharing: {splitCount: 4, memoryScaling: 2}\n"
@@ -319,14 +242,6 @@ def test_refused_sources_and_a_damaged_copy_are_both_told_in_one_sentence(
     assert "\n" not in copy
 
 
-def test_a_copy_that_is_refused_itself_is_told_too(sources, tmp_path, keep):
-    (tmp_path / "own.yaml").write_text(BAD)
-    keep(b"sharing: {splitCount: 99999}\n")
-
-    with pytest.raises(SettingsError, match=r"own.yaml:1:23.*/then/own.yaml:1:23: .* 1 to 3000"):
-        begin(sources)
-
-
 def test_a_wrong_variable_is_refused_for_no_copy_can_mend_it(sources, keep):
     keep()
     with pytest.raises(SettingsError, match="HAMI_AGENT_SHARNG"):
@@ -353,22 +268,3 @@ async def test_a_file_that_does_not_answer_gives_way_to_the_copy(
 
     assert 4 == split_count(start)
     assert f"{tmp_path}/own.yaml: was not read within 30 s" in str(start.refusal)
-
-
-async def test_a_copy_that_does_not_answer_is_told(sources, tmp_path, monkeypatch, keep):
-    keep()
-    (tmp_path / "own.yaml").write_text(BAD)
-    with pytest.raises(SettingsError, match=r"own.yaml:1:23.*/state/settings.json: was not read"):
-        await reading.begin(sources, Inline(), Hanging(COPY, monkeypatch))
-
-
-async def test_a_hanging_file_of_hamis_hides_not_where_the_copy_is(
-    sources, tmp_path, monkeypatch, keep
-):
-    keep()
-    (tmp_path / "own.yaml").write_text(f"paths: {{state: {tmp_path}/state}}\n")
-    del sources.flags["--state-dir"]
-
-    start = await reading.begin(sources, Hanging("n.json", monkeypatch), Inline())
-
-    assert 4 == split_count(start)

@@ -38,20 +38,12 @@ OWN = [
         (text, f"{place}: not valid YAML: {says}")
         for text, place, says in [
             ("sharing: [", "2:1", ""),
-            ("a:\n\tb: 1\n", "2:1", "found character that cannot start"),
             ("a:\n  b: 1\n\tc: 1\n", "3:1", "found a tab character"),
-            ("--- 1\n--- 2\n", "2:1", "but found another document"),
-            ("a: 'x\nb: 1\n", "1:4", "found unexpected end of stream"),
             ("a: @b\n", "1:4", "found character that cannot start"),
-            ("a: {b: 1\n", "2:1", "did not find expected ',' or '}'"),
-            ("a:\n   b: 1\n  c: 1\n", "3:3", "did not find expected key"),
             ("a: b: c\n", "1:5", "mapping values are not allowed"),
-            ("a: !!\n", "1:6", "did not find expected tag URI"),
             # a scalar that its type cannot hold
             ("node: {name: 2026-99-99}", "1:14: node.name", ""),
-            ("node: {name: !!python/name:os.system x}", "1:14: node.name", ""),
             ("node: {name: !!binary x}", "1:14: node.name", ""),
-            ("node: {name: {[1]: 2}}", "1:14: node.name", ""),
         ]
     ),
     ("a: " + "[" * 30_000, "1:23: nested deeper than 20 levels"),
@@ -59,20 +51,16 @@ OWN = [
     # no settings file
     ("- a\n- b\n", "1:1: keys and values are expected here, not a list"),
     ("1: 2", "1:1: a text key is expected, not `1`"),
-    ("? !!str [a]\n: 1", "1:3: a text key is expected, not a list"),
     ("sharing: &a {splitCount: 1}\nother: *a\n", "2:8: aliases are not allowed"),
     ("".join(f"{'  ' * n}k{n}:\n" for n in range(25)), "21:41: nested deeper than 20"),
     ("node: {name: a, name: b}", "1:17: node: the key `name` stands here twice"),
     ("node: !!python/object:os.system {}", "1:7: node: keys and values are expected here"),
     # a template that was not rendered
     ("sharing:\n  splitCount: {{ .Values.n }}\n", "2:15: sharing.splitCount: not valid YAML"),
-    ("{{- if .Values.n }}\nsharing: {}\n{{- end }}\n", "1:3: not valid YAML"),
     ("apiVersion: v1\nkind: ConfigMap\n", "1:1: this is a Kubernetes object, not a settings"),
-    ("nodeconfig: []", "1:1: unknown setting nodeconfig; `hami-agent config show` lists all"),
     # keys
     ("sharing:\n  splitCuont: 4\n", "2:3: unknown setting sharing.splitCuont; `hami-agent"),
     ("sharing.splitCount: 5", "1:1: unknown setting sharing.splitCount"),
-    ("sharing: {split.Count: 5}", "1:11: unknown setting sharing.split.Count"),
     ("sharing: 7", "1:10: sharing: keys and values are expected here, not `7`"),
     # values
     *(
@@ -83,34 +71,22 @@ OWN = [
         for section, name, value, says in [
             ("sharing", "splitCount", "many", "a whole number, found `many`"),
             ("sharing", "splitCount", "0", "1 to 3000, found `0`"),
-            ("sharing", "splitCount", "10000000000", "1 to 3000"),
             ("sharing", "splitCount", "true", "a whole number"),
-            ("sharing", "splitCount", "null", "a whole number, found `null`"),
             ("sharing", "splitCount", "[true]", "a whole number, found a list"),
-            ("sharing", "splitCount", "{}", "a whole number, found a mapping"),
             ("sharing", "memoryScaling", ".nan", "a number"),
-            ("sharing", "memoryScaling", ".inf", "a number"),
             ("sharing", "memoryScaling", "-1", "0.01 to 10"),
-            ("sharing", "memoryScaling", "lots", "a number"),
             ("sharing", "filterUUIDs", "4", "a list of texts"),
-            ("sharing", "filterIndexes", "4", "GPU indexes"),
             ("sharing", "filterIndexes", "[-1]", "GPU indexes, found -1"),
-            ("sharing", "filterIndexes", "[0, true]", "GPU indexes, found true"),
             ("sharing", "filterIndexes", '["x"]', "GPU indexes, found 'x'"),
             ("sharing", "filterIndexes", f'["{200_000 * " "}x"]', "GPU indexes, found"),
             ("sharing", "operatingMode", "mi", "one of hami-core, mps, mig"),
             ("sharing", "resourceName", "gpu", "a name like nvidia.com/gpu"),
-            ("sharing", "resourceName", "x.kubernetes.io/gpu", "a name like nvidia.com/gpu"),
-            ("sharing", "resourceName", "A/b/c", "a name like nvidia.com/gpu"),
             ("library", "disableCoreLimit", "maybe", "true or false"),
             ("library", "hookPath", "here", "an absolute path"),
-            ("library", "hookPath", "3", "text"),
             ("library", "cudaLogLevel", "true", "text in quotes, found `true`"),
-            ("library", "cudaLogLevel", "1.5", "text in quotes, found `1.5`"),
             ("library", "cudaLogLevel", HUGE, "text in quotes, found `0xffff"),
             ("allocation", "unlockedPods", "legacy", "one of strict, scheduled, unique"),
             ("allocation", "fence", "always", "one of none, prestart"),
-            ("allocation", "mpsRoot", "here", "an absolute path"),
             *(
                 ("allocation", "cdiKind", kind, "text like nvidia.com/gpu")
                 for kind in ("a b", "gpu", "nvidia.com/gpu=0")
@@ -120,9 +96,7 @@ OWN = [
                 for prefix in ("a b", "cdi.k8s.io", "a/b/")
             ),
             ("allocation", "deviceListStrategy", "[x]", f"one or more of {STRATEGIES}, found 'x'"),
-            ("allocation", "deviceListStrategy", "[]", f"one or more of {STRATEGIES}, found none"),
             ("report", "profile", "colon-7", "one of json, colon, found `colon-7`"),
-            ("plain", "memoryLimits", "some", "true or false"),
             ("health", "driverHang", "2 s", "a duration such as 500ms, 2s, 10m or 1h, found `2 s`"),
             ("health", "driverHang", "2h", "1s to 1h, found `2h`"),
             ("paths", "state", '"/a\\0"', "text of UTF-8 characters without NUL"),
@@ -156,7 +130,6 @@ OWN = [
                 45,
                 "profiles[1]: the profile p is defined twice",
             ),
-            ("3", 13, "profiles[0]: keys and values are expected here"),
         ]
     ),
     *(
@@ -164,8 +137,6 @@ OWN = [
         for more, column, says in [
             ("web: {port: 1}", 44, "a profile cannot set web, which"),
             ("sharing: {resourceName: a.b/c}", 54, "a profile cannot set sharing.resourceName"),
-            ("sharing: {x: 1}", 54, "unknown setting sharing.x"),
-            ("sharing.splitCount: 3", 44, "unknown setting sharing"),
             ("sharing: {splitCount: 0}", 66, "sharing.splitCount: expected 1 to 3000, found `0`"),
         ]
     ),
@@ -178,19 +149,16 @@ DEVICES = [
         for key, value, says in [
             ("deviceSplitCount", "'10'", "a whole number from 0 is expected, not `10`"),
             ("deviceSplitCount", "[1]", "a whole number from 0 is expected, not a l"),
-            ("deviceSplitCount", "0x", "a whole number from 0 is expected, not `0x`"),
             *(("deviceSplitCount", value, WHOLE) for value in ("5.5", "1e400", ".inf", "'1:30'")),
             # what is another scalar to yaml.v2
             *(("deviceSplitCount", value, WHOLE) for value in ("1.5e0", "1e1", "1E1", "0o17")),
             *(("deviceSplitCount", value, WHOLE) for value in ("08", "1:30")),
             *(("deviceMemoryScaling", value, NUMBER) for value in ("1.5e0", "1e1", "1:30.5")),
             ("preConfiguredDeviceMemory", "1e+06", WHOLE),
-            *(("overwriteEnv", value, "true or false is expected") for value in ("y", "N")),
             ("deviceSplitCount", "-1", "a whole number from 0 is expected, not `-1`"),
             *(("deviceMemoryScaling", value, NUMBER) for value in ("much", ".nan", "1e999")),
             *(("deviceMemoryScaling", value, NUMBER) for value in ("2001-01-01", "[1.5]", "yes")),
             ("overwriteEnv", "1", "true or false is expected, not `1`"),
-            ("overwriteEnv", "yEs", "true or false is expected, not `yEs`"),
             ("overwriteEnv", "'yes'", "true or false is expected"),
             (
                 "defaultMemory",
@@ -198,14 +166,11 @@ DEVICES = [
                 "a whole number of 32 bits is expected, not `2147483648`",
             ),
             ("resourceCountName", "[x]", "text is expected, not a list"),
-            ("libCudaLogLevel", "{}", "text is expected, not a mapping"),
-            ("migProfileAllowlist", "{}", "a list is expected"),
         ]
     ),
     ("{deviceSplitCount: 0}", "28: sharing.splitCount: expected 1 to 3000, found 0"),
     ('{libCudaLogLevel: "\\0"}', "27: library.cudaLogLevel: expected text of UTF-8"),
     ("{1: x}", "10: nvidia: a text key is expected, not `1`"),
-    ("{<<: {deviceSplitCount: 1}}", "10: nvidia: a text key is expected, not `<<`"),
     ("{migProfileAllowlist: [{models: x}]}", "41: nvidia.migProfileAllowlist[0].models: a list is"),
     (
         "{knownMigGeometries: [{allowedGeometries: [[{count: x}]]}]}",
@@ -215,15 +180,10 @@ DEVICES = [
         "{overwriteEnv: yes, overwriteEnv: no}",
         "29: nvidia: the key `overwriteEnv` stands here twice",
     ),
-    ("3", "9: nvidia: keys and values are expected"),
 ]
 NODES = [
     ('{"name":1}', "24: nodeconfig[0].name: text is expected, not `1`"),
     ('{"devicememoryscaling":NaN}', "39: nodeconfig[0].devicememoryscaling: a number is"),
-    ('{"filterdevices":{"uuid":[1]}}', "42: nodeconfig[0].filterdevices.uuid[0]: text is expected"),
-    ('{"devicememoryscaling":"2"}', "39: nodeconfig[0].devicememoryscaling: a number is expected"),
-    ('{"devicecorescaling":true}', "37: nodeconfig[0].devicecorescaling: a number is expected"),
-    ('{"devicecorescaling":1e999}', "37: nodeconfig[0].devicecorescaling: a number is expected"),
     (f'{{"devicecorescaling":-{GREAT}}}', "37: nodeconfig[0].devicecorescaling: a number is exp"),
     (f'{{"devicesplitcount":{5000 * "1"}}}', "36: nodeconfig[0].devicesplitcount: "),
     ('{"devicesplitcount":0.5}', "36: nodeconfig[0].devicesplitcount: a whole number from 0 is"),
@@ -232,20 +192,14 @@ NODES = [
         '{"filterdevices":{"index":[-1]}}',
         "43: nodeconfig[0].filterdevices.index[0]: a whole number from 0 is",
     ),
-    ('{"filterdevices":[]}', "33: nodeconfig[0].filterdevices: keys and values are expected here"),
     ('{"name":"a","Name":"b"}', "28: nodeconfig[0]: the key `name` stands here twice"),
-    ("3", "16: nodeconfig[0]: keys and values are expected here, not `3`"),
     *(
         (f'{{"nodelabelselector":{json.dumps(selector)}}}', f"{column}: nodeconfig[0].nodelabels")
         for selector, column in [
             ({"matchLabels": {"gpu": 1}}, 61),
-            ({"matchLabels": {"gpu": True}}, 61),
             ({"matchLabels": ["gpu"]}, 53),
-            ({"matchExpressions": {"key": "gpu"}}, 58),
             ({"matchExpressions": [{"key": "gpu", "operator": "In", "values": "a100"}]}, 102),
-            ({"matchExpressions": [{"key": "gpu", "operator": "In", "values": [7]}]}, 103),
             ("gpu=a100", 37),
-            ([], 37),
         ]
     ),
 ]
@@ -255,14 +209,9 @@ OTHERS = [
         for name, value, says in [
             ("HAMI_AGENT_WEB_PORT", "http", "web.port: expected a whole number"),
             ("HAMI_AGENT_SPLIT_COUNT", "1", "unknown setting; a variable is"),
-            ("HAMI_AGENT_CONFIG", "/x", "unknown setting; a variable is"),
-            ("HAMI_AGENT_", "1", "unknown setting; a variable is"),
-            ("HAMI_AGENT_PORT", "9394", "unknown setting; a variable is"),
             ("NODE_NAME", "a\udcff", "node.name: expected text of UTF-8"),
-            ("CONFIG_FILE", "/a\0b", "files.deviceConfig: expected text of"),
             ("DEVICE_LIST_STRATEGY", "x", "allocation.deviceListStrategy: expected one or more"),
             ("HAMI_AGENT_HEALTH_XIDS", "94", "health.xids: expected XID=CLASS"),
-            ("HAMI_AGENT_HEALTH_XIDS", "65536=fatal", "health.xids: expected XID=CLASS"),
             ("HAMI_AGENT_HEALTH_XIDS", "4=fatal,4=contained", "health.xids: expected one class "),
         ]
     ),
@@ -292,19 +241,13 @@ OTHERS = [
         ({"nodes": text}, says)
         for text, says in [
             ("[]", "n.json:1:1: keys and values are expected here, not a list"),
-            ("null", "n.json:1:1: keys and values are expected here, not `null`"),
-            ('{"nodeconfig":{}}', "n.json:1:15: nodeconfig: a list is expected here"),
             ('{"kind": "List", "apiVersion": "v1"}', "n.json:1:1: this is a Kubernetes object"),
             ('{"nodeconfig":[{"name":"a","operat\n', "n.json:1:35: not valid JSON: Invalid contr"),
             ('{"a": }', "n.json:1:7: not valid JSON"),
             ("[" * 21 + "]" * 21, "n.json:1:21: nested deeper than 20 levels"),
-            ("[" * 200_000, "n.json:1:21: nested deeper than 20 levels"),
             ('{"[[": ["' + "[" * 30 + '",\n' + "[" * 200_000, "n.json:2:19: nested deeper"),
-            (" ", "n.json:1:2: not valid JSON: Expecting value"),
             ('{"a": 1}\n{}', "n.json:2:1: not valid JSON: Extra data"),
-            ('{"a": 1,}', "n.json:1:9: not valid JSON: Expecting property name enclosed"),
             ('\ufeff{"a": 1}', "n.json:1:1: not valid JSON: Unexpected UTF-8 BOM"),
-            ('{"a": 1', "n.json:1:8: not valid JSON: Expecting"),
         ]
     ),
     *(
@@ -357,15 +300,6 @@ def test_much_of_one_byte_is_refused(kind: str, junk: bytes):
     assert of_bytes(kind, junk * (200_000 // len(junk)))
 
 
-@given(st.sampled_from(sorted(FILES)), st.data())
-@settings(deadline=None, max_examples=50)
-def test_a_damaged_file_is_taken_or_refused(kind: str, data: st.DataObject):
-    content = bytearray(FILES[kind])
-    for _ in range(data.draw(st.integers(1, 4))):
-        content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
-    of_bytes(kind, bytes(content))
-
-
 SCALARS = st.sampled_from(
     [
         *(HUGE, f"-{HUGE}", CLOCK, CLOCK[:-2], GREAT, f"-{GREAT}", "1e400", ".nan", "-.inf", "~"),
@@ -411,28 +345,6 @@ def test_any_value_of_any_key_is_taken_or_refused(key: str, theirs: str, value: 
     of_bytes("devices", f"nvidia: {{{theirs}: {value}}}".encode(errors="replace"))
     entry = f'{{"nodeconfig":[{{"name":"a","{theirs}":{value}}}]}}'
     of_bytes("nodes", entry.encode(errors="replace"))
-
-
-WORDS = st.text(max_size=8) | st.text(
-    st.characters(codec=None, categories=["Cs", "Nd", "Cc", "No"]), max_size=5
-)
-NUMBERS = st.sampled_from([HUGE, GREAT, 5000 * "9", "1e999", "nan", "-inf", "\u00b2", "1_0"])
-
-
-@given(st.sampled_from(FIELDS), WORDS | NUMBERS)
-@settings(deadline=None, max_examples=50)
-def test_any_text_of_a_variable_and_a_flag_is_taken_or_refused(field, value: str):
-    sources: list[dict[str, object]] = [{"environ": {name: value}} for name in field.variables]
-    sources += [
-        {"environ": {f"HAMI_AGENT_{value}": value}},
-        {"flags": {field.flag or "--x": value}},
-    ]
-    for one in sources:
-        try:
-            build(plan_of(**one).resolve(*FACTS), host_name="a")  # type: ignore[arg-type]
-        except SettingsError as error:
-            str(error).encode()
-            assert str(error).startswith(("env ", "--"))  # noqa: PT017 -- many are taken
 
 
 # HAMi's config.json is read as JSON, though its places are those of YAML.

@@ -91,8 +91,6 @@ IN = [{"key": "zone", "operator": "In", "values": ["a", None]}]
 VALUES = [
     # files that say nothing
     *(({"own": text}, {COUNT: 10}, ()) for text in ("# x\n", "---\n# later\n", "null\n", "~")),
-    ({"devices": "--- # nothing\n...\n"}, {COUNT: 10}, ("there is no section nvidia",)),
-    ({"own": "sharing:\n  # splitCount: 4\n"}, {COUNT: 10}, ()),
     ({"own": "profiles:\n  # - name: p\n"}, {COUNT: 10}, ()),
     *(
         ({"nodes": text}, {COUNT: 10}, ("n.json:1:1: `nodeconfig` has no entries; nothing is",))
@@ -105,26 +103,11 @@ VALUES = [
     ),
     # HAMi's keys
     ({"own": "library: {cudaLogLevel: '3'}"}, {"library.cudaLogLevel": "3"}, ()),
-    ({"own": "library: {cudaLogLevel: -1}"}, {"library.cudaLogLevel": "-1"}, ()),
     ({"devices": "nvidia: {libCudaLogLevel: ''}"}, {"library.cudaLogLevel": ""}, ()),
-    (
-        {"devices": "nvidia: {defaultGPUNum: 5, runtimeClassName: x, overwriteEnv: true}"},
-        {COUNT: 10, "library.cudaLogLevel": "1"},
-        (),
-    ),
     (
         {"devices": "nvidia: {deviceSplitCount: 4}\nmetax: {x: y}\nsharing: {splitCount: 3}\n"},
         {COUNT: 4},
         ("d.yaml:3:1: sharing has no effect in HAMi's file; it belongs in the agent's own config",),
-    ),
-    (
-        {
-            "nodes": nodes(
-                {"name": "a", "devicesplitcount": 3}, {"name": "a", "devicesplitcount": 4}
-            )
-        },
-        {COUNT: 4},
-        (),
     ),
     (
         {"nodes": nodes({"name": "gpu-*"})},
@@ -151,7 +134,6 @@ VALUES = [
         ({"nodes": entry(devicesplitcount=0), name: text}, {COUNT: count}, ())
         for name, text, count in [("own", "", 10), ("own", OWN, 4), ("devices", DEVICES, 2)]
     ),
-    ({"nodes": entry(enablenumatopology=False, operatingmode="")}, {}, ()),
     # labels: null is an empty text, as in Go
     *(
         (
@@ -172,14 +154,10 @@ VALUES = [
         ({"environ": environ}, {key: value}, ())
         for environ, key, value in [
             ({"FAIL_ON_INIT_ERROR": "true"}, "driver.onNoDriver", "exit"),
-            ({"FAIL_ON_INIT_ERROR": "false"}, "driver.onNoDriver", "wait"),
-            ({"NVIDIA_DRIVER_ROOT": "/run/driver"}, "allocation.devRoot", "/run/driver"),
             ({"NVIDIA_DRIVER_ROOT": "/y", "NVIDIA_DEV_ROOT": "/x"}, "allocation.devRoot", "/x"),
             ({"PASS_DEVICE_SPECS": ""}, "allocation.passDeviceSpecs", False),
             ({"GDS_ENABLED": "1"}, "allocation.gds", True),
             ({"ENABLE_TOPOLOGY_SCORE": "true"}, "report.topologyScore", True),
-            ({"ENABLE_TOPOLOGY_SCORE": "0"}, "report.topologyScore", False),
-            ({"ENABLE_TOPOLOGY_SCORE": ""}, "report.topologyScore", False),
             ({"HAMI_AGENT_LIBRARY_CUDA_LOG_LEVEL": ""}, "library.cudaLogLevel", ""),
             ({"HAMI_AGENT_SHARING_FILTER_INDEXES": "0, 3"}, "sharing.filterIndexes", ("0", "3")),
         ]
@@ -208,8 +186,6 @@ VALUES = [
         )
         for variable, flag, value in [
             ("DEVICE_SPLIT_COUNT", "--device-split-count", "3"),
-            ("DISABLE_CORE_LIMIT", "--disable-core-limit", "true"),
-            ("DEVICE_ID_STRATEGY", "--device-id-strategy", "index"),
             ("MIG_STRATEGY", "--mig-strategy", "mixed"),
         ]
         for source, name in (("environ", variable), ("flags", flag))
@@ -221,12 +197,7 @@ VALUES = [
     ),
     *(
         ({"environ": {f"HAMI_AGENT_HEALTH_{name}": "1.5m"}}, {f"health.{key}": 90.0}, ())
-        for name, key in [
-            ("DRIVER_HANG", "driverHang"),
-            ("QUIET_PERIOD", "quietPeriod"),
-            ("LONGEST_QUIET_PERIOD", "longestQuietPeriod"),
-            ("PROBE_PERIOD", "probePeriod"),
-        ]
+        for name, key in [("DRIVER_HANG", "driverHang"), ("QUIET_PERIOD", "quietPeriod")]
     ),
     # lists that name a GPU twice
     (
@@ -253,15 +224,6 @@ VALUES = [
             "env REPORT_NODE_CAPACITY: has no effect here",
             "--report-node-capacity: has no effect here",
         ),
-    ),
-    (
-        {
-            "devices": "nvidia: {reportNodeCapacity: false}",
-            "nodes": nodes({"name": "a", "reportnodecapacity": False}),
-            "environ": {"REPORT_NODE_CAPACITY": "false"},
-        },
-        {},
-        (),
     ),
 ]
 
@@ -317,11 +279,6 @@ def test_the_schedulers_rules_are_known_where_its_file_says_something(devices, r
     assert not plan_of("", "sharing: {memoryFactor: 4}").settings(*HERE).match.requests.known
 
 
-def test_the_nodes_that_the_files_name_are_known():
-    own = "profiles: [{name: p, match: {nodes: [n*, x, a]}}]"
-    assert ("x", "a", "b") == plan_of(own=own, nodes=nodes({"name": "b"}, {"name": "x"})).names()
-
-
 def keys(count: int) -> dict[str, int]:
     return {f"key{number:06}": 1 for number in range(count)}
 
@@ -343,12 +300,3 @@ def test_twenty_warnings_of_a_kind_are_told_and_then_their_number(sources, first
     assert 21 == len(warnings)
     assert first in warnings[0]
     assert last in warnings[-1]
-
-
-@pytest.mark.timeout(10)
-def test_as_many_profiles_as_a_file_can_hold_are_merged_in_seconds():
-    """Each asks for the node's name: to find it by all the others took 25 s."""
-    profile = "- {{name: p{}, match: {{nodes: [a]}}, sharing: {{splitCount: 4}}}}\n"
-    own = "profiles:\n" + "".join(profile.format(number) for number in range(4000))
-
-    assert 4 == plan_of(own=own).resolve(*HERE)[COUNT].value

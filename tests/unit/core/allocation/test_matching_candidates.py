@@ -6,7 +6,6 @@ import msgspec
 import pytest
 
 from agent.allocate.match import AskKubelet, Evidence, KubeletStart, ListPods, ReadRecords
-from agent.allocate.room import GpuUse
 from agent.cluster import Phase, PodView, Role
 from agent.errors import RefusalReason
 from agent.ledger import ContainerKey, Holding, KubeletEpoch, Row
@@ -23,7 +22,6 @@ from tests.builders import (
 )
 from tests.unit.core.allocation.matching_scene import (
     G1,
-    G2,
     NOW_KUBELET,
     OLD_KUBELET,
     RAN,
@@ -58,16 +56,6 @@ def asked(scene: Evidence, count: int = 1) -> list[str]:
         return [name for _, name in (step.key, *step.others)]
     assert step == ListPods()
     return []
-
-
-@pytest.mark.parametrize(
-    ("confirmed", "epoch", "expected"),
-    [(True, NOW_KUBELET, []), (False, NOW_KUBELET, [POD.name]), (True, OLD_KUBELET, [POD.name])],
-)
-def test_a_container_waits_unless_this_kubelet_confirmed_it(confirmed, epoch, expected) -> None:
-    row = msgspec.structs.replace(ROW, confirmed=confirmed, epoch=epoch)
-
-    assert expected == asked(scene_of(POD, rows=(row,)))
 
 
 def test_a_container_that_runs_does_not_wait_even_without_a_row() -> None:
@@ -150,12 +138,6 @@ MIXED = named_pod(
 )
 
 
-def test_before_the_kubelet_is_asked_any_container_of_that_count_may_be_next() -> None:
-    for count in (1, 2):
-        assert [MIXED.name] == asked(scene_of(MIXED), count)
-    assert [] == asked(scene_of(MIXED), 3)
-
-
 def test_once_the_kubelet_was_asked_only_the_first_without_ids_is_next() -> None:
     scene = a_scene(MIXED, lock=MIXED)
     begun = knowing(scene, holding(MIXED))
@@ -165,29 +147,6 @@ def test_once_the_kubelet_was_asked_only_the_first_without_ids_is_next() -> None
     assert "two" == granted(begun, 2).candidate.container.name
     assert "one" == granted(half).candidate.container.name
     assert [] == asked(half, 2)
-
-
-def test_past_the_admission_of_a_pod_any_container_may_be_started_again() -> None:
-    containers = (*MIXED.containers, a_container(name="log", count=0, running_id="log"))
-    pod = msgspec.structs.replace(MIXED, containers=containers)
-    scene = changed(a_scene(pod, lock=pod), checked=frozenset({"log"}), listed=True)
-    alive = changed(scene, alive=frozenset({"log"}))
-
-    assert "one" == granted(knowing(alive, holding(pod))).candidate.container.name
-
-
-def test_present_pods_come_before_deleted_ones_and_older_ones_first() -> None:
-    young = named_pod(2, created=NOON.replace(hour=13))
-    grave = named_pod(3, created=NOON.replace(hour=1))
-
-    assert [POD.name, young.name, grave.name] == asked(scene_of(young, POD, gone=(grave,)))
-
-
-def test_deleted_pods_that_ended_or_were_answered_ask_for_nothing() -> None:
-    ended = named_pod(2, phase=Phase.FAILED)
-    settled = a_pod(name="settled", annotations={"hami.io/bind-phase": "success"})
-
-    assert [] == asked(scene_of(gone=(ended, settled, POD), rows=(ROW,)))
 
 
 def test_a_deleted_pod_whose_successor_has_run_asks_for_nothing() -> None:
@@ -213,41 +172,6 @@ def test_a_kubelet_that_asked_for_the_successor_is_past_the_deleted_one(epoch, e
     refused_by(knowing(scene, holding(grave)), expected)
 
 
-FULL = a_share(uuid=G1, memory_mib=81559)
-OTHER = named_pod(2)
-
-
-@pytest.mark.parametrize(
-    ("pods", "known", "epoch", "is_free"),
-    [
-        ((OTHER,), "yes", NOW_KUBELET, False),
-        ((), "yes", NOW_KUBELET, True),
-        ((msgspec.structs.replace(OTHER, phase=Phase.FAILED),), "yes", NOW_KUBELET, True),
-        ((OTHER,), "no", NOW_KUBELET, True),
-        ((OTHER,), "no", OLD_KUBELET, False),
-    ],
-    ids=["present", "gone", "terminal", "forgotten", "by another kubelet"],
-)
-def test_a_row_takes_room_while_its_pod_is_there_and_the_kubelet_knows_it(
-    pods, known, epoch, is_free
-) -> None:
-    row = row_of(OTHER, epoch=epoch, confirmed=True, shares=(FULL,))
-    scene = changed(a_scene(POD, *pods, rows=(row,), lock=POD), listed=True)
-    held = holding(OTHER, main=f"{G1}-0")
-    absent = (OTHER,) if known == "no" else ()
-    scene = knowing(scene, holding(POD), *(() if absent else (held,)), absent=absent)
-
-    if is_free:
-        assert granted(scene).candidate.pod == POD
-    else:
-        refused_by(scene, RefusalReason.MEMORY_EXCEEDED)
-
-
-def admitted(pod: PodView, **options: object) -> Evidence:
-    """The pod is being admitted and holds the lock."""
-    return knowing(a_scene(pod, lock=pod, **options), holding(pod))  # type: ignore[arg-type]
-
-
 def pod_with(text: str, **changes: object) -> PodView:
     """A pod annotated with that devices text."""
     return a_pod(name="train-1", annotations=annotated(text), **changes)  # type: ignore[arg-type]
@@ -266,17 +190,6 @@ def test_before_a_refusal_for_room_the_kubelet_is_asked_for_the_pod_in_the_way()
     held = knowing(scene, holding(holder, main=f"{G1}-0"))
     assert ask(held) == ListPods()
     refused_by(changed(held, listed=True), RefusalReason.MEMORY_EXCEEDED)
-
-
-def test_what_one_pod_alone_has_too_much_of_is_refused_without_a_list() -> None:
-    holder = named_pod(2, phase=Phase.RUNNING)
-    row = row_of(holder, shares=(a_share(uuid=G2),), epoch=NOW_KUBELET, confirmed=True)
-    pod = pod_with(f"{G1},NVIDIA,90000,30:;")
-
-    refused_by(
-        knowing(a_scene(pod, holder, rows=(row,), lock=pod), holding(pod)),
-        RefusalReason.MEMORY_EXCEEDED,
-    )
 
 
 WHOLE = a_gpu(index=0)
@@ -304,14 +217,6 @@ def test_a_replay_passes_every_gate_but_a_gpu_that_is_gone(gpu, is_given_again) 
     else:
         assert ListPods() == ask(changed(scene, listed=False))  # another pod may be asking
         refused_by(scene, RefusalReason.BAD_GPU)
-
-
-def test_what_was_registered_up_to_a_minute_ago_still_counts() -> None:
-    scene = admitted(pod_with(f"{G1},NVIDIA,90000,1:;"))
-
-    grant = granted(changed(scene, registered={G1: GpuUse(memory_mib=100000, core_percent=100)}))
-
-    assert grant.shares[0].memory_mib == 90000
 
 
 # What the kubelet's word is worth: it takes up many pods at once, and answers by name.
@@ -388,16 +293,6 @@ def test_beside_many_pods_that_wait_only_those_that_started_are_asked_about() ->
     assert granted(knowing(old, absent=(started, answered))).candidate.pod == owner
 
 
-def test_long_after_the_kubelet_began_many_that_ran_are_asked_about_one_by_one() -> None:
-    """What died just now may look as if it were taken up again: its status is late."""
-    ran = (a_container(running_id="gone"),)
-    pods = tuple(msgspec.structs.replace(pod, containers=ran) for pod in many(10))
-    scene = a_scene(*pods, rows=tuple(map(row_of, pods)))
-    scene = changed(scene, records_read=True, checked=frozenset({"gone"}))
-
-    assert ask(knowing(scene, holding(pods[0]))) == AskKubelet(pods[1].key)
-
-
 def test_pods_that_nobody_admits_keep_no_one_waiting_for_the_questions_about_them() -> None:
     """Anybody can make pods that pass for static ones; those stay while something holds them."""
     forged = tuple(msgspec.structs.replace(pod, static=True) for pod in many(60))
@@ -413,15 +308,6 @@ def test_pods_that_nobody_admits_keep_no_one_waiting_for_the_questions_about_the
 PROXIED = (a_container(name="proxy", count=0), a_container())
 OLD = named_pod(1)
 NEW = named_pod(1, uid=named_pod(9).uid, containers=PROXIED)
-
-
-def test_an_answer_that_names_all_of_its_containers_is_about_the_pod() -> None:
-    init = a_container(name="init", role=Role.INIT, count=0)
-    whole = msgspec.structs.replace(NEW, containers=(init, *PROXIED))
-
-    for pod in (NEW, whole):
-        scene = changed(a_scene(pod, lock=pod), records_read=True)
-        assert granted(knowing(scene, holding(NEW))).candidate.pod == pod
 
 
 @pytest.mark.parametrize(

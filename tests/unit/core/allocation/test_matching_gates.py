@@ -113,13 +113,6 @@ TABLE = {
         "several pods at once",
         "If this pod is new, create it again",
     ),
-    "the other of two is named too": RefusalCase(
-        RefusalReason.MANY_PODS_ADMITTED,
-        both_admitted(),
-        "does not guess",
-        "again",
-        pod="team-a/train-2",
-    ),
     "it was deleted": RefusalCase(
         RefusalReason.POD_DELETED,
         changed(knowing(a_scene(gone=(POD,), lock=POD), holding(POD)), listed=True),
@@ -153,12 +146,6 @@ TABLE = {
         changed(admitting(POD), lock=a_lock(name="")),
         "holds no node lock",
         "create it again with schedulerName",
-    ),
-    "the lock is of another namespace": RefusalCase(
-        RefusalReason.NO_RIGHT,
-        changed(admitting(POD), lock=a_lock(namespace="team-b", name=POD.name)),
-        "is placing team-b/train-1",
-        "Create it again with schedulerName",
     ),
     "it asks in an init container alone": RefusalCase(
         RefusalReason.NO_LOCK,
@@ -224,12 +211,6 @@ TABLE = {
     "the request was dropped": RefusalCase(
         RefusalReason.DROPPED_REQUEST,
         admitting(DROPPED),
-        "cannot count 3221225472 MiB",
-        "without a unit",
-    ),
-    "the request was dropped, and HAMi took no lock": RefusalCase(
-        RefusalReason.DROPPED_REQUEST,
-        unlocked(admitting(DROPPED)),
         "cannot count 3221225472 MiB",
         "without a unit",
     ),

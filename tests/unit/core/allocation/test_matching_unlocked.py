@@ -5,22 +5,14 @@ from collections.abc import Mapping
 import msgspec
 import pytest
 
-from agent.allocate.match import (
-    AwaitLock,
-    Evidence,
-    LookAtNode,
-    LookAtPod,
-    MatchSettings,
-    UnlockedPods,
-)
+from agent.allocate.match import AwaitLock, Evidence, LookAtNode, MatchSettings
 from agent.allocate.room import RequestRules
 from agent.cluster import PodView, Role
 from agent.errors import RefusalReason
-from tests.builders import NODE, a_container, a_lock, a_pod, a_row
+from tests.builders import NODE, a_container, a_lock, a_pod
 from tests.unit.core.allocation.matching_scene import (
     G1,
     G2,
-    NOW_KUBELET,
     SETTINGS,
     STRICT,
     UNIQUE,
@@ -33,7 +25,6 @@ from tests.unit.core.allocation.matching_scene import (
     holding,
     knowing,
     refused_by,
-    without_witness,
 )
 
 ASKS = {"mem": 3000, "cores": 30}
@@ -75,22 +66,6 @@ def test_a_pod_for_which_hami_takes_no_lock_is_served_whoever_holds_one(inits, l
     assert ("main", "", 0) == (grant.candidate.container.name, grant.lock, grant.group)
 
 
-def test_each_of_two_init_containers_gets_its_own() -> None:
-    second = a_container(name="second", role=Role.INIT, count=2, asks={"mem": 10, "cores": 0})
-    pod = lockless(INIT, second, text=f"{ONE};{G1},NVIDIA,10,0:{G2},NVIDIA,10,0:;;")
-    row = a_row(pod_uid=pod.uid, pod=pod.name, role=Role.INIT, epoch=NOW_KUBELET)
-
-    assert 0 == granted(settled(pod)).group
-    assert (1, 2) == ((grant := granted(beside(pod, row), 2)).group, len(grant.shares))
-
-
-def beside(pod: PodView, row: object) -> Evidence:
-    """The scene after the kubelet has booked the row."""
-    recorded = frozenset({row.key})  # type: ignore[attr-defined]
-    scene = changed(a_scene(pod, rows=(row,)), recorded=recorded)  # type: ignore[arg-type]
-    return changed(knowing(scene, holding(pod)), node_read=True, records_read=True)
-
-
 def test_the_node_is_read_once_because_hami_after_2_10_takes_a_lock_for_each() -> None:
     pod = lockless()
     scene = settled(pod, node_read=False)
@@ -103,15 +78,7 @@ def test_the_node_is_read_once_because_hami_after_2_10_takes_a_lock_for_each() -
         assert lock.value == granted(changed(scene, lock=lock), settings=settings).lock
 
 
-def test_a_pod_whose_name_can_return_is_looked_at_before() -> None:
-    pod = lockless(reusable_name=True)
-
-    assert ask(settled(pod)) == LookAtPod(pod.key)
-    assert granted(settled(pod, pod_uids={pod.key: pod.uid}))
-
-
 DROPPED = a_container(name="big", role=Role.INIT, asks={"mem": 3 << 30})
-APP_TOO = a_container(name="app", asks=ASKS)
 REFUSED = {
     "its author named the node": (lockless(scheduled=False), RefusalReason.NO_LOCK),
     "the kubelet started it before": (lockless(started=True), RefusalReason.NO_LOCK),
@@ -158,23 +125,6 @@ def test_what_hamis_scheduler_did_not_do_is_refused(row: tuple[PodView, RefusalR
         refused_by(settled(pod, lock=lock, waited=True), gate, count)
 
 
-def test_a_pod_that_asks_in_an_app_container_too_needs_its_lock() -> None:
-    scene = settled(lockless(containers=(INIT, APP_TOO), text=f"{ONE};{ONE};"), waited=True)
-
-    refused_by(scene, RefusalReason.NO_LOCK)
-    refused_by(changed(scene, lock=a_lock(name="other")), RefusalReason.NO_RIGHT)
-
-
-def test_a_kubelet_that_confirms_no_pod_serves_none_without_a_lock() -> None:
-    pod = lockless()
-    scene = without_witness(a_scene(pod), recorded=frozenset())
-    scene = changed(scene, waited=True, node_read=True, listed=True)
-
-    for settings in (SETTINGS, STRICT):
-        refusal = refused_by(scene, RefusalReason.NO_LOCK, settings=settings)
-        assert refusal.sentence.endswith("ask the operator to upgrade the kubelet to 1.34.")
-
-
 @pytest.mark.parametrize("asks", [{}, {"mem-percentage": 100}, {"cores": 0}])
 @pytest.mark.parametrize("mib", [81559, 40000, 0])
 def test_a_part_of_the_gpu_may_be_less_than_now_because_it_registered_less(asks, mib) -> None:
@@ -196,18 +146,6 @@ def test_the_schedulers_own_settings_count(rules: RequestRules, text: str) -> No
 
     assert granted(settled(lockless(text=f"{G1},NVIDIA,{text}:;")), settings=settings)
     refused_by(settled(lockless()), RefusalReason.NOT_AS_REQUESTED, settings=settings)
-
-
-@pytest.mark.parametrize("policy", [UnlockedPods.UNIQUE, UnlockedPods.SCHEDULED])
-@pytest.mark.parametrize("text", ["3001,30", "3000,31", "0,30", "3000,0"])
-def test_with_unique_too_no_more_is_given_than_is_asked_for(policy, text) -> None:
-    settings = msgspec.structs.replace(CHECKED, unlocked_pods=policy)
-
-    refused_by(
-        settled(lockless(text=f"{G1},NVIDIA,{text}:;")),
-        RefusalReason.NOT_AS_REQUESTED,
-        settings=settings,
-    )
 
 
 EDITED: Mapping[str, tuple[dict[str, int], str, bool]] = {

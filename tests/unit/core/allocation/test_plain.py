@@ -1,10 +1,6 @@
 """Plain mode's answers: the ids decide; what cannot be given is refused with its reason."""
 
-import itertools
-
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from agent.allocate.edits import cache_file
 from agent.allocate.plain import MOST_IDS, PlainSettings, edits_of, grant
@@ -116,23 +112,6 @@ def test_a_gpu_that_does_not_serve_is_refused(inventory, gate, words):
     with pytest.raises(Refusal, match=words) as caught:
         grant(ids(0), inventory, ())
     assert gate is caught.value.gate
-
-
-@given(registered=st.integers(1000, 200_000), split=st.integers(1, 1000), data=st.data())
-def test_limits_of_distinct_ids_never_sum_to_more_than_is_registered(registered, split, data):
-    gpu = a_shared_gpu(gpu=G0, registered_mib=registered, split_count=split)
-    numbers = data.draw(st.lists(st.integers(0, split - 1), min_size=1, unique=True))
-    cuts = data.draw(st.lists(st.integers(0, len(numbers)), max_size=5))
-    bounds = [0, *sorted(cuts), len(numbers)]
-    requests = [numbers[a:b] for a, b in itertools.pairwise(bounds) if a < b]
-
-    total = sum(
-        granted.share.memory_mib
-        for request in requests
-        for granted in grant(ids(*request), an_inventory(gpus=(gpu,)), ())
-    )
-
-    assert total <= registered
 
 
 def test_with_limits_the_answer_is_hami_cores():

@@ -58,32 +58,6 @@ def test_steering_gives_exactly_the_wanted_gpus_or_nothing(available, must, want
         assert sorted(text.rpartition("-")[0] for text in chosen) == sorted(wanted)
 
 
-FOREIGN = tuple(
-    map(
-        SliceId,
-        ("foreign", "GPU-x-007", "GPU-x-+7", "GPU-x-१", "-5", "x-" + "9" * 11, "y-" + "9" * 5000),
-    )
-)
-
-
-@given(st.sets(st.builds(lambda gpu, n: ids(gpu, n)[0], st.integers(0, 3), st.integers(0, 99))))
-def test_ids_of_another_form_are_a_gpu_each_and_change_nothing_for_the_others(known):
-    plain = nearest(tuple(known), (), len(known), field(4), NOTHING)
-    mixed = nearest((*FOREIGN, *known), (), len(known) + len(FOREIGN), field(4), NOTHING)
-
-    assert plain == mixed[: len(known)]
-    assert set(FOREIGN) == set(mixed[len(known) :])
-
-
-def test_links_that_the_scheduler_counts_no_more_count_no_more_here():
-    both = {a_uuid(n): a_gpu(index=n, links=()) for n in range(3)}
-    for peer, nvlinks in ((1, 18), (2, 36)):
-        both[a_uuid(peer)] = a_gpu(index=peer, links=(Link(a_uuid(0), None, nvlinks),))
-    both[a_uuid(0)] = a_gpu(index=0, links=(Link(a_uuid(1), None, 18), Link(a_uuid(2), None, 36)))
-
-    assert ids(0, 0) + ids(1, 0) == nearest(ids(1, 0) + ids(2, 0), ids(0, 0), 2, both, NOTHING)
-
-
 def test_steering_takes_the_lowest_free_id_and_held_ones_last():
     available = ids(1, 12, 3, 2)
 
@@ -133,24 +107,6 @@ def test_the_gpu_with_the_nvlinks_is_taken_before_the_one_next_door():
     assert ids(0, 0) + ids(3, 0) == nearest(
         sum((ids(n, 0) for n in range(4)), ()), ids(0, 0), 2, gpus, NOTHING
     )
-
-
-def test_the_gpu_that_is_close_to_all_chosen_ones_is_taken_before_the_one_close_to_the_last():
-    bridges = {(0, 1): 8, (0, 2): 6, (1, 2): 1, (0, 3): 2, (1, 3): 3}
-    gpus = {
-        a_uuid(n): a_gpu(
-            index=n,
-            links=tuple(
-                Link(a_uuid(pair[0] + pair[1] - n), None, nvlinks)
-                for pair, nvlinks in bridges.items()
-                if n in pair
-            ),
-        )
-        for n in range(4)
-    }
-    available = sum((ids(n, 0) for n in range(4)), ())
-
-    assert ids(0, 0) + ids(1, 0) + ids(2, 0) == nearest(available, ids(0, 0), 3, gpus, NOTHING)
 
 
 def test_the_same_numa_node_decides_where_links_do_not():

@@ -15,14 +15,6 @@ GPU = a_shared_gpu(gpu=a_gpu(uuid=G1), registered_mib=1000, core_percent=100)
 OTHER = a_shared_gpu(gpu=a_gpu(uuid=G2), registered_mib=1000, core_percent=100)
 GPUS = {G1: GPU, G2: OTHER}
 
-SHARES = st.builds(Share, st.sampled_from([G1, G2]), st.integers(0, 1500), st.integers(0, 120))
-CLAIMS = st.builds(
-    RoomClaim,
-    st.sampled_from([a_pod_uid(n) for n in range(3)]),
-    st.sampled_from(Role),
-    st.lists(SHARES, max_size=3).map(tuple),
-)
-
 
 def claim(pod: int = 1, role: Role = Role.APP, mib: int = 100, percent: int = 10) -> RoomClaim:
     share = a_share(uuid=G1, memory_mib=mib, core_percent=percent)
@@ -146,36 +138,3 @@ def test_what_just_fits_fits_and_one_more_does_not():
     assert cores is not None
     assert (True, 1001) == (memory.memory, memory.total.memory_mib)
     assert (False, 101) == (cores.memory, cores.total.core_percent)
-
-
-@given(st.lists(CLAIMS, max_size=8))
-def test_the_order_of_the_claims_decides_nothing(claims):
-    assert gpu_use(claims, GPU) == gpu_use(list(reversed(claims)), GPU)
-
-
-@given(st.lists(CLAIMS, max_size=8))
-def test_pods_add_up_and_no_claim_takes_anything_away(claims):
-    pods = {one.pod_uid for one in claims}
-    total = GpuUse()
-    for uid in pods:
-        total += pod_use([one for one in claims if one.pod_uid == uid], GPU)
-
-    assert total == gpu_use(claims, GPU)
-    for place in range(len(claims)):
-        less = gpu_use(claims[:place] + claims[place + 1 :], GPU)
-        assert less.memory_mib <= total.memory_mib
-        assert less.core_percent <= total.core_percent
-
-
-@given(CLAIMS, st.lists(CLAIMS, max_size=8))
-def test_what_fits_leaves_no_gpu_oversold(wanted, live):
-    found = shortage(wanted, live, GPUS)
-
-    for uuid in {share.uuid for share in wanted.shares}:
-        total = gpu_use([*live, wanted], GPUS[uuid])
-        fits = total.memory_mib <= 1000 and total.core_percent <= 100
-        assert fits or found is not None
-    if found is not None:
-        assert found.total == gpu_use([*live, wanted], found.gpu)
-        over = found.total.memory_mib > 1000 if found.memory else found.total.core_percent > 100
-        assert over

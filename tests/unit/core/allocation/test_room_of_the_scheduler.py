@@ -3,16 +3,12 @@
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from agent.allocate.room import RoomClaim, claim_of, counts, gpu_use, scheduled
 from agent.cluster import ALLOCATED, VGPU_NODE, PodView
 from agent.kube.objects import decode_pod
 from agent.ledger import Row
 from agent.model import Share
-from agent.sandbox.scheduler.model import Load
-from agent.sandbox.scheduler.usage import Usage
 from tests.builders import G1, G2, RESOURCE, a_gpu, a_pod_uid, a_row, a_shared_gpu
 
 NODE = "n1"
@@ -31,16 +27,6 @@ def ended(exit_code: int) -> dict[str, Any]:
 Told = tuple[bool, Share | None, dict[str, Any], dict[str, Any]]
 """One init container: whether it is a sidecar, its share, None: it asks for no GPU, its state and
 its last one."""
-
-SHARES = st.builds(
-    Share, st.sampled_from(tuple(GPUS)), st.integers(1, MIB // 2), st.integers(0, 60)
-)
-STATES = st.sampled_from([WAITING, RUNNING, ended(0), ended(0), ended(0), ended(1)])
-INITS = st.tuples(
-    st.booleans(), st.none() | SHARES, STATES, st.sampled_from([{}, {}, ended(0), ended(1)])
-)
-APPS = st.tuples(st.none() | SHARES, st.sampled_from([{}, WAITING, RUNNING]))
-PODS = st.tuples(st.lists(INITS, max_size=3), st.lists(APPS, min_size=1, max_size=2))
 
 
 def text_of(share: Share) -> str:
@@ -117,22 +103,6 @@ def claims_of(pod: Any) -> list[RoomClaim]:
     """What it takes."""
     view = view_of(pod)
     return [claim_of(row) for row in rows_of(pod) if counts(row, view)]
-
-
-@given(st.lists(PODS, min_size=1, max_size=4))
-def test_no_pod_counts_for_more_than_the_scheduler_counts_for_it(told):
-    pods = [pod_of(number, *one) for number, one in enumerate(told)]
-    usage = Usage()
-    for pod in pods:
-        usage.observe(pod)
-    there = usage.loads(NODE)
-    claims = [claim for pod in pods for claim in scheduled_of(pod)]
-
-    for uuid, gpu in GPUS.items():
-        load = there.get(uuid, Load())
-        use = gpu_use(claims, gpu)
-        assert use.memory_mib <= load.memory_mib
-        assert use.core_percent <= load.core_percent
 
 
 BIG, SMALL = Share(G1, 12000, 50), Share(G1, 4000, 10)

@@ -5,16 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from agent.cluster import Phase, PodTable
 from agent.health.judge import switched_off
 from agent.ledger import Holder, Ledger
 from agent.model import NO_INDEX, Condition, Health, Inventory
-from agent.report import TEXT_LIMIT, gpu_degraded, gpu_events, gpus_in_words, may_turn, pods_holding
+from agent.report import gpu_degraded, gpu_events, may_turn
 from tests.builders import (
     NOON,
     a_gpu,
     a_health,
-    a_pod,
     a_pod_uid,
     a_row,
     a_share,
@@ -89,18 +87,6 @@ def test_a_change_of_the_gpus_is_told_like_this(change):
     assert CHANGES[change] == told(change)
 
 
-def test_a_gpu_that_another_event_tells_of_is_not_said_to_be_gone():
-    assert () == gpu_events(holding("ok"), holding(""), NOBODY, {a_uuid(0)})
-
-
-def test_gpus_of_unknown_index_are_named_by_their_uuid():
-    lonely = a_shared_gpu(gpu=a_gpu(index=NO_INDEX, uuid=a_uuid(7)))
-    other = a_shared_gpu(gpu=a_gpu(index=3))
-
-    assert f"GPU of unknown index ({a_uuid(7)})" == gpus_in_words([lonely])
-    assert f"GPUs {a_uuid(7)}, 3" == gpus_in_words([lonely, other])
-
-
 def test_each_pod_that_holds_a_fallen_gpu_is_told_once_and_no_other():
     share, other = a_share(uuid=a_uuid(0)), a_share(uuid=a_uuid(1))
     rows = (
@@ -155,24 +141,6 @@ def test_a_pod_of_plain_mode_is_named_on_the_node_once_its_name_is_known():
     assert f"{GPU_0}, which pod team-a/train-0 holds: XID 48" in event.text
 
 
-def test_a_pod_that_is_over_holds_no_gpu_although_its_row_stays_for_a_minute():
-    share = a_share(uuid=a_uuid(0))
-    rows = [a_row(pod_uid=a_pod_uid(n), pod=f"p{n}", shares=(share,)) for n in range(3)]
-    here = (a_pod(uid=a_pod_uid(0), name="p0"), a_pod(uid=a_pod_uid(1), phase=Phase.SUCCEEDED))
-    table = PodTable({pod.uid: pod for pod in here}, synced=True)
-    ledger = Ledger((*rows, a_plain_row(holder=Holder("team-a", "p9", "one"))))
-
-    assert ("team-a/p0", "team-a/p9") == pods_holding(ledger, [a_uuid(0)], table)
-    assert () == pods_holding(ledger, [a_uuid(1)], table)
-
-
-@pytest.mark.parametrize("table", [PodTable(), PodTable(synced=True, stale=True)])
-def test_while_nobody_knows_the_pods_each_row_counts_as_held(table):
-    row = a_row(pod="p0", shares=(a_share(uuid=a_uuid(0)),))
-
-    assert ("team-a/p0",) == pods_holding(Ledger((row,)), [a_uuid(0)], table)
-
-
 ILL = a_health(condition=Condition.BAD, since=LATER, text="XID 48 [H-048]")
 UNKNOWN = a_gpu(uuid=a_uuid(9), index=NO_INDEX, name="")
 
@@ -222,10 +190,3 @@ def test_the_condition_says_which_gpus_are_not_served_and_since_when(gpus, statu
         *(found.kind, found.status, found.message),
         found.since,
     )
-
-
-def test_the_message_has_a_bound():
-    ill = a_health(condition=Condition.BAD, text="x" * 300)
-    gpus = [a_shared_gpu(gpu=a_gpu(index=n), health=ill) for n in range(16)]
-
-    assert TEXT_LIMIT == len(gpu_degraded(an_inventory(gpus=gpus), LATER).message)

@@ -152,13 +152,6 @@ def test_a_report_that_changes_nothing_gives_back_the_same_health():
         assert health is judge.judge(health, report_of(report), now, SETTINGS), (history, report)
 
 
-def test_the_operator_may_reclassify_an_xid():
-    settings = HealthSettings(xids={13: XidClass.FATAL, 79: XidClass.APPLICATION})
-
-    assert Condition.BAD is after("xid13", settings)[0].condition
-    assert Condition.OK is after("xid79", settings)[0].condition
-
-
 @pytest.mark.parametrize(
     "settings",
     [HealthSettings(xids={48: XidClass.APPLICATION}), HealthSettings(disabled_xids="48")],
@@ -238,16 +231,3 @@ def test_what_is_missing_until_a_gpu_is_ok_is_said(history, wanted):
 )
 def test_what_happened_is_told_without_what_is_to_be_done(history, happened):
     assert happened == past(after(history)[0])
-
-
-@pytest.mark.parametrize("words", ["Unknown Error; a; b", "reset; a", ";", "a [H-LOST]; b"])
-def test_the_drivers_own_words_are_told_whole(words):
-    well = Health(Condition.OK, since=NOON)
-    lost = judge.judge(well, Probe(G1, ProbeOutcome.LOST, words), NOON, SETTINGS)
-    deaf = msgspec.structs.replace(PASSED, unmonitored=words)
-    deafened = judge.judge(well, deaf, NOON, SETTINGS)
-    booted = judge.remembered(lost, NOON, boot_changed=True)
-
-    assert f"the driver no longer reaches it ({words}) [H-LOST]" == past(lost)
-    assert deafened.text == past(deafened)
-    assert f"before the boot: {past(lost)}" == booted.text

@@ -3,7 +3,6 @@
 import datetime as dt
 import itertools
 
-import msgspec
 import pytest
 
 from agent.cluster import PodTable, PodUid
@@ -72,13 +71,6 @@ def closes_after(*rows, **seen):
     return None
 
 
-@pytest.mark.parametrize("row", [ROW, CONFIRMED])
-def test_the_kubelet_confirms_a_row_by_its_ids_and_the_next_one_again(row):
-    (found,) = look(row, holdings=HELD, epoch=NEXT).confirmed
-
-    assert (HOLDER, NEXT) == (found.holder, found.epoch)
-
-
 HELD = [holds(HOLDER, *ids(0))]
 RECORDED = [frozenset(ids(0))]
 NEW = a_plain_row(uid=SECOND, slice_ids=ids(5), minute=1)
@@ -133,30 +125,12 @@ def test_what_is_explained_or_not_ours_is_no_news(rows, seen):
     assert ((), ()) == (found.confirmed, found.strangers)
 
 
-def test_a_holder_that_comes_back_in_time_keeps_its_row():
-    first = look(CONFIRMED)
-    back = look(CONFIRMED, holdings=HELD, idle=first.idle, at=GONE_GRACE)
-
-    assert () == back.over
-    assert {} == back.idle
-
-
 def test_an_init_container_is_confirmed_by_the_checkpoint_alone():
     (row,) = look(ROW, recorded=RECORDED).confirmed
 
     assert (True, None) == (row.confirmed, row.holder)
     assert None is closes_after(row, recorded=RECORDED)
     assert UNSEEN_GRACE == closes_after(row)
-
-
-def test_the_grace_begins_anew_with_an_answer():
-    asked = msgspec.structs.replace(ROW, answered_at=NOON + dt.timedelta(seconds=UNSEEN_GRACE))
-    first = look(ROW)
-
-    again = look(asked, idle=first.idle, at=UNSEEN_GRACE)
-
-    assert () == again.over
-    assert () == look(asked, idle=again.idle, at=2 * UNSEEN_GRACE - 1).over
 
 
 def test_of_two_containers_with_the_same_ids_nobody_says_which_row_is_whose():
@@ -204,12 +178,6 @@ def test_two_answers_of_which_one_is_lived_by_both_stay():
     assert (SECOND, HOLDER) == (row.key.pod_uid, row.holder)
     for one in ((*rows,), (*reversed(rows),)):
         assert None is closes_after(*one, holdings=held)
-
-
-def test_a_holder_without_a_row_is_adopted():
-    (found,) = look(holdings=[holds(HOLDER, *ids(3, 2))]).strangers
-
-    assert (HOLDER, ids(2, 3), RESOURCE) == (found.holder, found.slice_ids, found.resource)
 
 
 @pytest.mark.parametrize(("late", "count"), [(False, 0), (True, 1)])

@@ -19,8 +19,7 @@ from agent.reconcile import (
     stranger_row,
 )
 from tests.builders import G1, NOON, a_container, a_pod, a_pod_uid, a_row
-from tests.unit.core.allocation.matching_scene import NOW_KUBELET, OLD_KUBELET, RESOURCE, annotated
-from tests.unit.core.allocation.plain_scene import a_plain_row
+from tests.unit.core.allocation.matching_scene import NOW_KUBELET, RESOURCE, annotated
 
 IDS = (SliceId(f"{G1}-0"),)
 OTHER_IDS = (SliceId(f"{G1}-7"),)
@@ -47,12 +46,6 @@ def found(
     return judge_by_scheduler(Ledger(rows), msgspec.structs.replace(seen, **changes), RESOURCE)
 
 
-def test_a_row_that_is_confirmed_already_is_no_finding():
-    row = a_row(epoch=NOW_KUBELET, confirmed=True, slice_ids=IDS)
-
-    assert Findings() == found(row, holdings=(held(POD, *IDS),))
-
-
 def test_other_ids_of_the_same_gpu_are_taken_over_and_no_drift():
     row = a_row(epoch=NOW_KUBELET, confirmed=True, slice_ids=IDS)
 
@@ -60,15 +53,6 @@ def test_other_ids_of_the_same_gpu_are_taken_over_and_no_drift():
 
     assert OTHER_IDS == findings.confirmed[0].slice_ids
     assert (0, 0) == gaps(Ledger(findings.confirmed), NOON)
-
-
-def test_a_row_that_stays_unconfirmed_is_counted_after_a_minute():
-    row = a_row()
-
-    assert (0, 0) == gaps(Ledger((row,)), NOON + MINUTE - dt.timedelta(microseconds=1))
-    assert (0, 1) == gaps(Ledger((row,)), NOON + MINUTE)
-    confirmed = a_row(epoch=NOW_KUBELET, confirmed=True, slice_ids=IDS)
-    assert (0, 0) == gaps(Ledger((confirmed,)), NOON + 9 * MINUTE)
 
 
 @pytest.mark.parametrize("hours", [-9, 9], ids=["back", "forward"])
@@ -136,21 +120,6 @@ def test_a_stranger_that_has_ended_keeps_no_ids_although_the_kubelet_lists_it(ph
     assert len(look(kept).over) == ends
 
 
-def test_a_deleted_pod_that_the_kubelet_lists_is_no_stranger_while_it_has_its_row():
-    assert () == found(a_row(), pods=(), holdings=HELD).strangers
-    assert 1 == len(found(pods=(), holdings=HELD).strangers)
-
-
-def test_a_pod_that_has_ended_takes_nothing_from_the_next_one_of_its_name():
-    old, new = a_row(confirmed=True), a_row(pod_uid=a_pod_uid(2), epoch=OLD_KUBELET)
-    ended = msgspec.structs.replace(POD, phase=Phase.SUCCEEDED)
-    there = msgspec.structs.replace(POD, uid=new.key.pod_uid)
-
-    findings = found(old, new, pods=(ended, there), holdings=(held(there, *IDS),))
-
-    assert (old,) == findings.over
-
-
 OLD_ROW = a_row(answered_at=NOON - 9 * MINUTE)
 SECOND = dt.timedelta(seconds=1)
 SUCCESSOR = msgspec.structs.replace(POD, uid=a_pod_uid(9))
@@ -179,29 +148,6 @@ def test_the_row_of_a_deleted_pod_is_over_when_all_views_say_so_for_a_minute(see
         )
         assert [False, False, is_over] == [bool(each.over) for each in (first, early, later)]
         assert (60.0 if is_over else math.inf) == first.due
-
-
-@pytest.mark.parametrize(
-    "seen",
-    [
-        {},
-        {"holdings": (held(POD),)},
-        {"holdings": (held(POD, *IDS, container="other"),)},
-        # An init container of a pod that a new kubelet has not taken up.
-        {"recorded": {a_row().key: frozenset(IDS)}},
-        {"holdings": (held(POD),), "recorded": {}},
-    ],
-)
-@pytest.mark.parametrize("role", [Role.APP, Role.INIT])
-def test_a_kubelet_that_names_no_ids_confirms_nothing(seen, role):
-    assert () == found(a_row(role=role, epoch=OLD_KUBELET), **seen).confirmed
-
-
-def test_a_holder_that_the_ledger_does_not_know_is_taken_over():
-    (adoption,) = found(holdings=(held(POD, *OTHER_IDS, *IDS),)).adopt
-
-    assert (POD, POD.containers[0]) == (adoption.pod, adoption.container)
-    assert IDS + OTHER_IDS == adoption.ids
 
 
 WAITING = msgspec.structs.replace(SUCCESSOR, phase=Phase.PENDING)
@@ -265,11 +211,3 @@ def test_a_directory_of_no_pod_and_no_row_is_leaked_after_a_grace(age, rows, cha
     directories = dict.fromkeys((OWN, STRANGER), NOON - age)
 
     assert leaked == found(*rows, directories=directories, **changes).leaked
-
-
-def test_a_directory_of_plain_mode_is_left_to_it_and_a_container_called_plain_is_not():
-    answer, name = a_plain_row(), f"{a_pod_uid(7)}_plain"
-    directories = dict.fromkeys((name, answer.directory), NOON - LEAKED_AFTER)
-
-    assert (name,) == found(directories=directories).leaked
-    assert (name,) == found(answer, directories=directories).leaked

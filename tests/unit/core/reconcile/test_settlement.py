@@ -13,7 +13,6 @@ from agent.settle import (
     UNCLAIMED,
     Effect,
     SettlementFacts,
-    events_of,
     pending_effects,
     refusal_text,
 )
@@ -94,36 +93,8 @@ def test_our_sentence_is_found_in_the_words_of_the_kubelet(changes, text):
 STAMPS = [NOON, NOON - dt.timedelta(days=9000), NOON + dt.timedelta(days=9000)]
 
 
-def test_a_refused_owner_is_settled_told_and_its_lock_goes():
-    scene = a_scene(rejected())
-    effects = pending_effects(scene)
-
-    assert ["settle-pod failed", "settle-pod failed + lock"] == told(effects)
-    assert [SENTENCE] == [event.text for event in events_of(effects, scene)]
-
-
 def answered(*containers: str, lock: str = a_lock().value) -> Ledger:
     return Ledger(tuple(a_row(container=name, answered_at=NOON, lock=lock) for name in containers))
-
-
-@pytest.mark.parametrize("stamp", STAMPS)
-@pytest.mark.parametrize("noted", [a_lock().value, "another", ""])
-def test_the_lock_of_a_pod_that_was_answered_in_full_goes_by_its_text_or_behind_a_patch(
-    noted, stamp
-):
-    """Whatever its answer noted: a late watch shows a lock that its scheduler gave up since."""
-    ledger, text = answered("main", lock=noted), a_lock(stamp=stamp).value
-    namesake = a_pod(uid=a_pod_uid(9), annotations={})
-
-    scene = a_scene(POD, ledger=ledger, lock_stamp=stamp)
-    (effect,) = (one for one in pending_effects(scene) if one.lock)
-    assert (RELEASED if noted == text else PROVED) == told([effect])
-    assert text == effect.lock
-
-    # Its name may be another pod's by now, which took over the lock as it is.
-    assert () == pending_effects(a_scene(namesake, ledger=ledger, lock_stamp=stamp))
-    gone = told(pending_effects(a_scene(ledger=ledger, lock_stamp=stamp)))
-    assert gone == (PROVED if noted == text else [])
 
 
 TWO = a_pod(annotations=SUCCESS, containers=(a_container(name="a"), a_container(name="b")))
@@ -225,12 +196,6 @@ def test_an_owner_that_was_started_without_being_asked_for_needs_no_lock():
         assert [] == told(pending_effects(a_scene(pod, ledger=ledger)))
         after = told(pending_effects(a_scene(pod, ledger=ledger, standing=UNCLAIMED)))
         assert (PROVED if goes else []) == after
-
-
-def test_a_legacy_lock_is_nobodys():
-    scene = a_scene(changed(POD, phase=Phase.FAILED))
-
-    assert () == pending_effects(msgspec.structs.replace(scene, lock=a_lock(name="")))
 
 
 def test_thousands_of_refused_pods_of_a_namespace_are_settled_bit_by_bit_and_hide_no_others():

@@ -32,19 +32,6 @@ ROWS = st.builds(
 )
 
 
-@given(st.lists(ROWS, max_size=12))
-def test_no_container_has_two_rows_and_the_last_one_counts(rows):
-    ledger = Ledger()
-    for row in rows:
-        ledger = ledger.put(row)
-
-    assert {row.key: row for row in rows} == {row.key: row for row in ledger.rows}
-    assert len(ledger.rows) == len({row.key for row in rows})
-    assert list(dict.fromkeys(row.key for row in rows)) == [row.key for row in ledger.rows]
-    for row in rows:
-        assert ledger == ledger.put(next(one for one in ledger.rows if one.key == row.key))
-
-
 @given(st.lists(st.tuples(st.booleans(), ROWS), max_size=12))
 def test_what_is_found_follows_every_change_and_asking_makes_no_difference(steps):
     ledger = Ledger()

@@ -96,8 +96,6 @@ class SharedGpus:
         return one.process.is_limited(one.region)
 
 
-EACH = [HAMI_2_8_0, HAMI_2_8_1, HAMI_2_8_2, HAMI_2_9_0]
-REFRESHING = [HAMI_2_8_0, HAMI_2_9_0]
 KEEPING = [HAMI_2_8_1, HAMI_2_8_2]
 LETS_GO = 3
 """Rounds until a container that has stopped counts as idle: 10 s are over in the third."""
@@ -112,23 +110,6 @@ def rounds(node: SharedGpus, count: int, *names: str) -> None:
             else:
                 node.rest(name)
         node.round()
-
-
-@pytest.mark.parametrize("release", REFRESHING)
-def test_two_that_start_minutes_apart_are_limited_while_both_work(release):
-    node = SharedGpus(release)
-    node.start("first")
-    rounds(node, 20, "first")
-    assert not node.is_limited("first")
-
-    node.start("second")
-    rounds(node, 1, "first", "second")
-    assert node.is_limited("first")
-    assert node.is_limited("second")
-
-    rounds(node, LETS_GO, "first")
-    assert not node.is_limited("first")
-    assert not node.is_limited("second")
 
 
 @pytest.mark.parametrize("release", KEEPING)
@@ -149,21 +130,6 @@ def test_a_process_that_keeps_its_switch_is_limited_if_it_starts_beside_an_activ
     rounds(node, LETS_GO, "first")
     node.restart("first")
     assert not node.is_limited("first")
-
-
-@pytest.mark.parametrize("release", EACH)
-def test_a_smaller_priority_holds_the_larger_back_while_it_works(release):
-    node = SharedGpus(release)
-    node.start("high", priority=0)
-    node.start("low", priority=1)
-    rounds(node, 10, "high", "low")
-
-    assert (True, False) == (node.launch("high"), node.launch("low"))
-    assert (frozenset({"low"}), frozenset({"low"})) == (node.last.held, node.last.limited)
-
-    rounds(node, LETS_GO)
-    assert node.launch("low")
-    assert Feedback() == msgspec.structs.replace(node.last, changes={})
 
 
 @pytest.mark.parametrize("alive", [True, False])
@@ -296,7 +262,3 @@ def test_each_round_leaves_the_regions_as_hami_leaves_them(case):
             }
             for name, region in regions.items()
         }
-
-
-def test_all_of_hamis_rounds_are_there():
-    assert 11 == len(CASES)
