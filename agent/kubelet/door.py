@@ -538,12 +538,14 @@ class PluginServer:
         self.endpoint = self.served = ""
         self.streams: Cell[int] = Cell(0)
         self.admissions = IdleWaiter()
-        labels = ("method", "code")
+        # METRICS.md is read from these literals.
         self.calls = Tally(
-            "rpc_calls_total", "Calls of the kubelet by gRPC code of the answer.", labels
+            "rpc_calls_total",
+            "Calls of the kubelet by gRPC code of the answer.",
+            ("method", "code"),
         )
         self.durations = Durations(
-            "rpc_duration_seconds", "Seconds from request to answer.", labels, BUCKETS
+            "rpc_duration_seconds", "Seconds from request to answer.", ("method", "code"), BUCKETS
         )
 
     async def run(self) -> None:
