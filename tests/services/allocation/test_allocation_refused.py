@@ -1,6 +1,7 @@
 """What the outside world does not say in time, or cannot take, becomes a refusal."""
 
 import asyncio
+import errno
 
 import msgspec
 import pytest
@@ -220,6 +221,23 @@ async def test_a_deleted_pod_costs_its_successor_no_answer(present):
 
         assert [successor.uid] == [row.key.pod_uid for row in desk.ledger.rows]
         assert present == (("replay", "") in desk.results)
+
+
+async def test_a_pod_that_ran_is_served_though_it_was_refused_while_the_view_was_late():
+    async with a_desk() as desk:
+        pod = placed(1)
+        desk.bind(pod)
+        desk.disk.faults.fail_at(0, errno.ENOSPC, times=50)
+        await refused(desk, RefusalReason.STATE_UNWRITABLE)
+        assert {pod.uid} == desk.service.rejected.keys()
+        desk.disk.faults.revive()
+
+        ran = [msgspec.structs.replace(one, has_run=True) for one in pod.containers]
+        desk.bind(msgspec.structs.replace(pod, containers=tuple(ran)))
+
+        await desk.service.allocate(ids(1))
+
+        assert [pod.uid] == [row.key.pod_uid for row in desk.ledger.rows]
 
 
 @pytest.mark.parametrize(
