@@ -15,10 +15,10 @@ from agent.cluster import NodeEvent
 from agent.errors import DriverMissing, Refusal, RefusalReason, StateError
 from agent.inventory import CHECK_PERIOD, SPECIFICATIONS_DEADLINE, SPECIFICATIONS_PERIOD
 from agent.ledger import Ledger, State
-from agent.model import slice_id
+from agent.model import Condition, slice_id
 from agent.state import RETRY
 from tests.app.front_node import BEFORE, SETTINGS, FrontNode, FrontPlaces, joined, running, watched
-from tests.builders import a_gpu, a_row, a_share, a_uuid
+from tests.builders import a_gpu, a_health, a_row, a_share, a_uuid
 from tests.fakes.driver import ScriptedDriver
 from tests.fakes.gated_disk import GatedDisk
 from tests.services.allocation.allocating import Desk, ids, placed
@@ -94,6 +94,14 @@ async def test_a_library_that_no_container_would_load_takes_every_slice(preload,
         assert ([G0, G1], [G0, G1]) == offered(node)
 
 
+async def test_an_agent_that_starts_without_the_library_offers_nothing_from_the_first_list_on():
+    places = FrontPlaces()
+    places.hooks.missing = LIBRARY
+    async with running(joined(two_gpus(), places=places)) as node:
+        assert ([], []) == offered(node)
+        assert 1 == node.front.facts.slices.value.generation
+
+
 async def test_a_state_that_could_not_be_written_takes_the_slices_until_a_write_succeeds():
     places = FrontPlaces()
     async with running(joined(two_gpus(), places=places)) as node:
@@ -145,6 +153,19 @@ async def test_a_driver_that_was_replaced_takes_the_slices_until_its_module_foll
         driver.replaced = None
         await asyncio.sleep(BACK)
         assert ([G0, G1], [G0, G1]) == offered(node)
+
+
+async def test_who_holds_a_slice_keeps_it_listed_and_healthy_gpus_stay_so_for_the_answers():
+    places = FrontPlaces()
+    holding = msgspec.structs.replace(BEFORE, ledger=Ledger((ROW,)))
+    async with running(joined(two_gpus(), holding, places=places)) as node:
+        before = {uuid: group.ids for uuid, group in node.groups.items()}
+        places.lose(*LIBRARY)
+        await asyncio.sleep(WITHIN)
+
+        assert before == {uuid: group.ids for uuid, group in node.groups.items()}
+        assert (ROW,) == node.front.state.ledger.value.rows
+        assert node.shared(G1).serving
 
 
 async def test_plain_mode_withholds_for_the_library_only_where_it_mounts_it():
@@ -211,6 +232,18 @@ async def test_of_three_gpus_the_one_that_nothing_defines_is_not_on_offer(strate
         assert ["cdi"] == degraded(node)
 
 
+async def test_what_is_said_of_its_health_is_true():
+    async with running(three("deviceListStrategy: cdi-cri", places_of())) as node:
+        await asyncio.sleep(60)
+
+        assert [] == node.served
+        for uuid in ALL:
+            shared = node.shared(uuid)
+            assert (Condition.OK, True) == (shared.health.condition, shared.health.serving)
+            assert "no single CDI specification" in shared.unavailable_reason
+        assert ["GpuLeftOut"] * 3 == node.reasons
+
+
 async def test_the_first_list_waits_for_the_specifications():
     """So that no slice is on offer for a moment that no container could use."""
     places = places_of(G1)
@@ -239,6 +272,35 @@ async def test_a_gpu_is_on_offer_soon_after_it_is_defined_and_no_longer_when_it_
         assert [] == degraded(node)
 
 
+@pytest.mark.parametrize("strategy", ["envvar", "volume-mounts", "[envvar, volume-mounts]"])
+async def test_without_a_cdi_strategy_nobody_looks(strategy):
+    places = places_of()
+    async with running(three(f"deviceListStrategy: {strategy}", places)) as node:
+        await asyncio.sleep(60)
+
+        assert ALL == node.served
+        assert [] == places.cdi.asked
+
+
+async def test_the_kind_and_the_directories_of_the_settings_count():
+    places = places_of()
+    places.cdi.defined = names(G1, kind="example.com/vgpu")
+    settings = "deviceListStrategy: cdi-cri, cdiKind: example.com/vgpu, cdiSpecDirs: [/a, /b]"
+    async with running(three(settings, places)) as node:
+        assert [G1] == node.served
+        assert {("/a", "/b")} == set(places.cdi.asked)
+
+
+async def test_a_feature_whose_name_is_not_defined_takes_all():
+    places = places_of(*ALL)
+    async with running(three("deviceListStrategy: cdi-cri, gds: true", places)) as node:
+        assert [] == node.served
+        places.cdi.defined = names(*ALL) | {"nvidia.com/gds=all"}
+        await asyncio.sleep(SEEN)
+
+        assert ALL == node.served
+
+
 @pytest.mark.parametrize("how", ["unreadable", "hanging"])
 async def test_directories_that_cannot_be_read_say_nothing(how):
     places = places_of()
@@ -253,6 +315,30 @@ async def test_directories_that_cannot_be_read_say_nothing(how):
         await asyncio.sleep(2 * SEEN)
 
         assert [G0] == node.served
+
+
+async def test_while_they_are_read_again_what_was_read_before_counts():
+    places = places_of(G0)
+    async with running(three("deviceListStrategy: cdi-cri", places)) as node:
+        places.cdi.hanging = True
+        places.cdi.was_asked.clear()
+        await places.cdi.was_asked.wait()
+        await node.front.state.commit(lambda ledger: ledger.put(ROW))
+        await asyncio.sleep(0.1)
+
+        assert [G0] == node.served
+
+
+async def test_a_change_of_the_strategy_is_obeyed_at_once():
+    places = places_of(G0)
+    async with running(three("deviceListStrategy: envvar", places)) as node:
+        edits = node.front.facts.edits
+        assert ALL == node.served
+        for strategies, served in ((("cdi-cri",), [G0]), (("envvar",), ALL)):
+            edits.set(msgspec.structs.replace(edits.value, device_list_strategies=strategies))
+            await asyncio.sleep(0.1)
+
+            assert served == node.served
 
 
 async def test_who_holds_a_slice_of_it_keeps_it_and_is_told_nothing():
@@ -270,6 +356,23 @@ async def test_who_holds_a_slice_of_it_keeps_it_and_is_told_nothing():
         await asyncio.sleep(SEEN)
         assert ["GpuLeftOut", "GpuInventoryChanged"] == node.reasons
         assert f"shared now: GPU 1 ({G1})" == node.told[-1].text
+
+
+async def test_a_bad_gpu_that_is_also_undefined_is_called_bad():
+    driver = ScriptedDriver([a_gpu(index=0)])
+    ill = a_health(condition=Condition.BAD, text="XID 48")
+    state = msgspec.structs.replace(BEFORE, health={G0: ill})
+    settings = f"{SETTINGS}allocation: {{deviceListStrategy: cdi-cri}}\n"
+    async with running(joined(driver, state, settings=settings, places=places_of())) as node:
+        assert [] == node.served
+        assert "is bad" in node.shared(G0).unavailable_reason
+
+
+async def test_a_gpu_that_the_settings_leave_out_is_not_missed():
+    settings = f"deviceListStrategy: cdi-cri}}\nsharing: {{filterUUIDs: [{G1}]"
+    async with running(three(settings, places_of(G0, G2))) as node:
+        assert [G0, G2] == node.served == list(node.groups)
+        assert [] == node.reasons == degraded(node)
 
 
 # A disk that stalls costs no pod and no slice; one that fails or is silent takes the slices.
@@ -400,3 +503,18 @@ async def test_an_error_of_the_disk_takes_the_slices_until_it_is_over(code):
         await asyncio.sleep(1.01)
 
         assert (2, 2) == tuple(map(len, offered(front)))
+
+
+async def test_a_slow_disk_that_always_answers_never_takes_a_slice():
+    node = StallingNode()
+    async with running(node.front), at_work(node.watch):
+        loop, gate = asyncio.get_running_loop(), node.gates["state"]
+        for number in range(20):
+            pod = node.desk.bind(placed(number))
+            gate.clear()
+            loop.call_later(4, gate.set)
+            await node.desk.service.allocate(ids(0))
+            node.desk.witness.admit(pod, main=ids(0)[0])
+            node.desk.bury(pod)
+
+        assert {2} == {count for _, count in node.changes}

@@ -5,13 +5,24 @@ import asyncio
 import msgspec
 import pytest
 
-from agent.errors import DriverError
+from agent.errors import DriverError, DriverMissing
 from agent.ledger import Ledger
-from agent.model import Condition, DriverEvent, EventKind, Gpu, GpuFault, ProbeOutcome, slice_id
+from agent.model import (
+    Condition,
+    DriverEvent,
+    EventKind,
+    Gpu,
+    GpuFault,
+    ProbeOutcome,
+    Trouble,
+    slice_id,
+)
 from agent.report import CALM
+from agent.sandbox.hardware import Description, SimulatedHardware
 from tests.app.front_node import BEFORE, FrontNode, joined, running
 from tests.builders import a_gpu, a_health, a_row, a_share, a_uuid
 from tests.fakes.driver import ScriptedDriver
+from tests.fakes.hardware_driver import HardwareDriver
 from tests.services.at_work import at_work
 
 G0, G1, G2 = (a_uuid(number) for number in range(3))
@@ -115,6 +126,21 @@ async def test_a_driver_that_is_unloaded_takes_no_gpu_along_and_serves_all_when_
         )
 
 
+async def test_a_library_that_appears_after_minutes_is_used_and_nothing_is_listed_before():
+    driver = ScriptedDriver(gpus(2))
+    driver.failure = DriverMissing("libnvidia-ml.so.1 cannot be loaded")
+    async with running(joined(driver, HOLDING)) as node:
+        await asyncio.sleep(420)
+        assert 0 == node.front.facts.slices.value.generation
+        assert {} == node.registered
+        assert "cannot be loaded" in (node.front.discovery.problem.value or "")
+
+        driver.failure = None
+        await asyncio.sleep(30)
+        assert [G0, G1] == node.served == list(node.registered)
+        assert slice_id(G1, 12) in node.groups[G1].ids
+
+
 async def test_a_gpu_that_has_another_index_is_the_same_gpu():
     ill = a_health(condition=Condition.BAD, cause="xid", text="XID 48")
     before = msgspec.structs.replace(HOLDING, health={G1: ill})
@@ -129,6 +155,14 @@ async def test_a_gpu_that_has_another_index_is_the_same_gpu():
         await asyncio.sleep(AT_ONCE)
         assert {G0: (0, True), G1: (1, False)} == node.registered
         assert ([], [G0]) == (node.reasons, node.served)
+
+
+async def test_after_a_reboot_that_shuffled_the_indexes_each_pod_has_the_gpu_it_had():
+    driver = ScriptedDriver([a_gpu(index=0, uuid=G1), a_gpu(index=1, uuid=G0)])
+    async with running(joined(driver, HOLDING, boot="the next boot")) as node:
+        assert {G1: (0, True), G0: (1, True)} == node.registered
+        assert slice_id(G1, 12) in node.groups[G1].ids
+        assert slice_id(G0, 12) not in node.groups[G0].ids
 
 
 async def test_a_gpu_that_an_admin_switches_to_mig_mode_leaves_and_its_pods_keep_it():
@@ -153,6 +187,42 @@ async def test_a_gpu_that_an_admin_switches_to_mig_mode_leaves_and_its_pods_keep
 
         assert [G0, G1] == node.served == list(node.registered)
         assert "GpuInventoryChanged" == node.reasons[-1]
+
+
+async def test_a_gpu_that_a_scan_finds_lost_is_one_event():
+    driver = ScriptedDriver(gpus(2))
+    async with running(joined(driver)) as node:
+        driver.gpus.pop()
+        driver.faults = [GpuFault(G1, "GPU is lost", Trouble.LOST)]
+        driver.outcomes[G1] = ProbeOutcome.LOST
+        await asyncio.sleep(SCANNED + 2 * CALM)
+
+        assert [G0] == node.served
+        assert ["GpuUnhealthy"] == node.reasons
+        lost = (
+            f"GPU 1 ({G1}): the driver no longer reaches it (as scripted); if this lasts, reboot "
+        )
+        assert f"{lost}the node [H-LOST]" == node.told[-1].text
+
+
+async def test_an_xid_a_loss_that_asks_for_more_and_a_rest_are_three_events():
+    hardware = SimulatedHardware(Description("570.86.15", tuple(gpus(2))))
+    async with running(joined(HardwareDriver(hardware))) as node:
+        hardware.xid("1", 48)
+        await asyncio.sleep(100)
+        hardware.restore("1")
+        await asyncio.sleep(0.5)
+        assert (Condition.LOST, False) == (
+            node.shared(G1).health.condition,
+            node.shared(G1).present,
+        )
+        await asyncio.sleep(500)
+        # A reset was enough for the XID; a GPU that is lost needs a reboot.
+        ill = ["GpuUnhealthy"] * 2
+        assert (ill, [G0]) == (node.reasons, node.served)
+        await asyncio.sleep(200)
+
+        assert ([*ill, "GpuRecovered"], [G0, G1]) == (node.reasons, node.served)
 
 
 async def test_one_gpu_whose_calls_hang_leaves_the_seven_others_served_and_sampled():

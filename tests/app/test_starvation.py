@@ -111,6 +111,15 @@ def test_a_planted_bug_that_takes_a_stall_for_silence_is_found(monkeypatch):
         told(stalled)(seconds=5.0)
 
 
+@pytest.mark.parametrize("seconds", [0.1, 0.4])
+@told
+async def test_stalls_at_all_awaits_of_an_allocate_cost_no_pod(seconds):
+    async with pods_in_turn() as pods:
+        step = pods.world.agent.step
+        for _ in range(3):
+            await pods.run(lambda: [step.stall_at(at, seconds) for at in range(AWAITS)])
+
+
 @pytest.mark.parametrize("share", [0.5, 0.2, 0.1, 0.05])
 @told
 async def test_a_quota_costs_no_pod_not_even_after_a_minute_of_it(share):
