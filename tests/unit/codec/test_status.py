@@ -61,6 +61,14 @@ def test_pods_hold_what_their_annotation_says_until_they_end():
     assert found.gpus == seen([*pods, elsewhere]).gpus
 
 
+def test_a_container_that_keeps_hami_core_out_is_said_to_have_no_limits():
+    loose = (a_container(control_disabled=True),)
+    found = seen([holding("3000,30", containers=loose)]).allocations
+
+    assert found
+    assert "CUDA_DISABLE_CONTROL keeps HAMi-core out" == found[0].unkept
+
+
 def test_init_containers_count_as_the_scheduler_counts_them():
     containers = (a_container(name="prepare", role=Role.INIT), a_container(name="main"))
     pod = holding("8000,10", "3000,30", containers=containers)
