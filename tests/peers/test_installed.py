@@ -231,7 +231,7 @@ async def test_a_release_that_cannot_start_is_never_complete_and_a_rollback_heal
     before = await held_by(cluster, names)
 
     refused = "extraArgs={--simulate,h100:8,--split-count=9000}"
-    # It ends at once, so it is never ready.
+    # It ends at once, so it is never ready, and the agent before it serves on.
     await site.try_upgrade(refused, "--wait", "--timeout=20s")
     await cluster.pods.until(
         lambda: "CrashLoopBackOff" in waiting_for(site), SERVING, "the agent does not end"
@@ -239,9 +239,9 @@ async def test_a_release_that_cannot_start_is_never_complete_and_a_rollback_heal
     ended = await site.rollout(1)
     assert 0 != ended.code, ended.words
     status = await site.status()
-    assert (1, 0) == (status["numberUnavailable"], status.get("numberReady", 0))
-    assert frozenset() == await cluster.kubelet.allocatable(RESOURCE)
-    assert before[0] == lives_of(cluster, names)
+    assert (0, 1) == (status.get("updatedNumberScheduled", 0), status["numberReady"])
+    assert 80 == len(await cluster.kubelet.allocatable(RESOURCE))
+    assert before == await held_by(cluster, names)
 
     began = now()
     await site.rollback()
