@@ -441,7 +441,7 @@ class ClusterReader(ObjectReader):
             with contextlib.suppress(MalformedText):  # also where there is no lock
                 lock = decode_node_lock(node.annotations.get(MUTEX_LOCK, ""))
                 owners |= {lock.owner} if lock.owner else set()
-        owners -= {(holder.namespace, holder.name) for holder in holders}
+        owners -= {(holder.namespace, holder.name) for holder in holders if holder.chosen}
 
         found: dict[tuple[str, str], str] = {}
         for owner in sorted(owners)[:OWNERS]:

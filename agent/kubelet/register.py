@@ -183,7 +183,8 @@ async def register_plugin(kubelet: Path, fenced: bool, endpoint: str, resource: 
     except ConnectionRefusedError as error:
         raise KubeletError(f"{kubelet} refuses connections: no kubelet listens") from error
     except (OSError, StreamTerminatedError, ProtocolError) as error:
-        raise KubeletError(f"the connection to {kubelet} broke: {cap(str(error))}") from error
+        reason = cap(getattr(error, "strerror", None) or str(error))
+        raise KubeletError(f"the connection to {kubelet} broke: {reason}") from error
 
 
 class RegistrationState(msgspec.Struct, frozen=True):

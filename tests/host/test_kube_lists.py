@@ -217,9 +217,16 @@ async def test_the_nodes_and_pods_of_a_great_cluster_are_listed(tmp_path: Path):
     assert most == len(found)
 
 
-@pytest.mark.parametrize(("status", "owners"), [(404, {("d", "other"): ""}), (500, {})])
+WITHOUT_GPUS = {"metadata": {"namespace": "d", "name": "other"}}
+
+
+@pytest.mark.parametrize("listed", [[], [WITHOUT_GPUS]])
+@pytest.mark.parametrize(
+    ("status", "owners"),
+    [(200, {("d", "other"): "Pending"}), (404, {("d", "other"): ""}), (500, {})],
+)
 async def test_nothing_is_concluded_about_the_owner_of_a_lock_that_cannot_be_read(
-    tmp_path: Path, status: int, owners: object
+    tmp_path: Path, status: int, owners: object, listed: list[object]
 ):
     lock = {"hami.io/mutex.lock": "2026-01-02T12:00:00Z,d,other"}
     node = {"metadata": {"name": "n1", "annotations": lock}}
@@ -227,8 +234,9 @@ async def test_nothing_is_concluded_about_the_owner_of_a_lock_that_cannot_be_rea
     async def answer(request: web.BaseRequest) -> web.StreamResponse:
         if request.path.endswith("/other"):
             return web.json_response({"message": "no"}, status=status)
-        found = [node] if request.path.endswith("/nodes") else []
-        return web.json_response({"metadata": {"resourceVersion": "7"}, "items": found})
+        found = {"nodes": [node], "pods": listed}
+        items = found.get(request.path.rpartition("/")[2], [])
+        return web.json_response({"metadata": {"resourceVersion": "7"}, "items": items})
 
     async with a_session(answer, tmp_path) as session:
         snapshot = await ClusterReader(session, ManualClock()).snapshot("d", "p")

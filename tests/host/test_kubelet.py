@@ -94,7 +94,7 @@ async def test_a_refusal_carries_the_kubelets_words_up_to_a_bound(
 
 
 async def test_a_socket_that_is_not_there_is_said_by_name(tmp_path: Path):
-    with pytest.raises(KubeletError, match=r"kubelet\.sock broke: .*No such file"):
+    with pytest.raises(KubeletError, match=r"kubelet\.sock broke: No such file"):
         await register(tmp_path / "kubelet.sock")
 
 
