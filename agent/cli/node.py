@@ -219,7 +219,7 @@ ANSWERS: Final = {
 
 def _recheck_text(data: Mapping[str, Any]) -> tuple[list[str], bool]:
     """What a recheck found, as lines; and whether each GPU is served."""
-    gpus: list[Mapping[str, Any]] = data.get("gpus", [data])  # all, or one
+    gpus: list[Mapping[str, Any]] = data["gpus"] if "gpus" in data else [data]  # all, or one
     lines: list[str] = []
     for gpu in gpus:
         outcome, text = gpu["probe"]["outcome"], gpu["probe"]["text"]
