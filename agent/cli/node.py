@@ -200,7 +200,7 @@ def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     try:
         said = json.loads(text)
         lines, is_good = (_release_text if args.verb == "release" else _recheck_text)(said["data"])
-    except (ValueError, LookupError, TypeError):
+    except (ValueError, LookupError, TypeError, AttributeError):
         return fail(args.verb, f"{args.socket} did not answer as an agent", UNREACHABLE)
 
     answer(args.output, said["kind"], said["data"], lines, source=str(args.socket))
@@ -219,7 +219,7 @@ ANSWERS: Final = {
 
 def _recheck_text(data: Mapping[str, Any]) -> tuple[list[str], bool]:
     """What a recheck found, as lines; and whether each GPU is served."""
-    gpus: list[Mapping[str, Any]] = data["gpus"] if "gpus" in data else [data]  # all, or one
+    gpus: list[Mapping[str, Any]] = data.get("gpus", [data])  # all, or one
     lines: list[str] = []
     for gpu in gpus:
         outcome, text = gpu["probe"]["outcome"], gpu["probe"]["text"]
