@@ -89,7 +89,8 @@ class SettingsService:
     - `look`: reads the sources, see agent.settings.reading. `asked`: set to request a read now.
     - `refresh`: rebuilds the inventory after a change. `say`: posts an Event. `stop`: ends the
       process. `ledger`: who holds slices. `calls`: which answers are in progress.
-    - `plan`, `values`: the settings in force. `name`, `labels`: the node that they were made for.
+    - `plan`, `values`, `profiles`: the settings in force, and the names of the profiles that gave
+      them. `name`, `labels`: the node, whose labels may be newer if the settings do not fit them.
     - `faults`: why not all settings are in force, by SOURCES and NODE.
     - `labelled`: set when the Node's labels are known and applied to the inventory; the report to
       the scheduler waits for it.
@@ -296,6 +297,7 @@ class SettingsService:
         """
         settings = plan.settings(self.name, labels)
         self.plan, self.labels, self.values = plan, labels, plan.resolve(self.name, labels)
+        self.profiles = tuple(one.name for one in plan.applied(self.name, labels) if one.name)
         self.faults.pop(NODE, None)
 
         cells = self.cells

@@ -162,7 +162,6 @@ class WebDoors:
             return StatusFacts(now, NodeStatus(name=self._settings.node), self.checks())
 
         settings, facts, service = agent.found.settings, agent.facts, agent.settings
-        applied = service.plan.applied(service.name, service.labels)
         sharing = facts.sharing.value
         about = NodeStatus(
             name=settings.node,
@@ -172,19 +171,20 @@ class WebDoors:
             resource=facts.resource.value,
             kubelet=agent.registration.state.value.text,
             observe=settings.observe,
-            profiles=tuple(one.name for one in applied if one.name),
+            profiles=service.profiles,
             split_count=sharing.split_count,
             memory_scaling=sharing.memory_scaling,
             core_scaling=sharing.core_scaling,
         )
 
         def in_force() -> tuple[SettingStatus, ...]:
+            pending = service.pending
             return tuple(
                 SettingStatus(
                     key=one.field.key,
                     value=list(one.value) if isinstance(one.value, tuple) else one.value,
                     origin=one.origin,
-                    pending=one.field.key in service.pending,
+                    pending=one.field.key in pending,
                 )
                 for one in service.values.values()
             )

@@ -226,5 +226,5 @@ KINDS: Final[Mapping[str, tuple[Callable[[str], object], Callable[[str], object]
 }
 """By kind, whether a text has the form of its values, and what decodes one.
 
-The first form that a text has is its kind. Decoders raise MalformedText.
+The first form that a text has is its kind. Decoders raise MalformedText, SettingsError.
 """

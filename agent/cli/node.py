@@ -200,7 +200,7 @@ def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     try:
         said = json.loads(text)
         lines, is_good = (_release_text if args.verb == "release" else _recheck_text)(said["data"])
-    except (ValueError, LookupError, TypeError):
+    except (ValueError, LookupError, TypeError, AttributeError):
         return fail(args.verb, f"{args.socket} did not answer as an agent", UNREACHABLE)
 
     answer(args.output, said["kind"], said["data"], lines, source=str(args.socket))

@@ -142,6 +142,11 @@ def by(pool: str, **more: object) -> dict[str, object]:
 BIG, SMALL = by("big", devicesplitcount=20), by("small", devicesplitcount=10**6)
 ANY = {"name": "*", "devicesplitcount": 5}
 WRONG = {"name": "*", "devicesplitcount": 10**6}
+OF_POOLS = """
+profiles:
+- {name: of-big, match: {labels: Pool=big}}
+- {name: of-small, match: {labels: Pool=small}}
+"""
 
 
 def text(*entries: object) -> str:
@@ -175,7 +180,7 @@ async def test_the_first_start_waits_two_seconds_for_the_node(
 
 async def test_labels_that_lead_to_a_wrong_entry_change_nothing_until_it_is_mended(tmp_path):
     async with a_settings_node(tmp_path, labels={"Pool": "big"}) as node:
-        await node.edit(nodeconfig=text(BIG, SMALL, ANY))
+        await node.edit(own=OF_POOLS, nodeconfig=text(BIG, SMALL, ANY))
         assert (1, 1) == node.count()
         assert ["config.ignored", "config.applied"] == node.said("info", "warning", "error")
 
@@ -183,12 +188,14 @@ async def test_labels_that_lead_to_a_wrong_entry_change_nothing_until_it_is_mend
         await node.edit()
         assert (0, 0) == node.count()
         assert 20 == node.facts.sharing.value.split_count
+        assert ("of-big",) == node.room.service.profiles
         assert ["ConfigRejected"] == [event.reason for event in node.events]
         assert "splitCount: expected 1 to 3000" in node.room.trouble
 
         await node.edit(nodeconfig=text(BIG, by("small", devicesplitcount=7), ANY))
         assert (1, 1) == node.count()
         assert 7 == node.facts.sharing.value.split_count
+        assert ("of-small",) == node.room.service.profiles
         assert "" == node.room.trouble
 
 

@@ -151,6 +151,7 @@ async def test_json_says_where_it_is_from(tmp_path, capsys, verb, data, code):
         (404, "There is no GPU 9 here.", 4, "There is no GPU 9 here."),
         (403, "Only root may do this.", 1, "Only root may do this."),
         (200, "{}", 3, "did not answer as an agent"),
+        (200, '{"data": null}', 3, "did not answer as an agent"),
         (None, None, 3, "is the agent running"),
     ],
 )

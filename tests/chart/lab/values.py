@@ -176,7 +176,7 @@ REFUSED: Final[Mapping[str, tuple[Values, str]]] = {
     "a name with a blank": ({"nameOverride": "a b"}, "/nameOverride"),
     "objects with a number for a name": ({"fullnameOverride": "1234"}, "1234, which is no text"),
     "half a digest": ({"image": {**IMAGE, "digest": "sha256:12"}}, "/image/digest"),
-    "too many slices": ({"devicePlugin": {"deviceSplitCount": 10_001}}, "deviceSplitCount"),
+    "too many slices": ({"devicePlugin": {"deviceSplitCount": 3001}}, "deviceSplitCount"),
     "a scaling beyond its bounds, as text": (
         {"devicePlugin": {"deviceMemoryScaling": "0.001"}},
         "devicePlugin.deviceMemoryScaling=0.001: a number from 0.01 to 10 is expected",
