@@ -279,8 +279,10 @@ def readyz(checks: Callable[[], tuple[Check, ...]], request: web.BaseRequest) ->
     """
     found = checks()
     if "standby" in request.query:
-        lax = msgspec.structs.replace
-        found = tuple(lax(one, required=one.required and one.name != STANDBY) for one in found)
+        found = tuple(
+            msgspec.structs.replace(one, required=one.required and one.name != STANDBY)
+            for one in found
+        )
 
     status, verdict = (200, "passed") if is_ready(found) else (503, "failed")
     is_long, lines = status == 503 or "verbose" in request.query, []
