@@ -19,8 +19,8 @@ from agent.cluster import PodTable
 from agent.errors import Refusal, StateError
 from agent.health.watch import HealthWatch
 from agent.hookdirs import Cleared, HostHookDirs, clear_directories
-from agent.host.files import HostDisk, Systemd, Worker
 from agent.host.node import CdiDirectories, CgroupContainers
+from agent.host.system import HostDisk, Systemd, Worker
 from agent.kit.cell import Cell
 from agent.kit.tasks import Offload, Task
 from agent.kit.timing import SystemClock, Tally

@@ -20,8 +20,8 @@ from agent.app.agent import WEB, NodeAgent, StartFacts, open_adapters
 from agent.app.web import PORT, SOCKET, WebDoors
 from agent.cluster import NodeEvent
 from agent.errors import AgentError, DirectoryLost, PermissionFault, SettingsError, StateError
-from agent.host.files import BOOT_ID, MACHINE_ID, HostDisk, LockFile, Systemd, Worker, read_id
 from agent.host.node import is_read_only
+from agent.host.system import BOOT_ID, MACHINE_ID, HostDisk, LockFile, Systemd, Worker, read_id
 from agent.kit.cell import Cell, News
 from agent.kit.tasks import BudgetSpent, Task, run_tiers, show_thread_name
 from agent.kit.timing import Lag, SystemClock, await_event, loop_time, until_tick

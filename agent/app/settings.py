@@ -15,7 +15,7 @@ import structlog
 from agent import __version__
 from agent.cluster import NodeEvent, NodeView, PodTable, PodUid
 from agent.errors import SettingsError
-from agent.host.files import Systemd
+from agent.host.system import Systemd
 from agent.kit.cell import Cell
 from agent.kit.timing import IdleWaiter, Lag, await_event, until_tick
 from agent.kubelet.door import PREFERENCE_FOLLOWED

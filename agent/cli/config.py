@@ -17,7 +17,7 @@ import msgspec
 from agent.cli.main import OK, PROBLEM, TABLE, Subparsers, add_output
 from agent.cli.output import UNFOLDED, answer, terminal_width
 from agent.errors import SettingsError, cap
-from agent.host.files import Worker, check_size, host_name, read_file
+from agent.host.system import Worker, check_size, host_name, read_file
 from agent.ledger import SourceFile
 from agent.setting import boolean
 from agent.settings import reading

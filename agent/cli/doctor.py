@@ -81,8 +81,8 @@ from agent.errors import (
 )
 from agent.hami.annotations import register_differences, report_of
 from agent.hookdirs import HostHookDirs, large_directories
-from agent.host.files import LockFile, Worker
 from agent.host.node import look_at, plugin_sockets
+from agent.host.system import LockFile, Worker
 from agent.inventory import InventoryKeeper
 from agent.kit.cell import Cell
 from agent.kit.logs import configure

@@ -53,7 +53,7 @@ from agent.errors import (
 )
 from agent.hami.annotations import read_register
 from agent.hami.region import RegionChange
-from agent.host.files import LockFile, Worker, host_name
+from agent.host.system import LockFile, Worker, host_name
 from agent.kit.logs import configure
 from agent.kit.units import some
 from agent.kube.client import Connection

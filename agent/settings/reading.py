@@ -17,7 +17,7 @@ import msgspec
 
 from agent.errors import SettingsError, StateCorrupt, cap
 from agent.health.xids import malformed
-from agent.host.files import read_file
+from agent.host.system import read_file
 from agent.kit.tasks import Offload
 from agent.kit.units import some
 from agent.ledger import Decider, LastGood, Ledger, Row, SourceFile

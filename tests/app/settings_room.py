@@ -12,7 +12,7 @@ import structlog
 
 from agent.app.settings import SettingsService, SharedCells
 from agent.cluster import NodeEvent
-from agent.host.files import Systemd
+from agent.host.system import Systemd
 from agent.inventory import InventoryKeeper
 from agent.kit.cell import Cell
 from agent.kit.timing import IdleWaiter

@@ -8,7 +8,7 @@ import pytest
 
 from agent.app.main import ANSWER_DEADLINE, ping_watchdog, tell_systemd, watch_mounts
 from agent.errors import DirectoryLost
-from agent.host.files import Systemd
+from agent.host.system import Systemd
 from agent.kit.cell import Cell
 from agent.kubelet.register import RegistrationState
 from tests.app.front_node import joined

@@ -14,7 +14,7 @@ import structlog
 
 from agent.app.main import run_agent
 from agent.cli.config import started
-from agent.host.files import LockFile
+from agent.host.system import LockFile
 from agent.inventory import InventoryKeeper
 from agent.kit import tasks
 from agent.ledger import LastGood, SourceFile

@@ -18,7 +18,7 @@ from agent.cli.main import dispatch
 from agent.cluster import CORDON, HANDSHAKE, MUTEX_LOCK, REGISTER, SCORE
 from agent.errors import ApiError, ApiForbidden, ApiNotFound
 from agent.hami.region import V1_2
-from agent.host.files import LockFile
+from agent.host.system import LockFile
 from agent.kube.reader import KubeLeftovers, NodeLeftovers
 from tests.builders import NODE, RESOURCE
 from tests.fakes.kubeworld import ModelWorld, model_world

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from agent.errors import StateError
-from agent.host.files import DirectoryFiles, HostDisk, replace
+from agent.host.system import DirectoryFiles, HostDisk, replace
 from tests.fakes.chance import Seeded
 from tests.fakes.offload import Inline
 

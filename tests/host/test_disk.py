@@ -8,7 +8,7 @@ import pytest
 import structlog
 
 from agent.errors import StateError
-from agent.host.files import HostDisk, replace
+from agent.host.system import HostDisk, replace
 from tests.fakes.chance import Seeded
 from tests.fakes.disk import DiskFaults, Killed, MemoryFiles, with_faults
 from tests.fakes.offload import Inline

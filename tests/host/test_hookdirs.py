@@ -16,7 +16,7 @@ import pytest
 from agent import hookdirs as sizes
 from agent.errors import StateError
 from agent.hookdirs import PASS, STEPS, HostHookDirs, large_directories
-from agent.host.files import Worker
+from agent.host.system import Worker
 from agent.ledger import HookFacts
 from agent.sandbox.lab.cluster import stand_in
 from tests.fakes.offload import Inline

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from agent.host import node as surroundings
-from agent.host.files import BOOT_ID, host_name, read_id
 from agent.host.node import is_read_only, look_at, plugin_sockets
+from agent.host.system import BOOT_ID, host_name, read_id
 from agent.kit.timing import SystemClock
 from agent.node import PluginSocket
 

@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 
 from agent.errors import PermissionFault
-from agent.host.files import LockFile
+from agent.host.system import LockFile
 
 HOLDER = """
 import sys, pathlib
-from agent.host.files import LockFile
+from agent.host.system import LockFile
 lock = LockFile(pathlib.Path(sys.argv[1]))
 assert lock.try_take()
 print("held", flush=True)

@@ -9,7 +9,7 @@ import uuid
 import pytest
 import structlog
 
-from agent.host.files import Systemd
+from agent.host.system import Systemd
 
 
 @contextlib.contextmanager

@@ -8,8 +8,7 @@ import pytest
 import structlog
 
 from agent.errors import StateError
-from agent.host import files
-from agent.host.files import Worker
+from agent.host.system import Worker
 
 pytestmark = pytest.mark.looptime(False)
 

@@ -17,7 +17,7 @@ import aiohttp
 import grpc
 import pytest
 
-from agent.host.files import MACHINE_ID, read_id
+from agent.host.system import MACHINE_ID, read_id
 from agent.ledger import Ledger, State
 from agent.sandbox.lab.cluster import RESOURCE, SandboxCluster, fetch, open_cluster
 from agent.sandbox.scenario.facts import is_running, pod_facts
