@@ -41,7 +41,7 @@ async def test_work_is_done_in_order():
 
 
 async def test_a_call_is_refused_when_too_much_waits(monkeypatch):
-    monkeypatch.setattr(files, "MOST_CALLS", 2)
+    monkeypatch.setattr(system, "MOST_CALLS", 2)
     gate = threading.Event()
     async with Worker("disk") as worker, asyncio.TaskGroup() as group:
         group.create_task(worker.call(gate.wait, 30))
