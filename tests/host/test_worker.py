@@ -8,6 +8,7 @@ import pytest
 import structlog
 
 from agent.errors import StateError
+from agent.host import system
 from agent.host.system import Worker
 
 pytestmark = pytest.mark.looptime(False)
