@@ -402,13 +402,14 @@ class GpuWorld:
             yield f"I9: {uuid} is served although {self.needs[uuid]}"
         lost = self.lost_since.get(uuid, float("inf"))
         since = max(lost, self.heard_since, self.sound_since)
-        # All of them alike look like a driver that fails, which has that time to answer again.
-        alike = SETTINGS.driver_hang if self.lost_since.keys() >= set(UUIDS) else 0.0
+        # Where all that were well fail alike, the driver does, and has that time to answer again.
+        known = self.life.keeper._health.get(uuid)
+        alike = SETTINGS.driver_hang if known and known.silent else 0.0
         if self.driver.sound and self.loop.time() - since > NOTICED + alike:
             yield f"I9: {uuid} is served although it was lost at {since}"
         failing = self.failing_since.get(uuid, float("inf"))
         since = max(failing, self.heard_since, self.sound_since)
-        if self.driver.sound and self.loop.time() - since > NOTICED:
+        if self.driver.sound and self.loop.time() - since > NOTICED + alike:
             yield f"I9: {uuid} is served although its probes fail since {since}"
 
     def _is_known_to_refuse(self, uuid: GpuUuid) -> bool:

@@ -323,3 +323,17 @@ def test_a_gpu_that_is_lost_while_the_driver_hangs_is_noticed_after_it_answers_a
             assert [] == [*histories.world.breaches()]
     finally:
         histories.end()
+
+
+def test_two_gpus_that_fail_alike_beside_an_ill_one_are_served_as_long_as_a_driver_that_fails():
+    histories = GpuHistories()
+    histories.begin()
+    try:
+        histories.another_event(gpu=UUIDS[2], kind=EventKind.ECC_DOUBLE, pause=1.5)
+        histories.a_gpu_is_lost(gpu=UUIDS[1], pause=1.5)
+        histories.a_gpu_answers_otherwise(gpu=UUIDS[0], outcome=ProbeOutcome.FAILED, pause=70.5)
+        assert histories.world.healthy[UUIDS[0]]
+        histories.time_passes(seconds=10.0)
+        assert not histories.world.healthy[UUIDS[0]]
+    finally:
+        histories.end()
