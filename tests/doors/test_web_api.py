@@ -243,6 +243,13 @@ def test_from_elsewhere_only_those_read_whom_the_setting_lets(peer, policy, refu
             assert words in (answer.text or "")
 
 
+@pytest.mark.parametrize("address", ["127.0.0.1", "::1", "::ffff:127.0.0.1"])
+def test_from_this_host_all_read_in_whatever_form_its_address_is_shown(address):
+    peer = FakePeer((address, 1, 0, 0), host="localhost:9394")
+
+    assert refuse_reader(cast("web.BaseRequest", peer), ReaderPolicy.LOCAL) is None
+
+
 ILL = a_health(condition=Condition.BAD, cause="xid", text="XID 48 [H-048]")
 
 
