@@ -171,7 +171,7 @@ async def test_what_did_not_change_is_not_sent_again(path, monkeypatch):
     made = lambda: facts(inventory=an_inventory(gpus=[promised()]))  # noqa: E731
     async with reading(made) as client:
         async with client.get(f"/api/v1/{path}") as answer:
-            known = {"If-None-Match": answer.headers["ETag"]}
+            known = {"If-None-Match": f'"x", {answer.headers["ETag"]}'}
         async with client.get(f"/api/v1/{path}", headers=known) as answer:
             assert (304, b"") == (answer.status, await answer.read())
         async with client.head(f"/api/v1/{path}", headers={"If-None-Match": '"x"'}) as answer:
@@ -241,6 +241,13 @@ def test_from_elsewhere_only_those_read_whom_the_setting_lets(peer, policy, refu
         assert (403, "text/plain") == (answer.status, answer.content_type)
         for words in ("kubectl port-forward", "web.readers: all", "NetworkPolicy"):
             assert words in (answer.text or "")
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "::1", "::ffff:127.0.0.1"])
+def test_from_this_host_all_read_in_whatever_form_its_address_is_shown(address):
+    peer = FakePeer((address, 1, 0, 0), host="localhost:9394")
+
+    assert refuse_reader(cast("web.BaseRequest", peer), ReaderPolicy.LOCAL) is None
 
 
 ILL = a_health(condition=Condition.BAD, cause="xid", text="XID 48 [H-048]")

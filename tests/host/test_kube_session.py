@@ -570,3 +570,13 @@ async def test_an_answer_that_is_not_the_api_servers_says_nothing_of_its_objects
         await session.close()
 
     assert (ApiError, 0) == (type(caught.value), caught.value.status)
+
+
+async def test_a_closed_session_says_so(tmp_path: Path):
+    async with model_world(tmp_path) as world:
+        world.create_node({})
+        await world.session.call(ASK)
+        await world.session.close()
+        await world.session.close()
+        with pytest.raises(ApiError, match="was closed"):
+            await world.session.call(ASK)

@@ -2,6 +2,7 @@
 
 import contextlib
 import threading
+from functools import partial
 
 import pytest
 import structlog
@@ -10,7 +11,7 @@ from agent.errors import DriverError
 from agent.gpu import driver as nvml_driver
 from agent.gpu.driver import EventStream
 from agent.model import DriverEvent, EventKind, GpuUuid, ProbeOutcome
-from tests.fakes.nvml import FakeGpu, until
+from tests.fakes.nvml import FakeGpu, FakeNvml, until
 from tests.fakes.nvml_events import hear, listening
 
 pytestmark = pytest.mark.looptime(False)
@@ -251,3 +252,19 @@ async def test_a_reader_that_fell_behind_hears_of_each_different_report_all_the_
     assert [13, 13, 13, 13, 13, 13, 48] == [(await stream.next()).xid for _ in range(7)]
     stream.put(DriverEvent(EventKind.XID, G0, 79))
     assert 79 == (await stream.next()).xid
+
+
+async def test_where_a_gpu_was_before_it_was_registered_anew_another_may_be():
+    library = FakeNvml([FakeGpu("GPU-0"), FakeGpu("GPU-1")])
+    stream = EventStream(library)
+    stream.start()
+    stream.create()
+    for index in (0, 1):
+        stream.settle(*stream.register(partial(library.nvmlDeviceGetHandleByIndex, index)))
+    library.gpus.reverse()  # no scan has seen it when a probe registers a GPU again
+    stream.settle(*stream.register(partial(library.nvmlDeviceGetHandleByIndex, 0)))
+    stream.begun.set()
+    library.xid(1, 79)
+
+    assert DriverEvent(EventKind.XID, G0, 79) == await stream.next()
+    assert await stream.stop()

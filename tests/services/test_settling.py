@@ -174,6 +174,15 @@ async def test_a_pod_that_may_get_more_containers_is_settled_after_the_quiet_tim
         assert {TO_ALLOCATE: text, PHASE: "allocating"} == desk.annotations(POD)
 
 
+async def test_an_answer_from_before_the_clock_was_set_back_is_settled_at_once():
+    async with a_desk(POD) as desk:
+        desk.answer(POD, ["a"])
+        desk.clock.step(dt.timedelta(hours=-1))
+        await asyncio.sleep(2)
+
+        assert desk.annotations(POD)[TO_ALLOCATE].startswith(";")
+
+
 @pytest.mark.parametrize(
     ("delay", "pause", "writes"),
     [(0.0, 0.5, 1), (2.0, 1.5, 2)],

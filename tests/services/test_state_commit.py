@@ -10,7 +10,15 @@ from agent.cluster import NodeEvent
 from agent.errors import StateError
 from agent.ledger import State
 from agent.model import Condition, GpuUuid
-from agent.state import CURRENT, LAST_WRITE, NodeJournal, StateService, decode_state
+from agent.state import (
+    COMMIT_DEADLINE,
+    CURRENT,
+    LAST_WRITE,
+    RETRY,
+    NodeJournal,
+    StateService,
+    decode_state,
+)
 from tests.builders import G1, NOON, a_health, a_pod_uid, a_row
 from tests.fakes.clock import ManualClock
 from tests.fakes.gated_disk import GatedDisk
@@ -84,6 +92,25 @@ async def test_a_failed_write_leaves_the_ledger_and_tells_every_author():
         assert before == decode_state(await disk.content(CURRENT)).ledger
         assert "ENOSPC" in service.error.value
         assert (((), 2),) == service.errors.items()
+
+        disk.faults.revive()
+        await asyncio.sleep(RETRY)  # although nobody writes, for no pod is admitted meanwhile
+        assert "" == service.error.value
+
+
+async def test_after_a_write_that_hung_and_failed_the_next_one_is_waited_for():
+    disk = GatedDisk(shut=True)
+    async with a_service(disk) as service:
+        service.remember({GpuUuid(G1): a_health(condition=Condition.BAD)})
+        await asyncio.sleep(COMMIT_DEADLINE + 1)
+        disk.faults.fail_at(0, errno.EIO)
+        disk.gate.set()
+        await asyncio.sleep(0.01)
+        assert "EIO" in service.error.value
+
+        await service.commit(putting(1))
+
+        assert (row(1),) == service.ledger.value.rows
 
 
 @pytest.mark.parametrize(

@@ -246,3 +246,13 @@ async def test_a_single_generation_is_kept_too(current, previous, kept):
 
     assert (current or previous) == await disk.read(kept)
     assert {CURRENT if current else PREVIOUS, kept} == set(disk.files.names)
+
+
+async def test_the_unusable_content_is_kept_aside():
+    disk = await a_disk(b"rubbish", ENCODED[1])
+
+    await recovered(disk)
+
+    assert b"rubbish" == await disk.read(UNREADABLE)
+    assert ENCODED[1] == await disk.read(CURRENT)
+    assert a_state(1) == (await recovered(disk)).state

@@ -84,6 +84,26 @@ async def test_a_row_knows_whether_ids_of_its_gpu_were_offered_and_not_taken(off
         assert flags == (row.offered, row.mismatched)
 
 
+async def test_an_offer_counts_for_one_answer():
+    async with a_desk() as desk:
+        row = await answered(desk, OFFERED, ids(0, gpu=1))
+        desk.lock(None)
+        await desk.service.allocate(ids(0))
+
+        (again,) = desk.ledger.rows
+        assert (True, False) == (row.offered, again.offered)
+
+
+async def test_an_offer_is_taken_back_when_the_next_one_cannot_be_made():
+    async with a_desk() as desk:
+        desk.bind(placed(1, f"{G2},NVIDIA,3000,30:;"))
+        await desk.service.prefer(OFFERED, (), 1)
+        await desk.service.prefer(ids(0, 1), (), 1)
+        await desk.service.allocate(ids(0))
+
+        assert [False] == [row.offered for row in desk.ledger.rows]
+
+
 async def test_a_kubelet_that_hangs_costs_little_time():
     async with a_desk() as desk:
         desk.bind(placed(1))

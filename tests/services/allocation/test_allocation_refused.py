@@ -13,6 +13,7 @@ from agent.allocate.service import (
     LIST_PAUSE,
     LOCK_PAUSE,
     OWNER_BUDGET,
+    USED_LOCKS,
     WAIT_BURST,
     WAIT_REFILL,
 )
@@ -146,6 +147,16 @@ async def test_a_lock_that_another_pod_used_up_is_no_right_where_the_node_cannot
         desk.silent = asyncio.Event()
 
         await refused(desk, RefusalReason.PODS_UNKNOWN)
+
+
+async def test_of_the_locks_that_pods_were_answered_under_the_newest_are_remembered():
+    async with a_desk() as desk:
+        desk.service.used_locks = {f"lock {n}": placed(n).uid for n in range(USED_LOCKS)}
+        desk.bind(placed(1))
+        await desk.service.allocate(ids(0))
+
+        assert USED_LOCKS == len(desk.service.used_locks)
+        assert desk.ledger.rows[0].lock in desk.service.used_locks
 
 
 async def waste(desk, number):

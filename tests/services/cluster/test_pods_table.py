@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import dataclasses
+import datetime as dt
 from collections.abc import AsyncIterator
 
 import msgspec
@@ -12,7 +13,7 @@ from structlog.testing import capture_logs
 from agent.cluster import Phase, PodTable
 from agent.errors import ApiError
 from agent.kit.cell import Cell
-from agent.kube.watches import LISTS, LISTS_REFILL, PodWatch
+from agent.kube.watches import KEEP, LISTS, LISTS_REFILL, PodWatch
 from tests.builders import RESOURCE, a_container, a_pod, a_pod_uid
 from tests.fakes.apiserver import FakeApi
 from tests.fakes.chance import NoChance
@@ -100,6 +101,20 @@ async def test_new_changed_and_deleted_pods_are_followed():
         assert ["one"] == room.graves
 
     assert 1 == api.calls["list_pods"]
+
+
+async def test_a_pod_deleted_before_the_clock_was_set_back_is_kept_no_longer_for_that():
+    async with following_one() as (api, room):
+        api.delete_pod(*ONE.key)
+        await asyncio.sleep(0.1)
+        room.clock.step(dt.timedelta(days=-1))
+        api.put_pod(TWO)
+        await asyncio.sleep(KEEP.total_seconds())
+        assert ["one"] == room.graves
+        api.edit_pod(*TWO.key, {"step": "1"})
+        await asyncio.sleep(0.1)
+
+        assert [] == room.graves
 
 
 async def test_a_frame_older_than_a_look_does_not_take_back_what_the_look_saw():

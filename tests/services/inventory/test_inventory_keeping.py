@@ -288,6 +288,7 @@ def test_those_that_left_are_known_for_a_while_the_last_one_first(bench):
     for number in range(2, MOST_GONE + 4):
         bench.scan(*gpus(number))
     assert MOST_GONE == len(bench.keeper.gone)
+    assert a_uuid(MOST_GONE + 2) == bench.keeper.gone[0].uuid
 
 
 # The list: one per change, all slices of a GPU alike, held ids always in.

@@ -63,6 +63,17 @@ async def test_what_stays_is_told_once_until_nothing_does():
     assert "(Permission denied)" in said[0].text
 
 
+async def test_while_it_is_tried_again_what_stayed_is_counted_on():
+    first = Cleared(kept=2, why="Permission denied")
+    passes = first, Cleared(more=True), Cleared(more=True, kept=1, why="busy"), first
+    async with clearing(FakeHookDirs(), *passes) as (state, said):
+        for _ in range(3 * round(PERIOD)):
+            await asyncio.sleep(1)
+            assert 2 == state.value.kept
+
+    assert 1 == len(said)
+
+
 @pytest.mark.parametrize("failure", ["an error", "silence"])
 async def test_a_disk_that_fails_leaves_the_room_unknown_and_is_asked_again(failure):
     hooks = FakeHookDirs()

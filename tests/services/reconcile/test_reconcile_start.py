@@ -229,6 +229,7 @@ async def test_a_pod_deleted_before_the_kubelet_restarted_keeps_its_row_for_a_mi
         scene.see(POD)
         await asyncio.sleep(10)
         bury(scene)
+        scene.rivals.set(1)  # so the old kubelet is asked once more
         await asyncio.sleep(50)
         scene.epoch.set(NEXT)
 
@@ -275,3 +276,17 @@ async def test_a_kubelet_that_lists_pods_that_have_ended_keeps_nothing_of_them(p
         assert directory not in scene.hooks.names
         await asyncio.sleep(3 * PERIOD)
         assert ((), ()) == (scene.rows, scene.kept)
+
+
+async def test_a_disk_that_hangs_at_many_directories_holds_up_no_confirmation():
+    gone = [a_row(pod_uid=a_pod_uid(n), pod=f"gone-{n}", epoch=EPOCH) for n in range(10, 60)]
+    async with a_scene(*gone) as scene:
+        scene.hooks.hanging = "remove"
+        scene.see(POD)
+        await asyncio.sleep(PERIOD + 5)
+        scene.witness.admit(POD, main=SLICE)
+        await scene.answer()
+
+        await asyncio.sleep(10)
+
+        assert any(row.confirmed for row in scene.rows)

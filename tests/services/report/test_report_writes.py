@@ -99,6 +99,20 @@ async def test_changes_within_the_jitter_become_one_write():
     assert room.told(an_inventory(count=5))
 
 
+async def test_retry_after_is_respected_by_health_too():
+    loop = asyncio.get_running_loop()
+
+    async with reported() as room:
+        began = loop.time()
+        room.api.fail(ApiThrottled("busy", status=429, retry_after=20), call="annotate_node")
+        room.inventory.set(ill(an_inventory()))
+        await asyncio.sleep(5)
+        room.inventory.set(ill(ill(an_inventory()), index=1))
+        await room.settled()
+
+    assert began + 20 == loop.time()
+
+
 async def test_without_any_gpu_left_the_known_ones_are_told_unhealthy_and_never_an_empty_list():
     async with reported() as room:
         api = room.api
