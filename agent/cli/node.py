@@ -242,7 +242,8 @@ def _release_text(data: Mapping[str, Any]) -> tuple[list[str], bool]:
     """What a release did, as lines; and whether the GPUs are free for work on them."""
     gpus, holders = ", ".join(data["gpus"]), data["heldBy"]
     what, them = ("recheck all", "them") if len(data["gpus"]) > 1 else ("recheck", "it")
-    lines = [f"{gpus}: still held by pod {pod}: delete it first" for pod in holders]
+    held = gpus if them == "it" else "some of these GPUs"
+    lines = [f"{held}: still held by pod {pod}: delete it first" for pod in holders]
     last = f"{gpus}: released; `hami-agent {what}` takes {them} back"
     if data["obstacle"]:
         told = f"{gpus}: no new pod gets {them}, but the agent still holds {them} open: "

@@ -81,7 +81,7 @@ XID 48: double-bit ECC error [H-048]
 """
 FREE = "GPU-3: released; `hami-agent recheck` takes it back\n"
 HELD = """\
-GPU-3, GPU-4: still held by pod ml/train-0: delete it first
+some of these GPUs: still held by pod ml/train-0: delete it first
 no new pod gets them; release them again until no pod is named
 """
 BOTH = """\

@@ -70,7 +70,9 @@ LONG: Final = 60.0
 DEGRADED: Final = "GpuDegradedForPod"
 """The reason of the Event on a pod of which a GPU became unusable."""
 FREED_WITHIN: Final = 35.0
-"""Seconds in which an agent frees the lock of a pod that has ended or is gone."""
+"""Seconds in which an agent frees the lock of a pod that is gone."""
+ENDED_FREED_WITHIN: Final = 5.0
+"""The same of a pod that has ended."""
 UNLOCK: Final = "if it stays, remove it: kubectl annotate node {node} hami.io/mutex.lock-"
 _NORMAL_WAITS: Final = frozenset({"", "ContainerCreating", "PodInitializing"})
 _MEBI: Final = 2**20
@@ -293,11 +295,12 @@ def _locked(
     phase = (phases | {**world.snapshot.owners}).get(key)
     if phase == "" or phase in TERMINAL:
         gone = f"that pod has ended ({phase})" if phase else "that pod does not exist"
-        frees = f"its agent frees it within {span(FREED_WITHIN)}"
-        if age > FREED_WITHIN:
-            frees = f"its agent should have freed it within {span(FREED_WITHIN)}: look at its pod"
-        # A lock whose owner is gone is taken over at once from HAMi 2.7 on.
-        soon = take_over.replace(" when", " at its next attempt, or when")
+        limit = ENDED_FREED_WITHIN if phase else FREED_WITHIN
+        frees = f"its agent frees it within {span(limit)}"
+        if age > limit:
+            frees = f"its agent should have freed it within {span(limit)}: look at its pod"
+        # Only a lock whose owner is gone is taken over at once, from HAMi 2.7 on.
+        soon = take_over if phase else take_over.replace(" when", " at its next attempt, or when")
         advice = f"{frees}; {soon}; {UNLOCK.format(node=name)}"
         return Gate(BINDING, GateVerdict.BLOCKED, f"{held}, and {gone}", "E-LOCK", advice, facts)
     if age < LONG:
