@@ -109,7 +109,7 @@ async def churn(world: MachineWorld, first: int, count: int) -> None:
 @pytest.mark.parametrize(
     "count",
     [
-        pytest.param(1200, marks=[pytest.mark.slow, pytest.mark.timeout(300)], id="two hours"),
+        pytest.param(1200, marks=[pytest.mark.slow, pytest.mark.timeout(900)], id="two hours"),
         pytest.param(50_000, marks=[pytest.mark.histories, pytest.mark.timeout(7200)], id="days"),
     ],
 )
