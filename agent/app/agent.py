@@ -241,7 +241,7 @@ class NodeAgent:
             facts.resource,
             self.server,
             self.kubelet,
-            partial(register.register_plugin, kubelet_socket, settings.fenced),
+            partial(register.register_plugin, kubelet_socket, fenced=settings.fenced),
             self.server.streams,
             chance,
         )

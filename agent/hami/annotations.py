@@ -20,7 +20,6 @@ from agent.setting import FALSE, TRUE, Field, boolean, choice
 INT32 = (-(2**31), 2**31 - 1)
 INT64 = (-(2**63), 2**63 - 1)
 UINT32 = (0, 2**32 - 1)
-UINT64 = (0, 2**64 - 1)
 
 _DECIMAL = re.compile(r"([+-]?)0*([0-9]{1,19})")
 """A sign and digits, no space, no underscore; leading zeros apart."""

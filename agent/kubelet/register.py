@@ -161,7 +161,7 @@ _ALREADY = "already connected"
 _FOR_GOOD = ("is not supported by kubelet", "is invalid")
 
 
-async def register_plugin(kubelet: Path, fenced: bool, endpoint: str, resource: str) -> None:  # noqa: FBT001 -- bound by position
+async def register_plugin(kubelet: Path, endpoint: str, resource: str, *, fenced: bool) -> None:
     """Register the socket named `endpoint` at the kubelet's socket. The caller sets the deadline.
 
     The options are those of GetDevicePluginOptions; `fenced`: the kubelet shall call

@@ -58,7 +58,7 @@ class RecordedRegistration(RegistrationBase):
 
 async def register(path: Path, *, deadline: float = 2.0) -> None:
     async with asyncio.timeout(deadline):
-        await register_plugin(path, False, ENDPOINT, RESOURCE)
+        await register_plugin(path, ENDPOINT, RESOURCE, fenced=False)
 
 
 async def test_the_request_says_who_we_are_and_what_we_offer(tmp_path: Path):
@@ -74,7 +74,7 @@ async def test_with_a_fence_the_request_says_that_the_kubelet_is_to_ask_before_a
     kubelet = RecordedRegistration()
     path = tmp_path / "kubelet.sock"
     async with served(path, kubelet):
-        await register_plugin(path, True, ENDPOINT, RESOURCE)
+        await register_plugin(path, ENDPOINT, RESOURCE, fenced=True)
 
     assert [True] == [request.options.pre_start_required for request in kubelet.requests]
 

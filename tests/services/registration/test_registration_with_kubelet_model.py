@@ -43,7 +43,7 @@ class ModelledNode:
             Cell(RESOURCE),
             server,
             self.directory,
-            partial(register_plugin, self.plugins / "kubelet.sock", False),
+            partial(register_plugin, self.plugins / "kubelet.sock", fenced=False),
             server.streams,
             Seeded(),
         )
