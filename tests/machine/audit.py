@@ -61,6 +61,8 @@ class Audit:
         self._takers: defaultdict[str, list[str]] = defaultdict(list)
         self._bound: defaultdict[str, dict[str, int]] = defaultdict(dict)
         self._names: dict[str, str] = {}
+        self._pods: dict[str, Json] = {}
+        """What the store holds, by UID: a search took half of a history's time."""
         self._asked_containers: dict[str, list[str]] = {}
         self._asking: Owner = ("", "")
         self._asked: Owner = ("", "")
@@ -128,10 +130,7 @@ class Audit:
 
     def pod(self, uid: str) -> Json | None:
         """The pod at the API server."""
-        for pod in self._store.select("pods"):
-            if pod["metadata"]["uid"] == uid:
-                return pod
-        return None
+        return self._pods.get(uid)
 
     def was_there(self, uid: str) -> bool:
         """Whether the API server ever had the pod."""
@@ -177,7 +176,10 @@ class Audit:
 
     def _told(self, resource: str, before: Json | None, after: Json | None) -> None:
         """A write to the store: whose lock is it that stands on the Node now?"""
+        if resource == "pods" and before is not None:
+            self._pods.pop(before["metadata"]["uid"], None)
         if resource == "pods" and after is not None:
+            self._pods[after["metadata"]["uid"]] = after
             self._names[after["metadata"]["uid"]] = key_of(after)
             self._asked_containers[after["metadata"]["uid"]] = asked_containers(after)
             noted = (after["metadata"].get("annotations") or {}).get(BIND_TIME)

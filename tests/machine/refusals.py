@@ -9,7 +9,7 @@ import dataclasses
 import datetime as dt
 import enum
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 from agent.allocate.match import UnlockedPods
 from agent.allocate.service import UNANSWERED_PAUSES
@@ -149,7 +149,8 @@ class Refusals:
         self._site.audit.breaches.append(f"a good pod was refused: {who}: {event.text}: {names}")
 
     def _facts(self, uid: str) -> Iterator[Fact]:
-        yield from self._of_pod(uid)
+        own = tuple(self._of_pod(uid))
+        yield from own
         site = self._site
         if site.faults.is_down or site.faults.trip:
             yield Fact.NO_API
@@ -180,16 +181,16 @@ class Refusals:
             yield Fact.UNTOLD
         if site.audit.room.is_full_by_status(uid):
             yield Fact.HIDDEN
-        yield from self._of_lost(uid)
+        yield from self._of_lost(uid, own)
 
-    def _of_lost(self, uid: str) -> Iterator[Fact]:
+    def _of_lost(self, uid: str, own: Sequence[Fact]) -> Iterator[Fact]:
         kubelet = self._site.kubelet.node.pods
         for lost, name in self._lost():
             yield Fact.LOST if lost == uid else Fact.BESIDE
             # A new kubelet's rejection removes PodScheduled and sets startTime, but no Failed yet:
             # nothing shows who bound the pod. Source: kubernetes pkg/kubelet/status, mergePodStatus
             is_dead = name not in kubelet[lost].running
-            if lost != uid and is_dead and Fact.STARTED in self._of_pod(uid):
+            if lost != uid and is_dead and Fact.STARTED in own:
                 yield Fact.RIGHTLESS
             names = [node.spec.full_name for one, node in kubelet.items() if one != lost]
             if lost != uid and uid in kubelet and names.count(kubelet[uid].spec.full_name) > 1:
