@@ -434,8 +434,6 @@ class KubeSession:
         )
         self.limits: dict[ApiRequest, int] = {}
         """How many objects the next answer to a long list may have."""
-        self.date = ""
-        """The time in the last answer, as its header has it."""
         self._connection = connection
         self._program = program
         self._observes = observes
@@ -612,7 +610,6 @@ class KubeSession:
             body += chunk
 
         self.received.add(request.resource, amount=len(body))
-        self.date = answer.headers.get("Date", "")
         if len(body) > at_most:
             body.clear()  # what handles the error keeps this frame until the next collection
             raise AnswerTooLong(f"{request.what}: the answer is longer than {at_most >> 20} MiB")

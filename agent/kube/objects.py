@@ -6,7 +6,7 @@ import functools
 import hashlib
 import math
 import re
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from fractions import Fraction
 
 import msgspec
@@ -117,18 +117,6 @@ def annotation_writes(metadata: Mapping[str, object]) -> tuple[tuple[str, str, s
         for item in objects_in(metadata, "managedFields")
         for key in inside(item, "fieldsV1", "f:metadata", "f:annotations")
     )
-
-
-def other_writer(writes: Iterable[tuple[str, str, str]], key: str) -> str:
-    """The writer other than an agent that last changed this annotation, as `writer time`.
-
-    Empty: an agent did, or the writer is unknown.
-    """
-    owners = [(time, writer) for written, writer, time in writes if written == key]
-    if not owners or WRITER in (writer for _, writer in owners):
-        return ""
-    time, writer = max(owners)
-    return f"{writer} {time}"
 
 
 # Decodes Pods and Nodes of the API server to views, with only the fields that decide something.

@@ -3,7 +3,6 @@
 import contextlib
 import datetime as dt
 import difflib
-import email.utils
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
@@ -48,9 +47,8 @@ from agent.kube.objects import (
     decode_node,
     decode_pod,
     decode_quantity,
-    other_writer,
 )
-from agent.node import NodeSight, Right, skew_of
+from agent.node import NodeSight, Right
 from agent.ports import Clock
 
 # The part of a cluster that explains one pod: the pod, the nodes, who holds GPUs, quotas, Events.
@@ -366,7 +364,7 @@ class ObjectReader:
 
 
 class ClusterReader(ObjectReader):
-    """Reads what decides about a pod, the pods of a workload and those that were refused."""
+    """Reads what decides about a pod, and the pods of a workload."""
 
     def __init__(self, session: KubeSession, clock: Clock) -> None:
         super().__init__(session)
@@ -460,16 +458,6 @@ class ClusterReader(ObjectReader):
         pods = await self.read_list("pods", decode_listed, namespace=namespace)
         owned = (pod for pod in pods if pod.is_of(kind, name))
         return tuple(sorted(owned, key=lambda pod: (pod.rank, pod.name)))
-
-    async def refused(self, namespace: str) -> tuple[ListedPod, ...]:
-        """List the pods that kubelets refused; `namespace` empty: of all namespaces.
-
-        Raises ApiError.
-        """
-        pods = await self.read_list(
-            "pods", decode_listed, namespace=namespace, fields="status.phase=Failed"
-        )
-        return tuple(pod for pod in pods if pod.reason == REFUSED)
 
     async def similar(self, namespace: str, name: str) -> str:
         """The names that may have been meant, as the end of a sentence."""
@@ -603,17 +591,12 @@ class NodeReader(ObjectReader):
         )
         return inside(answer, "status").get("allowed") is True
 
-    async def get_sight(self, resource: str, clock: Clock) -> NodeSight | None:
+    async def get_sight(self, resource: str) -> NodeSight | None:
         """Get the Node; None: there is none. Raises ApiError."""
-        before = clock.now()
         try:
             node = await self.node_object(self._node)
         except ApiNotFound:
             return None
-        skew = None
-        with contextlib.suppress(ValueError):  # no time, or none that can be read
-            sent = email.utils.parsedate_to_datetime(self._session.date).astimezone(dt.UTC)
-            skew = skew_of(sent, before, clock.now())
         metadata = inside(node, "metadata")
         if metadata.get("name") != self._node:
             raise ApiError(f"get nodes {self._node}: the answer has no name, or another one")
@@ -632,8 +615,6 @@ class NodeReader(ObjectReader):
             allocatable=offered,
             capacity=had,
             written=decode_moment(max(stamps, default="")),
-            reported_by=other_writer(writes, REGISTER),
-            skew=skew,
         )
 
 

@@ -21,7 +21,6 @@ from agent.errors import (
     ApiNotFound,
     ApiThrottled,
 )
-from agent.kit.timing import SystemClock
 from agent.kube import client as session_module
 from agent.kube.client import (
     Access,
@@ -298,7 +297,7 @@ def test_retry_after_is_read_as_seconds(text: str | None, expected: float | None
     assert expected == refused("x", 503, b"", text).retry_after
 
 
-# The Node with its status, other Nodes by name, and the API server's time.
+# The Node with its status, and other Nodes by name.
 
 
 STATUS = {"allocatable": {RESOURCE: "12"}, "capacity": {RESOURCE: 20}}
@@ -307,30 +306,12 @@ STATUS = {"allocatable": {RESOURCE: "12"}, "capacity": {RESOURCE: 20}}
 async def test_the_node_is_seen_with_its_amounts(tmp_path: Path):
     async with model_world(tmp_path) as world:
         world.store.create("nodes", {"metadata": {"name": NODE}, "status": STATUS})
-        seen = await NodeReader(world.session, NODE).get_sight(RESOURCE, SystemClock())
-        other = await NodeReader(world.session, NODE).get_sight("other.com/gpu", SystemClock())
+        seen = await NodeReader(world.session, NODE).get_sight(RESOURCE)
+        other = await NodeReader(world.session, NODE).get_sight("other.com/gpu")
 
     assert (12, 20) == (seen.allocatable, seen.capacity)
     assert (0, 0) == (other.allocatable, other.capacity)
     assert NODE == seen.name
-    assert 0.0 == seen.skew
-
-
-@pytest.mark.parametrize(
-    ("date", "skew"),
-    [
-        ("Tue, 01 Sep 2026 12:00:30 GMT", 30.0),
-        ("Tue, 01 Sep 2026 11:59:30 GMT", -29.0),
-        ("Tue, 01 Sep 2026 14:00:00 +0200", 0.0),
-        ("yesterday", None),
-    ],
-)
-async def test_the_servers_clock_is_held_against_ours(date, skew, tmp_path: Path):
-    node = b'{"metadata": {"name": "node-1", "resourceVersion": "7"}}'
-    async with a_session(answering(node, Date=date), tmp_path) as session:
-        seen = await NodeReader(session, NODE).get_sight(RESOURCE, ManualClock(NOON))
-
-    assert skew == seen.skew
 
 
 # Inside a pod: the service account's certificate and token, and what happens when they rotate.

@@ -322,8 +322,6 @@ async def test_of_pods_that_run_and_that_were_refused_the_verbs_tell_what_agent_
     assert (1, ("allocation", identifier)) == (refused.code, refused.blocked)
     (sentence,) = re.findall(r"desc = (.*?)\.? \[HA-", message)
     assert sentence in refused.gate("allocation")["said"]
-    recent = await verb(cluster, "explain", "--recent", "-o", "json")
-    assert [("stray", identifier)] == [(one["pod"], one["id"]) for one in recent.document["data"]]
 
     by_objects = await verb(cluster, "status", "--node", NODE, "-o", "json")
     by_agent = await verb(cluster, "status", "-o", "json", on_node=True)
