@@ -819,7 +819,7 @@ async def _cluster(seen: NodeSeen) -> AsyncIterator[Finding]:
             async for one in _ask_cluster(seen, NodeReader(session, seen.settings.node), server):
                 yield one
     except (ApiError, SettingsError) as error:
-        said = f"{error.said}; so neither the Node nor the rights are checked"
+        said = f"{error.said}; what it knows of this node is not checked"
         # An agent that runs says itself what it lacks of the API server.
         verdict: Verdict = "wrong" if seen.agent is None else "unknown"
         remedy = error.remedy or "repair the connection or the permissions"

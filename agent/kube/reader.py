@@ -150,24 +150,11 @@ class ListedPod(msgspec.Struct, frozen=True):
         )
 
 
-class HeldUse(msgspec.Struct, frozen=True):
-    """What a container of the pod uses of one GPU, as the agent of its node says.
-
-    `used_mib` and `last_kernel` are None if they are not known.
-    """
-
-    container: str
-    uuid: str
-    used_mib: int | None
-    last_kernel: dt.datetime | None
-
-
 class ClusterSnapshot(msgspec.Struct, frozen=True):
     """All parts as they were read, in this order: nodes, holders, quotas, Events.
 
     `unread` says why a part could not be read; the part is empty then. `taken`: when the pod was
     read. `agents`: those pods of agents that were asked for; none for agents that are no pods.
-    `uses`: of a running pod; `use_unread`: why its node's agent did not say.
 
     `node_events`: what agents say of the pod's Node, or of all if one does not offer all its GPUs.
     `owners`: the phase of each pod that holds a node lock and no GPU; empty if it does not exist.
@@ -182,8 +169,6 @@ class ClusterSnapshot(msgspec.Struct, frozen=True):
     events: tuple[PodEventView, ...] = ()
     unread: Mapping[str, str] = msgspec.field(default_factory=dict)
     agents: tuple[ListedPod, ...] = ()
-    uses: tuple[HeldUse, ...] = ()
-    use_unread: str = ""
     node_events: tuple[PodEventView, ...] = ()
     owners: Mapping[tuple[str, str], str] = msgspec.field(default_factory=dict)
     is_own_read: bool = True

@@ -401,7 +401,7 @@ def start_gate(world: World, pod: JsonObject, now: dt.datetime) -> Gate:
 def running_gate(world: World, pod: JsonObject, now: dt.datetime) -> Gate:
     """What the pod holds and uses, and whether its GPUs are still well."""
     phase = pod["status"].get("phase") or "Pending"
-    held, words = tuple(_held(world, now)), agent_words(world.snapshot.events, now)
+    held, words = tuple(_held(world)), agent_words(world.snapshot.events, now)
     fallen = [one.reason == DEGRADED for one in agent_events(world.snapshot.events)]
     node = cap(str(pod["spec"].get("nodeName", "")), 128)
     if phase == "Running":
@@ -465,8 +465,8 @@ def _is_started(status: Mapping[str, Any]) -> bool:
     return "running" in state or "terminated" in state
 
 
-def _held(world: World, now: dt.datetime) -> Iterator[str]:
-    """What the scheduler's annotation gives each container, and what it uses of that."""
+def _held(world: World) -> Iterator[str]:
+    """What the scheduler's annotation gives each container."""
     view = world.view
     if view is not None and view.groups_error:
         yield f"the pod's devices annotation cannot be read: {view.groups_error}"
@@ -488,14 +488,7 @@ def _held(world: World, now: dt.datetime) -> Iterator[str]:
             )
             if unkept := view.unkept(name):
                 said += f", not kept: {unkept}"
-            for use in world.snapshot.uses:
-                if (use.container, use.uuid) == (name, share.uuid) and use.used_mib is not None:
-                    said += f"; it uses {mib(use.used_mib)}"
-                    if use.last_kernel:
-                        said += f", its last kernel ran {when(use.last_kernel, now)}"
             yield said
-    if world.snapshot.use_unread:
-        yield f"what it uses of that is not known: {cap(world.snapshot.use_unread, TEXT)}"
 
 
 def _sick(world: World) -> Iterator[str]:
