@@ -13,7 +13,6 @@ from agent.cli.connections import add_cluster, ask, connection_of
 from agent.cli.main import INCOMPLETE, OK, PROBLEM, USAGE, NotThere, Subparsers, add_output, fail
 from agent.cli.output import (
     UNFOLDED,
-    Column,
     FoldedLine,
     answer,
     folded,
@@ -28,7 +27,7 @@ from agent.errors import ApiError, ApiNotFound, MalformedText, cap
 from agent.hami.annotations import encode_stamp
 from agent.kit.logs import configure
 from agent.kit.timing import SystemClock
-from agent.kit.units import age, counted, gib, percent
+from agent.kit.units import Column, age, counted, gib, percent
 from agent.kube.client import KubeSession, default_namespace
 from agent.kube.objects import EPOCH
 from agent.kube.reader import ClusterReader, ClusterSnapshot, HeldUse, ListedPod, NodeReader

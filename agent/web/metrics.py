@@ -48,9 +48,6 @@ CONTAINER: Final = ("namespace", "pod", "container")
 SHARE: Final = ("gpu", *CONTAINER)
 """Labels of a container, and of one of its GPUs."""
 
-UNLIMITED: Final = 100
-"""Percent of compute from which on a limit is none."""
-
 APPLIED: Final = frozenset({"force", "FORCE", "disable", "DISABLE"})
 """The policies that HAMi-core knows; any other text is its default."""
 
@@ -66,14 +63,18 @@ Services: TypeAlias = tuple[Sequence[Tally], Sequence[Durations], Sequence[Gauge
 
 _Labels: TypeAlias = tuple[str, ...]
 
-_Sums: TypeAlias = Mapping[str, Mapping[_Labels, float]]
+_Named: TypeAlias = Mapping[GpuUuid, str]
+"""The label of each GPU."""
 
 _Measured: TypeAlias = Iterator[tuple[_Labels, Mapping[str, float | None]]]
 """The values of the labels, and the number of each thing that is measured there. None: it is not
 known, so it has no series."""
 
 
-def _summed(measured: Iterable[tuple[_Labels, Mapping[str, float | None]]]) -> _Sums:
+_Sums: TypeAlias = Mapping[str, Mapping[_Labels, float]]
+
+
+def _summed(measured: _Measured) -> _Sums:
     """The numbers of each thing that is measured, by the values of the labels."""
     sums: dict[str, dict[_Labels, float]] = defaultdict(dict)
     for values, numbers in measured:
@@ -101,9 +102,7 @@ def _divided(number: int | None, by: float) -> float | None:
 
 
 _OWN: Final[dict[_Labels, Mapping[str, str]]] = {
-    ("version", "revision", "python", "profile"): {
-        "build_info": "Version and build of this agent; the value is 1."
-    },
+    ("version", "python"): {"build_info": "Version and build of this agent; the value is 1."},
     ("version",): {"driver_info": "Version of the NVIDIA driver; the value is 1."},
     ("condition",): {"ready": "1 for each condition of readiness that holds."},
     ("reason",): {"degraded": "1 for each failing check that pods do not notice."},
@@ -155,19 +154,12 @@ _OF_CONTAINERS: Final[dict[_Labels, Mapping[str, str]]] = {
         "container_memory_used_bytes": (
             "Bytes of each GPU's memory that a container uses, as HAMi-core counts them."
         ),
-        "container_memory_limit_bytes": (
-            "Bytes of each GPU's memory to which HAMi-core limits a container now."
-        ),
         "container_utilization_ratio": (
             "Share of each GPU's compute that a container uses, 0 to 1."
         ),
-        "container_cores_limit_ratio": (
-            "Share of each GPU's compute to which HAMi-core limits a container now, 0 to 1."
-        ),
     },
     CONTAINER: {
-        "container_idle_seconds": "Seconds since a process of a container last started a kernel.",
-        "container_processes": "Processes of a container that use its GPUs.",
+        "container_idle_seconds": "Seconds since a process of a container last started a kernel."
     },
     (*CONTAINER, "keeper", "policy"): {
         "container_limits_info": (
@@ -189,15 +181,11 @@ _FORMER: Final = {
 """The name that a family had up to and including 0.1.0. The next release serves both."""
 
 
-_Named: TypeAlias = Mapping[GpuUuid, str]
-"""The label of each GPU."""
-
-
 def _of_node(
     build: BuildInfo, facts: StatusFacts, labels: _Named, counted: Collection[str]
 ) -> _Measured:
     """The agent, its checks, and which GPU each label means: also others that are `counted`."""
-    yield (build.version, build.revision, build.python, build.profile), {"build_info": 1}
+    yield (build.version, build.python), {"build_info": 1}
     if version := facts.inventory.driver_version:
         yield (version,), {"driver_info": 1}
 
@@ -294,18 +282,13 @@ def _of_containers(facts: StatusFacts, labels: _Named, newest: Mapping[Holder, R
 
         # HAMi has the time since the last kernel for each GPU, and the agent for the container.
         idle = None if use.idle is None else use.idle.total_seconds()
-        processes = use.processes if use.state is RegionState.READABLE else None
-        yield name, {"container_idle_seconds": idle, "container_processes": processes}
+        yield name, {"container_idle_seconds": idle}
 
         for gpu in use.gpus:
-            # No limit: 0 bytes, and 0 and 100 % of the compute.
-            is_limited = 0 < gpu.core_limit < UNLIMITED
             memory = gpu.memory
             numbers = {
                 "container_memory_used_bytes": memory.total,
-                "container_memory_limit_bytes": gpu.memory_limit or None,
                 "container_utilization_ratio": min(gpu.sm_percent, 100) / 100,
-                "container_cores_limit_ratio": gpu.core_limit / 100 if is_limited else None,
             }
             yield (labels.get(GpuUuid(gpu.uuid), gpu.uuid), *name), numbers
 
@@ -424,7 +407,7 @@ def _of_hami(names: HamiNames, build: BuildInfo, sums: _Sums) -> Iterator[Metric
 
     text = "hami build metadata exposed as labels with a constant value of 1."
     labels = ("build_date", "compiler", "go_version", "platform", "revision", "version")
-    yield _family("hami_build_info", text, labels, {("",) * 4 + (build.revision, build.version): 1})
+    yield _family("hami_build_info", text, labels, {("",) * 5 + (build.version,): 1})
 
 
 @dataclasses.dataclass(eq=False)
