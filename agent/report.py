@@ -204,9 +204,10 @@ def _of_health(old: Inventory, new: Inventory) -> Iterator[NodeEvent]:
 def _news(before: Health | None, health: Health) -> NodeEvent | None:
     """The Event about a health that differs from `before` (None: the GPU was not there)."""
     if before is not None and _state(before) == _state(health):
-        # Also if it needs less, as after its return: or people would still reboot the node.
-        needs_else = health.ill and health.action != before.action
-        return NodeEvent("GpuUnhealthy", health.text, warning=True) if needs_else else None
+        # Also where it asks for less: a GPU that is back and cools down needs no reboot any more,
+        # and whoever reads Events alone would go on to reboot the node.
+        is_told = health.ill and health.action != before.action
+        return NodeEvent("GpuUnhealthy", health.text, warning=True) if is_told else None
 
     if _is_well(health):
         # Of a GPU that was not there, people hear only that it is not healthy.
