@@ -20,9 +20,9 @@ from agent.health.watch import ALL, Recheck
 from agent.kit.tasks import Allowance
 from agent.kit.timing import SystemClock, Tally
 from agent.kubelet.door import peer_uid
+from agent.ledger import gaps
 from agent.model import NO_INDEX, HamiNames, Trouble
 from agent.node import STANDBY, Check
-from agent.reconcile import gaps
 from agent.report import pods_holding
 from agent.settings.schema import Settings
 from agent.state import VERSION

@@ -114,49 +114,28 @@ _OWN: Final[dict[_Labels, Mapping[str, str]]] = {
         "slices": "Slices of each GPU in the kubelet's list by reported health.",
     },
     ("gpu", "condition", "cause", "action", "runbook"): {
-        "gpu_served": (
-            "1 while the health of a GPU lets new containers have it, else 0; runbook is the id to "
-            "look up."
-        )
+        "gpu_served": "1 while the GPU's health lets new containers have it, else 0."
     },
     ("gpu",): {
-        "gpu_health_since_timestamp_seconds": (
-            "Unix time at which the present condition of each GPU began."
-        ),
+        "gpu_health_since_timestamp_seconds": "Unix time at which the present condition began.",
         "slices_allocated": "Slices of each GPU that containers hold.",
-        "memory_allocated_bytes": (
-            "Bytes of each GPU allocated to pods that have not ended: taken for the next pod."
-        ),
+        "memory_allocated_bytes": "Bytes of each GPU allocated to pods that have not ended.",
         "memory_allocatable_bytes": "Bytes of each GPU that are registered, after scaling.",
         "gpu_utilization_ratio": "Share of the time in which a kernel ran, 0 to 1.",
-        "gpu_memory_utilization_ratio": (
-            "Share of the time in which memory was read or written, 0 to 1."
-        ),
+        "gpu_memory_utilization_ratio": "Share of the time in which memory was accessed, 0 to 1.",
         "gpu_memory_used_bytes": "Bytes of each GPU's memory in use by any process.",
     },
-    ("state",): {
-        "container_regions": (
-            "Containers by the state of HAMi-core's shared region, which says what they use."
-        )
-    },
+    ("state",): {"container_regions": "Containers by the state of HAMi-core's shared region."},
 }
 """The text of each family by its name without prefix, for each set of labels."""
 
 _OF_CONTAINERS: Final[dict[_Labels, Mapping[str, str]]] = {
     SHARE: {
-        "container_memory_allocated_bytes": (
-            "Bytes of each GPU's memory allocated to a container; none: it has no limit."
-        ),
-        "container_cores_allocated_ratio": (
-            "Share of each GPU's compute allocated to a container, 0 to 1; 0: it has no limit."
-        ),
+        "container_memory_allocated_bytes": "Bytes of a GPU allocated; none: no limit.",
+        "container_cores_allocated_ratio": "Share of a GPU's compute allocated; 0: no limit.",
         "container_slices_allocated": "Slices of each GPU allocated to a container.",
-        "container_memory_used_bytes": (
-            "Bytes of each GPU's memory that a container uses, as HAMi-core counts them."
-        ),
-        "container_utilization_ratio": (
-            "Share of each GPU's compute that a container uses, 0 to 1."
-        ),
+        "container_memory_used_bytes": "Bytes of a GPU that a container uses, by HAMi-core.",
+        "container_utilization_ratio": "Share of a GPU's compute that a container uses, 0 to 1.",
     },
     CONTAINER: {
         "container_idle_seconds": "Seconds since a process of a container last started a kernel."
@@ -333,62 +312,38 @@ _FURTHER: Final = {"gpu_ecc": ("error_type",), "parts": ("context", "module", "d
 _HAMI: Final[Mapping[HamiNames, Mapping[_Labels, Mapping[str, tuple[str, str]]]]] = {
     HamiNames.CURRENT: {
         ("node", "device_index", "device_uuid", "device_type"): {
-            "hami_host_gpu_memory_used_bytes": ("gpu_used", "GPU device memory usage in bytes"),
-            "hami_host_gpu_utilization_ratio": ("gpu_busy", "GPU core utilization ratio (0-100)"),
+            "hami_host_gpu_memory_used_bytes": ("gpu_used", "GPU memory in use, in bytes"),
+            "hami_host_gpu_utilization_ratio": ("gpu_busy", "GPU utilization (0-100)"),
             "hami_host_gpu_memory_controller_utilization_ratio": (
                 "gpu_memory_busy",
-                "GPU memory controller utilization ratio (0-100)",
+                "GPU memory controller utilization (0-100)",
             ),
-            "hami_host_gpu_temperature_celsius": (
-                "gpu_celsius",
-                "GPU temperature in degrees Celsius",
-            ),
+            "hami_host_gpu_temperature_celsius": ("gpu_celsius", "GPU temperature"),
             "hami_host_gpu_power_usage_watts": ("gpu_watts", "GPU power draw in watts"),
             "hami_host_gpu_ecc_errors_total": ("gpu_ecc", "GPU ECC errors in its lifetime"),
         },
         ("namespace", "pod", "container", "vdevice_index", "device_uuid"): {
-            "hami_vgpu_memory_used_bytes": ("used", "vGPU device memory usage in bytes"),
-            "hami_vgpu_memory_limit_bytes": ("limit", "vGPU device memory limit in bytes"),
-            "hami_container_device_memory_bytes": (
-                "used",
-                "Container device memory usage in bytes",
-            ),
-            "hami_container_device_utilization_ratio": (
-                "busy",
-                "Container device SM utilization ratio",
-            ),
-            "hami_container_last_kernel_elapsed_seconds": (
-                "idle",
-                "Seconds since last kernel execution in container",
-            ),
-            "hami_vgpu_memory_context_bytes": (
-                "context",
-                "Container device memory context size in bytes",
-            ),
-            "hami_vgpu_memory_module_bytes": (
-                "module",
-                "Container device memory module size in bytes",
-            ),
-            "hami_vgpu_memory_buffer_bytes": (
-                "buffer",
-                "Container device memory buffer size in bytes",
-            ),
+            "hami_vgpu_memory_used_bytes": ("used", "vGPU memory in use, in bytes"),
+            "hami_vgpu_memory_limit_bytes": ("limit", "vGPU memory limit in bytes"),
+            "hami_container_device_memory_bytes": ("used", "vGPU memory in use, in bytes"),
+            "hami_container_device_utilization_ratio": ("busy", "vGPU utilization (0-100)"),
+            "hami_container_last_kernel_elapsed_seconds": ("idle", "Seconds since last kernel"),
+            "hami_vgpu_memory_context_bytes": ("context", "vGPU memory of contexts in bytes"),
+            "hami_vgpu_memory_module_bytes": ("module", "vGPU memory of modules in bytes"),
+            "hami_vgpu_memory_buffer_bytes": ("buffer", "vGPU memory of buffers in bytes"),
         },
     },
     HamiNames.LEGACY: {
         ("nodeid", "deviceidx", "deviceuuid", "devicetype"): {
-            "HostGPUMemoryUsage": ("gpu_used", "GPU device memory usage"),
-            "HostCoreUtilization": ("gpu_busy", "GPU core utilization"),
+            "HostGPUMemoryUsage": ("gpu_used", "GPU memory in use, in bytes"),
+            "HostCoreUtilization": ("gpu_busy", "GPU utilization (0-100)"),
         },
         ("podnamespace", "podname", "ctrname", "vdeviceid", "deviceuuid"): {
-            "vGPU_device_memory_usage_in_bytes": ("used", "vGPU device usage"),
-            "vGPU_device_memory_limit_in_bytes": ("limit", "vGPU device limit"),
-            "Device_memory_desc_of_container": ("parts", "Container device memory description"),
-            "Device_utilization_desc_of_container": (
-                "busy",
-                "Container device utilization description",
-            ),
-            "Device_last_kernel_of_container": ("idle", "Container device last kernel description"),
+            "vGPU_device_memory_usage_in_bytes": ("used", "vGPU memory in use, in bytes"),
+            "vGPU_device_memory_limit_in_bytes": ("limit", "vGPU memory limit in bytes"),
+            "Device_memory_desc_of_container": ("parts", "vGPU memory, its parts as labels"),
+            "Device_utilization_desc_of_container": ("busy", "vGPU utilization (0-100)"),
+            "Device_last_kernel_of_container": ("idle", "Seconds since last kernel"),
         },
     },
 }
