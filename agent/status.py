@@ -90,7 +90,6 @@ class GpuStatus(Document, frozen=True):
 
     - `index`: None if it is not known. `condition`: ok, watch, bad, lost or unmonitored.
     - `serving`: new containers may get it. `obstacles`: why not, besides its health.
-    - `offered_until`: when that ends for a GPU that does not answer, unless it does; else None.
     - `slices_held`: by containers that work on it. The kubelet may have booked another GPU's.
     - `memory_mib`: physical; `sellable_mib`: after scaling; `promised_mib`: to pods.
     - `used_mib`, `gpu_percent`: measured now; None if the driver does not say.
@@ -109,7 +108,6 @@ class GpuStatus(Document, frozen=True):
     action: str = ""
     text: str = ""
     obstacles: tuple[str, ...] = ()
-    offered_until: Moment | None = None
     slices: int = 0
     slices_held: int = 0
     memory_mib: Mib | None = None
@@ -257,48 +255,31 @@ class StatusFacts(msgspec.Struct, frozen=True):
     """What the documents, the page and the metrics are made of, read at one moment.
 
     A standby knows only `about` and `checks`.
+
+    - `about`: what does not come from the other values. `node`: as the watch last showed it.
+    - `gone`: the GPUs that left the inventory, the last first.
+    - `newest`: the newest sample of a GPU. `used`: what a container uses.
+    - `journal_since`: changes and refusals before that time are not known.
+    - `pods`: tells which containers have ended. `settings`: those in force.
+    - `kubelet`: the present instance; None: there is none, or it is not known.
     """
 
     now: dt.datetime
-
     about: NodeStatus
-    """What does not come from the other values."""
-
     checks: Sequence[Check] = ()
-
     node: NodeView | None = None
-    """The Node as the watch last showed it; None: not seen."""
-
     inventory: Inventory = msgspec.field(default_factory=Inventory)
-
     gone: Sequence[SharedGpu] = ()
-    """The GPUs that left the inventory, the last first."""
-
     slices: SliceList = msgspec.field(default_factory=SliceList)
     ledger: Ledger = msgspec.field(default_factory=Ledger)
-
     newest: Callable[[GpuUuid], Sampled | None] = lambda _: None
-    """The newest sample of a GPU."""
-
     used: Callable[[ContainerKey], ContainerUse | None] = lambda _: None
-    """What a container uses."""
-
     changes: Sequence[JournalEntry] = ()
     refusals: Sequence[JournalEntry] = ()
     journal_since: dt.datetime | None = None
-    """Those before that time are not known."""
-
     settings: Callable[[], tuple[SettingStatus, ...]] = tuple
-    """Those in force."""
-
     pods: PodTable = msgspec.field(default_factory=PodTable)
-    """Tells which containers have ended."""
-
     kubelet: KubeletEpoch | None = None
-    """The present one; None: there is none, or it is not known."""
-
-    driver_hang: float = 0.0
-    """Seconds for which a GPU that does not answer is offered."""
 
 
 def status_of(facts: StatusFacts) -> StatusDocument:
@@ -347,7 +328,6 @@ def gpus_of(facts: StatusFacts) -> tuple[GpuStatus, ...]:
     held.update({uuid: len(ids) for uuid, ids in booked.items()})
     listed = {group.uuid: len(group.ids) for group in facts.slices.groups}
 
-    hang = dt.timedelta(seconds=facts.driver_hang)
     found = []
 
     for shared in facts.inventory.gpus:
@@ -368,7 +348,6 @@ def gpus_of(facts: StatusFacts) -> tuple[GpuStatus, ...]:
             action=health.action,
             text=health.text,
             obstacles=facts.inventory.obstacles(shared),
-            offered_until=health.since + hang if health.silent and health.serving else None,
             slices=listed.get(gpu.uuid, 0),
             slices_held=held[gpu.uuid],
             memory_mib=gpu.memory_mib,
@@ -652,11 +631,9 @@ def _gpu_notices(found: StatusDocument, now: dt.datetime) -> Iterator[Notice]:
         which, said = cap(gpu.name), []
         if grade := gpu_grade(gpu):
             since = f" for {age(gpu.since, now)}" if gpu.since else ""
-            until = gpu.offered_until
-            left = f"; offered for {age(now, until)} more" if until else ""
             act = f"; action: {cap(gpu.action)}" if gpu.action not in {"", "none"} else ""
             why = cap(gpu.text or gpu.cause, 1024)
-            said.append((f"{cap(gpu.health)}{since}: {why}{left}{act}", grade))
+            said.append((f"{cap(gpu.health)}{since}: {why}{act}", grade))
 
         said += [(f"not offered: {cap(text, 1024)}", "watch") for text in gpu.obstacles]
         if gpu.cordoned:

@@ -197,7 +197,6 @@ class WebDoors:
             settings=in_force,
             pods=facts.pods.value,
             kubelet=agent.kubelet.epoch.value,
-            driver_hang=settings.health.driver_hang,
         )
 
     def open(self, door: str) -> contextlib.AbstractAsyncContextManager[object]:

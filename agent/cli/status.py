@@ -378,7 +378,6 @@ async def _read_node(session: KubeSession, source: str, args: argparse.Namespace
     changes: list[JournalEntry] | None = None
     with contextlib.suppress(ApiError):  # without these rights they are not known
         reasons.append(await reader.degraded())
-    with contextlib.suppress(ApiError):
         changes = [
             JournalEntry(
                 at=one.last, reason=one.reason, text=one.message, warning=one.kind == "Warning"

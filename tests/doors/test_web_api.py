@@ -507,17 +507,6 @@ def test_until_the_agent_has_read_a_new_kubelet_it_says_nothing_of_earlier_answe
     assert (said, False) == (before.confirmed, later.confirmed)
 
 
-def test_a_gpu_that_does_not_answer_says_until_when_it_is_offered():
-    silent = a_health(condition=Condition.UNMONITORED, cause="driver", since=NOON)
-    gpus = [
-        a_shared_gpu(health=msgspec.structs.replace(silent, serving=serving))
-        for serving in (True, False)
-    ]
-    found = gpus_of(facts(inventory=an_inventory(gpus=gpus), driver_hang=60.0))
-
-    assert [NOON + dt.timedelta(minutes=1), None] == [gpu.offered_until for gpu in found]
-
-
 ENTRY = JournalEntry(NOON, "HA-2005", "there is no lock", namespace="ns", pod="late")
 
 
