@@ -449,7 +449,6 @@ class NodeAgent:
             settlement.results,
             poster.posted,
             session.requests,
-            session.received,
         )
 
         return allocation

@@ -34,7 +34,6 @@ from agent.cli.checks import (
     Verdict,
     concluded,
     judge_agent,
-    judge_clock,
     judge_driver,
     judge_handshake,
     judge_leftovers,
@@ -819,13 +818,11 @@ async def _ask_cluster(seen: NodeSeen, reader: NodeReader, found: list[Finding])
             denied += [] if await reader.granted(right) else [right]
 
     if "get nodes" not in words:
-        seen.node = await reader.get_sight(settings.sharing.resource, SystemClock())
+        seen.node = await reader.get_sight(settings.sharing.resource)
         found += judge_node(settings.node, seen.node)
 
     excess = [one for one in UNNEEDED if running and await reader.granted(one)]
     found += judge_rights(seen.server, denied, unasked, excess if running else None)
-    if running and seen.node is not None:
-        found.append(judge_clock(seen.server, seen.node.skew))
 
 
 def report_differences(

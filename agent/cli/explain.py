@@ -1,13 +1,10 @@
 """`hami-agent explain`: why a pod is where it is, gate by gate, and what would place it."""
 
 import argparse
-import asyncio
 import datetime as dt
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
-
-import msgspec
 
 from agent.cli.connections import add_cluster, ask, connection_of
 from agent.cli.main import INCOMPLETE, OK, PROBLEM, USAGE, NotThere, Subparsers, add_output, fail
@@ -23,15 +20,14 @@ from agent.cli.output import (
     working,
 )
 from agent.cli.support import HINT
-from agent.cluster import ALLOCATED
-from agent.errors import ApiError, ApiNotFound, MalformedText, cap
+from agent.errors import ApiNotFound, cap
 from agent.hami.annotations import encode_stamp
 from agent.kit.logs import configure
 from agent.kit.timing import SystemClock
 from agent.kit.units import age, counted, gib, percent
 from agent.kube.client import KubeSession, default_namespace
 from agent.kube.objects import EPOCH
-from agent.kube.reader import ClusterReader, ClusterSnapshot, HeldUse, ListedPod, NodeReader
+from agent.kube.reader import ClusterReader, ClusterSnapshot, ListedPod
 from agent.ports import Clock
 from agent.sandbox.explain.decide import explain_pod
 from agent.sandbox.explain.story import (
@@ -43,13 +39,9 @@ from agent.sandbox.explain.story import (
     when,
 )
 from agent.sandbox.scheduler.model import SchedulerSettings
-from agent.status import StatusDocument, open_envelope
 
 PROGRAM: Final = "hami-agent-explain"
 """The name under which the API server sees the requests."""
-
-USE_DEADLINE: Final = 10.0
-"""Seconds for the agent to say what the pod uses."""
 
 KINDS: Final = {
     **dict.fromkeys(("pod", "po"), "Pod"),
@@ -206,39 +198,10 @@ async def read_pod(
     try:
         found = await reader.snapshot(namespace, name)
     except ApiNotFound as missing:
-        near = await reader.similar(namespace, name)
-        text = f"there is no pod {cap(name, 256)} in the namespace {where}{near}"
+        text = f"there is no pod {cap(name, 256)} in the namespace {where}"
         raise NotThere(text) from missing
 
-    return chosen, await _with_use(session, found)
-
-
-async def _with_use(session: KubeSession, found: ClusterSnapshot) -> ClusterSnapshot:
-    """The snapshot with what a running pod uses, as the agent of its Node says.
-
-    Why that is not known stands in `use_unread`: it keeps nobody from the rest.
-    """
-    metadata, node = found.pod["metadata"], found.pod["spec"].get("nodeName", "")
-    is_running = found.pod["status"].get("phase") == "Running"
-    if not is_running or ALLOCATED not in (metadata.get("annotations") or {}):
-        return found  # it uses nothing
-
-    try:
-        async with asyncio.timeout(USE_DEADLINE):
-            answer = await NodeReader(session, node).status()
-        status, _ = open_envelope(answer, "Status", StatusDocument)
-    except (ApiError, MalformedText, TimeoutError) as error:
-        why = str(error) or f"{node} has not answered in {USE_DEADLINE:g} s"
-        return msgspec.structs.replace(found, use_unread=f"the agent was not read: {why}")
-
-    key = metadata.get("namespace"), metadata.get("name")
-    uses = tuple(
-        HeldUse(one.container, share.uuid, share.used_mib, one.last_kernel)
-        for one in status.allocations or ()
-        for share in one.shares
-        if (one.namespace, one.pod) == key
-    )
-    return msgspec.structs.replace(found, uses=uses)
+    return chosen, found
 
 
 def explanation_lines(
