@@ -2,7 +2,7 @@
 
 import argparse
 import datetime as dt
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
@@ -43,16 +43,8 @@ from agent.sandbox.scheduler.model import SchedulerSettings
 PROGRAM: Final = "hami-agent-explain"
 """The name under which the API server sees the requests."""
 
-KINDS: Final = {
-    **dict.fromkeys(("pod", "po"), "Pod"),
-    **dict.fromkeys(("deployment", "deploy"), "Deployment"),
-    **dict.fromkeys(("replicaset", "rs"), "ReplicaSet"),
-    **dict.fromkeys(("statefulset", "sts"), "StatefulSet"),
-    **dict.fromkeys(("daemonset", "ds"), "DaemonSet"),
-    **dict.fromkeys(("cronjob", "cj"), "CronJob"),
-    "job": "Job",
-}
-"""As people write them for kubectl."""
+POD_WORDS: Final = frozenset({"pod", "pods", "po"})
+"""As people write the kind for kubectl, before the name."""
 
 NODES_SHOWN: Final = 5
 """The Nodes nearest to a fit that people see; programs get all that were judged."""
@@ -86,9 +78,8 @@ def add_parser(subparsers: Subparsers) -> None:
         description="Explains a pod gate by gate: admission, quota, placement with the figures "
         "of each GPU, binding with the node lock, allocation, start, and what it holds. Then "
         "it names at most three changes, each of which alone would place the pod, tried with a "
-        "model of HAMi's scheduler. Of a workload, such as deployment/web, it explains the pod "
-        "that is furthest from running. It reads Pods, Nodes, Events and ResourceQuotas of the "
-        "API server, writes nothing and needs no agent. Exits 0 if nothing blocks the pod, 1 if "
+        "model of HAMi's scheduler. It reads Pods, Nodes, Events and ResourceQuotas of the API "
+        "server, writes nothing and needs no agent. Exits 0 if nothing blocks the pod, 1 if "
         "something does, 3 if the API server cannot be read, 4 if there is no such pod, 5 if a "
         "part of the data is missing.",
         epilog="example: hami-agent explain team-a/train-0 --kubeconfig ~/.kube/config",
@@ -96,10 +87,7 @@ def add_parser(subparsers: Subparsers) -> None:
 
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument(
-        "pod",
-        nargs="?",
-        metavar="POD",
-        help="POD, NAMESPACE/POD, or KIND/NAME as for kubectl, such as deployment/web",
+        "pod", nargs="?", metavar="POD", help="POD, NAMESPACE/POD, or pod/POD as for kubectl"
     )
     what.add_argument(
         "--recent",
@@ -122,16 +110,14 @@ def add_parser(subparsers: Subparsers) -> None:
 def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     """Print the explanation and return the exit code."""
     configure("error", "auto", environ)
-    namespace, kind, name = args.namespace or "", "Pod", ""
+    namespace, name = args.namespace or "", ""
     if not args.recent:
         space, slash, name = args.pod.rpartition("/")
-        words = (space.lower(), space.lower().removesuffix("s"))
-        if known := next((KINDS[word] for word in words if word in KINDS), ""):
-            kind, space = known, ""
-
-        if not name or "/" in space or (slash and not (space or known)):
-            said = f"{cap(args.pod, 64)!r} is not a pod: write POD, NAMESPACE/POD or KIND/NAME"
+        if not name or "/" in space or (slash and not space):
+            said = f"{cap(args.pod, 64)!r} is not a pod: write POD, NAMESPACE/POD or pod/POD"
             return fail("explain", said, USAGE)
+
+        space = "" if space.lower() in POD_WORDS else space
 
         if space and namespace and namespace != space:
             said = f"two namespaces: {cap(space, 64)} and {cap(namespace, 64)}"
@@ -155,16 +141,14 @@ def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     else:
         namespace = namespace or default_namespace(connection)
         with working("reading the pod, Nodes and pods with GPUs"):
-            chosen, found = ask(
-                connection, PROGRAM, lambda api: read_pod(api, namespace, kind, name, clock)
-            )
+            found = ask(connection, PROGRAM, lambda api: read_pod(api, namespace, name, clock))
 
         at, answered = clock.now(), "Explanation"
         with working(f"trying changes on {len(found.nodes)} Nodes"):
             settings = SchedulerSettings(scheduler_name=args.scheduler_name)
             data = explanation = explain_pod(found, at, settings)
 
-        lines = explanation_lines(explanation, found.taken, source, at, chosen)
+        lines = explanation_lines(explanation, found.taken, source, at)
         code = PROBLEM if explanation.blocked else OK
         code = INCOMPLETE if explanation.missing else code
 
@@ -174,45 +158,26 @@ def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
 
 
 async def read_pod(
-    session: KubeSession, namespace: str, kind: str, name: str, clock: Clock
-) -> tuple[str, ClusterSnapshot]:
+    session: KubeSession, namespace: str, name: str, clock: Clock
+) -> ClusterSnapshot:
     """Read the pod and the parts of the cluster that decide about it; nothing is written.
-
-    Of a workload it is the pod that is furthest from running; the text says how it was chosen.
 
     Raises:
         ApiError: the pod cannot be read.
         NotThere: there is none of that name.
     """
-    reader, chosen, where = ClusterReader(session, clock), "", cap(namespace, 64)
-
-    if kind != "Pod":
-        pods = await reader.owned(namespace, kind, name)
-        if not pods:
-            raise NotThere(f"no pod of {kind} {cap(name, 256)} is in the namespace {where}")
-
-        phases = Counter(cap(pod.phase, 32) for pod in pods)
-        told = ", ".join(f"{count} {phase}" for phase, count in phases.items())
-        chosen, name = f"{kind} {cap(name, 256)} has {told}: ", pods[0].name
-
     try:
-        found = await reader.snapshot(namespace, name)
+        return await ClusterReader(session, clock).snapshot(namespace, name)
     except ApiNotFound as missing:
-        text = f"there is no pod {cap(name, 256)} in the namespace {where}"
+        text = f"there is no pod {cap(name, 256)} in the namespace {cap(namespace, 64)}"
         raise NotThere(text) from missing
-
-    return chosen, found
 
 
 def explanation_lines(
-    explanation: Explanation, taken: dt.datetime, source: str, now: dt.datetime, chosen: str = ""
+    explanation: Explanation, taken: dt.datetime, source: str, now: dt.datetime
 ) -> Iterator[FoldedLine]:
-    """The explanation for people.
-
-    `taken`: when the pod was read. `source`: where. `chosen`: how the pod was chosen among those of
-    a workload; empty: it was named.
-    """
-    yield FoldedLine(f"{chosen}{explanation.headline}")
+    """The explanation for people. `taken`: when the pod was read. `source`: where."""
+    yield FoldedLine(explanation.headline)
     for gate in explanation.gates:
         if gate.verdict is GateVerdict.NOT_REACHED:
             continue

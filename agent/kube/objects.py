@@ -525,25 +525,18 @@ class EventPoster:
         self.posted.add(event.reason, outcome)
 
     async def _write(self, series: EventSeries) -> str:
-        """Create the Event, or update it if it was written before; return which."""
+        """Create the Event, or update it if it is there; return which."""
         body = event_object(series, self._node, self._clock.now())
         space = ("namespaces", series.event.namespace or NODE_NAMESPACE, "events")
-        create = ApiRequest("create", "events", path_of(*space), body=body)
-        if series.sent_at is None:
-            try:
-                await self._session.call(create)
-            except ApiConflict:  # it was written before a restart, or by a try without an answer
-                series.count = max(1, series.count)
-            else:
-                return "create"
-
-        path = path_of(*space, event_name(series.event, self._node))
-        change = {"count": series.count + 1, "lastTimestamp": body["lastTimestamp"]}
         try:
+            await self._session.call(ApiRequest("create", "events", path_of(*space), (), body))
+        except ApiConflict:  # it was written before, also before a restart
+            path = path_of(*space, event_name(series.event, self._node))
+            series.count = max(1, series.count)
+            change = {"count": series.count + 1, "lastTimestamp": body["lastTimestamp"]}
             await self._session.call(ApiRequest("patch", "events", path, (), change, MERGE_PATCH))
-        except ApiNotFound:  # the server deletes Events after an hour
-            await self._session.call(create)
-        return "update"
+            return "update"
+        return "create"
 
 
 def _allowance_of(_namespace: str, _name: str) -> Allowance:

@@ -57,8 +57,6 @@ from agent.ports import Clock
 JsonObject = Mapping[str, Any]
 PLUGINS: Final = ("hami-device-plugin", "nvidia-device-plugin")
 """Names or components of pods of other plugins for NVIDIA GPUs contain one of these."""
-GENERATED: Final = {"Deployment": "ReplicaSet", "CronJob": "Job"}
-"""What a workload makes that makes its pods."""
 
 
 class Taint(msgspec.Struct, frozen=True):
@@ -102,7 +100,6 @@ class ListedPod(msgspec.Struct, frozen=True):
     """A pod of a list, with what commands say of it.
 
     - `at`: when the kubelet saw it, else when it was created; None if neither can be read.
-    - `owners`: kind and name of each.
     - `is_plugin`: it mounts the kubelet's plugin directory of its host.
     - `is_other_plugin`: it is another plugin for NVIDIA GPUs, by its name or component.
     - `chosen`: the Node that HAMi's scheduler chose; empty: it has chosen no GPUs.
@@ -118,7 +115,6 @@ class ListedPod(msgspec.Struct, frozen=True):
     message: str = ""
     at: dt.datetime | None = None
     is_deleted: bool = False
-    owners: tuple[tuple[str, str], ...] = ()
     is_plugin: bool = False
     is_other_plugin: bool = False
     uid: str = ""
@@ -126,22 +122,6 @@ class ListedPod(msgspec.Struct, frozen=True):
     shares: str = ""
     inits: int = 0
     has_passed_init: bool = False
-
-    @property
-    def rank(self) -> int:
-        """0 without a Node, 1 on one and not running, 2 running, 3 ended well or being deleted."""
-        if self.is_deleted or self.phase == "Succeeded":
-            return 3
-        return 2 if self.phase == "Running" else int(bool(self.node))
-
-    def is_of(self, kind: str, name: str) -> bool:
-        """Whether this workload owns it, or what this workload makes."""
-        return any(
-            (owner_kind, owner) == (kind, name)
-            # The name of what a workload makes has one more word, without a hyphen.
-            or (owner_kind == GENERATED.get(kind) and owner.rpartition("-")[0] == name)
-            for owner_kind, owner in self.owners
-        )
 
 
 class ClusterSnapshot(msgspec.Struct, frozen=True):
@@ -234,7 +214,7 @@ def decode_listed(pod: JsonObject) -> ListedPod:
     inits = objects_in(status, "initContainerStatuses")
     codes = [inside(init, "state", "terminated").get("exitCode") for init in inits]
     words = text_in(metadata, "name"), text_in(metadata, "labels", "app.kubernetes.io/component")
-    # Labels and owners are the words of a pod's author. A pod that may mount the kubelet's plugin
+    # Labels are the words of a pod's author. A pod that may mount the kubelet's plugin
     # directory may replace the device plugin of its node anyway.
     paths = (text_in(volume, "hostPath", "path") for volume in objects_in(spec, "volumes"))
 
@@ -248,10 +228,6 @@ def decode_listed(pod: JsonObject) -> ListedPod:
         at=decode_moment(status.get("startTime"))
         or decode_moment(metadata.get("creationTimestamp")),
         is_deleted=bool(metadata.get("deletionTimestamp")),
-        owners=tuple(
-            (text_in(owner, "kind"), text_in(owner, "name"))
-            for owner in objects_in(metadata, "ownerReferences")
-        ),
         is_plugin=any(PurePosixPath(path).name == "device-plugins" for path in paths),
         is_other_plugin=any(plugin in word for plugin in PLUGINS for word in words),
         uid=text_in(metadata, "uid"),
@@ -374,12 +350,6 @@ class ClusterReader(ObjectReader):
             unread=self._unread,
             is_own_read=is_own_read,
         )
-
-    async def owned(self, namespace: str, kind: str, name: str) -> tuple[ListedPod, ...]:
-        """The pods of a workload, those that are furthest from running first. Raises ApiError."""
-        pods = await self.read_list("pods", decode_listed, namespace=namespace)
-        owned = (pod for pod in pods if pod.is_of(kind, name))
-        return tuple(sorted(owned, key=lambda pod: (pod.rank, pod.name)))
 
     async def refused(self, namespace: str) -> tuple[ListedPod, ...]:
         """List the pods that kubelets refused; `namespace` empty: of all namespaces.

@@ -35,8 +35,6 @@ LOOK_PAUSE = 0.2
 """The least seconds between watches opened by `reopen`: each Allocate may cause one."""
 DELAYS = (1.0, 2.0, 5.0, 10.0, 20.0, 30.0)
 JITTER = 0.5
-TOO_SHORT = 1.0
-"""Seconds: after a watch that the server ended sooner, the delays grow."""
 SPREAD = 4.0
 """Seconds: the longest random delay after what every client of a server meets at the same moment.
 That is a break, an early end or a lost place."""
@@ -59,18 +57,17 @@ class Reopening:
     ) -> NoReturn:
         """Run `follow`, which is one watch, for ever; `on_error` takes each of its errors."""
         while True:
-            began, failure, least = loop_time(), None, 0.0
+            began, asked = loop_time(), 0.0
             try:
                 await follow()
             except ApiError as error:
-                failure, least = error, error.retry_after or 0.0
-
-            delay = self.delay(failure, loop_time() - began)
-            if failure is not None:
-                on_error(failure)
+                delay, asked = self.delay(error, loop_time() - began), error.retry_after or 0.0
+                on_error(error)
+            else:
+                delay = self.delay(None, loop_time() - began)
 
             self.wanted.clear()
-            least = max(least, min(LOOK_PAUSE, delay))
+            least = max(asked, min(LOOK_PAUSE, delay))
             await asyncio.sleep(least)
             await await_event(self.wanted, delay - least)
 
@@ -86,10 +83,8 @@ class Reopening:
             return 0.0
 
         self.failures += 1
-        # A proxy may end each watch after some seconds: until then it tells what changes.
-        grows = self.failures > 1 and (failure is not None or lasted < TOO_SHORT)
         asked = (failure.retry_after if failure else None) or 0.0
-        delay = max(self._backoff.next() if grows else 0.0, asked)
+        delay = max(self._backoff.next() if self.failures > 1 else 0.0, asked)
         # All clients met the same, so they must not come back in the same moment.
         return delay + self._random.uniform(0.0, SPREAD)
 
@@ -199,7 +194,6 @@ OWNERS_REFILL = 0.25
 2 s. A tenant can cause them without end, and each one scans all pods of the cluster. While a lock
 is held its owner may be asking: such LISTs have the same of their own, and four a second, for the
 scheduler gives no more locks."""
-WARN_PERIOD = 60.0
 KEEP = dt.timedelta(minutes=10)
 GRAVES = 1024
 
@@ -233,7 +227,6 @@ class PodWatch:
         """The next LIST for callers, which has not begun."""
         self._lists = Allowance(LISTS, LISTS_REFILL)
         self._owners_lists = Allowance(LISTS, OWNERS_REFILL)
-        self._warnings = Allowance(1, WARN_PERIOD)
         self._lag = Lag()
 
     async def run(self) -> None:
@@ -257,10 +250,6 @@ class PodWatch:
         else:
             lists = self._owners_lists if is_owners else self._lists
             if not lists.allows(now := loop_time()):
-                if (others := self._warnings.admit()) is not None:
-                    log.warning(
-                        "pods.list_left_out", most=LISTS, refill=LISTS_REFILL, others=others
-                    )
                 raise ApiError("too many requests by pods that the agent does not know")
             lists.spend(now)
 

@@ -185,53 +185,6 @@ async def test_the_namespace_may_be_a_word_an_option_or_the_context_s(rig: Expla
     assert 2 == (await rig.explain("a/b/c")).code
 
 
-def owned(rig: ExplainRig, name: str, kind: str, owner: str, phase: str, node: str = "") -> None:
-    references = [{"apiVersion": "v1", "kind": kind, "name": owner, "uid": owner}]
-    rig.submit(name, {GPU: 1}, metadata={"ownerReferences": references})
-    rig.edit_pod(name, {"spec": {"nodeName": node}, "status": {"phase": phase}})
-
-
-@pytest.mark.parametrize(
-    ("word", "pod", "phases"),
-    [
-        ("deployment/web", "web-2", "2 Pending, 1 Running"),
-        ("deploy/web-api", "api", "1 Running"),
-        ("statefulsets/db", "db-0", "1 Pending, 1 Failed"),
-        ("rs/web-6f", "web-2", "2 Pending, 1 Running"),
-        ("job/once", "once-x", "1 Succeeded"),
-        ("job/twice", "twice-b", "1 Running, 1 Succeeded"),
-        ("ds/all", "all-b", "1 Running, 1 Pending"),
-        ("cronjob/nightly", "nightly-1-x", "1 Failed"),
-    ],
-)
-async def test_of_a_workload_the_pod_that_is_furthest_from_running_is_explained(
-    rig: ExplainRig, word: str, pod: str, phases: str
-):
-    for name, kind, owner, phase, node in (
-        ("web-1", "ReplicaSet", "web-6f", "Running", "n1"),
-        ("web-2", "ReplicaSet", "web-6f", "Pending", ""),
-        ("web-3", "ReplicaSet", "web-6f", "Pending", "n1"),
-        ("api", "ReplicaSet", "web-api-77", "Running", "n1"),
-        ("db-0", "StatefulSet", "db", "Pending", "n1"),
-        ("db-1", "StatefulSet", "db", "Failed", "n1"),
-        ("once-x", "Job", "once", "Succeeded", "n1"),
-        ("nightly-1-x", "Job", "nightly-1", "Failed", "n1"),
-        ("twice-a", "Job", "twice", "Succeeded", "n1"),
-        ("twice-b", "Job", "twice", "Running", "n1"),
-        ("all-a", "DaemonSet", "all", "Pending", "n1"),
-        ("all-b", "DaemonSet", "all", "Running", "n1"),
-        ("other", "Job", "other", "Pending", ""),
-    ):
-        owned(rig, name, kind, owner, phase, node)
-    rig.edit_pod("all-a", {"metadata": {"deletionTimestamp": encode_stamp(rig.now())}})
-
-    text = (await rig.explain(word, "-o", "table")).out
-
-    assert phases in text
-    assert f": Pod default/{pod} is " in text
-    assert 4 == (await rig.explain("daemonset/web")).code
-
-
 def test_without_a_kubeconfig_one_sentence_says_what_to_give(tmp_path: Path, capsys: Capsys):
     for environ in ({}, {"HOME": str(tmp_path)}):
         assert 3 == dispatch(["explain", "p"], environ)
