@@ -260,12 +260,12 @@ def _in_pod(args: argparse.Namespace, environ: Mapping[str, str], kind: str) -> 
     kubeconfig = vars(args)["--kubeconfig"]
     way = connection_of(Path(kubeconfig) if kubeconfig else None, args.context, environ)
     with working(f"checking {cap(args.node, 64)}"):
-        answer, failure = ask(way, PROGRAM, lambda api: NodeReader(api, args.node).by_agent(*words))
+        answer = ask(way, PROGRAM, lambda api: NodeReader(api, args.node).by_agent(*words))
 
     try:
         return open_envelope(answer, kind, Checked)[0].findings
     except MalformedText as error:
-        raise Unreachable(failure or cap(str(error))) from error
+        raise Unreachable(cap(str(error))) from error
 
 
 async def _findings(args: argparse.Namespace, environ: Mapping[str, str]) -> tuple[Finding, ...]:

@@ -132,7 +132,7 @@ def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     if args.recent:
         with working("reading pods and Events"):
             refused = list(
-                ask(connection, PROGRAM, lambda api: ClusterReader(api, clock).refused(namespace))
+                ask(connection, PROGRAM, lambda api: ClusterReader(api).refused(namespace))
             )
 
         at, answered = clock.now(), "Refusals"
@@ -167,7 +167,7 @@ async def read_pod(
         NotThere: there is none of that name.
     """
     try:
-        return await ClusterReader(session, clock).snapshot(namespace, name)
+        return await ClusterReader(session).snapshot(namespace, name, clock)
     except ApiNotFound as missing:
         text = f"there is no pod {cap(name, 256)} in the namespace {cap(namespace, 64)}"
         raise NotThere(text) from missing

@@ -432,7 +432,9 @@ async def _read_node(session: KubeSession, source: str, args: argparse.Namespace
 
     try:
         if not args.objects:
-            found, at = open_envelope(await reader.status(), "Status", StatusDocument)
+            found, at = open_envelope(
+                await reader.by_agent("status", "-o", "json"), "Status", StatusDocument
+            )
             return StatusRead(found, at, f"agent of {node} in its pod, through the {source}")
     except (ApiError, MalformedText) as error:
         missing = f"only what its objects show, because the agent was not read: {error}"

@@ -505,42 +505,35 @@ class KubeSession:
                 if line.strip():
                     yield await aside(line, request, decode)
 
-    async def execute(self, request: ApiRequest) -> tuple[bytes, str]:
-        """Run a command in a container, as `kubectl exec` does.
+    async def execute(self, request: ApiRequest) -> bytes:
+        """Run a command in a container, as `kubectl exec` does, and return its output.
 
-        Return its output, and what it or the server says of its failure; empty: exit code 0.
-        `request`: to exec of the pod, with container and command. Raises ApiError: no answer in
+        `request`: to exec of the pod, with container and command. Raises ApiError: no output in
         EXECUTION, more than BODY_LIMIT, or a server that refuses.
         """
         written = defaultdict[int, bytearray](bytearray)
         with self._failures_of(request):
             access = await self.open()
-            try:
-                async with (
-                    self._lag.within(EXECUTION),
-                    self._http.ws_connect(
-                        access.configuration.host + request.path,
-                        params=request.query,
-                        headers=await self._identity(access),
-                        protocols=(EXEC_PROTOCOL,),
-                        **access.transport,
-                    ) as answer,
-                ):
-                    async for frame in answer:
-                        if isinstance(frame.data, bytes) and frame.data:
-                            written[frame.data[0]] += frame.data[1:]
-                        if sum(map(len, written.values())) > BODY_LIMIT:
-                            raise ApiError(f"{request.what}: the answer is longer than 20 MiB")
-            except access.aiohttp.WSServerHandshakeError as error:
-                raise ApiError(f"{request.what}: the server opens no websocket: {error}") from error
+            async with (
+                self._lag.within(EXECUTION),
+                self._http.ws_connect(
+                    access.configuration.host + request.path,
+                    params=request.query,
+                    headers=await self._identity(access),
+                    protocols=(EXEC_PROTOCOL,),
+                    **access.transport,
+                ) as answer,
+            ):
+                async for frame in answer:
+                    if isinstance(frame.data, bytes) and frame.data:
+                        written[frame.data[0]] += frame.data[1:]
+                    if sum(map(len, written.values())) > BODY_LIMIT:
+                        raise ApiError(f"{request.what}: the answer is longer than 20 MiB")
 
-        try:
-            status = read_object(written[3])
-        except MalformedText as error:
-            raise ApiError(f"{request.what}: it ended without a result") from error
-        said = written[2].decode(errors="replace").strip() or text_in(status, "message")
-        said = said or text_in(status, "reason") or "it failed"
-        return bytes(written[1]), "" if text_in(status, "status") == "Success" else cap(said)
+        if not written[1]:
+            said = (written[2] or written[3]).decode(errors="replace").strip()
+            raise ApiError(f"{request.what}: {cap(said) or 'the command wrote nothing'}")
+        return bytes(written[1])
 
     async def _answer(self, request: ApiRequest) -> "ClientResponse":
         """The successful answer; after a 401 or a TLS error, of a try with fresh credentials."""

@@ -247,7 +247,7 @@ UNFINISHED: Final = "status.phase!=Succeeded,status.phase!=Failed"
 T = TypeVar("T")
 
 
-class ObjectReader:
+class ClusterReader:
     """Reads objects with the rights of who asks; each answer has 10 s."""
 
     def __init__(self, session: KubeSession, node: str = "") -> None:
@@ -290,54 +290,51 @@ class ObjectReader:
             ApiRequest("get", "nodes", path_of("nodes", name)), read_object
         )
 
-
-class ClusterReader(ObjectReader):
-    """Reads what decides about a pod, the pods of a workload and those that were refused."""
-
-    def __init__(self, session: KubeSession, clock: Clock) -> None:
-        super().__init__(session)
-        self._clock = clock
-        self._unread: dict[str, str] = {}
-        self._is_silent = False
-        """It gave no answer: each further request would only wait for its deadline."""
-
-    async def snapshot(self, namespace: str, name: str) -> ClusterSnapshot:
+    async def snapshot(self, namespace: str, name: str, clock: Clock) -> ClusterSnapshot:
         """Read the pod and all parts. A part that cannot be read is named in `unread`.
 
-        Raises:
-            ApiNotFound: there is no such pod.
-            ApiError: the pod cannot be read.
+        Raises ApiNotFound: there is no such pod; ApiError: the pod cannot be read.
         """
-        pod = await self.pod(namespace, name)
-        taken = self._clock.now()
+        unread: dict[str, str] = {}
+        is_silent = False
 
-        nodes = await self._part("nodes", decode_cluster_node)
+        async def read(
+            resource: str, decode: Callable[[JsonObject], T], part: str = "", **selectors: str
+        ) -> tuple[T, ...]:
+            """List a part, which is named by its resource unless `part` does."""
+            nonlocal is_silent
+            why = "not asked, because the API server fell silent"
+            if not is_silent:  # each further request would only wait for its deadline
+                try:
+                    return await self.read_list(resource, decode, **selectors)
+                except ApiError as error:
+                    why, is_silent = str(error), not error.status
+            unread[part or resource] = why
+            return ()
+
+        pod, taken = await self.pod(namespace, name), clock.now()
+        nodes = await read("nodes", decode_cluster_node)
 
         # Schedulers from 2.5 on label the pods with GPUs; 2.4 only annotates them.
         reports = (node.annotations.get(REGISTER, "") for node in nodes)
         is_labelled = all(map(is_json_form, filter(None, reports)))
         labels, fields = (VGPU_NODE, "") if is_labelled else ("", UNFINISHED)
-        pods = partial(self._part, "pods", decode_listed, labels=labels, fields=fields)
+        pods = partial(read, "pods", decode_listed, labels=labels, fields=fields)
         holders = await pods()
-        if "pods" in self._unread:
+        if "pods" in unread:
             # Whoever may read one namespace alone can still be told what holds its quota.
             holders = await pods(namespace=namespace, part="own pods")
-        is_own_read = self._unread.pop("own pods", None) is None
+        is_own_read = unread.pop("own pods", None) is None
 
-        quotas = await self._part("resourcequotas", decode_quota, namespace=namespace)
+        quotas = await read("resourcequotas", decode_quota, namespace=namespace)
         about = f"involvedObject.uid={pod['metadata'].get('uid', '')}"
-        events = await self._part("events", decode_pod_event, namespace=namespace, fields=about)
+        events = await read("events", decode_pod_event, namespace=namespace, fields=about)
 
         said: tuple[PodEventView, ...] = ()
         if (bound := pod["spec"].get("nodeName")) or any(map(_is_troubled, nodes)):
             about = "involvedObject.kind=Node" + (f",involvedObject.name={bound}" if bound else "")
-            said = await self._part(
-                "events",
-                decode_pod_event,
-                part="events of Nodes",
-                namespace=NODE_NAMESPACE,
-                fields=about,
-            )
+            of_nodes = partial(read, "events", decode_pod_event, "events of Nodes")
+            said = await of_nodes(namespace=NODE_NAMESPACE, fields=about)
 
         return ClusterSnapshot(
             pod,
@@ -347,7 +344,7 @@ class ClusterReader(ObjectReader):
             quotas,
             events,
             node_events=tuple(event for event in said if event.writer == WRITER),
-            unread=self._unread,
+            unread=unread,
             is_own_read=is_own_read,
         )
 
@@ -360,21 +357,6 @@ class ClusterReader(ObjectReader):
             "pods", decode_listed, namespace=namespace, fields="status.phase=Failed"
         )
         return tuple(pod for pod in pods if pod.reason == REFUSED)
-
-    async def _part(
-        self, resource: str, read: Callable[[JsonObject], T], part: str = "", **selectors: str
-    ) -> tuple[T, ...]:
-        """List a part, which is named by its resource unless `part` does."""
-        why = "not asked, because the API server fell silent"
-        if not self._is_silent:
-            try:
-                return await self.read_list(resource, read, **selectors)
-            except ApiError as error:
-                why = str(error)
-                self._is_silent = not error.status
-
-        self._unread[part or resource] = why
-        return ()
 
 
 def _is_troubled(node: ClusterNode) -> bool:
@@ -394,13 +376,14 @@ CONTAINER: Final = "agent"
 """The agent's container in its pod, as chart and manifests name it."""
 
 
-class NodeReader(ObjectReader):
+class NodeReader(ClusterReader):
     """Reads what is known of one node with the rights of who asks."""
 
-    async def by_agent(self, *words: str) -> tuple[bytes, str]:
-        """What a verb of the agent's program says in the agent's pod, and why it failed.
+    async def by_agent(self, *words: str) -> bytes:
+        """What a verb of the agent's program says in the agent's pod.
 
-        Raises ApiError: there is no such pod, or the account may not run programs in it.
+        Raises ApiError: there is no such pod, the account may not run programs in it, or it says
+        nothing.
         """
         pods = await self.pods(decode_listed, AGENTS)
         alive = [pod for pod in pods if pod.is_plugin and pod.phase not in ENDED]
@@ -414,13 +397,6 @@ class NodeReader(ObjectReader):
         return await self._session.execute(
             request.asking(container=CONTAINER, stdout="true", stderr="true")
         )
-
-    async def status(self) -> bytes:
-        """The agent's status as JSON. Raises ApiError, as by_agent() or because it says none."""
-        answer, failure = await self.by_agent("status", "-o", "json")
-        if failure:
-            raise ApiError(failure)
-        return answer
 
     async def node(self) -> tuple[NodeView, str] | None:
         """The Node, and the message of its condition GpuDegraded if it has one.
@@ -507,7 +483,7 @@ async def nodes_with_gpus(
     session: KubeSession, resource: str
 ) -> list[tuple[NodeView, tuple[PodView, ...]]]:
     """The Nodes that report GPUs, each with the pods that hold some. Raises ApiError."""
-    reader = ObjectReader(session)
+    reader = ClusterReader(session)
     nodes = await reader.read_list("nodes", decode_node)
     read = partial(decode_pod, resource=resource)
     pods = await reader.read_list("pods", read, labels=VGPU_NODE)
@@ -559,7 +535,7 @@ class NodeLeftovers(msgspec.Struct, frozen=True):
         return (*self.keys, *((f"condition {GPU_DEGRADED}",) if self.degraded else ()))
 
 
-class KubeLeftovers(ObjectReader):
+class KubeLeftovers(ClusterReader):
     """Nodes and pods of agents of one resource."""
 
     def __init__(self, session: KubeSession, resource: str) -> None:

@@ -157,8 +157,8 @@ async def test_the_agent_is_read_in_its_pod(tmp_path, capsys, others):
 @pytest.mark.parametrize(
     ("answer", "said"),
     [
-        (403, "the server opens no websocket: 403"),
-        (200, "the server opens no websocket"),
+        (403, "no answer from the API server (403"),
+        (200, "no answer from the API server (200"),
         ("hami-agent status: no agent answers at /run/x", "no agent answers at /run/x"),
         (b"[]", "the answer is no Status"),
     ],
