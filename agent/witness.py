@@ -65,17 +65,14 @@ class PodResourcesWitness:
         self._stub = PodResourcesListerStub(self._channel)
 
     async def get(self, namespace: str, pod: str) -> Holding | None:
-        """The pod as the kubelet knows it, or None.
-
-        Raises WitnessThrottled, WitnessUnsupported, KubeletError: there was no answer.
-        """
+        """The pod as the kubelet knows it, or None; errors as in the port."""
         request = GetPodResourcesRequest(pod_name=pod, pod_namespace=namespace)
         answer = await self._call("Get", self._stub.get(request))
         known = answer.pod_resources if answer else None
         return None if known is None else _holding(known)
 
     async def list(self) -> tuple[Holding, ...]:
-        """All active pods. Raises WitnessThrottled, KubeletError: there was no answer."""
+        """All active pods."""
         answer = await self._call("List", self._stub.list())
         return tuple(map(_holding, answer.pod_resources if answer else ()))
 
@@ -175,7 +172,7 @@ class KubeletRecordsFile:
         self._offload = offload
 
     async def read(self, resource: str) -> Mapping[ContainerKey, frozenset[SliceId]] | None:
-        """The ids of `resource` of each container it records; None when absent or unreadable."""
+        """As in the port."""
         return await self._offload.call(self._read, resource)
 
     def _read(self, resource: str) -> Mapping[ContainerKey, frozenset[SliceId]] | None:

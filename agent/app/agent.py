@@ -397,7 +397,6 @@ class NodeAgent:
             epoch=self.kubelet.now,
             streams=self.server.streams,
             clock=clock,
-            look=node.reopen,
         )
 
         self.report = reporter = report.Reporter(

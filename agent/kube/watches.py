@@ -25,14 +25,12 @@ from agent.cluster import (
 from agent.errors import ApiError, ApiForbidden, ApiGone
 from agent.kit.cell import Cell
 from agent.kit.tasks import HEALTHY_AFTER, Allowance, Backoff
-from agent.kit.timing import Lag, Tally, await_event, loop_time
+from agent.kit.timing import Lag, Tally, loop_time
 from agent.kube.client import SHORTEST
 from agent.ports import Clock, NodeApi, PodApi
 
 log = structlog.get_logger(__name__)
 
-LOOK_PAUSE = 0.2
-"""The least seconds between watches opened by `reopen`: each Allocate may cause one."""
 DELAYS = (1.0, 2.0, 5.0, 10.0, 20.0, 30.0)
 JITTER = 0.5
 SPREAD = 4.0
@@ -46,8 +44,6 @@ class Reopening:
     def __init__(self, restarts: Tally, random: random.Random) -> None:
         self.failures = 0
         """How many watches broke or ended too early since the last healthy one."""
-        self.wanted = asyncio.Event()
-        """Ends the pause between two watches, but not before the time that the server asked for."""
         self._restarts = restarts
         self._random = random
         self._backoff = Backoff(DELAYS, JITTER, random)
@@ -57,19 +53,15 @@ class Reopening:
     ) -> NoReturn:
         """Run `follow`, which is one watch, for ever; `on_error` takes each of its errors."""
         while True:
-            began, asked = loop_time(), 0.0
+            began = loop_time()
             try:
                 await follow()
             except ApiError as error:
-                delay, asked = self.delay(error, loop_time() - began), error.retry_after or 0.0
+                delay = self.delay(error, loop_time() - began)
                 on_error(error)
             else:
                 delay = self.delay(None, loop_time() - began)
-
-            self.wanted.clear()
-            least = max(asked, min(LOOK_PAUSE, delay))
-            await asyncio.sleep(least)
-            await await_event(self.wanted, delay - least)
+            await asyncio.sleep(delay)
 
     def delay(self, failure: ApiError | None, lasted: float) -> float:
         """Seconds until the next watch after one that lasted so many seconds."""
@@ -122,10 +114,6 @@ class NodeWatch:
     async def run(self) -> NoReturn:
         """Keep the view up to date for ever."""
         await self._watch.run(self._follow, self._on_error)
-
-    def reopen(self) -> None:
-        """Open the watch now if it is down."""
-        self._watch.wanted.set()
 
     async def refresh(self) -> NodeView | None:
         """The Node by one GET, which updates the view. The caller sets the deadline.

@@ -106,7 +106,6 @@ class AgentServices:
             epoch=lambda: epoch.value,
             streams=self.streams,
             clock=clock,
-            look=node.reopen,
         )
         self.settlement = Settlement(
             pods=self.pods,

@@ -55,35 +55,6 @@ async def test_the_watch_shows_the_node_without_a_read_and_what_becomes_of_it():
         assert created == view.value
 
 
-async def test_a_watch_that_is_down_is_opened_at_once_for_who_needs_the_node():
-    async with following() as (api, node, view):
-        api.begin_outage()
-        api.end_watches()
-        await asyncio.sleep(60)
-        api.end_outage()
-        changed = api.edit_node({"a": "b"})
-        await asyncio.sleep(0.1)
-        assert changed != view.value
-
-        node.reopen()
-        await asyncio.sleep(0.1)
-
-        assert changed == view.value
-
-
-async def test_looks_do_not_open_watches_faster_than_five_a_second():
-    async with following() as (api, node, _):
-        api.begin_outage()
-        api.end_watches()
-        await asyncio.sleep(60)
-        before = api.calls["watch_node"]
-        for _ in range(100):
-            node.reopen()
-            await asyncio.sleep(0.01)
-
-        assert 1 <= api.calls["watch_node"] - before <= 6
-
-
 async def test_our_own_write_is_seen_before_the_watch_shows_it():
     async with following() as (api, node, view):
         api.lag = 5.0
