@@ -10,7 +10,6 @@ from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from fractions import Fraction
 
 import msgspec
-import structlog
 
 from agent.cluster import (
     ALLOCATED,
@@ -59,8 +58,6 @@ from agent.kube.client import (
     texts_in,
 )
 from agent.ports import Clock
-
-log = structlog.get_logger(__name__)
 
 # Decodes Kubernetes quantities (`2`, `1k`, `1.5Gi`) to whole numbers.
 
@@ -395,20 +392,15 @@ class KubeApi:
 
     async def list_pods(self) -> PodList:
         """Send one LIST, answered from the server's storage, in as many pages as needed."""
-        version, pods = await fetch_list(
-            self._session,
-            ApiRequest("list", "pods", path_of("pods"), (self._selector,)),
-            lambda item: self._view(read_object(item)),
-        )
-        return PodList(tuple(pod for pod in pods if pod is not None), version)
+        request = ApiRequest("list", "pods", path_of("pods"), (self._selector,))
+        version, pods = await fetch_list(self._session, request, self._pod)
+        return PodList(tuple(pods), version)
 
     async def get_pod(self, namespace: str, name: str) -> PodView | None:
         """Send one GET; without a version the server answers from its storage, not from a cache."""
         with contextlib.suppress(ApiNotFound):
-            pod = await self._session.fetch(
-                ApiRequest("get", "pods", path_of("namespaces", namespace, "pods", name)),
-                lambda body: decode_pod(read_object(body), self._resource),
-            )
+            path = path_of("namespaces", namespace, "pods", name)
+            pod = await self._session.fetch(ApiRequest("get", "pods", path), self._pod)
             return pod if pod.node == self._node else None
         return None
 
@@ -429,23 +421,16 @@ class KubeApi:
             ApiRequest("patch", "pods/status", path, (), body, MERGE_PATCH, METADATA_ONLY)
         )
 
-    def _change(self, kind: str, obj: Raw) -> PodChange:
-        """The change that one frame reports. Raises MalformedText."""
-        content = read_object(obj)
-        version = text_in(content, "metadata", "resourceVersion")
-        if not version:
-            raise MalformedText("an object of the answer has no resourceVersion")
-        return PodChange(
-            version, None if kind == "BOOKMARK" else self._view(content), deleted=kind == "DELETED"
-        )
+    def _pod(self, body: Raw) -> PodView:
+        """Read a pod. Raises MalformedText."""
+        return decode_pod(read_object(body), self._resource)
 
-    def _view(self, content: Mapping[str, object]) -> PodView | None:
-        """The pod; None if it cannot be read, for it must hide no other."""
-        try:
-            return decode_pod(content, self._resource)
-        except MalformedText as error:
-            log.warning("kube.pod_unreadable", err=str(error))
-            return None
+    def _change(self, kind: str, body: Raw) -> PodChange:
+        """The change that one frame reports. Raises MalformedText."""
+        if kind == "BOOKMARK":
+            return PodChange(text_in(read_object(body), "metadata", "resourceVersion"))
+        pod = self._pod(body)
+        return PodChange(pod.resource_version, pod, deleted=kind == "DELETED")
 
 
 def read_node(body: Raw) -> NodeView:
@@ -453,9 +438,9 @@ def read_node(body: Raw) -> NodeView:
     return decode_node(read_object(body))
 
 
-def _shown(kind: str, obj: Raw) -> NodeView | None:
+def _shown(kind: str, body: Raw) -> NodeView | None:
     """The Node in one frame; None when it was deleted, or in a bookmark. Raises MalformedText."""
-    return read_node(obj) if kind in {"ADDED", "MODIFIED"} else None
+    return read_node(body) if kind in {"ADDED", "MODIFIED"} else None
 
 
 # Posts Events, of which equal ones become a series.
