@@ -176,12 +176,11 @@ def default_namespace(connection: Connection) -> str:
 
     Raises SettingsError: a file is missing, unreadable, or not a kubeconfig.
     """
-    own, found = connection.service_account / "namespace", ""
     if connection.kubeconfig is not None:
-        found = text_in(_read_context(connection, connection.kubeconfig), "namespace")
-    elif os.access(own, os.F_OK):
-        found = _text(connection, own).strip()
-    return found or "default"
+        context = _read_context(connection, connection.kubeconfig)
+        return text_in(context, "namespace") or "default"
+    own = connection.service_account / "namespace"
+    return _text(connection, own).strip() if os.access(own, os.F_OK) else "default"
 
 
 def _read_context(connection: Connection, path: Path) -> Mapping[str, object]:
@@ -253,7 +252,7 @@ async def open_access(connection: Connection) -> Access:
         *(aiohttp.ClientError, aiohttp.http_exceptions.LineTooLong),
     )
     known = importlib.import_module(f"{LIBRARY}.client.configuration").Configuration()
-    known.host = ""
+    known.host = ""  # a kubeconfig may name no server, and localhost gets no token
 
     try:
         if connection.kubeconfig is None:
@@ -279,8 +278,8 @@ async def open_access(connection: Connection) -> Access:
             tls.check_hostname, tls.verify_mode = False, ssl.CERT_NONE
     # failures: also of an identity provider of the kubeconfig that does not answer
     except (*failures, *UNUSABLE) as error:
-        reason = f"cannot be used ({cap(str(error) or type(error).__name__, 128)})"
-        raise _unusable(connection, reason) from error
+        reason = str(error) or type(error).__name__
+        raise _unusable(connection, f"cannot be used ({cap(reason, 128)})") from error
 
     if not known.host:
         raise _unusable(connection, "names no server for its current-context")
