@@ -42,12 +42,10 @@ from agent.kube.client import (
 from agent.kube.objects import (
     NODE_NAMESPACE,
     KubeApi,
-    annotation_writes,
     decode_moment,
     decode_node,
     decode_pod,
     decode_quantity,
-    other_writer,
 )
 from agent.node import NodeSight, Right
 from agent.ports import Clock
@@ -146,6 +144,21 @@ class ClusterSnapshot(msgspec.Struct, frozen=True):
     def has(self, part: str) -> bool:
         """Whether this part (nodes, pods, resourcequotas, events) was read."""
         return part not in self.unread
+
+
+# Reads metadata.managedFields: which client last changed which annotation of an object.
+
+
+def annotation_writes(metadata: Mapping[str, object]) -> tuple[tuple[str, str, str], ...]:
+    """Read who changed which annotation: key, writer, and when the writer last changed something.
+
+    The time is a text (RFC 3339). Malformed parts count as absent.
+    """
+    return tuple(
+        (key.removeprefix("f:"), str(item.get("manager")), str(item.get("time", "")))
+        for item in objects_in(metadata, "managedFields")
+        for key in inside(item, "fieldsV1", "f:metadata", "f:annotations")
+    )
 
 
 # Decodes what commands read of a cluster; each object is cut to what a decision uses.
@@ -468,7 +481,6 @@ class NodeReader(ClusterReader):
             allocatable=offered,
             capacity=had,
             written=decode_moment(max(stamps, default="")),
-            reported_by=other_writer(writes, REGISTER),
         )
 
 

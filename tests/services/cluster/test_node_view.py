@@ -16,7 +16,7 @@ from agent.hami.annotations import former_locks
 from agent.inventory import RecentlyRegistered
 from agent.kit.cell import Cell
 from agent.kit.timing import Tally
-from agent.kube.watches import NodeWatch, Reopening
+from agent.kube.objects import NodeWatch, Reopening
 from agent.model import Inventory
 from tests.builders import a_gpu, a_shared_gpu, an_inventory
 from tests.fakes.apiserver import FakeApi

@@ -12,7 +12,7 @@ import pytest
 from agent.cluster import Phase, PodTable
 from agent.errors import ApiError
 from agent.kit.cell import Cell
-from agent.kube.watches import KEEP, LISTS, LISTS_REFILL, PodWatch
+from agent.kube.objects import KEEP, LISTS, LISTS_REFILL, PodWatch
 from tests.builders import RESOURCE, a_container, a_pod, a_pod_uid
 from tests.fakes.apiserver import FakeApi
 from tests.fakes.chance import NoChance
