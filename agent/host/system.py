@@ -291,14 +291,9 @@ def read_file(path: Path, limit: int, *, needed: bool = True) -> bytes | None:
         reason = f"{error.strerror or error}; check the path and its rights"
         raise SettingsError(f"{path}: cannot be read: {reason}") from error
 
-    check_size(path, content, limit)
-    return content
-
-
-def check_size(path: Path, content: bytes, limit: int) -> None:
-    """Raise SettingsError for more than `limit` bytes."""
     if len(content) > limit:
         raise SettingsError(f"{path}: is larger than {limit // 1024} KiB; is it the right file?")
+    return content
 
 
 # The process on its host: identity, lock, systemd.
