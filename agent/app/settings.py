@@ -6,6 +6,7 @@ scheduler or resource name is refused, with all that came with it, while pods ho
 """
 
 import asyncio
+import contextlib
 import dataclasses
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Final, NoReturn
@@ -136,15 +137,9 @@ class SettingsService:
     async def await_labels(self) -> None:
         """Wait LABELS_DEADLINE at most for labels that decide."""
         if self.plan.need_labels(self.name, self.labels):
-            try:
+            with contextlib.suppress(TimeoutError):
                 async with Lag().within(LABELS_DEADLINE):
                     await self.labelled.wait()
-            except TimeoutError:
-                log.warning(
-                    "config.labels_unknown",
-                    what=f"the Node is not seen after {LABELS_DEADLINE:g} s: what selects by "
-                    "labels does not apply yet",
-                )
 
     # The sources.
 

@@ -101,8 +101,8 @@ async def started(origin: Sources) -> SourcesRead:
 
 INDENT: Final = "  "
 
-OTHERS: Final = "other nodes"
-"""The title of what each node gets that no file names."""
+OTHERS: Final = "all nodes"
+"""The title of what each node gets for which the files have no entry and no profile."""
 
 KINDS: Final = {
     "device_config": "HAMi's device-config.yaml",
@@ -145,7 +145,7 @@ def add_parser(subparsers: Subparsers) -> None:
     )
     words = "a file to check; - is standard input"
     check.add_argument("files", nargs="*", type=Path, metavar="FILE", help=words)
-    words = "a node to print, may be repeated; without it: all nodes that the files name"
+    words = "a node to print, may be repeated; without it: what all nodes get"
     check.add_argument("--node", action="append", default=[], metavar="NAME", help=words)
     words = "a label of the nodes"
     check.add_argument("--label", action="append", default=[], metavar="KEY=VALUE", help=words)
@@ -197,10 +197,7 @@ def _check(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     labels = dict(label.partition("=")[::2] for label in args.label) if args.label else None
     try:
         plan = _plan(args, environ)
-        nodes = [(name, name) for name in args.node or plan.names()]
-        nodes += [] if args.node else [(OTHERS, "")]
-
-        applied = [one for _, name in nodes for one in plan.applied(name, labels)]
+        applied = [one for name in args.node for one in plan.applied(name, labels)]
         profiles = applied if args.node else plan.profiles
         refuse(fault for profile in profiles for fault in profile.faults)
     except SettingsError as error:
@@ -210,15 +207,16 @@ def _check(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
         return PROBLEM
 
     lines, each = list[str](), list[object]()
-    for title, name in nodes:
+    for name in args.node or [""]:
         changed = _changed(plan.resolve(name, labels))
         names = [one.name for one in plan.applied(name, labels) if one.name]
-        heads = ", ".join((title, *(f"profile {name}" for name in names)))
+        title = name or OTHERS
+        heads = ", ".join((title, *(f"profile {one}" for one in names)))
         lines.append(heads if changed else f"{heads}: all defaults")
         lines += [f"{INDENT}{row}" for row in list(table(changed, origin=True))[1:]]
         each.append({"name": title, "profiles": names, "settings": list(map(plain, changed))})
 
-    notes = [LEFT_OUT] * any(plan.need_labels(name, labels) for _, name in nodes)
+    notes = [LEFT_OUT] * any(plan.need_labels(name, labels) for name in args.node or [""])
     if args.output == TABLE:
         _tell(plan, notes)
     said = {"ok": True, "warnings": list(plan.warnings), "notes": notes, "nodes": each}

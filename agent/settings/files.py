@@ -96,13 +96,7 @@ def read_yaml(content: bytes, name: str, *, is_json: bool = False) -> "Place":
             f"{name}: is not UTF-8 text, or has a control character: {cap(str(error))}"
         ) from error
 
-    place = Place(name, node, is_json=is_json)
-    pairs = node.value if isinstance(node, yaml.MappingNode) else ()
-    if {"apiVersion", "kind"} <= {str(key.value) for key, _ in pairs}:
-        raise place.fault(
-            "this is a Kubernetes object, not a settings file; give the file in its ConfigMap"
-        )
-    return place
+    return Place(name, node, is_json=is_json)
 
 
 def read_json(content: bytes, name: str) -> "Place":
@@ -132,14 +126,13 @@ def _at(name: str, mark: Any) -> str:  # noqa: ANN401 -- PyYAML's two parsers sh
 
 
 class Place(msgspec.Struct, frozen=True):
-    """A value in a file. Messages call the file `file`; `field` is the path to the value.
+    """A value in a file. Messages call the file `file`.
 
     Every reader raises SettingsError with the place.
     """
 
     file: str
     node: yaml.Node
-    field: str = ""
     is_json: bool = False
 
     @property
@@ -149,8 +142,7 @@ class Place(msgspec.Struct, frozen=True):
 
     def fault(self, text: str) -> SettingsError:
         """Make a SettingsError with `text` at this place."""
-        field = f"{self.field}: " if self.field else ""
-        return SettingsError(f"{self.where}: {field}{text}")
+        return SettingsError(f"{self.where}: {text}")
 
     def pairs(self) -> Iterator[tuple[str, "Place", "Place"]]:
         """Yield each key, its place and its value in the file's order; refuses a repeated key.
@@ -164,7 +156,7 @@ class Place(msgspec.Struct, frozen=True):
 
         seen: set[str] = set()
         for key, value in self.node.value:
-            here = Place(self.file, key, self.field)
+            here = Place(self.file, key)
             if not isinstance(key, yaml.ScalarNode) or key.tag != STR:
                 raise here.fault(f"a text key is expected, not {here.shown()}")
 
@@ -173,8 +165,7 @@ class Place(msgspec.Struct, frozen=True):
                 raise here.fault(f"the key `{cap(name, 64)}` stands here twice; remove one")
 
             seen.add(name)
-            field = f"{self.field}.{name}".lstrip(".")
-            yield name, here, Place(self.file, value, field, self.is_json)
+            yield name, here, Place(self.file, value, self.is_json)
 
     def items(self) -> Iterator["Place"]:
         """Yield the entries of a list."""
@@ -182,8 +173,7 @@ class Place(msgspec.Struct, frozen=True):
             return
         if not isinstance(self.node, yaml.SequenceNode):
             raise self.fault(f"a list is expected here, not {self.shown()}")
-        for number, item in enumerate(self.node.value):
-            yield Place(self.file, item, f"{self.field}[{number}]", self.is_json)
+        yield from (Place(self.file, item, self.is_json) for item in self.node.value)
 
     def value(self) -> Any:  # noqa: ANN401 -- any value of YAML
         """Read any value as plain Python values; refuses a scalar that does not fit its tag."""
@@ -284,7 +274,7 @@ def read_own_file(
 ) -> tuple[list[Setting], list[SettingsProfile]]:
     """What the whole file sets for all nodes and for some. Errors go to `errors`.
 
-    Raises SettingsError: the file is not YAML, or is a Kubernetes object.
+    Raises SettingsError: the file is not YAML.
     """
     document = read_yaml(file.content, file.name)
     settings = list(read_keys(document, OWN_KEYS, errors, errors, OF_FILE))

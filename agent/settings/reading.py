@@ -129,17 +129,6 @@ class NodeValues:
                 )
         return None
 
-    def names(self) -> tuple[str, ...]:
-        """The names of nodes in the files, each once, in the order of the files."""
-        # A name of our own profiles with one of these characters is a pattern.
-        exact = (
-            name
-            for one in self.profiles
-            for name in one.nodes
-            if one.tier or not set("*?[") & set(name)
-        )
-        return tuple(dict.fromkeys(exact))
-
 
 def _of_first_tier(found: list[SettingsProfile]) -> list[SettingsProfile]:
     """Those of our own file, and of HAMi's entries those in the first tier that there is."""

@@ -108,7 +108,7 @@ async def test_a_name_that_was_put_back_or_broken_does_not_come_with_the_last_ro
     async with a_room() as (room, written):
         for written.own in (RENAMED, meanwhile):
             await room.service.read()
-        assert (meanwhile != "") == room.trouble.startswith("c.yaml:1:10: sharing: ")
+        assert (meanwhile != "") == room.trouble.startswith("c.yaml:1:10: keys and values")
         room.ledger.set(Ledger())
         await asyncio.sleep(SOON)
         assert (OLD, told) == (name_of(room), len(room.told))

@@ -40,25 +40,29 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return ["config.yaml", "device.yaml", "config.json"]
 
 
-def test_every_node_that_the_files_name_is_printed_and_all_others_at_once(files, capsys):
-    out, err = checked(capsys, *files)
+def test_what_all_nodes_get_is_printed_and_what_a_node_gets_by_its_name(files, capsys):
+    out, err = checked(capsys, *files, "--node", "gpu-b", "--node", "gpu-z")
+    common = "  sharing.memoryScaling  1.5    device.yaml:2:24"
 
     assert [
-        "gpu-z",
-        "  sharing.splitCount     8      config.yaml:2:15",
-        "  sharing.memoryScaling  1.5    device.yaml:2:24",
         "gpu-b",
         "  sharing.splitCount     5      config.json:1:55",
-        "  sharing.memoryScaling  1.5    device.yaml:2:24",
-        "other nodes",
+        common,
+        "gpu-z",
         "  sharing.splitCount     8      config.yaml:2:15",
-        "  sharing.memoryScaling  1.5    device.yaml:2:24",
+        common,
         "ok",
     ] == out.splitlines()
     assert [
         "hami-agent: warning: device.yaml:3:3: unknown key `deviceColour`",
         "hami-agent: note: what selects by labels is left out: config check has --label KEY=VALUE",
     ] == err.splitlines()
+    assert [
+        "all nodes",
+        "  sharing.splitCount     8      config.yaml:2:15",
+        common,
+        "ok",
+    ] == checked(capsys, *files)[0].splitlines()
 
 
 def test_labels_of_a_node_decide_its_profiles(files, capsys):
@@ -153,23 +157,6 @@ def test_run_says_it_in_one_sentence(tmp_path, monkeypatch, capsys):
     (line,) = capsys.readouterr().err.splitlines()
     assert "c.yaml:1:11: unknown setting sharing.splitCuont" in line
     assert line.endswith("(and 4 more)")
-
-
-OBJECT = "this is a Kubernetes object, not a settings file; give the file in its ConfigMap"
-
-
-@pytest.mark.parametrize("name", ["cm.yaml", "cm.json", "cm"])
-@pytest.mark.parametrize("flag", ["", "--config", "--device-config", "--nodeconfig"])
-def test_a_whole_configmap_is_refused_by_every_reader(tmp_path, capsys, name: str, flag: str):
-    file = tmp_path / name
-    file.write_text('{"apiVersion": "v1", "kind": "ConfigMap", "data": {"config.json": "{}"}}')
-
-    if flag:
-        assert 78 == dispatch(["config", "show", flag, str(file)], {})
-        said = capsys.readouterr().err
-    else:
-        said = checked(capsys, str(file), code=1)[1]
-    assert f"hami-agent: {file}:1:1: {OBJECT}\n" == said
 
 
 @pytest.mark.parametrize(

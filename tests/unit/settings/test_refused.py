@@ -42,8 +42,8 @@ OWN = [
             ("a: @b\n", "1:4", "found character that cannot start"),
             ("a: b: c\n", "1:5", "mapping values are not allowed"),
             # a scalar that its type cannot hold
-            ("node: {name: 2026-99-99}", "1:14: node.name", ""),
-            ("node: {name: !!binary x}", "1:14: node.name", ""),
+            ("node: {name: 2026-99-99}", "1:14", ""),
+            ("node: {name: !!binary x}", "1:14", ""),
         ]
     ),
     ("a: " + "[" * 30_000, "1:23: no settings file needs aliases, or more than 20 levels"),
@@ -55,15 +55,14 @@ OWN = [
         "".join(f"{'  ' * n}k{n}:\n" for n in range(25)),
         "21:41: no settings file needs aliases, or more than 20",
     ),
-    ("node: {name: a, name: b}", "1:17: node: the key `name` stands here twice"),
-    ("node: !!python/object:os.system {}", "1:7: node: keys and values are expected here"),
+    ("node: {name: a, name: b}", "1:17: the key `name` stands here twice"),
+    ("node: !!python/object:os.system {}", "1:7: keys and values are expected here"),
     # a template that was not rendered
-    ("sharing:\n  splitCount: {{ .Values.n }}\n", "2:15: sharing.splitCount: not valid YAML"),
-    ("apiVersion: v1\nkind: ConfigMap\n", "1:1: this is a Kubernetes object, not a settings"),
+    ("sharing:\n  splitCount: {{ .Values.n }}\n", "2:15: not valid YAML"),
     # keys
     ("sharing:\n  splitCuont: 4\n", "2:3: unknown setting sharing.splitCuont; `hami-agent"),
     ("sharing.splitCount: 5", "1:1: unknown setting sharing.splitCount"),
-    ("sharing: 7", "1:10: sharing: keys and values are expected here, not `7`"),
+    ("sharing: 7", "1:10: keys and values are expected here, not `7`"),
     # values
     *(
         (
@@ -112,7 +111,7 @@ OWN = [
         (f"profiles: [ {profile} ]", f"1:{column}: {says}")
         for profile, column, says in [
             *(
-                (profile, 13, "profiles[0]: a profile needs `name`, and `nodes` or `labels` under")
+                (profile, 13, "a profile needs `name`, and `nodes` or `labels` under")
                 for profile in ("{match: {nodes: [a]}}", "{name: p}", "{name: p, match: {}}")
             ),
             (
@@ -122,11 +121,7 @@ OWN = [
             ),
             ("{name: 3, match: {nodes: [a]}}", 20, "name: expected text in quotes, found `3`"),
             ("{name: '', match: {nodes: [a]}}", 20, "name: expected a text that is not empty"),
-            (
-                "{name: p, match: {nodes: [a], nodes: [b]}}",
-                43,
-                "profiles[0].match: the key `nodes`",
-            ),
+            ("{name: p, match: {nodes: [a], nodes: [b]}}", 43, "the key `nodes`"),
             ("{name: p, match: {nodes: []}}", 38, "match.nodes: expected one or more names of"),
             ("{name: p, match: {nodes: [3]}}", 38, "match.nodes: expected one or more names of"),
             ("{name: p, match: {labels: 'a b'}}", 39, "match.labels: 'a b' is not a valid"),
@@ -163,11 +158,8 @@ DEVICES = [
         ]
     ),
     ('{libCudaLogLevel: "\\0"}', "27: library.cudaLogLevel: expected text of UTF-8"),
-    ("{1: x}", "10: nvidia: a text key is expected, not `1`"),
-    (
-        "{overwriteEnv: yes, overwriteEnv: no}",
-        "29: nvidia: the key `overwriteEnv` stands here twice",
-    ),
+    ("{1: x}", "10: a text key is expected, not `1`"),
+    ("{overwriteEnv: yes, overwriteEnv: no}", "29: the key `overwriteEnv` stands here twice"),
 ]
 NODES = [
     ('{"name":1}', "24: name: expected text in quotes, found `1`"),
@@ -176,7 +168,7 @@ NODES = [
     ('{"devicesplitcount":0.5}', "36: sharing.splitCount: expected a whole number, found `0.5`"),
     ('{"enablenumatopology":"yes"}', "38: sharing.numaTopology: expected true or false"),
     ('{"filterdevices":{"index":[-1]}}', "42: sharing.filterIndexes: expected GPU indexes, found"),
-    ('{"name":"a","Name":"b"}', "28: nodeconfig[0]: the key `name` stands here twice"),
+    ('{"name":"a","Name":"b"}', "28: the key `name` stands here twice"),
     *(
         (f'{{"nodelabelselector":{json.dumps(selector)}}}', "37: nodelabelselector: expected a lab")
         for selector in [
@@ -210,7 +202,6 @@ OTHERS = [
         ({"nodes": text}, says)
         for text, says in [
             ("[]", "n.json:1:1: keys and values are expected here, not a list"),
-            ('{"kind": "List", "apiVersion": "v1"}', "n.json:1:1: this is a Kubernetes object"),
             ('{"nodeconfig":[{"name":"a","operat\n', "n.json:1:35: not valid JSON: Invalid contr"),
             ('{"a": }', "n.json:1:7: not valid JSON"),
             ("[" * 21 + "]" * 21, "n.json:1:21: no settings file needs aliases, or more than 20"),
