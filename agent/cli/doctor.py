@@ -359,7 +359,7 @@ def _config_findings(
         return
 
     where = ", ".join(file.name for file in (read.own, read.node_config) if file) or "settings"
-    names = plan.names()
+    names = list(dict.fromkeys(named))
     alike = [cap(name, 64) for name in names if node not in names and is_alike(name, node)]
     yield judged(
         "P-ENTRIES",
