@@ -287,7 +287,6 @@ EVERYWHERE = ("--all-nodes", "--namespace", "gpus", "--selector", "app=agent")
         (["--all-nodes"], {}, 2, "go together"),
         (["--all-nodes", "--namespace", "a"], {}, 2, "go together"),
         (["--selector", "a=b"], {}, 2, "go together"),
-        ([*EVERYWHERE, "--force"], {"KUBECONFIG": "/none"}, 2, "--force would have no effect"),
         (
             [*EVERYWHERE, "--node-name", "a", "--split-count", "9"],
             {"KUBECONFIG": "/none"},
@@ -295,12 +294,12 @@ EVERYWHERE = ("--all-nodes", "--namespace", "gpus", "--selector", "app=agent")
             "--node-name, --split-count would have no effect",
         ),
         (
-            [*EVERYWHERE, "--config", "a.yaml", "--mig-strategy", "none"],
+            [*EVERYWHERE, "--mig-strategy", "none"],
             {"KUBECONFIG": "/none"},
             2,
-            "--config, --mig-strategy would have no effect",
+            "--mig-strategy would have no effect",
         ),
-        (EVERYWHERE, {}, 2, "give --kubeconfig, or set KUBECONFIG"),
+        (EVERYWHERE, {}, 3, "give --kubeconfig, set KUBECONFIG"),
         ([*EVERYWHERE, "--kubeconfig", "/none"], {}, 3, "/none: cannot be read"),
         # In a pod its own account comes before the variable.
         (

@@ -146,8 +146,7 @@ def test_a_probe_with_nvidia_smi_limits_others_but_holds_nobody_back(alive):
         node.restart("other")
         node.round(alive=alive)
 
-    assert frozenset() == node.last.held
-    assert {"low", "other"} == node.last.limited
+    assert {name: RegionChange(False) for name in ("low", "other")} == node.last.release
 
 
 def test_cuda_graphs_are_activity_where_it_is_known_that_the_process_lives():
@@ -159,7 +158,7 @@ def test_cuda_graphs_are_activity_where_it_is_known_that_the_process_lives():
     for _ in range(10):
         node.round()
 
-    assert {"low"} == node.last.held
+    assert {"low": RegionChange(False, 0)} == node.last.release
 
 
 @pytest.mark.parametrize(
