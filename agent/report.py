@@ -17,7 +17,6 @@ from agent.cluster import (
     GPU_DEGRADED,
     HANDSHAKE,
     REGISTER,
-    SCORE,
     NodeCondition,
     NodeEvent,
     NodeView,
@@ -599,7 +598,7 @@ class Reporter:
         if report is None:
             return "no GPU has been found yet"
         target = node.uid, report.register, report.score
-        if report.is_said:
+        if not report.changes:  # the Node says the same
             return DueWrite(target, report, "stamp") if settings.profile.stamps else ""
 
         reason: Reason = "health" if report.changes_health else "inventory"
@@ -674,9 +673,4 @@ class Reporter:
 
             self._written = need.target
             log.info("report.written", reason=need.reason, node_uid=need.target[0])
-            if SCORE in changes and need.report.lopsided:
-                pairs = ", ".join(f"{one} and {other}" for one, other in need.report.lopsided)
-                text = f"a link may be broken, because only one of its two GPUs reports it: {pairs}"
-                log.warning("report.lopsided_links", pairs=len(need.report.lopsided))
-                self._say(NodeEvent("AsymmetricGPUP2PLink", text, warning=True))
         self._saw(node)

@@ -641,11 +641,10 @@ def judge_handshake(node: NodeSight, profile: ReportProfile, now: dt.datetime) -
     text, report = node.annotations.get(HANDSHAKE, ""), node.annotations.get(REGISTER)
     word, stamped, age = text.partition(" ")[0][:32], 0.0, node.age(now)
     with contextlib.suppress(MalformedText):
-        handshake = decode_handshake(text)
-        word = handshake.word.value
+        word, stamp = decode_handshake(text)
         # Schedulers write their local time without a zone: only a stamp with one has an age.
-        if handshake.stamp and handshake.stamp.tzinfo:
-            stamped = (now - handshake.stamp).total_seconds()
+        if stamp and stamp.tzinfo:
+            stamped = (now - stamp).total_seconds()
 
     # Schedulers from 2.10 on remove it when they drop a node whose slices are gone.
     gpus = read_register(report)

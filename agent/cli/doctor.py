@@ -842,7 +842,7 @@ def report_differences(
         return ()
 
     faulty = frozenset(fault.gpu for fault in scan.faults)
-    return register_differences(report, annotations[REGISTER], faulty)
+    return register_differences(report, faulty)
 
 
 LOOKS: Final = (

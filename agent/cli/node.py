@@ -10,7 +10,7 @@ import contextlib
 import json
 import re
 import sys
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
@@ -50,7 +50,7 @@ from agent.kit.logs import configure
 from agent.kit.units import some
 from agent.kube.client import Connection
 from agent.kube.objects import KubeApi
-from agent.kube.reader import KubeLeftovers, NodeLeftovers
+from agent.kube.reader import KubeLeftovers
 from agent.node import ReportedGpu, read_cordon
 from agent.setting import text_where
 from agent.settings.reading import Sources
@@ -131,16 +131,13 @@ def add_parser(subparsers: Subparsers) -> None:
     parser = subparsers.add_parser(
         "uninstall",
         description="Removes the GPU report and the agent's condition from the Node of this host. "
-        "It refuses while pods with GPUs or an agent run here, or a device plugin serves after 90 "
-        "s. It releases containers that a killed agent held back, and changes nothing else on the "
-        "host and no pod; a second call does nothing. Exits 1 if it refused or something of an "
-        "agent is left, 3 without the API server, 4 without the Node.",
+        "It refuses while pods with GPUs or an agent run here. It releases containers that a "
+        "killed agent held back, and changes no pod; a second call does nothing. Exits 1 if it "
+        "refused or something of an agent is left, 3 without the API server, 4 without the Node.",
         epilog="example: hami-agent uninstall --node-name gpu-1 -o json",
     )
     parser.add_argument(
-        "--force",
-        action="store_true",
-        help="even if pods with GPUs run here or a device plugin serves; not beside an agent",
+        "--force", action="store_true", help="even if pods with GPUs run here; not beside an agent"
     )
     add_output(parser)
 
@@ -344,37 +341,13 @@ class Cleaned(msgspec.Struct, frozen=True):
     failure: str = ""
 
 
-async def _settled(
-    look: Callable[[], Awaitable[tuple[NodeLeftovers, ...]]],
-) -> tuple[NodeLeftovers, ...]:
-    """The Nodes, when neither agent nor plugin is on any of them, or after WAIT. Raises ApiError.
-
-    A plugin is there if the kubelet offers its resource. So one is not seen that is just
-    restarting, whose GPUs are all unhealthy, or that has another resource: it writes its report
-    again.
-    """
-    clock, nodes = asyncio.get_running_loop().time, await look()
-    ends = clock() + WAIT
-    if busy := [node.name for node in nodes if node.is_busy]:
-        _say(
-            f"waiting up to {WAIT:.0f} s for the agents to end and the kubelets to report that no "
-            f"plugin serves: {some(busy)}"
-        )
-
-    while any(node.is_busy for node in nodes) and clock() < ends:
-        await asyncio.sleep(PAUSE)
-        nodes = await look()
-
-    return nodes
-
-
 async def uninstall_here(
     args: argparse.Namespace, environ: Mapping[str, str], tell: Callable[[Cleaned], None]
 ) -> None:
-    """Clean the Node of this host, if no pod has a GPU and no plugin serves; or by --force.
+    """Clean the Node of this host, if no pod there has a GPU; or by --force.
 
-    If there is a run directory, the lock in it keeps an agent from starting meanwhile. Raises
-    AgentError: it is refused, there is no such Node, or the API server does not answer.
+    The agent's lock keeps an agent from starting meanwhile. Raises AgentError: it is refused, there
+    is no such Node, or the API server does not answer.
     """
     try:
         settings = (await started(sources(args, environ))).taken().settings()
@@ -385,7 +358,7 @@ async def uninstall_here(
     lock = LockFile(path)
     with contextlib.ExitStack() as held:
         held.callback(lock.release)
-        if _may_exist(path.parent) and not lock.try_take():
+        if not lock.try_take():
             raise AgentError(
                 f"an agent runs on this host ({path}: {lock.holder()}) and would write again: stop "
                 "it first (`systemctl stop hami-agent`, or take the DaemonSet off this node)"
@@ -400,25 +373,12 @@ async def uninstall_here(
         async with open_session(connection, UNINSTALLER) as session:
             api = KubeLeftovers(session, settings.sharing.resource)
 
-            async def look() -> tuple[NodeLeftovers, ...]:
-                return (await api.node(settings.node),)
-
-            (node,) = await look()
-            if node.is_touched and not args.force:
-                if pods := await api.gpu_pods(node.name):
-                    raise AgentError(
-                        f"pods with GPUs run here ({some(pods)}): they would keep running, but "
-                        "could not restart until another plugin serves; --force uninstalls anyway"
-                    )
-
-                # The agent has just ended, so its kubelet may still report that it serves.
-                (node,) = await _settled(look)
-                if node.served:
-                    raise AgentError(
-                        f"Node {node.name}: a device plugin serves {settings.sharing.resource} "
-                        "there, as its kubelet reports, and would write again: stop it first; "
-                        "--force uninstalls anyway"
-                    )
+            node = await api.node(settings.node)
+            if node.is_touched and not args.force and (pods := await api.gpu_pods(node.name)):
+                raise AgentError(
+                    f"pods with GPUs run here ({some(pods)}): they would keep running, but "
+                    "could not restart until another plugin serves; --force uninstalls anyway"
+                )
 
             await api.clean(node)
             tell(Cleaned(node.name, node.names))
@@ -433,11 +393,26 @@ async def uninstall_everywhere(
 ) -> None:
     """Clean every Node on which no agent and no plugin is left, also where pods have GPUs.
 
+    It looks until all are free or WAIT has passed. A plugin is there if the kubelet offers its
+    resource. So one is not seen that is just restarting, whose GPUs are all unhealthy, or that has
+    another resource: it writes its report again.
+
     Raises SettingsError, ApiError: the pods or the Nodes cannot be read.
     """
     async with open_session(connection, UNINSTALLER) as session:
-        api = KubeLeftovers(session, resource)
-        for node in await _settled(lambda: api.nodes(namespace, selector)):
+        api, clock = KubeLeftovers(session, resource), asyncio.get_running_loop().time
+        nodes, ends = await api.nodes(namespace, selector), clock() + WAIT
+        if busy := [node.name for node in nodes if node.is_busy]:
+            _say(
+                f"waiting up to {WAIT:.0f} s for the agents to end and the kubelets to report that "
+                f"no plugin serves: {some(busy)}"
+            )
+
+        while any(node.is_busy for node in nodes) and clock() < ends:
+            await asyncio.sleep(PAUSE)
+            nodes = await api.nodes(namespace, selector)
+
+        for node in nodes:
             if node.agent and node.has_kubelet:  # without a kubelet nothing runs the pod
                 failure = (
                     f"its agent has not ended and would write again (pod {node.agent}): "
@@ -471,15 +446,6 @@ async def _release(hook: Path) -> None:
 
     for name in held:
         _say(f"{name}: launches were held back; {failed.get(name, 'released')}")
-
-
-def _may_exist(path: Path) -> bool:
-    """Whether the path exists; also if that cannot be told, which its use will report."""
-    try:
-        path.stat()
-    except OSError as error:
-        return not isinstance(error, FileNotFoundError | NotADirectoryError)
-    return True
 
 
 def _say(text: str) -> None:
