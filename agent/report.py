@@ -24,7 +24,13 @@ from agent.cluster import (
     PodUid,
 )
 from agent.errors import ApiError, ApiThrottled
-from agent.hami.annotations import NodeReport, ReportSettings, encode_reported, report_of
+from agent.hami.annotations import (
+    NodeReport,
+    ReportProfile,
+    ReportSettings,
+    encode_reported,
+    report_of,
+)
 from agent.health.judge import past
 from agent.kit.cell import Cell, News
 from agent.kit.tasks import Allowance, Backoff
@@ -588,7 +594,9 @@ class Reporter:
             return "no GPU has been found yet"
         target = node.uid, report.register, report.score
         if not report.changes:  # the Node says the same
-            return DueWrite(target, report, "stamp") if settings.profile.stamps else ""
+            return (
+                DueWrite(target, report, "stamp") if settings.profile is ReportProfile.COLON else ""
+            )
 
         reason: Reason = "health" if report.changes_health else "inventory"
         if self._written is not None and self._written[0] != node.uid:
@@ -634,7 +642,7 @@ class Reporter:
     async def _write(self, need: DueWrite) -> None:
         loop = asyncio.get_running_loop()
         changes = need.report.changes
-        is_stamped = self._cells.settings.value.profile.stamps
+        is_stamped = self._cells.settings.value.profile is ReportProfile.COLON
         stamp = encode_reported(self._clock.now()) if is_stamped else None
 
         try:

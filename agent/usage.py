@@ -79,10 +79,8 @@ class ContainerProcesses:
         """By cgroup, and the host's PID: the PID in the container."""
 
         # Whether this is the host's PID namespace, and processes of others are not hidden.
-        namespace = ""
-        with contextlib.suppress(OSError):
-            namespace = str((proc / "self/ns/pid").readlink())
-        self._is_host = namespace == INIT_NAMESPACE and _read(proc / "1/status") != b""
+        namespace = os.path.realpath(proc / "self/ns/pid")
+        self._is_host = namespace.endswith(INIT_NAMESPACE) and _read(proc / "1/status") != b""
 
     def begin(self, names: Iterable[str]) -> None:
         """Begin a round about the containers of these directories."""
@@ -340,11 +338,10 @@ def _region_name(directory: int) -> str:
     with os.scandir(directory) as entries:
         names = [entry.name for entry in itertools.islice(entries, ENTRIES + 1)]
 
-    libraries = [name for name in names if "libvgpu.so" in name]
-    regions = [name for name in names if name.endswith(".cache") and name not in libraries]
-    if len(names) > ENTRIES or len(libraries) + len(regions) > 2:
-        raise NoRegion(f"its directory has more than {ENTRIES} entries, or several that may be it")
+    if len(names) > ENTRIES:
+        raise NoRegion(f"its directory has more than {ENTRIES} entries")
 
+    regions = [name for name in names if name.endswith(".cache") and "libvgpu.so" not in name]
     if not regions:
         raise FileNotFoundError
 
@@ -468,37 +465,22 @@ HELD: Final = -1
 
 
 class RegionUser(msgspec.Struct, frozen=True):
-    """A container with a readable region.
+    """A container with a readable region. `last_work`: when it last used an SM; None: not known."""
 
-    - `gpus`, `priority`: those that count; a smaller number goes first, below 0: apart from others.
-    - `is_limiting`, `recent_kernel`: as the region has them.
-    - `is_active`: there was a kernel or a new process, or an SM was used, within ACTIVE_FOR.
-    - `is_working`: an SM was used within ACTIVE_FOR.
-    """
-
-    gpus: frozenset[GpuUuid]
-    priority: int
-    is_limiting: bool
-    recent_kernel: int
-    is_active: bool = False
-    is_working: bool = False
+    row: Row
+    region: Region
+    last_work: dt.datetime | None = None
 
     @property
-    def counted_down(self) -> int:
+    def priority(self) -> int:
+        """A smaller number goes first; below 0: apart from the others."""
+        return max(self.region.priority, self.row.priority)
+
+    @property
+    def recent_kernel(self) -> int:
         """The recent_kernel after this round, unless launches are held or released."""
-        recent = min(self.recent_kernel, HIGHEST_RECENT)
+        recent = min(self.region.recent_kernel, HIGHEST_RECENT)
         return recent - 1 if recent > 0 else recent
-
-
-class Feedback(msgspec.Struct, frozen=True):
-    """What one round decided, by directory.
-
-    `changes`: what to write now. `release`: what to write so that nobody is held back or limited
-    any more.
-    """
-
-    changes: Mapping[str, RegionChange] = msgspec.field(default_factory=dict)
-    release: Mapping[str, RegionChange] = msgspec.field(default_factory=dict)
 
 
 def uses_sm(sums: RegionSums, now: dt.datetime) -> bool:
@@ -512,54 +494,46 @@ def uses_sm(sums: RegionSums, now: dt.datetime) -> bool:
     return sums.knows_living or _is_recent(sums.region.last_kernel, now)
 
 
-def region_user(
-    row: Row, region: Region, now: dt.datetime, last_work: dt.datetime | None
-) -> RegionUser:
-    """Describe the container of `row`. `last_work`: when it last used an SM; None: not known."""
-    is_working = _is_recent(last_work, now)
-    return RegionUser(
-        gpus=frozenset(row.gpus),
-        priority=max(region.priority, row.priority),
-        is_limiting=region.is_limiting,
-        recent_kernel=region.recent_kernel,
-        is_active=is_working or _is_recent(region.last_kernel, now),
-        is_working=is_working,
-    )
-
-
-def feedback(users: Mapping[str, RegionUser]) -> Feedback:
+def feedback(
+    users: Mapping[str, RegionUser], now: dt.datetime
+) -> tuple[dict[str, RegionChange], dict[str, RegionChange]]:
     """One round over all containers with a readable region, by directory.
 
-    - A container is held back while one of a smaller priority works on one of its GPUs.
+    - A container is held back while one of a smaller priority works on one of its GPUs: a kernel
+      ran in this round, or it used an SM within ACTIVE_FOR.
     - It is limited while it is held back, or while more than one of its own priority is active on
-      one of its GPUs.
+      one of its GPUs: it works, or there was a kernel or a new process within ACTIVE_FOR.
+
+    Returns what to write now, and what to write so that nobody is held back or limited any more.
     """
     # How many are active by GPU and priority, and the smallest priority that works on each GPU.
     active, working = Counter[tuple[GpuUuid, int]](), dict[GpuUuid, int]()
     for user in users.values():
-        launches = user.counted_down > 0
-        for gpu in user.gpus if user.priority >= 0 else ():
-            if launches or user.is_active:
+        is_working = user.recent_kernel > 0 or _is_recent(user.last_work, now)
+        is_active = is_working or _is_recent(user.region.last_kernel, now)
+        for gpu in {*user.row.gpus} if user.priority >= 0 else ():
+            if is_active:
                 active[gpu, user.priority] += 1
-            if launches or user.is_working:
+            if is_working:
                 working[gpu] = min(user.priority, working.get(gpu, user.priority))
 
     changes, release = dict[str, RegionChange](), dict[str, RegionChange]()
     for name, user in users.items():
-        is_held = any(working.get(gpu, user.priority) < user.priority for gpu in user.gpus)
-        is_limited = is_held or any(active[gpu, user.priority] > 1 for gpu in user.gpus)
+        gpus, region, priority = user.row.gpus, user.region, user.priority
+        is_held = any(working.get(gpu, priority) < priority for gpu in gpus)
+        is_limited = is_held or any(active[gpu, priority] > 1 for gpu in gpus)
         if is_limited:
             release[name] = RegionChange(False, 0 if is_held else None)
 
-        recent = min(user.recent_kernel, HELD) if is_held else max(user.counted_down, 0)
+        recent = min(region.recent_kernel, HELD) if is_held else max(user.recent_kernel, 0)
         change = RegionChange(
-            is_limiting=is_limited if is_limited != user.is_limiting else None,
-            recent_kernel=recent if recent != user.recent_kernel else None,
+            is_limiting=is_limited if is_limited != region.is_limiting else None,
+            recent_kernel=recent if recent != region.recent_kernel else None,
         )
         if change != RegionChange():
             changes[name] = change
 
-    return Feedback(changes, release)
+    return changes, release
 
 
 def _is_recent(moment: dt.datetime | None, now: dt.datetime) -> bool:
@@ -617,7 +591,8 @@ class ContainerUsage:
         self._read_at = -FRESH
         self._last_work: Mapping[str, dt.datetime | None] = {}
         """When each container last used an SM, by its directory."""
-        self._feedback = Feedback()
+        self._release: Mapping[str, RegionChange] = {}
+        """What to write so that nobody is held back or limited any more."""
         self._troubles: dict[str, str] = {}
 
     def newest(self, key: ContainerKey) -> ContainerUse | None:
@@ -635,7 +610,7 @@ class ContainerUsage:
                 await asyncio.sleep(until_tick(PERIOD, TURN))
         finally:
             # In a task of its own, for its deadline: see agent.kubelet.door.
-            await asyncio.shield(self._write(self._feedback.release))
+            await asyncio.shield(self._write(self._release))
 
     async def _round(self) -> None:
         # The rows of the ledger that may have processes.
@@ -651,7 +626,7 @@ class ContainerUsage:
         except (StateError, TimeoutError) as error:
             self._report("usage.unread", str(error) or f"no answer in {DEADLINE:g} s")
             if self._is_stale():
-                await self._write(self._feedback.release)
+                await self._write(self._release)
             return
 
         self._report("usage.unread", "")
@@ -667,24 +642,21 @@ class ContainerUsage:
             for name, row in rows.items()
         }
 
-        before = self._feedback.release
+        before, switched = self._release, dict[str, RegionChange]()
         if self._switches:
             self._last_work = {
                 name: at if uses_sm(sums, at) else self._last_work.get(name)
                 for name, sums in readings.items()
             }
-            self._feedback = feedback(
-                {
-                    name: region_user(rows[name], sums.region, at, self._last_work[name])
-                    for name, sums in readings.items()
-                    if sums.region is not None
-                }
-            )
+            users = {
+                name: RegionUser(rows[name], sums.region, self._last_work[name])
+                for name, sums in readings.items()
+                if sums.region is not None
+            }
+            switched, self._release = feedback(users, at)
 
         changes = {
-            name: RegionChange(recent_kernel=0)
-            for name in left
-            if name not in self._feedback.release
+            name: RegionChange(recent_kernel=0) for name in left if name not in self._release
         }
         # A container that cannot be judged any more is not held back any more.
         changes |= {
@@ -692,7 +664,7 @@ class ContainerUsage:
             for name, change in before.items()
             if name in readings and readings[name].state is RegionState.UNREADABLE
         }
-        self._is_first &= not await self._write({**changes, **self._feedback.changes})
+        self._is_first &= not await self._write({**changes, **switched})
 
     async def _write(self, changes: Mapping[str, RegionChange]) -> bool:
         """Write the changes; False if the directories as a whole take none."""

@@ -79,7 +79,7 @@ from agent.errors import (
     WitnessUnsupported,
     cap,
 )
-from agent.hami.annotations import register_differences, report_of
+from agent.hami.annotations import ReportProfile, register_differences, report_of
 from agent.hookdirs import HostHookDirs, large_directories
 from agent.host.node import look_at, plugin_sockets
 from agent.host.system import LockFile, Worker
@@ -751,7 +751,7 @@ async def _plugins(seen: NodeSeen, found: list[Finding]) -> None:
         *judge_leftovers(
             seen.node if running else None,
             seen.sockets,
-            stamps=settings.report.profile.stamps,
+            stamps=settings.report.profile is ReportProfile.COLON,
             scores=settings.report.topology_score,
         ),
     )

@@ -72,11 +72,10 @@ EFFECTS: Final = {
 }
 """What a cordon, or the end of one, does."""
 
-_ASKS: Final = (
-    " It asks first. It needs the rights to get and patch nodes; the agent's own account may not "
-    "write this annotation. Exits 0 also if there is nothing to change, 1 if it was refused, the "
-    "Node changed meanwhile or you said no, 2 without a terminal and without -y, 3 if the API "
-    "server does not answer, 4 if there is no such GPU."
+_NEEDS: Final = (
+    " It needs the rights to get and patch nodes; the agent's own account may not write this "
+    "annotation. Exits 0 also if there is nothing to change, 1 if it was refused or the Node "
+    "changed meanwhile, 3 if the API server does not answer, 4 if there is no such GPU."
 )
 
 DESCRIPTIONS: Final = {
@@ -95,9 +94,9 @@ DESCRIPTIONS: Final = {
     "the kubelet offer its slices as before. For work on a GPU: cordon it, delete the pods that "
     "hold it, `release` it, do the work, `recheck` it, and uncordon it. For work on the whole "
     "node: `kubectl cordon NODE`, `kubectl drain NODE --ignore-daemonsets`, the work, and "
-    f"`kubectl uncordon NODE`.{_ASKS}",
+    f"`kubectl uncordon NODE`.{_NEEDS}",
     "uncordon": "Removes the GPU from the Node's annotation hami.io/device-cordon. HAMi's "
-    f"scheduler may then place new pods on it again.{_ASKS}",
+    f"scheduler may then place new pods on it again.{_NEEDS}",
 }
 """What the help of each verb says."""
 
@@ -118,7 +117,6 @@ def add_parser(subparsers: Subparsers) -> None:
                 "--node", metavar="NAME", help="the Node (default: that of the agent's settings)"
             )
             add_cluster(parser)
-            parser.add_argument("-y", "--yes", action="store_true", help="do not ask")
         else:
             add_socket(parser)
 
@@ -242,9 +240,6 @@ async def _change(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     makes releases from 2.9 on do so within 15 s (HAMi v2.10 pkg/device/devices.go, CheckHealth).
     Raises NotThere, ApiError, SettingsError; ApiConflict: the Node changed since it was read.
     """
-    if not args.yes and not sys.stdin.isatty():
-        return fail(args.verb, "there is no terminal to ask on: give -y", USAGE)
-
     connection = connection_of(args.kubeconfig, args.context, environ)
     if args.node is None:  # the settings are read only for what nothing else says
         read = await looked(Sources(None, environ, {}, host_name()))
@@ -253,18 +248,16 @@ async def _change(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     on = args.verb == "cordon"
     async with open_session(connection, PROGRAM) as session:
         api = KubeApi(session, args.node)
-        seen = await _node(api, args.node)
-        gpu = _named(seen, args.gpu)
-        is_changed = (gpu.uuid in read_cordon(seen.annotations.get(CORDON))) is not on
+        seen = await api.get_node()
+        if seen is None:
+            absent = f"the API server knows no Node {args.node}"
+            raise NotThere(absent, remedy="name it with --node")
+
+        gpu, listed = _named(seen, args.gpu), read_cordon(seen.annotations.get(CORDON))
+        is_changed = (gpu.uuid in listed) is not on
         said = f"was {'cordoned already' if on else 'not cordoned'}; nothing was changed"
 
         if is_changed:
-            if not args.yes:
-                if not _agrees(args, gpu):
-                    return fail(args.verb, "nothing was changed", PROBLEM)
-                seen = await _node(api, args.node)
-
-            listed = read_cordon(seen.annotations.get(CORDON))
             kept = [*(uuid for uuid in listed if uuid != gpu.uuid), *[gpu.uuid] * on]
             changes: dict[str, str | None] = {CORDON: ",".join(kept) or None}
             changes |= {HANDSHAKE: None} if HANDSHAKE in seen.annotations else {}
@@ -282,19 +275,6 @@ async def _change(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
         source=f"API server by {connection.source}",
     )
     return OK
-
-
-async def _node(api: KubeApi, name: str) -> NodeView:
-    seen = await api.get_node()
-    if seen is None:
-        raise NotThere(f"the API server knows no Node {name}", remedy="name it with --node")
-    return seen
-
-
-def _agrees(args: argparse.Namespace, gpu: ReportedGpu) -> bool:
-    question = f"{args.verb.capitalize()} GPU {gpu.words} of Node {args.node}? {EFFECTS[args.verb]}"
-    print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
-    return sys.stdin.readline().strip().lower() in {"y", "yes"}
 
 
 def _named(node: NodeView, name: str) -> ReportedGpu:
@@ -455,12 +435,8 @@ def _say(text: str) -> None:
 def _uninstall(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     """Run `uninstall`, print a line for each change, and return the exit code."""
     given = flags(args)
-    unused = sorted(given.keys() - {"--kubeconfig", "--resource-name"})
     if {args.all_nodes} != {bool(args.namespace), bool(args.selector)}:
         return fail("uninstall", "--all-nodes, --namespace and --selector go together", USAGE)
-    if args.all_nodes and unused:
-        text = f"{', '.join(unused)} would have no effect with --all-nodes: leave it out"
-        return fail("uninstall", text, USAGE)
 
     done: list[Cleaned] = []
 

@@ -321,12 +321,8 @@ class ReportProfile(enum.StrEnum):
     JSON = "json"
     """HAMi 2.8 and later."""
     COLON = "colon"
-    """HAMi 2.5 up to and including 2.7.1, with a stamp in the handshake every 30 s."""
-
-    @property
-    def stamps(self) -> bool:
-        """True if the scheduler drops a node whose handshake is older than 60 s."""
-        return self is not ReportProfile.JSON
+    """HAMi 2.5 up to and including 2.7.1, with a stamp in the handshake every 30 s: this scheduler
+    drops a node whose handshake is older than 60 s."""
 
 
 class ReportSettings(msgspec.Struct, frozen=True):

@@ -4,7 +4,7 @@ import datetime as dt
 import enum
 import re
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Final, NamedTuple
 
 import msgspec
@@ -174,57 +174,15 @@ class RegionOffsets(msgspec.Struct, frozen=True):
     seqlock: int | None = None
 
 
+# The fields in their order above. Source: offsetof() of HAMi-core's compiled structs.
 V0: Final = RegionOffsets(
-    layout="v0",
-    size=1197896,
-    version=None,
-    gpu_count=48,
-    uuids=56,
-    memory_limits=1592,
-    core_limits=1720,
-    slots=1848,
-    tail=1197880,
-    slot_size=1168,
-    used=8,
-    memory_size=40,
-    utilisation=776,
-    utilisation_size=24,
-    status=1160,
+    "v0", 1197896, None, 48, 56, 1592, 1720, 1848, 1197880, 1168, 8, 40, 776, 24, 1160
 )
 V1_1: Final = RegionOffsets(
-    layout="v1.1",
-    size=2008952,
-    version=(1, 1),
-    gpu_count=56,
-    uuids=64,
-    memory_limits=1600,
-    core_limits=1728,
-    slots=1856,
-    tail=2008896,
-    slot_size=1960,
-    used=8,
-    memory_size=64,
-    utilisation=1160,
-    utilisation_size=48,
-    status=1928,
+    "v1.1", 2008952, (1, 1), 56, 64, 1600, 1728, 1856, 2008896, 1960, 8, 64, 1160, 48, 1928
 )
 V1_1S: Final = RegionOffsets(
-    layout="v1.1s",
-    size=2008984,
-    version=(1, 1),
-    gpu_count=88,
-    uuids=96,
-    memory_limits=1632,
-    core_limits=1760,
-    slots=1888,
-    tail=2008928,
-    slot_size=1960,
-    used=16,
-    memory_size=64,
-    utilisation=1168,
-    utilisation_size=48,
-    status=1936,
-    seqlock=8,
+    "v1.1s", 2008984, (1, 1), 88, 96, 1632, 1760, 1888, 2008928, 1960, 16, 64, 1168, 48, 1936, 8
 )
 V1_2: Final = msgspec.structs.replace(V1_1, layout="v1.2", version=(1, 2), seqlock=1936)
 LAYOUTS: Final = (V0, V1_1, V1_1S, V1_2)
@@ -289,8 +247,8 @@ def read_region(size: int, pread: Callable[[int, int], bytes]) -> Region:
     heads = struct.iter_unpack(f"<i{offsets.status - 4}xi{rest}x", slots)
     live = [slot for slot, (pid, status) in enumerate(heads) if pid > 0 and status != 0]
 
-    (named,) = struct.unpack_from("<Q", head, offsets.gpu_count)
-    count = min(named, MAX_GPUS) or _used_gpus(offsets, slots, live)
+    (count,) = struct.unpack_from("<Q", head, offsets.gpu_count)
+    count = min(count, MAX_GPUS)
     if len(live) * count > MAX_USES:
         raise NoRegion(f"{len(live)} processes on {count} GPUs are more than are read")
 
@@ -307,14 +265,6 @@ def read_region(size: int, pread: Callable[[int, int], bytes]) -> Region:
         priority=priority,
         last_kernel=dt.datetime.fromtimestamp(seconds, dt.UTC) if is_time else None,
     )
-
-
-def _used_gpus(offsets: RegionOffsets, slots: bytes, live: Sequence[int]) -> int:
-    """How many GPUs the processes use; the library of HAMi 2.5.1 never writes their number."""
-    size = MAX_GPUS * offsets.memory_size
-    starts = (slot * offsets.slot_size + offsets.used for slot in live)
-    ends = (len(slots[start : start + size].rstrip(b"\0")) for start in starts)
-    return -(-max(ends, default=0) // offsets.memory_size)
 
 
 def _process(offsets: RegionOffsets, slots: bytes, slot: int, count: int) -> RegionProcess:

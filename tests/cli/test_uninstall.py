@@ -258,18 +258,6 @@ EVERYWHERE = ("--all-nodes", "--namespace", "gpus", "--selector", "app=agent")
         (["--all-nodes"], {}, 2, "go together"),
         (["--all-nodes", "--namespace", "a"], {}, 2, "go together"),
         (["--selector", "a=b"], {}, 2, "go together"),
-        (
-            [*EVERYWHERE, "--node-name", "a", "--split-count", "9"],
-            {"KUBECONFIG": "/none"},
-            2,
-            "--node-name, --split-count would have no effect",
-        ),
-        (
-            [*EVERYWHERE, "--mig-strategy", "none"],
-            {"KUBECONFIG": "/none"},
-            2,
-            "--mig-strategy would have no effect",
-        ),
         (EVERYWHERE, {}, 3, "give --kubeconfig, set KUBECONFIG"),
         ([*EVERYWHERE, "--kubeconfig", "/none"], {}, 3, "/none: cannot be read"),
         # In a pod its own account comes before the variable.

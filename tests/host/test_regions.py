@@ -93,7 +93,9 @@ async def test_a_link_above_the_directories_is_an_error(hook, regions, place):
         await regions.read([NAME])
 
 
-@pytest.mark.parametrize("others", [("libvgpu.so", "lock", "cache", "x.cache.d"), ("z.cache",)])
+@pytest.mark.parametrize(
+    "others", [("libvgpu.so", "lock", "cache", "x.cache.d"), ("libvgpu.so", "y.cache", "z.cache")]
+)
 async def test_the_region_is_the_first_cache_file_by_name_as_for_hamis_monitor(
     hook, regions, others
 ):
@@ -124,14 +126,7 @@ async def test_a_region_that_begins_is_told_from_none(hook, regions):
 
 
 NOT_REGULAR = "it is not a regular file with one name"
-SEVERAL = f"its directory has more than {ENTRIES} entries, or several that may be it"
 UNUSABLE = "it or its directory cannot be used: "
-
-
-def with_candidates(region):
-    """More names beside the region than a library and a lock."""
-    for name in (FILE, "libvgpu.so", "z.cache"):
-        (region.parent / name).touch()
 
 
 def with_many_names(region):
@@ -163,8 +158,7 @@ IN_ITS_PLACE = {
         NOT_REGULAR,
     ),
     "linked": (linked_directory, UNUSABLE + "Not a directory"),
-    "candidates": (with_candidates, SEVERAL),
-    "names": (with_many_names, SEVERAL),
+    "names": (with_many_names, f"its directory has more than {ENTRIES} entries"),
     "huge": (huge, f"no layout of HAMi-core has its size of {10 << 30} bytes and its first fields"),
     "device": pytest.param(
         lambda region: os.mknod(region, stat.S_IFCHR | 0o600, os.makedev(1, 3)),

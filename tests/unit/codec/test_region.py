@@ -104,17 +104,3 @@ def test_a_slot_without_a_process_is_left_out(offsets, pid, status):
     struct.pack_into("<i", content, offsets.slots + offsets.status, status)
 
     assert 1 == len(read_bytes(content).region.processes)
-
-
-@EACH
-def test_where_the_number_of_gpus_was_never_written_those_in_use_are_read(offsets):
-    content = two(offsets)
-    struct.pack_into("<Q", content, offsets.gpu_count, 0)
-    content[offsets.uuids : offsets.memory_limits] = bytes(16 * 96)
-
-    region = read_bytes(content).region
-
-    assert [("", 8388608000), ("", 3145728000)] == [
-        (gpu.uuid, gpu.memory_limit) for gpu in region.gpus
-    ]
-    assert [2, 2] == [len(process.memory) for process in region.processes]
