@@ -307,7 +307,6 @@ class NodeAgent:
             facts.pods,
             facts.inventory,
             adapters.clock,
-            say,
             switches=settings.feedback and not self.observes,
             observes=self.observes,
         )

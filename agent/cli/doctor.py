@@ -78,7 +78,7 @@ from agent.errors import (
     WitnessUnsupported,
     cap,
 )
-from agent.hami.annotations import register_differences, report_of
+from agent.hami.annotations import ReportProfile, register_differences, report_of
 from agent.hookdirs import HostHookDirs, large_directories
 from agent.host.node import look_at, plugin_sockets
 from agent.host.system import LockFile, Worker
@@ -750,7 +750,7 @@ async def _plugins(seen: NodeSeen, found: list[Finding]) -> None:
         *judge_leftovers(
             seen.node if running else None,
             seen.sockets,
-            stamps=settings.report.profile.stamps,
+            stamps=settings.report.profile is ReportProfile.COLON,
             scores=settings.report.topology_score,
         ),
     )
@@ -839,7 +839,7 @@ def report_differences(
         return ()
 
     faulty = frozenset(fault.gpu for fault in scan.faults)
-    return register_differences(report, annotations[REGISTER], faulty)
+    return register_differences(report, faulty)
 
 
 LOOKS: Final = (
