@@ -32,7 +32,6 @@ from agent.cli.main import (
     Unreachable,
     add_output,
     fail,
-    nearest,
     typed,
 )
 from agent.cli.output import (
