@@ -2,7 +2,7 @@
 
 import argparse
 import datetime as dt
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from typing import Final
 
@@ -10,7 +10,6 @@ from agent.cli.connections import add_cluster, ask, connection_of
 from agent.cli.main import INCOMPLETE, OK, PROBLEM, USAGE, NotThere, Subparsers, add_output, fail
 from agent.cli.output import (
     UNFOLDED,
-    Column,
     FoldedLine,
     answer,
     folded,
@@ -23,7 +22,7 @@ from agent.cli.support import HINT
 from agent.errors import ApiNotFound, cap
 from agent.kit.logs import configure
 from agent.kit.timing import SystemClock
-from agent.kit.units import age, gib, percent
+from agent.kit.units import Column, age, gib, percent
 from agent.kube.client import KubeSession, default_namespace
 from agent.kube.reader import ClusterReader, ClusterSnapshot
 from agent.ports import Clock
@@ -34,16 +33,8 @@ from agent.sandbox.scheduler.model import SchedulerSettings
 PROGRAM: Final = "hami-agent-explain"
 """The name under which the API server sees the requests."""
 
-KINDS: Final = {
-    **dict.fromkeys(("pod", "po"), "Pod"),
-    **dict.fromkeys(("deployment", "deploy"), "Deployment"),
-    **dict.fromkeys(("replicaset", "rs"), "ReplicaSet"),
-    **dict.fromkeys(("statefulset", "sts"), "StatefulSet"),
-    **dict.fromkeys(("daemonset", "ds"), "DaemonSet"),
-    **dict.fromkeys(("cronjob", "cj"), "CronJob"),
-    "job": "Job",
-}
-"""As people write them for kubectl."""
+POD_WORDS: Final = frozenset({"pod", "pods", "po"})
+"""As people write the kind for kubectl, before the name."""
 
 NODES_SHOWN: Final = 5
 """The Nodes nearest to a fit that people see; programs get all that were judged."""
@@ -74,19 +65,14 @@ def add_parser(subparsers: Subparsers) -> None:
         description="Explains a pod gate by gate: admission, quota, placement with the figures "
         "of each GPU, binding with the node lock, allocation, start, and what it holds. Then "
         "it names at most three changes, each of which alone would place the pod, tried with a "
-        "model of HAMi's scheduler. Of a workload, such as deployment/web, it explains the pod "
-        "that is furthest from running. It reads Pods, Nodes, Events and ResourceQuotas of the "
-        "API server, writes nothing and needs no agent. Exits 0 if nothing blocks the pod, 1 if "
+        "model of HAMi's scheduler. It reads Pods, Nodes, Events and ResourceQuotas of the API "
+        "server, writes nothing and needs no agent. Exits 0 if nothing blocks the pod, 1 if "
         "something does, 3 if the API server cannot be read, 4 if there is no such pod, 5 if a "
         "part of the data is missing.",
         epilog="example: hami-agent explain team-a/train-0 --kubeconfig ~/.kube/config",
     )
 
-    parser.add_argument(
-        "pod",
-        metavar="POD",
-        help="POD, NAMESPACE/POD, or KIND/NAME as for kubectl, such as deployment/web",
-    )
+    parser.add_argument("pod", metavar="POD", help="POD, NAMESPACE/POD, or pod/POD as for kubectl")
     parser.add_argument("-n", "--namespace", metavar="NAME", help="the pod's namespace")
     add_cluster(parser)
     parser.add_argument(
@@ -102,13 +88,11 @@ def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     """Print the explanation and return the exit code."""
     configure("error", "auto", environ)
     space, slash, name = args.pod.rpartition("/")
-    words = (space.lower(), space.lower().removesuffix("s"))
-    kind = next((KINDS[word] for word in words if word in KINDS), "")
-    space = "" if kind else space
-    if not name or "/" in space or (slash and not (space or kind)):
-        said = f"{cap(args.pod, 64)!r} is not a pod: write POD, NAMESPACE/POD or KIND/NAME"
+    if not name or "/" in space or (slash and not space):
+        said = f"{cap(args.pod, 64)!r} is not a pod: write POD, NAMESPACE/POD or pod/POD"
         return fail("explain", said, USAGE)
 
+    space = "" if space.lower() in POD_WORDS else space
     if space and args.namespace and args.namespace != space:
         said = f"two namespaces: {cap(space, 64)} and {cap(args.namespace, 64)}"
         return fail("explain", said, USAGE)
@@ -116,18 +100,15 @@ def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     connection = connection_of(args.kubeconfig, args.context, environ)
     source, clock = f"API server by {connection.source}", SystemClock()
     namespace = space or args.namespace or default_namespace(connection)
-
     with working("reading the pod, Nodes and pods with GPUs"):
-        chosen, found = ask(
-            connection, PROGRAM, lambda api: read_pod(api, namespace, kind or "Pod", name, clock)
-        )
+        found = ask(connection, PROGRAM, lambda api: read_pod(api, namespace, name, clock))
 
     at = clock.now()
     with working(f"trying changes on {len(found.nodes)} Nodes"):
         settings = SchedulerSettings(scheduler_name=args.scheduler_name)
         explanation = explain_pod(found, at, settings)
 
-    lines = explanation_lines(explanation, found.taken, source, at, chosen)
+    lines = explanation_lines(explanation, found.taken, source, at)
     shown = folded(lines, terminal_width(environ, UNFOLDED), painter(environ))
     answer(args.output, "Explanation", explanation, shown, at=at, source=source)
     if explanation.missing:
@@ -137,46 +118,26 @@ def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
 
 
 async def read_pod(
-    session: KubeSession, namespace: str, kind: str, name: str, clock: Clock
-) -> tuple[str, ClusterSnapshot]:
+    session: KubeSession, namespace: str, name: str, clock: Clock
+) -> ClusterSnapshot:
     """Read the pod and the parts of the cluster that decide about it; nothing is written.
-
-    Of a workload it is the pod that is furthest from running; the text says how it was chosen.
 
     Raises:
         ApiError: the pod cannot be read.
         NotThere: there is none of that name.
     """
-    reader, chosen, where = ClusterReader(session, clock), "", cap(namespace, 64)
-
-    if kind != "Pod":
-        pods = await reader.owned(namespace, kind, name)
-        if not pods:
-            raise NotThere(f"no pod of {kind} {cap(name, 256)} is in the namespace {where}")
-
-        phases = Counter(cap(pod.phase, 32) for pod in pods)
-        told = ", ".join(f"{count} {phase}" for phase, count in phases.items())
-        chosen, name = f"{kind} {cap(name, 256)} has {told}: ", pods[0].name
-
     try:
-        found = await reader.snapshot(namespace, name)
+        return await ClusterReader(session).snapshot(namespace, name, clock)
     except ApiNotFound as missing:
-        near = await reader.similar(namespace, name)
-        text = f"there is no pod {cap(name, 256)} in the namespace {where}{near}"
+        text = f"there is no pod {cap(name, 256)} in the namespace {cap(namespace, 64)}"
         raise NotThere(text) from missing
-
-    return chosen, found
 
 
 def explanation_lines(
-    explanation: Explanation, taken: dt.datetime, source: str, now: dt.datetime, chosen: str = ""
+    explanation: Explanation, taken: dt.datetime, source: str, now: dt.datetime
 ) -> Iterator[FoldedLine]:
-    """The explanation for people.
-
-    `taken`: when the pod was read. `source`: where. `chosen`: how the pod was chosen among those of
-    a workload; empty: it was named.
-    """
-    yield FoldedLine(f"{chosen}{explanation.headline}")
+    """The explanation for people. `taken`: when the pod was read. `source`: where."""
+    yield FoldedLine(explanation.headline)
     for gate in explanation.gates:
         if gate.verdict is GateVerdict.NOT_REACHED:
             continue

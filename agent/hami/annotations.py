@@ -12,7 +12,7 @@ import msgspec
 
 from agent.cluster import MUTEX_LOCK, REGISTER, SCORE, TEXT_LIMIT, NodeLock, NodeView
 from agent.errors import MalformedText, cap
-from agent.model import Gpu, GpuUuid, Inventory, Scores, Share, SharedGpu, lopsided, pair_scores
+from agent.model import GpuUuid, Inventory, Scores, Share, SharedGpu, pair_scores
 from agent.setting import FALSE, TRUE, Field, boolean, choice
 
 # Numbers as Go's strconv reads them.
@@ -243,23 +243,10 @@ def _number(text: str, bounds: tuple[int, int], where: str) -> int:
 # A scheduler writes its local time without its zone.
 
 
-class HandshakeWord(enum.Enum):
-    """The word of a handshake; it tells who wrote it and why."""
-
-    REPORTED = "Reported"
-    """Written by the node's agent: the register annotation is new."""
-    REQUESTING = "Requesting"
-    """Written by the scheduler: it read the register annotation and waits for the agent."""
-    DELETED = "Deleted"
-    """Written by the scheduler: the agent did not answer; the node's GPUs are dropped."""
-
-
-class Handshake(msgspec.Struct, frozen=True):
-    """A decoded handshake. `stamp` is naive if the text names no zone, None if it has no time."""
-
-    word: HandshakeWord
-    stamp: dt.datetime | None
-
+REPORTED = "Reported"
+HANDSHAKE_WORDS = (REPORTED, "Requesting", "Deleted")
+"""The agent's: the register annotation is new. The scheduler's: it read the annotation and waits;
+the agent did not answer, and the node's GPUs are dropped."""
 
 _STAMP = re.compile(
     r"[ _](?P<date>[0-9]{4}[-.][0-9]{2}[-.][0-9]{2})"
@@ -268,28 +255,26 @@ _STAMP = re.compile(
 )
 
 
-def decode_handshake(text: str) -> Handshake:
-    """Decode the word at the beginning of the text, and the time after it.
+def decode_handshake(text: str) -> tuple[str, dt.datetime | None]:
+    """Decode the word at the beginning of the text, and the time after it; None: it has none.
 
-    Schedulers act on the word even without a valid time, so such a text is not malformed.
+    The time is naive if the text names no zone. Schedulers act on the word even without a valid
+    time, so such a text is not malformed.
 
     Raises:
         MalformedText: the text begins with none of the words.
     """
-    for word in HandshakeWord:
-        if text.startswith(word.value):
-            stamp = None
-            if match := _STAMP.fullmatch(text.removeprefix(word.value)):
-                date = match["date"].replace(".", "-")
-                with contextlib.suppress(ValueError):
-                    stamp = dt.datetime.fromisoformat(
-                        f"{date}T{match['time']}{match['offset'] or ''}"
-                    )
-            return Handshake(word, stamp)
-    raise MalformedText(
-        f"handshake {cap(text)!r} begins with none of "
-        f"{', '.join(word.value for word in HandshakeWord)}"
-    )
+    word = next(filter(text.startswith, HANDSHAKE_WORDS), "")
+    if not word:
+        words = ", ".join(HANDSHAKE_WORDS)
+        raise MalformedText(f"handshake {cap(text)!r} begins with none of {words}")
+
+    stamp = None
+    if match := _STAMP.fullmatch(text.removeprefix(word)):
+        date = match["date"].replace(".", "-")
+        with contextlib.suppress(ValueError):
+            stamp = dt.datetime.fromisoformat(f"{date}T{match['time']}{match['offset'] or ''}")
+    return word, stamp
 
 
 def encode_reported(now: dt.datetime) -> str:
@@ -297,7 +282,7 @@ def encode_reported(now: dt.datetime) -> str:
 
     They act on the word; the time has Go's form, as HAMi's plugin wrote it.
     """
-    return f"{HandshakeWord.REPORTED.value} {now.astimezone(dt.UTC):%Y-%m-%d %H:%M:%S.%f} +0000 UTC"
+    return f"{REPORTED} {now.astimezone(dt.UTC):%Y-%m-%d %H:%M:%S.%f} +0000 UTC"
 
 
 # The score annotation: how well each pair of GPUs is linked, for schedulers from 2.7 on.
@@ -336,12 +321,8 @@ class ReportProfile(enum.StrEnum):
     JSON = "json"
     """HAMi 2.8 and later."""
     COLON = "colon"
-    """HAMi 2.5 up to and including 2.7.1, with a stamp in the handshake every 30 s."""
-
-    @property
-    def stamps(self) -> bool:
-        """True if the scheduler drops a node whose handshake is older than 60 s."""
-        return self is not ReportProfile.JSON
+    """HAMi 2.5 up to and including 2.7.1, with a stamp in the handshake every 30 s: this scheduler
+    drops a node whose handshake is older than 60 s."""
 
 
 class ReportSettings(msgspec.Struct, frozen=True):
@@ -384,7 +365,6 @@ class NodeReport(msgspec.Struct, frozen=True):
     - `changes`: what to write, None: remove. Empty when the Node's annotations mean the same, else
       always the register annotation: a scheduler reads a new score only together with it.
     - `held`: the GPUs in the present register annotation, none when it is absent or unreadable.
-    - `lopsided`: the pairs of GPUs that report different links to each other.
     """
 
     gpus: tuple[RegisteredGpu, ...]
@@ -393,12 +373,6 @@ class NodeReport(msgspec.Struct, frozen=True):
     score: str | None
     register_differs: bool
     changes: Mapping[str, str | None]
-    lopsided: tuple[tuple[GpuUuid, GpuUuid], ...] = ()
-
-    @property
-    def is_said(self) -> bool:
-        """True when the Node's annotations mean the same."""
-        return not self.changes
 
     @property
     def changes_health(self) -> bool:
@@ -421,7 +395,7 @@ def report_of(
     text, score = annotations.get(REGISTER), annotations.get(SCORE)
     held, is_json = read_register(text), settings.profile is ReportProfile.JSON
 
-    gpus, wanted, linked = registered(inventory, colon=not is_json), score, list[Gpu]()
+    gpus, wanted = registered(inventory, colon=not is_json), score
     if not gpus:
         gpus = tuple(msgspec.structs.replace(gpu, healthy=False) for gpu in held)
     else:
@@ -437,7 +411,7 @@ def report_of(
     changes: dict[str, str | None] = {REGISTER: register} if register_differs else {}
     if wanted != score and (wanted is None or read_scores(wanted) != read_scores(score)):
         changes = {REGISTER: register, SCORE: wanted}
-    return NodeReport(gpus, held, register, wanted, register_differs, changes, lopsided(linked))
+    return NodeReport(gpus, held, register, wanted, register_differs, changes)
 
 
 def read_register(text: str | None) -> tuple[RegisteredGpu, ...]:

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from agent.cluster import ALLOCATED, NOT_WHOLE, REGISTER, NodeView, Phase, PodView, Role
 from agent.errors import MalformedText
-from agent.kube.objects import annotation_writes, decode_node, decode_pod, decode_quantity
+from agent.kube.objects import decode_node, decode_pod, decode_quantity
+from agent.kube.reader import annotation_writes
 from tests.builders import G1, POD_UID, a_container, a_share
 from tests.hami_vectors import vectors
 
