@@ -186,7 +186,6 @@ class WebDoors:
             checks=self.checks(),
             node=facts.node.value,
             inventory=facts.inventory.value,
-            gone=agent.keeper.gone,
             slices=facts.slices.value,
             ledger=agent.state.ledger.value,
             newest=agent.samples.newest,
@@ -287,12 +286,10 @@ class GpuActions:
             text = "No GPU of this node is shared: stop the agent for work on one."
             return server.plain(409, text)
 
-        is_alone = not agent.facts.inventory.value.gpus
-        way = (
-            "stop the agent for work on it"
-            if is_alone
-            else "`hami-agent release all` releases it too"
-        )
+        way = "`hami-agent release all` releases it too"
+        if not agent.facts.inventory.value.gpus:
+            way = "stop the agent for work on it"
+
         return self._unknown(name, f"; {way}")
 
     def _unknown(self, name: str, way: str = "") -> web.Response:

@@ -13,8 +13,7 @@ import hashlib
 import ipaddress
 import logging
 import os
-import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from functools import partial
 from http import HTTPStatus
 from pathlib import Path
@@ -327,56 +326,43 @@ async def serve_port(
 async def serve_socket(
     pages: Mapping[str, Page], path: Path, actions: Act | None = None
 ) -> AsyncIterator[None]:
-    """Serve `pages` at a unix socket for the block, as serve_port does.
+    """Serve `pages` at a unix socket for the block; make its directory (0750).
 
-    Only here `actions` are served: the kernel identifies the callers.
+    Only here `actions` are served: the kernel identifies the callers. A socket that is there was
+    left by a dead agent: the lock beside it lets one agent run at a time. At the end the file is
+    removed, unless it was replaced. Raises PermissionFault: it cannot be bound.
     """
     gate = ConnectionGate(pages, actions)
-    with unix_socket(path) as opened:
-        server = await asyncio.get_running_loop().create_unix_server(gate, sock=opened)
-        log.info("web.listening", path=str(path))
+    try:
+        path.parent.mkdir(mode=DIRECTORY_MODE, exist_ok=True)
+        server = await asyncio.get_running_loop().create_unix_server(
+            gate, path, start_serving=False
+        )
+        bound = _restrict(path)  # in time: no client can connect before it serves
+    except OSError as error:
+        raise PermissionFault(
+            f"{path} cannot be bound: {error.strerror or error}; remove a file that is in its "
+            "place, and let the agent's user own its directory."
+        ) from error
 
-        try:
-            yield
-        finally:
-            await gate.stop(server)
+    await server.start_serving()
+    log.info("web.listening", path=str(path))
+    try:
+        yield
+    finally:
+        await gate.stop(server)
+        _remove(path, bound)
 
 
-@contextlib.contextmanager
-def unix_socket(path: Path) -> Iterator[socket.socket]:
-    """Bind a socket at `path`, not yet listening, for the block; make its directory (0750).
+def _restrict(path: Path) -> os.stat_result:
+    path.chmod(SOCKET_MODE)
+    return path.lstat()
 
-    A socket that is there was left by a dead agent: the lock beside it lets one agent run at a
-    time. At the end the file is removed, unless it was replaced. Raises PermissionFault: another
-    file is there, or the agent may not write the directory.
-    """
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as opened:
-        try:
-            path.parent.mkdir(mode=DIRECTORY_MODE, exist_ok=True)
-            if path.is_symlink() or (path.exists() and not path.is_socket()):
-                raise PermissionFault(
-                    f"{path} is in the way of the socket and is not a socket: remove it."
-                )
 
-            path.unlink(missing_ok=True)
-            opened.setblocking(False)
-            opened.bind(str(path))
-
-            # No client can connect before listen(), so the mode is set in time.
-            path.chmod(SOCKET_MODE)
-            bound = path.lstat()
-        except OSError as error:
-            raise PermissionFault(
-                f"{path} cannot be bound: {error.strerror or error}; let the agent's user own its "
-                "directory."
-            ) from error
-
-        try:
-            yield opened
-        finally:
-            with contextlib.suppress(OSError):
-                if os.path.samestat(path.lstat(), bound):  # else the next agent serves already
-                    path.unlink()
+def _remove(path: Path, bound: os.stat_result) -> None:
+    with contextlib.suppress(OSError):
+        if os.path.samestat(path.lstat(), bound):  # else the next agent serves there already
+            path.unlink()
 
 
 class _Guest(msgspec.Struct):
