@@ -635,16 +635,12 @@ def _gpu_notices(found: StatusDocument, now: dt.datetime) -> Iterator[Notice]:
 def pod_notices(found: StatusDocument) -> Iterator[Notice]:
     """What a person should know of containers, beside their cells."""
     for one in found.allocations or ():
+        name = "/".join(cap(part, 64) for part in (one.namespace, one.pod, one.container))
         if one.unkept:
-            yield f"nothing keeps the limits of {container(one)}: {cap(one.unkept)}", ""
+            yield f"nothing keeps the limits of {name}: {cap(one.unkept)}", ""
 
         if one.unread:
-            yield f"the use of {container(one)} is not known: {cap(one.unread)}", ""
-
-
-def container(one: AllocationStatus) -> str:
-    """The container's name with its pod's, for people."""
-    return "/".join(cap(name, 64) for name in (one.namespace, one.pod, one.container))
+            yield f"the use of {name} is not known: {cap(one.unread)}", ""
 
 
 def entry_lines(entries: Iterable[JournalEntry], now: dt.datetime) -> Iterator[Notice]:

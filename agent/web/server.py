@@ -259,16 +259,10 @@ def readyz(checks: Callable[[], tuple[Check, ...]], request: web.BaseRequest) ->
     return web.Response(status=status, text="\n".join(lines) + ending)
 
 
-class BuildInfo(msgspec.Struct, frozen=True):
-    """The versions of the agent, of Python and of the state file."""
-
-    version: str
-    python: str
-    schema: str = ""
-
-    def page(self, _request: web.BaseRequest) -> web.Response:
-        """Answer `/version`."""
-        return web.Response(body=msgspec.json.encode(self), content_type=JSON)
+def as_json(document: Mapping[str, str]) -> Page:
+    """A page that is always this document."""
+    body = msgspec.json.encode(document)
+    return lambda _request: web.Response(body=body, content_type=JSON)
 
 
 # The listeners, and the connections of each.
@@ -395,7 +389,7 @@ class ConnectionGate(web.Server):
         self._quiet = logging.getLogger(f"{__name__}.clients")
         self._quiet.setLevel(logging.CRITICAL)
         self._guests: dict[web.RequestHandler, _Guest] = {}  # oldest first
-        self._full, self._slow, self._failed = (Allowance(1, TELL_PERIOD) for _ in range(3))
+        self._full, self._failed = Allowance(1, TELL_PERIOD), Allowance(1, TELL_PERIOD)
 
     @override
     def __call__(self) -> web.RequestHandler:
@@ -435,7 +429,7 @@ class ConnectionGate(web.Server):
             closed = self._close(min(candidates, key=lambda other: self._guests[other].is_heard))
             tell(self._full, log.warning, "web.full", connections=CONNECTIONS, peer=closed.source)
 
-        timer = asyncio.get_running_loop().call_later(HEAD_TIMEOUT, self._too_slow, handler)
+        timer = asyncio.get_running_loop().call_later(HEAD_TIMEOUT, self._close, handler)
         self._guests[handler] = _Guest(transport, source, timer)
 
     @override
@@ -454,7 +448,7 @@ class ConnectionGate(web.Server):
             guest.is_heard = True
             guest.timer.cancel()
             loop = asyncio.get_running_loop()
-            guest.timer = loop.call_later(ANSWER_TIMEOUT, self._too_slow, request.protocol)
+            guest.timer = loop.call_later(ANSWER_TIMEOUT, self._close, request.protocol)
 
         try:
             return _ours(await self._respond(request))
@@ -478,9 +472,6 @@ class ConnectionGate(web.Server):
             return plain(405, "Only GET and HEAD are answered.", Allow="GET, HEAD")
 
         return self._pages[request.path](request)
-
-    def _too_slow(self, handler: web.RequestHandler) -> None:
-        tell(self._slow, log.info, "web.client_too_slow", peer=self._close(handler).source)
 
     def _close(self, handler: web.RequestHandler) -> _Guest:
         guest = self._guests.pop(handler)
