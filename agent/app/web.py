@@ -127,11 +127,12 @@ class WebDoors:
         missed = [gpu for gpu in unserved if gpu.health.serving and gpu.there and gpu.wanted]
         ill = [gpu for gpu in unserved if gpu not in missed]
 
-        refused = "; ".join(map(str, agent.settings.faults.values()))
+        refused = agent.settings.fault
         withheld = "; ".join(agent.withholder.reasons.value)
         others |= {
-            "settings": refused
-            and f"the last good settings apply, because these are refused: {refused}",
+            "settings": f"the last good settings apply, because these are refused: {refused}"
+            if refused
+            else "",
             "driver": problem,
             "gpus": "" if inventory.gpus else "there are no GPUs to share",
             "gpus_answering": silent,
@@ -171,13 +172,12 @@ class WebDoors:
         )
 
         def in_force() -> tuple[SettingStatus, ...]:
-            pending = service.pending
             return tuple(
                 SettingStatus(
                     key=one.field.key,
                     value=list(one.value) if isinstance(one.value, tuple) else one.value,
                     origin=one.origin,
-                    pending=one.field.key in pending,
+                    pending=one.field.key in service.pending,
                 )
                 for one in service.values.values()
             )

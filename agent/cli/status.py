@@ -32,7 +32,6 @@ from agent.cli.main import (
     Unreachable,
     add_output,
     fail,
-    nearest,
     typed,
 )
 from agent.cli.output import (
@@ -342,27 +341,29 @@ async def _read_node(session: KubeSession, source: str, args: argparse.Namespace
 
     With --objects the objects at once, which are what HAMi's scheduler reads.
 
-    Raises NotThere, with the nearest name, and ApiError: the objects cannot be read either.
+    Raises NotThere: there is no such Node. Raises ApiError: the objects cannot be read either.
     """
     node, resource, missing = args.node, args.resource or RESOURCE, ""
     reader = NodeReader(session, node)
 
     try:
         if not args.objects:
-            found, at = open_envelope(await reader.status(), "Status", StatusDocument)
+            found, at = open_envelope(
+                await reader.by_agent("status", "-o", "json"), "Status", StatusDocument
+            )
             return StatusRead(found, at, f"agent of {node} in its pod, through the {source}")
     except (ApiError, MalformedText) as error:
         missing = f"only what its objects show, because the agent was not read: {error}"
 
     at = SystemClock().now()
-    seen = await reader.node()
-    if seen is None:
-        raise NotThere(f"the cluster has no Node {node}{nearest(node, await reader.names())}")
+    found_node = await reader.node()
+    if found_node is None:
+        raise NotThere(f"the cluster has no Node {node}")
 
-    pods, reasons = await reader.pods(lambda item: decode_pod(item, resource)), []
+    seen, degraded = found_node
+    pods, reasons = await reader.pods(lambda item: decode_pod(item, resource)), [degraded]
     changes: list[JournalEntry] | None = None
-    with contextlib.suppress(ApiError):  # without these rights they are not known
-        reasons.append(await reader.degraded())
+    with contextlib.suppress(ApiError):  # without this right they are not known
         changes = [
             JournalEntry(
                 at=one.last, reason=one.reason, text=one.message, warning=one.kind == "Warning"

@@ -218,9 +218,7 @@ def test_whatever_regions_say_no_series_is_there_twice_and_none_is_of_another_gp
 def a_reading(gpus):
     """A region with one process, whose container wrote what it liked."""
     process = RegionProcess(
-        slot=0,
         pid=1,
-        host_pid=0,
         memory=tuple(MemoryUse(part, part, part, total) for _, _, _, part, total in gpus),
         sm_percent=tuple(total for *_, total in gpus),
     )

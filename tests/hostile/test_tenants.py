@@ -19,8 +19,7 @@ from typing import Any
 
 import pytest
 
-from agent.kube.objects import PODS_BURST, PODS_REFILL
-from agent.kube.watches import LISTS, LISTS_REFILL
+from agent.kube.objects import LISTS, LISTS_REFILL, PODS_BURST, PODS_REFILL
 from agent.sandbox.hami_core import HAMI_2_9_0, HamiCoreRegion
 from agent.sandbox.lab.cluster import NAMESPACE, NODE, fetch
 from agent.sandbox.scenario.facts import answers, ledger_on_disk
