@@ -176,7 +176,7 @@ class NodeAgent:
         # The facts, their file, and what people are told.
         self.facts = facts = SharedCells(settings)
         self.state = state = StateService(
-            disk=adapters.disk, recovered=before, boot_id=found.boot_id
+            disk=adapters.disk, recovered=before, boot_id=found.boot_id, keep=found.recovered.keep
         )
         self.writers = [Task("state", state.run)]
         self.journal = NodeJournal(clock)
@@ -273,7 +273,6 @@ class NodeAgent:
             Task("samples", self.samples.run, DRIVER),
             Task("kubelet", self.kubelet.run),
             Task("recent", self.recent.run),
-            Task("journal", partial(self.journal.follow, facts.pods, self.kubelet.epoch)),
         ]
         self.doors: list[Task] = []
 
