@@ -353,6 +353,7 @@ class NodeAgent:
             resource=facts.resource,
             adopt=adopt,
             commit=state.commit,
+            say=say,
         )
         if not self.observes:
             self.services.append(Task("reconcile", self.reconcile.run, KUBELET))
@@ -382,7 +383,6 @@ class NodeAgent:
             node=facts.node,
             inventory=facts.inventory,
             ledger=state.ledger,
-            orphaned_locks=facts.orphaned_locks,
             match=facts.match,
             edits=facts.edits,
             registered=self.recent.greatest,
@@ -416,7 +416,6 @@ class NodeAgent:
             pods=facts.pods,
             node=facts.node,
             ledger=state.ledger,
-            orphaned_locks=facts.orphaned_locks,
             node_api=api,
             pod_api=api,
             say=pod_events.say,

@@ -82,7 +82,7 @@ FOREIGN = encode_state(a_state(2, machine="machine-9"))
     [
         ((FOREIGN, FOREIGN), ["belongs to another machine"]),
         ((b"x", b"y"), ["rebuilding", CURRENT, PREVIOUS]),
-        ((NEWER, OLDER), ["it has version 9", "it has version 8", f"becomes {UNREADABLE}"]),
+        ((NEWER, OLDER), ["it has version 9", "it has version 8", f"kept as {UNREADABLE}"]),
         ((None, OLDER), [f"{CURRENT} is missing", "it has version 8"]),
     ],
     ids=["another machine's", "both unusable", "of newer versions", "a single one"],

@@ -83,6 +83,7 @@ class PlainNode:
             resource=Cell(EditSettings().resource),
             adopt=None,
             commit=self.state.commit,
+            say=self.said.append,
         )
 
     @property

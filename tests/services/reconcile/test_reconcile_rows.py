@@ -7,7 +7,7 @@ import errno
 import msgspec
 import pytest
 
-from agent.cluster import Phase, PodTable, Role, Tombstone
+from agent.cluster import NodeEvent, Phase, PodTable, Role, Tombstone
 from agent.errors import KubeletError, StateError, WitnessThrottled
 from agent.kit.cell import Cell
 from agent.kit.timing import IdleWaiter
@@ -45,6 +45,7 @@ class RowsScene:
         self.rivals: Cell[int] = Cell(0)
         self.taken: set[ContainerKey] = set()
         self.adoptable = True
+        self.said: list[NodeEvent] = []
         self.reconcile = self.a_reconcile()
 
     def a_reconcile(self) -> Reconcile:
@@ -63,6 +64,7 @@ class RowsScene:
             resource=Cell(RESOURCE),
             adopt=self._adopt,
             commit=self.state.commit,
+            say=self.said.append,
         )
 
     async def _adopt(self, found):
@@ -283,6 +285,12 @@ async def test_a_mismatch_is_counted_within_three_seconds_and_once_even_by_a_new
         scene.epoch.set(NEXT)
         await asyncio.sleep(3 * PERIOD)
 
+        text = (
+            f"Container main was given GPU {G1}, but the kubelet booked slices of {G2} for it; "
+            "create the pod again. [HA-4006]"
+        )
+        where = POD.namespace, POD.name, POD.uid
+        assert [NodeEvent("SliceMismatch", text, True, *where)] == scene.said
         assert 1 == counted(scene)
         assert [(NEXT, True)] == [(row.epoch, row.mismatched) for row in scene.rows]
 

@@ -294,7 +294,7 @@ def _any_kubelet(row, seen, _left):
         ("judge_by_kubelet", _named_only),
         ("_grace", lambda *_: by_kubelet.GONE_GRACE),
         ("_grace", _any_kubelet),
-        ("LOST_GRACE", by_kubelet.UNSEEN_GRACE),
+        ("LOST_GRACE", by_kubelet.GRACE),
     ],
     ids=["silence", "no grace", "any kubelet", "a lost init container"],
 )

@@ -10,10 +10,10 @@ from agent.ledger import ContainerKey, Holder, Ledger
 from agent.model import SliceId
 from agent.reconcile import (
     GONE_GRACE,
+    GRACE,
     LOST_GRACE,
     UNCONFIRMED_AFTER,
     UNREAD_GRACE,
-    UNSEEN_GRACE,
     ReconcileFacts,
     gaps,
     judge_by_kubelet,
@@ -61,7 +61,7 @@ def closes_after(*rows, **seen):
     first = look(*rows, **seen)
     if (rows[0].key, rows[0].answered_at) not in first.idle:
         return None
-    for grace in (GONE_GRACE, UNSEEN_GRACE, UNREAD_GRACE, LOST_GRACE):
+    for grace in (GONE_GRACE, GRACE, UNREAD_GRACE, LOST_GRACE):
         later = look(*rows, idle=first.idle, **(seen | {"at": grace}))
         if rows[0] in later.over:
             early = look(*rows, idle=first.idle, **(seen | {"at": grace - 1}))
@@ -84,7 +84,7 @@ ANEW = [holds(HOLDER, *ids(5))]
     [
         # A holder that goes away under one kubelet, and an answer that nobody booked.
         ([CONFIRMED], {}, GONE_GRACE),
-        ([ROW], {}, UNSEEN_GRACE),
+        ([ROW], {}, GRACE),
         # The ids are held by a holder that nobody was seen as.
         ([ROW], {"holdings": [holds(OTHER, *ids(0, 1))]}, None),
         # After a lost checkpoint, a container that runs on.
@@ -94,11 +94,11 @@ ANEW = [holds(HOLDER, *ids(5))]
         *(([row], {"epoch": NEXT, "recorded": ()}, None) for row in (ROW, CONFIRMED)),
         *(([row], {"epoch": NEXT, "recorded": None}, None) for row in (ROW, CONFIRMED)),
         # A holder of an earlier kubelet is gone when the checkpoint agrees, or after long.
-        ([CONFIRMED], {"epoch": NEXT, "holdings": [BYSTANDER]}, UNSEEN_GRACE),
+        ([CONFIRMED], {"epoch": NEXT, "holdings": [BYSTANDER]}, GRACE),
         ([CONFIRMED], {"epoch": NEXT, "holdings": [BYSTANDER], "recorded": None}, UNREAD_GRACE),
         ([ROW], {"recorded": None}, UNREAD_GRACE),
         # The ids went to the next holder.
-        ([CONFIRMED, MINE], {"epoch": NEXT, "holdings": [holds(OTHER, *ids(0))]}, UNSEEN_GRACE),
+        ([CONFIRMED, MINE], {"epoch": NEXT, "holdings": [holds(OTHER, *ids(0))]}, GRACE),
         # An init container that a lost checkpoint forgot.
         *(([INIT], {"epoch": NEXT, "recorded": recorded}, LOST_GRACE) for recorded in (None, ())),
         # A container that was answered anew lives by its new row, or by one of hami mode.
@@ -130,7 +130,7 @@ def test_an_init_container_is_confirmed_by_the_checkpoint_alone():
 
     assert (True, None) == (row.confirmed, row.holder)
     assert None is closes_after(row, recorded=RECORDED)
-    assert UNSEEN_GRACE == closes_after(row)
+    assert GRACE == closes_after(row)
 
 
 def test_of_two_containers_with_the_same_ids_nobody_says_which_row_is_whose():
