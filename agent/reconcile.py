@@ -30,7 +30,6 @@ from agent.ledger import (
     KubeletEpoch,
     Ledger,
     Row,
-    container_directory,
     mismatch,
 )
 from agent.model import SliceId, has_passed, split_slice_id
@@ -440,11 +439,7 @@ def _adoptions(ledger: Ledger, seen: ReconcileFacts) -> Iterator[Adoption]:
                 # between two frames of the agent's watch: the kubelet's file lacks this UID.
                 ids = Held()
 
-            # The directory's name is checked only where directories were searched.
-            if ids or (
-                seen.directories
-                and container_directory(pod.uid, container.name) in seen.directories
-            ):
+            if ids or f"{pod.uid}_{container.name}" in seen.directories:
                 yield Adoption(pod, container, tuple(sorted(ids)))
 
 
@@ -483,10 +478,10 @@ def _may_hold_for_another(pod: PodView, ledger: Ledger, seen: ReconcileFacts) ->
 # Compares the ledger with the kubelet after each answer, for each new kubelet and each minute.
 
 
-async def _within(seconds: float, call: Awaitable[T], event: str) -> T | None:
-    """The result of the call; None: it failed or took longer, and the log says so as `event`."""
+async def _within(call: Awaitable[T], event: str) -> T | None:
+    """The result of the call; None: it failed or took too long, and the log says so as `event`."""
     try:
-        async with asyncio.timeout(seconds):
+        async with asyncio.timeout(DEADLINE):
             return await call
     except (AgentError, TimeoutError) as error:
         log.warning(event, err=str(error) or "out of time")
@@ -589,31 +584,25 @@ class Reconcile:
         return listed_at + PERIOD if self._failures else min(listed_at + PERIOD, self._due)
 
     async def _list(self, epoch: KubeletEpoch) -> bool:
-        """Reconcile with a List of the kubelet `epoch`. False: it should be tried again soon."""
+        """Correct the ledger by a List of the kubelet `epoch`. False: something is left to do."""
+        is_plain = self.adopt is None
         # In plain mode a List always waits for the Allocates under way, because it can un-mark ids
         # that decide who has what.
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(None if self.adopt is None else QUIET_WITHIN):
+            async with asyncio.timeout(None if is_plain else QUIET_WITHIN):
                 await self.calls.idle_for(QUIET)
 
-        try:
-            async with asyncio.timeout(DEADLINE):
-                holdings = await retry(self.witness.list, WitnessThrottled, THROTTLED_PAUSE)
-        except (AgentError, TimeoutError) as error:
-            if not self._failures:  # said once until it answers: it is tried again within seconds
-                log.info("reconcile.unanswered", err=str(error) or "out of time")
+        lists = retry(self.witness.list, WitnessThrottled, THROTTLED_PAUSE)
+        holdings = await _within(lists, "reconcile.unanswered")
+        if holdings is None or self.epoch.value != epoch:
             return False
 
-        return self.epoch.value == epoch and await self._apply(holdings, epoch)
-
-    async def _apply(self, holdings: Sequence[Holding], epoch: KubeletEpoch) -> bool:
-        """Compare the ledger with a List and correct it. False: something is left to do."""
-        found, is_plain = None, self.adopt is None
+        found = None
         if not is_plain and not self._has_searched:
-            found = await _within(DEADLINE, self.hooks.found(), "hooks.not_searched")
+            found = await _within(self.hooks.found(), "hooks.not_searched")
 
         read = self.records.read(self.resource.value)
-        recorded = await _within(DEADLINE, read, "reconcile.records_unread")
+        recorded = await _within(read, "reconcile.records_unread")
         ledger = self.ledger.value
         seen = ReconcileFacts(
             table=self.pods.value,

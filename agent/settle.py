@@ -37,7 +37,7 @@ from agent.hami.annotations import consume, held_lock
 from agent.kit.cell import Cell, News
 from agent.kit.tasks import Backoff
 from agent.kit.timing import Tally, loop_time
-from agent.ledger import Decider, Ledger, is_over
+from agent.ledger import Ledger, is_over
 from agent.ports import Clock, NodeApi, PodApi
 
 log = structlog.get_logger(__name__)
@@ -135,18 +135,13 @@ def pending_effects(facts: SettlementFacts) -> tuple[Effect, ...]:
 
 def _for_answered(facts: SettlementFacts) -> Iterator[Effect]:
     """Settle each pod that has rows, and remove the lock under which it was answered in full."""
-    table, ledger, lock = facts.table, facts.ledger, facts.lock
-    graves = {stone.pod.uid: stone.pod for stone in table.tombstones}
-    names = {pod.key for pod in table.pods.values()}
+    ledger, lock = facts.ledger, facts.lock
     noted = ledger.answered_under(lock.value) if lock else set()
 
-    for uid in dict.fromkeys(row.key.pod_uid for row in ledger.rows_by(Decider.SCHEDULER)):
-        is_there, rows = uid in table.pods, ledger.rows_of(uid)
-        pod = table.pods.get(uid) or graves.get(uid)
-        if pod is None or pod.static or (is_there and pod.terminal):
-            continue  # the lock of a pod that has ended: see _for_lock
-        if not is_there and pod.key in names:
-            continue  # its successor may have taken over the lock
+    for uid, pod in facts.table.pods.items():
+        rows = ledger.rows_of(uid)
+        if not rows or pod.static or pod.terminal:
+            continue  # the lock of a pod that has ended, or is gone: see _for_lock
 
         last = max(rows, key=lambda row: row.answered_at)
         is_complete = {row.key.container for row in rows} >= {
@@ -160,7 +155,7 @@ def _for_answered(facts: SettlementFacts) -> Iterator[Effect]:
         text = lock.value if lock and is_complete and uid in noted else ""
         where = uid, pod.namespace, pod.name, due
 
-        if text and is_there and not pod.reusable_name:
+        if text and not pod.reusable_name:
             yield Effect(EffectKind.RELEASE_LOCK, *where, lock=text)
             text = ""
 
@@ -169,7 +164,7 @@ def _for_answered(facts: SettlementFacts) -> Iterator[Effect]:
         groups = tuple(sorted(row.group for row in rows))
         phase = PHASE_SUCCESS if is_complete else ""
         settle = Effect(EffectKind.SETTLE_POD, *where, phase, groups, text)
-        if text or (is_there and _changes(pod, settle)):
+        if text or _changes(pod, settle):
             yield settle
 
 
@@ -241,18 +236,12 @@ def _is_answered(pod: PodView, facts: SettlementFacts) -> bool:
     return last is None or not dt.timedelta(0) <= facts.now - last < ANSWERED_GRACE
 
 
-def _changes(pod: PodView, effect: Effect) -> dict[str, str | None]:
-    changes: dict[str, str | None] = {}
-    text = pod.annotations.get(TO_ALLOCATE)
-    if effect.groups and text is not None:
-        consumed = consume(text, effect.groups)
-        if consumed != text:
-            changes[TO_ALLOCATE] = consumed
-
-    if effect.phase and pod.annotations.get(BIND_PHASE) != effect.phase:
-        changes[BIND_PHASE] = effect.phase
-
-    return changes
+def _changes(pod: PodView, effect: Effect) -> dict[str, str]:
+    """The annotations that the effect gives to the pod and that it lacks."""
+    wanted = {BIND_PHASE: effect.phase} if effect.phase else {}
+    if TO_ALLOCATE in pod.annotations:
+        wanted[TO_ALLOCATE] = consume(pod.annotations[TO_ALLOCATE], effect.groups)
+    return {key: text for key, text in wanted.items() if pod.annotations.get(key) != text}
 
 
 # Performs what is owed, and retries it until it is done.

@@ -357,8 +357,8 @@ class StateService:
 
     def _tell_late(self, batch: Iterable[asyncio.Future[None]]) -> None:
         """Set `error` while the write hangs; end the calls that wait for it."""
-        silence = f"the disk has not answered for {COMMIT_DEADLINE:g} s"
-        text = f"{silence}: look at {self._disk.place}'s disk"
+        place = self._disk.place
+        text = f"the disk has not answered for {COMMIT_DEADLINE:g} s: look at {place}'s disk"
         self._is_late = True
         self.errors.add()
         log.error("state.unanswered", err=text)
