@@ -56,12 +56,10 @@ def unseal(content: bytes, kind: str, shape: type[_Shape]) -> _Shape:
     Raises StateCorrupt, which says what is wrong.
     """
     file = _decode(content, _Envelope)
-    if file.kind != kind:
-        raise StateCorrupt(f"it is not a file of kind {kind}: its kind is {cap(file.kind, 40)}")
-
-    if file.version not in (VERSION, VERSION + 1):
+    if file.kind != kind or file.version not in (VERSION, VERSION + 1):
         raise StateCorrupt(
-            f"it has version {file.version}; this agent reads versions {VERSION} and {VERSION + 1}"
+            f"its kind is {cap(file.kind, 40)} and it has version {file.version}; this agent reads "
+            f"{kind}, versions {VERSION} and {VERSION + 1}"
         )
 
     raw = bytes(file.data)
@@ -323,7 +321,7 @@ class StateService:
         """
         batch = {done: one for done, one in self._waiting.items() if not done.done()}
         self._waiting = {}
-        result: StateError | None = StateError("the agent stopped before the disk had it")
+        error: StateError | None = StateError("the agent stopped before the disk had it")
         self.is_idle = False
         try:
             ledger = self._state.ledger
@@ -333,37 +331,35 @@ class StateService:
             state = msgspec.structs.replace(self._state, ledger=ledger, health=self._health)
             if state != self._state or self.error.value:
                 state = msgspec.structs.replace(state, generation=state.generation + 1)
-                with self._lag.alarm(COMMIT_DEADLINE, lambda _: self._tell_late(batch)):
+                with self._lag.alarm(COMMIT_DEADLINE, lambda _: self._hung(batch)):
                     await self._disk.replace(CURRENT, encode_state(state), keep=self._keep)
 
-                self._state, self._is_late, self._keep = state, False, PREVIOUS
+                self._state, self._keep = state, PREVIOUS
                 if self.error.set(""):
                     log.info("state.writable", generation=state.generation)
 
-            result = None
-        except StateError as error:
-            result = error
-            if not self._is_late:  # a write that hung is already counted
-                self.errors.add()
-            self._is_late = False
-            if self.error.set(str(error)):
-                log.error("state.unwritable", err=str(error))  # noqa: TRY400 -- no bug
+            error = None
+        except StateError as failure:
+            self._failed(str(failure), batch)
         finally:
-            self.is_idle = True
-            _resolve(batch, result)
+            self.is_idle, self._is_late = True, False
+            _resolve(batch, error)
 
         # In this order, the callers continue before the followers of the ledger.
         self.ledger.set(self._state.ledger)
 
-    def _tell_late(self, batch: Iterable[asyncio.Future[None]]) -> None:
-        """Set `error` while the write hangs; end the calls that wait for it."""
+    def _hung(self, batch: Iterable[asyncio.Future[None]]) -> None:
         place = self._disk.place
         text = f"the disk has not answered for {COMMIT_DEADLINE:g} s: look at {place}'s disk"
         self._is_late = True
+        self._failed(text, [*batch, *self._waiting])
+
+    def _failed(self, text: str, calls: Iterable[asyncio.Future[None]]) -> None:
+        """Say that the state cannot be written, and end the calls that wait for it."""
         self.errors.add()
-        log.error("state.unanswered", err=text)
-        self.error.set(text)
-        _resolve([*batch, *self._waiting], StateError(text))
+        if self.error.set(text):
+            log.error("state.unwritable", err=text)
+        _resolve(calls, StateError(text))
 
 
 def _resolve(batch: Iterable[asyncio.Future[None]], error: StateError | None) -> None:
@@ -387,8 +383,8 @@ class NodeJournal:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._changes: deque[JournalEntry] = deque(maxlen=LIMIT)
-        self._refusals: deque[JournalEntry] = deque(maxlen=LIMIT)
+        self.changes: deque[JournalEntry] = deque(maxlen=LIMIT)
+        self.refusals: deque[JournalEntry] = deque(maxlen=LIMIT)
         self.started = clock.now()
 
     @property
@@ -399,24 +395,15 @@ class NodeJournal:
     def changed(self, event: NodeEvent) -> None:
         """Record an Event of the agent."""
         what = event.reason, event.text, event.warning, event.namespace, event.pod
-        self._changes.append(JournalEntry(self._clock.now(), *what))
+        self.changes.append(JournalEntry(self._clock.now(), *what))
 
     def refused(self, refusal: Refusal, row: Row | None) -> None:
         """Record a refusal. `row`: what would have been answered, if it is known."""
         holder = row.holder if row and row.holder else _NOBODY
         entry = JournalEntry(self._clock.now(), refusal.gate.value, refusal.sentence)
-        self._refusals.append(msgspec.structs.replace(entry, **asdict(holder)))
+        self.refusals.append(msgspec.structs.replace(entry, **asdict(holder)))
 
-    @property
-    def changes(self) -> tuple[JournalEntry, ...]:
-        """The changes of the last 24 h, the newest first."""
-        return self._recent(self._changes)
-
-    @property
-    def refusals(self) -> tuple[JournalEntry, ...]:
-        """The refusals of the last 24 h, the newest first."""
-        return self._recent(self._refusals)
-
-    def _recent(self, entries: deque[JournalEntry]) -> tuple[JournalEntry, ...]:
+    def recent(self, entries: deque[JournalEntry]) -> tuple[JournalEntry, ...]:
+        """Those of the last 24 h, the newest first."""
         oldest = self._clock.now() - KEPT
         return tuple(entry for entry in reversed(entries) if entry.at > oldest)
