@@ -74,16 +74,13 @@ DEADLINE = 2.0
 UNCONFIRMED_AFTER = dt.timedelta(seconds=60)
 """After this time a row that the kubelet has not confirmed counts as unconfirmed."""
 
-# How long a row stays while no container is seen with it.
+# How long a row stays while no List shows a container with it. The next List closes it.
 
 GRACE = 60.0
 """If its pod is gone or failed, or no container can have its ids. Longer than SETTLING."""
 
-GONE_GRACE = 10.0
-"""Without a scheduler, when the kubelet instance that named its holder no longer lists it."""
-
 UNREAD_GRACE = 600.0
-"""The same if the kubelet did not name its holder, and its checkpoint file cannot be read."""
+"""In plain mode, if the kubelet's checkpoint file, which may name its ids, cannot be read."""
 
 LOST_GRACE = 86_400.0
 """The same if the file named the ids under an earlier kubelet. After a lost checkpoint nothing
@@ -142,7 +139,7 @@ class Findings(msgspec.Struct, frozen=True):
     - `over`: rows that no container can use any more.
     - `adopt`: containers to adopt. `strangers`: rows that only keep ids in use, also for each
       container to adopt.
-    - `idle`: for the next reconcile. `due`: when the next row is over if nothing changes.
+    - `idle`: for the next reconcile.
     """
 
     confirmed: tuple[Row, ...] = ()
@@ -150,31 +147,23 @@ class Findings(msgspec.Struct, frozen=True):
     adopt: tuple[Adoption, ...] = ()
     strangers: tuple[Row, ...] = ()
     idle: Idle = msgspec.field(default_factory=dict)
-    due: float = math.inf
 
 
 def _closing(
-    unused: Sequence[tuple[Row, float]], seen: ReconcileFacts
-) -> tuple[Idle, tuple[Row, ...], float]:
-    """Which rows are idle, which of them are over, and when the next one is.
+    unused: Iterable[tuple[Row, float]], seen: ReconcileFacts
+) -> tuple[Idle, tuple[Row, ...]]:
+    """Which rows are idle, and which of them are over.
 
     `unused`: rows without a container, and the seconds that each stays.
     """
-    names = [(row.key, row.answered_at) for row, _ in unused]
-    ages = {
-        stone.pod.uid: max((seen.now - stone.deleted_at).total_seconds(), 0.0)
-        for stone in seen.table.tombstones
-    }
-    # The first List after a deletion may be PERIOD later. A new kubelet may not know its pods yet:
-    # under it no time before its own Lists counts.
-    age_of = (ages.get(row.key.pod_uid, 0.0) * (row.epoch == seen.epoch) for row, _ in unused)
-    idle = {
-        name: seen.idle.get(name, seen.elapsed - age)
-        for name, age in zip(names, age_of, strict=True)
-    }
-    ends = [idle[name] + grace for name, (_, grace) in zip(names, unused, strict=True)]
-    over = (row for (row, _), end in zip(unused, ends, strict=True) if end <= seen.elapsed)
-    return idle, tuple(over), min((end for end in ends if end > seen.elapsed), default=math.inf)
+    idle, over = dict[tuple[ContainerKey, dt.datetime], float](), list[Row]()
+    for row, grace in unused:
+        name = row.key, row.answered_at
+        idle[name] = seen.idle.get(name, seen.elapsed)
+        if idle[name] + grace <= seen.elapsed:
+            over.append(row)
+
+    return idle, tuple(over)
 
 
 def check_start(ledger: Ledger, ids: Iterable[SliceId]) -> None:
@@ -279,8 +268,8 @@ def judge_by_kubelet(ledger: Ledger, seen: ReconcileFacts, resource: str) -> Fin
         for holder, ids in sorted(holders.items())
         if not (holder in explained or ids in unheld) and any(map(split_slice_id, ids))
     )
-    idle, over, due = _closing(unused, seen)
-    return Findings(tuple(confirmed), over, strangers=tuple(strangers), idle=idle, due=due)
+    idle, over = _closing(unused, seen)
+    return Findings(tuple(confirmed), over, strangers=tuple(strangers), idle=idle)
 
 
 def _only_holder(
@@ -310,7 +299,7 @@ def _grace(row: Row, seen: ReconcileFacts, left: Held) -> float:
     if row.holder is None and row.confirmed and is_new:  # only the file named it: init container
         return LOST_GRACE
     if row.holder is not None and row.confirmed and not is_new:
-        return GONE_GRACE
+        return GRACE  # the kubelet instance that named its holder no longer lists it
     if is_new and not seen.holdings:
         return math.inf  # a kubelet that knows no pod has just started
     if seen.recorded is None:
@@ -357,7 +346,7 @@ def judge_by_scheduler(ledger: Ledger, seen: ReconcileFacts, resource: str) -> F
     rows = ledger.rows_by(Decider.SCHEDULER)
     kept = judge_by_kubelet(Ledger(ledger.rows_by(Decider.KUBELET)), seen, resource)
     adopt = tuple(_adoptions(ledger, seen))
-    idle, over, due = _closing(list(_unused(rows, seen)), seen)
+    idle, over = _closing(_unused(rows, seen), seen)
 
     return Findings(
         confirmed=(*(new for row in rows if (new := _confirm(row, seen)) != row), *kept.confirmed),
@@ -365,7 +354,6 @@ def judge_by_scheduler(ledger: Ledger, seen: ReconcileFacts, resource: str) -> F
         adopt=adopt,
         strangers=tuple(_strangers(kept.strangers, adopt, ledger, seen)),
         idle={**idle, **kept.idle},
-        due=min(due, kept.due),
     )
 
 
@@ -499,7 +487,6 @@ class Reconcile:
     - `epoch`: the present kubelet instance. `resource`: the present name.
     - `taken`: the rows that a call is answering or the reconcile is closing, shared with Allocate:
       a row is never answered and closed at the same time.
-    - `rivals`: how many other plugins for the resource are gone; their answers are not known yet.
     - `calls`: the kubelet's requests under way.
     - `adopt`: makes the row of a container that was answered, or returns None if the answer is
       unreadable. In plain mode it is None: no source has another plugin's answer there.
@@ -510,7 +497,6 @@ class Reconcile:
     ledger: Cell[Ledger]
     epoch: Cell[KubeletEpoch | None]
     taken: set[ContainerKey]
-    rivals: Cell[int]
     calls: IdleWaiter
     witness: Witness
     records: KubeletRecords
@@ -523,7 +509,6 @@ class Reconcile:
 
     def __post_init__(self) -> None:
         self._idle: Idle = {}
-        self._due = math.inf
         self._failures = 0
         """Lists in a row that left something to do."""
         self._has_searched = False
@@ -536,15 +521,14 @@ class Reconcile:
     async def run(self) -> NoReturn:
         """Reconcile for ever.
 
-        That is at the start, after answers, for each new kubelet, each minute, when a row's grace
-        ends, and when another plugin is gone.
+        That is at the start, after answers, for each new kubelet, and each minute.
         """
         await self.pods.until(lambda table: table.synced)
-        news = News(self.ledger, self.epoch, self.rivals)
+        news = News(self.ledger, self.epoch)
         known, known_since = None, 0.0
 
         while True:
-            epoch, rivals = self.epoch.value, self.rivals.value
+            epoch = self.epoch.value
             if epoch is None:
                 await news.wait()
                 continue
@@ -557,16 +541,16 @@ class Reconcile:
             self._failures = 0 if done else self._failures + 1
             listed_at = loop_time()
 
-            while (self.epoch.value, self.rivals.value) == (epoch, rivals):
-                left = self._next(epoch, listed_at, known_since) - loop_time()
+            while self.epoch.value == epoch:
+                left = listed_at + self._pause(epoch, known_since) - loop_time()
                 if left <= 0:
                     break
                 await news.wait(left)
 
-    def _next(self, epoch: KubeletEpoch, listed_at: float, known_since: float) -> float:
-        """The loop time of the next List if nothing changes."""
+    def _pause(self, epoch: KubeletEpoch, known_since: float) -> float:
+        """Seconds from a List to the next one if nothing changes."""
         if 0 < self._failures <= len(RETRIES):
-            return listed_at + RETRIES[self._failures - 1]
+            return RETRIES[self._failures - 1]
 
         now, rows = self.clock.now(), self.ledger.value.rows
         # An answer in the future is not young: the clock was set back.
@@ -576,12 +560,10 @@ class Reconcile:
             if not row.confirmed and row.epoch == epoch
         ]
         if any(0 <= age < YOUNG for age in ages):
-            return listed_at + PAUSE
+            return PAUSE
 
-        if loop_time() - known_since < SETTLING and any(row.epoch != epoch for row in rows):
-            return listed_at + SETTLING_PAUSE
-
-        return listed_at + PERIOD if self._failures else min(listed_at + PERIOD, self._due)
+        is_new = loop_time() - known_since < SETTLING
+        return SETTLING_PAUSE if is_new and any(row.epoch != epoch for row in rows) else PERIOD
 
     async def _list(self, epoch: KubeletEpoch) -> bool:
         """Correct the ledger by a List of the kubelet `epoch`. False: something is left to do."""
@@ -616,7 +598,7 @@ class Reconcile:
         )
         judge = judge_by_kubelet if is_plain else judge_by_scheduler
         findings = judge(ledger, seen, self.resource.value)
-        self._idle, self._due = findings.idle, findings.due
+        self._idle = findings.idle
 
         # A row that a call is answering is left to the next List, and no call takes one of these.
         over = [row for row in findings.over if row.key not in self.taken]

@@ -344,7 +344,6 @@ class NodeAgent:
             ledger=state.ledger,
             epoch=self.kubelet.epoch,
             taken=allocation.taken,
-            rivals=self.rivals.gone,
             calls=self.server.admissions,
             witness=self.witness,
             records=records,

@@ -121,7 +121,6 @@ class AgentServices:
             ledger=state.ledger,
             epoch=epoch,
             taken=self.allocation.taken,
-            rivals=Cell(0),
             calls=IdleWaiter(),
             witness=witness,
             records=records,

@@ -74,7 +74,6 @@ class PlainNode:
             ledger=self.state.ledger,
             epoch=self.epoch,
             taken=self.service.taken,
-            rivals=Cell(0),
             calls=self.calls,
             witness=self.witness,
             records=self.holds,

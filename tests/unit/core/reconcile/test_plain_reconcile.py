@@ -9,7 +9,6 @@ from agent.cluster import PodTable, PodUid
 from agent.ledger import ContainerKey, Holder, Ledger
 from agent.model import SliceId
 from agent.reconcile import (
-    GONE_GRACE,
     GRACE,
     LOST_GRACE,
     UNCONFIRMED_AFTER,
@@ -61,12 +60,11 @@ def closes_after(*rows, **seen):
     first = look(*rows, **seen)
     if (rows[0].key, rows[0].answered_at) not in first.idle:
         return None
-    for grace in (GONE_GRACE, GRACE, UNREAD_GRACE, LOST_GRACE):
+    for grace in (GRACE, UNREAD_GRACE, LOST_GRACE):
         later = look(*rows, idle=first.idle, **(seen | {"at": grace}))
         if rows[0] in later.over:
             early = look(*rows, idle=first.idle, **(seen | {"at": grace - 1}))
             assert rows[0] not in early.over
-            assert grace == early.due
             return grace
     return None
 
@@ -83,7 +81,7 @@ ANEW = [holds(HOLDER, *ids(5))]
     ("rows", "seen", "grace"),
     [
         # A holder that goes away under one kubelet, and an answer that nobody booked.
-        ([CONFIRMED], {}, GONE_GRACE),
+        ([CONFIRMED], {}, GRACE),
         ([ROW], {}, GRACE),
         # The ids are held by a holder that nobody was seen as.
         ([ROW], {"holdings": [holds(OTHER, *ids(0, 1))]}, None),
@@ -102,9 +100,9 @@ ANEW = [holds(HOLDER, *ids(5))]
         # An init container that a lost checkpoint forgot.
         *(([INIT], {"epoch": NEXT, "recorded": recorded}, LOST_GRACE) for recorded in (None, ())),
         # A container that was answered anew lives by its new row, or by one of hami mode.
-        ([CONFIRMED, NEW], {"holdings": ANEW}, GONE_GRACE),
+        ([CONFIRMED, NEW], {"holdings": ANEW}, GRACE),
         ([NEW, CONFIRMED], {"holdings": ANEW}, None),
-        ([CONFIRMED], {"holdings": ANEW}, GONE_GRACE),
+        ([CONFIRMED], {"holdings": ANEW}, GRACE),
     ],
 )
 def test_a_row_is_over_after_its_grace_once_no_container_can_live_by_it(rows, seen, grace):
