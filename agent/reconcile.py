@@ -62,8 +62,8 @@ SETTLING = 30.0
 SETTLING_PAUSE = 3.0
 """Between Lists in this time, until the kubelet has named the holders of all rows."""
 
-RETRIES = (1.0, 2.0, 5.0, 15.0)
-"""Until the next List after the first, second, … failure in a row."""
+RETRY = 15.0
+"""Until the next List after one that failed, or left something to do."""
 
 THROTTLED_PAUSE = 0.02
 """Until PodResources is asked again after it throttled a call: it serves 100 calls a second."""
@@ -509,8 +509,6 @@ class Reconcile:
 
     def __post_init__(self) -> None:
         self._idle: Idle = {}
-        self._failures = 0
-        """Lists in a row that left something to do."""
         self._has_searched = False
         """Whether all containers were adopted that only their directories show."""
         self.mismatches = Tally(
@@ -538,20 +536,16 @@ class Reconcile:
                 self._idle = {}  # it does not know all its pods yet
 
             done = await self._list(epoch)
-            self._failures = 0 if done else self._failures + 1
             listed_at = loop_time()
 
             while self.epoch.value == epoch:
-                left = listed_at + self._pause(epoch, known_since) - loop_time()
+                left = listed_at + self._pause(epoch, known_since, is_done=done) - loop_time()
                 if left <= 0:
                     break
                 await news.wait(left)
 
-    def _pause(self, epoch: KubeletEpoch, known_since: float) -> float:
+    def _pause(self, epoch: KubeletEpoch, known_since: float, *, is_done: bool) -> float:
         """Seconds from a List to the next one if nothing changes."""
-        if 0 < self._failures <= len(RETRIES):
-            return RETRIES[self._failures - 1]
-
         now, rows = self.clock.now(), self.ledger.value.rows
         # An answer in the future is not young: the clock was set back.
         ages = [
@@ -563,7 +557,10 @@ class Reconcile:
             return PAUSE
 
         is_new = loop_time() - known_since < SETTLING
-        return SETTLING_PAUSE if is_new and any(row.epoch != epoch for row in rows) else PERIOD
+        if is_new and any(row.epoch != epoch for row in rows):
+            return SETTLING_PAUSE
+
+        return PERIOD if is_done else RETRY
 
     async def _list(self, epoch: KubeletEpoch) -> bool:
         """Correct the ledger by a List of the kubelet `epoch`. False: something is left to do."""

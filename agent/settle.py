@@ -225,15 +225,19 @@ def _is_answered(pod: PodView, facts: SettlementFacts) -> bool:
     must have stood for UNCLAIMED. An answer in the future is old, because the clock was set back.
     """
     rows = {row.key.container: row for row in facts.ledger.rows_of(pod.uid)}
-    for container in pod.gpu_containers:
-        # Ordinary init containers end before app containers.
-        is_past = container.role is Role.INIT and pod.phase is Phase.RUNNING
-        has_started = is_past or container.running_id is not None or container.has_run
-        if container.name not in rows and not (has_started and facts.standing >= UNCLAIMED):
-            return False
-
     last = max((row.answered_at for row in rows.values()), default=None)
-    return last is None or not dt.timedelta(0) <= facts.now - last < ANSWERED_GRACE
+    if last is not None and dt.timedelta(0) <= facts.now - last < ANSWERED_GRACE:
+        return False
+
+    # Ordinary init containers end before app containers.
+    is_past = pod.phase is Phase.RUNNING
+    has_stood = facts.standing >= UNCLAIMED
+    return all(
+        each.name in rows
+        or (has_stood and (each.running_id is not None or each.has_run))
+        or (has_stood and is_past and each.role is Role.INIT)
+        for each in pod.gpu_containers
+    )
 
 
 def _changes(pod: PodView, effect: Effect) -> dict[str, str]:

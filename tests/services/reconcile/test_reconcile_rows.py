@@ -222,7 +222,9 @@ async def test_a_row_that_is_being_answered_with_keeps_its_directory_and_stays()
 
 
 @pytest.mark.parametrize("after", [1.0, PERIOD / 2, PERIOD - 1.0])
-async def test_the_row_of_a_deleted_pod_outlives_it_by_one_to_two_minutes_whenever_it_was_deleted(after):
+async def test_the_row_of_a_deleted_pod_outlives_it_by_one_to_two_minutes_whenever_it_was_deleted(
+    after,
+):
     async with a_scene(msgspec.structs.replace(ROW, confirmed=True)) as scene:
         scene.witness.admit(POD, main=SLICE)
         scene.see(POD)
