@@ -6,7 +6,7 @@ from agent.app.web import WebDoors
 from agent.cluster import PodTable
 from agent.errors import ApiError
 from agent.kit.cell import Cell
-from agent.kube.watches import PodWatch
+from agent.kube.objects import PodWatch
 from tests.app.front_node import joined
 from tests.builders import RESOURCE, a_pod
 from tests.fakes.apiserver import FakeApi

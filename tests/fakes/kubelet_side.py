@@ -122,7 +122,7 @@ class FakeHookDirs(HostHookDirs):
     """Directories by name; `wiped` and `made` count. None is made while `gate` is closed.
 
     `hanging` names a call, `stuck` directories that cannot be removed.
-    `cleared` is what clear() says, one after the other, `clears` how it was asked.
+    `cleared` is what clear() says, one after the other, `clears` how often it was asked.
     """
 
     def __init__(self) -> None:
@@ -135,7 +135,7 @@ class FakeHookDirs(HostHookDirs):
         self.preload: str | None = None
         self.hanging = ""
         self.stuck: set[str] = set()
-        self.clears: list[bool] = []
+        self.clears = 0
         self.cleared = [Cleared()]
         self.set_aside = asyncio.Event()
         self.gate = asyncio.Event()
@@ -172,11 +172,11 @@ class FakeHookDirs(HostHookDirs):
             raise StateError(f"{name}: Device or resource busy")
         self.names.discard(name)
 
-    async def clear(self, *, again: bool) -> Cleared:
+    async def clear(self) -> Cleared:
         await self._hang("clear")
         if self.failure is not None:
             raise self.failure
-        self.clears.append(again)
+        self.clears += 1
         return self.cleared.pop(0) if len(self.cleared) > 1 else self.cleared[0]
 
     async def found(self) -> frozenset[str]:

@@ -6,17 +6,9 @@ import itertools
 import pytest
 
 from agent.cluster import PodTable, PodUid
-from agent.ledger import ContainerKey, Holder, Ledger
+from agent.ledger import UNCONFIRMED_AFTER, ContainerKey, Holder, Ledger, gaps
 from agent.model import SliceId
-from agent.reconcile import (
-    GRACE,
-    LOST_GRACE,
-    UNCONFIRMED_AFTER,
-    UNREAD_GRACE,
-    ReconcileFacts,
-    gaps,
-    judge_by_kubelet,
-)
+from agent.reconcile import GRACE, LOST_GRACE, UNREAD_GRACE, ReconcileFacts, judge_by_kubelet
 from tests.builders import G1, NOON, a_pod_uid
 from tests.unit.core.allocation.plain_scene import (
     EPOCH,
