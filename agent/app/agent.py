@@ -265,7 +265,6 @@ class NodeAgent:
                     report.follow_gpus, facts.inventory, state.ledger, facts.pods, left_out, say
                 ),
             ),
-            Task("cordons", partial(report.follow_cordons, facts.node, facts.inventory, say)),
             Task("held", partial(self.keeper.follow_held, state.ledger)),
             # The list of GPUs may depend on the Node's labels.
             Task("discovery", _after(self.settings.settle, self.discovery.run), DRIVER),
@@ -412,7 +411,6 @@ class NodeAgent:
 
         # Beside those about the Node: Events that tenants can cause must not hide a bad GPU.
         pod_events = report.NodeEventQueue()
-        pod_events.unposted = self.notices.unposted
         settlement = settle.Settlement(
             pods=facts.pods,
             node=facts.node,

@@ -12,7 +12,7 @@ import msgspec
 
 from agent.cluster import MUTEX_LOCK, REGISTER, SCORE, TEXT_LIMIT, NodeLock, NodeView
 from agent.errors import MalformedText, cap
-from agent.model import Gpu, GpuUuid, Inventory, Scores, Share, SharedGpu, lopsided, pair_scores
+from agent.model import GpuUuid, Inventory, Scores, Share, SharedGpu, pair_scores
 from agent.setting import FALSE, TRUE, Field, boolean, choice
 
 # Numbers as Go's strconv reads them.
@@ -384,7 +384,6 @@ class NodeReport(msgspec.Struct, frozen=True):
     - `changes`: what to write, None: remove. Empty when the Node's annotations mean the same, else
       always the register annotation: a scheduler reads a new score only together with it.
     - `held`: the GPUs in the present register annotation, none when it is absent or unreadable.
-    - `lopsided`: the pairs of GPUs that report different links to each other.
     """
 
     gpus: tuple[RegisteredGpu, ...]
@@ -393,7 +392,6 @@ class NodeReport(msgspec.Struct, frozen=True):
     score: str | None
     register_differs: bool
     changes: Mapping[str, str | None]
-    lopsided: tuple[tuple[GpuUuid, GpuUuid], ...] = ()
 
     @property
     def is_said(self) -> bool:
@@ -421,7 +419,7 @@ def report_of(
     text, score = annotations.get(REGISTER), annotations.get(SCORE)
     held, is_json = read_register(text), settings.profile is ReportProfile.JSON
 
-    gpus, wanted, linked = registered(inventory, colon=not is_json), score, list[Gpu]()
+    gpus, wanted = registered(inventory, colon=not is_json), score
     if not gpus:
         gpus = tuple(msgspec.structs.replace(gpu, healthy=False) for gpu in held)
     else:
@@ -437,7 +435,7 @@ def report_of(
     changes: dict[str, str | None] = {REGISTER: register} if register_differs else {}
     if wanted != score and (wanted is None or read_scores(wanted) != read_scores(score)):
         changes = {REGISTER: register, SCORE: wanted}
-    return NodeReport(gpus, held, register, wanted, register_differs, changes, lopsided(linked))
+    return NodeReport(gpus, held, register, wanted, register_differs, changes)
 
 
 def read_register(text: str | None) -> tuple[RegisteredGpu, ...]:
