@@ -242,7 +242,6 @@ class NodeAgent:
             self.server,
             self.kubelet,
             partial(register.register_plugin, kubelet_socket, fenced=settings.fenced),
-            self.server.streams,
             chance,
         )
         self.rivals = register.Rivals(plugins, facts.resource, self.registration, say)

@@ -15,7 +15,6 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequen
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-import msgspec
 import structlog
 from betterproto2 import decode_varint, encode_varint
 from grpclib import GRPCError
@@ -51,24 +50,10 @@ log = structlog.get_logger(__name__)
 MODE = 0o600
 
 
-class BoundSocket(msgspec.Struct, frozen=True):
-    """A socket of the agent, bound and private (0600), not yet listening."""
+def bind(directory: Path, resource: str, chance: random.Random) -> tuple[Path, socket.socket]:
+    """Bind a private socket with a new name in `directory`; it does not listen yet.
 
-    path: Path
-    sock: socket.socket
-    status: os.stat_result
-    """Of the file: only this file may be deleted."""
-
-    def close(self) -> None:
-        """Close the socket and delete its file, unless that is gone or was replaced."""
-        with contextlib.suppress(OSError):
-            if os.path.samestat(self.path.lstat(), self.status):
-                self.path.unlink()
-        self.sock.close()
-
-
-def bind(directory: Path, resource: str, chance: random.Random) -> BoundSocket:
-    """Bind a new name in `directory`. If it is taken, the next try has another one.
+    If the name is taken, the next try has another one.
 
     Raises:
         PermissionFault: the agent may not write the directory, or others may.
@@ -76,26 +61,18 @@ def bind(directory: Path, resource: str, chance: random.Random) -> BoundSocket:
     """
     path = directory / f"hami-{_tail(resource)}-{chance.getrandbits(32):08x}.sock"
     check_directory(directory)
-    with contextlib.ExitStack() as undo:
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
-        undo.callback(sock.close)
-        try:
-            # The file is created with its mode: a later chmod could follow a link.
-            os.fchmod(sock.fileno(), MODE)
-            sock.bind(os.fspath(path))
-            status = path.lstat()
-        except PermissionError as error:
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+    try:
+        # The file is created with its mode: a later chmod could follow a link.
+        os.fchmod(sock.fileno(), MODE)
+        sock.bind(os.fspath(path))
+    except OSError as error:
+        sock.close()
+        if isinstance(error, PermissionError):
             text = f"{directory} may not be written: run the agent as root"
             raise PermissionFault(text) from error
-        except OSError as error:
-            text = f"{path} cannot be bound: {error.strerror or error}"
-            raise KubeletError(text) from error
-
-        if not stat.S_ISSOCK(status.st_mode) or stat.S_IMODE(status.st_mode) != MODE:
-            # Another file in its place was put there after the bind.
-            raise KubeletError(f"{path} is not the private socket that was bound there")
-        undo.pop_all()
-    return BoundSocket(path, sock, status)
+        raise KubeletError(f"{path} cannot be bound: {error.strerror or error}") from error
+    return path, sock
 
 
 def check_directory(directory: Path) -> None:
@@ -123,17 +100,16 @@ def _tail(resource: str) -> str:
     return resource.rpartition("/")[2][:24]
 
 
-def sweep(directory: Path, resource: str) -> tuple[str, ...]:
-    """Delete the dead sockets of the agent's earlier servers; return their names.
+def sweep(directory: Path, resource: str) -> None:
+    """Delete the dead sockets of the agent's earlier servers.
 
     Live sockets and those of other plugins stay. No name is used twice: the kubelet may still have
     a record of an earlier one, and a server that stops late would delete its successor's file.
     """
-    ours = directory.glob(f"hami-{_tail(resource)}-{'[0-9a-f]' * 8}.sock")
-    dead = [path for path in sorted(ours) if listens(path) is False]
-    for path in dead:
-        path.unlink(missing_ok=True)
-    return tuple(path.name for path in dead)
+    for path in directory.glob(f"hami-{_tail(resource)}-{'[0-9a-f]' * 8}.sock"):
+        if listens(path) is False:
+            path.unlink(missing_ok=True)
+            log.info("plugin.stale_socket_removed", name=path.name)
 
 
 def listens(path: Path) -> bool | None:
@@ -236,8 +212,6 @@ class PluginCodec(CodecBase):
                     for fields in containers
                 ]
             )
-        if message_type is pluginapi.PreStartContainerRequest:
-            return pluginapi.PreStartContainerRequest(_texts(_fields(data)[_TEXTS_1]))
         return message_type.parse(data)
 
 
@@ -379,10 +353,6 @@ CLOSE_DEADLINE = 1.0
 
 SELF_CHECK_DEADLINE = 2.0
 
-UNREAD_LIMIT = 1024 * 1024
-"""Bytes that a peer may leave unread. Lists wait for the peer at 64 KiB, so these are answers of
-HTTP/2 itself, which nothing else bounds."""
-
 _CREDENTIALS = struct.Struct("3i")
 """struct ucred of Linux: process, user, group."""
 
@@ -424,17 +394,8 @@ class Peer(H2Protocol):
         self._peers.set(self._peers.value | {transport})
 
     @override
-    def data_received(self, data: bytes) -> None:
-        if self._transport is None:  # a refused peer, whose connection is closing
-            return
-        if self._transport.get_write_buffer_size() > UNREAD_LIMIT:
-            self._transport.abort()
-            return
-        super().data_received(data)
-
-    @override
     def connection_lost(self, exc: BaseException | None) -> None:
-        if self._transport is None:
+        if self._transport is None:  # a refused peer
             self.handler.close()
             return
         super().connection_lost(exc)
@@ -444,9 +405,10 @@ class Peer(H2Protocol):
 class Incarnation(Server):
     """One gRPC server on one socket. Create it on the loop where it serves."""
 
-    def __init__(self, bound: BoundSocket, plugin: "PluginServer") -> None:
+    def __init__(self, path: Path, sock: socket.socket, plugin: "PluginServer") -> None:
         super().__init__([plugin], codec=PluginCodec())
-        self._bound = bound
+        self._path = path
+        self._sock = sock
         self._peers: Cell[frozenset[asyncio.Transport]] = Cell(frozenset())
         # A caller who is refused could cause a flood of log lines.
         self._refused = Allowance(1, 60.0)
@@ -463,17 +425,16 @@ class Incarnation(Server):
         """
         try:
             # Not by path: asyncio would unlink an existing file, and on 3.13 delete it at the end.
-            await self.start(sock=self._bound.sock)
+            await self.start(sock=self._sock)
             async with (
                 Lag().within(SELF_CHECK_DEADLINE),
-                UnixChannel(path=str(self._bound.path)) as channel,
+                UnixChannel(path=str(self._path)) as channel,
             ):
                 stub = pluginapi.DevicePluginStub(channel)
                 await stub.get_device_plugin_options(pluginapi.Empty())
         except (OSError, TimeoutError, GRPCError, StreamTerminatedError) as error:
-            raise KubeletError(
-                f"{self._bound.path} does not answer a call of its own server: {error!r}"
-            ) from error
+            text = f"{self._path} does not answer a call of its own server: {error!r}"
+            raise KubeletError(text) from error
 
     async def stop(self) -> None:
         """Accept no more connections, let the peers leave, cut the others; delete the socket."""
@@ -486,7 +447,8 @@ class Incarnation(Server):
         finally:
             for transport in self._peers.value:
                 transport.abort()
-            self._bound.close()
+            self._path.unlink(missing_ok=True)
+            self._sock.close()
         if self._server is not None:
             # From 3.12 on, wait_closed also waits for connections; all are closed by now.
             await _ended(self.wait_closed(), CLOSE_DEADLINE, "plugin.close_overdue")
@@ -574,16 +536,15 @@ class PluginServer:
             if self._is_stopped:
                 raise KubeletError("the plugin server is stopping")
             resource = self._resource.value
-            for name in sweep(self._directory, resource):
-                log.info("plugin.stale_socket_removed", name=name)
-            bound = bind(self._directory, resource, self._chance)
+            sweep(self._directory, resource)
+            path, sock = bind(self._directory, resource, self._chance)
             self.served, self._is_draining, self._ended = resource, False, Cell(False)
-            server = Incarnation(bound, self)
+            server = Incarnation(path, sock, self)
             async with contextlib.AsyncExitStack() as undo:
                 undo.push_async_callback(server.stop)
                 await server.serve()
                 undo.pop_all()
-            self._current, self.endpoint = server, bound.path.name
+            self._current, self.endpoint = server, path.name
             log.info("plugin.serving", endpoint=self.endpoint, resource=resource)
 
     async def _retire(self) -> None:

@@ -296,28 +296,6 @@ async def test_a_flood_of_calls_that_are_reset_at_once_keeps_nobody_out(tmp_path
         await is_served(door.path)
 
 
-async def test_a_peer_that_reads_no_answer_is_cut_off_and_nothing_piles_up(tmp_path: Path):
-    connection = H2Connection(H2Configuration())
-    connection.initiate_connection()
-    for _ in range(200_000):
-        connection.ping(b"are you?")
-    sent = connection.data_to_send()
-    async with a_door(tmp_path) as door:
-        _, writer = await asyncio.open_unix_connection(str(door.path), limit=1)
-        writer.write(sent)
-        with pytest.raises(ConnectionError):
-            await ended(writer)
-
-        await is_served(door.path)
-
-
-async def ended(writer: asyncio.StreamWriter) -> None:
-    """Wait until the agent has closed the connection, which is an error here."""
-    async with asyncio.timeout(PATIENCE):
-        await writer.drain()
-        await writer.wait_closed()
-
-
 async def test_a_peer_that_dies_in_a_call_leaves_no_error_behind(tmp_path: Path):
     """As a kubelet that is killed while it takes our lists."""
     heard: list[object] = []

@@ -13,7 +13,6 @@ import pytest
 from agent.errors import KubeletError, PermissionFault, RegistrationRefused
 from agent.kit.cell import Cell
 from agent.kubelet.register import LOOK_AGAIN, SETTLE, Registration, RegistrationState, Rivals
-from agent.ledger import KubeletEpoch
 from tests.fakes.registration_side import KubeletSide, a_registration, gaps, raising
 from tests.services.at_work import at_work
 
@@ -200,20 +199,7 @@ async def test_each_fresh_socket_that_refuses_is_tried_quickly_for_a_second():
         assert len(found) - len(quick) > 12
 
 
-async def test_a_refusal_that_no_repetition_mends_is_repeated_once_a_minute():
-    side = KubeletSide.started()
-    side.answer = raising(RegistrationRefused('the ResourceName "x" is invalid'))
-    async with a_registration(side) as registration:
-        await asyncio.sleep(179)
-
-        assert [60.0, 60.0] == gaps(side.calls)
-        assert "is invalid" in registration.state.value.text
-        side.answer = side.open_stream
-        side.start_kubelet()
-        await registration.state.until(lambda state: state == SERVING)
-
-
-async def test_already_connected_without_a_stream_needs_a_new_name():
+async def test_after_a_refusal_the_next_register_has_a_new_name():
     side = KubeletSide.started()
     refusal = raising(RegistrationRefused("device plugin already connected: /x/a.sock"))
     side.answer = refusal
@@ -290,17 +276,6 @@ async def test_a_new_kubelet_is_a_new_epoch() -> None:
         await kubelet.epoch.until(lambda epoch: epoch is None)
 
     assert first != second
-
-
-async def test_a_directory_that_cannot_be_looked_at_leaves_the_last_epoch() -> None:
-    class Broken(KubeletSide):
-        def read(self, name: str) -> KubeletEpoch | None:
-            raise KubeletError("no access")
-
-    kubelet = Broken()
-    kubelet.epoch.set(KubeletEpoch(1, 2))
-
-    assert kubelet.now() == KubeletEpoch(1, 2)
 
 
 # Another plugin for our resource that comes and goes: told once, and the registration renewed.
