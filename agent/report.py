@@ -171,7 +171,8 @@ def _state(health: Health) -> tuple[object, ...]:
     """The part of health that an Event reports. Bad equals lost, and ok equals watched."""
     if _is_well(health):
         return ()
-    # What to do about an unhealthy GPU counts, and not what else is found wrong with it.
+    # What an unhealthy GPU needs counts, also where it needs less: whoever reads Events alone would
+    # go on to reboot the node for a GPU that is back and cools down.
     return (health.action,) if health.ill else (health.cause, health.serving)
 
 
