@@ -13,7 +13,6 @@ from agent.cli.main import (
     NOT_FOUND,
     OK,
     PROBLEM,
-    TABLE,
     UNREACHABLE,
     USAGE,
     Subparsers,
@@ -79,14 +78,19 @@ def add_parser(subparsers: Subparsers) -> None:
     parser = subparsers.add_parser(
         "simulate", description=__doc__, epilog="example: hami-agent simulate xid 79 --gpu 1"
     )
-    _add_globals(parser, DEFAULT_SOCKET, TABLE)
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
 
     for name, (form, words) in _ACTIONS.items():
         text, example = form.__doc__, f"example: hami-agent simulate {name} {words}"
         action = actions.add_parser(name, help=text, description=text, epilog=example)
-        _add_globals(action, argparse.SUPPRESS, argparse.SUPPRESS)
-
+        action.add_argument(
+            "--socket",
+            type=Path,
+            default=DEFAULT_SOCKET,
+            metavar="PATH",
+            help=f"control socket of the simulation (default {DEFAULT_SOCKET})",
+        )
+        add_output(action)
         for field in form.__struct_fields__:
             flag, options = _ARGUMENTS[field]
             action.add_argument(flag, **options)
@@ -137,16 +141,3 @@ def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     data = {"action": args.action, "text": reply.text, "gpus": reply.gpus}
     answer(args.output, "Simulation", data, lines, source=str(args.socket))
     return OK
-
-
-def _add_globals(parser: argparse.ArgumentParser, socket: object, output: str) -> None:
-    """Add the options that stand before or after the name of an action."""
-    parser.add_argument(
-        "--socket",
-        type=Path,
-        default=socket,
-        metavar="PATH",
-        help=f"control socket of the simulation (default {DEFAULT_SOCKET})",
-    )
-
-    add_output(parser, output)

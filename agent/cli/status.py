@@ -35,7 +35,6 @@ from agent.cli.main import (
     Unreachable,
     add_output,
     fail,
-    nearest,
     typed,
 )
 from agent.cli.output import (
@@ -424,7 +423,7 @@ async def _read_node(session: KubeSession, source: str, args: argparse.Namespace
     With --objects the objects at once, which are what HAMi's scheduler reads.
 
     Raises:
-        NotThere: there is no such Node. The text has the nearest name.
+        NotThere: there is no such Node.
         ApiError: the objects cannot be read either.
     """
     node, resource, missing = args.node, args.resource or RESOURCE, ""
@@ -440,7 +439,7 @@ async def _read_node(session: KubeSession, source: str, args: argparse.Namespace
     at = SystemClock().now()
     seen = await reader.node()
     if seen is None:
-        raise NotThere(f"the cluster has no Node {node}{nearest(node, await reader.names())}")
+        raise NotThere(f"the cluster has no Node {node}")
 
     pods, reasons = await reader.pods(lambda item: decode_pod(item, resource)), []
     changes: list[JournalEntry] | None = None
@@ -643,8 +642,7 @@ def only(found: StatusDocument, name: str) -> StatusDocument:
     gpu = next((gpu for gpu in found.gpus if name in view.names_of(gpu)), None)
     if gpu is None:
         there = ", ".join(gpu.name for gpu in found.gpus) or "none"
-        uuids = [gpu.uuid for gpu in found.gpus]
-        raise NotThere(f"no GPU is named {cap(name, 64)}{nearest(name, uuids)}; GPUs: {there}")
+        raise NotThere(f"no GPU is named {cap(name, 64)}; GPUs: {there}")
 
     held = found.allocations or ()
     on_it = tuple(one for one in held if gpu.uuid in {share.uuid for share in one.shares})

@@ -577,11 +577,6 @@ class NodeReader(ObjectReader):
         )
         return tuple(event for event in events if event.writer == WRITER)
 
-    async def names(self) -> tuple[str, ...]:
-        """The names of all Nodes. Raises ApiError."""
-        found = await self.read_list("nodes", decode_name, accept=METADATA_LIST)
-        return tuple(sorted(name for _, name in found))
-
     async def granted(self, right: Right) -> bool:
         """True when this identity has the right; the right is not used. Raises ApiError."""
         resource, _, part = right.resource.partition("/")

@@ -332,7 +332,6 @@ def test_an_unknown_gpu_is_answered_with_the_known_ones(cli, agent):
 
     assert (4, "") == (code, out)
     assert "no GPU is named 7; GPUs: 0, 1" in err
-    assert f"did you mean {G1}?" in cli("status", G1[:-2] + "00")[2]
 
 
 def test_what_happened_is_shown_as_far_back_as_asked(cli, agent):
@@ -395,11 +394,7 @@ def test_without_an_agent_the_exit_code_is_3_and_the_message_names_the_socket(
 
 @pytest.mark.parametrize("verb", ["status", "bundle", "recheck 0", "release 0", "simulate list"])
 def test_an_escape_in_an_argument_does_not_reach_the_terminal(verb, tmp_path, capsys):
-    first, *rest = verb.split()
-    socket = ["--socket", str(tmp_path / "\x1b[31m")]
-    words = [first, *socket, *rest] if first == "simulate" else [first, *rest, *socket]
-
-    assert 3 == dispatch(words, {})
+    assert 3 == dispatch([*verb.split(), "--socket", str(tmp_path / "\x1b[31m")], {})
     assert "\N{REPLACEMENT CHARACTER}[31m" in (err := capsys.readouterr().err)
     assert "\x1b" not in err
 

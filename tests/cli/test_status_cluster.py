@@ -114,7 +114,6 @@ async def test_a_cluster_that_is_named_is_listed_without_asking_an_agent(tmp_pat
 @pytest.mark.parametrize(
     ("rights", "node", "environ", "code", "said"),
     [
-        (None, "gpu-a7", None, 4, "no Node gpu-a7; did you mean gpu-a07?\n"),
         (None, "xyz", None, 4, "no Node xyz\n"),
         (READS - {("get", "nodes")}, "gpu-a07", None, 3, "get nodes"),
         (None, "gpu-a07", {}, 3, "no kubeconfig: give --kubeconfig"),
