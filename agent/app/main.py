@@ -16,7 +16,7 @@ import msgspec
 import structlog
 
 from agent import __version__
-from agent.app.agent import WEB, NodeAgent, StartFacts, open_adapters
+from agent.app.agent import SLOWLY, NodeAgent, StartFacts, open_adapters
 from agent.app.web import PORT, SOCKET, WebDoors
 from agent.cluster import NodeEvent
 from agent.errors import AgentError, DirectoryLost, PermissionFault, SettingsError, StateError
@@ -55,9 +55,6 @@ MOUNT_PERIOD = 10.0
 
 ANSWER_DEADLINE = 5.0
 """Seconds that READY waits for the kubelet. A silent kubelet or driver is no failed start."""
-
-LAST_DEADLINE = 10.0
-"""Seconds to post the last Events when the settings end the process."""
 
 OS_ERROR = 71
 """The exit code after a failure that the agent does not know. The others are in agent.errors."""
@@ -167,37 +164,31 @@ async def _run(
         doors = [
             *agent.doors,
             Task("notify", partial(tell_systemd, notifier, agent)),
-            Task("web", partial(web.serve, PORT), WEB),
-            Task("web_socket", partial(web.serve, SOCKET), WEB),
+            Task("web", partial(web.serve, PORT), SLOWLY),
+            Task("web_socket", partial(web.serve, SOCKET), SLOWLY),
         ]
         if not agent.observes:
             mounts = partial(watch_mounts, agent.registration.state, settings.paths.plugins)
             doors.append(Task("mounts", mounts, None))  # this process never sees the new mounts
 
-        try:
-            # The kubelet would use the plugin that registered last, and only one follows HAMi.
-            is_there = await adapters.worker.call(agent.rivals.answers)
-            if is_there and not (settings.observe or settings.takeover):
-                text = (
-                    "The agent does not start: another plugin serves "
-                    f"{agent.facts.resource.value} at {agent.rivals.path}: take it off the node "
-                    "(HAMi's: the DaemonSet hami-device-plugin), or set takeover: true."
-                )
-                agent.notices.say(NodeEvent("PluginConflict", text, warning=True))
-                raise SettingsError(text)  # noqa: TRY301 -- as the settings below
+        # The kubelet would use the plugin that registered last, and only one follows HAMi.
+        is_there = await adapters.worker.call(agent.rivals.answers)
+        if is_there and not (settings.observe or settings.takeover):
+            raise SettingsError(
+                f"The agent does not start: another plugin serves {agent.facts.resource.value} at"
+                f" {agent.rivals.path}: take it off the node (HAMi's: the DaemonSet"
+                " hami-device-plugin), or set takeover: true. [PluginConflict]"
+            )
 
-            gc.freeze()  # what stays is not collected again: each collection would halt the loop
-            tiers = (agent.writers, agent.services, doors)
-            await run_tiers(tiers, stop, STOP_DEADLINE, adapters.random, EXPECTED)
+        gc.freeze()  # what stays is not collected again: each collection would halt the loop
+        tiers = (agent.writers, agent.services, doors)
+        await run_tiers(tiers, stop, STOP_DEADLINE, adapters.random, EXPECTED)
 
-            notifier.tell("STOPPING=1")
-            if agent.state.is_idle:
-                lock.release()  # nothing here writes any more: a standby need not wait for the rest
-            if agent.settings.refusal is not None:
-                raise agent.settings.refusal
-        except SettingsError:
-            await _post_last(agent)
-            raise
+        notifier.tell("STOPPING=1")
+        if agent.state.is_idle:
+            lock.release()  # nothing here writes any more: a standby need not wait for the rest
+        if agent.settings.refusal is not None:
+            raise agent.settings.refusal
 
 
 def _connection(settings: Settings, environ: Mapping[str, str]) -> Connection:
@@ -272,21 +263,6 @@ async def _recover(disk: Disk, start: SourcesRead, settings: Settings) -> StartF
         settings = last.settings()
 
     return StartFacts(boot, recovered, start, settings, stored)
-
-
-async def _post_last(agent: NodeAgent) -> None:
-    """Post the waiting Events when the settings end the process.
-
-    Best effort: the log also has the reason.
-    """
-    if agent.observes or agent.events is None:
-        return
-    try:
-        async with asyncio.timeout(LAST_DEADLINE):
-            for event in tuple(agent.notices.waiting):
-                await agent.events.post(event)
-    except EXPECTED as error:
-        log.info("event.not_posted", err=str(error) or "no answer")
 
 
 # What the service manager hears, and what ends the process.
