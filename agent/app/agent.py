@@ -281,6 +281,7 @@ class NodeAgent:
             ]
             self.doors += [
                 Task("plugin", self.server.run),
+                Task("plugin_lost", self.server.until_lost, None),
                 Task("registration", _after(first_list, self.registration.run)),
                 Task("rival", self.rivals.run),
             ]

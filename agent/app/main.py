@@ -6,7 +6,7 @@ import datetime as dt
 import gc
 import os
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -19,10 +19,9 @@ from agent import __version__
 from agent.app.agent import SLOWLY, NodeAgent, StartFacts, open_adapters
 from agent.app.web import PORT, SOCKET, WebDoors
 from agent.cluster import NodeEvent
-from agent.errors import AgentError, DirectoryLost, PermissionFault, SettingsError, StateError
-from agent.host.node import is_read_only
+from agent.errors import AgentError, PermissionFault, SettingsError, StateError
 from agent.host.system import BOOT_ID, MACHINE_ID, HostDisk, LockFile, Systemd, Worker, read_id
-from agent.kit.cell import Cell, News
+from agent.kit.cell import News
 from agent.kit.tasks import BudgetSpent, Task, run_tiers, show_thread_name
 from agent.kit.timing import Lag, SystemClock, await_event, loop_time, until_tick
 from agent.kube.client import Connection, check
@@ -49,9 +48,6 @@ HOOK_DEADLINE = 2.0
 
 OPEN_DEADLINE = 2.0
 """Seconds that a start waits for the API client's import and its credentials."""
-
-MOUNT_PERIOD = 10.0
-"""Seconds after which the kubelet's directory is inspected again without news."""
 
 ANSWER_DEADLINE = 5.0
 """Seconds that READY waits for the kubelet. A silent kubelet or driver is no failed start."""
@@ -167,9 +163,6 @@ async def _run(
             Task("web", partial(web.serve, PORT), SLOWLY),
             Task("web_socket", partial(web.serve, SOCKET), SLOWLY),
         ]
-        if not agent.observes:
-            mounts = partial(watch_mounts, agent.registration.state, settings.paths.plugins)
-            doors.append(Task("mounts", mounts, None))  # this process never sees the new mounts
 
         # The kubelet would use the plugin that registered last, and only one follows HAMi.
         is_there = await adapters.worker.call(agent.rivals.answers)
@@ -266,31 +259,6 @@ async def _recover(disk: Disk, start: SourcesRead, settings: Settings) -> StartF
 
 
 # What the service manager hears, and what ends the process.
-
-
-async def watch_mounts(
-    state: Cell[RegistrationState],
-    directory: Path,
-    read_only: Callable[[Path], bool] = is_read_only,
-) -> NoReturn:
-    """Watch the kubelet's directory. Raises DirectoryLost: this process can never write there.
-
-    A sandbox that mounts a directory for writing loses the mount when the directory is removed. A
-    new directory in its place is read-only to this process for ever.
-    """
-    handle: int | None = None
-    while True:
-        with contextlib.suppress(OSError):
-            is_closed = read_only(directory)
-            if handle is None and not is_closed:
-                handle = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-            # On a file system that turned read-only, the directory was not removed.
-            if is_closed and handle is not None and os.fstat(handle).st_nlink == 0:
-                raise DirectoryLost(
-                    f"{directory} was created again, and this process cannot write there: restart "
-                    "the agent"
-                )
-        await News(state).wait(until_tick(MOUNT_PERIOD))
 
 
 async def tell_systemd(notifier: Systemd, agent: NodeAgent) -> NoReturn:

@@ -27,6 +27,7 @@ from typing_extensions import override
 
 from agent.errors import (
     AgentError,
+    DirectoryLost,
     KubeletError,
     PermissionFault,
     Refusal,
@@ -36,7 +37,6 @@ from agent.errors import (
     cap,
 )
 from agent.kit.cell import Cell, News
-from agent.kit.tasks import Allowance
 from agent.kit.timing import Durations, IdleWaiter, Lag, Tally, loop_time
 from agent.ledger import ContainerEdits
 from agent.model import LIST_BYTES, SliceGroup, SliceId, SliceList
@@ -56,6 +56,7 @@ def bind(directory: Path, resource: str, chance: random.Random) -> tuple[Path, s
     If the name is taken, the next try has another one.
 
     Raises:
+        DirectoryLost: the directory is read-only.
         PermissionFault: the agent may not write the directory, or others may.
         KubeletError: the directory is missing, or binding failed otherwise.
     """
@@ -68,6 +69,11 @@ def bind(directory: Path, resource: str, chance: random.Random) -> tuple[Path, s
         sock.bind(os.fspath(path))
     except OSError as error:
         sock.close()
+        if error.errno == errno.EROFS:
+            # A sandbox that mounts the directory for writing loses the mount when the directory is
+            # removed. A new one in its place is read-only to this process for ever.
+            text = f"{directory} is read-only to this process: restart the agent"
+            raise DirectoryLost(text) from error
         if isinstance(error, PermissionError):
             text = f"{directory} may not be written: run the agent as root"
             raise PermissionFault(text) from error
@@ -373,20 +379,15 @@ class Peer(H2Protocol):
     keeps others out; if one connects, the connection is closed before any byte is read or sent.
     """
 
-    def __init__(
-        self, plain: H2Protocol, peers: Cell[frozenset[asyncio.Transport]], refused: Allowance
-    ) -> None:
+    def __init__(self, plain: H2Protocol, peers: Cell[frozenset[asyncio.Transport]]) -> None:
         super().__init__(plain.handler, plain.config, plain.h2_config)
         self._peers = peers
-        self._refused = refused
         self._transport: asyncio.Transport | None = None
 
     @override
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        uid = peer_uid(transport)
-        if uid not in {0, os.geteuid()} or not isinstance(transport, asyncio.Transport):
-            if (left_out := self._refused.admit()) is not None:
-                log.warning("plugin.peer_refused", uid=uid, more=left_out)
+        is_ours = peer_uid(transport) in {0, os.geteuid()}
+        if not is_ours or not isinstance(transport, asyncio.Transport):
             transport.close()
             return
         super().connection_made(transport)
@@ -410,12 +411,10 @@ class Incarnation(Server):
         self._path = path
         self._sock = sock
         self._peers: Cell[frozenset[asyncio.Transport]] = Cell(frozenset())
-        # A caller who is refused could cause a flood of log lines.
-        self._refused = Allowance(1, 60.0)
 
     @override
     def _protocol_factory(self) -> H2Protocol:
-        return Peer(super()._protocol_factory(), self._peers, self._refused)
+        return Peer(super()._protocol_factory(), self._peers)
 
     async def serve(self) -> None:
         """Listen, and check by a call that the server answers.
@@ -497,6 +496,7 @@ class PluginServer:
         self._is_draining = False
         self._ended = Cell(False)
         """Set to end the list streams of the present socket."""
+        self._lost = Cell("")
         self.endpoint = self.served = ""
         self.streams: Cell[int] = Cell(0)
         self.admissions = IdleWaiter()
@@ -528,8 +528,8 @@ class PluginServer:
         stream removes the newest registration of its resource. One call at a time.
 
         Raises:
-            PermissionFault, KubeletError: the socket cannot be bound, or does not answer. Then no
-                server runs.
+            DirectoryLost, PermissionFault, KubeletError: the socket cannot be bound, or does not
+                answer. Then no server runs.
         """
         await asyncio.shield(self._retire())  # a caller that is cancelled cuts off no open call
         async with self._turn:
@@ -537,7 +537,11 @@ class PluginServer:
                 raise KubeletError("the plugin server is stopping")
             resource = self._resource.value
             sweep(self._directory, resource)
-            path, sock = bind(self._directory, resource, self._chance)
+            try:
+                path, sock = bind(self._directory, resource, self._chance)
+            except DirectoryLost as error:
+                self._lost.set(str(error))
+                raise
             self.served, self._is_draining, self._ended = resource, False, Cell(False)
             server = Incarnation(path, sock, self)
             async with contextlib.AsyncExitStack() as undo:
@@ -546,6 +550,10 @@ class PluginServer:
                 undo.pop_all()
             self._current, self.endpoint = server, path.name
             log.info("plugin.serving", endpoint=self.endpoint, resource=resource)
+
+    async def until_lost(self) -> None:
+        """Wait until only a new process can bind a socket. Raises DirectoryLost."""
+        raise DirectoryLost(await self._lost.until(bool))
 
     async def _retire(self) -> None:
         """Finish admissions, end the list streams, and stop the present server.

@@ -136,13 +136,6 @@ leaves its socket file."""
 SWEEP_LOOK = 0.5
 """Seconds between checks for the agent's socket file during a Register."""
 
-_LOST = {
-    "stream_lost": "the kubelet's stream ended",
-    "socket_lost": "the agent's socket file is gone",
-    "rival_gone": "another plugin took the resource and is gone",
-    "renamed": "the resource has another name",
-}
-
 
 async def register_plugin(kubelet: Path, endpoint: str, resource: str, *, fenced: bool) -> None:
     """Register the socket named `endpoint` at the kubelet's socket. The caller sets the deadline.
@@ -206,14 +199,13 @@ class Registration:
         self._backoff = Backoff(DELAYS, JITTER, chance)
         self._changes: Cell[int] = Cell(0)
         self._kubelet: KubeletEpoch | None = None
-        self._trigger = "start"
         self._spent = ""
         """The endpoint that the kubelet must not be given again."""
         self._due = self._fresh_until = 0.0
         """The loop times of the next attempt, and until when a new kubelet is tried quickly."""
         self.state: Cell[RegistrationState] = Cell(RegistrationState())
         self.registrations = Tally(
-            "registrations_total", "Register calls that the kubelet accepted.", ("trigger",)
+            "registrations_total", "Register calls that the kubelet accepted."
         )
 
     @property
@@ -227,7 +219,7 @@ class Registration:
         Does nothing while no stream is open: then a registration is under way.
         """
         if self._streams.value > 0:
-            self._trigger, self._spent = "rival_gone", self._serving.endpoint
+            self._spent = self._serving.endpoint
             self._changes.set(self._changes.value + 1)
 
     def heard(self, name: str) -> None:
@@ -241,8 +233,6 @@ class Registration:
             kubelet = self._directory.read(self._directory.kubelet)
             if kubelet is not None and kubelet != self._kubelet:
                 # It starts over, without the delays of the former kubelet instance.
-                if self._kubelet is not None:
-                    self._trigger = "kubelet_restart"
                 self._kubelet = kubelet
                 self._due, self._fresh_until = loop_time(), loop_time() + FRESH_FOR
                 self._backoff.reset()
@@ -294,7 +284,7 @@ class Registration:
             error = failed.exceptions[0]
 
         if error is None:
-            self.registrations.add(self._trigger)
+            self.registrations.add()
             due = loop_time() + STREAM_DEADLINE
             while (
                 self._streams.version == before
@@ -326,7 +316,7 @@ class Registration:
         A new kubelet socket alone is no reason to register: it was only touched, because a kubelet
         that starts removes the agent's socket.
         """
-        since, self._trigger = loop_time(), ""
+        since = loop_time()
         text = "registered, the kubelet takes our lists"
         self._publish("registration.serving", text, registered=True)
         while self._is_bound() and self._streams.value > 0:
@@ -335,11 +325,8 @@ class Registration:
         if loop_time() - since >= STABLE_AFTER:
             # It served for a while: this is a new loss, and no reason to wait longer than before.
             self._backoff.reset()
-        # A cause that is known already, such as another plugin, tells more than its effect.
-        if self._serving.served != self._resource.value:
-            self._trigger = "renamed"
-        self._trigger = self._trigger or ("stream_lost" if self._is_bound() else "socket_lost")
-        self._retry("registration.lost", f"{_LOST[self._trigger]}, registering again")
+        lost = "the kubelet's stream ended" if self._is_bound() else "it needs a new socket"
+        self._retry("registration.lost", f"{lost}, registering again")
 
     def _retry(self, event: str, text: str, delay: float | None = None) -> None:
         """Publish why no registration stands, and try again after `delay` or the back-off's."""

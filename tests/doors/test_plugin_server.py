@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 import pytest
 
-from agent.errors import AgentError, KubeletError, PermissionFault
+from agent.errors import AgentError, DirectoryLost, KubeletError, PermissionFault
 from agent.kit.cell import Cell
 from agent.kubelet import door as door_module
 from agent.kubelet.door import Incarnation, bind, sweep
@@ -256,6 +256,21 @@ async def test_without_a_directory_nothing_serves_until_there_is_one(tmp_path: P
     assert set() == names(directory)
     with pytest.raises(KubeletError, match="stopping"):
         await server.rebind()
+
+
+async def test_a_directory_that_turned_read_only_needs_a_new_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def fail(*_: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(os, "fchmod", fail)
+    server = a_server(tmp_path)
+    with pytest.raises(DirectoryLost):
+        await server.rebind()
+
+    with pytest.raises(DirectoryLost, match=f"{tmp_path} is read-only to this process"):
+        await server.until_lost()
 
 
 async def test_a_directory_with_too_long_a_path_is_named(tmp_path: Path):
