@@ -101,6 +101,7 @@ _MODULES = {
     "version": "main",
     "top": "status",
     **dict.fromkeys(("recheck", "release", "cordon", "uncordon", "uninstall"), "node"),
+    "simulate": "sandbox",
     **dict.fromkeys(("runbook", "bundle", "completion"), "support"),
 }
 """The module in `agent.cli` of a verb that is not named like its module."""
@@ -257,18 +258,9 @@ def typed(kind: ValueType, what: str) -> Callable[[str], Any]:
 def add_output(
     parser: argparse.ArgumentParser, default: str = TABLE, forms: Sequence[str] = FORMS
 ) -> None:
-    """Add `-o table|json|yaml` and `--json`. `forms`: those of the verb."""
+    """Add `-o table|json|yaml`. `forms`: those of the verb."""
     words = "; ".join(f"{form}: {_FORM_WORDS[form]}" for form in forms)
     parser.add_argument("-o", "--output", choices=forms, default=default, help=words)
-
-    parser.add_argument(
-        "--json",
-        dest="output",
-        action="store_const",
-        const="json",
-        default=default,
-        help="the same as -o json",
-    )
 
 
 def add_parser(subparsers: Subparsers) -> None:

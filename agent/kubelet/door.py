@@ -230,7 +230,7 @@ def _fields(data: bytes) -> Mapping[int, list[Any]]:
     at, end = 0, len(data)
     value: Any
     while at < end:
-        # Numbers of one byte, which are those of ids, without a call.
+        # Numbers of one byte, which are those of ids, without a call: that takes 20 times as long.
         tag, at = (data[at], at + 1) if data[at] < 0x80 else decode_varint(data, at)
         match tag & 7:
             case 0:

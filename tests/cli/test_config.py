@@ -13,7 +13,7 @@ from agent.cli.main import dispatch
 def checked(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> tuple[str, str]:
     assert code == dispatch(["config", "check", *words], {"HAMI_AGENT_XYZ": "not looked at"})
     out = capsys.readouterr()
-    assert "--json" in words or all(len(line) <= 80 for line in out.out.splitlines())
+    assert "json" in words or all(len(line) <= 80 for line in out.out.splitlines())
     return out.out, out.err
 
 
@@ -77,7 +77,7 @@ def test_labels_of_a_node_decide_its_profiles(files, capsys):
 
 
 def test_a_program_gets_the_same_as_json(files, capsys):
-    out, _ = checked(capsys, *files, "--node", "gpu-b", "--json")
+    out, _ = checked(capsys, *files, "--node", "gpu-b", "-o", "json")
     document = json.loads(out)
     data = document["data"]
 
@@ -136,7 +136,7 @@ WRONG = {
 def test_everything_that_is_wrong_is_told_at_once_with_its_place(tmp_path, monkeypatch, capsys):
     files = written(tmp_path, monkeypatch, **WRONG)
 
-    out, err = checked(capsys, *files, "--json", code=1)
+    out, err = checked(capsys, *files, "-o", "json", code=1)
 
     errors = json.loads(out)["data"]["errors"]
     assert [f"hami-agent: {error}" for error in errors] == err.splitlines()

@@ -314,7 +314,7 @@ def test_json_and_yaml_have_the_same_data_and_name_their_source(cli, agent):
 
 
 def test_names_are_for_scripts_and_json_has_a_short_form(cli, agent):
-    assert "Status" == json.loads(cli("status", "--json")[1])["kind"]
+    assert "Status" == json.loads(cli("status", "-o", "json")[1])["kind"]
     assert f"gpu/{G1}\ngpu/{G2}\n" == cli("status", "-o", "name")[1]
     assert "pod/llm/train-0\n" == cli("status", "-o", "name", "--by", "pod")[1]
 
