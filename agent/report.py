@@ -92,7 +92,6 @@ class NodeEventQueue:
 
 # What people are told about GPUs: Events between two inventories, and the condition GpuDegraded.
 
-WELL: Final = "answering again; the agent receives events"
 TEXT_LIMIT: Final = 1024
 
 
@@ -150,17 +149,14 @@ def _news(before: Health | None, health: Health) -> NodeEvent | None:
         # Of a GPU that was not there, people hear only that it is not healthy.
         if before is None or before.cause == Cause.OFF:
             return None
-        text = f"healthy again, after: {past(before)}"
-        if before.condition is Condition.UNMONITORED:
-            text = "taken back, and healthy" if before.cause == Cause.RELEASED else WELL
-        return NodeEvent("GpuRecovered", text, warning=False)
+        return NodeEvent("GpuRecovered", f"healthy again, after: {past(before)}", warning=False)
 
     if health.cause == Cause.RELEASED:
         return NodeEvent("GpuReleased", health.text, warning=False)
-    if health.silent and not health.serving:
-        return NodeEvent("GpuUnhealthy", f"not served any more: {health.text}", warning=True)
     reason = "GpuDriverUnresponsive" if health.silent else "GpuUnmonitored"
-    return NodeEvent("GpuUnhealthy" if health.ill else reason, health.text, warning=True)
+    if health.ill or (health.silent and not health.serving):
+        reason = "GpuUnhealthy"
+    return NodeEvent(reason, health.text, warning=True)
 
 
 def _is_well(health: Health) -> bool:

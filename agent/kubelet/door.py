@@ -446,7 +446,8 @@ class Incarnation(Server):
         finally:
             for transport in self._peers.value:
                 transport.abort()
-            self._path.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # gone, or the directory is read-only
+                self._path.unlink()
             self._sock.close()
         if self._server is not None:
             # From 3.12 on, wait_closed also waits for connections; all are closed by now.
@@ -492,7 +493,6 @@ class PluginServer:
         self._fence = fence
         self._turn = asyncio.Lock()
         self._current: Incarnation | None = None
-        self._is_stopped = False
         self._is_draining = False
         self._ended = Cell(False)
         """Set to end the list streams of the present socket."""
@@ -512,11 +512,9 @@ class PluginServer:
 
     async def run(self) -> None:
         """Allow serving until cancelled; then stop the server."""
-        self._is_stopped = False
         try:
             await asyncio.Event().wait()
         finally:
-            self._is_stopped = True
             # In a task of its own: in one that is being cancelled, Python before 3.11.3 ends each
             # asyncio.timeout by a cancellation, and the calls under way would be cut off.
             await asyncio.shield(self._retire())
@@ -533,8 +531,6 @@ class PluginServer:
         """
         await asyncio.shield(self._retire())  # a caller that is cancelled cuts off no open call
         async with self._turn:
-            if self._is_stopped:
-                raise KubeletError("the plugin server is stopping")
             resource = self._resource.value
             sweep(self._directory, resource)
             try:
