@@ -23,7 +23,13 @@ from agent.cluster import (
     PodUid,
 )
 from agent.errors import ApiError, ApiThrottled
-from agent.hami.annotations import NodeReport, ReportSettings, encode_reported, report_of
+from agent.hami.annotations import (
+    NodeReport,
+    ReportProfile,
+    ReportSettings,
+    encode_reported,
+    report_of,
+)
 from agent.health.judge import past
 from agent.kit.cell import Cell, News
 from agent.kit.tasks import Allowance, Backoff
@@ -442,12 +448,12 @@ class Reporter:
             elif self._observes:
                 self._rest("")
                 self._show(node, report)
-            elif report.is_said and not settings.profile.stamps:
+            elif not report.changes and settings.profile is not ReportProfile.COLON:
                 self._rest("")
             else:
                 target = node.uid, report.register, report.score
                 reason: Reason = "health" if report.changes_health else "inventory"
-                if report.is_said:
+                if not report.changes:
                     reason = "stamp"
                 elif self._written == target:
                     reason = "foreign"
@@ -455,7 +461,7 @@ class Reporter:
                 if left < TICK:
                     await self._write(report, reason, target)
                     continue
-                if report.is_said:
+                if not report.changes:
                     self._rest("")
             await news.wait(left)
 
@@ -494,7 +500,7 @@ class Reporter:
     ) -> None:
         """Write; after a failure, wait until it may be tried again."""
         loop, cells = asyncio.get_running_loop(), self._cells
-        is_stamped = cells.settings.value.profile.stamps
+        is_stamped = cells.settings.value.profile is ReportProfile.COLON
         stamp = encode_reported(self._clock.now()) if is_stamped else None
         news = News(cells.inventory, cells.settings, cells.returns)
         self._spread = None

@@ -27,9 +27,10 @@ from agent.cli.main import (
     fail,
     typed,
 )
-from agent.cli.output import UNFOLDED, Column, Paint, answer, painter, shorten, table, wrapped
+from agent.cli.output import UNFOLDED, Paint, answer, painter, shorten, table, wrapped
 from agent.errors import AgentError
 from agent.kit.logs import configure
+from agent.kit.units import Column
 from agent.sandbox import hardware_talk as talk
 from agent.sandbox.apiserver import PREFIX
 from agent.sandbox.hardware import DRIVER_VERSION, MOST_GPUS, PROFILES, Description, gpus_of
