@@ -339,7 +339,6 @@ def _services_of(agent: NodeAgent) -> metrics.Services:
         registration.registrations,
         agent.health.xid_events,
         agent.health.transitions,
-        agent.notices.unposted,
         plugin.calls,
     ]
 
