@@ -331,10 +331,11 @@ MAX_NUMBER = 9_999_999_999
 _SLICE_ID = re.compile(r"(.+)-(0|[1-9][0-9]{0,9})", re.DOTALL)
 
 MODES = msgspec.structs.replace(
-    choice("hami-core", "mps", MIG_MODE), schema=choice("hami-core", "mps").schema
+    choice("hami-core", "mps", MIG_MODE, like={"remote": "hami-core"}),
+    schema=choice("hami-core", "mps").schema,
 )
 """HAMi's operating modes. The agent does not share GPUs in `mig` yet. HAMi's config.json may set it
-for nodes that run HAMi's plugin."""
+for nodes that run HAMi's plugin; `remote` is hami-core for a GPU of this node."""
 
 
 class SharingSettings(msgspec.Struct, frozen=True):

@@ -66,7 +66,6 @@ CHECKS: Final[Mapping[str, Mapping[str, str]]] = {
         "P-NODE": "the scheduler learns nothing new of this node's GPUs",
         "P-RIGHTS": SERVED,
         "P-EXCESS": "no pod is affected; who takes over the agent gets these rights, too",
-        "P-CLOCK": "ages of locks and time stamps of the scheduler are misjudged",
     },
     "scheduler": {
         "P-LABEL": "a DaemonSet that selects by this label does not run here",
@@ -232,33 +231,6 @@ def judge_rights(
                 "give it the chart's ClusterRole, or the kubeconfig of this node's own identity",
             ),
         )
-
-
-SKEW_LIMIT: Final = 2.0
-"""Seconds."""
-
-
-def judge_clock(server: str, skew: float | None) -> Finding:
-    """Judge the clocks of the API server and of this node. `skew`: see `skew_of`."""
-    ahead = skew or 0.0
-    side = "ahead of" if ahead > 0 else "behind"
-    return judged(
-        "P-CLOCK",
-        server,
-        f"its clock and this node's differ by at most {SKEW_LIMIT:g} s",
-        (
-            skew is None,
-            "unknown",
-            "its answers have no time (Date)",
-            "compare `date -u` on both machines",
-        ),
-        (
-            abs(ahead) > SKEW_LIMIT,
-            "note",
-            f"its clock is {span(abs(ahead))} {side} this node's",
-            "synchronise both clocks (timedatectl, chronyc tracking)",
-        ),
-    )
 
 
 # Paths, the driver, other plugins, HAMi's files.

@@ -168,7 +168,7 @@ async def test_beside_an_agent_rights_that_it_does_not_need_are_noted(tmp_path: 
     async with beside_server(PreflightServer(), tmp_path) as (_, chosen):
         found = await examine(chosen, agent=READY, groups=frozenset({"api"}))
 
-    assert [("P-NODE", "ok"), ("P-RIGHTS", "ok"), ("P-EXCESS", "note"), ("P-CLOCK", "ok")] == [
+    assert [("P-NODE", "ok"), ("P-RIGHTS", "ok"), ("P-EXCESS", "note")] == [
         (one.check, one.verdict) for one in found
     ]
     assert "list secrets" in found[2].said

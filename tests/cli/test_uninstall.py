@@ -156,7 +156,7 @@ async def test_what_cannot_be_read_is_told_and_has_its_exit_code(
     assert 4 == await uninstalled(*flags)
     world.use_token("other")
     assert 1 == await uninstalled(*flags)
-    assert "grant this right" in capsys.readouterr().err
+    assert "answered 403" in capsys.readouterr().err
     await world.begin_outage()
     assert 3 == await uninstalled(*flags)
     assert 3 == await uninstalled(*flags, "--kubeconfig", str(tmp_path / "none"))

@@ -154,7 +154,6 @@ async def test_a_region_without_numbers_is_counted_by_its_state_also_where_no_po
     assert {(state.value,): 1 for state in RegionState} | {("unreadable",): 2} == await samples(
         "container_regions", node, names_pods=False
     )
-    assert {("main", "team-a", "pod-2"): 0} == await samples("container_processes", node)
 
 
 async def test_prometheus_reads_the_page_whatever_it_accepts():

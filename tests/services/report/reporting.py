@@ -10,7 +10,7 @@ from typing import Any
 from agent.cluster import REGISTER, NodeEvent, NodeView
 from agent.hami.annotations import ReportProfile, ReportSettings, read_register, report_of
 from agent.kit.cell import Cell
-from agent.kube.watches import NodeWatch
+from agent.kube.objects import NodeWatch
 from agent.model import Inventory
 from agent.report import ReportCells, Reporter
 from tests.builders import an_inventory
