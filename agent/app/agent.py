@@ -273,7 +273,7 @@ class NodeAgent:
             self.services += [
                 Task("withholder", self.withholder.run),
                 Task("unwritable", self._follow_disk),
-                Task("clearing", partial(clear_directories, adapters.hooks, self.cleared, say)),
+                Task("clearing", partial(clear_directories, adapters.hooks, self.cleared)),
             ]
             self.doors += [
                 Task("plugin", self.server.run),
