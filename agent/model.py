@@ -555,15 +555,6 @@ def closeness(gpu: Gpu, peer: Gpu) -> int:
     return 2 * pair_points(gpu, peer) + (gpu.numa is not None and gpu.numa == peer.numa)
 
 
-def lopsided(gpus: Iterable[Gpu]) -> tuple[tuple[GpuUuid, GpuUuid], ...]:
-    """The pairs whose two GPUs report different kinds of links: a sign of a broken link."""
-    return tuple(
-        (gpu.uuid, peer.uuid)
-        for gpu, peer in itertools.combinations(gpus, 2)
-        if _kinds(_link(gpu, peer)) != _kinds(_link(peer, gpu))
-    )
-
-
 def _link(gpu: Gpu, peer: Gpu) -> Link | None:
     return next((link for link in gpu.links if link.peer == peer.uuid), None)
 

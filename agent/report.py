@@ -17,7 +17,6 @@ from agent.cluster import (
     GPU_DEGRADED,
     HANDSHAKE,
     REGISTER,
-    SCORE,
     NodeCondition,
     NodeEvent,
     NodeView,
@@ -25,7 +24,13 @@ from agent.cluster import (
     PodUid,
 )
 from agent.errors import ApiError, ApiThrottled
-from agent.hami.annotations import NodeReport, ReportSettings, encode_reported, report_of
+from agent.hami.annotations import (
+    NodeReport,
+    ReportProfile,
+    ReportSettings,
+    encode_reported,
+    report_of,
+)
 from agent.health.judge import past
 from agent.kit.cell import Cell, News
 from agent.kit.tasks import Allowance, Backoff
@@ -588,8 +593,10 @@ class Reporter:
         if report is None:
             return "no GPU has been found yet"
         target = node.uid, report.register, report.score
-        if report.is_said:
-            return DueWrite(target, report, "stamp") if settings.profile.stamps else ""
+        if not report.changes:  # the Node says the same
+            return (
+                DueWrite(target, report, "stamp") if settings.profile is ReportProfile.COLON else ""
+            )
 
         reason: Reason = "health" if report.changes_health else "inventory"
         if self._written is not None and self._written[0] != node.uid:
@@ -635,7 +642,7 @@ class Reporter:
     async def _write(self, need: DueWrite) -> None:
         loop = asyncio.get_running_loop()
         changes = need.report.changes
-        is_stamped = self._cells.settings.value.profile.stamps
+        is_stamped = self._cells.settings.value.profile is ReportProfile.COLON
         stamp = encode_reported(self._clock.now()) if is_stamped else None
 
         try:
@@ -663,9 +670,4 @@ class Reporter:
 
             self._written = need.target
             log.info("report.written", reason=need.reason, node_uid=need.target[0])
-            if SCORE in changes and need.report.lopsided:
-                pairs = ", ".join(f"{one} and {other}" for one, other in need.report.lopsided)
-                text = f"a link may be broken, because only one of its two GPUs reports it: {pairs}"
-                log.warning("report.lopsided_links", pairs=len(need.report.lopsided))
-                self._say(NodeEvent("AsymmetricGPUP2PLink", text, warning=True))
         self._saw(node)

@@ -24,7 +24,7 @@ from agent.host.system import HostDisk, Systemd, Worker
 from agent.kit.cell import Cell
 from agent.kit.tasks import Offload, Task
 from agent.kit.timing import SystemClock, Tally
-from agent.kube import client, objects, watches
+from agent.kube import client, objects
 from agent.kube.client import Connection
 from agent.kubelet import door, register
 from agent.ledger import LastGood, Row
@@ -303,7 +303,6 @@ class NodeAgent:
             facts.pods,
             facts.inventory,
             adapters.clock,
-            say,
             switches=settings.feedback and not self.observes,
             observes=self.observes,
         )
@@ -365,8 +364,8 @@ class NodeAgent:
         self.session = session = client.KubeSession(connection, chance, observes=observes)
         self.events = poster = objects.EventPoster(session, settings.node, clock)
         api = objects.KubeApi(session, settings.node, settings.sharing.resource)
-        node = watches.NodeWatch(api, facts.node, chance)
-        pods = watches.PodWatch(api, facts.pods, clock, chance, facts.resource)
+        node = objects.NodeWatch(api, facts.node, chance)
+        pods = objects.PodWatch(api, facts.pods, clock, chance, facts.resource)
 
         allocation = service.HamiAllocation(
             commit=state.commit,
@@ -390,7 +389,6 @@ class NodeAgent:
             epoch=self.kubelet.now,
             streams=self.server.streams,
             clock=clock,
-            look=node.reopen,
         )
 
         self.report = reporter = report.Reporter(
@@ -442,7 +440,6 @@ class NodeAgent:
             settlement.results,
             poster.posted,
             session.requests,
-            session.received,
         )
 
         return allocation

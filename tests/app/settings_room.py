@@ -16,7 +16,7 @@ from agent.host.system import Systemd
 from agent.inventory import InventoryKeeper
 from agent.kit.cell import Cell
 from agent.kit.timing import IdleWaiter
-from agent.kube.watches import NodeWatch
+from agent.kube.objects import NodeWatch
 from agent.ledger import LastGood, Ledger, SourceFile
 from agent.model import GpuUuid, Scan, SliceId, SliceList
 from agent.ports import Disk
