@@ -60,7 +60,10 @@ class HostPaths(msgspec.Struct, frozen=True):
     pod_resources_socket: Annotated[
         Path,
         Field(
-            "paths.podResourcesSocket", path, "Its PodResources socket.", "--pod-resources-socket"
+            "paths.podResourcesSocket",
+            path,
+            "The kubelet's PodResources socket.",
+            "--pod-resources-socket",
         ),
     ] = Path("/var/lib/kubelet/pod-resources/kubelet.sock")
     cgroup: Annotated[Path, Field("paths.cgroup", path, "The cgroup tree.")] = Path(
