@@ -31,17 +31,7 @@ from agent.kit.cell import Cell, News
 from agent.kit.tasks import Allowance, Backoff
 from agent.kit.timing import Tally
 from agent.ledger import Ledger
-from agent.model import (
-    Action,
-    Cause,
-    Condition,
-    GpuFault,
-    GpuUuid,
-    Health,
-    Inventory,
-    SharedGpu,
-    Trouble,
-)
+from agent.model import Cause, Condition, GpuFault, GpuUuid, Health, Inventory, SharedGpu, Trouble
 from agent.node import cordon_events, read_cordon
 from agent.ports import Clock, NodeApi
 
@@ -139,8 +129,6 @@ async def follow_cordons(
 
 WELL: Final = "answering again; the agent receives events"
 TEXT_LIMIT: Final = 1024
-_STRENGTH: Final[dict[str, int]] = {action: rank for rank, action in enumerate(Action)}
-"""From the weakest to the strongest. An action of a newer agent is not known."""
 
 
 def gpu_events(
@@ -216,9 +204,10 @@ def _of_health(old: Inventory, new: Inventory) -> Iterator[NodeEvent]:
 def _news(before: Health | None, health: Health) -> NodeEvent | None:
     """The Event about a health that differs from `before` (None: the GPU was not there)."""
     if before is not None and _state(before) == _state(health):
-        asks_more = _STRENGTH.get(health.action, 0) > _STRENGTH.get(before.action, 0)
-        is_worse = health.ill and asks_more
-        return NodeEvent("GpuUnhealthy", health.text, warning=True) if is_worse else None
+        # Also where it asks for less: a GPU that is back and cools down needs no reboot any more,
+        # and whoever reads Events alone would go on to reboot the node.
+        is_told = health.ill and health.action != before.action
+        return NodeEvent("GpuUnhealthy", health.text, warning=True) if is_told else None
 
     if _is_well(health):
         # Of a GPU that was not there, people hear only that it is not healthy.

@@ -671,12 +671,7 @@ def notices(found: StatusDocument, now: dt.datetime) -> Iterator[Notice]:
             word, grade = ("not ready", "bad") if check.required else ("degraded", "watch")
             yield f"{word}: {check.name}: {cap(check.text, 1024)}", grade
 
-    since = found.node.kubelet_since
-    lost = [
-        container(one)
-        for one in found.allocations or ()
-        if one.confirmed is False and not one.ended and since and one.since and one.since < since
-    ]
+    since, lost = found.node.kubelet_since, unrecorded(found)
     if lost and since:
         more = f" and {len(lost) - 1} more" if len(lost) > 1 else ""
         text = (
@@ -691,6 +686,16 @@ def notices(found: StatusDocument, now: dt.datetime) -> Iterator[Notice]:
         count = counted(len(found_idle), "container")
         text = f"idle: {count} ran no kernel for over an hour, {longest} for {age(at, now)}"
         yield f"{text}; `hami-agent status --by pod` lists all", ""
+
+
+def unrecorded(found: StatusDocument) -> list[str]:
+    """The containers that were answered before the present kubelet, which has no record of them."""
+    since = found.node.kubelet_since
+    return [
+        container(one)
+        for one in found.allocations or ()
+        if one.confirmed is False and not one.ended and since and one.since and one.since < since
+    ]
 
 
 def refused(found: StatusDocument, now: dt.datetime) -> Iterator[Notice]:

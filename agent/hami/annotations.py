@@ -448,53 +448,6 @@ def read_register(text: str | None) -> tuple[RegisteredGpu, ...]:
         return ()
 
 
-def register_differences(
-    report: NodeReport, text: str, faulty: Collection[str] = ()
-) -> tuple[str, ...]:
-    """Describe how the present register annotation (`text`) differs, for people.
-
-    It names an unreadable text or another form, else the first difference of each GPU. Health is
-    not compared: only a serving agent knows it. `faulty`: UUIDs of GPUs that may be named in vain.
-    """
-    if not report.register_differs:
-        return ()
-    if not report.held:
-        return ("cannot be read",)
-    is_old, was_old = (not is_json_form(one) for one in (report.register, text))
-    if is_old != was_old:
-        return (f"is written {_READERS[was_old]}, and the agent would write {_READERS[is_old]}",)
-    wanted = {gpu.uuid: gpu for gpu in report.gpus}
-    held = {gpu.uuid: gpu for gpu in report.held if gpu.uuid in wanted or gpu.uuid not in faulty}
-
-    texts = list[str]()
-    for uuid in sorted(held | wanted):
-        before, after = held.get(uuid), wanted.get(uuid)
-        if before is None or after is None:
-            is_named = "not named" if before is None else "named"
-            texts.append(f"GPU {uuid} is {is_named}, unlike what the agent would say")
-            continue
-        for field, word in _WORDS.items():
-            was, said = getattr(before, field), getattr(after, field)
-            if was != said:
-                texts.append(f"GPU {uuid}: {word} {was}, and the agent would say {said}")
-                break
-    if not texts and len({gpu.uuid for gpu in report.held}) < len(report.held):
-        texts.append("names a GPU more than once")
-    return tuple(texts)
-
-
-_READERS = {False: "for schedulers from 2.8 on", True: "for schedulers up to 2.7.1"}
-_WORDS = {
-    "split_count": "slices",
-    "registered_mib": "MiB",
-    "core_percent": "percent of the cores",
-    "type_name": "type",
-    "mode": "mode",
-    "index": "index",
-    "numa": "NUMA node",
-}
-
-
 # The node lock annotation of HAMi's scheduler: `<RFC 3339>,<namespace>,<pod>`.
 #
 # Source: HAMi v2.10 pkg/util/nodelock/nodelock.go, ParseNodeLock and SetNodeLock.

@@ -9,9 +9,7 @@ from agent.hami.annotations import (
     ReportProfile,
     ReportSettings,
     encode_register,
-    encode_register_colon,
     read_register,
-    register_differences,
     registered,
     report_of,
 )
@@ -92,50 +90,3 @@ OLD_READERS, NEW_READERS = "for schedulers up to 2.7.1", "for schedulers from 2.
 
 def an_altered(**changes: object) -> str:
     return encode_register([msgspec.structs.replace(FIRST, **changes), *OTHERS])
-
-
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        (TEXT, ()),
-        ("[[", ("cannot be read",)),
-        (
-            encode_register_colon(registered(an_inventory(), colon=True)),
-            (f"is written {OLD_READERS}, and the agent would write {NEW_READERS}",),
-        ),
-        (
-            an_altered(split_count=3),
-            (f"GPU {FIRST.uuid}: slices 3, and the agent would say {FIRST.split_count}",),
-        ),
-        (
-            an_altered(healthy=False, mode="mig"),
-            (f"GPU {FIRST.uuid}: mode mig, and the agent would say {FIRST.mode}",),
-        ),
-        (
-            encode_register([*GPUS, msgspec.structs.replace(FIRST, uuid=a_uuid(99))]),
-            (f"GPU {a_uuid(99)} is named, unlike what the agent would say",),
-        ),
-        (
-            an_altered(uuid=a_uuid(99)),
-            (
-                f"GPU {a_uuid(99)} is named, unlike what the agent would say",
-                f"GPU {FIRST.uuid} is not named, unlike what the agent would say",
-            ),
-        ),
-        (encode_register([*GPUS, FIRST]), ("names a GPU more than once",)),
-        (an_altered(healthy=False), ()),
-    ],
-    ids=["same", "unreadable", "form", "slices", "mode", "more", "other", "twice", "ill"],
-)
-def test_what_the_node_says_otherwise_is_told_gpu_by_gpu(text: str, said: tuple[str, ...]):
-    report = the_report(an_inventory(), {REGISTER: text})
-
-    assert sorted(said) == sorted(register_differences(report, text))
-
-
-def test_a_gpu_that_the_driver_does_not_describe_may_be_named():
-    text = encode_register([*GPUS, msgspec.structs.replace(FIRST, uuid=a_uuid(99), healthy=False)])
-    report = the_report(an_inventory(), {REGISTER: text})
-
-    assert register_differences(report, text)
-    assert () == register_differences(report, text, {a_uuid(99)})
