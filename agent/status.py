@@ -26,7 +26,6 @@ from agent.model import (
     GpuUuid,
     Inventory,
     Sampled,
-    SharedGpu,
     SliceList,
 )
 from agent.node import Check, is_ready, read_cordon
@@ -302,7 +301,6 @@ class StatusFacts(msgspec.Struct, frozen=True):
 
     inventory: Inventory = msgspec.field(default_factory=Inventory)
 
-    gone: Sequence[SharedGpu] = ()
     """The GPUs that left the inventory, the last first."""
 
     slices: SliceList = msgspec.field(default_factory=SliceList)
@@ -510,15 +508,15 @@ def _allocation(row: Row, labels: Mapping[GpuUuid, str], facts: StatusFacts) -> 
     )
 
 
-def gpu_labels(inventory: Inventory, gone: Iterable[SharedGpu] = ()) -> Mapping[GpuUuid, str]:
-    """The value of the label `gpu` for each GPU, also for those that are `gone`.
+def gpu_labels(inventory: Inventory) -> Mapping[GpuUuid, str]:
+    """The value of the label `gpu` for each GPU.
 
-    It is the index, also after the GPU is gone; the UUID if it has none or another GPU has it now.
+    It is the index; the UUID if the GPU has none or another GPU has it now.
     """
     taken: set[int] = set()
     named: dict[GpuUuid, str] = {}
 
-    for gpu in (*sorted(inventory.gpus, key=lambda gpu: not gpu.present), *gone):
+    for gpu in sorted(inventory.gpus, key=lambda gpu: not gpu.present):
         named[gpu.uuid] = str(gpu.uuid) if gpu.gpu.index in taken else gpu.gpu.label
         taken.add(gpu.gpu.index)
 

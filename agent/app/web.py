@@ -195,7 +195,6 @@ class WebDoors:
             checks=self.checks(),
             node=facts.node.value,
             inventory=facts.inventory.value,
-            gone=agent.keeper.gone,
             slices=facts.slices.value,
             ledger=agent.state.ledger.value,
             newest=agent.samples.newest,

@@ -204,7 +204,7 @@ def _of_node(
     for check in facts.checks:
         yield (check.name,), {"ready": check.ok} if check.required else {"degraded": not check.ok}
 
-    for shared in (*facts.inventory.gpus, *(one for one in facts.gone if one.uuid in counted)):
+    for shared in facts.inventory.gpus:
         gpu, numa = shared.gpu, "" if shared.gpu.numa is None else str(shared.gpu.numa)
         named = (labels[gpu.uuid], gpu.uuid, gpu.name, gpu.pci, numa, shared.mode)
         yield named, {"gpu_info": 1}
@@ -445,7 +445,7 @@ class AgentCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         """Yield all families, each once."""
         facts, (tallies, durations, readings) = self.facts(), self.services
-        labels = gpu_labels(facts.inventory, facts.gone)
+        labels = gpu_labels(facts.inventory)
         running = [row for row in facts.ledger.rows if takes_room(row, facts.pods)]
         rows = running if self.names_pods else ()
         given = [(row.holder, row) for row in rows if row.holder is not None and not row.adopted]

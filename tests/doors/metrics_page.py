@@ -171,7 +171,6 @@ def a_node() -> StatusFacts:
             for gpu, named in zip((0, 3), listed, strict=True)
         ),
         (both, *pods, absent, *twins, *plain),
-        gone=[a_shared_gpu(gpu=a_gpu(index=n)) for n in (8, 9)],
         newest=lambda uuid: Sampled(NOON, newest[uuid]) if uuid in newest else None,
         used=used.get,
         checks=(
