@@ -38,16 +38,6 @@ log = structlog.get_logger(__name__)
 LISTED: Final = 100_000
 """Entries read beside the container directories; only root can create any there."""
 
-ADVICE = {
-    errno.ENOENT: "make the directory {hook}, owned by root",
-    errno.ENOSPC: "free some space there",
-    errno.EDQUOT: "raise the quota or free some space there",
-    errno.EROFS: "mount it read-write",
-    errno.ELOOP: "remove the link in its place",
-    errno.ENOTDIR: "remove the link or file in its place",
-    errno.EIO: "look for disk errors in the kernel's log",
-}
-
 
 def open_in(
     open_directories: contextlib.ExitStack, name: str, above: int | None, flags: int = DIRECTORY
@@ -87,11 +77,10 @@ def state_errors(hook: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        usual = "make {hook} a directory that root owns and the agent may write"
-        advice = ADVICE.get(error.errno or 0, usual).format(hook=hook)
         raise StateError(
             f"HAMi-core's directories below {hook} cannot be used: {error.filename or 'an entry'}: "
-            f"{error.strerror}; {advice}."
+            f"{error.strerror}; {hook} must be a directory of root's, without links in it, on a "
+            "disk that has room and can be written."
         ) from error
 
 
@@ -113,25 +102,21 @@ def large_directories(hook: Path) -> list[tuple[int, int, str]]:
     with open_containers(hook) as above:
         for name in filter(DIRECTORY_NAME.fullmatch, names_in(above)):
             size = entries = 0
-            is_large = False
             try:
-                with contextlib.ExitStack() as open_directories:
-                    opened = open_in(open_directories, name, above)
-                    for entry in open_directories.enter_context(os.scandir(opened)):
+                with contextlib.ExitStack() as opened:
+                    directory = open_in(opened, name, above)
+                    for entry in opened.enter_context(os.scandir(directory)):
                         entries += 1
                         with contextlib.suppress(FileNotFoundError):
                             status = entry.stat(follow_symlinks=False)
                             size += status.st_blocks * 512 // max(status.st_nlink, 1)
-                            is_large = stat.S_ISDIR(status.st_mode)  # HAMi-core makes none
-                        if is_large := is_large or size > BYTES or entries > ENTRIES:
-                            break
+                            if stat.S_ISDIR(status.st_mode) or size > BYTES or entries > ENTRIES:
+                                found.append((size, entries, name))
+                                break
+            except PermissionError:
+                found.append((size, entries, name))
             except (FileNotFoundError, NotADirectoryError):
                 continue  # the container removed or replaced it meanwhile
-            except PermissionError:
-                is_large = True
-
-            if is_large:
-                found.append((size, entries, name))
 
     return sorted(found, reverse=True)
 
@@ -197,7 +182,8 @@ class HostHookDirs:
         self._offload = offload
         self._clearing = clearing
         self._kept: dict[str, str] = {}
-        """Why each directory stays that could not be removed."""
+        """Why each directory stays that could not be removed. It is tried again by the next agent:
+        a tenant can make that costly."""
         self._last = ""
         """The last directory of the last pass. The next pass begins behind it."""
         self.set_aside = asyncio.Event()
@@ -236,12 +222,9 @@ class HostHookDirs:
         """
         return await self._offload.call(self._found)
 
-    async def clear(self, *, again: bool) -> Cleared:
-        """Make one pass over what was set aside, and measure the room. Raises StateError.
-
-        With `again`, also try what could not be removed before.
-        """
-        return await self._clearing.call(self._clear, again, asyncio.get_running_loop().time)
+    async def clear(self) -> Cleared:
+        """Make one pass over what was set aside, and measure the room. Raises StateError."""
+        return await self._clearing.call(self._clear, asyncio.get_running_loop().time)
 
     def _facts(self) -> HookFacts:
         home = self._hook / "vgpu"
@@ -329,14 +312,13 @@ class HostHookDirs:
                         found[name] = dt.datetime.fromtimestamp(status.st_ctime, dt.UTC)
         return found
 
-    def _clear(self, again: bool, now: Callable[[], float]) -> Cleared:  # noqa: FBT001 -- for an Offload
+    def _clear(self, now: Callable[[], float]) -> Cleared:
         more = False
         with open_containers(self._hook) as above:
             if above is not None:
                 names = set(filter(ASIDE.fullmatch, names_in(above)))
                 # Somebody else may have removed one that stayed.
-                kept = {name: why for name, why in self._kept.items() if name in names}
-                self._kept = {} if again else kept
+                self._kept = {name: why for name, why in self._kept.items() if name in names}
 
                 untried, end = names - self._kept.keys(), now() + PASS
                 for name in sorted(untried, key=lambda name: (name <= self._last, name)):
@@ -404,9 +386,6 @@ KEPT_EVENT: Final = "DirectoriesKept"
 PERIOD: Final = 60.0
 """Seconds between two passes, each of which also measures the room."""
 
-AGAIN: Final = 3600.0
-"""Seconds between attempts to remove what stays: a tenant can make them costly."""
-
 DEADLINE: Final = 30.0
 """Seconds for one pass. A single file can have terabytes."""
 
@@ -418,31 +397,24 @@ async def clear_directories(
 
     `say` posts one Event about the Node when directories stay, and no other until none stays.
     """
-    tried = -math.inf
     while True:
         hooks.set_aside.clear()
         began, before = loop_time(), cleared.value
-        again = began - tried >= AGAIN
         try:
             async with asyncio.timeout(DEADLINE):
-                now = await hooks.clear(again=again)
+                now = await hooks.clear()
         except (AgentError, TimeoutError) as error:
             log.warning("hooks.not_cleared", err=str(error) or "out of time")
             now = Cleared(kept=before.kept)
-        else:
-            tried = began if again else tried
-            if now.more and now.kept < before.kept:
-                # What stayed before was not all tried again yet.
-                now = msgspec.structs.replace(now, kept=before.kept, why=before.why)
-            if now.kept and not before.kept:
-                log.warning("hooks.kept", directories=now.kept, err=now.why)
-                some = "a directory" if now.kept == 1 else f"{now.kept} directories"
-                text = (
-                    f"The agent cannot remove {some} of containers that are gone ({now.why}). No "
-                    "pod waits for this. Remove them as root on the node: see DirectoriesKept in "
-                    "RUNBOOK.md."
-                )
-                say(NodeEvent(KEPT_EVENT, text, warning=True))
+
+        if now.kept and not before.kept:
+            some = "a directory" if now.kept == 1 else f"{now.kept} directories"
+            text = (
+                f"The agent cannot remove {some} of containers that are gone ({now.why}). No pod "
+                "waits for this. Remove them as root on the node: see DirectoriesKept in "
+                "RUNBOOK.md."
+            )
+            say(NodeEvent(KEPT_EVENT, text, warning=True))
 
         cleared.set(now)
         # Others have the disk half of the time.

@@ -338,10 +338,11 @@ _SLICE_ID = re.compile(r"(.+)-(0|[1-9][0-9]{0,9})", re.DOTALL)
 
 
 MODES = msgspec.structs.replace(
-    choice("hami-core", "mps", MIG_MODE), schema=choice("hami-core", "mps").schema
+    choice("hami-core", "mps", MIG_MODE, like={"remote": "hami-core"}),
+    schema=choice("hami-core", "mps").schema,
 )
 """HAMi's operating modes. The agent does not share GPUs in `mig` yet. HAMi's config.json may set it
-for nodes that run HAMi's plugin."""
+for nodes that run HAMi's plugin; `remote` is hami-core for a GPU of this node."""
 
 
 class SharingSettings(msgspec.Struct, frozen=True):
@@ -538,15 +539,6 @@ def pair_points(gpu: Gpu, peer: Gpu) -> int:
 def closeness(gpu: Gpu, peer: Gpu) -> int:
     """A rank for choosing GPUs: by points, and for equal points by a common NUMA node."""
     return 2 * pair_points(gpu, peer) + (gpu.numa is not None and gpu.numa == peer.numa)
-
-
-def lopsided(gpus: Iterable[Gpu]) -> tuple[tuple[GpuUuid, GpuUuid], ...]:
-    """The pairs whose two GPUs report different kinds of links: a sign of a broken link."""
-    return tuple(
-        (gpu.uuid, peer.uuid)
-        for gpu, peer in itertools.combinations(gpus, 2)
-        if _kinds(_link(gpu, peer)) != _kinds(_link(peer, gpu))
-    )
 
 
 def _link(gpu: Gpu, peer: Gpu) -> Link | None:

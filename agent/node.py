@@ -113,17 +113,6 @@ def rights(node: str, *, node_condition: bool = False) -> tuple[Right, ...]:
     )
 
 
-def skew_of(server: dt.datetime, before: dt.datetime, after: dt.datetime) -> float:
-    """By how many seconds the API server's clock is certainly ahead of this node's; < 0: behind.
-
-    `server`: the time in an answer, cut to a second; `before` and `after`: this node's clock around
-    the request. 0: they may be equal.
-    """
-    least = (server - after).total_seconds()
-    most = (server - before).total_seconds() + 1.0  # the resolution of an HTTP header's time
-    return max(least, 0.0) + min(most, 0.0)
-
-
 class NodeSight(msgspec.Struct, frozen=True):
     """The Node, as one GET shows it.
 
@@ -131,7 +120,6 @@ class NodeSight(msgspec.Struct, frozen=True):
     - `written`: when an agent last wrote the register annotation; None: not known.
     - `reported_by`: the writer other than an agent that last changed that, and when. Source:
       `other_writer` of agent/kube/objects.py.
-    - `skew`: see `skew_of`; None: the answer had no time.
     - `differences`: how the annotation differs from what these settings would write, without
       health.
     """
@@ -143,7 +131,6 @@ class NodeSight(msgspec.Struct, frozen=True):
     capacity: int = 0
     written: dt.datetime | None = None
     reported_by: str = ""
-    skew: float | None = None
     differences: tuple[str, ...] = ()
 
     def age(self, now: dt.datetime) -> float | None:

@@ -1,6 +1,5 @@
 """The Protocols of the outside world, on which services depend.
 
-host, gpu, kube, kubelet and witness implement them.
 Every async method raises only errors of agent.errors. The caller sets deadlines
 (asyncio.timeout), except where a method says that it keeps its own.
 """
@@ -31,24 +30,19 @@ class Driver(Protocol):
         """Check that one GPU answers. Raises DriverError if the driver as a whole fails."""
 
     async def sample(self, uuid: GpuUuid) -> GpuSample:
-        """The present use of one GPU. It is cheap enough to call every few seconds.
-
-        Raises GpuError if this GPU does not answer in time, and DriverError.
-        """
+        """The present use of one GPU. Raises GpuError: it does not answer in time; DriverError."""
 
     def events(self, opened: Callable[[], None] | None = None) -> AsyncIterator[DriverEvent]:
-        """The driver's events, for ever. Raises DriverError when the session ends.
+        """The driver's events, for ever; after `opened` was called, none is missed.
 
-        `opened` is called once, from when on no event is missed.
+        Raises DriverError when the session ends.
         """
 
     async def release(self, uuids: Collection[GpuUuid], *, everything: bool = False) -> None:
-        """Release these GPUs: close their handles and open none.
+        """Close the handles of these GPUs and open none; the driver then no longer uses them.
 
-        `everything`: also release all GPUs that are not shared, until any GPU is taken back.
-
-        Raises GpuError for an unknown GPU, and DriverError if a handle cannot be closed now. In
-        both cases the driver no longer uses the GPUs.
+        `everything`: also those of all GPUs that are not shared, until any GPU is taken back.
+        Raises GpuError: an unknown GPU; DriverError: a handle cannot be closed now.
         """
 
     def take_back(self, uuid: GpuUuid) -> None:
@@ -73,7 +67,7 @@ class Witness(Protocol):
     async def get(self, namespace: str, pod: str) -> Holding | None:
         """The pod's devices; None: the pod is neither being admitted nor active.
 
-        Raises WitnessThrottled, WitnessUnsupported, KubeletError.
+        Raises WitnessThrottled, WitnessUnsupported, KubeletError: there was no answer.
         """
 
     async def list(self) -> tuple[Holding, ...]:
@@ -101,9 +95,9 @@ class NodeApi(Protocol):
     """This Node at the API server. Methods keep their own deadline of 10 s a request."""
 
     def watch_node(self) -> AsyncIterator[NodeView | None]:
-        """One WATCH: the Node, then its changes; None: there is none, or none any more.
+        """One WATCH: the Node and its changes; None: no Node, which may take two minutes to say.
 
-        It may take two minutes to say that there is none. Raises ApiError.
+        Raises ApiError.
         """
 
     async def get_node(self) -> NodeView | None:

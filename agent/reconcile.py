@@ -33,7 +33,7 @@ from agent.ledger import (
     container_directory,
     mismatch,
 )
-from agent.model import SliceId, has_passed, split_slice_id
+from agent.model import SliceId, split_slice_id
 from agent.ports import Clock, KubeletRecords, Witness
 
 log = structlog.get_logger(__name__)
@@ -77,9 +77,6 @@ SWEEP_PERIOD = 3600.0
 
 LEAKED_AFTER = dt.timedelta(minutes=10)
 """How long a leaked container directory stays after its last change."""
-
-UNCONFIRMED_AFTER = dt.timedelta(seconds=60)
-"""After this time a row that the kubelet has not confirmed counts as unconfirmed."""
 
 # How long a row stays while no container is seen with it.
 
@@ -202,24 +199,6 @@ def check_start(ledger: Ledger, ids: Iterable[SliceId]) -> None:
     row = max(rows, key=lambda row: row.answered_at, default=None)
     if row is not None and row.mismatched:
         raise mismatch(row)
-
-
-def gaps(ledger: Ledger, now: dt.datetime) -> tuple[int, int]:
-    """How many rows have drift or cannot be compared; how many should be confirmed by now.
-
-    Drift: the agent could not offer the right ids before the answer. The kubelet used the ids of an
-    init container again, or another plugin answered.
-    """
-    late = Counter(
-        row.role is Role.INIT
-        for row in ledger.rows
-        if not row.confirmed and has_passed(UNCONFIRMED_AFTER, row.answered_at, now)
-    )
-    drifted = sum(
-        row.confirmed and row.has_gpu_mismatch and not row.offered
-        for row in ledger.rows_by(Decider.SCHEDULER)
-    )
-    return drifted + late[True], late[False]
 
 
 # Compares plain mode's rows with the kubelet: which container holds a row, and when a row is over.

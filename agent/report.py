@@ -17,7 +17,6 @@ from agent.cluster import (
     GPU_DEGRADED,
     HANDSHAKE,
     REGISTER,
-    SCORE,
     NodeCondition,
     NodeEvent,
     NodeView,
@@ -25,23 +24,19 @@ from agent.cluster import (
     PodUid,
 )
 from agent.errors import ApiError, ApiThrottled
-from agent.hami.annotations import NodeReport, ReportSettings, encode_reported, report_of
+from agent.hami.annotations import (
+    NodeReport,
+    ReportProfile,
+    ReportSettings,
+    encode_reported,
+    report_of,
+)
 from agent.health.judge import past
 from agent.kit.cell import Cell, News
 from agent.kit.tasks import Allowance, Backoff
 from agent.kit.timing import Tally
 from agent.ledger import Ledger
-from agent.model import (
-    Action,
-    Cause,
-    Condition,
-    GpuFault,
-    GpuUuid,
-    Health,
-    Inventory,
-    SharedGpu,
-    Trouble,
-)
+from agent.model import Cause, Condition, GpuFault, GpuUuid, Health, Inventory, SharedGpu, Trouble
 from agent.node import cordon_events, read_cordon
 from agent.ports import Clock, NodeApi
 
@@ -139,8 +134,6 @@ async def follow_cordons(
 
 WELL: Final = "answering again; the agent receives events"
 TEXT_LIMIT: Final = 1024
-_STRENGTH: Final[dict[str, int]] = {action: rank for rank, action in enumerate(Action)}
-"""From the weakest to the strongest. An action of a newer agent is not known."""
 
 
 def gpu_events(
@@ -216,9 +209,10 @@ def _of_health(old: Inventory, new: Inventory) -> Iterator[NodeEvent]:
 def _news(before: Health | None, health: Health) -> NodeEvent | None:
     """The Event about a health that differs from `before` (None: the GPU was not there)."""
     if before is not None and _state(before) == _state(health):
-        asks_more = _STRENGTH.get(health.action, 0) > _STRENGTH.get(before.action, 0)
-        is_worse = health.ill and asks_more
-        return NodeEvent("GpuUnhealthy", health.text, warning=True) if is_worse else None
+        # Also where it asks for less: a GPU that is back and cools down needs no reboot any more,
+        # and whoever reads Events alone would go on to reboot the node.
+        is_told = health.ill and health.action != before.action
+        return NodeEvent("GpuUnhealthy", health.text, warning=True) if is_told else None
 
     if _is_well(health):
         # Of a GPU that was not there, people hear only that it is not healthy.
@@ -599,8 +593,10 @@ class Reporter:
         if report is None:
             return "no GPU has been found yet"
         target = node.uid, report.register, report.score
-        if report.is_said:
-            return DueWrite(target, report, "stamp") if settings.profile.stamps else ""
+        if not report.changes:  # the Node says the same
+            return (
+                DueWrite(target, report, "stamp") if settings.profile is ReportProfile.COLON else ""
+            )
 
         reason: Reason = "health" if report.changes_health else "inventory"
         if self._written is not None and self._written[0] != node.uid:
@@ -646,7 +642,7 @@ class Reporter:
     async def _write(self, need: DueWrite) -> None:
         loop = asyncio.get_running_loop()
         changes = need.report.changes
-        is_stamped = self._cells.settings.value.profile.stamps
+        is_stamped = self._cells.settings.value.profile is ReportProfile.COLON
         stamp = encode_reported(self._clock.now()) if is_stamped else None
 
         try:
@@ -674,9 +670,4 @@ class Reporter:
 
             self._written = need.target
             log.info("report.written", reason=need.reason, node_uid=need.target[0])
-            if SCORE in changes and need.report.lopsided:
-                pairs = ", ".join(f"{one} and {other}" for one, other in need.report.lopsided)
-                text = f"a link may be broken, because only one of its two GPUs reports it: {pairs}"
-                log.warning("report.lopsided_links", pairs=len(need.report.lopsided))
-                self._say(NodeEvent("AsymmetricGPUP2PLink", text, warning=True))
         self._saw(node)

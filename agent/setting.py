@@ -224,6 +224,8 @@ indexes = list_of(
 def _whole(value: object) -> int | None:
     if isinstance(value, str) and re.fullmatch("-?[0-9]{1,19}", value):
         return int(value)
+    if isinstance(value, float) and value.is_integer():
+        return int(value)  # Helm writes 131072 as 1.31072e+05
     return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
@@ -305,11 +307,11 @@ def duration(low: float, high: float) -> ValueType:
 class Field(msgspec.Struct, frozen=True):
     """One setting, declared at the attribute that holds its value: `Annotated[int, Field(...)]`.
 
-    `key`: its path in the file (`sharing.splitCount`). `env`: variable names in order; the first
-    one that is set wins. `flag`: the option of `run`, empty if there is none. `other_flags`: its
-    spellings in HAMi and NVIDIA. `live`: a change takes effect while the agent runs. Profiles may
-    set a live setting, unless `profiled` is False. `convert`: makes the attribute of the value, if
-    the types of both are not enough.
+    `key`: its path in the file (`sharing.splitCount`). `flag`: the option of `run`, empty if there
+    is none; `other_flags`: its spellings in HAMi and NVIDIA. `env`: further variables in order; the
+    first one that is set wins. `live`: a change takes effect while the agent runs. Profiles may set
+    a live setting, unless `profiled` is False. `convert`: makes the attribute of the value, if the
+    types of both are not enough.
 
     agent.settings.schema adds `default`, that of the attribute, and `place`, the attribute's path
     in Settings.
@@ -318,8 +320,8 @@ class Field(msgspec.Struct, frozen=True):
     key: str
     read: ValueType
     text: str
-    env: tuple[str, ...] = ()
     flag: str = ""
+    env: tuple[str, ...] = ()
     other_flags: tuple[str, ...] = ()
     live: bool = False
     profiled: bool = True

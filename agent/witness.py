@@ -3,7 +3,6 @@
 from collections import defaultdict
 from collections.abc import Awaitable, Mapping
 from pathlib import Path
-from types import MappingProxyType
 from typing import TypeVar
 
 import msgspec
@@ -28,10 +27,7 @@ T = TypeVar("T")
 
 
 class UnixChannel(Channel):
-    """A Channel that raises an OSError when its connection is lost while it opens.
-
-    grpclib would use the lost connection and raise AttributeError.
-    """
+    """A Channel that raises an OSError, not an AttributeError, if it is lost while it opens."""
 
     @override
     async def __connect__(self) -> H2Protocol:
@@ -42,11 +38,6 @@ class UnixChannel(Channel):
         return protocol
 
 
-# The PodResources client: it asks the kubelet which devices it recorded for which pod.
-#
-# It keeps one connection and opens it again after a loss. It does not repeat a failed call: the
-# caller knows how much time is left.
-
 CALL_DEADLINE = 10.0
 """Seconds for one answer: a kubelet that gets little CPU is slow, and a refusal fails the pod."""
 
@@ -55,7 +46,11 @@ WINDOW = 16 * 1024 * 1024
 
 
 class PodResourcesWitness:
-    """The Witness port over the kubelet's unix socket. Create it on the loop that uses it."""
+    """The Witness port over the kubelet's unix socket. Create it on the loop that uses it.
+
+    It keeps one connection and opens it again after a loss. It does not repeat a failed call: the
+    caller knows how much time is left.
+    """
 
     def __init__(self, socket: Path, *, deadline: float = CALL_DEADLINE) -> None:
         self._socket = socket
@@ -70,22 +65,14 @@ class PodResourcesWitness:
         self._stub = PodResourcesListerStub(self._channel)
 
     async def get(self, namespace: str, pod: str) -> Holding | None:
-        """Return the pod as the kubelet knows it, or None.
-
-        Raises:
-            WitnessThrottled, WitnessUnsupported, KubeletError: there was no answer.
-        """
+        """The pod as the kubelet knows it, or None; errors as in the port."""
         request = GetPodResourcesRequest(pod_name=pod, pod_namespace=namespace)
         answer = await self._call("Get", self._stub.get(request))
         known = answer.pod_resources if answer else None
         return None if known is None else _holding(known)
 
     async def list(self) -> tuple[Holding, ...]:
-        """Return all active pods.
-
-        Raises:
-            WitnessThrottled, KubeletError: there was no answer.
-        """
+        """All active pods."""
         answer = await self._call("List", self._stub.list())
         return tuple(map(_holding, answer.pod_resources if answer else ()))
 
@@ -100,25 +87,20 @@ class PodResourcesWitness:
             async with self._lag.within(self._deadline):
                 return await in_own_task(call)
         except GRPCError as error:
-            message = error.message or error.status.name
-            text = cap(message)
-            match error.status:
-                case Status.RESOURCE_EXHAUSTED:
-                    raise WitnessThrottled(f"{what} is over its rate limit: {text}") from error
-                case Status.UNKNOWN | Status.NOT_FOUND if message.endswith("not found"):
-                    if method == "Get":
-                        return None
-                case Status.UNIMPLEMENTED:
-                    raise WitnessUnsupported(f"this kubelet has no {what}: {text}") from error
-                case Status.UNKNOWN if "method disabled" in text:  # before 1.34
-                    raise WitnessUnsupported(f"this kubelet has no {what}: {text}") from error
-            raise KubeletError(f"{what} failed: {error.status.name}: {text}") from error
+            message, status, kind = error.message or "", error.status, KubeletError
+            is_of_pod = method == "Get" and status in {Status.UNKNOWN, Status.NOT_FOUND}
+            if is_of_pod and message.endswith("not found"):
+                return None
+            if status is Status.RESOURCE_EXHAUSTED:
+                kind = WitnessThrottled
+            elif status is Status.UNIMPLEMENTED or "method disabled" in message:  # before 1.34
+                kind = WitnessUnsupported
+            raise kind(f"{what} failed: {status.name}: {cap(message)}") from error
         except TimeoutError as error:
             raise KubeletError(f"{what} was not answered within {self._deadline:g} s") from error
         except (OSError, StreamTerminatedError, ProtocolError) as error:
             reason = cap(getattr(error, "strerror", None) or str(error))
-            text = f"PodResources at {self._socket} cannot be asked: {reason}"
-            raise KubeletError(text) from error
+            raise KubeletError(f"{what} got no answer at {self._socket}: {reason}") from error
         except (EOFError, KeyError, ValueError) as error:
             # The generated parser raises these on bytes that are no message.
             raise KubeletError(f"the answer of {what} is malformed") from error
@@ -131,16 +113,14 @@ def _holding(pod: PodResources) -> Holding:
         merged: defaultdict[str, set[SliceId]] = defaultdict(set)
         for entry in container.devices:
             merged[entry.resource_name].update(map(SliceId, entry.device_ids))
-        ids = {resource: frozenset(ids) for resource, ids in merged.items()}
-        containers[container.name] = MappingProxyType(ids)
-    return Holding(pod.namespace, pod.name, MappingProxyType(containers))
+        containers[container.name] = {name: frozenset(ids) for name, ids in merged.items()}
+    return Holding(pod.namespace, pod.name, containers)
 
 
 # Reads the kubelet's checkpoint file: which containers it records, and their ids.
 #
 # It does not verify the checksum: the kubelet rewrites the file with each list of a plugin, so it
-# is valid before the kubelet's first call. Source: kubelet pkg/kubelet/cm/devicemanager
-# (checkpoint).
+# is valid before the kubelet's first call (kubelet pkg/kubelet/cm/devicemanager).
 
 
 class _Entry(msgspec.Struct, frozen=True):
@@ -192,7 +172,7 @@ class KubeletRecordsFile:
         self._offload = offload
 
     async def read(self, resource: str) -> Mapping[ContainerKey, frozenset[SliceId]] | None:
-        """The ids of `resource` of each container it records; None when absent or unreadable."""
+        """As in the port."""
         return await self._offload.call(self._read, resource)
 
     def _read(self, resource: str) -> Mapping[ContainerKey, frozenset[SliceId]] | None:

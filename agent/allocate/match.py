@@ -811,10 +811,10 @@ def require_right(candidate: Candidate, evidence: Evidence) -> None:
             "took over its lock. Create it again with schedulerName of HAMi's scheduler.",
         )
 
-    is_strict = settings.unlocked_pods is UnlockedPods.STRICT and not _takes_lock(pod)
-    policy = UnlockedPods.SCHEDULED if is_strict else UnlockedPods.UNIQUE
-    setting = f"set allocation.unlockedPods to {policy}"
-    advice = setting if evidence.witnessed else "upgrade the kubelet to 1.34"
+    advice = "upgrade the kubelet to 1.34"
+    if evidence.witnessed:
+        is_strict = settings.unlocked_pods is UnlockedPods.STRICT and not _takes_lock(pod)
+        advice = f"set allocation.unlockedPods to {'scheduled' if is_strict else 'unique'}"
     why = (
         ": another scheduler bound it, the lock was removed, or it started before without its GPU; "
         f"create it again with schedulerName {settings.scheduler_name}"

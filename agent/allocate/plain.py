@@ -32,9 +32,6 @@ from agent.ledger import (
 from agent.model import GpuUuid, Inventory, Share, SliceId, split_slice_id
 from agent.setting import Field, boolean
 
-MOST_IDS = 10_000
-"""More slices than any container asks for. A longer request is refused."""
-
 
 class PlainSettings(msgspec.Struct, frozen=True):
     """Settings without HAMi's scheduler."""
@@ -60,29 +57,16 @@ def grant(
     Raises:
         Refusal: the request is malformed, or names a slice or GPU that cannot be given.
     """
-    if len(ids) > MOST_IDS:
-        raise Refusal(
-            RefusalReason.TOO_MANY_SLICES,
-            f"The container asks for {len(ids)} slices, which is more than {MOST_IDS}; ask for "
-            "fewer.",
-        )
-
     counts: Counter[GpuUuid] = Counter()
-    for text, times in Counter(ids).items():
+    for text in dict.fromkeys(ids):
         pair = split_slice_id(text)
-        gpu = inventory.find(pair[0]) if pair else None
-        if times > 1:
-            raise Refusal(
-                RefusalReason.REPEATED_SLICE,
-                f"The kubelet named slice {cap(text, 80)} {times} times in one request; create the "
-                "pod again.",
-            )
         if pair is None:
             raise Refusal(
                 RefusalReason.UNKNOWN_SLICE,
                 f"The kubelet named {cap(text, 80)!r}, which is not the id of a slice; ask the "
                 "operator whether another plugin serves this resource.",
             )
+        gpu = inventory.find(pair[0])
         if gpu is None:
             raise Refusal(
                 RefusalReason.UNKNOWN_GPU,
@@ -152,7 +136,7 @@ class PlainAllocation(Allocation):
             key=ContainerKey(uid, PLAIN),
             holder=None,
             shares=tuple(grant.share for grant in granted) if has_limits else (),
-            slice_ids=tuple(sorted(ids)),
+            slice_ids=tuple(sorted(set(ids))),
             edits=edits_of(uid, granted, self.settings, edits, facts),
             answered_at=self.clock.now(),
             epoch=self.instance(),

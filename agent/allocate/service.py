@@ -468,8 +468,6 @@ class HamiAllocation(Allocation):
       it. Raises ApiError.
     - `look_at_pod`: GETs the UID of the pod that has a name now. `look_at_node`: GETs the Node.
     - `streams`: how many list streams the kubelet has open.
-    - `look`: opens the Node's watch at once if it is down. After an outage the scheduler and the
-      kubelet may be back before it.
     """
 
     pods: Cell[PodTable]
@@ -484,7 +482,6 @@ class HamiAllocation(Allocation):
     look_at_pod: Callable[[str, str], Awaitable[PodUid]]
     look_at_node: Callable[[], Awaitable[NodeView | None]]
     streams: Cell[int]
-    look: Callable[[], None]
 
     @override
     def __post_init__(self) -> None:
@@ -790,7 +787,6 @@ class Inquiry:
                 node = await self._asked_api("node.get_failed", source.look_at_node(), API_BUDGET)
                 is_answered = node is not None
             case AwaitLock(owner):
-                source.look()
                 time = source.lag.within(LOCK_PAUSE)
                 await self._shown(time, source.node, lambda node: _owner(node) == owner)
             case AwaitOthers():
@@ -870,7 +866,6 @@ class Inquiry:
         if self._is_restarting():
             return False  # while a preference waits, a whole other request could pass
 
-        self._source.look()
         is_lock_late = refusal.gate in (RefusalReason.NO_LOCK, RefusalReason.NO_RIGHT)
         cell: Cell[Any] = self._source.node if is_lock_late else self._source.pods
         version = cell.version

@@ -24,7 +24,7 @@ from agent.host.system import HostDisk, Systemd, Worker
 from agent.kit.cell import Cell
 from agent.kit.tasks import Offload, Task
 from agent.kit.timing import SystemClock, Tally
-from agent.kube import client, objects, watches
+from agent.kube import client, objects
 from agent.kube.client import Connection
 from agent.kubelet import door, register
 from agent.ledger import LastGood, Row
@@ -150,8 +150,7 @@ class NodeAgent:
 
     - `writers`, `services`, `doors`: the tiers. The doors stop first, then what knows the node,
       then the writer of the state.
-    - `stop`: set to end the process. `asked`: set to request that the settings are read now.
-      `look`: see SettingsService.
+    - `asked`: set to request that the settings are read now. `look`: see SettingsService.
     - `notices`: Events that wait for the API server. `journal`: what happened lately.
     - `session`, `events`, `report`: None in plain mode, which has no API server.
     - `api_tallies`: counters of what talks to the API server.
@@ -163,7 +162,6 @@ class NodeAgent:
         adapters: Adapters,
         connection: Connection,
         notifier: Systemd,
-        stop: asyncio.Event,
         asked: asyncio.Event,
         look: Callable[[SourcesRead | None, Sources], Awaitable[SourcesRead]],
     ) -> None:
@@ -213,7 +211,6 @@ class NodeAgent:
             notifier=notifier,
             refresh=self.keeper.refresh,
             say=say,
-            stop=stop,
             ledger=state.ledger,
             calls=self.server.admissions,
         )
@@ -268,7 +265,7 @@ class NodeAgent:
             Task("cordons", partial(report.follow_cordons, facts.node, facts.inventory, say)),
             Task("held", partial(self.keeper.follow_held, state.ledger)),
             # The list of GPUs may depend on the Node's labels.
-            Task("discovery", _after(self.settings.settle, self.discovery.run), DRIVER),
+            Task("discovery", _after(self.settings.await_labels, self.discovery.run), DRIVER),
             Task("health", self.health.run, DRIVER),
             Task("samples", self.samples.run, DRIVER),
             Task("kubelet", self.kubelet.run),
@@ -310,7 +307,6 @@ class NodeAgent:
             facts.pods,
             facts.inventory,
             adapters.clock,
-            say,
             switches=settings.feedback and not self.observes,
             observes=self.observes,
         )
@@ -372,8 +368,8 @@ class NodeAgent:
         self.session = session = client.KubeSession(connection, chance, observes=observes)
         self.events = poster = objects.EventPoster(session, settings.node, clock)
         api = objects.KubeApi(session, settings.node, settings.sharing.resource)
-        node = watches.NodeWatch(api, facts.node, chance)
-        pods = watches.PodWatch(api, facts.pods, clock, chance, facts.resource)
+        node = objects.NodeWatch(api, facts.node, chance)
+        pods = objects.PodWatch(api, facts.pods, clock, chance, facts.resource)
 
         allocation = service.HamiAllocation(
             commit=state.commit,
@@ -397,7 +393,6 @@ class NodeAgent:
             epoch=self.kubelet.now,
             streams=self.server.streams,
             clock=clock,
-            look=node.reopen,
         )
 
         self.report = reporter = report.Reporter(
@@ -449,7 +444,6 @@ class NodeAgent:
             settlement.results,
             poster.posted,
             session.requests,
-            session.received,
         )
 
         return allocation

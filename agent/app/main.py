@@ -136,7 +136,7 @@ async def _run(
 
         look_again = partial(look, origin, adapters.reader)
         connection = _connection(settings, environ)
-        agent = NodeAgent(found, adapters, connection, notifier, stop, reload, look_again)
+        agent = NodeAgent(found, adapters, connection, notifier, reload, look_again)
         stack.callback(agent.witness.close)
         agent.settings.tell_start(found.start)
         if found.recovered.notice:
@@ -193,8 +193,6 @@ async def _run(
             notifier.tell("STOPPING=1")
             if agent.state.is_idle:
                 lock.release()  # nothing here writes any more: a standby need not wait for the rest
-            if agent.settings.refusal is not None:
-                raise agent.settings.refusal
         except SettingsError:
             await _post_last(agent)
             raise

@@ -20,9 +20,9 @@ from agent.health.watch import ALL, Recheck
 from agent.kit.tasks import Allowance
 from agent.kit.timing import SystemClock, Tally
 from agent.kubelet.door import peer_uid
+from agent.ledger import gaps
 from agent.model import NO_INDEX, HamiNames, Trouble
 from agent.node import STANDBY, Check
-from agent.reconcile import gaps
 from agent.report import pods_holding
 from agent.settings.schema import Settings
 from agent.state import VERSION
@@ -61,17 +61,14 @@ class WebDoors:
         collector = metrics.AgentCollector(
             build, self.facts, services, names_pods=settings.metric_containers, hami=hami
         )
-        read = (
-            server.ReadApi(self.facts, settings.web_readers).answer if agent else server.stands_by
-        )
+        read = server.reading_pages(self.facts, settings.web_readers)
         self._pages: dict[str, server.Page] = {
-            "/": read,
             "/livez": server.livez,
             "/healthz": server.livez,
             "/readyz": partial(server.readyz, self.checks),
             "/metrics": metrics.metrics_page(collector),
             "/version": build.page,
-            server.PREFIX: read,
+            **(read if agent else dict.fromkeys(read, server.stands_by)),
         }
 
     def checks(self) -> tuple[Check, ...]:
@@ -83,15 +80,9 @@ class WebDoors:
         facts, inventory = agent.facts, agent.facts.inventory.value
         problem = agent.discovery.problem.value or ""
 
-        # GPUs that have not answered yet; those with the same text are named together.
-        named: dict[str, list[str]] = {}
-        for fault in agent.keeper.left_out.value:
-            if fault.trouble is Trouble.SILENT:
-                named.setdefault(fault.text, []).append(fault.gpu)
-        silent = "; ".join(
-            f"{'GPU' if len(gpus) == 1 else 'GPUs'} {', '.join(gpus)}: {text}"
-            for text, gpus in named.items()
-        )
+        # GPUs that have not answered yet.
+        faults = [one for one in agent.keeper.left_out.value if one.trouble is Trouble.SILENT]
+        silent = "; ".join(f"GPU {one.gpu}: {one.text}" for one in faults)
 
         # While no GPU has answered yet, there is no list of GPUs.
         unlisted = "the driver has not been asked yet"
@@ -135,11 +126,12 @@ class WebDoors:
         missed = [gpu for gpu in unserved if gpu.health.serving and gpu.there and gpu.wanted]
         ill = [gpu for gpu in unserved if gpu not in missed]
 
-        refused = "; ".join(map(str, agent.settings.faults.values()))
+        refused = agent.settings.fault
         withheld = "; ".join(agent.withholder.reasons.value)
         others |= {
-            "settings": refused
-            and f"the last good settings apply, because these are refused: {refused}",
+            "settings": f"the last good settings apply, because these are refused: {refused}"
+            if refused
+            else "",
             "driver": problem,
             "gpus": "" if inventory.gpus else "there are no GPUs to share",
             "gpus_answering": silent,
@@ -178,13 +170,12 @@ class WebDoors:
         )
 
         def in_force() -> tuple[SettingStatus, ...]:
-            pending = service.pending
             return tuple(
                 SettingStatus(
                     key=one.field.key,
                     value=list(one.value) if isinstance(one.value, tuple) else one.value,
                     origin=one.origin,
-                    pending=one.field.key in pending,
+                    pending=one.field.key in service.pending,
                 )
                 for one in service.values.values()
             )
@@ -198,7 +189,6 @@ class WebDoors:
             slices=facts.slices.value,
             ledger=agent.state.ledger.value,
             newest=agent.samples.newest,
-            history=agent.samples.history,
             used=agent.usage.newest,
             changes=agent.journal.changes,
             refusals=agent.journal.refusals,
@@ -206,7 +196,6 @@ class WebDoors:
             settings=in_force,
             pods=facts.pods.value,
             kubelet=agent.kubelet.epoch.value,
-            driver_hang=settings.health.driver_hang,
         )
 
     def open(self, door: str) -> contextlib.AbstractAsyncContextManager[object]:
@@ -251,7 +240,7 @@ class GpuActions:
         """Do the action, or answer why not."""
         match = ACTION.fullmatch(request.path)
         if match is None:
-            paths = [f"{server.PREFIX}gpus/GPU:{name}" for name in ACTIONS]
+            paths = [f"/api/v1/gpus/GPU:{name}" for name in ACTIONS]
             return server.plain(404, f"No such action. There is: {' '.join(paths)}")
 
         uid = peer_uid(request.transport)
@@ -297,10 +286,13 @@ class GpuActions:
             text = "No GPU of this node is shared: stop the agent for work on one."
             return server.plain(409, text)
 
-        if agent.facts.inventory.value.gpus:
-            return self._unknown(name, "; `hami-agent release all` releases it too")
-
-        return self._unknown(name, "; stop the agent for work on it")
+        is_alone = not agent.facts.inventory.value.gpus
+        way = (
+            "stop the agent for work on it"
+            if is_alone
+            else "`hami-agent release all` releases it too"
+        )
+        return self._unknown(name, f"; {way}")
 
     def _unknown(self, name: str, way: str = "") -> web.Response:
         """Answer that no GPU is named so, or why that one is not shared."""
@@ -352,7 +344,6 @@ def _services_of(agent: NodeAgent) -> metrics.Services:
     ]
 
     readings: list[metrics.Gauge] = [
-        ("checkpoint_generation", "Generation of the state on disk.", lambda: state.generation),
         (
             "kubelet_stream_up",
             "1 while the kubelet receives the lists of slices.",

@@ -66,7 +66,6 @@ CHECKS: Final[Mapping[str, Mapping[str, str]]] = {
         "P-NODE": "the scheduler learns nothing new of this node's GPUs",
         "P-RIGHTS": SERVED,
         "P-EXCESS": "no pod is affected; who takes over the agent gets these rights, too",
-        "P-CLOCK": "ages of locks and time stamps of the scheduler are misjudged",
     },
     "scheduler": {
         "P-LABEL": "a DaemonSet that selects by this label does not run here",
@@ -232,33 +231,6 @@ def judge_rights(
                 "give it the chart's ClusterRole, or the kubeconfig of this node's own identity",
             ),
         )
-
-
-SKEW_LIMIT: Final = 2.0
-"""Seconds."""
-
-
-def judge_clock(server: str, skew: float | None) -> Finding:
-    """Judge the clocks of the API server and of this node. `skew`: see `skew_of`."""
-    ahead = skew or 0.0
-    side = "ahead of" if ahead > 0 else "behind"
-    return judged(
-        "P-CLOCK",
-        server,
-        f"its clock and this node's differ by at most {SKEW_LIMIT:g} s",
-        (
-            skew is None,
-            "unknown",
-            "its answers have no time (Date)",
-            "compare `date -u` on both machines",
-        ),
-        (
-            abs(ahead) > SKEW_LIMIT,
-            "note",
-            f"its clock is {span(abs(ahead))} {side} this node's",
-            "synchronise both clocks (timedatectl, chronyc tracking)",
-        ),
-    )
 
 
 # Paths, the driver, other plugins, HAMi's files.
@@ -640,12 +612,12 @@ def judge_handshake(node: NodeSight, profile: ReportProfile, now: dt.datetime) -
     """
     text, report = node.annotations.get(HANDSHAKE, ""), node.annotations.get(REGISTER)
     word, stamped, age = text.partition(" ")[0][:32], 0.0, node.age(now)
+    stamps = profile is ReportProfile.COLON
     with contextlib.suppress(MalformedText):
-        handshake = decode_handshake(text)
-        word = handshake.word.value
+        word, stamp = decode_handshake(text)
         # Schedulers write their local time without a zone: only a stamp with one has an age.
-        if handshake.stamp and handshake.stamp.tzinfo:
-            stamped = (now - handshake.stamp).total_seconds()
+        if stamp and stamp.tzinfo:
+            stamped = (now - stamp).total_seconds()
 
     # Schedulers from 2.10 on remove it when they drop a node whose slices are gone.
     gpus = read_register(report)
@@ -658,7 +630,7 @@ def judge_handshake(node: NodeSight, profile: ReportProfile, now: dt.datetime) -
     return judged(
         "P-HANDSHAKE",
         f"{HANDSHAKE} of Node {node.name}",
-        f"{word}: the agent's stamps are read" if profile.stamps else well,
+        f"{word}: the agent's stamps are read" if stamps else well,
         (
             word == "Deleted",
             "wrong",
@@ -670,20 +642,20 @@ def judge_handshake(node: NodeSight, profile: ReportProfile, now: dt.datetime) -
             "HAMi's scheduler places no pod on this node",
         ),
         (
-            profile.stamps and not word,
+            stamps and not word,
             "wrong",
             "the agent's stamp is absent",
             "look at `report` in the agent's /readyz?verbose",
             "HAMi's scheduler drops this node after 60 s",
         ),
         (
-            profile.stamps and word == "Reported" and stamped > READ_WITHIN,
+            stamps and word == "Reported" and stamped > READ_WITHIN,
             "note",
             f"no scheduler has read the report of {span(stamped)} ago",
             "check that HAMi's scheduler runs",
         ),
         (
-            not profile.stamps and not word and offers and (age is None or age >= READ_WITHIN),
+            not stamps and not word and offers and (age is None or age >= READ_WITHIN),
             "note",
             "absent: no scheduler has read the present report"
             + (f", which is {span(age)} old" if age is not None else ""),

@@ -34,7 +34,6 @@ from agent.cli.checks import (
     Verdict,
     concluded,
     judge_agent,
-    judge_clock,
     judge_driver,
     judge_handshake,
     judge_leftovers,
@@ -79,7 +78,7 @@ from agent.errors import (
     WitnessUnsupported,
     cap,
 )
-from agent.hami.annotations import register_differences, report_of
+from agent.hami.annotations import ReportProfile, register_differences, report_of
 from agent.hookdirs import HostHookDirs, large_directories
 from agent.host.node import look_at, plugin_sockets
 from agent.host.system import LockFile, Worker
@@ -261,12 +260,12 @@ def _in_pod(args: argparse.Namespace, environ: Mapping[str, str], kind: str) -> 
     kubeconfig = vars(args)["--kubeconfig"]
     way = connection_of(Path(kubeconfig) if kubeconfig else None, args.context, environ)
     with working(f"checking {cap(args.node, 64)}"):
-        answer, failure = ask(way, PROGRAM, lambda api: NodeReader(api, args.node).by_agent(*words))
+        answer = ask(way, PROGRAM, lambda api: NodeReader(api, args.node).by_agent(*words))
 
     try:
         return open_envelope(answer, kind, Checked)[0].findings
     except MalformedText as error:
-        raise Unreachable(failure or cap(str(error))) from error
+        raise Unreachable(cap(str(error))) from error
 
 
 async def _findings(args: argparse.Namespace, environ: Mapping[str, str]) -> tuple[Finding, ...]:
@@ -360,7 +359,7 @@ def _config_findings(
         return
 
     where = ", ".join(file.name for file in (read.own, read.node_config) if file) or "settings"
-    names = plan.names()
+    names = list(dict.fromkeys(named))
     alike = [cap(name, 64) for name in names if node not in names and is_alike(name, node)]
     yield judged(
         "P-ENTRIES",
@@ -751,7 +750,7 @@ async def _plugins(seen: NodeSeen, found: list[Finding]) -> None:
         *judge_leftovers(
             seen.node if running else None,
             seen.sockets,
-            stamps=settings.report.profile.stamps,
+            stamps=settings.report.profile is ReportProfile.COLON,
             scores=settings.report.topology_score,
         ),
     )
@@ -819,13 +818,11 @@ async def _ask_cluster(seen: NodeSeen, reader: NodeReader, found: list[Finding])
             denied += [] if await reader.granted(right) else [right]
 
     if "get nodes" not in words:
-        seen.node = await reader.get_sight(settings.sharing.resource, SystemClock())
+        seen.node = await reader.get_sight(settings.sharing.resource)
         found += judge_node(settings.node, seen.node)
 
     excess = [one for one in UNNEEDED if running and await reader.granted(one)]
     found += judge_rights(seen.server, denied, unasked, excess if running else None)
-    if running and seen.node is not None:
-        found.append(judge_clock(seen.server, seen.node.skew))
 
 
 def report_differences(
@@ -842,7 +839,7 @@ def report_differences(
         return ()
 
     faulty = frozenset(fault.gpu for fault in scan.faults)
-    return register_differences(report, annotations[REGISTER], faulty)
+    return register_differences(report, faulty)
 
 
 LOOKS: Final = (

@@ -1,19 +1,15 @@
 """`hami-agent explain`: why a pod is where it is, gate by gate, and what would place it."""
 
 import argparse
-import asyncio
 import datetime as dt
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
-
-import msgspec
 
 from agent.cli.connections import add_cluster, ask, connection_of
 from agent.cli.main import INCOMPLETE, OK, PROBLEM, USAGE, NotThere, Subparsers, add_output, fail
 from agent.cli.output import (
     UNFOLDED,
-    Column,
     FoldedLine,
     answer,
     folded,
@@ -23,15 +19,14 @@ from agent.cli.output import (
     working,
 )
 from agent.cli.support import HINT
-from agent.cluster import ALLOCATED
-from agent.errors import ApiError, ApiNotFound, MalformedText, cap
+from agent.errors import ApiNotFound, cap
 from agent.hami.annotations import encode_stamp
 from agent.kit.logs import configure
 from agent.kit.timing import SystemClock
-from agent.kit.units import age, counted, gib, percent
+from agent.kit.units import Column, age, counted, gib, percent
 from agent.kube.client import KubeSession, default_namespace
 from agent.kube.objects import EPOCH
-from agent.kube.reader import ClusterReader, ClusterSnapshot, HeldUse, ListedPod, NodeReader
+from agent.kube.reader import ClusterReader, ClusterSnapshot, ListedPod
 from agent.ports import Clock
 from agent.sandbox.explain.decide import explain_pod
 from agent.sandbox.explain.story import (
@@ -43,24 +38,12 @@ from agent.sandbox.explain.story import (
     when,
 )
 from agent.sandbox.scheduler.model import SchedulerSettings
-from agent.status import StatusDocument, open_envelope
 
 PROGRAM: Final = "hami-agent-explain"
 """The name under which the API server sees the requests."""
 
-USE_DEADLINE: Final = 10.0
-"""Seconds for the agent to say what the pod uses."""
-
-KINDS: Final = {
-    **dict.fromkeys(("pod", "po"), "Pod"),
-    **dict.fromkeys(("deployment", "deploy"), "Deployment"),
-    **dict.fromkeys(("replicaset", "rs"), "ReplicaSet"),
-    **dict.fromkeys(("statefulset", "sts"), "StatefulSet"),
-    **dict.fromkeys(("daemonset", "ds"), "DaemonSet"),
-    **dict.fromkeys(("cronjob", "cj"), "CronJob"),
-    "job": "Job",
-}
-"""As people write them for kubectl."""
+POD_WORDS: Final = frozenset({"pod", "pods", "po"})
+"""As people write the kind for kubectl, before the name."""
 
 NODES_SHOWN: Final = 5
 """The Nodes nearest to a fit that people see; programs get all that were judged."""
@@ -94,9 +77,8 @@ def add_parser(subparsers: Subparsers) -> None:
         description="Explains a pod gate by gate: admission, quota, placement with the figures "
         "of each GPU, binding with the node lock, allocation, start, and what it holds. Then "
         "it names at most three changes, each of which alone would place the pod, tried with a "
-        "model of HAMi's scheduler. Of a workload, such as deployment/web, it explains the pod "
-        "that is furthest from running. It reads Pods, Nodes, Events and ResourceQuotas of the "
-        "API server, writes nothing and needs no agent. Exits 0 if nothing blocks the pod, 1 if "
+        "model of HAMi's scheduler. It reads Pods, Nodes, Events and ResourceQuotas of the API "
+        "server, writes nothing and needs no agent. Exits 0 if nothing blocks the pod, 1 if "
         "something does, 3 if the API server cannot be read, 4 if there is no such pod, 5 if a "
         "part of the data is missing.",
         epilog="example: hami-agent explain team-a/train-0 --kubeconfig ~/.kube/config",
@@ -104,10 +86,7 @@ def add_parser(subparsers: Subparsers) -> None:
 
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument(
-        "pod",
-        nargs="?",
-        metavar="POD",
-        help="POD, NAMESPACE/POD, or KIND/NAME as for kubectl, such as deployment/web",
+        "pod", nargs="?", metavar="POD", help="POD, NAMESPACE/POD, or pod/POD as for kubectl"
     )
     what.add_argument(
         "--recent",
@@ -130,16 +109,14 @@ def add_parser(subparsers: Subparsers) -> None:
 def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     """Print the explanation and return the exit code."""
     configure("error", "auto", environ)
-    namespace, kind, name = args.namespace or "", "Pod", ""
+    namespace, name = args.namespace or "", ""
     if not args.recent:
         space, slash, name = args.pod.rpartition("/")
-        words = (space.lower(), space.lower().removesuffix("s"))
-        if known := next((KINDS[word] for word in words if word in KINDS), ""):
-            kind, space = known, ""
-
-        if not name or "/" in space or (slash and not (space or known)):
-            said = f"{cap(args.pod, 64)!r} is not a pod: write POD, NAMESPACE/POD or KIND/NAME"
+        if not name or "/" in space or (slash and not space):
+            said = f"{cap(args.pod, 64)!r} is not a pod: write POD, NAMESPACE/POD or pod/POD"
             return fail("explain", said, USAGE)
+
+        space = "" if space.lower() in POD_WORDS else space
 
         if space and namespace and namespace != space:
             said = f"two namespaces: {cap(space, 64)} and {cap(namespace, 64)}"
@@ -154,7 +131,7 @@ def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     if args.recent:
         with working("reading pods and Events"):
             refused = list(
-                ask(connection, PROGRAM, lambda api: ClusterReader(api, clock).refused(namespace))
+                ask(connection, PROGRAM, lambda api: ClusterReader(api).refused(namespace))
             )
 
         at, answered = clock.now(), "Refusals"
@@ -163,16 +140,14 @@ def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     else:
         namespace = namespace or default_namespace(connection)
         with working("reading the pod, Nodes and pods with GPUs"):
-            chosen, found = ask(
-                connection, PROGRAM, lambda api: read_pod(api, namespace, kind, name, clock)
-            )
+            found = ask(connection, PROGRAM, lambda api: read_pod(api, namespace, name, clock))
 
         at, answered = clock.now(), "Explanation"
         with working(f"trying changes on {len(found.nodes)} Nodes"):
             settings = SchedulerSettings(scheduler_name=args.scheduler_name)
             data = explanation = explain_pod(found, at, settings)
 
-        lines = explanation_lines(explanation, found.taken, source, at, chosen)
+        lines = explanation_lines(explanation, found.taken, source, at)
         code = PROBLEM if explanation.blocked else OK
         code = INCOMPLETE if explanation.missing else code
 
@@ -182,74 +157,26 @@ def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
 
 
 async def read_pod(
-    session: KubeSession, namespace: str, kind: str, name: str, clock: Clock
-) -> tuple[str, ClusterSnapshot]:
+    session: KubeSession, namespace: str, name: str, clock: Clock
+) -> ClusterSnapshot:
     """Read the pod and the parts of the cluster that decide about it; nothing is written.
-
-    Of a workload it is the pod that is furthest from running; the text says how it was chosen.
 
     Raises:
         ApiError: the pod cannot be read.
         NotThere: there is none of that name.
     """
-    reader, chosen, where = ClusterReader(session, clock), "", cap(namespace, 64)
-
-    if kind != "Pod":
-        pods = await reader.owned(namespace, kind, name)
-        if not pods:
-            raise NotThere(f"no pod of {kind} {cap(name, 256)} is in the namespace {where}")
-
-        phases = Counter(cap(pod.phase, 32) for pod in pods)
-        told = ", ".join(f"{count} {phase}" for phase, count in phases.items())
-        chosen, name = f"{kind} {cap(name, 256)} has {told}: ", pods[0].name
-
     try:
-        found = await reader.snapshot(namespace, name)
+        return await ClusterReader(session).snapshot(namespace, name, clock)
     except ApiNotFound as missing:
-        near = await reader.similar(namespace, name)
-        text = f"there is no pod {cap(name, 256)} in the namespace {where}{near}"
+        text = f"there is no pod {cap(name, 256)} in the namespace {cap(namespace, 64)}"
         raise NotThere(text) from missing
-
-    return chosen, await _with_use(session, found)
-
-
-async def _with_use(session: KubeSession, found: ClusterSnapshot) -> ClusterSnapshot:
-    """The snapshot with what a running pod uses, as the agent of its Node says.
-
-    Why that is not known stands in `use_unread`: it keeps nobody from the rest.
-    """
-    metadata, node = found.pod["metadata"], found.pod["spec"].get("nodeName", "")
-    is_running = found.pod["status"].get("phase") == "Running"
-    if not is_running or ALLOCATED not in (metadata.get("annotations") or {}):
-        return found  # it uses nothing
-
-    try:
-        async with asyncio.timeout(USE_DEADLINE):
-            answer = await NodeReader(session, node).status()
-        status, _ = open_envelope(answer, "Status", StatusDocument)
-    except (ApiError, MalformedText, TimeoutError) as error:
-        why = str(error) or f"{node} has not answered in {USE_DEADLINE:g} s"
-        return msgspec.structs.replace(found, use_unread=f"the agent was not read: {why}")
-
-    key = metadata.get("namespace"), metadata.get("name")
-    uses = tuple(
-        HeldUse(one.container, share.uuid, share.used_mib, one.last_kernel)
-        for one in status.allocations or ()
-        for share in one.shares
-        if (one.namespace, one.pod) == key
-    )
-    return msgspec.structs.replace(found, uses=uses)
 
 
 def explanation_lines(
-    explanation: Explanation, taken: dt.datetime, source: str, now: dt.datetime, chosen: str = ""
+    explanation: Explanation, taken: dt.datetime, source: str, now: dt.datetime
 ) -> Iterator[FoldedLine]:
-    """The explanation for people.
-
-    `taken`: when the pod was read. `source`: where. `chosen`: how the pod was chosen among those of
-    a workload; empty: it was named.
-    """
-    yield FoldedLine(f"{chosen}{explanation.headline}")
+    """The explanation for people. `taken`: when the pod was read. `source`: where."""
+    yield FoldedLine(explanation.headline)
     for gate in explanation.gates:
         if gate.verdict is GateVerdict.NOT_REACHED:
             continue

@@ -20,9 +20,10 @@ from pathlib import Path
 from typing import Final
 
 from agent.cli.main import OK, PROBLEM, TABLE, USAGE, Subparsers, add_output, fail
-from agent.cli.output import Column, Paint, answer, painter, shorten, table, wrapped
+from agent.cli.output import Paint, answer, painter, shorten, table, wrapped
 from agent.errors import AgentError
 from agent.kit.logs import configure
+from agent.kit.units import Column
 from agent.sandbox.apiserver import PREFIX
 from agent.sandbox.hardware import DRIVER_VERSION, MOST_GPUS, PROFILES, Description, gpus_of
 from agent.sandbox.lab.cluster import (

@@ -22,7 +22,8 @@ from agent.cli.main import (
     fail,
     typed,
 )
-from agent.cli.output import UNFOLDED, Column, answer, table
+from agent.cli.output import UNFOLDED, answer, table
+from agent.kit.units import Column
 from agent.sandbox import hardware_talk as talk
 from agent.setting import duration, whole
 

@@ -12,7 +12,7 @@ import msgspec
 
 from agent.cluster import MUTEX_LOCK, REGISTER, SCORE, TEXT_LIMIT, NodeLock, NodeView
 from agent.errors import MalformedText, cap
-from agent.model import Gpu, GpuUuid, Inventory, Scores, Share, SharedGpu, lopsided, pair_scores
+from agent.model import GpuUuid, Inventory, Scores, Share, SharedGpu, pair_scores
 from agent.setting import FALSE, TRUE, Field, boolean, choice
 
 # Numbers as Go's strconv reads them.
@@ -243,23 +243,10 @@ def _number(text: str, bounds: tuple[int, int], where: str) -> int:
 # A scheduler writes its local time without its zone.
 
 
-class HandshakeWord(enum.Enum):
-    """The word of a handshake; it tells who wrote it and why."""
-
-    REPORTED = "Reported"
-    """Written by the node's agent: the register annotation is new."""
-    REQUESTING = "Requesting"
-    """Written by the scheduler: it read the register annotation and waits for the agent."""
-    DELETED = "Deleted"
-    """Written by the scheduler: the agent did not answer; the node's GPUs are dropped."""
-
-
-class Handshake(msgspec.Struct, frozen=True):
-    """A decoded handshake. `stamp` is naive if the text names no zone, None if it has no time."""
-
-    word: HandshakeWord
-    stamp: dt.datetime | None
-
+REPORTED = "Reported"
+HANDSHAKE_WORDS = (REPORTED, "Requesting", "Deleted")
+"""The agent's: the register annotation is new. The scheduler's: it read the annotation and waits;
+the agent did not answer, and the node's GPUs are dropped."""
 
 _STAMP = re.compile(
     r"[ _](?P<date>[0-9]{4}[-.][0-9]{2}[-.][0-9]{2})"
@@ -268,28 +255,26 @@ _STAMP = re.compile(
 )
 
 
-def decode_handshake(text: str) -> Handshake:
-    """Decode the word at the beginning of the text, and the time after it.
+def decode_handshake(text: str) -> tuple[str, dt.datetime | None]:
+    """Decode the word at the beginning of the text, and the time after it; None: it has none.
 
-    Schedulers act on the word even without a valid time, so such a text is not malformed.
+    The time is naive if the text names no zone. Schedulers act on the word even without a valid
+    time, so such a text is not malformed.
 
     Raises:
         MalformedText: the text begins with none of the words.
     """
-    for word in HandshakeWord:
-        if text.startswith(word.value):
-            stamp = None
-            if match := _STAMP.fullmatch(text.removeprefix(word.value)):
-                date = match["date"].replace(".", "-")
-                with contextlib.suppress(ValueError):
-                    stamp = dt.datetime.fromisoformat(
-                        f"{date}T{match['time']}{match['offset'] or ''}"
-                    )
-            return Handshake(word, stamp)
-    raise MalformedText(
-        f"handshake {cap(text)!r} begins with none of "
-        f"{', '.join(word.value for word in HandshakeWord)}"
-    )
+    word = next(filter(text.startswith, HANDSHAKE_WORDS), "")
+    if not word:
+        words = ", ".join(HANDSHAKE_WORDS)
+        raise MalformedText(f"handshake {cap(text)!r} begins with none of {words}")
+
+    stamp = None
+    if match := _STAMP.fullmatch(text.removeprefix(word)):
+        date = match["date"].replace(".", "-")
+        with contextlib.suppress(ValueError):
+            stamp = dt.datetime.fromisoformat(f"{date}T{match['time']}{match['offset'] or ''}")
+    return word, stamp
 
 
 def encode_reported(now: dt.datetime) -> str:
@@ -297,7 +282,7 @@ def encode_reported(now: dt.datetime) -> str:
 
     They act on the word; the time has Go's form, as HAMi's plugin wrote it.
     """
-    return f"{HandshakeWord.REPORTED.value} {now.astimezone(dt.UTC):%Y-%m-%d %H:%M:%S.%f} +0000 UTC"
+    return f"{REPORTED} {now.astimezone(dt.UTC):%Y-%m-%d %H:%M:%S.%f} +0000 UTC"
 
 
 # The score annotation: how well each pair of GPUs is linked, for schedulers from 2.7 on.
@@ -336,12 +321,8 @@ class ReportProfile(enum.StrEnum):
     JSON = "json"
     """HAMi 2.8 and later."""
     COLON = "colon"
-    """HAMi 2.5 up to and including 2.7.1, with a stamp in the handshake every 30 s."""
-
-    @property
-    def stamps(self) -> bool:
-        """True if the scheduler drops a node whose handshake is older than 60 s."""
-        return self is not ReportProfile.JSON
+    """HAMi 2.5 up to and including 2.7.1, with a stamp in the handshake every 30 s: this scheduler
+    drops a node whose handshake is older than 60 s."""
 
 
 class ReportSettings(msgspec.Struct, frozen=True):
@@ -384,7 +365,6 @@ class NodeReport(msgspec.Struct, frozen=True):
     - `changes`: what to write, None: remove. Empty when the Node's annotations mean the same, else
       always the register annotation: a scheduler reads a new score only together with it.
     - `held`: the GPUs in the present register annotation, none when it is absent or unreadable.
-    - `lopsided`: the pairs of GPUs that report different links to each other.
     """
 
     gpus: tuple[RegisteredGpu, ...]
@@ -393,12 +373,6 @@ class NodeReport(msgspec.Struct, frozen=True):
     score: str | None
     register_differs: bool
     changes: Mapping[str, str | None]
-    lopsided: tuple[tuple[GpuUuid, GpuUuid], ...] = ()
-
-    @property
-    def is_said(self) -> bool:
-        """True when the Node's annotations mean the same."""
-        return not self.changes
 
     @property
     def changes_health(self) -> bool:
@@ -421,7 +395,7 @@ def report_of(
     text, score = annotations.get(REGISTER), annotations.get(SCORE)
     held, is_json = read_register(text), settings.profile is ReportProfile.JSON
 
-    gpus, wanted, linked = registered(inventory, colon=not is_json), score, list[Gpu]()
+    gpus, wanted = registered(inventory, colon=not is_json), score
     if not gpus:
         gpus = tuple(msgspec.structs.replace(gpu, healthy=False) for gpu in held)
     else:
@@ -437,7 +411,7 @@ def report_of(
     changes: dict[str, str | None] = {REGISTER: register} if register_differs else {}
     if wanted != score and (wanted is None or read_scores(wanted) != read_scores(score)):
         changes = {REGISTER: register, SCORE: wanted}
-    return NodeReport(gpus, held, register, wanted, register_differs, changes, lopsided(linked))
+    return NodeReport(gpus, held, register, wanted, register_differs, changes)
 
 
 def read_register(text: str | None) -> tuple[RegisteredGpu, ...]:
@@ -448,51 +422,29 @@ def read_register(text: str | None) -> tuple[RegisteredGpu, ...]:
         return ()
 
 
-def register_differences(
-    report: NodeReport, text: str, faulty: Collection[str] = ()
-) -> tuple[str, ...]:
-    """Describe how the present register annotation (`text`) differs, for people.
+def register_differences(report: NodeReport, faulty: Collection[str] = ()) -> tuple[str, ...]:
+    """Describe how the present register annotation differs, for people.
 
-    It names an unreadable text or another form, else the first difference of each GPU. Health is
-    not compared: only a serving agent knows it. `faulty`: UUIDs of GPUs that may be named in vain.
+    Health is not compared: only a serving agent knows it. `faulty`: UUIDs of GPUs that may be named
+    in vain.
     """
-    if not report.register_differs:
-        return ()
-    if not report.held:
+    if report.register_differs and not report.held:
         return ("cannot be read",)
-    is_old, was_old = (not is_json_form(one) for one in (report.register, text))
-    if is_old != was_old:
-        return (f"is written {_READERS[was_old]}, and the agent would write {_READERS[is_old]}",)
-    wanted = {gpu.uuid: gpu for gpu in report.gpus}
-    held = {gpu.uuid: gpu for gpu in report.held if gpu.uuid in wanted or gpu.uuid not in faulty}
 
+    wanted, held = (
+        {gpu.uuid: msgspec.structs.replace(gpu, healthy=True) for gpu in gpus}
+        for gpus in (report.gpus, report.held)
+    )
     texts = list[str]()
-    for uuid in sorted(held | wanted):
-        before, after = held.get(uuid), wanted.get(uuid)
-        if before is None or after is None:
-            is_named = "not named" if before is None else "named"
-            texts.append(f"GPU {uuid} is {is_named}, unlike what the agent would say")
-            continue
-        for field, word in _WORDS.items():
-            was, said = getattr(before, field), getattr(after, field)
-            if was != said:
-                texts.append(f"GPU {uuid}: {word} {was}, and the agent would say {said}")
-                break
-    if not texts and len({gpu.uuid for gpu in report.held}) < len(report.held):
-        texts.append("names a GPU more than once")
+    for uuid in sorted(wanted | {uuid: gpu for uuid, gpu in held.items() if uuid not in faulty}):
+        pair = held.get(uuid), wanted.get(uuid)
+        words = [
+            word
+            for word in RegisteredGpu.__struct_fields__
+            if len({getattr(gpu, word, None) for gpu in pair}) > 1
+        ]
+        texts += [f"GPU {uuid}: the agent would write another {word}" for word in words[:1]]
     return tuple(texts)
-
-
-_READERS = {False: "for schedulers from 2.8 on", True: "for schedulers up to 2.7.1"}
-_WORDS = {
-    "split_count": "slices",
-    "registered_mib": "MiB",
-    "core_percent": "percent of the cores",
-    "type_name": "type",
-    "mode": "mode",
-    "index": "index",
-    "numa": "NUMA node",
-}
 
 
 # The node lock annotation of HAMi's scheduler: `<RFC 3339>,<namespace>,<pod>`.

@@ -176,32 +176,29 @@ def default_namespace(connection: Connection) -> str:
 
     Raises SettingsError: a file is missing, unreadable, or not a kubeconfig.
     """
-    own, found = connection.service_account / "namespace", ""
     if connection.kubeconfig is not None:
-        found = text_in(_read_context(connection, connection.kubeconfig), "namespace")
-    elif os.access(own, os.F_OK):
-        found = _text(connection, own).strip()
-    return found or "default"
+        context = _read_context(connection, connection.kubeconfig)
+        return text_in(context, "namespace") or "default"
+    own = connection.service_account / "namespace"
+    return _text(connection, own).strip() if os.access(own, os.F_OK) else "default"
 
 
 def _read_context(connection: Connection, path: Path) -> Mapping[str, object]:
     """The connection's context in its kubeconfig, or the current one. Raises SettingsError."""
     try:
         content: object = yaml.safe_load(_text(connection, path))
-    except (yaml.YAMLError, ValueError) as error:  # ValueError: a date such as 2026-13-32
-        # Only the place, not the text of the error: a kubeconfig holds secrets.
-        mark = getattr(error, "problem_mark", None)
-        place = "" if mark is None else f" (line {mark.line + 1}, column {mark.column + 1})"
-        raise _unusable(connection, f"is not YAML{place}") from None
+    except (yaml.YAMLError, ValueError):  # ValueError: a date such as 2026-13-32
+        # Not the text of the error: a kubeconfig holds secrets.
+        raise _unusable(connection, "is not YAML") from None
 
     parts = content if isinstance(content, dict) else {}
     name = connection.context or text_in(parts, "current-context")
-    contexts = {text_in(entry, "name"): entry for entry in objects_in(parts, "contexts")}
-    if name and name in contexts:
-        return inside(contexts[name], "context")
-    known = ", ".join(cap(known, 64) for known in contexts) or "none"
-    lacks = f"context {cap(name, 64)} (it has {known})" if name else "current-context"
-    raise _unusable(connection, f"has no {lacks}")
+    for entry in objects_in(parts, "contexts"):
+        if name and text_in(entry, "name") == name:
+            return inside(entry, "context")
+    raise _unusable(
+        connection, f"has no context {cap(name, 64)}" if name else "has no current-context"
+    )
 
 
 def _text(connection: Connection, path: Path) -> str:
@@ -255,7 +252,7 @@ async def open_access(connection: Connection) -> Access:
         *(aiohttp.ClientError, aiohttp.http_exceptions.LineTooLong),
     )
     known = importlib.import_module(f"{LIBRARY}.client.configuration").Configuration()
-    known.host = ""
+    known.host = ""  # a kubeconfig may name no server, and localhost gets no token
 
     try:
         if connection.kubeconfig is None:
@@ -281,8 +278,8 @@ async def open_access(connection: Connection) -> Access:
             tls.check_hostname, tls.verify_mode = False, ssl.CERT_NONE
     # failures: also of an identity provider of the kubeconfig that does not answer
     except (*failures, *UNUSABLE) as error:
-        reason = f"cannot be used ({cap(str(error) or type(error).__name__, 128)})"
-        raise _unusable(connection, reason) from error
+        reason = str(error) or type(error).__name__
+        raise _unusable(connection, f"cannot be used ({cap(reason, 128)})") from error
 
     if not known.host:
         raise _unusable(connection, "names no server for its current-context")
@@ -380,10 +377,6 @@ CLASSES: Mapping[int, type[ApiError]] = {
     422: errors.ApiInvalid,
     429: errors.ApiThrottled,
 }
-REMEDIES: Mapping[int, str] = {
-    401: "; renew the credentials of this node's identity",
-    403: "; grant this right to the identity that asks",
-}
 
 
 def refused(what: str, status: int, body: Raw = b"", retry_after: str | None = None) -> ApiError:
@@ -400,11 +393,7 @@ def refused(what: str, status: int, body: Raw = b"", retry_after: str | None = N
     digits = (retry_after or "").strip()
     is_number = digits.isascii() and digits.isdigit()
     text = f"{what}: the API server answered {status}" + (f": {cap(message)}" if message else "")
-    return kind(
-        text + REMEDIES.get(status, ""),
-        status=status,
-        retry_after=min(float(digits), 3600.0) if is_number else None,
-    )
+    return kind(text, status=status, retry_after=min(float(digits), 3600.0) if is_number else None)
 
 
 class KubeSession:
@@ -412,7 +401,7 @@ class KubeSession:
 
     If it `observes`, it sends no request that writes. `program`: the client's name, which the API
     server records as field manager. `requests` counts answers by verb, resource and code (`none`:
-    no answer); `received` counts bytes.
+    no answer).
     """
 
     def __init__(
@@ -429,13 +418,6 @@ class KubeSession:
             "Requests to the API server by the code of the answer (none: no answer).",
             ("verb", "resource", "code"),
         )
-        self.received = Tally(
-            "api_received_bytes_total", "Bytes received from the API server.", ("resource",)
-        )
-        self.limits: dict[ApiRequest, int] = {}
-        """How many objects the next answer to a long list may have."""
-        self.date = ""
-        """The time in the last answer, as its header has it."""
         self._connection = connection
         self._program = program
         self._observes = observes
@@ -519,52 +501,38 @@ class KubeSession:
 
                 if not line.endswith(b"\n"):  # the watch has ended
                     return
-                self.received.add(request.resource, amount=len(line))
                 if line.strip():
                     yield await aside(line, request, decode)
 
-    async def execute(self, request: ApiRequest) -> tuple[bytes, str]:
-        """Run a command in a container, as `kubectl exec` does.
+    async def execute(self, request: ApiRequest) -> bytes:
+        """Run a command in a container, as `kubectl exec` does, and return its output.
 
-        Return its output, and what it or the server says of its failure; empty: exit code 0.
-        `request`: to exec of the pod, with container and command. Raises ApiError: no answer in
+        `request`: to exec of the pod, with container and command. Raises ApiError: no output in
         EXECUTION, more than BODY_LIMIT, or a server that refuses.
         """
         written = defaultdict[int, bytearray](bytearray)
         with self._failures_of(request):
             access = await self.open()
-            try:
-                async with (
-                    self._lag.within(EXECUTION),
-                    self._http.ws_connect(
-                        access.configuration.host + request.path,
-                        params=request.query,
-                        headers=await self._identity(access),
-                        protocols=(EXEC_PROTOCOL,),
-                        **access.transport,
-                    ) as answer,
-                ):
-                    async for frame in answer:
-                        if isinstance(frame.data, bytes) and frame.data:
-                            written[frame.data[0]] += frame.data[1:]
-                        if sum(map(len, written.values())) > BODY_LIMIT:
-                            raise ApiError(f"{request.what}: the answer is longer than 20 MiB")
-            except TimeoutError as error:
-                raise ApiError(
-                    f"{request.what}: the command has not ended within {EXECUTION:g} s"
-                ) from error
-            except access.aiohttp.WSServerHandshakeError as error:
-                # A handshake loses the text of its answer: without one the server refuses alike.
-                await self.call(request)
-                raise ApiError(f"{request.what}: the server opens no websocket: {error}") from error
+            async with (
+                self._lag.within(EXECUTION),
+                self._http.ws_connect(
+                    access.configuration.host + request.path,
+                    params=request.query,
+                    headers=await self._identity(access),
+                    protocols=(EXEC_PROTOCOL,),
+                    **access.transport,
+                ) as answer,
+            ):
+                async for frame in answer:
+                    if isinstance(frame.data, bytes) and frame.data:
+                        written[frame.data[0]] += frame.data[1:]
+                    if sum(map(len, written.values())) > BODY_LIMIT:
+                        raise ApiError(f"{request.what}: the answer is longer than 20 MiB")
 
-        try:
-            status = read_object(written[3])
-        except MalformedText as error:
-            raise ApiError(f"{request.what}: it ended without a result") from error
-        said = written[2].decode(errors="replace").strip() or text_in(status, "message")
-        said = said or text_in(status, "reason") or "it failed"
-        return bytes(written[1]), "" if text_in(status, "status") == "Success" else cap(said)
+        if not written[1]:
+            said = (written[2] or written[3]).decode(errors="replace").strip()
+            raise ApiError(f"{request.what}: {cap(said) or 'the command wrote nothing'}")
+        return bytes(written[1])
 
     async def _answer(self, request: ApiRequest) -> "ClientResponse":
         """The successful answer; after a 401 or a TLS error, of a try with fresh credentials."""
@@ -611,8 +579,6 @@ class KubeSession:
         while len(body) <= at_most and (chunk := await answer.content.readany()):
             body += chunk
 
-        self.received.add(request.resource, amount=len(body))
-        self.date = answer.headers.get("Date", "")
         if len(body) > at_most:
             body.clear()  # what handles the error keeps this frame until the next collection
             raise AnswerTooLong(f"{request.what}: the answer is longer than {at_most >> 20} MiB")
@@ -650,8 +616,6 @@ class KubeSession:
         try:
             yield
         except self._failures as error:
-            if isinstance(error, SettingsError):
-                raise ApiError(f"{request.what}: {error}") from error
             # aiohttp names its TLS context, as in "host a:443 ssl:<ssl.SSLContext object at 0x7f>".
             reason = re.sub(r" ssl:(<[^>]*>|\w+)", "", str(error)) or type(error).__name__
             raise ApiError(
@@ -684,18 +648,12 @@ apiserver/pkg/storage/cacher/delegator.go, shouldDelegateList).
 """
 FEWER: Final = 8
 """A list asks for this fraction of the objects after an answer that was too long."""
-MOST_ODD: Final = 2
-"""Beyond these a list has no end.
-
-An answer is odd if it promises more and has not as many objects as were asked for. The API allows
-it, but the real server fills each answer (kubernetes apiserver/pkg/storage/etcd3/store.go,
-GetList).
-"""
 LIST_LIMIT: Final = 1 << 30
 LIST_LIMIT_OF_COMMANDS: Final = 192 << 20
 """Bytes of all answers of a list: 5,000 Nodes of 20 KB and 9,000 pods of 10 KB are 190 MB."""
 LEAST_OBJECT: Final = LIST_LIMIT // MOST_OBJECTS
-"""Bytes that an object counts at least, 7 KB, so that small ones without end come to an end."""
+LEAST_PAGE: Final = 10 * LEAST_OBJECT
+"""Bytes that an object (7 KB) and an answer count at least, so that small ones come to an end."""
 
 
 async def fetch_list(
@@ -707,13 +665,12 @@ async def fetch_list(
 ) -> tuple[str, list[T]]:
     """Return the version and all objects, as read; each answer has 10 s. Raises ApiError.
 
-    After a too long answer it asks again for fewer objects, with the same token (the server accepts
-    another `limit`, as its own test does: test/e2e/apimachinery/chunking.go); after a short one it
-    asks for more. `most`: how many objects a small list asks for at first; 0 for all.
+    `most`: how many objects an answer may have at first; 0 for all. After a too long answer it asks
+    for fewer, with the same token (the server accepts another `limit`, as its own test does:
+    test/e2e/apimachinery/chunking.go).
     """
     objects: list[T] = []
-    limit = session.limits.get(request, most)
-    version, rest, odd, size = "", "", 0, 0
+    limit, version, rest, size = most, "", "", 0
     while True:
         page = request.asking(limit=str(limit or ""), **{"continue": rest})
         try:
@@ -726,24 +683,19 @@ async def fetch_list(
 
         meta, items = await aside(body, page, functools.partial(_read_items, read))
         objects += items
-        version, size = version or meta.version, size + len(body)
+        version = version or meta.version
         if not meta.rest:
-            break
-        odd += not items or len(items) != limit
-        is_long = max(size, len(objects) * LEAST_OBJECT) > list_limit
-        if meta.rest == rest or odd > MOST_ODD or is_long:
+            return version, objects
+
+        # The real server fills each answer (apiserver/pkg/storage/etcd3/store.go, GetList).
+        size += max(len(body), len(items) * LEAST_OBJECT, LEAST_PAGE)
+        if not items or meta.rest == rest or size > list_limit:
             raise ApiError(
                 f"{request.what}: the list has no end: after {len(objects)} objects the server "
                 "still promises more; check the API server and the proxies before it, or ask "
                 "for one namespace or node"
             )
         rest = meta.rest
-        if len(body) < PAGE_LIMIT // FEWER // 2:
-            limit = min(limit * FEWER, MOST)
-
-    # After a long one the next would ask in vain again.
-    session.limits[request] = most if size < PAGE_LIMIT // 2 else limit
-    return version, objects
 
 
 def _read_items(read: Callable[[Raw], T], body: Raw) -> tuple[_ListMeta, list[T]]:

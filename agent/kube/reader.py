@@ -2,10 +2,8 @@
 
 import contextlib
 import datetime as dt
-import difflib
-import email.utils
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import PurePosixPath
 from typing import Any, Final, TypeVar
@@ -24,14 +22,15 @@ from agent.cluster import (
     NodeView,
     PodView,
 )
-from agent.errors import ApiError, ApiNotFound, MalformedText, cap
-from agent.hami.annotations import decode_node_lock, is_json_form, read_register
+from agent.errors import ApiError, ApiNotFound
+from agent.hami.annotations import is_json_form, read_register
 from agent.kube.client import (
     LIST_LIMIT_OF_COMMANDS,
     MOST,
     WRITER,
     ApiRequest,
     KubeSession,
+    Raw,
     fetch_list,
     inside,
     objects_in,
@@ -43,14 +42,12 @@ from agent.kube.client import (
 from agent.kube.objects import (
     NODE_NAMESPACE,
     KubeApi,
-    annotation_writes,
     decode_moment,
     decode_node,
     decode_pod,
     decode_quantity,
-    other_writer,
 )
-from agent.node import NodeSight, Right, skew_of
+from agent.node import NodeSight, Right
 from agent.ports import Clock
 
 # The part of a cluster that explains one pod: the pod, the nodes, who holds GPUs, quotas, Events.
@@ -58,8 +55,6 @@ from agent.ports import Clock
 JsonObject = Mapping[str, Any]
 PLUGINS: Final = ("hami-device-plugin", "nvidia-device-plugin")
 """Names or components of pods of other plugins for NVIDIA GPUs contain one of these."""
-GENERATED: Final = {"Deployment": "ReplicaSet", "CronJob": "Job"}
-"""What a workload makes that makes its pods."""
 
 
 class Taint(msgspec.Struct, frozen=True):
@@ -103,10 +98,8 @@ class ListedPod(msgspec.Struct, frozen=True):
     """A pod of a list, with what commands say of it.
 
     - `at`: when the kubelet saw it, else when it was created; None if neither can be read.
-    - `owners`: kind and name of each.
-    - `state`: `Ready`, else what it waits for in the kubelet's words.
     - `is_plugin`: it mounts the kubelet's plugin directory of its host.
-    - `component`: its label of this name.
+    - `is_other_plugin`: it is another plugin for NVIDIA GPUs, by its name or component.
     - `chosen`: the Node that HAMi's scheduler chose; empty: it has chosen no GPUs.
     - `shares`: its devices annotation.
     - `inits`: how many init containers it has; `has_passed_init`: all have ended well.
@@ -120,60 +113,22 @@ class ListedPod(msgspec.Struct, frozen=True):
     message: str = ""
     at: dt.datetime | None = None
     is_deleted: bool = False
-    owners: tuple[tuple[str, str], ...] = ()
-    state: str = ""
     is_plugin: bool = False
-    component: str = ""
+    is_other_plugin: bool = False
     uid: str = ""
     chosen: str = ""
     shares: str = ""
     inits: int = 0
     has_passed_init: bool = False
 
-    @property
-    def is_other_plugin(self) -> bool:
-        """Whether it is another plugin for NVIDIA GPUs, by its name or component."""
-        return any(plugin in word for plugin in PLUGINS for word in (self.name, self.component))
-
-    @property
-    def rank(self) -> int:
-        """0 without a Node, 1 on one and not running, 2 running, 3 ended well or being deleted."""
-        if self.is_deleted or self.phase == "Succeeded":
-            return 3
-        return 2 if self.phase == "Running" else int(bool(self.node))
-
-    def is_of(self, kind: str, name: str) -> bool:
-        """Whether this workload owns it, or what this workload makes."""
-        return any(
-            (owner_kind, owner) == (kind, name)
-            # The name of what a workload makes has one more word, without a hyphen.
-            or (owner_kind == GENERATED.get(kind) and owner.rpartition("-")[0] == name)
-            for owner_kind, owner in self.owners
-        )
-
-
-class HeldUse(msgspec.Struct, frozen=True):
-    """What a container of the pod uses of one GPU, as the agent of its node says.
-
-    `used_mib` and `last_kernel` are None if they are not known.
-    """
-
-    container: str
-    uuid: str
-    used_mib: int | None
-    last_kernel: dt.datetime | None
-
 
 class ClusterSnapshot(msgspec.Struct, frozen=True):
     """All parts as they were read, in this order: nodes, holders, quotas, Events.
 
-    `unread` says why a part could not be read; the part is empty then. `taken`: when the pod was
-    read. `agents`: those pods of agents that were asked for; none for agents that are no pods.
-    `uses`: of a running pod; `use_unread`: why its node's agent did not say.
-
-    `node_events`: what agents say of the pod's Node, or of all if one does not offer all its GPUs.
-    `owners`: the phase of each pod that holds a node lock and no GPU; empty if it does not exist.
-    `is_own_read`: the pods of the pod's namespace were read, if not those of the cluster.
+    - `unread`: why a part could not be read; the part is empty then.
+    - `taken`: when the pod was read.
+    - `node_events`: what agents say of its Node, or of all if one does not offer all its GPUs.
+    - `is_own_read`: the pods of its namespace were read, if not those of the cluster.
     """
 
     pod: JsonObject
@@ -183,16 +138,27 @@ class ClusterSnapshot(msgspec.Struct, frozen=True):
     quotas: tuple[JsonObject, ...] = ()
     events: tuple[PodEventView, ...] = ()
     unread: Mapping[str, str] = msgspec.field(default_factory=dict)
-    agents: tuple[ListedPod, ...] = ()
-    uses: tuple[HeldUse, ...] = ()
-    use_unread: str = ""
     node_events: tuple[PodEventView, ...] = ()
-    owners: Mapping[tuple[str, str], str] = msgspec.field(default_factory=dict)
     is_own_read: bool = True
 
     def has(self, part: str) -> bool:
-        """Whether this part (nodes, pods, resourcequotas, events, agents) was read."""
+        """Whether this part (nodes, pods, resourcequotas, events) was read."""
         return part not in self.unread
+
+
+# Reads metadata.managedFields: which client last changed which annotation of an object.
+
+
+def annotation_writes(metadata: Mapping[str, object]) -> tuple[tuple[str, str, str], ...]:
+    """Read who changed which annotation: key, writer, and when the writer last changed something.
+
+    The time is a text (RFC 3339). Malformed parts count as absent.
+    """
+    return tuple(
+        (key.removeprefix("f:"), str(item.get("manager")), str(item.get("time", "")))
+        for item in objects_in(metadata, "managedFields")
+        for key in inside(item, "fieldsV1", "f:metadata", "f:annotations")
+    )
 
 
 # Decodes what commands read of a cluster; each object is cut to what a decision uses.
@@ -260,17 +226,8 @@ def decode_listed(pod: JsonObject) -> ListedPod:
     metadata, spec, status = (inside(pod, part) for part in ("metadata", "spec", "status"))
     inits = objects_in(status, "initContainerStatuses")
     codes = [inside(init, "state", "terminated").get("exitCode") for init in inits]
-    waits = (
-        text_in(one, "state", "waiting", "reason")
-        for one in (*inits, *objects_in(status, "containerStatuses"))
-    )
-    is_ready = any(
-        entry.get("type") == "Ready" and entry.get("status") == "True"
-        for entry in objects_in(status, "conditions")
-    )
-    phase = text_in(status, "phase") or "Pending"
-    not_ready = "Running, not ready" if phase == "Running" else phase
-    # Labels and owners are the words of a pod's author. A pod that may mount the kubelet's plugin
+    words = text_in(metadata, "name"), text_in(metadata, "labels", "app.kubernetes.io/component")
+    # Labels are the words of a pod's author. A pod that may mount the kubelet's plugin
     # directory may replace the device plugin of its node anyway.
     paths = (text_in(volume, "hostPath", "path") for volume in objects_in(spec, "volumes"))
 
@@ -278,19 +235,14 @@ def decode_listed(pod: JsonObject) -> ListedPod:
         namespace=text_in(metadata, "namespace"),
         name=text_in(metadata, "name"),
         node=text_in(spec, "nodeName"),
-        phase=phase,
+        phase=text_in(status, "phase") or "Pending",
         reason=text_in(status, "reason"),
         message=text_in(status, "message"),
         at=decode_moment(status.get("startTime"))
         or decode_moment(metadata.get("creationTimestamp")),
         is_deleted=bool(metadata.get("deletionTimestamp")),
-        owners=tuple(
-            (text_in(owner, "kind"), text_in(owner, "name"))
-            for owner in objects_in(metadata, "ownerReferences")
-        ),
-        state="Ready" if is_ready else next(filter(None, waits), not_ready),
         is_plugin=any(PurePosixPath(path).name == "device-plugins" for path in paths),
-        component=text_in(metadata, "labels", "app.kubernetes.io/component"),
+        is_other_plugin=any(plugin in word for plugin in PLUGINS for word in words),
         uid=text_in(metadata, "uid"),
         chosen=text_in(metadata, "annotations", VGPU_NODE),
         shares=text_in(metadata, "annotations", ALLOCATED),
@@ -299,28 +251,16 @@ def decode_listed(pod: JsonObject) -> ListedPod:
     )
 
 
-def decode_name(found: JsonObject) -> tuple[str, str]:
-    """Namespace and name of an object."""
-    return text_in(found, "metadata", "namespace"), text_in(found, "metadata", "name")
-
-
 # Reads one pod and the parts of the cluster that decide about it.
 
-METADATA_LIST: Final = (
-    "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json"
-)
-NEAREST: Final = 3
 AGENTS: Final = "app.kubernetes.io/name=hami-agent"
 """The label of the agents' pods in chart and manifests."""
 OF_NODE: Final = "spec.nodeName="
 UNFINISHED: Final = "status.phase!=Succeeded,status.phase!=Failed"
-OWNERS: Final = 16
-"""Owners of locks that are looked up. A lock stands for seconds, so there are few."""
-
 T = TypeVar("T")
 
 
-class ObjectReader:
+class ClusterReader:
     """Reads objects with the rights of who asks; each answer has 10 s."""
 
     def __init__(self, session: KubeSession, node: str = "") -> None:
@@ -335,14 +275,13 @@ class ObjectReader:
         namespace: str = "",
         labels: str = "",
         fields: str = "",
-        accept: str = "application/json",
     ) -> tuple[T, ...]:
         """What `read` makes of the objects; `namespace` empty: of the whole cluster.
 
         `labels`, `fields`: selectors. Raises ApiError.
         """
         path = path_of("namespaces", namespace, resource) if namespace else path_of(resource)
-        request = ApiRequest("list", resource, path, accept=accept)
+        request = ApiRequest("list", resource, path)
         _, items = await fetch_list(
             self._session,
             request.asking(labelSelector=labels, fieldSelector=fields),
@@ -364,59 +303,51 @@ class ObjectReader:
             ApiRequest("get", "nodes", path_of("nodes", name)), read_object
         )
 
-
-class ClusterReader(ObjectReader):
-    """Reads what decides about a pod, the pods of a workload and those that were refused."""
-
-    def __init__(self, session: KubeSession, clock: Clock) -> None:
-        super().__init__(session)
-        self._clock = clock
-        self._unread: dict[str, str] = {}
-        self._is_silent = False
-        """It gave no answer: each further request would only wait for its deadline."""
-
-    async def snapshot(self, namespace: str, name: str) -> ClusterSnapshot:
+    async def snapshot(self, namespace: str, name: str, clock: Clock) -> ClusterSnapshot:
         """Read the pod and all parts. A part that cannot be read is named in `unread`.
 
-        Nodes come before the pods: the owner of a lock that is not among the pods was deleted.
-
-        Raises:
-            ApiNotFound: there is no such pod.
-            ApiError: the pod cannot be read.
+        Raises ApiNotFound: there is no such pod; ApiError: the pod cannot be read.
         """
-        pod = await self.pod(namespace, name)
-        taken = self._clock.now()
+        unread: dict[str, str] = {}
+        is_silent = False
 
-        nodes = await self._part("nodes", decode_cluster_node)
+        async def read(
+            resource: str, decode: Callable[[JsonObject], T], part: str = "", **selectors: str
+        ) -> tuple[T, ...]:
+            """List a part, which is named by its resource unless `part` does."""
+            nonlocal is_silent
+            why = "not asked, because the API server fell silent"
+            if not is_silent:  # each further request would only wait for its deadline
+                try:
+                    return await self.read_list(resource, decode, **selectors)
+                except ApiError as error:
+                    why, is_silent = str(error), not error.status
+            unread[part or resource] = why
+            return ()
+
+        pod, taken = await self.pod(namespace, name), clock.now()
+        nodes = await read("nodes", decode_cluster_node)
 
         # Schedulers from 2.5 on label the pods with GPUs; 2.4 only annotates them.
         reports = (node.annotations.get(REGISTER, "") for node in nodes)
         is_labelled = all(map(is_json_form, filter(None, reports)))
         labels, fields = (VGPU_NODE, "") if is_labelled else ("", UNFINISHED)
-        pods = partial(self._part, "pods", decode_listed, labels=labels, fields=fields)
+        pods = partial(read, "pods", decode_listed, labels=labels, fields=fields)
         holders = await pods()
-        if "pods" in self._unread:
+        if "pods" in unread:
             # Whoever may read one namespace alone can still be told what holds its quota.
             holders = await pods(namespace=namespace, part="own pods")
-        is_own_read = self._unread.pop("own pods", None) is None
+        is_own_read = unread.pop("own pods", None) is None
 
-        quotas = await self._part("resourcequotas", decode_quota, namespace=namespace)
+        quotas = await read("resourcequotas", decode_quota, namespace=namespace)
         about = f"involvedObject.uid={pod['metadata'].get('uid', '')}"
-        events = await self._part("events", decode_pod_event, namespace=namespace, fields=about)
+        events = await read("events", decode_pod_event, namespace=namespace, fields=about)
 
-        agents: tuple[ListedPod, ...] = ()
         said: tuple[PodEventView, ...] = ()
-        if any(map(_is_unregistered, nodes)):
-            agents = await self._part("pods", decode_listed, labels=AGENTS, part="agents")
         if (bound := pod["spec"].get("nodeName")) or any(map(_is_troubled, nodes)):
             about = "involvedObject.kind=Node" + (f",involvedObject.name={bound}" if bound else "")
-            said = await self._part(
-                "events",
-                decode_pod_event,
-                part="events of Nodes",
-                namespace=NODE_NAMESPACE,
-                fields=about,
-            )
+            of_nodes = partial(read, "events", decode_pod_event, "events of Nodes")
+            said = await of_nodes(namespace=NODE_NAMESPACE, fields=about)
 
         return ClusterSnapshot(
             pod,
@@ -425,41 +356,10 @@ class ClusterReader(ObjectReader):
             tuple(holder for holder in holders if holder.chosen),
             quotas,
             events,
-            agents=tuple(agent for agent in agents if agent.is_plugin),
-            owners=await self._owners(nodes, holders),
             node_events=tuple(event for event in said if event.writer == WRITER),
-            unread=self._unread,
+            unread=unread,
             is_own_read=is_own_read,
         )
-
-    async def _owners(
-        self, nodes: Iterable[ClusterNode], holders: Iterable[ListedPod]
-    ) -> Mapping[tuple[str, str], str]:
-        """The phases of pods that hold a lock and no GPU yet; a pod that is unread is left out."""
-        owners = set[tuple[str, str]]()
-        for node in nodes:
-            with contextlib.suppress(MalformedText):  # also where there is no lock
-                lock = decode_node_lock(node.annotations.get(MUTEX_LOCK, ""))
-                owners |= {lock.owner} if lock.owner else set()
-        owners -= {(holder.namespace, holder.name) for holder in holders if holder.chosen}
-
-        found: dict[tuple[str, str], str] = {}
-        for owner in sorted(owners)[:OWNERS]:
-            try:
-                pod = await self.pod(*owner)
-            except ApiNotFound:
-                found[owner] = ""
-            except ApiError:
-                continue  # nothing is concluded from what could not be read
-            else:
-                found[owner] = text_in(pod["status"], "phase") or "Pending"
-        return found
-
-    async def owned(self, namespace: str, kind: str, name: str) -> tuple[ListedPod, ...]:
-        """The pods of a workload, those that are furthest from running first. Raises ApiError."""
-        pods = await self.read_list("pods", decode_listed, namespace=namespace)
-        owned = (pod for pod in pods if pod.is_of(kind, name))
-        return tuple(sorted(owned, key=lambda pod: (pod.rank, pod.name)))
 
     async def refused(self, namespace: str) -> tuple[ListedPod, ...]:
         """List the pods that kubelets refused; `namespace` empty: of all namespaces.
@@ -471,49 +371,13 @@ class ClusterReader(ObjectReader):
         )
         return tuple(pod for pod in pods if pod.reason == REFUSED)
 
-    async def similar(self, namespace: str, name: str) -> str:
-        """The names that may have been meant, as the end of a sentence."""
-        read = partial(self.read_list, "pods", decode_name, accept=METADATA_LIST)
-        try:
-            known = [other for _, other in await read(namespace=namespace)]
-            same = sorted(await read(fields=f"metadata.name={name}"))[:NEAREST]
-        except ApiError as error:
-            return f"; no other name is known: {error}"
-
-        nearest = difflib.get_close_matches(name, known, n=NEAREST, cutoff=0.5)
-        elsewhere = ", ".join(cap(space, 64) for space, _ in same)
-        names = ", ".join(cap(other, 256) for other in nearest)
-        text = f"; one is in {elsewhere}" if same else ""
-        return text + (f"; the nearest names are {names}" if nearest else "")
-
-    async def _part(
-        self, resource: str, read: Callable[[JsonObject], T], part: str = "", **selectors: str
-    ) -> tuple[T, ...]:
-        """List a part, which is named by its resource unless `part` does."""
-        why = "not asked, because the API server fell silent"
-        if not self._is_silent:
-            try:
-                return await self.read_list(resource, read, **selectors)
-            except ApiError as error:
-                why = str(error)
-                self._is_silent = not error.status
-
-        self._unread[part or resource] = why
-        return ()
-
 
 def _is_troubled(node: ClusterNode) -> bool:
     """Whether the Node has, or had, GPUs and does not offer all of them."""
-    return _is_unregistered(node) or not all(
-        gpu.healthy for gpu in read_register(node.annotations.get(REGISTER))
-    )
-
-
-def _is_unregistered(node: ClusterNode) -> bool:
-    """Whether a Node that has, or had, GPUs reports none or offers none."""
-    has_report = bool(node.annotations.get(REGISTER))
-    has_gpus = node.slices > 0 or has_report or HANDSHAKE in node.annotations
-    return has_gpus and not (has_report and node.slices > 0)
+    report = node.annotations.get(REGISTER)
+    if not report or node.slices <= 0:
+        return node.slices > 0 or bool(report) or HANDSHAKE in node.annotations
+    return not all(gpu.healthy for gpu in read_register(report))
 
 
 # Reads one node: its status from its agent or its objects, its neighbours, and our rights there.
@@ -525,13 +389,14 @@ CONTAINER: Final = "agent"
 """The agent's container in its pod, as chart and manifests name it."""
 
 
-class NodeReader(ObjectReader):
+class NodeReader(ClusterReader):
     """Reads what is known of one node with the rights of who asks."""
 
-    async def by_agent(self, *words: str) -> tuple[bytes, str]:
-        """What a verb of the agent's program says in the agent's pod, and why it failed.
+    async def by_agent(self, *words: str) -> bytes:
+        """What a verb of the agent's program says in the agent's pod.
 
-        Raises ApiError: there is no such pod, or the account may not run programs in it.
+        Raises ApiError: there is no such pod, the account may not run programs in it, or it says
+        nothing.
         """
         pods = await self.pods(decode_listed, AGENTS)
         alive = [pod for pod in pods if pod.is_plugin and pod.phase not in ENDED]
@@ -546,22 +411,16 @@ class NodeReader(ObjectReader):
             request.asking(container=CONTAINER, stdout="true", stderr="true")
         )
 
-    async def status(self) -> bytes:
-        """The agent's status as JSON. Raises ApiError, as by_agent() or because it says none."""
-        answer, failure = await self.by_agent("status", "-o", "json")
-        if failure:
-            raise ApiError(failure)
-        return answer
+    async def node(self) -> tuple[NodeView, str] | None:
+        """The Node, and the message of its condition GpuDegraded if it has one.
 
-    async def node(self) -> NodeView | None:
-        """The Node; None: there is no such Node. Raises ApiError."""
-        return await KubeApi(self._session, self._node).get_node()
-
-    async def degraded(self) -> str:
-        """The message of the Node's condition GpuDegraded; empty: it has none. Raises ApiError."""
-        found = objects_in(await self.node_object(self._node), "status", "conditions")
-        texts = (text_in(one, "message") for one in found if one.get("type") == GPU_DEGRADED)
-        return next(texts, "")
+        None: there is no such Node. Raises ApiError.
+        """
+        with contextlib.suppress(ApiNotFound):
+            return await self._session.fetch(
+                ApiRequest("get", "nodes", path_of("nodes", self._node)), _read_degraded
+            )
+        return None
 
     async def pods(self, read: Callable[[JsonObject], T], labels: str = "") -> tuple[T, ...]:
         """The pods of the node, as `read` decodes them. `labels`: a selector. Raises ApiError."""
@@ -576,11 +435,6 @@ class NodeReader(ObjectReader):
             fields=f"involvedObject.kind=Node,involvedObject.name={self._node}",
         )
         return tuple(event for event in events if event.writer == WRITER)
-
-    async def names(self) -> tuple[str, ...]:
-        """The names of all Nodes. Raises ApiError."""
-        found = await self.read_list("nodes", decode_name, accept=METADATA_LIST)
-        return tuple(sorted(name for _, name in found))
 
     async def granted(self, right: Right) -> bool:
         """True when this identity has the right; the right is not used. Raises ApiError."""
@@ -603,17 +457,12 @@ class NodeReader(ObjectReader):
         )
         return inside(answer, "status").get("allowed") is True
 
-    async def get_sight(self, resource: str, clock: Clock) -> NodeSight | None:
+    async def get_sight(self, resource: str) -> NodeSight | None:
         """Get the Node; None: there is none. Raises ApiError."""
-        before = clock.now()
         try:
             node = await self.node_object(self._node)
         except ApiNotFound:
             return None
-        skew = None
-        with contextlib.suppress(ValueError):  # no time, or none that can be read
-            sent = email.utils.parsedate_to_datetime(self._session.date).astimezone(dt.UTC)
-            skew = skew_of(sent, before, clock.now())
         metadata = inside(node, "metadata")
         if metadata.get("name") != self._node:
             raise ApiError(f"get nodes {self._node}: the answer has no name, or another one")
@@ -632,17 +481,22 @@ class NodeReader(ObjectReader):
             allocatable=offered,
             capacity=had,
             written=decode_moment(max(stamps, default="")),
-            reported_by=other_writer(writes, REGISTER),
-            skew=skew,
         )
+
+
+def _read_degraded(body: Raw) -> tuple[NodeView, str]:
+    node = read_object(body)
+    found = objects_in(node, "status", "conditions")
+    texts = (text_in(one, "message") for one in found if one.get("type") == GPU_DEGRADED)
+    return decode_node(node), next(texts, "")
 
 
 async def nodes_with_gpus(
     session: KubeSession, resource: str
 ) -> list[tuple[NodeView, tuple[PodView, ...]]]:
     """The Nodes that report GPUs, each with the pods that hold some. Raises ApiError."""
-    reader = ObjectReader(session)
-    nodes = await reader.read_list("nodes", decode_node, accept=METADATA_LIST)
+    reader = ClusterReader(session)
+    nodes = await reader.read_list("nodes", decode_node)
     read = partial(decode_pod, resource=resource)
     pods = await reader.read_list("pods", read, labels=VGPU_NODE)
 
@@ -693,7 +547,7 @@ class NodeLeftovers(msgspec.Struct, frozen=True):
         return (*self.keys, *((f"condition {GPU_DEGRADED}",) if self.degraded else ()))
 
 
-class KubeLeftovers(ObjectReader):
+class KubeLeftovers(ClusterReader):
     """Nodes and pods of agents of one resource."""
 
     def __init__(self, session: KubeSession, resource: str) -> None:

@@ -21,8 +21,6 @@ model differs in these points:
 
 import asyncio
 import contextlib
-import datetime as dt
-import email.utils
 import functools
 import json
 from collections import Counter, deque
@@ -32,7 +30,6 @@ from typing import Final
 
 from aiohttp import web
 
-from agent.kit.timing import SystemClock
 from agent.sandbox import apiserver_requests as requests
 from agent.sandbox.apiserver_requests import Rights, Target, authorize, identify, restrict, reviewed
 from agent.sandbox.store import (
@@ -127,8 +124,6 @@ class ApiServerModel:
         self.journal = Journal()
         self.port = 0
         self._tokens = dict(tokens)
-        self.ahead = 0.0
-        """Seconds by which the times in its answers are ahead of this machine's clock."""
         self._throttled = 0
         self._retry_after = 1
         self._watches: set[WatchStream] = set()
@@ -218,9 +213,6 @@ class ApiServerModel:
         except StatusError as refusal:
             code, answer, headers = refusal.code, refusal.status(), refusal.headers
         self._note(user, target, code)
-        if self.ahead:
-            at = SystemClock().now() + dt.timedelta(seconds=self.ahead)
-            headers = headers | {"Date": email.utils.format_datetime(at, usegmt=True)}
         body = json.dumps(answer, separators=(",", ":")).encode()
         return web.Response(
             status=code, body=body, headers=headers, content_type="application/json"

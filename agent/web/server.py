@@ -9,7 +9,6 @@ the unix socket alone. The series of `/metrics` are in `metrics`, and the HTML o
 import asyncio
 import collections
 import contextlib
-import datetime as dt
 import hashlib
 import ipaddress
 import logging
@@ -30,23 +29,12 @@ from agent.errors import PermissionFault, cap, host_port
 from agent.kit.tasks import Allowance
 from agent.model import ReaderPolicy
 from agent.node import STANDBY, Check, degraded, is_ready
-from agent.status import (
-    StatusFacts,
-    allocations_of,
-    envelope,
-    gpus_of,
-    names_of,
-    node_of,
-    status_of,
-)
-from agent.web import page
+from agent.status import StatusFacts, envelope, status_of
+from agent.web.page import HTML, POLICY, page_html
 
 log = structlog.get_logger(__name__)
 
 T = TypeVar("T")
-
-PREFIX: Final = "/api/v1/"
-"""The page of this path answers for all paths below it."""
 
 KEPT: Final = 0.5
 """Seconds for which a document is reused."""
@@ -71,15 +59,12 @@ HEAD_TIMEOUT: Final = 3.0
 ANSWER_TIMEOUT: Final = 30.0
 """Seconds for a client to read the answer."""
 
-HEAD_LIMIT: Final = 16 * 1024
 LINE_LIMIT: Final = 4096
-"""Bytes of a whole head, and of one line of it."""
+"""Bytes of the first line of a request."""
 
 RECEIVE_LIMIT: Final = 64 * 1024
-"""Bytes after which reading stops: a connection has one request, whose head may have 16 KiB.
-
-By its own limits aiohttp would keep a head of 1 MB for each connection.
-"""
+"""Bytes after which reading stops: by its own limits aiohttp would keep a head of 1 MB for each
+connection, and more requests behind it."""
 
 STOP_TIMEOUT: Final = 2.0
 """Seconds for open answers at the end."""
@@ -115,17 +100,6 @@ Page = Callable[[web.BaseRequest], web.Response]
 Act = Callable[[web.BaseRequest], Awaitable[web.Response]]
 """Answers a POST on the unix socket."""
 
-_PARTS: Final[Mapping[str, tuple[str, Callable[[StatusFacts], object]]]] = {
-    "status": ("Status", status_of),
-    "node": ("Node", node_of),
-    "gpus": ("Gpus", gpus_of),
-    "allocations": ("Allocations", allocations_of),
-    "refusals": ("Refusals", lambda facts: facts.refusals),
-    "changes": ("Changes", lambda facts: facts.changes),
-    "settings": ("Settings", lambda facts: facts.settings()),
-}
-"""The documents by the last part of their path, each with its kind."""
-
 
 def plain(status: int, text: str, **headers: str) -> web.Response:
     """An answer that is a sentence."""
@@ -158,67 +132,55 @@ class Reused(Generic[T]):
         return self._made
 
 
-class ReadApi:
-    """Answers GET of `/` and below `/api/v1/`, to those who may read what names pods.
+_Rendered: TypeAlias = tuple[bytes, bytes]
+"""An answer, and what of it does not change with the time, as JSON: a hash of it is the ETag."""
 
-    `facts` is read for each document, without waiting.
+
+def _page(facts: StatusFacts) -> _Rendered:
+    status = status_of(facts)
+    return page_html(status, facts.now).encode(), msgspec.json.encode(status)
+
+
+def _document(kind: str, read: Callable[[StatusFacts], object], facts: StatusFacts) -> _Rendered:
+    data = msgspec.json.encode(read(facts))
+    return envelope(kind, msgspec.Raw(data), facts.now), data
+
+
+_READ: Final[Mapping[str, Callable[[StatusFacts], _Rendered]]] = {
+    "/": _page,
+    "/api/v1/status": partial(_document, "Status", status_of),
+    "/api/v1/settings": partial(_document, "Settings", lambda facts: facts.settings()),
+}
+"""What names pods, by its path."""
+
+
+def reading_pages(
+    facts: Callable[[], StatusFacts], readers: ReaderPolicy = ReaderPolicy.LOCAL
+) -> dict[str, Page]:
+    """The page at `/` and the documents of `/api/v1`, for those who may read what names pods.
+
+    `facts` is read for each, without waiting. Whoever has the newest one gets 304.
     """
 
-    def __init__(
-        self, facts: Callable[[], StatusFacts], readers: ReaderPolicy = ReaderPolicy.LOCAL
-    ) -> None:
-        self._facts = facts
-        self._readers = readers
-        self._documents = {name: Reused(partial(self._render, name), KEPT) for name in _PARTS}
-        self._html = Reused(self._render_page, KEPT)
-
-    def answer(self, request: web.BaseRequest) -> web.Response:
-        """Answer a GET or HEAD: the page, a document, or 304 to a reader that has it."""
-        refused = refuse_reader(request, self._readers)
-        if refused is not None:
+    def answer(rendered: Reused[_Rendered], request: web.BaseRequest) -> web.Response:
+        if (refused := refuse_reader(request, readers)) is not None:
             return refused
 
-        if request.path == "/":
-            policy = {"Content-Security-Policy": page.POLICY, "Content-Type": page.HTML}
-            return web.Response(body=self._html.value(), headers=policy)
-
-        name, _, gpu = request.path.removeprefix(PREFIX).partition("/")
-        if name not in _PARTS or (gpu and name != "gpus"):
-            there = " ".join(PREFIX + part for part in _PARTS)
-            return plain(404, f"No such document. There is: {there} {PREFIX}gpus/GPU")
-
-        data, at, body, etag = self._documents[name].value()
-        if gpu and isinstance(data, tuple):
-            found = next((one for one in data if gpu in names_of(one)), None)
-            if found is None:
-                return plain(404, f"No GPU of this node is named {cap(gpu, 64)}.")
-
-            _, _, body, etag = _rendered("Gpu", found, at)
-
+        body, data = rendered.value()
+        headers = {"ETag": f'"{hashlib.blake2b(data, digest_size=12).hexdigest()}"'}
         # The header may list several ETags, and a weak one is as good here.
-        if etag in request.headers.get("If-None-Match", ""):
-            return web.Response(status=304, headers={"ETag": etag})
+        if headers["ETag"] in request.headers.get("If-None-Match", ""):
+            return web.Response(status=304, headers=headers)
 
-        return web.Response(body=body, content_type=JSON, headers={"ETag": etag})
+        headers["Content-Type"] = JSON
+        if request.path == "/":
+            headers |= {"Content-Security-Policy": POLICY, "Content-Type": HTML}
+        return web.Response(body=body, headers=headers)
 
-    def _render(self, name: str) -> "_Rendered":
-        facts = self._facts()
-        kind, read = _PARTS[name]
-        return _rendered(kind, read(facts), facts.now)
+    def reused(render: Callable[[StatusFacts], _Rendered]) -> Reused[_Rendered]:
+        return Reused(lambda: render(facts()), KEPT)
 
-    def _render_page(self) -> bytes:
-        facts = self._facts()
-        return page.page_html(status_of(facts), facts.settings(), facts.now).encode()
-
-
-_Rendered: TypeAlias = tuple[object, dt.datetime, bytes, str]
-"""The data of a document, its time, its JSON and its ETag, which is a hash without the time."""
-
-
-def _rendered(kind: str, data: object, at: dt.datetime) -> _Rendered:
-    encoded = msgspec.json.encode(data)
-    etag = f'"{hashlib.blake2b(encoded, digest_size=12).hexdigest()}"'
-    return data, at, envelope(kind, msgspec.Raw(encoded), at), etag
+    return {path: partial(answer, reused(render)) for path, render in _READ.items()}
 
 
 def stands_by(_request: web.BaseRequest) -> web.Response:
@@ -299,16 +261,11 @@ def readyz(checks: Callable[[], tuple[Check, ...]], request: web.BaseRequest) ->
 
 
 class BuildInfo(msgspec.Struct, frozen=True):
-    """The versions of the agent, of Python and of the state file, and the report profile.
-
-    `revision` is the agent's commit, empty if unknown.
-    """
+    """The versions of the agent, of Python and of the state file."""
 
     version: str
     python: str
-    revision: str = ""
     schema: str = ""
-    profile: str = "json"
 
     def page(self, _request: web.BaseRequest) -> web.Response:
         """Answer `/version`."""
@@ -338,8 +295,8 @@ async def serve_port(
 ) -> AsyncIterator[int]:
     """Serve `pages` by path at a TCP port for the block; yield the port. 0: any free one.
 
-    The page of PREFIX answers for all paths below it. `near_by`: a second address for the same
-    port; without it the first one serves, too. Raises PermissionFault: `host` cannot be bound.
+    `near_by`: a second address for the same port; without it the first one serves, too. Raises
+    PermissionFault: `host` cannot be bound.
     """
     async with contextlib.AsyncExitStack() as stack:
         for address in filter(None, (host, near_by)):
@@ -417,9 +374,8 @@ def unix_socket(path: Path) -> Iterator[socket.socket]:
         try:
             yield opened
         finally:
-            opened.close()
             with contextlib.suppress(OSError):
-                if os.path.samestat(path.lstat(), bound):
+                if os.path.samestat(path.lstat(), bound):  # else the next agent serves already
                     path.unlink()
 
 
@@ -484,15 +440,13 @@ class ConnectionGate(web.Server):
             held = collections.Counter(guest.source for guest in self._guests.values())
             held[source] += 1  # an address that has the most already gives way to itself
             greediest, most = held.most_common(1)[0]
-
             candidates = [
                 other
                 for other, guest in self._guests.items()
                 if most <= SHARE or guest.source == greediest
             ]
-
-            idle = (other for other in candidates if not self._guests[other].is_heard)
-            closed = self._close(next(idle, candidates[0]))
+            # The first of the least: the oldest one without a request, else the oldest.
+            closed = self._close(min(candidates, key=lambda other: self._guests[other].is_heard))
             tell(self._full, log.warning, "web.full", connections=CONNECTIONS, peer=closed.source)
 
         timer = asyncio.get_running_loop().call_later(HEAD_TIMEOUT, self._too_slow, handler)
@@ -519,8 +473,7 @@ class ConnectionGate(web.Server):
         try:
             return _ours(await self._respond(request))
         except Exception:
-            left_out = self._failed.admit()
-            if left_out is not None:
+            if (left_out := self._failed.admit()) is not None:
                 log.exception("web.failed", path=request.path, more=left_out)
 
             return _ours(plain(500, "This page failed; the agent's log says why."))
@@ -532,17 +485,13 @@ class ConnectionGate(web.Server):
         if self._actions is not None and request.method == "POST":
             return await self._actions(request)
 
-        if sum(len(name) + len(value) for name, value in request.raw_headers) > HEAD_LIMIT:
-            return plain(431, f"The head may have {HEAD_LIMIT} bytes.")
-
-        path = PREFIX if request.path.startswith(PREFIX) else request.path
-        if path not in self._pages:
+        if request.path not in self._pages:
             return plain(404, f"No such page. Pages: {' '.join(self._pages)}")
 
         if request.method not in {"GET", "HEAD"}:
             return plain(405, "Only GET and HEAD are answered.", Allow="GET, HEAD")
 
-        return self._pages[path](request)
+        return self._pages[request.path](request)
 
     def _too_slow(self, handler: web.RequestHandler) -> None:
         tell(self._slow, log.info, "web.client_too_slow", peer=self._close(handler).source)

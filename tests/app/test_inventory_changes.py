@@ -205,7 +205,7 @@ async def test_a_gpu_that_a_scan_finds_lost_is_one_event():
         assert f"{lost}the node [H-LOST]" == node.told[-1].text
 
 
-async def test_an_xid_a_loss_that_asks_for_more_and_a_rest_are_three_events():
+async def test_an_xid_a_loss_a_return_and_the_end_of_the_cool_down_are_four_events():
     hardware = SimulatedHardware(Description("570.86.15", tuple(gpus(2))))
     async with running(joined(HardwareDriver(hardware))) as node:
         hardware.xid("1", 48)
@@ -217,9 +217,12 @@ async def test_an_xid_a_loss_that_asks_for_more_and_a_rest_are_three_events():
             node.shared(G1).present,
         )
         await asyncio.sleep(500)
-        # A reset was enough for the XID; a GPU that is lost needs a reboot.
-        ill = ["GpuUnhealthy"] * 2
+        # A reset was enough for the XID, a GPU that is lost needs a reboot, and one that is back
+        # needs nothing: who reads Events alone would else reboot the node during the cool-down.
+        ill = ["GpuUnhealthy"] * 3
         assert (ill, [G0]) == (node.reasons, node.served)
+        back = "it was reset and is back; it is served again after the cool-down"
+        assert f"GPU 1 ({G1}): {back} [H-048]" == node.told[-1].text
         await asyncio.sleep(200)
 
         assert ([*ill, "GpuRecovered"], [G0, G1]) == (node.reasons, node.served)

@@ -9,7 +9,7 @@ from agent.app.web import WebDoors
 from agent.cluster import PodTable
 from agent.errors import ApiError
 from agent.kit.cell import Cell
-from agent.kube.watches import PodWatch
+from agent.kube.objects import PodWatch
 from agent.ledger import KubeletEpoch
 from agent.state import NodeJournal
 from tests.app.front_node import joined

@@ -183,7 +183,7 @@ def test_a_text_of_no_known_form_is_refused_with_the_forms(text: str, capsys: Ou
         ("register", "garbage", "has no `:`"),
         ("lock", "2026-08-21T10:00:00Z,a", "2 parts"),
         ("handshake", "garbage", "begins with none of"),
-        ("nodeconfig", '{"nodeconfig":[{"name":1}]}', "name: text is expected, not `1`"),
+        ("nodeconfig", '{"nodeconfig":[1]}', "keys and values are expected here, not `1`"),
     ],
 )
 def test_a_malformed_value_is_refused_with_its_mistake(

@@ -25,7 +25,6 @@ PRIVILEGED = {
     "resources": {"limits": {GPU: 1, MEMORY: 1000}},
     "securityContext": {"privileged": True},
 }
-PLUGINS = {"name": "p", "hostPath": {"path": "/var/lib/kubelet/device-plugins"}}
 GOLDEN = Path("tests/golden/explain.txt")
 
 
@@ -62,19 +61,6 @@ def unregistered(rig: ExplainRig, *gpus: object, slices: int = 10) -> None:
     rig.node("n1", *gpus, slices=slices)  # type: ignore[arg-type]
     rig.submit("p", {GPU: 1, MEMORY: 1000})
     rig.event("p", "FilteringFailed", "no available node, 1 nodes do not meet")
-
-
-def crashed_agent(rig: ExplainRig) -> None:
-    unregistered(rig)
-    labels, spec = (
-        {"app.kubernetes.io/name": "hami-agent"},
-        {"nodeName": "n1", "volumes": [PLUGINS]},
-    )
-    rig.submit("agent-x", {}, metadata={"labels": labels}, spec=spec, admitted=False)
-    waiting = {"name": "main", "state": {"waiting": {"reason": "CrashLoopBackOff"}}}
-    rig.edit_pod("agent-x", {"status": {"phase": "Running", "containerStatuses": [waiting]}})
-    # A tenant's pod with the label of agents says nothing of them.
-    rig.submit("agent-y", {}, metadata={"labels": labels}, spec={"nodeName": "n1"}, admitted=False)
 
 
 def full_quota(rig: ExplainRig) -> None:
@@ -116,7 +102,6 @@ CASES: dict[str, Arrange] = {
     ),
     "no report": unregistered,
     "no slices": lambda rig: unregistered(rig, a_gpu("GPU-a"), slices=0),
-    "an agent that crashes": crashed_agent,
     "a full quota": full_quota,
     "the webhook did not see it": lambda rig: one_gpu(rig, {GPU: 1, MEMORY: 1000}, admitted=False),
     "a label keeps the webhook out": lambda rig: labelled(rig, "ignore"),

@@ -1,6 +1,5 @@
 """`explain` and its source: rights, names, sizes, contexts, forms, and text that is not ours."""
 
-import datetime as dt
 import os
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
@@ -16,7 +15,6 @@ from agent.hami.annotations import encode_stamp
 from agent.kit.timing import SystemClock
 from agent.kube.client import ApiRequest, KubeSession
 from agent.kube.reader import ListedPod
-from agent.status import AllocationStatus, NodeStatus, ShareStatus, StatusDocument, envelope
 from tests.fakes.explain_rig import EXPLAIN_RIGHTS, REGISTER, ExplainRig, a_gpu, explain_rig
 
 pytestmark = pytest.mark.looptime(False)
@@ -55,7 +53,6 @@ async def test_a_missing_right_is_named_and_the_rest_is_told(
         assert 5 == answer.code
         (missing,) = answer.data["missing"]
         assert f"list {resource} (/api/v1/" in missing
-        assert "grant this right to the identity that asks" in missing
         assert "passed" == answer.gate("admission")["verdict"]
         text = (await rig.explain("p", "-o", "table")).out
         assert f"missing: {missing}" in " ".join(text.split())
@@ -118,25 +115,6 @@ async def test_rights_in_one_namespace_are_enough_for_the_words_of_schedulers_an
     assert ["team: 3,000 MiB of 50,000 MiB are held"] == answer.gate("quota")["facts"]
 
 
-@pytest.mark.parametrize(
-    ("owner", "verdict", "said"),
-    [("gone", "blocked", "that pod does not exist"), ("waits", "waiting", "normal for seconds")],
-)
-async def test_the_owner_of_a_lock_is_looked_up_where_it_holds_no_gpu_yet(
-    rig: ExplainRig, owner: str, verdict: str, said: str
-):
-    rig.node("n1", a_gpu("GPU-a"))
-    rig.lock_node("n1", owner, age=9)
-    for name in ("p", "waits"):
-        rig.submit(name, {GPU: 1, MEMORY: 1000})
-    rig.event("p", "BindingFailed", "node n1 has been locked within 5m0s")
-
-    gate = (await rig.explain("p")).gate("binding")
-
-    assert verdict == gate["verdict"]
-    assert said in gate["said"]
-
-
 @pytest.mark.parametrize("is_healthy", [True, False])
 async def test_what_agents_say_of_nodes_is_read_where_a_node_does_not_offer_all_its_gpus(
     rig: ExplainRig, *, is_healthy: bool
@@ -166,23 +144,14 @@ async def test_without_the_right_to_read_the_pod_there_is_no_answer(tmp_path: Pa
 
         assert (3, "") == (answer.code, answer.out)
         assert "get pods (/api/v1/namespaces/default/pods/p)" in answer.err
-        assert "grant this right to the identity that asks" in answer.err
         assert 1 == len(answer.err.splitlines())
 
 
-async def test_an_unknown_pod_gets_the_nearest_names(rig: ExplainRig):
-    for name in ("train-0", "train-1", "web"):
-        rig.submit(name, {GPU: 1})
-    elsewhere = {"namespace": "other"}
-    rig.submit("trainn-0", {GPU: 1}, metadata=elsewhere)
-
-    answer = await rig.explain("trainn-0")
+async def test_an_unknown_pod_is_named_with_its_namespace(rig: ExplainRig):
+    answer = await rig.explain("train-0")
 
     assert (4, "") == (answer.code, answer.out)
-    assert "there is no pod trainn-0 in the namespace default" in answer.err
-    assert "one is in other" in answer.err
-    assert "the nearest names are train-0, train-1" in answer.err
-    assert "web" not in answer.err
+    assert "there is no pod train-0 in the namespace default" in answer.err
 
 
 @pytest.mark.parametrize(
@@ -216,53 +185,6 @@ async def test_the_namespace_may_be_a_word_an_option_or_the_context_s(rig: Expla
     assert 2 == (await rig.explain("a/b/c")).code
 
 
-def owned(rig: ExplainRig, name: str, kind: str, owner: str, phase: str, node: str = "") -> None:
-    references = [{"apiVersion": "v1", "kind": kind, "name": owner, "uid": owner}]
-    rig.submit(name, {GPU: 1}, metadata={"ownerReferences": references})
-    rig.edit_pod(name, {"spec": {"nodeName": node}, "status": {"phase": phase}})
-
-
-@pytest.mark.parametrize(
-    ("word", "pod", "phases"),
-    [
-        ("deployment/web", "web-2", "2 Pending, 1 Running"),
-        ("deploy/web-api", "api", "1 Running"),
-        ("statefulsets/db", "db-0", "1 Pending, 1 Failed"),
-        ("rs/web-6f", "web-2", "2 Pending, 1 Running"),
-        ("job/once", "once-x", "1 Succeeded"),
-        ("job/twice", "twice-b", "1 Running, 1 Succeeded"),
-        ("ds/all", "all-b", "1 Running, 1 Pending"),
-        ("cronjob/nightly", "nightly-1-x", "1 Failed"),
-    ],
-)
-async def test_of_a_workload_the_pod_that_is_furthest_from_running_is_explained(
-    rig: ExplainRig, word: str, pod: str, phases: str
-):
-    for name, kind, owner, phase, node in (
-        ("web-1", "ReplicaSet", "web-6f", "Running", "n1"),
-        ("web-2", "ReplicaSet", "web-6f", "Pending", ""),
-        ("web-3", "ReplicaSet", "web-6f", "Pending", "n1"),
-        ("api", "ReplicaSet", "web-api-77", "Running", "n1"),
-        ("db-0", "StatefulSet", "db", "Pending", "n1"),
-        ("db-1", "StatefulSet", "db", "Failed", "n1"),
-        ("once-x", "Job", "once", "Succeeded", "n1"),
-        ("nightly-1-x", "Job", "nightly-1", "Failed", "n1"),
-        ("twice-a", "Job", "twice", "Succeeded", "n1"),
-        ("twice-b", "Job", "twice", "Running", "n1"),
-        ("all-a", "DaemonSet", "all", "Pending", "n1"),
-        ("all-b", "DaemonSet", "all", "Running", "n1"),
-        ("other", "Job", "other", "Pending", ""),
-    ):
-        owned(rig, name, kind, owner, phase, node)
-    rig.edit_pod("all-a", {"metadata": {"deletionTimestamp": encode_stamp(rig.now())}})
-
-    text = (await rig.explain(word, "-o", "table")).out
-
-    assert phases in text
-    assert f": Pod default/{pod} is " in text
-    assert 4 == (await rig.explain("daemonset/web")).code
-
-
 def test_without_a_kubeconfig_one_sentence_says_what_to_give(tmp_path: Path, capsys: Capsys):
     for environ in ({}, {"HOME": str(tmp_path)}):
         assert 3 == dispatch(["explain", "p"], environ)
@@ -273,7 +195,7 @@ def test_without_a_kubeconfig_one_sentence_says_what_to_give(tmp_path: Path, cap
     "verb",
     [
         *(("explain", "p"), ("explain", "--recent"), ("explain", "p", "-n=a")),
-        *(("status", "--node=n"), ("cordon", "0", "-y", "--node=n")),
+        *(("status", "--node=n"), ("cordon", "0", "--node=n")),
     ],
 )
 @pytest.mark.parametrize(
@@ -373,55 +295,28 @@ ONE = {"limits": {GPU: 1}}
 HELD = "main: GPU 3 (GPU-a), 8,192 MiB, 20 % of the cores"
 
 
-def a_status(used_mib: int | None = None) -> bytes:
-    """What the agent answers about the pod, with this use of its share."""
-    last = SystemClock().now() - dt.timedelta(hours=2)
-    share = ShareStatus(gpu="3", uuid="GPU-a", memory_mib=8192, cores=20, used_mib=used_mib)
-    beside = ShareStatus(gpu="4", uuid="GPU-b", used_mib=1)
-    held = AllocationStatus("default", "p", "main", (beside, share), last_kernel=last)
-    other = AllocationStatus("other", "p", "main", (share,))
-    found = StatusDocument(node=NodeStatus(name="n1"), gpus=(), allocations=(other, held))
-    return envelope("Status", found, last)
-
-
-LAST = "; it uses 2,048 MiB, its last kernel ran 2 h ago"
-UNREAD = "what it uses of that is not known: the agent was not read: "
 NOT_KEPT = "HAMi-core does not work under the runtime class"
 
 
 @pytest.mark.parametrize(
-    ("answer", "spec", "facts"),
+    ("spec", "fact"),
     [
-        (lambda: a_status(2048), {}, [f"{HELD}{LAST}"]),
-        (a_status, {}, [HELD]),
+        ({}, HELD),
+        ({"runtimeClassName": "gvisor"}, f"{HELD}, not kept: {NOT_KEPT} gvisor"),
+        ({"runtimeClassName": "kata-qemu"}, f"{HELD}, not kept: {NOT_KEPT} kata-qemu"),
         (
-            *(lambda: a_status(2048), {"runtimeClassName": "gvisor"}),
-            [f"{HELD}, not kept: {NOT_KEPT} gvisor{LAST}"],
+            {"containers": [{"name": "main", "env": [OFF], "resources": ONE}]},
+            f"{HELD}, not kept: CUDA_DISABLE_CONTROL keeps HAMi-core",
         ),
-        (
-            *(a_status, {"runtimeClassName": "kata-qemu"}),
-            [f"{HELD}, not kept: {NOT_KEPT} kata-qemu"],
-        ),
-        (
-            *(a_status, {"containers": [{"name": "main", "env": [OFF], "resources": ONE}]}),
-            [f"{HELD}, not kept: CUDA_DISABLE_CONTROL keeps HAMi-core"],
-        ),
-        (lambda: 403, {}, [HELD, UNREAD]),
-        (lambda: b"[]", {}, [HELD, f"{UNREAD}the answer is no Status"]),
     ],
-    ids=["used", "not known", "gVisor", "Kata", "switched off", "refused", "no status"],
+    ids=["kept", "gVisor", "Kata", "switched off"],
 )
-async def test_a_running_pod_is_told_with_what_it_uses_and_what_keeps_its_limits(
-    rig: ExplainRig, answer, spec, facts
-):
+async def test_a_running_pod_is_told_with_what_keeps_its_limits(rig: ExplainRig, spec, fact):
     rig.node("n1", a_gpu("GPU-a", 3))
     rig.holder("p", "n1", "GPU-a", 8192, 20)
     rig.edit_pod("p", {"spec": spec})
-    rig.agent_pod("n1")
-    async with rig.answering(answer()):
-        found = await rig.explain("p")
 
-    told = found.gate("running")["facts"]
-    assert (0, len(facts)) == (found.code, len(told))
-    assert [True] * len(facts) == [a.startswith(b) for a, b in zip(told, facts, strict=True)]
-    assert ("it uses" in told[0]) == (LAST in facts[0])
+    found = await rig.explain("p")
+
+    (told,) = found.gate("running")["facts"]
+    assert (0, True) == (found.code, told.startswith(fact))

@@ -1,5 +1,6 @@
 """`runbook`: an entry by the id in a message, the list of all ids, and the nearest one to none."""
 
+import re
 import tomllib
 from pathlib import Path
 
@@ -79,3 +80,11 @@ def test_the_package_and_what_it_is_built_from_have_the_file():
     assert "/RUNBOOK.md" in wheel["sdist"]["include"]
     assert " RUNBOOK.md " in Path("deploy/image/Dockerfile").read_text()
     assert " RUNBOOK.md " in Path("deploy/image/context").read_text()
+
+
+def test_each_reason_of_an_event_has_an_entry():
+    sources = [path.read_text(encoding="utf-8") for path in Path("agent").rglob("*.py")]
+    named = re.compile(r'(?:NodeEvent\(\s*|_EVENT(?:: Final)? = )"([A-Za-z0-9]+)"')
+    reasons = {reason for source in sources for reason in named.findall(source)}
+    assert {"AllocationRefused", "ConfigRejected", "ApiServerLost"} <= reasons
+    assert reasons <= entries().keys()

@@ -41,7 +41,7 @@ from tests.builders import (
 from tests.doors.web_client import ask
 from tests.unit.core.allocation.plain_scene import a_plain_row, ids
 
-BUILD = BuildInfo(version="0.1.0", python="3.11.7", revision="abc")
+BUILD = BuildInfo(version="0.1.0", python="3.11.7")
 GOLDEN = Path("tests/golden/metrics.txt")
 LEFT_OUT = ("#", "process_", "python_")
 

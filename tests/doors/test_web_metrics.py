@@ -154,7 +154,6 @@ async def test_a_region_without_numbers_is_counted_by_its_state_also_where_no_po
     assert {(state.value,): 1 for state in RegionState} | {("unreadable",): 2} == await samples(
         "container_regions", node, names_pods=False
     )
-    assert {("main", "team-a", "pod-2"): 0} == await samples("container_processes", node)
 
 
 async def test_prometheus_reads_the_page_whatever_it_accepts():
@@ -228,9 +227,7 @@ def test_whatever_regions_say_no_series_is_there_twice_and_none_is_of_another_gp
 def a_reading(gpus):
     """A region with one process, whose container wrote what it liked."""
     process = RegionProcess(
-        slot=0,
         pid=1,
-        host_pid=0,
         memory=tuple(MemoryUse(part, part, part, total) for _, _, _, part, total in gpus),
         sm_percent=tuple(total for *_, total in gpus),
     )

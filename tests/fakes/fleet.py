@@ -14,7 +14,7 @@ from agent.cluster import NodeView, PodTable
 from agent.hami.annotations import ReportSettings
 from agent.kit.cell import Cell
 from agent.kube.client import LONGEST, SHORTEST
-from agent.kube.watches import NodeWatch, PodWatch
+from agent.kube.objects import NodeWatch, PodWatch
 from agent.model import Inventory
 from agent.report import ReportCells, Reporter
 from tests.builders import RESOURCE, an_inventory

@@ -124,7 +124,7 @@ class FakeHookDirs(HostHookDirs):
 
     `changed`: when each changed last, just now where it does not say. `hanging` names a call,
     `stuck` directories that cannot be removed.
-    `cleared` is what clear() says, one after the other, `clears` how it was asked.
+    `cleared` is what clear() says, one after the other, `clears` how often it was asked.
     """
 
     def __init__(self) -> None:
@@ -138,7 +138,7 @@ class FakeHookDirs(HostHookDirs):
         self.preload: str | None = None
         self.hanging = ""
         self.stuck: set[str] = set()
-        self.clears: list[bool] = []
+        self.clears = 0
         self.cleared = [Cleared()]
         self.set_aside = asyncio.Event()
         self.gate = asyncio.Event()
@@ -175,11 +175,11 @@ class FakeHookDirs(HostHookDirs):
             raise StateError(f"{name}: Device or resource busy")
         self.names.discard(name)
 
-    async def clear(self, *, again: bool) -> Cleared:
+    async def clear(self) -> Cleared:
         await self._hang("clear")
         if self.failure is not None:
             raise self.failure
-        self.clears.append(again)
+        self.clears += 1
         return self.cleared.pop(0) if len(self.cleared) > 1 else self.cleared[0]
 
     async def found(self) -> Mapping[str, dt.datetime]:

@@ -32,11 +32,11 @@ def account(tmp_path: Path) -> Path:
     [
         (None, "cannot be read"),
         (b"\xff\xfe", "cannot be read"),
-        (b"a: [", "is not YAML (line 1, column 5)"),
+        (b"a: [", "is not YAML: give"),
         (b"a: \x00", "is not YAML: give"),
         (b"", "has no current-context"),
         (b"- a list", "has no current-context"),
-        (b"current-context: x\ncontexts: none", "has no context x (it has none)"),
+        (b"current-context: x\ncontexts: none", "has no context x: give"),
         (GOOD.replace("current-context: x", "").encode(), "has no current-context"),
         (GOOD.replace("current-context: x", "current-context: [x]").encode(), "has no current-co"),
         (GOOD.replace("current-context: x", "a: 2026-13-32").encode(), "is not YAML: give"),
@@ -135,11 +135,11 @@ def test_the_namespace_is_that_of_the_context(
     assert namespace == default_namespace(Connection(path, context=name))
 
 
-def test_a_context_that_is_not_there_is_named_with_those_that_are(tmp_path: Path):
+def test_a_context_that_is_not_there_is_named(tmp_path: Path):
     path = tmp_path / "kubeconfig"
     path.write_text("clusters: [{}]\ncontexts: [{name: x}, {name: y}]\n")
 
-    with pytest.raises(SettingsError, match=r"has no context z \(it has x, y\)"):
+    with pytest.raises(SettingsError, match="has no context z"):
         check(Connection(path, context="z"))
 
 

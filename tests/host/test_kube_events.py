@@ -10,7 +10,6 @@ import pytest
 from agent.cluster import NodeEvent, PodUid
 from agent.errors import ApiConflict, ApiError
 from agent.kube import objects as series
-from agent.kube.client import ApiRequest
 from agent.kube.objects import BURST, PODS_BURST, PODS_REFILL, EventPoster
 from tests.builders import NODE
 from tests.fakes.clock import START, ManualClock
@@ -85,11 +84,16 @@ class EventsApi:
     def __init__(self) -> None:
         self.requests: list[Any] = []
         self.is_lost = self.is_there = False
+        self.names = set[str]()
 
-    async def call(self, request: ApiRequest) -> None:
+    async def call(self, request: Any) -> None:
+        name = request.body["metadata"]["name"] if request.verb == "create" else ""
+        if name in self.names:
+            raise ApiConflict("exists")
         self.requests.append(request)
         if self.is_lost:
             raise ApiError("no answer")
+        self.names |= {name} - {""}
         if self.is_there:
             raise (ApiConflict("exists") if request.verb == "create" else ApiError("no update"))
 

@@ -21,7 +21,6 @@ from agent.errors import (
     ApiNotFound,
     ApiThrottled,
 )
-from agent.kit.timing import SystemClock
 from agent.kube import client as session_module
 from agent.kube.client import (
     Access,
@@ -50,7 +49,7 @@ async def test_a_token_that_stays_bad_is_tried_twice_and_then_told(tmp_path: Pat
     async with model_world(tmp_path) as world:
         world.create_node({})
         world.use_token("expired")
-        with pytest.raises(ApiForbidden, match="renew the credentials") as raised:
+        with pytest.raises(ApiForbidden, match="answered 401: Unauthorized") as raised:
             await world.node_api.annotate_node({"a": "b"})
 
         assert ((("patch", "nodes", "401"), 2),) == world.session.requests.items()
@@ -197,7 +196,6 @@ async def test_a_large_object_is_decoded_beside_the_loop(tmp_path: Path):
         found = await session.fetch(ASK, read_object)
 
         assert session_module.OFF_LOOP + 1 == len(found["text"])
-        assert ((("nodes",), len(large)),) == session.received.items()
 
 
 # A condition of the Node: merged by its type, the others stay.
@@ -258,14 +256,10 @@ def test_a_proxys_404_does_not_say_that_an_object_is_gone(body: bytes):
     assert (ApiError, 404) == (type(error), error.status)
 
 
-@pytest.mark.parametrize(
-    ("status", "answered"),
-    [(409, "try again"), (403, "try again; grant this right to the identity that asks")],
-)
-def test_the_text_says_what_was_asked_and_answered_and_the_mend(status: int, answered: str):
-    error = refused("patch nodes (/x)", status, b'{"kind":"Status","message":"try again"}')
+def test_the_text_says_what_was_asked_and_answered():
+    error = refused("patch nodes (/x)", 409, b'{"kind":"Status","message":"try again"}')
 
-    assert f"patch nodes (/x): the API server answered {status}: {answered}" == str(error)
+    assert "patch nodes (/x): the API server answered 409: try again" == str(error)
 
 
 @pytest.mark.parametrize(
@@ -307,30 +301,12 @@ STATUS = {"allocatable": {RESOURCE: "12"}, "capacity": {RESOURCE: 20}}
 async def test_the_node_is_seen_with_its_amounts(tmp_path: Path):
     async with model_world(tmp_path) as world:
         world.store.create("nodes", {"metadata": {"name": NODE}, "status": STATUS})
-        seen = await NodeReader(world.session, NODE).get_sight(RESOURCE, SystemClock())
-        other = await NodeReader(world.session, NODE).get_sight("other.com/gpu", SystemClock())
+        seen = await NodeReader(world.session, NODE).get_sight(RESOURCE)
+        other = await NodeReader(world.session, NODE).get_sight("other.com/gpu")
 
     assert (12, 20) == (seen.allocatable, seen.capacity)
     assert (0, 0) == (other.allocatable, other.capacity)
     assert NODE == seen.name
-    assert 0.0 == seen.skew
-
-
-@pytest.mark.parametrize(
-    ("date", "skew"),
-    [
-        ("Tue, 01 Sep 2026 12:00:30 GMT", 30.0),
-        ("Tue, 01 Sep 2026 11:59:30 GMT", -29.0),
-        ("Tue, 01 Sep 2026 14:00:00 +0200", 0.0),
-        ("yesterday", None),
-    ],
-)
-async def test_the_servers_clock_is_held_against_ours(date, skew, tmp_path: Path):
-    node = b'{"metadata": {"name": "node-1", "resourceVersion": "7"}}'
-    async with a_session(answering(node, Date=date), tmp_path) as session:
-        seen = await NodeReader(session, NODE).get_sight(RESOURCE, ManualClock(NOON))
-
-    assert skew == seen.skew
 
 
 # Inside a pod: the service account's certificate and token, and what happens when they rotate.
@@ -494,12 +470,11 @@ SUCCESS = b'\x03{"status": "Success"}'
 @pytest.mark.parametrize(
     ("frames", "said"),
     [
-        ([b"\x01out"], "it ended without a result"),
-        ([b"\x01out", b"\x03[]"], "it ended without a result"),
+        ([], "the command wrote nothing"),
         ([b"\x01" + bytes(1 << 20)] * 20 + [SUCCESS], "the answer is longer than 20 MiB"),
-        (None, "the command has not ended within 0.2 s"),
+        (None, "no answer from the API server"),
     ],
-    ids=["no result", "another result", "too long", "it hangs"],
+    ids=["nothing", "too long", "it hangs"],
 )
 async def test_a_command_in_a_pod_without_a_whole_answer_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, frames: list[bytes] | None, said: str
@@ -520,26 +495,36 @@ async def test_a_command_in_a_pod_without_a_whole_answer_is_an_error(
             await session.execute(EXEC)
 
 
+FAILED = b'\x03{"status": "Failure", "message": "exit code 1"}'
+
+
 @pytest.mark.parametrize(
-    ("frames", "why"),
+    ("frames", "said"),
     [
-        ([b"\x02a warning", SUCCESS], ""),
-        ([b"\x02bad\n", b'\x03{"status": "Failure", "message": "exit code 1"}'], "bad"),
-        ([b'\x03{"status": "Failure", "message": "exit code 1"}'], "exit code 1"),
-        ([b'\x03{"status": "Failure", "reason": "NonZeroExitCode"}'], "NonZeroExitCode"),
+        ([b"\x01a", b"\x02a warning", b"\x01", b"\x01b", SUCCESS], "ab"),
+        ([b"\x01ab", FAILED], "ab"),
+        ([b"\x02bad\n", FAILED], "bad"),
+        ([FAILED], "exit code 1"),
     ],
 )
-async def test_a_command_that_failed_says_why(tmp_path: Path, frames: list[bytes], why: str):
+async def test_a_command_says_what_it_wrote_or_why_it_failed(
+    tmp_path: Path, frames: list[bytes], said: str
+):
     async def answer(request: web.BaseRequest) -> web.StreamResponse:
         socket = web.WebSocketResponse(protocols=("v4.channel.k8s.io",))
         await socket.prepare(request)
-        for frame in (b"", b"\x01a", b"\x01", b"\x01b", *frames):
+        for frame in (b"", *frames):
             await socket.send_bytes(frame)
         await socket.send_str("a text")
         return socket
 
     async with a_session(answer, tmp_path) as session:
-        assert (b"ab", why) == await session.execute(EXEC)
+        try:
+            answered = (await session.execute(EXEC)).decode()
+        except ApiError as error:
+            answered = str(error)
+
+    assert said in answered
 
 
 @pytest.mark.parametrize(

@@ -19,8 +19,7 @@ from typing import Any
 
 import pytest
 
-from agent.kube.objects import PODS_BURST, PODS_REFILL
-from agent.kube.watches import LISTS, LISTS_REFILL
+from agent.kube.objects import LISTS, LISTS_REFILL, PODS_BURST, PODS_REFILL
 from agent.sandbox.hami_core import HAMI_2_9_0, HamiCoreRegion
 from agent.sandbox.lab.cluster import NAMESPACE, NODE, fetch
 from agent.sandbox.scenario.facts import answers, ledger_on_disk
@@ -358,9 +357,9 @@ async def until_seen(node: Node, wanted: Mapping[str, str]) -> None:
     try:
         async with asyncio.timeout(PATIENCE):
             while missing:
-                page = await fetch(node.address, "/api/v1/allocations")
-                for one in json.loads(page.text)["data"]:
-                    latest[one["pod"]] = one["unread"], one["processes"]
+                page = await fetch(node.address, "/api/v1/status")
+                for one in json.loads(page.text)["data"]["allocations"]:
+                    latest[one["pod"]] = one["unread"], one["lastKernel"]
                     if is_said(one, missing.get(one["pod"])):
                         del missing[one["pod"]]
                 await asyncio.sleep(0.2)
@@ -371,7 +370,7 @@ async def until_seen(node: Node, wanted: Mapping[str, str]) -> None:
 
 def is_said(one: dict[str, Any], why: str | None) -> bool:
     if why == "":
-        return one["processes"] is not None
+        return one["lastKernel"] is not None
     return why is not None and one["unread"].startswith(why)
 
 

@@ -23,7 +23,7 @@ from agent.hookdirs import HostHookDirs
 from agent.inventory import slice_list
 from agent.kit.cell import Cell, News
 from agent.kit.timing import IdleWaiter
-from agent.kube.watches import NodeWatch, PodWatch
+from agent.kube.objects import NodeWatch, PodWatch
 from agent.kubelet.door import container_response, grpc_error
 from agent.ledger import EditSettings, KubeletEpoch, Ledger
 from agent.model import Inventory, SliceId, SliceList
@@ -106,7 +106,6 @@ class AgentServices:
             epoch=lambda: epoch.value,
             streams=self.streams,
             clock=clock,
-            look=node.reopen,
         )
         self.settlement = Settlement(
             pods=self.pods,

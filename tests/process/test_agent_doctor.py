@@ -36,7 +36,7 @@ async def test_where_nothing_is_wrong_no_line_is(well: SandboxCluster):
 
     findings = json.loads(ended.stdout)["data"]["findings"]
     assert ([], 0, "") == (faults(findings), ended.returncode, ended.stderr)
-    assert {"P-OFFER", "P-AGENT", "P-SECOND", "P-EXCESS", "P-CLOCK", "P-LOCK", "P-PRELOAD"} <= {
+    assert {"P-OFFER", "P-AGENT", "P-SECOND", "P-EXCESS", "P-LOCK", "P-PRELOAD"} <= {
         one["id"] for one in findings
     }
 
@@ -95,14 +95,6 @@ async def test_a_look_finds_that_alone(
     assert said in " ".join(one["said"] for one in findings if one["verdict"] != "ok")
     if code == 5:
         assert {"P-OFFER", "P-NODE", "P-RIGHTS", "P-LABEL"} == unseen
-
-
-async def test_a_clock_that_is_ahead(well: SandboxCluster):
-    well.api.ahead = 30.0
-    _, findings = await doctored(well)
-    well.api.ahead = 0.0
-
-    assert [("P-CLOCK", NOTE)] == faults(findings)
 
 
 # Faults of a node, one at a time.

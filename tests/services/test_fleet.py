@@ -10,7 +10,7 @@ import pytest
 
 from agent import report
 from agent.kit.tasks import Backoff
-from agent.kube.watches import DELAYS, JITTER, SPREAD
+from agent.kube.objects import DELAYS, JITTER, SPREAD
 from tests.fakes.chance import Seeded
 from tests.fakes.fleet import open_fleet
 

@@ -69,10 +69,8 @@ LONG: Final = 60.0
 """Seconds after which a lock is no longer normal: it is held for seconds."""
 DEGRADED: Final = "GpuDegradedForPod"
 """The reason of the Event on a pod of which a GPU became unusable."""
-FREED_WITHIN: Final = 35.0
-"""Seconds in which an agent frees the lock of a pod that is gone."""
 ENDED_FREED_WITHIN: Final = 5.0
-"""The same of a pod that has ended."""
+"""Seconds in which an agent frees the lock of a pod that has ended."""
 UNLOCK: Final = "if it stays, remove it: kubectl annotate node {node} hami.io/mutex.lock-"
 _NORMAL_WAITS: Final = frozenset({"", "ContainerCreating", "PodInitializing"})
 _MEBI: Final = 2**20
@@ -290,25 +288,21 @@ def _locked(
     held = f"the lock of {name} is held by {owner} for {span(age)}"
     old = "at its next attempt" if age > LOCK_TIMEOUT else f"when it is {span(LOCK_TIMEOUT)} old"
     take_over = f"HAMi's scheduler takes it over {old}"
-    # Nothing is concluded about an owner that could not be looked up.
     phases = {(one.namespace, one.name): one.phase for one in world.snapshot.holders}
-    phase = (phases | {**world.snapshot.owners}).get(key)
-    if phase == "" or phase in TERMINAL:
-        gone = f"that pod has ended ({phase})" if phase else "that pod does not exist"
-        limit = ENDED_FREED_WITHIN if phase else FREED_WITHIN
-        frees = f"its agent frees it within {span(limit)}"
-        if age > limit:
-            frees = f"its agent should have freed it within {span(limit)}: look at its pod"
-        # Only a lock whose owner is gone is taken over at once, from HAMi 2.7 on.
-        soon = take_over if phase else take_over.replace(" when", " at its next attempt, or when")
-        advice = f"{frees}; {soon}; {UNLOCK.format(node=name)}"
+    phase = phases.get(key)
+    if phase in TERMINAL:
+        gone, limit = f"that pod has ended ({phase})", span(ENDED_FREED_WITHIN)
+        frees = f"its agent frees it within {limit}"
+        if age > ENDED_FREED_WITHIN:
+            frees = f"its agent should have freed it within {limit}: look at its pod"
+        advice = f"{frees}; {take_over}; {UNLOCK.format(node=name)}"
         return Gate(BINDING, GateVerdict.BLOCKED, f"{held}, and {gone}", "E-LOCK", advice, facts)
     if age < LONG:
         said = f"{held}; this is normal for seconds"
         return Gate(BINDING, GateVerdict.WAITING, said, "E-LOCK", facts=facts)
     advice = f"{take_over}; see why its holder has no GPUs yet: `hami-agent explain {owner}`"
     if phase is None:
-        advice = f"{take_over}; look at the agent's pod on {name}"
+        advice = f"{take_over}; look whether its holder exists, and at the agent's pod on {name}"
     return Gate(BINDING, GateVerdict.BLOCKED, f"{held}, too long", "E-LOCK", advice, facts)
 
 
@@ -401,7 +395,7 @@ def start_gate(world: World, pod: JsonObject, now: dt.datetime) -> Gate:
 def running_gate(world: World, pod: JsonObject, now: dt.datetime) -> Gate:
     """What the pod holds and uses, and whether its GPUs are still well."""
     phase = pod["status"].get("phase") or "Pending"
-    held, words = tuple(_held(world, now)), agent_words(world.snapshot.events, now)
+    held, words = tuple(_held(world)), agent_words(world.snapshot.events, now)
     fallen = [one.reason == DEGRADED for one in agent_events(world.snapshot.events)]
     node = cap(str(pod["spec"].get("nodeName", "")), 128)
     if phase == "Running":
@@ -465,8 +459,8 @@ def _is_started(status: Mapping[str, Any]) -> bool:
     return "running" in state or "terminated" in state
 
 
-def _held(world: World, now: dt.datetime) -> Iterator[str]:
-    """What the scheduler's annotation gives each container, and what it uses of that."""
+def _held(world: World) -> Iterator[str]:
+    """What the scheduler's annotation gives each container."""
     view = world.view
     if view is not None and view.groups_error:
         yield f"the pod's devices annotation cannot be read: {view.groups_error}"
@@ -488,14 +482,7 @@ def _held(world: World, now: dt.datetime) -> Iterator[str]:
             )
             if unkept := view.unkept(name):
                 said += f", not kept: {unkept}"
-            for use in world.snapshot.uses:
-                if (use.container, use.uuid) == (name, share.uuid) and use.used_mib is not None:
-                    said += f"; it uses {mib(use.used_mib)}"
-                    if use.last_kernel:
-                        said += f", its last kernel ran {when(use.last_kernel, now)}"
             yield said
-    if world.snapshot.use_unread:
-        yield f"what it uses of that is not known: {cap(world.snapshot.use_unread, TEXT)}"
 
 
 def _sick(world: World) -> Iterator[str]:

@@ -544,14 +544,6 @@ def _verdict(
         said = "unregistered: its kubelet offers 0 slices of nvidia.com/gpu"
         if world.offers[name] is None:
             said = "unregistered: its register annotation is missing or cannot be read"
-        there = {agent.node: agent for agent in world.snapshot.agents}
-        if agent := there.get(name):
-            said += (
-                f"; its agent {cap(f'{agent.namespace}/{agent.name}', 128)} is "
-                f"{cap(agent.state, 64)}"
-            )
-        elif there:  # else agents are no pods in this cluster
-            said += "; no pod of the agent is on it"
     elif fit.reason == "NodeInsufficientDevice" and request is not None:
         said = f"it has {counted(len(fit.gpus), 'GPU')}, and one container asks for {request.count}"
     return NodeVerdict(

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import datetime as dt
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 
 import msgspec
 
@@ -101,7 +101,6 @@ class Desk:
         self.streams = Cell(1)
         self.edits = Cell(EditSettings())
         self.unseen: list[PodView] = []
-        self.looked: Callable[[], object] = lambda: None
         self.refreshes = 0
         self.owners_refreshes = 0
         self.refresh_error: Exception | None = None
@@ -136,7 +135,6 @@ class Desk:
             epoch=lambda: self.epoch,
             streams=self.streams,
             clock=self.clock,
-            look=self._look,
         )
 
     @property
@@ -198,9 +196,6 @@ class Desk:
         lock, now = held_lock(self.node.value), self.clock.now()
         found = pending_effects(SettlementFacts(self.pods.value, self.ledger, lock, now))
         return [effect for effect in found if effect.kind is kind]
-
-    def _look(self) -> None:
-        self.looked()
 
     async def _answer(self) -> None:
         if self.silent is not None:

@@ -98,13 +98,19 @@ UNASKED = msgspec.structs.replace(FREE, cause="driver")
             holding(BAD),
             [
                 ([WORSE], 0.01, ["GpuUnhealthy"]),
-                ([BAD], 0.01, ["GpuUnhealthy"]),
-                ([WORSE], 0.01, ["GpuUnhealthy"] * 2),
+                ([BAD], 0.01, ["GpuUnhealthy"] * 2),
+                ([WORSE], 0.01, ["GpuUnhealthy"] * 3),
             ],
         ),
         (holding(BAD), [([], CALM - 1, []), ([], 10 * CALM, ["GpuInventoryChanged"])]),
     ],
-    ids=["known at the start", "it stutters", "taken back", "asks more", "ill and gone"],
+    ids=[
+        "known at the start",
+        "it stutters",
+        "taken back",
+        "asks for another action",
+        "ill and gone",
+    ],
 )
 async def test_what_changes_is_said_once_and_what_may_turn_again_when_it_lasts(first, steps):
     said: list[str] = []

@@ -11,9 +11,9 @@ from agent.cluster import Phase, PodTable, Role, Tombstone
 from agent.errors import KubeletError, StateError, WitnessThrottled
 from agent.kit.cell import Cell
 from agent.kit.timing import IdleWaiter
-from agent.ledger import ContainerKey, Decider, KubeletEpoch, Ledger, State
+from agent.ledger import ContainerKey, Decider, KubeletEpoch, Ledger, State, gaps
 from agent.model import slice_id
-from agent.reconcile import PERIOD, Reconcile, gaps
+from agent.reconcile import PERIOD, Reconcile
 from agent.state import StateService
 from tests.builders import G1, G2, NOON, a_container, a_pod, a_pod_uid, a_row
 from tests.fakes.clock import LoopClock

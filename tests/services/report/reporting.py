@@ -10,7 +10,7 @@ from typing import Any
 from agent.cluster import REGISTER, NodeEvent, NodeView
 from agent.hami.annotations import ReportProfile, ReportSettings, read_register, report_of
 from agent.kit.cell import Cell
-from agent.kube.watches import NodeWatch
+from agent.kube.objects import NodeWatch
 from agent.model import Inventory
 from agent.report import ReportCells, Reporter
 from tests.builders import an_inventory
@@ -68,7 +68,7 @@ class Reporting:
         held = {} if self.api.node is None else self.api.node.annotations
         report = report_of(inventory, held, self.settings.value)
         if inventory.gpus:
-            return report is not None and report.is_said
+            return report is not None and not report.changes
         known = read_register(held.get(REGISTER))
         return bool(known) and not any(gpu.healthy for gpu in known)
 

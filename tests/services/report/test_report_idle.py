@@ -17,7 +17,7 @@ from agent.health.watch import HealthWatch
 from agent.health.xids import HealthSettings
 from agent.inventory import Discovery, InventoryKeeper
 from agent.kit.cell import Cell
-from agent.kube.watches import NodeWatch
+from agent.kube.objects import NodeWatch
 from agent.model import DriverEvent, EventKind, Inventory, SharingSettings, SliceList
 from agent.report import ReportCells, Reporter
 from tests.builders import a_gpu, a_uuid

@@ -32,6 +32,8 @@ STATES = {
     "bad": a_health(condition=Condition.BAD, cause="xid", text="XID 48: ECC [H-048]"),
     "reset": Health(Condition.BAD, NOON, "xid", DRAINED, serving=False, runbook="H-048"),
     "lost": a_health(condition=Condition.LOST, cause="lost", text="lost [H-LOST]"),
+    "gone": Health(Condition.LOST, NOON, "lost", "gone", action="reboot", serving=False),
+    "back": Health(Condition.BAD, NOON, "lost", "is back", action="wait", serving=False),
     "deaf": a_health(condition=Condition.UNMONITORED, cause="monitor", text="no events [H-DEAF]"),
     "silent": a_health(condition=Condition.UNMONITORED, cause="driver", text="does not answer"),
     "hung": a_health(

@@ -22,7 +22,7 @@ from agent.hami.annotations import (
 )
 from agent.ledger import HookFacts
 from agent.model import GpuFault, Scan
-from agent.node import Check, NodeSight, PathFacts, PluginSocket, Right, rights, skew_of
+from agent.node import Check, NodeSight, PathFacts, PluginSocket, Right, rights
 from tests.builders import NODE, NOON, a_gpu
 from tests.fakes.explain_rig import a_gpu as a_registered
 
@@ -158,10 +158,6 @@ def plugins(
     return list(found)
 
 
-def clock(skew: float | None) -> Finding:
-    return checks.judge_clock("here", skew)
-
-
 SERVER: list[Case] = [
     (checks.judge_node(NODE, NodeSight(NODE)), ["P-NODE ok", "P-LABEL note"]),
     (checks.judge_node(NODE, NodeSight(NODE, {"gpu": "on"})), ["P-NODE ok", "P-LABEL ok"]),
@@ -170,10 +166,6 @@ SERVER: list[Case] = [
         checks.judge_rights("here", (), (), checks.UNNEEDED[:2]),
         ["P-RIGHTS ok", "P-EXCESS note|wider than needed: list nodes, delete nodes"],
     ),
-    (clock(None), ["P-CLOCK unknown|no time"]),
-    (clock(-2.0), ["P-CLOCK ok|at most 2 s"]),
-    (clock(2.1), ["P-CLOCK note|2 s ahead of"]),
-    (clock(-30.0), ["P-CLOCK note|30 s behind"]),
     (plugins(), ["P-PLUGIN ok"]),
     (plugins(LEFT), ["P-PLUGIN ok"]),
     (plugins(HAMI), ["P-PLUGIN wrong", MONITOR]),
@@ -347,19 +339,3 @@ def test_rights_are_asked_for_this_node_and_by_the_name_of_a_pod():
     assert {Right("patch", "nodes/status", name=NODE)} == set(more) - set(asked)
     for_all = {(one.verb, one.resource) for one in more if not one.selector and one.name != NODE}
     assert set() == for_all & {(one.verb, one.resource) for one in checks.UNNEEDED}
-
-
-@pytest.mark.parametrize(
-    ("server", "before", "after", "skew"),
-    [
-        (0, 0.0, 0.1, 0.0),
-        (0, 0.9, 0.95, 0.0),
-        (30, 0.2, 0.4, 29.6),
-        (-30, 0.2, 0.4, -29.2),
-        (1, 0.0, 5.0, 0.0),
-    ],
-)
-def test_only_a_difference_of_clocks_that_is_certain_counts(server, before, after, skew):
-    found = skew_of(ago(-server), ago(-before), ago(-after))
-
-    assert skew == pytest.approx(found)

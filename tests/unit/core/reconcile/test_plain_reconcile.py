@@ -6,16 +6,14 @@ import itertools
 import pytest
 
 from agent.cluster import PodTable, PodUid
-from agent.ledger import ContainerKey, Holder, Ledger
+from agent.ledger import UNCONFIRMED_AFTER, ContainerKey, Holder, Ledger, gaps
 from agent.model import SliceId
 from agent.reconcile import (
     GONE_GRACE,
     LOST_GRACE,
-    UNCONFIRMED_AFTER,
     UNREAD_GRACE,
     UNSEEN_GRACE,
     ReconcileFacts,
-    gaps,
     judge_by_kubelet,
 )
 from tests.builders import G1, NOON, a_pod_uid

@@ -8,16 +8,9 @@ import msgspec
 import pytest
 
 from agent.cluster import Phase, PodTable, PodView, Role, Tombstone
-from agent.ledger import ContainerKey, Holder, Holding, Ledger, Row
+from agent.ledger import ContainerKey, Holder, Holding, Ledger, Row, gaps
 from agent.model import SliceId
-from agent.reconcile import (
-    LEAKED_AFTER,
-    Findings,
-    ReconcileFacts,
-    gaps,
-    judge_by_scheduler,
-    stranger_row,
-)
+from agent.reconcile import LEAKED_AFTER, Findings, ReconcileFacts, judge_by_scheduler, stranger_row
 from tests.builders import G1, NOON, a_container, a_pod, a_pod_uid, a_row
 from tests.unit.core.allocation.matching_scene import NOW_KUBELET, RESOURCE, annotated
 
