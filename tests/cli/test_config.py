@@ -87,7 +87,7 @@ def test_labels_of_a_node_decide_its_profiles(files, capsys):
 
 
 def test_a_program_gets_the_same_as_json(files, capsys):
-    out, _ = checked(capsys, *files, "--node", "gpu-b", "--json")
+    out, _ = checked(capsys, *files, "--node", "gpu-b", "-o", "json")
     document = json.loads(out)
     data = document["data"]
 
@@ -143,7 +143,7 @@ def test_everything_that_is_wrong_is_told_at_once_with_its_place(tmp_path, monke
 
     found = []
     for words in (["c.yaml"], ["--device-config", "d.yaml"]):
-        out, err = checked(capsys, *words, "--json", code=1)
+        out, err = checked(capsys, *words, "-o", "json", code=1)
         errors = json.loads(out)["data"]["errors"]
         assert [f"hami-agent: {error}" for error in errors] == err.splitlines()
         found += errors
