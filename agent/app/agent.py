@@ -169,7 +169,7 @@ class NodeAgent:
         # The facts, their file, and what people are told.
         self.facts = facts = SharedCells(settings)
         self.state = state = StateService(
-            disk=adapters.disk, recovered=before, boot_id=found.boot_id
+            disk=adapters.disk, recovered=before, boot_id=found.boot_id, keep=found.recovered.keep
         )
         self.writers = [Task("state", state.run)]
         self.journal = NodeJournal(clock)
@@ -263,7 +263,6 @@ class NodeAgent:
             Task("samples", self.samples.run, SLOWLY),
             Task("kubelet", self.kubelet.run),
             Task("recent", self.recent.run),
-            Task("journal", partial(self.journal.follow, facts.pods, self.kubelet.epoch)),
         ]
         self.doors: list[Task] = []
 
@@ -274,7 +273,7 @@ class NodeAgent:
             self.services += [
                 Task("withholder", self.withholder.run),
                 Task("unwritable", self._follow_disk),
-                Task("clearing", partial(clear_directories, adapters.hooks, self.cleared, say)),
+                Task("clearing", partial(clear_directories, adapters.hooks, self.cleared)),
             ]
             self.doors += [
                 Task("plugin", self.server.run),
@@ -336,7 +335,6 @@ class NodeAgent:
             ledger=state.ledger,
             epoch=self.kubelet.epoch,
             taken=allocation.taken,
-            rivals=self.rivals.gone,
             calls=self.server.admissions,
             witness=self.witness,
             records=records,
@@ -345,6 +343,7 @@ class NodeAgent:
             resource=facts.resource,
             adopt=adopt,
             commit=state.commit,
+            say=say,
         )
         if not self.observes:
             self.services.append(Task("reconcile", self.reconcile.run, SLOWLY))
@@ -374,7 +373,6 @@ class NodeAgent:
             node=facts.node,
             inventory=facts.inventory,
             ledger=state.ledger,
-            orphaned_locks=facts.orphaned_locks,
             match=facts.match,
             edits=facts.edits,
             registered=self.recent.greatest,
@@ -406,7 +404,6 @@ class NodeAgent:
             pods=facts.pods,
             node=facts.node,
             ledger=state.ledger,
-            orphaned_locks=facts.orphaned_locks,
             node_api=api,
             pod_api=api,
             say=pod_events.say,

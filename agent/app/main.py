@@ -26,7 +26,7 @@ from agent.kit.tasks import BudgetSpent, Task, run_tiers, show_thread_name
 from agent.kit.timing import Lag, SystemClock, await_event, loop_time, until_tick
 from agent.kube.client import Connection, check
 from agent.kubelet.register import RegistrationState
-from agent.ledger import LastGood, container_directory
+from agent.ledger import LastGood
 from agent.ports import Disk
 from agent.settings.reading import COPY, Sources, SourcesRead, look, stand_in
 from agent.settings.schema import Settings
@@ -138,11 +138,10 @@ async def _run(
 
         # After a reboot the kubelet starts containers from its checkpoint without an Allocate. A
         # directory that fails affects only its container.
-        for row in (row for row in agent.state.ledger.value.rows if row.has_directory):
+        for row in (row for row in agent.state.ledger.value.rows if row.directory):
             try:
-                name = container_directory(row.key.pod_uid, row.key.container)
                 async with asyncio.timeout(HOOK_DEADLINE):
-                    await adapters.hooks.prepare(name, wipe=False)
+                    await adapters.hooks.prepare(row.directory, wipe=False)
             except (AgentError, TimeoutError) as error:
                 reason = str(error) or "no answer"
                 log.warning("hooks.not_prepared", ns=row.namespace, pod=row.pod, err=reason)

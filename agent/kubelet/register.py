@@ -384,8 +384,6 @@ class Rivals:
         self._registration = registration
         self._say = say
         self._news = asyncio.Event()
-        self.gone: Cell[int] = Cell(0)
-        """How many rivals are gone. The ledger does not have their answers."""
 
     @property
     def name(self) -> str:
@@ -431,5 +429,4 @@ class Rivals:
             elif not now and was_here and is_same:
                 log.info("registration.rival_gone", resource=self._resource.value)
                 self._registration.renew()
-                self.gone.set(self.gone.value + 1)
             registered = self._registration.registration_id

@@ -180,7 +180,7 @@ def test_a_text_of_no_known_form_is_refused_with_the_forms(text: str, capsys: Ou
         ("devices", "a,b,c", "3 of 4 fields"),
         ("register", "[{}]", "GPU 0 has no id"),
         ("register", ",10,1,100,T,0,true:", "GPU 0 has no id"),
-        ("register", "garbage", "has no `:`"),
+        ("register", "garbage", "names no GPU, or has no `:`"),
         ("lock", "2026-08-21T10:00:00Z,a", "2 parts"),
         ("handshake", "garbage", "begins with none of"),
         ("nodeconfig", '{"nodeconfig":[1]}', "keys and values are expected here, not `1`"),
