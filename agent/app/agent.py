@@ -110,11 +110,7 @@ async def open_driver(settings: Settings) -> AsyncIterator[Driver]:
     from agent.gpu.driver import NvmlDriver  # noqa: PLC0415
 
     library = settings.nvml_library
-    driver = NvmlDriver(
-        path=Path(library) if library else None,
-        driver_root=settings.driver_root,
-        sys_root=settings.paths.sysfs,
-    )
+    driver = NvmlDriver(path=Path(library) if library else None, driver_root=settings.driver_root)
     try:
         yield driver
     finally:
