@@ -13,6 +13,7 @@ import structlog
 
 from agent.allocate.room import takes_room
 from agent.cluster import (
+    CORDON,
     GPU_DEGRADED,
     HANDSHAKE,
     REGISTER,
@@ -36,6 +37,7 @@ from agent.kit.tasks import Allowance, Backoff
 from agent.kit.timing import Tally
 from agent.ledger import Ledger
 from agent.model import Cause, Condition, GpuFault, GpuUuid, Health, Inventory, SharedGpu, Trouble
+from agent.node import read_cordon
 from agent.ports import Clock, NodeApi
 
 # Posts Events about this Node in order, with best effort. An Event is never the only record.
@@ -94,6 +96,28 @@ class NodeEventQueue:
             # A full queue may have dropped it meanwhile.
             if self.waiting and self.waiting[0] is event:
                 self.waiting.popleft()
+
+
+async def follow_cordons(
+    node: Cell[NodeView | None], inventory: Cell[Inventory], say: Callable[[NodeEvent], None]
+) -> None:
+    """Write an Event when a GPU is cordoned or uncordoned, by whatever program.
+
+    The cordon annotation of the Node as it is first seen makes no Event.
+    """
+    before: Collection[GpuUuid] | None = None
+    async for view in node.follow():
+        if view is None:
+            continue
+        now = read_cordon(view.annotations.get(CORDON))
+        was, before = now if before is None else before, now
+        for gpu in inventory.value.gpus:
+            if gpu.uuid in now and gpu.uuid not in was:
+                text = "is cordoned: HAMi's scheduler (2.10 and later) places no new pods"
+                say(NodeEvent("GpuCordoned", f"{gpu.gpu.title} {text}", warning=False))
+            elif gpu.uuid in was and gpu.uuid not in now:
+                text = f"{gpu.gpu.title} is no longer cordoned"
+                say(NodeEvent("GpuUncordoned", text, warning=False))
 
 
 # What people are told about GPUs: Events between two inventories, and the condition GpuDegraded.

@@ -252,6 +252,7 @@ class NodeAgent:
                     report.follow_gpus, facts.inventory, state.ledger, facts.pods, left_out, say
                 ),
             ),
+            Task("cordons", partial(report.follow_cordons, facts.node, facts.inventory, say)),
             Task("held", partial(self.keeper.follow_held, state.ledger)),
             # The list of GPUs may depend on the Node's labels.
             Task("discovery", _after(self.settings.await_labels, self.discovery.run), SLOWLY),
