@@ -191,8 +191,8 @@ class WebDoors:
             ledger=agent.state.ledger.value,
             newest=agent.samples.newest,
             used=agent.usage.newest,
-            changes=agent.journal.changes,
-            refusals=agent.journal.refusals,
+            changes=agent.journal.recent(agent.journal.changes),
+            refusals=agent.journal.recent(agent.journal.refusals),
             journal_since=agent.journal.since,
             settings=in_force,
             pods=facts.pods.value,
@@ -336,7 +336,6 @@ def _services_of(agent: NodeAgent) -> metrics.Services:
         agent.registration.registrations,
         agent.health.xid_events,
         agent.health.transitions,
-        agent.notices.unposted,
         plugin.calls,
     ]
 
