@@ -148,9 +148,8 @@ _OF_CONTAINERS: Final[dict[_Labels, Mapping[str, str]]] = {
     },
     (*CONTAINER, "keeper", "policy"): {
         "container_limits_info": (
-            "Who keeps a container's limits (hami-core, none, or unknown: its pod is not known), "
-            "and when its compute limit applies (default: beside other busy containers, force, "
-            "disable); the value is 1."
+            "Who keeps a container's limits (unknown: its pod is not known), and when its compute "
+            "limit applies (default: beside other busy containers); the value is 1."
         )
     },
 }
